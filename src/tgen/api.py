@@ -1,0 +1,165 @@
+"""tgen as a library: `load` a model, then generate or score.
+
+from tgen import load
+model = load("models/shakespeare")
+for piece in model.generate("What is", temperature=0): print(piece, end="")
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tgen.checkpoint.directory import ModelBundle
+from tgen.checkpoint.directory import load as load_bundle
+from tgen.config import DEFAULT_MAX_NEW_TOKENS, SamplingConfig
+from tgen.engine import open_engine
+from tgen.engine.base import Engine
+from tgen.errors import UsageError
+from tgen.generation.loop import generate, window_start
+from tgen.generation.truncation import softmax
+from tgen.reports import Token
+from tgen.tokenizer import TextStream, Tokenizer
+
+
+def load(path: str | Path, *, device: str = "auto", threads: int | None = None) -> "Model":
+    """Opens a model directory; raises ModelError or TokenizerError if it cannot be used."""
+    bundle = load_bundle(Path(path))
+    return Model(bundle, open_engine(bundle, device=device, threads=threads))
+
+
+class Model:
+    """A loaded model. Text may be str or bytes; what cannot be UTF-8 is bytes."""
+
+    def __init__(self, bundle: ModelBundle, engine: Engine) -> None:
+        self.bundle = bundle
+        self.engine = engine
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's own tokenizer."""
+        return self.bundle.tokenizer
+
+    def encode(self, text: str | bytes) -> list[int]:
+        """The ids of a prompt; an empty one starts where documents start."""
+        data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
+        ids = self.tokenizer.encode(data)
+        if ids:
+            return ids
+        if self.tokenizer.end_of_text is None:
+            raise UsageError("the prompt is empty", "this model needs at least one character")
+        return [self.tokenizer.end_of_text]
+
+    def tokens(
+        self,
+        prompt: str | bytes,
+        *,
+        max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
+        sampling: SamplingConfig | None = None,
+        kv_cache: bool = True,
+    ) -> Iterator[Token]:
+        """The tokens that continue the prompt, with their probabilities."""
+        return generate(
+            self.engine,
+            [self.encode(prompt)],
+            sampling=sampling or SamplingConfig(),
+            stop=self.bundle.end_ids,
+            max_new_tokens=max_new_tokens,
+            kv_cache=kv_cache,
+        )
+
+    def generate(
+        self,
+        prompt: str | bytes = "",
+        *,
+        max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
+        **sampling: Any,
+    ) -> Iterator[str]:
+        """Pieces of text, whole characters each, as they come.
+
+        `sampling` are fields of SamplingConfig. Bytes that are no UTF-8 come as U+FFFD.
+        """
+        stream = TextStream()
+        config = replace(SamplingConfig(), **sampling)
+        for token in self.tokens(prompt, max_new_tokens=max_new_tokens, sampling=config):
+            piece = stream.feed(self.token_bytes(token.id))
+            if token.last:
+                piece += stream.flush()
+            if piece:
+                yield piece.decode("utf-8", errors="replace")
+
+    def generate_batch(
+        self,
+        prompts: list[str | bytes],
+        *,
+        max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
+        **sampling: Any,
+    ) -> list[str]:
+        """Each prompt's continuation, all rows computed together."""
+        texts = [b""] * len(prompts)
+        rows = [self.encode(prompt) for prompt in prompts]
+        for token in generate(
+            self.engine,
+            rows,
+            sampling=replace(SamplingConfig(), **sampling),
+            stop=self.bundle.end_ids,
+            max_new_tokens=max_new_tokens,
+        ):
+            texts[token.row] += self.token_bytes(token.id)
+        return [text.decode("utf-8", errors="replace") for text in texts]
+
+    def score(self, text: str | bytes) -> float:
+        """Bits per byte of a text: how surprised the model is.
+
+        Its first token is predicted from the start of a document; past the context every token is
+        predicted from at least the half before it.
+        """
+        ids = self.encode(text)
+        start = self.tokenizer.end_of_text
+        stream = ([start] if start is not None else []) + ids
+        length = self.engine.context_length
+        nats, scored = 0.0, 1
+        while scored < len(stream):
+            first = window_start(scored, length)
+            window = stream[first : min(len(stream) - 1, first + length)]
+            self.engine.rewind([0])
+            (logits,) = self.engine.extend([window], every_position=True)
+            targets = np.array(stream[scored : first + len(window) + 1])
+            rows = softmax(logits[scored - 1 - first :])
+            nats -= float(np.log(rows[np.arange(len(targets)), targets]).sum())
+            scored += len(targets)
+        n_bytes = len(self.tokenizer.decode(stream))
+        return nats / math.log(2) / max(1, n_bytes)
+
+    def token_bytes(self, i: int) -> bytes:
+        """What a token prints: nothing if it ends the text."""
+        return b"" if i in self.bundle.end_ids else self.tokenizer.token_bytes(i)
+
+
+def find_model(name: str | None, *, models: Path = Path("models")) -> Path:
+    """The directory that `name` means; without one the newest in `models`, else the shipped one."""
+    if name is not None:
+        path = Path(name)
+        return path if path.exists() or not (models / name).exists() else models / name
+    shipped = shipped_model()
+    trained = [
+        folder
+        for folder in (models.iterdir() if models.is_dir() else [])
+        if (folder / "config.json").exists() and folder.resolve() != shipped
+    ]
+    return max(trained, key=lambda folder: _changed(folder), default=shipped)
+
+
+def shipped_model() -> Path:
+    """The model that comes with tgen: inside the installed package, or in the checkout."""
+    package = Path(__file__).resolve().parent
+    inside = package / "models" / "shakespeare"
+    return inside if inside.exists() else package.parent.parent / "models" / "shakespeare"
+
+
+def _changed(folder: Path) -> float:
+    weights = folder / "model.safetensors"
+    return weights.stat().st_mtime if weights.exists() else 0.0

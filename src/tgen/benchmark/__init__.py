@@ -1,0 +1,1 @@
+"""Measuring: trials -> statistics -> reports."""

@@ -1,0 +1,121 @@
+"""What the key-value cache buys, and whether it changes anything.
+
+Without a cache, the next token of a text of n tokens costs a pass over all n + 1 of them; with it,
+a pass over one, which reads n keys and values. The first grows with n, the second hardly, so the
+speed-up grows with length. Both arms are one engine with the same weights: "without" rewinds it to
+0 and extends it with the whole text. Trials of all arms and lengths take turns, so that a machine
+that slows down slows all of them. Only `Engine.extend` is inside the clock: no tokenising, no
+sampling.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from tgen.benchmark.statistics import timing
+from tgen.engine.base import Engine
+from tgen.errors import UsageError
+from tgen.reports import LengthReport, TrialReport, Verdict
+
+_STEPS_PER_TRIAL = 5  # decoding one token is short: the median of a few is one trial
+
+
+def default_lengths(context_length: int) -> list[int]:
+    """16 and its doublings, up to the longest text that leaves room for one token more."""
+    longest = context_length - 1
+    lengths = [16 << i for i in range(20) if 16 << i < longest]
+    return [*lengths, longest] if longest > 0 else [0]
+
+
+def measure(
+    engine: Engine, text: Sequence[int], lengths: Sequence[int], *, trials: int, uncached: bool
+) -> Iterator[TrialReport | LengthReport]:
+    """Times prefill and decoding at each length of `text`, with and, if asked, without the cache.
+
+    One round before the trials warms up. Raises UsageError for lengths that do not fit.
+    """
+    for length in lengths:
+        if not 1 <= length < min(engine.context_length, len(text)):
+            raise UsageError(
+                f"length {length} does not fit a context of {engine.context_length}",
+                f"lengths go from 1 to {engine.context_length - 1}",
+            )
+    if trials < 1:
+        raise UsageError(f"trials is {trials}", "at least one trial is needed")
+    engine.rewind([0] * len(engine.lengths))
+    engine.select([0])
+    seconds: dict[tuple[str, int], list[float]] = {}
+    cache_bytes: dict[int, int] = {}
+    for trial in range(-1, trials):  # -1 warms up
+        for length in lengths:
+            times = {"prefill": _time(engine, 0, text[:length])}
+            cache_bytes[length] = engine.cache_bytes
+            steps = [
+                _time(engine, length, text[length : length + 1]) for _ in range(_STEPS_PER_TRIAL)
+            ]
+            times["cached"] = float(np.median(steps))
+            if uncached:
+                times["uncached"] = _time(engine, 0, text[: length + 1])
+            if trial >= 0:
+                for arm, took in times.items():
+                    seconds.setdefault((arm, length), []).append(took)
+        yield TrialReport(trial=trial + 1, trials=trials)
+    for length in lengths:
+        cached = timing(seconds["cached", length])
+        plain = timing(seconds["uncached", length]) if uncached else None
+        yield LengthReport(
+            length=length,
+            prefill=timing(seconds["prefill", length]),
+            cached=cached,
+            uncached=plain,
+            speedup=plain.median / cached.median if plain else None,
+            cache_bytes=cache_bytes[length],
+        )
+
+
+def compare(engine: Engine, prompt: Sequence[int], n_tokens: int) -> Verdict:
+    """Decodes greedily with and without the cache and compares tokens and logits."""
+    n_tokens = min(n_tokens, engine.context_length - len(prompt))
+    engine.rewind([0] * len(engine.lengths))
+    engine.select([0])
+    cached = _greedy(engine, prompt, n_tokens, kv_cache=True)
+    plain = _greedy(engine, prompt, n_tokens, kv_cache=False)
+    worst, first, gap = 0.0, None, None
+    for i, ((token, logits), (other, other_logits)) in enumerate(zip(cached, plain, strict=True)):
+        worst = max(worst, float(np.abs(logits - other_logits).max()))
+        if token != other:
+            second, best = np.sort(logits)[-2:]
+            first, gap = i, float(best - second)
+            break  # from here on the texts differ, and so do the logits
+    return Verdict(
+        tokens=n_tokens,
+        prompt_tokens=len(prompt),
+        identical=first is None,
+        first_difference=first,
+        gap=gap,
+        max_logit_difference=worst,
+    )
+
+
+def _greedy(
+    engine: Engine, prompt: Sequence[int], n_tokens: int, *, kv_cache: bool
+) -> list[tuple[int, np.ndarray]]:
+    """Each greedy token with the logits that it was taken from."""
+    text = list(prompt)
+    out = []
+    engine.rewind([0])
+    for _ in range(n_tokens):
+        if not kv_cache:
+            engine.rewind([0])
+        (logits,) = engine.extend([text[engine.lengths[0] :]])
+        text.append(int(logits.argmax()))
+        out.append((text[-1], logits))
+    return out
+
+
+def _time(engine: Engine, held: int, tokens: Sequence[int]) -> float:
+    engine.rewind([held])
+    start = time.perf_counter()
+    engine.extend([tokens])
+    return time.perf_counter() - start

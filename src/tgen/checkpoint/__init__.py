@@ -1,0 +1,1 @@
+"""A model directory in the layout that the whole field reads."""

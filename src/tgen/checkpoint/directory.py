@@ -1,0 +1,186 @@
+"""A model directory: everything needed to run the model, in files that the whole field reads.
+
+A directory appears complete by one rename; afterwards only its weights change, by one rename again.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from tgen import files
+from tgen.checkpoint import config_json, families, tensors
+from tgen.config import ModelConfig, SamplingConfig
+from tgen.errors import ModelError, TgenError
+from tgen.tokenizer import END_OF_TEXT, PAD, Tokenizer
+
+WEIGHTS = "model.safetensors"
+_CONFIG_LIMIT, _TOKENIZER_LIMIT = 1 << 20, 64 << 20
+_SHARD = re.compile(r"^[A-Za-z0-9][\w.-]{0,200}\.safetensors$")
+
+
+@dataclass(frozen=True)
+class ModelBundle:
+    """A model as it was read: arrays by our names, float32, float16 or bfloat16 as uint16 bits."""
+
+    path: Path
+    config: ModelConfig
+    tokenizer: Tokenizer
+    arrays: Mapping[str, NDArray[Any]]
+    end_ids: frozenset[int]  # tokens that end a text
+
+
+def descriptions(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, bytes]:
+    """All files of a directory but the weights."""
+    end, pad = tokenizer.end_of_text, tokenizer.pad
+    sampling = SamplingConfig()
+    texts = {
+        "config.json": config_json.to_json(config, end_of_text=end, pad=pad),
+        "generation_config.json": {
+            "bos_token_id": end,
+            "eos_token_id": end,
+            "pad_token_id": pad,
+            "do_sample": True,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+        },
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": END_OF_TEXT,
+            "eos_token": END_OF_TEXT,
+            "pad_token": PAD,
+            "model_max_length": config.context_length,
+            "clean_up_tokenization_spaces": False,
+            "model_input_names": ["input_ids", "attention_mask"],
+        },
+    }
+    if end is None:  # a tokenizer from elsewhere without our special tokens
+        for key in ("bos_token", "eos_token", "pad_token"):
+            del texts["tokenizer_config.json"][key]
+    contents = {
+        name: (json.dumps(value, indent=2) + "\n").encode() for name, value in texts.items()
+    }
+    return contents | {"tokenizer.json": tokenizer.json.encode()}
+
+
+def weights(config: ModelConfig, arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """The content of model.safetensors."""
+    return tensors.serialise(families.to_layout(config, arrays))
+
+
+def save(
+    path: Path, config: ModelConfig, tokenizer: Tokenizer, arrays: Mapping[str, NDArray[Any]]
+) -> None:
+    """Makes the directory, or puts new weights into the one that is there."""
+    if not (path / "config.json").exists():
+        contents = descriptions(config, tokenizer) | {WEIGHTS: weights(config, arrays)}
+        if path.exists():  # a run's folder; it counts as a model once config.json is there, so last
+            for name in sorted(contents, key=lambda name: name == "config.json"):
+                files.publish(path / name, contents[name])
+        else:
+            files.publish_folder(path, contents)
+    else:
+        files.publish(path / WEIGHTS, weights(config, arrays))
+
+
+def remove(path: Path) -> None:
+    """Removes a model's files from a directory, config.json first, and nothing else."""
+    for name in (
+        "config.json",
+        "generation_config.json",
+        "tokenizer_config.json",
+        "tokenizer.json",
+        WEIGHTS,
+    ):
+        files.remove(path / name)
+
+
+def load(path: Path) -> ModelBundle:
+    """Reads a model directory; raises ModelError or TokenizerError with the reason if it cannot."""
+    if not path.is_dir():
+        what = "is not a directory" if path.exists() else "does not exist"
+        raise ModelError(
+            f"model {str(path)!r} {what}", "give the directory that `tgen train` wrote"
+        )
+    if not (path / "config.json").exists():
+        raise ModelError(
+            f"{str(path)!r} holds no model: it has no config.json", _missing_hint(path)
+        )
+    described = _json(path / "config.json", _CONFIG_LIMIT)
+    config = config_json.from_json(described)
+    if not (path / "tokenizer.json").exists():
+        raise ModelError(
+            f"{str(path)!r} has no tokenizer.json", "tgen needs a model's own tokenizer"
+        )
+    tokenizer_text = files.read(path / "tokenizer.json", limit=_TOKENIZER_LIMIT)
+    tokenizer = Tokenizer(tokenizer_text.decode("utf-8", errors="replace"))
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ModelError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens, the model {config.vocab_size}",
+            "tokenizer.json is of another model",
+        )
+    shards = _shards(path)
+    headers = {shard: tensors.read_header(path / shard) for shard in shards}
+    shapes = {
+        families.plain_name(n): e.shape for header in headers.values() for n, e in header.items()
+    }
+    families.check(config, shapes)
+    stored: dict[str, NDArray[Any]] = {}
+    for shard, header in headers.items():
+        stored |= tensors.read(path / shard, header, rename=families.plain_name)
+    arrays = families.from_layout(config, stored)
+    return ModelBundle(path, config, tokenizer, arrays, _end_ids(path, described, tokenizer))
+
+
+def _end_ids(path: Path, described: Mapping[str, Any], tokenizer: Tokenizer) -> frozenset[int]:
+    source = described
+    if (path / "generation_config.json").exists():
+        source = dict(described) | _json(path / "generation_config.json", _CONFIG_LIMIT)
+    end: Any = source.get("eos_token_id", tokenizer.end_of_text)
+    ids = end if isinstance(end, list) else [end]
+    return frozenset(i for i in ids if isinstance(i, int))
+
+
+def _shards(path: Path) -> list[str]:
+    if (path / WEIGHTS).exists():
+        return [WEIGHTS]
+    index = path / f"{WEIGHTS}.index.json"
+    if not index.exists():
+        raise ModelError(f"{str(path)!r} holds no {WEIGHTS}", _missing_hint(path))
+    names = _json(index, _TOKENIZER_LIMIT).get("weight_map")
+    if not isinstance(names, dict) or not all(
+        isinstance(n, str) and _SHARD.match(n) for n in names.values()
+    ):
+        raise ModelError(
+            f"{index} names files outside the directory or is damaged", "fetch it again"
+        )
+    missing = sorted({name for name in names.values() if not (path / name).exists()})
+    if missing:
+        raise ModelError(f"{str(path)!r} lacks {', '.join(missing[:5])}", "fetch the missing files")
+    return sorted(set(names.values()))
+
+
+def _missing_hint(path: Path) -> str:
+    if (path / "training").is_dir():
+        return (
+            "its training has not reached the first evaluation: `tgen train --resume --out` goes on"
+        )
+    if any(path.glob("*.bin")) or any(path.glob("*.pt*")):
+        return "its weights are pickle files, which can run code: convert them to safetensors"
+    return "give the directory that `tgen train` wrote"
+
+
+def _json(path: Path, limit: int) -> dict[str, Any]:
+    try:
+        value = json.loads(files.read(path, limit=limit))
+    except (ValueError, RecursionError):
+        raise ModelError(f"{path} is not valid JSON", "the file is damaged") from None
+    except TgenError as error:
+        raise ModelError(error.message, error.hint) from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} is not a JSON object", "the file is damaged")
+    return value

@@ -1,0 +1,107 @@
+"""safetensors files: the header checked strictly, each tensor read by position into its own array.
+
+The library's own NumPy reader holds the file twice and refuses bfloat16; writing is the library's.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save
+
+from tgen import files
+from tgen.errors import ModelError
+
+_MAX_HEADER = 25_000_000
+_DTYPES = {
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "F64": "<f8",
+    "I64": "<i8",
+    "I32": "<i4",
+    "U8": "u1",
+    "U16": "<u2",
+    "U32": "<u4",
+    "BOOL": "?",
+}
+_DAMAGED = "the file is damaged or incomplete: fetch or train it again"
+
+
+class Entry(NamedTuple):
+    """One tensor's place in a file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int  # from the beginning of the file
+    end: int
+
+
+def serialise(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """A whole safetensors file; arrays must be contiguous."""
+    return save(dict(arrays), metadata={"format": "pt"})
+
+
+def read_header(path: Path) -> dict[str, Entry]:
+    """The tensors of a file; raises ModelError unless they cover it exactly."""
+    with files.open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(8)
+        n = int.from_bytes(start, "little")
+        if start == b"version ":
+            raise ModelError(f"{path} is a Git LFS pointer, not the weights", "run `git lfs pull`")
+        if len(start) < 8 or not 2 <= n <= min(_MAX_HEADER, size - 8):
+            raise ModelError(f"{path} is no safetensors file", _DAMAGED)
+        header = file.read(n)
+    try:
+        table = json.loads(header, parse_constant=_no_constant)
+        table.pop("__metadata__", None)
+        entries = {name: _entry(value, 8 + n) for name, value in table.items()}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ModelError(f"{path} has an unreadable header: {error}", _DAMAGED) from None
+    position = 8 + n
+    for entry in sorted(entries.values(), key=lambda e: (e.start, e.end)):
+        if entry.start != position:
+            raise ModelError(f"{path} has a hole or an overlap at byte {position}", _DAMAGED)
+        position = entry.end
+    if position != size:
+        raise ModelError(f"{path} has {size} bytes, its header says {position}", _DAMAGED)
+    return entries
+
+
+def read(
+    path: Path, entries: Mapping[str, Entry], *, rename: Callable[[str], str] = str
+) -> dict[str, NDArray[Any]]:
+    """The arrays of these entries, bfloat16 as its uint16 bits, in memory of their own."""
+    arrays: dict[str, NDArray[Any]] = {}
+    with files.open_regular(path) as file:
+        for name, entry in entries.items():
+            array = np.empty(entry.shape, _DTYPES[entry.dtype])
+            file.seek(entry.start)
+            if file.readinto(array.reshape(-1).view(np.uint8)) != array.nbytes:  # type: ignore[attr-defined]
+                raise ModelError(
+                    f"{path} ended while it was read", "something else is writing to it"
+                )
+            arrays[rename(name)] = array
+    return arrays
+
+
+def _entry(value: Any, base: int) -> Entry:
+    dtype, shape = value["dtype"], tuple(value["shape"])
+    start, end = value["data_offsets"]
+    if dtype not in _DTYPES:
+        raise ValueError(f"dtype {dtype!r} is unknown")
+    if not all(type(n) is int and n >= 0 for n in (*shape, start, end)):
+        raise ValueError("sizes must be whole numbers")
+    if end - start != math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize:
+        raise ValueError("a tensor's bytes do not match its shape")
+    return Entry(dtype, shape, base + start, base + end)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")

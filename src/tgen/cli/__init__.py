@@ -1,0 +1,1 @@
+"""The commands: options in, reports drawn. The only place that knows typer and rich."""

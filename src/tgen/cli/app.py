@@ -1,0 +1,112 @@
+"""The command line: one app, one module a command, and the one place where errors become exits."""
+
+import sys
+import tempfile
+import traceback
+from typing import Annotated
+
+import typer
+from typer.exceptions import TyperException
+
+from tgen import __version__
+from tgen.cli import console
+from tgen.cli.bench import bench
+from tgen.cli.generate import generate
+from tgen.cli.inspect import inspect
+from tgen.cli.train import train
+from tgen.errors import TgenError
+
+app = typer.Typer(
+    name="tgen",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Train a small language model on your own text, generate from it, look inside, measure.",
+)
+app.command()(train)
+app.command()(generate)
+app.command()(inspect)
+app.command()(bench)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tgen {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _tgen(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a bug.")] = False,
+) -> None:
+    """Exit status: 0 done · 1 failed · 2 wrong use · 70 a bug · 75 in use · 128+n signal n."""
+
+
+def main() -> None:
+    """Runs the command line and leaves the process with its exit status."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Runs one command; its exit status."""
+    try:
+        result = app(arguments, prog_name="tgen", standalone_mode=False)
+        console.close()
+        return result if isinstance(result, int) else 0
+    except (console.ReaderGoneError, BrokenPipeError):
+        console.reader_gone()
+        return 0
+    except SystemExit as stop:  # typer's own answer to a closed pipe
+        console.reader_gone()
+        return 0 if isinstance(stop.__context__, BrokenPipeError) else int(stop.code or 0)
+    except TgenError as error:
+        _complain(error.message, error.hint)
+        return error.exit_status
+    except TyperException as error:
+        return _usage(error, arguments)
+    except KeyboardInterrupt:
+        return 130
+    except MemoryError:
+        _complain("there is not enough memory", "choose a smaller model, batch or context")
+        return 1
+    except OSError as error:  # a full disk, a folder that may not be written
+        console.reader_gone()
+        where = f": {error.filename}" if error.filename else ""
+        _complain(f"{error.strerror}{where}", "free some space, or choose another place")
+        return 1
+    except Exception as error:  # a bug: the user sees one line, we need the traceback
+        return _crash(error, debug="--debug" in arguments)
+
+
+def _complain(message: str, hint: str) -> None:
+    console.note(f"error: {message}")
+    if hint:
+        console.note(f"hint: {hint}")
+
+
+def _usage(error: TyperException, arguments: list[str]) -> int:
+    message = " ".join(error.format_message().split())
+    if not arguments:  # help was shown
+        return 0
+    command = next((a for a in arguments if a in ("train", "generate", "inspect", "bench")), "")
+    _complain(
+        message[:1].lower() + message[1:],
+        f"`tgen {command} --help` lists the options".replace("  ", " "),
+    )
+    return error.exit_code
+
+
+def _crash(error: Exception, *, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    else:
+        with tempfile.NamedTemporaryFile("w", prefix="tgen-", suffix=".log", delete=False) as log:
+            traceback.print_exception(error, file=log)
+        _complain(
+            f"internal error: {type(error).__name__}: {error}"[:300],
+            f"this is a bug; the traceback is in {log.name}",
+        )
+    return 70

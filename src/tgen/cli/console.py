@@ -1,0 +1,92 @@
+"""Where output goes: stdout carries the product, stderr the commentary."""
+
+import os
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tgen.errors import TgenError
+
+err = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+out = Console(highlight=False, markup=False, emoji=False)
+
+
+class ReaderGoneError(Exception):
+    """Whoever read stdout has closed it: there is nothing left to do, and no error."""
+
+
+def write(data: bytes) -> None:
+    """Writes bytes to stdout at once, exactly; on a terminal, control characters are shown escaped.
+
+    Raises ReaderGoneError if the pipe is closed, TgenError if it cannot be written otherwise.
+    """
+    if sys.stdout is None:
+        raise TgenError("stdout is closed", "send the output to a file or a pipe")
+    if sys.stdout.isatty():
+        data = printable(data.decode("utf-8", errors="replace")).encode(errors="replace")
+    with _stdout_errors():
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+
+def show(*things: object) -> None:
+    """Draws tables and lines on stdout; errors as `write`."""
+    with _stdout_errors():
+        out.print(*things, sep="\n")
+        sys.stdout.flush()
+
+
+def note(text: str, *, quiet: bool = False) -> None:
+    """One line of commentary; a broken stderr must not stop the work."""
+    if not quiet:
+        try:
+            err.print(text)
+        except OSError:
+            err.quiet = True
+
+
+def close() -> None:
+    """Flushes stdout; raises ReaderGoneError if its reader has left."""
+    if sys.stdout is not None:
+        with _stdout_errors():
+            sys.stdout.flush()
+
+
+@contextmanager
+def _stdout_errors() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise ReaderGoneError from None
+    except OSError as error:
+        reader_gone()
+        raise TgenError(f"stdout cannot be written: {error.strerror}", "free some space") from None
+
+
+def reader_gone() -> None:
+    """Keeps Python from complaining about stdout once more when it exits."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def printable(text: str) -> str:
+    """Text with control and direction characters written out; line breaks and tabs stay."""
+    return "".join(
+        c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf") else f"\\u{ord(c):04x}"
+        for c in text
+    )
+
+
+@contextmanager
+def progress(what: str, *, quiet: bool = False) -> Iterator[Callable[[float], None]]:
+    """A bar on stderr with the time left; gives the function that takes the fraction done."""
+    columns = (TextColumn(what, markup=False), BarColumn(bar_width=24), TimeRemainingColumn())
+    hidden = quiet or not err.is_terminal
+    with Progress(*columns, console=err, transient=True, disable=hidden) as bar:
+        task = bar.add_task(what, total=1.0)
+        yield lambda done: bar.update(task, completed=done)

@@ -1,0 +1,117 @@
+"""`tgen generate`: text goes to stdout as it comes, everything else to stderr."""
+
+import base64
+import json
+import secrets
+import time
+from typing import Annotated
+
+import typer
+
+from tgen.cli import console
+from tgen.cli.options import (
+    DeviceOption,
+    JsonOption,
+    ModelOption,
+    PromptOption,
+    QuietOption,
+    ThreadsOption,
+    read_prompt,
+)
+from tgen.config import DEFAULT_MAX_NEW_TOKENS, SamplingConfig
+
+_DEFAULT = SamplingConfig()
+
+
+def generate(
+    prompt: PromptOption = None,
+    model: ModelOption = None,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "-n", min=0, help="Stop after this many tokens.")
+    ] = DEFAULT_MAX_NEW_TOKENS,
+    temperature: Annotated[
+        float, typer.Option("--temperature", "-t", help="0: always the likeliest token.")
+    ] = _DEFAULT.temperature,
+    top_k: Annotated[
+        int, typer.Option("--top-k", help="Draw from the k likeliest tokens; 0: all.")
+    ] = _DEFAULT.top_k,
+    top_p: Annotated[
+        float,
+        typer.Option("--top-p", help="Draw from the likeliest tokens that hold this much; 1: all."),
+    ] = _DEFAULT.top_p,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", show_default="a new one, printed", help="Repeats a text."),
+    ] = None,
+    no_kv_cache: Annotated[
+        bool, typer.Option("--no-kv-cache", help="Compute the whole text again for every token.")
+    ] = False,
+    echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before the text.")] = False,
+    json_output: JsonOption = False,
+    quiet: QuietOption = False,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+) -> None:
+    """Continue a text.
+
+    The continuation goes to stdout and not one byte more; the model's name, the seed and the speed
+    go to stderr. When the context is full, its last half is kept and the text goes on.
+    """
+    sampling = SamplingConfig(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=secrets.randbelow(1 << 32) if seed is None else seed,
+    )
+    data = read_prompt(prompt)
+    from tgen.api import find_model, load
+    from tgen.tokenizer import TextStream
+
+    path = find_model(model)
+    loaded = load(path, device=device, threads=threads)
+    console.note(f"{path} · seed {sampling.seed}", quiet=quiet)
+    n_prompt, length = len(loaded.encode(data)), loaded.engine.context_length
+    if n_prompt > length:
+        console.note(
+            f"the prompt has {n_prompt} tokens, the context {length}: only its end is seen",
+            quiet=quiet,
+        )
+    if echo and not json_output:
+        console.write(data)
+    stream, text, ids = TextStream(), data if echo else b"", []
+    started = time.perf_counter()
+    for token in loaded.tokens(
+        data, max_new_tokens=max_new_tokens, sampling=sampling, kv_cache=not no_kv_cache
+    ):
+        piece = stream.feed(loaded.token_bytes(token.id)) + (stream.flush() if token.last else b"")
+        text += piece
+        ids.append(token)
+        if piece and not json_output:
+            console.write(piece)
+    took = time.perf_counter() - started
+    if json_output:
+        ended = bool(ids) and ids[-1].id in loaded.bundle.end_ids
+        record = {
+            "model": str(path),
+            "prompt": _text(data),
+            "text": _text(text),
+            "seed": sampling.seed,
+            "finish_reason": "stop" if ended else "length",
+            "prompt_tokens": n_prompt,
+            "tokens": [token.id for token in ids],
+            "logprobs": [round(t.logprob, 6) for t in ids],
+            "seconds": round(took, 4),
+        }
+        for name, value in (("prompt", data), ("text", text)):
+            if record[name].encode() != value:  # type: ignore[attr-defined]
+                record[f"{name}_bytes"] = base64.b64encode(value).decode()
+        console.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+    elif console.out.is_terminal and not text.endswith(b"\n"):
+        console.write(b"\n")
+    console.note(
+        f"{len(ids)} tokens, {len(ids) / took:.0f} tokens/s, prefill included", quiet=quiet
+    )
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", errors="replace")

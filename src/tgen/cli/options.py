@@ -1,0 +1,73 @@
+"""Options that several commands share, and how their values are read."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from tgen.errors import UsageError
+
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="DIR",
+        show_default="the newest in ./models, else the shipped one",
+        help="Model directory, or the name of one in ./models.",
+    ),
+]
+PromptOption = Annotated[
+    str | None,
+    typer.Option(
+        "--prompt",
+        "-p",
+        metavar="TEXT",
+        show_default="read from stdin",
+        help="Text to start from; '-' reads stdin.",
+    ),
+]
+Device = Literal["auto", "cpu", "cuda", "mps"]
+DeviceOption = Annotated[Device, typer.Option("--device", help="Where to compute.")]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option("--threads", min=1, max=1024, show_default="all cores", help="Processor threads."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON object to stdout.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing on stderr but errors.")]
+
+
+def read_prompt(prompt: str | None) -> bytes:
+    """The prompt's bytes as they were given; stdin is read only if no --prompt, or '-', says so."""
+    if prompt is not None and prompt != "-":
+        return os.fsencode(prompt)
+    if sys.stdin is None or (sys.stdin.isatty() and prompt is None):
+        raise UsageError("there is no prompt", 'give --prompt "TEXT", or pipe a text in')
+    return sys.stdin.buffer.read()
+
+
+def out_directory(out: Path | None, corpus: list[str]) -> Path:
+    """Where a model goes: --out, else models/<name of the corpus>."""
+    if out is not None:
+        return out
+    if not corpus:
+        raise UsageError("there is no corpus", "name a file of text, or `-` for stdin")
+    first = corpus[0]
+    if first == "-":
+        return Path("models") / "stdin"
+    path = Path(first)
+    name = "corpus" if any(mark in first for mark in "*?[") else (path.stem or path.resolve().name)
+    return Path("models") / (name.lstrip(".") or "corpus")
+
+
+def parse_settings(settings: list[str]) -> dict[str, str]:
+    """--set field=value pairs; a later one wins. Raises UsageError where there is no `=`."""
+    pairs = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--set {setting!r} is no field=value", "for example --set n_layers=8")
+        pairs[name.strip().replace("-", "_")] = value.strip()
+    return pairs

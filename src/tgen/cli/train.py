@@ -1,0 +1,190 @@
+"""`tgen train`: a plan, then a bar, then a model directory."""
+
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from tgen.cli.options import (
+    DeviceOption,
+    QuietOption,
+    ThreadsOption,
+    out_directory,
+    parse_settings,
+)
+from tgen.config import TrainConfig
+from tgen.errors import UsageError
+
+_DEFAULT = TrainConfig()
+# A run's own settings travel with it: these cannot be given again when it is resumed.
+_FIXED = (
+    "tokenizer",
+    "vocab_size",
+    "val_fraction",
+    "minutes",
+    "steps",
+    "size",
+    "family",
+    "settings",
+    "seed",
+    "overwrite",
+)
+
+
+def train(
+    context: typer.Context,
+    corpus: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="CORPUS...",
+            show_default=False,
+            help="Files, folders, glob patterns, or - for stdin. Any bytes; .jsonl files "
+            'hold {"text"} or {"prompt", "completion"} rows.',
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            show_default="models/<name of the corpus>",
+            help="Model directory to write.",
+        ),
+    ] = None,
+    minutes: Annotated[
+        float, typer.Option("--minutes", help="How long to train.")
+    ] = _DEFAULT.minutes,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            "--steps",
+            min=1,
+            show_default="as many as the minutes allow",
+            help="Train this many steps instead.",
+        ),
+    ] = None,
+    size: Annotated[
+        Literal["tiny", "small", "medium", "large"] | None,
+        typer.Option("--size", show_default="chosen by the minutes", help="How large a model."),
+    ] = None,
+    family: Annotated[
+        Literal["classic", "gpt2", "llama", "qwen3"],
+        typer.Option("--family", help="Which architecture."),
+    ] = "qwen3",
+    tokenizer: Annotated[
+        str,
+        typer.Option(
+            "--tokenizer",
+            metavar="char|bpe|PATH",
+            show_default="bpe; char below 100 KB",
+            help="What a token is, or a tokenizer.json to use.",
+        ),
+    ] = "auto",
+    vocab_size: Annotated[
+        int | None,
+        typer.Option(
+            "--vocab-size",
+            show_default="all characters; 1024 for bpe",
+            help="At most this many tokens.",
+        ),
+    ] = None,
+    val_fraction: Annotated[
+        float, typer.Option("--val-fraction", help="The last part of the text, held out.")
+    ] = _DEFAULT.val_fraction,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="FIELD=VALUE",
+            show_default=False,
+            help="Any other field of the model or the run; repeatable.",
+        ),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Repeats a run given in --steps.")
+    ] = _DEFAULT.seed,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the model in --out.")
+    ] = False,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Write every report as a line of JSON to stdout.")
+    ] = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Train a model on your text.
+
+    Writes a directory that `tgen generate` and transformers load, with the weights that predict the
+    held-out text best. Ctrl-C saves and prints the command that goes on.
+    """
+    paths = corpus or []
+    target = out_directory(out, paths)
+    caught = _Signals()
+    from tgen import runs
+    from tgen.cli.views.training import TrainingView
+
+    if resume:
+        given = [name for name in _FIXED if _was_given(context, name)]
+        if given:
+            raise UsageError(
+                f"--resume does not go with --{given[0].replace('_', '-')}",
+                "a run keeps the settings that it began with",
+            )
+        reports = runs.resume(
+            target, corpus_paths=paths, device=device, threads=threads, stopped=caught.any
+        )
+    else:
+        if not paths:
+            raise UsageError("there is no corpus", "name a file of text, or `-` for stdin")
+        config = TrainConfig(minutes=minutes, steps=steps, val_fraction=val_fraction, seed=seed)
+        request = runs.RunRequest(
+            corpus=paths,
+            out=target,
+            family=family,
+            size=size,
+            tokenizer=tokenizer,
+            vocab_size=vocab_size,
+            train=config,
+            overrides=parse_settings(settings or []),
+            overwrite=overwrite,
+            device=device,
+            threads=threads,
+        )
+        reports = runs.start(request, stopped=caught.any)
+    with TrainingView(quiet=quiet, json_lines=json_output) as view:
+        for report in reports:
+            view.show(report)
+    if caught.number:
+        raise typer.Exit(128 + caught.number)
+
+
+def _was_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+class _Signals:
+    """The first signal asks the run to save and stop; a second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._catch)
+
+    def any(self) -> bool:
+        """Whether one has come."""
+        return self.number != 0
+
+    def _catch(self, number: int, frame: Any) -> None:
+        del frame
+        if self.number:
+            sys.exit(128 + number)
+        self.number = number
+        if "tgen.training.loop" not in sys.modules:
+            sys.exit(128 + number)

@@ -1,0 +1,1 @@
+"""Reports -> what a person sees."""

@@ -1,0 +1,32 @@
+"""How a token is shown in a table: one function that every byte string survives."""
+
+import unicodedata
+
+from rich.cells import cell_len, set_cell_size
+
+_MARKS = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
+
+
+def label(token: bytes, *, width: int | None = None) -> str:
+    """Printable text of a token's bytes, cut with `…` at `width` cells.
+
+    White space becomes visible, control and invisible characters their code point, bytes that are
+    no whole character their hexadecimal values.
+    """
+    try:
+        text = "".join(_visible(character) for character in token.decode())
+    except UnicodeDecodeError:
+        text = f"‹{token.hex(' ').upper()}›"
+    text = text or "‹end›"
+    if width is not None and cell_len(text) > width:
+        text = set_cell_size(text, width - 1).rstrip() + "…"
+    return text
+
+
+def _visible(character: str) -> str:
+    if character in _MARKS:
+        return _MARKS[character]
+    category = unicodedata.category(character)
+    if category.startswith(("C", "Z")):
+        return f"‹U+{ord(character):04X}›"
+    return "◌" + character if category.startswith("M") else character

@@ -1,0 +1,141 @@
+"""A run as it goes: the plan as a table, a bar on a terminal, plain lines elsewhere."""
+
+import json
+import shlex
+import time
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any, Self
+
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from tgen.cli import console
+from tgen.reports import DoneReport, EvalReport, PlanReport, SampleReport, StepReport
+
+_PLAIN_EVERY = 10.0  # seconds between lines where there is no terminal
+
+
+class TrainingView:
+    """Draws reports on stderr; with `json_lines` also writes each as a line to stdout."""
+
+    def __init__(self, *, quiet: bool, json_lines: bool) -> None:
+        self._quiet, self._json = quiet, json_lines
+        self._bits = ""
+        self._said = time.monotonic()
+        columns = (BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))
+        self._bar = Progress(
+            *columns,
+            console=console.err,
+            transient=True,
+            disable=quiet or not console.err.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=1.0)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def show(
+        self, report: PlanReport | StepReport | EvalReport | SampleReport | DoneReport
+    ) -> None:
+        """Draws one report."""
+        if self._json:
+            console.write(
+                json.dumps({"kind": type(report).__name__} | _plain(asdict(report))).encode()
+                + b"\n"
+            )
+        if self._quiet:
+            return
+        if isinstance(report, PlanReport):
+            self._plan(report)
+        elif isinstance(report, StepReport):
+            self._step(report)
+        elif isinstance(report, EvalReport):
+            self._evaluation(report)
+        elif isinstance(report, SampleReport):
+            self._sample(report)
+        else:
+            self._done(report)
+
+    def _plan(self, plan: PlanReport) -> None:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="bold")
+        table.add_column(overflow="fold")
+        budget = f"{plan.steps} steps" if plan.steps else f"{plan.minutes:g} minutes"
+        shape = " · ".join(f"{name} {value}" for name, value in plan.shape.items())
+        held_out = f"{plan.held_out_tokens:,} held out" if plan.held_out_tokens else "none held out"
+        millions = plan.n_parameters / 1e6
+        for name, value in {
+            "corpus": f"{plan.corpus_bytes:,} bytes · {plan.train_tokens:,} tokens, {held_out}",
+            "tokens": f"{plan.tokenizer}, vocabulary {plan.vocab_size:,}",
+            "model": f"{plan.size} {plan.family}, {millions:.2f} M parameters · {shape}",
+            "context": f"{plan.context_length} tokens, {plan.batch_size} windows a step",
+            "time": f"{budget} on {plan.device} with {plan.threads} threads · seed {plan.seed}",
+            "writes": f"{plan.out} (Ctrl-C saves and stops)",
+        }.items():
+            table.add_row(name, Text(value))
+        console.err.print(table)
+        for line in plan.notes:
+            console.note(f"note: {line}")
+        if plan.resumed_at_step:
+            console.note(f"resuming after step {plan.resumed_at_step:,}")
+
+    def _step(self, report: StepReport) -> None:
+        line = (
+            f"step {report.step:,} · loss {report.loss:.3f}{self._bits} · "
+            f"{report.tokens_per_second:,.0f} tokens/s · {_duration(report.seconds_left)} left"
+        )
+        if console.err.is_terminal:
+            self._bar.update(self._task, completed=report.fraction_done, description=line)
+        elif time.monotonic() - self._said >= _PLAIN_EVERY:
+            console.note(line)
+            self._said = time.monotonic()
+
+    def _evaluation(self, report: EvalReport) -> None:
+        self._bits = f" · validation {report.bits_per_byte:.3f} bits/byte"
+        best = " (best so far)" if report.best else ""
+        console.note(
+            f"step {report.step:,} · validation {report.bits_per_byte:.3f} bits/byte{best} · "
+            f"after {_duration(report.seconds)}"
+        )
+
+    def _sample(self, report: SampleReport) -> None:
+        prompt = report.prompt.decode(errors="replace")
+        text = report.text.decode(errors="replace")
+        line = " ".join(console.printable(prompt + "│" + text).split())
+        console.note(f"  {line[:160]}")
+
+    def _done(self, report: DoneReport) -> None:
+        took = f"{report.step:,} steps, {report.tokens:,} tokens in {_duration(report.seconds)}"
+        if report.finished:
+            best = report.best_bits_per_byte
+            quality = (
+                f" · best validation {best:.3f} bits/byte at step {report.best_step:,}"
+                if best is not None
+                else ""
+            )
+            console.note(f"done: {took}{quality}")
+            console.note(f'try: tgen generate --model {shlex.quote(report.out)} --prompt "What is"')
+        else:
+            console.note(f"stopped and saved: {took}")
+            console.note(f"go on with: tgen train --resume --out {shlex.quote(report.out)}")
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _plain(record: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.decode(errors="replace") if isinstance(v, bytes) else v for k, v in record.items()}

@@ -1,0 +1,228 @@
+"""The three configurations, with every default in one place: model, training, sampling."""
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Self
+
+from tgen.errors import UsageError
+
+Position = Literal["sinusoidal", "learned", "rotary"]
+Norm = Literal["layer_norm", "rms_norm"]
+Activation = Literal["relu", "gelu_tanh", "gelu", "swiglu"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """Llama 3's stretching of the rotary frequencies to a context longer than the trained one."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context_length: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The shape of a decoder-only transformer. `ModelConfig.of` fills in what a family implies."""
+
+    family: str
+    vocab_size: int
+    context_length: int
+    n_layers: int
+    d_model: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    d_ff: int
+    position: Position
+    norm: Norm
+    post_norm: bool
+    activation: Activation
+    attention_bias: bool  # on the query, key and value projections
+    output_bias: bool  # on the attention's output projection
+    feed_forward_bias: bool
+    qk_norm: bool
+    tied_embeddings: bool
+    norm_eps: float
+    rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+
+    def __post_init__(self) -> None:
+        for name in (
+            "vocab_size",
+            "context_length",
+            "n_layers",
+            "d_model",
+            "n_heads",
+            "n_kv_heads",
+            "head_dim",
+            "d_ff",
+        ):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "a number of at least 1")
+        _require(
+            self.n_heads % self.n_kv_heads == 0,
+            "n_kv_heads",
+            self.n_kv_heads,
+            f"a divisor of n_heads={self.n_heads}",
+        )
+        _require(0 < self.norm_eps < 1, "norm_eps", self.norm_eps, "a number between 0 and 1")
+        _require(0 < self.rope_theta < math.inf, "rope_theta", self.rope_theta, "a positive number")
+        if self.position == "rotary":
+            _require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "an even number")
+        if self.position == "sinusoidal":
+            _require(self.d_model % 2 == 0, "d_model", self.d_model, "an even number")
+        self._check_family()
+
+    def _check_family(self) -> None:
+        """A family's layout on disk has a place for some choices only."""
+        _require(self.family in FAMILIES, "family", self.family, f"one of {', '.join(FAMILIES)}")
+        for name, value in FAMILIES[self.family].items():
+            if name not in _FREE[self.family]:
+                wanted = f"{value} in the {self.family} family"
+                _require(getattr(self, name) == value, name, getattr(self, name), wanted)
+        if self.family in ("classic", "gpt2"):
+            _require(self.activation != "swiglu", "activation", "swiglu", "one without a gate")
+            width = self.n_heads * self.head_dim
+            _require(width == self.d_model, "head_dim", self.head_dim, "d_model / n_heads")
+            heads = f"n_heads={self.n_heads} in the {self.family} family"
+            _require(self.n_kv_heads == self.n_heads, "n_kv_heads", self.n_kv_heads, heads)
+        else:
+            same = f"attention_bias={self.attention_bias} in the {self.family} family"
+            _require(self.output_bias == self.attention_bias, "output_bias", self.output_bias, same)
+        if self.family == "classic":
+            _require(self.d_ff == 4 * self.d_model, "d_ff", self.d_ff, "4 * d_model")
+            _require(self.activation != "gelu", "activation", "gelu", "relu or gelu_tanh")
+
+    @classmethod
+    def of(cls, family: str, **values: Any) -> Self:
+        """A family's configuration with `values` over its defaults, derived sizes filled in.
+
+        Raises UsageError for an unknown family or field, or values that do not fit together.
+        """
+        if family not in FAMILIES:
+            raise UsageError(
+                f"family {family!r} is unknown", f"choose one of {', '.join(FAMILIES)}"
+            )
+        known = {field.name for field in fields(cls)}
+        for name in values:
+            if name not in known:
+                raise UsageError(
+                    f"the model has no field {name!r}", f"its fields are {', '.join(sorted(known))}"
+                )
+        merged = SIZES["small"] | FAMILIES[family] | values
+        d_model, n_heads = merged["d_model"], merged["n_heads"]
+        _require(n_heads >= 1, "n_heads", n_heads, "a number of at least 1")
+        if "head_dim" not in values:
+            _require(d_model % n_heads == 0, "n_heads", n_heads, f"a divisor of d_model={d_model}")
+            merged["head_dim"] = d_model // n_heads
+        if "n_kv_heads" not in values:
+            merged["n_kv_heads"] = n_heads
+        if "d_ff" not in values:  # three matrices of 8/3 d weigh what two of 4 d do
+            gated = merged["activation"] == "swiglu"
+            merged["d_ff"] = 32 * math.ceil(d_model * 8 / 3 / 32) if gated else 4 * d_model
+        return cls(family=family, **merged)
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """Bytes that one token's keys and values take in float32, all layers together."""
+        return 2 * self.n_layers * self.n_kv_heads * self.head_dim * 4
+
+
+# What makes a family: the rows of the table in docs/architecture.md.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "classic": dict(position="sinusoidal", norm="layer_norm", post_norm=True, activation="relu",
+                    attention_bias=True, output_bias=True, feed_forward_bias=True, qk_norm=False,
+                    tied_embeddings=True, norm_eps=1e-5),
+    "gpt2": dict(position="learned", norm="layer_norm", post_norm=False, activation="gelu_tanh",
+                 attention_bias=True, output_bias=True, feed_forward_bias=True, qk_norm=False,
+                 tied_embeddings=True, norm_eps=1e-5),
+    "llama": dict(position="rotary", norm="rms_norm", post_norm=False, activation="swiglu",
+                  attention_bias=False, output_bias=False, feed_forward_bias=False, qk_norm=False,
+                  tied_embeddings=True, norm_eps=1e-6),
+    "qwen3": dict(position="rotary", norm="rms_norm", post_norm=False, activation="swiglu",
+                  attention_bias=False, output_bias=False, feed_forward_bias=False, qk_norm=True,
+                  tied_embeddings=True, norm_eps=1e-6),
+}  # fmt: skip
+
+# What may differ inside a family.
+_FREE = {
+    "classic": {"position", "activation", "tied_embeddings", "norm_eps"},
+    "gpt2": {"activation", "tied_embeddings", "norm_eps"},
+    "llama": {"attention_bias", "output_bias", "feed_forward_bias", "tied_embeddings", "norm_eps"},
+    "qwen3": {"attention_bias", "output_bias", "tied_embeddings", "norm_eps"},
+}
+
+# The one dial. Everything else about the shape follows from it and the family.
+SIZES: dict[str, dict[str, int]] = {
+    "tiny": dict(n_layers=4, d_model=128, n_heads=4, context_length=128),
+    "small": dict(n_layers=6, d_model=192, n_heads=6, context_length=256),
+    "medium": dict(n_layers=6, d_model=384, n_heads=6, context_length=256),
+    "large": dict(n_layers=12, d_model=768, n_heads=12, context_length=1024),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How a run learns. It lasts `steps` updates where given, else `minutes`."""
+
+    minutes: float = 10.0
+    steps: int | None = None
+    batch_size: int = 16  # windows of context_length tokens
+    optimizer: Literal["muon", "adamw"] = "muon"
+    learning_rate: float = 2e-3  # AdamW's; all parameters' if it is the only optimizer
+    matrix_learning_rate: float = 0.02  # Muon's
+    momentum: float = 0.95  # Muon's
+    warmup_steps: int = 50
+    decay_fraction: float = 0.3  # the last part of the run, over which the rate falls to 0
+    weight_decay: float = 0.1  # on matrices only
+    beta1: float = 0.9
+    beta2: float = 0.98
+    grad_clip: float = 1.0
+    dropout: float = 0.0
+    eval_every: int = 250  # steps
+    val_fraction: float = 0.1
+    seed: int = 1337
+
+    def __post_init__(self) -> None:
+        _require(0 < self.minutes < math.inf, "minutes", self.minutes, "a positive number")
+        _require(self.steps is None or self.steps >= 1, "steps", self.steps, "at least 1")
+        for name in ("batch_size", "eval_every"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in ("learning_rate", "matrix_learning_rate", "grad_clip"):
+            value = getattr(self, name)
+            _require(0 < value < math.inf, name, value, "a positive number")
+        _require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "at least 0")
+        _require(0 <= self.weight_decay < math.inf, "weight_decay", self.weight_decay, "at least 0")
+        for name in ("decay_fraction", "momentum", "beta1", "beta2", "dropout", "val_fraction"):
+            value = getattr(self, name)
+            _require(0 <= value < 1, name, value, "a number from 0 up to, not including, 1")
+        _require(0 <= self.seed < 2**63, "seed", self.seed, "a number from 0 to 2^63 - 1")
+
+
+DEFAULT_MAX_NEW_TOKENS = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """How a token is drawn from the logits. Order: temperature, top-k, top-p, draw."""
+
+    temperature: float = 0.8  # 0: always the most likely token
+    top_k: int = 40  # 0: off
+    top_p: float = 1.0  # 1: off
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require(
+            0 <= self.temperature < math.inf,
+            "temperature",
+            self.temperature,
+            "0 (greedy) or a positive number",
+        )
+        _require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or a positive number")
+        _require(0 < self.top_p <= 1, "top_p", self.top_p, "a number above 0, up to 1 (off)")
+        _require(0 <= self.seed < 2**63, "seed", self.seed, "a number from 0 to 2^63 - 1")
+
+
+def _require(holds: bool, name: str, value: object, wanted: str) -> None:
+    if not holds:  # written so that NaN, for which every comparison is false, is refused too
+        raise UsageError(f"{name} is {value}", f"{name} must be {wanted}")

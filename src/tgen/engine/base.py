@@ -1,0 +1,49 @@
+"""What every engine promises: rows of one model's text, extended token by token or many at once."""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+Logits = NDArray[np.float32]
+
+
+class Engine(Protocol):
+    """B rows of one model. Starts with one empty row; `select` makes more."""
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that a row can hold."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens that each row holds."""
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the keys and values held."""
+
+    @overload
+    def extend(
+        self, tokens: Sequence[Sequence[int]], *, every_position: Literal[False] = False
+    ) -> Logits: ...
+    @overload
+    def extend(
+        self, tokens: Sequence[Sequence[int]], *, every_position: Literal[True]
+    ) -> list[Logits]: ...
+    def extend(
+        self, tokens: Sequence[Sequence[int]], *, every_position: bool = False
+    ) -> Logits | list[Logits]:
+        """Appends at least one token to each row; the logits of what follows.
+
+        Gives (B, V), after the last new token of each row, or for every new token a list of
+        (t_i, V). float32. Prefill, one decoding step and the checking of drafts are this one verb.
+        Raises ValueError if a row would pass the context.
+        """
+
+    def rewind(self, lengths: Sequence[int]) -> None:
+        """Forgets each row's tail: row i then holds at most lengths[i] tokens."""
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keeps, repeats and reorders rows: new row i is old row rows[i]."""

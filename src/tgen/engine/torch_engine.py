@@ -1,0 +1,81 @@
+"""The reference engine: the torch model and its cache, on any device."""
+
+from collections.abc import Sequence
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from tgen.engine.base import Logits
+from tgen.model.kv_cache import KVCache
+from tgen.model.transformer import Transformer
+
+
+class TorchEngine:
+    """See `engine.base.Engine`."""
+
+    def __init__(self, model: Transformer) -> None:
+        self.model = model.eval()
+        weight = model.token_embedding.weight
+        self.device = weight.device
+        self._cache = KVCache(model.config, 1, device=weight.device, dtype=weight.dtype)
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that a row can hold."""
+        return self.model.config.context_length
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens that each row holds."""
+        return list(self._cache.lengths)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the keys and values held."""
+        return self._cache.bytes_held
+
+    @overload
+    def extend(
+        self, tokens: Sequence[Sequence[int]], *, every_position: Literal[False] = False
+    ) -> Logits: ...
+    @overload
+    def extend(
+        self, tokens: Sequence[Sequence[int]], *, every_position: Literal[True]
+    ) -> list[Logits]: ...
+    @torch.inference_mode()
+    def extend(
+        self, tokens: Sequence[Sequence[int]], *, every_position: bool = False
+    ) -> Logits | list[Logits]:
+        """Appends tokens to each row; logits (B, V) of what follows, or a list of (t_i, V)."""
+        counts = [len(row) for row in tokens]
+        before = self.lengths
+        after = [held + new for held, new in zip(before, counts, strict=True)]
+        if min(counts) < 1 or max(after) > self.context_length:
+            raise ValueError(
+                f"rows of {before} tokens cannot take {counts} more in a context of "
+                f"{self.context_length}"
+            )
+        # Shorter rows are padded behind: no real token sees the padding, and it is forgotten.
+        padded = [list(row) + [0] * (max(counts) - len(row)) for row in tokens]
+        x = self.model.hidden(
+            torch.tensor(padded, device=self.device), cache=self._cache
+        )  # (B, T, C)
+        self._cache.rewind(after)
+        if every_position:
+            return [_logits(self.model, x[row, :n]) for row, n in enumerate(counts)]
+        last = torch.tensor(counts, device=self.device) - 1
+        return _logits(self.model, x[torch.arange(len(counts), device=self.device), last])
+
+    def rewind(self, lengths: Sequence[int]) -> None:
+        """Forgets each row's tail."""
+        self._cache.rewind(list(lengths))
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keeps, repeats and reorders rows."""
+        self._cache.select(list(rows))
+
+
+def _logits(model: Transformer, x: Tensor) -> Logits:
+    logits: Logits = model.logits(x).float().cpu().numpy()
+    return logits

@@ -1,0 +1,136 @@
+"""The only door to the disk: whole files read within bounds, published by one rename, locked.
+
+Publishing means: written under a temporary name beside the target, flushed to the device, renamed
+over the target, and the folder flushed too. A reader sees the old file or the new one, never half.
+"""
+
+import os
+import secrets
+import shutil
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from tgen.errors import LockedError, TgenError
+
+TEMPORARY = ".tmp-"
+
+
+def read(path: Path, *, limit: int | None = None) -> bytes:
+    """A regular file's bytes; raises TgenError if it is none, unreadable, or above `limit`."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if limit is not None and size > limit:
+            raise TgenError(f"{path} has {size} bytes; at most {limit} are expected here")
+        return file.read()
+
+
+@contextmanager
+def open_regular(path: Path) -> Iterator[BinaryIO]:
+    """Opens a regular file for reading; anything else (folder, pipe, device) is a TgenError."""
+    try:  # non-blocking, so that a named pipe without a writer does not hang the open
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except FileNotFoundError:
+        raise TgenError(f"{path} does not exist", "check the spelling of the path") from None
+    except OSError as error:
+        raise TgenError(f"{path} cannot be opened: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise TgenError(f"{path} is not a regular file", "name a file that holds data")
+    with open(fd, "rb") as file:
+        yield file
+
+
+def publish(path: Path, content: bytes) -> None:
+    """Puts `content` at `path` so that the old file or the new one is there at every instant."""
+    temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(6)}"
+    try:
+        _write(temporary, content)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def publish_folder(path: Path, contents: Mapping[str, bytes]) -> None:
+    """Makes the folder `path`, which must not exist, with all its files, by one rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(6)}"
+    try:
+        temporary.mkdir()
+        for name, content in contents.items():
+            _write(temporary / name, content)
+        _sync_folder(temporary)
+        os.rename(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    _sync_folder(path.parent)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Adds one line to a log."""
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+def remove(path: Path) -> None:
+    """Removes a file or a folder with all it holds; nothing there is no error."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes what an interrupted publish left in `folder`; call it under the lock."""
+    for leftover in folder.glob(TEMPORARY + "*"):
+        remove(leftover)
+
+
+@contextmanager
+def lock(path: Path) -> Iterator[None]:
+    """Holds the lock file `path`; it falls free with the process, however that ends.
+
+    Raises LockedError, naming the holder, if another process has it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+", encoding="utf-8") as file:
+        try:
+            if sys.platform == "win32":
+                import msvcrt
+
+                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+            else:
+                import fcntl
+
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            holder = file.read(20).strip() or "unknown"
+            raise LockedError(
+                f"{path.parent} is in use by process {holder}",
+                "wait for that run to end, or choose another --out",
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def _write(path: Path, content: bytes) -> None:
+    with open(path, "xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    if sys.platform != "win32":  # where a folder can be opened, its entries are flushed too
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

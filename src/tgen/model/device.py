@@ -1,0 +1,31 @@
+"""Where the model runs."""
+
+import torch
+
+from tgen.errors import UsageError
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` takes a GPU where there is one; raises UsageError if the named one is not there."""
+    available = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    if name == "auto":
+        name = next(kind for kind in ("cuda", "mps", "cpu") if available[kind])
+    if not available.get(name, False):
+        usable = ", ".join(kind for kind, there in available.items() if there)
+        raise UsageError(f"device {name!r} is not there", f"this machine has {usable}")
+    return torch.device(name)
+
+
+def set_threads(n: int | None) -> None:
+    """Limits the processor threads that torch uses; None leaves its own choice."""
+    if n is not None:
+        torch.set_num_threads(n)
+
+
+def n_threads() -> int:
+    """The processor threads that torch uses."""
+    return torch.get_num_threads()

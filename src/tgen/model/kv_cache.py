@@ -1,0 +1,86 @@
+"""The keys and values of the positions so far, so that a new token need not compute them again.
+
+Causal attention lets no earlier position see a later one, so what a layer computed for a position
+never changes. Rows may hold different numbers of tokens. Storage doubles when it is full.
+"""
+
+import torch
+from torch import Tensor
+
+from tgen.config import ModelConfig
+
+
+class KVCache:
+    """What one model has seen of B rows. The model calls `extend` once, then `update` a layer."""
+
+    def __init__(
+        self, config: ModelConfig, n_rows: int, *, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.lengths = [0] * n_rows  # tokens held by each row
+        self.mask: Tensor | None = None  # (B, 1, T, S) of the extension under way, where needed
+        self._start = [0] * n_rows
+        self._positions: Tensor | None = None  # (B, T) where rows differ
+        shape = (n_rows, config.n_kv_heads, 0, config.head_dim)
+        self.keys = [torch.empty(shape, device=device, dtype=dtype) for _ in range(config.n_layers)]
+        self.values = [torch.empty_like(keys) for keys in self.keys]
+
+    @property
+    def bytes_held(self) -> int:
+        """Bytes of the keys and values of the tokens held (not of the room around them)."""
+        _, n_kv_heads, _, head_dim = self.keys[0].shape
+        per_token = 2 * len(self.keys) * n_kv_heads * head_dim * self.keys[0].element_size()
+        return sum(self.lengths) * per_token
+
+    def extend(self, n_new: int) -> Tensor:
+        """Makes room for `n_new` tokens in each row; their positions, (T,) or (B, T)."""
+        device = self.keys[0].device
+        self._start = list(self.lengths)
+        end = max(self.lengths) + n_new
+        if end > self.keys[0].shape[2]:
+            self._grow(max(64, end, 2 * self.keys[0].shape[2]))
+        new = torch.arange(n_new, device=device)
+        self.lengths = [start + n_new for start in self._start]
+        first = self._start[0]
+        if all(start == first for start in self._start):
+            self._positions, positions = None, first + new  # (T,)
+            one_query_sees_all = n_new == 1
+        else:
+            self._positions = torch.tensor(self._start, device=device)[:, None] + new  # (B, T)
+            positions, one_query_sees_all = self._positions, False
+        if (first == 0 and self._positions is None) or one_query_sees_all:
+            self.mask = None
+        else:
+            seen = torch.arange(end, device=device) <= positions[..., None]  # (..., T, S)
+            self.mask = seen[:, None] if self._positions is not None else seen
+        return positions
+
+    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Stores k and v (B, n_kv_heads, T, D); gives all that is held, (B, n_kv_heads, S, D)."""
+        keys, values = self.keys[layer], self.values[layer]
+        end = max(self.lengths)
+        if self._positions is None:
+            keys[:, :, self._start[0] : end] = k
+            values[:, :, self._start[0] : end] = v
+        else:
+            index = self._positions[:, None, :, None].expand_as(k)
+            keys.scatter_(2, index, k)
+            values.scatter_(2, index, v)
+        return keys[:, :, :end], values[:, :, :end]
+
+    def rewind(self, lengths: list[int]) -> None:
+        """Forgets each row's tokens from its new length on."""
+        self.lengths = [min(old, new) for old, new in zip(self.lengths, lengths, strict=True)]
+
+    def select(self, rows: list[int]) -> None:
+        """Keeps, repeats and reorders rows."""
+        index = torch.tensor(rows, dtype=torch.long, device=self.keys[0].device)
+        self.lengths = [self.lengths[row] for row in rows]
+        self.keys = [keys[index] for keys in self.keys]
+        self.values = [values[index] for values in self.values]
+
+    def _grow(self, capacity: int) -> None:
+        for store in (self.keys, self.values):
+            for layer, old in enumerate(store):
+                B, H, S, D = old.shape
+                store[layer] = old.new_zeros(B, H, capacity, D)
+                store[layer][:, :, :S] = old

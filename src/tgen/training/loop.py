@@ -1,0 +1,176 @@
+"""The training loop: steps and evaluations, yielded as they happen. It never prints or saves."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tgen.config import TrainConfig
+from tgen.errors import TrainingError
+from tgen.model.transformer import Transformer
+from tgen.reports import DoneReport, EvalReport, StepReport
+from tgen.training.optim import rate_factor
+from tgen.training.state import Progress, TrainState
+
+MAX_EVAL_TOKENS = 1 << 20
+
+
+class Batches(Protocol):
+    """What the loop needs of a corpus: functions of the step, with no state of their own."""
+
+    @property
+    def held_out_bytes(self) -> int:
+        """Bytes of the held-out text; 0: there is none."""
+
+    def batch(self, step: int) -> NDArray[np.int64]:
+        """(B, T + 1) tokens."""
+
+    def held_out_windows(self, max_tokens: int) -> Iterator[NDArray[np.int64]]:
+        """(n, up to T + 1) tokens each."""
+
+
+def train(
+    model: Transformer,
+    batches: Batches,
+    config: TrainConfig,
+    state: TrainState,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[StepReport | EvalReport | DoneReport]:
+    """Trains from where `state` stands to the end of the schedule; any yield is a place to stop.
+
+    With `config.minutes` the clock decides one thing: the step at which the learning rate begins to
+    fall. It is kept in the state, so a resumed run repeats it. Raises TrainingError if the loss is
+    no longer finite.
+    """
+    progress = state.progress
+    held_out = batches.held_out_bytes > 0
+    began = clock() - progress.seconds  # what happens between the steps counts too
+    while progress.total_steps is None or progress.step < progress.total_steps:
+        started = clock()
+        _plan_end(progress, config)
+        loss, rate = _step(model, batches, config, state)
+        progress.step += 1
+        n_tokens = config.batch_size * model.config.context_length
+        took = clock() - started
+        progress.seconds = clock() - began
+        yield StepReport(
+            step=progress.step,
+            loss=loss,
+            learning_rate=rate,
+            tokens_per_second=n_tokens / took,
+            seconds=progress.seconds,
+            **_outlook(progress, config),
+        )
+        ended = progress.step == progress.total_steps
+        if held_out and (progress.step % config.eval_every == 0 or ended):
+            yield _evaluation(model, batches, progress)
+    yield DoneReport(
+        step=progress.step,
+        finished=True,
+        best_step=progress.best_step,
+        best_bits_per_byte=progress.best_bits_per_byte,
+        seconds=progress.seconds,
+        tokens=progress.step * config.batch_size * model.config.context_length,
+    )
+
+
+@torch.no_grad()
+def evaluate(
+    model: Transformer, batches: Batches, *, max_tokens: int = MAX_EVAL_TOKENS
+) -> tuple[float, float]:
+    """Nats per token and bits per byte of the held-out text, each token predicted once."""
+    device = model.token_embedding.weight.device
+    nats, n_tokens, n_all = 0.0, 0, 0
+    model.eval()
+    for windows in batches.held_out_windows(max_tokens):
+        tokens = torch.from_numpy(windows).to(device)
+        nats += float(_loss(model, tokens, reduction="sum"))
+        n_tokens += windows.shape[0] * (windows.shape[1] - 1)
+    n_all = sum(w.shape[0] * (w.shape[1] - 1) for w in batches.held_out_windows(1 << 62))
+    loss = nats / n_tokens
+    return loss, loss * n_all / math.log(2) / batches.held_out_bytes
+
+
+def _step(
+    model: Transformer, batches: Batches, config: TrainConfig, state: TrainState
+) -> tuple[float, float]:
+    """One update; its loss and its learning rate."""
+    progress = state.progress
+    factor = rate_factor(
+        progress.step,
+        warmup_steps=config.warmup_steps,
+        decay_start=progress.decay_start,
+        total_steps=progress.total_steps,
+    )
+    for optimizer in state.optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
+    model.train()
+    if config.dropout > 0:  # the masks are a function of seed and step
+        torch.manual_seed((config.seed << 32) + progress.step)
+    tokens = torch.from_numpy(batches.batch(progress.step)).to(model.token_embedding.weight.device)
+    loss = _loss(model, tokens)
+    loss.backward()  # type: ignore[no-untyped-call]
+    value = float(loss.detach())
+    if not math.isfinite(value):
+        raise TrainingError(
+            f"the loss became {value} at step {progress.step}",
+            "lower the learning rate: --set learning_rate=...",
+        )
+    torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
+    for optimizer in state.optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+    return value, config.learning_rate * factor
+
+
+def _loss(model: Transformer, tokens: Tensor, *, reduction: str = "mean") -> Tensor:
+    """Cross-entropy, nats, of each token of (B, T + 1) but the first given those before it."""
+    logits = model(tokens[:, :-1])
+    return F.cross_entropy(
+        logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction=reduction
+    )
+
+
+def _evaluation(model: Transformer, batches: Batches, progress: Progress) -> EvalReport:
+    loss, bits = evaluate(model, batches)
+    best = progress.best_bits_per_byte is None or bits < progress.best_bits_per_byte
+    if best:
+        progress.best_bits_per_byte, progress.best_step = bits, progress.step
+    progress.last_eval_step = progress.step
+    return EvalReport(
+        step=progress.step, loss=loss, bits_per_byte=bits, best=best, seconds=progress.seconds
+    )
+
+
+def _plan_end(progress: Progress, config: TrainConfig) -> None:
+    """Fixes the last step, and the one where the decay begins, as soon as both can be known."""
+    if progress.total_steps is not None:
+        return
+    if config.steps is not None:
+        progress.total_steps = config.steps
+        progress.decay_start = round(config.steps * (1 - config.decay_fraction))
+    elif (
+        progress.seconds >= (1 - config.decay_fraction) * config.minutes * 60 and progress.step > 0
+    ):
+        left = max(0.0, config.minutes * 60 - progress.seconds)
+        steps = max(1, int(left / (progress.seconds / progress.step)))
+        progress.decay_start, progress.total_steps = progress.step, progress.step + steps
+
+
+def _outlook(progress: Progress, config: TrainConfig) -> dict[str, float]:
+    per_step = progress.seconds / progress.step
+    if progress.total_steps is not None:
+        left = (progress.total_steps - progress.step) * per_step
+        done = progress.step / progress.total_steps
+    else:
+        left = max(0.0, config.minutes * 60 - progress.seconds)
+        done = progress.seconds / (config.minutes * 60)
+    return {"fraction_done": min(1.0, done), "seconds_left": left}

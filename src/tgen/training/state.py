@@ -1,0 +1,82 @@
+"""All that a run needs to go on exactly: weights, optimizer moments and a few counters.
+
+There is no random state: batches and dropout are functions of the seed and the step.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tgen.config import ModelConfig, TrainConfig
+from tgen.model.transformer import Transformer
+from tgen.training.optim import make_optimizers
+
+
+@dataclass
+class Progress:
+    """The counters; plain numbers, saved as JSON."""
+
+    step: int = 0
+    seconds: float = 0.0  # of training, all sittings together
+    decay_start: int | None = None  # once chosen, the schedule is fixed
+    total_steps: int | None = None
+    best_step: int = 0
+    best_bits_per_byte: float | None = None
+    last_eval_step: int = -1
+
+
+class TrainState:
+    """A model in training with its optimizers and counters."""
+
+    def __init__(self, model: Transformer, config: TrainConfig) -> None:
+        self.model = model
+        self.optimizers = make_optimizers(model, config)
+        self.progress = Progress()
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Weights and moments by name, as copies."""
+        arrays: dict[str, NDArray[Any]] = {}
+        for name, parameter in self.model.named_parameters():
+            arrays[f"model/{name}"] = _copy(parameter)
+            for optimizer in self.optimizers:
+                for key, value in optimizer.state.get(parameter, {}).items():
+                    arrays[f"{key}/{name}"] = _copy(torch.as_tensor(value))
+        return arrays
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]], progress: Progress) -> None:
+        """Takes over what `to_arrays` gave."""
+        parameters = dict(self.model.named_parameters())
+        device = next(iter(parameters.values())).device
+        for path, array in arrays.items():
+            key, name = path.split("/", 1)
+            tensor = torch.from_numpy(array.copy())
+            if key == "model":
+                with torch.no_grad():
+                    parameters[name].copy_(tensor)
+                continue
+            for optimizer in self.optimizers:
+                if any(
+                    parameters[name] is p
+                    for group in optimizer.param_groups
+                    for p in group["params"]
+                ):
+                    moment = (
+                        tensor if key == "step" else tensor.to(device)
+                    )  # AdamW counts on the CPU
+                    optimizer.state[parameters[name]][key] = moment
+        self.progress = progress
+
+
+def new_state(model_config: ModelConfig, config: TrainConfig, device: torch.device) -> TrainState:
+    """A run at its start: weights drawn on the processor, so that every device gets the same."""
+    torch.manual_seed(config.seed)
+    return TrainState(Transformer(model_config, dropout=config.dropout).to(device), config)
+
+
+def _copy(tensor: torch.Tensor) -> NDArray[Any]:
+    array: NDArray[Any] = tensor.detach().cpu().numpy().copy()
+    return np.ascontiguousarray(array)

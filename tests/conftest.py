@@ -1,0 +1,109 @@
+"""A small random model of each family, one that was really trained, the command as a process."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tgen.checkpoint import directory
+from tgen.config import FAMILIES, ModelConfig
+from tgen.model.transformer import Transformer
+from tgen.tokenizer import Tokenizer, train_bpe
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+torch.set_num_threads(1)  # tests' models are too small for two
+
+TEXT = (
+    "The king said: what is this? 'Tis naïve, 日本 🦋 and more.\n\nWhat is a crown?\n" * 40
+).encode()
+ALL_FAMILIES = list(FAMILIES)
+
+
+def make_model(family: str, *, seed: int = 0, **values: object) -> Transformer:
+    """A small random model whose weights are large enough for every part to matter."""
+    shape = {"vocab_size": 300, "n_layers": 2, "d_model": 32, "n_heads": 4, "context_length": 48}
+    if family in ("llama", "qwen3"):
+        shape["n_kv_heads"] = 2
+    config = ModelConfig.of(family, **shape | values)
+    torch.manual_seed(seed)
+    model = Transformer(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return train_bpe([TEXT], vocab_size=300)
+
+
+@pytest.fixture(params=ALL_FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def model_directory(family: str, tokenizer: Tokenizer, tmp_path: Path) -> Path:
+    """A random model of the family, saved."""
+    model = make_model(family, vocab_size=tokenizer.vocab_size)
+    directory.save(tmp_path / family, model.config, tokenizer, model.to_arrays())
+    return tmp_path / family
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that the command itself trained, for a few steps."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "corpus.txt").write_bytes(TEXT)
+    result = tgen(
+        "train",
+        folder / "corpus.txt",
+        "--steps",
+        30,
+        "--out",
+        folder / "model",
+        "--tokenizer",
+        "bpe",
+        "--vocab-size",
+        300,
+        "--set",
+        "d_model=32",
+        "--set",
+        "context_length=32",
+        "--set",
+        "eval_every=10",
+    )
+    assert result.returncode == 0, result.stderr.decode()
+    return folder / "model"
+
+
+def tgen(
+    *arguments: object, stdin: bytes = b"", cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[bytes]:
+    """Runs the real command."""
+    return subprocess.run(
+        [sys.executable, "-m", "tgen", *map(str, arguments)],
+        input=stdin,
+        capture_output=True,
+        cwd=cwd,
+        env=clean_environment(**environment),
+        timeout=120,
+        check=False,
+    )
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    return (
+        os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100", "PYTHONWARNINGS": "default"} | more
+    )
+
+
+@pytest.fixture
+def random_ids() -> Callable[[int], list[int]]:
+    return lambda n: np.random.default_rng(n).integers(0, 300, n).tolist()

@@ -1,0 +1,119 @@
+"""The house's rules: who may import what, how long a file may be, who may print."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "tgen"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+# A room: what it may import of tgen, itself aside. `errors`, `config`, `reports` are open to all.
+ROOMS = {
+    "errors": set(),
+    "config": set(),
+    "reports": set(),
+    "files": set(),
+    "tokenizer": {"files"},
+    "corpus": {"files", "tokenizer"},
+    "checkpoint": {"files", "tokenizer"},
+    "model": set(),
+    "engine": {"model", "checkpoint"},
+    "generation": {"engine"},
+    "training": {"model"},
+    "introspect": {"model", "tokenizer", "checkpoint"},
+    "benchmark": {"engine", "generation"},
+    "runs": {
+        "training",
+        "corpus",
+        "checkpoint",
+        "files",
+        "tokenizer",
+        "model",
+        "engine",
+        "generation",
+    },
+    "api": {"checkpoint", "engine", "generation", "tokenizer"},
+    "cli": {"api", "runs", "checkpoint", "introspect", "benchmark", "model", "tokenizer", ""},
+    "__init__": {"api"},
+    "__main__": {"cli"},
+}
+OPEN = {"errors", "config", "reports"}
+TORCH = {"model", "training", "introspect"}  # and engine/torch_engine.py; never training/plan.py
+ONLY_IN = {
+    "typer": {"cli"},
+    "rich": {"cli"},
+    "tokenizers": {"tokenizer"},
+    "safetensors": {"checkpoint"},
+}
+
+
+def room(path: Path) -> str:
+    first = path.relative_to(SOURCE).parts[0]
+    return first.removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_a_file_imports_only_what_its_room_may(path):
+    here = room(path)
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] == "tgen":
+            there = parts[1] if len(parts) > 1 else ""
+            there = "" if there == "__version__" else there
+            allowed = there in OPEN or there == here or there in ROOMS[here]
+            assert allowed, f"{path}: {here} may not import {there}"
+        if parts[0] == "torch":
+            is_torch_room = here in TORCH and path.name != "plan.py"
+            assert is_torch_room or path.name == "torch_engine.py", f"{path} imports torch"
+        assert here in ONLY_IN.get(parts[0], {here}), f"{path} imports {name}"
+        assert parts[0] not in ("pickle", "marshal", "shelve", "dill"), f"{path}: code from data"
+    if path.name == "loop.py" and here == "training":
+        assert not any("checkpoint" in name for name in imports(path))
+
+
+def test_the_table_is_complete_and_has_no_circle():
+    assert {room(path) for path in FILES} == set(ROOMS)
+    done: set[str] = set()
+    while len(done) < len(ROOMS):
+        ready = {r for r, needs in ROOMS.items() if r not in done and needs - {""} <= done}
+        assert ready, f"a circle among {set(ROOMS) - done}"
+        done |= ready
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_a_file_is_one_idea(path):
+    assert len(path.read_text().splitlines()) <= 300
+    assert path.stem not in ("utils", "common", "helpers", "misc")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_only_one_room_prints_and_only_one_touches_the_disk(path):
+    calls = {
+        node.func.id
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    assert not calls & {"print", "eval", "exec"}
+    assert "open" not in calls or path.name == "files.py"
+
+
+def test_the_public_names_are_there():
+    import tgen
+
+    assert tgen.__all__ == sorted(tgen.__all__)
+    for name in tgen.__all__:
+        assert getattr(tgen, name) is not None
+    with pytest.raises(AttributeError):
+        _ = tgen.nothing

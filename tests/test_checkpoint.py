@@ -1,0 +1,162 @@
+"""Model directories: what is written is read, and what is damaged is refused with a reason."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+
+from conftest import make_model
+from tgen import files
+from tgen.checkpoint import directory, tensors
+from tgen.errors import ModelError, TgenError, TokenizerError
+from tgen.model.transformer import Transformer
+
+
+def test_saved_equals_loaded(model_directory, family):
+    model = make_model(family, vocab_size=300)
+    bundle = directory.load(model_directory)
+    assert bundle.config == model.config
+    assert bundle.end_ids == {0}
+    again = Transformer.from_arrays(bundle.config, bundle.arrays)
+    tokens = torch.arange(48)[None]
+    with torch.no_grad():
+        assert torch.equal(again(tokens), model(tokens))
+
+
+def test_the_reader_equals_the_library(model_directory):
+    path = model_directory / "model.safetensors"
+    ours, library = tensors.read(path, tensors.read_header(path)), load_file(path)
+    assert ours.keys() == library.keys()
+    assert all(np.array_equal(ours[name], library[name]) for name in ours)
+
+
+def test_new_weights_replace_the_old_at_once(model_directory, family, tokenizer):
+    other = make_model(family, seed=1, vocab_size=tokenizer.vocab_size)
+    directory.save(model_directory, other.config, tokenizer, other.to_arrays())
+    arrays = directory.load(model_directory).arrays
+    assert all(np.array_equal(arrays[name], a) for name, a in other.to_arrays().items())
+    assert not list(model_directory.glob(files.TEMPORARY + "*"))
+
+
+def edit(path: Path, **values: object) -> None:
+    described = json.loads(path.read_bytes()) | values
+    path.write_text(json.dumps({k: v for k, v in described.items() if v != "absent"}))
+
+
+DAMAGE = {
+    "no directory": lambda d: shutil.rmtree(d),
+    "an empty one": lambda d: [p.unlink() for p in d.iterdir()],
+    "no config": lambda d: (d / "config.json").unlink(),
+    "config is no JSON": lambda d: (d / "config.json").write_bytes(b"\xff{"),
+    "config is a list": lambda d: (d / "config.json").write_text("[]"),
+    "a foreign type": lambda d: edit(d / "config.json", model_type="bert"),
+    "no type": lambda d: edit(d / "config.json", model_type="absent"),
+    "a negative size": lambda d: edit(d / "config.json", vocab_size=-1),
+    "a size in words": lambda d: edit(d / "config.json", vocab_size="many"),
+    "another vocabulary": lambda d: edit(d / "config.json", vocab_size=301),
+    "a size as true": lambda d: edit(d / "config.json", n_layer=True, num_hidden_layers=True),
+    "one layer more": lambda d: edit(d / "config.json", n_layer=3, num_hidden_layers=3),
+    "one layer less": lambda d: edit(d / "config.json", n_layer=1, num_hidden_layers=1),
+    "no width": lambda d: edit(d / "config.json", n_embd="absent", hidden_size="absent"),
+    "no weights": lambda d: (d / "model.safetensors").unlink(),
+    "empty weights": lambda d: (d / "model.safetensors").write_bytes(b""),
+    "short weights": lambda d: (d / "model.safetensors").write_bytes(
+        (d / "model.safetensors").read_bytes()[:-1]
+    ),
+    "long weights": lambda d: (d / "model.safetensors").write_bytes(
+        (d / "model.safetensors").read_bytes() + b"x"
+    ),
+    "a Git LFS pointer": lambda d: (d / "model.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+    ),
+    "a folder as weights": lambda d: [
+        (d / "model.safetensors").unlink(),
+        (d / "model.safetensors").mkdir(),
+    ],
+    "an index that leads outside": lambda d: [
+        (d / "model.safetensors").unlink(),
+        (d / "model.safetensors.index.json").write_text(
+            '{"weight_map": {"a": "../x.safetensors"}}'
+        ),
+    ],
+    "a missing shard": lambda d: [
+        (d / "model.safetensors").unlink(),
+        (d / "model.safetensors.index.json").write_text('{"weight_map": {"a": "x.safetensors"}}'),
+    ],
+    "no tokenizer": lambda d: (d / "tokenizer.json").unlink(),
+    "a broken tokenizer": lambda d: (d / "tokenizer.json").write_text("{"),
+}
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt2"], indirect=True)
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_directory_is_refused_with_a_hint(model_directory, damage):
+    damage(model_directory)
+    with pytest.raises((ModelError, TokenizerError, TgenError)) as caught:
+        directory.load(model_directory)
+    assert "\n" not in caught.value.message
+    assert isinstance(caught.value, (ModelError, TokenizerError)) or caught.value.message
+
+
+@pytest.mark.parametrize("family", ["classic", "llama"], indirect=True)
+def test_each_missing_tensor_is_named(model_directory):
+    path = model_directory / "model.safetensors"
+    arrays = load_file(path)
+    for name in arrays:
+        path.write_bytes(tensors.serialise({n: a for n, a in arrays.items() if n != name}))
+        if "positions_embed" in name:  # a copy of what is computed
+            directory.load(model_directory)
+            continue
+        with pytest.raises(ModelError, match="is missing"):
+            directory.load(model_directory)
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_mutated_headers_never_crash_nor_pass_what_the_library_refuses(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("st")
+    whole = tensors.serialise({"a": np.ones((2, 3), np.float32), "b": np.zeros(4, np.float32)})
+    n = int.from_bytes(whole[:8], "little")
+    header = bytearray(whole[8 : 8 + n])
+    for _ in range(data.draw(st.integers(1, 4))):
+        header[data.draw(st.integers(0, n - 1))] = data.draw(st.integers(32, 126))
+    path = folder / "x.safetensors"
+    path.write_bytes(whole[:8] + bytes(header) + whole[8 + n :])
+    try:
+        ours = tensors.read(path, tensors.read_header(path))
+    except ModelError:
+        return
+    library = load_file(path)
+    assert ours.keys() == library.keys()
+    for name, array in ours.items():
+        assert array.tobytes() == library[name].tobytes()
+
+
+def test_a_foreign_model_keeps_its_learned_positions(tokenizer, tmp_path):
+    model = make_model("classic", position="learned", vocab_size=tokenizer.vocab_size)
+    directory.save(tmp_path / "m", model.config, tokenizer, model.to_arrays())
+    bundle = directory.load(tmp_path / "m")
+    assert bundle.config.position == "learned"
+    assert "position_embedding.weight" in bundle.arrays
+
+
+def test_publishing_leaves_the_old_file_or_the_new_one(tmp_path, monkeypatch):
+    target = tmp_path / "file"
+    files.publish(target, b"old")
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    for name in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(files.os, name, fail)
+            with pytest.raises(OSError, match="disk full"):
+                files.publish(target, b"new")
+        assert target.read_bytes() == b"old"
+        assert [p.name for p in tmp_path.iterdir()] == ["file"]

@@ -1,0 +1,210 @@
+"""Sampling and the loop: exact borders, no state, the same text however it is computed."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import make_model
+from tgen.api import load
+from tgen.config import SamplingConfig
+from tgen.engine.torch_engine import TorchEngine
+from tgen.errors import UsageError
+from tgen.generation.draw import draw, uniform
+from tgen.generation.loop import generate, window_start
+from tgen.generation.truncation import keep_top_k, keep_top_p, softmax
+
+GREEDY = SamplingConfig(temperature=0)
+
+
+def texts(engine, prompts, n, *, sampling=GREEDY, stop=(), kv_cache=True):
+    out = [[] for _ in prompts]
+    for token in generate(
+        engine, prompts, sampling=sampling, stop=stop, max_new_tokens=n, kv_cache=kv_cache
+    ):
+        out[token.row].append(token.id)
+    return out
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        GREEDY,
+        SamplingConfig(temperature=1.2, top_k=0, seed=3),
+        SamplingConfig(top_k=5, top_p=0.8, seed=4),
+    ],
+)
+def test_text_with_and_without_the_cache_is_equal_past_the_context_too(family, sampling):
+    engine = TorchEngine(make_model(family).double())
+    prompts = [[1, 2, 3], list(range(30)), [7]]
+    cached = texts(engine, prompts, 100, sampling=sampling)
+    assert cached == texts(engine, prompts, 100, sampling=sampling, kv_cache=False)
+    for row, prompt in enumerate(prompts):  # neighbours change nothing; row numbers do
+        alone = texts(engine, [prompt], 100, sampling=sampling)[0]
+        assert (alone == cached[row]) == (row == 0 or sampling is GREEDY)
+
+
+def test_a_text_goes_on_alike_whether_its_beginning_was_generated_or_given(family):
+    engine = TorchEngine(make_model(family).double())
+    sampling = SamplingConfig(temperature=1.0, seed=5)
+    (whole,) = texts(engine, [[1, 2]], 150, sampling=sampling)
+    for given_already in (1, 20, 46, 47, 60, 90, 149):
+        prompt = [1, 2, *whole[:given_already]]
+        (rest,) = texts(engine, [prompt], 150 - given_already, sampling=sampling)
+        assert rest == whole[given_already:]
+
+
+def test_past_the_context_equals_a_fresh_run_on_what_is_kept(family):
+    model = make_model(family).double()
+    (whole,) = texts(TorchEngine(model), [[1]], 80)
+    text = [1, *whole]
+    for n in range(49, 80):
+        window = text[window_start(n, 48) : n]
+        assert 24 < len(window) <= 48
+        assert TorchEngine(model).extend([window])[0].argmax() == text[n]
+
+
+@given(st.integers(1, 500), st.integers(1, 64))
+def test_a_window_fits_and_moves_only_when_it_must(n, context):
+    start = window_start(n, context)
+    assert 1 <= n - start <= context
+    if n > context > 1:
+        assert n - start > context // 2
+    assert window_start(n + 1, context) >= start
+
+
+def test_rows_end_at_a_stop_token_and_say_so():
+    engine = TorchEngine(make_model("qwen3"))
+    (free,) = texts(engine, [[1, 2, 3]], 20)
+    stop = free[6]
+    reports = list(generate(engine, [[1, 2, 3]], sampling=GREEDY, stop=[stop], max_new_tokens=20))
+    assert [r.id for r in reports] == free[: free.index(stop) + 1]
+    assert [r.last for r in reports] == [False] * (len(reports) - 1) + [True]
+    assert list(generate(engine, [[1]], sampling=GREEDY, stop=[], max_new_tokens=0)) == []
+
+
+def test_reports_carry_the_models_own_probabilities():
+    engine = TorchEngine(make_model("gpt2"))
+    (report,) = generate(
+        engine,
+        [[1, 2]],
+        sampling=SamplingConfig(temperature=2.0, seed=1),
+        stop=[],
+        max_new_tokens=1,
+    )
+    p = softmax(TorchEngine(engine.model).extend([[1, 2]]))[0]
+    assert report.logprob == pytest.approx(np.log(p[report.id]), abs=1e-5)
+    assert report.rank == int((p > p[report.id]).sum())
+    assert report.entropy == pytest.approx(-(p * np.log(p)).sum(), abs=1e-4)
+
+
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=12), st.integers(0, 14))
+def test_top_k_keeps_exactly_the_first_k_even_among_equals(values, k):
+    logits = np.array([values], np.float32)
+    kept = np.flatnonzero(keep_top_k(logits, k)[0] > -np.inf).tolist()
+    best = sorted(range(len(values)), key=lambda i: (-values[i], i))
+    assert kept == sorted(best[: k or len(values)])
+
+
+@given(st.lists(st.floats(-5, 5, width=32), min_size=1, max_size=12), st.floats(0.01, 1))
+def test_top_p_keeps_the_fewest_that_reach_p(values, p):
+    logits = np.array([values], np.float32)
+    kept = np.flatnonzero(keep_top_p(logits, p)[0] > -np.inf)
+    probabilities = softmax(logits)[0]
+    order = np.argsort(-logits[0], kind="stable")
+    assert set(kept) == set(order[: len(kept)])
+    if p < 1:
+        assert probabilities[order[: len(kept) - 1]].sum() < p + 1e-12
+        assert len(kept) == len(values) or probabilities[kept].sum() >= p - 1e-12
+    else:
+        assert len(kept) == len(values)
+
+
+def test_draws_follow_the_distribution():
+    """Chi-square over 60,000 draws at alpha 1e-6; a wrong temperature or border fails it."""
+    logits = np.array([[0.0, 1.0, 2.0, 0.5, -1.0, 1.5]], np.float32)
+    n = 60_000
+    for sampling, wrong in [
+        (
+            SamplingConfig(temperature=0.7, top_k=0, seed=11),
+            SamplingConfig(temperature=0.75, top_k=0),
+        ),
+        (
+            SamplingConfig(temperature=1.0, top_k=3, seed=12),
+            SamplingConfig(temperature=1.0, top_k=4),
+        ),
+    ]:
+        drawn = draw(np.repeat(logits, n, axis=0), sampling, rows=range(n), positions=[5] * n)
+        counts = np.bincount(drawn, minlength=6)
+
+        def chi_square(s, counts=counts):
+            p = softmax(keep_top_k(logits / s.temperature, s.top_k))[0]
+            expected = np.maximum(p * n, 1e-9)
+            return ((counts - expected) ** 2 / expected).sum()
+
+        assert chi_square(sampling) < 40  # 1e-6 of chi-square with 5 degrees is 36.9 to 40
+        assert chi_square(wrong) > 40
+
+
+def test_random_numbers_are_a_function_of_their_coordinates():
+    seen = {uniform(s, r, p, 0) for s in range(5) for r in range(5) for p in range(40)}
+    assert len(seen) == 1000
+    assert all(0 <= u < 1 for u in seen)
+    assert uniform(1, 2, 3, 0) == uniform(1, 2, 3, 0) != uniform(1, 2, 3, 1)
+    assert abs(np.mean(list(seen)) - 0.5) < 0.05
+
+
+@given(st.floats(1e-45, 1e30), st.integers(0, 2**63 - 1))
+@settings(deadline=None)
+def test_extreme_temperatures_and_logits_draw_an_allowed_token(temperature, seed):
+    logits = np.array([[3e38, -3e38, 0, -np.inf, 5]], np.float32)
+    sampling = SamplingConfig(temperature=temperature, top_k=0, seed=seed)
+    assert draw(logits, sampling, rows=[0], positions=[9])[0] in (0, 1, 2, 4)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"temperature": float("nan")},
+        {"temperature": -1},
+        {"temperature": float("inf")},
+        {"top_k": -1},
+        {"top_p": 0},
+        {"top_p": 1.5},
+        {"top_p": float("nan")},
+        {"seed": -1},
+    ],
+)
+def test_impossible_settings_are_refused(values):
+    with pytest.raises(UsageError):
+        SamplingConfig(**values)
+
+
+def test_the_library_streams_what_the_command_prints(trained):
+    model = load(trained, threads=1)
+    streamed = "".join(model.generate("The king", max_new_tokens=60, temperature=0.9, seed=8))
+    assert (
+        streamed
+        == model.generate_batch(["The king"], max_new_tokens=60, temperature=0.9, seed=8)[0]
+    )
+    from conftest import tgen
+
+    said = tgen(
+        "generate", "-m", trained, "-p", "The king", "-n", 60, "-t", 0.9, "--seed", 8, "--json"
+    )
+    assert json.loads(said.stdout)["text"] == streamed
+
+
+def test_score_is_the_surprise_of_the_whole_text(trained):
+    model = load(trained, threads=1)
+    text = "The king said: what is this? " * 5
+    stream = [0, *model.encode(text)]
+    nats, length = 0.0, model.engine.context_length
+    for n in range(1, len(stream)):
+        model.engine.rewind([0])
+        first = 0 if n <= length else window_start(n, length)
+        (logits,) = model.engine.extend([stream[first:n]])
+        nats -= np.log(softmax(logits[None])[0, stream[n]])
+    assert model.score(text) == pytest.approx(nats / np.log(2) / len(text), rel=1e-4)

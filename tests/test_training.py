@@ -1,0 +1,316 @@
+"""Runs: resumed equals uninterrupted, the schedule, what is kept, who owns a run."""
+
+import hashlib
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import TEXT
+from tgen import files, runs
+from tgen.checkpoint import directory, run_state
+from tgen.config import ModelConfig, TrainConfig
+from tgen.corpus import TokenStore
+from tgen.errors import LockedError, TrainingError, UsageError
+from tgen.model.transformer import Transformer
+from tgen.reports import DoneReport, EvalReport, PlanReport, StepReport
+from tgen.runs import RunRequest
+from tgen.training.loop import evaluate, train
+from tgen.training.optim import orthogonalise, rate_factor
+from tgen.training.plan import make_plan
+from tgen.training.state import TrainState
+
+
+def request(folder: Path, name: str = "model", **values: object) -> RunRequest:
+    corpus = folder / "corpus.txt"
+    if not corpus.exists():
+        corpus.write_bytes(TEXT)
+    overrides = {
+        "d_model": "16",
+        "n_layers": "1",
+        "n_heads": "2",
+        "context_length": "16",
+        "batch_size": "4",
+        "eval_every": "5",
+        "dropout": "0.1",
+    }
+    overrides |= values.pop("overrides", {})
+    defaults = {
+        "corpus": [str(corpus)],
+        "out": folder / name,
+        "train": TrainConfig(steps=14),
+        "overrides": overrides,
+        "threads": 1,
+    }
+    return RunRequest(**defaults | values)
+
+
+def contents(out: Path) -> dict[str, str]:
+    """Hashes of all that a run leaves, but for what carries the time of day."""
+    found = {}
+    for path in sorted(out.rglob("*")):
+        if path.is_file() and path.name not in ("LOCK", "log.jsonl", "progress.json"):
+            found[str(path.relative_to(out))] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def progress(out: Path) -> dict[str, object]:
+    saved = run_state.load_state(out)
+    assert saved
+    return {k: v for k, v in saved[0].items() if k != "seconds"}
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_resumed_equals_uninterrupted_byte_for_byte(tmp_path, family, optimizer):
+    values = {"family": family, "overrides": {"optimizer": optimizer}}
+    list(runs.start(request(tmp_path, "whole", **values)))
+    stops = iter([3, 5, 6, 11])  # before, at and after evaluations, more than once
+    stop = next(stops)
+    step = 0
+
+    def stopped() -> bool:
+        return step == stop
+
+    reports = runs.start(request(tmp_path, "parts", **values), stopped=stopped)
+    while True:
+        last = None
+        for last in reports:
+            step = getattr(last, "step", step)
+        assert isinstance(last, DoneReport)
+        if last.finished:
+            break
+        assert last.step == stop
+        stop = next(stops, -1)
+        reports = runs.resume(tmp_path / "parts", stopped=stopped, threads=1)
+    parts = contents(tmp_path / "parts")
+    for name, digest in contents(tmp_path / "whole").items():
+        if "state-" not in name or "00000014" in name:
+            assert parts[name] == digest, name
+    assert progress(tmp_path / "parts") == progress(tmp_path / "whole")
+
+    def log(out: str) -> list[tuple[object, ...]]:
+        lines = (tmp_path / out / "training" / "log.jsonl").read_text().splitlines()
+        reports = [json.loads(line) for line in lines]
+        return [(r["kind"], r["step"], r.get("loss")) for r in reports if r["kind"] != "DoneReport"]
+
+    assert log("parts") == log("whole")
+
+
+def test_the_best_weights_are_kept_and_score_what_was_reported(tmp_path):
+    reports = list(
+        runs.start(
+            request(
+                tmp_path, overrides={"dropout": "0", "learning_rate": "0.2", "optimizer": "adamw"}
+            )
+        )
+    )
+    evaluations = [r for r in reports if isinstance(r, EvalReport)]
+    best = min(evaluations, key=lambda r: r.bits_per_byte)
+    assert [r.step for r in evaluations] == [5, 10, 14]
+    bundle = directory.load(tmp_path / "model")
+    run, tokens = run_state.load_run(tmp_path / "model")
+    store = TokenStore(
+        train=tokens["train"],
+        held_out=tokens["held_out"],
+        batch_size=1,
+        seed=0,
+        held_out_bytes=run["held_out_bytes"],
+        context_length=16,
+    )
+    _, bits = evaluate(Transformer.from_arrays(bundle.config, bundle.arrays), store)
+    assert bits == pytest.approx(best.bits_per_byte, abs=1e-6)
+    assert isinstance(reports[-1], DoneReport)
+    assert reports[-1].best_bits_per_byte == best.bits_per_byte
+
+
+def test_bits_per_byte_are_those_of_the_definition():
+    torch.manual_seed(0)
+    model = Transformer(
+        ModelConfig.of("qwen3", vocab_size=40, n_layers=1, d_model=16, n_heads=2, context_length=8)
+    )
+    tokens = np.random.default_rng(0).integers(0, 40, 60).astype(np.uint16)
+    store = TokenStore(
+        train=tokens[:30],
+        held_out=tokens[30:],
+        held_out_bytes=100,
+        context_length=8,
+        batch_size=1,
+        seed=0,
+    )
+    nats = 0.0
+    for start in range(29, 59, 8):
+        window = torch.tensor(tokens[start : start + 9].astype(np.int64))[None]
+        with torch.no_grad():
+            log_p = model(window[:, :-1]).double().log_softmax(-1)
+        nats -= log_p.gather(-1, window[:, 1:, None]).sum().item()
+    loss, bits = evaluate(model, store)
+    assert loss == pytest.approx(nats / 30, rel=1e-5)
+    assert bits == pytest.approx(nats / np.log(2) / 100, rel=1e-5)
+
+
+def test_minutes_end_in_time_and_the_decay_is_recorded():
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 0.5  # a step asks four times: two seconds
+        return now
+
+    config = TrainConfig(minutes=2, batch_size=2, eval_every=1000, decay_fraction=0.25)
+    torch.manual_seed(0)
+    model = Transformer(
+        ModelConfig.of("qwen3", vocab_size=40, n_layers=1, d_model=16, n_heads=2, context_length=8)
+    )
+    store = TokenStore(
+        train=np.arange(40, dtype=np.uint16),
+        held_out=np.zeros(0, np.uint16),
+        held_out_bytes=0,
+        context_length=8,
+        batch_size=2,
+        seed=0,
+    )
+    state = TrainState(model, config)
+    steps = [
+        r for r in train(model, store, config, state, clock=clock) if isinstance(r, StepReport)
+    ]
+    assert 114 <= state.progress.seconds <= 126
+    assert state.progress.decay_start == pytest.approx(0.75 * len(steps), abs=2)
+    assert state.progress.total_steps == len(steps)
+    rates = [r.learning_rate for r in steps]
+    assert max(rates) == pytest.approx(config.learning_rate)
+    assert rates[-1] < 0.1 * config.learning_rate
+    assert all(later <= earlier for earlier, later in itertools.pairwise(rates[50:]))
+
+
+def test_the_rate_goes_up_level_and_down():
+    factors = [rate_factor(s, warmup_steps=3, decay_start=6, total_steps=10) for s in range(11)]
+    assert factors[:7] == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1, 0.8])
+    assert factors[6:] == pytest.approx([0.8, 0.6, 0.4, 0.2, 0])
+    assert rate_factor(99, warmup_steps=0, decay_start=None, total_steps=None) == 1
+
+
+def test_muons_update_is_nearly_orthogonal():
+    torch.manual_seed(0)
+    for shape in ((16, 64), (64, 16)):
+        singular = torch.linalg.svdvals(orthogonalise(torch.randn(3, *shape)))
+        assert singular.min() > 0.6
+        assert singular.max() < 1.3
+
+
+def test_a_corpus_shorter_than_the_context_gets_a_smaller_one(tmp_path):
+    (tmp_path / "corpus.txt").write_bytes(b"to be or not to be")
+    reports = list(runs.start(request(tmp_path, overrides={"context_length": "64"})))
+    plan = reports[0]
+    assert isinstance(plan, PlanReport)
+    assert plan.context_length == 15  # 16 bytes to train on
+    assert any("context_length is 15, not 64" in note for note in plan.notes)
+    assert directory.load(tmp_path / "model").config.context_length == 15
+
+
+@pytest.mark.parametrize(
+    "text", [b"ab", b"\xff\xfe\x00", "é".encode(), b"x" * 50, b"\r\n.\r\n" * 9]
+)
+def test_any_bytes_train(tmp_path, text):
+    (tmp_path / "corpus.txt").write_bytes(text)
+    assert isinstance(list(runs.start(request(tmp_path)))[-1], DoneReport)
+    directory.load(tmp_path / "model")
+
+
+def test_a_run_in_use_is_refused_and_readers_are_not(tmp_path):
+    list(runs.start(request(tmp_path)))
+    with files.lock(tmp_path / "model" / "training" / "LOCK"):
+        with pytest.raises(LockedError, match="in use by process"):
+            next(runs.resume(tmp_path / "model"))
+        directory.load(tmp_path / "model")
+
+
+def test_nothing_is_overwritten_unasked(tmp_path):
+    list(runs.start(request(tmp_path)))
+    before = contents(tmp_path / "model")
+    with pytest.raises(UsageError, match="already holds a model"):
+        next(runs.start(request(tmp_path)))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("mine")
+    with pytest.raises(UsageError, match="holds other files"):
+        next(runs.start(request(tmp_path, "other", overwrite=True)))
+    assert contents(tmp_path / "model") == before
+    (tmp_path / "model" / "notes.txt").write_text("mine")
+    list(runs.start(request(tmp_path, overwrite=True, train=TrainConfig(steps=14, seed=1))))
+    assert (tmp_path / "model" / "notes.txt").read_text() == "mine"
+    after = contents(tmp_path / "model")
+    assert after["model.safetensors"] != before["model.safetensors"]
+
+
+def test_a_changed_corpus_is_refused_on_resume(tmp_path):
+    list(runs.start(request(tmp_path)))
+    (tmp_path / "corpus.txt").write_bytes(TEXT + b"more")
+    with pytest.raises(TrainingError, match="has changed"):
+        next(runs.resume(tmp_path / "model", corpus_paths=[str(tmp_path / "corpus.txt")]))
+    with pytest.raises(TrainingError, match="no run"):
+        next(runs.resume(tmp_path / "nowhere"))
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_model(tmp_path, monkeypatch):
+    nan_at = 7
+    original = TokenStore.batch
+
+    def batch(self, step):
+        if step == nan_at:
+            with torch.no_grad():
+                live[0].token_embedding.weight[0, 0] = float("nan")
+        return original(self, step)
+
+    live = []
+    made = runs.new_state
+
+    def remember(*args):
+        state = made(*args)
+        live.append(state.model)
+        return state
+
+    monkeypatch.setattr(TokenStore, "batch", batch)
+    monkeypatch.setattr(runs, "new_state", remember)
+    with pytest.raises(TrainingError, match="loss became nan"):
+        list(runs.start(request(tmp_path)))
+    bundle = directory.load(tmp_path / "model")  # of step 5
+    assert all(np.isfinite(array).all() for array in bundle.arrays.values())
+
+
+def test_overrides_reach_every_field_and_refuse_the_rest():
+    plan_of = dict(
+        family="llama",
+        size="tiny",
+        train=TrainConfig(),
+        vocab_size=300,
+        train_tokens=10_000,
+        held_out_tokens=1000,
+        on_gpu=False,
+    )
+    plan = make_plan(
+        **plan_of,
+        overrides={
+            "n_kv_heads": "2",
+            "tied_embeddings": "false",
+            "beta2": "0.9",
+            "steps": "7",
+            "norm_eps": "1e-4",
+        },
+    )
+    assert plan.model.n_kv_heads == 2
+    assert plan.model.tied_embeddings is False
+    assert (plan.train.beta2, plan.train.steps) == (0.9, 7)
+    for name, value in [
+        ("layers", "3"),
+        ("n_layers", "many"),
+        ("n_layers", "-1"),
+        ("tied_embeddings", "maybe"),
+        ("activation", "tanh"),
+        ("activation", "relu"),
+        ("learning_rate", "nan"),
+        ("vocab_size", "9"),
+    ]:
+        with pytest.raises(UsageError):
+            make_plan(**plan_of, overrides={name: value})
