@@ -138,6 +138,30 @@ def test_mutated_headers_never_crash_nor_pass_what_the_library_refuses(tmp_path_
         assert array.tobytes() == library[name].tobytes()
 
 
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        {"a": [0, 24], "b": [20, 36]},  # an overlap
+        {"a": [0, 24], "b": [28, 44]},  # a hole
+        {"a": [0, 24], "b": [24, 36]},  # fewer bytes than the shape
+        {"a": [0, 24], "b": [40, 24]},
+        {"a": [-24, 0], "b": [0, 16]},
+        {"a": [0, 24], "b": [24, 1 << 62]},
+    ],
+)
+def test_tensors_must_cover_the_file_exactly(tmp_path, offsets):
+    shapes = {"a": [2, 3], "b": [4]}
+    header = {
+        n: {"dtype": "F32", "shape": shapes[n], "data_offsets": o} for n, o in offsets.items()
+    }
+    text = json.dumps(header).encode()
+    size = max(end for _, end in offsets.values()) if offsets["b"][1] < 100 else 40
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(size))
+    with pytest.raises(ModelError, match=r"hole or an overlap|unreadable header|its header says"):
+        tensors.read_header(path)
+
+
 def test_a_foreign_model_keeps_its_learned_positions(tokenizer, tmp_path):
     model = make_model("classic", position="learned", vocab_size=tokenizer.vocab_size)
     directory.save(tmp_path / "m", model.config, tokenizer, model.to_arrays())

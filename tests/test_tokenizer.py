@@ -111,7 +111,7 @@ def test_training_twice_gives_the_same_tokenizer():
 
 
 def test_long_texts_are_cut_where_no_token_crosses(monkeypatch):
-    text = "one two,\n\nthree\n four 'tis\r\n\r\nfive!\n\t six\nseven" * 50
+    text = "and more.\n\nWhat,\n\nthree\n four 'tis\r\n\r\nfive!\n\t six\nseven" * 50
     whole = BPE.encode(text.encode())
     monkeypatch.setattr("tgen.tokenizer._BLOCK", 7)
     assert len(list(_blocks(text))) > 50
