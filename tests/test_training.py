@@ -19,7 +19,7 @@ from tgen.model.transformer import Transformer
 from tgen.reports import DoneReport, EvalReport, PlanReport, StepReport
 from tgen.runs import RunRequest
 from tgen.training.loop import evaluate, train
-from tgen.training.optim import orthogonalise, rate_factor
+from tgen.training.optim import Muon, orthogonalise, rate_factor
 from tgen.training.plan import make_plan
 from tgen.training.state import TrainState
 
@@ -213,6 +213,24 @@ def test_muons_update_is_nearly_orthogonal():
         singular = torch.linalg.svdvals(orthogonalise(torch.randn(3, *shape)))
         assert singular.min() > 0.6
         assert singular.max() < 1.3
+
+
+def test_muon_is_orthogonalised_nesterov_momentum_with_decoupled_decay():
+    torch.manual_seed(0)
+    matrices = [torch.nn.Parameter(torch.randn(shape)) for shape in ((6, 4), (6, 4), (4, 6))]
+    expected = [matrix.detach().clone() for matrix in matrices]
+    momenta = [torch.zeros_like(matrix) for matrix in expected]
+    optimizer = Muon(matrices, lr=0.1, momentum=0.9, weight_decay=0.5)
+    for _ in range(3):
+        for i, matrix in enumerate(matrices):
+            matrix.grad = torch.randn_like(matrix)
+            momenta[i] = 0.9 * momenta[i] + 0.1 * matrix.grad
+            update = orthogonalise((0.1 * matrix.grad + 0.9 * momenta[i])[None])[0]
+            scale = max(1, matrix.shape[0] / matrix.shape[1]) ** 0.5
+            expected[i] = expected[i] * (1 - 0.1 * 0.5) - 0.1 * scale * update
+        optimizer.step()
+    for matrix, wanted in zip(matrices, expected, strict=True):
+        assert torch.allclose(matrix, wanted, atol=1e-5)
 
 
 def test_a_corpus_shorter_than_the_context_gets_a_smaller_one(tmp_path):
