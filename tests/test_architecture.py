@@ -1,6 +1,7 @@
 """The house's rules: who may import what, how long a file may be, who may print."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,8 @@ def test_a_file_is_one_idea(path):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_only_one_room_prints_and_only_one_touches_the_disk(path):
+    text = path.read_text()
+    assert path.name == "files.py" or not re.search(r"\.(write|read)_(bytes|text)\(", text)
     calls = {
         node.func.id
         for node in ast.walk(ast.parse(path.read_text()))

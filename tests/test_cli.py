@@ -31,7 +31,7 @@ def complains(result: subprocess.CompletedProcess[bytes], status: int, *words: s
     assert result.returncode == status, message
     assert result.stdout == b""
     assert "Traceback" not in message
-    assert len(errors.strip().splitlines()) in (1, 2), message
+    assert len(errors.strip().splitlines()) == 2, message  # what is wrong, and what to do
     for word in words:
         assert word in errors, message
 
@@ -54,8 +54,8 @@ def test_stdout_is_the_continuation_and_not_one_byte_more(trained):
     assert b"seed 7" in plain.stderr
     record = json.loads(tgen("generate", *options, "-p", "What is", "--json").stdout)
     text = (
-        base64.b64decode(record["text_bytes"])
-        if "text_bytes" in record
+        base64.b64decode(record["bytes"])
+        if "bytes" in record
         else record["text"].encode()
     )
     assert plain.stdout == text
@@ -236,6 +236,37 @@ def test_ctrl_c_saves_and_the_printed_command_goes_on(tmp_path):
     assert whole.read_bytes() == parts.read_bytes()
 
 
+def test_a_run_outlives_its_terminal_and_its_reader(tmp_path):
+    (tmp_path / "corpus.txt").write_bytes(TEXT)
+    small = ["--steps", 40, "--set", "d_model=16", "--set", "n_heads=2", "--set", "eval_every=10"]
+    for name, stream in (("a", "stderr"), ("b", "stdout")):
+        arguments = ["train", tmp_path / "corpus.txt", "--out", tmp_path / name, *small]
+        arguments += ["--json"] if stream == "stdout" else []
+        pipes = {"stderr": subprocess.DEVNULL} | {stream: subprocess.PIPE}
+        with start(*arguments, **pipes) as process:
+            pipe = getattr(process, stream)
+            pipe.read(1)
+            pipe.close()
+            assert process.wait(timeout=100) == 0
+        assert (tmp_path / name / "model.safetensors").exists()
+        assert (tmp_path / name / "training" / "state-00000040").exists()
+
+
+def test_closed_streams_are_said_to_be(trained):
+    for arguments, closed, word in [
+        (["train", "-"], "<&-", b"stdin is closed"),
+        (["generate", "-m", trained, "-n", 2], "<&-", b"no prompt"),
+        (["inspect", "-m", trained, "-p", "a"], ">&-", b"stdout is closed"),
+        (["generate", "-m", trained, "-p", "a", "-n", 9], ">&-", b"stdout is closed"),
+    ]:
+        command = " ".join([sys.executable, "-m", "tgen", *map(str, arguments), closed])
+        result = subprocess.run(
+            ["sh", "-c", command], stderr=subprocess.PIPE, env=clean_environment(), check=False
+        )
+        assert result.returncode in (1, 2), result.stderr.decode()
+        assert word in result.stderr
+
+
 def test_bad_corpora(tmp_path):
     (tmp_path / "empty.txt").write_bytes(b"")
     (tmp_path / "one.txt").write_bytes(b"x")
@@ -330,6 +361,8 @@ def test_the_shipped_model_answers_where_nothing_was_trained(tmp_path):
         "tokenizer.json",
         "tokenizer_config.json",
     }
+    config = json.loads((SHIPPED / "config.json").read_bytes())
+    assert config["max_position_embeddings"] >= 256
     result = tgen("generate", "--prompt", "What is", "-n", 100, "--seed", 1, cwd=tmp_path)
     assert result.returncode == 0, result.stderr.decode()
     assert b"shakespeare" in result.stderr

@@ -11,7 +11,7 @@ from conftest import make_model
 from tgen.api import load
 from tgen.config import SamplingConfig
 from tgen.engine.torch_engine import TorchEngine
-from tgen.errors import UsageError
+from tgen.errors import ModelError, UsageError
 from tgen.generation.draw import draw, uniform
 from tgen.generation.loop import generate, window_start
 from tgen.generation.truncation import keep_top_k, keep_top_p, softmax
@@ -195,6 +195,26 @@ def test_the_library_streams_what_the_command_prints(trained):
         "generate", "-m", trained, "-p", "The king", "-n", 60, "-t", 0.9, "--seed", 8, "--json"
     )
     assert json.loads(said.stdout)["text"] == streamed
+
+
+def test_a_models_methods_mix_but_two_texts_at_once_are_refused(trained):
+    model = load(trained, threads=1)
+    alone = model.generate_batch(["The"], max_new_tokens=5, seed=1)
+    score = model.score("What is")
+    assert model.generate_batch([]) == []
+    assert model.generate_batch(["The", "A", "What"], max_new_tokens=5, seed=1)[0] == alone[0]
+    assert model.score("What is") == score
+    first = model.generate("The", max_new_tokens=50)
+    next(first)
+    assert "".join(model.generate("The", max_new_tokens=5, seed=1)) == alone[0]
+    with pytest.raises(RuntimeError, match="another text was started"):
+        list(first)
+
+
+def test_damaged_weights_are_said_to_be():
+    logits = np.full((1, 4), np.nan, np.float32)
+    with pytest.raises(ModelError, match="not finite"):
+        draw(logits, GREEDY, rows=[0], positions=[1])
 
 
 def test_score_is_the_surprise_of_the_whole_text(trained):

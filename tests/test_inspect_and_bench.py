@@ -19,6 +19,7 @@ from tgen.errors import UsageError
 from tgen.introspect.attention import head_attention
 from tgen.introspect.predictions import next_tokens
 from tgen.introspect.summary import summarise
+from tgen.model.kv_cache import KVCache
 from tgen.model.transformer import Transformer
 from tgen.reports import LengthReport, TrialReport
 
@@ -135,6 +136,10 @@ def test_timings_of_every_length_and_the_verdict(family):
     assert [r.length for r in lengths] == [16, 32, 47]
     for r in lengths:
         assert r.cache_bytes == r.length * engine.model.config.cache_bytes_per_token
+        keys = KVCache(engine.model.config, 1, device=engine.device, dtype=torch.float32)
+        keys.extend(64)  # storage for exactly 64 tokens
+        stored = sum(t.untyped_storage().nbytes() for t in keys.keys + keys.values)
+        assert r.cache_bytes == r.length * stored / 64
         assert r.uncached is not None
         assert len(r.prefill.seconds) == len(r.cached.seconds) == len(r.uncached.seconds) == 3
         assert r.speedup == r.uncached.median / r.cached.median

@@ -16,7 +16,7 @@ from tgen.config import ModelConfig, TrainConfig
 from tgen.corpus import TokenStore
 from tgen.errors import LockedError, TrainingError, UsageError
 from tgen.model.transformer import Transformer
-from tgen.reports import DoneReport, EvalReport, PlanReport, StepReport
+from tgen.reports import DoneReport, EvalReport, PlanReport, SampleReport, StepReport
 from tgen.runs import RunRequest
 from tgen.training.loop import evaluate, train
 from tgen.training.optim import Muon, orthogonalise, rate_factor
@@ -60,7 +60,7 @@ def contents(out: Path) -> dict[str, str]:
 def progress(out: Path) -> dict[str, object]:
     saved = run_state.load_state(out)
     assert saved
-    return {k: v for k, v in saved[0].items() if k != "seconds"}
+    return {k: v for k, v in saved[0].items() if "seconds" not in k}
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
@@ -252,6 +252,34 @@ def test_any_bytes_train(tmp_path, text):
     directory.load(tmp_path / "model")
 
 
+@pytest.mark.parametrize(
+    "text", [b"x" * 90 + b" " * 60, b"\n" * 80 + b"x", b'{"prompt": "", "completion": "ab"}\n' * 9]
+)
+def test_whatever_the_samples_would_start_with_a_run_goes_on(tmp_path, text):
+    name = "corpus.jsonl" if text.startswith(b"{") else "corpus.txt"
+    (tmp_path / name).write_bytes(text)
+    reports = list(runs.start(request(tmp_path, corpus=[str(tmp_path / name)])))
+    assert any(isinstance(report, SampleReport) for report in reports)
+
+
+def test_with_nothing_held_out_the_last_weights_are_saved_as_it_goes(tmp_path):
+    reports = runs.start(request(tmp_path, train=TrainConfig(steps=14, val_fraction=0)))
+    for report in reports:
+        if isinstance(report, StepReport) and report.step == 5:
+            break
+    assert progress(tmp_path / "model")["step"] == 5
+    early = directory.load(tmp_path / "model")
+    reports.close()
+    list(runs.resume(tmp_path / "model", threads=1))
+    late = directory.load(tmp_path / "model")
+    assert any(not np.array_equal(early.arrays[n], late.arrays[n]) for n in late.arrays)
+
+
+def test_the_largest_seed_works(tmp_path):
+    last = list(runs.start(request(tmp_path, train=TrainConfig(steps=1, seed=2**63 - 1))))[-1]
+    assert isinstance(last, DoneReport)
+
+
 def test_a_run_in_use_is_refused_and_readers_are_not(tmp_path):
     list(runs.start(request(tmp_path)))
     with files.lock(tmp_path / "model" / "training" / "LOCK"):
@@ -328,13 +356,13 @@ def test_overrides_reach_every_field_and_refuse_the_rest():
             "n_kv_heads": "2",
             "tied_embeddings": "false",
             "beta2": "0.9",
-            "steps": "7",
+            "warmup_steps": "7",
             "norm_eps": "1e-4",
         },
     )
     assert plan.model.n_kv_heads == 2
     assert plan.model.tied_embeddings is False
-    assert (plan.train.beta2, plan.train.steps) == (0.9, 7)
+    assert (plan.train.beta2, plan.train.warmup_steps) == (0.9, 7)
     for name, value in [
         ("layers", "3"),
         ("n_layers", "many"),
@@ -344,6 +372,7 @@ def test_overrides_reach_every_field_and_refuse_the_rest():
         ("activation", "relu"),
         ("learning_rate", "nan"),
         ("vocab_size", "9"),
+        ("steps", "7"),
     ]:
         with pytest.raises(UsageError):
             make_plan(**plan_of, overrides={name: value})

@@ -6,8 +6,7 @@ for piece in model.generate("What is", temperature=0): print(piece, end="")
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from tgen.checkpoint.directory import ModelBundle
 from tgen.checkpoint.directory import load as load_bundle
 from tgen.config import DEFAULT_MAX_NEW_TOKENS, SamplingConfig
 from tgen.engine import open_engine
-from tgen.engine.base import Engine
+from tgen.engine.base import Engine, reset
 from tgen.errors import UsageError
 from tgen.generation.loop import generate, window_start
 from tgen.generation.truncation import softmax
@@ -32,11 +31,15 @@ def load(path: str | Path, *, device: str = "auto", threads: int | None = None) 
 
 
 class Model:
-    """A loaded model. Text may be str or bytes; what cannot be UTF-8 is bytes."""
+    """A loaded model. Text may be str or bytes; what cannot be UTF-8 is bytes.
+
+    One text is generated at a time: starting another ends the one before with a RuntimeError.
+    """
 
     def __init__(self, bundle: ModelBundle, engine: Engine) -> None:
         self.bundle = bundle
         self.engine = engine
+        self._turn = 0
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -46,30 +49,40 @@ class Model:
     def encode(self, text: str | bytes) -> list[int]:
         """The ids of a prompt; an empty one starts where documents start."""
         data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
-        ids = self.tokenizer.encode(data)
-        if ids:
-            return ids
-        if self.tokenizer.end_of_text is None:
+        ids = self.tokenizer.encode_prompt(data)
+        if not ids:
             raise UsageError("the prompt is empty", "this model needs at least one character")
-        return [self.tokenizer.end_of_text]
+        return ids
 
     def tokens(
         self,
-        prompt: str | bytes,
+        prompts: Sequence[Sequence[int]],
         *,
         max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
         sampling: SamplingConfig | None = None,
         kv_cache: bool = True,
     ) -> Iterator[Token]:
-        """The tokens that continue the prompt, with their probabilities."""
-        return generate(
+        """The tokens that continue each prompt, with their probabilities."""
+        self._turn += 1
+        turn = self._turn
+        for token in generate(
             self.engine,
-            [self.encode(prompt)],
+            prompts,
             sampling=sampling or SamplingConfig(),
             stop=self.bundle.end_ids,
             max_new_tokens=max_new_tokens,
             kv_cache=kv_cache,
-        )
+        ):
+            yield token
+            if self._turn != turn:
+                raise RuntimeError("another text was started on this model; load it twice for two")
+
+    def pieces(self, tokens: Iterable[Token]) -> Iterator[tuple[Token, bytes]]:
+        """Each token of one row with the whole characters that it completes."""
+        stream = TextStream()
+        for token in tokens:
+            piece = stream.feed(self.token_bytes(token.id))
+            yield token, piece + (stream.flush() if token.last else b"")
 
     def generate(
         self,
@@ -82,18 +95,16 @@ class Model:
 
         `sampling` are fields of SamplingConfig. Bytes that are no UTF-8 come as U+FFFD.
         """
-        stream = TextStream()
-        config = replace(SamplingConfig(), **sampling)
-        for token in self.tokens(prompt, max_new_tokens=max_new_tokens, sampling=config):
-            piece = stream.feed(self.token_bytes(token.id))
-            if token.last:
-                piece += stream.flush()
+        config = SamplingConfig(**sampling)
+        prompts = [self.encode(prompt)]
+        tokens = self.tokens(prompts, max_new_tokens=max_new_tokens, sampling=config)
+        for _, piece in self.pieces(tokens):
             if piece:
                 yield piece.decode("utf-8", errors="replace")
 
     def generate_batch(
         self,
-        prompts: list[str | bytes],
+        prompts: Sequence[str | bytes],
         *,
         max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
         **sampling: Any,
@@ -101,13 +112,8 @@ class Model:
         """Each prompt's continuation, all rows computed together."""
         texts = [b""] * len(prompts)
         rows = [self.encode(prompt) for prompt in prompts]
-        for token in generate(
-            self.engine,
-            rows,
-            sampling=replace(SamplingConfig(), **sampling),
-            stop=self.bundle.end_ids,
-            max_new_tokens=max_new_tokens,
-        ):
+        config = SamplingConfig(**sampling)
+        for token in self.tokens(rows, max_new_tokens=max_new_tokens, sampling=config):
             texts[token.row] += self.token_bytes(token.id)
         return [text.decode("utf-8", errors="replace") for text in texts]
 
@@ -121,6 +127,8 @@ class Model:
         start = self.tokenizer.end_of_text
         stream = ([start] if start is not None else []) + ids
         length = self.engine.context_length
+        self._turn += 1
+        reset(self.engine, 1)
         nats, scored = 0.0, 1
         while scored < len(stream):
             first = window_start(scored, length)

@@ -9,6 +9,9 @@ from tgen.errors import UsageError
 Position = Literal["sinusoidal", "learned", "rotary"]
 Norm = Literal["layer_norm", "rms_norm"]
 Activation = Literal["relu", "gelu_tanh", "gelu", "swiglu"]
+Family = Literal["classic", "gpt2", "llama", "qwen3"]
+Size = Literal["tiny", "small", "medium", "large"]
+DEFAULT_FAMILY: Family = "qwen3"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +93,8 @@ class ModelConfig:
             same = f"attention_bias={self.attention_bias} in the {self.family} family"
             _require(self.output_bias == self.attention_bias, "output_bias", self.output_bias, same)
         if self.family == "classic":
+            known = self.position in ("sinusoidal", "learned")
+            _require(known, "position", self.position, "sinusoidal or learned")
             _require(self.d_ff == 4 * self.d_model, "d_ff", self.d_ff, "4 * d_model")
             _require(self.activation != "gelu", "activation", "gelu", "relu or gelu_tanh")
 
@@ -179,15 +184,16 @@ class TrainConfig:
     beta2: float = 0.98
     grad_clip: float = 1.0
     dropout: float = 0.0
-    eval_every: int = 250  # steps
+    eval_every: int | None = None  # steps; None: as often as a twentieth of the time allows
     val_fraction: float = 0.1
     seed: int = 1337
 
     def __post_init__(self) -> None:
         _require(0 < self.minutes < math.inf, "minutes", self.minutes, "a positive number")
         _require(self.steps is None or self.steps >= 1, "steps", self.steps, "at least 1")
-        for name in ("batch_size", "eval_every"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        _require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
+        every = self.eval_every
+        _require(every is None or every >= 1, "eval_every", every, "at least 1")
         for name in ("learning_rate", "matrix_learning_rate", "grad_clip"):
             value = getattr(self, name)
             _require(0 < value < math.inf, name, value, "a positive number")

@@ -29,10 +29,10 @@ Tokens = NDArray[np.uint16 | np.uint32]
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents in the order read. `rows` says that they are rows, which a split keeps whole."""
+    """Documents in the order read. Those numbered in `rows` are rows, which a split keeps whole."""
 
     documents: list[Document]
-    rows: bool
+    rows: frozenset[int]
     skipped: list[str]  # files of a folder that are no text
 
     @property
@@ -55,12 +55,13 @@ def read(paths: Sequence[str]) -> Corpus:
     """Reads files, folders, glob patterns and `-` (stdin); raises CorpusError where nothing is."""
     documents: list[Document] = []
     skipped: list[str] = []
-    rows = False
+    rows: set[int] = set()
     for name, data in _sources(paths, skipped):
         found = _rows(name, data)
-        rows = rows or found is not None
+        if found is not None:
+            rows |= set(range(len(documents), len(documents) + len(found)))
         documents += found if found is not None else _texts(data)
-    corpus = Corpus(documents, rows, skipped)
+    corpus = Corpus(documents, frozenset(rows), skipped)
     if corpus.n_bytes == 0:
         raise CorpusError(f"the corpus {' '.join(paths)!r} is empty", "name a file that holds text")
     return corpus
@@ -84,12 +85,13 @@ def split(corpus: Corpus, val_fraction: float) -> Split:
     train: list[Document] = []
     held_out: list[Document] = []
     start, cut = 0, False
-    for document in corpus.documents:
+    for number, document in enumerate(corpus.documents):
         size = sum(map(len, document))
+        is_row = number in corpus.rows
         inside = border - start  # bytes of this document before the border
-        if inside >= size or (corpus.rows and inside >= size / 2):
+        if inside >= size or (is_row and inside >= size / 2):
             train.append(document)
-        elif inside <= 0 or corpus.rows:
+        elif inside <= 0 or is_row:
             held_out.append(document)
         else:
             (text,) = document
@@ -129,6 +131,11 @@ class TokenStore:
     context_length: int
     batch_size: int
     seed: int
+
+    @property
+    def held_out_tokens(self) -> int:
+        """Tokens held out."""
+        return len(self.held_out)
 
     def batch(self, step: int) -> NDArray[np.int64]:
         """Step `step`'s windows, (batch_size, context_length + 1): inputs and, shifted, targets.
@@ -174,6 +181,8 @@ def _epoch(seed: int, epoch: int, n_windows: int, n_starts: int) -> tuple[int, N
 def _sources(paths: Sequence[str], skipped: list[str]) -> Iterator[tuple[str, bytes]]:
     for path in paths:
         if path == "-":
+            if sys.stdin is None:
+                raise CorpusError("stdin is closed", "pipe a text in, or name a file")
             yield "-", sys.stdin.buffer.read()
         elif Path(path).is_dir():
             for file in sorted(Path(path).rglob("*")):

@@ -24,7 +24,9 @@ def read(path: Path, *, limit: int | None = None) -> bytes:
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if limit is not None and size > limit:
-            raise TgenError(f"{path} has {size} bytes; at most {limit} are expected here")
+            raise TgenError(
+                f"{path} has {size} bytes, more than the {limit} expected", "it is no such file"
+            )
         return file.read()
 
 
@@ -36,7 +38,9 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
     except FileNotFoundError:
         raise TgenError(f"{path} does not exist", "check the spelling of the path") from None
     except OSError as error:
-        raise TgenError(f"{path} cannot be opened: {error.strerror}") from None
+        raise TgenError(
+            f"{path} cannot be opened: {error.strerror}", "check who may read it"
+        ) from None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise TgenError(f"{path} is not a regular file", "name a file that holds data")

@@ -8,20 +8,20 @@ The newest state and the best weights are on disk whenever an EvalReport or the 
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tgen import corpus, files
 from tgen.checkpoint import directory, run_state
-from tgen.config import ModelConfig, SamplingConfig, TrainConfig
+from tgen.config import DEFAULT_FAMILY, Family, ModelConfig, SamplingConfig, Size, TrainConfig
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import TrainingError, UsageError
 from tgen.generation.loop import generate
 from tgen.model.device import choose_device, n_threads, set_threads
 from tgen.reports import DoneReport, EvalReport, PlanReport, SampleReport, StepReport
 from tgen.tokenizer import Tokenizer, make_tokenizer
-from tgen.training.loop import train
+from tgen.training.loop import evaluation_is_due, train
 from tgen.training.plan import Plan, choose_tokenizer, make_plan
 from tgen.training.state import Progress, TrainState, new_state
 
@@ -37,8 +37,8 @@ class RunRequest:
 
     corpus: list[str] = field(default_factory=list)
     out: Path
-    family: str = "qwen3"
-    size: str | None = None  # None: the minutes choose
+    family: Family = DEFAULT_FAMILY
+    size: Size | None = None  # None: the minutes choose
     tokenizer: str = "auto"  # char, bpe, or the path of a tokenizer.json
     vocab_size: int | None = None
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -87,6 +87,8 @@ def start(request: RunRequest, *, stopped: Callable[[], bool] = lambda: False) -
         "size": plan.size,
         "model": asdict(plan.model),
         "train": asdict(plan.train),
+        "device": device.type,
+        "threads": n_threads(),
         "sample_prompt": _sample_prompt(held_out or train_documents).decode(
             "utf-8", "surrogateescape"
         ),
@@ -94,12 +96,12 @@ def start(request: RunRequest, *, stopped: Callable[[], bool] = lambda: False) -
     run_folder = run_state.folder(request.out)
     with files.lock(run_folder / "LOCK"):
         _check_free(request)
-        directory.remove(request.out)
+        state = new_state(plan.model, plan.train, device)
+        directory.remove(request.out)  # only now that the new run is sure to start
         run_state.remove(request.out)
         files.publish(run_folder / "tokenizer.json", tokenizer.json.encode())
         run_state.save_run(request.out, run, {"train": train_tokens, "held_out": held_out_tokens})
-        state = new_state(plan.model, plan.train, device)
-        state.progress.seconds = time.monotonic() - began
+        state.progress.seconds = state.progress.setup_seconds = time.monotonic() - began
         yield _plan_report(
             request.out, run, plan, state, tokenizer, len(train_tokens), len(held_out_tokens), notes
         )
@@ -119,9 +121,9 @@ def resume(
 
     The corpus need not be there any more; if it is named and has changed, TrainingError.
     """
-    chosen = choose_device(device)
-    set_threads(threads)
     run, tokens = run_state.load_run(out)
+    chosen = choose_device(run["device"] if device == "auto" else device)
+    set_threads(threads or run["threads"])
     if corpus_paths and corpus.read(corpus_paths).sha256 != run["corpus_sha256"]:
         raise TrainingError(
             f"the corpus has changed since the run in {out} began",
@@ -154,27 +156,36 @@ def _run(
 ) -> Iterator[Report]:
     """Trains, saves, samples; hands on every report."""
     model, progress = state.model, state.progress
+
+    def save(*, weights: bool) -> None:
+        if weights:  # first, so that a run killed in between comes past this step again
+            directory.save(out, model.config, tokenizer, model.to_arrays())
+        run_state.save_state(out, asdict(progress), state.to_arrays())
+
     for report in train(model, store, config, state):
+        nothing_held_out = store.held_out_bytes == 0
         if isinstance(report, DoneReport):
-            if progress.best_bits_per_byte is None:
-                directory.save(out, model.config, tokenizer, model.to_arrays())
-            _save(out, state)
-            _log(out, report)
-            yield DoneReport(**asdict(report) | {"out": str(out)})
-            return
+            save(weights=nothing_held_out)
+            report = replace(report, out=str(out))
         if not isinstance(report, StepReport) or report.step % _LOG_EVERY == 0:
-            _log(out, report)
+            line = json.dumps({"kind": type(report).__name__} | asdict(report))
+            files.append_line(run_state.folder(out) / "log.jsonl", line)
+        if isinstance(report, DoneReport):
+            yield report
+            return
+        due = evaluation_is_due(progress, config)
         if isinstance(report, EvalReport):
-            if report.best:
-                directory.save(out, model.config, tokenizer, model.to_arrays())
-            _save(out, state)
+            save(weights=report.best)
+        elif due and nothing_held_out:
+            save(weights=True)
         yield report
-        if isinstance(report, EvalReport):
-            yield _sample(run, tokenizer, state)
-        if stopped() and not _evaluation_is_due(state, store, config):
-            _save(out, state)
-            if not (out / "config.json").exists():  # better an early model than none
-                directory.save(out, model.config, tokenizer, model.to_arrays())
+        if isinstance(report, StepReport) and due and not nothing_held_out:
+            continue  # its evaluation comes first: a state is saved after it, not between
+        if due:
+            yield from _sample(run, tokenizer, state)
+        if stopped():
+            # Better an early model than none.
+            save(weights=nothing_held_out or not (out / "config.json").exists())
             yield DoneReport(
                 step=progress.step,
                 finished=False,
@@ -187,38 +198,27 @@ def _run(
             return
 
 
-def _evaluation_is_due(state: TrainState, store: corpus.TokenStore, config: TrainConfig) -> bool:
-    """Whether the step just taken is to be evaluated first: a state is saved after, not between."""
-    progress = state.progress
-    due = progress.step % config.eval_every == 0 or progress.step == progress.total_steps
-    return due and store.held_out_bytes > 0 and progress.last_eval_step != progress.step
-
-
-def _save(out: Path, state: TrainState) -> None:
-    run_state.save_state(out, asdict(state.progress), state.to_arrays())
-
-
-def _sample(run: dict[str, Any], tokenizer: Tokenizer, state: TrainState) -> SampleReport:
+def _sample(run: dict[str, Any], tokenizer: Tokenizer, state: TrainState) -> Iterator[SampleReport]:
     prompt = run["sample_prompt"].encode("utf-8", "surrogateescape")
-    ids = [
-        token.id
-        for token in generate(
-            TorchEngine(state.model),
-            [tokenizer.encode(prompt)],
-            max_new_tokens=_SAMPLE_TOKENS,
-            stop=[] if tokenizer.end_of_text is None else [tokenizer.end_of_text],
-            sampling=SamplingConfig(seed=state.progress.step),
-        )
-    ]
-    return SampleReport(step=state.progress.step, prompt=prompt, text=tokenizer.decode(ids))
+    ids = tokenizer.encode_prompt(prompt)[-state.model.config.context_length :]
+    if not ids:  # a foreign tokenizer without an end of text, and nothing to start from
+        return
+    tokens = generate(
+        TorchEngine(state.model),
+        [ids],
+        max_new_tokens=_SAMPLE_TOKENS,
+        stop=[] if tokenizer.end_of_text is None else [tokenizer.end_of_text],
+        sampling=SamplingConfig(seed=state.progress.step),
+    )
+    text = tokenizer.decode(token.id for token in tokens)
+    yield SampleReport(step=state.progress.step, prompt=prompt, text=text)
 
 
 def _sample_prompt(documents: list[corpus.Document]) -> bytes:
     """The beginning of a document: its first words, or the prompt of a row."""
     first = documents[0][0]
-    if len(documents[0]) > 1:
-        return first
-    return first[:24].rsplit(None, 1)[0] or first[:24]
+    words = first[:24].rsplit(None, 1)
+    return words[0] if len(documents[0]) == 1 and words else first
 
 
 def _check_free(request: RunRequest) -> None:
@@ -285,8 +285,3 @@ def _plan_report(
         seed=plan.train.seed,
         notes=notes + plan.notes,
     )
-
-
-def _log(out: Path, report: StepReport | EvalReport | DoneReport) -> None:
-    line = json.dumps({"kind": type(report).__name__} | asdict(report))
-    files.append_line(run_state.folder(out) / "log.jsonl", line)

@@ -81,6 +81,11 @@ class Tokenizer:
         ids: list[int] = self.encode_array(data).tolist()
         return ids
 
+    def encode_prompt(self, data: bytes) -> list[int]:
+        """As `encode`; an empty prompt starts where documents start, after an end-of-text token."""
+        ids = self.encode(data)
+        return ids or ([] if self.end_of_text is None else [self.end_of_text])
+
     def encode_array(self, data: bytes) -> NDArray[np.uint32]:
         """As `encode`, as an array (n,) uint32: a corpus has too many ids for a list."""
         text = data.decode("utf-8", errors="surrogateescape")
@@ -95,11 +100,14 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> bytes:
         """The bytes of the ids; special tokens have none."""
-        return b"".join(self._bytes[i] for i in ids)
+        return b"".join(map(self.token_bytes, ids))
 
     def token_bytes(self, i: int) -> bytes:
-        """The bytes that one token stands for: perhaps only a part of a character."""
-        return self._bytes[i]
+        """The bytes that one token stands for: perhaps only a part of a character.
+
+        None for ids past the vocabulary, which some models have to round their sizes up.
+        """
+        return self._bytes[i] if i < self.vocab_size else b""
 
     def _encode_text(self, text: str) -> list[list[int]]:
         blocks = list(_blocks(text))
@@ -204,7 +212,9 @@ def _load_backend(json_text: str) -> BackendTokenizer:
         decoder = (json.loads(json_text)["decoder"] or {}).get("type")
         backend = BackendTokenizer.from_str(json_text)
     except Exception as error:  # the library raises plain Exception
-        raise TokenizerError(f"tokenizer.json cannot be read: {error}") from None
+        raise TokenizerError(
+            f"tokenizer.json cannot be read: {error}", "the file is damaged: fetch it again"
+        ) from None
     if decoder != "ByteLevel" or not isinstance(backend.model, models.BPE):
         raise TokenizerError(
             f"tokenizer.json is {type(backend.model).__name__} with decoder {decoder}",

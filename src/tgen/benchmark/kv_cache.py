@@ -14,10 +14,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tgen.benchmark.statistics import timing
-from tgen.engine.base import Engine
+from tgen.config import SamplingConfig
+from tgen.engine.base import Engine, reset
 from tgen.errors import UsageError
+from tgen.generation.loop import generate
 from tgen.reports import LengthReport, TrialReport, Verdict
 
+VERDICT_TOKENS = 128
 _STEPS_PER_TRIAL = 5  # decoding one token is short: the median of a few is one trial
 
 
@@ -26,6 +29,13 @@ def default_lengths(context_length: int) -> list[int]:
     longest = context_length - 1
     lengths = [16 << i for i in range(20) if 16 << i < longest]
     return [*lengths, longest] if longest > 0 else [0]
+
+
+def own_text(engine: Engine, start: Sequence[int], n_tokens: int, *, seed: int) -> list[int]:
+    """`n_tokens` of the model's own words after `start`, drawn at temperature 1: what is timed."""
+    sampling = SamplingConfig(temperature=1.0, top_k=0, seed=seed)
+    tokens = generate(engine, [start], sampling=sampling, stop=(), max_new_tokens=n_tokens)
+    return [*start, *(token.id for token in tokens)][:n_tokens]
 
 
 def measure(
@@ -43,8 +53,7 @@ def measure(
             )
     if trials < 1:
         raise UsageError(f"trials is {trials}", "at least one trial is needed")
-    engine.rewind([0] * len(engine.lengths))
-    engine.select([0])
+    reset(engine, 1)
     seconds: dict[tuple[str, int], list[float]] = {}
     cache_bytes: dict[int, int] = {}
     for trial in range(-1, trials):  # -1 warms up
@@ -77,8 +86,7 @@ def measure(
 def compare(engine: Engine, prompt: Sequence[int], n_tokens: int) -> Verdict:
     """Decodes greedily with and without the cache and compares tokens and logits."""
     n_tokens = min(n_tokens, engine.context_length - len(prompt))
-    engine.rewind([0] * len(engine.lengths))
-    engine.select([0])
+    reset(engine, 1)
     cached = _greedy(engine, prompt, n_tokens, kv_cache=True)
     plain = _greedy(engine, prompt, n_tokens, kv_cache=False)
     worst, first, gap = 0.0, None, None

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tgen.config import FAMILIES, ModelConfig, RopeScaling
-from tgen.errors import ModelError
+from tgen.errors import ModelError, UsageError
 
 MODEL_TYPES = {"classic": "openai-gpt", "gpt2": "gpt2", "llama": "llama", "qwen3": "qwen3"}
 _FAMILY_OF = {model_type: family for family, model_type in MODEL_TYPES.items()}
@@ -97,7 +97,7 @@ def to_json(config: ModelConfig, *, end_of_text: int | None, pad: int | None) ->
 def from_json(json: Mapping[str, Any]) -> ModelConfig:
     """The model that a config.json describes; raises ModelError for what tgen cannot run."""
     model_type = json.get("model_type")
-    if model_type not in _FAMILY_OF:
+    if not isinstance(model_type, str) or model_type not in _FAMILY_OF:
         raise ModelError(
             f"model type {model_type!r} is unknown", f"tgen reads {', '.join(sorted(_FAMILY_OF))}"
         )
@@ -105,6 +105,8 @@ def from_json(json: Mapping[str, Any]) -> ModelConfig:
     read = _read_old if family in ("classic", "gpt2") else _read_modern
     try:
         return ModelConfig(**FAMILIES[family] | {"family": family} | read(family, json))
+    except UsageError as error:
+        raise ModelError(f"config.json: {error.message}", error.hint) from None
     except (KeyError, TypeError, ValueError) as error:
         what = (
             f"lacks {error}"

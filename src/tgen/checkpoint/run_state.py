@@ -38,7 +38,7 @@ def load_run(out: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     path = folder(out) / "run.json"
     if not path.exists():
         raise TrainingError(f"there is no run in {out} to resume", "train without --resume first")
-    return json.loads(files.read(path)), _read(folder(out) / "tokens.safetensors")
+    return _json(path), _read(folder(out) / "tokens.safetensors")
 
 
 def save_state(out: Path, progress: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -61,8 +61,7 @@ def load_state(out: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]] | No
     states = _states(out)
     if not states:
         return None
-    progress: dict[str, Any] = json.loads(files.read(states[-1] / "progress.json"))
-    return progress, _read(states[-1] / "state.safetensors")
+    return _json(states[-1] / "progress.json"), _read(states[-1] / "state.safetensors")
 
 
 def remove(out: Path) -> None:
@@ -81,6 +80,14 @@ def trim_log(out: Path, step: int) -> None:
         lines = files.read(path).decode().splitlines()
         kept = [line for line in lines if _step(line) <= step]
         files.publish(path, "".join(line + "\n" for line in kept).encode())
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value: dict[str, Any] = json.loads(files.read(path))
+        return value
+    except ValueError:
+        raise TrainingError(f"{path} is damaged", "start a new run with --overwrite") from None
 
 
 def _step(line: str) -> int:

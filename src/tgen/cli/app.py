@@ -29,6 +29,9 @@ app.command()(inspect)
 app.command()(bench)
 
 
+_NO_MEMORY = ("there is not enough memory", "choose a smaller model, batch or context")
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"tgen {__version__}")
@@ -59,7 +62,7 @@ def run(arguments: list[str]) -> int:
     except (console.ReaderGoneError, BrokenPipeError):
         console.reader_gone()
         return 0
-    except SystemExit as stop:  # typer's own answer to a closed pipe
+    except SystemExit as stop:  # typer's own answer to a closed pipe while it shows help
         console.reader_gone()
         return 0 if isinstance(stop.__context__, BrokenPipeError) else int(stop.code or 0)
     except TgenError as error:
@@ -70,14 +73,18 @@ def run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except MemoryError:
-        _complain("there is not enough memory", "choose a smaller model, batch or context")
+        _complain(*_NO_MEMORY)
         return 1
     except OSError as error:  # a full disk, a folder that may not be written
         console.reader_gone()
         where = f": {error.filename}" if error.filename else ""
         _complain(f"{error.strerror}{where}", "free some space, or choose another place")
         return 1
-    except Exception as error:  # a bug: the user sees one line, we need the traceback
+    except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError" or "allocate memory" in str(error):
+            _complain(*_NO_MEMORY)  # torch's two ways of saying so
+            return 1
+        # A bug: the user sees one line, we need the traceback
         return _crash(error, debug="--debug" in arguments)
 
 

@@ -47,32 +47,35 @@ def bench(
     compared token by token.
     """
     from tgen.api import find_model, load
-    from tgen.benchmark.kv_cache import compare, default_lengths, measure
+    from tgen.benchmark.kv_cache import (
+        VERDICT_TOKENS,
+        compare,
+        default_lengths,
+        measure,
+        own_text,
+    )
     from tgen.cli.views.benchmark import length_table, verdict_line
 
     path = find_model(model)
     loaded = load(path, device=device, threads=threads)
     console.note(f"{path}", quiet=quiet)
-    context = loaded.engine.context_length
-    if context < 2:
-        raise UsageError(f"the model's context is {context} token", "a benchmark needs two")
-    sampling = SamplingConfig(temperature=1.0, top_k=0, seed=seed)
-    text = [token.id for token in loaded.tokens(b"", max_new_tokens=context, sampling=sampling)]
-    text = (text * context)[:context]  # the model's own words; it may have ended early
+    engine = loaded.engine
+    if engine.context_length < 2:
+        raise UsageError(
+            f"the model's context is {engine.context_length} token", "a benchmark needs two"
+        )
+    lengths = sorted(set(length or default_lengths(engine.context_length)))
+    n_tokens = min(max(lengths) + 1, engine.context_length)
+    text = own_text(engine, loaded.encode(b""), n_tokens, seed=seed)
     reports: list[LengthReport] = []
     with console.progress("measuring", quiet=quiet) as update:
-        for report in measure(
-            loaded.engine,
-            text,
-            sorted(set(length or default_lengths(context))),
-            trials=trials,
-            uncached=kv_cache,
-        ):
+        for report in measure(engine, text, lengths, trials=trials, uncached=kv_cache):
             if isinstance(report, TrialReport):
                 update(report.trial / report.trials)
             else:
                 reports.append(report)
-    verdict = compare(loaded.engine, text[: max(1, context // 4)], context) if kv_cache else None
+        prompt = text[: max(1, n_tokens // 4)]
+        verdict = compare(engine, prompt, VERDICT_TOKENS) if kv_cache else None
     formula = loaded.bundle.config.cache_bytes_per_token
     if json_output:
         record = {
@@ -86,6 +89,10 @@ def bench(
         }
         console.write(json.dumps(record, allow_nan=False).encode() + b"\n")
         return
-    console.show(length_table(reports, trials=trials), f"cache: {formula:,} bytes a token")
+    console.show(
+        f"the next token after each length: median ± spread of {trials} interleaved trials",
+        length_table(reports),
+        f"cache: {formula:,} bytes a token",
+    )
     if verdict:
         console.show(verdict_line(verdict))

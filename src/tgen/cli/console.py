@@ -1,5 +1,6 @@
 """Where output goes: stdout carries the product, stderr the commentary."""
 
+import base64
 import os
 import sys
 import unicodedata
@@ -11,12 +12,29 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tgen.errors import TgenError
 
-err = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
-out = Console(highlight=False, markup=False, emoji=False)
+
+class _Commentary(Console):
+    """A stderr whose loss must never stop the work."""
+
+    def on_broken_pipe(self) -> None:
+        """Goes silent, where rich would end the process."""
+        self.quiet = True
 
 
 class ReaderGoneError(Exception):
     """Whoever read stdout has closed it: there is nothing left to do, and no error."""
+
+
+class _Output(Console):
+    """A stdout whose reader may leave at any time."""
+
+    def on_broken_pipe(self) -> None:
+        """Says so, where rich would end the process."""
+        raise ReaderGoneError
+
+
+err = _Commentary(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+out = _Output(highlight=False, markup=False, emoji=False)
 
 
 def write(data: bytes) -> None:
@@ -36,9 +54,21 @@ def write(data: bytes) -> None:
 
 def show(*things: object) -> None:
     """Draws tables and lines on stdout; errors as `write`."""
+    if sys.stdout is None:
+        raise TgenError("stdout is closed", "send the output to a file or a pipe")
     with _stdout_errors():
         out.print(*things, sep="\n")
         sys.stdout.flush()
+
+
+def record(data: bytes, name: str = "text") -> dict[str, str]:
+    """Text for JSON: under `name`, and in base64 beside it where it is not valid UTF-8."""
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        coded = base64.b64encode(data).decode()
+        beside = "bytes" if name == "text" else f"{name}_bytes"
+        return {name: data.decode(errors="replace"), beside: coded}
 
 
 def note(text: str, *, quiet: bool = False) -> None:

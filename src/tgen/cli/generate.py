@@ -1,8 +1,8 @@
 """`tgen generate`: text goes to stdout as it comes, everything else to stderr."""
 
-import base64
 import json
 import secrets
+import sys
 import time
 from typing import Annotated
 
@@ -19,6 +19,7 @@ from tgen.cli.options import (
     read_prompt,
 )
 from tgen.config import DEFAULT_MAX_NEW_TOKENS, SamplingConfig
+from tgen.reports import Token
 
 _DEFAULT = SamplingConfig()
 
@@ -65,53 +66,48 @@ def generate(
     )
     data = read_prompt(prompt)
     from tgen.api import find_model, load
-    from tgen.tokenizer import TextStream
 
     path = find_model(model)
     loaded = load(path, device=device, threads=threads)
     console.note(f"{path} · seed {sampling.seed}", quiet=quiet)
-    n_prompt, length = len(loaded.encode(data)), loaded.engine.context_length
-    if n_prompt > length:
+    ids, length = loaded.encode(data), loaded.engine.context_length
+    if len(ids) > length:
         console.note(
-            f"the prompt has {n_prompt} tokens, the context {length}: only its end is seen",
+            f"the prompt has {len(ids)} tokens, the context {length}: only its end is seen",
             quiet=quiet,
         )
     if echo and not json_output:
         console.write(data)
-    stream, text, ids = TextStream(), data if echo else b"", []
+    tokens = loaded.tokens(
+        [ids], max_new_tokens=max_new_tokens, sampling=sampling, kv_cache=not no_kv_cache
+    )
+    made: list[Token] = []
+    text: list[bytes] = []
     started = time.perf_counter()
-    for token in loaded.tokens(
-        data, max_new_tokens=max_new_tokens, sampling=sampling, kv_cache=not no_kv_cache
-    ):
-        piece = stream.feed(loaded.token_bytes(token.id)) + (stream.flush() if token.last else b"")
-        text += piece
-        ids.append(token)
+    for token, piece in loaded.pieces(tokens):
+        made.append(token)
+        text.append(piece)
         if piece and not json_output:
             console.write(piece)
     took = time.perf_counter() - started
     if json_output:
-        ended = bool(ids) and ids[-1].id in loaded.bundle.end_ids
+        ended = bool(made) and made[-1].id in loaded.bundle.end_ids
         record = {
+            "schema": "tgen.generate/1",
             "model": str(path),
-            "prompt": _text(data),
-            "text": _text(text),
             "seed": sampling.seed,
+            **console.record(data, "prompt"),
+            **console.record((data if echo else b"") + b"".join(text)),
             "finish_reason": "stop" if ended else "length",
-            "prompt_tokens": n_prompt,
-            "tokens": [token.id for token in ids],
-            "logprobs": [round(t.logprob, 6) for t in ids],
+            "prompt_tokens": len(ids),
+            "tokens": [token.id for token in made],
+            "logprobs": [round(token.logprob, 6) for token in made],
             "seconds": round(took, 4),
         }
-        for name, value in (("prompt", data), ("text", text)):
-            if record[name].encode() != value:  # type: ignore[attr-defined]
-                record[f"{name}_bytes"] = base64.b64encode(value).decode()
         console.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
-    elif console.out.is_terminal and not text.endswith(b"\n"):
+    elif sys.stdout.isatty() and not b"".join(text[-1:]).endswith(b"\n"):
         console.write(b"\n")
-    console.note(
-        f"{len(ids)} tokens, {len(ids) / took:.0f} tokens/s, prefill included", quiet=quiet
+    rate = (
+        f"{len(made) / took:,.0f} tokens/s, prefill included" if made else "nothing was asked for"
     )
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", errors="replace")
+    console.note(f"{len(made)} tokens · {rate}", quiet=quiet)

@@ -59,14 +59,10 @@ def inspect(
             "schema": "tgen.inspect/1",
             "model": asdict(summary),
             "tokens": [
-                {"id": i, "text": b.decode(errors="replace"), "bytes_hex": b.hex()}
-                for i, b in zip(ids, tokens, strict=True)
+                {"id": i} | console.record(token) for i, token in zip(ids, tokens, strict=True)
             ],
             "attention": asdict(weights),
-            "next": [
-                asdict(c) | {"text": c.text.decode(errors="replace"), "bytes_hex": c.text.hex()}
-                for c in candidates
-            ],
+            "next": [asdict(c) | console.record(c.text) for c in candidates],
         }
         console.write(json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n")
         return

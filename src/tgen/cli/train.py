@@ -3,7 +3,7 @@
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -14,7 +14,7 @@ from tgen.cli.options import (
     out_directory,
     parse_settings,
 )
-from tgen.config import TrainConfig
+from tgen.config import DEFAULT_FAMILY, Family, Size, TrainConfig
 from tgen.errors import UsageError
 
 _DEFAULT = TrainConfig()
@@ -66,13 +66,13 @@ def train(
         ),
     ] = None,
     size: Annotated[
-        Literal["tiny", "small", "medium", "large"] | None,
+        Size | None,
         typer.Option("--size", show_default="chosen by the minutes", help="How large a model."),
     ] = None,
     family: Annotated[
-        Literal["classic", "gpt2", "llama", "qwen3"],
+        Family,
         typer.Option("--family", help="Which architecture."),
-    ] = "qwen3",
+    ] = DEFAULT_FAMILY,
     tokenizer: Annotated[
         str,
         typer.Option(
@@ -157,6 +157,7 @@ def train(
         reports = runs.start(request, stopped=caught.any)
     with TrainingView(quiet=quiet, json_lines=json_output) as view:
         for report in reports:
+            caught.running = True  # there is something to save
             view.show(report)
     if caught.number:
         raise typer.Exit(128 + caught.number)
@@ -168,10 +169,11 @@ def _was_given(context: typer.Context, name: str) -> bool:
 
 
 class _Signals:
-    """The first signal asks the run to save and stop; a second one ends the process at once."""
+    """Once the run stands, the first signal asks it to save and stop; another ends the process."""
 
     def __init__(self) -> None:
         self.number = 0
+        self.running = False
         for name in ("SIGINT", "SIGTERM", "SIGHUP"):
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
@@ -183,8 +185,6 @@ class _Signals:
 
     def _catch(self, number: int, frame: Any) -> None:
         del frame
-        if self.number:
+        if self.number or not self.running:
             sys.exit(128 + number)
         self.number = number
-        if "tgen.training.loop" not in sys.modules:
-            sys.exit(128 + number)

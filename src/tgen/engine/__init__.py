@@ -1,25 +1,19 @@
 """Where the next token's logits come from."""
 
-from typing import Literal
-
 from tgen.checkpoint.directory import ModelBundle
 from tgen.engine.base import Engine
-
-Weights = Literal["auto", "float32"]
 
 
 def open_engine(
     bundle: ModelBundle,
     *,
     device: str = "auto",
-    weights: Weights = "auto",
     threads: int | None = None,
 ) -> Engine:
     """An engine, with one empty row, that runs this model on `device`.
 
     Raises UsageError if the device is not there.
     """
-    assert weights in ("auto", "float32")
     from tgen.engine.torch_engine import TorchEngine  # torch is loaded only when it is needed
     from tgen.model.device import choose_device, set_threads
     from tgen.model.transformer import Transformer

@@ -9,8 +9,14 @@ from numpy.typing import NDArray
 Logits = NDArray[np.float32]
 
 
+def reset(engine: "Engine", n_rows: int) -> None:
+    """Leaves `n_rows` empty rows, at least one."""
+    engine.rewind([0] * len(engine.lengths))
+    engine.select([0] * n_rows)
+
+
 class Engine(Protocol):
-    """B rows of one model. Starts with one empty row; `select` makes more."""
+    """B rows of one model, never none. Starts with one empty row; `select` makes more."""
 
     @property
     def context_length(self) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 
 from tgen.config import SamplingConfig
 from tgen.engine.base import Logits
+from tgen.errors import ModelError
 from tgen.generation.truncation import keep_top_k, keep_top_p, softmax
 
 _DRAW = 0  # the purpose of a random number, its fourth coordinate
@@ -19,6 +20,8 @@ def draw(
     logits: Logits, sampling: SamplingConfig, *, rows: Sequence[int], positions: Sequence[int]
 ) -> list[int]:
     """A token id for each row of logits (B, V); `rows` and `positions` name the random numbers."""
+    if not np.isfinite(logits.max(axis=1)).all():
+        raise ModelError("the model's logits are not finite", "its weights are damaged")
     if sampling.temperature == 0:
         return [int(i) for i in logits.argmax(axis=1)]  # the lowest id among equals
     # Subtracting the maximum first keeps a tiny temperature from overflowing.

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 
 from tgen.config import SamplingConfig
-from tgen.engine.base import Engine
+from tgen.engine.base import Engine, reset
 from tgen.generation.draw import draw
 from tgen.generation.truncation import softmax
 from tgen.reports import Token
@@ -30,13 +30,14 @@ def generate(
     Prompts must not be empty. Without `kv_cache` the same engine computes each row's whole window
     again for every token.
     """
+    if not prompts:
+        return
     if not all(prompts):
         raise ValueError("a prompt needs at least one token")
     texts = [list(prompt) for prompt in prompts]
     rows = list(range(len(texts)))  # the rows still running, by their place in the engine
     starts = [window_start(len(text), engine.context_length) for text in texts]
-    engine.rewind([0] * len(engine.lengths))
-    engine.select([0] * len(rows))
+    reset(engine, len(rows))
     for step in range(max_new_tokens):
         logits = engine.extend(_prepare(engine, rows, texts, starts, kv_cache=kv_cache))
         positions = [len(texts[row]) for row in rows]

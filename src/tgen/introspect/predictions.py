@@ -23,7 +23,7 @@ def next_tokens(
     return [
         Prediction(
             id=i,
-            text=tokenizer.token_bytes(i) if i < tokenizer.vocab_size else b"",
+            text=tokenizer.token_bytes(i),
             probability=float(probabilities[i]),
             logit=float(logits[i]),
         )

@@ -16,13 +16,16 @@ from tgen.errors import TrainingError
 from tgen.model.transformer import Transformer
 from tgen.reports import DoneReport, EvalReport, StepReport
 from tgen.training.optim import rate_factor
+from tgen.training.plan import MAX_EVAL_TOKENS
 from tgen.training.state import Progress, TrainState
-
-MAX_EVAL_TOKENS = 1 << 20
 
 
 class Batches(Protocol):
     """What the loop needs of a corpus: functions of the step, with no state of their own."""
+
+    @property
+    def held_out_tokens(self) -> int:
+        """Tokens of the held-out text."""
 
     @property
     def held_out_bytes(self) -> int:
@@ -50,7 +53,6 @@ def train(
     no longer finite.
     """
     progress = state.progress
-    held_out = batches.held_out_bytes > 0
     began = clock() - progress.seconds  # what happens between the steps counts too
     while progress.total_steps is None or progress.step < progress.total_steps:
         started = clock()
@@ -68,8 +70,7 @@ def train(
             seconds=progress.seconds,
             **_outlook(progress, config),
         )
-        ended = progress.step == progress.total_steps
-        if held_out and (progress.step % config.eval_every == 0 or ended):
+        if batches.held_out_bytes > 0 and evaluation_is_due(progress, config):
             yield _evaluation(model, batches, progress)
     yield DoneReport(
         step=progress.step,
@@ -81,21 +82,29 @@ def train(
     )
 
 
+def evaluation_is_due(progress: Progress, config: TrainConfig) -> bool:
+    """Whether an evaluation (or, with nothing held out, a save) follows the step just taken."""
+    assert config.eval_every is not None  # the plan has chosen
+    return progress.step % config.eval_every == 0 or progress.step == progress.total_steps
+
+
 @torch.no_grad()
 def evaluate(
     model: Transformer, batches: Batches, *, max_tokens: int = MAX_EVAL_TOKENS
 ) -> tuple[float, float]:
-    """Nats per token and bits per byte of the held-out text, each token predicted once."""
+    """Nats per token and bits per byte of the held-out text, each token predicted once.
+
+    Of a text of more than `max_tokens` only windows spread evenly over it are predicted.
+    """
     device = model.token_embedding.weight.device
-    nats, n_tokens, n_all = 0.0, 0, 0
+    nats, n_tokens = 0.0, 0
     model.eval()
     for windows in batches.held_out_windows(max_tokens):
         tokens = torch.from_numpy(windows).to(device)
         nats += float(_loss(model, tokens, reduction="sum"))
         n_tokens += windows.shape[0] * (windows.shape[1] - 1)
-    n_all = sum(w.shape[0] * (w.shape[1] - 1) for w in batches.held_out_windows(1 << 62))
     loss = nats / n_tokens
-    return loss, loss * n_all / math.log(2) / batches.held_out_bytes
+    return loss, loss * batches.held_out_tokens / math.log(2) / batches.held_out_bytes
 
 
 def _step(
@@ -114,21 +123,30 @@ def _step(
             group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
     model.train()
     if config.dropout > 0:  # the masks are a function of seed and step
-        torch.manual_seed((config.seed << 32) + progress.step)
+        torch.manual_seed(_dropout_seed(config.seed, progress.step))
     tokens = torch.from_numpy(batches.batch(progress.step)).to(model.token_embedding.weight.device)
     loss = _loss(model, tokens)
     loss.backward()  # type: ignore[no-untyped-call]
     value = float(loss.detach())
     if not math.isfinite(value):
-        raise TrainingError(
-            f"the loss became {value} at step {progress.step}",
-            "lower the learning rate: --set learning_rate=...",
-        )
+        raise _diverged("loss", value, progress.step)
     torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
     for optimizer in state.optimizers:
         optimizer.step()
         optimizer.zero_grad()
     return value, config.learning_rate * factor
+
+
+def _diverged(what: str, value: float, step: int) -> TrainingError:
+    return TrainingError(
+        f"the {what} became {value} at step {step}",
+        "the last good model is kept; lower the rate: --set learning_rate=... "
+        "--set matrix_learning_rate=...",
+    )
+
+
+def _dropout_seed(seed: int, step: int) -> int:
+    return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> 1)
 
 
 def _loss(model: Transformer, tokens: Tensor, *, reduction: str = "mean") -> Tensor:
@@ -141,10 +159,11 @@ def _loss(model: Transformer, tokens: Tensor, *, reduction: str = "mean") -> Ten
 
 def _evaluation(model: Transformer, batches: Batches, progress: Progress) -> EvalReport:
     loss, bits = evaluate(model, batches)
+    if not math.isfinite(bits):
+        raise _diverged("validation loss", loss, progress.step)
     best = progress.best_bits_per_byte is None or bits < progress.best_bits_per_byte
     if best:
         progress.best_bits_per_byte, progress.best_step = bits, progress.step
-    progress.last_eval_step = progress.step
     return EvalReport(
         step=progress.step, loss=loss, bits_per_byte=bits, best=best, seconds=progress.seconds
     )
@@ -161,12 +180,16 @@ def _plan_end(progress: Progress, config: TrainConfig) -> None:
         progress.seconds >= (1 - config.decay_fraction) * config.minutes * 60 and progress.step > 0
     ):
         left = max(0.0, config.minutes * 60 - progress.seconds)
-        steps = max(1, int(left / (progress.seconds / progress.step)))
+        steps = max(1, int(left / _seconds_per_step(progress)))
         progress.decay_start, progress.total_steps = progress.step, progress.step + steps
 
 
+def _seconds_per_step(progress: Progress) -> float:
+    return (progress.seconds - progress.setup_seconds) / progress.step
+
+
 def _outlook(progress: Progress, config: TrainConfig) -> dict[str, float]:
-    per_step = progress.seconds / progress.step
+    per_step = _seconds_per_step(progress)
     if progress.total_steps is not None:
         left = (progress.total_steps - progress.step) * per_step
         done = progress.step / progress.total_steps

@@ -1,7 +1,7 @@
 """What to train for a corpus and the minutes given: a pure function."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from tgen.config import SIZES, ModelConfig, TrainConfig
@@ -10,6 +10,7 @@ from tgen.errors import CorpusError, UsageError
 # A model is trained to about its best in this many minutes on two processor cores.
 _MINUTES = {"tiny": 15.0, "small": 120.0, "medium": 1200.0}
 _GPU_SPEEDUP = 60.0
+MAX_EVAL_TOKENS = 1 << 18  # of a larger held-out text, this many evenly spread tokens are scored
 _BPE_FROM_BYTES = 100_000  # a smaller text repeats too few words to learn them as tokens
 
 
@@ -70,17 +71,20 @@ def make_plan(
         wanted["context_length"] = max(1, longest)
     model = ModelConfig.of(family, **wanted, vocab_size=vocab_size)
     per_step = train_fields.get("batch_size", train.batch_size) * model.context_length
-    # An evaluation is about a third of the work a token: spend a twentieth of the time on it.
-    default_every = max(100, round(held_out_tokens / 3 / 0.05 / per_step))
-    values = {f.name: getattr(train, f.name) for f in fields(TrainConfig)}
-    config = TrainConfig(**values | {"eval_every": default_every} | train_fields)
+    evaluated = min(held_out_tokens, MAX_EVAL_TOKENS)
+    if evaluated < held_out_tokens:
+        notes.append(f"validation looks at about {evaluated:,} held-out tokens, evenly spread")
+    config = replace(train, **train_fields)
+    if config.eval_every is None:
+        # A token costs about a third of a step's work: spend a twentieth of the time on them.
+        config = replace(config, eval_every=max(100, round(evaluated / 3 / 0.05 / per_step)))
     return Plan(size, model, config, notes)
 
 
 def parse_overrides(overrides: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Splits field=value pairs into the model's and the run's, values turned into their types."""
     kinds = {f.name: f.type for f in fields(ModelConfig) if f.name not in _NOT_SET}
-    train_kinds = {f.name: f.type for f in fields(TrainConfig)}
+    train_kinds = {f.name: f.type for f in fields(TrainConfig) if f.name not in _NOT_SET}
     model: dict[str, Any] = {}
     train: dict[str, Any] = {}
     for name, text in overrides.items():
@@ -96,14 +100,15 @@ def parse_overrides(overrides: Mapping[str, str]) -> tuple[dict[str, Any], dict[
     return model, train
 
 
-_NOT_SET = {"family", "vocab_size", "rope_scaling"}  # have options of their own, or come by reading
+# These have options of their own, or come by reading.
+_NOT_SET = {"family", "vocab_size", "rope_scaling", "minutes", "steps", "val_fraction", "seed"}
 
 
 def _value(name: str, text: str, kind: Any) -> Any:
     try:
         if kind is bool:
             return {"true": True, "false": False}[text.lower()]
-        if kind is int or kind == int | None:
+        if kind in (int, int | None):
             return int(text)
         if kind is float:
             return float(text)
@@ -111,12 +116,10 @@ def _value(name: str, text: str, kind: Any) -> Any:
             return text
         raise ValueError
     except (ValueError, KeyError):
-        wanted = (
-            "true or false"
-            if kind is bool
-            else " or ".join(map(str, getattr(kind, "__args__", ())))
+        plain = {bool: "true or false", int: "a whole number", float: "a number"}
+        wanted = plain.get(kind) or (
+            "a whole number" if kind == int | None else " or ".join(kind.__args__)
         )
-        wanted = wanted or ("a whole number" if kind is int else "a number")
         raise UsageError(
             f"--set {name}={text}: the value does not fit", f"{name} takes {wanted}"
         ) from None

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -21,12 +20,12 @@ class Progress:
     """The counters; plain numbers, saved as JSON."""
 
     step: int = 0
-    seconds: float = 0.0  # of training, all sittings together
+    seconds: float = 0.0  # spent on the run, all sittings together
+    setup_seconds: float = 0.0  # of them, before the first step
     decay_start: int | None = None  # once chosen, the schedule is fixed
     total_steps: int | None = None
     best_step: int = 0
     best_bits_per_byte: float | None = None
-    last_eval_step: int = -1
 
 
 class TrainState:
@@ -50,24 +49,20 @@ class TrainState:
     def restore(self, arrays: Mapping[str, NDArray[Any]], progress: Progress) -> None:
         """Takes over what `to_arrays` gave."""
         parameters = dict(self.model.named_parameters())
-        device = next(iter(parameters.values())).device
+        owner = {
+            parameter: optimizer
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
         for path, array in arrays.items():
             key, name = path.split("/", 1)
-            tensor = torch.from_numpy(array.copy())
+            parameter = parameters[name]
+            tensor = torch.from_numpy(array.copy()).to(parameter.device)
             if key == "model":
-                with torch.no_grad():
-                    parameters[name].copy_(tensor)
-                continue
-            for optimizer in self.optimizers:
-                if any(
-                    parameters[name] is p
-                    for group in optimizer.param_groups
-                    for p in group["params"]
-                ):
-                    moment = (
-                        tensor if key == "step" else tensor.to(device)
-                    )  # AdamW counts on the CPU
-                    optimizer.state[parameters[name]][key] = moment
+                parameter.data.copy_(tensor)
+            else:
+                owner[parameter].state[parameter][key] = tensor
         self.progress = progress
 
 
@@ -79,4 +74,4 @@ def new_state(model_config: ModelConfig, config: TrainConfig, device: torch.devi
 
 def _copy(tensor: torch.Tensor) -> NDArray[Any]:
     array: NDArray[Any] = tensor.detach().cpu().numpy().copy()
-    return np.ascontiguousarray(array)
+    return array

@@ -7,16 +7,10 @@ from rich.table import Table
 from tgen.reports import LengthReport, Timing, Verdict
 
 
-def length_table(reports: Sequence[LengthReport], *, trials: int) -> Table:
+def length_table(reports: Sequence[LengthReport]) -> Table:
     """A row a length: medians, with half the way from the 10th to the 90th percentile."""
     with_uncached = any(report.uncached for report in reports)
-    table = Table(
-        box=None,
-        padding=(0, 1),
-        pad_edge=False,
-        title_justify="left",
-        title=f"the next token after each length, median ± spread of {trials} trials in turns",
-    )
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
     for name in ("length", "prefill tokens/s", "cached ms"):
         table.add_column(name, justify="right")
     for name in ("uncached ms", "speed-up") if with_uncached else ():

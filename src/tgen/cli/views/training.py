@@ -5,7 +5,7 @@ import shlex
 import time
 from dataclasses import asdict
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
@@ -13,6 +13,8 @@ from rich.text import Text
 
 from tgen.cli import console
 from tgen.reports import DoneReport, EvalReport, PlanReport, SampleReport, StepReport
+
+Report = PlanReport | StepReport | EvalReport | SampleReport | DoneReport
 
 _PLAIN_EVERY = 10.0  # seconds between lines where there is no terminal
 
@@ -45,15 +47,10 @@ class TrainingView:
     ) -> None:
         self._bar.stop()
 
-    def show(
-        self, report: PlanReport | StepReport | EvalReport | SampleReport | DoneReport
-    ) -> None:
+    def show(self, report: Report) -> None:
         """Draws one report."""
         if self._json:
-            console.write(
-                json.dumps({"kind": type(report).__name__} | _plain(asdict(report))).encode()
-                + b"\n"
-            )
+            self._write(report)
         if self._quiet:
             return
         if isinstance(report, PlanReport):
@@ -66,6 +63,17 @@ class TrainingView:
             self._sample(report)
         else:
             self._done(report)
+
+    def _write(self, report: Report) -> None:
+        values = asdict(report)
+        for name, value in list(values.items()):
+            if isinstance(value, bytes):
+                values |= console.record(value, name)
+        line = json.dumps({"kind": type(report).__name__} | values)
+        try:
+            console.write(line.encode() + b"\n")
+        except console.ReaderGoneError:
+            self._json = False  # the run goes on without its reader
 
     def _plan(self, plan: PlanReport) -> None:
         table = Table.grid(padding=(0, 2))
@@ -135,7 +143,3 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def _plain(record: dict[str, Any]) -> dict[str, Any]:
-    return {k: v.decode(errors="replace") if isinstance(v, bytes) else v for k, v in record.items()}
