@@ -53,11 +53,7 @@ def test_stdout_is_the_continuation_and_not_one_byte_more(trained):
     assert plain.returncode == 0
     assert b"seed 7" in plain.stderr
     record = json.loads(tgen("generate", *options, "-p", "What is", "--json").stdout)
-    text = (
-        base64.b64decode(record["bytes"])
-        if "bytes" in record
-        else record["text"].encode()
-    )
+    text = base64.b64decode(record["bytes"]) if "bytes" in record else record["text"].encode()
     assert plain.stdout == text
     assert record["seed"] == 7
     assert len(record["tokens"]) == 40

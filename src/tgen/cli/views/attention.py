@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from rich.cells import cell_len
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
@@ -9,7 +10,7 @@ from rich.text import Text
 from tgen.cli.views.tokens import label
 from tgen.reports import AttentionReport, ModelSummary, Prediction
 
-_CELL = 4  # columns of a key: up to three digits and a space
+_CELL = 4  # columns of a key at least: up to three digits and a space
 _ROW_HEAD = 14  # columns of a query's number and label
 _MASK_LIMIT = 32
 
@@ -33,21 +34,23 @@ def attention_table(
 
     Cells are percent of a query's attention; the colour follows the square root of the weight.
     """
-    n = len(tokens)
-    shown = max(1, min(n, (width - _ROW_HEAD) // _CELL))
+    n, room = len(tokens), width - _ROW_HEAD
+    shown = max(1, min(n, room // _CELL))
+    longest = 1 + max(cell_len(label(token)) for token in tokens)
+    cell = max(_CELL, min(longest, room // shown))
     first = n - shown
     table = Table(box=None, padding=0, pad_edge=False, show_header=True, header_style="bold")
     table.add_column("query", width=_ROW_HEAD - 1, no_wrap=True)
     for key in range(first, n):
         table.add_column(
-            Text(f"{key}\n{label(tokens[key], width=_CELL - 1)}", justify="right"),
-            width=_CELL,
+            Text(f"{key}\n{label(tokens[key], width=cell - 1)}", justify="right"),
+            width=cell,
             justify="right",
             no_wrap=True,
         )
     for query in range(first, n):
         row = report.weights[query]
-        cells = [_cell(row[key]) if key <= query else Text("") for key in range(first, n)]
+        cells = [_cell(row[key], cell) if key <= query else Text("") for key in range(first, n)]
         head = f"{query:>4} {label(tokens[query], width=_ROW_HEAD - 7)}"
         table.add_row(Text(head, no_wrap=True), *cells)
     caption = (
@@ -63,7 +66,7 @@ def attention_table(
     return table, caption
 
 
-def _cell(weight: float) -> Text:
+def _cell(weight: float, width: int) -> Text:
     digits = f"{weight * 100:.0f}" if weight >= 0.005 else "·"
     place = weight**0.5 * (len(_RAMP) - 1)
     low = min(int(place), len(_RAMP) - 2)
@@ -73,7 +76,7 @@ def _cell(weight: float) -> Text:
     light = 0.299 * red + 0.587 * green + 0.114 * blue > 120
     colour = "black" if light else "white"
     return Text(
-        f"{digits:>{_CELL - 1}} ", style=Style(color=colour, bgcolor=f"rgb({red},{green},{blue})")
+        f"{digits:>{width - 1}} ", style=Style(color=colour, bgcolor=f"rgb({red},{green},{blue})")
     )
 
 
