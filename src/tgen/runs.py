@@ -130,7 +130,8 @@ def resume(
             "start a new run with another --out, or resume without naming a corpus",
         )
     with files.lock(run_state.folder(out) / "LOCK"):
-        files.remove_leftovers(run_state.folder(out))
+        for folder in (out, run_state.folder(out)):
+            files.remove_leftovers(folder)
         tokenizer = Tokenizer(files.read(run_state.folder(out) / "tokenizer.json").decode())
         plan = Plan(run["size"], ModelConfig(**run["model"]), TrainConfig(**run["train"]))
         state = new_state(plan.model, plan.train, chosen)
