@@ -75,6 +75,9 @@ def run(arguments: list[str]) -> int:
     except MemoryError:
         _complain(*_NO_MEMORY)
         return 1
+    except ModuleNotFoundError as error:
+        _complain(f"tgen lacks the package {error.name}", "install it again: pip install tgen-lm")
+        return 1
     except OSError as error:  # a full disk, a folder that may not be written
         console.reader_gone()
         where = f": {error.filename}" if error.filename else ""
