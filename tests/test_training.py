@@ -305,6 +305,16 @@ def test_nothing_is_overwritten_unasked(tmp_path):
     assert after["model.safetensors"] != before["model.safetensors"]
 
 
+def test_an_old_model_stays_until_there_is_a_new_one(tmp_path):
+    list(runs.start(request(tmp_path)))
+    before = (tmp_path / "model" / "model.safetensors").read_bytes()
+    next(runs.start(request(tmp_path, overwrite=True, overrides={"d_model": "32"})))
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == before
+    assert directory.load(tmp_path / "model").config.d_model == 16
+    list(runs.resume(tmp_path / "model", threads=1))
+    assert directory.load(tmp_path / "model").config.d_model == 32
+
+
 def test_a_changed_corpus_is_refused_on_resume(tmp_path):
     list(runs.start(request(tmp_path)))
     (tmp_path / "corpus.txt").write_bytes(TEXT + b"more")

@@ -97,8 +97,7 @@ def start(request: RunRequest, *, stopped: Callable[[], bool] = lambda: False) -
     with files.lock(run_folder / "LOCK"):
         _check_free(request)
         state = new_state(plan.model, plan.train, device)
-        directory.remove(request.out)  # only now that the new run is sure to start
-        run_state.remove(request.out)
+        run_state.remove(request.out)  # an old model stays until there is a new one
         files.publish(run_folder / "tokenizer.json", tokenizer.json.encode())
         run_state.save_run(request.out, run, {"train": train_tokens, "held_out": held_out_tokens})
         state.progress.seconds = state.progress.setup_seconds = time.monotonic() - began

@@ -75,28 +75,21 @@ def weights(config: ModelConfig, arrays: Mapping[str, NDArray[Any]]) -> bytes:
 def save(
     path: Path, config: ModelConfig, tokenizer: Tokenizer, arrays: Mapping[str, NDArray[Any]]
 ) -> None:
-    """Makes the directory, or puts new weights into the one that is there."""
-    if not (path / "config.json").exists():
-        contents = descriptions(config, tokenizer) | {WEIGHTS: weights(config, arrays)}
-        if path.exists():  # a run's folder; it counts as a model once config.json is there, so last
-            for name in sorted(contents, key=lambda name: name == "config.json"):
-                files.publish(path / name, contents[name])
-        else:
-            files.publish_folder(path, contents)
-    else:
-        files.publish(path / WEIGHTS, weights(config, arrays))
+    """Makes the directory, or puts new weights into the one that is there.
 
-
-def remove(path: Path) -> None:
-    """Removes a model's files from a directory, config.json first, and nothing else."""
-    for name in (
-        "config.json",
-        "generation_config.json",
-        "tokenizer_config.json",
-        "tokenizer.json",
-        WEIGHTS,
-    ):
-        files.remove(path / name)
+    A model of another kind that stands there is replaced only now that there is a new one.
+    """
+    described = descriptions(config, tokenizer)
+    content = weights(config, arrays)
+    if not path.exists():
+        files.publish_folder(path, described | {WEIGHTS: content})
+    elif all((path / n).exists() and files.read(path / n) == c for n, c in described.items()):
+        files.publish(path / WEIGHTS, content)
+    else:  # it counts as a model while config.json is there: taken away first, put back last
+        files.remove(path / "config.json")
+        contents = described | {WEIGHTS: content}
+        for name in sorted(contents, key=lambda name: name == "config.json"):
+            files.publish(path / name, contents[name])
 
 
 def load(path: Path) -> ModelBundle:
@@ -166,9 +159,7 @@ def _shards(path: Path) -> list[str]:
 
 def _missing_hint(path: Path) -> str:
     if (path / "training").is_dir():
-        return (
-            "its training has not reached the first evaluation: `tgen train --resume --out` goes on"
-        )
+        return f"no evaluation was reached yet: `tgen train --resume --out {path}` goes on"
     if any(path.glob("*.bin")) or any(path.glob("*.pt*")):
         return "its weights are pickle files, which can run code: convert them to safetensors"
     return "give the directory that `tgen train` wrote"

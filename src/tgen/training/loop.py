@@ -140,7 +140,7 @@ def _step(
 def _diverged(what: str, value: float, step: int) -> TrainingError:
     return TrainingError(
         f"the {what} became {value} at step {step}",
-        "the last good model is kept; lower the rate: --set learning_rate=... "
+        "begin anew with --overwrite and lower rates: --set learning_rate=... "
         "--set matrix_learning_rate=...",
     )
 
