@@ -90,6 +90,9 @@ class DoneReport:
     out: str = ""
 
 
+RunReport = PlanReport | StepReport | EvalReport | SampleReport | DoneReport
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttentionReport:
     """One head's attention over a text."""

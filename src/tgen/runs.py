@@ -19,13 +19,11 @@ from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import TrainingError, UsageError
 from tgen.generation.loop import generate
 from tgen.model.device import choose_device, n_threads, set_threads
-from tgen.reports import DoneReport, EvalReport, PlanReport, SampleReport, StepReport
+from tgen.reports import DoneReport, EvalReport, PlanReport, RunReport, SampleReport, StepReport
 from tgen.tokenizer import Tokenizer, make_tokenizer
 from tgen.training.loop import evaluation_is_due, train
 from tgen.training.plan import Plan, choose_tokenizer, make_plan
 from tgen.training.state import Progress, TrainState, new_state
-
-Report = PlanReport | StepReport | EvalReport | SampleReport | DoneReport
 
 _LOG_EVERY = 10  # steps
 _SAMPLE_TOKENS = 120
@@ -48,7 +46,9 @@ class RunRequest:
     threads: int | None = None
 
 
-def start(request: RunRequest, *, stopped: Callable[[], bool] = lambda: False) -> Iterator[Report]:
+def start(
+    request: RunRequest, *, stopped: Callable[[], bool] = lambda: False
+) -> Iterator[RunReport]:
     """Trains a new model in `request.out`; `stopped` is asked after every step.
 
     Raises CorpusError, UsageError, TrainingError, LockedError.
@@ -115,7 +115,7 @@ def resume(
     device: str = "auto",
     threads: int | None = None,
     stopped: Callable[[], bool] = lambda: False,
-) -> Iterator[Report]:
+) -> Iterator[RunReport]:
     """Goes on with the run in `out`, exactly as if it had never stopped.
 
     The corpus need not be there any more; if it is named and has changed, TrainingError.
@@ -153,7 +153,7 @@ def _run(
     config: TrainConfig,
     state: TrainState,
     stopped: Callable[[], bool],
-) -> Iterator[Report]:
+) -> Iterator[RunReport]:
     """Trains, saves, samples; hands on every report."""
     model, progress = state.model, state.progress
 

@@ -12,9 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tgen.cli import console
-from tgen.reports import DoneReport, EvalReport, PlanReport, SampleReport, StepReport
-
-Report = PlanReport | StepReport | EvalReport | SampleReport | DoneReport
+from tgen.reports import DoneReport, EvalReport, PlanReport, RunReport, SampleReport, StepReport
 
 _PLAIN_EVERY = 10.0  # seconds between lines where there is no terminal
 
@@ -47,7 +45,7 @@ class TrainingView:
     ) -> None:
         self._bar.stop()
 
-    def show(self, report: Report) -> None:
+    def show(self, report: RunReport) -> None:
         """Draws one report."""
         if self._json:
             self._write(report)
@@ -64,7 +62,7 @@ class TrainingView:
         else:
             self._done(report)
 
-    def _write(self, report: Report) -> None:
+    def _write(self, report: RunReport) -> None:
         values = asdict(report)
         for name, value in list(values.items()):
             if isinstance(value, bytes):
