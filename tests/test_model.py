@@ -10,7 +10,8 @@ from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import UsageError
 from tgen.introspect.attention import AttentionRecorder
 from tgen.model.kv_cache import KVCache
-from tgen.model.transformer import Transformer, sinusoid
+from tgen.model.positions import sinusoid
+from tgen.model.transformer import Transformer
 
 
 def cache_of(model: Transformer, n_rows: int = 1) -> KVCache:

@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tgen.config import ModelConfig, RopeScaling
+from tgen.config import ModelConfig
 from tgen.model.kv_cache import KVCache
+from tgen.model.positions import rope_frequencies, rotate, sinusoid
 
 
 class Recorder(Protocol):
@@ -82,30 +83,6 @@ class Embedding(nn.Embedding):
     def reset_parameters(self) -> None:
         """Draws the table."""
         nn.init.normal_(self.weight, std=self.std)
-
-
-def sinusoid(context_length: int, d_model: int) -> Tensor:
-    """(context_length, C): sin and cos of p / 10000^(2i/C), interleaved (Vaswani et al. 2017)."""
-    position = torch.arange(context_length, dtype=torch.float64)[:, None]
-    angle = position / 10_000.0 ** (torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
-    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1).float()
-
-
-def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
-    """(D/2,): the angle by which pair i turns at each position (Su et al. 2021), stretched as in
-    Llama 3 where a scaling is given: long wavelengths by `factor`, short ones not at all."""
-    frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    if scaling is None:
-        return frequencies
-    turns = scaling.original_context_length * frequencies / (2 * math.pi)  # in that context
-    share = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    return torch.lerp(frequencies / scaling.factor, frequencies, share.clamp(0, 1))
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns each pair (x_i, x_{i+D/2}) by its position's angle."""
-    x1, x2 = x.chunk(2, dim=-1)
-    return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], dim=-1)
 
 
 class CausalSelfAttention(nn.Module):
