@@ -173,6 +173,7 @@ class TrainConfig:
     minutes: float = 10.0
     steps: int | None = None
     batch_size: int = 16  # windows of context_length tokens
+    accumulation: int = 1  # parts that a batch is computed in, one after another
     optimizer: Literal["muon", "adamw"] = "muon"
     learning_rate: float = 2e-3  # AdamW's; all parameters' if it is the only optimizer
     matrix_learning_rate: float = 0.02  # Muon's
@@ -185,6 +186,8 @@ class TrainConfig:
     grad_clip: float = 1.0
     dropout: float = 0.0
     eval_every: int | None = None  # steps; None: as often as a twentieth of the time allows
+    patience: int = 5  # evaluations without a better one before the rate falls; 0: never
+    compile: bool = False  # the step through torch.compile
     val_fraction: float = 0.1
     seed: int = 1337
 
@@ -192,6 +195,11 @@ class TrainConfig:
         _require(0 < self.minutes < math.inf, "minutes", self.minutes, "a positive number")
         _require(self.steps is None or self.steps >= 1, "steps", self.steps, "at least 1")
         _require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
+        parts = f"at least 1 and at most batch_size={self.batch_size}"
+        _require(
+            1 <= self.accumulation <= self.batch_size, "accumulation", self.accumulation, parts
+        )
+        _require(self.patience >= 0, "patience", self.patience, "at least 0")
         every = self.eval_every
         _require(every is None or every >= 1, "eval_every", every, "at least 1")
         for name in ("learning_rate", "matrix_learning_rate", "grad_clip"):

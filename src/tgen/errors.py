@@ -6,6 +6,7 @@
     ├── TokenizerError            1: tokenizer.json
     ├── ModelError                1: a model directory or its tensors
     ├── TrainingError             1: a run that cannot go on
+    │   └── DivergedError            its numbers are no longer finite
     └── LockedError               75: another process owns the run
 
 An error has two lines: `message` says what is wrong with which value, `hint` what to do.
@@ -43,6 +44,10 @@ class ModelError(TgenError):
 
 class TrainingError(TgenError):
     """A training run that cannot start or go on."""
+
+
+class DivergedError(TrainingError):
+    """A run whose numbers are no longer finite."""
 
 
 class LockedError(TgenError):

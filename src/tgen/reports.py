@@ -18,6 +18,15 @@ class Token:
     last: bool  # the row ends here
 
 
+@dataclass(frozen=True)
+class Choice:
+    """A decision of the plan."""
+
+    name: str
+    value: str
+    why: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanReport:
     """What a run is going to do, before it does it."""
@@ -41,6 +50,7 @@ class PlanReport:
     device: str
     threads: int
     seed: int
+    choices: list[Choice] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -64,6 +74,7 @@ class EvalReport:
     step: int
     loss: float  # nats a token
     bits_per_byte: float
+    standard_error: float | None  # of the bits per byte; None: too short to say
     best: bool
     seconds: float
 
@@ -83,6 +94,7 @@ class DoneReport:
 
     step: int
     finished: bool  # False: stopped before its end
+    stopped_early: bool = False  # the held-out text was no longer predicted better
     best_step: int
     best_bits_per_byte: float | None  # None: nothing was held out or it was not yet evaluated
     seconds: float

@@ -3,39 +3,21 @@
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
-import numpy as np
 import torch
-import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tgen.config import TrainConfig
-from tgen.errors import TrainingError
+from tgen.errors import DivergedError
 from tgen.model.transformer import Transformer
 from tgen.reports import DoneReport, EvalReport, StepReport
+from tgen.training.evaluation import Batches, evaluate, evaluation_is_due, loss_sum
 from tgen.training.optim import rate_factor
-from tgen.training.plan import MAX_EVAL_TOKENS
+from tgen.training.schedule import begin_decay_if_due, note_evaluation, seconds_per_step
 from tgen.training.state import Progress, TrainState
 
-
-class Batches(Protocol):
-    """What the loop needs of a corpus: functions of the step, with no state of their own."""
-
-    @property
-    def held_out_tokens(self) -> int:
-        """Tokens of the held-out text."""
-
-    @property
-    def held_out_bytes(self) -> int:
-        """Bytes of the held-out text; 0: there is none."""
-
-    def batch(self, step: int) -> NDArray[np.int64]:
-        """(B, T + 1) tokens."""
-
-    def held_out_windows(self, max_tokens: int) -> Iterator[NDArray[np.int64]]:
-        """(n, up to T + 1) tokens each."""
+_SKIPS = 3  # unsound steps in a row that end a run
+_READ_EVERY = 10  # steps whose losses are fetched from a GPU together: it never waits for us
 
 
 def train(
@@ -48,33 +30,47 @@ def train(
 ) -> Iterator[StepReport | EvalReport | DoneReport]:
     """Trains from where `state` stands to the end of the schedule; any yield is a place to stop.
 
-    With `config.minutes` the clock decides one thing: the step at which the learning rate begins to
-    fall. It is kept in the state, so a resumed run repeats it. Raises TrainingError if the loss is
-    no longer finite.
+    With `config.minutes` the clock decides the step at which the learning rate begins to fall. It
+    is kept in the state, so a resumed run repeats it. A step with a gradient that is not finite
+    changes nothing; three in a row, or a validation loss that is not finite: DivergedError.
     """
     progress = state.progress
     began = clock() - progress.seconds  # what happens between the steps counts too
+    step_loss = torch.compile(loss_sum) if config.compile else loss_sum
+    read_every = 1 if _device(model).type == "cpu" else _READ_EVERY
+    unread: list[Tensor] = []
+    read_at = clock()
     while progress.total_steps is None or progress.step < progress.total_steps:
-        started = clock()
-        _plan_end(progress, config)
-        loss, rate = _step(model, batches, config, state)
+        if not unread:
+            progress.seconds = clock() - began
+            begin_decay_if_due(progress, config)
+        unread.append(_step(model, batches, config, state, step_loss))
         progress.step += 1
-        n_tokens = config.batch_size * model.config.context_length
-        took = clock() - started
-        progress.seconds = clock() - began
+        due = evaluation_is_due(progress, config)
+        if len(unread) < read_every and not due:
+            continue
+        losses = torch.stack(unread).tolist()
+        now = clock()
+        progress.seconds = now - began
+        _count_skipped(progress, losses)
+        n_tokens = len(unread) * config.batch_size * model.config.context_length
         yield StepReport(
             step=progress.step,
-            loss=loss,
-            learning_rate=rate,
-            tokens_per_second=n_tokens / took,
+            loss=sum(losses) / len(losses),
+            learning_rate=config.learning_rate * _rate(progress, config, progress.step - 1),
+            tokens_per_second=n_tokens / (now - read_at),
             seconds=progress.seconds,
             **_outlook(progress, config),
         )
-        if batches.held_out_bytes > 0 and evaluation_is_due(progress, config):
-            yield _evaluation(model, batches, progress)
+        unread = []
+        if due and batches.held_out_bytes > 0:
+            yield _evaluation(model, batches, config, progress)
+            progress.evaluation_seconds = clock() - began - progress.seconds
+        read_at = clock()
     yield DoneReport(
         step=progress.step,
         finished=True,
+        stopped_early=progress.stopped_early,
         best_step=progress.best_step,
         best_bits_per_byte=progress.best_bits_per_byte,
         seconds=progress.seconds,
@@ -82,118 +78,89 @@ def train(
     )
 
 
-def evaluation_is_due(progress: Progress, config: TrainConfig) -> bool:
-    """Whether an evaluation (or, with nothing held out, a save) follows the step just taken."""
-    assert config.eval_every is not None  # the plan has chosen
-    return progress.step % config.eval_every == 0 or progress.step == progress.total_steps
-
-
-@torch.no_grad()
-def evaluate(
-    model: Transformer, batches: Batches, *, max_tokens: int = MAX_EVAL_TOKENS
-) -> tuple[float, float]:
-    """Nats per token and bits per byte of the held-out text, each token predicted once.
-
-    Of a text of more than `max_tokens` only windows spread evenly over it are predicted.
-    """
-    device = model.token_embedding.weight.device
-    nats, n_tokens = 0.0, 0
-    model.eval()
-    for windows in batches.held_out_windows(max_tokens):
-        tokens = torch.from_numpy(windows).to(device)
-        nats += float(_loss(model, tokens, reduction="sum"))
-        n_tokens += windows.shape[0] * (windows.shape[1] - 1)
-    loss = nats / n_tokens
-    return loss, loss * batches.held_out_tokens / math.log(2) / batches.held_out_bytes
-
-
 def _step(
-    model: Transformer, batches: Batches, config: TrainConfig, state: TrainState
-) -> tuple[float, float]:
-    """One update; its loss and its learning rate."""
+    model: Transformer,
+    batches: Batches,
+    config: TrainConfig,
+    state: TrainState,
+    step_loss: Callable[..., Tensor],
+) -> Tensor:
+    """One update; its loss, nats a token, () on the device: NaN where the step was skipped."""
     progress = state.progress
-    factor = rate_factor(
-        progress.step,
-        warmup_steps=config.warmup_steps,
-        decay_start=progress.decay_start,
-        total_steps=progress.total_steps,
-    )
+    factor = _rate(progress, config, progress.step)
     for optimizer in state.optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
     model.train()
     if config.dropout > 0:  # the masks are a function of seed and step
         torch.manual_seed(_dropout_seed(config.seed, progress.step))
-    tokens = torch.from_numpy(batches.batch(progress.step)).to(model.token_embedding.weight.device)
-    loss = _loss(model, tokens)
-    loss.backward()  # type: ignore[no-untyped-call]
-    value = float(loss.detach())
-    if not math.isfinite(value):
-        raise _diverged("loss", value, progress.step)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
+    batch = batches.batch(progress.step).to(_device(model))
+    total = torch.zeros((), device=_device(model))
+    n_scored = max(1, batch.n_scored)
+    for part in batch.split(config.accumulation):
+        loss = step_loss(model, part) / n_scored
+        loss.backward()
+        total += loss.detach()
+    parameters = [p for p in model.parameters() if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    unsound = ~(norm.isfinite() & total.isfinite())
+    torch.nn.utils.clip_grads_with_norm_(parameters, config.grad_clip, norm)
     for optimizer in state.optimizers:
+        optimizer.found_inf = unsound.float()  # type: ignore[attr-defined]
         optimizer.step()
         optimizer.zero_grad()
-    return value, config.learning_rate * factor
+    return torch.where(unsound, torch.nan, total)
 
 
-def _diverged(what: str, value: float, step: int) -> TrainingError:
-    return TrainingError(
-        f"the {what} became {value} at step {step}",
-        "begin anew with --overwrite and lower rates: --set learning_rate=... "
-        "--set matrix_learning_rate=...",
+def _rate(progress: Progress, config: TrainConfig, step: int) -> float:
+    return progress.rate_scale * rate_factor(
+        step,
+        warmup_steps=config.warmup_steps,
+        decay_start=progress.decay_start,
+        total_steps=progress.total_steps,
     )
+
+
+def _count_skipped(progress: Progress, losses: list[float]) -> None:
+    for loss in losses:
+        progress.skipped_in_a_row = 0 if math.isfinite(loss) else progress.skipped_in_a_row + 1
+        progress.skipped += not math.isfinite(loss)
+        if progress.skipped_in_a_row == _SKIPS:
+            raise DivergedError(f"the loss or its gradient was not finite at step {progress.step}")
 
 
 def _dropout_seed(seed: int, step: int) -> int:
+    import numpy as np
+
     return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> 1)
 
 
-def _loss(model: Transformer, tokens: Tensor, *, reduction: str = "mean") -> Tensor:
-    """Cross-entropy, nats, of each token of (B, T + 1) but the first given those before it."""
-    logits = model(tokens[:, :-1])
-    return F.cross_entropy(
-        logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction=reduction
-    )
-
-
-def _evaluation(model: Transformer, batches: Batches, progress: Progress) -> EvalReport:
-    loss, bits = evaluate(model, batches)
+def _evaluation(
+    model: Transformer, batches: Batches, config: TrainConfig, progress: Progress
+) -> EvalReport:
+    loss, bits, error = evaluate(model, batches)
     if not math.isfinite(bits):
-        raise _diverged("validation loss", loss, progress.step)
-    best = progress.best_bits_per_byte is None or bits < progress.best_bits_per_byte
-    if best:
-        progress.best_bits_per_byte, progress.best_step = bits, progress.step
+        raise DivergedError(f"the validation loss became {loss} at step {progress.step}")
+    best = note_evaluation(progress, config, bits)
     return EvalReport(
-        step=progress.step, loss=loss, bits_per_byte=bits, best=best, seconds=progress.seconds
+        step=progress.step,
+        loss=loss,
+        bits_per_byte=bits,
+        standard_error=error,
+        best=best,
+        seconds=progress.seconds,
     )
-
-
-def _plan_end(progress: Progress, config: TrainConfig) -> None:
-    """Fixes the last step, and the one where the decay begins, as soon as both can be known."""
-    if progress.total_steps is not None:
-        return
-    if config.steps is not None:
-        progress.total_steps = config.steps
-        progress.decay_start = round(config.steps * (1 - config.decay_fraction))
-    elif (
-        progress.seconds >= (1 - config.decay_fraction) * config.minutes * 60 and progress.step > 0
-    ):
-        left = max(0.0, config.minutes * 60 - progress.seconds)
-        steps = max(1, int(left / _seconds_per_step(progress)))
-        progress.decay_start, progress.total_steps = progress.step, progress.step + steps
-
-
-def _seconds_per_step(progress: Progress) -> float:
-    return (progress.seconds - progress.setup_seconds) / progress.step
 
 
 def _outlook(progress: Progress, config: TrainConfig) -> dict[str, float]:
-    per_step = _seconds_per_step(progress)
     if progress.total_steps is not None:
-        left = (progress.total_steps - progress.step) * per_step
+        left = (progress.total_steps - progress.step) * seconds_per_step(progress)
         done = progress.step / progress.total_steps
     else:
         left = max(0.0, config.minutes * 60 - progress.seconds)
         done = progress.seconds / (config.minutes * 60)
     return {"fraction_done": min(1.0, done), "seconds_left": left}
+
+
+def _device(model: Transformer) -> torch.device:
+    return model.token_embedding.weight.device

@@ -19,17 +19,25 @@ _ROUNDS = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalised. In float32; matrices of one shape are done in one batch."""
+    """Momentum, orthogonalised; matrices of one shape are done in one batch.
+
+    Where the attribute `found_inf` is 1 a step changes nothing, as in torch's fused optimizers: the
+    decision stays on the device.
+    """
+
+    found_inf: Tensor  # (), 0 or 1
 
     def __init__(
         self, parameters: list[nn.Parameter], *, lr: float, momentum: float, weight_decay: float
     ) -> None:
         super().__init__(parameters, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
+        self.found_inf = torch.zeros((), device=parameters[0].device)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Updates every matrix from its gradient."""
         assert closure is None
+        sound = self.found_inf == 0
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
             for parameter in group["params"]:
@@ -42,13 +50,15 @@ class Muon(torch.optim.Optimizer):
                         state["momentum"] = torch.zeros_like(parameter)
                     gradient = parameter.grad
                     assert gradient is not None
+                    gradient = gradient.where(sound, state["momentum"])
                     state["momentum"].lerp_(gradient, 1 - group["momentum"])
                     updates.append(gradient.lerp(state["momentum"], group["momentum"]))  # Nesterov
                 orthogonal = orthogonalise(torch.stack(updates))
                 scale = max(1.0, shape[0] / shape[1]) ** 0.5  # tall matrices: the same rms a row
+                rate = group["lr"] * sound
                 for parameter, update in zip(parameters, orthogonal, strict=True):
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                    parameter.add_(update, alpha=-group["lr"] * scale)
+                    parameter.mul_(1 - rate * group["weight_decay"])
+                    parameter.sub_(update * (rate * scale))
 
 
 def orthogonalise(x: Tensor) -> Tensor:

@@ -1,38 +1,73 @@
-"""What to train for a corpus and the minutes given: a pure function."""
+"""What to train for a corpus, the minutes and the machine: pure functions, each with its reasons.
 
+The figures behind the thresholds were measured: `benchmarks/learning/`.
+"""
+
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tgen.config import SIZES, ModelConfig, TrainConfig
 from tgen.errors import CorpusError, UsageError
+from tgen.reports import Choice
+from tgen.training.overrides import parse_overrides
 
-# A model is trained to about its best in this many minutes on two processor cores.
-_MINUTES = {"tiny": 15.0, "small": 120.0, "medium": 1200.0}
-_GPU_SPEEDUP = 60.0
 MAX_EVAL_TOKENS = 1 << 18  # of a larger held-out text, this many evenly spread tokens are scored
+CALIBRATION_SHARE = 0.01  # of the minutes
 _BPE_FROM_BYTES = 100_000  # a smaller text repeats too few words to learn them as tokens
+_TOKENS_PER_WEIGHT = 1.0  # a run that sees fewer does better with a smaller model
+_STEP_TOKENS = 2048
+_DROPOUT = [(4.0, 0.0), (15.0, 0.1), (math.inf, 0.2)]  # up to so many readings of the text
+_FINE_TUNING = 0.3  # of the rates for a new model
+_OVERHEAD = 0.75  # of the measured speed that a run keeps: optimizer, evaluations, samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the plan follows from."""
+
+    vocab_size: int
+    train_tokens: int
+    held_out_tokens: int
+    speed: float  # useful floating-point operations a second, see `measure_speed`
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The model and the run, and what the user should know about how they came about."""
+    """The model and the run, what chose them, and what else the user should know."""
 
     size: str
     model: ModelConfig
     train: TrainConfig
+    closing_seconds: float = 0.0  # for the last evaluation, the samples and the saving
+    choices: list[Choice] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
-def choose_tokenizer(n_bytes: int) -> str:
-    """`char` or `bpe` for a corpus of this many bytes."""
-    return "bpe" if n_bytes >= _BPE_FROM_BYTES else "char"
+def choose_tokenizer(n_bytes: int, alphabet: int) -> tuple[str, int | None, str]:
+    """`char` or `bpe` for a corpus of this many bytes and characters; the vocabulary, the reason."""
+    if n_bytes < _BPE_FROM_BYTES:
+        return "char", None, f"under {_BPE_FROM_BYTES // 1000} KB words repeat too seldom"
+    doublings = max(0, round(math.log2(n_bytes / 1e6) / 1.5))
+    letters = 1 << max(0, alphabet - 1).bit_length()  # a large alphabet needs room for itself
+    vocab_size = max(1024 << min(doublings, 4), min(2 * letters, 1 << 14))
+    why = f"{n_bytes / 1e6:.1f} MB of text, {alphabet:,} different characters"
+    return "bpe", vocab_size, why
 
 
-def choose_size(minutes: float, *, on_gpu: bool) -> str:
-    """The largest size that these minutes can train well."""
-    budget = minutes * (_GPU_SPEEDUP if on_gpu else 1.0)
-    return next((size for size, enough in _MINUTES.items() if budget <= enough), "large")
+def choose_size(train: TrainConfig, facts: Facts, family: str) -> tuple[str, str]:
+    """The largest size that sees enough tokens in the time, and the reason."""
+    if train.steps is not None:
+        return "tiny", "the default where steps are given"
+    chosen = next(iter(SIZES))
+    for size, shape in SIZES.items():
+        weights = _n_weights(ModelConfig.of(family, **shape, vocab_size=facts.vocab_size))
+        tokens = _tokens_in_time(train, facts, weights)
+        if tokens >= _TOKENS_PER_WEIGHT * weights:
+            chosen, seen = size, tokens
+    return chosen, f"the largest that sees a token a weight: about {seen / 1e6:.1f} M tokens"
 
 
 def make_plan(
@@ -41,85 +76,161 @@ def make_plan(
     size: str | None,
     train: TrainConfig,
     overrides: Mapping[str, str],
-    vocab_size: int,
-    train_tokens: int,
-    held_out_tokens: int,
-    on_gpu: bool,
+    facts: Facts,
+    start_from: ModelConfig | None = None,
 ) -> Plan:
-    """Sizes, context and evaluation interval; `overrides` are the user's field=value pairs.
+    """The whole plan; `overrides` are the user's field=value pairs, `start_from` the model that a
+    run fine-tunes.
 
     Raises UsageError for a field that does not exist or a value that does not fit, CorpusError if
-    there are too few tokens to predict even one.
+    there are too few tokens to predict even one or to fill the context asked for.
     """
-    if train_tokens < 2:
+    if facts.train_tokens < 2:
         raise CorpusError(
-            f"the corpus has {train_tokens} tokens to train on", "two are needed at least"
+            f"the corpus has {facts.train_tokens} tokens to train on", "two are needed at least"
         )
-    if size is None:
-        size = choose_size(train.minutes, on_gpu=on_gpu)
-    if size not in SIZES:
-        raise UsageError(f"size {size!r} is unknown", f"choose one of {', '.join(SIZES)}")
     model_fields, train_fields = parse_overrides(overrides)
-    notes = []
-    wanted = SIZES[size] | model_fields
-    longest = train_tokens - 1
-    if wanted["context_length"] > longest:
-        notes.append(
-            f"context_length is {longest}, not {wanted['context_length']}: "
-            f"the corpus has only {train_tokens} tokens to train on"
-        )
-        wanted["context_length"] = max(1, longest)
-    model = ModelConfig.of(family, **wanted, vocab_size=vocab_size)
-    per_step = train_fields.get("batch_size", train.batch_size) * model.context_length
-    evaluated = min(held_out_tokens, MAX_EVAL_TOKENS)
-    if evaluated < held_out_tokens:
-        notes.append(f"validation looks at about {evaluated:,} held-out tokens, evenly spread")
-    config = replace(train, **train_fields)
-    if config.eval_every is None:
+    if start_from is not None:
+        size, why_size = "given", "that of the model it starts from"
+    elif size is None:
+        size, why_size = choose_size(train, facts, family)
+    else:
+        why_size = "asked for"
+    if start_from is None and size not in SIZES:
+        raise UsageError(f"size {size!r} is unknown", f"choose one of {', '.join(SIZES)}")
+    shape = SIZES[size] if start_from is None else {}
+    context, why_context = _context(shape, model_fields, start_from, facts)
+    if start_from is None:
+        fields = shape | model_fields | {"context_length": context}
+        model = ModelConfig.of(family, **fields, vocab_size=facts.vocab_size)
+    else:
+        model = start_from
+    weights = _n_weights(model)
+    per_step = train_fields.get("batch_size", _batch_size(context, facts)) * context
+    steps = train.steps or max(1, round(_tokens_in_time(train, facts, weights) / per_step))
+    epochs = steps * per_step / facts.train_tokens
+    evaluated = min(facts.held_out_tokens, MAX_EVAL_TOKENS)
+    gentle = _FINE_TUNING if start_from is not None else 1.0
+    chosen = {
+        "batch_size": per_step // context,
+        "learning_rate": train.learning_rate * gentle,
+        "matrix_learning_rate": train.matrix_learning_rate * gentle,
+        "warmup_steps": min(train.warmup_steps, steps // 10),
+        "dropout": next(rate for limit, rate in _DROPOUT if epochs <= limit),
         # A token costs about a third of a step's work: spend a twentieth of the time on them.
-        config = replace(config, eval_every=max(100, round(evaluated / 3 / 0.05 / per_step)))
-    return Plan(size, model, config, notes)
+        "eval_every": max(20, round(evaluated / 3 / 0.05 / per_step)),
+    } | train_fields
+    config = replace(train, **chosen)
+    tokens_per_second = _OVERHEAD * facts.speed / (6 * weights)
+    choices = [
+        Choice("size", size, why_size),
+        Choice("context", f"{context} tokens", why_context),
+        Choice("batch", f"{config.batch_size} windows", f"{per_step:,} tokens a step"),
+        Choice("rates", _rates(config), _why_rates(config, start_from is not None)),
+        Choice("dropout", f"{config.dropout:g}", f"the text is read about {epochs:.3g} times"),
+        Choice("steps", _count(steps, exact=train.steps is not None), _speed(facts)),
+        Choice("evaluation", f"every {config.eval_every} steps", "a twentieth of the time"),
+    ]
+    return Plan(
+        size,
+        model,
+        config,
+        # The held-out text once more, as much of the training text, and the samples.
+        closing_seconds=0.7 * evaluated / tokens_per_second + 4 * per_step / tokens_per_second,
+        choices=[_as_set(choice, overrides) for choice in choices],
+        notes=_notes(facts, evaluated),
+    )
 
 
-def parse_overrides(overrides: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits field=value pairs into the model's and the run's, values turned into their types."""
-    kinds = {f.name: f.type for f in fields(ModelConfig) if f.name not in _NOT_SET}
-    train_kinds = {f.name: f.type for f in fields(TrainConfig) if f.name not in _NOT_SET}
-    model: dict[str, Any] = {}
-    train: dict[str, Any] = {}
-    for name, text in overrides.items():
-        if name in kinds:
-            model[name] = _value(name, text, kinds[name])
-        elif name in train_kinds:
-            train[name] = _value(name, text, train_kinds[name])
-        else:
+def _context(
+    shape: Mapping[str, int],
+    model_fields: Mapping[str, Any],
+    start_from: ModelConfig | None,
+    facts: Facts,
+) -> tuple[int, str]:
+    """The window's length, and the reason."""
+    longest = facts.train_tokens - 1
+    if start_from is not None:
+        if model_fields:
+            name, value = next(iter(model_fields.items()))
             raise UsageError(
-                f"--set {name}: there is no such field",
-                f"the fields are {', '.join(sorted(kinds | train_kinds))}",
+                f"--set {name}={value} does not go with --from", "the model's shape is its own"
             )
-    return model, train
+        return min(start_from.context_length, longest), "that of the model it starts from"
+    if "context_length" in model_fields:
+        wanted: int = model_fields["context_length"]
+        if wanted > longest:
+            raise CorpusError(
+                f"context_length={wanted} is longer than the text: "
+                f"{facts.train_tokens} tokens to train on",
+                f"set at most {longest}",
+            )
+        return wanted, "asked for"
+    wanted = shape["context_length"]
+    room = max(1, min(longest, facts.train_tokens // 8))
+    if room < wanted:
+        return room, f"an eighth of the {facts.train_tokens} tokens there are"
+    return wanted, "goes with the size"
 
 
-# These have options of their own, or come by reading.
-_NOT_SET = {"family", "vocab_size", "rope_scaling", "minutes", "steps", "val_fraction", "seed"}
+def _batch_size(context: int, facts: Facts) -> int:
+    room = facts.train_tokens // (8 * context)  # a step sees an eighth of the text at most
+    return max(1, min(_STEP_TOKENS // context, room))
 
 
-def _value(name: str, text: str, kind: Any) -> Any:
-    try:
-        if kind is bool:
-            return {"true": True, "false": False}[text.lower()]
-        if kind in (int, int | None):
-            return int(text)
-        if kind is float:
-            return float(text)
-        if text in kind.__args__:  # a Literal
-            return text
-        raise ValueError
-    except (ValueError, KeyError):
-        plain = {bool: "true or false", int: "a whole number", float: "a number"}
-        wanted = plain.get(kind) or (
-            "a whole number" if kind == int | None else " or ".join(kind.__args__)
-        )
-        raise UsageError(
-            f"--set {name}={text}: the value does not fit", f"{name} takes {wanted}"
-        ) from None
+def _n_weights(model: ModelConfig) -> int:
+    """Weights that a token passes: those of the blocks and the head."""
+    width = model.n_heads * model.head_dim
+    attention = model.d_model * (2 * width + 2 * model.n_kv_heads * model.head_dim)
+    matrices = 3 if model.activation == "swiglu" else 2
+    block = attention + matrices * model.d_model * model.d_ff
+    return model.n_layers * block + model.vocab_size * model.d_model
+
+
+def _tokens_in_time(train: TrainConfig, facts: Facts, weights: int) -> float:
+    return _OVERHEAD * facts.speed * train.minutes * 60 / (6 * weights)
+
+
+def _rates(config: TrainConfig) -> str:
+    if config.optimizer == "adamw":
+        return f"AdamW {config.learning_rate:g}"
+    return f"Muon {config.matrix_learning_rate:g}, AdamW {config.learning_rate:g}"
+
+
+def _why_rates(config: TrainConfig, fine_tuning: bool) -> str:
+    gentle = "gentler, to keep what the model knows; " if fine_tuning else ""
+    return (
+        f"{gentle}up over {config.warmup_steps} steps, down over the last "
+        f"{config.decay_fraction:.0%}"
+    )
+
+
+def _count(steps: int, *, exact: bool) -> str:
+    if exact:
+        return f"{steps:,}"
+    digits = max(0, len(str(steps)) - 2)
+    return f"about {round(steps, -digits):,}"
+
+
+def _speed(facts: Facts) -> str:
+    return f"this machine trains at {facts.speed / 1e9:,.0f} GFLOP/s"
+
+
+def _as_set(choice: Choice, overrides: Mapping[str, str]) -> Choice:
+    """A choice that the user made has no other reason."""
+    fields = _FIELDS.get(choice.name, ())
+    return replace(choice, why="as set") if fields and set(fields) <= set(overrides) else choice
+
+
+_FIELDS = {
+    "batch": ("batch_size",),
+    "rates": ("learning_rate", "matrix_learning_rate"),
+    "dropout": ("dropout",),
+    "evaluation": ("eval_every",),
+}
+
+
+def _notes(facts: Facts, evaluated: int) -> list[str]:
+    if evaluated == facts.held_out_tokens:
+        return []
+    return [f"validation looks at about {evaluated:,} held-out tokens, evenly spread"]

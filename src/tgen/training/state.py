@@ -26,6 +26,14 @@ class Progress:
     total_steps: int | None = None
     best_step: int = 0
     best_bits_per_byte: float | None = None
+    not_better: int = 0  # evaluations since the best, or since the decay began
+    stopped_early: bool = False
+    closing_seconds: float = 0.0  # expected for what comes after the last step
+    evaluation_seconds: float = 0.0  # the newest evaluation took, saving and sampling included
+    skipped: int = 0  # steps without effect: something was not finite
+    skipped_in_a_row: int = 0
+    rollbacks: int = 0
+    rate_scale: float = 1.0  # halved by each rollback
 
 
 class TrainState:

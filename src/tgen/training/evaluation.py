@@ -1,0 +1,122 @@
+"""The loss of a batch, and how well a model predicts the held-out text."""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tgen.model.transformer import Transformer
+from tgen.training.loss import cross_entropy
+from tgen.training.plan import MAX_EVAL_TOKENS
+
+# Tokens (B, T + 1); which targets count (B, T), None: all; each input's document (B, T), None: one.
+Windows = tuple[NDArray[np.int64], NDArray[np.bool_] | None, NDArray[np.int32] | None]
+
+
+class Batches(Protocol):
+    """What training needs of a corpus: functions of the step, with no state of their own."""
+
+    @property
+    def held_out_tokens(self) -> int:
+        """Tokens of the held-out text that are scored."""
+
+    @property
+    def held_out_bytes(self) -> int:
+        """Bytes of the held-out text whose tokens are scored; 0: there is none."""
+
+    def batch(self, step: int) -> Windows:
+        """Windows of T + 1 tokens."""
+
+    def held_out_windows(self, max_tokens: int) -> Iterator[Windows]:
+        """Windows of up to T + 1 tokens that predict each held-out token once."""
+
+    def train_windows(self, max_tokens: int) -> Iterator[Windows]:
+        """The same of text that was trained on, about `max_tokens` of it."""
+
+
+class Batch(NamedTuple):
+    """Windows on the model's device."""
+
+    tokens: Tensor  # (B, T + 1)
+    scored: Tensor | None  # (B, T)
+    documents: Tensor | None  # (B, T)
+
+    @property
+    def n_scored(self) -> int:
+        """Targets that count."""
+        if self.scored is None:
+            return self.tokens[:, 1:].numel()
+        return int(self.scored.sum())
+
+
+def to_device(windows: Windows, device: torch.device) -> Batch:
+    """Copies a batch of NumPy arrays there."""
+    return Batch(*(None if a is None else torch.from_numpy(a).to(device) for a in windows))  # type: ignore[arg-type]
+
+
+def loss_sum(model: Transformer, batch: Batch) -> Tensor:
+    """(): nats of each scored token given those before it, added up."""
+    scored = None if batch.scored is None else batch.scored.flatten()
+    with _precision(batch.tokens.device):
+        x = model.hidden(batch.tokens[:, :-1], documents=batch.documents).flatten(0, 1)
+        return cross_entropy(x, model.head, batch.tokens[:, 1:].flatten(), scored)
+
+
+class Evaluation(NamedTuple):
+    """How well a text is predicted."""
+
+    loss: float  # nats a token
+    bits_per_byte: float
+    standard_error: float | None  # of the bits per byte; None: fewer than two windows
+
+
+@torch.no_grad()
+def evaluate(
+    model: Transformer, batches: Batches, *, max_tokens: int = MAX_EVAL_TOKENS
+) -> Evaluation:
+    """Of the held-out text, each scored token predicted once.
+
+    Of a text of more than `max_tokens` only windows spread evenly over it are predicted.
+    """
+    bytes_per_token = batches.held_out_bytes / batches.held_out_tokens
+    return _evaluate(model, batches.held_out_windows(max_tokens), bytes_per_token)
+
+
+@torch.no_grad()
+def evaluate_train(model: Transformer, batches: Batches, *, max_tokens: int) -> float:
+    """Nats a token on text that the model has learnt from."""
+    return _evaluate(model, batches.train_windows(max_tokens), 1.0).loss
+
+
+def _evaluate(model: Transformer, windows: Iterator[Windows], bytes_per_token: float) -> Evaluation:
+    device = model.token_embedding.weight.device
+    model.eval()
+    nats, counts = [], []
+    for group in windows:
+        batch = to_device(group, device)
+        with _precision(device):
+            hidden = model.hidden(batch.tokens[:, :-1], documents=batch.documents)
+            for row, x in enumerate(hidden):
+                scored = None if batch.scored is None else batch.scored[row]
+                nats.append(cross_entropy(x, model.head, batch.tokens[row, 1:], scored))
+                counts.append(len(x) if batch.scored is None else int(batch.scored[row].sum()))
+    x, n = torch.stack(nats).double().cpu().numpy(), np.array(counts)
+    loss = float(x.sum() / n.sum())
+    to_bits = 1 / math.log(2) / bytes_per_token
+    error = _ratio_error(x, n) * to_bits if len(x) > 1 else None
+    return Evaluation(loss, loss * to_bits, error)
+
+
+def _ratio_error(x: NDArray[np.float64], n: NDArray[np.int64]) -> float:
+    """The standard error of sum(x) / sum(n), windows taken as independent (Cochran 1977, 6.4)."""
+    residual = x - x.sum() / n.sum() * n
+    return float(np.sqrt((residual**2).sum() / (len(x) * (len(x) - 1))) / n.mean())
+
+
+def _precision(device: torch.device) -> torch.autocast:
+    """bfloat16 where it is fast."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")

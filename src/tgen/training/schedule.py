@@ -1,0 +1,70 @@
+"""When a run's learning rate falls and when it ends: the decisions, kept in its progress.
+
+The rate rises, stays, and falls to 0. With `minutes` the clock decides at which step the fall
+begins; text that has stopped getting easier to predict may decide it earlier.
+"""
+
+from tgen.config import TrainConfig
+from tgen.training.state import Progress
+
+_LATE = 1.02  # of the minutes: a run that would end later than this takes fewer steps
+
+
+def begin_decay_if_due(progress: Progress, config: TrainConfig) -> None:
+    """Fixes the last step, and the one where the decay begins, as soon as both can be known."""
+    if config.steps is not None:
+        if progress.total_steps is None:
+            progress.total_steps = config.steps
+            progress.decay_start = round(config.steps * (1 - config.decay_fraction))
+    elif progress.total_steps is None:
+        time_left = _seconds_to_train(progress, config)
+        begins = config.decay_fraction * (progress.seconds + time_left - progress.setup_seconds)
+        if progress.step > 0 and time_left <= begins:
+            _begin_decay(progress, int(time_left / seconds_per_step(progress)))
+    elif progress.step > 0 and not progress.stopped_early:
+        # The machine has become slower than it was when the end was fixed.
+        ends = progress.seconds + (progress.total_steps - progress.step) * seconds_per_step(
+            progress
+        )
+        if ends > _LATE * (progress.seconds + _seconds_to_train(progress, config)):
+            steps = int(max(0.0, _seconds_to_train(progress, config)) / seconds_per_step(progress))
+            progress.total_steps = progress.step + max(1, steps)
+
+
+def note_evaluation(progress: Progress, config: TrainConfig, bits_per_byte: float) -> bool:
+    """Whether this is the best so far. After `patience` evaluations that are not, the decay
+    begins; after as many in the decay, the run ends."""
+    best = progress.best_bits_per_byte
+    if best is None or bits_per_byte < best:
+        progress.best_bits_per_byte, progress.best_step = bits_per_byte, progress.step
+        progress.not_better = 0
+        return True
+    progress.not_better += 1
+    if config.patience and progress.not_better >= config.patience:
+        progress.not_better = 0
+        if progress.decay_start is None or progress.step < progress.decay_start:
+            decay = progress.step * config.decay_fraction / (1 - config.decay_fraction)
+            steps = config.steps or progress.step + int(
+                _seconds_to_train(progress, config) / seconds_per_step(progress)
+            )
+            _begin_decay(progress, min(round(decay), steps - progress.step))
+        else:
+            progress.total_steps = progress.step
+        progress.stopped_early = True
+    return False
+
+
+def seconds_per_step(progress: Progress) -> float:
+    """The mean so far, evaluations and all."""
+    return (progress.seconds - progress.setup_seconds) / progress.step
+
+
+def _begin_decay(progress: Progress, steps: int) -> None:
+    progress.decay_start = progress.step
+    progress.total_steps = progress.step + max(1, steps)
+
+
+def _seconds_to_train(progress: Progress, config: TrainConfig) -> float:
+    """Of the minutes, what is left before the last evaluation and the saving must begin."""
+    closing = max(progress.closing_seconds, progress.evaluation_seconds)
+    return config.minutes * 60 - closing - progress.seconds
