@@ -19,23 +19,27 @@ from tgen.training.optim import rate_factor
 from tgen.training.plan import MAX_EVAL_TOKENS
 from tgen.training.state import Progress, TrainState
 
+# Tokens (B, T + 1); which targets count (B, T), None: all; each input's document (B, T), None: one.
+Windows = tuple[NDArray[np.int64], NDArray[np.bool_] | None, NDArray[np.int32] | None]
+_NOT_SCORED = -100  # stands for the targets that do not count
+
 
 class Batches(Protocol):
     """What the loop needs of a corpus: functions of the step, with no state of their own."""
 
     @property
     def held_out_tokens(self) -> int:
-        """Tokens of the held-out text."""
+        """Tokens of the held-out text that are scored."""
 
     @property
     def held_out_bytes(self) -> int:
-        """Bytes of the held-out text; 0: there is none."""
+        """Bytes of the held-out text whose tokens are scored; 0: there is none."""
 
-    def batch(self, step: int) -> NDArray[np.int64]:
-        """(B, T + 1) tokens."""
+    def batch(self, step: int) -> Windows:
+        """Windows of T + 1 tokens."""
 
-    def held_out_windows(self, max_tokens: int) -> Iterator[NDArray[np.int64]]:
-        """(n, up to T + 1) tokens each."""
+    def held_out_windows(self, max_tokens: int) -> Iterator[Windows]:
+        """Windows of up to T + 1 tokens each."""
 
 
 def train(
@@ -92,17 +96,18 @@ def evaluation_is_due(progress: Progress, config: TrainConfig) -> bool:
 def evaluate(
     model: Transformer, batches: Batches, *, max_tokens: int = MAX_EVAL_TOKENS
 ) -> tuple[float, float]:
-    """Nats per token and bits per byte of the held-out text, each token predicted once.
+    """Nats per token and bits per byte of what is scored of the held-out text, each token once:
+    nats of the scored tokens over the bytes they stand for, so of completions alone if only those
+    are learnt.
 
     Of a text of more than `max_tokens` only windows spread evenly over it are predicted.
     """
-    device = model.token_embedding.weight.device
     nats, n_tokens = 0.0, 0
     model.eval()
     for windows in batches.held_out_windows(max_tokens):
-        tokens = torch.from_numpy(windows).to(device)
-        nats += float(_loss(model, tokens, reduction="sum"))
-        n_tokens += windows.shape[0] * (windows.shape[1] - 1)
+        total, n = _loss(model, windows)
+        nats += float(total)
+        n_tokens += n
     loss = nats / n_tokens
     return loss, loss * batches.held_out_tokens / math.log(2) / batches.held_out_bytes
 
@@ -124,8 +129,8 @@ def _step(
     model.train()
     if config.dropout > 0:  # the masks are a function of seed and step
         torch.manual_seed(_dropout_seed(config.seed, progress.step))
-    tokens = torch.from_numpy(batches.batch(progress.step)).to(model.token_embedding.weight.device)
-    loss = _loss(model, tokens)
+    total, n = _loss(model, batches.batch(progress.step))
+    loss = total / max(1, n)  # a batch may hold nothing that is scored
     loss.backward()  # type: ignore[no-untyped-call]
     value = float(loss.detach())
     if not math.isfinite(value):
@@ -149,11 +154,30 @@ def _dropout_seed(seed: int, step: int) -> int:
     return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> 1)
 
 
-def _loss(model: Transformer, tokens: Tensor, *, reduction: str = "mean") -> Tensor:
-    """Cross-entropy, nats, of each token of (B, T + 1) but the first given those before it."""
-    logits = model(tokens[:, :-1])
-    return F.cross_entropy(
-        logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction=reduction
+def _loss(model: Transformer, windows: Windows) -> tuple[Tensor, int]:
+    """Cross-entropy, nats, summed over the scored targets given what comes before them in their
+    document, and the number of these targets."""
+    inputs, targets, documents = _tensors(windows, model.token_embedding.weight.device)
+    logits = model(inputs, documents=documents)
+    total = F.cross_entropy(
+        logits.flatten(0, 1).float(),
+        targets.flatten(),
+        ignore_index=_NOT_SCORED,
+        reduction="sum",
+    )
+    return total, targets.numel() if windows[1] is None else int(windows[1].sum())
+
+
+def _tensors(windows: Windows, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Inputs, targets with those that do not count marked, and documents."""
+    tokens, scored, documents = windows
+    targets = tokens[:, 1:]
+    if scored is not None:
+        targets = np.where(scored, targets, _NOT_SCORED)
+    return (
+        torch.from_numpy(tokens[:, :-1]).to(device),
+        torch.from_numpy(targets).to(device),
+        None if documents is None else torch.from_numpy(documents).to(device),
     )
 
 
