@@ -54,16 +54,17 @@ def test_nothing_to_read_is_an_error(tmp_path, content):
 
 
 def test_parts_are_tokenised_apart_and_an_end_follows_each_document():
-    tokens = corpus.tokenise([(b"ab", b"c"), (b"a",)], CHAR)
+    text = corpus.tokenise([(b"ab", b"c"), (b"a",)], CHAR)
     a, b, c = CHAR.encode(b"abc")
-    assert tokens.tolist() == [a, b, c, 0, a, 0]
+    assert text.tokens.tolist() == [a, b, c, 0, a, 0]
 
 
 def test_a_text_cut_by_the_split_ends_only_where_it_ends():
     text = b"abcabcabca"
     train, held_out, cut = corpus.split(Corpus([(text,)], rows=frozenset(), skipped=[]), 0.5)
     halves = [corpus.tokenise(train, CHAR, open_end=cut), corpus.tokenise(held_out, CHAR)]
-    assert np.concatenate(halves).tolist() == corpus.tokenise([(text,)], CHAR).tolist()
+    together = np.concatenate([half.tokens for half in halves])
+    assert together.tolist() == corpus.tokenise([(text,)], CHAR).tokens.tolist()
 
 
 @given(st.lists(st.text(min_size=1), min_size=1), st.floats(0, 0.99))
@@ -104,16 +105,16 @@ def store(n_train: int, n_held_out: int, context_length: int, batch_size: int = 
 def test_batches_are_windows_and_a_function_of_the_step():
     batches = store(1000, 0, 16)
     for step in (0, 1, 500):
-        windows = batches.batch(step)
+        windows = batches.batch(step).tokens
         assert windows.shape == (4, 17)
         assert (np.diff(windows, axis=1) == 1).all()
-        assert np.array_equal(windows, store(1000, 0, 16).batch(step))
-    assert not np.array_equal(batches.batch(0), batches.batch(1))
+        assert np.array_equal(windows, store(1000, 0, 16).batch(step).tokens)
+    assert not np.array_equal(batches.batch(0).tokens, batches.batch(1).tokens)
 
 
 def test_an_epoch_sees_every_token_once():
     batches = store(1601, 0, 16)  # 100 windows: 25 steps of 4
-    seen = np.concatenate([batches.batch(step)[:, :-1].ravel() for step in range(25)])
+    seen = np.concatenate([batches.batch(step).tokens[:, :-1].ravel() for step in range(25)])
     assert len(np.unique(seen)) >= 1585  # one window may lie over the border
 
 
@@ -121,9 +122,9 @@ def test_an_epoch_sees_every_token_once():
 @settings(deadline=None)
 def test_each_held_out_token_is_predicted_exactly_once(n_train, n_held_out, context_length):
     windows = store(n_train, n_held_out, context_length).held_out_windows(1 << 20)
-    targets = np.concatenate([w[:, 1:].ravel() for w in windows])
+    targets = np.concatenate([w.tokens[:, 1:].ravel() for w in windows])
     assert targets.tolist() == list(range(n_train, n_train + n_held_out))
 
 
 def test_the_smallest_corpus_has_batches():
-    assert store(2, 0, 1).batch(3).tolist() == [[0, 1]] * 4
+    assert store(2, 0, 1).batch(3).tokens.tolist() == [[0, 1]] * 4

@@ -11,6 +11,7 @@ Norm = Literal["layer_norm", "rms_norm"]
 Activation = Literal["relu", "gelu_tanh", "gelu", "swiglu"]
 Family = Literal["classic", "gpt2", "llama", "qwen3"]
 Size = Literal["tiny", "small", "medium", "large"]
+LossOn = Literal["completion", "all"]
 DEFAULT_FAMILY: Family = "qwen3"
 
 
@@ -185,6 +186,7 @@ class TrainConfig:
     beta2: float = 0.98
     grad_clip: float = 1.0
     dropout: float = 0.0
+    loss_on: LossOn = "completion"  # of rows that have one; a text counts everywhere
     eval_every: int | None = None  # steps; None: as often as a twentieth of the time allows
     patience: int = 5  # evaluations without a better one before the rate falls; 0: never
     compile: bool = False  # the step through torch.compile

@@ -22,7 +22,7 @@ from tgen.model.device import choose_device, n_threads, set_threads
 from tgen.reports import DoneReport, EvalReport, PlanReport, RunReport, SampleReport, StepReport
 from tgen.tokenizer import Tokenizer, make_tokenizer
 from tgen.training.loop import evaluation_is_due, train
-from tgen.training.plan import Plan, choose_tokenizer, make_plan
+from tgen.training.plan import Plan, choose_tokenizer, make_plan, parse_overrides
 from tgen.training.state import Progress, TrainState, new_state
 
 _LOG_EVERY = 10  # steps
@@ -66,23 +66,25 @@ def start(
     texts = [part for document in train_documents for part in document]
     kind = request.tokenizer if request.tokenizer != "auto" else choose_tokenizer(text.n_bytes)
     tokenizer = make_tokenizer(kind, texts, vocab_size=request.vocab_size)
-    train_tokens = corpus.tokenise(train_documents, tokenizer, open_end=cut)
-    held_out_tokens = corpus.tokenise(held_out, tokenizer)
+    loss_on = parse_overrides(request.overrides)[1].get("loss_on", request.train.loss_on)
+    train_text = corpus.tokenise(train_documents, tokenizer, loss_on=loss_on, open_end=cut)
+    held_out_text = corpus.tokenise(held_out, tokenizer, loss_on=loss_on)
+    tokens = corpus.arrays(train_text, held_out_text)
     plan = make_plan(
         family=request.family,
         size=request.size,
         train=request.train,
         overrides=request.overrides,
         vocab_size=tokenizer.vocab_size,
-        train_tokens=len(train_tokens),
-        held_out_tokens=len(held_out_tokens),
+        train_tokens=len(tokens["train"]),
+        held_out_tokens=len(tokens["held_out"]),
         on_gpu=device.type != "cpu",
     )
     run = {
         "corpus": request.corpus,
         "corpus_sha256": text.sha256,
         "corpus_bytes": text.n_bytes,
-        "held_out_bytes": sum(len(part) for document in held_out for part in document),
+        "held_out_bytes": held_out_text.scored_bytes,
         "tokenizer": kind,
         "size": plan.size,
         "model": asdict(plan.model),
@@ -99,12 +101,12 @@ def start(
         state = new_state(plan.model, plan.train, device)
         run_state.remove(request.out)  # an old model stays until there is a new one
         files.publish(run_folder / "tokenizer.json", tokenizer.json.encode())
-        run_state.save_run(request.out, run, {"train": train_tokens, "held_out": held_out_tokens})
+        run_state.save_run(request.out, run, tokens)
         state.progress.seconds = state.progress.setup_seconds = time.monotonic() - began
+        store = _store(run, plan, tokenizer, tokens)
         yield _plan_report(
-            request.out, run, plan, state, tokenizer, len(train_tokens), len(held_out_tokens), notes
+            request.out, run, plan, state, tokenizer, len(store.train), len(store.held_out), notes
         )
-        store = _store(run, plan, train_tokens, held_out_tokens)
         yield from _run(request.out, run, tokenizer, store, plan.train, state, stopped)
 
 
@@ -138,7 +140,7 @@ def resume(
         if saved:
             state.restore(saved[1], Progress(**saved[0]))
         run_state.trim_log(out, state.progress.step)
-        store = _store(run, plan, tokens["train"], tokens["held_out"])
+        store = _store(run, plan, tokenizer, tokens)
         yield _plan_report(
             out, run, plan, state, tokenizer, len(tokens["train"]), len(tokens["held_out"]), []
         )
@@ -241,10 +243,12 @@ def _check_free(request: RunRequest) -> None:
         )
 
 
-def _store(run: dict[str, Any], plan: Plan, train_tokens: Any, held_out: Any) -> corpus.TokenStore:
+def _store(
+    run: dict[str, Any], plan: Plan, tokenizer: Tokenizer, tokens: dict[str, Any]
+) -> corpus.TokenStore:
     return corpus.TokenStore(
-        train=train_tokens,
-        held_out=held_out,
+        **tokens,
+        end_of_text=tokenizer.end_of_text,
         held_out_bytes=run["held_out_bytes"],
         context_length=plan.model.context_length,
         batch_size=plan.train.batch_size,

@@ -5,6 +5,17 @@ paths -> documents -> train and held-out documents -> tokens -> batch(step)
 
 from tgen.corpus.documents import Corpus, Document, read
 from tgen.corpus.hold_out import Split, split
-from tgen.corpus.token_store import Tokens, TokenStore, tokenise
+from tgen.corpus.token_store import Batch, Tokenised, TokenStore, arrays, tokenise
 
-__all__ = ["Corpus", "Document", "Split", "TokenStore", "Tokens", "read", "split", "tokenise"]
+__all__ = [
+    "Batch",
+    "Corpus",
+    "Document",
+    "Split",
+    "TokenStore",
+    "Tokenised",
+    "arrays",
+    "read",
+    "split",
+    "tokenise",
+]

@@ -1,33 +1,81 @@
-"""Documents -> tokens -> the batches of a run, a pure function of seed and step."""
+"""Documents -> tokens -> the batches of a run, a pure function of seed and step.
 
-from collections.abc import Iterable, Iterator
+Documents lie one after another in one array and windows are cut from it anywhere. A batch says
+beside its tokens which document each lies in, and which of them the loss counts.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tgen.config import LossOn
 from tgen.corpus.documents import Document
 from tgen.tokenizer import Tokenizer
 
 Tokens = NDArray[np.uint16 | np.uint32]
+Scored = NDArray[np.bool_]
+
+
+class Tokenised(NamedTuple):
+    """Documents as tokens, and what of them the loss counts."""
+
+    tokens: Tokens  # (n,)
+    scored: Scored | None  # (n,); None: every token
+    scored_bytes: int  # of the text whose tokens are scored
+
+
+class Batch(NamedTuple):
+    """Windows of T + 1 tokens: T inputs and, shifted by one, T targets."""
+
+    tokens: NDArray[np.int64]  # (B, T + 1)
+    scored: Scored | None  # (B, T): the targets that count; None: all of them
+    documents: NDArray[np.int32] | None  # (B, T): each input's, from 0 in a row; None: one a row
 
 
 def tokenise(
-    documents: Iterable[Document], tokenizer: Tokenizer, *, open_end: bool = False
-) -> Tokens:
-    """All documents as one array (n,), an end-of-text token after each where the tokenizer has one;
-    with `open_end` not after the last, which goes on elsewhere."""
+    documents: Iterable[Document],
+    tokenizer: Tokenizer,
+    *,
+    loss_on: LossOn = "completion",
+    open_end: bool = False,
+) -> Tokenised:
+    """All documents in one array, an end-of-text token after each where the tokenizer has one; with
+    `open_end` not after the last, which goes on elsewhere.
+
+    With a loss on the completion a document's last part and the token that ends it are scored, so
+    of a text all. A completion's bits per byte are thus over the bytes of completions alone.
+    """
     kind = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
     parts: list[NDArray[np.uint32]] = []
+    counted: list[bool] = []  # of each part
+    n_bytes = 0
     for document in documents:
         parts += [tokenizer.encode_array(part) for part in document]
+        counted += [loss_on == "all"] * (len(document) - 1) + [True]
+        n_bytes += sum(map(len, document if loss_on == "all" else document[-1:]))
         if tokenizer.end_of_text is not None:
             parts.append(np.array([tokenizer.end_of_text], np.uint32))
+            counted.append(True)
     if open_end and tokenizer.end_of_text is not None:
-        del parts[-1]
+        del parts[-1], counted[-1]
     tokens: Tokens = np.concatenate([np.zeros(0, np.uint32), *parts]).astype(kind)
-    return tokens
+    scored = None if all(counted) else np.repeat(counted, [len(part) for part in parts])
+    return Tokenised(tokens, scored, n_bytes)
+
+
+def arrays(train: Tokenised, held_out: Tokenised) -> dict[str, NDArray[Any]]:
+    """What a TokenStore is made of, by its fields' names; no mask where everything is scored."""
+    found = {
+        "train": train.tokens,
+        "held_out": held_out.tokens,
+        "train_scored": train.scored,
+        "held_out_scored": held_out.scored,
+    }
+    return {name: array for name, array in found.items() if array is not None}
 
 
 @dataclass(frozen=True)
@@ -36,49 +84,81 @@ class TokenStore:
 
     train: Tokens  # (n,)
     held_out: Tokens  # (m,); empty: nothing is held out
-    held_out_bytes: int
+    held_out_bytes: int  # of the text whose tokens are scored
     context_length: int
     batch_size: int
     seed: int
+    end_of_text: int | None = None  # the token between documents; None: they are not told apart
+    train_scored: Scored | None = None  # (n,); None: every token
+    held_out_scored: Scored | None = None  # (m,)
 
     @property
     def held_out_tokens(self) -> int:
-        """Tokens held out."""
-        return len(self.held_out)
+        """Held-out tokens that are scored."""
+        scored = self.held_out_scored
+        return len(self.held_out) if scored is None else int(scored.sum())
 
-    def batch(self, step: int) -> NDArray[np.int64]:
-        """Step `step`'s windows, (batch_size, context_length + 1): inputs and, shifted, targets.
+    def batch(self, step: int) -> Batch:
+        """Step `step`'s windows, `batch_size` of `context_length` + 1 tokens.
 
         Every epoch cuts the text into windows at a new offset and deals them in a new order, so
         each token is seen once an epoch.
         """
         length = self.context_length
         per_epoch = max(1, (len(self.train) - 1) // length)
-        windows = np.empty((self.batch_size, length + 1), np.int64)
+        starts = []
         for row in range(self.batch_size):
             epoch, i = divmod(step * self.batch_size + row, per_epoch)
             offset, order = _epoch(self.seed, epoch, per_epoch, len(self.train) - length)
-            start = (offset + order[i] * length) % (len(self.train) - length)
-            windows[row] = self.train[start : start + length + 1]
-        return windows
+            starts.append((offset + order[i] * length) % (len(self.train) - length))
+        return self._windows(self.train, self.train_scored, starts, length)
 
-    def held_out_windows(self, max_tokens: int) -> Iterator[NDArray[np.int64]]:
-        """Windows (n, up to context_length + 1) that predict each held-out token exactly once.
+    def held_out_windows(self, max_tokens: int) -> Iterator[Batch]:
+        """Windows of up to context_length + 1 tokens that predict each held-out token exactly once.
 
         They do not overlap but for the first token of each, which is the last of the one before
-        (of the training text for the first). More than `max_tokens` are thinned out evenly.
+        (of the training text for the first). Those in which nothing is scored are left out; more
+        than `max_tokens` are thinned out evenly.
         """
         length = self.context_length
-        stream = np.concatenate([self.train[-1:], self.held_out]).astype(np.int64)
-        n_full = (len(stream) - 1) // length
+        stream = np.concatenate([self.train[-1:], self.held_out])
+        scored = self.held_out_scored
+        if scored is not None:
+            scored = np.concatenate([[False], scored])  # the first is no target
+        n_full = len(self.held_out) // length
         starts = np.arange(n_full) * length
-        if len(self.held_out) > max_tokens:
-            starts = starts[:: -(-len(self.held_out) // max_tokens)]
+        if scored is not None:
+            starts = starts[scored[1 : n_full * length + 1].reshape(-1, length).any(axis=1)]
+        rest = len(self.held_out) - n_full * length
+        n_tokens = len(starts) * length + rest
+        if n_tokens > max_tokens:
+            starts = starts[:: -(-n_tokens // max_tokens)]
         per_batch = max(1, 8192 // length)
         for i in range(0, len(starts), per_batch):
-            yield stream[starts[i : i + per_batch, None] + np.arange(length + 1)]
-        if len(stream) - 1 > n_full * length and len(self.held_out) <= max_tokens:
-            yield stream[None, n_full * length :]
+            yield self._windows(stream, scored, starts[i : i + per_batch], length)
+        if rest > 0 and n_tokens <= max_tokens:
+            yield self._windows(stream, scored, [n_full * length], rest)
+
+    def _windows(
+        self,
+        stream: Tokens,
+        scored: Scored | None,
+        starts: Sequence[int] | NDArray[np.int64],
+        length: int,
+    ) -> Batch:
+        index = np.asarray(starts)[:, None] + np.arange(length + 1)
+        tokens = stream[index].astype(np.int64)
+        counts = None if scored is None else scored[index[:, 1:]]
+        return Batch(tokens, counts, self._documents(tokens[:, :-1]))
+
+    def _documents(self, tokens: NDArray[np.int64]) -> NDArray[np.int32] | None:
+        """(B, T) -> the number of each token's document, or None where no row holds a border."""
+        # An end-of-text token begins the next document instead of ending its own: a document is
+        # then predicted from that token alone, as from an empty prompt. A prompt that is given
+        # without one looks like the start of a window, which most often lies inside a document.
+        begins = tokens == (-1 if self.end_of_text is None else self.end_of_text)
+        begins[:, 0] = False
+        return begins.cumsum(axis=1, dtype=np.int32) if begins.any() else None
 
 
 @lru_cache(maxsize=2)  # a batch may straddle two epochs

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from tgen.config import ModelConfig
 from tgen.model.kv_cache import KVCache
-from tgen.model.positions import rope_frequencies, rotate, sinusoid
+from tgen.model.positions import rope_frequencies, rotate, sinusoid, within_documents
 
 
 class Recorder(Protocol):
@@ -35,6 +35,7 @@ class Carried(NamedTuple):
     """What goes through all blocks beside the vectors."""
 
     rope: tuple[Tensor, Tensor] | None  # cos and sin of the positions, broadcast to (B, H, T, D/2)
+    mask: Tensor | None  # (B, 1, T, T): who sees whom where rows hold several documents
     cache: KVCache | None
     recorder: Recorder | None
 
@@ -111,7 +112,7 @@ class CausalSelfAttention(nn.Module):
         v = v.view(B, T, self.n_kv_heads, self.head_dim).transpose(1, 2)
         if carried.rope is not None:
             q, k = rotate(q, *carried.rope), rotate(k, *carried.rope)
-        mask, causal, cache = None, T > 1, carried.cache
+        mask, causal, cache = carried.mask, carried.mask is None and T > 1, carried.cache
         if cache is not None:
             k, v = cache.update(self.layer, k, v)  # (B, n_kv_heads, S, D)
             # is_causal aligns the first query with the first key: right only without a past.
@@ -217,17 +218,35 @@ class Transformer(nn.Module):
         }
 
     def forward(
-        self, tokens: Tensor, *, cache: KVCache | None = None, recorder: Recorder | None = None
+        self,
+        tokens: Tensor,
+        *,
+        cache: KVCache | None = None,
+        recorder: Recorder | None = None,
+        documents: Tensor | None = None,
     ) -> Tensor:
-        """(B, T) int64 -> logits (B, T, V). With a cache the T tokens follow what it holds."""
-        return self.logits(self.hidden(tokens, cache=cache, recorder=recorder))
+        """(B, T) int64 -> logits (B, T, V). With a cache the T tokens follow what it holds.
+
+        `documents` (B, T), for training alone, numbers the documents of each row, never falling:
+        tokens see their own document only and count positions from its start.
+        """
+        return self.logits(self.hidden(tokens, cache=cache, recorder=recorder, documents=documents))
 
     def hidden(
-        self, tokens: Tensor, *, cache: KVCache | None = None, recorder: Recorder | None = None
+        self,
+        tokens: Tensor,
+        *,
+        cache: KVCache | None = None,
+        recorder: Recorder | None = None,
+        documents: Tensor | None = None,
     ) -> Tensor:
         """(B, T) int64 -> the last vectors (B, T, C), normed, ready for `logits`."""
+        assert documents is None or (cache is None and recorder is None)
         T = tokens.shape[1]
         positions = torch.arange(T, device=tokens.device) if cache is None else cache.extend(T)
+        mask = None
+        if documents is not None:
+            positions, mask = within_documents(documents)
         # Padding behind a shorter row may pass the context's end; its results are thrown away.
         positions = positions.clamp(max=self.config.context_length - 1)  # (T,) or (B, T)
         x = self.token_embedding(tokens)  # (B, T, C)
@@ -241,7 +260,7 @@ class Transformer(nn.Module):
             x = x + self.sinusoid[positions]
         x = self.dropout(x)
         for block in self.blocks:
-            x = block(x, Carried(rope, cache, recorder))
+            x = block(x, Carried(rope, mask, cache, recorder))
         out: Tensor = self.final_norm(x)
         return out
 
