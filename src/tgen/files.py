@@ -74,10 +74,10 @@ def publish_folder(path: Path, contents: Mapping[str, bytes]) -> None:
     _sync_folder(path.parent)
 
 
-def append_line(path: Path, line: str) -> None:
-    """Adds one line to a log."""
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(line + "\n")
+def append(path: Path, content: bytes) -> None:
+    """Adds to the end of a log; what is cut short there is for the reader to leave out."""
+    with open(path, "ab") as file:
+        file.write(content)
 
 
 def remove(path: Path) -> None:

@@ -3,7 +3,9 @@
 The terminal is one reader of these, `--json` another, tests a third.
 """
 
-from dataclasses import dataclass, field
+import base64
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +105,25 @@ class DoneReport:
 
 
 RunReport = PlanReport | StepReport | EvalReport | SampleReport | DoneReport
+
+
+def json_record(report: RunReport) -> dict[str, Any]:
+    """A report for JSON: {"kind": its name, **its fields}."""
+    record = {"kind": type(report).__name__} | asdict(report)
+    for name, value in list(record.items()):
+        if isinstance(value, bytes):
+            record |= json_text(value, name)
+    return record
+
+
+def json_text(data: bytes, name: str = "text") -> dict[str, str]:
+    """Text for JSON: under `name`, and in base64 beside it where it is not valid UTF-8."""
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        coded = base64.b64encode(data).decode()
+        beside = "bytes" if name == "text" else f"{name}_bytes"
+        return {name: data.decode(errors="replace"), beside: coded}
 
 
 @dataclass(frozen=True, kw_only=True)

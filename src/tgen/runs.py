@@ -5,7 +5,6 @@
 The newest state and the best weights are on disk whenever an EvalReport or the DoneReport arrives.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tgen import corpus, files
-from tgen.checkpoint import directory, run_state
+from tgen.checkpoint import directory, run_log, run_state
 from tgen.config import DEFAULT_FAMILY, Family, ModelConfig, SamplingConfig, Size, TrainConfig
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import TrainingError, UsageError
@@ -25,7 +24,6 @@ from tgen.training.loop import evaluation_is_due, train
 from tgen.training.plan import Plan, choose_tokenizer, make_plan, parse_overrides
 from tgen.training.state import Progress, TrainState, new_state
 
-_LOG_EVERY = 10  # steps
 _SAMPLE_TOKENS = 120
 
 
@@ -44,6 +42,7 @@ class RunRequest:
     overwrite: bool = False
     device: str = "auto"
     threads: int | None = None
+    tensorboard: bool = False
 
 
 def start(
@@ -96,7 +95,7 @@ def start(
         ),
     }
     run_folder = run_state.folder(request.out)
-    with files.lock(run_folder / "LOCK"):
+    with files.lock(run_folder / "LOCK"), run_log.RunLog(request.out) as log:
         _check_free(request)
         state = new_state(plan.model, plan.train, device)
         run_state.remove(request.out)  # an old model stays until there is a new one
@@ -130,7 +129,7 @@ def resume(
             f"the corpus has changed since the run in {out} began",
             "start a new run with another --out, or resume without naming a corpus",
         )
-    with files.lock(run_state.folder(out) / "LOCK"):
+    with files.lock(run_state.folder(out) / "LOCK"), run_log.RunLog(out) as log:
         for folder in (out, run_state.folder(out)):
             files.remove_leftovers(folder)
         tokenizer = Tokenizer(files.read(run_state.folder(out) / "tokenizer.json").decode())
@@ -144,7 +143,8 @@ def resume(
         yield _plan_report(
             out, run, plan, state, tokenizer, len(tokens["train"]), len(tokens["held_out"]), []
         )
-        yield from _run(out, run, tokenizer, store, plan.train, state, stopped)
+        yield log.add(report)
+        yield from _run(out, run, tokenizer, store, plan.train, state, log, stopped)
 
 
 def _run(
@@ -154,6 +154,7 @@ def _run(
     store: corpus.TokenStore,
     config: TrainConfig,
     state: TrainState,
+    log: run_log.RunLog,
     stopped: Callable[[], bool],
 ) -> Iterator[RunReport]:
     """Trains, saves, samples; hands on every report."""
@@ -162,6 +163,7 @@ def _run(
     def save(*, weights: bool) -> None:
         if weights:  # first, so that a run killed in between comes past this step again
             directory.save(out, model.config, tokenizer, model.to_arrays())
+        log.flush()  # a state is never ahead of its log
         run_state.save_state(out, asdict(progress), state.to_arrays())
 
     for report in train(model, store, config, state):
@@ -169,9 +171,7 @@ def _run(
         if isinstance(report, DoneReport):
             save(weights=nothing_held_out)
             report = replace(report, out=str(out))
-        if not isinstance(report, StepReport) or report.step % _LOG_EVERY == 0:
-            line = json.dumps({"kind": type(report).__name__} | asdict(report))
-            files.append_line(run_state.folder(out) / "log.jsonl", line)
+        log.add(report)
         if isinstance(report, DoneReport):
             yield report
             return
@@ -184,11 +184,12 @@ def _run(
         if isinstance(report, StepReport) and due and not nothing_held_out:
             continue  # its evaluation comes first: a state is saved after it, not between
         if due:
-            yield from _sample(run, tokenizer, state)
+            for sample in _sample(run, tokenizer, state):
+                yield log.add(sample)
         if stopped():
             # Better an early model than none.
             save(weights=nothing_held_out or not (out / "config.json").exists())
-            yield DoneReport(
+            done = DoneReport(
                 step=progress.step,
                 finished=False,
                 best_step=progress.best_step,
@@ -197,6 +198,7 @@ def _run(
                 tokens=progress.step * config.batch_size * store.context_length,
                 out=str(out),
             )
+            yield log.add(done)
             return
 
 

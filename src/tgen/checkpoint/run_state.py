@@ -4,7 +4,8 @@ training/run.json             what was asked for, and the corpus's fingerprint
 training/tokens.safetensors   the tokenised corpus, so that resuming needs no text
 training/tokenizer.json
 training/state-00000250/      state.safetensors, progress.json
-training/log.jsonl            a line for each report, every tenth step
+training/log.jsonl            a line for each report: see run_log.py
+training/tensorboard/         the same numbers as TensorBoard's events, where they were asked for
 training/LOCK
 """
 
@@ -66,20 +67,11 @@ def load_state(out: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]] | No
 
 def remove(out: Path) -> None:
     """Removes an old run's files, run.json first, and nothing else."""
-    for name in ("run.json", "tokens.safetensors", "tokenizer.json", "log.jsonl"):
+    for name in ("run.json", "tokens.safetensors", "tokenizer.json", "log.jsonl", "tensorboard"):
         files.remove(folder(out) / name)
     for state in _states(out):
         files.remove(state)
     files.remove_leftovers(folder(out))
-
-
-def trim_log(out: Path, step: int) -> None:
-    """Drops what the log says of steps after `step`, which will be taken again."""
-    path = folder(out) / "log.jsonl"
-    if path.exists():
-        lines = files.read(path).decode().splitlines()
-        kept = [line for line in lines if _step(line) <= step]
-        files.publish(path, "".join(line + "\n" for line in kept).encode())
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -88,13 +80,6 @@ def _json(path: Path) -> dict[str, Any]:
         return value
     except ValueError:
         raise TrainingError(f"{path} is damaged", "start a new run with --overwrite") from None
-
-
-def _step(line: str) -> int:
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError):
-        return 1 << 62  # a torn line
 
 
 def _states(out: Path) -> list[Path]:

@@ -1,6 +1,5 @@
 """Where output goes: stdout carries the product, stderr the commentary."""
 
-import base64
 import os
 import sys
 import unicodedata
@@ -59,16 +58,6 @@ def show(*things: object) -> None:
     with _stdout_errors():
         out.print(*things, sep="\n")
         sys.stdout.flush()
-
-
-def record(data: bytes, name: str = "text") -> dict[str, str]:
-    """Text for JSON: under `name`, and in base64 beside it where it is not valid UTF-8."""
-    try:
-        return {name: data.decode()}
-    except UnicodeDecodeError:
-        coded = base64.b64encode(data).decode()
-        beside = "bytes" if name == "text" else f"{name}_bytes"
-        return {name: data.decode(errors="replace"), beside: coded}
 
 
 def note(text: str, *, quiet: bool = False) -> None:

@@ -19,7 +19,7 @@ from tgen.cli.options import (
     read_prompt,
 )
 from tgen.config import DEFAULT_MAX_NEW_TOKENS, SamplingConfig
-from tgen.reports import Token
+from tgen.reports import Token, json_text
 
 _DEFAULT = SamplingConfig()
 
@@ -96,8 +96,8 @@ def generate(
             "schema": "tgen.generate/1",
             "model": str(path),
             "seed": sampling.seed,
-            **console.record(data, "prompt"),
-            **console.record((data if echo else b"") + b"".join(text)),
+            **json_text(data, "prompt"),
+            **json_text((data if echo else b"") + b"".join(text)),
             "finish_reason": "stop" if ended else "length",
             "prompt_tokens": len(ids),
             "tokens": [token.id for token in made],

@@ -15,6 +15,7 @@ from tgen.cli.options import (
     QuietOption,
     read_prompt,
 )
+from tgen.reports import json_text
 
 
 def inspect(
@@ -58,11 +59,9 @@ def inspect(
         record = {
             "schema": "tgen.inspect/1",
             "model": asdict(summary),
-            "tokens": [
-                {"id": i} | console.record(token) for i, token in zip(ids, tokens, strict=True)
-            ],
+            "tokens": [{"id": i} | json_text(token) for i, token in zip(ids, tokens, strict=True)],
             "attention": asdict(weights),
-            "next": [asdict(c) | console.record(c.text) for c in candidates],
+            "next": [asdict(c) | json_text(c.text) for c in candidates],
         }
         console.write(json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n")
         return

@@ -3,7 +3,6 @@
 import json
 import shlex
 import time
-from dataclasses import asdict
 from types import TracebackType
 from typing import Self
 
@@ -12,7 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from tgen.cli import console
-from tgen.reports import DoneReport, EvalReport, PlanReport, RunReport, SampleReport, StepReport
+from tgen.reports import (
+    DoneReport,
+    EvalReport,
+    PlanReport,
+    RunReport,
+    SampleReport,
+    StepReport,
+    json_record,
+)
 
 _PLAIN_EVERY = 10.0  # seconds between lines where there is no terminal
 
@@ -63,11 +70,7 @@ class TrainingView:
             self._done(report)
 
     def _write(self, report: RunReport) -> None:
-        values = asdict(report)
-        for name, value in list(values.items()):
-            if isinstance(value, bytes):
-                values |= console.record(value, name)
-        line = json.dumps({"kind": type(report).__name__} | values)
+        line = json.dumps(json_record(report))
         try:
             console.write(line.encode() + b"\n")
         except console.ReaderGoneError:

@@ -1,0 +1,96 @@
+"""A run's log, `training/log.jsonl`: every report as a line of JSON, in the order they came.
+
+Lines gather in memory and are written together. They are written before each state, so that a
+state is never ahead of its log; what the log has beyond a state is cut when a run is resumed.
+"""
+
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from tgen import files
+from tgen.checkpoint import run_state
+from tgen.errors import ModelError
+from tgen.reports import RunReport, json_record
+
+_TOGETHER = 100  # lines at most that a killed process loses
+_UNKNOWN = 1 << 62  # the step of a line that says none: after all others
+
+_Report = TypeVar("_Report", bound=RunReport)
+
+
+class RunLog:
+    """The log of the run in `out`, whose lock is held; leaving the block writes what is left."""
+
+    def __init__(self, out: Path) -> None:
+        self._path = _path(out)
+        self._lines: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.flush()
+
+    def add(self, report: _Report) -> _Report:
+        """Notes `report` and hands it back."""
+        self._lines.append(json.dumps(json_record(report)) + "\n")
+        if len(self._lines) >= _TOGETHER:
+            self.flush()
+        return report
+
+    def flush(self) -> None:
+        """Writes the lines that have gathered."""
+        lines, self._lines = self._lines, []  # what fails half way is not written twice
+        if lines:
+            files.append(self._path, "".join(lines).encode())
+
+    def trim(self, step: int) -> None:
+        """Drops what was written of steps after `step`, which will be taken again."""
+        if self._path.exists():
+            lines = files.read(self._path).decode(errors="replace").splitlines(keepends=True)
+            kept = [line for line in lines if line.endswith("\n") and _step(line) <= step]
+            files.publish(self._path, "".join(kept).encode())
+
+
+def read(out: Path) -> list[dict[str, Any]]:
+    """The log's records, {"kind": name of the report, **its fields}; a torn last line is left out.
+
+    Raises ModelError if `out` has no log or another line of it is damaged.
+    """
+    path = _path(out)
+    if not path.exists():
+        message = f"{out} has no training log" if out.exists() else f"{out} does not exist"
+        raise ModelError(message, "name a model that `tgen train` made with --model")
+    lines = files.read(path).decode(errors="replace").split("\n")
+    records = []
+    for i, line in enumerate(lines[:-1]):  # after the last line break: nothing, or a torn line
+        record = _parse(line)
+        if record is None:
+            raise ModelError(f"{path} is damaged at line {i + 1}", "delete that line")
+        records.append(record)
+    return records
+
+
+def _path(out: Path) -> Path:
+    return run_state.folder(out) / "log.jsonl"
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("kind"), str) else None
+
+
+def _step(line: str) -> int:
+    record = _parse(line) or {}
+    step = record.get("step", record.get("resumed_at_step"))
+    return step if isinstance(step, int) else _UNKNOWN
