@@ -76,7 +76,7 @@ class EvalReport:
     step: int
     loss: float  # nats a token
     bits_per_byte: float
-    standard_error: float | None  # of the bits per byte; None: too short to say
+    standard_error: float | None  # of the bits per byte; None: too little text to say
     best: bool
     seconds: float
 
@@ -91,6 +91,27 @@ class SampleReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BackReport:
+    """The run goes on from an earlier state of its own."""
+
+    step: int  # of that state
+    left_step: int
+    reason: str
+    rate_scale: float  # of the planned learning rates, from here on
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorisationReport:
+    """Whether a model writes or recites."""
+
+    longest_run_bytes: int  # that its samples share with the training text
+    natural_run_bytes: int  # that unseen text of the same length shares with it
+    train_bits_per_byte: float
+    held_out_bits_per_byte: float | None  # None: nothing was held out
+    verdict: str  # begins with "memorises", "begins to memorise" or "does not memorise"
+
+
+@dataclass(frozen=True, kw_only=True)
 class DoneReport:
     """The end of a run, or of this sitting of it."""
 
@@ -102,9 +123,18 @@ class DoneReport:
     seconds: float
     tokens: int
     out: str = ""
+    baselines: dict[str, float] = field(default_factory=dict)  # bits per byte, by name
 
 
-RunReport = PlanReport | StepReport | EvalReport | SampleReport | DoneReport
+RunReport = (
+    PlanReport
+    | StepReport
+    | EvalReport
+    | SampleReport
+    | BackReport
+    | MemorisationReport
+    | DoneReport
+)
 
 
 def json_record(report: RunReport) -> dict[str, Any]:

@@ -43,8 +43,8 @@ def load_run(out: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
 
 
 def save_state(out: Path, progress: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Adds the state of progress["step"] and drops all but the newest two."""
-    target = folder(out) / f"state-{progress['step']:08d}"
+    """Adds the state of progress["step"]; keeps it, the one before it and the best."""
+    target = _state(out, progress["step"])
     if not target.exists():  # a resumed run comes past the same steps with the same numbers
         files.publish_folder(
             target,
@@ -54,7 +54,8 @@ def save_state(out: Path, progress: Mapping[str, Any], arrays: Mapping[str, NDAr
             },
         )
     for old in _states(out)[:-_KEEP]:
-        files.remove(old)
+        if old != _state(out, progress["best_step"]):
+            files.remove(old)
 
 
 def load_state(out: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]] | None:
@@ -63,6 +64,13 @@ def load_state(out: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]] | No
     if not states:
         return None
     return _json(states[-1] / "progress.json"), _read(states[-1] / "state.safetensors")
+
+
+def drop_states_after(out: Path, step: int) -> None:
+    """Makes the state of `step` the newest."""
+    for state in reversed(_states(out)):
+        if state > _state(out, step):
+            files.remove(state)
 
 
 def remove(out: Path) -> None:
@@ -80,6 +88,10 @@ def _json(path: Path) -> dict[str, Any]:
         return value
     except ValueError:
         raise TrainingError(f"{path} is damaged", "start a new run with --overwrite") from None
+
+
+def _state(out: Path, step: int) -> Path:
+    return folder(out) / f"state-{step:08d}"
 
 
 def _states(out: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,7 +31,13 @@ _FIXED = (
     "settings",
     "seed",
     "overwrite",
+    "start_from",
+    "compiled",
+    "tensorboard",
+    "dry_run",
 )
+# A model that is fine-tuned brings these with it.
+_BROUGHT = ("tokenizer", "vocab_size", "size", "family")
 
 
 def train(
@@ -65,9 +72,17 @@ def train(
             help="Train this many steps instead.",
         ),
     ] = None,
+    start_from: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            show_default=False,
+            help="Fine-tune the model in this directory: its tokenizer, its shape, its weights.",
+        ),
+    ] = None,
     size: Annotated[
         Size | None,
-        typer.Option("--size", show_default="chosen by the minutes", help="How large a model."),
+        typer.Option("--size", show_default="chosen by the plan", help="How large a model."),
     ] = None,
     family: Annotated[
         Family,
@@ -86,7 +101,7 @@ def train(
         int | None,
         typer.Option(
             "--vocab-size",
-            show_default="all characters; 1024 for bpe",
+            show_default="all characters; chosen by the plan for bpe",
             help="At most this many tokens.",
         ),
     ] = None,
@@ -105,6 +120,23 @@ def train(
     seed: Annotated[
         int, typer.Option("--seed", help="Repeats a run given in --steps.")
     ] = _DEFAULT.seed,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan and stop; nothing is written.")
+    ] = False,
+    compiled: Annotated[
+        bool | None,
+        typer.Option(
+            "--compile/--no-compile",
+            show_default="on a GPU with Triton",
+            help="Compile the training step: slower to begin, faster then.",
+        ),
+    ] = None,
+    tensorboard: Annotated[
+        bool,
+        typer.Option(
+            "--tensorboard", help="Also write events for TensorBoard (tgen-lm[tensorboard])."
+        ),
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the model in --out.")
@@ -121,6 +153,7 @@ def train(
     Writes a directory that `tgen generate` and transformers load, with the weights that predict the
     held-out text best. Ctrl-C saves and prints the command that goes on.
     """
+    began = time.monotonic() - time.process_time()  # Python's own start counts too
     paths = corpus or []
     target = out_directory(out, paths)
     caught = _Signals()
@@ -140,27 +173,43 @@ def train(
     else:
         if not paths:
             raise UsageError("there is no corpus", "name a file of text, or `-` for stdin")
+        _check_together(context, start_from)
         config = TrainConfig(minutes=minutes, steps=steps, val_fraction=val_fraction, seed=seed)
         request = runs.RunRequest(
             corpus=paths,
             out=target,
+            start_from=start_from,
             family=family,
             size=size,
             tokenizer=tokenizer,
             vocab_size=vocab_size,
             train=config,
             overrides=parse_settings(settings or []),
+            compile=compiled,
             overwrite=overwrite,
             device=device,
             threads=threads,
+            tensorboard=tensorboard,
+            began=began,
         )
-        reports = runs.start(request, stopped=caught.any)
+        reports = (
+            iter([runs.dry_run(request)]) if dry_run else runs.start(request, stopped=caught.any)
+        )
     with TrainingView(quiet=quiet, json_lines=json_output) as view:
         for report in reports:
             caught.running = True  # there is something to save
             view.show(report)
     if caught.number:
         raise typer.Exit(128 + caught.number)
+
+
+def _check_together(context: typer.Context, start_from: Path | None) -> None:
+    if _was_given(context, "minutes") and _was_given(context, "steps"):
+        raise UsageError("--minutes does not go with --steps", "give one of them")
+    for name in _BROUGHT:
+        if start_from is not None and _was_given(context, name):
+            option = "--" + name.replace("_", "-")
+            raise UsageError(f"{option} does not go with --from", "the model brings its own")
 
 
 def _was_given(context: typer.Context, name: str) -> bool:

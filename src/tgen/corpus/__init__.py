@@ -4,10 +4,13 @@ paths -> documents -> train and held-out documents -> tokens -> batch(step)
 """
 
 from tgen.corpus.documents import Corpus, Document, read
+from tgen.corpus.duplicates import drop_duplicates, shared_share
 from tgen.corpus.hold_out import Split, split
+from tgen.corpus.thin import MAX_HELD_OUT_BYTES, thin
 from tgen.corpus.token_store import Batch, Tokenised, TokenStore, arrays, tokenise
 
 __all__ = [
+    "MAX_HELD_OUT_BYTES",
     "Batch",
     "Corpus",
     "Document",
@@ -15,7 +18,10 @@ __all__ = [
     "TokenStore",
     "Tokenised",
     "arrays",
+    "drop_duplicates",
     "read",
+    "shared_share",
     "split",
+    "thin",
     "tokenise",
 ]

@@ -139,6 +139,15 @@ class TokenStore:
         if rest > 0 and n_tokens <= max_tokens:
             yield self._windows(stream, scored, [n_full * length], rest)
 
+    def train_windows(self, max_tokens: int) -> Iterator[Batch]:
+        """About `max_tokens` of the training text, in windows spread evenly over it."""
+        length = self.context_length
+        starts = np.arange((len(self.train) - 1) // length) * length
+        starts = starts[:: -(-len(starts) * length // max_tokens)]
+        per_batch = max(1, 8192 // length)
+        for i in range(0, len(starts), per_batch):
+            yield self._windows(self.train, self.train_scored, starts[i : i + per_batch], length)
+
     def _windows(
         self,
         stream: Tokens,

@@ -206,10 +206,14 @@ class Transformer(nn.Module):
         """A model with these weights, float32; bfloat16 arrays come as their uint16 bits."""
         with torch.device("meta"):
             model = cls(config)
-        tensors = {name: _tensor(array) for name, array in arrays.items()}
-        model.load_state_dict(tensors, strict=True, assign=True)
         model._make_tables()
+        model.load_arrays(arrays, assign=True)
         return model.eval()
+
+    def load_arrays(self, arrays: Mapping[str, NDArray[Any]], *, assign: bool = False) -> None:
+        """Takes over all weights; `assign`: the arrays' own memory, where they are float32."""
+        tensors = {name: _tensor(array) for name, array in arrays.items()}
+        self.load_state_dict(tensors, strict=True, assign=assign)
 
     def to_arrays(self) -> dict[str, NDArray[np.float32]]:
         """Copies of all weights by name."""
@@ -264,11 +268,16 @@ class Transformer(nn.Module):
         out: Tensor = self.final_norm(x)
         return out
 
+    @property
+    def head(self) -> Tensor:
+        """(V, C): what scores the last vectors."""
+        # Tied by use, not by a second name: one tensor in memory and in the file.
+        owner = self.token_embedding if self.config.tied_embeddings else self.lm_head
+        return owner.weight
+
     def logits(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., V)."""
-        # Tied by use, not by a second name: one tensor in memory and in the file.
-        head = self.token_embedding if self.config.tied_embeddings else self.lm_head
-        return F.linear(x, head.weight)
+        return F.linear(x, self.head)
 
     def _make_tables(self) -> None:
         """Fixed numbers by position, no part of the saved weights."""

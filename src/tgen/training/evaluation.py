@@ -12,6 +12,7 @@ from torch import Tensor
 from tgen.model.transformer import Transformer
 from tgen.training.loss import cross_entropy
 from tgen.training.plan import MAX_EVAL_TOKENS
+from tgen.training.uncertainty import bits_per_byte_error
 
 # Tokens (B, T + 1); which targets count (B, T), None: all; each input's document (B, T), None: one.
 Windows = tuple[NDArray[np.int64], NDArray[np.bool_] | None, NDArray[np.int32] | None]
@@ -19,6 +20,10 @@ Windows = tuple[NDArray[np.int64], NDArray[np.bool_] | None, NDArray[np.int32] |
 
 class Batches(Protocol):
     """What training needs of a corpus: functions of the step, with no state of their own."""
+
+    @property
+    def context_length(self) -> int:
+        """T, the inputs of a window."""
 
     @property
     def held_out_tokens(self) -> int:
@@ -55,7 +60,13 @@ class Batch(NamedTuple):
 
 def to_device(windows: Windows, device: torch.device) -> Batch:
     """Copies a batch of NumPy arrays there."""
-    return Batch(*(None if a is None else torch.from_numpy(a).to(device) for a in windows))  # type: ignore[arg-type]
+    return Batch(*(None if a is None else torch.from_numpy(a).to(device) for a in windows))
+
+
+def split(batch: Batch, n: int) -> list[Batch]:
+    """`n` parts of about as many rows."""
+    columns = [[None] * n if a is None else a.tensor_split(n) for a in batch]
+    return [Batch(*part) for part in zip(*columns, strict=True)]  # type: ignore[arg-type]
 
 
 def loss_sum(model: Transformer, batch: Batch) -> Tensor:
@@ -71,7 +82,7 @@ class Evaluation(NamedTuple):
 
     loss: float  # nats a token
     bits_per_byte: float
-    standard_error: float | None  # of the bits per byte; None: fewer than two windows
+    standard_error: float | None  # of the bits per byte; None: a single window
 
 
 @torch.no_grad()
@@ -107,14 +118,8 @@ def _evaluate(model: Transformer, windows: Iterator[Windows], bytes_per_token: f
     x, n = torch.stack(nats).double().cpu().numpy(), np.array(counts)
     loss = float(x.sum() / n.sum())
     to_bits = 1 / math.log(2) / bytes_per_token
-    error = _ratio_error(x, n) * to_bits if len(x) > 1 else None
-    return Evaluation(loss, loss * to_bits, error)
-
-
-def _ratio_error(x: NDArray[np.float64], n: NDArray[np.int64]) -> float:
-    """The standard error of sum(x) / sum(n), windows taken as independent (Cochran 1977, 6.4)."""
-    residual = x - x.sum() / n.sum() * n
-    return float(np.sqrt((residual**2).sum() / (len(x) * (len(x) - 1))) / n.mean())
+    error = bits_per_byte_error(x, n * bytes_per_token)
+    return Evaluation(loss, loss * to_bits, error if math.isfinite(error) else None)
 
 
 def _precision(device: torch.device) -> torch.autocast:

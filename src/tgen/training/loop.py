@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,9 +12,14 @@ from tgen.config import TrainConfig
 from tgen.errors import DivergedError
 from tgen.model.transformer import Transformer
 from tgen.reports import DoneReport, EvalReport, StepReport
-from tgen.training.evaluation import Batches, evaluate, evaluation_is_due, loss_sum
+from tgen.training.evaluation import Batches, evaluate, loss_sum, split, to_device
 from tgen.training.optim import rate_factor
-from tgen.training.schedule import begin_decay_if_due, note_evaluation, seconds_per_step
+from tgen.training.schedule import (
+    begin_decay_if_due,
+    evaluation_is_due,
+    note_evaluation,
+    seconds_per_step,
+)
 from tgen.training.state import Progress, TrainState
 
 _SKIPS = 3  # unsound steps in a row that end a run
@@ -32,7 +38,8 @@ def train(
 
     With `config.minutes` the clock decides the step at which the learning rate begins to fall. It
     is kept in the state, so a resumed run repeats it. A step with a gradient that is not finite
-    changes nothing; three in a row, or a validation loss that is not finite: DivergedError.
+    changes nothing; three in a row, or a validation loss that is not finite: DivergedError. Without
+    a DoneReport it ends where `progress.go_back` asks for the best state (`begin_early_decay`).
     """
     progress = state.progress
     began = clock() - progress.seconds  # what happens between the steps counts too
@@ -40,7 +47,7 @@ def train(
     read_every = 1 if _device(model).type == "cpu" else _READ_EVERY
     unread: list[Tensor] = []
     read_at = clock()
-    while progress.total_steps is None or progress.step < progress.total_steps:
+    while not progress.go_back and progress.step != progress.total_steps:
         if not unread:
             progress.seconds = clock() - began
             begin_decay_if_due(progress, config)
@@ -53,7 +60,7 @@ def train(
         now = clock()
         progress.seconds = now - began
         _count_skipped(progress, losses)
-        n_tokens = len(unread) * config.batch_size * model.config.context_length
+        n_tokens = len(unread) * config.batch_size * batches.context_length
         yield StepReport(
             step=progress.step,
             loss=sum(losses) / len(losses),
@@ -67,6 +74,8 @@ def train(
             yield _evaluation(model, batches, config, progress)
             progress.evaluation_seconds = clock() - began - progress.seconds
         read_at = clock()
+    if progress.go_back:
+        return
     yield DoneReport(
         step=progress.step,
         finished=True,
@@ -74,7 +83,7 @@ def train(
         best_step=progress.best_step,
         best_bits_per_byte=progress.best_bits_per_byte,
         seconds=progress.seconds,
-        tokens=progress.step * config.batch_size * model.config.context_length,
+        tokens=progress.step * config.batch_size * batches.context_length,
     )
 
 
@@ -94,12 +103,12 @@ def _step(
     model.train()
     if config.dropout > 0:  # the masks are a function of seed and step
         torch.manual_seed(_dropout_seed(config.seed, progress.step))
-    batch = batches.batch(progress.step).to(_device(model))
+    batch = to_device(batches.batch(progress.step), _device(model))
     total = torch.zeros((), device=_device(model))
     n_scored = max(1, batch.n_scored)
-    for part in batch.split(config.accumulation):
+    for part in split(batch, config.accumulation):
         loss = step_loss(model, part) / n_scored
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
     parameters = [p for p in model.parameters() if p.grad is not None]
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
@@ -130,8 +139,6 @@ def _count_skipped(progress: Progress, losses: list[float]) -> None:
 
 
 def _dropout_seed(seed: int, step: int) -> int:
-    import numpy as np
-
     return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> 1)
 
 

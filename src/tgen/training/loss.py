@@ -54,7 +54,7 @@ class _InPieces(torch.autograd.Function):
         return total.to(x.dtype)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         x_grad, head_grad = ctx.saved_tensors
         return x_grad * grad, head_grad * grad, None, None

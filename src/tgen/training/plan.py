@@ -18,6 +18,8 @@ CALIBRATION_SHARE = 0.01  # of the minutes
 _BPE_FROM_BYTES = 100_000  # a smaller text repeats too few words to learn them as tokens
 _TOKENS_PER_WEIGHT = 1.0  # a run that sees fewer does better with a smaller model
 _STEP_TOKENS = 2048
+_BYTES_PER_TOKEN = 6
+_READ_AT_LEAST = 1 << 23  # bytes
 _DROPOUT = [(4.0, 0.0), (15.0, 0.1), (math.inf, 0.2)]  # up to so many readings of the text
 _FINE_TUNING = 0.3  # of the rates for a new model
 _OVERHEAD = 0.75  # of the measured speed that a run keeps: optimizer, evaluations, samples
@@ -41,13 +43,14 @@ class Plan:
     size: str
     model: ModelConfig
     train: TrainConfig
+    context_length: int  # tokens a window holds: the model's, or fewer
     closing_seconds: float = 0.0  # for the last evaluation, the samples and the saving
     choices: list[Choice] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 def choose_tokenizer(n_bytes: int, alphabet: int) -> tuple[str, int | None, str]:
-    """`char` or `bpe` for a corpus of this many bytes and characters; the vocabulary, the reason."""
+    """`char` or `bpe`, its vocabulary, and the reason, from a corpus's bytes and characters."""
     if n_bytes < _BPE_FROM_BYTES:
         return "char", None, f"under {_BPE_FROM_BYTES // 1000} KB words repeat too seldom"
     doublings = max(0, round(math.log2(n_bytes / 1e6) / 1.5))
@@ -60,14 +63,26 @@ def choose_tokenizer(n_bytes: int, alphabet: int) -> tuple[str, int | None, str]
 def choose_size(train: TrainConfig, facts: Facts, family: str) -> tuple[str, str]:
     """The largest size that sees enough tokens in the time, and the reason."""
     if train.steps is not None:
-        return "tiny", "the default where steps are given"
+        return "tiny", "the smallest that learns sentences; --minutes would choose"
     chosen = next(iter(SIZES))
     for size, shape in SIZES.items():
         weights = _n_weights(ModelConfig.of(family, **shape, vocab_size=facts.vocab_size))
-        tokens = _tokens_in_time(train, facts, weights)
+        tokens = _tokens_in_time(train, facts.speed, weights)
         if tokens >= _TOKENS_PER_WEIGHT * weights:
             chosen, seen = size, tokens
     return chosen, f"the largest that sees a token a weight: about {seen / 1e6:.1f} M tokens"
+
+
+def readable_bytes(
+    size: str | None, train: TrainConfig, speed: float, start_from: ModelConfig | None
+) -> int:
+    """As much text as a run can read once, and some more; what is beyond need not be tokenised."""
+    shape = SIZES["tiny" if size is None else size]
+    model = start_from or ModelConfig.of("qwen3", **shape, vocab_size=1024)
+    tokens = _tokens_in_time(train, speed, _n_weights(model))
+    if train.steps is not None:
+        tokens = train.steps * train.batch_size * model.context_length
+    return max(_READ_AT_LEAST, round(tokens * _BYTES_PER_TOKEN))
 
 
 def make_plan(
@@ -107,7 +122,7 @@ def make_plan(
         model = start_from
     weights = _n_weights(model)
     per_step = train_fields.get("batch_size", _batch_size(context, facts)) * context
-    steps = train.steps or max(1, round(_tokens_in_time(train, facts, weights) / per_step))
+    steps = train.steps or max(1, round(_tokens_in_time(train, facts.speed, weights) / per_step))
     epochs = steps * per_step / facts.train_tokens
     evaluated = min(facts.held_out_tokens, MAX_EVAL_TOKENS)
     gentle = _FINE_TUNING if start_from is not None else 1.0
@@ -135,6 +150,7 @@ def make_plan(
         size,
         model,
         config,
+        context,
         # The held-out text once more, as much of the training text, and the samples.
         closing_seconds=0.7 * evaluated / tokens_per_second + 4 * per_step / tokens_per_second,
         choices=[_as_set(choice, overrides) for choice in choices],
@@ -187,8 +203,8 @@ def _n_weights(model: ModelConfig) -> int:
     return model.n_layers * block + model.vocab_size * model.d_model
 
 
-def _tokens_in_time(train: TrainConfig, facts: Facts, weights: int) -> float:
-    return _OVERHEAD * facts.speed * train.minutes * 60 / (6 * weights)
+def _tokens_in_time(train: TrainConfig, speed: float, weights: int) -> float:
+    return _OVERHEAD * speed * train.minutes * 60 / (6 * weights)
 
 
 def _rates(config: TrainConfig) -> str:

@@ -1,7 +1,8 @@
 """When a run's learning rate falls and when it ends: the decisions, kept in its progress.
 
 The rate rises, stays, and falls to 0. With `minutes` the clock decides at which step the fall
-begins; text that has stopped getting easier to predict may decide it earlier.
+begins. It begins earlier, and from the best step, where held-out text is no longer predicted
+better: a small text has then been learnt, and more steps would only learn it by heart.
 """
 
 from tgen.config import TrainConfig
@@ -23,17 +24,22 @@ def begin_decay_if_due(progress: Progress, config: TrainConfig) -> None:
             _begin_decay(progress, int(time_left / seconds_per_step(progress)))
     elif progress.step > 0 and not progress.stopped_early:
         # The machine has become slower than it was when the end was fixed.
-        ends = progress.seconds + (progress.total_steps - progress.step) * seconds_per_step(
-            progress
-        )
-        if ends > _LATE * (progress.seconds + _seconds_to_train(progress, config)):
-            steps = int(max(0.0, _seconds_to_train(progress, config)) / seconds_per_step(progress))
+        time_left = _seconds_to_train(progress, config)
+        needed = (progress.total_steps - progress.step) * seconds_per_step(progress)
+        if progress.seconds + needed > _LATE * (progress.seconds + time_left):
+            steps = int(max(0.0, time_left) / seconds_per_step(progress))
             progress.total_steps = progress.step + max(1, steps)
 
 
+def evaluation_is_due(progress: Progress, config: TrainConfig) -> bool:
+    """Whether an evaluation (or, with nothing held out, a save) follows the step just taken."""
+    assert config.eval_every is not None  # the plan has chosen
+    return progress.step % config.eval_every == 0 or progress.step == progress.total_steps
+
+
 def note_evaluation(progress: Progress, config: TrainConfig, bits_per_byte: float) -> bool:
-    """Whether this is the best so far. After `patience` evaluations that are not, the decay
-    begins; after as many in the decay, the run ends."""
+    """Whether this is the best so far. After `patience` evaluations that are not, the run is to go
+    back to the best one and decay from there; after as many in the decay, it ends."""
     best = progress.best_bits_per_byte
     if best is None or bits_per_byte < best:
         progress.best_bits_per_byte, progress.best_step = bits_per_byte, progress.step
@@ -41,22 +47,32 @@ def note_evaluation(progress: Progress, config: TrainConfig, bits_per_byte: floa
         return True
     progress.not_better += 1
     if config.patience and progress.not_better >= config.patience:
-        progress.not_better = 0
-        if progress.decay_start is None or progress.step < progress.decay_start:
-            decay = progress.step * config.decay_fraction / (1 - config.decay_fraction)
-            steps = config.steps or progress.step + int(
-                _seconds_to_train(progress, config) / seconds_per_step(progress)
-            )
-            _begin_decay(progress, min(round(decay), steps - progress.step))
-        else:
+        if progress.stopped_early or _decays(progress):
             progress.total_steps = progress.step
+        else:
+            progress.go_back = True
         progress.stopped_early = True
     return False
+
+
+def begin_early_decay(progress: Progress, config: TrainConfig) -> None:
+    """Lets the rate fall from this step on, the best one, since more steps made nothing better."""
+    steps = round(progress.step * config.decay_fraction / (1 - config.decay_fraction))
+    if config.steps is None:
+        left = int(_seconds_to_train(progress, config) / seconds_per_step(progress))
+    else:
+        left = config.steps - progress.step
+    progress.stopped_early, progress.not_better = True, 0
+    _begin_decay(progress, min(steps, left))
 
 
 def seconds_per_step(progress: Progress) -> float:
     """The mean so far, evaluations and all."""
     return (progress.seconds - progress.setup_seconds) / progress.step
+
+
+def _decays(progress: Progress) -> bool:
+    return progress.decay_start is not None and progress.step >= progress.decay_start
 
 
 def _begin_decay(progress: Progress, steps: int) -> None:

@@ -27,6 +27,7 @@ class Progress:
     best_step: int = 0
     best_bits_per_byte: float | None = None
     not_better: int = 0  # evaluations since the best, or since the decay began
+    go_back: bool = False  # to the best step: the loop has ended there
     stopped_early: bool = False
     closing_seconds: float = 0.0  # expected for what comes after the last step
     evaluation_seconds: float = 0.0  # the newest evaluation took, saving and sampling included

@@ -12,8 +12,10 @@ from rich.text import Text
 
 from tgen.cli import console
 from tgen.reports import (
+    BackReport,
     DoneReport,
     EvalReport,
+    MemorisationReport,
     PlanReport,
     RunReport,
     SampleReport,
@@ -66,6 +68,13 @@ class TrainingView:
             self._evaluation(report)
         elif isinstance(report, SampleReport):
             self._sample(report)
+        elif isinstance(report, BackReport):
+            console.note(
+                f"{report.reason}: back to step {report.step:,}, learning rates at "
+                f"{report.rate_scale:g} of the plan"
+            )
+        elif isinstance(report, MemorisationReport):
+            console.note(report.verdict)
         else:
             self._done(report)
 
@@ -80,19 +89,20 @@ class TrainingView:
         table = Table.grid(padding=(0, 2))
         table.add_column(style="bold")
         table.add_column(overflow="fold")
+        table.add_column(style="dim", overflow="fold")
         budget = f"{plan.steps} steps" if plan.steps else f"{plan.minutes:g} minutes"
         shape = " · ".join(f"{name} {value}" for name, value in plan.shape.items())
         held_out = f"{plan.held_out_tokens:,} held out" if plan.held_out_tokens else "none held out"
-        millions = plan.n_parameters / 1e6
-        for name, value in {
-            "corpus": f"{plan.corpus_bytes:,} bytes · {plan.train_tokens:,} tokens, {held_out}",
-            "tokens": f"{plan.tokenizer}, vocabulary {plan.vocab_size:,}",
-            "model": f"{plan.size} {plan.family}, {millions:.2f} M parameters · {shape}",
-            "context": f"{plan.context_length} tokens, {plan.batch_size} windows a step",
-            "time": f"{budget} on {plan.device} with {plan.threads} threads · seed {plan.seed}",
-            "writes": f"{plan.out} (Ctrl-C saves and stops)",
-        }.items():
-            table.add_row(name, Text(value))
+        rows = [
+            ("corpus", f"{plan.corpus_bytes:,} bytes", f"{plan.train_tokens:,} tokens, {held_out}"),
+            ("model", f"{plan.family}, {plan.n_parameters / 1e6:.2f} M parameters", shape),
+            ("vocabulary", f"{plan.vocab_size:,} tokens", ""),
+            *((choice.name, choice.value, choice.why) for choice in plan.choices),
+            ("time", budget, f"on {plan.device} with {plan.threads} threads · seed {plan.seed}"),
+            ("writes", plan.out, "Ctrl-C saves and stops"),
+        ]
+        for name, value, why in rows:
+            table.add_row(name, Text(value), Text(why))
         console.err.print(table)
         for line in plan.notes:
             console.note(f"note: {line}")
@@ -134,6 +144,9 @@ class TrainingView:
                 else ""
             )
             console.note(f"done: {took}{quality}")
+            if report.baselines:
+                others = " · ".join(f"{name} {bits:.3f}" for name, bits in report.baselines.items())
+                console.note(f"on the same held-out bytes, bits/byte: {others}")
             console.note(f'try: tgen generate --model {shlex.quote(report.out)} --prompt "What is"')
         else:
             console.note(f"stopped and saved: {took}")

@@ -1,0 +1,76 @@
+"""What a model writes on the way and at the end, and how it compares."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tgen.checkpoint import directory
+from tgen.config import SamplingConfig
+from tgen.corpus import TokenStore
+from tgen.engine.torch_engine import TorchEngine
+from tgen.generation.loop import generate
+from tgen.model.transformer import Transformer
+from tgen.reports import DoneReport, RunReport, SampleReport
+from tgen.runs.prepare import Prepared
+from tgen.tokenizer import Tokenizer
+from tgen.training.evaluation import evaluate_train
+from tgen.training.memorisation import judge, longest_shared_run
+from tgen.training.state import TrainState
+
+_SAMPLE_TOKENS = 120
+_ROWS, _TOKENS = 8, 128  # of the samples that are looked up
+_TRAIN_TOKENS = 1 << 14  # to compare with
+_COMPARED_BYTES = 1 << 24  # of the training text that samples are looked up in
+
+
+def sample(prepared: Prepared, state: TrainState) -> Iterator[SampleReport]:
+    """One continuation of the run's prompt, with the step as its seed."""
+    prompt = prepared.run["sample_prompt"].encode("utf-8", "surrogateescape")
+    step = state.progress.step
+    (text,) = _write(state.model, prepared.tokenizer, [prompt], _SAMPLE_TOKENS, seed=step)
+    yield SampleReport(step=state.progress.step, prompt=prompt, text=text)
+
+
+def closing_reports(
+    out: Path, prepared: Prepared, store: TokenStore, done: DoneReport
+) -> Iterator[RunReport]:
+    """Whether the best model writes by heart, and the end."""
+    bundle = directory.load(out)
+    model = Transformer.from_arrays(bundle.config, bundle.arrays).to(prepared.device)
+    prompt = prepared.run["sample_prompt"].encode("utf-8", "surrogateescape")
+    written = b"".join(_write(model, bundle.tokenizer, [prompt] * _ROWS, _TOKENS, seed=0))
+    train = bundle.tokenizer.decode(store.train)
+    known = train[:_COMPARED_BYTES]
+    unseen = bundle.tokenizer.decode(store.held_out)[: len(written)]
+    if not unseen:  # the text's own end is the next best
+        known, unseen = known[: -len(written)], known[-len(written) :]
+    nats = evaluate_train(model, store, max_tokens=_TRAIN_TOKENS)
+    bytes_per_token = len(train) / sum(map(bool, map(bundle.tokenizer.token_bytes, store.train)))
+    yield judge(
+        len(longest_shared_run(written, known)),
+        len(longest_shared_run(unseen, known)),
+        train_bits_per_byte=nats / math.log(2) / bytes_per_token,
+        held_out_bits_per_byte=done.best_bits_per_byte,
+    )
+    yield replace(done, out=str(out), baselines=prepared.run["baselines"])
+
+
+def _write(
+    model: Transformer, tokenizer: Tokenizer, prompts: Sequence[bytes], n_tokens: int, *, seed: int
+) -> list[bytes]:
+    """A continuation of each prompt; they are all alike."""
+    ids = tokenizer.encode_prompt(prompts[0])[-model.config.context_length :]
+    if not ids:  # a foreign tokenizer without an end of text, and nothing to start from
+        return [b"" for _ in prompts]
+    texts: list[list[int]] = [[] for _ in prompts]
+    tokens = generate(
+        TorchEngine(model),
+        [ids for _ in prompts],
+        max_new_tokens=n_tokens,
+        stop=[] if tokenizer.end_of_text is None else [tokenizer.end_of_text],
+        sampling=SamplingConfig(seed=seed),
+    )
+    for token in tokens:
+        texts[token.row].append(token.id)
+    return [tokenizer.decode(text) for text in texts]

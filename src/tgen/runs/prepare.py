@@ -1,0 +1,251 @@
+"""From what the user asked for to a plan: text, tokenizer, tokens, and what to train."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tgen import corpus
+from tgen.checkpoint import directory
+from tgen.config import DEFAULT_FAMILY, Family, Size, TrainConfig
+from tgen.corpus import TokenStore
+from tgen.model.device import choose_device, n_threads, set_threads
+from tgen.reports import Choice, PlanReport
+from tgen.tokenizer import Tokenizer, make_tokenizer
+from tgen.training.baselines import ngram_bits_per_byte, xz_bits_per_byte
+from tgen.training.calibrate import measure_speed
+from tgen.training.overrides import parse_overrides
+from tgen.training.plan import (
+    CALIBRATION_SHARE,
+    Facts,
+    Plan,
+    choose_tokenizer,
+    make_plan,
+    readable_bytes,
+)
+from tgen.training.state import TrainState, new_state
+
+_TOKENIZER_BYTES = 1 << 23  # of text that a tokenizer is learnt from
+_BASELINE_BYTES_PER_SECOND = 5e5
+_TOO_FEW_HELD_OUT = 1 << 14  # bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """What the user asked for."""
+
+    corpus: list[str] = field(default_factory=list)
+    out: Path
+    start_from: Path | None = None  # a model directory to fine-tune
+    family: Family = DEFAULT_FAMILY
+    size: Size | None = None  # None: the plan chooses
+    tokenizer: str = "auto"  # char, bpe, or the path of a tokenizer.json
+    vocab_size: int | None = None
+    train: TrainConfig = field(default_factory=TrainConfig)
+    overrides: dict[str, str] = field(default_factory=dict)
+    compile: bool | None = None  # None: where it is known to pay
+    overwrite: bool = False
+    device: str = "auto"
+    threads: int | None = None
+    tensorboard: bool = False
+    began: float | None = None  # by time.monotonic: from when the minutes count; None: from now
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All that a run is made of. `run` is the part that is kept as JSON."""
+
+    run: dict[str, Any]
+    plan: Plan
+    tokenizer: Tokenizer
+    tokens: dict[str, Any]  # arrays, the fields of a TokenStore
+    device: torch.device
+    notes: list[str] = field(default_factory=list)
+
+    def new_state(self) -> TrainState:
+        """A run at its start."""
+        state = new_state(self.plan.model, self.plan.train, self.device)
+        if self.run["start_from"] is not None:
+            state.model.load_arrays(directory.load(Path(self.run["start_from"])).arrays)
+        state.progress.closing_seconds = self.plan.closing_seconds
+        return state
+
+    def store(self) -> TokenStore:
+        """The tokens as batches."""
+        return TokenStore(
+            **self.tokens,
+            end_of_text=self.tokenizer.end_of_text,
+            held_out_bytes=self.run["held_out_bytes"],
+            context_length=self.plan.context_length,
+            batch_size=self.plan.train.batch_size,
+            seed=self.plan.train.seed,
+        )
+
+
+def prepare(request: RunRequest, *, with_baselines: bool = True) -> Prepared:
+    """Reads, splits and tokenises the corpus, times the machine, and plans.
+
+    Raises CorpusError, UsageError, ModelError.
+    """
+    device = choose_device(request.device)
+    set_threads(request.threads)
+    source = None if request.start_from is None else directory.load(request.start_from)
+    text = corpus.read(request.corpus)
+    train_fields = parse_overrides(request.overrides)[1]
+    config = replace(request.train, compile=_compile(request, device), **train_fields)
+    speed = measure_speed(device, seconds=config.minutes * 60 * CALIBRATION_SHARE)
+    split, notes = _split(text, config)
+    most = readable_bytes(request.size, config, speed, None if source is None else source.config)
+    train_documents = corpus.thin(split.train, most)
+    held_out = corpus.thin(split.held_out, corpus.MAX_HELD_OUT_BYTES)
+    n_used = sum(map(_size, train_documents))
+    if n_used < sum(map(_size, split.train)):
+        notes.append(f"{n_used:,} bytes, evenly spread, are as much as the time allows to read")
+    tokenizer, tokenizer_choice = _tokenizer(request, source, text, train_documents)
+    open_end = split.cut and train_documents is split.train
+    train_text = corpus.tokenise(
+        train_documents, tokenizer, loss_on=config.loss_on, open_end=open_end
+    )
+    held_out_text = corpus.tokenise(held_out, tokenizer, loss_on=config.loss_on)
+    plan = make_plan(
+        family=request.family,
+        size=request.size,
+        train=replace(request.train, compile=config.compile),
+        overrides=request.overrides,
+        facts=Facts(
+            vocab_size=tokenizer.vocab_size,
+            train_tokens=len(train_text.tokens),
+            held_out_tokens=len(held_out_text.tokens),
+            speed=speed,
+            device=device.type,
+        ),
+        start_from=None if source is None else source.config,
+    )
+    held_out_bytes = held_out_text.scored_bytes
+    if 0 < held_out_bytes < _TOO_FEW_HELD_OUT:
+        notes.append(
+            f"the held-out text has only {held_out_bytes:,} bytes: take its figures as rough ones"
+        )
+    run = {
+        "corpus": request.corpus,
+        "corpus_sha256": text.sha256,
+        "corpus_bytes": text.n_bytes,
+        "held_out_bytes": held_out_bytes,
+        "tokenizer": tokenizer_choice.value,
+        "start_from": None if source is None else str(source.path.resolve()),
+        "size": plan.size,
+        "model": asdict(plan.model),
+        "context_length": plan.context_length,
+        "train": asdict(plan.train),
+        "choices": [asdict(choice) for choice in (tokenizer_choice, *plan.choices)],
+        "baselines": _baselines(train_documents, held_out, config) if with_baselines else {},
+        "device": device.type,
+        "threads": n_threads(),
+        "tensorboard": request.tensorboard,
+        "sample_prompt": _sample_prompt(held_out or train_documents).decode(
+            "utf-8", "surrogateescape"
+        ),
+    }
+    tokens = corpus.arrays(train_text, held_out_text)
+    return Prepared(run, plan, tokenizer, tokens, device, notes + plan.notes)
+
+
+def plan_report(out: Path, prepared: Prepared, state: TrainState) -> PlanReport:
+    """What the run is going to do."""
+    plan, run, model = prepared.plan, prepared.run, prepared.plan.model
+    return PlanReport(
+        out=str(out),
+        resumed_at_step=state.progress.step,
+        corpus_bytes=run["corpus_bytes"],
+        train_tokens=len(prepared.tokens["train"]),
+        held_out_tokens=len(prepared.tokens["held_out"]),
+        tokenizer=run["tokenizer"],
+        vocab_size=prepared.tokenizer.vocab_size,
+        family=model.family,
+        size=plan.size,
+        n_parameters=sum(p.numel() for p in state.model.parameters()),
+        context_length=plan.context_length,
+        shape={name: getattr(model, name) for name in ("n_layers", "d_model", "n_heads", "d_ff")},
+        batch_size=plan.train.batch_size,
+        learning_rate=plan.train.learning_rate,
+        minutes=None if plan.train.steps else plan.train.minutes,
+        steps=plan.train.steps,
+        device=str(prepared.device),
+        threads=n_threads(),
+        seed=plan.train.seed,
+        choices=[Choice(**choice) for choice in run["choices"]],
+        notes=prepared.notes,
+    )
+
+
+def _split(text: corpus.Corpus, config: TrainConfig) -> tuple[corpus.Split, list[str]]:
+    notes = [f"skipped {name}: it does not look like text" for name in text.skipped]
+    split, n_documents, n_bytes = corpus.drop_duplicates(corpus.split(text, config.val_fraction))
+    if n_documents:
+        notes.append(
+            f"{n_documents:,} held-out documents ({n_bytes:,} bytes) are also in the text to train "
+            "on: they are not counted"
+        )
+    if not split.held_out or not split.train:
+        split = corpus.Split(split.train or split.held_out, [], cut=False)
+        notes.append("nothing is held out: the last weights are kept, not the best")
+    return split, notes
+
+
+def _tokenizer(
+    request: RunRequest,
+    source: directory.ModelBundle | None,
+    text: corpus.Corpus,
+    train_documents: Sequence[corpus.Document],
+) -> tuple[Tokenizer, Choice]:
+    if source is not None:
+        return source.tokenizer, Choice("tokenizer", "given", "that of the model it starts from")
+    sample = corpus.thin(train_documents, _TOKENIZER_BYTES)
+    texts = [part for document in sample for part in document]
+    kind, vocab_size, why = request.tokenizer, request.vocab_size, "asked for"
+    if kind == "auto":
+        alphabet = len(set(b"".join(texts)[: 1 << 20].decode("utf-8", errors="ignore")))
+        kind, chosen, why = choose_tokenizer(text.n_bytes, alphabet)
+        vocab_size = vocab_size or chosen
+    return make_tokenizer(kind, texts, vocab_size=vocab_size), Choice("tokenizer", kind, why)
+
+
+def _compile(request: RunRequest, device: torch.device) -> bool:
+    """A compiled step pays where its kernels come from Triton and the run is not over at once."""
+    if request.compile is not None:
+        return request.compile
+    return device.type == "cuda" and find_spec("triton") is not None and request.train.minutes >= 3
+
+
+def _baselines(
+    train_documents: Sequence[corpus.Document],
+    held_out: Sequence[corpus.Document],
+    config: TrainConfig,
+) -> dict[str, float]:
+    """Bits per byte of the held-out text by other means, for a fiftieth of the time."""
+    train, rest = _joined(train_documents), _joined(held_out)
+    limit = round(_BASELINE_BYTES_PER_SECOND * config.minutes * 60 / 50)
+    if not train or not rest or len(train) + len(rest) > limit:
+        return {}
+    return {
+        "xz -9": xz_bits_per_byte(train, rest),
+        "order-5 n-grams": ngram_bits_per_byte(train, rest),
+    }
+
+
+def _joined(documents: Sequence[corpus.Document]) -> bytes:
+    return b"\n".join(b"".join(document) for document in documents)
+
+
+def _size(document: corpus.Document) -> int:
+    return sum(map(len, document))
+
+
+def _sample_prompt(documents: Sequence[corpus.Document]) -> bytes:
+    """The beginning of a document: its first words, or the prompt of a row."""
+    first = documents[0][0]
+    words = first[:24].rsplit(None, 1)
+    return words[0] if len(documents[0]) == 1 and words else first

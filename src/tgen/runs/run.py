@@ -1,0 +1,216 @@
+"""A run as it goes: trains, saves, samples, rolls back, and hands on every report."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from tgen import corpus, files
+from tgen.checkpoint import directory, run_log, run_state
+from tgen.config import ModelConfig, TrainConfig
+from tgen.errors import DivergedError, TrainingError, UsageError
+from tgen.model.device import choose_device, set_threads
+from tgen.reports import BackReport, DoneReport, EvalReport, PlanReport, RunReport, StepReport
+from tgen.runs.closing import closing_reports, sample
+from tgen.runs.prepare import Prepared, RunRequest, plan_report, prepare
+from tgen.tokenizer import Tokenizer
+from tgen.training.loop import train
+from tgen.training.plan import Plan
+from tgen.training.schedule import begin_early_decay, evaluation_is_due
+from tgen.training.state import Progress, TrainState
+
+_ROLLBACKS = 3
+
+Stopped = Callable[[], bool]
+
+
+def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[RunReport]:
+    """Trains a new model in `request.out`; `stopped` is asked after every step.
+
+    Raises CorpusError, UsageError, TrainingError, LockedError.
+    """
+    began = time.monotonic() if request.began is None else request.began
+    _check_free(request)
+    prepared = prepare(request)
+    folder = run_state.folder(request.out)
+    with files.lock(folder / "LOCK"), run_log.RunLog(request.out) as log:
+        _check_free(request)
+        state = prepared.new_state()
+        run_state.remove(request.out)  # an old model stays until there is a new one
+        files.publish(folder / "tokenizer.json", prepared.tokenizer.json.encode())
+        run_state.save_run(request.out, prepared.run, prepared.tokens)
+        state.progress.seconds = state.progress.setup_seconds = time.monotonic() - began
+        yield log.add(plan_report(request.out, prepared, state))
+        yield from _Run(request.out, prepared, log, stopped).reports(state)
+
+
+def dry_run(request: RunRequest) -> PlanReport:
+    """What `start` would do; nothing is written."""
+    _check_free(request)
+    prepared = prepare(request, with_baselines=False)
+    return plan_report(request.out, prepared, prepared.new_state())
+
+
+def resume(
+    out: Path,
+    *,
+    corpus_paths: list[str] | None = None,
+    device: str = "auto",
+    threads: int | None = None,
+    stopped: Stopped = lambda: False,
+) -> Iterator[RunReport]:
+    """Goes on with the run in `out`, exactly as if it had never stopped.
+
+    The corpus need not be there any more; if it is named and has changed, TrainingError.
+    """
+    run, tokens = run_state.load_run(out)
+    chosen = choose_device(run["device"] if device == "auto" else device)
+    set_threads(threads or run["threads"])
+    if corpus_paths and corpus.read(corpus_paths).sha256 != run["corpus_sha256"]:
+        raise TrainingError(
+            f"the corpus has changed since the run in {out} began",
+            "start a new run with another --out, or resume without naming a corpus",
+        )
+    with files.lock(run_state.folder(out) / "LOCK"), run_log.RunLog(out) as log:
+        for folder in (out, run_state.folder(out)):
+            files.remove_leftovers(folder)
+        tokenizer = Tokenizer(files.read(run_state.folder(out) / "tokenizer.json").decode())
+        plan = Plan(
+            run["size"],
+            ModelConfig(**run["model"]),
+            TrainConfig(**run["train"]),
+            run["context_length"],
+        )
+        prepared = Prepared(run, plan, tokenizer, tokens, chosen)
+        state = _saved_state(out, prepared)
+        log.trim(state.progress.step)
+        yield log.add(plan_report(out, prepared, state))
+        yield from _Run(out, prepared, log, stopped).reports(state)
+
+
+def _saved_state(out: Path, prepared: Prepared) -> TrainState:
+    """The newest state on disk, or that of the start."""
+    state = prepared.new_state()
+    saved = run_state.load_state(out)
+    if saved:
+        state.restore(saved[1], Progress(**saved[0]))
+    return state
+
+
+class _Run:
+    """What saving and rolling back need to know beside the state."""
+
+    def __init__(
+        self, out: Path, prepared: Prepared, log: run_log.RunLog, stopped: Stopped
+    ) -> None:
+        self.out, self.prepared, self.log, self.stopped = out, prepared, log, stopped
+        self.store = prepared.store()
+        self.nothing_held_out = self.store.held_out_bytes == 0
+
+    def reports(self, state: TrainState) -> Iterator[RunReport]:
+        """The run to its end, going back where that helps."""
+        while True:
+            left = state.progress
+            try:
+                for report in self._until_done(state):
+                    yield self.log.add(report)
+                if not left.go_back:
+                    return
+                run_state.drop_states_after(self.out, left.best_step)
+                state = self._earlier_state(left)
+                begin_early_decay(state.progress, self.prepared.plan.train)
+                reason = "the held-out text is no longer predicted better"
+            except DivergedError as error:
+                if left.rollbacks == _ROLLBACKS:
+                    raise TrainingError(
+                        f"{error.message}, after {_ROLLBACKS} returns to a good state",
+                        "begin anew with --overwrite and lower rates: --set learning_rate=... "
+                        "--set matrix_learning_rate=...",
+                    ) from None
+                state = self._earlier_state(left)
+                state.progress.rollbacks = left.rollbacks + 1
+                state.progress.rate_scale = left.rate_scale / 2
+                reason = error.message
+            yield self.log.add(
+                BackReport(
+                    step=state.progress.step,
+                    left_step=left.step,
+                    reason=reason,
+                    rate_scale=state.progress.rate_scale,
+                )
+            )
+
+    def _earlier_state(self, left: Progress) -> TrainState:
+        """The newest saved one; the time that has passed since then has passed all the same."""
+        state = _saved_state(self.out, self.prepared)
+        state.progress.seconds, state.progress.setup_seconds = left.seconds, left.setup_seconds
+        state.progress.skipped = left.skipped
+        self.log.flush()
+        self.log.trim(state.progress.step)
+        return state
+
+    def _until_done(self, state: TrainState) -> Iterator[RunReport]:
+        progress, config = state.progress, self.prepared.plan.train
+        for report in train(state.model, self.store, config, state):
+            if isinstance(report, DoneReport):
+                self._save(state, weights=self.nothing_held_out)
+                yield from closing_reports(self.out, self.prepared, self.store, report)
+                return
+            due = evaluation_is_due(progress, config)
+            sound = progress.skipped_in_a_row == 0
+            if isinstance(report, EvalReport):
+                self._save(state, weights=report.best)
+            elif due and self.nothing_held_out and sound:
+                self._save(state, weights=True)
+            yield report
+            if isinstance(report, StepReport) and due and not self.nothing_held_out:
+                continue  # its evaluation comes first: a state is saved after it, not between
+            if due:
+                yield from sample(self.prepared, state)
+            if self.stopped():
+                if sound:  # better an early model than none
+                    early = self.nothing_held_out or not (self.out / "config.json").exists()
+                    self._save(state, weights=early)
+                yield self._stopped(state)
+                return
+
+    def _save(self, state: TrainState, *, weights: bool) -> None:
+        model = state.model
+        if not all(bool(p.isfinite().all()) for p in model.parameters()):
+            raise DivergedError(f"a weight became infinite at step {state.progress.step}")
+        if weights:  # first, so that a run killed in between comes past this step again
+            directory.save(self.out, model.config, self.prepared.tokenizer, model.to_arrays())
+        self.log.flush()  # a state is never ahead of its log
+        run_state.save_state(self.out, asdict(state.progress), state.to_arrays())
+
+    def _stopped(self, state: TrainState) -> DoneReport:
+        progress, plan = state.progress, self.prepared.plan
+        return DoneReport(
+            step=progress.step,
+            finished=False,
+            best_step=progress.best_step,
+            best_bits_per_byte=progress.best_bits_per_byte,
+            seconds=progress.seconds,
+            tokens=progress.step * plan.train.batch_size * plan.context_length,
+            out=str(self.out),
+        )
+
+
+def _check_free(request: RunRequest) -> None:
+    """Nothing that is already there is lost unless that was asked for."""
+    out = request.out
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out} is a file", "give a directory that does not exist yet")
+    entries = {entry.name for entry in out.iterdir()} if out.exists() else set()
+    begun = run_state.folder(out) / "run.json"
+    if not entries or (entries == {"training"} and not begun.exists()):
+        return
+    if "config.json" not in entries and not begun.exists():
+        raise UsageError(
+            f"--out {out} holds other files", "give a directory that does not exist yet"
+        )
+    if not request.overwrite:
+        raise UsageError(
+            f"{out} already holds a model",
+            "add --resume to go on with it, --overwrite to start anew, or --out for another place",
+        )
