@@ -140,7 +140,7 @@ def test_bits_per_byte_are_the_completions_own(family):
     store = store_of(ROWS, 48)
     (batch,) = store.held_out_windows(100)
     nats, n = alone(model, batch)
-    loss, bits = evaluate(model, store)
+    loss, bits, _ = evaluate(model, store)
     assert n == 10  # six bytes and four ends
     assert loss == pytest.approx(nats / n, rel=1e-5)
     assert bits == pytest.approx(nats / np.log(2) / 6, rel=1e-5)

@@ -13,7 +13,7 @@ from tgen.model.transformer import Transformer
 from tgen.reports import StepReport
 from tgen.training.loop import evaluate, train
 from tgen.training.optim import Muon, orthogonalise, rate_factor
-from tgen.training.plan import make_plan
+from tgen.training.plan import Facts, make_plan
 from tgen.training.state import TrainState
 
 
@@ -37,7 +37,7 @@ def test_bits_per_byte_are_those_of_the_definition():
         with torch.no_grad():
             log_p = model(window[:, :-1]).double().log_softmax(-1)
         nats -= log_p.gather(-1, window[:, 1:, None]).sum().item()
-    loss, bits = evaluate(model, store)
+    loss, bits, _ = evaluate(model, store)
     assert loss == pytest.approx(nats / 30, rel=1e-5)
     assert bits == pytest.approx(nats / np.log(2) / 100, rel=1e-5)
 
@@ -114,10 +114,7 @@ def test_overrides_reach_every_field_and_refuse_the_rest():
         family="llama",
         size="tiny",
         train=TrainConfig(),
-        vocab_size=300,
-        train_tokens=10_000,
-        held_out_tokens=1000,
-        on_gpu=False,
+        facts=Facts(vocab_size=300, train_tokens=10_000, held_out_tokens=1000, speed=1e10),
     )
     plan = make_plan(
         **plan_of,

@@ -61,7 +61,7 @@ class StepReport:
     """One optimizer step."""
 
     step: int
-    loss: float  # nats a token, on the batch before the step
+    loss: float | None  # nats a token, on the batch before the step; None: skipped, not finite
     learning_rate: float
     tokens_per_second: float
     seconds: float  # of training so far

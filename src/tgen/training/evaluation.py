@@ -60,13 +60,14 @@ class Batch(NamedTuple):
 
 def to_device(windows: Windows, device: torch.device) -> Batch:
     """Copies a batch of NumPy arrays there."""
-    return Batch(*(None if a is None else torch.from_numpy(a).to(device) for a in windows))
+    arrays = (None if a is None else torch.from_numpy(a).to(device) for a in windows)
+    return Batch(*arrays)  # type: ignore[arg-type]
 
 
 def split(batch: Batch, n: int) -> list[Batch]:
     """`n` parts of about as many rows."""
     columns = [[None] * n if a is None else a.tensor_split(n) for a in batch]
-    return [Batch(*part) for part in zip(*columns, strict=True)]  # type: ignore[arg-type]
+    return [Batch(*part) for part in zip(*columns, strict=True)]
 
 
 def loss_sum(model: Transformer, batch: Batch) -> Tensor:

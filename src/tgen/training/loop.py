@@ -1,6 +1,7 @@
 """The training loop: steps and evaluations, yielded as they happen. It never prints or saves."""
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator
 
@@ -60,10 +61,11 @@ def train(
         now = clock()
         progress.seconds = now - began
         _count_skipped(progress, losses)
+        finite = [loss for loss in losses if math.isfinite(loss)]
         n_tokens = len(unread) * config.batch_size * batches.context_length
         yield StepReport(
             step=progress.step,
-            loss=sum(losses) / len(losses),
+            loss=statistics.fmean(finite) if finite else None,
             learning_rate=config.learning_rate * _rate(progress, config, progress.step - 1),
             tokens_per_second=n_tokens / (now - read_at),
             seconds=progress.seconds,

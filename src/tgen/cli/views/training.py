@@ -110,8 +110,9 @@ class TrainingView:
             console.note(f"resuming after step {plan.resumed_at_step:,}")
 
     def _step(self, report: StepReport) -> None:
+        loss = "skipped, not finite" if report.loss is None else f"loss {report.loss:.3f}"
         line = (
-            f"step {report.step:,} · loss {report.loss:.3f}{self._bits} · "
+            f"step {report.step:,} · {loss}{self._bits} · "
             f"{report.tokens_per_second:,.0f} tokens/s · {_duration(report.seconds_left)} left"
         )
         if console.err.is_terminal:
