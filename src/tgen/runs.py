@@ -20,6 +20,7 @@ from tgen.generation.loop import generate
 from tgen.model.device import choose_device, n_threads, set_threads
 from tgen.reports import DoneReport, EvalReport, PlanReport, RunReport, SampleReport, StepReport
 from tgen.tokenizer import Tokenizer, make_tokenizer
+from tgen.training import tensorboard
 from tgen.training.loop import evaluation_is_due, train
 from tgen.training.plan import Plan, choose_tokenizer, make_plan
 from tgen.training.state import Progress, TrainState, new_state
@@ -42,7 +43,7 @@ class RunRequest:
     overwrite: bool = False
     device: str = "auto"
     threads: int | None = None
-    tensorboard: bool = False
+    tensorboard: bool = False  # whether to write its events too
 
 
 def start(
@@ -55,6 +56,8 @@ def start(
     began = time.monotonic()
     device = choose_device(request.device)
     set_threads(request.threads)
+    if request.tensorboard:
+        tensorboard.require()
     _check_free(request)
     text = corpus.read(request.corpus)
     train_documents, held_out, cut = corpus.split(text, request.train.val_fraction)
@@ -88,6 +91,7 @@ def start(
         "train": asdict(plan.train),
         "device": device.type,
         "threads": n_threads(),
+        "tensorboard": request.tensorboard,
         "sample_prompt": _sample_prompt(held_out or train_documents).decode(
             "utf-8", "surrogateescape"
         ),
@@ -105,7 +109,10 @@ def start(
         )
         yield log.add(report)
         store = _store(run, plan, train_tokens, held_out_tokens)
-        yield from _run(request.out, run, tokenizer, store, plan.train, state, log, stopped)
+        reports = _run(request.out, run, tokenizer, store, plan.train, state, log, stopped)
+        if request.tensorboard:
+            reports = tensorboard.recorded(reports, run_folder / "tensorboard", after_step=0)
+        yield from reports
 
 
 def resume(
@@ -123,6 +130,8 @@ def resume(
     run, tokens = run_state.load_run(out)
     chosen = choose_device(run["device"] if device == "auto" else device)
     set_threads(threads or run["threads"])
+    if run.get("tensorboard"):
+        tensorboard.require()
     if corpus_paths and corpus.read(corpus_paths).sha256 != run["corpus_sha256"]:
         raise TrainingError(
             f"the corpus has changed since the run in {out} began",
@@ -143,7 +152,11 @@ def resume(
             out, run, plan, state, tokenizer, len(tokens["train"]), len(tokens["held_out"]), []
         )
         yield log.add(report)
-        yield from _run(out, run, tokenizer, store, plan.train, state, log, stopped)
+        folder, step = run_state.folder(out) / "tensorboard", state.progress.step
+        reports = _run(out, run, tokenizer, store, plan.train, state, log, stopped)
+        if run.get("tensorboard"):
+            reports = tensorboard.recorded(reports, folder, after_step=step)
+        yield from reports
 
 
 def _run(
@@ -169,11 +182,9 @@ def _run(
         nothing_held_out = store.held_out_bytes == 0
         if isinstance(report, DoneReport):
             save(weights=nothing_held_out)
-            report = replace(report, out=str(out))
-        log.add(report)
-        if isinstance(report, DoneReport):
-            yield report
+            yield log.add(replace(report, out=str(out)))
             return
+        log.add(report)
         due = evaluation_is_due(progress, config)
         if isinstance(report, EvalReport):
             save(weights=report.best)
@@ -183,8 +194,7 @@ def _run(
         if isinstance(report, StepReport) and due and not nothing_held_out:
             continue  # its evaluation comes first: a state is saved after it, not between
         if due:
-            for sample in _sample(run, tokenizer, state):
-                yield log.add(sample)
+            yield from map(log.add, _sample(run, tokenizer, state))
         if stopped():
             # Better an early model than none.
             save(weights=nothing_held_out or not (out / "config.json").exists())

@@ -30,6 +30,7 @@ _FIXED = (
     "settings",
     "seed",
     "overwrite",
+    "tensorboard",
 )
 
 
@@ -109,6 +110,10 @@ def train(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the model in --out.")
     ] = False,
+    tensorboard: Annotated[
+        bool,
+        typer.Option("--tensorboard", help="Write TensorBoard events to DIR/training/tensorboard."),
+    ] = False,
     device: DeviceOption = "auto",
     threads: ThreadsOption = None,
     json_output: Annotated[
@@ -153,6 +158,7 @@ def train(
             overwrite=overwrite,
             device=device,
             threads=threads,
+            tensorboard=tensorboard,
         )
         reports = runs.start(request, stopped=caught.any)
     with TrainingView(quiet=quiet, json_lines=json_output) as view:
