@@ -46,6 +46,7 @@ ONLY_IN = {
     "rich": {"cli"},
     "tokenizers": {"tokenizer"},
     "safetensors": {"checkpoint"},
+    "tensorboardX": {"training"},
 }
 
 

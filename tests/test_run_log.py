@@ -11,6 +11,7 @@ from tgen.checkpoint import run_log
 from tgen.checkpoint.run_log import RunLog
 from tgen.errors import ModelError
 from tgen.reports import SampleReport, StepReport, json_record
+from tgen.runs import closing
 
 
 def step(number: int, loss: float = 1.0) -> StepReport:
@@ -42,7 +43,7 @@ def test_the_log_holds_every_report_as_it_was(tmp_path):
 
 
 def test_killed_anywhere_and_resumed_it_equals_the_uninterrupted_log(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "_SAMPLE_TOKENS", 2)
+    monkeypatch.setattr(closing, "_SAMPLE_TOKENS", 2)
     n_reports = len(list(runs.start(request(tmp_path, "whole"))))
     whole = [n for n in numbers(tmp_path / "whole") if n[0] != "SampleReport"]
     # The plan; steps; step 5, its evaluation, its sample, a step on; the last but one.

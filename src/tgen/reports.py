@@ -190,6 +190,25 @@ class ModelSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainingCurves:
+    """A run as series: a value a step, and a value an evaluation."""
+
+    steps: list[int]
+    seconds: list[float]  # of training, by step
+    losses: list[float]  # nats a token, smoothed
+    smoothed_over: int  # steps
+    learning_rates: list[float]
+    evaluation_steps: list[int]
+    evaluation_losses: list[float]  # nats a token of the held-out text
+    bits_per_nat: float | None  # bits a byte for each nat a token; None: it cannot be told
+    best_step: int | None  # None: nothing was held out or it was not yet evaluated
+    best_bits_per_byte: float | None
+    tokens: int | None  # trained on; None: the log is of a version that does not tell
+    median_tokens_per_second: float
+    sittings: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Timing:
     """Several trials of one thing."""
 

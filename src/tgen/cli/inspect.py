@@ -1,8 +1,9 @@
-"""`tgen inspect`: one head's attention over a text, the next token, the model's parts."""
+"""`tgen inspect`: attention over a text, the next token, the model's parts; or the training run."""
 
 import json
 from dataclasses import asdict
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,12 +16,19 @@ from tgen.cli.options import (
     QuietOption,
     read_prompt,
 )
+from tgen.errors import UsageError
 from tgen.reports import json_text
+
+_PLAIN_WIDTH = 80  # columns where there is no terminal to fit
 
 
 def inspect(
     prompt: PromptOption = None,
     model: ModelOption = None,
+    view: Annotated[
+        Literal["attention", "training"],
+        typer.Option("--view", help="What the model does with a prompt, or how it was trained."),
+    ] = "attention",
     layer: Annotated[
         int, typer.Option("--layer", help="From 0; negative ones count from the last.")
     ] = -1,
@@ -32,12 +40,61 @@ def inspect(
     quiet: QuietOption = False,
     device: DeviceOption = "auto",
 ) -> None:
-    """Show what a model attends to.
+    """Show what a model attends to, or how it was trained.
 
-    A table of one head's attention weights, the likeliest next tokens, and the model's parts.
+    A table of one head's attention weights, the likeliest next tokens, and the model's parts. With
+    --view training: the losses of its run, in the terminal.
     """
-    data = read_prompt(prompt)
     from tgen.api import find_model
+
+    if view == "training":
+        if prompt is not None:
+            raise UsageError("--view training takes no --prompt", "leave one of the two away")
+        _show_training(find_model(model), json_output=json_output, quiet=quiet)
+        return
+    data = read_prompt(prompt)
+    _show_attention(
+        find_model(model),
+        data,
+        layer=layer,
+        head=head,
+        top=top,
+        json_output=json_output,
+        quiet=quiet,
+        device=device,
+    )
+
+
+def _show_training(path: Path, *, json_output: bool, quiet: bool) -> None:
+    from tgen.checkpoint import run_log
+    from tgen.cli.views.history import training_figure
+    from tgen.introspect.training import training_curves
+
+    records = run_log.read(path)
+    console.note(f"{path}", quiet=quiet)
+    if json_output:
+        record = {"schema": "tgen.inspect.training/1", "records": records}
+        console.write(json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+        return
+    curves = training_curves(records)
+    if console.out.is_terminal:
+        console.show(*training_figure(curves, width=console.out.width))
+    else:
+        lines = training_figure(curves, width=_PLAIN_WIDTH)
+        console.write("".join(f"{line.plain}\n" for line in lines).encode())
+
+
+def _show_attention(
+    path: Path,
+    data: bytes,
+    *,
+    layer: int,
+    head: int,
+    top: int,
+    json_output: bool,
+    quiet: bool,
+    device: str,
+) -> None:
     from tgen.checkpoint.directory import load
     from tgen.cli.views import attention as view
     from tgen.introspect.attention import head_attention
@@ -46,7 +103,6 @@ def inspect(
     from tgen.model.device import choose_device
     from tgen.model.transformer import Transformer
 
-    path = find_model(model)
     bundle = load(path)
     console.note(f"{path}", quiet=quiet)
     transformer = Transformer.from_arrays(bundle.config, bundle.arrays).to(choose_device(device))

@@ -133,9 +133,7 @@ def train(
     ] = None,
     tensorboard: Annotated[
         bool,
-        typer.Option(
-            "--tensorboard", help="Also write events for TensorBoard (tgen-lm[tensorboard])."
-        ),
+        typer.Option("--tensorboard", help="Write TensorBoard events to DIR/training/tensorboard."),
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     overwrite: Annotated[

@@ -14,6 +14,7 @@ from tgen.reports import BackReport, DoneReport, EvalReport, PlanReport, RunRepo
 from tgen.runs.closing import closing_reports, sample
 from tgen.runs.prepare import Prepared, RunRequest, plan_report, prepare
 from tgen.tokenizer import Tokenizer
+from tgen.training import tensorboard
 from tgen.training.loop import train
 from tgen.training.plan import Plan
 from tgen.training.schedule import begin_early_decay, evaluation_is_due
@@ -31,6 +32,8 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
     """
     began = time.monotonic() if request.began is None else request.began
     _check_free(request)
+    if request.tensorboard:
+        tensorboard.require()
     prepared = prepare(request)
     folder = run_state.folder(request.out)
     with files.lock(folder / "LOCK"), run_log.RunLog(request.out) as log:
@@ -41,7 +44,7 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
         run_state.save_run(request.out, prepared.run, prepared.tokens)
         state.progress.seconds = state.progress.setup_seconds = time.monotonic() - began
         yield log.add(plan_report(request.out, prepared, state))
-        yield from _Run(request.out, prepared, log, stopped).reports(state)
+        yield from _Run(request.out, prepared, log, stopped).recorded(state)
 
 
 def dry_run(request: RunRequest) -> PlanReport:
@@ -66,6 +69,8 @@ def resume(
     run, tokens = run_state.load_run(out)
     chosen = choose_device(run["device"] if device == "auto" else device)
     set_threads(threads or run["threads"])
+    if run["tensorboard"]:
+        tensorboard.require()
     if corpus_paths and corpus.read(corpus_paths).sha256 != run["corpus_sha256"]:
         raise TrainingError(
             f"the corpus has changed since the run in {out} began",
@@ -85,7 +90,7 @@ def resume(
         state = _saved_state(out, prepared)
         log.trim(state.progress.step)
         yield log.add(plan_report(out, prepared, state))
-        yield from _Run(out, prepared, log, stopped).reports(state)
+        yield from _Run(out, prepared, log, stopped).recorded(state)
 
 
 def _saved_state(out: Path, prepared: Prepared) -> TrainState:
@@ -106,6 +111,14 @@ class _Run:
         self.out, self.prepared, self.log, self.stopped = out, prepared, log, stopped
         self.store = prepared.store()
         self.nothing_held_out = self.store.held_out_bytes == 0
+
+    def recorded(self, state: TrainState) -> Iterator[RunReport]:
+        """The run's reports, as TensorBoard's events too where they are wanted."""
+        reports = self.reports(state)
+        if self.prepared.run["tensorboard"]:
+            folder = run_state.folder(self.out) / "tensorboard"
+            reports = tensorboard.recorded(reports, folder, after_step=state.progress.step)
+        yield from reports
 
     def reports(self, state: TrainState) -> Iterator[RunReport]:
         """The run to its end, going back where that helps."""

@@ -1,0 +1,79 @@
+"""Lines and marks in a terminal: a canvas of braille dots, and round numbers for its axes.
+
+Dots are counted from the lower left corner: a cell of text is 2 dots wide and 4 high.
+"""
+
+import math
+from dataclasses import dataclass
+
+from rich.text import Text
+
+_BITS = ((0x40, 0x80), (0x04, 0x20), (0x02, 0x10), (0x01, 0x08))  # by height and side in a cell
+_BLANK = 0x2800
+
+
+class Canvas:
+    """A rectangle of `columns` by `rows` cells; what lies outside is not drawn."""
+
+    def __init__(self, columns: int, rows: int) -> None:
+        self.columns, self.rows = columns, rows
+        self._bits = [[0] * columns for _ in range(rows)]
+        self._styles = [[""] * columns for _ in range(rows)]
+        self._marks: dict[tuple[int, int], str] = {}
+
+    def dot(self, x: int, y: int, style: str = "") -> None:
+        """One dot; the last style in a cell is the cell's."""
+        if 0 <= x < 2 * self.columns and 0 <= y < 4 * self.rows:
+            row, column = y // 4, x // 2
+            self._bits[row][column] |= _BITS[y % 4][x % 2]
+            self._styles[row][column] = style
+
+    def line(self, points: list[tuple[int, int]], style: str = "") -> None:
+        """Dots from each point to the next; a single point is a dot."""
+        for (x, y), (next_x, next_y) in zip(points, points[1:] or points, strict=False):
+            n = max(abs(next_x - x), abs(next_y - y), 1)
+            for i in range(n + 1):
+                across, up = (next_x - x) * i / n, (next_y - y) * i / n
+                self.dot(x + round(across), y + round(up), style)
+
+    def mark(self, x: int, y: int, character: str, style: str = "") -> None:
+        """A character in place of the dots of the cell that holds (x, y)."""
+        if 0 <= x < 2 * self.columns and 0 <= y < 4 * self.rows:
+            self._marks[y // 4, x // 2] = character
+            self._styles[y // 4][x // 2] = style
+
+    def lines(self) -> list[Text]:
+        """The rows of text, the top one first."""
+        rows = []
+        for row in reversed(range(self.rows)):
+            text = Text(no_wrap=True)
+            for column in range(self.columns):
+                bits = self._bits[row][column]
+                dots = chr(_BLANK + bits) if bits else " "
+                text.append(self._marks.get((row, column), dots), self._styles[row][column])
+            rows.append(text)
+        return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """Values from `low` to `high`, spread over `dots` dots."""
+
+    low: float
+    high: float
+    dots: int
+
+    def dot(self, value: float) -> int:
+        """Where a value is; outside the axis, outside the dots."""
+        span = self.high - self.low
+        return round((value - self.low) / span * (self.dots - 1)) if span > 0 else 0
+
+    def ticks(self, most: int) -> list[float]:
+        """At most `most` round values on the axis, evenly apart: 1, 2 or 5 times a power of 10."""
+        span = self.high - self.low
+        if span <= 0:
+            return [self.low]
+        unit = 10.0 ** math.floor(math.log10(span / most))
+        apart = next(n * unit for n in (1, 2, 5, 10, 20) if span / (n * unit) <= most - 1)
+        first, last = math.ceil(self.low / apart), math.floor(self.high / apart)
+        return [i * apart for i in range(first, last + 1)]
