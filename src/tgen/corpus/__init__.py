@@ -4,7 +4,19 @@ paths -> documents -> train and held-out documents -> tokens -> batch(step)
 """
 
 from tgen.corpus.documents import Corpus, Document, read
+from tgen.corpus.duplicates import drop_duplicates, shared_share
 from tgen.corpus.hold_out import Split, split
 from tgen.corpus.token_store import Tokens, TokenStore, tokenise
 
-__all__ = ["Corpus", "Document", "Split", "TokenStore", "Tokens", "read", "split", "tokenise"]
+__all__ = [
+    "Corpus",
+    "Document",
+    "Split",
+    "TokenStore",
+    "Tokens",
+    "drop_duplicates",
+    "read",
+    "shared_share",
+    "split",
+    "tokenise",
+]
