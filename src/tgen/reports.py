@@ -248,14 +248,3 @@ class Verdict:
     first_difference: int | None  # which generated token
     gap: float | None  # between the two best logits there
     max_logit_difference: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemorisationReport:
-    """Whether a model writes or recites."""
-
-    longest_run_bytes: int  # that its samples share with the training text
-    natural_run_bytes: int  # that unseen text of the same length shares with it
-    train_bits_per_byte: float
-    held_out_bits_per_byte: float | None  # None: nothing was held out
-    verdict: str  # begins with "memorises", "begins to memorise" or "does not memorise"

@@ -10,14 +10,18 @@ from tgen.corpus.thin import MAX_HELD_OUT_BYTES, thin
 from tgen.corpus.token_store import Batch, Tokenised, TokenStore, arrays, tokenise
 
 __all__ = [
+    "MAX_HELD_OUT_BYTES",
+    "Batch",
     "Corpus",
     "Document",
     "Split",
     "TokenStore",
-    "Tokens",
+    "Tokenised",
+    "arrays",
     "drop_duplicates",
     "read",
     "shared_share",
     "split",
+    "thin",
     "tokenise",
 ]
