@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from conftest import make_model
 from tgen import corpus, runs
 from tgen.checkpoint import run_state
-from tgen.config import TrainConfig
+from tgen.config import ModelConfig, TrainConfig
 from tgen.corpus import TokenStore
 from tgen.model.kv_cache import KVCache
 from tgen.model.transformer import Transformer
 from tgen.reports import EvalReport, StepReport
 from tgen.tokenizer import train_char
 from tgen.training.loop import evaluate, train
-from tgen.training.state import TrainState
+from tgen.training.state import TrainState, new_state
 
 CHAR = train_char([b"abc"])
 ROWS = [(b"ab", b"c"), (b"b", b"ca"), (b"", b"abc"), (b"cab", b"")]
@@ -163,9 +163,10 @@ def request(folder, name="model", **overrides: str) -> runs.RunRequest:
     return runs.RunRequest(
         corpus=[str(folder / "rows.jsonl")],
         out=folder / name,
+        family="classic",  # untrained, its attention is already heard
         size="tiny",
         train=TrainConfig(steps=4, batch_size=2, val_fraction=0.25, eval_every=2),
-        overrides={"d_model": "16", "n_layers": "1", "context_length": "24"} | overrides,
+        overrides={"d_model": "16", "n_layers": "1", "context_length": "48"} | overrides,
         threads=1,
     )
 
@@ -189,12 +190,23 @@ def test_a_run_on_rows_resumes_exactly(rows):
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+def first_loss(request: runs.RunRequest) -> float:
+    return next(r.loss for r in runs.start(request) if isinstance(r, StepReport))
+
+
 def test_what_is_scored_is_kept_with_the_run_and_is_the_users_choice(rows):
-    next(runs.start(request(rows)))
-    run, tokens = run_state.load_run(rows / "model")
+    losses = [first_loss(request(rows, name, loss_on=name)) for name in ("completion", "all")]
+    assert losses[0] != losses[1]
+    run, tokens = run_state.load_run(rows / "completion")
     assert set(tokens) == {"train", "held_out", "train_scored", "held_out_scored"}
     assert run["held_out_bytes"] == 10 * 2  # of the answers 31 to 40
-    next(runs.start(request(rows, "all", loss_on="all")))
+    store = TokenStore(
+        **tokens, end_of_text=END, held_out_bytes=20, context_length=48, batch_size=2, seed=1337
+    )
+    config = ModelConfig(**run["model"])
+    untrained = new_state(config, TrainConfig(**run["train"]), torch.device("cpu")).model
+    nats, n = alone(untrained, store.batch(0))
+    assert losses[0] == pytest.approx(nats / n, rel=1e-5)
     run, tokens = run_state.load_run(rows / "all")
     assert set(tokens) == {"train", "held_out"}
     assert run["held_out_bytes"] == 10 * len("after 30 comes 31")
