@@ -10,7 +10,7 @@ Position = Literal["sinusoidal", "learned", "rotary"]
 Norm = Literal["layer_norm", "rms_norm"]
 Activation = Literal["relu", "gelu_tanh", "gelu", "swiglu"]
 Family = Literal["classic", "gpt2", "llama", "qwen3"]
-Size = Literal["tiny", "small", "medium", "large"]
+Size = Literal["nano", "micro", "tiny", "small", "medium", "large"]
 LossOn = Literal["completion", "all"]
 DEFAULT_FAMILY: Family = "qwen3"
 
@@ -160,6 +160,8 @@ _FREE = {
 
 # The one dial. Everything else about the shape follows from it and the family.
 SIZES: dict[str, dict[str, int]] = {
+    "nano": dict(n_layers=2, d_model=64, n_heads=2, context_length=128),
+    "micro": dict(n_layers=3, d_model=96, n_heads=3, context_length=128),
     "tiny": dict(n_layers=4, d_model=128, n_heads=4, context_length=128),
     "small": dict(n_layers=6, d_model=192, n_heads=6, context_length=256),
     "medium": dict(n_layers=6, d_model=384, n_heads=6, context_length=256),

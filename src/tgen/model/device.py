@@ -4,8 +4,10 @@ import torch
 
 from tgen.errors import UsageError
 
+Device = torch.device
 
-def choose_device(name: str) -> torch.device:
+
+def choose_device(name: str) -> Device:
     """`auto` takes a GPU where there is one; raises UsageError if the named one is not there."""
     available = {
         "cpu": True,

@@ -6,13 +6,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tgen import corpus
 from tgen.checkpoint import directory
 from tgen.config import DEFAULT_FAMILY, Family, Size, TrainConfig
 from tgen.corpus import TokenStore
-from tgen.model.device import choose_device, n_threads, set_threads
+from tgen.model.device import Device, choose_device, n_threads, set_threads
 from tgen.reports import Choice, PlanReport
 from tgen.tokenizer import Tokenizer, make_tokenizer
 from tgen.training.baselines import ngram_bits_per_byte, xz_bits_per_byte
@@ -62,7 +60,7 @@ class Prepared:
     plan: Plan
     tokenizer: Tokenizer
     tokens: dict[str, Any]  # arrays, the fields of a TokenStore
-    device: torch.device
+    device: Device
     notes: list[str] = field(default_factory=list)
 
     def new_state(self) -> TrainState:
@@ -213,7 +211,7 @@ def _tokenizer(
     return make_tokenizer(kind, texts, vocab_size=vocab_size), Choice("tokenizer", kind, why)
 
 
-def _compile(request: RunRequest, device: torch.device) -> bool:
+def _compile(request: RunRequest, device: Device) -> bool:
     """A compiled step pays where its kernels come from Triton and the run is not over at once."""
     if request.compile is not None:
         return request.compile

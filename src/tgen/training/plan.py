@@ -17,6 +17,8 @@ MAX_EVAL_TOKENS = 1 << 18  # of a larger held-out text, this many evenly spread 
 CALIBRATION_SHARE = 0.01  # of the minutes
 _BPE_FROM_BYTES = 100_000  # a smaller text repeats too few words to learn them as tokens
 _TOKENS_PER_WEIGHT = 1.0  # a run that sees fewer does better with a smaller model
+_WEIGHTS_PER_TOKEN = 10  # a larger model learns a small text by heart sooner, and no better
+_SIZE_WITH_STEPS = "tiny"
 _STEP_TOKENS = 2048
 _BYTES_PER_TOKEN = 6
 _READ_AT_LEAST = 1 << 23  # bytes
@@ -61,16 +63,19 @@ def choose_tokenizer(n_bytes: int, alphabet: int) -> tuple[str, int | None, str]
 
 
 def choose_size(train: TrainConfig, facts: Facts, family: str) -> tuple[str, str]:
-    """The largest size that sees enough tokens in the time, and the reason."""
-    if train.steps is not None:
-        return "tiny", "the smallest that learns sentences; --minutes would choose"
-    chosen = next(iter(SIZES))
+    """The largest size that the time can fill and the text can, and the reason."""
+    chosen, why = next(iter(SIZES)), "the smallest: there is little time or little text"
     for size, shape in SIZES.items():
         weights = _n_weights(ModelConfig.of(family, **shape, vocab_size=facts.vocab_size))
+        if weights > _WEIGHTS_PER_TOKEN * facts.train_tokens:
+            break
         tokens = _tokens_in_time(train, facts.speed, weights)
-        if tokens >= _TOKENS_PER_WEIGHT * weights:
-            chosen, seen = size, tokens
-    return chosen, f"the largest that sees a token a weight: about {seen / 1e6:.1f} M tokens"
+        if train.steps is None and tokens < _TOKENS_PER_WEIGHT * weights:
+            break
+        chosen, why = size, f"sees {tokens / 1e6:.1f} M tokens in the time"
+        if train.steps is not None and size == _SIZE_WITH_STEPS:
+            return chosen, "where --minutes does not choose"
+    return chosen, why
 
 
 def readable_bytes(

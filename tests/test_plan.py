@@ -1,0 +1,84 @@
+"""The plan: a pure function of the text, the minutes and the machine."""
+
+import pytest
+
+from test_runs import request
+from tgen import runs
+from tgen.config import SIZES, TrainConfig
+from tgen.errors import CorpusError, UsageError
+from tgen.training.plan import Facts, choose_tokenizer, make_plan
+
+ORDER = list(SIZES)
+
+
+def plan(train_tokens: int, minutes: float = 10, **values: object):
+    facts = Facts(
+        vocab_size=values.pop("vocab_size", 1024),
+        train_tokens=train_tokens,
+        held_out_tokens=train_tokens // 9,
+        speed=values.pop("speed", 1e11),
+    )
+    known = dict(family="qwen3", size=None, overrides={}, train=TrainConfig(minutes=minutes))
+    return make_plan(**known | values, facts=facts)
+
+
+@pytest.mark.parametrize("train_tokens", [2, 180, 18_000, 400_000, 300_000_000])
+@pytest.mark.parametrize("minutes", [0.1, 10, 1000])
+def test_every_corpus_has_a_plan(train_tokens, minutes):
+    made = plan(train_tokens, minutes)
+    assert made == plan(train_tokens, minutes)
+    assert 1 <= made.context_length < train_tokens
+    assert made.context_length == made.model.context_length
+    assert made.train.batch_size >= 1
+    assert all(choice.why for choice in made.choices)
+
+
+def test_more_time_and_more_text_make_larger_models_and_more_readings_more_dropout():
+    sizes = [plan(400_000, minutes).size for minutes in (0.1, 1, 10, 100, 10_000)]
+    assert sizes == sorted(sizes, key=ORDER.index)
+    assert sizes[0] != sizes[-1]
+    sizes = [plan(n, 10_000).size for n in (1_000, 100_000, 10_000_000)]
+    assert sizes == sorted(sizes, key=ORDER.index)
+    assert sizes[0] != sizes[-1]
+    faster = plan(400_000, 10, speed=1e13).size
+    assert ORDER.index(faster) > ORDER.index(plan(400_000, 10).size)
+    assert plan(10**9, 1).train.dropout == 0 < plan(10_000, 100).train.dropout
+
+
+def test_what_the_user_sets_holds_and_is_marked_as_set():
+    made = plan(400_000, overrides={"dropout": "0.35", "batch_size": "3", "n_layers": "1"})
+    assert (made.train.dropout, made.train.batch_size, made.model.n_layers) == (0.35, 3, 1)
+    reasons = {choice.name: choice.why for choice in made.choices}
+    assert reasons["dropout"] == reasons["batch"] == "as set"
+    assert reasons["rates"] != "as set"
+
+
+@pytest.mark.parametrize(
+    ("error", "overrides", "train_tokens"),
+    [
+        (CorpusError, {"context_length": "500"}, 400),
+        (CorpusError, {}, 1),
+        (UsageError, {"d_model": "100", "n_heads": "3"}, 400),
+        (UsageError, {"accumulation": "5", "batch_size": "4"}, 400),
+        (UsageError, {"accumulation": "0"}, 400),
+    ],
+)
+def test_contradictions_are_refused(error, overrides, train_tokens):
+    with pytest.raises(error):
+        plan(train_tokens, overrides=overrides)
+
+
+def test_a_vocabulary_grows_with_the_text_and_its_alphabet():
+    assert choose_tokenizer(5_000, 60)[:2] == ("char", None)
+    sizes = [choose_tokenizer(n, 60)[1] for n in (300_000, 10**6, 10**8, 10**10)]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-1]
+    assert choose_tokenizer(10**6, 4000)[1] >= 8000
+
+
+def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path):
+    shown = runs.dry_run(request(tmp_path))
+    assert list(tmp_path.iterdir()) == [tmp_path / "corpus.txt"]
+    begun = next(runs.start(request(tmp_path)))
+    assert (begun.n_parameters, begun.vocab_size) == (shown.n_parameters, shown.vocab_size)
+    assert [c.name for c in begun.choices] == [c.name for c in shown.choices]
