@@ -18,7 +18,15 @@ from tgen.training.state import Progress
 
 # Letters without order: all there is to learn is by heart.
 NOISE = "".join(random.Random(0).choices("abcdefgh ", k=900)).encode()
-OVERFITTING = {"eval_every": "10", "patience": "2", "dropout": "0", "matrix_learning_rate": "0.05"}
+OVERFITTING = {
+    "d_model": "32",
+    "n_layers": "2",
+    "eval_every": "10",
+    "patience": "2",
+    "dropout": "0",
+    "learning_rate": "0.01",
+    "matrix_learning_rate": "0.1",
+}
 
 
 def noisy(folder, name="model"):

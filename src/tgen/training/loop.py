@@ -106,12 +106,13 @@ def _step(
     if config.dropout > 0:  # the masks are a function of seed and step
         torch.manual_seed(_dropout_seed(config.seed, progress.step))
     batch = to_device(batches.batch(progress.step), _device(model))
-    total = torch.zeros((), device=_device(model))
+    losses = []
     n_scored = max(1, batch.n_scored)
     for part in split(batch, config.accumulation):
         loss = step_loss(model, part) / n_scored
         loss.backward()  # type: ignore[no-untyped-call]
-        total += loss.detach()
+        losses.append(loss.detach())
+    total = torch.stack(losses).sum()
     parameters = [p for p in model.parameters() if p.grad is not None]
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     unsound = ~(norm.isfinite() & total.isfinite())
