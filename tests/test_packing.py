@@ -90,12 +90,12 @@ def test_only_completions_and_what_ends_them_are_scored_and_a_text_whole():
     assert corpus.tokenise([(b"ab",), (b"c",)], CHAR).scored is None
 
 
-def test_a_document_begins_with_the_end_of_text_before_it():
-    (batch,) = store_of([(b"ab", b"c"), (b"b", b"ca")], 9).held_out_windows(100)
+def test_every_other_document_sees_the_end_of_text_before_it():
+    (batch,) = store_of([(b"ab", b"c"), (b"b", b"ca")] * 2, 8).held_out_windows(100)
     a, b, c = CHAR.encode(b"abc")
-    assert batch.tokens.tolist() == [[END, a, b, c, END, b, c, a, END]]
-    assert batch.documents.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1]]
-    assert batch.scored.astype(int).tolist() == [[0, 0, 1, 1, 0, 1, 1, 1]]
+    assert batch.tokens.tolist() == [[END, a, b, c, END, b, c, a, END]] * 2
+    assert batch.documents.tolist() == [[0, 0, 0, 0, 1, 2, 2, 2], [0, 0, 0, 0, 1, 1, 1, 1]]
+    assert batch.scored.astype(int).tolist() == [[0, 0, 1, 1, 0, 1, 1, 1]] * 2
 
 
 def test_windows_without_a_border_are_left_as_they_are():

@@ -162,12 +162,18 @@ class TokenStore:
 
     def _documents(self, tokens: NDArray[np.int64]) -> NDArray[np.int32] | None:
         """(B, T) -> the number of each token's document, or None where no row holds a border."""
-        # An end-of-text token begins the next document instead of ending its own: a document is
-        # then predicted from that token alone, as from an empty prompt. A prompt that is given
-        # without one looks like the start of a window, which most often lies inside a document.
         begins = tokens == (-1 if self.end_of_text is None else self.end_of_text)
         begins[:, 0] = False
-        return begins.cumsum(axis=1, dtype=np.int32) if begins.any() else None
+        if not begins.any():
+            return None
+        # An end-of-text token never sees the document it ends: from it alone the next is predicted,
+        # as from an empty prompt, after which it stays in sight. A prompt that is given has none
+        # before it. So that neither is a surprise, every other token is hidden from what follows.
+        rows = np.arange(len(tokens))[:, None]
+        hidden = begins & ((begins.cumsum(axis=1) + rows) % 2 == 1)
+        begins[:, 1:] |= hidden[:, :-1]
+        documents: NDArray[np.int32] = begins.cumsum(axis=1, dtype=np.int32)
+        return documents
 
 
 @lru_cache(maxsize=2)  # a batch may straddle two epochs
