@@ -166,7 +166,8 @@ def request(folder, name="model", **overrides: str) -> runs.RunRequest:
         family="classic",  # untrained, its attention is already heard
         size="tiny",
         train=TrainConfig(steps=4, batch_size=2, val_fraction=0.25, eval_every=2),
-        overrides={"d_model": "16", "n_layers": "1", "context_length": "48"} | overrides,
+        overrides={"d_model": "16", "n_layers": "1", "context_length": "48", "dropout": "0"}
+        | overrides,
         threads=1,
     )
 

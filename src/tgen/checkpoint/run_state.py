@@ -66,6 +66,13 @@ def load_state(out: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]] | No
     return _json(states[-1] / "progress.json"), _read(states[-1] / "state.safetensors")
 
 
+def save_progress(out: Path, progress: Mapping[str, Any]) -> None:
+    """Puts other counters into the state of progress["step"], if there is one."""
+    target = _state(out, progress["step"])
+    if target.exists():
+        files.publish(target / "progress.json", json.dumps(progress, indent=2).encode())
+
+
 def drop_states_after(out: Path, step: int) -> None:
     """Makes the state of `step` the newest."""
     for state in reversed(_states(out)):

@@ -125,8 +125,7 @@ class _Run:
         while True:
             left = state.progress
             try:
-                for report in self._until_done(state):
-                    yield self.log.add(report)
+                yield from self._until_done(state)
                 if not left.go_back:
                     return
                 run_state.drop_states_after(self.out, left.best_step)
@@ -144,14 +143,16 @@ class _Run:
                 state.progress.rollbacks = left.rollbacks + 1
                 state.progress.rate_scale = left.rate_scale / 2
                 reason = error.message
-            yield self.log.add(
-                BackReport(
-                    step=state.progress.step,
-                    left_step=left.step,
-                    reason=reason,
-                    rate_scale=state.progress.rate_scale,
-                )
+            report = BackReport(
+                step=state.progress.step,
+                left_step=left.step,
+                reason=reason,
+                rate_scale=state.progress.rate_scale,
             )
+            self.log.add(report)
+            self.log.flush()
+            run_state.save_progress(self.out, asdict(state.progress))
+            yield report
 
     def _earlier_state(self, left: Progress) -> TrainState:
         """The newest saved one; the time that has passed since then has passed all the same."""
@@ -167,8 +168,10 @@ class _Run:
         for report in train(state.model, self.store, config, state):
             if isinstance(report, DoneReport):
                 self._save(state, weights=self.nothing_held_out)
-                yield from closing_reports(self.out, self.prepared, self.store, report)
+                closing = closing_reports(self.out, self.prepared, self.store, report)
+                yield from map(self.log.add, closing)
                 return
+            self.log.add(report)  # before its state is saved
             due = evaluation_is_due(progress, config)
             sound = progress.skipped_in_a_row == 0
             if isinstance(report, EvalReport):
@@ -179,12 +182,12 @@ class _Run:
             if isinstance(report, StepReport) and due and not self.nothing_held_out:
                 continue  # its evaluation comes first: a state is saved after it, not between
             if due:
-                yield from sample(self.prepared, state)
+                yield from map(self.log.add, sample(self.prepared, state))
             if self.stopped():
                 if sound:  # better an early model than none
                     early = self.nothing_held_out or not (self.out / "config.json").exists()
                     self._save(state, weights=early)
-                yield self._stopped(state)
+                yield self.log.add(self._stopped(state))
                 return
 
     def _save(self, state: TrainState, *, weights: bool) -> None:

@@ -16,7 +16,7 @@ from tgen.training.overrides import parse_overrides
 MAX_EVAL_TOKENS = 1 << 18  # of a larger held-out text, this many evenly spread tokens are scored
 CALIBRATION_SHARE = 0.01  # of the minutes
 _BPE_FROM_BYTES = 100_000  # a smaller text repeats too few words to learn them as tokens
-_TOKENS_PER_WEIGHT = 1.0  # a run that sees fewer does better with a smaller model
+_TOKENS_PER_WEIGHT = 2.5  # a run that sees fewer does better with a smaller model
 _WEIGHTS_PER_TOKEN = 10  # a larger model learns a small text by heart sooner, and no better
 _SIZE_WITH_STEPS = "tiny"
 _STEP_TOKENS = 2048
@@ -100,7 +100,7 @@ def make_plan(
     start_from: ModelConfig | None = None,
 ) -> Plan:
     """The whole plan; `overrides` are the user's field=value pairs, `start_from` the model that a
-    run fine-tunes.
+    run fine-tunes. What `train` has beside its defaults stays.
 
     Raises UsageError for a field that does not exist or a value that does not fit, CorpusError if
     there are too few tokens to predict even one or to fill the context asked for.
@@ -126,6 +126,8 @@ def make_plan(
     else:
         model = start_from
     weights = _n_weights(model)
+    if train.batch_size != TrainConfig().batch_size:
+        train_fields = {"batch_size": train.batch_size} | train_fields
     per_step = train_fields.get("batch_size", _batch_size(context, facts)) * context
     steps = train.steps or max(1, round(_tokens_in_time(train, facts.speed, weights) / per_step))
     epochs = steps * per_step / facts.train_tokens
@@ -139,8 +141,14 @@ def make_plan(
         "dropout": next(rate for limit, rate in _DROPOUT if epochs <= limit),
         # A token costs about a third of a step's work: spend a twentieth of the time on them.
         "eval_every": max(20, round(evaluated / 3 / 0.05 / per_step)),
-    } | train_fields
-    config = replace(train, **chosen)
+    }
+    default = TrainConfig()
+    free = {
+        name: value
+        for name, value in chosen.items()
+        if getattr(train, name) == getattr(default, name)
+    }
+    config = replace(train, **(free | train_fields))
     tokens_per_second = _OVERHEAD * facts.speed / (6 * weights)
     choices = [
         Choice("size", size, why_size),
