@@ -179,7 +179,7 @@ class TrainConfig:
     accumulation: int = 1  # parts that a batch is computed in, one after another
     optimizer: Literal["muon", "adamw"] = "muon"
     learning_rate: float = 2e-3  # AdamW's; all parameters' if it is the only optimizer
-    matrix_learning_rate: float = 0.02  # Muon's
+    matrix_learning_rate: float = 0.03  # Muon's
     momentum: float = 0.95  # Muon's
     warmup_steps: int = 50
     decay_fraction: float = 0.3  # the last part of the run, over which the rate falls to 0

@@ -22,7 +22,9 @@ _SIZE_WITH_STEPS = "tiny"
 _STEP_TOKENS = 2048
 _BYTES_PER_TOKEN = 6
 _READ_AT_LEAST = 1 << 23  # bytes
-_DROPOUT = [(4.0, 0.0), (15.0, 0.1), (math.inf, 0.2)]  # up to so many readings of the text
+# Up to so many readings of the text: dropout, and decay of the matrices.
+_REGULARISATION = [(4.0, 0.0, 0.1), (15.0, 0.1, 0.1), (math.inf, 0.2, 0.5)]
+_RATE_TIMES_WIDTH = 0.5  # AdamW's: what a vector's entries may move by shrinks with their number
 _FINE_TUNING = 0.3  # of the rates for a new model
 _OVERHEAD = 0.75  # of the measured speed that a run keeps: optimizer, evaluations, samples
 
@@ -55,11 +57,11 @@ def choose_tokenizer(n_bytes: int, alphabet: int) -> tuple[str, int | None, str]
     """`char` or `bpe`, its vocabulary, and the reason, from a corpus's bytes and characters."""
     if n_bytes < _BPE_FROM_BYTES:
         return "char", None, f"under {_BPE_FROM_BYTES // 1000} KB words repeat too seldom"
-    doublings = max(0, round(math.log2(n_bytes / 1e6) / 1.5))
+    doublings = round(math.log2(n_bytes / 1e6) / 1.5)
     letters = 1 << max(0, alphabet - 1).bit_length()  # a large alphabet needs room for itself
-    vocab_size = max(1024 << min(doublings, 4), min(2 * letters, 1 << 14))
+    vocab_size = max(1024 * 2 ** max(-1, min(doublings, 4)), min(2 * letters, 1 << 14))
     why = f"{n_bytes / 1e6:.1f} MB of text, {alphabet:,} different characters"
-    return "bpe", vocab_size, why
+    return "bpe", round(vocab_size), why
 
 
 def choose_size(train: TrainConfig, facts: Facts, family: str) -> tuple[str, str]:
@@ -132,13 +134,15 @@ def make_plan(
     steps = train.steps or max(1, round(_tokens_in_time(train, facts.speed, weights) / per_step))
     epochs = steps * per_step / facts.train_tokens
     evaluated = min(facts.held_out_tokens, MAX_EVAL_TOKENS)
+    dropout, weight_decay = next(rest for limit, *rest in _REGULARISATION if epochs <= limit)
     gentle = _FINE_TUNING if start_from is not None else 1.0
     chosen = {
         "batch_size": per_step // context,
-        "learning_rate": train.learning_rate * gentle,
+        "learning_rate": _RATE_TIMES_WIDTH / max(64, model.d_model) * gentle,
         "matrix_learning_rate": train.matrix_learning_rate * gentle,
         "warmup_steps": min(train.warmup_steps, steps // 10),
-        "dropout": next(rate for limit, rate in _DROPOUT if epochs <= limit),
+        "dropout": dropout,
+        "weight_decay": weight_decay,
         # A token costs about a third of a step's work: spend a twentieth of the time on them.
         "eval_every": max(20, round(evaluated / 3 / 0.05 / per_step)),
     }
