@@ -28,6 +28,8 @@ from tgen.training.state import TrainState, new_state
 
 _TOKENIZER_BYTES = 1 << 23  # of text that a tokenizer is learnt from
 _BASELINE_BYTES_PER_SECOND = 5e5
+_COMPARED_BYTES = 1 << 21
+_MUCH_SHARED = 0.05
 _TOO_FEW_HELD_OUT = 1 << 14  # bytes
 
 
@@ -186,6 +188,13 @@ def _split(text: corpus.Corpus, config: TrainConfig) -> tuple[corpus.Split, list
         notes.append(
             f"{n_documents:,} held-out documents ({n_bytes:,} bytes) are also in the text to train "
             "on: they are not counted"
+        )
+    some = [_joined(corpus.thin(part, _COMPARED_BYTES)) for part in (split.train, split.held_out)]
+    share = corpus.shared_share(*some)
+    if share >= _MUCH_SHARED:
+        notes.append(
+            f"{share:.0%} of the held-out text is also in the text to train on, in runs of "
+            "64 bytes and more: its figures flatter"
         )
     if not split.held_out or not split.train:
         split = corpus.Split(split.train or split.held_out, [], cut=False)

@@ -50,12 +50,11 @@ class Batch(NamedTuple):
     scored: Tensor | None  # (B, T)
     documents: Tensor | None  # (B, T)
 
-    @property
-    def n_scored(self) -> int:
-        """Targets that count."""
-        if self.scored is None:
-            return self.tokens[:, 1:].numel()
-        return int(self.scored.sum())
+
+def count_scored(windows: Windows) -> int:
+    """Targets that count."""
+    tokens, scored, _ = windows
+    return tokens[:, 1:].size if scored is None else int(scored.sum())
 
 
 def to_device(windows: Windows, device: torch.device) -> Batch:

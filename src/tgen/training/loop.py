@@ -13,7 +13,7 @@ from tgen.config import TrainConfig
 from tgen.errors import DivergedError
 from tgen.model.transformer import Transformer
 from tgen.reports import DoneReport, EvalReport, StepReport
-from tgen.training.evaluation import Batches, evaluate, loss_sum, split, to_device
+from tgen.training.evaluation import Batches, count_scored, evaluate, loss_sum, split, to_device
 from tgen.training.optim import rate_factor
 from tgen.training.schedule import (
     begin_decay_if_due,
@@ -105,9 +105,10 @@ def _step(
     model.train()
     if config.dropout > 0:  # the masks are a function of seed and step
         torch.manual_seed(_dropout_seed(config.seed, progress.step))
-    batch = to_device(batches.batch(progress.step), _device(model))
+    windows = batches.batch(progress.step)
+    batch = to_device(windows, _device(model))
     losses = []
-    n_scored = max(1, batch.n_scored)
+    n_scored = max(1, count_scored(windows))
     for part in split(batch, config.accumulation):
         loss = step_loss(model, part) / n_scored
         loss.backward()  # type: ignore[no-untyped-call]

@@ -124,9 +124,10 @@ class TrainingView:
     def _evaluation(self, report: EvalReport) -> None:
         self._bits = f" · validation {report.bits_per_byte:.3f} bits/byte"
         best = " (best so far)" if report.best else ""
+        error = "" if report.standard_error is None else f" ±{report.standard_error:.3f}"
         console.note(
-            f"step {report.step:,} · validation {report.bits_per_byte:.3f} bits/byte{best} · "
-            f"after {_duration(report.seconds)}"
+            f"step {report.step:,} · validation {report.bits_per_byte:.3f}{error} bits/byte{best}"
+            f" · after {_duration(report.seconds)}"
         )
 
     def _sample(self, report: SampleReport) -> None:
