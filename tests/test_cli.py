@@ -181,6 +181,7 @@ def test_a_char_model_of_json_reports(tmp_path):
         "StepReport",
         "EvalReport",
         "SampleReport",
+        "MemorisationReport",
         "DoneReport",
     ]
     assert result.stderr == b""
@@ -196,7 +197,7 @@ def test_ctrl_c_saves_and_the_printed_command_goes_on(tmp_path):
         "train",
         tmp_path / "corpus.txt",
         "--steps",
-        60,
+        200,
         "--set",
         "d_model=16",
         "--set",
@@ -206,9 +207,9 @@ def test_ctrl_c_saves_and_the_printed_command_goes_on(tmp_path):
     ]
     assert tgen(*arguments, "--out", tmp_path / "whole").returncode == 0
     with start(*arguments, "--out", tmp_path / "parts", stderr=subprocess.PIPE) as process:
-        log = tmp_path / "parts" / "training" / "log.jsonl"
-        while process.poll() is None and not log.exists():
-            time.sleep(0.01)  # a poll for the first report, not a guess at a time
+        folder = tmp_path / "parts" / "training"
+        while process.poll() is None and not any(folder.glob("state-*")):
+            time.sleep(0.01)  # a poll for the first state, not a guess at a time
         process.send_signal(signal.SIGINT)
         _, message = process.communicate(timeout=60)
     assert process.returncode == 130, message.decode()

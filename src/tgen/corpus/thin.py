@@ -24,11 +24,11 @@ def thin(documents: Sequence[Document], max_bytes: int) -> Sequence[Document]:
     passed = taken = 0
     for piece in pieces:
         size = sum(map(len, piece))
-        if taken + size <= (passed + size) * max_bytes / n_bytes or not kept:
+        if taken + size <= (passed + size) * max_bytes / n_bytes:
             kept.append(piece)
             taken += size
         passed += size
-    return kept
+    return kept or pieces[:1]
 
 
 def _pieces(text: bytes, size: int) -> list[bytes]:

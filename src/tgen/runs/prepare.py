@@ -65,10 +65,10 @@ class Prepared:
     device: Device
     notes: list[str] = field(default_factory=list)
 
-    def new_state(self) -> TrainState:
-        """A run at its start."""
+    def new_state(self, *, with_source: bool = True) -> TrainState:
+        """A run at its start; `with_source`: with the weights that it fine-tunes."""
         state = new_state(self.plan.model, self.plan.train, self.device)
-        if self.run["start_from"] is not None:
+        if with_source and self.run["start_from"] is not None:
             state.model.load_arrays(directory.load(Path(self.run["start_from"])).arrays)
         state.progress.closing_seconds = self.plan.closing_seconds
         return state
@@ -96,7 +96,8 @@ def prepare(request: RunRequest, *, with_baselines: bool = True) -> Prepared:
     text = corpus.read(request.corpus)
     train_fields = parse_overrides(request.overrides)[1]
     config = replace(request.train, compile=_compile(request, device), **train_fields)
-    speed = measure_speed(device, seconds=config.minutes * 60 * CALIBRATION_SHARE)
+    share = 0.0 if config.steps else CALIBRATION_SHARE
+    speed = measure_speed(device, seconds=min(2.0, config.minutes * 60 * share))
     split, notes = _split(text, config)
     most = readable_bytes(request.size, config, speed, None if source is None else source.config)
     train_documents = corpus.thin(split.train, most)

@@ -95,8 +95,8 @@ def resume(
 
 def _saved_state(out: Path, prepared: Prepared) -> TrainState:
     """The newest state on disk, or that of the start."""
-    state = prepared.new_state()
     saved = run_state.load_state(out)
+    state = prepared.new_state(with_source=saved is None)
     if saved:
         state.restore(saved[1], Progress(**saved[0]))
     return state

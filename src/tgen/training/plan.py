@@ -22,8 +22,8 @@ _SIZE_WITH_STEPS = "tiny"
 _STEP_TOKENS = 2048
 _BYTES_PER_TOKEN = 6
 _READ_AT_LEAST = 1 << 23  # bytes
-# Up to so many readings of the text: dropout, and decay of the matrices.
-_REGULARISATION = [(4.0, 0.0, 0.1), (15.0, 0.1, 0.1), (math.inf, 0.2, 0.5)]
+# Up to so many readings of a token by all weights there are for it: dropout, weight decay.
+_REGULARISATION = [(50.0, 0.0, 0.1), (150.0, 0.1, 0.1), (math.inf, 0.2, 0.5)]
 _RATE_TIMES_WIDTH = 0.5  # AdamW's: what a vector's entries may move by shrinks with their number
 _FINE_TUNING = 0.3  # of the rates for a new model
 _OVERHEAD = 0.75  # of the measured speed that a run keeps: optimizer, evaluations, samples
@@ -134,7 +134,8 @@ def make_plan(
     steps = train.steps or max(1, round(_tokens_in_time(train, facts.speed, weights) / per_step))
     epochs = steps * per_step / facts.train_tokens
     evaluated = min(facts.held_out_tokens, MAX_EVAL_TOKENS)
-    dropout, weight_decay = next(rest for limit, *rest in _REGULARISATION if epochs <= limit)
+    pressure = epochs * weights / facts.train_tokens
+    dropout, weight_decay = next(rest for limit, *rest in _REGULARISATION if pressure <= limit)
     gentle = _FINE_TUNING if start_from is not None else 1.0
     chosen = {
         "batch_size": per_step // context,
@@ -159,7 +160,9 @@ def make_plan(
         Choice("context", f"{context} tokens", why_context),
         Choice("batch", f"{config.batch_size} windows", f"{per_step:,} tokens a step"),
         Choice("rates", _rates(config), _why_rates(config, start_from is not None)),
-        Choice("dropout", f"{config.dropout:g}", f"the text is read about {epochs:.3g} times"),
+        Choice(
+            "dropout", f"{config.dropout:g}", _why_dropout(epochs, weights / facts.train_tokens)
+        ),
         Choice("steps", _count(steps, exact=train.steps is not None), _speed(facts)),
         Choice("evaluation", f"every {config.eval_every} steps", "a twentieth of the time"),
     ]
@@ -236,6 +239,10 @@ def _why_rates(config: TrainConfig, fine_tuning: bool) -> str:
         f"{gentle}up over {config.warmup_steps} steps, down over the last "
         f"{config.decay_fraction:.0%}"
     )
+
+
+def _why_dropout(epochs: float, weights_per_token: float) -> str:
+    return f"{weights_per_token:.2g} weights for each token will read it {epochs:,.3g} times"
 
 
 def _count(steps: int, *, exact: bool) -> str:
