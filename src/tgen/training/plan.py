@@ -23,7 +23,7 @@ _STEP_TOKENS = 2048
 _BYTES_PER_TOKEN = 6
 _READ_AT_LEAST = 1 << 23  # bytes
 # Up to so many readings of a token by all weights there are for it: dropout, weight decay.
-_REGULARISATION = [(50.0, 0.0, 0.1), (150.0, 0.1, 0.1), (math.inf, 0.2, 0.5)]
+_REGULARISATION = [(50.0, 0.0, 0.1), (300.0, 0.1, 0.1), (math.inf, 0.2, 0.5)]
 _RATE_TIMES_WIDTH = 0.5  # AdamW's: what a vector's entries may move by shrinks with their number
 _FINE_TUNING = 0.3  # of the rates for a new model
 _OVERHEAD = 0.75  # of the measured speed that a run keeps: optimizer, evaluations, samples

@@ -8,6 +8,7 @@ better: a small text has then been learnt, and more steps would only learn it by
 from tgen.config import TrainConfig
 from tgen.training.state import Progress
 
+_LEAVING_SECONDS = 0.5  # for the process to end
 _LATE = 1.02  # of the minutes: a run that would end later than this takes fewer steps
 
 
@@ -82,5 +83,6 @@ def _begin_decay(progress: Progress, steps: int) -> None:
 
 def _seconds_to_train(progress: Progress, config: TrainConfig) -> float:
     """Of the minutes, what is left before the last evaluation and the saving must begin."""
-    closing = max(progress.closing_seconds, progress.evaluation_seconds)
+    # After the last step: an evaluation with all that goes with it, and about as much once more.
+    closing = max(progress.closing_seconds, 2 * progress.evaluation_seconds) + _LEAVING_SECONDS
     return config.minutes * 60 - closing - progress.seconds
