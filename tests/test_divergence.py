@@ -73,6 +73,16 @@ def test_three_in_a_row_go_back_to_the_last_good_state_at_half_the_rate(tmp_path
     assert rates[8] == pytest.approx(0.5 * reports[0].learning_rate)
 
 
+def test_a_return_to_the_best_step_keeps_the_halved_rate(tmp_path, monkeypatch):
+    poison(monkeypatch, lambda n: 7 <= n < 10)
+    never_better = {"patience": "1", "learning_rate": "1", "optimizer": "adamw"}
+    reports = list(runs.start(request(tmp_path, overrides=never_better)))
+    scales = [r.rate_scale for r in reports if isinstance(r, BackReport)]
+    assert scales[0] == 0.5
+    assert len(scales) > 1
+    assert set(scales) == {0.5}
+
+
 def test_what_diverges_again_and_again_ends_and_keeps_the_last_good_model(tmp_path, monkeypatch):
     poison(monkeypatch, lambda n: n >= 7)
     with pytest.raises(TrainingError, match="after 3 returns"):

@@ -67,6 +67,8 @@ def test_it_learns_resumes_exactly_and_needs_its_source_only_to_begin(tmp_path, 
 
 def test_a_text_shorter_than_the_models_context_gets_shorter_windows(tmp_path, source):
     (tmp_path / "short.txt").write_bytes(b"to be or not")
+    asked = fine_tune(tmp_path, source, overrides={"context_length": "5"})
+    assert runs.dry_run(asked).context_length == 5
     short = fine_tune(tmp_path, source, corpus=[str(tmp_path / "short.txt")])
     plan = next(runs.start(short))
     assert isinstance(plan, PlanReport)

@@ -1,10 +1,13 @@
 """The plan: a pure function of the text, the minutes and the machine."""
 
+import json
+from dataclasses import asdict
+
 import pytest
 
 from test_runs import request
 from tgen import runs
-from tgen.config import SIZES, TrainConfig
+from tgen.config import SIZES, ModelConfig, RopeScaling, TrainConfig
 from tgen.errors import CorpusError, UsageError
 from tgen.training.plan import Facts, choose_tokenizer, make_plan
 
@@ -45,6 +48,15 @@ def test_more_time_and_more_text_make_larger_models_and_more_readings_more_dropo
     assert plan(10**9, 1).train.dropout == 0 < plan(10_000, 100).train.dropout
 
 
+def test_a_configuration_survives_the_way_through_json():
+    scaling = RopeScaling(
+        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context_length=64
+    )
+    for more in ({}, {"rope_scaling": scaling}):
+        config = ModelConfig.of("llama", vocab_size=300, **more)
+        assert ModelConfig.from_dict(json.loads(json.dumps(asdict(config)))) == config
+
+
 def test_what_the_user_sets_holds_and_is_marked_as_set():
     made = plan(400_000, overrides={"dropout": "0.35", "batch_size": "3", "n_layers": "1"})
     assert (made.train.dropout, made.train.batch_size, made.model.n_layers) == (0.35, 3, 1)
@@ -61,6 +73,7 @@ def test_what_the_user_sets_holds_and_is_marked_as_set():
         (UsageError, {"d_model": "100", "n_heads": "3"}, 400),
         (UsageError, {"accumulation": "5", "batch_size": "4"}, 400),
         (UsageError, {"accumulation": "0"}, 400),
+        (UsageError, {"compile": "true"}, 400),  # has an option of its own
     ],
 )
 def test_contradictions_are_refused(error, overrides, train_tokens):

@@ -78,10 +78,10 @@ def test_killed_around_the_return_it_ends_the_same(tmp_path, kind):
 
 def test_the_end_is_brought_forward_where_the_machine_has_become_slower():
     config = TrainConfig(minutes=1)
-    progress = Progress(step=100, seconds=44, decay_start=90, total_steps=140)
+    progress = Progress(step=100, steps_taken=100, seconds=44, decay_start=90, total_steps=140)
     begin_decay_if_due(progress, config)
     assert progress.total_steps == 135  # 15.5 seconds, half a one to leave, at 0.44 a step
-    on_time = Progress(step=100, seconds=40, decay_start=90, total_steps=140)
+    on_time = Progress(step=100, steps_taken=100, seconds=40, decay_start=90, total_steps=140)
     begin_decay_if_due(on_time, config)
     assert on_time.total_steps == 140
 
@@ -102,6 +102,12 @@ def test_patience_counts_evaluations_and_begins_again_in_the_decay():
         progress.step = step
         note_evaluation(progress, config, 3.2)
     assert progress.total_steps == 90
+    # What was not better before the decay does not count in it.
+    planned = Progress(step=600, best_bits_per_byte=3.0, decay_start=650, total_steps=1000)
+    for step, end in ((640, 1000), (700, 1000), (760, 760)):
+        planned.step = step
+        note_evaluation(planned, config, 3.2)
+        assert planned.total_steps == end
     never = Progress(step=10, best_bits_per_byte=1.0)
     for _ in range(50):
         note_evaluation(never, TrainConfig(patience=0), 2.0)

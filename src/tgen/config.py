@@ -128,6 +128,12 @@ class ModelConfig:
             merged["d_ff"] = 32 * math.ceil(d_model * 8 / 3 / 32) if gated else 4 * d_model
         return cls(family=family, **merged)
 
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """What `dataclasses.asdict` made of a configuration."""
+        scaling = values["rope_scaling"]
+        return cls(**values | {"rope_scaling": scaling and RopeScaling(**scaling)})
+
     @property
     def cache_bytes_per_token(self) -> int:
         """Bytes that one token's keys and values take in float32, all layers together."""

@@ -58,7 +58,7 @@ class PlanReport:
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """One optimizer step."""
+    """One optimizer step; on a GPU the means of ten, which are fetched together."""
 
     step: int
     loss: float | None  # nats a token, on the batch before the step; None: skipped, not finite

@@ -1,7 +1,8 @@
 """A run's log, `training/log.jsonl`: every report as a line of JSON, in the order they came.
 
 Lines gather in memory and are written together. They are written before each state, so that a
-state is never ahead of its log; what the log has beyond a state is cut when a run is resumed.
+killed process leaves no state ahead of its log; what the log has beyond a state is cut when a run
+is resumed.
 """
 
 import json

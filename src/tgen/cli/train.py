@@ -36,6 +36,7 @@ _FIXED = (
     "tensorboard",
     "dry_run",
 )
+_OPTION = {"start_from": "from", "settings": "set", "compiled": "compile"}
 # A model that is fine-tuned brings these with it.
 _BROUGHT = ("tokenizer", "vocab_size", "size", "family")
 
@@ -162,7 +163,7 @@ def train(
         given = [name for name in _FIXED if _was_given(context, name)]
         if given:
             raise UsageError(
-                f"--resume does not go with --{given[0].replace('_', '-')}",
+                f"--resume does not go with --{_OPTION.get(given[0], given[0]).replace('_', '-')}",
                 "a run keeps the settings that it began with",
             )
         reports = runs.resume(

@@ -1,12 +1,9 @@
 """Held-out text that is also trained on says nothing about unseen text: find it, leave it out."""
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tgen.corpus.hold_out import Split
-
-_BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2**64
-_SIEVE_BITS = 22
+from tgen.fingerprints import among, sums, windows
 
 
 def drop_duplicates(split: Split) -> tuple[Split, int, int]:
@@ -32,34 +29,11 @@ def shared_share(train: bytes, held_out: bytes, *, run: int = 64) -> float:
     """
     if min(len(train), len(held_out)) < run:
         return 0.0
-    wanted, seen = _fingerprints(held_out, run), _fingerprints(train, run)
-    # Their highest bits rule out nearly all of a long training text, before anything is sorted.
-    shift = np.uint64(64 - _SIEVE_BITS)
-    sieve = np.zeros(1 << _SIEVE_BITS, np.bool_)
-    sieve[wanted >> shift] = True
-    seen = np.sort(seen[sieve[seen >> shift]])
-    if not len(seen):
-        return 0.0
-    places = np.minimum(np.searchsorted(seen, wanted), len(seen) - 1)
-    starts = np.flatnonzero(seen[places] == wanted)
+    of_train, of_held_out = (
+        windows(sums(text), np.arange(len(text) - run + 1), run) for text in (train, held_out)
+    )
+    starts = among(of_held_out, of_train[among(of_train, of_held_out)])
     edges = np.zeros(len(held_out) + 1, np.int64)
     edges[starts] += 1
     edges[starts + run] -= 1
     return float(np.count_nonzero(np.cumsum(edges)) / len(held_out))
-
-
-def _fingerprints(text: bytes, run: int) -> NDArray[np.uint64]:
-    """Of each window of `run` bytes (n - run + 1,): a polynomial modulo 2**64 (Karp and Rabin
-    1987), as a difference of sums over all of the text."""
-    data = np.frombuffer(text, np.uint8).astype(np.uint64)
-    terms = data * _powers(_BASE, len(data))
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(terms, dtype=np.uint64)])
-    windows: NDArray[np.uint64] = sums[run:] - sums[:-run]
-    return windows * _powers(pow(_BASE, -1, 1 << 64), len(windows))
-
-
-def _powers(base: int, n: int) -> NDArray[np.uint64]:
-    """1, base, base**2, ... modulo 2**64, (n,)."""
-    factors = np.full(n, base, np.uint64)
-    factors[:1] = 1
-    return np.cumprod(factors, dtype=np.uint64)

@@ -93,6 +93,11 @@ class TokenStore:
     held_out_scored: Scored | None = None  # (m,)
 
     @property
+    def train_tokens(self) -> int:
+        """Tokens to train on that are scored."""
+        return len(self.train) if self.train_scored is None else int(self.train_scored.sum())
+
+    @property
     def held_out_tokens(self) -> int:
         """Held-out tokens that are scored."""
         scored = self.held_out_scored
@@ -142,8 +147,12 @@ class TokenStore:
     def train_windows(self, max_tokens: int) -> Iterator[Batch]:
         """About `max_tokens` of the training text, in windows spread evenly over it."""
         length = self.context_length
-        starts = np.arange((len(self.train) - 1) // length) * length
-        starts = starts[:: -(-len(starts) * length // max_tokens)]
+        n_windows = (len(self.train) - 1) // length
+        starts = np.arange(n_windows) * length
+        if self.train_scored is not None:
+            counts = self.train_scored[1 : n_windows * length + 1].reshape(-1, length)
+            starts = starts[counts.any(axis=1)]
+        starts = starts[:: max(1, -(-len(starts) * length // max_tokens))]
         per_batch = max(1, 8192 // length)
         for i in range(0, len(starts), per_batch):
             yield self._windows(self.train, self.train_scored, starts[i : i + per_batch], length)

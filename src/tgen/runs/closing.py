@@ -21,7 +21,7 @@ from tgen.training.state import TrainState
 _SAMPLE_TOKENS = 120
 _ROWS, _TOKENS = 8, 128  # of the samples that are looked up
 _TRAIN_TOKENS = 1 << 14  # to compare with
-_COMPARED_BYTES = 1 << 24  # of the training text that samples are looked up in
+_COMPARED_TOKENS = 1 << 22  # of the training text that samples are looked up in
 
 
 def sample(prepared: Prepared, state: TrainState) -> Iterator[SampleReport]:
@@ -40,17 +40,15 @@ def closing_reports(
     model = Transformer.from_arrays(bundle.config, bundle.arrays).to(prepared.device)
     prompt = prepared.run["sample_prompt"].encode("utf-8", "surrogateescape")
     written = b"".join(_write(model, bundle.tokenizer, [prompt] * _ROWS, _TOKENS, seed=0))
-    train = bundle.tokenizer.decode(store.train)
-    known = train[:_COMPARED_BYTES]
+    known = bundle.tokenizer.decode(store.train[:_COMPARED_TOKENS])
     unseen = bundle.tokenizer.decode(store.held_out)[: len(written)]
     if not unseen:  # the text's own end is the next best
         known, unseen = known[: -len(written)], known[-len(written) :]
     nats = evaluate_train(model, store, max_tokens=_TRAIN_TOKENS)
-    bytes_per_token = len(train) / sum(map(bool, map(bundle.tokenizer.token_bytes, store.train)))
     yield judge(
         len(longest_shared_run(written, known)),
         len(longest_shared_run(unseen, known)),
-        train_bits_per_byte=nats / math.log(2) / bytes_per_token,
+        train_bits_per_byte=nats / math.log(2) * store.train_tokens / prepared.run["train_bytes"],
         held_out_bits_per_byte=done.best_bits_per_byte,
     )
     yield replace(done, out=str(out), baselines=prepared.run["baselines"])

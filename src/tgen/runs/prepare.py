@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tgen import corpus
 from tgen.checkpoint import directory
@@ -93,24 +93,17 @@ def prepare(request: RunRequest, *, with_baselines: bool = True) -> Prepared:
     device = choose_device(request.device)
     set_threads(request.threads)
     source = None if request.start_from is None else directory.load(request.start_from)
-    text = corpus.read(request.corpus)
-    train_fields = parse_overrides(request.overrides)[1]
-    config = replace(request.train, compile=_compile(request, device), **train_fields)
+    given = {"compile": _compile(request, device)} | parse_overrides(request.overrides)[1]
+    config = replace(request.train, **given)
     share = 0.0 if config.steps else CALIBRATION_SHARE
     speed = measure_speed(device, seconds=min(2.0, config.minutes * 60 * share))
-    split, notes = _split(text, config)
     most = readable_bytes(request.size, config, speed, None if source is None else source.config)
-    train_documents = corpus.thin(split.train, most)
-    held_out = corpus.thin(split.held_out, corpus.MAX_HELD_OUT_BYTES)
-    n_used = sum(map(_size, train_documents))
-    if n_used < sum(map(_size, split.train)):
-        notes.append(f"{n_used:,} bytes, evenly spread, are as much as the time allows to read")
-    tokenizer, tokenizer_choice = _tokenizer(request, source, text, train_documents)
-    open_end = split.cut and train_documents is split.train
-    train_text = corpus.tokenise(
-        train_documents, tokenizer, loss_on=config.loss_on, open_end=open_end
+    texts = _read(request.corpus, config, most)
+    tokenizer, tokenizer_choice = _tokenizer(request, source, texts)
+    train = corpus.tokenise(
+        texts.train, tokenizer, loss_on=config.loss_on, open_end=texts.train_goes_on
     )
-    held_out_text = corpus.tokenise(held_out, tokenizer, loss_on=config.loss_on)
+    held_out = corpus.tokenise(texts.held_out, tokenizer, loss_on=config.loss_on)
     plan = make_plan(
         family=request.family,
         size=request.size,
@@ -118,40 +111,35 @@ def prepare(request: RunRequest, *, with_baselines: bool = True) -> Prepared:
         overrides=request.overrides,
         facts=Facts(
             vocab_size=tokenizer.vocab_size,
-            train_tokens=len(train_text.tokens),
-            held_out_tokens=len(held_out_text.tokens),
+            train_tokens=len(train.tokens),
+            held_out_tokens=len(held_out.tokens),
             speed=speed,
-            device=device.type,
         ),
         start_from=None if source is None else source.config,
     )
-    held_out_bytes = held_out_text.scored_bytes
-    if 0 < held_out_bytes < _TOO_FEW_HELD_OUT:
-        notes.append(
-            f"the held-out text has only {held_out_bytes:,} bytes: take its figures as rough ones"
-        )
+    all_scored = train.scored is None and held_out.scored is None
     run = {
         "corpus": request.corpus,
-        "corpus_sha256": text.sha256,
-        "corpus_bytes": text.n_bytes,
-        "held_out_bytes": held_out_bytes,
+        "corpus_sha256": texts.corpus.sha256,
+        "corpus_bytes": texts.corpus.n_bytes,
+        "train_bytes": train.scored_bytes,
+        "held_out_bytes": held_out.scored_bytes,
         "tokenizer": tokenizer_choice.value,
         "start_from": None if source is None else str(source.path.resolve()),
         "size": plan.size,
         "model": asdict(plan.model),
         "context_length": plan.context_length,
+        "closing_seconds": plan.closing_seconds,
         "train": asdict(plan.train),
         "choices": [asdict(choice) for choice in (tokenizer_choice, *plan.choices)],
-        "baselines": _baselines(train_documents, held_out, config) if with_baselines else {},
+        "baselines": _baselines(texts, config) if with_baselines and all_scored else {},
         "device": device.type,
         "threads": n_threads(),
         "tensorboard": request.tensorboard,
-        "sample_prompt": _sample_prompt(held_out or train_documents).decode(
-            "utf-8", "surrogateescape"
-        ),
+        "sample_prompt": _sample_prompt(texts).decode("utf-8", "surrogateescape"),
     }
-    tokens = corpus.arrays(train_text, held_out_text)
-    return Prepared(run, plan, tokenizer, tokens, device, notes + plan.notes)
+    tokens = corpus.arrays(train, held_out)
+    return Prepared(run, plan, tokenizer, tokens, device, texts.notes + plan.notes)
 
 
 def plan_report(out: Path, prepared: Prepared, state: TrainState) -> PlanReport:
@@ -182,7 +170,18 @@ def plan_report(out: Path, prepared: Prepared, state: TrainState) -> PlanReport:
     )
 
 
-def _split(text: corpus.Corpus, config: TrainConfig) -> tuple[corpus.Split, list[str]]:
+class _Texts(NamedTuple):
+    """What is trained on and what is held out, as much of both as the time allows."""
+
+    corpus: corpus.Corpus
+    train: Sequence[corpus.Document]
+    held_out: Sequence[corpus.Document]
+    train_goes_on: bool  # its last document does, in the held-out text
+    notes: list[str]
+
+
+def _read(paths: Sequence[str], config: TrainConfig, most: int) -> _Texts:
+    text = corpus.read(paths)
     notes = [f"skipped {name}: it does not look like text" for name in text.skipped]
     split, n_documents, n_bytes = corpus.drop_duplicates(corpus.split(text, config.val_fraction))
     if n_documents:
@@ -190,57 +189,59 @@ def _split(text: corpus.Corpus, config: TrainConfig) -> tuple[corpus.Split, list
             f"{n_documents:,} held-out documents ({n_bytes:,} bytes) are also in the text to train "
             "on: they are not counted"
         )
-    some = [_joined(corpus.thin(part, _COMPARED_BYTES)) for part in (split.train, split.held_out)]
-    share = corpus.shared_share(*some)
-    if share >= _MUCH_SHARED:
-        notes.append(
-            f"{share:.0%} of the held-out text is also in the text to train on, in runs of "
-            "64 bytes and more: its figures flatter"
-        )
     if not split.held_out or not split.train:
         split = corpus.Split(split.train or split.held_out, [], cut=False)
         notes.append("nothing is held out: the last weights are kept, not the best")
-    return split, notes
+    train = corpus.thin(split.train, most)
+    held_out = corpus.thin(split.held_out, corpus.MAX_HELD_OUT_BYTES)
+    if train is not split.train:
+        n_bytes = sum(map(_size, train))
+        notes.append(f"{n_bytes:,} bytes, evenly spread, are as much as the time allows to read")
+    n_bytes = sum(map(_size, held_out))
+    if 0 < n_bytes < _TOO_FEW_HELD_OUT:
+        notes.append(f"only {n_bytes:,} bytes are held out: take the figures as rough ones")
+    some = [_joined(corpus.thin(part, _COMPARED_BYTES)) for part in (split.train, held_out)]
+    share = corpus.shared_share(*some)
+    if share >= _MUCH_SHARED:
+        notes.append(
+            f"at least {share:.0%} of the held-out text is also in the text to train on, in runs "
+            "of 64 bytes and more: its figures flatter"
+        )
+    return _Texts(text, train, held_out, split.cut and train is split.train, notes)
 
 
 def _tokenizer(
-    request: RunRequest,
-    source: directory.ModelBundle | None,
-    text: corpus.Corpus,
-    train_documents: Sequence[corpus.Document],
+    request: RunRequest, source: directory.ModelBundle | None, texts: _Texts
 ) -> tuple[Tokenizer, Choice]:
     if source is not None:
         return source.tokenizer, Choice("tokenizer", "given", "that of the model it starts from")
-    sample = corpus.thin(train_documents, _TOKENIZER_BYTES)
-    texts = [part for document in sample for part in document]
+    sample = corpus.thin(texts.train, _TOKENIZER_BYTES)
+    parts = [part for document in sample for part in document]
     kind, vocab_size, why = request.tokenizer, request.vocab_size, "asked for"
     if kind == "auto":
-        alphabet = len(set(b"".join(texts)[: 1 << 20].decode("utf-8", errors="ignore")))
-        kind, chosen, why = choose_tokenizer(text.n_bytes, alphabet)
+        alphabet = len(set(b"".join(parts)[: 1 << 20].decode("utf-8", errors="ignore")))
+        kind, chosen, why = choose_tokenizer(texts.corpus.n_bytes, alphabet)
         vocab_size = vocab_size or chosen
-    return make_tokenizer(kind, texts, vocab_size=vocab_size), Choice("tokenizer", kind, why)
+    return make_tokenizer(kind, parts, vocab_size=vocab_size), Choice("tokenizer", kind, why)
 
 
 def _compile(request: RunRequest, device: Device) -> bool:
     """A compiled step pays where its kernels come from Triton and the run is not over at once."""
     if request.compile is not None:
         return request.compile
-    return device.type == "cuda" and find_spec("triton") is not None and request.train.minutes >= 3
+    long = request.train.steps is None and request.train.minutes >= 3
+    return long and device.type == "cuda" and find_spec("triton") is not None
 
 
-def _baselines(
-    train_documents: Sequence[corpus.Document],
-    held_out: Sequence[corpus.Document],
-    config: TrainConfig,
-) -> dict[str, float]:
+def _baselines(texts: _Texts, config: TrainConfig) -> dict[str, float]:
     """Bits per byte of the held-out text by other means, for a fortieth of the time at most."""
-    train, rest = _joined(train_documents), _joined(held_out)
-    limit = round(_BASELINE_BYTES_PER_SECOND * config.minutes * 60 / 40)
-    if not train or not rest or len(train) + len(rest) > limit:
+    train, held_out = _joined(texts.train), _joined(texts.held_out)
+    limit = _BASELINE_BYTES_PER_SECOND * config.minutes * 60 / 40
+    if not train or not held_out or len(train) + len(held_out) > limit:
         return {}
     return {
-        "xz -9": xz_bits_per_byte(train, rest),
-        "order-5 n-grams": ngram_bits_per_byte(train, rest),
+        "xz -9": xz_bits_per_byte(train, held_out),
+        "order-5 n-grams": ngram_bits_per_byte(train, held_out),
     }
 
 
@@ -252,8 +253,10 @@ def _size(document: corpus.Document) -> int:
     return sum(map(len, document))
 
 
-def _sample_prompt(documents: Sequence[corpus.Document]) -> bytes:
-    """The beginning of a document: its first words, or the prompt of a row."""
-    first = documents[0][0]
-    words = first[:24].rsplit(None, 1)
-    return words[0] if len(documents[0]) == 1 and words else first
+def _sample_prompt(texts: _Texts) -> bytes:
+    """The beginning of a document: its first words, or the end of a row's prompt."""
+    document = (texts.held_out or texts.train)[0]
+    if len(document) > 1:
+        return document[0][-1000:]
+    words = document[0].lstrip()[:24].rsplit(None, 1)
+    return words[0] if words else document[0][:24]

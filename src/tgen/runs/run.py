@@ -21,6 +21,16 @@ from tgen.training.schedule import begin_early_decay, evaluation_is_due
 from tgen.training.state import Progress, TrainState
 
 _ROLLBACKS = 3
+# Counters that an earlier state does not bring back.
+_KEPT = (
+    "steps_taken",
+    "seconds",
+    "setup_seconds",
+    "evaluation_seconds",
+    "skipped",
+    "rollbacks",
+    "rate_scale",
+)
 
 Stopped = Callable[[], bool]
 
@@ -42,6 +52,8 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
         run_state.remove(request.out)  # an old model stays until there is a new one
         files.publish(folder / "tokenizer.json", prepared.tokenizer.json.encode())
         run_state.save_run(request.out, prepared.run, prepared.tokens)
+        if request.start_from is not None:  # which need not be there when the run goes on
+            run_state.save_state(request.out, asdict(state.progress), state.to_arrays())
         state.progress.seconds = state.progress.setup_seconds = time.monotonic() - began
         yield log.add(plan_report(request.out, prepared, state))
         yield from _Run(request.out, prepared, log, stopped).recorded(state)
@@ -82,9 +94,10 @@ def resume(
         tokenizer = Tokenizer(files.read(run_state.folder(out) / "tokenizer.json").decode())
         plan = Plan(
             run["size"],
-            ModelConfig(**run["model"]),
+            ModelConfig.from_dict(run["model"]),
             TrainConfig(**run["train"]),
             run["context_length"],
+            run["closing_seconds"],
         )
         prepared = Prepared(run, plan, tokenizer, tokens, chosen)
         state = _saved_state(out, prepared)
@@ -157,8 +170,9 @@ class _Run:
     def _earlier_state(self, left: Progress) -> TrainState:
         """The newest saved one; the time that has passed since then has passed all the same."""
         state = _saved_state(self.out, self.prepared)
-        state.progress.seconds, state.progress.setup_seconds = left.seconds, left.setup_seconds
-        state.progress.skipped = left.skipped
+        for name in _KEPT:
+            setattr(state.progress, name, getattr(left, name))
+        state.progress.skipped_in_a_row = 0
         self.log.flush()
         self.log.trim(state.progress.step)
         return state
@@ -183,7 +197,7 @@ class _Run:
                 continue  # its evaluation comes first: a state is saved after it, not between
             if due:
                 yield from map(self.log.add, sample(self.prepared, state))
-            if self.stopped():
+            if self.stopped() and not progress.go_back:
                 if sound:  # better an early model than none
                     early = self.nothing_held_out or not (self.out / "config.json").exists()
                     self._save(state, weights=early)

@@ -7,7 +7,7 @@ import torch
 
 from tgen.config import SIZES, ModelConfig
 from tgen.model.transformer import Transformer
-from tgen.training.evaluation import Batch, loss_sum
+from tgen.training.evaluation import DeviceBatch, loss_sum
 
 _VOCAB_SIZE = 1024
 
@@ -23,7 +23,7 @@ def measure_speed(device: torch.device, *, seconds: float) -> float:
     model = Transformer(config).to(device)
     n_weights = sum(p.numel() for p in model.parameters())
     tokens = torch.arange(rows * (config.context_length + 1)) % _VOCAB_SIZE
-    batch = Batch(tokens.view(rows, -1).to(device), None, None)
+    batch = DeviceBatch(tokens.view(rows, -1).to(device), None, None)
     times: list[float] = []
     while len(times) < 2 or (time.perf_counter() - began < seconds and len(times) < 20):
         started = time.perf_counter()

@@ -43,7 +43,7 @@ class Batches(Protocol):
         """The same of text that was trained on, about `max_tokens` of it."""
 
 
-class Batch(NamedTuple):
+class DeviceBatch(NamedTuple):
     """Windows on the model's device."""
 
     tokens: Tensor  # (B, T + 1)
@@ -57,19 +57,22 @@ def count_scored(windows: Windows) -> int:
     return tokens[:, 1:].size if scored is None else int(scored.sum())
 
 
-def to_device(windows: Windows, device: torch.device) -> Batch:
+def to_device(windows: Windows, device: torch.device) -> DeviceBatch:
     """Copies a batch of NumPy arrays there."""
-    arrays = (None if a is None else torch.from_numpy(a).to(device) for a in windows)
-    return Batch(*arrays)  # type: ignore[arg-type]
+    tensors = [None if a is None else torch.from_numpy(a) for a in windows]
+    if device.type == "cuda":  # from pinned memory the copy need not be waited for
+        tensors = [None if t is None else t.pin_memory() for t in tensors]
+    moved = (None if t is None else t.to(device, non_blocking=True) for t in tensors)
+    return DeviceBatch(*moved)  # type: ignore[arg-type]
 
 
-def split(batch: Batch, n: int) -> list[Batch]:
+def split(batch: DeviceBatch, n: int) -> list[DeviceBatch]:
     """`n` parts of about as many rows."""
     columns = [[None] * n if a is None else a.tensor_split(n) for a in batch]
-    return [Batch(*part) for part in zip(*columns, strict=True)]
+    return [DeviceBatch(*part) for part in zip(*columns, strict=True)]
 
 
-def loss_sum(model: Transformer, batch: Batch) -> Tensor:
+def loss_sum(model: Transformer, batch: DeviceBatch) -> Tensor:
     """(): nats of each scored token given those before it, added up."""
     scored = None if batch.scored is None else batch.scored.flatten()
     with _precision(batch.tokens.device):
@@ -115,7 +118,9 @@ def _evaluate(model: Transformer, windows: Iterator[Windows], bytes_per_token: f
                 scored = None if batch.scored is None else batch.scored[row]
                 nats.append(cross_entropy(x, model.head, batch.tokens[row, 1:], scored))
                 counts.append(len(x) if batch.scored is None else int(batch.scored[row].sum()))
-    x, n = torch.stack(nats).double().cpu().numpy(), np.array(counts)
+    if not nats:  # a text too short for one window
+        return Evaluation(0.0, 0.0, None)
+    x, n = torch.stack(nats).cpu().double().numpy(), np.array(counts)
     loss = float(x.sum() / n.sum())
     to_bits = 1 / math.log(2) / bytes_per_token
     error = bits_per_byte_error(x, n * bytes_per_token)

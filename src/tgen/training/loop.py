@@ -33,7 +33,7 @@ def train(
     config: TrainConfig,
     state: TrainState,
     *,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[StepReport | EvalReport | DoneReport]:
     """Trains from where `state` stands to the end of the schedule; any yield is a place to stop.
 
@@ -54,6 +54,7 @@ def train(
             begin_decay_if_due(progress, config)
         unread.append(_step(model, batches, config, state, step_loss))
         progress.step += 1
+        progress.steps_taken += 1
         due = evaluation_is_due(progress, config)
         if len(unread) < read_every and not due:
             continue

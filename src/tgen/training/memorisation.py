@@ -5,8 +5,8 @@ the training text is a memory.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tgen.fingerprints import among, sums, windows
 from tgen.reports import MemorisationReport
 
 # A run by chance grows with the logarithm of the texts' sizes: to double it, square both. Real text
@@ -19,11 +19,7 @@ _ORDINARY = 20  # bytes, three or four words: a natural run never counts as shor
 # worst tenth is 0.95 for tinyshakespeare, 0.83 for a manual of Python with chapters all unlike.
 _GAP = 0.75
 
-_BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2**64
 _PIECE = 1 << 22  # bytes of the text in memory as fingerprints at a time
-_SIEVE_BITS = 16
-
-Sums = tuple[NDArray[np.uint64], NDArray[np.uint64]]
 
 
 def longest_shared_run(sample: bytes, text: bytes) -> bytes:
@@ -82,53 +78,15 @@ def judge(
 
 def _longest_in_piece(sample: bytes, text: bytes) -> bytes:
     """Grows a length by doubling steps, then halving ones, over the places that still match."""
-    sample_sums, text_sums = _sums(sample), _sums(text)
+    sample_sums, text_sums = sums(sample), sums(text)
     places, length, step = np.arange(len(text)), 0, 8
     while step:
         longer = length + step
         inside = places[: np.searchsorted(places, len(text) - longer, side="right")]
-        of_sample = _windows(sample_sums, np.arange(max(0, len(sample) - longer + 1)), longer)
-        matches = _matches(_windows(text_sums, inside, longer), of_sample)
+        of_sample = windows(sample_sums, np.arange(max(0, len(sample) - longer + 1)), longer)
+        matches = among(windows(text_sums, inside, longer), of_sample)
         if len(matches):
             places, length, step = inside[matches], longer, step * 2
         else:
             step //= 2
     return text[places[0] : places[0] + length]
-
-
-def _matches(windows: NDArray[np.uint64], known: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """The indices of those windows that are among the known."""
-    # The highest bits alone rule out nearly all of a long text.
-    shift = np.uint64(64 - _SIEVE_BITS)
-    sieve = np.zeros(1 << _SIEVE_BITS, np.bool_)
-    sieve[known >> shift] = True
-    maybe = np.flatnonzero(sieve[windows >> shift])
-    if not len(maybe):
-        return maybe
-    known = np.sort(known)
-    nearest = np.minimum(np.searchsorted(known, windows[maybe]), len(known) - 1)
-    same: NDArray[np.bool_] = known[nearest] == windows[maybe]
-    return maybe[same]
-
-
-def _sums(text: bytes) -> Sums:
-    """What fingerprints are made of: sums of byte * base**place up to each place, and the inverse
-    powers that move a window's sum back to place 0; modulo 2**64, both (n + 1,)."""
-    data = np.frombuffer(text, np.uint8).astype(np.uint64)
-    terms = data * _powers(_BASE, len(data))
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(terms, dtype=np.uint64)])
-    return sums, _powers(pow(_BASE, -1, 1 << 64), len(sums))
-
-
-def _windows(sums: Sums, starts: NDArray[np.int64], length: int) -> NDArray[np.uint64]:
-    """Fingerprints of the windows of `length` bytes at `starts` (Karp and Rabin 1987)."""
-    up_to, inverse = sums
-    fingerprints: NDArray[np.uint64] = (up_to[starts + length] - up_to[starts]) * inverse[starts]
-    return fingerprints
-
-
-def _powers(base: int, n: int) -> NDArray[np.uint64]:
-    """1, base, base**2, ... modulo 2**64, (n,)."""
-    factors = np.full(n, base, np.uint64)
-    factors[:1] = 1
-    return np.cumprod(factors, dtype=np.uint64)

@@ -8,7 +8,16 @@ from tgen.config import ModelConfig, TrainConfig
 from tgen.errors import UsageError
 
 # These have options of their own, or come by reading.
-_NOT_SET = {"family", "vocab_size", "rope_scaling", "minutes", "steps", "val_fraction", "seed"}
+_NOT_SET = {
+    "family",
+    "vocab_size",
+    "rope_scaling",
+    "minutes",
+    "steps",
+    "val_fraction",
+    "seed",
+    "compile",
+}
 
 
 def parse_overrides(overrides: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -21,10 +21,14 @@ _WEIGHTS_PER_TOKEN = 10  # a larger model learns a small text by heart sooner, a
 _SIZE_WITH_STEPS = "tiny"
 _STEP_TOKENS = 2048
 _BYTES_PER_TOKEN = 6
-_READ_AT_LEAST = 1 << 23  # bytes
+_READ_AT_LEAST = 1 << 20  # bytes
+_TOKENISED_A_SECOND = 2e6  # bytes
+_EVALUATION_SECONDS = 10.0  # between evaluations at least: each also saves and samples
+_EVALUATION_EPOCHS = 3.0  # and at most, since that is how fast a small text is learnt by heart
 # Up to so many readings of a token by all weights there are for it: dropout, weight decay.
 _REGULARISATION = [(50.0, 0.0, 0.1), (300.0, 0.1, 0.1), (math.inf, 0.2, 0.5)]
 _RATE_TIMES_WIDTH = 0.5  # AdamW's: what a vector's entries may move by shrinks with their number
+_LONG_WINDOW = 1024  # tokens: to fine-tune with longer ones is for those who ask for it
 _FINE_TUNING = 0.3  # of the rates for a new model
 _OVERHEAD = 0.75  # of the measured speed that a run keeps: optimizer, evaluations, samples
 
@@ -37,7 +41,6 @@ class Facts:
     train_tokens: int
     held_out_tokens: int
     speed: float  # useful floating-point operations a second, see `measure_speed`
-    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -74,9 +77,11 @@ def choose_size(train: TrainConfig, facts: Facts, family: str) -> tuple[str, str
         tokens = _tokens_in_time(train, facts.speed, weights)
         if train.steps is None and tokens < _TOKENS_PER_WEIGHT * weights:
             break
-        chosen, why = size, f"sees {tokens / 1e6:.1f} M tokens in the time"
-        if train.steps is not None and size == _SIZE_WITH_STEPS:
-            return chosen, "where --minutes does not choose"
+        chosen, why = size, f"the largest that time and text can fill: {tokens / 1e6:.1f} M tokens"
+        if train.steps is not None:
+            why = "--minutes would choose"
+            if size == _SIZE_WITH_STEPS:
+                break
     return chosen, why
 
 
@@ -89,7 +94,9 @@ def readable_bytes(
     tokens = _tokens_in_time(train, speed, _n_weights(model))
     if train.steps is not None:
         tokens = train.steps * train.batch_size * model.context_length
-    return max(_READ_AT_LEAST, round(tokens * _BYTES_PER_TOKEN))
+        return max(_READ_AT_LEAST, round(tokens * _BYTES_PER_TOKEN))
+    tokenised = _TOKENISED_A_SECOND * train.minutes * 60 / 10  # in a tenth of the time
+    return max(_READ_AT_LEAST, round(min(tokens * _BYTES_PER_TOKEN, tokenised)))
 
 
 def make_plan(
@@ -114,28 +121,27 @@ def make_plan(
     model_fields, train_fields = parse_overrides(overrides)
     if start_from is not None:
         size, why_size = "given", "that of the model it starts from"
-    elif size is None:
-        size, why_size = choose_size(train, facts, family)
-    else:
-        why_size = "asked for"
-    if start_from is None and size not in SIZES:
-        raise UsageError(f"size {size!r} is unknown", f"choose one of {', '.join(SIZES)}")
-    shape = SIZES[size] if start_from is None else {}
-    context, why_context = _context(shape, model_fields, start_from, facts)
-    if start_from is None:
-        fields = shape | model_fields | {"context_length": context}
-        model = ModelConfig.of(family, **fields, vocab_size=facts.vocab_size)
-    else:
+        context, why_context = _shorter_context(model_fields, start_from, facts)
         model = start_from
+    else:
+        size, why_size = (size, "asked for") if size else choose_size(train, facts, family)
+        if size not in SIZES:
+            raise UsageError(f"size {size!r} is unknown", f"choose one of {', '.join(SIZES)}")
+        context, why_context = _context(SIZES[size], model_fields, facts)
+        shape = SIZES[size] | model_fields | {"context_length": context}
+        model = ModelConfig.of(family, **shape, vocab_size=facts.vocab_size)
     weights = _n_weights(model)
+    tokens_per_second = _OVERHEAD * facts.speed / (6 * weights)
     if train.batch_size != TrainConfig().batch_size:
         train_fields = {"batch_size": train.batch_size} | train_fields
     per_step = train_fields.get("batch_size", _batch_size(context, facts)) * context
-    steps = train.steps or max(1, round(_tokens_in_time(train, facts.speed, weights) / per_step))
+    steps = train.steps or max(1, round(tokens_per_second * train.minutes * 60 / per_step))
     epochs = steps * per_step / facts.train_tokens
     evaluated = min(facts.held_out_tokens, MAX_EVAL_TOKENS)
-    pressure = epochs * weights / facts.train_tokens
-    dropout, weight_decay = next(rest for limit, *rest in _REGULARISATION if pressure <= limit)
+    weights_per_token = weights / facts.train_tokens
+    dropout, weight_decay = next(
+        rest for limit, *rest in _REGULARISATION if epochs * weights_per_token <= limit
+    )
     gentle = _FINE_TUNING if start_from is not None else 1.0
     chosen = {
         "batch_size": per_step // context,
@@ -144,55 +150,49 @@ def make_plan(
         "warmup_steps": min(train.warmup_steps, steps // 10),
         "dropout": dropout,
         "weight_decay": weight_decay,
-        # A token costs about a third of a step's work: spend a twentieth of the time on them.
-        "eval_every": max(20, round(evaluated / 3 / 0.05 / per_step)),
+        "eval_every": _eval_every(evaluated, tokens_per_second, per_step, facts),
     }
+    config = _with_chosen(train, chosen, train_fields)
+    choices = [
+        Choice("size", size, why_size),
+        Choice("context", f"{context} tokens", why_context),
+        Choice("batch", f"{config.batch_size} windows", f"{per_step:,} tokens a step"),
+        Choice("rates", _rates(config), _why_rates(config, start_from is not None)),
+        Choice("dropout", f"{config.dropout:g}", _why_dropout(epochs, weights_per_token)),
+        Choice("steps", _count(steps, exact=train.steps is not None), _speed(facts)),
+        Choice("evaluation", f"every {config.eval_every} steps", "a twentieth of the time or less"),
+    ]
+    # The held-out text once more, as much of the training text, and the samples.
+    closing_seconds = (0.7 * evaluated + 4 * per_step) / tokens_per_second
+    return Plan(
+        size,
+        model,
+        config,
+        context,
+        closing_seconds,
+        choices=[_as_set(choice, overrides) for choice in choices],
+        notes=_notes(facts, evaluated),
+    )
+
+
+def _with_chosen(
+    train: TrainConfig, chosen: Mapping[str, Any], given: Mapping[str, Any]
+) -> TrainConfig:
+    """`train` with what the plan chose, but for what the caller did."""
     default = TrainConfig()
     free = {
         name: value
         for name, value in chosen.items()
         if getattr(train, name) == getattr(default, name)
     }
-    config = replace(train, **(free | train_fields))
-    tokens_per_second = _OVERHEAD * facts.speed / (6 * weights)
-    choices = [
-        Choice("size", size, why_size),
-        Choice("context", f"{context} tokens", why_context),
-        Choice("batch", f"{config.batch_size} windows", f"{per_step:,} tokens a step"),
-        Choice("rates", _rates(config), _why_rates(config, start_from is not None)),
-        Choice(
-            "dropout", f"{config.dropout:g}", _why_dropout(epochs, weights / facts.train_tokens)
-        ),
-        Choice("steps", _count(steps, exact=train.steps is not None), _speed(facts)),
-        Choice("evaluation", f"every {config.eval_every} steps", "a twentieth of the time"),
-    ]
-    return Plan(
-        size,
-        model,
-        config,
-        context,
-        # The held-out text once more, as much of the training text, and the samples.
-        closing_seconds=0.7 * evaluated / tokens_per_second + 4 * per_step / tokens_per_second,
-        choices=[_as_set(choice, overrides) for choice in choices],
-        notes=_notes(facts, evaluated),
-    )
+    return replace(train, **(free | dict(given)))
 
 
 def _context(
-    shape: Mapping[str, int],
-    model_fields: Mapping[str, Any],
-    start_from: ModelConfig | None,
-    facts: Facts,
+    shape: Mapping[str, int], model_fields: Mapping[str, Any], facts: Facts
 ) -> tuple[int, str]:
-    """The window's length, and the reason."""
+    """A new model's window, and the reason."""
     longest = facts.train_tokens - 1
-    if start_from is not None:
-        if model_fields:
-            name, value = next(iter(model_fields.items()))
-            raise UsageError(
-                f"--set {name}={value} does not go with --from", "the model's shape is its own"
-            )
-        return min(start_from.context_length, longest), "that of the model it starts from"
     if "context_length" in model_fields:
         wanted: int = model_fields["context_length"]
         if wanted > longest:
@@ -207,6 +207,25 @@ def _context(
     if room < wanted:
         return room, f"an eighth of the {facts.train_tokens} tokens there are"
     return wanted, "goes with the size"
+
+
+def _shorter_context(
+    model_fields: Mapping[str, Any], start_from: ModelConfig, facts: Facts
+) -> tuple[int, str]:
+    """The windows that a model is fine-tuned with, at most its own, and the reason."""
+    wanted = model_fields.get("context_length", min(start_from.context_length, _LONG_WINDOW))
+    for name, value in model_fields.items():
+        if name != "context_length" or value > start_from.context_length:
+            raise UsageError(
+                f"--set {name}={value} does not go with --from", "the model's shape is its own"
+            )
+    return min(wanted, facts.train_tokens - 1), "no more than the model it starts from is made for"
+
+
+def _eval_every(evaluated: int, tokens_per_second: float, per_step: int, facts: Facts) -> int:
+    # A token costs about a third of a step's work: spend a twentieth of the time on them.
+    by_time = max(evaluated / 3 / 0.05, _EVALUATION_SECONDS * tokens_per_second)
+    return max(20, round(min(by_time, _EVALUATION_EPOCHS * facts.train_tokens) / per_step))
 
 
 def _batch_size(context: int, facts: Facts) -> int:

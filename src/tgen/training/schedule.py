@@ -21,9 +21,9 @@ def begin_decay_if_due(progress: Progress, config: TrainConfig) -> None:
     elif progress.total_steps is None:
         time_left = _seconds_to_train(progress, config)
         begins = config.decay_fraction * (progress.seconds + time_left - progress.setup_seconds)
-        if progress.step > 0 and time_left <= begins:
+        if progress.steps_taken > 0 and time_left <= begins:
             _begin_decay(progress, int(time_left / seconds_per_step(progress)))
-    elif progress.step > 0 and not progress.stopped_early:
+    elif progress.steps_taken > 0:
         # The machine has become slower than it was when the end was fixed.
         time_left = _seconds_to_train(progress, config)
         needed = (progress.total_steps - progress.step) * seconds_per_step(progress)
@@ -46,6 +46,8 @@ def note_evaluation(progress: Progress, config: TrainConfig, bits_per_byte: floa
         progress.best_bits_per_byte, progress.best_step = bits_per_byte, progress.step
         progress.not_better = 0
         return True
+    if _decays(progress) and not progress.in_decay:
+        progress.in_decay, progress.not_better = True, 0
     progress.not_better += 1
     if config.patience and progress.not_better >= config.patience:
         if progress.stopped_early or _decays(progress):
@@ -69,7 +71,7 @@ def begin_early_decay(progress: Progress, config: TrainConfig) -> None:
 
 def seconds_per_step(progress: Progress) -> float:
     """The mean so far, evaluations and all."""
-    return (progress.seconds - progress.setup_seconds) / progress.step
+    return (progress.seconds - progress.setup_seconds) / max(1, progress.steps_taken)
 
 
 def _decays(progress: Progress) -> bool:

@@ -20,6 +20,7 @@ class Progress:
     """The counters; plain numbers, saved as JSON."""
 
     step: int = 0
+    steps_taken: int = 0  # with those of states that the run went back from
     seconds: float = 0.0  # spent on the run, all sittings together
     setup_seconds: float = 0.0  # of them, before the first step
     decay_start: int | None = None  # once chosen, the schedule is fixed
@@ -27,6 +28,7 @@ class Progress:
     best_step: int = 0
     best_bits_per_byte: float | None = None
     not_better: int = 0  # evaluations since the best, or since the decay began
+    in_decay: bool = False  # one has been made there
     go_back: bool = False  # to the best step: the loop has ended there
     stopped_early: bool = False
     closing_seconds: float = 0.0  # expected for what comes after the last step
