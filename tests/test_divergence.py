@@ -15,6 +15,7 @@ from tgen.errors import TrainingError
 from tgen.model.transformer import Transformer
 from tgen.reports import BackReport, DoneReport, StepReport
 from tgen.training import loop
+from tgen.training.evaluation import Evaluation
 from tgen.training.state import TrainState
 
 
@@ -75,8 +76,9 @@ def test_three_in_a_row_go_back_to_the_last_good_state_at_half_the_rate(tmp_path
 
 def test_a_return_to_the_best_step_keeps_the_halved_rate(tmp_path, monkeypatch):
     poison(monkeypatch, lambda n: 7 <= n < 10)
-    never_better = {"patience": "1", "learning_rate": "1", "optimizer": "adamw"}
-    reports = list(runs.start(request(tmp_path, overrides=never_better)))
+    worse = iter(range(3, 100))
+    monkeypatch.setattr(loop, "evaluate", lambda *_: Evaluation(1.0, float(next(worse)), None))
+    reports = list(runs.start(request(tmp_path, overrides={"patience": "1"})))
     scales = [r.rate_scale for r in reports if isinstance(r, BackReport)]
     assert scales[0] == 0.5
     assert len(scales) > 1
