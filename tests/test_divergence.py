@@ -78,7 +78,9 @@ def test_a_return_to_the_best_step_keeps_the_halved_rate(tmp_path, monkeypatch):
     poison(monkeypatch, lambda n: 7 <= n < 10)
     worse = iter(range(3, 100))
     monkeypatch.setattr(loop, "evaluate", lambda *_: Evaluation(1.0, float(next(worse)), None))
-    reports = list(runs.start(request(tmp_path, overrides={"patience": "1"})))
+    reports = list(
+        runs.start(request(tmp_path, overrides={"patience": "1", "decay_fraction": "0.1"}))
+    )
     scales = [r.rate_scale for r in reports if isinstance(r, BackReport)]
     assert scales[0] == 0.5
     assert len(scales) > 1
