@@ -90,7 +90,7 @@ class TrainingView:
         table.add_column(style="bold")
         table.add_column(overflow="fold")
         table.add_column(style="dim", overflow="fold")
-        budget = f"{plan.steps} steps" if plan.steps else f"{plan.minutes:g} minutes"
+        budget = f"{plan.steps:,} steps" if plan.steps else f"{plan.minutes:g} min"
         shape = " · ".join(f"{name} {value}" for name, value in plan.shape.items())
         held_out = f"{plan.held_out_tokens:,} held out" if plan.held_out_tokens else "none held out"
         rows = [
