@@ -38,8 +38,7 @@ def test_logits_so_large_that_a_probability_is_zero_have_a_finite_loss():
     assert cross_entropy(x, torch.eye(2), torch.tensor([1])).item() == pytest.approx(2000)
 
 
-def test_a_batch_in_parts_learns_the_same(monkeypatch):
-    del monkeypatch
+def test_a_batch_in_parts_learns_the_same():
     tokens = np.random.default_rng(0).integers(2, 40, 300).astype(np.uint16)
     scored = np.random.default_rng(1).random(300) < 0.3
     ends = []

@@ -130,32 +130,26 @@ class TokenStore:
         scored = self.held_out_scored
         if scored is not None:
             scored = np.concatenate([[False], scored])  # the first is no target
-        n_full = len(self.held_out) // length
-        starts = np.arange(n_full) * length
-        if scored is not None:
-            starts = starts[scored[1 : n_full * length + 1].reshape(-1, length).any(axis=1)]
-        rest = len(self.held_out) - n_full * length
+        starts = _starts(len(stream), scored, length)
+        rest = len(self.held_out) % length
         n_tokens = len(starts) * length + rest
-        if n_tokens > max_tokens:
-            starts = starts[:: -(-n_tokens // max_tokens)]
-        per_batch = max(1, 8192 // length)
-        for i in range(0, len(starts), per_batch):
-            yield self._windows(stream, scored, starts[i : i + per_batch], length)
+        yield from self._groups(stream, scored, starts[:: max(1, -(-n_tokens // max_tokens))])
         if rest > 0 and n_tokens <= max_tokens:
-            yield self._windows(stream, scored, [n_full * length], rest)
+            yield self._windows(stream, scored, [len(self.held_out) - rest], rest)
 
     def train_windows(self, max_tokens: int) -> Iterator[Batch]:
         """About `max_tokens` of the training text, in windows spread evenly over it."""
         length = self.context_length
-        n_windows = (len(self.train) - 1) // length
-        starts = np.arange(n_windows) * length
-        if self.train_scored is not None:
-            counts = self.train_scored[1 : n_windows * length + 1].reshape(-1, length)
-            starts = starts[counts.any(axis=1)]
-        starts = starts[:: max(1, -(-len(starts) * length // max_tokens))]
-        per_batch = max(1, 8192 // length)
+        starts = _starts(len(self.train), self.train_scored, length)
+        every = max(1, -(-len(starts) * length // max_tokens))
+        yield from self._groups(self.train, self.train_scored, starts[::every])
+
+    def _groups(
+        self, stream: Tokens, scored: Scored | None, starts: NDArray[np.int64]
+    ) -> Iterator[Batch]:
+        per_batch = max(1, 8192 // self.context_length)
         for i in range(0, len(starts), per_batch):
-            yield self._windows(self.train, self.train_scored, starts[i : i + per_batch], length)
+            yield self._windows(stream, scored, starts[i : i + per_batch], self.context_length)
 
     def _windows(
         self,
@@ -183,6 +177,15 @@ class TokenStore:
         begins[:, 1:] |= hidden[:, :-1]
         documents: NDArray[np.int32] = begins.cumsum(axis=1, dtype=np.int32)
         return documents
+
+
+def _starts(n_tokens: int, scored: Scored | None, length: int) -> NDArray[np.int64]:
+    """Where windows begin that lie side by side, without those in which nothing is scored."""
+    starts = np.arange((n_tokens - 1) // length) * length
+    if scored is None:
+        return starts
+    counted = scored[1 : len(starts) * length + 1].reshape(-1, length)
+    return starts[counted.any(axis=1)]
 
 
 @lru_cache(maxsize=2)  # a batch may straddle two epochs

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from tgen import corpus, files
@@ -15,7 +15,7 @@ from tgen.runs.closing import closing_reports, sample
 from tgen.runs.prepare import Prepared, RunRequest, plan_report, prepare
 from tgen.tokenizer import Tokenizer
 from tgen.training import tensorboard
-from tgen.training.loop import train
+from tgen.training.loop import done_report, train
 from tgen.training.plan import Plan
 from tgen.training.schedule import begin_early_decay, evaluation_is_due
 from tgen.training.state import Progress, TrainState
@@ -201,7 +201,8 @@ class _Run:
                 if sound:  # better an early model than none
                     early = self.nothing_held_out or not (self.out / "config.json").exists()
                     self._save(state, weights=early)
-                yield self.log.add(self._stopped(state))
+                report = done_report(progress, config, self.store, finished=False)
+                yield self.log.add(replace(report, out=str(self.out)))
                 return
 
     def _save(self, state: TrainState, *, weights: bool) -> None:
@@ -212,18 +213,6 @@ class _Run:
             directory.save(self.out, model.config, self.prepared.tokenizer, model.to_arrays())
         self.log.flush()  # a state is never ahead of its log
         run_state.save_state(self.out, asdict(state.progress), state.to_arrays())
-
-    def _stopped(self, state: TrainState) -> DoneReport:
-        progress, plan = state.progress, self.prepared.plan
-        return DoneReport(
-            step=progress.step,
-            finished=False,
-            best_step=progress.best_step,
-            best_bits_per_byte=progress.best_bits_per_byte,
-            seconds=progress.seconds,
-            tokens=progress.step * plan.train.batch_size * plan.context_length,
-            out=str(self.out),
-        )
 
 
 def _check_free(request: RunRequest) -> None:

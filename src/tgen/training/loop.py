@@ -79,10 +79,17 @@ def train(
         read_at = clock()
     if progress.go_back:
         return
-    yield DoneReport(
+    yield done_report(progress, config, batches, finished=True)
+
+
+def done_report(
+    progress: Progress, config: TrainConfig, batches: Batches, *, finished: bool
+) -> DoneReport:
+    """Where a run stands at its end, or at the end of a sitting."""
+    return DoneReport(
         step=progress.step,
-        finished=True,
-        stopped_early=progress.stopped_early,
+        finished=finished,
+        stopped_early=finished and progress.stopped_early,
         best_step=progress.best_step,
         best_bits_per_byte=progress.best_bits_per_byte,
         seconds=progress.seconds,

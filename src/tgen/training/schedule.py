@@ -50,7 +50,7 @@ def note_evaluation(progress: Progress, config: TrainConfig, bits_per_byte: floa
         progress.in_decay, progress.not_better = True, 0
     progress.not_better += 1
     if config.patience and progress.not_better >= config.patience:
-        if progress.stopped_early or _decays(progress):
+        if _decays(progress):
             progress.total_steps = progress.step
         else:
             progress.go_back = True
