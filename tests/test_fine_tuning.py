@@ -65,6 +65,25 @@ def test_it_learns_resumes_exactly_and_needs_its_source_only_to_begin(tmp_path, 
     assert weights[0] != (tmp_path / "moved" / "model.safetensors").read_bytes()
 
 
+def test_a_source_that_calls_the_end_of_text_otherwise_keeps_its_name(tmp_path, source):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        text = (source / name).read_text().replace("<|endoftext|>", "<eos>")
+        (source / name).write_text(text)
+    (end,) = directory.load(source).end_ids
+    (tmp_path / "rows.jsonl").write_text('{"text": "to be"}\n{"text": "or not"}\n' * 9)
+    stop = iter([False] * 4 + [True])
+    tuned = fine_tune(tmp_path, source, corpus=[str(tmp_path / "rows.jsonl")])
+    list(runs.start(tuned, stopped=lambda: next(stop)))
+    list(runs.resume(tmp_path / "tuned", threads=1))
+    tokens = run_state.load_run(tmp_path / "tuned")[1]["train"]
+    assert (tokens == end).any()
+    new = directory.load(tmp_path / "tuned")
+    assert new.tokenizer.end_of_text == end
+    assert new.end_ids == {end}
+    described = json.loads((tmp_path / "tuned" / "tokenizer_config.json").read_text())
+    assert described["eos_token"] == "<eos>"
+
+
 def test_a_text_shorter_than_the_models_context_gets_shorter_windows(tmp_path, source):
     (tmp_path / "short.txt").write_bytes(b"to be or not")
     asked = fine_tune(tmp_path, source, overrides={"context_length": "5"})

@@ -52,8 +52,10 @@ _BYTE_OF = {character: byte for byte, character in enumerate(BYTE_CHARACTERS)}
 class Tokenizer:
     """Turns bytes into ids and back. `json` is the tokenizer.json it came from."""
 
-    def __init__(self, json_text: str) -> None:
-        """Raises TokenizerError if the text is not a byte-level BPE tokenizer."""
+    def __init__(self, json_text: str, *, end_of_text: int | None = None) -> None:
+        """`end_of_text` is the token that ends a text where the tokenizer calls it otherwise than
+        we do. Raises TokenizerError if `json_text` is not a byte-level BPE tokenizer.
+        """
         self.json = json_text
         self._backend = _load_backend(json_text)
         self._backend.encode_special_tokens = True  # text never turns into control tokens
@@ -73,7 +75,7 @@ class Tokenizer:
                 "the tokenizer lacks some of the 256 byte tokens",
                 "only byte-level BPE tokenizers can be used",
             ) from None
-        self.end_of_text = vocab.get(END_OF_TEXT)
+        self.end_of_text = vocab.get(END_OF_TEXT, end_of_text)
         self.pad = vocab.get(PAD)
 
     def encode(self, data: bytes) -> list[int]:
@@ -108,6 +110,10 @@ class Tokenizer:
         None for ids past the vocabulary, which some models have to round their sizes up.
         """
         return self._bytes[i] if i < self.vocab_size else b""
+
+    def name(self, i: int | None) -> str | None:
+        """How the tokenizer itself writes a token; None if there is none."""
+        return None if i is None else self._backend.id_to_token(i)
 
     def _encode_text(self, text: str) -> list[list[int]]:
         blocks = list(_blocks(text))

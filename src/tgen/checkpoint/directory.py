@@ -16,7 +16,7 @@ from tgen import files
 from tgen.checkpoint import config_json, families, tensors
 from tgen.config import ModelConfig, SamplingConfig
 from tgen.errors import ModelError, TgenError
-from tgen.tokenizer import END_OF_TEXT, PAD, Tokenizer
+from tgen.tokenizer import Tokenizer
 
 WEIGHTS = "model.safetensors"
 _CONFIG_LIMIT, _TOKENIZER_LIMIT = 1 << 20, 64 << 20
@@ -50,16 +50,16 @@ def descriptions(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, bytes]:
         },
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": END_OF_TEXT,
-            "eos_token": END_OF_TEXT,
-            "pad_token": PAD,
+            "bos_token": tokenizer.name(end),
+            "eos_token": tokenizer.name(end),
+            "pad_token": tokenizer.name(pad),
             "model_max_length": config.context_length,
             "clean_up_tokenization_spaces": False,
             "model_input_names": ["input_ids", "attention_mask"],
         },
     }
-    if end is None:  # a tokenizer from elsewhere without our special tokens
-        for key in ("bos_token", "eos_token", "pad_token"):
+    for key in ("bos_token", "eos_token", "pad_token"):  # one from elsewhere may lack some
+        if texts["tokenizer_config.json"][key] is None:
             del texts["tokenizer_config.json"][key]
     contents = {
         name: (json.dumps(value, indent=2) + "\n").encode() for name, value in texts.items()
@@ -110,7 +110,10 @@ def load(path: Path) -> ModelBundle:
             f"{str(path)!r} has no tokenizer.json", "tgen needs a model's own tokenizer"
         )
     tokenizer_text = files.read(path / "tokenizer.json", limit=_TOKENIZER_LIMIT)
-    tokenizer = Tokenizer(tokenizer_text.decode("utf-8", errors="replace"))
+    ends = _end_ids(path, described)
+    tokenizer = Tokenizer(
+        tokenizer_text.decode("utf-8", errors="replace"), end_of_text=ends[0] if ends else None
+    )
     if tokenizer.vocab_size > config.vocab_size:
         raise ModelError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, the model {config.vocab_size}",
@@ -126,16 +129,17 @@ def load(path: Path) -> ModelBundle:
     for shard, header in headers.items():
         stored |= tensors.read(path / shard, header, rename=families.plain_name)
     arrays = families.from_layout(config, stored)
-    return ModelBundle(path, config, tokenizer, arrays, _end_ids(path, described, tokenizer))
+    if not ends and tokenizer.end_of_text is not None:
+        ends = [tokenizer.end_of_text]
+    return ModelBundle(path, config, tokenizer, arrays, frozenset(ends))
 
 
-def _end_ids(path: Path, described: Mapping[str, Any], tokenizer: Tokenizer) -> frozenset[int]:
+def _end_ids(path: Path, described: Mapping[str, Any]) -> list[int]:
     source = described
     if (path / "generation_config.json").exists():
         source = dict(described) | _json(path / "generation_config.json", _CONFIG_LIMIT)
-    end: Any = source.get("eos_token_id", tokenizer.end_of_text)
-    ids = end if isinstance(end, list) else [end]
-    return frozenset(i for i in ids if isinstance(i, int))
+    end: Any = source.get("eos_token_id")
+    return [i for i in (end if isinstance(end, list) else [end]) if isinstance(i, int)]
 
 
 def _shards(path: Path) -> list[str]:

@@ -1,10 +1,12 @@
 """From what the user asked for to a plan: text, tokenizer, tokens, and what to train."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
 
 from tgen import corpus
 from tgen.checkpoint import directory
@@ -63,13 +65,14 @@ class Prepared:
     tokenizer: Tokenizer
     tokens: dict[str, Any]  # arrays, the fields of a TokenStore
     device: Device
+    weights: Mapping[str, NDArray[Any]] | None = None  # that it fine-tunes
     notes: list[str] = field(default_factory=list)
 
-    def new_state(self, *, with_source: bool = True) -> TrainState:
-        """A run at its start; `with_source`: with the weights that it fine-tunes."""
+    def new_state(self) -> TrainState:
+        """A run at its start."""
         state = new_state(self.plan.model, self.plan.train, self.device)
-        if with_source and self.run["start_from"] is not None:
-            state.model.load_arrays(directory.load(Path(self.run["start_from"])).arrays)
+        if self.weights is not None:
+            state.model.load_arrays(self.weights)
         state.progress.closing_seconds = self.plan.closing_seconds
         return state
 
@@ -125,6 +128,7 @@ def prepare(request: RunRequest, *, with_baselines: bool = True) -> Prepared:
         "train_bytes": train.scored_bytes,
         "held_out_bytes": held_out.scored_bytes,
         "tokenizer": tokenizer_choice.value,
+        "end_of_text": tokenizer.end_of_text,
         "start_from": None if source is None else str(source.path.resolve()),
         "size": plan.size,
         "model": asdict(plan.model),
@@ -139,7 +143,8 @@ def prepare(request: RunRequest, *, with_baselines: bool = True) -> Prepared:
         "sample_prompt": _sample_prompt(texts).decode("utf-8", "surrogateescape"),
     }
     tokens = corpus.arrays(train, held_out)
-    return Prepared(run, plan, tokenizer, tokens, device, texts.notes + plan.notes)
+    weights = None if source is None else source.arrays
+    return Prepared(run, plan, tokenizer, tokens, device, weights, texts.notes + plan.notes)
 
 
 def plan_report(out: Path, prepared: Prepared, state: TrainState) -> PlanReport:

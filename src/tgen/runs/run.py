@@ -51,9 +51,9 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
         state = prepared.new_state()
         run_state.remove(request.out)  # an old model stays until there is a new one
         files.publish(folder / "tokenizer.json", prepared.tokenizer.json.encode())
-        run_state.save_run(request.out, prepared.run, prepared.tokens)
         if request.start_from is not None:  # which need not be there when the run goes on
             run_state.save_state(request.out, asdict(state.progress), state.to_arrays())
+        run_state.save_run(request.out, prepared.run, prepared.tokens)
         state.progress.seconds = state.progress.setup_seconds = time.monotonic() - began
         yield log.add(plan_report(request.out, prepared, state))
         yield from _Run(request.out, prepared, log, stopped).recorded(state)
@@ -91,7 +91,10 @@ def resume(
     with files.lock(run_state.folder(out) / "LOCK"), run_log.RunLog(out) as log:
         for folder in (out, run_state.folder(out)):
             files.remove_leftovers(folder)
-        tokenizer = Tokenizer(files.read(run_state.folder(out) / "tokenizer.json").decode())
+        tokenizer = Tokenizer(
+            files.read(run_state.folder(out) / "tokenizer.json").decode(),
+            end_of_text=run["end_of_text"],
+        )
         plan = Plan(
             run["size"],
             ModelConfig.from_dict(run["model"]),
@@ -109,7 +112,7 @@ def resume(
 def _saved_state(out: Path, prepared: Prepared) -> TrainState:
     """The newest state on disk, or that of the start."""
     saved = run_state.load_state(out)
-    state = prepared.new_state(with_source=saved is None)
+    state = prepared.new_state()
     if saved:
         state.restore(saved[1], Progress(**saved[0]))
     return state
