@@ -204,8 +204,8 @@ def test_what_is_scored_is_kept_with_the_run_and_is_the_users_choice(rows):
     store = TokenStore(
         **tokens, end_of_text=END, held_out_bytes=20, context_length=48, batch_size=2, seed=1337
     )
-    config = ModelConfig(**run["model"])
-    untrained = new_state(config, TrainConfig(**run["train"]), torch.device("cpu")).model
+    config = ModelConfig(**run["plan"]["model"])
+    untrained = new_state(config, TrainConfig(**run["plan"]["train"]), torch.device("cpu")).model
     nats, n = alone(untrained, store.batch(0))
     assert losses[0] == pytest.approx(nats / n, rel=1e-5)
     run, tokens = run_state.load_run(rows / "all")

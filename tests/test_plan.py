@@ -9,7 +9,8 @@ from test_runs import request
 from tgen import runs
 from tgen.config import SIZES, ModelConfig, RopeScaling, TrainConfig
 from tgen.errors import CorpusError, UsageError
-from tgen.training.plan import Facts, choose_tokenizer, make_plan
+from tgen.training.plan import choose_tokenizer, make_plan
+from tgen.training.shape import Facts
 
 ORDER = list(SIZES)
 

@@ -194,6 +194,7 @@ class TrainConfig:
     beta2: float = 0.98
     grad_clip: float = 1.0
     dropout: float = 0.0
+    token_split: float = 0.0  # of the tokens, taken apart at random until the rate falls
     loss_on: LossOn = "completion"  # of rows that have one; a text counts everywhere
     eval_every: int | None = None  # steps; None: as often as a twentieth of the time allows
     patience: int = 5  # evaluations without a better one before the rate falls; 0: never
@@ -217,7 +218,15 @@ class TrainConfig:
             _require(0 < value < math.inf, name, value, "a positive number")
         _require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "at least 0")
         _require(0 <= self.weight_decay < math.inf, "weight_decay", self.weight_decay, "at least 0")
-        for name in ("decay_fraction", "momentum", "beta1", "beta2", "dropout", "val_fraction"):
+        for name in (
+            "decay_fraction",
+            "momentum",
+            "beta1",
+            "beta2",
+            "dropout",
+            "token_split",
+            "val_fraction",
+        ):
             value = getattr(self, name)
             _require(0 <= value < 1, name, value, "a number from 0 up to, not including, 1")
         _require(0 <= self.seed < 2**63, "seed", self.seed, "a number from 0 to 2^63 - 1")

@@ -111,6 +111,16 @@ class Tokenizer:
         """
         return self._bytes[i] if i < self.vocab_size else b""
 
+    def halves(self) -> NDArray[np.int64]:
+        """(V, 2): the two tokens that each was merged from, -1 for those that were not."""
+        model = json.loads(self.json)["model"]
+        vocab, found = model["vocab"], np.full((self.vocab_size, 2), -1, np.int64)
+        for merge in model["merges"]:  # a pair, or in older files both in one string
+            left, right = merge.split(" ") if isinstance(merge, str) else merge
+            if left + right in vocab:
+                found[vocab[left + right]] = vocab[left], vocab[right]
+        return found
+
     def name(self, i: int | None) -> str | None:
         """How the tokenizer itself writes a token; None if there is none."""
         return None if i is None else self._backend.id_to_token(i)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from tgen.config import LossOn
 from tgen.corpus.documents import Document
+from tgen.corpus.token_split import take_apart
 from tgen.tokenizer import Tokenizer
 
 Tokens = NDArray[np.uint16 | np.uint32]
@@ -91,6 +92,7 @@ class TokenStore:
     end_of_text: int | None = None  # the token between documents; None: they are not told apart
     train_scored: Scored | None = None  # (n,); None: every token
     held_out_scored: Scored | None = None  # (m,)
+    halves: NDArray[np.int64] | None = None  # (V, 2), see `take_apart`
 
     @property
     def train_tokens(self) -> int:
@@ -103,11 +105,12 @@ class TokenStore:
         scored = self.held_out_scored
         return len(self.held_out) if scored is None else int(scored.sum())
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int, *, token_split: float = 0.0) -> Batch:
         """Step `step`'s windows, `batch_size` of `context_length` + 1 tokens.
 
         Every epoch cuts the text into windows at a new offset and deals them in a new order, so
-        each token is seen once an epoch.
+        each token is seen once an epoch; with `token_split`, that share of them taken apart, and a
+        window's last ones not seen.
         """
         length = self.context_length
         per_epoch = max(1, (len(self.train) - 1) // length)
@@ -116,7 +119,14 @@ class TokenStore:
             epoch, i = divmod(step * self.batch_size + row, per_epoch)
             offset, order = _epoch(self.seed, epoch, per_epoch, len(self.train) - length)
             starts.append((offset + order[i] * length) % (len(self.train) - length))
-        return self._windows(self.train, self.train_scored, starts, length)
+        index = np.array(starts)[:, None] + np.arange(length + 1)
+        tokens = self.train[index].astype(np.int64)
+        if token_split > 0:
+            assert self.halves is not None
+            random = np.random.default_rng([self.seed, step])
+            tokens, places = take_apart(tokens, self.halves, token_split, random)
+            index = np.take_along_axis(index, places, axis=1)
+        return self._batch(tokens, self.train_scored, index)
 
     def held_out_windows(self, max_tokens: int) -> Iterator[Batch]:
         """Windows of up to context_length + 1 tokens that predict each held-out token exactly once.
@@ -159,7 +169,11 @@ class TokenStore:
         length: int,
     ) -> Batch:
         index = np.asarray(starts)[:, None] + np.arange(length + 1)
-        tokens = stream[index].astype(np.int64)
+        return self._batch(stream[index].astype(np.int64), scored, index)
+
+    def _batch(
+        self, tokens: NDArray[np.int64], scored: Scored | None, index: NDArray[np.int64]
+    ) -> Batch:
         counts = None if scored is None else scored[index[:, 1:]]
         return Batch(tokens, counts, self._documents(tokens[:, :-1]))
 

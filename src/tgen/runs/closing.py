@@ -26,7 +26,7 @@ _COMPARED_TOKENS = 1 << 22  # of the training text that samples are looked up in
 
 def sample(prepared: Prepared, state: TrainState) -> Iterator[SampleReport]:
     """One continuation of the run's prompt, with the step as its seed."""
-    prompt = prepared.run["sample_prompt"].encode("utf-8", "surrogateescape")
+    prompt = prepared.record.sample_prompt
     step = state.progress.step
     (text,) = _write(state.model, prepared.tokenizer, [prompt], _SAMPLE_TOKENS, seed=step)
     yield SampleReport(step=state.progress.step, prompt=prompt, text=text)
@@ -38,7 +38,7 @@ def closing_reports(
     """Whether the best model writes by heart, and the end."""
     bundle = directory.load(out)
     model = Transformer.from_arrays(bundle.config, bundle.arrays).to(prepared.device)
-    prompt = prepared.run["sample_prompt"].encode("utf-8", "surrogateescape")
+    prompt = prepared.record.sample_prompt
     written = b"".join(_write(model, bundle.tokenizer, [prompt] * _ROWS, _TOKENS, seed=0))
     known = bundle.tokenizer.decode(store.train[:_COMPARED_TOKENS])
     unseen = bundle.tokenizer.decode(store.held_out)[: len(written)]
@@ -48,10 +48,10 @@ def closing_reports(
     yield judge(
         len(longest_shared_run(written, known)),
         len(longest_shared_run(unseen, known)),
-        train_bits_per_byte=nats / math.log(2) * store.train_tokens / prepared.run["train_bytes"],
+        train_bits_per_byte=nats / math.log(2) * store.train_tokens / prepared.record.train_bytes,
         held_out_bits_per_byte=done.best_bits_per_byte,
     )
-    yield replace(done, out=str(out), baselines=prepared.run["baselines"])
+    yield replace(done, out=str(out), baselines=prepared.record.baselines)
 
 
 def _write(

@@ -1,7 +1,7 @@
 """From what the user asked for to a plan: text, tokenizer, tokens, and what to train."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,18 +14,18 @@ from tgen.config import DEFAULT_FAMILY, Family, Size, TrainConfig
 from tgen.corpus import TokenStore
 from tgen.model.device import Device, choose_device, n_threads, set_threads
 from tgen.reports import Choice, PlanReport
+from tgen.runs.record import RunRecord
 from tgen.tokenizer import Tokenizer, make_tokenizer
 from tgen.training.baselines import ngram_bits_per_byte, xz_bits_per_byte
 from tgen.training.calibrate import measure_speed
 from tgen.training.overrides import parse_overrides
 from tgen.training.plan import (
     CALIBRATION_SHARE,
-    Facts,
-    Plan,
     choose_tokenizer,
     make_plan,
     readable_bytes,
 )
+from tgen.training.shape import Facts
 from tgen.training.state import TrainState, new_state
 
 _TOKENIZER_BYTES = 1 << 23  # of text that a tokenizer is learnt from
@@ -58,33 +58,34 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class Prepared:
-    """All that a run is made of. `run` is the part that is kept as JSON."""
+    """All that a run is made of."""
 
-    run: dict[str, Any]
-    plan: Plan
+    record: RunRecord
     tokenizer: Tokenizer
-    tokens: dict[str, Any]  # arrays, the fields of a TokenStore
+    tokens: Mapping[str, NDArray[Any]]  # the fields of a TokenStore
     device: Device
     weights: Mapping[str, NDArray[Any]] | None = None  # that it fine-tunes
-    notes: list[str] = field(default_factory=list)
 
     def new_state(self) -> TrainState:
         """A run at its start."""
-        state = new_state(self.plan.model, self.plan.train, self.device)
+        plan = self.record.plan
+        state = new_state(plan.model, plan.train, self.device)
         if self.weights is not None:
             state.model.load_arrays(self.weights)
-        state.progress.closing_seconds = self.plan.closing_seconds
+        state.progress.closing_seconds = plan.closing_seconds
         return state
 
     def store(self) -> TokenStore:
         """The tokens as batches."""
+        plan = self.record.plan
         return TokenStore(
             **self.tokens,
             end_of_text=self.tokenizer.end_of_text,
-            held_out_bytes=self.run["held_out_bytes"],
-            context_length=self.plan.context_length,
-            batch_size=self.plan.train.batch_size,
-            seed=self.plan.train.seed,
+            halves=self.tokenizer.halves() if plan.train.token_split > 0 else None,
+            held_out_bytes=self.record.held_out_bytes,
+            context_length=plan.context_length,
+            batch_size=plan.train.batch_size,
+            seed=plan.train.seed,
         )
 
 
@@ -116,47 +117,44 @@ def prepare(request: RunRequest, *, with_baselines: bool = True) -> Prepared:
             vocab_size=tokenizer.vocab_size,
             train_tokens=len(train.tokens),
             held_out_tokens=len(held_out.tokens),
+            splittable=source is None and tokenizer_choice.value != "char",
             speed=speed,
         ),
         start_from=None if source is None else source.config,
     )
     all_scored = train.scored is None and held_out.scored is None
-    run = {
-        "corpus": request.corpus,
-        "corpus_sha256": texts.corpus.sha256,
-        "corpus_bytes": texts.corpus.n_bytes,
-        "train_bytes": train.scored_bytes,
-        "held_out_bytes": held_out.scored_bytes,
-        "tokenizer": tokenizer_choice.value,
-        "end_of_text": tokenizer.end_of_text,
-        "start_from": None if source is None else str(source.path.resolve()),
-        "size": plan.size,
-        "model": asdict(plan.model),
-        "context_length": plan.context_length,
-        "closing_seconds": plan.closing_seconds,
-        "train": asdict(plan.train),
-        "choices": [asdict(choice) for choice in (tokenizer_choice, *plan.choices)],
-        "baselines": _baselines(texts, config) if with_baselines and all_scored else {},
-        "device": device.type,
-        "threads": n_threads(),
-        "tensorboard": request.tensorboard,
-        "sample_prompt": _sample_prompt(texts).decode("utf-8", "surrogateescape"),
-    }
+    record = RunRecord(
+        corpus=request.corpus,
+        corpus_sha256=texts.corpus.sha256,
+        corpus_bytes=texts.corpus.n_bytes,
+        train_bytes=train.scored_bytes,
+        held_out_bytes=held_out.scored_bytes,
+        tokenizer=tokenizer_choice,
+        end_of_text=tokenizer.end_of_text,
+        start_from=None if source is None else str(source.path.resolve()),
+        plan=replace(plan, notes=texts.notes + plan.notes),
+        baselines=_baselines(texts, config) if with_baselines and all_scored else {},
+        device=device.type,
+        threads=n_threads(),
+        tensorboard=request.tensorboard,
+        prompt=_sample_prompt(texts).decode("utf-8", "surrogateescape"),
+    )
     tokens = corpus.arrays(train, held_out)
     weights = None if source is None else source.arrays
-    return Prepared(run, plan, tokenizer, tokens, device, weights, texts.notes + plan.notes)
+    return Prepared(record, tokenizer, tokens, device, weights)
 
 
 def plan_report(out: Path, prepared: Prepared, state: TrainState) -> PlanReport:
     """What the run is going to do."""
-    plan, run, model = prepared.plan, prepared.run, prepared.plan.model
+    record, plan = prepared.record, prepared.record.plan
+    model = plan.model
     return PlanReport(
         out=str(out),
         resumed_at_step=state.progress.step,
-        corpus_bytes=run["corpus_bytes"],
+        corpus_bytes=record.corpus_bytes,
         train_tokens=len(prepared.tokens["train"]),
         held_out_tokens=len(prepared.tokens["held_out"]),
-        tokenizer=run["tokenizer"],
+        tokenizer=record.tokenizer.value,
         vocab_size=prepared.tokenizer.vocab_size,
         family=model.family,
         size=plan.size,
@@ -170,8 +168,8 @@ def plan_report(out: Path, prepared: Prepared, state: TrainState) -> PlanReport:
         device=str(prepared.device),
         threads=n_threads(),
         seed=plan.train.seed,
-        choices=[Choice(**choice) for choice in run["choices"]],
-        notes=prepared.notes,
+        choices=[record.tokenizer, *plan.choices],
+        notes=plan.notes,
     )
 
 

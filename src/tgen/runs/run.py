@@ -7,16 +7,15 @@ from pathlib import Path
 
 from tgen import corpus, files
 from tgen.checkpoint import directory, run_log, run_state
-from tgen.config import ModelConfig, TrainConfig
 from tgen.errors import DivergedError, TrainingError, UsageError
 from tgen.model.device import choose_device, set_threads
 from tgen.reports import BackReport, DoneReport, EvalReport, PlanReport, RunReport, StepReport
 from tgen.runs.closing import closing_reports, sample
 from tgen.runs.prepare import Prepared, RunRequest, plan_report, prepare
+from tgen.runs.record import RunRecord
 from tgen.tokenizer import Tokenizer
 from tgen.training import tensorboard
 from tgen.training.loop import done_report, train
-from tgen.training.plan import Plan
 from tgen.training.schedule import begin_early_decay, evaluation_is_due
 from tgen.training.state import Progress, TrainState
 
@@ -53,7 +52,7 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
         files.publish(folder / "tokenizer.json", prepared.tokenizer.json.encode())
         if request.start_from is not None:  # which need not be there when the run goes on
             run_state.save_state(request.out, asdict(state.progress), state.to_arrays())
-        run_state.save_run(request.out, prepared.run, prepared.tokens)
+        run_state.save_run(request.out, prepared.record.to_dict(), prepared.tokens)
         state.progress.seconds = state.progress.setup_seconds = time.monotonic() - began
         yield log.add(plan_report(request.out, prepared, state))
         yield from _Run(request.out, prepared, log, stopped).recorded(state)
@@ -78,12 +77,13 @@ def resume(
 
     The corpus need not be there any more; if it is named and has changed, TrainingError.
     """
-    run, tokens = run_state.load_run(out)
-    chosen = choose_device(run["device"] if device == "auto" else device)
-    set_threads(threads or run["threads"])
-    if run["tensorboard"]:
+    kept, tokens = run_state.load_run(out)
+    record = RunRecord.from_dict(kept)
+    chosen = choose_device(record.device if device == "auto" else device)
+    set_threads(threads or record.threads)
+    if record.tensorboard:
         tensorboard.require()
-    if corpus_paths and corpus.read(corpus_paths).sha256 != run["corpus_sha256"]:
+    if corpus_paths and corpus.read(corpus_paths).sha256 != record.corpus_sha256:
         raise TrainingError(
             f"the corpus has changed since the run in {out} began",
             "start a new run with another --out, or resume without naming a corpus",
@@ -93,16 +93,9 @@ def resume(
             files.remove_leftovers(folder)
         tokenizer = Tokenizer(
             files.read(run_state.folder(out) / "tokenizer.json").decode(),
-            end_of_text=run["end_of_text"],
+            end_of_text=record.end_of_text,
         )
-        plan = Plan(
-            run["size"],
-            ModelConfig.from_dict(run["model"]),
-            TrainConfig(**run["train"]),
-            run["context_length"],
-            run["closing_seconds"],
-        )
-        prepared = Prepared(run, plan, tokenizer, tokens, chosen)
+        prepared = Prepared(record, tokenizer, tokens, chosen)
         state = _saved_state(out, prepared)
         log.trim(state.progress.step)
         yield log.add(plan_report(out, prepared, state))
@@ -131,7 +124,7 @@ class _Run:
     def recorded(self, state: TrainState) -> Iterator[RunReport]:
         """The run's reports, as TensorBoard's events too where they are wanted."""
         reports = self.reports(state)
-        if self.prepared.run["tensorboard"]:
+        if self.prepared.record.tensorboard:
             folder = run_state.folder(self.out) / "tensorboard"
             reports = tensorboard.recorded(reports, folder, after_step=state.progress.step)
         yield from reports
@@ -146,7 +139,7 @@ class _Run:
                     return
                 run_state.drop_states_after(self.out, left.best_step)
                 state = self._earlier_state(left)
-                begin_early_decay(state.progress, self.prepared.plan.train)
+                begin_early_decay(state.progress, self.prepared.record.plan.train)
                 reason = "the held-out text is no longer predicted better"
             except DivergedError as error:
                 if left.rollbacks == _ROLLBACKS:
@@ -181,7 +174,7 @@ class _Run:
         return state
 
     def _until_done(self, state: TrainState) -> Iterator[RunReport]:
-        progress, config = state.progress, self.prepared.plan.train
+        progress, config = state.progress, self.prepared.record.plan.train
         for report in train(state.model, self.store, config, state):
             if isinstance(report, DoneReport):
                 self._save(state, weights=self.nothing_held_out)

@@ -33,8 +33,8 @@ class Batches(Protocol):
     def held_out_bytes(self) -> int:
         """Bytes of the held-out text whose tokens are scored; 0: there is none."""
 
-    def batch(self, step: int) -> Windows:
-        """Windows of T + 1 tokens."""
+    def batch(self, step: int, *, token_split: float = 0.0) -> Windows:
+        """Windows of T + 1 tokens, a share of which may be taken apart."""
 
     def held_out_windows(self, max_tokens: int) -> Iterator[Windows]:
         """Windows of up to T + 1 tokens that predict each held-out token once."""

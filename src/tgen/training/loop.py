@@ -17,6 +17,7 @@ from tgen.training.evaluation import Batches, count_scored, evaluate, loss_sum, 
 from tgen.training.optim import rate_factor
 from tgen.training.schedule import (
     begin_decay_if_due,
+    decays,
     evaluation_is_due,
     note_evaluation,
     seconds_per_step,
@@ -113,7 +114,8 @@ def _step(
     model.train()
     if config.dropout > 0:  # the masks are a function of seed and step
         torch.manual_seed(_dropout_seed(config.seed, progress.step))
-    windows = batches.batch(progress.step)
+    token_split = 0.0 if decays(progress) else config.token_split
+    windows = batches.batch(progress.step, token_split=token_split)
     batch = to_device(windows, _device(model))
     losses = []
     n_scored = max(1, count_scored(windows))

@@ -9,38 +9,35 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tgen.config import SIZES, ModelConfig, TrainConfig
-from tgen.errors import CorpusError, UsageError
+from tgen.errors import CorpusError
 from tgen.reports import Choice
 from tgen.training.overrides import parse_overrides
+from tgen.training.shape import Facts, choose_shape, given_shape, n_weights, tokens_per_second
 
 MAX_EVAL_TOKENS = 1 << 18  # of a larger held-out text, this many evenly spread tokens are scored
 CALIBRATION_SHARE = 0.01  # of the minutes
 _BPE_FROM_BYTES = 100_000  # a smaller text repeats too few words to learn them as tokens
-_TOKENS_PER_WEIGHT = 2.5  # a run that sees fewer does better with a smaller model
-_WEIGHTS_PER_TOKEN = 10  # a larger model learns a small text by heart sooner, and no better
-_SIZE_WITH_STEPS = "tiny"
 _STEP_TOKENS = 2048
 _BYTES_PER_TOKEN = 6
 _READ_AT_LEAST = 1 << 20  # bytes
 _TOKENISED_A_SECOND = 2e6  # bytes
 _EVALUATION_SECONDS = 10.0  # between evaluations at least: each also saves and samples
 _EVALUATION_EPOCHS = 3.0  # and at most, since that is how fast a small text is learnt by heart
-# Up to so many readings of a token by all weights there are for it: dropout, weight decay.
-_REGULARISATION = [(50.0, 0.0, 0.1), (300.0, 0.1, 0.1), (math.inf, 0.2, 0.5)]
+_WHY_SPLIT = {
+    True: "taken apart at random, so that each reading differs",
+    False: "these tokens stay whole",
+}
+# Up to so many readings of a token by all weights there are for it: dropout, share of tokens
+# taken apart, weight decay.
+_REGULARISATION = [
+    (5.0, 0.0, 0.0, 0.1),
+    (30.0, 0.0, 0.1, 0.1),
+    (80.0, 0.1, 0.2, 0.1),
+    (300.0, 0.1, 0.3, 0.1),
+    (math.inf, 0.2, 0.3, 0.5),
+]
 _RATE_TIMES_WIDTH = 0.5  # AdamW's: what a vector's entries may move by shrinks with their number
-_LONG_WINDOW = 1024  # tokens: to fine-tune with longer ones is for those who ask for it
 _FINE_TUNING = 0.3  # of the rates for a new model
-_OVERHEAD = 0.75  # of the measured speed that a run keeps: optimizer, evaluations, samples
-
-
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What the plan follows from."""
-
-    vocab_size: int
-    train_tokens: int
-    held_out_tokens: int
-    speed: float  # useful floating-point operations a second, see `measure_speed`
 
 
 @dataclass(frozen=True)
@@ -67,31 +64,13 @@ def choose_tokenizer(n_bytes: int, alphabet: int) -> tuple[str, int | None, str]
     return "bpe", round(vocab_size), why
 
 
-def choose_size(train: TrainConfig, facts: Facts, family: str) -> tuple[str, str]:
-    """The largest size that the time can fill and the text can, and the reason."""
-    chosen, why = next(iter(SIZES)), "the smallest: there is little time or little text"
-    for size, shape in SIZES.items():
-        weights = _n_weights(ModelConfig.of(family, **shape, vocab_size=facts.vocab_size))
-        if weights > _WEIGHTS_PER_TOKEN * facts.train_tokens:
-            break
-        tokens = _tokens_in_time(train, facts.speed, weights)
-        if train.steps is None and tokens < _TOKENS_PER_WEIGHT * weights:
-            break
-        chosen, why = size, f"the largest that time and text can fill: {tokens / 1e6:.1f} M tokens"
-        if train.steps is not None:
-            why = "--minutes would choose"
-            if size == _SIZE_WITH_STEPS:
-                break
-    return chosen, why
-
-
 def readable_bytes(
     size: str | None, train: TrainConfig, speed: float, start_from: ModelConfig | None
 ) -> int:
     """As much text as a run can read once, and some more; what is beyond need not be tokenised."""
     shape = SIZES["tiny" if size is None else size]
     model = start_from or ModelConfig.of("qwen3", **shape, vocab_size=1024)
-    tokens = _tokens_in_time(train, speed, _n_weights(model))
+    tokens = 60 * train.minutes * tokens_per_second(speed, n_weights(model))
     if train.steps is not None:
         tokens = train.steps * train.batch_size * model.context_length
         return max(_READ_AT_LEAST, round(tokens * _BYTES_PER_TOKEN))
@@ -120,26 +99,20 @@ def make_plan(
         )
     model_fields, train_fields = parse_overrides(overrides)
     if start_from is not None:
-        size, why_size = "given", "that of the model it starts from"
-        context, why_context = _shorter_context(model_fields, start_from, facts)
-        model = start_from
+        shape = given_shape(start_from, model_fields, facts)
     else:
-        size, why_size = (size, "asked for") if size else choose_size(train, facts, family)
-        if size not in SIZES:
-            raise UsageError(f"size {size!r} is unknown", f"choose one of {', '.join(SIZES)}")
-        context, why_context = _context(SIZES[size], model_fields, facts)
-        shape = SIZES[size] | model_fields | {"context_length": context}
-        model = ModelConfig.of(family, **shape, vocab_size=facts.vocab_size)
-    weights = _n_weights(model)
-    tokens_per_second = _OVERHEAD * facts.speed / (6 * weights)
+        shape = choose_shape(family, size, train, model_fields, facts)
+    model, context = shape.model, shape.context_length
+    weights = n_weights(model)
+    speed = tokens_per_second(facts.speed, weights)
     if train.batch_size != TrainConfig().batch_size:
         train_fields = {"batch_size": train.batch_size} | train_fields
     per_step = train_fields.get("batch_size", _batch_size(context, facts)) * context
-    steps = train.steps or max(1, round(tokens_per_second * train.minutes * 60 / per_step))
+    steps = train.steps or max(1, round(speed * train.minutes * 60 / per_step))
     epochs = steps * per_step / facts.train_tokens
     evaluated = min(facts.held_out_tokens, MAX_EVAL_TOKENS)
     weights_per_token = weights / facts.train_tokens
-    dropout, weight_decay = next(
+    dropout, token_split, weight_decay = next(
         rest for limit, *rest in _REGULARISATION if epochs * weights_per_token <= limit
     )
     gentle = _FINE_TUNING if start_from is not None else 1.0
@@ -149,23 +122,25 @@ def make_plan(
         "matrix_learning_rate": train.matrix_learning_rate * gentle,
         "warmup_steps": min(train.warmup_steps, steps // 10),
         "dropout": dropout,
+        "token_split": token_split if facts.splittable else 0.0,
         "weight_decay": weight_decay,
-        "eval_every": _eval_every(evaluated, tokens_per_second, per_step, facts),
+        "eval_every": _eval_every(evaluated, speed, per_step, facts),
     }
     config = _with_chosen(train, chosen, train_fields)
     choices = [
-        Choice("size", size, why_size),
-        Choice("context", f"{context} tokens", why_context),
+        Choice("size", shape.size, shape.why_size),
+        Choice("context", f"{context} tokens", shape.why_context),
         Choice("batch", f"{config.batch_size} windows", f"{per_step:,} tokens a step"),
         Choice("rates", _rates(config), _why_rates(config, start_from is not None)),
         Choice("dropout", f"{config.dropout:g}", _why_dropout(epochs, weights_per_token)),
+        Choice("token split", f"{config.token_split:.0%}", _WHY_SPLIT[facts.splittable]),
         Choice("steps", _count(steps, exact=train.steps is not None), _speed(facts)),
         Choice("evaluation", f"every {config.eval_every} steps", "a twentieth of the time or less"),
     ]
     # The held-out text once more, as much of the training text, and the samples.
-    closing_seconds = (0.7 * evaluated + 4 * per_step) / tokens_per_second
+    closing_seconds = (0.7 * evaluated + 4 * per_step) / speed
     return Plan(
-        size,
+        shape.size,
         model,
         config,
         context,
@@ -188,62 +163,15 @@ def _with_chosen(
     return replace(train, **(free | dict(given)))
 
 
-def _context(
-    shape: Mapping[str, int], model_fields: Mapping[str, Any], facts: Facts
-) -> tuple[int, str]:
-    """A new model's window, and the reason."""
-    longest = facts.train_tokens - 1
-    if "context_length" in model_fields:
-        wanted: int = model_fields["context_length"]
-        if wanted > longest:
-            raise CorpusError(
-                f"context_length={wanted} is longer than the text: "
-                f"{facts.train_tokens} tokens to train on",
-                f"set at most {longest}",
-            )
-        return wanted, "asked for"
-    wanted = shape["context_length"]
-    room = max(1, min(longest, facts.train_tokens // 8))
-    if room < wanted:
-        return room, f"an eighth of the {facts.train_tokens} tokens there are"
-    return wanted, "goes with the size"
-
-
-def _shorter_context(
-    model_fields: Mapping[str, Any], start_from: ModelConfig, facts: Facts
-) -> tuple[int, str]:
-    """The windows that a model is fine-tuned with, at most its own, and the reason."""
-    wanted = model_fields.get("context_length", min(start_from.context_length, _LONG_WINDOW))
-    for name, value in model_fields.items():
-        if name != "context_length" or value > start_from.context_length:
-            raise UsageError(
-                f"--set {name}={value} does not go with --from", "the model's shape is its own"
-            )
-    return min(wanted, facts.train_tokens - 1), "no more than the model it starts from is made for"
-
-
-def _eval_every(evaluated: int, tokens_per_second: float, per_step: int, facts: Facts) -> int:
+def _eval_every(evaluated: int, speed: float, per_step: int, facts: Facts) -> int:
     # A token costs about a third of a step's work: spend a twentieth of the time on them.
-    by_time = max(evaluated / 3 / 0.05, _EVALUATION_SECONDS * tokens_per_second)
+    by_time = max(evaluated / 3 / 0.05, _EVALUATION_SECONDS * speed)
     return max(20, round(min(by_time, _EVALUATION_EPOCHS * facts.train_tokens) / per_step))
 
 
 def _batch_size(context: int, facts: Facts) -> int:
     room = facts.train_tokens // (8 * context)  # a step sees an eighth of the text at most
     return max(1, min(_STEP_TOKENS // context, room))
-
-
-def _n_weights(model: ModelConfig) -> int:
-    """Weights that a token passes: those of the blocks and the head."""
-    width = model.n_heads * model.head_dim
-    attention = model.d_model * (2 * width + 2 * model.n_kv_heads * model.head_dim)
-    matrices = 3 if model.activation == "swiglu" else 2
-    block = attention + matrices * model.d_model * model.d_ff
-    return model.n_layers * block + model.vocab_size * model.d_model
-
-
-def _tokens_in_time(train: TrainConfig, speed: float, weights: int) -> float:
-    return _OVERHEAD * speed * train.minutes * 60 / (6 * weights)
 
 
 def _rates(config: TrainConfig) -> str:
@@ -285,6 +213,7 @@ _FIELDS = {
     "batch": ("batch_size",),
     "rates": ("learning_rate", "matrix_learning_rate"),
     "dropout": ("dropout",),
+    "token split": ("token_split",),
     "evaluation": ("eval_every",),
 }
 

@@ -46,11 +46,11 @@ def note_evaluation(progress: Progress, config: TrainConfig, bits_per_byte: floa
         progress.best_bits_per_byte, progress.best_step = bits_per_byte, progress.step
         progress.not_better = 0
         return True
-    if _decays(progress) and not progress.in_decay:
+    if decays(progress) and not progress.in_decay:
         progress.in_decay, progress.not_better = True, 0
     progress.not_better += 1
     if config.patience and progress.not_better >= config.patience:
-        if _decays(progress):
+        if decays(progress):
             progress.total_steps = progress.step
         else:
             progress.go_back = True
@@ -74,7 +74,8 @@ def seconds_per_step(progress: Progress) -> float:
     return (progress.seconds - progress.setup_seconds) / max(1, progress.steps_taken)
 
 
-def _decays(progress: Progress) -> bool:
+def decays(progress: Progress) -> bool:
+    """Whether the rate falls at this step."""
     return progress.decay_start is not None and progress.step >= progress.decay_start
 
 
