@@ -30,8 +30,8 @@ _WHY_SPLIT = {
 # Up to so many readings of a token by all weights there are for it: dropout, share of tokens
 # taken apart, weight decay.
 _REGULARISATION = [
-    (5.0, 0.0, 0.0, 0.1),
-    (30.0, 0.0, 0.1, 0.1),
+    (15.0, 0.0, 0.0, 0.1),
+    (40.0, 0.1, 0.1, 0.1),
     (80.0, 0.1, 0.2, 0.1),
     (300.0, 0.1, 0.3, 0.1),
     (math.inf, 0.2, 0.3, 0.5),

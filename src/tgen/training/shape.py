@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 from tgen.config import SIZES, ModelConfig, TrainConfig
 from tgen.errors import CorpusError, UsageError
 
-_TOKENS_PER_WEIGHT = 2.5  # a run that sees fewer does better with a smaller model
+_TOKENS_PER_WEIGHT = 2.5  # a run that sees fewer does better with a smaller model,
+_READINGS = 12  # but for one that would read the text more often than this:
+_TOKENS_PER_WEIGHT_READ = 1.0  # a larger one learns more from each reading
 _WEIGHTS_PER_TOKEN = 10  # a larger model learns a small text by heart sooner, and no better
 _SIZE_WITH_STEPS = "tiny"
 _LONG_WINDOW = 1024  # tokens: to fine-tune with longer ones is for those who ask for it
@@ -57,13 +59,16 @@ def given_shape(model: ModelConfig, fields: Mapping[str, Any], facts: Facts) -> 
 def choose_size(train: TrainConfig, facts: Facts, family: str) -> tuple[str, str]:
     """The largest size that the time can fill and the text can, and the reason."""
     chosen, why = next(iter(SIZES)), "the smallest: there is little time or little text"
+    readings = 0.0
     for size, shape in SIZES.items():
         weights = n_weights(ModelConfig.of(family, **shape, vocab_size=facts.vocab_size))
         if weights > _WEIGHTS_PER_TOKEN * facts.train_tokens:
             break
         tokens = 60 * train.minutes * tokens_per_second(facts.speed, weights)
-        if train.steps is None and tokens < _TOKENS_PER_WEIGHT * weights:
+        fill = _TOKENS_PER_WEIGHT_READ if readings > _READINGS else _TOKENS_PER_WEIGHT
+        if train.steps is None and tokens < fill * weights:
             break
+        readings = tokens / facts.train_tokens
         chosen, why = size, f"the largest that time and text can fill: {tokens / 1e6:.1f} M tokens"
         if train.steps is not None:
             why = "--minutes would choose"
