@@ -20,6 +20,7 @@ def plan(train_tokens: int, minutes: float = 10, **values: object):
         vocab_size=values.pop("vocab_size", 1024),
         train_tokens=train_tokens,
         held_out_tokens=train_tokens // 9,
+        splittable=values.pop("splittable", False),
         speed=values.pop("speed", 1e11),
     )
     known = dict(family="qwen3", size=None, overrides={}, train=TrainConfig(minutes=minutes))
@@ -44,9 +45,21 @@ def test_more_time_and_more_text_make_larger_models_and_more_readings_more_dropo
     sizes = [plan(n, 10_000).size for n in (1_000, 100_000, 10_000_000)]
     assert sizes == sorted(sizes, key=ORDER.index)
     assert sizes[0] != sizes[-1]
-    faster = plan(400_000, 10, speed=1e13).size
-    assert ORDER.index(faster) > ORDER.index(plan(400_000, 10).size)
+    faster = plan(40_000_000, 10, speed=1e13).size
+    assert ORDER.index(faster) > ORDER.index(plan(40_000_000, 10).size)
     assert plan(10**9, 1).train.dropout == 0 < plan(10_000, 100).train.dropout
+
+
+def test_a_text_that_a_smaller_model_would_read_often_gets_a_larger_one():
+    read_once, read_often = plan(100_000_000, 2), plan(150_000, 2)
+    assert ORDER.index(read_often.size) == ORDER.index(read_once.size) + 1
+
+
+def test_tokens_are_taken_apart_the_more_the_more_often_they_are_read():
+    shares = [plan(150_000, m, splittable=True).train.token_split for m in (0.1, 0.5, 2, 30)]
+    assert shares == sorted(set(shares))
+    assert shares[0] == 0
+    assert plan(150_000, 30).train.token_split == 0  # characters
 
 
 def test_a_configuration_survives_the_way_through_json():

@@ -16,7 +16,8 @@ from tgen.training.shape import Facts, choose_shape, given_shape, n_weights, tok
 
 MAX_EVAL_TOKENS = 1 << 18  # of a larger held-out text, this many evenly spread tokens are scored
 CALIBRATION_SHARE = 0.01  # of the minutes
-_BPE_FROM_BYTES = 100_000  # a smaller text repeats too few words to learn them as tokens
+_BPE_FROM_BYTES = 10_000  # a smaller text repeats too few words to learn them as tokens
+_SMALL_BYTES = 200_000  # and one smaller than this has too few for more than 512 tokens
 _STEP_TOKENS = 2048
 _BYTES_PER_TOKEN = 6
 _READ_AT_LEAST = 1 << 20  # bytes
@@ -28,14 +29,14 @@ _WHY_SPLIT = {
     False: "these tokens stay whole",
 }
 # Up to so many readings of a token by all weights there are for it: dropout, share of tokens
-# taken apart, weight decay.
+# taken apart, weight decay. The second table is for tokens that stay whole, such as characters.
 _REGULARISATION = [
     (15.0, 0.0, 0.0, 0.1),
     (40.0, 0.1, 0.1, 0.1),
     (80.0, 0.1, 0.2, 0.1),
-    (300.0, 0.1, 0.3, 0.1),
-    (math.inf, 0.2, 0.3, 0.5),
+    (math.inf, 0.1, 0.3, 0.1),
 ]
+_REGULARISATION_WHOLE = [(50.0, 0.0, 0.0, 0.1), (300.0, 0.1, 0.0, 0.1), (math.inf, 0.2, 0.0, 0.5)]
 _RATE_TIMES_WIDTH = 0.5  # AdamW's: what a vector's entries may move by shrinks with their number
 _FINE_TUNING = 0.3  # of the rates for a new model
 
@@ -57,9 +58,9 @@ def choose_tokenizer(n_bytes: int, alphabet: int) -> tuple[str, int | None, str]
     """`char` or `bpe`, its vocabulary, and the reason, from a corpus's bytes and characters."""
     if n_bytes < _BPE_FROM_BYTES:
         return "char", None, f"under {_BPE_FROM_BYTES // 1000} KB words repeat too seldom"
-    doublings = round(math.log2(n_bytes / 1e6) / 1.5)
+    doublings = -1 if n_bytes < _SMALL_BYTES else max(0, round(math.log2(n_bytes / 1e6) / 1.5))
     letters = 1 << max(0, alphabet - 1).bit_length()  # a large alphabet needs room for itself
-    vocab_size = max(1024 * 2 ** max(-1, min(doublings, 4)), min(2 * letters, 1 << 14))
+    vocab_size = max(1024 * 2 ** min(doublings, 4), min(2 * letters, 1 << 14))
     why = f"{n_bytes / 1e6:.1f} MB of text, {alphabet:,} different characters"
     return "bpe", round(vocab_size), why
 
@@ -112,8 +113,9 @@ def make_plan(
     epochs = steps * per_step / facts.train_tokens
     evaluated = min(facts.held_out_tokens, MAX_EVAL_TOKENS)
     weights_per_token = weights / facts.train_tokens
+    table = _REGULARISATION if facts.splittable else _REGULARISATION_WHOLE
     dropout, token_split, weight_decay = next(
-        rest for limit, *rest in _REGULARISATION if epochs * weights_per_token <= limit
+        rest for limit, *rest in table if epochs * weights_per_token <= limit
     )
     gentle = _FINE_TUNING if start_from is not None else 1.0
     chosen = {
@@ -122,7 +124,7 @@ def make_plan(
         "matrix_learning_rate": train.matrix_learning_rate * gentle,
         "warmup_steps": min(train.warmup_steps, steps // 10),
         "dropout": dropout,
-        "token_split": token_split if facts.splittable else 0.0,
+        "token_split": token_split,
         "weight_decay": weight_decay,
         "eval_every": _eval_every(evaluated, speed, per_step, facts),
     }

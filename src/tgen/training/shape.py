@@ -10,7 +10,7 @@ from tgen.errors import CorpusError, UsageError
 _TOKENS_PER_WEIGHT = 2.5  # a run that sees fewer does better with a smaller model,
 _READINGS = 12  # but for one that would read the text more often than this:
 _TOKENS_PER_WEIGHT_READ = 1.0  # a larger one learns more from each reading
-_WEIGHTS_PER_TOKEN = 10  # a larger model learns a small text by heart sooner, and no better
+_WEIGHTS_PER_TOKEN = 20  # a larger model learns a small text by heart sooner, and no better
 _SIZE_WITH_STEPS = "tiny"
 _LONG_WINDOW = 1024  # tokens: to fine-tune with longer ones is for those who ask for it
 _OVERHEAD = 0.75  # of the measured speed that a run keeps: optimizer, evaluations, samples
