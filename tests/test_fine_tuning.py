@@ -84,6 +84,24 @@ def test_a_source_that_calls_the_end_of_text_otherwise_keeps_its_name(tmp_path, 
     assert described["eos_token"] == "<eos>"
 
 
+@pytest.mark.parametrize("named", [9999, ord("e"), [True, -1], "<eos>"])
+def test_an_end_of_text_that_is_none_is_not_believed(source, named):
+    described = json.loads((source / "config.json").read_text())
+    (source / "generation_config.json").unlink()
+    (source / "config.json").write_text(json.dumps(described | {"eos_token_id": named}))
+    loaded = directory.load(source)
+    assert loaded.tokenizer.end_of_text == described["eos_token_id"]
+
+
+def test_of_several_ends_ours_is_taken_only_if_the_model_names_it(source):
+    described = json.loads((source / "config.json").read_text())
+    (source / "generation_config.json").unlink()
+    ours, pad = described["eos_token_id"], described["pad_token_id"]
+    for ends, wanted in [([pad, ours], ours), ([pad], pad), (pad, pad)]:
+        (source / "config.json").write_text(json.dumps(described | {"eos_token_id": ends}))
+        assert directory.load(source).tokenizer.end_of_text == wanted
+
+
 def test_a_text_shorter_than_the_models_context_gets_shorter_windows(tmp_path, source):
     (tmp_path / "short.txt").write_bytes(b"to be or not")
     asked = fine_tune(tmp_path, source, overrides={"context_length": "5"})

@@ -1,6 +1,7 @@
 """Tokens taken apart: other tokens, the same text, and only until the rate falls."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ def store(tokenizer: Tokenizer, **values: object) -> TokenStore:
     train = corpus.tokenise(documents, tokenizer)
     arrays = corpus.arrays(train, corpus.tokenise([], tokenizer))
     known = dict(held_out_bytes=0, context_length=24, batch_size=5, seed=3)
-    more = dict(end_of_text=tokenizer.end_of_text, halves=tokenizer.halves())
+    more = dict(end_of_text=tokenizer.end_of_text, merge_pairs=tokenizer.merge_pairs())
     return TokenStore(**arrays | known | more | values)
 
 
@@ -35,30 +36,55 @@ def store(tokenizer: Tokenizer, **values: object) -> TokenStore:
 def test_the_text_stays_the_same(tokenizer, share):
     windows = store(tokenizer).batch(4).tokens
     random = np.random.default_rng(0)
-    apart, places = take_apart(windows, tokenizer.halves(), share, random)
-    assert apart.shape == places.shape == windows.shape
+    apart, positions = take_apart(
+        windows, tokenizer.merge_pairs(), probability=share, random=random
+    )
+    assert apart.shape == positions.shape == windows.shape
     assert not np.array_equal(apart, windows)
-    for old, new, place in zip(windows, apart, places, strict=True):
+    for old, new, position in zip(windows, apart, positions, strict=True):
         assert tokenizer.decode(old).startswith(tokenizer.decode(new))
-        for i in range(place[-1]):  # the last place may not be there whole
-            assert tokenizer.decode(new[place == i]) == tokenizer.decode([old[i]])
+        for i in range(position[-1]):  # the last position may not be there whole
+            assert tokenizer.decode(new[position == i]) == tokenizer.decode([old[i]])
 
 
 def test_each_token_is_taken_apart_with_the_probability_given(tokenizer):
-    halves = tokenizer.halves()
-    (whole,) = np.flatnonzero(halves[:, 0] >= 0)[:1]  # its halves are bytes
+    merge_pairs = tokenizer.merge_pairs()
+    (whole,) = np.flatnonzero(merge_pairs[:, 0] >= 0)[:1]  # its two are bytes
     windows = np.full((1, 40_000), whole)
-    apart, _ = take_apart(windows, halves, 0.25, np.random.default_rng(1))
+    apart, _ = take_apart(windows, merge_pairs, probability=0.25, random=np.random.default_rng(1))
     n_whole = (apart == whole).sum()
     assert n_whole / (n_whole + (apart != whole).sum() / 2) == pytest.approx(0.75, abs=0.01)
 
 
-def test_halves_make_up_their_token(tokenizer):
-    for made in (tokenizer, train_char([UMLAUTS]), train_bpe([UMLAUTS], vocab_size=300)):
-        merged = [i for i, half in enumerate(made.halves()) if half[0] >= 0]
-        assert merged
+def test_merge_pairs_make_up_their_token_and_spare_characters_and_special_tokens(tokenizer):
+    for made in (tokenizer, train_bpe([UMLAUTS], vocab_size=300)):
+        pairs = made.merge_pairs()
+        merged = np.flatnonzero(pairs[:, 0] >= 0)
+        assert len(merged)
         for i in merged:
-            assert made.decode(made.halves()[i]) == made.token_bytes(i)
+            assert made.decode(pairs[i]) == made.token_bytes(i)
+            assert len(made.token_bytes(i).decode(errors="replace")) > 1
+        assert pairs[made.end_of_text, 0] == -1
+    assert (train_char([UMLAUTS]).merge_pairs() == -1).all()
+
+
+def test_merges_in_the_older_notation_and_several_for_one_token(tokenizer):
+    described = json.loads(tokenizer.json)
+    merges = described["model"]["merges"]
+    older = ["#version: 0.2 - of a kind", *(" ".join(pair) for pair in merges)]
+    pairs = Tokenizer(tokenizer.json).merge_pairs()
+    tokenizer_json = json.dumps(described | {"model": described["model"] | {"merges": older}})
+    assert np.array_equal(Tokenizer(tokenizer_json).merge_pairs(), pairs)
+    vocab = described["model"]["vocab"]
+    other = next(
+        [token[:cut], token[cut:]]
+        for left, token in ((left, left + right) for left, right in merges)
+        for cut in range(1, len(token))
+        if token[:cut] != left and token[:cut] in vocab and token[cut:] in vocab
+    )
+    twice = described["model"] | {"merges": [*merges, other]}
+    again = Tokenizer(json.dumps(described | {"model": twice})).merge_pairs()
+    assert np.array_equal(again, pairs)
 
 
 def test_a_batch_is_a_function_of_the_step_and_keeps_what_is_scored(tokenizer):
@@ -70,7 +96,7 @@ def test_a_batch_is_a_function_of_the_step_and_keeps_what_is_scored(tokenizer):
     assert all(np.array_equal(a, b) for a, b in zip(same, plain, strict=True))
     for row in range(5):
         marks = [byte_marks(tokenizer, b.tokens[row], b.scored[row]) for b in (plain, apart)]
-        pairs = [pair for pair in zip(*marks, strict=False) if None not in pair]
+        pairs = [pair for pair in zip(*marks, strict=False) if pair[0] is not None]
         assert pairs
         assert all(a == b for a, b in pairs)
     assert any(False in plain.scored[row] and True in plain.scored[row] for row in range(5))

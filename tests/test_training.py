@@ -13,7 +13,8 @@ from tgen.model.transformer import Transformer
 from tgen.reports import StepReport
 from tgen.training.loop import evaluate, train
 from tgen.training.optim import Muon, orthogonalise, rate_factor
-from tgen.training.plan import Facts, make_plan
+from tgen.training.plan import make_plan
+from tgen.training.shape import Facts
 from tgen.training.state import TrainState
 
 
@@ -114,7 +115,13 @@ def test_overrides_reach_every_field_and_refuse_the_rest():
         family="llama",
         size="tiny",
         train=TrainConfig(),
-        facts=Facts(vocab_size=300, train_tokens=10_000, held_out_tokens=1000, speed=1e10),
+        facts=Facts(
+            vocab_size=300,
+            train_tokens=10_000,
+            held_out_tokens=1000,
+            splittable=False,
+            speed=1e10,
+        ),
     )
     plan = make_plan(
         **plan_of,

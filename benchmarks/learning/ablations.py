@@ -44,6 +44,8 @@ VARIANTS: dict[str, dict[str, str]] = {
     "BPE 512": {"vocab-size": "512"},
     "BPE 2048": {"vocab-size": "2048"},
     "dropout 0.1": {"dropout": "0.1"},
+    "tokens stay whole": {"token_split": "0"},
+    "a fifth taken apart": {"token_split": "0.2"},
 }
 OPTIONS = ("size", "family", "tokenizer", "vocab-size")
 

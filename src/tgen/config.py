@@ -194,7 +194,7 @@ class TrainConfig:
     beta2: float = 0.98
     grad_clip: float = 1.0
     dropout: float = 0.0
-    token_split: float = 0.0  # of the tokens, taken apart at random until the rate falls
+    token_split: float = 0.0  # the probability that a token is taken apart, until the rate falls
     loss_on: LossOn = "completion"  # of rows that have one; a text counts everywhere
     eval_every: int | None = None  # steps; None: as often as a twentieth of the time allows
     patience: int = 5  # evaluations without a better one before the rate falls; 0: never

@@ -52,17 +52,17 @@ _BYTE_OF = {character: byte for byte, character in enumerate(BYTE_CHARACTERS)}
 class Tokenizer:
     """Turns bytes into ids and back. `json` is the tokenizer.json it came from."""
 
-    def __init__(self, json_text: str, *, end_of_text: int | None = None) -> None:
-        """`end_of_text` is the token that ends a text where the tokenizer calls it otherwise than
-        we do. Raises TokenizerError if `json_text` is not a byte-level BPE tokenizer.
+    def __init__(self, json_text: str, *, ends: Sequence[int] = ()) -> None:
+        """`ends` are what a model says of the tokens that end its texts: from elsewhere they may
+        have another name than ours. Raises TokenizerError if `json_text` is not a byte-level BPE
+        tokenizer.
         """
         self.json = json_text
         self._backend = _load_backend(json_text)
         self._backend.encode_special_tokens = True  # text never turns into control tokens
         vocab = self._backend.get_vocab(with_added_tokens=True)
-        special = {
-            t.content for t in self._backend.get_added_tokens_decoder().values() if t.special
-        }
+        added = self._backend.get_added_tokens_decoder()
+        special = {token.content: i for i, token in added.items() if token.special}
         self.vocab_size = max(vocab.values()) + 1
         self._bytes = [b""] * self.vocab_size
         for token, i in vocab.items():
@@ -75,7 +75,9 @@ class Tokenizer:
                 "the tokenizer lacks some of the 256 byte tokens",
                 "only byte-level BPE tokenizers can be used",
             ) from None
-        self.end_of_text = vocab.get(END_OF_TEXT, end_of_text)
+        ours = vocab.get(END_OF_TEXT)
+        known = [i for i in ends if i in special.values()]
+        self.end_of_text = ours if not known or ours in known else known[0]
         self.pad = vocab.get(PAD)
 
     def encode(self, data: bytes) -> list[int]:
@@ -111,23 +113,35 @@ class Tokenizer:
         """
         return self._bytes[i] if i < self.vocab_size else b""
 
-    def halves(self) -> NDArray[np.int64]:
-        """(V, 2): the two tokens that each was merged from, -1 for those that were not."""
+    def merge_pairs(self) -> NDArray[np.int64]:
+        """(V, 2): the two tokens that each was merged from; -1 for those that were not, and for
+        single characters."""
         model = json.loads(self.json)["model"]
         vocab, found = model["vocab"], np.full((self.vocab_size, 2), -1, np.int64)
-        for merge in model["merges"]:  # a pair, or in older files both in one string
-            left, right = merge.split(" ") if isinstance(merge, str) else merge
-            if left + right in vocab:
-                found[vocab[left + right]] = vocab[left], vocab[right]
+        for merge in reversed(model["merges"]):  # where two make the same token the first counts
+            # A pair, or in older files both in one string; some of those begin with a comment.
+            names = merge.split(" ") if isinstance(merge, str) else merge
+            if len(names) != 2 or "".join(names) not in vocab:
+                continue
+            left, right, whole = (vocab[name] for name in (*names, "".join(names)))
+            made = self._bytes[whole]  # b"" for special tokens, which are not text
+            if _n_characters(made) > 1 and made == self._bytes[left] + self._bytes[right]:
+                found[whole] = left, right
         return found
 
-    def name(self, i: int | None) -> str | None:
+    def id_to_token(self, i: int) -> str | None:
         """How the tokenizer itself writes a token; None if there is none."""
-        return None if i is None else self._backend.id_to_token(i)
+        name: str | None = self._backend.id_to_token(i)
+        return name
 
     def _encode_text(self, text: str) -> list[list[int]]:
         blocks = list(_blocks(text))
         return [e.ids for e in self._backend.encode_batch_fast(blocks, add_special_tokens=False)]
+
+
+def _n_characters(data: bytes) -> int:
+    """Of UTF-8 that may lack a character's beginning: that is none."""
+    return sum(byte & 0xC0 != 0x80 for byte in data)
 
 
 class TextStream:

@@ -37,6 +37,8 @@ class ModelBundle:
 def descriptions(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, bytes]:
     """All files of a directory but the weights."""
     end, pad = tokenizer.end_of_text, tokenizer.pad
+    # A tokenizer from elsewhere may lack some.
+    named = {"bos_token": end, "eos_token": end, "pad_token": pad}
     sampling = SamplingConfig()
     texts = {
         "config.json": config_json.to_json(config, end_of_text=end, pad=pad),
@@ -50,17 +52,12 @@ def descriptions(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, bytes]:
         },
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": tokenizer.name(end),
-            "eos_token": tokenizer.name(end),
-            "pad_token": tokenizer.name(pad),
+            **{name: tokenizer.id_to_token(i) for name, i in named.items() if i is not None},
             "model_max_length": config.context_length,
             "clean_up_tokenization_spaces": False,
             "model_input_names": ["input_ids", "attention_mask"],
         },
     }
-    for key in ("bos_token", "eos_token", "pad_token"):  # one from elsewhere may lack some
-        if texts["tokenizer_config.json"][key] is None:
-            del texts["tokenizer_config.json"][key]
     contents = {
         name: (json.dumps(value, indent=2) + "\n").encode() for name, value in texts.items()
     }
@@ -111,9 +108,7 @@ def load(path: Path) -> ModelBundle:
         )
     tokenizer_text = files.read(path / "tokenizer.json", limit=_TOKENIZER_LIMIT)
     ends = _end_ids(path, described)
-    tokenizer = Tokenizer(
-        tokenizer_text.decode("utf-8", errors="replace"), end_of_text=ends[0] if ends else None
-    )
+    tokenizer = Tokenizer(tokenizer_text.decode("utf-8", errors="replace"), ends=ends)
     if tokenizer.vocab_size > config.vocab_size:
         raise ModelError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, the model {config.vocab_size}",
@@ -139,7 +134,7 @@ def _end_ids(path: Path, described: Mapping[str, Any]) -> list[int]:
     if (path / "generation_config.json").exists():
         source = dict(described) | _json(path / "generation_config.json", _CONFIG_LIMIT)
     end: Any = source.get("eos_token_id")
-    return [i for i in (end if isinstance(end, list) else [end]) if isinstance(i, int)]
+    return [i for i in (end if isinstance(end, list) else [end]) if type(i) is int]
 
 
 def _shards(path: Path) -> list[str]:

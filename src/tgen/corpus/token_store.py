@@ -20,6 +20,8 @@ from tgen.tokenizer import Tokenizer
 Tokens = NDArray[np.uint16 | np.uint32]
 Scored = NDArray[np.bool_]
 
+_SPLIT = 1  # what these random numbers are for: dropout's have the same seed and step
+
 
 class Tokenised(NamedTuple):
     """Documents as tokens, and what of them the loss counts."""
@@ -92,7 +94,7 @@ class TokenStore:
     end_of_text: int | None = None  # the token between documents; None: they are not told apart
     train_scored: Scored | None = None  # (n,); None: every token
     held_out_scored: Scored | None = None  # (m,)
-    halves: NDArray[np.int64] | None = None  # (V, 2), see `take_apart`
+    merge_pairs: NDArray[np.int64] | None = None  # (V, 2), see `take_apart`
 
     @property
     def train_tokens(self) -> int:
@@ -109,8 +111,8 @@ class TokenStore:
         """Step `step`'s windows, `batch_size` of `context_length` + 1 tokens.
 
         Every epoch cuts the text into windows at a new offset and deals them in a new order, so
-        each token is seen once an epoch; with `token_split`, that share of them taken apart, and a
-        window's last ones not seen.
+        each token is seen once an epoch. With `token_split` each is taken apart with that
+        probability; what then finds no room at a window's end is not seen in this epoch.
         """
         length = self.context_length
         per_epoch = max(1, (len(self.train) - 1) // length)
@@ -122,10 +124,12 @@ class TokenStore:
         index = np.array(starts)[:, None] + np.arange(length + 1)
         tokens = self.train[index].astype(np.int64)
         if token_split > 0:
-            assert self.halves is not None
-            random = np.random.default_rng([self.seed, step])
-            tokens, places = take_apart(tokens, self.halves, token_split, random)
-            index = np.take_along_axis(index, places, axis=1)
+            assert self.merge_pairs is not None
+            random = np.random.default_rng([self.seed, step, _SPLIT])
+            tokens, positions = take_apart(
+                tokens, self.merge_pairs, probability=token_split, random=random
+            )
+            index = np.take_along_axis(index, positions, axis=1)
         return self._batch(tokens, self.train_scored, index)
 
     def held_out_windows(self, max_tokens: int) -> Iterator[Batch]:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from tgen.config import ModelConfig, TrainConfig
-from tgen.errors import TrainingError
+from tgen.errors import TrainingError, UsageError
 from tgen.reports import Choice
 from tgen.training.plan import Plan
 
@@ -27,24 +27,21 @@ class RunRecord:
     device: str
     threads: int
     tensorboard: bool
-    prompt: str  # of the samples; bytes that are no text as surrogates
-
-    @property
-    def sample_prompt(self) -> bytes:
-        """The prompt's bytes."""
-        return self.prompt.encode("utf-8", "surrogateescape")
+    sample_prompt: bytes
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return asdict(self)
+        text = self.sample_prompt.decode("utf-8", "surrogateescape")
+        return asdict(self) | {"sample_prompt": text}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """What `to_dict` gave; raises TrainingError for anything else."""
+        """What `to_dict` gave; raises TrainingError where fields are missing, unknown or absurd."""
         try:
             plan = values["plan"]
             parts = {
                 "tokenizer": Choice(**values["tokenizer"]),
+                "sample_prompt": values["sample_prompt"].encode("utf-8", "surrogateescape"),
                 "plan": Plan(
                     **plan
                     | {
@@ -55,7 +52,7 @@ class RunRecord:
                 ),
             }
             return cls(**{**values, **parts})
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, AttributeError, UsageError):
             raise TrainingError(
                 "training/run.json is of another version or damaged", "start with --overwrite"
             ) from None

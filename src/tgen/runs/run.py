@@ -52,6 +52,7 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
         files.publish(folder / "tokenizer.json", prepared.tokenizer.json.encode())
         if request.start_from is not None:  # which need not be there when the run goes on
             run_state.save_state(request.out, asdict(state.progress), state.to_arrays())
+        prepared = replace(prepared, weights=None)  # the state has them
         run_state.save_run(request.out, prepared.record.to_dict(), prepared.tokens)
         state.progress.seconds = state.progress.setup_seconds = time.monotonic() - began
         yield log.add(plan_report(request.out, prepared, state))
@@ -93,7 +94,7 @@ def resume(
             files.remove_leftovers(folder)
         tokenizer = Tokenizer(
             files.read(run_state.folder(out) / "tokenizer.json").decode(),
-            end_of_text=record.end_of_text,
+            ends=[] if record.end_of_text is None else [record.end_of_text],
         )
         prepared = Prepared(record, tokenizer, tokens, chosen)
         state = _saved_state(out, prepared)
@@ -105,6 +106,8 @@ def resume(
 def _saved_state(out: Path, prepared: Prepared) -> TrainState:
     """The newest state on disk, or that of the start."""
     saved = run_state.load_state(out)
+    if saved is None and prepared.record.start_from is not None:
+        raise TrainingError(f"the run in {out} has lost its state", "start with --overwrite")
     state = prepared.new_state()
     if saved:
         state.restore(saved[1], Progress(**saved[0]))

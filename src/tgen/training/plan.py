@@ -6,13 +6,20 @@ The figures behind the thresholds were measured: `benchmarks/learning/`.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tgen.config import SIZES, ModelConfig, TrainConfig
-from tgen.errors import CorpusError
+from tgen.errors import CorpusError, UsageError
 from tgen.reports import Choice
 from tgen.training.overrides import parse_overrides
-from tgen.training.shape import Facts, choose_shape, given_shape, n_weights, tokens_per_second
+from tgen.training.shape import (
+    Facts,
+    Shape,
+    choose_shape,
+    given_shape,
+    n_weights,
+    tokens_per_second,
+)
 
 MAX_EVAL_TOKENS = 1 << 18  # of a larger held-out text, this many evenly spread tokens are scored
 CALIBRATION_SHARE = 0.01  # of the minutes
@@ -24,21 +31,31 @@ _READ_AT_LEAST = 1 << 20  # bytes
 _TOKENISED_A_SECOND = 2e6  # bytes
 _EVALUATION_SECONDS = 10.0  # between evaluations at least: each also saves and samples
 _EVALUATION_EPOCHS = 3.0  # and at most, since that is how fast a small text is learnt by heart
-_WHY_SPLIT = {
-    True: "taken apart at random, so that each reading differs",
-    False: "these tokens stay whole",
-}
-# Up to so many readings of a token by all weights there are for it: dropout, share of tokens
-# taken apart, weight decay. The second table is for tokens that stay whole, such as characters.
-_REGULARISATION = [
-    (15.0, 0.0, 0.0, 0.1),
-    (40.0, 0.1, 0.1, 0.1),
-    (80.0, 0.1, 0.2, 0.1),
-    (math.inf, 0.1, 0.3, 0.1),
-]
-_REGULARISATION_WHOLE = [(50.0, 0.0, 0.0, 0.1), (300.0, 0.1, 0.0, 0.1), (math.inf, 0.2, 0.0, 0.5)]
 _RATE_TIMES_WIDTH = 0.5  # AdamW's: what a vector's entries may move by shrinks with their number
 _FINE_TUNING = 0.3  # of the rates for a new model
+
+
+class Regularisation(NamedTuple):
+    """What keeps a model from learning a text by heart, up to a number of readings of each token
+    by all the weights that there are for it."""
+
+    up_to: float
+    dropout: float
+    token_split: float
+    weight_decay: float
+
+
+_REGULARISATION = [
+    Regularisation(15, 0.0, 0.0, 0.1),
+    Regularisation(40, 0.1, 0.1, 0.1),
+    Regularisation(80, 0.1, 0.2, 0.1),
+    Regularisation(math.inf, 0.1, 0.3, 0.1),
+]
+_REGULARISATION_WHOLE = [  # for tokens that stay whole, such as characters
+    Regularisation(50, 0.0, 0.0, 0.1),
+    Regularisation(300, 0.1, 0.0, 0.1),
+    Regularisation(math.inf, 0.2, 0.0, 0.5),
+]
 
 
 @dataclass(frozen=True)
@@ -61,7 +78,8 @@ def choose_tokenizer(n_bytes: int, alphabet: int) -> tuple[str, int | None, str]
     doublings = -1 if n_bytes < _SMALL_BYTES else max(0, round(math.log2(n_bytes / 1e6) / 1.5))
     letters = 1 << max(0, alphabet - 1).bit_length()  # a large alphabet needs room for itself
     vocab_size = max(1024 * 2 ** min(doublings, 4), min(2 * letters, 1 << 14))
-    why = f"{n_bytes / 1e6:.1f} MB of text, {alphabet:,} different characters"
+    size = f"{n_bytes / 1e6:.1f} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:.0f} KB"
+    why = f"{size} of text, {alphabet:,} different characters"
     return "bpe", round(vocab_size), why
 
 
@@ -100,56 +118,80 @@ def make_plan(
         )
     model_fields, train_fields = parse_overrides(overrides)
     if start_from is not None:
-        shape = given_shape(start_from, model_fields, facts)
+        shape = given_shape(start_from, fields=model_fields, facts=facts)
     else:
-        shape = choose_shape(family, size, train, model_fields, facts)
-    model, context = shape.model, shape.context_length
-    weights = n_weights(model)
-    speed = tokens_per_second(facts.speed, weights)
+        shape = choose_shape(family, size, train=train, fields=model_fields, facts=facts)
     if train.batch_size != TrainConfig().batch_size:
         train_fields = {"batch_size": train.batch_size} | train_fields
-    per_step = train_fields.get("batch_size", _batch_size(context, facts)) * context
-    steps = train.steps or max(1, round(speed * train.minutes * 60 / per_step))
-    epochs = steps * per_step / facts.train_tokens
-    evaluated = min(facts.held_out_tokens, MAX_EVAL_TOKENS)
-    weights_per_token = weights / facts.train_tokens
-    table = _REGULARISATION if facts.splittable else _REGULARISATION_WHOLE
-    dropout, token_split, weight_decay = next(
-        rest for limit, *rest in table if epochs * weights_per_token <= limit
-    )
+    pace = _pace(shape, train, train_fields, facts)
+    whole = not facts.splittable or start_from is not None or train_fields.get("token_split") == 0
     gentle = _FINE_TUNING if start_from is not None else 1.0
+    against = _regularisation(pace, whole=whole)
+    if train_fields.get("token_split") and not facts.splittable:
+        raise UsageError(
+            f"token_split is {train_fields['token_split']:g}", "characters cannot be taken apart"
+        )
+    evaluated = min(facts.held_out_tokens, MAX_EVAL_TOKENS)
     chosen = {
-        "batch_size": per_step // context,
-        "learning_rate": _RATE_TIMES_WIDTH / max(64, model.d_model) * gentle,
+        "batch_size": pace.step_tokens // shape.context_length,
+        "learning_rate": _RATE_TIMES_WIDTH / max(64, shape.model.d_model) * gentle,
         "matrix_learning_rate": train.matrix_learning_rate * gentle,
-        "warmup_steps": min(train.warmup_steps, steps // 10),
-        "dropout": dropout,
-        "token_split": token_split,
-        "weight_decay": weight_decay,
-        "eval_every": _eval_every(evaluated, speed, per_step, facts),
+        "warmup_steps": min(train.warmup_steps, pace.steps // 10),
+        "dropout": against.dropout,
+        "token_split": against.token_split,
+        "weight_decay": against.weight_decay,
+        "eval_every": _eval_every(evaluated, pace, facts),
     }
     config = _with_chosen(train, chosen, train_fields)
     choices = [
         Choice("size", shape.size, shape.why_size),
-        Choice("context", f"{context} tokens", shape.why_context),
-        Choice("batch", f"{config.batch_size} windows", f"{per_step:,} tokens a step"),
+        Choice("context", f"{shape.context_length} tokens", shape.why_context),
+        Choice("batch", f"{config.batch_size} windows", f"{pace.step_tokens:,} tokens a step"),
         Choice("rates", _rates(config), _why_rates(config, start_from is not None)),
-        Choice("dropout", f"{config.dropout:g}", _why_dropout(epochs, weights_per_token)),
-        Choice("token split", f"{config.token_split:.0%}", _WHY_SPLIT[facts.splittable]),
-        Choice("steps", _count(steps, exact=train.steps is not None), _speed(facts)),
+        Choice("dropout", f"{config.dropout:g}", _why_dropout(pace)),
+        Choice("token split", f"{config.token_split:.0%}", _why_split(config, whole=whole)),
+        Choice("steps", _count(pace.steps, exact=train.steps is not None), _speed(facts)),
         Choice("evaluation", f"every {config.eval_every} steps", "a twentieth of the time or less"),
     ]
-    # The held-out text once more, as much of the training text, and the samples.
-    closing_seconds = (0.7 * evaluated + 4 * per_step) / speed
     return Plan(
         shape.size,
-        model,
+        shape.model,
         config,
-        context,
-        closing_seconds,
+        shape.context_length,
+        _closing_seconds(evaluated, pace),
         choices=[_as_set(choice, overrides) for choice in choices],
         notes=_notes(facts, evaluated),
     )
+
+
+class _Pace(NamedTuple):
+    """How fast a run goes and how far."""
+
+    tokens_per_second: float
+    step_tokens: int
+    steps: int
+    readings: float  # of the text
+    weights_per_token: float  # of the text
+
+
+def _pace(shape: Shape, train: TrainConfig, train_fields: Mapping[str, Any], facts: Facts) -> _Pace:
+    weights = n_weights(shape.model)
+    speed = tokens_per_second(facts.speed, weights)
+    batch_size = train_fields.get("batch_size", _batch_size(shape.context_length, facts))
+    step_tokens = batch_size * shape.context_length
+    steps = train.steps or max(1, round(speed * train.minutes * 60 / step_tokens))
+    readings = steps * step_tokens / facts.train_tokens
+    return _Pace(speed, step_tokens, steps, readings, weights / facts.train_tokens)
+
+
+def _regularisation(pace: _Pace, *, whole: bool) -> Regularisation:
+    table = _REGULARISATION_WHOLE if whole else _REGULARISATION
+    return next(row for row in table if pace.readings * pace.weights_per_token <= row.up_to)
+
+
+def _closing_seconds(evaluated: int, pace: _Pace) -> float:
+    # The held-out text once more, as much of the training text, and the samples.
+    return (0.7 * evaluated + 4 * pace.step_tokens) / pace.tokens_per_second
 
 
 def _with_chosen(
@@ -165,10 +207,10 @@ def _with_chosen(
     return replace(train, **(free | dict(given)))
 
 
-def _eval_every(evaluated: int, speed: float, per_step: int, facts: Facts) -> int:
+def _eval_every(evaluated: int, pace: _Pace, facts: Facts) -> int:
     # A token costs about a third of a step's work: spend a twentieth of the time on them.
-    by_time = max(evaluated / 3 / 0.05, _EVALUATION_SECONDS * speed)
-    return max(20, round(min(by_time, _EVALUATION_EPOCHS * facts.train_tokens) / per_step))
+    by_time = max(evaluated / 3 / 0.05, _EVALUATION_SECONDS * pace.tokens_per_second)
+    return max(20, round(min(by_time, _EVALUATION_EPOCHS * facts.train_tokens) / pace.step_tokens))
 
 
 def _batch_size(context: int, facts: Facts) -> int:
@@ -190,8 +232,15 @@ def _why_rates(config: TrainConfig, fine_tuning: bool) -> str:
     )
 
 
-def _why_dropout(epochs: float, weights_per_token: float) -> str:
-    return f"{weights_per_token:.2g} weights for each token will read it {epochs:,.3g} times"
+def _why_dropout(pace: _Pace) -> str:
+    weights, readings = pace.weights_per_token, pace.readings
+    return f"{weights:.2g} weights for each token will read it {readings:,.3g} times"
+
+
+def _why_split(config: TrainConfig, *, whole: bool) -> str:
+    if config.token_split > 0:
+        return "of the tokens are taken apart at random, so that each reading differs"
+    return "tokens stay whole" if whole else "the text is not read often"
 
 
 def _count(steps: int, *, exact: bool) -> str:

@@ -23,7 +23,7 @@ class Facts:
     vocab_size: int
     train_tokens: int
     held_out_tokens: int
-    splittable: bool = False  # tokens can be taken apart, see `corpus.token_split`
+    splittable: bool  # tokens can be taken apart, see `corpus.token_split`
     speed: float  # useful floating-point operations a second, see `measure_speed`
 
 
@@ -38,10 +38,10 @@ class Shape(NamedTuple):
 
 
 def choose_shape(
-    family: str, size: str | None, train: TrainConfig, fields: Mapping[str, Any], facts: Facts
+    family: str, size: str | None, *, train: TrainConfig, fields: Mapping[str, Any], facts: Facts
 ) -> Shape:
     """A new model's: `size` where it is given, with the user's own `fields`."""
-    size, why_size = (size, "asked for") if size else choose_size(train, facts, family)
+    size, why_size = (size, "asked for") if size else _choose_size(train, facts, family)
     if size not in SIZES:
         raise UsageError(f"size {size!r} is unknown", f"choose one of {', '.join(SIZES)}")
     context, why_context = _context(SIZES[size], fields, facts)
@@ -50,13 +50,13 @@ def choose_shape(
     return Shape(size, why_size, model, context, why_context)
 
 
-def given_shape(model: ModelConfig, fields: Mapping[str, Any], facts: Facts) -> Shape:
+def given_shape(model: ModelConfig, *, fields: Mapping[str, Any], facts: Facts) -> Shape:
     """That of a model to fine-tune, in windows of its own context or fewer."""
     context, why_context = _shorter_context(fields, model, facts)
     return Shape("given", "that of the model it starts from", model, context, why_context)
 
 
-def choose_size(train: TrainConfig, facts: Facts, family: str) -> tuple[str, str]:
+def _choose_size(train: TrainConfig, facts: Facts, family: str) -> tuple[str, str]:
     """The largest size that the time can fill and the text can, and the reason."""
     chosen, why = next(iter(SIZES)), "the smallest: there is little time or little text"
     readings = 0.0
@@ -121,5 +121,6 @@ def n_weights(model: ModelConfig) -> int:
 
 
 def tokens_per_second(speed: float, weights: int) -> float:
-    """At so many floating-point operations a second: six a weight (Kaplan et al. 2020)."""
+    """Of a run on a machine that does `speed` floating-point operations a second: six for each
+    weight of a token (Kaplan et al. 2020), and some time for all else."""
     return _OVERHEAD * speed / (6 * weights)
