@@ -13,6 +13,7 @@ from tgen import corpus, runs
 from tgen.checkpoint import run_state
 from tgen.config import ModelConfig, TrainConfig
 from tgen.corpus import TokenStore
+from tgen.errors import CorpusError
 from tgen.model.kv_cache import KVCache
 from tgen.model.transformer import Transformer
 from tgen.reports import EvalReport, StepReport
@@ -211,3 +212,11 @@ def test_what_is_scored_is_kept_with_the_run_and_is_the_users_choice(rows):
     run, tokens = run_state.load_run(rows / "all")
     assert set(tokens) == {"train", "held_out"}
     assert run["held_out_bytes"] == 10 * len("after 30 comes 31")
+
+
+def test_rows_without_any_completion_are_refused(tmp_path):
+    lines = [json.dumps({"prompt": f"abc{i}", "completion": ""}) for i in range(40)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    asked = runs.RunRequest(corpus=[str(tmp_path / "rows.jsonl")], out=tmp_path / "model")
+    with pytest.raises(CorpusError, match="no row has a completion"):
+        runs.dry_run(asked)

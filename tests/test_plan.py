@@ -103,6 +103,19 @@ def test_a_vocabulary_grows_with_the_text_and_its_alphabet():
     assert choose_tokenizer(10**6, 4000)[1] >= 8000
 
 
+def test_an_evaluation_fits_into_its_share_of_a_short_run():
+    long, short = plan(10**8, 60), plan(10**8, 0.3, vocab_size=16_000)
+    assert long.train.eval_tokens == TrainConfig().eval_tokens
+    assert short.train.eval_tokens < TrainConfig().eval_tokens / 2
+    assert plan(10**8, train=TrainConfig(steps=3)).train.eval_tokens == TrainConfig().eval_tokens
+
+
+def test_compiling_needs_minutes(tmp_path):
+    short = request(tmp_path, train=TrainConfig(minutes=0.5), compile=True)
+    with pytest.raises(UsageError, match="--compile with"):
+        runs.dry_run(short)
+
+
 def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path):
     shown = runs.dry_run(request(tmp_path))
     assert list(tmp_path.iterdir()) == [tmp_path / "corpus.txt"]

@@ -197,6 +197,7 @@ class TrainConfig:
     token_split: float = 0.0  # the probability that a token is taken apart, until the rate falls
     loss_on: LossOn = "completion"  # of rows that have one; a text counts everywhere
     eval_every: int | None = None  # steps; None: as often as a twentieth of the time allows
+    eval_tokens: int = 1 << 18  # of a larger held-out text, so many evenly spread ones are scored
     patience: int = 5  # evaluations without a better one before the rate falls; 0: never
     compile: bool = False  # the step through torch.compile
     val_fraction: float = 0.1
@@ -213,6 +214,7 @@ class TrainConfig:
         _require(self.patience >= 0, "patience", self.patience, "at least 0")
         every = self.eval_every
         _require(every is None or every >= 1, "eval_every", every, "at least 1")
+        _require(self.eval_tokens >= 1, "eval_tokens", self.eval_tokens, "at least 1")
         for name in ("learning_rate", "matrix_learning_rate", "grad_clip"):
             value = getattr(self, name)
             _require(0 < value < math.inf, name, value, "a positive number")

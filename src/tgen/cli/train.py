@@ -94,7 +94,7 @@ def train(
         typer.Option(
             "--tokenizer",
             metavar="char|bpe|PATH",
-            show_default="bpe; char below 100 KB",
+            show_default="bpe; char below 10 KB",
             help="What a token is, or a tokenizer.json to use.",
         ),
     ] = "auto",

@@ -12,6 +12,7 @@ from tgen import corpus
 from tgen.checkpoint import directory
 from tgen.config import DEFAULT_FAMILY, Family, Size, TrainConfig
 from tgen.corpus import TokenStore
+from tgen.errors import CorpusError, UsageError
 from tgen.model.device import Device, choose_device, n_threads, set_threads
 from tgen.reports import Choice, PlanReport
 from tgen.runs.record import RunRecord
@@ -32,6 +33,7 @@ _TOKENIZER_BYTES = 1 << 23  # of text that a tokenizer is learnt from
 _BASELINE_BYTES_PER_SECOND = 5e5
 _COMPARED_BYTES = 1 << 21
 _MUCH_SHARED = 0.05
+_COMPILING_MINUTES = 3
 _TOO_FEW_HELD_OUT = 1 << 14  # bytes
 
 
@@ -108,6 +110,8 @@ def prepare(request: RunRequest, *, with_baselines: bool = True) -> Prepared:
         texts.train, tokenizer, loss_on=config.loss_on, open_end=texts.train_goes_on
     )
     held_out = corpus.tokenise(texts.held_out, tokenizer, loss_on=config.loss_on)
+    if train.scored_bytes == 0:
+        raise CorpusError("no row has a completion to learn", "add --set loss_on=all for prompts")
     plan = make_plan(
         family=request.family,
         size=request.size,
@@ -223,16 +227,21 @@ def _tokenizer(
     kind, vocab_size, why = request.tokenizer, request.vocab_size, "asked for"
     if kind == "auto":
         alphabet = len(set(b"".join(parts)[: 1 << 20].decode("utf-8", errors="ignore")))
-        kind, chosen, why = choose_tokenizer(texts.corpus.n_bytes, alphabet)
+        kind, chosen, why = choose_tokenizer(sum(map(_size, texts.train)), alphabet)
         vocab_size = vocab_size or chosen
     return make_tokenizer(kind, parts, vocab_size=vocab_size), Choice("tokenizer", kind, why)
 
 
 def _compile(request: RunRequest, device: Device) -> bool:
     """A compiled step pays where its kernels come from Triton and the run is not over at once."""
+    long = request.train.steps is None and request.train.minutes >= _COMPILING_MINUTES
+    if request.compile and request.train.steps is None and not long:
+        raise UsageError(
+            f"--compile with --minutes {request.train.minutes:g}",
+            f"compiling takes most of a minute: give {_COMPILING_MINUTES} or more",
+        )
     if request.compile is not None:
         return request.compile
-    long = request.train.steps is None and request.train.minutes >= 3
     return long and device.type == "cuda" and find_spec("triton") is not None
 
 

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tgen.config import TrainConfig
 from tgen.model.transformer import Transformer
 from tgen.training.loss import cross_entropy
-from tgen.training.plan import MAX_EVAL_TOKENS
 from tgen.training.uncertainty import bits_per_byte_error
 
 # Tokens (B, T + 1); which targets count (B, T), None: all; each input's document (B, T), None: one.
@@ -90,7 +90,7 @@ class Evaluation(NamedTuple):
 
 @torch.no_grad()
 def evaluate(
-    model: Transformer, batches: Batches, *, max_tokens: int = MAX_EVAL_TOKENS
+    model: Transformer, batches: Batches, *, max_tokens: int = TrainConfig().eval_tokens
 ) -> Evaluation:
     """Of the held-out text, each scored token predicted once.
 

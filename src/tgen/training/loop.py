@@ -159,7 +159,7 @@ def _dropout_seed(seed: int, step: int) -> int:
 def _evaluation(
     model: Transformer, batches: Batches, config: TrainConfig, progress: Progress
 ) -> EvalReport:
-    loss, bits, error = evaluate(model, batches)
+    loss, bits, error = evaluate(model, batches, max_tokens=config.eval_tokens)
     if not math.isfinite(bits):
         raise DivergedError(f"the validation loss became {loss} at step {progress.step}")
     best = note_evaluation(progress, config, bits)

@@ -21,7 +21,6 @@ from tgen.training.shape import (
     tokens_per_second,
 )
 
-MAX_EVAL_TOKENS = 1 << 18  # of a larger held-out text, this many evenly spread tokens are scored
 CALIBRATION_SHARE = 0.01  # of the minutes
 _BPE_FROM_BYTES = 10_000  # a smaller text repeats too few words to learn them as tokens
 _SMALL_BYTES = 200_000  # and one smaller than this has too few for more than 512 tokens
@@ -29,6 +28,7 @@ _STEP_TOKENS = 2048
 _BYTES_PER_TOKEN = 6
 _READ_AT_LEAST = 1 << 20  # bytes
 _TOKENISED_A_SECOND = 2e6  # bytes
+_EVALUATION_SHARE = 0.05  # of the time
 _EVALUATION_SECONDS = 10.0  # between evaluations at least: each also saves and samples
 _EVALUATION_EPOCHS = 3.0  # and at most, since that is how fast a small text is learnt by heart
 _RATE_TIMES_WIDTH = 0.5  # AdamW's: what a vector's entries may move by shrinks with their number
@@ -131,7 +131,8 @@ def make_plan(
         raise UsageError(
             f"token_split is {train_fields['token_split']:g}", "characters cannot be taken apart"
         )
-    evaluated = min(facts.held_out_tokens, MAX_EVAL_TOKENS)
+    eval_tokens = _eval_tokens(train, pace)
+    evaluated = min(facts.held_out_tokens, train_fields.get("eval_tokens", eval_tokens))
     chosen = {
         "batch_size": pace.step_tokens // shape.context_length,
         "learning_rate": _RATE_TIMES_WIDTH / max(64, shape.model.d_model) * gentle,
@@ -141,6 +142,7 @@ def make_plan(
         "token_split": against.token_split,
         "weight_decay": against.weight_decay,
         "eval_every": _eval_every(evaluated, pace, facts),
+        "eval_tokens": eval_tokens,
     }
     config = _with_chosen(train, chosen, train_fields)
     choices = [
@@ -207,9 +209,17 @@ def _with_chosen(
     return replace(train, **(free | dict(given)))
 
 
+def _eval_tokens(train: TrainConfig, pace: _Pace) -> int:
+    if train.steps is not None:
+        return train.eval_tokens
+    # A token costs about a third of a step's work. One evaluation is to fit into its share.
+    in_time = pace.steps * pace.step_tokens * _EVALUATION_SHARE * 3
+    return max(1, min(train.eval_tokens, round(in_time)))
+
+
 def _eval_every(evaluated: int, pace: _Pace, facts: Facts) -> int:
-    # A token costs about a third of a step's work: spend a twentieth of the time on them.
-    by_time = max(evaluated / 3 / 0.05, _EVALUATION_SECONDS * pace.tokens_per_second)
+    by_time = evaluated / 3 / _EVALUATION_SHARE
+    by_time = max(by_time, _EVALUATION_SECONDS * pace.tokens_per_second)
     return max(20, round(min(by_time, _EVALUATION_EPOCHS * facts.train_tokens) / pace.step_tokens))
 
 
