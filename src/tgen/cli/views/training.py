@@ -149,6 +149,8 @@ class TrainingView:
             if report.baselines:
                 others = " · ".join(f"{name} {bits:.3f}" for name, bits in report.baselines.items())
                 console.note(f"on the same held-out bytes, bits/byte: {others}")
+                if best is not None and min(report.baselines.values()) < best:
+                    console.note("that is better than the model: more text or more minutes help")
             console.note(f'try: tgen generate --model {shlex.quote(report.out)} --prompt "What is"')
         else:
             console.note(f"stopped and saved: {took}")
