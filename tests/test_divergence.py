@@ -77,7 +77,8 @@ def test_three_in_a_row_go_back_to_the_last_good_state_at_half_the_rate(tmp_path
 def test_a_return_to_the_best_step_keeps_the_halved_rate(tmp_path, monkeypatch):
     poison(monkeypatch, lambda n: 7 <= n < 10)
     worse = iter(range(3, 100))
-    monkeypatch.setattr(loop, "evaluate", lambda *_: Evaluation(1.0, float(next(worse)), None))
+    scores = (Evaluation(1.0, float(bits), None) for bits in worse)
+    monkeypatch.setattr(loop, "evaluate", lambda *_, **__: next(scores))
     reports = list(
         runs.start(request(tmp_path, overrides={"patience": "1", "decay_fraction": "0.1"}))
     )
