@@ -28,7 +28,7 @@ def store(tokenizer: Tokenizer, **values: object) -> TokenStore:
     train = corpus.tokenise(documents, tokenizer)
     arrays = corpus.arrays(train, corpus.tokenise([], tokenizer))
     known = dict(held_out_bytes=0, context_length=24, batch_size=5, seed=3)
-    more = dict(end_of_text=tokenizer.end_of_text, merge_pairs=tokenizer.merge_pairs())
+    more = dict(end_of_text=tokenizer.end_of_text, merge_pairs=tokenizer.merge_pairs)
     return TokenStore(**arrays | known | more | values)
 
 
@@ -36,9 +36,7 @@ def store(tokenizer: Tokenizer, **values: object) -> TokenStore:
 def test_the_text_stays_the_same(tokenizer, share):
     windows = store(tokenizer).batch(4).tokens
     random = np.random.default_rng(0)
-    apart, positions = take_apart(
-        windows, tokenizer.merge_pairs(), probability=share, random=random
-    )
+    apart, positions = take_apart(windows, tokenizer.merge_pairs, probability=share, random=random)
     assert apart.shape == positions.shape == windows.shape
     assert not np.array_equal(apart, windows)
     for old, new, position in zip(windows, apart, positions, strict=True):
@@ -48,7 +46,7 @@ def test_the_text_stays_the_same(tokenizer, share):
 
 
 def test_each_token_is_taken_apart_with_the_probability_given(tokenizer):
-    merge_pairs = tokenizer.merge_pairs()
+    merge_pairs = tokenizer.merge_pairs
     (whole,) = np.flatnonzero(merge_pairs[:, 0] >= 0)[:1]  # its two are bytes
     windows = np.full((1, 40_000), whole)
     apart, _ = take_apart(windows, merge_pairs, probability=0.25, random=np.random.default_rng(1))
@@ -58,23 +56,23 @@ def test_each_token_is_taken_apart_with_the_probability_given(tokenizer):
 
 def test_merge_pairs_make_up_their_token_and_spare_characters_and_special_tokens(tokenizer):
     for made in (tokenizer, train_bpe([UMLAUTS], vocab_size=300)):
-        pairs = made.merge_pairs()
+        pairs = made.merge_pairs
         merged = np.flatnonzero(pairs[:, 0] >= 0)
         assert len(merged)
         for i in merged:
             assert made.decode(pairs[i]) == made.token_bytes(i)
             assert len(made.token_bytes(i).decode(errors="replace")) > 1
         assert pairs[made.end_of_text, 0] == -1
-    assert (train_char([UMLAUTS]).merge_pairs() == -1).all()
+    assert (train_char([UMLAUTS]).merge_pairs == -1).all()
 
 
 def test_merges_in_the_older_notation_and_several_for_one_token(tokenizer):
     described = json.loads(tokenizer.json)
     merges = described["model"]["merges"]
     older = ["#version: 0.2 - of a kind", *(" ".join(pair) for pair in merges)]
-    pairs = Tokenizer(tokenizer.json).merge_pairs()
+    pairs = Tokenizer(tokenizer.json).merge_pairs
     tokenizer_json = json.dumps(described | {"model": described["model"] | {"merges": older}})
-    assert np.array_equal(Tokenizer(tokenizer_json).merge_pairs(), pairs)
+    assert np.array_equal(Tokenizer(tokenizer_json).merge_pairs, pairs)
     left, right = next(pair for pair in merges if len(pair[0]) == 2 and len(pair[1]) == 1)
     tail = left[1] + right  # left[0] + tail is the same token
     assert tail not in described["model"]["vocab"]
@@ -82,7 +80,7 @@ def test_merges_in_the_older_notation_and_several_for_one_token(tokenizer):
         "vocab": described["model"]["vocab"] | {tail: tokenizer.vocab_size},
         "merges": [*merges, [left[1], right], [left[0], tail]],
     }
-    again = Tokenizer(json.dumps(described | {"model": twice})).merge_pairs()
+    again = Tokenizer(json.dumps(described | {"model": twice})).merge_pairs
     assert np.array_equal(again[:-1], pairs)
 
 

@@ -11,6 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +114,7 @@ class Tokenizer:
         """
         return self._bytes[i] if i < self.vocab_size else b""
 
+    @cached_property
     def merge_pairs(self) -> NDArray[np.int64]:
         """(V, 2): the two tokens that each was merged from; -1 for those that were not, and for
         single characters."""

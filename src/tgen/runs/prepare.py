@@ -83,7 +83,7 @@ class Prepared:
         return TokenStore(
             **self.tokens,
             end_of_text=self.tokenizer.end_of_text,
-            merge_pairs=self.tokenizer.merge_pairs() if plan.train.token_split > 0 else None,
+            merge_pairs=self.tokenizer.merge_pairs if plan.train.token_split > 0 else None,
             held_out_bytes=self.record.held_out_bytes,
             context_length=plan.context_length,
             batch_size=plan.train.batch_size,
@@ -121,7 +121,7 @@ def prepare(request: RunRequest, *, with_baselines: bool = True) -> Prepared:
             vocab_size=tokenizer.vocab_size,
             train_tokens=len(train.tokens),
             held_out_tokens=len(held_out.tokens),
-            splittable=bool((tokenizer.merge_pairs() >= 0).any()),
+            splittable=bool((tokenizer.merge_pairs >= 0).any()),
             speed=speed,
         ),
         start_from=None if source is None else source.config,
