@@ -108,10 +108,11 @@ def _step(
     """One update; its loss, nats a token, () on the device: NaN where the step was skipped."""
     progress = state.progress
     factor = _rate(progress, config, progress.step)
-    for optimizer in state.optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
-    model.train()
+    groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
+    for group in groups:
+        group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
+    if not model.training:
+        model.train()
     if config.dropout > 0:  # the masks are a function of seed and step
         torch.manual_seed(_dropout_seed(config.seed, progress.step))
     token_split = 0.0 if decays(progress) else config.token_split
@@ -124,10 +125,10 @@ def _step(
         loss.backward()  # type: ignore[no-untyped-call]
         losses.append(loss.detach())
     total = torch.stack(losses).sum()
-    parameters = [p for p in model.parameters() if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    learning = [p for group in groups for p in group["params"] if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm([p.grad for p in learning])
     unsound = ~(norm.isfinite() & total.isfinite())
-    torch.nn.utils.clip_grads_with_norm_(parameters, config.grad_clip, norm)
+    torch.nn.utils.clip_grads_with_norm_(learning, config.grad_clip, norm)
     for optimizer in state.optimizers:
         optimizer.found_inf = unsound.float()  # type: ignore[attr-defined]
         optimizer.step()
