@@ -1,43 +1,52 @@
-"""Held-out text that was trained on: which documents go, which stay, and what share is left."""
+"""Held-out text that is trained on: copies stay on their side, and what share is left."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tgen import corpus
-from tgen.corpus import Corpus, Split, drop_duplicates, shared_share
+from tgen.corpus import Corpus, Split, shared_share, split
 
-A, B, C, D = (b"a",), (b"bb",), (b"c", b"cc"), (b"dddd",)
-
-
-def test_a_held_out_document_that_is_trained_on_goes():
-    kept, n, n_bytes = drop_duplicates(Split([A, B, C], [B, D, C, D, (b"ccc",)], cut=False))
-    assert kept == Split([A, B, C], [D, D, (b"ccc",)], cut=False)
-    assert (n, n_bytes) == (2, 5)
+A, B, C, D = (b"a" * 4,), (b"b" * 4,), (b"c", b"ccc"), (b"dddd",)
 
 
-def test_nothing_equal_changes_nothing_and_all_equal_leaves_nothing():
-    split = Split([A, B], [C, D], cut=False)
-    assert drop_duplicates(split) == (split, 0, 0)
-    assert drop_duplicates(Split([A, B], [A, A], cut=False)) == (Split([A, B], [], False), 2, 2)
+def rows(*documents):
+    return Corpus(list(documents), rows=frozenset(range(len(documents))), skipped=[])
 
 
-def test_the_pieces_of_a_cut_document_stay_and_equal_nothing():
-    split = Split([A, B], [A, B, A, D], cut=True)  # B and A are pieces of one document
-    assert drop_duplicates(split) == (Split([A, B], [A, B, D], cut=True), 1, 1)
+def test_copies_stay_on_their_side_and_what_is_held_out_counts_once():
+    assert split(rows(A, D, B, A, C, D, D), 0.25) == Split([A, D, B, A, D, D], [C])
+    assert split(rows(A, C, B, A, D, C, D, A), 0.5) == Split(
+        [A, C, A, C, A], [B, D], left_out=1, left_out_bytes=4
+    )
 
 
-@given(st.lists(st.sampled_from([b"aa", b"bbb", b"cccc", b"d" * 9]), min_size=1), st.floats(0, 1))
+def test_rows_that_repeat_leave_rows_to_hold_out():
+    many = [(f"question {i}".encode(), b"answer") for i in range(20)]
+    train, held_out, *_ = split(rows(*many * 10), 0.1)
+    assert held_out == many[-2:]
+    assert train == many[:-2] * 10
+
+
+def test_a_cut_text_and_its_copies_do_not_meet():
+    text = Corpus([A, (b"xyxyz" * 4,), A, (b"xyxyz" * 4,)], rows=frozenset(), skipped=[])
+    assert split(text, 0.5) == Split(
+        [A, A, (b"xyxyzxyx",)], [(b"yzxyxyzxyxyz",)], cut=True, left_out=1, left_out_bytes=20
+    )
+
+
+texts = st.lists(st.sampled_from([b"aa", b"bbb", b"cccc", b"d" * 9]), min_size=1)
+
+
+@given(texts, st.floats(0, 1))
 @settings(deadline=None)
-def test_a_cut_split_still_joins_where_it_was_cut(texts, fraction):
-    split = corpus.split(Corpus([(t,) for t in texts], rows=frozenset(), skipped=[]), fraction)
-    kept, n, n_bytes = drop_duplicates(split)
-    assert (kept.train, kept.cut) == (split.train, split.cut)
-    assert len(split.held_out) - len(kept.held_out) == n
-    assert sum(len(t) for (t,) in split.held_out) - sum(len(t) for (t,) in kept.held_out) == n_bytes
-    if split.cut:
-        assert kept.held_out[0] == split.held_out[0]
-    whole = split.train[:-1] if split.cut else split.train
-    assert set(kept.held_out[split.cut :]) == set(split.held_out[split.cut :]) - set(whole)
+def test_nothing_is_on_both_sides_and_nothing_is_lost(texts, fraction):
+    found = split(Corpus([(t,) for t in texts], rows=frozenset(), skipped=[]), fraction)
+    whole = found.train[:-1] if found.cut else found.train
+    assert not set(whole) & set(found.held_out)
+    joined = [found.train[-1] + found.held_out[0]] if found.cut else []
+    back = whole + [(b"".join(parts),) for parts in joined] + found.held_out[found.cut :]
+    assert set(back) == {(t,) for t in texts}
+    assert len(back) + found.left_out == len(texts)
+    assert sum(len(t) for (t,) in back) + found.left_out_bytes == sum(map(len, texts))
 
 
 def slow_share(train: bytes, held_out: bytes, run: int) -> float:

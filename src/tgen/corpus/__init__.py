@@ -4,8 +4,8 @@ paths -> documents -> train and held-out documents -> tokens -> batch(step)
 """
 
 from tgen.corpus.documents import Corpus, Document, read
-from tgen.corpus.duplicates import drop_duplicates, shared_share
-from tgen.corpus.hold_out import Split, split
+from tgen.corpus.duplicates import shared_share
+from tgen.corpus.hold_out import Split, size, split
 from tgen.corpus.thin import MAX_HELD_OUT_BYTES, thin
 from tgen.corpus.token_store import Batch, Tokenised, TokenStore, arrays, tokenise
 
@@ -18,9 +18,9 @@ __all__ = [
     "TokenStore",
     "Tokenised",
     "arrays",
-    "drop_duplicates",
     "read",
     "shared_share",
+    "size",
     "split",
     "thin",
     "tokenise",

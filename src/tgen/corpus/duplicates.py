@@ -1,25 +1,8 @@
-"""Held-out text that is also trained on says nothing about unseen text: find it, leave it out."""
+"""How much of the held-out text is also trained on, in passages where documents differ."""
 
 import numpy as np
 
-from tgen.corpus.hold_out import Split
 from tgen.fingerprints import among, sums, windows
-
-
-def drop_duplicates(split: Split) -> tuple[Split, int, int]:
-    """The split without the held-out documents that equal a training document; how many documents
-    and how many bytes that took away.
-
-    The two pieces of a cut document are no documents: they stay, so that the border still lies
-    between the last of `train` and the first of `held_out`, and equal nothing.
-    """
-    pieces = 1 if split.cut else 0
-    trained = set(split.train[: len(split.train) - pieces])
-    whole = split.held_out[pieces:]
-    kept = split.held_out[:pieces] + [document for document in whole if document not in trained]
-    dropped = [document for document in whole if document in trained]
-    n_bytes = sum(len(part) for document in dropped for part in document)
-    return split._replace(held_out=kept), len(dropped), n_bytes
 
 
 def shared_share(train: bytes, held_out: bytes, *, run: int = 64) -> float:

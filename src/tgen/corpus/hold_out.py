@@ -1,4 +1,9 @@
-"""The documents to train on, and those held out."""
+"""The documents to train on, and those held out.
+
+Held-out text that is also trained on says nothing about unseen text. So a document and its copies
+come to the same side of the border: what is held out is the last part of what the corpus says
+once.
+"""
 
 from typing import NamedTuple
 
@@ -6,40 +11,58 @@ from tgen.corpus.documents import Corpus, Document
 
 
 class Split(NamedTuple):
-    """The documents to train on and those held out; `cut`: the border lies inside a document."""
+    """The documents to train on and those held out; `cut`: the border lies inside a document.
+
+    A cut document's pieces are the last of `train` and the first of `held_out`.
+    """
 
     train: list[Document]
     held_out: list[Document]
-    cut: bool
+    cut: bool = False
+    left_out: int = 0  # documents: further copies of what is held out
+    left_out_bytes: int = 0
 
 
 def split(corpus: Corpus, val_fraction: float) -> Split:
-    """The first part to train on and the last `val_fraction` of the bytes, held out.
+    """The first part to train on and the last `val_fraction` of the bytes, held out; what is there
+    several times counts once for the border, and is trained on as often as it is there.
 
     A text is cut at that very character; rows are never cut, so the border moves to the nearest
     one's end. Either part may come out empty.
     """
-    border = round(corpus.n_bytes * (1 - val_fraction))
-    train: list[Document] = []
+    first = {document: i for i, document in reversed(list(enumerate(corpus.documents)))}
+    distinct = sorted(first.items(), key=lambda item: item[1])
+    border = round(sum(size(document) for document in first) * (1 - val_fraction))
+    known: set[Document] = set()
+    beginning: list[Document] = []
     held_out: list[Document] = []
-    start, cut = 0, False
-    for number, document in enumerate(corpus.documents):
-        size = sum(map(len, document))
+    start = 0
+    for document, number in distinct:
         is_row = number in corpus.rows
         inside = border - start  # bytes of this document before the border
-        if inside >= size or (is_row and inside >= size / 2):
-            train.append(document)
+        if inside >= size(document) or (is_row and inside >= size(document) / 2):
+            known.add(document)
         elif inside <= 0 or is_row:
             held_out.append(document)
         else:
             (text,) = document
             place = _character_start(text, inside)
-            if place > 0:
-                train.append((text[:place],))
-                cut = True
+            beginning = [(text[:place],)] if place > 0 else []
             held_out.append((text[place:],))
-        start += size
-    return Split(train, held_out, cut)
+        start += size(document)
+    unknown = [document for document in corpus.documents if document not in known]
+    return Split(
+        [document for document in corpus.documents if document in known] + beginning,
+        held_out,
+        cut=bool(beginning),
+        left_out=len(unknown) - len(held_out),
+        left_out_bytes=sum(map(size, unknown)) - sum(map(size, beginning + held_out)),
+    )
+
+
+def size(document: Document) -> int:
+    """Bytes of all its parts."""
+    return sum(map(len, document))
 
 
 def _character_start(text: bytes, position: int) -> int:
