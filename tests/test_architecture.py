@@ -42,7 +42,8 @@ ROOMS = {
 }
 OPEN = {"errors", "config", "reports"}
 TORCH = {"model", "training", "introspect"}  # and engine/torch_engine.py
-PLANNING = {"plan.py", "shape.py", "overrides.py"}  # of training, and without torch
+# Of training, and without torch.
+PLANNING = {"plan.py", "shape.py", "pace.py", "memory.py", "reasons.py", "overrides.py"}
 ONLY_IN = {
     "typer": {"cli"},
     "rich": {"cli"},

@@ -74,6 +74,7 @@ def test_knowing_the_training_text_much_better_is_a_sign_but_no_proof():
     assert verdict(30, 30, train=1.5, held_out=2.0) == "begins to memorise"
     assert verdict(30, 30, train=1.51, held_out=2.0) == "does not memorise"
     assert verdict(30, 30, train=0.1, held_out=4.0) == "begins to memorise"
+    assert verdict(30, 30, train=0.0, held_out=0.02) == "does not memorise"
     assert verdict(120, 30, train=0.1, held_out=4.0) == "memorises"
     assert verdict(30, 30, train=0.1, held_out=None) == "does not memorise"
 

@@ -4,11 +4,14 @@ import json
 from dataclasses import asdict
 
 import pytest
+import torch
 
 from test_runs import request
 from tgen import runs
 from tgen.config import SIZES, ModelConfig, RopeScaling, TrainConfig
 from tgen.errors import CorpusError, UsageError
+from tgen.model.transformer import Transformer
+from tgen.training.memory import step_bytes
 from tgen.training.plan import choose_tokenizer, make_plan
 from tgen.training.shape import Facts
 
@@ -22,6 +25,7 @@ def plan(train_tokens: int, minutes: float = 10, **values: object):
         held_out_tokens=train_tokens // 9,
         splittable=values.pop("splittable", False),
         speed=values.pop("speed", 1e11),
+        memory=values.pop("memory", None),
     )
     known = dict(family="qwen3", size=None, overrides={}, train=TrainConfig(minutes=minutes))
     return make_plan(**known | values, facts=facts)
@@ -93,6 +97,45 @@ def test_what_the_user_sets_holds_and_is_marked_as_set():
 def test_contradictions_are_refused(error, overrides, train_tokens):
     with pytest.raises(error):
         plan(train_tokens, overrides=overrides)
+
+
+def test_more_warm_up_than_steps_is_refused():
+    few = TrainConfig(steps=5)
+    with pytest.raises(UsageError, match="not less than the 5 steps"):
+        plan(400, train=few, overrides={"warmup_steps": "5"})
+    assert plan(400, train=few, overrides={"warmup_steps": "4"}).train.warmup_steps == 4
+
+
+def test_what_has_an_option_of_its_own_names_it():
+    with pytest.raises(UsageError, match="has an option") as refused:
+        plan(400, overrides={"val_fraction": "0.5"})
+    assert "--val-fraction" in refused.value.hint
+
+
+def test_more_memory_than_there_is_is_refused_before_it_is_taken():
+    crowd = {"batch_size": "20000"}
+    with pytest.raises(UsageError, match=r"20000 windows needs about .* GB, there are 8.0"):
+        plan(10**6, overrides=crowd, memory=8 * 10**9)
+    in_parts = plan(10**6, overrides=crowd | {"accumulation": "1000"}, memory=8 * 10**9)
+    assert in_parts.train.batch_size == 20_000
+    with pytest.raises(UsageError, match=r"there are 8\.0"):
+        plan(10**6, overrides={"d_model": "32768"}, memory=8 * 10**9)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "classic"])
+def test_the_memory_foretold_is_about_what_a_step_keeps(family):
+    shape = dict(n_layers=3, d_model=64, n_heads=2, context_length=64)
+    model = ModelConfig.of(family, **shape, vocab_size=32)
+    tokens, kept = torch.zeros(8, 64, dtype=torch.int64), {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        Transformer(model, dropout=0.1).train().hidden(tokens)
+    foretold = step_bytes(model, batch_size=8, accumulation=1, context=64)
+    assert 0.5 * foretold < sum(kept.values()) < foretold
 
 
 def test_a_vocabulary_grows_with_the_text_and_its_alphabet():

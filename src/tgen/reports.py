@@ -105,7 +105,7 @@ class MemorisationReport:
     """Whether a model writes or recites."""
 
     longest_run_bytes: int  # that its samples share with the training text
-    natural_run_bytes: int  # that unseen text of the same length shares with it
+    natural_run_bytes: int  # that other text of the same length, unseen if held out, shares with it
     train_bits_per_byte: float
     held_out_bits_per_byte: float | None  # None: nothing was held out
     verdict: str  # begins with "memorises", "begins to memorise" or "does not memorise"

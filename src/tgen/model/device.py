@@ -1,5 +1,7 @@
 """Where the model runs."""
 
+import os
+
 import torch
 
 from tgen.errors import UsageError
@@ -20,6 +22,16 @@ def choose_device(name: str) -> Device:
         usable = ", ".join(kind for kind, there in available.items() if there)
         raise UsageError(f"device {name!r} is not there", f"this machine has {usable}")
     return torch.device(name)
+
+
+def memory_bytes(device: Device) -> int | None:
+    """All the memory that the device has; None where it does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows has no sysconf
+        return None
 
 
 def set_threads(n: int | None) -> None:

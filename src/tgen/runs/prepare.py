@@ -13,7 +13,7 @@ from tgen.checkpoint import directory
 from tgen.config import DEFAULT_FAMILY, Family, Size, TrainConfig
 from tgen.corpus import TokenStore
 from tgen.errors import CorpusError, UsageError
-from tgen.model.device import Device, choose_device, n_threads, set_threads
+from tgen.model.device import Device, choose_device, memory_bytes, n_threads, set_threads
 from tgen.reports import Choice, PlanReport
 from tgen.runs.record import RunRecord
 from tgen.tokenizer import Tokenizer, make_tokenizer
@@ -112,18 +112,20 @@ def prepare(request: RunRequest, *, with_baselines: bool = True) -> Prepared:
     held_out = corpus.tokenise(texts.held_out, tokenizer, loss_on=config.loss_on)
     if train.scored_bytes == 0:
         raise CorpusError("no row has a completion to learn", "add --set loss_on=all for prompts")
+    facts = Facts(
+        vocab_size=tokenizer.vocab_size,
+        train_tokens=len(train.tokens),
+        held_out_tokens=len(held_out.tokens),
+        splittable=bool((tokenizer.merge_pairs >= 0).any()),
+        speed=speed,
+        memory=memory_bytes(device),
+    )
     plan = make_plan(
         family=request.family,
         size=request.size,
         train=replace(request.train, compile=config.compile),
         overrides=request.overrides,
-        facts=Facts(
-            vocab_size=tokenizer.vocab_size,
-            train_tokens=len(train.tokens),
-            held_out_tokens=len(held_out.tokens),
-            splittable=bool((tokenizer.merge_pairs >= 0).any()),
-            speed=speed,
-        ),
+        facts=facts,
         start_from=None if source is None else source.config,
     )
     compare = with_baselines and train.scored is None and held_out.scored is None
@@ -194,21 +196,21 @@ class _Texts(NamedTuple):
 def _read(paths: Sequence[str], config: TrainConfig, most: int) -> _Texts:
     text = corpus.read(paths)
     notes = [f"skipped {name}: it does not look like text" for name in text.skipped]
-    split, n_documents, n_bytes = corpus.drop_duplicates(corpus.split(text, config.val_fraction))
-    if n_documents:
-        notes.append(
-            f"{n_documents:,} held-out documents ({n_bytes:,} bytes) are also in the text to train "
-            "on: they are not counted"
-        )
+    split = corpus.split(text, config.val_fraction)
     if not split.held_out or not split.train:
-        split = corpus.Split(split.train or split.held_out, [], cut=False)
+        split = corpus.Split(text.documents, [])
         notes.append("nothing is held out: the last weights are kept, not the best")
+    if split.left_out:
+        notes.append(
+            f"{split.left_out:,} documents ({split.left_out_bytes:,} bytes) are left out: they are "
+            "copies of what is held out"
+        )
     train = corpus.thin(split.train, most)
     held_out = corpus.thin(split.held_out, corpus.MAX_HELD_OUT_BYTES)
     if train is not split.train:
-        n_bytes = sum(map(_size, train))
+        n_bytes = sum(map(corpus.size, train))
         notes.append(f"{n_bytes:,} bytes, evenly spread, are as much as the time allows to read")
-    n_bytes = sum(map(_size, held_out))
+    n_bytes = sum(map(corpus.size, held_out))
     if 0 < n_bytes < _TOO_FEW_HELD_OUT:
         notes.append(f"only {n_bytes:,} bytes are held out: take the figures as rough ones")
     some = [_joined(corpus.thin(part, _COMPARED_BYTES)) for part in (split.train, held_out)]
@@ -231,7 +233,7 @@ def _tokenizer(
     kind, vocab_size, why = request.tokenizer, request.vocab_size, "asked for"
     if kind == "auto":
         alphabet = len(set(b"".join(parts)[: 1 << 20].decode("utf-8", errors="ignore")))
-        kind, chosen, why = choose_tokenizer(sum(map(_size, texts.train)), alphabet)
+        kind, chosen, why = choose_tokenizer(sum(map(corpus.size, texts.train)), alphabet)
         vocab_size = vocab_size or chosen
     return make_tokenizer(kind, parts, vocab_size=vocab_size), Choice("tokenizer", kind, why)
 
@@ -263,10 +265,6 @@ def _baselines(texts: _Texts, config: TrainConfig) -> dict[str, float]:
 
 def _joined(documents: Sequence[corpus.Document]) -> bytes:
     return b"\n".join(b"".join(document) for document in documents)
-
-
-def _size(document: corpus.Document) -> int:
-    return sum(map(len, document))
 
 
 def _sample_prompt(texts: _Texts) -> bytes:

@@ -18,6 +18,7 @@ _ORDINARY = 20  # bytes, three or four words: a natural run never counts as shor
 # Training over held-out bits. Parts of one text differ by less: an n-gram model's average over its
 # worst tenth is 0.95 for tinyshakespeare, 0.83 for a manual of Python with chapters all unlike.
 _GAP = 0.75
+_GAP_BITS = 0.1  # and less than this is no gap, however small both are
 
 _PIECE = 1 << 22  # bytes of the text in memory as fingerprints at a time
 
@@ -52,10 +53,11 @@ def judge(
     a proof; knowing the training text much better than the unseen is a sign.
     """
     times = longest_run / max(natural_run, _ORDINARY)
-    knows_better = (
-        held_out_bits_per_byte is not None and train_bits_per_byte <= _GAP * held_out_bits_per_byte
+    knows_better = held_out_bits_per_byte is not None and train_bits_per_byte <= min(
+        _GAP * held_out_bits_per_byte, held_out_bits_per_byte - _GAP_BITS
     )
-    runs = f"the longest run it copies has {longest_run} bytes, unseen text shares {natural_run}"
+    other = "the text's end" if held_out_bits_per_byte is None else "unseen text"
+    runs = f"the longest run it copies has {longest_run} bytes, {other} shares {natural_run}"
     if times >= _VERY_LONG:
         verdict = f"memorises: {runs}"
     elif times >= _LONG:

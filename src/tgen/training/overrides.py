@@ -31,6 +31,9 @@ def parse_overrides(overrides: Mapping[str, str]) -> tuple[dict[str, Any], dict[
             model[name] = _value(name, text, kinds[name])
         elif name in train_kinds:
             train[name] = _value(name, text, train_kinds[name])
+        elif name in _NOT_SET - {"rope_scaling"}:
+            option = "--" + name.replace("_", "-")
+            raise UsageError(f"--set {name} has an option of its own", f"use {option}")
         else:
             raise UsageError(
                 f"--set {name}: there is no such field",

@@ -11,7 +11,10 @@ from typing import Any, NamedTuple
 from tgen.config import SIZES, ModelConfig, TrainConfig
 from tgen.errors import CorpusError, UsageError
 from tgen.reports import Choice
+from tgen.training.memory import check_memory
 from tgen.training.overrides import parse_overrides
+from tgen.training.pace import Pace, choose_pace
+from tgen.training.reasons import explain
 from tgen.training.shape import (
     Facts,
     Shape,
@@ -24,7 +27,6 @@ from tgen.training.shape import (
 CALIBRATION_SHARE = 0.01  # of the minutes
 _BPE_FROM_BYTES = 10_000  # a smaller text repeats too few words to learn them as tokens
 _SMALL_BYTES = 200_000  # and one smaller than this has too few for more than 512 tokens
-_STEP_TOKENS = 2048
 _BYTES_PER_TOKEN = 6
 _READ_AT_LEAST = 1 << 20  # bytes
 _TOKENISED_A_SECOND = 2e6  # bytes
@@ -117,23 +119,45 @@ def make_plan(
             f"the corpus has {facts.train_tokens} tokens to train on", "two are needed at least"
         )
     model_fields, train_fields = parse_overrides(overrides)
+    fine_tuning = start_from is not None
     if start_from is not None:
         shape = given_shape(start_from, fields=model_fields, facts=facts)
     else:
         shape = choose_shape(family, size, train=train, fields=model_fields, facts=facts)
     if train.batch_size != TrainConfig().batch_size:
         train_fields = {"batch_size": train.batch_size} | train_fields
-    pace = _pace(shape, train, train_fields, facts)
-    whole = not facts.splittable or start_from is not None or train_fields.get("token_split") == 0
-    gentle = _FINE_TUNING if start_from is not None else 1.0
+    pace = choose_pace(shape, train, train_fields, facts)
+    chosen = _choose(shape, train, train_fields, pace, facts, fine_tuning=fine_tuning)
+    config = _with_chosen(train, chosen, train_fields)
+    _check(config, shape, facts)
+    evaluated = min(facts.held_out_tokens, config.eval_tokens)
+    return Plan(
+        shape.size,
+        shape.model,
+        config,
+        shape.context_length,
+        _closing_seconds(evaluated, pace),
+        choices=explain(shape, config, pace, facts, overrides=overrides, fine_tuning=fine_tuning),
+        notes=_notes(facts, evaluated),
+    )
+
+
+def _choose(
+    shape: Shape,
+    train: TrainConfig,
+    given: Mapping[str, Any],
+    pace: Pace,
+    facts: Facts,
+    *,
+    fine_tuning: bool,
+) -> dict[str, Any]:
+    """The fields of a TrainConfig that follow from the text, the time and the machine."""
+    whole = not facts.splittable or fine_tuning or given.get("token_split") == 0
+    gentle = _FINE_TUNING if fine_tuning else 1.0
     against = _regularisation(pace, whole=whole)
-    if train_fields.get("token_split") and not facts.splittable:
-        raise UsageError(
-            f"token_split is {train_fields['token_split']:g}", "characters cannot be taken apart"
-        )
     eval_tokens = _eval_tokens(train, pace)
-    evaluated = min(facts.held_out_tokens, train_fields.get("eval_tokens", eval_tokens))
-    chosen = {
+    evaluated = min(facts.held_out_tokens, given.get("eval_tokens", eval_tokens))
+    return {
         "batch_size": pace.step_tokens // shape.context_length,
         "learning_rate": _RATE_TIMES_WIDTH / max(64, shape.model.d_model) * gentle,
         "matrix_learning_rate": train.matrix_learning_rate * gentle,
@@ -144,54 +168,28 @@ def make_plan(
         "eval_every": _eval_every(evaluated, pace, facts),
         "eval_tokens": eval_tokens,
     }
-    config = _with_chosen(train, chosen, train_fields)
-    choices = [
-        Choice("size", shape.size, shape.why_size),
-        Choice("context", f"{shape.context_length} tokens", shape.why_context),
-        Choice("batch", f"{config.batch_size} windows", f"{pace.step_tokens:,} tokens a step"),
-        Choice("rates", _rates(config), _why_rates(config, start_from is not None)),
-        Choice("dropout", f"{config.dropout:g}", _why_dropout(pace)),
-        Choice("token split", f"{config.token_split:.0%}", _why_split(config, whole=whole)),
-        Choice("steps", _count(pace.steps, exact=train.steps is not None), _speed(facts)),
-        Choice("evaluation", f"every {config.eval_every} steps", "a twentieth of the time or less"),
-    ]
-    return Plan(
-        shape.size,
-        shape.model,
-        config,
-        shape.context_length,
-        _closing_seconds(evaluated, pace),
-        choices=[_as_set(choice, overrides) for choice in choices],
-        notes=_notes(facts, evaluated),
-    )
 
 
-class _Pace(NamedTuple):
-    """How fast a run goes and how far."""
-
-    tokens_per_second: float
-    step_tokens: int
-    steps: int
-    readings: float  # of the text
-    weights_per_token: float  # of the text
-
-
-def _pace(shape: Shape, train: TrainConfig, train_fields: Mapping[str, Any], facts: Facts) -> _Pace:
-    weights = n_weights(shape.model)
-    speed = tokens_per_second(facts.speed, weights)
-    batch_size = train_fields.get("batch_size", _batch_size(shape.context_length, facts))
-    step_tokens = batch_size * shape.context_length
-    steps = train.steps or max(1, round(speed * train.minutes * 60 / step_tokens))
-    readings = steps * step_tokens / facts.train_tokens
-    return _Pace(speed, step_tokens, steps, readings, weights / facts.train_tokens)
+def _check(config: TrainConfig, shape: Shape, facts: Facts) -> None:
+    """What fits each for itself but not together."""
+    if config.token_split > 0 and not facts.splittable:
+        raise UsageError(
+            f"token_split is {config.token_split:g}", "characters cannot be taken apart"
+        )
+    if config.steps is not None and 0 < config.steps <= config.warmup_steps:
+        raise UsageError(
+            f"warmup_steps={config.warmup_steps} is not less than the {config.steps} steps",
+            "set fewer, or leave them to the plan",
+        )
+    check_memory(shape.model, config, shape.context_length, facts.memory)
 
 
-def _regularisation(pace: _Pace, *, whole: bool) -> Regularisation:
+def _regularisation(pace: Pace, *, whole: bool) -> Regularisation:
     table = _REGULARISATION_WHOLE if whole else _REGULARISATION
     return next(row for row in table if pace.readings * pace.weights_per_token <= row.up_to)
 
 
-def _closing_seconds(evaluated: int, pace: _Pace) -> float:
+def _closing_seconds(evaluated: int, pace: Pace) -> float:
     # The held-out text once more, as much of the training text, and the samples.
     return (0.7 * evaluated + 4 * pace.step_tokens) / pace.tokens_per_second
 
@@ -209,7 +207,7 @@ def _with_chosen(
     return replace(train, **(free | dict(given)))
 
 
-def _eval_tokens(train: TrainConfig, pace: _Pace) -> int:
+def _eval_tokens(train: TrainConfig, pace: Pace) -> int:
     if train.steps is not None:
         return train.eval_tokens
     # A token costs about a third of a step's work. One evaluation is to fit into its share.
@@ -217,66 +215,10 @@ def _eval_tokens(train: TrainConfig, pace: _Pace) -> int:
     return max(1, min(train.eval_tokens, round(in_time)))
 
 
-def _eval_every(evaluated: int, pace: _Pace, facts: Facts) -> int:
+def _eval_every(evaluated: int, pace: Pace, facts: Facts) -> int:
     by_time = evaluated / 3 / _EVALUATION_SHARE
     by_time = max(by_time, _EVALUATION_SECONDS * pace.tokens_per_second)
     return max(20, round(min(by_time, _EVALUATION_EPOCHS * facts.train_tokens) / pace.step_tokens))
-
-
-def _batch_size(context: int, facts: Facts) -> int:
-    room = facts.train_tokens // (8 * context)  # a step sees an eighth of the text at most
-    return max(1, min(_STEP_TOKENS // context, room))
-
-
-def _rates(config: TrainConfig) -> str:
-    if config.optimizer == "adamw":
-        return f"AdamW {config.learning_rate:g}"
-    return f"Muon {config.matrix_learning_rate:g}, AdamW {config.learning_rate:g}"
-
-
-def _why_rates(config: TrainConfig, fine_tuning: bool) -> str:
-    gentle = "gentler, to keep what the model knows; " if fine_tuning else ""
-    return (
-        f"{gentle}up over {config.warmup_steps} steps, down over the last "
-        f"{config.decay_fraction:.0%}"
-    )
-
-
-def _why_dropout(pace: _Pace) -> str:
-    weights, readings = pace.weights_per_token, pace.readings
-    return f"{weights:.2g} weights for each token will read it {readings:,.3g} times"
-
-
-def _why_split(config: TrainConfig, *, whole: bool) -> str:
-    if config.token_split > 0:
-        return "of the tokens are taken apart at random, so that each reading differs"
-    return "tokens stay whole" if whole else "the text is not read often"
-
-
-def _count(steps: int, *, exact: bool) -> str:
-    if exact:
-        return f"{steps:,}"
-    digits = max(0, len(str(steps)) - 2)
-    return f"about {round(steps, -digits):,}"
-
-
-def _speed(facts: Facts) -> str:
-    return f"this machine trains at {facts.speed / 1e9:,.0f} GFLOP/s"
-
-
-def _as_set(choice: Choice, overrides: Mapping[str, str]) -> Choice:
-    """A choice that the user made has no other reason."""
-    fields = _FIELDS.get(choice.name, ())
-    return replace(choice, why="as set") if fields and set(fields) <= set(overrides) else choice
-
-
-_FIELDS = {
-    "batch": ("batch_size",),
-    "rates": ("learning_rate", "matrix_learning_rate"),
-    "dropout": ("dropout",),
-    "token split": ("token_split",),
-    "evaluation": ("eval_every",),
-}
 
 
 def _notes(facts: Facts, evaluated: int) -> list[str]:

@@ -25,6 +25,7 @@ class Facts:
     held_out_tokens: int
     splittable: bool  # tokens can be taken apart, see `corpus.token_split`
     speed: float  # useful floating-point operations a second, see `measure_speed`
+    memory: int | None = None  # bytes
 
 
 class Shape(NamedTuple):
@@ -71,7 +72,7 @@ def _choose_size(train: TrainConfig, facts: Facts, family: str) -> tuple[str, st
         readings = tokens / facts.train_tokens
         chosen, why = size, f"the largest that time and text can fill: {tokens / 1e6:.1f} M tokens"
         if train.steps is not None:
-            why = "--minutes would choose"
+            why = "enough for a few steps; with --minutes the plan chooses"
             if size == _SIZE_WITH_STEPS:
                 break
     return chosen, why

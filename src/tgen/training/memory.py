@@ -1,0 +1,31 @@
+"""How much memory a run needs: to say so before it starts, not to be killed for it."""
+
+from tgen.config import ModelConfig, TrainConfig
+from tgen.errors import UsageError
+from tgen.training.shape import n_weights
+
+# What a backward pass finds again, measured in float32 vectors of d_model a token and layer; a
+# gate's feed-forward keeps four vectors of d_ff where the other keeps two.
+_VECTORS = {"gated": 41, "plain": 23}
+_COPIES = 5  # of the weights: themselves, gradients, two moments, and one in the making
+
+
+def step_bytes(model: ModelConfig, *, batch_size: int, accumulation: int, context: int) -> int:
+    """About what one training step holds at its peak."""
+    vectors = _VECTORS["gated" if model.activation == "swiglu" else "plain"]
+    tokens = -(-batch_size // accumulation) * context
+    kept = tokens * model.n_layers * model.d_model * vectors
+    return 4 * (kept + _COPIES * n_weights(model))
+
+
+def check_memory(model: ModelConfig, train: TrainConfig, context: int, memory: int | None) -> None:
+    """Raises UsageError if a step needs more than the `memory` bytes there are; None: unknown."""
+    needed = step_bytes(
+        model, batch_size=train.batch_size, accumulation=train.accumulation, context=context
+    )
+    if memory is not None and needed > memory:
+        raise UsageError(
+            f"a step of {train.batch_size} windows needs about {needed / 1e9:.1f} GB, "
+            f"there are {memory / 1e9:.1f}",
+            "a smaller batch_size or model, or --set accumulation=N, which takes a batch in parts",
+        )

@@ -1,0 +1,35 @@
+"""How fast a run goes, and how far it comes."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tgen.config import TrainConfig
+from tgen.training.shape import Facts, Shape, n_weights, tokens_per_second
+
+_STEP_TOKENS = 2048
+
+
+class Pace(NamedTuple):
+    """A run's speed and length."""
+
+    tokens_per_second: float
+    step_tokens: int
+    steps: int
+    readings: float  # of the text
+    weights_per_token: float  # of the text
+
+
+def choose_pace(shape: Shape, train: TrainConfig, given: Mapping[str, Any], facts: Facts) -> Pace:
+    """That of a run with this shape; `given` are the user's own fields."""
+    weights = n_weights(shape.model)
+    speed = tokens_per_second(facts.speed, weights)
+    batch_size = given.get("batch_size", _batch_size(shape.context_length, facts))
+    step_tokens = batch_size * shape.context_length
+    steps = train.steps or max(1, round(speed * train.minutes * 60 / step_tokens))
+    readings = steps * step_tokens / facts.train_tokens
+    return Pace(speed, step_tokens, steps, readings, weights / facts.train_tokens)
+
+
+def _batch_size(context: int, facts: Facts) -> int:
+    room = facts.train_tokens // (8 * context)  # a step sees an eighth of the text at most
+    return max(1, min(_STEP_TOKENS // context, room))
