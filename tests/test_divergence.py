@@ -99,6 +99,19 @@ def test_what_diverges_again_and_again_ends_and_keeps_the_last_good_model(tmp_pa
     assert all(np.isfinite(array).all() for array in bundle.arrays.values())
 
 
+def test_returns_to_the_start_are_counted_across_sittings(tmp_path, monkeypatch):
+    poison(monkeypatch, lambda n: n >= 0)
+    backs = 0
+    sitting = runs.start(request(tmp_path))
+    while backs < 2:
+        backs += isinstance(next(sitting), BackReport)
+    sitting.close()  # as if killed
+    with pytest.raises(TrainingError, match="after 3 returns"):
+        list(runs.resume(tmp_path / "model"))
+    log = run_log.read(tmp_path / "model")
+    assert [r["rate_scale"] for r in log if r["kind"] == "BackReport"] == [0.5, 0.25, 0.125]
+
+
 def test_a_rate_that_makes_a_weight_infinite_saves_nothing(tmp_path):
     wild = {"learning_rate": "1e38", "optimizer": "adamw", "grad_clip": "1e30", "warmup_steps": "0"}
     with pytest.raises(TrainingError):

@@ -48,15 +48,10 @@ def test_an_absurd_or_missing_field_is_refused(written):
             RunRecord.from_dict(values)
 
 
-def test_a_fine_tuning_that_lost_its_state_does_not_begin_anew(tmp_path):
-    list(runs.start(request(tmp_path, "source")))
-    tuned = dataclasses.replace(
-        request(tmp_path, "tuned", overrides={"d_model": None, "n_layers": None, "n_heads": None}),
-        start_from=tmp_path / "source",
-    )
+def test_a_run_that_lost_its_state_does_not_begin_anew(tmp_path):
     stops = iter([False, True])
-    list(runs.start(tuned, stopped=lambda: next(stops)))
-    for state in (tmp_path / "tuned" / "training").glob("state-*"):
+    list(runs.start(request(tmp_path), stopped=lambda: next(stops)))
+    for state in (tmp_path / "model" / "training").glob("state-*"):
         shutil.rmtree(state)
     with pytest.raises(TrainingError, match="has lost its state"):
-        list(runs.resume(tmp_path / "tuned"))
+        list(runs.resume(tmp_path / "model"))

@@ -50,11 +50,10 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
         state = prepared.new_state()
         run_state.remove(request.out)  # an old model stays until there is a new one
         files.publish(folder / "tokenizer.json", prepared.tokenizer.json.encode())
-        if request.start_from is not None:  # which need not be there when the run goes on
-            run_state.save_state(request.out, asdict(state.progress), state.to_arrays())
+        state.progress.seconds = state.progress.setup_seconds = time.monotonic() - began
+        run_state.save_state(request.out, asdict(state.progress), state.to_arrays())
         prepared = replace(prepared, weights=None)  # the state has them
         run_state.save_run(request.out, prepared.record.to_dict(), prepared.tokens)
-        state.progress.seconds = state.progress.setup_seconds = time.monotonic() - began
         yield log.add(plan_report(request.out, prepared, state))
         yield from _Run(request.out, prepared, log, stopped).recorded(state)
 
@@ -104,13 +103,13 @@ def resume(
 
 
 def _saved_state(out: Path, prepared: Prepared) -> TrainState:
-    """The newest state on disk, or that of the start."""
+    """The newest state on disk."""
     saved = run_state.load_state(out)
-    if saved is None and prepared.record.start_from is not None:
+    if saved is None:
         raise TrainingError(f"the run in {out} has lost its state", "start with --overwrite")
+    progress, arrays = saved
     state = prepared.new_state()
-    if saved:
-        state.restore(saved[1], Progress(**saved[0]))
+    state.restore(arrays, Progress(**progress))
     return state
 
 

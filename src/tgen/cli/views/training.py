@@ -69,9 +69,10 @@ class TrainingView:
         elif isinstance(report, SampleReport):
             self._sample(report)
         elif isinstance(report, BackReport):
+            rates = f", learning rates {report.rate_scale:g} times the plan's"
             console.note(
-                f"{report.reason}: back to step {report.step:,}, learning rates at "
-                f"{report.rate_scale:g} of the plan"
+                f"{report.reason}: back to step {report.step:,}"
+                f"{rates if report.rate_scale < 1 else ''}"
             )
         elif isinstance(report, MemorisationReport):
             console.note(report.verdict)
