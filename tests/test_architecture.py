@@ -48,6 +48,8 @@ ONLY_IN = {
     "typer": {"cli"},
     "rich": {"cli"},
     "tokenizers": {"tokenizer"},
+    "numba": {"engine"},
+    "llvmlite": {"engine"},
     "safetensors": {"checkpoint"},
     "tensorboardX": {"training"},
 }

@@ -14,7 +14,7 @@ import numpy as np
 
 from tgen.checkpoint.directory import ModelBundle
 from tgen.checkpoint.directory import load as load_bundle
-from tgen.config import DEFAULT_MAX_NEW_TOKENS, SamplingConfig
+from tgen.config import DEFAULT_MAX_NEW_TOKENS, SamplingConfig, Weights
 from tgen.engine import open_engine
 from tgen.engine.base import Engine, reset
 from tgen.errors import UsageError
@@ -24,10 +24,16 @@ from tgen.reports import Token
 from tgen.tokenizer import TextStream, Tokenizer
 
 
-def load(path: str | Path, *, device: str = "auto", threads: int | None = None) -> "Model":
+def load(
+    path: str | Path,
+    *,
+    device: str = "auto",
+    threads: int | None = None,
+    weights: Weights = "auto",
+) -> "Model":
     """Opens a model directory; raises ModelError or TokenizerError if it cannot be used."""
     bundle = load_bundle(Path(path))
-    return Model(bundle, open_engine(bundle, device=device, threads=threads))
+    return Model(bundle, open_engine(bundle, device=device, threads=threads, weights=weights))
 
 
 class Model:

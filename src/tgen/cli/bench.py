@@ -7,7 +7,15 @@ from typing import Annotated
 import typer
 
 from tgen.cli import console
-from tgen.cli.options import DeviceOption, JsonOption, ModelOption, QuietOption, ThreadsOption
+from tgen.cli.loading import load_model
+from tgen.cli.options import (
+    DeviceOption,
+    JsonOption,
+    ModelOption,
+    QuietOption,
+    ThreadsOption,
+    WeightsOption,
+)
 from tgen.config import SamplingConfig
 from tgen.errors import UsageError
 from tgen.reports import LengthReport, TrialReport
@@ -40,13 +48,13 @@ def bench(
     quiet: QuietOption = False,
     device: DeviceOption = "auto",
     threads: ThreadsOption = None,
+    weights: WeightsOption = "auto",
 ) -> None:
     """Measure prefill and decoding on this machine.
 
     With --kv-cache each is measured with and without the cache, in turns, and the two texts are
     compared token by token.
     """
-    from tgen.api import find_model, load
     from tgen.benchmark.kv_cache import (
         VERDICT_TOKENS,
         compare,
@@ -56,8 +64,7 @@ def bench(
     )
     from tgen.cli.views.benchmark import length_table, verdict_line
 
-    path = find_model(model)
-    loaded = load(path, device=device, threads=threads)
+    path, loaded = load_model(model, device=device, threads=threads, weights=weights, quiet=quiet)
     console.note(f"{path}", quiet=quiet)
     engine = loaded.engine
     if engine.context_length < 2:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from tgen.cli import console
+from tgen.cli.loading import load_model
 from tgen.cli.options import (
     DeviceOption,
     JsonOption,
@@ -16,6 +17,7 @@ from tgen.cli.options import (
     PromptOption,
     QuietOption,
     ThreadsOption,
+    WeightsOption,
     read_prompt,
 )
 from tgen.config import DEFAULT_MAX_NEW_TOKENS, SamplingConfig
@@ -52,6 +54,7 @@ def generate(
     quiet: QuietOption = False,
     device: DeviceOption = "auto",
     threads: ThreadsOption = None,
+    weights: WeightsOption = "auto",
 ) -> None:
     """Continue a text.
 
@@ -65,10 +68,7 @@ def generate(
         seed=secrets.randbelow(1 << 32) if seed is None else seed,
     )
     data = read_prompt(prompt)
-    from tgen.api import find_model, load
-
-    path = find_model(model)
-    loaded = load(path, device=device, threads=threads)
+    path, loaded = load_model(model, device=device, threads=threads, weights=weights, quiet=quiet)
     console.note(f"{path} · seed {sampling.seed}", quiet=quiet)
     ids, length = loaded.encode(data), loaded.engine.context_length
     if len(ids) > length:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from tgen.config import Weights
 from tgen.errors import UsageError
 
 ModelOption = Annotated[
@@ -34,6 +35,10 @@ DeviceOption = Annotated[Device, typer.Option("--device", help="Where to compute
 ThreadsOption = Annotated[
     int | None,
     typer.Option("--threads", min=1, max=1024, show_default="all cores", help="Processor threads."),
+]
+WeightsOption = Annotated[
+    Weights,
+    typer.Option("--weights", help="How to hold weights in memory; auto: as they are stored."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON object to stdout.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing on stderr but errors.")]

@@ -1,0 +1,166 @@
+"""The engine for processors: passes of up to 96 tokens through `forward`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, overload
+
+import numpy as np
+
+from tgen.config import ModelConfig
+from tgen.engine.base import Logits
+from tgen.engine.cpu import forward
+from tgen.engine.cpu.cache import Cache
+from tgen.engine.cpu.positions import rotary_tables, sinusoid
+from tgen.engine.cpu.threads import threads
+from tgen.engine.cpu.weights import Array, Weights, to_float32, whole
+
+_TOGETHER = 96  # tokens in a pass: each reads the weights from afar once
+_CHUNK_BYTES = 1 << 18  # of weights, to stay near the processor while a pass's tokens use them
+_CHUNKS_A_THREAD = 4  # at least: threads are never equally fast
+
+
+class CpuEngine:
+    """See `engine.base.Engine`. Logits do not depend on other rows, nor on the threads."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        arrays: Mapping[str, Array],
+        *,
+        n_threads: int,
+        stored: str = "float32",
+    ) -> None:
+        self.config = config
+        self._weights = Weights(config, arrays, stored)
+        self._cache = Cache(config)
+        self._threads, self._n_threads = threads(), n_threads
+        self._job = np.zeros(forward.JOB_SIZE, np.int64)
+        self._tokens = np.zeros((_TOGETHER, forward.TOKEN_COLUMNS), np.int64)
+        self._buffers: dict[int, Array] = {forward.TOKENS_AT: self._tokens}
+        self._make_buffers()
+        self._set(self._weights.facts() | {forward.N_THREADS: n_threads})
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that a row can hold."""
+        return self.config.context_length
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens that each row holds."""
+        return list(self._cache.lengths)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the keys and values held."""
+        return self._cache.bytes_held
+
+    @overload
+    def extend(
+        self, tokens: Sequence[Sequence[int]], *, every_position: Literal[False] = False
+    ) -> Logits: ...
+    @overload
+    def extend(
+        self, tokens: Sequence[Sequence[int]], *, every_position: Literal[True]
+    ) -> list[Logits]: ...
+    def extend(
+        self, tokens: Sequence[Sequence[int]], *, every_position: bool = False
+    ) -> Logits | list[Logits]:
+        """Appends tokens to each row; logits (B, V) of what follows, or a list of (t_i, V)."""
+        counts = [len(row) for row in tokens]
+        before = self.lengths
+        after = [held + new for held, new in zip(before, counts, strict=True)]
+        if min(counts) < 1 or max(after) > self.context_length:
+            raise ValueError(
+                f"rows of {before} tokens cannot take {counts} more in a context of "
+                f"{self.context_length}"
+            )
+        self._cache.make_room(max(after))
+        self._set(self._cache.facts())
+        all_ids = np.concatenate([np.asarray(row, np.int64) for row in tokens])
+        if all_ids.min() < 0 or all_ids.max() >= self.config.vocab_size:
+            raise IndexError(f"a token is outside the vocabulary of {self.config.vocab_size}")
+        places = np.zeros((len(all_ids), forward.TOKEN_COLUMNS), np.int64)
+        ends = np.cumsum(counts)
+        for row, (start, n, end) in enumerate(zip(before, counts, ends, strict=True)):
+            places[end - n : end, forward.POSITION] = np.arange(start, start + n)
+            places[end - n : end, forward.ROW] = row
+        places[:, forward.SCORED] = every_position
+        places[ends - 1, forward.SCORED] = 1
+        parts = [
+            self._pass(all_ids[i : i + _TOGETHER], places[i : i + _TOGETHER])
+            for i in range(0, len(all_ids), _TOGETHER)
+        ]
+        self._cache.lengths = after
+        logits = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return np.split(logits, ends[:-1]) if every_position else logits
+
+    def rewind(self, lengths: Sequence[int]) -> None:
+        """Forgets each row's tail."""
+        self._cache.rewind(lengths)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keeps, repeats and reorders rows."""
+        self._cache.select(rows)
+
+    def _pass(self, ids: Array, places: Array) -> Logits:
+        """(n,) ids and their places -> (n scored, V)."""
+        n, width = len(ids), self.config.d_model
+        x = self._buffers[forward.X_AT]
+        x[:n, :width] = to_float32(self._weights.embedding[ids])
+        if self._positions is not None:
+            x[:n, :width] += self._positions[places[:, forward.POSITION]]
+        self._tokens[:n] = places
+        n_scored = int(places[:, forward.SCORED].sum())
+        logits = np.empty((n_scored, self.config.vocab_size), np.float32)
+        self._set(
+            {
+                forward.N_TOKENS: n,
+                forward.N_SCORED: n_scored,
+                forward.LOGITS_AT: logits.ctypes.data,
+            }
+        )
+        self._threads.run(self._job, self.config.n_layers, self._n_threads)
+        return logits
+
+    def _set(self, facts: Mapping[int, int]) -> None:
+        for name, value in facts.items():
+            self._job[name] = value
+
+    def _make_buffers(self) -> None:
+        config = self.config
+        width, feed, head = whole(config.d_model), whole(config.d_ff), whole(config.head_dim)
+        sizes = {
+            forward.X_AT: width,
+            forward.Y_AT: width,
+            forward.QKV_AT: (config.n_heads + 2 * config.n_kv_heads) * head,
+            forward.MIXED_AT: config.n_heads * head,
+            forward.HIDDEN_AT: feed,
+        }
+        for name, size in sizes.items():
+            self._buffers[name] = np.zeros((_TOGETHER, size), np.float32)
+        gate, scores = _TOGETHER * width, _TOGETHER * (width + feed)
+        # A page apart, so that no thread writes where another reads.
+        local = whole(scores + config.context_length) + 1024
+        self._buffers[forward.LOCAL_AT] = np.zeros((self._n_threads, local), np.float32)
+        self._positions = None
+        if config.position == "rotary":
+            tables = rotary_tables(config)
+            self._buffers[forward.COS_AT], self._buffers[forward.SIN_AT] = tables
+        elif config.position == "learned":
+            assert self._weights.positions is not None
+            self._positions = to_float32(self._weights.positions)
+        else:
+            self._positions = sinusoid(config.context_length, config.d_model)
+        self._set({name: buffer.ctypes.data for name, buffer in self._buffers.items()})
+        largest = max(config.d_ff * width, config.d_model * feed, max(sizes.values()) * width)
+        facts = {
+            forward.LOCAL_STEP: 4 * local,
+            forward.GATE_OFFSET: 4 * gate,
+            forward.SCORES_OFFSET: 4 * scores,
+            forward.N_CHUNKS: self._n_chunks(4 * largest),
+            forward.N_HEAD_CHUNKS: self._n_chunks(4 * config.vocab_size * width),
+        }
+        self._set(facts)
+
+    def _n_chunks(self, n_bytes: int) -> int:
+        return max(_CHUNKS_A_THREAD * self._n_threads, -(-n_bytes // _CHUNK_BYTES))

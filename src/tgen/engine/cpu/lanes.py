@@ -1,0 +1,211 @@
+"""Vectors of 16 numbers and what the kernels do with them, as LLVM instructions.
+
+Numba's own vectors come from a compiler that may add numbers in any order. Here each sum has one
+order, whatever the number of rows: text is the same alone and in a batch. A processor with narrower
+vectors takes two or four steps for one of these. Addresses are int64, lengths count elements.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+LANES = 16
+FLOAT32, BFLOAT16, INT8 = 0, 1, 2  # how weights are stored
+GROUP = 32  # int8 weights that share a scale
+GROUP_BYTES = 4 + GROUP  # the scale in float32, then the weights
+
+_f32, _i8, _i16 = ir.FloatType(), ir.IntType(8), ir.IntType(16)
+_i32, _i64 = ir.IntType(32), ir.IntType(64)
+_vector = ir.VectorType(_f32, LANES)
+_zeros = ir.Constant(_vector, [0.0] * LANES)
+_address = types.int64
+
+
+def make_tile(n_rows: int, n_vectors: int, stored: int) -> Any:
+    """tile(w, w_step, x, x_step, n, out, out_step): out[m, r] = w[r] . x[m] for `n_rows` rows of
+    weights and `n_vectors` vectors; the steps are bytes from one to the next, n a multiple of 16.
+    """
+
+    @intrinsic
+    def tile(_, w, w_step, x, x_step, n, out, out_step):
+        def generate(context, b, _, arguments):
+            w, w_step, x, x_step, n, out, out_step = arguments
+            w_rows = [_offset(b, w, w_step, r) for r in range(n_rows)]
+            x_rows = [_offset(b, x, x_step, m) for m in range(n_vectors)]
+            with _loop(b, n, [_zeros] * (n_rows * n_vectors), step=LANES) as (j, sums, following):
+                xs = [_load(b, _element(b, row, j, 4), _vector) for row in x_rows]
+                for r, row in enumerate(w_rows):
+                    weights = _load_weights(b, row, j, stored)
+                    for m in range(n_vectors):
+                        following.append(_fma(b, weights, xs[m], sums[r * n_vectors + m]))
+            for r in range(n_rows):
+                for m in range(n_vectors):
+                    total = _sum(b, following[r * n_vectors + m])
+                    place = b.add(_offset(b, out, out_step, m), _number(4 * r))
+                    b.store(total, b.inttoptr(place, _f32.as_pointer()))
+            return context.get_dummy_value()
+
+        return types.void(*[_address] * 7), generate
+
+    return tile
+
+
+def make_mix(n_vectors: int) -> Any:
+    """mix(p, v, v_step, n, out): out[0 : 16 n_vectors] = the sum over n rows of p[s] * v[s]."""
+
+    @intrinsic
+    def mix(_, p, v, v_step, n, out):
+        def generate(context, b, _, arguments):
+            p, v, v_step, n, out = arguments
+            with _loop(b, n, [_zeros] * n_vectors, step=1) as (s, sums, following):
+                share = _load(b, _element(b, p, s, 4), _f32)
+                share = _spread(b, share)
+                row = b.add(v, b.mul(s, v_step))
+                for u in range(n_vectors):
+                    values = _load(b, b.add(row, _number(64 * u)), _vector)
+                    following.append(_fma(b, share, values, sums[u]))
+            for u in range(n_vectors):
+                place = b.add(out, _number(64 * u))
+                b.store(following[u], b.inttoptr(place, _vector.as_pointer())).align = 4
+            return context.get_dummy_value()
+
+        return types.void(*[_address] * 5), generate
+
+    return mix
+
+
+@intrinsic
+def float_at(_, address, i):
+    """The float32 number `i` after the address."""
+
+    def generate(_, b, __, arguments):
+        return b.load(_pointer(b, arguments[0], arguments[1], _f32))
+
+    return types.float32(_address, types.int64), generate
+
+
+@intrinsic
+def put_float(_, address, i, value):
+    """Stores a float32 as number `i` after the address."""
+
+    def generate(context, b, _, arguments):
+        address, i, value = arguments
+        b.store(value, _pointer(b, address, i, _f32))
+        return context.get_dummy_value()
+
+    return types.void(_address, types.int64, types.float32), generate
+
+
+@intrinsic
+def int_at(_, address, i):
+    """The int64 number `i` after the address."""
+
+    def generate(_, b, __, arguments):
+        return b.load(_pointer(b, arguments[0], arguments[1], _i64))
+
+    return types.int64(_address, types.int64), generate
+
+
+@intrinsic
+def float_of_bits(_, bits):
+    """The float32 with these bits."""
+
+    def generate(_, b, __, arguments):
+        return b.bitcast(arguments[0], _f32)
+
+    return types.float32(types.int32), generate
+
+
+class _loop:  # noqa: N801
+    """`for (j = 0; j < n; j += step)` with vectors carried along; n is at least 1."""
+
+    def __init__(self, b: ir.IRBuilder, n: ir.Value, start: list[ir.Value], *, step: int) -> None:
+        self.b, self.n, self.step = b, n, step
+        before, self.body = b.block, b.append_basic_block("loop")
+        self.after = b.append_basic_block("after")
+        b.branch(self.body)
+        b.position_at_end(self.body)
+        self.j = b.phi(_i64)
+        self.j.add_incoming(_number(0), before)
+        self.carried = [b.phi(value.type) for value in start]
+        for phi, value in zip(self.carried, start, strict=True):
+            phi.add_incoming(value, before)
+        self.following: list[ir.Value] = []
+
+    def __enter__(self) -> tuple[ir.Value, list[ir.Value], list[ir.Value]]:
+        return self.j, self.carried, self.following
+
+    def __exit__(self, *_: object) -> None:
+        b = self.b
+        following = b.add(self.j, _number(self.step))
+        self.j.add_incoming(following, self.body)
+        for phi, value in zip(self.carried, self.following, strict=True):
+            phi.add_incoming(value, self.body)
+        b.cbranch(b.icmp_signed("<", following, self.n), self.body, self.after)
+        b.position_at_end(self.after)
+
+
+def _number(value: int) -> ir.Constant:
+    return ir.Constant(_i64, value)
+
+
+def _offset(b: ir.IRBuilder, address: ir.Value, step: ir.Value, times: int) -> ir.Value:
+    return b.add(address, b.mul(step, _number(times)))
+
+
+def _element(b: ir.IRBuilder, address: ir.Value, i: ir.Value, size: int) -> ir.Value:
+    return b.add(address, b.mul(i, _number(size)))
+
+
+def _pointer(b: ir.IRBuilder, address: ir.Value, i: ir.Value, kind: ir.Type) -> ir.Value:
+    return b.gep(b.inttoptr(address, kind.as_pointer()), [i])
+
+
+def _load(b: ir.IRBuilder, address: ir.Value, kind: ir.Type) -> ir.Value:
+    value = b.load(b.inttoptr(address, kind.as_pointer()))
+    value.align = 1
+    return value
+
+
+def _load_weights(b: ir.IRBuilder, row: ir.Value, j: ir.Value, stored: int) -> ir.Value:
+    if stored == FLOAT32:
+        return _load(b, _element(b, row, j, 4), _vector)
+    if stored == INT8:
+        group = b.add(row, b.mul(b.lshr(j, _number(5)), _number(GROUP_BYTES)))
+        scale = _spread(b, _load(b, group, _f32))
+        place = b.add(b.add(group, _number(4)), b.and_(j, _number(GROUP - 1)))
+        integers = _load(b, place, ir.VectorType(_i8, LANES))
+        return b.fmul(b.sitofp(b.sext(integers, ir.VectorType(_i32, LANES)), _vector), scale)
+    # A bfloat16 is the upper half of a float32.
+    integers = ir.VectorType(_i32, LANES)
+    halves = _load(b, _element(b, row, j, 2), ir.VectorType(_i16, LANES))
+    sixteen = ir.Constant(integers, [16] * LANES)
+    return b.bitcast(b.shl(b.zext(halves, integers), sixteen), _vector)
+
+
+def _fma(b: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
+    kind = ir.FunctionType(_vector, [_vector] * 3)
+    fma = cgutils.get_or_insert_function(b.module, kind, "llvm.fma.v16f32")
+    return b.call(fma, [x, y, z])
+
+
+def _sum(b: ir.IRBuilder, vector: ir.Value) -> ir.Value:
+    """Halves added to halves: one order, always."""
+    n = LANES
+    while n > 1:
+        n //= 2
+        nothing = ir.Constant(vector.type, ir.Undefined)
+        kind = ir.VectorType(_i32, n)
+        low = b.shuffle_vector(vector, nothing, ir.Constant(kind, list(range(n))))
+        high = b.shuffle_vector(vector, nothing, ir.Constant(kind, list(range(n, 2 * n))))
+        vector = b.fadd(low, high)
+    return b.extract_element(vector, ir.Constant(_i32, 0))
+
+
+def _spread(b: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    nothing = ir.Constant(_vector, ir.Undefined)
+    first = b.insert_element(nothing, value, ir.Constant(_i32, 0))
+    return b.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(_i32, LANES), [0] * LANES))

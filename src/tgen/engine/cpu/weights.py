@@ -1,0 +1,157 @@
+"""A model's weights as the kernels read them: rows of whole groups, at known addresses.
+
+Rows whose length is a multiple of 32 stay where they are; others are filled up with zeros, which
+add nothing to any sum. So are heads, whose queries, keys and values are rows of one product.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgen.config import ModelConfig
+from tgen.engine.cpu import forward
+from tgen.engine.cpu.kernels import GELU, GELU_TANH, RELU, SWIGLU
+from tgen.engine.cpu.lanes import BFLOAT16, FLOAT32, GROUP, INT8
+
+Array = NDArray[Any]
+
+_ACTIVATIONS = {"swiglu": SWIGLU, "relu": RELU, "gelu_tanh": GELU_TANH, "gelu": GELU}
+_NAMES = {
+    forward.ATTENTION_NORM: "attention_norm.weight",
+    forward.ATTENTION_NORM_BIAS: "attention_norm.bias",
+    forward.Q_NORM: "attention.q_norm.weight",
+    forward.K_NORM: "attention.k_norm.weight",
+    forward.OUT_BIAS: "attention.o_proj.bias",
+    forward.FEED_NORM: "feed_forward_norm.weight",
+    forward.FEED_NORM_BIAS: "feed_forward_norm.bias",
+    forward.GATE: "feed_forward.gate_proj.weight",
+    forward.GATE_BIAS: "feed_forward.gate_proj.bias",
+    forward.UP: "feed_forward.up_proj.weight",
+    forward.UP_BIAS: "feed_forward.up_proj.bias",
+    forward.DOWN: "feed_forward.down_proj.weight",
+    forward.DOWN_BIAS: "feed_forward.down_proj.bias",
+}
+
+
+class Weights:
+    """A table of addresses for `forward`, and the arrays that it points to."""
+
+    def __init__(self, config: ModelConfig, arrays: Mapping[str, Array], stored: str) -> None:
+        self.config = config
+        self.stored = {"float32": FLOAT32, "bfloat16": BFLOAT16, "int8": INT8}[stored]
+        self.table = np.zeros((config.n_layers + 1, forward.COLUMNS), np.int64)
+        self._kept: list[Array] = []
+        for layer in range(config.n_layers):
+            mine = {name: arrays.get(f"blocks.{layer}.{full}") for name, full in _NAMES.items()}
+            block = f"blocks.{layer}.attention."
+            mine[forward.QKV] = _filled_heads(arrays[f"{block}qkv_proj.weight"], config)
+            if (bias := arrays.get(f"{block}qkv_proj.bias")) is not None:
+                mine[forward.QKV_BIAS] = _filled_heads(bias[:, None], config)[:, 0]
+            mine[forward.OUT] = _filled_inputs(arrays[f"{block}o_proj.weight"], config)
+            for name, array in mine.items():
+                self._put(layer, name, array)
+        self._put_last(arrays)
+        self.embedding = arrays["token_embedding.weight"]
+        self.positions = arrays.get("position_embedding.weight")
+
+    def _put_last(self, arrays: Mapping[str, Array]) -> None:
+        last = self.config.n_layers
+        if self.config.post_norm:  # no norm of its own: the last block's stands after it
+            source, target = forward.FEED_NORM, forward.ATTENTION_NORM
+            self.table[last, target : target + 2] = self.table[last - 1, source : source + 2]
+        else:
+            self._put(last, forward.ATTENTION_NORM, arrays["final_norm.weight"])
+            self._put(last, forward.ATTENTION_NORM_BIAS, arrays.get("final_norm.bias"))
+        head = "token_embedding" if self.config.tied_embeddings else "lm_head"
+        self._put(last, forward.HEAD, arrays[f"{head}.weight"])
+
+    def _put(self, layer: int, name: int, array: Array | None) -> None:
+        if array is not None:
+            array = _filled(array, -1)
+            plain = array.ndim == 1 or self.stored == FLOAT32
+            store = to_float32 if plain else to_bfloat16 if self.stored == BFLOAT16 else to_int8
+            ready: Array = np.ascontiguousarray(store(array))
+            self._kept.append(ready)
+            self.table[layer, name] = ready.ctypes.data
+
+    def facts(self) -> dict[int, int]:
+        """The job's fields that follow from the model."""
+        config = self.config
+        return {
+            forward.N_LAYERS: config.n_layers,
+            forward.WIDTH: config.d_model,
+            forward.WIDTH_STEP: whole(config.d_model),
+            forward.N_HEADS: config.n_heads,
+            forward.N_KV_HEADS: config.n_kv_heads,
+            forward.HEAD_DIM: config.head_dim,
+            forward.HEAD_STEP: whole(config.head_dim),
+            forward.FEED: config.d_ff,
+            forward.FEED_STEP: whole(config.d_ff),
+            forward.VOCABULARY: config.vocab_size,
+            forward.STORED: self.stored,
+            forward.LAYER_NORM: config.norm == "layer_norm",
+            forward.POST_NORM: config.post_norm,
+            forward.ACTIVATION: _ACTIVATIONS[config.activation],
+            forward.QK_NORM: config.qk_norm,
+            forward.ROTARY: config.position == "rotary",
+            forward.EPS_BITS: _bits(config.norm_eps),
+            forward.SCALE_BITS: _bits(config.head_dim**-0.5),
+            forward.LAYERS_AT: self.table.ctypes.data,
+        }
+
+
+def whole(n: int) -> int:
+    """The length of the vectors that hold n numbers."""
+    return -(-n // GROUP) * GROUP
+
+
+def to_float32(array: Array) -> NDArray[np.float32]:
+    """Float32, float16 or bfloat16 as uint16 bits -> float32, without a copy where it is that."""
+    if array.dtype == np.uint16:
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float32, copy=False)
+
+
+def to_bfloat16(array: Array) -> NDArray[np.uint16]:
+    """-> bfloat16 as uint16 bits, rounded to nearest, ties to even; finite weights only."""
+    if array.dtype == np.uint16:
+        return array
+    bits = to_float32(array).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def to_int8(array: Array) -> NDArray[np.uint8]:
+    """(m, n) -> (m, n / GROUP * GROUP_BYTES): of each group its scale, then whole numbers from -127
+    to 127, the nearest to weight / scale."""
+    groups = to_float32(array).reshape(len(array), -1, GROUP)
+    scales = np.abs(groups).max(axis=2, keepdims=True) / np.float32(127)
+    numbers = np.rint(groups / np.where(scales > 0, scales, 1)).astype(np.int8)
+    parts = [scales.astype(np.float32).view(np.uint8), numbers.view(np.uint8)]
+    return np.concatenate(parts, axis=2).reshape(len(array), -1)
+
+
+def _filled(array: Array, axis: int) -> Array:
+    n = array.shape[axis]
+    if n == whole(n):
+        return array
+    room = [(0, 0)] * array.ndim
+    room[axis] = (0, whole(n) - n)
+    return np.pad(array, room)
+
+
+def _filled_heads(rows: Array, config: ModelConfig) -> Array:
+    """(heads * D, C) -> (heads * whole D, C)."""
+    heads = rows.reshape(-1, config.head_dim, rows.shape[1])
+    return _filled(heads, 1).reshape(-1, rows.shape[1])
+
+
+def _filled_inputs(rows: Array, config: ModelConfig) -> Array:
+    """(C, H * D) -> (C, H * whole D)."""
+    heads = rows.reshape(len(rows), config.n_heads, config.head_dim)
+    return _filled(heads, 2).reshape(len(rows), -1)
+
+
+def _bits(value: float) -> int:
+    return int(np.float32(value).view(np.int32))

@@ -1,0 +1,177 @@
+"""The compiled kernels: the torch engine's logits, and the same bits whatever the company."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tgen.config import ModelConfig, RopeScaling
+from tgen.engine.cpu import kernels, weights
+from tgen.engine.cpu.engine import CpuEngine
+from tgen.engine.cpu.lanes import BFLOAT16, FLOAT32, GROUP, GROUP_BYTES, INT8
+from tgen.engine.torch_engine import TorchEngine
+from tgen.model.transformer import Transformer
+
+SHAPES = {
+    "qwen3": dict(family="qwen3"),
+    "odd sizes": dict(family="qwen3", d_model=72, n_heads=4, n_kv_heads=2, head_dim=12),
+    "biases": dict(family="qwen3", attention_bias=True, output_bias=True, tied_embeddings=False),
+    "llama": dict(family="llama", n_kv_heads=1, d_ff=40),
+    "llama 3": dict(
+        family="llama",
+        rope_scaling=RopeScaling(
+            factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context_length=64
+        ),
+    ),
+    "gpt2": dict(family="gpt2", d_model=40),
+    "gelu": dict(family="gpt2", activation="gelu"),
+    "classic": dict(family="classic", d_model=24, n_heads=2),
+}
+VOCABULARY, CONTEXT = 211, 300
+IDS = np.random.default_rng(0).integers(0, VOCABULARY, 250).tolist()
+
+
+def model(**fields: object) -> Transformer:
+    """With norms and biases that matter, and attention that is not even."""
+    torch.manual_seed(1)
+    shape = dict(n_layers=3, d_model=64, n_heads=4)
+    config = ModelConfig.of(**shape | fields, vocab_size=VOCABULARY, context_length=CONTEXT)
+    made = Transformer(config)
+    for parameter in made.parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, mean=1.0, std=0.3)
+        else:
+            parameter.data *= 3
+    return made
+
+
+def engine(made: Transformer, n_threads: int = 2, stored: str = "float32") -> CpuEngine:
+    return CpuEngine(made.config, made.to_arrays(), n_threads=n_threads, stored=stored)
+
+
+@pytest.fixture(params=SHAPES.values(), ids=SHAPES)
+def made(request) -> Transformer:
+    return model(**request.param)
+
+
+def test_logits_are_those_of_the_torch_engine(made):
+    (wanted,) = TorchEngine(made).extend([IDS], every_position=True)
+    (found,) = engine(made).extend([IDS], every_position=True)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5)
+
+
+def test_logits_are_the_same_bits_however_a_text_is_taken(made):
+    mine = engine(made)
+    (whole,) = mine.extend([IDS], every_position=True)
+    mine.rewind([0])
+    one_by_one = np.concatenate([mine.extend([[token]]) for token in IDS])
+    assert np.array_equal(one_by_one, whole)
+    for border in (1, 5, 96, 100, 249):
+        mine.rewind([border])
+        assert np.array_equal(mine.extend([IDS[border:]])[0], whole[-1])
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "int8"])
+def test_rows_depend_on_neither_their_neighbours_nor_the_threads(stored):
+    made = model(**SHAPES["odd sizes"])
+    (alone,) = engine(made, 1, stored).extend([IDS], every_position=True)
+    for n_threads in (1, 3):
+        mine = engine(made, n_threads, stored)
+        mine.select([0] * 4)
+        texts = [IDS[:100], IDS, IDS[:1], IDS[:33]]
+        for found, text in zip(mine.extend(texts, every_position=True), texts, strict=True):
+            assert np.array_equal(found, alone[: len(text)])
+        mine.select([3, 1, 1])
+        mine.rewind([33, 200, 40])
+        after = mine.extend([IDS[33:34], IDS[200:201], IDS[40:41]])
+        assert np.array_equal(after, alone[[33, 200, 40]])
+        assert mine.lengths == [34, 201, 41]
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", "int8"])
+def test_weights_held_in_fewer_bits_are_those_numbers(stored):
+    made = model(family="llama", n_heads=2, n_kv_heads=1, d_ff=40)
+    arrays = made.to_arrays()
+    for name, array in arrays.items():
+        if array.ndim == 2 and name != "token_embedding.weight":
+            arrays[name] = rounded(array, stored)
+    head = rounded(arrays["token_embedding.weight"], stored)  # the embedding itself is not touched
+    same = Transformer.from_arrays(made.config, arrays)
+    with torch.inference_mode():
+        wanted = same.hidden(torch.tensor([IDS]))[0].numpy() @ head.T
+    (found,) = engine(made, stored=stored).extend([IDS], every_position=True)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5)
+
+
+def rounded(array: np.ndarray, stored: str) -> np.ndarray:
+    """What remains of a matrix."""
+    if stored == "bfloat16":
+        return torch.tensor(array).bfloat16().float().numpy()
+    groups = np.pad(array, ((0, 0), (0, -array.shape[1] % GROUP))).reshape(len(array), -1, GROUP)
+    scale = np.abs(groups).max(axis=2, keepdims=True) / np.float32(127)
+    values = np.rint(groups / np.where(scale > 0, scale, 1)) * scale
+    return values.reshape(len(array), -1)[:, : array.shape[1]].astype(np.float32)
+
+
+@given(
+    n_vectors=st.integers(1, 13),
+    rows=st.integers(1, 30),
+    first=st.integers(0, 5),
+    groups=st.integers(1, 4),
+    stored=st.sampled_from([FLOAT32, BFLOAT16, INT8]),
+)
+@settings(deadline=None, max_examples=60)
+def test_a_product_writes_its_rows_and_nothing_else(n_vectors, rows, first, groups, stored):
+    random = np.random.default_rng(rows)
+    n, last = groups * GROUP, first + rows
+    w = random.standard_normal((last, n)).astype(np.float32)
+    x = random.standard_normal((n_vectors, n)).astype(np.float32)
+    held = {FLOAT32: w, BFLOAT16: weights.to_bfloat16(w), INT8: weights.to_int8(w)}[stored]
+    if stored == INT8:
+        assert held.shape == (last, groups * GROUP_BYTES)
+    out = np.full((n_vectors + 1, last + 2), 7, np.float32)
+    kernels.products(
+        stored,
+        held.ctypes.data,
+        first,
+        last,
+        n,
+        x.ctypes.data,
+        n_vectors,
+        out.ctypes.data,
+        last + 2,
+    )
+    wide = {FLOAT32: w, BFLOAT16: weights.to_float32(held)}.get(stored)
+    wide = rounded(w, "int8") if wide is None else wide
+    expected = np.full_like(out, 7)
+    expected[:n_vectors, first:last] = (x @ wide.T)[:, first:last]
+    np.testing.assert_allclose(out, expected, rtol=0, atol=1e-4)
+
+
+def test_many_passes_at_once_do_not_disturb_each_other():
+    made = model(**SHAPES["qwen3"])
+    (wanted,) = engine(made).extend([IDS], every_position=True)
+    found: dict[int, np.ndarray] = {}
+
+    def work(i: int) -> None:
+        mine = engine(made, n_threads=1 + i % 3)
+        found[i] = np.concatenate([mine.extend([[token]]) for token in IDS])
+
+    workers = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert all(np.array_equal(found[i], wanted) for i in range(4))
+
+
+def test_what_does_not_fit_is_refused_and_changes_nothing():
+    mine = engine(model(**SHAPES["qwen3"]))
+    mine.extend([IDS[:10]])
+    for wrong in ([[]], [[1] * 291], [[VOCABULARY]], [[-1]]):
+        with pytest.raises((ValueError, IndexError)):
+            mine.extend(wrong)
+        assert mine.lengths == [10]
