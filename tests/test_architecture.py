@@ -36,7 +36,17 @@ ROOMS = {
         "generation",
     },
     "api": {"checkpoint", "engine", "generation", "tokenizer"},
-    "cli": {"api", "runs", "checkpoint", "introspect", "benchmark", "model", "tokenizer", ""},
+    "cli": {
+        "api",
+        "runs",
+        "checkpoint",
+        "introspect",
+        "benchmark",
+        "engine",
+        "model",
+        "tokenizer",
+        "",
+    },
     "__init__": {"api"},
     "__main__": {"cli"},
 }

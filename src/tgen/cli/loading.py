@@ -10,17 +10,25 @@ if TYPE_CHECKING:
     from tgen.api import Model
 
 
+def compile_ahead(device: str, *, quiet: bool) -> None:
+    """Makes the kernels that will compute on this processor, if they are not there."""
+    from tgen.engine import compile_kernels, kernels_are_kept, uses_kernels
+
+    if uses_kernels(device) and not kernels_are_kept():
+        console.note("compiling for this processor, once: about ten seconds", quiet=quiet)
+        compile_kernels()
+
+
 def load_model(
     name: str | None, *, device: str, threads: int | None, weights: Weights, quiet: bool
 ) -> tuple[Path, "Model"]:
     """The named model, or the newest, and where it was found."""
     from tgen.api import find_model, load
-    from tgen.engine import kernels_are_kept, missing_kernels, uses_kernels
+    from tgen.engine import missing_kernels
 
     path = find_model(name)
     missing = missing_kernels()
-    if uses_kernels(device) and not kernels_are_kept():
-        console.note("compiling for this processor, once: about ten seconds", quiet=quiet)
-    elif missing and device in ("auto", "cpu"):
+    if missing and device in ("auto", "cpu"):
         console.note(f"torch computes, more slowly than compiled kernels: {missing}", quiet=quiet)
+    compile_ahead(device, quiet=quiet)
     return path, load(path, device=device, threads=threads, weights=weights)

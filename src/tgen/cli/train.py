@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tgen.cli.loading import compile_ahead
 from tgen.cli.options import (
     DeviceOption,
     QuietOption,
@@ -200,6 +201,8 @@ def train(
             view.show(report)
     if caught.number:
         raise typer.Exit(128 + caught.number)
+    if not dry_run:
+        compile_ahead(device, quiet=quiet)  # so that the first text comes at once
 
 
 def _check_together(context: typer.Context, start_from: Path | None) -> None:

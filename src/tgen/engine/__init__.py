@@ -63,6 +63,11 @@ def kernels_are_kept() -> bool:
     return kept()
 
 
+def compile_kernels() -> None:
+    """Compiles what is not kept yet, some seconds long."""
+    import tgen.engine.cpu.threads  # noqa: F401
+
+
 def _cpu_engine(bundle: ModelBundle, threads: int | None, weights: Weights) -> Engine:
     from tgen.engine.cpu.engine import CpuEngine
 
