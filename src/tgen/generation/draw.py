@@ -24,16 +24,17 @@ def draw(
         raise ModelError("the model's logits are not finite", "its weights are damaged")
     if sampling.temperature == 0:
         return [int(i) for i in logits.argmax(axis=1)]  # the lowest id among equals
-    # Subtracting the maximum first keeps a tiny temperature from overflowing.
-    scaled = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    scaled = np.maximum(scaled / sampling.temperature, -1e30).astype(np.float32)
-    kept = keep_top_p(keep_top_k(scaled, sampling.top_k), sampling.top_p)
-    cumulative = np.cumsum(softmax(kept), axis=1)
+    kept = keep_top_k(logits, sampling.top_k)  # first, on few numbers the rest is quick
     tokens = []
-    for i, (row, position) in enumerate(zip(rows, positions, strict=True)):
-        u = uniform(sampling.seed, row, position, _DRAW) * cumulative[i, -1]
-        token = int(np.searchsorted(cumulative[i], u, side="right"))
-        tokens.append(min(token, int(np.flatnonzero(kept[i] > -np.inf)[-1])))
+    for logit_row, row, position in zip(kept, rows, positions, strict=True):
+        ids = np.flatnonzero(logit_row > -np.inf)
+        # Subtracting the maximum first keeps a tiny temperature from overflowing.
+        scaled = logit_row[ids].astype(np.float64) - logit_row.max()
+        scaled = np.maximum(scaled / sampling.temperature, -1e30)[None].astype(np.float32)
+        cumulative = np.cumsum(softmax(keep_top_p(scaled, sampling.top_p))[0])
+        u = uniform(sampling.seed, row, position, _DRAW) * cumulative[-1]
+        place = int(np.searchsorted(cumulative, u, side="right"))
+        tokens.append(int(ids[min(place, len(ids) - 1)]))
     return tokens
 
 

@@ -6,13 +6,13 @@ beginning was generated or given.
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from tgen.config import SamplingConfig
-from tgen.engine.base import Engine, reset
+from tgen.engine.base import Engine, Logits, reset
 from tgen.generation.draw import draw
-from tgen.generation.truncation import softmax
 from tgen.reports import Token
 
 
@@ -42,11 +42,10 @@ def generate(
         logits = engine.extend(_prepare(engine, rows, texts, starts, kv_cache=kv_cache))
         positions = [len(texts[row]) for row in rows]
         tokens = draw(logits, sampling, rows=rows, positions=positions)
-        probabilities = softmax(logits)  # the model's own, before any sampler
-        for place, (row, token) in enumerate(zip(rows, tokens, strict=True)):
-            texts[row].append(token)
-            ended = token in stop or step + 1 == max_new_tokens
-            yield _report(row, token, probabilities[place], ended=ended)
+        for report in _reports(rows, tokens, logits):
+            texts[report.row].append(report.id)
+            ended = report.id in stop or step + 1 == max_new_tokens
+            yield replace(report, last=ended)
         kept = [place for place, token in enumerate(tokens) if token not in stop]
         if not kept:
             return
@@ -76,14 +75,21 @@ def _prepare(
     return [texts[row][starts[row] + held[place] :] for place, row in enumerate(rows)]
 
 
-def _report(row: int, token: int, probabilities: np.ndarray, *, ended: bool) -> Token:
-    p = probabilities[probabilities > 0]
-    chosen = probabilities[token]
-    return Token(
-        row=row,
-        id=token,
-        logprob=float(np.log(max(chosen, 1e-300))),
-        rank=int((probabilities > chosen).sum()),
-        entropy=float(-(p * np.log(p)).sum()),
-        last=ended,
-    )
+def _reports(rows: Sequence[int], tokens: Sequence[int], logits: Logits) -> Iterator[Token]:
+    """What the model itself, before any sampler, thought of each row's token."""
+    with np.errstate(over="ignore"):
+        shifted = logits - logits.max(axis=1, keepdims=True)
+    weights = np.exp(shifted)
+    totals = weights.sum(axis=1, dtype=np.float64)
+    # Of p = w / t with w = exp(s): -sum p log p = log t - sum w s / t.
+    entropies = np.log(totals) - (weights * shifted).sum(axis=1, dtype=np.float64) / totals
+    for place, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+        chosen = shifted[place, token]
+        yield Token(
+            row=row,
+            id=token,
+            logprob=float(chosen - np.log(totals[place])),
+            rank=int((shifted[place] > chosen).sum()),
+            entropy=max(0.0, float(entropies[place])),
+            last=False,
+        )

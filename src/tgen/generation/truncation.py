@@ -9,10 +9,10 @@ def keep_top_k(logits: Logits, k: int) -> Logits:
     """Exactly the k highest of each row; among equals the lower id. k = 0: all."""
     if k == 0 or k >= logits.shape[1]:
         return logits
-    order = np.argsort(-logits, axis=1, kind="stable")[:, k:]
-    kept = logits.copy()
-    np.put_along_axis(kept, order, -np.inf, axis=1)
-    return kept
+    border = -np.partition(-logits, k - 1, axis=1)[:, k - 1 : k]  # the k-th highest
+    above, level = logits > border, logits == border
+    room = k - above.sum(axis=1, keepdims=True)
+    return np.where(above | (level & (level.cumsum(axis=1) <= room)), logits, -np.inf)
 
 
 def keep_top_p(logits: Logits, p: float) -> Logits:
