@@ -1,5 +1,6 @@
 """The compiled kernels: the torch engine's logits, and the same bits whatever the company."""
 
+import os
 import threading
 
 import numpy as np
@@ -9,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tgen.config import ModelConfig, RopeScaling
-from tgen.engine.cpu import kernels, weights
+from tgen.engine.cpu import forward, kernels, threads, weights
 from tgen.engine.cpu.engine import CpuEngine
 from tgen.engine.cpu.lanes import BFLOAT16, FLOAT32, GROUP, GROUP_BYTES, INT8
+from tgen.engine.cpu.positions import rotary_tables
 from tgen.engine.torch_engine import TorchEngine
 from tgen.model.transformer import Transformer
 
@@ -175,3 +177,70 @@ def test_what_does_not_fit_is_refused_and_changes_nothing():
         with pytest.raises((ValueError, IndexError)):
             mine.extend(wrong)
         assert mine.lengths == [10]
+
+
+def test_a_late_helper_finds_nothing_to_do():
+    """One that still stands in an old pass, of a deeper model, while a new job is there."""
+    deep = engine(model(n_layers=5, **SHAPES["qwen3"]))
+    shallow = engine(model(n_layers=1, **SHAPES["qwen3"]), n_threads=1)
+    deep.extend([IDS[:50]])
+    pool = threads.threads()
+    number = int(pool._memory[(pool._newest - pool._memory.ctypes.data) // 8])
+    (wanted,) = shallow.extend([IDS], every_position=True)
+    before = [buffer.copy() for buffer in shallow._buffers.values()]
+    for late in range(number + 2):
+        forward.forward(pool._job.ctypes.data, late, 0)
+    for buffer, copy in zip(shallow._buffers.values(), before, strict=True):
+        assert np.array_equal(buffer, copy)
+    shallow.rewind([0])
+    (again,) = shallow.extend([IDS], every_position=True)
+    assert np.array_equal(again, wanted)
+
+
+def test_models_of_other_depths_and_threads_take_turns():
+    models = [model(n_layers=n, **SHAPES["qwen3"]) for n in (1, 4, 2)]
+    wanted = [engine(made, 1).extend([IDS], every_position=True)[0] for made in models]
+    mine = [engine(made, 1 + i) for i, made in enumerate(models)]
+    for i, token in enumerate(IDS):
+        for k in range(3):
+            assert np.array_equal(mine[k].extend([[token]])[0], wanted[k][i])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_goes_on_with_an_engine_of_its_parent():
+    mine = engine(model(**SHAPES["qwen3"]))
+    (wanted,) = mine.extend([IDS[:50]])
+    mine.rewind([0])
+    child = os.fork()
+    if child == 0:
+        (found,) = mine.extend([IDS[:50]])
+        os._exit(0 if np.array_equal(found, wanted) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("fields", [dict(head_dim=80), dict(n_layers=1, d_ff=3)])
+def test_shapes_that_fill_no_vector(fields):
+    made = model(family="llama", **fields)
+    (wanted,) = TorchEngine(made).extend([IDS[:40]], every_position=True)
+    (found,) = engine(made).extend([IDS[:40]], every_position=True)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5)
+
+
+def test_a_tiny_vocabulary_and_a_context_of_one():
+    config = ModelConfig.of(
+        "gpt2", vocab_size=3, context_length=1, n_layers=1, d_model=4, n_heads=2
+    )
+    made = Transformer(config)
+    np.testing.assert_allclose(
+        engine(made).extend([[2]]), TorchEngine(made).extend([[2]]), rtol=0, atol=1e-5
+    )
+
+
+def test_positions_turn_by_the_same_angles_far_from_the_start():
+    fields = dict(vocab_size=8, n_layers=1, d_model=64, n_heads=1, context_length=32768)
+    config = ModelConfig.of("llama", **fields)
+    made = Transformer(config)
+    cos, sin = rotary_tables(config)
+    np.testing.assert_allclose(cos, made.cos.numpy(), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(sin, made.sin.numpy(), rtol=0, atol=1e-6)

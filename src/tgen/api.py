@@ -14,7 +14,7 @@ import numpy as np
 
 from tgen.checkpoint.directory import ModelBundle
 from tgen.checkpoint.directory import load as load_bundle
-from tgen.config import DEFAULT_MAX_NEW_TOKENS, SamplingConfig, Weights
+from tgen.config import DEFAULT_MAX_NEW_TOKENS, SamplingConfig, StoredAs
 from tgen.engine import open_engine
 from tgen.engine.base import Engine, reset
 from tgen.errors import UsageError
@@ -29,7 +29,7 @@ def load(
     *,
     device: str = "auto",
     threads: int | None = None,
-    weights: Weights = "auto",
+    weights: StoredAs | None = None,
 ) -> "Model":
     """Opens a model directory; raises ModelError or TokenizerError if it cannot be used."""
     bundle = load_bundle(Path(path))

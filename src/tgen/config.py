@@ -11,7 +11,7 @@ Norm = Literal["layer_norm", "rms_norm"]
 Activation = Literal["relu", "gelu_tanh", "gelu", "swiglu"]
 Family = Literal["classic", "gpt2", "llama", "qwen3"]
 Size = Literal["nano", "micro", "tiny", "small", "medium", "large"]
-Weights = Literal["auto", "float32", "bfloat16", "int8"]
+StoredAs = Literal["float32", "bfloat16", "int8"]  # weights in memory
 LossOn = Literal["completion", "all"]
 DEFAULT_FAMILY: Family = "qwen3"
 
@@ -240,7 +240,7 @@ DEFAULT_MAX_NEW_TOKENS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
-    """How a token is drawn from the logits. Order: temperature, top-k, top-p, draw."""
+    """How a token is drawn from the logits. Order: top-k, temperature, top-p, draw."""
 
     temperature: float = 0.8  # 0: always the most likely token
     top_k: int = 40  # 0: off

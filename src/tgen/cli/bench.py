@@ -48,7 +48,7 @@ def bench(
     quiet: QuietOption = False,
     device: DeviceOption = "auto",
     threads: ThreadsOption = None,
-    weights: WeightsOption = "auto",
+    weights: WeightsOption = None,
 ) -> None:
     """Measure prefill and decoding on this machine.
 

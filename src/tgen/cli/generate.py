@@ -54,7 +54,7 @@ def generate(
     quiet: QuietOption = False,
     device: DeviceOption = "auto",
     threads: ThreadsOption = None,
-    weights: WeightsOption = "auto",
+    weights: WeightsOption = None,
 ) -> None:
     """Continue a text.
 

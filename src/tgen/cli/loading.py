@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tgen.cli import console
-from tgen.config import Weights
+from tgen.config import StoredAs
 
 if TYPE_CHECKING:
     from tgen.api import Model
@@ -20,15 +20,15 @@ def compile_ahead(device: str, *, quiet: bool) -> None:
 
 
 def load_model(
-    name: str | None, *, device: str, threads: int | None, weights: Weights, quiet: bool
+    name: str | None, *, device: str, threads: int | None, weights: StoredAs | None, quiet: bool
 ) -> tuple[Path, "Model"]:
     """The named model, or the newest, and where it was found."""
     from tgen.api import find_model, load
-    from tgen.engine import missing_kernels
+    from tgen.engine import missing_kernels, on_processor
 
     path = find_model(name)
     missing = missing_kernels()
-    if missing and device in ("auto", "cpu"):
+    if missing and on_processor(device):
         console.note(f"torch computes, more slowly than compiled kernels: {missing}", quiet=quiet)
     compile_ahead(device, quiet=quiet)
     return path, load(path, device=device, threads=threads, weights=weights)

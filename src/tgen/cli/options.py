@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tgen.config import Weights
+from tgen.config import StoredAs
 from tgen.errors import UsageError
 
 ModelOption = Annotated[
@@ -37,8 +37,12 @@ ThreadsOption = Annotated[
     typer.Option("--threads", min=1, max=1024, show_default="all cores", help="Processor threads."),
 ]
 WeightsOption = Annotated[
-    Weights,
-    typer.Option("--weights", help="How to hold weights in memory; auto: as they are stored."),
+    StoredAs | None,
+    typer.Option(
+        "--weights",
+        show_default="as they are stored",
+        help="How weights are held on a processor; int8 is the quickest, and a little less exact.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON object to stdout.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing on stderr but errors.")]

@@ -1,5 +1,6 @@
 """`tgen train`: a plan, then a bar, then a model directory."""
 
+import contextlib
 import signal
 import sys
 import time
@@ -202,7 +203,9 @@ def train(
     if caught.number:
         raise typer.Exit(128 + caught.number)
     if not dry_run:
-        compile_ahead(device, quiet=quiet)  # so that the first text comes at once
+        caught.running = False
+        with contextlib.suppress(Exception):  # what fails here is said when a text is wanted
+            compile_ahead(device, quiet=quiet)  # so that the first text comes at once
 
 
 def _check_together(context: typer.Context, start_from: Path | None) -> None:

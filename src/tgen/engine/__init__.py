@@ -2,15 +2,18 @@
 
 import os
 import sys
-from importlib.util import find_spec
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from tgen.checkpoint.directory import ModelBundle
-from tgen.config import Weights
+from tgen.config import StoredAs
 from tgen.engine.base import Engine
 from tgen.errors import UsageError
+
+# What Linux shows of a GPU that torch can use: NVIDIA's, AMD's, and those inside WSL.
+_GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 def open_engine(
@@ -18,13 +21,13 @@ def open_engine(
     *,
     device: str = "auto",
     threads: int | None = None,
-    weights: Weights = "auto",
+    weights: StoredAs | None = None,
 ) -> Engine:
     """An engine, with one empty row, that runs this model on `device`.
 
     On a processor compiled kernels compute, without torch; where they cannot be had, torch does.
-    `weights` says how matrices are held in memory; auto: as they are stored. Raises UsageError if
-    the device is not there or does not hold weights so.
+    `weights` says how they hold matrices in memory; None: as they are stored, but float16 as
+    float32. Raises UsageError if the device is not there or does not hold weights so.
     """
     if uses_kernels(device):
         return _cpu_engine(bundle, threads, weights)
@@ -33,27 +36,41 @@ def open_engine(
     from tgen.model.transformer import Transformer
 
     chosen = choose_device(device)
-    if chosen.type == "cpu" and missing_kernels() is None:
+    missing = missing_kernels()
+    if chosen.type == "cpu" and missing is None:
         return _cpu_engine(bundle, threads, weights)
-    if weights not in ("auto", "float32"):
-        raise UsageError(f"--weights {weights} needs the compiled kernels", "add --device cpu")
+    if weights not in (None, "float32"):
+        raise UsageError(
+            f"--weights {weights} needs the compiled kernels",
+            missing or "add --device cpu, or leave it away",
+        )
     set_threads(threads)
     return TorchEngine(Transformer.from_arrays(bundle.config, bundle.arrays).to(chosen))
 
 
 def uses_kernels(device: str) -> bool:
     """Whether it can be said without torch that compiled kernels will compute."""
-    on_processor = device == "cpu" or (device == "auto" and not _may_have_gpu())
-    return on_processor and missing_kernels() is None
+    return on_processor(device) and missing_kernels() is None
 
 
+def on_processor(device: str) -> bool:
+    """Whether it can be said without torch that the processor will compute."""
+    may_have_gpu = sys.platform in ("darwin", "win32") or any(Path(p).exists() for p in _GPUS)
+    return device == "cpu" or (device == "auto" and not may_have_gpu)
+
+
+@cache
 def missing_kernels() -> str | None:
     """Why the compiled kernels cannot be had, or None."""
     if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
         return "NUMBA_DISABLE_JIT is set"
     if sys.platform == "win32":
         return "they need Linux or macOS"
-    return None if find_spec("numba") else "the package numba is not installed"
+    try:
+        import numba  # noqa: F401
+    except ImportError as error:
+        return str(error)
+    return None
 
 
 def kernels_are_kept() -> bool:
@@ -68,22 +85,20 @@ def compile_kernels() -> None:
     import tgen.engine.cpu.threads  # noqa: F401
 
 
-def _cpu_engine(bundle: ModelBundle, threads: int | None, weights: Weights) -> Engine:
+def _cpu_engine(bundle: ModelBundle, threads: int | None, weights: StoredAs | None) -> Engine:
     from tgen.engine.cpu.engine import CpuEngine
 
-    if weights == "auto":
-        matrices = {array.dtype for array in bundle.arrays.values() if array.ndim == 2}
-        weights = "bfloat16" if matrices == {np.dtype(np.uint16)} else "float32"
-    n_threads = threads or _processors()
-    return CpuEngine(bundle.config, bundle.arrays, n_threads=n_threads, stored=weights)
+    matrices = {array.dtype for array in bundle.arrays.values() if array.ndim == 2}
+    as_stored: StoredAs = "bfloat16" if matrices == {np.dtype(np.uint16)} else "float32"
+    return CpuEngine(
+        bundle.config,
+        bundle.arrays,
+        n_threads=threads or _processors(),
+        stored=weights or as_stored,
+    )
 
 
 def _processors() -> int:
     """Those that this process may use."""
     allowed = getattr(os, "sched_getaffinity", None)
     return len(allowed(0)) if allowed else os.cpu_count() or 1
-
-
-def _may_have_gpu() -> bool:
-    """Whether it is worth loading torch to ask."""
-    return sys.platform == "darwin" or Path("/dev/nvidiactl").exists()

@@ -1,4 +1,4 @@
-"""The sampler: logits -> one token a row, in a fixed order: temperature, top-k, top-p, draw.
+"""The sampler: logits -> one token a row, in a fixed order: top-k, temperature, top-p, draw.
 
 Nothing here has a state. The random number behind a token is a function of (seed, row, position),
 so a row's text depends neither on its neighbours nor on how it was computed.

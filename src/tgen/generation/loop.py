@@ -82,7 +82,8 @@ def _reports(rows: Sequence[int], tokens: Sequence[int], logits: Logits) -> Iter
     weights = np.exp(shifted)
     totals = weights.sum(axis=1, dtype=np.float64)
     # Of p = w / t with w = exp(s): -sum p log p = log t - sum w s / t.
-    entropies = np.log(totals) - (weights * shifted).sum(axis=1, dtype=np.float64) / totals
+    products = weights * np.maximum(shifted, -1e30)  # a logit of -inf adds nothing
+    entropies = np.log(totals) - products.sum(axis=1, dtype=np.float64) / totals
     for place, (row, token) in enumerate(zip(rows, tokens, strict=True)):
         chosen = shifted[place, token]
         yield Token(

@@ -25,13 +25,10 @@ def choose_device(name: str) -> Device:
 
 
 def memory_bytes(device: Device) -> int | None:
-    """All the memory that the device has; None where it does not say."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # Windows has no sysconf
+    """All the memory beside the processor; None where it cannot be told, as on a GPU."""
+    if device.type != "cpu" or not hasattr(os, "sysconf"):
         return None
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def set_threads(n: int | None) -> None:

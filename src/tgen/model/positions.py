@@ -19,7 +19,8 @@ def sinusoid(context_length: int, d_model: int) -> Tensor:
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
     """(D/2,): the angle by which pair i turns at each position (Su et al. 2021), stretched as in
     Llama 3 where a scaling is given: long wavelengths by `factor`, short ones not at all."""
-    frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
+    frequencies = (1.0 / theta**exponents).float()
     if scaling is None:
         return frequencies
     turns = scaling.original_context_length * frequencies / (2 * math.pi)  # in that context

@@ -202,8 +202,8 @@ def _read(paths: Sequence[str], config: TrainConfig, most: int) -> _Texts:
         notes.append("nothing is held out: the last weights are kept, not the best")
     if split.left_out:
         notes.append(
-            f"{split.left_out:,} documents ({split.left_out_bytes:,} bytes) are left out: they are "
-            "copies of what is held out"
+            f"copies of what is held out are left out: {split.left_out:,} "
+            f"({split.left_out_bytes:,} bytes)"
         )
     train = corpus.thin(split.train, most)
     held_out = corpus.thin(split.held_out, corpus.MAX_HELD_OUT_BYTES)

@@ -50,10 +50,11 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
         state = prepared.new_state()
         run_state.remove(request.out)  # an old model stays until there is a new one
         files.publish(folder / "tokenizer.json", prepared.tokenizer.json.encode())
-        state.progress.seconds = state.progress.setup_seconds = time.monotonic() - began
         run_state.save_state(request.out, asdict(state.progress), state.to_arrays())
         prepared = replace(prepared, weights=None)  # the state has them
         run_state.save_run(request.out, prepared.record.to_dict(), prepared.tokens)
+        state.progress.seconds = state.progress.setup_seconds = time.monotonic() - began
+        run_state.save_progress(request.out, asdict(state.progress))
         yield log.add(plan_report(request.out, prepared, state))
         yield from _Run(request.out, prepared, log, stopped).recorded(state)
 

@@ -4,17 +4,16 @@ from tgen.config import ModelConfig, TrainConfig
 from tgen.errors import UsageError
 from tgen.training.shape import n_weights
 
-# What a backward pass finds again, measured in float32 vectors of d_model a token and layer; a
-# gate's feed-forward keeps four vectors of d_ff where the other keeps two.
-_VECTORS = {"gated": 41, "plain": 23}
+# What a backward pass finds again, a token and layer: vectors of d_model and of d_ff, measured.
+_VECTORS = {"gated": (27, 5), "plain": (15, 2)}
 _COPIES = 5  # of the weights: themselves, gradients, two moments, and one in the making
 
 
 def step_bytes(model: ModelConfig, *, batch_size: int, accumulation: int, context: int) -> int:
-    """About what one training step holds at its peak."""
-    vectors = _VECTORS["gated" if model.activation == "swiglu" else "plain"]
+    """About what one training step holds at its peak, in float32."""
+    narrow, wide = _VECTORS["gated" if model.activation == "swiglu" else "plain"]
     tokens = -(-batch_size // accumulation) * context
-    kept = tokens * model.n_layers * model.d_model * vectors
+    kept = tokens * model.n_layers * (narrow * model.d_model + wide * model.d_ff)
     return 4 * (kept + _COPIES * n_weights(model))
 
 

@@ -20,7 +20,7 @@ class Pace(NamedTuple):
 
 
 def choose_pace(shape: Shape, train: TrainConfig, given: Mapping[str, Any], facts: Facts) -> Pace:
-    """That of a run with this shape; `given` are the user's own fields."""
+    """How fast and how far a run with this shape goes; `given` are the user's own fields."""
     weights = n_weights(shape.model)
     speed = tokens_per_second(facts.speed, weights)
     batch_size = given.get("batch_size", _batch_size(shape.context_length, facts))

@@ -129,7 +129,7 @@ def make_plan(
     pace = choose_pace(shape, train, train_fields, facts)
     chosen = _choose(shape, train, train_fields, pace, facts, fine_tuning=fine_tuning)
     config = _with_chosen(train, chosen, train_fields)
-    _check(config, shape, facts)
+    _check(config, shape, pace, facts)
     evaluated = min(facts.held_out_tokens, config.eval_tokens)
     return Plan(
         shape.size,
@@ -170,15 +170,15 @@ def _choose(
     }
 
 
-def _check(config: TrainConfig, shape: Shape, facts: Facts) -> None:
+def _check(config: TrainConfig, shape: Shape, pace: Pace, facts: Facts) -> None:
     """What fits each for itself but not together."""
     if config.token_split > 0 and not facts.splittable:
         raise UsageError(
             f"token_split is {config.token_split:g}", "characters cannot be taken apart"
         )
-    if config.steps is not None and 0 < config.steps <= config.warmup_steps:
+    if pace.steps <= config.warmup_steps:
         raise UsageError(
-            f"warmup_steps={config.warmup_steps} is not less than the {config.steps} steps",
+            f"warmup_steps={config.warmup_steps} is not less than the {pace.steps} steps",
             "set fewer, or leave them to the plan",
         )
     check_memory(shape.model, config, shape.context_length, facts.memory)

@@ -92,7 +92,8 @@ def _speed(facts: Facts) -> str:
 def _as_set(choice: Choice, overrides: Mapping[str, str]) -> Choice:
     """A choice that the user made has no other reason."""
     fields = _FIELDS.get(choice.name, ())
-    return replace(choice, why="as set") if fields and set(fields) <= set(overrides) else choice
+    is_set = fields and set(fields) <= set(overrides) and choice.value != "none"
+    return replace(choice, why="as set") if is_set else choice
 
 
 _FIELDS = {

@@ -37,7 +37,9 @@ class Cache:
 
     def rewind(self, lengths: Sequence[int]) -> None:
         """Forgets each row's tokens from its new length on."""
-        self.lengths = [min(old, new) for old, new in zip(self.lengths, lengths, strict=True)]
+        self.lengths = [
+            max(0, min(old, new)) for old, new in zip(self.lengths, lengths, strict=True)
+        ]
 
     def select(self, rows: Sequence[int]) -> None:
         """Keeps, repeats and reorders rows."""

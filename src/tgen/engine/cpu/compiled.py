@@ -6,30 +6,43 @@ function calls. So the folder has a name made from all of them.
 
 import hashlib
 import os
-import platform
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import llvmlite
 import numba
+from llvmlite.binding import get_host_cpu_name
 
 from tgen import __version__
 
+_N_COMPILED = 3  # functions: `forward`, and two of `threads`
+
 
 def _folder() -> Path:
-    """Where this machine's kernels are kept: TGEN_CACHE, or the user's folder for caches."""
-    digest = hashlib.sha256(f"{__version__} {numba.__version__} {llvmlite.__version__}".encode())
+    """Where the kernels for this processor are kept, in the user's folder for caches."""
+    made_by = [__version__, numba.__version__, llvmlite.__version__, get_host_cpu_name()]
+    digest = hashlib.sha256(" ".join(made_by).encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.name.encode() + source.read_bytes())
     home = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
-    base = Path(home) if home else Path.home() / ".cache"
-    return base / "tgen" / f"kernels-{platform.machine()}-{digest.hexdigest()[:16]}"
+    base = Path(home) if home else Path(os.path.expanduser("~")) / ".cache"
+    return base / "tgen" / f"kernels-{digest.hexdigest()[:16]}"
+
+
+def _writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def kept() -> bool:
     """Whether the kernels need no compiling: they are there from an earlier time."""
-    return any(_folder().glob("**/*.nbi"))
+    return len(list(_folder().glob("**/*.nbi"))) >= _N_COMPILED
 
 
 def compiled(signature: str) -> Callable[[Callable[..., Any]], Any]:
@@ -38,12 +51,15 @@ def compiled(signature: str) -> Callable[[Callable[..., Any]], Any]:
 
     def compile_now(function: Callable[..., Any]) -> Any:
         options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-        before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(_folder())
+        folder = _folder()
+        before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder)
         try:
-            return numba.njit(signature, cache=True, **options)(function)
-        except (RuntimeError, OSError):  # no folder can be written
-            return numba.njit(signature, **options)(function)
+            if _writable(folder):  # else Numba would keep it elsewhere, under the source's name
+                return numba.njit(signature, cache=True, **options)(function)
+        except Exception:  # what was kept is damaged
+            pass
         finally:
             numba.config.CACHE_DIR = before
+        return numba.njit(signature, **options)(function)
 
     return compile_now

@@ -5,13 +5,15 @@ from typing import Literal, overload
 
 import numpy as np
 
-from tgen.config import ModelConfig
+from tgen.config import ModelConfig, StoredAs
 from tgen.engine.base import Logits
 from tgen.engine.cpu import forward
 from tgen.engine.cpu.cache import Cache
 from tgen.engine.cpu.positions import rotary_tables, sinusoid
-from tgen.engine.cpu.threads import threads
+from tgen.engine.cpu.sharing import MAX_CHUNKS
+from tgen.engine.cpu.threads import MAX_LAYERS, threads
 from tgen.engine.cpu.weights import Array, Weights, to_float32, whole
+from tgen.errors import ModelError
 
 _TOGETHER = 96  # tokens in a pass: each reads the weights from afar once
 _CHUNK_BYTES = 1 << 18  # of weights, to stay near the processor while a pass's tokens use them
@@ -27,12 +29,16 @@ class CpuEngine:
         arrays: Mapping[str, Array],
         *,
         n_threads: int,
-        stored: str = "float32",
+        stored: StoredAs = "float32",
     ) -> None:
+        if config.n_layers > MAX_LAYERS:
+            raise ModelError(
+                f"the model has {config.n_layers} layers", f"the kernels take {MAX_LAYERS}"
+            )
         self.config = config
         self._weights = Weights(config, arrays, stored)
         self._cache = Cache(config)
-        self._threads, self._n_threads = threads(), n_threads
+        self._n_threads = n_threads
         self._job = np.zeros(forward.JOB_SIZE, np.int64)
         self._tokens = np.zeros((_TOGETHER, forward.TOKEN_COLUMNS), np.int64)
         self._buffers: dict[int, Array] = {forward.TOKENS_AT: self._tokens}
@@ -119,7 +125,7 @@ class CpuEngine:
                 forward.LOGITS_AT: logits.ctypes.data,
             }
         )
-        self._threads.run(self._job, self.config.n_layers, self._n_threads)
+        threads().run(self._job, self.config.n_layers, self._n_threads)
         return logits
 
     def _set(self, facts: Mapping[int, int]) -> None:
@@ -163,4 +169,4 @@ class CpuEngine:
         self._set(facts)
 
     def _n_chunks(self, n_bytes: int) -> int:
-        return max(_CHUNKS_A_THREAD * self._n_threads, -(-n_bytes // _CHUNK_BYTES))
+        return min(MAX_CHUNKS, max(_CHUNKS_A_THREAD * self._n_threads, -(-n_bytes // _CHUNK_BYTES)))

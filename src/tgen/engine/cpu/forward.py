@@ -43,7 +43,7 @@ COLUMNS = 16  # int64 numbers in a row of the tables below
 ) = range(COLUMNS)  # fmt: skip
 HEAD = QKV
 
-# A token: where it stands, in which row of the cache, and which of the logits are its own or -1.
+# A token: where it stands, in which row of the cache, and whether its logits are wanted, 1 or 0.
 POSITION, ROW, SCORED = range(3)
 TOKEN_COLUMNS = 3
 
@@ -186,9 +186,9 @@ def _attention(job, layer, number, phase, scores):
 
 
 @njit
-def _add_up(job, layer, number, phase, x, n, names, before, out, local):
-    """Phases 4 and 6: a product with `x`, added to what went before; `local` has its norm where
-    norms stand after the addition."""
+def _add_up(job, layer, number, phase, x, n, matrix, before, out, local):
+    """Phases 4 and 6: out = matrix x + bias + before; where norms stand after the addition, `local`
+    is to have that of `before`, and is added in its place."""
     n_tokens, n_chunks = int_at(job, N_TOKENS), int_at(job, N_CHUNKS)
     width, step, ready = int_at(job, WIDTH), int_at(job, WIDTH_STEP), False
     while True:
@@ -197,16 +197,16 @@ def _add_up(job, layer, number, phase, x, n, names, before, out, local):
             break
         if int_at(job, POST_NORM):
             if not ready:
-                if names == OUT:
+                if matrix == OUT:
                     _block_input(job, layer, local)
                 else:
                     _feed_input(job, layer, local)
             before, ready = local, True
         a, b = _bounds(chunk, n_chunks, width)
-        products(int_at(job, STORED), _layer(job, layer, names), a, b, n, x, n_tokens, out, step)
+        products(int_at(job, STORED), _layer(job, layer, matrix), a, b, n, x, n_tokens, out, step)
         for i in range(n_tokens):
             row = i * step * 4
-            add_row(out + row, before + row, _layer(job, layer, names + 1), a, b)
+            add_row(out + row, before + row, _layer(job, layer, matrix + 1), a, b)
         chunk_done(int_at(job, WORDS_AT), phase)
     wait(int_at(job, WORDS_AT), phase, number, n_chunks)
 
@@ -240,7 +240,7 @@ def _feed(job, layer, number, phase, local, gate):
 
 
 @njit
-def _scores(job, number, phase, local):
+def _logits(job, number, phase, local):
     """The last phase: logits of the tokens that ask for them."""
     n_scored, n_chunks = int_at(job, N_SCORED), int_at(job, N_HEAD_CHUNKS)
     last, step, size = int_at(job, N_LAYERS), int_at(job, WIDTH_STEP), int_at(job, VOCABULARY)
@@ -269,7 +269,10 @@ def _scores(job, number, phase, local):
 
 @compiled("void(int64, int64, int64)")
 def forward(job, number, thread):
-    """Pass `number`, as thread `thread` of the job's."""
+    """Pass `number`, as thread `thread` of the job's.
+
+    No pointer of the job is followed without a claim: when a later job stands there, there is none.
+    """
     if thread >= int_at(job, N_THREADS):
         return
     local = int_at(job, LOCAL_AT) + thread * int_at(job, LOCAL_STEP)
@@ -285,4 +288,4 @@ def forward(job, number, thread):
         _add_up(job, layer, number, phase + 3, mixed, n_mixed, OUT, x, y, local)
         _feed(job, layer, number, phase + 4, local, gate)
         _add_up(job, layer, number, phase + 5, hidden, n_hidden, DOWN, y, x, local)
-    _scores(job, number, int_at(job, N_LAYERS) * PHASES_A_LAYER, local)
+    _logits(job, number, int_at(job, N_LAYERS) * PHASES_A_LAYER, local)

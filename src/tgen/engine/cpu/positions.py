@@ -21,7 +21,8 @@ def sinusoid(context_length: int, d_model: int) -> Table:
 def rotary_tables(config: ModelConfig) -> tuple[Table, Table]:
     """Cosines and sines, (context_length, D/2), of the angles that turn queries and keys."""
     D, scaling = config.head_dim, config.rope_scaling
-    frequencies = 1.0 / config.rope_theta ** (np.arange(0, D, 2, dtype=np.float32) / D)
+    exponents = np.arange(0, D, 2, dtype=np.float64) / D
+    frequencies = (1.0 / config.rope_theta**exponents).astype(np.float32)
     if scaling is not None:
         turns = scaling.original_context_length * frequencies / (2 * math.pi)
         span = scaling.high_freq_factor - scaling.low_freq_factor

@@ -17,7 +17,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 WORDS = 16  # int64 words a phase takes: two cache lines
-MAX_CHUNKS = (1 << 20) - 1
+MAX_CHUNKS = (1 << 20) - 1  # of a phase
 
 _LINE = 64  # bytes
 _SPINS = 2000  # looks at a phase before the processor is offered to others
@@ -64,6 +64,15 @@ def _swap_if(_, address, expected, value):
         return b.extract_value(swapped, 1)
 
     return types.boolean(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def _fence(_):
+    def generate(context, b, _, __):
+        b.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
 
 
 @intrinsic
@@ -124,8 +133,9 @@ def wait(words, phase, number, n_chunks):
             breathe()
 
 
-@njit(inline="always")
+@njit
 def begin(words, n_phases, number):
-    """Sets the words for a new pass; the one before must be over."""
+    """Sets the words for pass `number`; the one before must be over."""
     for i in range(2 * n_phases):
         store_word(words + i * _LINE, number << 20)
+    _fence()

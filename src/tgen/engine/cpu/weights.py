@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.config import ModelConfig
+from tgen.config import ModelConfig, StoredAs
 from tgen.engine.cpu import forward
 from tgen.engine.cpu.kernels import GELU, GELU_TANH, RELU, SWIGLU
 from tgen.engine.cpu.lanes import BFLOAT16, FLOAT32, GROUP, INT8
@@ -38,7 +38,7 @@ _NAMES = {
 class Weights:
     """A table of addresses for `forward`, and the arrays that it points to."""
 
-    def __init__(self, config: ModelConfig, arrays: Mapping[str, Array], stored: str) -> None:
+    def __init__(self, config: ModelConfig, arrays: Mapping[str, Array], stored: StoredAs) -> None:
         self.config = config
         self.stored = {"float32": FLOAT32, "bfloat16": BFLOAT16, "int8": INT8}[stored]
         self.table = np.zeros((config.n_layers + 1, forward.COLUMNS), np.int64)

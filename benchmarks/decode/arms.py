@@ -1,0 +1,211 @@
+"""The engines side by side, each behind the same three calls: rows, prefill, one step.
+
+`rows(n)` forgets everything and makes n rows; `prefill(ids)` gives each row the same tokens;
+`step(token)` appends one to each row. Both return the logits that follow, (n, V). Wherever an
+engine can leave the logits where they are, it does.
+"""
+
+import ctypes
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from shapes import Arrays
+
+from tgen.config import ModelConfig
+
+Logits = NDArray[np.float32]
+
+
+class Arm(Protocol):
+    """One engine with the model loaded."""
+
+    def rows(self, n: int) -> None:
+        """n empty rows."""
+
+    def prefill(self, ids: Sequence[int]) -> Logits:
+        """The same tokens to each."""
+
+    def step(self, token: int) -> Logits:
+        """One more token to each."""
+
+
+class Tgen:
+    """tgen's compiled kernels."""
+
+    def __init__(self, config: ModelConfig, arrays: Arrays, threads: int, weights: str) -> None:
+        from tgen.engine.cpu.engine import CpuEngine
+
+        self.engine = CpuEngine(config, arrays, n_threads=threads, stored=weights)
+        self.n = 1
+
+    def rows(self, n: int) -> None:
+        """n empty rows."""
+        self.engine.rewind([0] * self.n)
+        self.engine.select([0] * n)
+        self.n = n
+
+    def prefill(self, ids: Sequence[int]) -> Logits:
+        """The same tokens to each."""
+        return self.engine.extend([list(ids)] * self.n)
+
+    def step(self, token: int) -> Logits:
+        """One more token to each."""
+        return self.engine.extend([[token]] * self.n)
+
+
+class Transformers:
+    """transformers' model and cache, as `generate` calls them."""
+
+    def __init__(self, config: ModelConfig, arrays: Arrays, threads: int) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        from tgen.checkpoint import directory
+
+        torch.set_num_threads(threads)
+        self.torch = torch
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "config.json").write_bytes(_config_json(config))
+            Path(folder, directory.WEIGHTS).write_bytes(directory.weights(config, arrays))
+            self.model: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
+        self.n, self.past = 1, None
+
+    def rows(self, n: int) -> None:
+        """n empty rows."""
+        self.n, self.past = n, None
+
+    def prefill(self, ids: Sequence[int]) -> Logits:
+        """The same tokens to each."""
+        return self._run([list(ids)] * self.n)
+
+    def step(self, token: int) -> Logits:
+        """One more token to each."""
+        return self._run([[token]] * self.n)
+
+    def _run(self, ids: list[list[int]]) -> Logits:
+        with self.torch.inference_mode():
+            out = self.model(
+                self.torch.tensor(ids), past_key_values=self.past, use_cache=True, logits_to_keep=1
+            )
+        self.past = out.past_key_values
+        logits: Logits = out.logits[:, -1].numpy()
+        return logits
+
+
+class LlamaCpp:
+    """llama.cpp by the C functions that llama-cpp-python makes available."""
+
+    def __init__(self, config: ModelConfig, path: Path, threads: int) -> None:
+        import llama_cpp
+
+        self.c, self.vocab_size = llama_cpp, config.vocab_size
+        llama_cpp.llama_backend_init()
+        self._quiet = llama_cpp.llama_log_callback(lambda *_: None)
+        llama_cpp.llama_log_set(self._quiet, None)
+        settings = llama_cpp.llama_model_default_params()
+        self.model = llama_cpp.llama_load_model_from_file(str(path).encode(), settings)
+        context = llama_cpp.llama_context_default_params()
+        context.n_ctx = config.context_length
+        context.n_batch = context.n_ubatch = 512
+        context.n_seq_max = 16
+        context.n_threads = context.n_threads_batch = threads
+        context.kv_unified = True
+        self.context = llama_cpp.llama_new_context_with_model(self.model, context)
+        self.batch = llama_cpp.llama_batch_init(512, 0, 16)
+        self.n, self.length = 1, 0
+
+    def rows(self, n: int) -> None:
+        """n empty rows."""
+        self.c.llama_memory_clear(self.c.llama_get_memory(self.context), True)
+        self.n, self.length = n, 0
+
+    def prefill(self, ids: Sequence[int]) -> Logits:
+        """The same tokens to each."""
+        return self._run(list(ids))
+
+    def step(self, token: int) -> Logits:
+        """One more token to each."""
+        return self._run([token])
+
+    def _run(self, ids: list[int]) -> Logits:
+        batch = self.batch
+        places = [(row, i) for row in range(self.n) for i in range(len(ids))]
+        last = len(ids) - 1
+        for k, (row, i) in enumerate(places):
+            batch.token[k], batch.pos[k] = ids[i], self.length + i
+            batch.n_seq_id[k], batch.seq_id[k][0] = 1, row
+            batch.logits[k] = i == last
+        batch.n_tokens = len(places)
+        if self.c.llama_decode(self.context, batch):
+            raise RuntimeError("llama_decode failed")
+        self.length += len(ids)
+        ends = [k for k, (_, i) in enumerate(places) if i == last]
+        kind = ctypes.c_float * self.vocab_size
+        found = [self.c.llama_get_logits_ith(self.context, k) for k in ends]
+        return np.stack([np.frombuffer(kind.from_address(_place(p)), np.float32) for p in found])
+
+
+def _place(pointer: Any) -> int:
+    return ctypes.cast(pointer, ctypes.c_void_p).value or 0
+
+
+def _config_json(config: ModelConfig) -> bytes:
+    import json
+
+    from tgen.checkpoint import config_json
+
+    return json.dumps(config_json.to_json(config, end_of_text=0, pad=0)).encode()
+
+
+def write_gguf(path: Path, config: ModelConfig, arrays: Arrays, *, q8: bool) -> None:
+    """The model as llama.cpp reads it, without a vocabulary; matrices as Q8_0 or F32."""
+    import gguf
+
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(config.context_length)
+    writer.add_embedding_length(config.d_model)
+    writer.add_block_count(config.n_layers)
+    writer.add_feed_forward_length(config.d_ff)
+    writer.add_head_count(config.n_heads)
+    writer.add_head_count_kv(config.n_kv_heads)
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    writer.add_rope_freq_base(config.rope_theta)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("no_vocab")
+
+    def add(name: str, array: NDArray[np.float32]) -> None:
+        kind = gguf.GGMLQuantizationType.Q8_0
+        if q8 and array.ndim == 2:
+            writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, np.ascontiguousarray(array))
+
+    add("token_embd.weight", arrays["token_embedding.weight"])
+    add("output_norm.weight", arrays["final_norm.weight"])
+    n_q, n_kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    for layer in range(config.n_layers):
+        block, target = f"blocks.{layer}.", f"blk.{layer}."
+        q, k, v = np.split(arrays[f"{block}attention.qkv_proj.weight"], [n_q, n_q + n_kv])
+        add(f"{target}attn_norm.weight", arrays[f"{block}attention_norm.weight"])
+        add(f"{target}attn_q.weight", _interleaved(q, config.n_heads))
+        add(f"{target}attn_k.weight", _interleaved(k, config.n_kv_heads))
+        add(f"{target}attn_v.weight", v)
+        add(f"{target}attn_output.weight", arrays[f"{block}attention.o_proj.weight"])
+        add(f"{target}ffn_norm.weight", arrays[f"{block}feed_forward_norm.weight"])
+        for ours, theirs in (("gate_proj", "gate"), ("up_proj", "up"), ("down_proj", "down")):
+            add(f"{target}ffn_{theirs}.weight", arrays[f"{block}feed_forward.{ours}.weight"])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _interleaved(rows: NDArray[np.float32], n_heads: int) -> NDArray[np.float32]:
+    """llama.cpp turns neighbours (x_2i, x_2i+1) where we turn (x_i, x_i+D/2)."""
+    halves = rows.reshape(n_heads, 2, -1, rows.shape[1])
+    return halves.swapaxes(1, 2).reshape(rows.shape)
