@@ -20,7 +20,7 @@ ROOMS = {
     "corpus": {"files", "tokenizer", "fingerprints"},
     "checkpoint": {"files", "tokenizer"},
     "model": set(),
-    "engine": {"model", "checkpoint"},
+    "engine": {"model", "checkpoint", "files"},
     "generation": {"engine"},
     "training": {"model", "fingerprints"},
     "introspect": {"model", "tokenizer", "checkpoint"},

@@ -15,17 +15,17 @@ import llvmlite
 import numba
 from llvmlite.binding import get_host_cpu_name
 
-from tgen import __version__
+from tgen import files
 
 _N_COMPILED = 3  # functions: `forward`, and two of `threads`
 
 
 def _folder() -> Path:
     """Where the kernels for this processor are kept, in the user's folder for caches."""
-    made_by = [__version__, numba.__version__, llvmlite.__version__, get_host_cpu_name()]
+    made_by = [numba.__version__, llvmlite.__version__, get_host_cpu_name()]
     digest = hashlib.sha256(" ".join(made_by).encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(source.name.encode() + source.read_bytes())
+        digest.update(source.name.encode() + files.read(source))
     home = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
     base = Path(home) if home else Path(os.path.expanduser("~")) / ".cache"
     return base / "tgen" / f"kernels-{digest.hexdigest()[:16]}"
