@@ -64,6 +64,8 @@ def test_tokens_are_taken_apart_the_more_the_more_often_they_are_read():
     assert shares == sorted(set(shares))
     assert shares[0] == 0
     assert plan(150_000, 30).train.token_split == 0  # characters
+    decaying = [plan(150_000, m, splittable=True).train.split_in_decay for m in (2, 60)]
+    assert decaying == [False, True]
 
 
 def test_a_configuration_survives_the_way_through_json():

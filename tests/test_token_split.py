@@ -118,14 +118,16 @@ def test_a_run_resumes_exactly_and_sees_whole_tokens_while_the_rate_falls(tmp_pa
     list(runs.resume(parts.out))
     assert contents(whole.out) == contents(parts.out)
     frozen = {"learning_rate": "1e-30", "matrix_learning_rate": "1e-30", "dropout": "0"}
-    for share in ("0", "0.4"):
+    for share, in_decay in (("0", "false"), ("0.4", "false"), ("0.4", "true")):
         still = dataclasses.replace(
             whole,
-            out=tmp_path / f"still{share}",
-            overrides=whole.overrides | frozen | {"token_split": share},
+            out=tmp_path / f"still{share}{in_decay}",
+            overrides=whole.overrides | frozen | {"token_split": share, "split_in_decay": in_decay},
             train=TrainConfig(steps=10),
         )
         losses.append([r.loss for r in runs.start(still) if isinstance(r, StepReport)])
-    plain, apart = losses[2:]
+    plain, apart, longer = losses[2:]
     assert plain[7:] == apart[7:]  # the last three tenths
     assert all(a != b for a, b in zip(plain[:7], apart[:7], strict=True))
+    assert longer[:7] == apart[:7]
+    assert longer[7:] != apart[7:]

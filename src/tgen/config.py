@@ -196,6 +196,7 @@ class TrainConfig:
     grad_clip: float = 1.0
     dropout: float = 0.0
     token_split: float = 0.0  # the probability that a token is taken apart, until the rate falls
+    split_in_decay: bool = False  # and while it does, as much less as the rate is
     loss_on: LossOn = "completion"  # of rows that have one; a text counts everywhere
     eval_every: int | None = None  # steps; None: as often as a twentieth of the time allows
     eval_tokens: int = 1 << 18  # of a larger held-out text, so many evenly spread ones are scored

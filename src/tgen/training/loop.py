@@ -115,8 +115,7 @@ def _step(
         model.train()
     if config.dropout > 0:  # the masks are a function of seed and step
         torch.manual_seed(_dropout_seed(config.seed, progress.step))
-    token_split = 0.0 if decays(progress) else config.token_split
-    windows = batches.batch(progress.step, token_split=token_split)
+    windows = batches.batch(progress.step, token_split=_token_split(progress, config, factor))
     batch = to_device(windows, _device(model))
     losses = []
     n_scored = max(1, count_scored(windows))
@@ -134,6 +133,12 @@ def _step(
         optimizer.step()
         optimizer.zero_grad()
     return torch.where(unsound, torch.nan, total)
+
+
+def _token_split(progress: Progress, config: TrainConfig, factor: float) -> float:
+    if not decays(progress):
+        return config.token_split
+    return config.token_split * factor / progress.rate_scale if config.split_in_decay else 0.0
 
 
 def _rate(progress: Progress, config: TrainConfig, step: int) -> float:

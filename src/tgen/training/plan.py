@@ -44,19 +44,21 @@ class Regularisation(NamedTuple):
     up_to: float
     dropout: float
     token_split: float
+    split_in_decay: bool
     weight_decay: float
 
 
 _REGULARISATION = [
-    Regularisation(15, 0.0, 0.0, 0.1),
-    Regularisation(40, 0.1, 0.1, 0.1),
-    Regularisation(80, 0.1, 0.2, 0.1),
-    Regularisation(math.inf, 0.1, 0.3, 0.1),
+    Regularisation(15, 0.0, 0.0, False, 0.1),
+    Regularisation(40, 0.1, 0.1, False, 0.1),
+    Regularisation(80, 0.1, 0.2, False, 0.1),
+    Regularisation(300, 0.1, 0.3, False, 0.1),
+    Regularisation(math.inf, 0.1, 0.3, True, 0.1),
 ]
 _REGULARISATION_WHOLE = [  # for tokens that stay whole, such as characters
-    Regularisation(50, 0.0, 0.0, 0.1),
-    Regularisation(300, 0.1, 0.0, 0.1),
-    Regularisation(math.inf, 0.2, 0.0, 0.5),
+    Regularisation(50, 0.0, 0.0, False, 0.1),
+    Regularisation(300, 0.1, 0.0, False, 0.1),
+    Regularisation(math.inf, 0.2, 0.0, False, 0.5),
 ]
 
 
@@ -164,6 +166,7 @@ def _choose(
         "warmup_steps": min(train.warmup_steps, pace.steps // 10),
         "dropout": against.dropout,
         "token_split": against.token_split,
+        "split_in_decay": against.split_in_decay,
         "weight_decay": against.weight_decay,
         "eval_every": _eval_every(evaluated, pace, facts),
         "eval_tokens": eval_tokens,
