@@ -59,7 +59,8 @@ def _make_products(stored, row_bytes):
     """
     one, rest_of_one = make_tile(8, 1, stored), make_tile(1, 1, stored)
     four, rest_of_four = make_tile(4, 4, stored), make_tile(1, 4, stored)
-    six, rest_of_six = make_tile(4, 6, stored), make_tile(1, 6, stored)
+    rows_of_six = 3 if stored == INT8 else 4  # registers for scales
+    six, rest_of_six = make_tile(rows_of_six, 6, stored), make_tile(1, 6, stored)
 
     @njit
     def some_products(w, first, last, n, x, n_vectors, out, out_step):
@@ -67,7 +68,7 @@ def _make_products(stored, row_bytes):
         i = 0
         while i < n_vectors:
             taken = 6 if n_vectors - i >= 6 else (4 if n_vectors - i >= 4 else 1)
-            rows = 8 if taken == 1 else 4
+            rows = 8 if taken == 1 else (4 if taken == 4 else rows_of_six)
             vectors, r = x + i * x_step, first
             while r < last:
                 weights, place = w + r * w_step, out + i * step + r * 4

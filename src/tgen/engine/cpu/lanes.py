@@ -13,9 +13,11 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 LANES = 16
+_TILES_AHEAD = 4
 FLOAT32, BFLOAT16, INT8 = 0, 1, 2  # how weights are stored
 GROUP = 32  # int8 weights that share a scale
 GROUP_BYTES = 4 + GROUP  # the scale in float32, then the weights
+_GROUP_BYTES = {FLOAT32: 4 * GROUP, BFLOAT16: 2 * GROUP, INT8: GROUP_BYTES}
 
 _f32, _i8, _i16 = ir.FloatType(), ir.IntType(8), ir.IntType(16)
 _i32, _i64 = ir.IntType(32), ir.IntType(64)
@@ -26,7 +28,9 @@ _address = types.int64
 
 def make_tile(n_rows: int, n_vectors: int, stored: int) -> Any:
     """tile(w, w_step, x, x_step, n, out, out_step): out[m, r] = w[r] . x[m] for `n_rows` rows of
-    weights and `n_vectors` vectors; the steps are bytes from one to the next, n a multiple of 16.
+    weights and `n_vectors` vectors; the steps are bytes from one to the next, n is a multiple of
+    GROUP. One vector alone waits for memory: weights of a later tile are asked for ahead, in the
+    order in which they lie there.
     """
 
     @intrinsic
@@ -35,12 +39,22 @@ def make_tile(n_rows: int, n_vectors: int, stored: int) -> Any:
             w, w_step, x, x_step, n, out, out_step = arguments
             w_rows = [_offset(b, w, w_step, r) for r in range(n_rows)]
             x_rows = [_offset(b, x, x_step, m) for m in range(n_vectors)]
-            with _loop(b, n, [_zeros] * (n_rows * n_vectors), step=LANES) as (j, sums, following):
-                xs = [_load(b, _element(b, row, j, 4), _vector) for row in x_rows]
-                for r, row in enumerate(w_rows):
-                    weights = _load_weights(b, row, j, stored)
-                    for m in range(n_vectors):
-                        following.append(_fma(b, weights, xs[m], sums[r * n_vectors + m]))
+            with _loop(b, n, [_zeros] * (n_rows * n_vectors), step=GROUP) as (j, sums, following):
+                following += sums
+                offset = b.mul(b.lshr(j, _number(5)), _number(_GROUP_BYTES[stored]))
+                groups = [b.add(row, offset) for row in w_rows]
+                if n_vectors == 1:
+                    ahead = _offset(b, w, w_step, _TILES_AHEAD * n_rows)
+                    place = b.add(ahead, b.mul(offset, _number(n_rows)))
+                    _fetch(b, place, n_rows * _GROUP_BYTES[stored])
+                for half in range(2):
+                    i = b.add(j, _number(LANES * half))
+                    xs = [_load(b, _element(b, row, i, 4), _vector) for row in x_rows]
+                    for r, group in enumerate(groups):
+                        weights = _load_half(b, group, half, stored)
+                        for m in range(n_vectors):
+                            k = r * n_vectors + m
+                            following[k] = _fma(b, weights, xs[m], following[k])
             for r in range(n_rows):
                 for m in range(n_vectors):
                     total = _sum(b, following[r * n_vectors + m])
@@ -170,20 +184,30 @@ def _load(b: ir.IRBuilder, address: ir.Value, kind: ir.Type) -> ir.Value:
     return value
 
 
-def _load_weights(b: ir.IRBuilder, row: ir.Value, j: ir.Value, stored: int) -> ir.Value:
-    if stored == FLOAT32:
-        return _load(b, _element(b, row, j, 4), _vector)
-    if stored == INT8:
-        group = b.add(row, b.mul(b.lshr(j, _number(5)), _number(GROUP_BYTES)))
-        scale = _spread(b, _load(b, group, _f32))
-        place = b.add(b.add(group, _number(4)), b.and_(j, _number(GROUP - 1)))
-        integers = _load(b, place, ir.VectorType(_i8, LANES))
-        return b.fmul(b.sitofp(b.sext(integers, ir.VectorType(_i32, LANES)), _vector), scale)
-    # A bfloat16 is the upper half of a float32.
+def _load_half(b: ir.IRBuilder, group: ir.Value, half: int, stored: int) -> ir.Value:
+    """Half a group's weights in float32: a vector."""
     integers = ir.VectorType(_i32, LANES)
-    halves = _load(b, _element(b, row, j, 2), ir.VectorType(_i16, LANES))
-    sixteen = ir.Constant(integers, [16] * LANES)
-    return b.bitcast(b.shl(b.zext(halves, integers), sixteen), _vector)
+    if stored == INT8:
+        scale = _spread(b, _load(b, group, _f32))
+        place = b.add(group, _number(4 + LANES * half))
+        numbers = b.sext(_load(b, place, ir.VectorType(_i8, LANES)), integers)
+        return b.fmul(b.sitofp(numbers, _vector), scale)
+    if stored == FLOAT32:
+        return _load(b, b.add(group, _number(4 * LANES * half)), _vector)
+    # A bfloat16 is the upper half of a float32.
+    place = b.add(group, _number(2 * LANES * half))
+    upper = b.zext(_load(b, place, ir.VectorType(_i16, LANES)), integers)
+    return b.bitcast(b.shl(upper, ir.Constant(integers, [16] * LANES)), _vector)
+
+
+def _fetch(b: ir.IRBuilder, place: ir.Value, n_bytes: int) -> None:
+    """Brings memory near, into the second cache: past an array's end it does nothing."""
+    pointer = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [pointer, _i32, _i32, _i32])
+    prefetch = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0")
+    for line in range(0, n_bytes, 64):
+        at = b.inttoptr(b.add(place, _number(line)), pointer)
+        b.call(prefetch, [at, *(ir.Constant(_i32, n) for n in (0, 2, 1))])  # to read, near, data
 
 
 def _fma(b: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
