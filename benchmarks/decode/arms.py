@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from shapes import Arrays
 
+from shapes import Arrays
 from tgen.config import ModelConfig
 
 Logits = NDArray[np.float32]

@@ -22,10 +22,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "learning"))
 
+import record
 from arms import Arm, LlamaCpp, Tgen, Transformers, write_gguf
 from shapes import SHAPES, config_of, random_arrays
-
-import record
 from tgen.errors import TgenError
 
 PROMPT, STEPS, ROWS = 512, 64, 16
