@@ -228,3 +228,20 @@ def test_score_is_the_surprise_of_the_whole_text(trained):
         (logits,) = model.engine.extend([stream[first:n]])
         nats -= np.log(softmax(logits[None])[0, stream[n]])
     assert model.score(text) == pytest.approx(nats / np.log(2) / len(text), rel=1e-4)
+
+
+def test_what_prompts_share_is_computed_once_and_changes_nothing(family, monkeypatch):
+    engine = TorchEngine(make_model(family).double())
+    taken = []
+    extend = engine.extend
+    monkeypatch.setattr(engine, "extend", lambda rows: taken.append(rows) or extend(rows))
+    shared = [3, 1, 4, 1, 5, 9, 2, 6]
+    for ends in ([[1], [2, 3], [1, 1]], [[], [7]], [[], []]):
+        prompts = [shared + end for end in ends]
+        taken.clear()
+        together = texts(engine, prompts, 12)
+        n_shared = len(shared) - (min(map(len, ends)) == 0)
+        assert taken[0] == [shared[:n_shared]]
+        assert taken[1] == [prompt[n_shared:] for prompt in prompts]
+        assert together == [texts(engine, [prompt], 12)[0] for prompt in prompts]
+        assert together == texts(engine, prompts, 12, kv_cache=False)

@@ -37,7 +37,10 @@ def generate(
     texts = [list(prompt) for prompt in prompts]
     rows = list(range(len(texts)))  # the rows still running, by their place in the engine
     starts = [window_start(len(text), engine.context_length) for text in texts]
-    reset(engine, len(rows))
+    reset(engine, 1)
+    if kv_cache and not any(starts) and (shared := _shared(texts)):
+        engine.extend([texts[0][:shared]])  # once for all rows
+    engine.select([0] * len(rows))
     for step in range(max_new_tokens):
         logits = engine.extend(_prepare(engine, rows, texts, starts, kv_cache=kv_cache))
         positions = [len(texts[row]) for row in rows]
@@ -52,6 +55,15 @@ def generate(
         if len(kept) < len(rows):
             rows = [rows[place] for place in kept]
             engine.select(kept)
+
+
+def _shared(texts: Sequence[Sequence[int]]) -> int:
+    """Tokens with which several texts begin alike, each having at least one more."""
+    if len(texts) == 1:
+        return 0
+    pairs = zip(min(texts), max(texts), strict=False)  # what these two share, all do
+    alike = next((i for i, (a, b) in enumerate(pairs) if a != b), min(map(len, texts)))
+    return min(alike, min(map(len, texts)) - 1)
 
 
 def window_start(n_tokens: int, context_length: int) -> int:

@@ -1,0 +1,130 @@
+"""Which engine computes, that all of them write the same text, and what is said about it."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tgen import engine
+from tgen.api import shipped_model
+from tgen.checkpoint import directory
+from tgen.config import SamplingConfig
+from tgen.engine.cpu.engine import CpuEngine
+from tgen.engine.cpu.lanes import BFLOAT16, FLOAT32, INT8
+from tgen.engine.cpu.weights import to_bfloat16
+from tgen.engine.torch_engine import TorchEngine
+from tgen.errors import UsageError
+from tgen.generation.loop import generate
+from tgen.model.transformer import Transformer
+
+BUNDLE = directory.load(shipped_model())
+GREEDY = SamplingConfig(temperature=0)
+
+
+def test_greedy_texts_are_those_of_the_torch_engine():
+    tokenizer = BUNDLE.tokenizer
+    starts = b"What is|The king|ROMEO:|O, |To be|I am|My lord|Enter|Come|Why".split(b"|")
+    prompts = [tokenizer.encode_prompt(start + end) for start in starts for end in (b"", b" the")]
+    reference = TorchEngine(Transformer.from_arrays(BUNDLE.config, BUNDLE.arrays))
+    mine = CpuEngine(BUNDLE.config, BUNDLE.arrays, n_threads=2)
+    texts = []
+    for one in (reference, mine):
+        found: list[list[int]] = [[] for _ in prompts]
+        for token in generate(one, prompts, sampling=GREEDY, stop=(), max_new_tokens=200):
+            found[token.row].append(token.id)
+        texts.append(found)
+    for prompt, wanted, found in zip(prompts, *texts, strict=True):
+        if wanted != found:  # only where two tokens are as good as equal
+            at = next(
+                i for i, pair in enumerate(zip(wanted, found, strict=True)) if len(set(pair)) > 1
+            )
+            mine.rewind([0])
+            mine.select([0])
+            logits = mine.extend([(prompt + wanted[:at])[-BUNDLE.config.context_length :]])[0]
+            assert abs(logits[wanted[at]] - logits[found[at]]) < 2e-4
+
+
+def test_weights_are_held_as_they_are_stored_unless_asked_for():
+    stored = {n: to_bfloat16(a) if a.ndim == 2 else a for n, a in BUNDLE.arrays.items()}
+    narrow = replace(BUNDLE, arrays=stored)
+    for bundle, weights, held in [
+        (BUNDLE, None, FLOAT32),
+        (narrow, None, BFLOAT16),
+        (BUNDLE, "int8", INT8),
+        (narrow, "float32", FLOAT32),
+    ]:
+        opened = engine.open_engine(bundle, device="cpu", threads=1, weights=weights)
+        assert isinstance(opened, CpuEngine)
+        assert opened._weights.stored == held
+
+
+def test_without_kernels_torch_serves_and_holds_float32(monkeypatch):
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    engine.missing_kernels.cache_clear()
+    try:
+        assert isinstance(engine.open_engine(BUNDLE, device="cpu", threads=1), TorchEngine)
+        with pytest.raises(UsageError, match="--weights int8") as refused:
+            engine.open_engine(BUNDLE, device="cpu", weights="int8")
+        assert "NUMBA_DISABLE_JIT" in refused.value.hint
+    finally:
+        engine.missing_kernels.cache_clear()
+
+
+def write(**environment: str) -> tuple[bytes, str]:
+    """What `tgen generate` writes to stdout and to stderr."""
+    options = ["--prompt", "What is", "-t", "0", "-n", "20", "--device", "cpu"]
+    command = [sys.executable, "-m", "tgen", "generate", "--model", str(shipped_model()), *options]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, check=True)
+    return done.stdout, done.stderr.decode()
+
+
+def test_a_command_without_kernels_or_a_place_to_keep_them_writes_the_same_text(tmp_path: Path):
+    text, said = write()
+    without, notice = write(NUMBA_DISABLE_JIT="1")
+    assert without == text
+    assert "torch computes" in notice
+    assert "torch computes" not in said
+    (tmp_path / "file").write_bytes(b"")
+    homeless, notice = write(XDG_CACHE_HOME=str(tmp_path / "file"))
+    assert homeless == text
+    assert "compiling for this processor" in notice
+
+
+def test_a_damaged_kernel_is_made_anew(tmp_path: Path):
+    code = "import tgen.engine.cpu.sharing as s, tgen.engine as e; e.compile_kernels()"
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    kept = list(tmp_path.rglob("*.nb?"))
+    assert kept
+    for path in kept:
+        path.write_bytes(path.read_bytes()[:50])
+    text, _ = write(XDG_CACHE_HOME=str(tmp_path))
+    assert text == write()[0]
+
+
+def test_on_a_processor_torch_is_not_loaded():
+    code = (
+        "import sys; from tgen import load; model = load(sys.argv[1], device='cpu'); "
+        "print(''.join(model.generate('What is', max_new_tokens=3))); "
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(shipped_model())], check=True)
+
+
+def test_int8_costs_little():
+    text = BUNDLE.tokenizer.encode_prompt(b"ROMEO:\nWhat is the matter with you, my lord?\n" * 3)
+    engines = [
+        CpuEngine(BUNDLE.config, BUNDLE.arrays, n_threads=1, stored=stored)
+        for stored in ("float32", "int8")
+    ]
+    nats = []
+    for one in engines:
+        (logits,) = one.extend([text[:-1]], every_position=True)
+        wide = logits.astype(np.float64)
+        log_p = wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
+        nats.append(-log_p[np.arange(len(log_p)), text[1:]].mean())
+    assert abs(nats[1] - nats[0]) < 0.02
