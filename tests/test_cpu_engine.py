@@ -98,12 +98,10 @@ def test_weights_held_in_fewer_bits_are_those_numbers(stored):
     made = model(family="llama", n_heads=2, n_kv_heads=1, d_ff=40)
     arrays = made.to_arrays()
     for name, array in arrays.items():
-        if array.ndim == 2 and name != "token_embedding.weight":
+        if array.ndim == 2:
             arrays[name] = rounded(array, stored)
-    head = rounded(arrays["token_embedding.weight"], stored)  # the embedding itself is not touched
     same = Transformer.from_arrays(made.config, arrays)
-    with torch.inference_mode():
-        wanted = same.hidden(torch.tensor([IDS]))[0].numpy() @ head.T
+    (wanted,) = TorchEngine(same).extend([IDS], every_position=True)
     (found,) = engine(made, stored=stored).extend([IDS], every_position=True)
     np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5)
 

@@ -113,6 +113,7 @@ class LlamaCpp:
         context.n_batch = context.n_ubatch = 512
         context.n_seq_max = 16
         context.n_threads = context.n_threads_batch = threads
+        context.type_k = context.type_v = llama_cpp.GGML_TYPE_F32
         context.kv_unified = True
         self.context = llama_cpp.llama_new_context_with_model(self.model, context)
         self.batch = llama_cpp.llama_batch_init(512, 0, 16)

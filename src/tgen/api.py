@@ -7,6 +7,7 @@ for piece in model.generate("What is", temperature=0): print(piece, end="")
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ def load(
 ) -> "Model":
     """Opens a model directory; raises ModelError or TokenizerError if it cannot be used."""
     bundle = load_bundle(Path(path))
-    return Model(bundle, open_engine(bundle, device=device, threads=threads, weights=weights))
+    engine = open_engine(bundle, device=device, threads=threads, weights=weights)
+    return Model(replace(bundle, arrays={}), engine)  # the engine has them, perhaps in fewer bits
 
 
 class Model:

@@ -57,7 +57,7 @@ def generate(
             engine.select(kept)
 
 
-def _shared(texts: Sequence[Sequence[int]]) -> int:
+def _shared(texts: list[list[int]]) -> int:
     """Tokens with which several texts begin alike, each having at least one more."""
     if len(texts) == 1:
         return 0

@@ -112,7 +112,7 @@ class CpuEngine:
         """(n,) ids and their places -> (n scored, V)."""
         n, width = len(ids), self.config.d_model
         x = self._buffers[forward.X_AT]
-        x[:n, :width] = to_float32(self._weights.embedding[ids])
+        x[:n, :width] = self._weights.embed(ids)
         if self._positions is not None:
             x[:n, :width] += self._positions[places[:, forward.POSITION]]
         self._tokens[:n] = places

@@ -54,40 +54,40 @@ def exp(x):
 def _make_products(stored, row_bytes):
     """Products with weights that are stored so: `row_bytes` of them for every GROUP of a row.
 
-    One vector at a time takes eight rows of weights together, since they come from far; more take
-    as many results as there are registers.
+    Tiles have as many results as registers can hold beside their input; the fewer vectors, the
+    more rows of weights.
     """
-    one, rest_of_one = make_tile(8, 1, stored), make_tile(1, 1, stored)
-    four, rest_of_four = make_tile(4, 4, stored), make_tile(1, 4, stored)
-    rows_of_six = 3 if stored == INT8 else 4  # registers for scales
-    six, rest_of_six = make_tile(rows_of_six, 6, stored), make_tile(1, 6, stored)
+    single, one, two = (make_tile(rows, n, stored) for rows, n in ((1, 1), (8, 1), (8, 2)))
+    three, four, six = (make_tile(4, n, stored) for n in (3, 4, 6))
+    most = 4 if stored == INT8 else 6  # int8 needs registers to become float32
 
     @njit
     def some_products(w, first, last, n, x, n_vectors, out, out_step):
         w_step, x_step, step = n // GROUP * row_bytes, n * 4, out_step * 4
         i = 0
         while i < n_vectors:
-            taken = 6 if n_vectors - i >= 6 else (4 if n_vectors - i >= 4 else 1)
-            rows = 8 if taken == 1 else (4 if taken == 4 else rows_of_six)
+            left = n_vectors - i
+            taken = most if left >= most else (4 if left >= 4 else left)
+            rows = 8 if taken <= 2 else 4
             vectors, r = x + i * x_step, first
-            while r < last:
+            while r + rows <= last:
                 weights, place = w + r * w_step, out + i * step + r * 4
-                if r + rows > last:
-                    r += 1
-                    if taken == 6:
-                        rest_of_six(weights, w_step, vectors, x_step, n, place, step)
-                    elif taken == 4:
-                        rest_of_four(weights, w_step, vectors, x_step, n, place, step)
-                    else:
-                        rest_of_one(weights, w_step, vectors, x_step, n, place, step)
+                if taken == 1:
+                    one(weights, w_step, vectors, x_step, n, place, step)
+                elif taken == 2:
+                    two(weights, w_step, vectors, x_step, n, place, step)
+                elif taken == 3:
+                    three(weights, w_step, vectors, x_step, n, place, step)
+                elif taken == 4:
+                    four(weights, w_step, vectors, x_step, n, place, step)
                 else:
-                    r += rows
-                    if taken == 6:
-                        six(weights, w_step, vectors, x_step, n, place, step)
-                    elif taken == 4:
-                        four(weights, w_step, vectors, x_step, n, place, step)
-                    else:
-                        one(weights, w_step, vectors, x_step, n, place, step)
+                    six(weights, w_step, vectors, x_step, n, place, step)
+                r += rows
+            for rest in range(r, last):
+                for m in range(taken):
+                    weights, vector = w + rest * w_step, vectors + m * x_step
+                    place = out + (i + m) * step + rest * 4
+                    single(weights, w_step, vector, x_step, n, place, step)
             i += taken
 
     return some_products

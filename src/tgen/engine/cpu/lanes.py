@@ -13,7 +13,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 LANES = 16
-_TILES_AHEAD = 4
+_ROWS_AHEAD = 32
 FLOAT32, BFLOAT16, INT8 = 0, 1, 2  # how weights are stored
 GROUP = 32  # int8 weights that share a scale
 GROUP_BYTES = 4 + GROUP  # the scale in float32, then the weights
@@ -29,8 +29,7 @@ _address = types.int64
 def make_tile(n_rows: int, n_vectors: int, stored: int) -> Any:
     """tile(w, w_step, x, x_step, n, out, out_step): out[m, r] = w[r] . x[m] for `n_rows` rows of
     weights and `n_vectors` vectors; the steps are bytes from one to the next, n is a multiple of
-    GROUP. One vector alone waits for memory: weights of a later tile are asked for ahead, in the
-    order in which they lie there.
+    GROUP. Weights of a later tile are asked for ahead, in the order in which they lie in memory.
     """
 
     @intrinsic
@@ -43,10 +42,9 @@ def make_tile(n_rows: int, n_vectors: int, stored: int) -> Any:
                 following += sums
                 offset = b.mul(b.lshr(j, _number(5)), _number(_GROUP_BYTES[stored]))
                 groups = [b.add(row, offset) for row in w_rows]
-                if n_vectors == 1:
-                    ahead = _offset(b, w, w_step, _TILES_AHEAD * n_rows)
-                    place = b.add(ahead, b.mul(offset, _number(n_rows)))
-                    _fetch(b, place, n_rows * _GROUP_BYTES[stored])
+                ahead = _offset(b, w, w_step, _ROWS_AHEAD)
+                place = b.add(ahead, b.mul(offset, _number(n_rows)))
+                _fetch(b, place, n_rows * _GROUP_BYTES[stored])
                 for half in range(2):
                     i = b.add(j, _number(LANES * half))
                     xs = [_load(b, _element(b, row, i, 4), _vector) for row in x_rows]

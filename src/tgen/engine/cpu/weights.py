@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from tgen.config import ModelConfig, StoredAs
 from tgen.engine.cpu import forward
 from tgen.engine.cpu.kernels import GELU, GELU_TANH, RELU, SWIGLU
-from tgen.engine.cpu.lanes import BFLOAT16, FLOAT32, GROUP, INT8
+from tgen.engine.cpu.lanes import BFLOAT16, FLOAT32, GROUP, GROUP_BYTES, INT8
 
 Array = NDArray[Any]
 
+_TOGETHER = 4096  # rows of a matrix that are converted at a time
 _ACTIVATIONS = {"swiglu": SWIGLU, "relu": RELU, "gelu_tanh": GELU_TANH, "gelu": GELU}
 _NAMES = {
     forward.ATTENTION_NORM: "attention_norm.weight",
@@ -53,7 +54,6 @@ class Weights:
             for name, array in mine.items():
                 self._put(layer, name, array)
         self._put_last(arrays)
-        self.embedding = arrays["token_embedding.weight"]
         self.positions = arrays.get("position_embedding.weight")
 
     def _put_last(self, arrays: Mapping[str, Array]) -> None:
@@ -64,17 +64,34 @@ class Weights:
         else:
             self._put(last, forward.ATTENTION_NORM, arrays["final_norm.weight"])
             self._put(last, forward.ATTENTION_NORM_BIAS, arrays.get("final_norm.bias"))
-        head = "token_embedding" if self.config.tied_embeddings else "lm_head"
-        self._put(last, forward.HEAD, arrays[f"{head}.weight"])
+        self._embedding = self._held(arrays["token_embedding.weight"])
+        if self.config.tied_embeddings:
+            self.table[last, forward.HEAD] = self._embedding.ctypes.data
+        else:
+            self._put(last, forward.HEAD, arrays["lm_head.weight"])
 
     def _put(self, layer: int, name: int, array: Array | None) -> None:
         if array is not None:
-            array = _filled(array, -1)
-            plain = array.ndim == 1 or self.stored == FLOAT32
-            store = to_float32 if plain else to_bfloat16 if self.stored == BFLOAT16 else to_int8
-            ready: Array = np.ascontiguousarray(store(array))
+            ready = self._held(array)
             self._kept.append(ready)
             self.table[layer, name] = ready.ctypes.data
+
+    def _held(self, array: Array) -> Array:
+        """The array as the kernels read it; matrices as `stored`, a part at a time."""
+        if array.ndim == 1 or self.stored == FLOAT32:
+            return np.ascontiguousarray(_filled(to_float32(array), -1))
+        store = to_bfloat16 if self.stored == BFLOAT16 else to_int8
+        first = store(_filled(array[:_TOGETHER], -1))
+        held = np.empty((len(array), first.shape[1]), first.dtype)
+        for i in range(0, len(array), _TOGETHER):
+            held[i : i + _TOGETHER] = store(_filled(array[i : i + _TOGETHER], -1))
+        return held
+
+    def embed(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """(n,) -> the tokens' vectors, (n, C)."""
+        rows = self._embedding[ids]
+        wide = from_int8(rows) if self.stored == INT8 else to_float32(rows)
+        return wide[:, : self.config.d_model]
 
     def facts(self) -> dict[int, int]:
         """The job's fields that follow from the model."""
@@ -130,6 +147,13 @@ def to_int8(array: Array) -> NDArray[np.uint8]:
     numbers = np.rint(groups / np.where(scales > 0, scales, 1)).astype(np.int8)
     parts = [scales.astype(np.float32).view(np.uint8), numbers.view(np.uint8)]
     return np.concatenate(parts, axis=2).reshape(len(array), -1)
+
+
+def from_int8(rows: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """What `to_int8` holds: (m, n / GROUP * GROUP_BYTES) -> (m, n)."""
+    groups = rows.reshape(len(rows), -1, GROUP_BYTES)
+    scales = np.ascontiguousarray(groups[:, :, :4]).view(np.float32)
+    return (groups[:, :, 4:].view(np.int8) * scales).reshape(len(rows), -1)
 
 
 def _filled(array: Array, axis: int) -> Array:
