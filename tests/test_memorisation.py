@@ -41,11 +41,12 @@ def test_a_copied_passage_is_found_whole_wherever_it_stands():
     assert longest_shared_run(text[-4096:], text) == text[-4096:]
 
 
-def verdict(longest, natural, train=2.0, held_out=2.1):
-    report = judge(longest, natural, train_bits_per_byte=train, held_out_bits_per_byte=held_out)
+def verdict(longest, natural, train=2.0, held_out=2.1, readings=3.0):
+    bits = dict(train_bits_per_byte=train, held_out_bits_per_byte=held_out)
+    report = judge(longest, natural, **bits, readings=readings)
     assert (report.longest_run_bytes, report.natural_run_bytes) == (longest, natural)
     assert (report.train_bits_per_byte, report.held_out_bits_per_byte) == (train, held_out)
-    assert f" {longest} bytes" in report.verdict
+    assert f" {longest} bytes" in report.verdict or " bits a byte for its text" in report.verdict
     return report.verdict.split(":")[0]
 
 
@@ -76,7 +77,12 @@ def test_knowing_the_training_text_much_better_is_a_sign_but_no_proof():
     assert verdict(30, 30, train=0.1, held_out=4.0) == "begins to memorise"
     assert verdict(30, 30, train=0.0, held_out=0.02) == "does not memorise"
     assert verdict(120, 30, train=0.1, held_out=4.0) == "memorises"
-    assert verdict(30, 30, train=0.1, held_out=None) == "does not memorise"
+    assert verdict(30, 30, train=0.1, held_out=4.0, readings=0.5) == "does not memorise"
+
+
+def test_with_nothing_held_out_needing_no_bits_is_the_proof():
+    assert verdict(40, 300, train=0.02, held_out=None) == "memorises"
+    assert verdict(30, 30, train=0.5, held_out=None) == "does not memorise"
 
 
 def test_windows_of_one_size_have_the_usual_standard_error():

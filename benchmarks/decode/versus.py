@@ -28,6 +28,7 @@ from shapes import SHAPES, config_of, random_arrays
 from tgen.errors import TgenError
 
 PROMPT, STEPS, ROWS = 512, 64, 16
+_REST = 0.5  # seconds, until the threads of the engine before have stopped looking for work
 
 
 def open_arms(shape: str, weights: str, threads: int, folder: Path) -> dict[str, Arm]:
@@ -46,6 +47,7 @@ def open_arms(shape: str, weights: str, threads: int, folder: Path) -> dict[str,
 
 def one_round(arm: Arm, ids: list[int]) -> dict[str, float]:
     """Tokens a second of each kind of work."""
+    time.sleep(_REST)
     arm.rows(1)
     took = _seconds(lambda: arm.prefill(ids))
     steps = [_seconds(lambda: arm.step(7)) for _ in range(STEPS)]

@@ -157,8 +157,11 @@ def _shards(path: Path) -> list[str]:
 
 
 def _missing_hint(path: Path) -> str:
-    if (path / "training").is_dir():
-        return f"no evaluation was reached yet: `tgen train --resume --out {path}` goes on"
+    if (path / "training" / "run.json").exists():
+        return (
+            f"no weights were saved yet: `tgen train --resume --out {path}` goes on; if it failed, "
+            "begin anew with --overwrite and lower rates"
+        )
     if any(path.glob("*.bin")) or any(path.glob("*.pt*")):
         return "its weights are pickle files, which can run code: convert them to safetensors"
     return "give the directory that `tgen train` wrote"

@@ -17,6 +17,8 @@ def compile_ahead(device: str, *, quiet: bool) -> None:
     if uses_kernels(device) and not kernels_are_kept():
         console.note("compiling for this processor, once: about ten seconds", quiet=quiet)
         compile_kernels()
+        if not kernels_are_kept():
+            console.note("the user's folder for caches cannot be written: so at every start")
 
 
 def load_model(

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tgen.cli import console
 from tgen.cli.loading import compile_ahead
 from tgen.cli.options import (
     DeviceOption,
@@ -198,7 +199,7 @@ def train(
         )
     with TrainingView(quiet=quiet, json_lines=json_output) as view:
         for report in reports:
-            caught.running = True  # there is something to save
+            caught.running = caught.begun = True  # there is something to save
             view.show(report)
     if caught.number:
         raise typer.Exit(128 + caught.number)
@@ -227,7 +228,8 @@ class _Signals:
 
     def __init__(self) -> None:
         self.number = 0
-        self.running = False
+        self.running = False  # a signal is obeyed at the next step
+        self.begun = False
         for name in ("SIGINT", "SIGTERM", "SIGHUP"):
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
@@ -240,5 +242,7 @@ class _Signals:
     def _catch(self, number: int, frame: Any) -> None:
         del frame
         if self.number or not self.running:
+            if not self.begun:
+                console.note("stopped before the first step: there was nothing to save")
             sys.exit(128 + number)
         self.number = number

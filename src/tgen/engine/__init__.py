@@ -93,7 +93,7 @@ def _cpu_engine(bundle: ModelBundle, threads: int | None, weights: StoredAs | No
     return CpuEngine(
         bundle.config,
         bundle.arrays,
-        n_threads=threads or _processors(),
+        n_threads=min(threads or _processors(), _processors()),  # more would only wait
         stored=weights or as_stored,
     )
 

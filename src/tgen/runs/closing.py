@@ -50,6 +50,7 @@ def closing_reports(
         len(longest_shared_run(unseen, known)),
         train_bits_per_byte=nats / math.log(2) * store.train_tokens / prepared.record.train_bytes,
         held_out_bits_per_byte=done.best_bits_per_byte,
+        readings=done.tokens / max(1, len(store.train)),
     )
     yield replace(done, out=str(out), baselines=prepared.record.baselines)
 

@@ -212,7 +212,10 @@ def _read(paths: Sequence[str], config: TrainConfig, most: int) -> _Texts:
         notes.append(f"{n_bytes:,} bytes, evenly spread, are as much as the time allows to read")
     n_bytes = sum(map(corpus.size, held_out))
     if 0 < n_bytes < _TOO_FEW_HELD_OUT:
-        notes.append(f"only {n_bytes:,} bytes are held out: take the figures as rough ones")
+        notes.append(
+            f"only {n_bytes:,} bytes are held out: take the figures as rough ones; with "
+            "--val-fraction 0 all is learnt, and the last weights are kept"
+        )
     some = [_joined(corpus.thin(part, _COMPARED_BYTES)) for part in (split.train, held_out)]
     share = corpus.shared_share(*some)
     if share >= _MUCH_SHARED:

@@ -148,8 +148,10 @@ class _Run:
                 if left.rollbacks == _ROLLBACKS:
                     raise TrainingError(
                         f"{error.message}, after {_ROLLBACKS} returns to a good state",
-                        "begin anew with --overwrite and lower rates: --set learning_rate=... "
-                        "--set matrix_learning_rate=...",
+                        "begin anew with --overwrite and rates below "
+                        f"learning_rate={self.prepared.record.plan.train.learning_rate:g} and "
+                        "matrix_learning_rate="
+                        f"{self.prepared.record.plan.train.matrix_learning_rate:g}",
                     ) from None
                 state = self._earlier_state(left)
                 state.progress.rollbacks = left.rollbacks + 1
@@ -229,6 +231,6 @@ def _check_free(request: RunRequest) -> None:
         )
     if not request.overwrite:
         raise UsageError(
-            f"{out} already holds a model",
+            f"{out} already holds a {'model' if 'config.json' in entries else 'run'}",
             "add --resume to go on with it, --overwrite to start anew, or --out for another place",
         )

@@ -19,6 +19,8 @@ _ORDINARY = 20  # bytes, three or four words: a natural run never counts as shor
 # worst tenth is 0.95 for tinyshakespeare, 0.83 for a manual of Python with chapters all unlike.
 _GAP = 0.75
 _GAP_BITS = 0.1  # and less than this is no gap, however small both are
+_READINGS = 2  # of the text: after fewer, two parts of it differ by themselves
+_BY_HEART = 0.3  # bits a byte: a good model of unseen English needs three times as many
 
 _PIECE = 1 << 22  # bytes of the text in memory as fingerprints at a time
 
@@ -44,21 +46,29 @@ def judge(
     *,
     train_bits_per_byte: float,
     held_out_bits_per_byte: float | None,
+    readings: float,
 ) -> MemorisationReport:
     """Whether a model memorises, from the bytes of two runs and its bits per byte on two texts.
 
     `longest_run` is that of the samples and the training text, `natural_run` that of a held-out
     text, as long as the samples, and the training text; where nothing is held out, that of the
     training text's end and all before it, and `held_out_bits_per_byte` is None. What is recited is
-    a proof; knowing the training text much better than the unseen is a sign.
+    a proof; knowing the training text much better than the unseen is a sign, once it has been read
+    several times. Where nothing is held out, needing next to no bits for the text is the proof.
     """
     times = longest_run / max(natural_run, _ORDINARY)
-    knows_better = held_out_bits_per_byte is not None and train_bits_per_byte <= min(
-        _GAP * held_out_bits_per_byte, held_out_bits_per_byte - _GAP_BITS
+    knows_better = (
+        held_out_bits_per_byte is not None
+        and readings >= _READINGS
+        and train_bits_per_byte
+        <= min(_GAP * held_out_bits_per_byte, held_out_bits_per_byte - _GAP_BITS)
     )
+    by_heart = held_out_bits_per_byte is None and train_bits_per_byte <= _BY_HEART
     other = "the text's end" if held_out_bits_per_byte is None else "unseen text"
     runs = f"the longest run it copies has {longest_run} bytes, {other} shares {natural_run}"
-    if times >= _VERY_LONG:
+    if by_heart:
+        verdict = f"memorises: it needs {train_bits_per_byte:.2f} bits a byte for its text"
+    elif times >= _VERY_LONG:
         verdict = f"memorises: {runs}"
     elif times >= _LONG:
         verdict = f"begins to memorise: {runs}"

@@ -24,7 +24,7 @@ def check_memory(model: ModelConfig, train: TrainConfig, context: int, memory: i
     )
     if memory is not None and needed > memory:
         raise UsageError(
-            f"a step of {train.batch_size} windows needs about {needed / 1e9:.1f} GB, "
-            f"there are {memory / 1e9:.1f}",
-            "a smaller batch_size or model, or --set accumulation=N, which takes a batch in parts",
+            f"a step needs about {needed / 1e9:,.0f} GB with batch_size={train.batch_size}, "
+            f"d_model={model.d_model}, d_ff={model.d_ff}; there are {memory / 1e9:,.0f}",
+            "make the largest smaller; --set accumulation=N takes a batch in parts",
         )

@@ -32,7 +32,7 @@ def explain(
             _why_split(config, whole=whole),
         ),
         Choice("steps", _count(pace.steps, exact=config.steps is not None), _speed(facts)),
-        _evaluation(config, facts),
+        _evaluation(config, pace, facts),
     ]
     return [_as_set(choice, overrides) for choice in choices]
 
@@ -41,9 +41,11 @@ def _windows(config: TrainConfig) -> str:
     return f"{config.batch_size} window{'s' if config.batch_size > 1 else ''}"
 
 
-def _evaluation(config: TrainConfig, facts: Facts) -> Choice:
+def _evaluation(config: TrainConfig, pace: Pace, facts: Facts) -> Choice:
     if facts.held_out_tokens == 0:
         return Choice("evaluation", "none", f"saved every {config.eval_every} steps")
+    if (config.eval_every or 0) >= pace.steps:
+        return Choice("evaluation", "once", "at the end")
     return Choice(
         "evaluation", f"every {config.eval_every} steps", "a twentieth of the time or less"
     )
