@@ -208,8 +208,8 @@ def test_ctrl_c_saves_and_the_printed_command_goes_on(tmp_path):
     assert tgen(*arguments, "--out", tmp_path / "whole").returncode == 0
     with start(*arguments, "--out", tmp_path / "parts", stderr=subprocess.PIPE) as process:
         folder = tmp_path / "parts" / "training"
-        while process.poll() is None and not any(folder.glob("state-*")):
-            time.sleep(0.01)  # a poll for the first state, not a guess at a time
+        while process.poll() is None and not any(folder.glob("state-*20")):
+            time.sleep(0.01)  # a poll for the state of step 20, not a guess at a time
         process.send_signal(signal.SIGINT)
         _, message = process.communicate(timeout=60)
     assert process.returncode == 130, message.decode()
