@@ -13,8 +13,8 @@ from tgen.config import ModelConfig, RopeScaling
 from tgen.engine.cpu import forward, kernels, threads, weights
 from tgen.engine.cpu.engine import CpuEngine
 from tgen.engine.cpu.lanes import BFLOAT16, FLOAT32, GROUP, GROUP_BYTES, INT8
-from tgen.engine.cpu.positions import rotary_tables
 from tgen.engine.torch_engine import TorchEngine
+from tgen.model.position_tables import rotary_tables
 from tgen.model.transformer import Transformer
 
 SHAPES = {
@@ -237,8 +237,8 @@ def test_a_tiny_vocabulary_and_a_context_of_one():
 
 def test_positions_turn_by_the_same_angles_far_from_the_start():
     fields = dict(vocab_size=8, n_layers=1, d_model=64, n_heads=1, context_length=32768)
-    config = ModelConfig.of("llama", **fields)
-    made = Transformer(config)
-    cos, sin = rotary_tables(config)
-    np.testing.assert_allclose(cos, made.cos.numpy(), rtol=0, atol=1e-6)
-    np.testing.assert_allclose(sin, made.sin.numpy(), rtol=0, atol=1e-6)
+    cos, sin = rotary_tables(ModelConfig.of("llama", **fields))
+    frequencies = (1 / 10_000 ** (torch.arange(0, 64, 2, dtype=torch.float64) / 64)).float()
+    angles = torch.arange(32768, dtype=torch.float32)[:, None] * frequencies
+    np.testing.assert_allclose(cos, angles.cos().numpy(), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(sin, angles.sin().numpy(), rtol=0, atol=1e-6)

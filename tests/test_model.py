@@ -10,7 +10,7 @@ from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import UsageError
 from tgen.introspect.attention import AttentionRecorder
 from tgen.model.kv_cache import KVCache
-from tgen.model.positions import sinusoid
+from tgen.model.position_tables import sinusoid
 from tgen.model.transformer import Transformer
 
 
@@ -137,7 +137,7 @@ def test_saved_arrays_make_the_same_model(family):
 
 
 def test_the_sinusoid_is_the_papers():
-    table = sinusoid(50, 16).double()
+    table = torch.from_numpy(sinusoid(50, 16)).double()
     for p in (0, 1, 7, 49):
         for i in range(8):
             angle = torch.tensor(p / 10_000 ** (2 * i / 16), dtype=torch.float64)

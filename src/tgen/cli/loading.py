@@ -18,7 +18,7 @@ def compile_ahead(device: str, *, quiet: bool) -> None:
         console.note("compiling for this processor, once: about ten seconds", quiet=quiet)
         compile_kernels()
         if not kernels_are_kept():
-            console.note("the user's folder for caches cannot be written: so at every start")
+            console.note("no folder for caches is ours to write: so at every start", quiet=quiet)
 
 
 def load_model(
@@ -29,8 +29,8 @@ def load_model(
     from tgen.engine import missing_kernels, on_processor
 
     path = find_model(name)
-    missing = missing_kernels()
-    if missing and on_processor(device):
+    missing = missing_kernels() if on_processor(device) else None
+    if missing:
         console.note(f"torch computes, more slowly than compiled kernels: {missing}", quiet=quiet)
     compile_ahead(device, quiet=quiet)
     return path, load(path, device=device, threads=threads, weights=weights)

@@ -3,9 +3,9 @@
 paths -> documents -> train and held-out documents -> tokens -> batch(step)
 """
 
-from tgen.corpus.documents import Corpus, Document, read
+from tgen.corpus.documents import Corpus, Document, read, size
 from tgen.corpus.duplicates import shared_share
-from tgen.corpus.hold_out import Split, size, split
+from tgen.corpus.hold_out import Split, split
 from tgen.corpus.thin import MAX_HELD_OUT_BYTES, thin
 from tgen.corpus.token_store import Batch, Tokenised, TokenStore, arrays, tokenise
 

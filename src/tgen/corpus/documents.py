@@ -19,6 +19,11 @@ from tgen.tokenizer import END_OF_TEXT
 Document = tuple[bytes, ...]
 
 
+def size(document: Document) -> int:
+    """Bytes of all its parts."""
+    return sum(map(len, document))
+
+
 @dataclass(frozen=True)
 class Corpus:
     """Documents in the order read. Those numbered in `rows` are rows, which a split keeps whole."""
@@ -30,7 +35,7 @@ class Corpus:
     @property
     def n_bytes(self) -> int:
         """Bytes of all documents."""
-        return sum(len(part) for document in self.documents for part in document)
+        return sum(map(size, self.documents))
 
     @property
     def sha256(self) -> str:

@@ -7,7 +7,7 @@ once.
 
 from typing import NamedTuple
 
-from tgen.corpus.documents import Corpus, Document
+from tgen.corpus.documents import Corpus, Document, size
 
 
 class Split(NamedTuple):
@@ -30,14 +30,15 @@ def split(corpus: Corpus, val_fraction: float) -> Split:
     A text is cut at that very character; rows are never cut, so the border moves to the nearest
     one's end. Either part may come out empty.
     """
-    first = {document: i for i, document in reversed(list(enumerate(corpus.documents)))}
-    distinct = sorted(first.items(), key=lambda item: item[1])
+    first: dict[Document, int] = {}
+    for number, document in enumerate(corpus.documents):
+        first.setdefault(document, number)
     border = round(sum(size(document) for document in first) * (1 - val_fraction))
     known: set[Document] = set()
     beginning: list[Document] = []
     held_out: list[Document] = []
     start = 0
-    for document, number in distinct:
+    for document, number in first.items():
         is_row = number in corpus.rows
         inside = border - start  # bytes of this document before the border
         if inside >= size(document) or (is_row and inside >= size(document) / 2):
@@ -58,11 +59,6 @@ def split(corpus: Corpus, val_fraction: float) -> Split:
         left_out=len(unknown) - len(held_out),
         left_out_bytes=sum(map(size, unknown)) - sum(map(size, beginning + held_out)),
     )
-
-
-def size(document: Document) -> int:
-    """Bytes of all its parts."""
-    return sum(map(len, document))
 
 
 def _character_start(text: bytes, position: int) -> int:

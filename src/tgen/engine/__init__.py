@@ -36,13 +36,12 @@ def open_engine(
     from tgen.model.transformer import Transformer
 
     chosen = choose_device(device)
-    missing = missing_kernels()
-    if chosen.type == "cpu" and missing is None:
+    if chosen.type == "cpu" and missing_kernels() is None:
         return _cpu_engine(bundle, threads, weights)
     if weights not in (None, "float32"):
         raise UsageError(
             f"--weights {weights} needs the compiled kernels",
-            missing or "add --device cpu, or leave it away",
+            missing_kernels() or "add --device cpu, or leave it away",
         )
     set_threads(threads)
     return TorchEngine(Transformer.from_arrays(bundle.config, bundle.arrays).to(chosen))

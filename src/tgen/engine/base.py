@@ -15,6 +15,16 @@ def reset(engine: "Engine", n_rows: int) -> None:
     engine.select([0] * n_rows)
 
 
+def lengths_after(before: Sequence[int], counts: Sequence[int], context_length: int) -> list[int]:
+    """How long rows become; raises ValueError if one takes nothing or passes the context."""
+    after = [held + new for held, new in zip(before, counts, strict=True)]
+    if min(counts) < 1 or max(after) > context_length:
+        raise ValueError(
+            f"rows of {before} tokens cannot take {counts} more in a context of {context_length}"
+        )
+    return after
+
+
 class Engine(Protocol):
     """B rows of one model, never none. Starts with one empty row; `select` makes more."""
 

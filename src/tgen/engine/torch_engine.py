@@ -6,7 +6,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from tgen.engine.base import Logits
+from tgen.engine.base import Logits, lengths_after
 from tgen.model.kv_cache import KVCache
 from tgen.model.transformer import Transformer
 
@@ -49,13 +49,7 @@ class TorchEngine:
     ) -> Logits | list[Logits]:
         """Appends tokens to each row; logits (B, V) of what follows, or a list of (t_i, V)."""
         counts = [len(row) for row in tokens]
-        before = self.lengths
-        after = [held + new for held, new in zip(before, counts, strict=True)]
-        if min(counts) < 1 or max(after) > self.context_length:
-            raise ValueError(
-                f"rows of {before} tokens cannot take {counts} more in a context of "
-                f"{self.context_length}"
-            )
+        after = lengths_after(self.lengths, counts, self.context_length)
         # Shorter rows are padded behind: no real token sees the padding, and it is forgotten.
         padded = [list(row) + [0] * (max(counts) - len(row)) for row in tokens]
         x = self.model.hidden(

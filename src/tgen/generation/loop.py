@@ -6,7 +6,6 @@ beginning was generated or given.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -45,10 +44,10 @@ def generate(
         logits = engine.extend(_prepare(engine, rows, texts, starts, kv_cache=kv_cache))
         positions = [len(texts[row]) for row in rows]
         tokens = draw(logits, sampling, rows=rows, positions=positions)
-        for report in _reports(rows, tokens, logits):
+        ended = [token in stop or step + 1 == max_new_tokens for token in tokens]
+        for report in _reports(rows, tokens, ended, logits):
             texts[report.row].append(report.id)
-            ended = report.id in stop or step + 1 == max_new_tokens
-            yield replace(report, last=ended)
+            yield report
         kept = [place for place, token in enumerate(tokens) if token not in stop]
         if not kept:
             return
@@ -87,7 +86,9 @@ def _prepare(
     return [texts[row][starts[row] + held[place] :] for place, row in enumerate(rows)]
 
 
-def _reports(rows: Sequence[int], tokens: Sequence[int], logits: Logits) -> Iterator[Token]:
+def _reports(
+    rows: Sequence[int], tokens: Sequence[int], ended: Sequence[bool], logits: Logits
+) -> Iterator[Token]:
     """What the model itself, before any sampler, thought of each row's token."""
     with np.errstate(over="ignore"):
         shifted = logits - logits.max(axis=1, keepdims=True)
@@ -104,5 +105,5 @@ def _reports(rows: Sequence[int], tokens: Sequence[int], logits: Logits) -> Iter
             logprob=float(chosen - np.log(totals[place])),
             rank=int((shifted[place] > chosen).sum()),
             entropy=max(0.0, float(entropies[place])),
-            last=False,
+            last=ended[place],
         )

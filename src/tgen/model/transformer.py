@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from tgen.config import ModelConfig
 from tgen.model.kv_cache import KVCache
-from tgen.model.positions import rope_frequencies, rotate, sinusoid, within_documents
+from tgen.model.position_tables import rotary_tables, sinusoid
+from tgen.model.positions import rotate, within_documents
 
 
 class Recorder(Protocol):
@@ -283,13 +284,12 @@ class Transformer(nn.Module):
         """Fixed numbers by position, no part of the saved weights."""
         config = self.config
         if config.position == "sinusoidal":
-            table = sinusoid(config.context_length, config.d_model)
+            table = torch.from_numpy(sinusoid(config.context_length, config.d_model))
             self.register_buffer("sinusoid", table, persistent=False)
         if config.position == "rotary":
-            frequencies = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
-            angles = torch.arange(config.context_length, dtype=torch.float32)[:, None] * frequencies
-            self.register_buffer("cos", angles.cos(), persistent=False)
-            self.register_buffer("sin", angles.sin(), persistent=False)
+            cos, sin = rotary_tables(config)
+            self.register_buffer("cos", torch.from_numpy(cos), persistent=False)
+            self.register_buffer("sin", torch.from_numpy(sin), persistent=False)
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:

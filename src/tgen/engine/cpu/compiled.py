@@ -8,6 +8,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tgen import files
 _N_COMPILED = 3  # functions: `forward`, and two of `threads`
 
 
+@cache
 def _folder() -> Path:
     """Where the kernels for this processor are kept, in the user's folder for caches."""
     made_by = [numba.__version__, llvmlite.__version__, get_host_cpu_name()]
@@ -31,18 +33,22 @@ def _folder() -> Path:
     return base / "tgen" / f"kernels-{digest.hexdigest()[:16]}"
 
 
-def _writable(folder: Path) -> bool:
+@cache
+def _is_ours() -> bool:
+    """Whether the folder can be written, by this user alone: what lies there is run."""
+    folder = _folder()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owners = [(place.stat().st_uid, place.stat().st_mode) for place in (folder, folder.parent)]
         with tempfile.TemporaryFile(dir=folder):
-            return True
+            return all(uid == os.getuid() and not mode & 0o022 for uid, mode in owners)
     except OSError:
         return False
 
 
 def kept() -> bool:
     """Whether the kernels need no compiling: they are there from an earlier time."""
-    return len(list(_folder().glob("**/*.nbi"))) >= _N_COMPILED
+    return _is_ours() and len(list(_folder().glob("**/*.nbi"))) >= _N_COMPILED
 
 
 def compiled(signature: str) -> Callable[[Callable[..., Any]], Any]:
@@ -51,10 +57,9 @@ def compiled(signature: str) -> Callable[[Callable[..., Any]], Any]:
 
     def compile_now(function: Callable[..., Any]) -> Any:
         options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-        folder = _folder()
-        before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder)
+        before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(_folder())
         try:
-            if _writable(folder):  # else Numba would keep it elsewhere, under the source's name
+            if _is_ours():  # else Numba would keep it elsewhere, under the source's name
                 return numba.njit(signature, cache=True, **options)(function)
         except Exception:  # what was kept is damaged
             pass

@@ -6,14 +6,14 @@ from typing import Literal, overload
 import numpy as np
 
 from tgen.config import ModelConfig, StoredAs
-from tgen.engine.base import Logits
+from tgen.engine.base import Logits, lengths_after
 from tgen.engine.cpu import forward
 from tgen.engine.cpu.cache import Cache
-from tgen.engine.cpu.positions import rotary_tables, sinusoid
 from tgen.engine.cpu.sharing import MAX_CHUNKS
 from tgen.engine.cpu.threads import MAX_LAYERS, threads
 from tgen.engine.cpu.weights import Array, Weights, to_float32, whole
 from tgen.errors import ModelError
+from tgen.model.position_tables import rotary_tables, sinusoid
 
 _TOGETHER = 96  # tokens in a pass: each reads the weights from afar once
 _CHUNK_BYTES = 1 << 18  # of weights, to stay near the processor while a pass's tokens use them
@@ -74,12 +74,7 @@ class CpuEngine:
         """Appends tokens to each row; logits (B, V) of what follows, or a list of (t_i, V)."""
         counts = [len(row) for row in tokens]
         before = self.lengths
-        after = [held + new for held, new in zip(before, counts, strict=True)]
-        if min(counts) < 1 or max(after) > self.context_length:
-            raise ValueError(
-                f"rows of {before} tokens cannot take {counts} more in a context of "
-                f"{self.context_length}"
-            )
+        after = lengths_after(before, counts, self.context_length)
         self._cache.make_room(max(after))
         self._set(self._cache.facts())
         all_ids = np.concatenate([np.asarray(row, np.int64) for row in tokens])

@@ -1,4 +1,4 @@
-"""How a position enters, without torch: the same numbers as `model.positions`."""
+"""Fixed numbers by position, without torch: every engine has the same."""
 
 import math
 
@@ -19,7 +19,9 @@ def sinusoid(context_length: int, d_model: int) -> Table:
 
 
 def rotary_tables(config: ModelConfig) -> tuple[Table, Table]:
-    """Cosines and sines, (context_length, D/2), of the angles that turn queries and keys."""
+    """Cosines and sines, (context_length, D/2), of the angles that turn queries and keys (Su et al.
+    2021), stretched as in Llama 3 where a scaling is given: long wavelengths by `factor`, short
+    ones not at all."""
     D, scaling = config.head_dim, config.rope_scaling
     exponents = np.arange(0, D, 2, dtype=np.float64) / D
     frequencies = (1.0 / config.rope_theta**exponents).astype(np.float32)
