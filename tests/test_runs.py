@@ -98,7 +98,7 @@ def test_resumed_equals_uninterrupted_byte_for_byte(tmp_path, family, optimizer)
 
 
 def test_the_best_weights_are_kept_and_score_what_was_reported(tmp_path):
-    wild = {"dropout": "0", "learning_rate": "10", "optimizer": "adamw", "decay_fraction": "0"}
+    wild = {"dropout": "0", "learning_rate": "20", "optimizer": "adamw", "decay_fraction": "0"}
     wild["warmup_steps"] = "0"
     reports = list(runs.start(request(tmp_path, overrides=wild)))
     evaluations = [r for r in reports if isinstance(r, EvalReport)]

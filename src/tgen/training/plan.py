@@ -30,6 +30,7 @@ _SMALL_BYTES = 200_000  # and one smaller than this has too few for more than 51
 _BYTES_PER_TOKEN = 6
 _READ_AT_LEAST = 1 << 20  # bytes
 _TOKENISED_A_SECOND = 2e6  # bytes
+_SAMPLING_SECONDS = 0.3  # at least: a token at a time, however small the model is
 _EVALUATION_SHARE = 0.05  # of the time
 _EVALUATION_SECONDS = 10.0  # between evaluations at least: each also saves and samples
 _EVALUATION_EPOCHS = 3.0  # and at most, since that is how fast a small text is learnt by heart
@@ -194,7 +195,7 @@ def _regularisation(pace: Pace, *, whole: bool) -> Regularisation:
 
 def _closing_seconds(evaluated: int, pace: Pace) -> float:
     # The held-out text once more, as much of the training text, and the samples.
-    return (0.7 * evaluated + 4 * pace.step_tokens) / pace.tokens_per_second
+    return (0.7 * evaluated + 4 * pace.step_tokens) / pace.tokens_per_second + _SAMPLING_SECONDS
 
 
 def _with_chosen(

@@ -8,7 +8,7 @@ better: a small text has then been learnt, and more steps would only learn it by
 from tgen.config import TrainConfig
 from tgen.training.state import Progress
 
-_LEAVING_SECONDS = 0.5  # for the process to end
+_LEAVING_SECONDS = 0.9  # for the process to end
 _LATE = 1.02  # of the minutes: a run that would end later than this takes fewer steps
 
 
