@@ -80,7 +80,7 @@ def test_the_end_is_brought_forward_where_the_machine_has_become_slower():
     config = TrainConfig(minutes=1)
     progress = Progress(step=100, steps_taken=100, seconds=44, decay_start=90, total_steps=140)
     begin_decay_if_due(progress, config)
-    assert progress.total_steps == 135  # 15.5 seconds, half a one to leave, at 0.44 a step
+    assert progress.total_steps == 134  # 16 seconds, 0.9 of them to leave, at 0.44 a step
     on_time = Progress(step=100, steps_taken=100, seconds=40, decay_start=90, total_steps=140)
     begin_decay_if_due(on_time, config)
     assert on_time.total_steps == 140
