@@ -15,10 +15,11 @@ import numpy as np
 
 from tgen.checkpoint.directory import ModelBundle
 from tgen.checkpoint.directory import load as load_bundle
-from tgen.config import DEFAULT_MAX_NEW_TOKENS, SamplingConfig, StoredAs
+from tgen.config import DEFAULT_MAX_NEW_TOKENS, Draft, SamplingConfig, StoredAs
 from tgen.engine import open_engine
 from tgen.engine.base import Engine, reset
 from tgen.errors import UsageError
+from tgen.generation.drafts import Drafts
 from tgen.generation.loop import generate, window_start
 from tgen.generation.truncation import softmax
 from tgen.reports import Token
@@ -69,10 +70,15 @@ class Model:
         max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
         sampling: SamplingConfig | None = None,
         kv_cache: bool = True,
+        draft: Draft = "auto",
     ) -> Iterator[Token]:
-        """The tokens that continue each prompt, with their probabilities."""
+        """The tokens that continue each prompt, with their probabilities.
+
+        With `draft` how the text goes on is guessed and checked, where that is faster.
+        """
         self._turn += 1
         turn = self._turn
+        tables, vocab_size = self.bundle.tables, self.bundle.config.vocab_size
         for token in generate(
             self.engine,
             prompts,
@@ -80,6 +86,7 @@ class Model:
             stop=self.bundle.end_ids,
             max_new_tokens=max_new_tokens,
             kv_cache=kv_cache,
+            drafts=Drafts(tables, vocab_size) if draft == "auto" else None,
         ):
             yield token
             if self._turn != turn:

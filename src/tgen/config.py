@@ -11,6 +11,7 @@ Norm = Literal["layer_norm", "rms_norm"]
 Activation = Literal["relu", "gelu_tanh", "gelu", "swiglu"]
 Family = Literal["classic", "gpt2", "llama", "qwen3"]
 Size = Literal["nano", "micro", "tiny", "small", "medium", "large"]
+Draft = Literal["auto", "off"]
 StoredAs = Literal["float32", "bfloat16", "int8"]  # weights in memory
 LossOn = Literal["completion", "all"]
 DEFAULT_FAMILY: Family = "qwen3"

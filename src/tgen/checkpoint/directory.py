@@ -13,7 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from tgen import files
-from tgen.checkpoint import config_json, families, tensors
+from tgen.checkpoint import config_json, families, ngrams, tensors
 from tgen.config import ModelConfig, SamplingConfig
 from tgen.errors import ModelError, TgenError
 from tgen.tokenizer import Tokenizer
@@ -32,6 +32,7 @@ class ModelBundle:
     tokenizer: Tokenizer
     arrays: Mapping[str, NDArray[Any]]
     end_ids: frozenset[int]  # tokens that end a text
+    tables: Mapping[str, NDArray[Any]]  # of n-grams, see `ngrams.load`
 
 
 def descriptions(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, bytes]:
@@ -70,13 +71,23 @@ def weights(config: ModelConfig, arrays: Mapping[str, NDArray[Any]]) -> bytes:
 
 
 def save(
-    path: Path, config: ModelConfig, tokenizer: Tokenizer, arrays: Mapping[str, NDArray[Any]]
+    path: Path,
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    arrays: Mapping[str, NDArray[Any]],
+    *,
+    tables: Mapping[str, NDArray[Any]] | None = None,
 ) -> None:
     """Makes the directory, or puts new weights into the one that is there.
 
-    A model of another kind that stands there is replaced only now that there is a new one.
+    A model of another kind that stands there is replaced only now that there is a new one. `tables`
+    of n-grams come with it.
     """
     described = descriptions(config, tokenizer)
+    if tables:
+        described[ngrams.FILE] = tensors.serialise(tables)
+    elif (path / ngrams.FILE).exists():
+        files.remove(path / ngrams.FILE)  # of another text
     content = weights(config, arrays)
     if not path.exists():
         files.publish_folder(path, described | {WEIGHTS: content})
@@ -124,9 +135,10 @@ def load(path: Path) -> ModelBundle:
     for shard, header in headers.items():
         stored |= tensors.read(path / shard, header, rename=families.plain_name)
     arrays = families.from_layout(config, stored)
+    tables = ngrams.load(path, config.vocab_size)
     if not ends and tokenizer.end_of_text is not None:
         ends = [tokenizer.end_of_text]
-    return ModelBundle(path, config, tokenizer, arrays, frozenset(ends))
+    return ModelBundle(path, config, tokenizer, arrays, frozenset(ends), tables)
 
 
 def _end_ids(path: Path, described: Mapping[str, Any]) -> list[int]:

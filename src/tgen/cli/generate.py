@@ -20,7 +20,7 @@ from tgen.cli.options import (
     WeightsOption,
     read_prompt,
 )
-from tgen.config import DEFAULT_MAX_NEW_TOKENS, SamplingConfig
+from tgen.config import DEFAULT_MAX_NEW_TOKENS, Draft, SamplingConfig
 from tgen.reports import Token, json_text
 
 _DEFAULT = SamplingConfig()
@@ -49,6 +49,10 @@ def generate(
     no_kv_cache: Annotated[
         bool, typer.Option("--no-kv-cache", help="Compute the whole text again for every token.")
     ] = False,
+    draft: Annotated[
+        Draft,
+        typer.Option("--draft", help="Guess ahead and check, where faster; the text is the same."),
+    ] = "auto",
     echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before the text.")] = False,
     json_output: JsonOption = False,
     quiet: QuietOption = False,
@@ -79,7 +83,11 @@ def generate(
     if echo and not json_output:
         console.write(data)
     tokens = loaded.tokens(
-        [ids], max_new_tokens=max_new_tokens, sampling=sampling, kv_cache=not no_kv_cache
+        [ids],
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        kv_cache=not no_kv_cache,
+        draft=draft,
     )
     made: list[Token] = []
     text: list[bytes] = []

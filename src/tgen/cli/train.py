@@ -37,6 +37,7 @@ _FIXED = (
     "start_from",
     "compiled",
     "tensorboard",
+    "ngrams",
     "dry_run",
 )
 _OPTION = {"start_from": "from", "settings": "set", "compiled": "compile"}
@@ -139,6 +140,13 @@ def train(
         bool,
         typer.Option("--tensorboard", help="Write TensorBoard events to DIR/training/tensorboard."),
     ] = False,
+    ngrams: Annotated[
+        bool,
+        typer.Option(
+            "--ngrams",
+            help="Keep beside the weights what usually follows in the text: generating is faster.",
+        ),
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the model in --out.")
@@ -192,6 +200,7 @@ def train(
             device=device,
             threads=threads,
             tensorboard=tensorboard,
+            ngrams=ngrams,
             began=began,
         )
         reports = (

@@ -6,6 +6,7 @@ paths -> documents -> train and held-out documents -> tokens -> batch(step)
 from tgen.corpus.documents import Corpus, Document, read, size
 from tgen.corpus.duplicates import shared_share
 from tgen.corpus.hold_out import Split, split
+from tgen.corpus.ngrams import ngram_tables
 from tgen.corpus.thin import MAX_HELD_OUT_BYTES, thin
 from tgen.corpus.token_store import Batch, Tokenised, TokenStore, arrays, tokenise
 
@@ -18,6 +19,7 @@ __all__ = [
     "TokenStore",
     "Tokenised",
     "arrays",
+    "ngram_tables",
     "read",
     "shared_share",
     "size",

@@ -1,18 +1,33 @@
-"""The generation loop: rows of prompts -> one token a row and step, until each row ends.
+"""The generation loop: rows of prompts -> tokens, until each row ends.
 
 Past the context a row slides: when full, its last half is kept and computed anew. Where a row's
 window starts depends on its number of tokens alone, so a text goes on the same way whether its
 beginning was generated or given.
+
+With drafts a pass computes guesses too. The one sampler picks a token after each of them, and the
+picks stand up to the first that is not what was guessed: without drafts the text is the same.
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
 from tgen.config import SamplingConfig
 from tgen.engine.base import Engine, Logits, reset
+from tgen.generation.drafts import Drafts
 from tgen.generation.draw import draw
 from tgen.reports import Token
+
+
+class _Pick(NamedTuple):
+    """A token that the sampler picked, and the place of the logits it was picked by."""
+
+    row: int
+    id: int
+    place: int
+    last: bool  # of its row
 
 
 def generate(
@@ -23,32 +38,37 @@ def generate(
     stop: Collection[int],
     max_new_tokens: int,
     kv_cache: bool = True,
+    drafts: Drafts | None = None,
 ) -> Iterator[Token]:
-    """Yields a Token for every row and step; a row ends with a token of `stop` or at the maximum.
+    """Yields every row's Tokens; a row ends with a token of `stop` or at the maximum.
 
     Prompts must not be empty. Without `kv_cache` the same engine computes each row's whole window
-    again for every token.
+    again for every token, and nothing is guessed.
     """
-    if not prompts:
+    if not prompts or max_new_tokens < 1:
         return
     if not all(prompts):
         raise ValueError("a prompt needs at least one token")
     texts = [list(prompt) for prompt in prompts]
+    longest = [len(prompt) + max_new_tokens for prompt in prompts]
     rows = list(range(len(texts)))  # the rows still running, by their place in the engine
     starts = [window_start(len(text), engine.context_length) for text in texts]
     reset(engine, 1)
     if kv_cache and not any(starts) and (shared := _shared(texts)):
         engine.extend([texts[0][:shared]])  # once for all rows
     engine.select([0] * len(rows))
-    for step in range(max_new_tokens):
-        logits = engine.extend(_prepare(engine, rows, texts, starts, kv_cache=kv_cache))
-        positions = [len(texts[row]) for row in rows]
-        tokens = draw(logits, sampling, rows=rows, positions=positions)
-        ended = [token in stop or step + 1 == max_new_tokens for token in tokens]
-        for report in _reports(rows, tokens, ended, logits):
-            texts[report.row].append(report.id)
-            yield report
-        kept = [place for place, token in enumerate(tokens) if token not in stop]
+    while rows:
+        fed = _prepare(engine, rows, texts, starts, kv_cache=kv_cache)
+        guesses: list[list[int]] = [[] for _ in rows]
+        if drafts is not None and kv_cache and max(map(len, fed)) == 1:
+            for place, row in enumerate(rows):
+                most = min(starts[row] + engine.context_length, longest[row] - 1) - len(texts[row])
+                guesses[place] = drafts.guess(row, texts[row], n_rows=len(rows), most=most)
+        logits = _extend(engine, fed, guesses)
+        picks = _pick(logits, rows, guesses, texts, longest, stop, sampling)
+        yield from _reports(picks, logits)
+        finished = {pick.row for pick in picks if pick.last}
+        kept = [place for place, row in enumerate(rows) if row not in finished]
         if not kept:
             return
         if len(kept) < len(rows):
@@ -76,20 +96,60 @@ def window_start(n_tokens: int, context_length: int) -> int:
 def _prepare(
     engine: Engine, rows: list[int], texts: list[list[int]], starts: list[int], *, kv_cache: bool
 ) -> list[list[int]]:
-    """Rewinds rows that slid (or, uncached, all); what each row must then be extended with."""
+    """Rewinds rows that slid (or, uncached, all) and what was guessed wrong; what each row must
+    then be extended with."""
     held = engine.lengths
     for place, row in enumerate(rows):
         start = window_start(len(texts[row]), engine.context_length)
         if start != starts[row] or not kv_cache:
             starts[row], held[place] = start, 0
+        held[place] = min(held[place], len(texts[row]) - 1 - start)
     engine.rewind(held)
     return [texts[row][starts[row] + held[place] :] for place, row in enumerate(rows)]
 
 
-def _reports(
-    rows: Sequence[int], tokens: Sequence[int], ended: Sequence[bool], logits: Logits
-) -> Iterator[Token]:
-    """What the model itself, before any sampler, thought of each row's token."""
+def _extend(engine: Engine, fed: list[list[int]], guesses: list[list[int]]) -> Logits:
+    """Logits after each row's last token and after each of its guesses, (N, V)."""
+    if not any(guesses):
+        return engine.extend(fed)
+    tokens = [new + guess for new, guess in zip(fed, guesses, strict=True)]
+    return np.concatenate(engine.extend(tokens, every_position=True))
+
+
+def _pick(
+    logits: Logits,
+    rows: list[int],
+    guesses: list[list[int]],
+    texts: list[list[int]],
+    longest: list[int],
+    stop: Collection[int],
+    sampling: SamplingConfig,
+) -> list[_Pick]:
+    """Lengthens each row by what the sampler picks, once more after each guess that was right."""
+    expected = [guess for guessed in guesses for guess in (*guessed, None)]  # a place of the logits
+    sizes = [len(guessed) + 1 for guessed in guesses]
+    places = dict(zip(rows, accumulate(sizes, initial=0), strict=False))
+    picks: list[_Pick] = []
+    while places:
+        asked = logits if len(places) == len(logits) else logits[list(places.values())]
+        positions = [len(texts[row]) for row in places]
+        tokens = draw(asked, sampling, rows=list(places), positions=positions)
+        right = {}
+        for (row, place), token in zip(places.items(), tokens, strict=True):
+            texts[row].append(token)
+            last = token in stop or len(texts[row]) == longest[row]
+            picks.append(_Pick(row, token, place, last))
+            if token == expected[place] and not last:
+                right[row] = place + 1
+        places = right
+    return picks
+
+
+def _reports(picks: Sequence[_Pick], logits: Logits) -> Iterator[Token]:
+    """What the model itself, before any sampler, thought of each token."""
+    places = [pick.place for pick in picks]
+    if places != list(range(len(logits))):
+        logits = logits[places]
     with np.errstate(over="ignore"):
         shifted = logits - logits.max(axis=1, keepdims=True)
     weights = np.exp(shifted)
@@ -97,13 +157,13 @@ def _reports(
     # Of p = w / t with w = exp(s): -sum p log p = log t - sum w s / t.
     products = weights * np.maximum(shifted, -1e30)  # a logit of -inf adds nothing
     entropies = np.log(totals) - products.sum(axis=1, dtype=np.float64) / totals
-    for place, (row, token) in enumerate(zip(rows, tokens, strict=True)):
-        chosen = shifted[place, token]
+    for i, pick in enumerate(picks):
+        chosen = shifted[i, pick.id]
         yield Token(
-            row=row,
-            id=token,
-            logprob=float(chosen - np.log(totals[place])),
-            rank=int((shifted[place] > chosen).sum()),
-            entropy=max(0.0, float(entropies[place])),
-            last=ended[place],
+            row=pick.row,
+            id=pick.id,
+            logprob=float(chosen - np.log(totals[i])),
+            rank=int((shifted[i] > chosen).sum()),
+            entropy=max(0.0, float(entropies[i])),
+            last=pick.last,
         )

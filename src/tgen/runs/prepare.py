@@ -26,7 +26,7 @@ from tgen.training.plan import (
     make_plan,
     readable_bytes,
 )
-from tgen.training.shape import Facts
+from tgen.training.shape import Facts, n_weights
 from tgen.training.state import TrainState, new_state
 
 _TOKENIZER_BYTES = 1 << 23  # of text that a tokenizer is learnt from
@@ -35,6 +35,7 @@ _COMPARED_BYTES = 1 << 21
 _MUCH_SHARED = 0.05
 _COMPILING_MINUTES = 3
 _TOO_FEW_HELD_OUT = 1 << 14  # bytes
+_TABLES_SHARE = 1 / 40  # of the weights' bytes: n-grams stay small beside them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,7 @@ class RunRequest:
     device: str = "auto"
     threads: int | None = None
     tensorboard: bool = False
+    ngrams: bool = False  # whether the model comes with tables of them
     began: float | None = None  # by time.monotonic: from when the minutes count; None: from now
 
 
@@ -76,6 +78,13 @@ class Prepared:
             state.model.load_arrays(self.weights)
         state.progress.closing_seconds = plan.closing_seconds
         return state
+
+    def ngram_tables(self) -> dict[str, NDArray[Any]]:
+        """What usually follows in the text, where the model is to come with it."""
+        if not self.record.ngrams:
+            return {}
+        most_bytes = round(_TABLES_SHARE * 4 * n_weights(self.record.plan.model))
+        return corpus.ngram_tables(self.tokens["train"], most_bytes=most_bytes)
 
     def store(self) -> TokenStore:
         """The tokens as batches."""
@@ -147,6 +156,7 @@ def prepare(request: RunRequest, *, with_baselines: bool = True) -> Prepared:
         device=device.type,
         threads=n_threads(),
         tensorboard=request.tensorboard,
+        ngrams=request.ngrams,
         sample_prompt=_sample_prompt(texts),
     )
     tokens = corpus.arrays(train, held_out)

@@ -28,6 +28,7 @@ class RunRecord:
     threads: int
     tensorboard: bool
     sample_prompt: bytes
+    ngrams: bool = False  # whether the model comes with tables of them
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

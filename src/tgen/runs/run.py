@@ -123,6 +123,7 @@ class _Run:
         self.out, self.prepared, self.log, self.stopped = out, prepared, log, stopped
         self.store = prepared.store()
         self.nothing_held_out = self.store.held_out_bytes == 0
+        self.tables = prepared.ngram_tables()
 
     def recorded(self, state: TrainState) -> Iterator[RunReport]:
         """The run's reports, as TensorBoard's events too where they are wanted."""
@@ -211,7 +212,13 @@ class _Run:
         if not all(bool(p.isfinite().all()) for p in model.parameters()):
             raise DivergedError(f"a weight became infinite at step {state.progress.step}")
         if weights:  # first, so that a run killed in between comes past this step again
-            directory.save(self.out, model.config, self.prepared.tokenizer, model.to_arrays())
+            directory.save(
+                self.out,
+                model.config,
+                self.prepared.tokenizer,
+                model.to_arrays(),
+                tables=self.tables,
+            )
         self.log.flush()  # a state is never ahead of its log
         run_state.save_state(self.out, asdict(state.progress), state.to_arrays())
 
