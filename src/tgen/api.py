@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from tgen.checkpoint.directory import ModelBundle
+from tgen.checkpoint import prompt_cache
+from tgen.checkpoint.directory import ModelBundle, fingerprint
 from tgen.checkpoint.directory import load as load_bundle
 from tgen.config import DEFAULT_MAX_NEW_TOKENS, Draft, SamplingConfig, StoredAs
 from tgen.engine import open_engine
-from tgen.engine.base import Engine, reset
+from tgen.engine.base import Engine, PromptCache, reset
 from tgen.errors import UsageError
 from tgen.generation.drafts import Drafts
-from tgen.generation.loop import generate, window_start
+from tgen.generation.loop import generate, restore, window_start
 from tgen.generation.truncation import softmax
 from tgen.reports import Token
 from tgen.tokenizer import TextStream, Tokenizer
@@ -71,6 +72,7 @@ class Model:
         sampling: SamplingConfig | None = None,
         kv_cache: bool = True,
         draft: Draft = "auto",
+        prompt_cache: PromptCache | None = None,
     ) -> Iterator[Token]:
         """The tokens that continue each prompt, with their probabilities.
 
@@ -87,6 +89,7 @@ class Model:
             max_new_tokens=max_new_tokens,
             kv_cache=kv_cache,
             drafts=Drafts(tables, vocab_size) if draft == "auto" else None,
+            prompt_cache=prompt_cache,
         ):
             yield token
             if self._turn != turn:
@@ -131,6 +134,40 @@ class Model:
         for token in self.tokens(rows, max_new_tokens=max_new_tokens, sampling=config):
             texts[token.row] += self.token_bytes(token.id)
         return [text.decode("utf-8", errors="replace") for text in texts]
+
+    def cache_prompt(
+        self, prompt: Sequence[int], *, known: PromptCache | None = None
+    ) -> PromptCache:
+        """Keys and values of a prompt, ids; its beginning is taken from `known` if it is there.
+
+        Raises UsageError where the prompt is longer than the context: it would slide.
+        """
+        if len(prompt) > self.engine.context_length:
+            raise UsageError(
+                f"a prompt of {len(prompt)} tokens cannot be kept",
+                f"give at most {self.engine.context_length}, the model's context",
+            )
+        self._turn += 1
+        reset(self.engine, 1)
+        n = restore(self.engine, prompt, known) if known else 0
+        if len(prompt) > n:
+            self.engine.extend([prompt[n:]])
+        return PromptCache(list(prompt), *self.engine.keys_and_values())
+
+    def save_cache(self, path: str | Path, cache: PromptCache) -> None:
+        """Writes a prompt's keys and values to a file, for this model alone."""
+        arrays = {"keys": cache.keys, "values": cache.values}
+        arrays["tokens"] = np.array(cache.tokens, np.int64)
+        prompt_cache.save(Path(path), arrays, self._owner())
+
+    def load_cache(self, path: str | Path) -> PromptCache:
+        """Reads what `save_cache` wrote; raises ModelError if it is of another model."""
+        found = prompt_cache.load(Path(path), self.bundle.config, self._owner())
+        return PromptCache(found["tokens"].tolist(), found["keys"], found["values"])
+
+    def _owner(self) -> prompt_cache.Owner:
+        path = self.bundle.path
+        return prompt_cache.Owner(fingerprint(path), str(path), self.engine.stored)
 
     def score(self, text: str | bytes) -> float:
         """Bits per byte of a text: how surprised the model is.

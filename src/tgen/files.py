@@ -4,6 +4,7 @@ Publishing means: written under a temporary name beside the target, flushed to t
 over the target, and the folder flushed too. A reader sees the old file or the new one, never half.
 """
 
+import hashlib
 import os
 import secrets
 import shutil
@@ -28,6 +29,12 @@ def read(path: Path, *, limit: int | None = None) -> bytes:
                 f"{path} has {size} bytes, more than the {limit} expected", "it is no such file"
             )
         return file.read()
+
+
+def sha256(path: Path) -> bytes:
+    """The digest of a regular file, however large."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").digest()  # type: ignore[arg-type]
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 A directory appears complete by one rename; afterwards only its weights change, by one rename again.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -139,6 +140,14 @@ def load(path: Path) -> ModelBundle:
     if not ends and tokenizer.end_of_text is not None:
         ends = [tokenizer.end_of_text]
     return ModelBundle(path, config, tokenizer, arrays, frozenset(ends), tables)
+
+
+def fingerprint(path: Path) -> str:
+    """SHA-256 of what a model computes with: its config and its weights."""
+    digest = hashlib.sha256(files.read(path / "config.json"))
+    for shard in _shards(path):
+        digest.update(files.sha256(path / shard))
+    return digest.hexdigest()
 
 
 def _end_ids(path: Path, described: Mapping[str, Any]) -> list[int]:

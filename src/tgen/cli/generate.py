@@ -4,7 +4,8 @@ import json
 import secrets
 import sys
 import time
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +23,10 @@ from tgen.cli.options import (
 )
 from tgen.config import DEFAULT_MAX_NEW_TOKENS, Draft, SamplingConfig
 from tgen.reports import Token, json_text
+
+if TYPE_CHECKING:
+    from tgen.api import Model
+    from tgen.engine.base import PromptCache
 
 _DEFAULT = SamplingConfig()
 
@@ -53,6 +58,14 @@ def generate(
         Draft,
         typer.Option("--draft", help="Guess ahead and check, where faster; the text is the same."),
     ] = "auto",
+    save_cache: Annotated[
+        Path | None,
+        typer.Option("--save-cache", help="Keep what was computed of the prompt in this file."),
+    ] = None,
+    load_cache: Annotated[
+        Path | None,
+        typer.Option("--load-cache", help="Take the prompt's beginning from a file kept so."),
+    ] = None,
     echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before the text.")] = False,
     json_output: JsonOption = False,
     quiet: QuietOption = False,
@@ -80,6 +93,7 @@ def generate(
             f"the prompt has {len(ids)} tokens, the context {length}: only its end is seen",
             quiet=quiet,
         )
+    cache = _prompt_cache(loaded, ids, load_cache, save_cache, quiet=quiet)
     if echo and not json_output:
         console.write(data)
     tokens = loaded.tokens(
@@ -88,6 +102,7 @@ def generate(
         sampling=sampling,
         kv_cache=not no_kv_cache,
         draft=draft,
+        prompt_cache=cache,
     )
     made: list[Token] = []
     text: list[bytes] = []
@@ -119,3 +134,19 @@ def generate(
         f"{len(made) / took:,.0f} tokens/s, prefill included" if made else "nothing was asked for"
     )
     console.note(f"{len(made)} tokens · {rate}", quiet=quiet)
+
+
+def _prompt_cache(
+    model: "Model", ids: list[int], load: Path | None, save: Path | None, *, quiet: bool
+) -> "PromptCache | None":
+    from tgen.engine.base import n_alike
+
+    cache = None
+    if load:
+        cache = model.load_cache(load)
+        n = n_alike(ids, cache.tokens)
+        console.note(f"{load} · {n} of the prompt's {len(ids)} tokens are there", quiet=quiet)
+    if save:
+        cache = model.cache_prompt(ids, known=cache)
+        model.save_cache(save, cache)
+    return cache

@@ -1,12 +1,29 @@
 """What every engine promises: rows of one model's text, extended token by token or many at once."""
 
 from collections.abc import Sequence
-from typing import Literal, Protocol, overload
+from typing import Literal, NamedTuple, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-Logits = NDArray[np.float32]
+from tgen.config import StoredAs
+
+Logits = NDArray[np.float32]  # (B, V)
+Array = NDArray[np.float32]
+
+
+class PromptCache(NamedTuple):
+    """The keys and values of a text's first tokens, which need not be computed again."""
+
+    tokens: list[int]
+    keys: Array  # (L, n_kv_heads, n, D), float32, after the rotation
+    values: Array
+
+
+def n_alike(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two texts begin with alike."""
+    pairs = zip(a, b, strict=False)
+    return next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))
 
 
 def reset(engine: "Engine", n_rows: int) -> None:
@@ -27,6 +44,8 @@ def lengths_after(before: Sequence[int], counts: Sequence[int], context_length: 
 
 class Engine(Protocol):
     """B rows of one model, never none. Starts with one empty row; `select` makes more."""
+
+    stored: StoredAs  # how the weights are held
 
     @property
     def context_length(self) -> int:
@@ -63,3 +82,9 @@ class Engine(Protocol):
 
     def select(self, rows: Sequence[int]) -> None:
         """Keeps, repeats and reorders rows: new row i is old row rows[i]."""
+
+    def keys_and_values(self) -> tuple[Array, Array]:
+        """Those that the first row holds, each (L, n_kv_heads, n, D)."""
+
+    def restore(self, keys: Array, values: Array) -> None:
+        """Leaves one row, which holds these."""

@@ -6,7 +6,8 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from tgen.engine.base import Logits, lengths_after
+from tgen.config import StoredAs
+from tgen.engine.base import Array, Logits, lengths_after
 from tgen.model.kv_cache import KVCache
 from tgen.model.transformer import Transformer
 
@@ -18,6 +19,7 @@ class TorchEngine:
         self.model = model.eval()
         weight = model.token_embedding.weight
         self.device = weight.device
+        self.stored: StoredAs = "float32"
         self._cache = KVCache(model.config, 1, device=weight.device, dtype=weight.dtype)
 
     @property
@@ -68,6 +70,15 @@ class TorchEngine:
     def select(self, rows: Sequence[int]) -> None:
         """Keeps, repeats and reorders rows."""
         self._cache.select(list(rows))
+
+    def keys_and_values(self) -> tuple[Array, Array]:
+        """Those that the first row holds, each (L, n_kv_heads, n, D)."""
+        keys, values = self._cache.first_row()
+        return keys.float().cpu().numpy(), values.float().cpu().numpy()
+
+    def restore(self, keys: Array, values: Array) -> None:
+        """Leaves one row, which holds these."""
+        self._cache.restore(torch.from_numpy(keys), torch.from_numpy(values))
 
 
 def _logits(model: Transformer, x: Tensor) -> Logits:

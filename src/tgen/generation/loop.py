@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tgen.config import SamplingConfig
-from tgen.engine.base import Engine, Logits, reset
+from tgen.engine.base import Engine, Logits, PromptCache, n_alike, reset
 from tgen.generation.drafts import Drafts
 from tgen.generation.draw import draw
 from tgen.reports import Token
@@ -39,11 +39,13 @@ def generate(
     max_new_tokens: int,
     kv_cache: bool = True,
     drafts: Drafts | None = None,
+    prompt_cache: PromptCache | None = None,
 ) -> Iterator[Token]:
     """Yields every row's Tokens; a row ends with a token of `stop` or at the maximum.
 
-    Prompts must not be empty. Without `kv_cache` the same engine computes each row's whole window
-    again for every token, and nothing is guessed.
+    Prompts must not be empty. What they begin with is taken from `prompt_cache` as far as it is
+    there. Without `kv_cache` the same engine computes each row's whole window again for every
+    token, and nothing is guessed.
     """
     if not prompts or max_new_tokens < 1:
         return
@@ -54,8 +56,11 @@ def generate(
     rows = list(range(len(texts)))  # the rows still running, by their place in the engine
     starts = [window_start(len(text), engine.context_length) for text in texts]
     reset(engine, 1)
-    if kv_cache and not any(starts) and (shared := _shared(texts)):
-        engine.extend([texts[0][:shared]])  # once for all rows
+    if kv_cache and not any(starts):
+        shared = texts[0][: _n_shared(texts)]
+        n = 0 if prompt_cache is None else restore(engine, shared, prompt_cache)
+        if len(texts) > 1 and shared[n:]:
+            engine.extend([shared[n:]])  # once for all rows
     engine.select([0] * len(rows))
     while rows:
         fed = _prepare(engine, rows, texts, starts, kv_cache=kv_cache)
@@ -76,13 +81,16 @@ def generate(
             engine.select(kept)
 
 
-def _shared(texts: list[list[int]]) -> int:
-    """Tokens with which several texts begin alike, each having at least one more."""
-    if len(texts) == 1:
-        return 0
-    pairs = zip(min(texts), max(texts), strict=False)  # what these two share, all do
-    alike = next((i for i, (a, b) in enumerate(pairs) if a != b), min(map(len, texts)))
-    return min(alike, min(map(len, texts)) - 1)
+def restore(engine: Engine, tokens: Sequence[int], cache: PromptCache) -> int:
+    """Leaves one row that holds as many of the first tokens as the cache has: how many."""
+    n = n_alike(tokens, cache.tokens)
+    engine.restore(cache.keys[:, :, :n], cache.values[:, :, :n])
+    return n
+
+
+def _n_shared(texts: list[list[int]]) -> int:
+    """Tokens with which all texts begin alike, each having at least one more."""
+    return min(n_alike(min(texts), max(texts)), min(map(len, texts)) - 1)
 
 
 def window_start(n_tokens: int, context_length: int) -> int:

@@ -78,6 +78,18 @@ class KVCache:
         self.keys = [keys[index] for keys in self.keys]
         self.values = [values[index] for values in self.values]
 
+    def first_row(self) -> tuple[Tensor, Tensor]:
+        """What the first row holds: keys and values, each (L, n_kv_heads, n, D)."""
+        n = self.lengths[0]
+        keys, values = ([layer[0, :, :n] for layer in s] for s in (self.keys, self.values))
+        return torch.stack(keys), torch.stack(values)
+
+    def restore(self, keys: Tensor, values: Tensor) -> None:
+        """Leaves one row, which holds these, each (L, n_kv_heads, n, D)."""
+        self.lengths = [keys.shape[2]]
+        for store, given in ((self.keys, keys), (self.values, values)):
+            store[:] = [layer[None].to(store[0]) for layer in given]
+
     def _grow(self, capacity: int) -> None:
         for store in (self.keys, self.values):
             for layer, old in enumerate(store):

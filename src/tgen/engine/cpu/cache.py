@@ -6,7 +6,7 @@ import numpy as np
 
 from tgen.config import ModelConfig
 from tgen.engine.cpu import forward
-from tgen.engine.cpu.weights import whole
+from tgen.engine.cpu.weights import Array, whole
 
 _SMALLEST = 64
 
@@ -51,6 +51,19 @@ class Cache:
         for target, source in zip((self.keys, self.values), old, strict=True):
             for new, row in enumerate(rows):
                 target[:, new, :, :held] = source[:, row, :, :held]
+
+    def first_row(self) -> tuple[Array, Array]:
+        """What the first row holds: keys and values, each (L, n_kv_heads, n, D)."""
+        n, size = self.lengths[0], self.config.head_dim
+        keys, values = (s[:, 0, :, :n, :size].copy() for s in (self.keys, self.values))
+        return keys, values
+
+    def restore(self, keys: Array, values: Array) -> None:
+        """Leaves one row, which holds these, each (L, n_kv_heads, n, D)."""
+        n, size = keys.shape[2:]
+        self._allocate(1, n)
+        self.keys[:, 0, :, :, :size], self.values[:, 0, :, :, :size] = keys, values
+        self.lengths = [n]
 
     def facts(self) -> dict[int, int]:
         """The job's fields that follow from the storage."""

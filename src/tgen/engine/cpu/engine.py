@@ -37,6 +37,7 @@ class CpuEngine:
             )
         self.config = config
         self._weights = Weights(config, arrays, stored)
+        self.stored: StoredAs = stored
         self._cache = Cache(config)
         self._n_threads = n_threads
         self._job = np.zeros(forward.JOB_SIZE, np.int64)
@@ -102,6 +103,14 @@ class CpuEngine:
     def select(self, rows: Sequence[int]) -> None:
         """Keeps, repeats and reorders rows."""
         self._cache.select(rows)
+
+    def keys_and_values(self) -> tuple[Array, Array]:
+        """Those that the first row holds, each (L, n_kv_heads, n, D)."""
+        return self._cache.first_row()
+
+    def restore(self, keys: Array, values: Array) -> None:
+        """Leaves one row, which holds these."""
+        self._cache.restore(keys, values)
 
     def _pass(self, ids: Array, places: Array) -> Logits:
         """(n,) ids and their places -> (n scored, V)."""

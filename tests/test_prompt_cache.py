@@ -1,0 +1,98 @@
+"""A prompt's keys and values in a file: the same text, for the same model only."""
+
+import numpy as np
+import pytest
+
+from conftest import TEXT, tgen
+from tgen.api import Model
+from tgen.checkpoint import directory
+from tgen.config import SamplingConfig
+from tgen.engine.cpu.engine import CpuEngine
+from tgen.engine.torch_engine import TorchEngine
+from tgen.errors import ModelError, UsageError
+from tgen.model.transformer import Transformer
+
+PROMPT = b"The king said: what is this? 'Tis"
+
+
+@pytest.fixture(params=["kernels", "torch"])
+def model(request, model_directory):
+    bundle = directory.load(model_directory)
+    if request.param == "torch":
+        return Model(bundle, TorchEngine(Transformer.from_arrays(bundle.config, bundle.arrays)))
+    return Model(bundle, CpuEngine(bundle.config, bundle.arrays, n_threads=1))
+
+
+def text(model, prompts, **how):
+    sampling = SamplingConfig(temperature=0.7, seed=2)
+    out = [[] for _ in prompts]
+    for token in model.tokens(prompts, max_new_tokens=20, sampling=sampling, **how):
+        out[token.row].append(token.id)
+    return out
+
+
+def test_the_text_after_a_kept_prompt_is_that_of_a_fresh_run(model, tmp_path, monkeypatch):
+    ids = model.encode(PROMPT)
+    model.save_cache(tmp_path / "c", model.cache_prompt(ids))
+    cache = model.load_cache(tmp_path / "c")
+    assert cache.tokens == ids
+    extend, computed = model.engine.extend, []
+
+    def counted(tokens, **how):
+        computed.append(sum(map(len, tokens)))
+        return extend(tokens, **how)
+
+    for prompt in ([*ids], ids[:5], [*ids, 40, 41], [*ids[:7], 50, 51, 52], [299, 1], ids * 10):
+        fresh = text(model, [prompt])
+        monkeypatch.setattr(model.engine, "extend", counted)
+        assert text(model, [prompt], prompt_cache=cache) == fresh
+        monkeypatch.setattr(model.engine, "extend", extend)
+    assert computed[0] == 1  # of the prompt its last token
+    rows = [ids, [*ids, 7], ids]
+    assert text(model, rows, prompt_cache=cache) == text(model, rows)
+
+
+def test_a_kept_prompt_can_be_made_longer(model):
+    ids = model.encode(PROMPT)
+    longer = model.cache_prompt([*ids, 9, 8], known=model.cache_prompt(ids))
+    fresh = model.cache_prompt([*ids, 9, 8])
+    assert longer.tokens == fresh.tokens
+    assert np.abs(longer.keys - fresh.keys).max() < 1e-5
+    assert np.abs(longer.values - fresh.values).max() < 1e-5
+    with pytest.raises(UsageError, match="a prompt of 330 tokens cannot be kept"):
+        model.cache_prompt([5] * 330)
+
+
+def test_only_the_model_that_a_cache_is_of_takes_it(model, tmp_path):
+    path = tmp_path / "c"
+    model.save_cache(path, model.cache_prompt([1, 2, 3]))
+    bundle = model.bundle
+    narrow = Model(bundle, CpuEngine(bundle.config, bundle.arrays, n_threads=1, stored="int8"))
+    with pytest.raises(ModelError, match=r"float32 weights, not of .* with int8 weights"):
+        narrow.load_cache(path)
+    weights = bundle.path / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ModelError, match=str(bundle.path)):
+        model.load_cache(path)
+    weights.write_bytes(content)
+    assert model.load_cache(path).tokens == [1, 2, 3]
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ModelError, match="its header says"):
+        model.load_cache(path)
+    with pytest.raises(ModelError, match="is no prompt cache"):
+        model.load_cache(weights)
+
+
+def test_the_command_keeps_and_takes_a_prompt(trained, tmp_path):
+    prompt = TEXT[:40].decode()
+    run = ["generate", "--model", trained, "--seed", 1, "-n", 12]
+    fresh = tgen(*run, "--prompt", prompt)
+    kept = tgen(*run, "--prompt", prompt, "--save-cache", tmp_path / "c")
+    taken = tgen(*run, "--prompt", prompt, "--load-cache", tmp_path / "c")
+    assert fresh.returncode == kept.returncode == taken.returncode == 0, taken.stderr.decode()
+    assert fresh.stdout == kept.stdout == taken.stdout
+    assert b"tokens are there" in taken.stderr
+    other = tgen("generate", "--prompt", prompt, "--load-cache", tmp_path / "c")
+    assert other.returncode == 1
+    assert str(trained).encode() in other.stderr
