@@ -6,15 +6,14 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tgen import engine
 from tgen.api import shipped_model
+from tgen.benchmark.precision import compare_weights
 from tgen.checkpoint import directory
 from tgen.config import SamplingConfig
 from tgen.engine.cpu.engine import CpuEngine
-from tgen.engine.cpu.lanes import BFLOAT16, FLOAT32, INT8
 from tgen.engine.cpu.weights import to_bfloat16
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import UsageError
@@ -52,14 +51,14 @@ def test_weights_are_held_as_they_are_stored_unless_asked_for():
     stored = {n: to_bfloat16(a) if a.ndim == 2 else a for n, a in BUNDLE.arrays.items()}
     narrow = replace(BUNDLE, arrays=stored)
     for bundle, weights, held in [
-        (BUNDLE, None, FLOAT32),
-        (narrow, None, BFLOAT16),
-        (BUNDLE, "int8", INT8),
-        (narrow, "float32", FLOAT32),
+        (BUNDLE, None, "float32"),
+        (narrow, None, "bfloat16"),
+        (BUNDLE, "int8", "int8"),
+        (narrow, "float32", "float32"),
     ]:
         opened = engine.open_engine(bundle, device="cpu", threads=1, weights=weights)
         assert isinstance(opened, CpuEngine)
-        assert opened._weights.stored == held
+        assert opened.stored == held
 
 
 def test_without_kernels_torch_serves_and_holds_float32(monkeypatch):
@@ -117,14 +116,38 @@ def test_on_a_processor_torch_is_not_loaded():
 
 def test_int8_costs_little():
     text = BUNDLE.tokenizer.encode_prompt(b"ROMEO:\nWhat is the matter with you, my lord?\n" * 3)
-    engines = [
+    narrow, exact = (
         CpuEngine(BUNDLE.config, BUNDLE.arrays, n_threads=1, stored=stored)
-        for stored in ("float32", "int8")
-    ]
-    nats = []
-    for one in engines:
-        (logits,) = one.extend([text[:-1]], every_position=True)
-        wide = logits.astype(np.float64)
-        log_p = wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
-        nats.append(-log_p[np.arange(len(log_p)), text[1:]].mean())
-    assert abs(nats[1] - nats[0]) < 0.02
+        for stored in ("int8", "float32")
+    )
+    report = compare_weights(narrow, exact, [text], n_bytes=len(BUNDLE.tokenizer.decode(text)))
+    assert abs(report.bits_per_byte - report.exact_bits_per_byte) < 0.02
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cannot choose a processor")
+def test_two_threads_come_to_the_end_on_one_processor_that_others_keep_busy():
+    code = """
+import os, subprocess, sys
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+try:
+    from tgen.api import Model, shipped_model
+    from tgen.checkpoint import directory
+    from tgen.engine.cpu.engine import CpuEngine
+    bundle = directory.load(shipped_model())
+    model = Model(bundle, CpuEngine(bundle.config, bundle.arrays, n_threads=2))
+    print(end="".join(model.generate("What is", max_new_tokens=20, temperature=0)))
+finally:
+    for process in busy:
+        process.kill()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
+    assert done.stdout == write()[0]
+
+
+def test_a_processor_with_narrower_vectors_writes_the_same_text(tmp_path: Path):
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists() or not {"avx2", "fma"} <= set(cpuinfo.read_text().split()):
+        pytest.skip("this processor has no AVX2 to be held to")
+    held = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma"}
+    assert write(XDG_CACHE_HOME=str(tmp_path), **held)[0] == write()[0]

@@ -248,3 +248,15 @@ class Verdict:
     first_difference: int | None  # which generated token
     gap: float | None  # between the two best logits there
     max_logit_difference: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionReport:
+    """What weights in fewer bits cost: the same texts scored with both."""
+
+    stored: str
+    exact: str  # how the others are held
+    tokens: int
+    bits_per_byte: float
+    exact_bits_per_byte: float
+    max_logit_difference: float

@@ -2,7 +2,8 @@
 
 import json
 from dataclasses import asdict
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,7 +19,12 @@ from tgen.cli.options import (
 )
 from tgen.config import SamplingConfig
 from tgen.errors import UsageError
-from tgen.reports import LengthReport, TrialReport
+from tgen.reports import LengthReport, PrecisionReport, TrialReport
+
+if TYPE_CHECKING:
+    from tgen.api import Model
+
+_SCORED_TEXTS = 4
 
 
 def bench(
@@ -62,7 +68,7 @@ def bench(
         measure,
         own_text,
     )
-    from tgen.cli.views.benchmark import length_table, verdict_line
+    from tgen.cli.views.benchmark import length_table, precision_line, verdict_line
 
     path, loaded = load_model(model, device=device, threads=threads, weights=weights, quiet=quiet)
     console.note(f"{path}", quiet=quiet)
@@ -83,6 +89,7 @@ def bench(
                 reports.append(report)
         prompt = text[: max(1, n_tokens // 4)]
         verdict = compare(engine, prompt, VERDICT_TOKENS) if kv_cache else None
+    precision = _precision(path, loaded, device, threads, seed=seed) if weights else None
     formula = loaded.bundle.config.cache_bytes_per_token
     if json_output:
         record = {
@@ -93,6 +100,7 @@ def bench(
             "cache_bytes_per_token": formula,
             "lengths": [asdict(report) for report in reports],
             "verdict": asdict(verdict) if verdict else None,
+            "precision": asdict(precision) if precision else None,
         }
         console.write(json.dumps(record, allow_nan=False).encode() + b"\n")
         return
@@ -103,3 +111,22 @@ def bench(
     )
     if verdict:
         console.show(verdict_line(verdict))
+    if precision:
+        console.show(precision_line(precision))
+
+
+def _precision(
+    path: Path, model: "Model", device: str, threads: int | None, *, seed: int
+) -> PrecisionReport | None:
+    """What `--weights` costs, where it holds them in fewer bits than they are stored in."""
+    from tgen.api import load
+    from tgen.benchmark.kv_cache import own_text
+    from tgen.benchmark.precision import compare_weights
+
+    whole = load(path, device=device, threads=threads)
+    if whole.engine.stored == model.engine.stored:
+        return None
+    start, n = whole.encode(b""), whole.engine.context_length
+    texts = [own_text(whole.engine, start, n, seed=seed + i) for i in range(_SCORED_TEXTS)]
+    n_bytes = sum(len(whole.tokenizer.decode(text[1:])) for text in texts)
+    return compare_weights(model.engine, whole.engine, texts, n_bytes=n_bytes)

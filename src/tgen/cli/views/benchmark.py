@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from tgen.reports import LengthReport, Timing, Verdict
+from tgen.reports import LengthReport, PrecisionReport, Timing, Verdict
 
 
 def length_table(reports: Sequence[LengthReport]) -> Table:
@@ -40,6 +40,16 @@ def verdict_line(verdict: Verdict) -> str:
         f"verdict: the texts differ from token {verdict.first_difference} of {texts}; the two "
         f"best logits are {verdict.gap:.1e} apart there "
         f"(largest logit difference {verdict.max_logit_difference:.1e})"
+    )
+
+
+def precision_line(report: PrecisionReport) -> str:
+    """What weights in fewer bits cost."""
+    cost = report.bits_per_byte - report.exact_bits_per_byte
+    return (
+        f"{report.stored} weights: {report.bits_per_byte:.4f} bits per byte where {report.exact} "
+        f"ones have {report.exact_bits_per_byte:.4f} ({cost:+.4f}), over {report.tokens:,} tokens "
+        f"that these wrote (largest logit difference {report.max_logit_difference:.1e})"
     )
 
 
