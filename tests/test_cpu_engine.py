@@ -111,7 +111,10 @@ def rounded(array: np.ndarray, stored: str) -> np.ndarray:
     if stored == "bfloat16":
         return torch.tensor(array).bfloat16().float().numpy()
     groups = np.pad(array, ((0, 0), (0, -array.shape[1] % GROUP))).reshape(len(array), -1, GROUP)
-    scale = np.abs(groups).max(axis=2, keepdims=True) / np.float32(127)
+    wanted = torch.tensor(np.abs(groups).max(axis=2, keepdims=True) / np.float32(127))
+    near = wanted.bfloat16()
+    above = torch.nextafter(near, torch.full_like(near, torch.inf))
+    scale = torch.where(near.float() < wanted, above, near).float().numpy()
     values = np.rint(groups / np.where(scale > 0, scale, 1)) * scale
     return values.reshape(len(array), -1)[:, : array.shape[1]].astype(np.float32)
 

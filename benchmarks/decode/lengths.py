@@ -23,7 +23,7 @@ from shapes import SHAPES, config_of, random_arrays
 from tgen.engine.cpu.engine import CpuEngine
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
-BYTES_A_WEIGHT = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.125}
+BYTES_A_WEIGHT = {"float32": 4.0, "bfloat16": 2.0, "int8": 34 / 32}
 _STEPS = 9
 _READ_BYTES = 1 << 30
 

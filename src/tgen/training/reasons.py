@@ -59,10 +59,8 @@ def _rates(config: TrainConfig) -> str:
 
 def _why_rates(config: TrainConfig, fine_tuning: bool) -> str:
     gentle = "gentler, to keep what the model knows; " if fine_tuning else ""
-    return (
-        f"{gentle}up over {config.warmup_steps} steps, down over the last "
-        f"{config.decay_fraction:.0%}"
-    )
+    up = f"up over {config.warmup_steps} steps, " if config.warmup_steps else ""
+    return f"{gentle}{up}down over the last {config.decay_fraction:.0%}"
 
 
 def _why_dropout(pace: Pace) -> str:

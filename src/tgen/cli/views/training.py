@@ -91,7 +91,7 @@ class TrainingView:
         table.add_column(style="bold")
         table.add_column(overflow="fold")
         table.add_column(style="dim", overflow="fold")
-        budget = f"{plan.steps:,} steps" if plan.steps else f"{plan.minutes:g} min"
+        budget = _steps(plan.steps) if plan.steps else f"{plan.minutes:g} min"
         shape = " · ".join(f"{name} {value}" for name, value in plan.shape.items())
         held_out = f"{plan.held_out_tokens:,} held out" if plan.held_out_tokens else "none held out"
         rows = [
@@ -138,7 +138,7 @@ class TrainingView:
         console.note(f"  {line[:160]}")
 
     def _done(self, report: DoneReport) -> None:
-        took = f"{report.step:,} steps, {report.tokens:,} tokens in {_duration(report.seconds)}"
+        took = f"{_steps(report.step)}, {report.tokens:,} tokens in {_duration(report.seconds)}"
         if report.finished:
             best = report.best_bits_per_byte
             quality = (
@@ -156,6 +156,10 @@ class TrainingView:
         else:
             console.note(f"stopped and saved: {took}")
             console.note(f"go on with: tgen train --resume --out {shlex.quote(report.out)}")
+
+
+def _steps(n: int) -> str:
+    return f"{n:,} step{'s' * (n != 1)}"
 
 
 def _duration(seconds: float) -> str:

@@ -58,7 +58,7 @@ def _make_products(stored, row_bytes):
     more rows of weights.
     """
     single, one, two = (make_tile(rows, n, stored) for rows, n in ((1, 1), (8, 1), (8, 2)))
-    three, four, six = (make_tile(4, n, stored) for n in (3, 4, 6))
+    three, four, five, six = (make_tile(4, n, stored) for n in (3, 4, 5, 6))
     most = 4 if stored == INT8 else 6  # int8 needs registers to become float32
 
     @njit
@@ -67,7 +67,7 @@ def _make_products(stored, row_bytes):
         i = 0
         while i < n_vectors:
             left = n_vectors - i
-            taken = most if left >= most else (4 if left >= 4 else left)
+            taken = -(-left // -(-left // most))  # as few turns as can be, alike in size
             rows = 8 if taken <= 2 else 4
             vectors, r = x + i * x_step, first
             while r + rows <= last:
@@ -80,6 +80,8 @@ def _make_products(stored, row_bytes):
                     three(weights, w_step, vectors, x_step, n, place, step)
                 elif taken == 4:
                     four(weights, w_step, vectors, x_step, n, place, step)
+                elif taken == 5:
+                    five(weights, w_step, vectors, x_step, n, place, step)
                 else:
                     six(weights, w_step, vectors, x_step, n, place, step)
                 r += rows

@@ -16,7 +16,7 @@ LANES = 16
 _ROWS_AHEAD = 32
 FLOAT32, BFLOAT16, INT8 = 0, 1, 2  # how weights are stored
 GROUP = 32  # int8 weights that share a scale
-GROUP_BYTES = 4 + GROUP  # the scale in float32, then the weights
+GROUP_BYTES = 2 + GROUP  # the scale in bfloat16, then the weights
 _GROUP_BYTES = {FLOAT32: 4 * GROUP, BFLOAT16: 2 * GROUP, INT8: GROUP_BYTES}
 
 _f32, _i8, _i16 = ir.FloatType(), ir.IntType(8), ir.IntType(16)
@@ -186,8 +186,9 @@ def _load_half(b: ir.IRBuilder, group: ir.Value, half: int, stored: int) -> ir.V
     """Half a group's weights in float32: a vector."""
     integers = ir.VectorType(_i32, LANES)
     if stored == INT8:
-        scale = _spread(b, _load(b, group, _f32))
-        place = b.add(group, _number(4 + LANES * half))
+        upper = b.zext(_load(b, group, _i16), _i32)
+        scale = _spread(b, b.bitcast(b.shl(upper, ir.Constant(_i32, 16)), _f32))
+        place = b.add(group, _number(2 + LANES * half))
         numbers = b.sext(_load(b, place, ir.VectorType(_i8, LANES)), integers)
         return b.fmul(b.sitofp(numbers, _vector), scale)
     if stored == FLOAT32:

@@ -143,17 +143,19 @@ def to_int8(array: Array) -> NDArray[np.uint8]:
     """(m, n) -> (m, n / GROUP * GROUP_BYTES): of each group its scale, then whole numbers from -127
     to 127, the nearest to weight / scale."""
     groups = to_float32(array).reshape(len(array), -1, GROUP)
-    scales = np.abs(groups).max(axis=2, keepdims=True) / np.float32(127)
+    wanted = np.abs(groups).max(axis=2, keepdims=True) / np.float32(127)
+    held = ((wanted.view(np.uint32) + 0xFFFF) >> 16).astype(np.uint16)  # rounded up to bfloat16
+    scales = to_float32(held)
     numbers = np.rint(groups / np.where(scales > 0, scales, 1)).astype(np.int8)
-    parts = [scales.astype(np.float32).view(np.uint8), numbers.view(np.uint8)]
+    parts = [held.view(np.uint8), numbers.view(np.uint8)]
     return np.concatenate(parts, axis=2).reshape(len(array), -1)
 
 
 def from_int8(rows: NDArray[np.uint8]) -> NDArray[np.float32]:
     """What `to_int8` holds: (m, n / GROUP * GROUP_BYTES) -> (m, n)."""
     groups = rows.reshape(len(rows), -1, GROUP_BYTES)
-    scales = np.ascontiguousarray(groups[:, :, :4]).view(np.float32)
-    return (groups[:, :, 4:].view(np.int8) * scales).reshape(len(rows), -1)
+    scales = to_float32(np.ascontiguousarray(groups[:, :, :2]).view(np.uint16))
+    return (groups[:, :, 2:].view(np.int8) * scales).reshape(len(rows), -1)
 
 
 def _filled(array: Array, axis: int) -> Array:
