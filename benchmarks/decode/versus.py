@@ -6,15 +6,18 @@
 llama.cpp is measured where llama-cpp-python and gguf are installed (built on this machine, so that
 it uses what the processor has), transformers where it is. Each round gives every engine a prompt of
 512 tokens and lets it decode 64 more; 16 rows are decoded apart. A figure in brackets is how much
-faster tgen is than that engine.
+faster tgen is than that engine. With --busy other processes keep every processor busy meanwhile.
 """
 
 import argparse
+import contextlib
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -76,9 +79,21 @@ def _differences(arms: dict[str, Arm], ids: list[int]) -> dict[str, float]:
     return {name: float(np.abs(found - logits["tgen"]).max()) for name, found in logits.items()}
 
 
+@contextlib.contextmanager
+def _busy(n: int) -> Iterator[None]:
+    """Keeps n processors busy with something else."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(n)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+
+
 def _measure(arguments: argparse.Namespace) -> None:
     content = record.origin()
-    with tempfile.TemporaryDirectory(prefix="versus-") as folder:
+    others = os.cpu_count() or 1 if arguments.busy else 0
+    with tempfile.TemporaryDirectory(prefix="versus-") as folder, _busy(others):
         arms = open_arms(arguments.shape, arguments.weights, arguments.threads, Path(folder))
         vocab_size = SHAPES[arguments.shape]["vocab_size"]
         ids = np.random.default_rng(1).integers(vocab_size, size=PROMPT).tolist()
@@ -97,7 +112,8 @@ def _measure(arguments: argparse.Namespace) -> None:
             times = statistics.median(r["tgen"][kind] / r[name][kind] for r in rounds)
             rows[-1].append(f"{rate:,.0f}" if name == "tgen" else f"{rate:,.0f} ({times:.2f})")
     rows.append(["largest difference", *(f"{differences[name]:.1e}" for name in arms)])
-    name = f"versus_{arguments.shape}_{arguments.weights}.json"
+    busy = "_busy" if arguments.busy else ""
+    name = f"versus_{arguments.shape}_{arguments.weights}{busy}.json"
     record.write(
         arguments.out or record.RESULTS / name,
         content | {"rounds": rounds, "differences": differences, "threads": arguments.threads},
@@ -112,6 +128,7 @@ def main() -> None:
     parser.add_argument("--weights", choices=["float32", "bfloat16", "int8"], default="float32")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--busy", action="store_true", help="beside others that compute")
     parser.add_argument("--out", type=Path)
     try:
         _measure(parser.parse_args())

@@ -36,7 +36,7 @@ def load(
 ) -> "Model":
     """Opens a model directory; raises ModelError or TokenizerError if it cannot be used."""
     bundle = load_bundle(Path(path))
-    engine = open_engine(bundle, device=device, threads=threads, weights=weights)
+    engine = open_engine(bundle, device=device, threads=threads, weights=weights, release=True)
     return Model(replace(bundle, arrays={}), engine)  # the engine has them, perhaps in fewer bits
 
 

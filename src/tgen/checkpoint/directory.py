@@ -31,7 +31,7 @@ class ModelBundle:
     path: Path
     config: ModelConfig
     tokenizer: Tokenizer
-    arrays: Mapping[str, NDArray[Any]]
+    arrays: dict[str, NDArray[Any]]
     end_ids: frozenset[int]  # tokens that end a text
     tables: Mapping[str, NDArray[Any]]  # of n-grams, see `ngrams.load`
 

@@ -1,6 +1,6 @@
 """The engine for processors: passes of up to 96 tokens through `forward`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Literal, overload
 
 import numpy as np
@@ -26,17 +26,19 @@ class CpuEngine:
     def __init__(
         self,
         config: ModelConfig,
-        arrays: Mapping[str, Array],
+        arrays: MutableMapping[str, Array],
         *,
         n_threads: int,
         stored: StoredAs = "float32",
+        release: bool = False,
     ) -> None:
+        """With `release` arrays that are held otherwise are taken out of `arrays`, one by one."""
         if config.n_layers > MAX_LAYERS:
             raise ModelError(
                 f"the model has {config.n_layers} layers", f"the kernels take {MAX_LAYERS}"
             )
         self.config = config
-        self._weights = Weights(config, arrays, stored)
+        self._weights = Weights(config, arrays, stored, release=release)
         self.stored: StoredAs = stored
         self._cache = Cache(config)
         self._n_threads = n_threads

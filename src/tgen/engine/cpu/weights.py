@@ -4,7 +4,7 @@ Rows whose length is a multiple of 32 stay where they are; others are filled up 
 add nothing to any sum. So are heads, whose queries, keys and values are rows of one product.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -39,36 +39,45 @@ _NAMES = {
 class Weights:
     """A table of addresses for `forward`, and the arrays that it points to."""
 
-    def __init__(self, config: ModelConfig, arrays: Mapping[str, Array], stored: StoredAs) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        arrays: MutableMapping[str, Array],
+        stored: StoredAs,
+        *,
+        release: bool = False,
+    ) -> None:
+        """With `release` each array is taken out of `arrays`, so that it goes when it is held."""
         self.config = config
+        take: Callable[..., Any] = arrays.pop if release else arrays.get
         self.stored = {"float32": FLOAT32, "bfloat16": BFLOAT16, "int8": INT8}[stored]
         self.table = np.zeros((config.n_layers + 1, forward.COLUMNS), np.int64)
         self._kept: list[Array] = []
         for layer in range(config.n_layers):
-            mine = {name: arrays.get(f"blocks.{layer}.{full}") for name, full in _NAMES.items()}
+            mine = {name: take(f"blocks.{layer}.{full}", None) for name, full in _NAMES.items()}
             block = f"blocks.{layer}.attention."
-            mine[forward.QKV] = _filled_heads(arrays[f"{block}qkv_proj.weight"], config)
-            if (bias := arrays.get(f"{block}qkv_proj.bias")) is not None:
+            mine[forward.QKV] = _filled_heads(take(f"{block}qkv_proj.weight"), config)
+            if (bias := take(f"{block}qkv_proj.bias", None)) is not None:
                 mine[forward.QKV_BIAS] = _filled_heads(bias[:, None], config)[:, 0]
-            mine[forward.OUT] = _filled_inputs(arrays[f"{block}o_proj.weight"], config)
+            mine[forward.OUT] = _filled_inputs(take(f"{block}o_proj.weight"), config)
             for name, array in mine.items():
                 self._put(layer, name, array)
-        self._put_last(arrays)
-        self.positions = arrays.get("position_embedding.weight")
+        self._put_last(take)
+        self.positions = take("position_embedding.weight", None)
 
-    def _put_last(self, arrays: Mapping[str, Array]) -> None:
+    def _put_last(self, take: Callable[..., Any]) -> None:
         last = self.config.n_layers
         if self.config.post_norm:  # no norm of its own: the last block's stands after it
             source, target = forward.FEED_NORM, forward.ATTENTION_NORM
             self.table[last, target : target + 2] = self.table[last - 1, source : source + 2]
         else:
-            self._put(last, forward.ATTENTION_NORM, arrays["final_norm.weight"])
-            self._put(last, forward.ATTENTION_NORM_BIAS, arrays.get("final_norm.bias"))
-        self._embedding = self._held(arrays["token_embedding.weight"])
+            self._put(last, forward.ATTENTION_NORM, take("final_norm.weight"))
+            self._put(last, forward.ATTENTION_NORM_BIAS, take("final_norm.bias", None))
+        self._embedding = self._held(take("token_embedding.weight"))
         if self.config.tied_embeddings:
             self.table[last, forward.HEAD] = self._embedding.ctypes.data
         else:
-            self._put(last, forward.HEAD, arrays["lm_head.weight"])
+            self._put(last, forward.HEAD, take("lm_head.weight"))
 
     def _put(self, layer: int, name: int, array: Array | None) -> None:
         if array is not None:
