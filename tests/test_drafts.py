@@ -108,6 +108,15 @@ def test_many_rows_make_a_guess_dearer():
     assert Drafts(tables, 300).guess(0, [1], n_rows=1, most=0) == []
 
 
+def test_there_is_an_end_to_guesses_and_none_is_certain():
+    sure = {"ngrams_2": np.array([[i, i + 1, 100] for i in range(200)], np.uint32)}
+    assert Drafts(sure, 1 << 20).guess(0, [1], n_rows=1, most=99) == list(range(2, 17))
+    assert Drafts(sure, 1 << 20).guess(0, [1], n_rows=64, most=99) == []
+    long = Drafts({}, 300)
+    long.guess(0, list(range(300)) * 300, n_rows=1, most=1)
+    assert len(long._rows[0].following) < 1 << 17
+
+
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(0, 5), max_size=200))
 def test_tables_hold_what_follows_most_often(tokens):
@@ -147,7 +156,7 @@ def test_a_run_with_ngrams_keeps_them_beside_the_weights(tmp_path):
     run = [tmp_path / "corpus.txt", "--steps", 10, *small, "--tokenizer", "char"]
     assert tgen("train", *run, "--ngrams", "--out", tmp_path / "m").returncode == 0
     bundle = directory.load(tmp_path / "m")
-    assert len(bundle.tables["ngrams_3"]) > 10
+    assert len(bundle.ngrams["ngrams_3"]) > 10
     both = [
         tgen("generate", "--model", tmp_path / "m", "--prompt", "The", "--seed", 1, *more)
         for more in ((), ("--draft", "off"))
@@ -156,7 +165,7 @@ def test_a_run_with_ngrams_keeps_them_beside_the_weights(tmp_path):
     assert both[0].returncode == 0
     # A new run without them leaves no table of another text behind.
     assert tgen("train", *run, "--overwrite", "--out", tmp_path / "m").returncode == 0
-    assert directory.load(tmp_path / "m").tables == {}
+    assert directory.load(tmp_path / "m").ngrams == {}
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tgen import engine
 from tgen.api import shipped_model
-from tgen.benchmark.precision import compare_weights
 from tgen.checkpoint import directory
 from tgen.config import SamplingConfig
 from tgen.engine.cpu.engine import CpuEngine
@@ -29,7 +29,7 @@ def test_greedy_texts_are_those_of_the_torch_engine():
     starts = b"What is|The king|ROMEO:|O, |To be|I am|My lord|Enter|Come|Why".split(b"|")
     prompts = [tokenizer.encode_prompt(start + end) for start in starts for end in (b"", b" the")]
     reference = TorchEngine(Transformer.from_arrays(BUNDLE.config, BUNDLE.arrays))
-    mine = CpuEngine(BUNDLE.config, BUNDLE.arrays, n_threads=2)
+    mine = CpuEngine(BUNDLE.config, dict(BUNDLE.arrays), n_threads=2)
     texts = []
     for one in (reference, mine):
         found: list[list[int]] = [[] for _ in prompts]
@@ -56,7 +56,8 @@ def test_weights_are_held_as_they_are_stored_unless_asked_for():
         (BUNDLE, "int8", "int8"),
         (narrow, "float32", "float32"),
     ]:
-        opened = engine.open_engine(bundle, device="cpu", threads=1, weights=weights)
+        mine = replace(bundle, arrays=dict(bundle.arrays))  # the engine takes them
+        opened = engine.open_engine(mine, device="cpu", threads=1, weights=weights)
         assert isinstance(opened, CpuEngine)
         assert opened.stored == held
 
@@ -117,11 +118,16 @@ def test_on_a_processor_torch_is_not_loaded():
 def test_int8_costs_little():
     text = BUNDLE.tokenizer.encode_prompt(b"ROMEO:\nWhat is the matter with you, my lord?\n" * 3)
     narrow, exact = (
-        CpuEngine(BUNDLE.config, BUNDLE.arrays, n_threads=1, stored=stored)
+        CpuEngine(BUNDLE.config, dict(BUNDLE.arrays), n_threads=1, stored=stored)
         for stored in ("int8", "float32")
     )
-    report = compare_weights(narrow, exact, [text], n_bytes=len(BUNDLE.tokenizer.decode(text)))
-    assert abs(report.bits_per_byte - report.exact_bits_per_byte) < 0.02
+    nats = []
+    for one in (narrow, exact):
+        (logits,) = one.extend([text[:-1]], every_position=True)
+        wide = logits.astype(np.float64)
+        log_p = wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
+        nats.append(-log_p[np.arange(len(log_p)), text[1:]].mean())
+    assert 0 < abs(nats[0] - nats[1]) < 0.02
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cannot choose a processor")
@@ -135,7 +141,7 @@ try:
     from tgen.checkpoint import directory
     from tgen.engine.cpu.engine import CpuEngine
     bundle = directory.load(shipped_model())
-    model = Model(bundle, CpuEngine(bundle.config, bundle.arrays, n_threads=2))
+    model = Model(bundle, CpuEngine(bundle.config, dict(bundle.arrays), n_threads=2))
     print(end="".join(model.generate("What is", max_new_tokens=20, temperature=0)))
 finally:
     for process in busy:

@@ -3,7 +3,6 @@
 import json
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -30,15 +29,28 @@ def test_the_cost_is_the_difference_of_the_losses(family):
         model.config,
         {n: to_float32(to_bfloat16(a)) if a.ndim == 2 else a for n, a in arrays.items()},
     )
-    texts = [np.random.default_rng(i).integers(0, 300, 48).tolist() for i in range(3)]
     engine = CpuEngine(model.config, arrays, n_threads=1, stored="bfloat16")
-    report = compare_weights(engine, TorchEngine(model), texts, n_bytes=200)
+    scored = []
+
+    def decode(ids):
+        scored.append([1, *ids])
+        return b"x" * 25
+
+    report = compare_weights(engine, TorchEngine(model), [1], decode=decode, seed=3)
     with torch.no_grad():
-        held, exact = nats(rounded.eval(), texts), nats(model, texts)
+        held, exact = nats(rounded.eval(), scored), nats(model, scored)
+        worst = max(
+            float((rounded(one) - model(one)).abs().max())
+            for one in (torch.tensor([text[:-1]]) for text in scored)
+        )
     assert report.bits_per_byte == pytest.approx(held / math.log(2) / 200, rel=1e-5)
     assert report.exact_bits_per_byte == pytest.approx(exact / math.log(2) / 200, rel=1e-5)
     assert abs(held - exact) > 1e-4 * exact  # or the test shows nothing
-    assert (report.stored, report.exact, report.tokens) == ("bfloat16", "float32", 3 * 47)
+    assert report.max_logit_difference == pytest.approx(worst, abs=1e-4)
+    assert (report.stored, report.exact, report.tokens) == ("bfloat16", "float32", 8 * 47)
+    assert {len(text) for text in scored} == {48}
+    same = CpuEngine(model.config, model.to_arrays(), n_threads=1)
+    assert compare_weights(same, TorchEngine(model), [1], decode=decode, seed=3) is None
 
 
 def test_the_command_says_what_int8_costs(trained):
@@ -47,5 +59,6 @@ def test_the_command_says_what_int8_costs(trained):
     assert shown.returncode == 0, shown.stderr.decode()
     precision = json.loads(shown.stdout)["precision"]
     assert 0 < abs(precision["bits_per_byte"] - precision["exact_bits_per_byte"]) < 0.1
+    assert (precision["stored"], precision["exact"]) == ("int8", "float32")
     assert b"int8 weights: " in tgen(*run, "--weights", "int8").stdout
     assert json.loads(tgen(*run, "--weights", "float32", "--json").stdout)["precision"] is None

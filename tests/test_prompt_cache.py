@@ -5,7 +5,7 @@ import pytest
 
 from conftest import TEXT, tgen
 from tgen.api import Model
-from tgen.checkpoint import directory
+from tgen.checkpoint import directory, prompt_cache
 from tgen.config import SamplingConfig
 from tgen.engine.cpu.engine import CpuEngine
 from tgen.engine.torch_engine import TorchEngine
@@ -20,13 +20,13 @@ def model(request, model_directory):
     bundle = directory.load(model_directory)
     if request.param == "torch":
         return Model(bundle, TorchEngine(Transformer.from_arrays(bundle.config, bundle.arrays)))
-    return Model(bundle, CpuEngine(bundle.config, bundle.arrays, n_threads=1))
+    return Model(bundle, CpuEngine(bundle.config, dict(bundle.arrays), n_threads=1))
 
 
 def text(model, prompts, **how):
     sampling = SamplingConfig(temperature=0.7, seed=2)
     out = [[] for _ in prompts]
-    for token in model.tokens(prompts, max_new_tokens=20, sampling=sampling, **how):
+    for token in model.tokens(prompts, max_new_tokens=20, sampling=sampling, draft="off", **how):
         out[token.row].append(token.id)
     return out
 
@@ -42,14 +42,21 @@ def test_the_text_after_a_kept_prompt_is_that_of_a_fresh_run(model, tmp_path, mo
         computed.append(sum(map(len, tokens)))
         return extend(tokens, **how)
 
-    for prompt in ([*ids], ids[:5], [*ids, 40, 41], [*ids[:7], 50, 51, 52], [299, 1], ids * 10):
+    prompts = {1: ids, 2: [*ids, 40], 3: [*ids[:7], 50, 51, 52], 4: [299, 1, 2, 3]}
+    for n_new, prompt in prompts.items():
         fresh = text(model, [prompt])
         monkeypatch.setattr(model.engine, "extend", counted)
         assert text(model, [prompt], prompt_cache=cache) == fresh
         monkeypatch.setattr(model.engine, "extend", extend)
-    assert computed[0] == 1  # of the prompt its last token
+        assert computed[0] == n_new
+        computed.clear()
+    for prompt in (ids[:5], ids * 10):  # shorter; past the context
+        assert text(model, [prompt], prompt_cache=cache) == text(model, [prompt])
     rows = [ids, [*ids, 7], ids]
-    assert text(model, rows, prompt_cache=cache) == text(model, rows)
+    fresh = text(model, rows)
+    monkeypatch.setattr(model.engine, "extend", counted)
+    assert text(model, rows, prompt_cache=cache) == fresh
+    assert computed[0] == 4  # a token of the first and the last row, two of the second
 
 
 def test_a_kept_prompt_can_be_made_longer(model):
@@ -67,21 +74,45 @@ def test_only_the_model_that_a_cache_is_of_takes_it(model, tmp_path):
     path = tmp_path / "c"
     model.save_cache(path, model.cache_prompt([1, 2, 3]))
     bundle = model.bundle
-    narrow = Model(bundle, CpuEngine(bundle.config, bundle.arrays, n_threads=1, stored="int8"))
-    with pytest.raises(ModelError, match=r"float32 weights, not of .* with int8 weights"):
+    narrow = Model(
+        bundle, CpuEngine(bundle.config, dict(bundle.arrays), n_threads=1, stored="int8")
+    )
+    with pytest.raises(ModelError, match="as it is now, with int8 weights"):
         narrow.load_cache(path)
     weights = bundle.path / "model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ModelError, match="has changed since it was read"):
+        Model(bundle, model.engine).load_cache(path)
+    other = directory.load(bundle.path)
     with pytest.raises(ModelError, match=str(bundle.path)):
-        model.load_cache(path)
+        Model(other, model.engine).load_cache(path)
     weights.write_bytes(content)
-    assert model.load_cache(path).tokens == [1, 2, 3]
+    assert Model(directory.load(bundle.path), model.engine).load_cache(path).tokens == [1, 2, 3]
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ModelError, match="its header says"):
         model.load_cache(path)
     with pytest.raises(ModelError, match="is no prompt cache"):
         model.load_cache(weights)
+    config, owner = bundle.config, model._owner
+    shape = (config.n_layers, config.n_kv_heads, 3, config.head_dim)
+    sound = {
+        "tokens": np.zeros(3, np.int64),
+        "keys": np.zeros(shape, np.float32),
+        "values": np.zeros(shape, np.float32),
+    }
+    for strange in (
+        {"tokens": np.zeros((), np.int64)},
+        {"tokens": np.zeros(2, np.int64)},
+        {"tokens": np.zeros(3, np.int32)},
+        {"keys": np.zeros((0, 10**6, 10**6, 1), np.float32)},
+        {"values": np.zeros((1, *shape[1:]), np.float32)},
+    ):
+        prompt_cache.save(path, sound | strange, owner)
+        with pytest.raises(ModelError, match="is no prompt cache|does not fit"):
+            prompt_cache.load(path, config, owner)
+    prompt_cache.save(path, sound, owner)
+    assert prompt_cache.load(path, config, owner)["tokens"].tolist() == [0, 0, 0]
 
 
 def test_the_command_keeps_and_takes_a_prompt(trained, tmp_path):

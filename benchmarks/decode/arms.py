@@ -39,7 +39,7 @@ class Tgen:
     def __init__(self, config: ModelConfig, arrays: Arrays, threads: int, weights: str) -> None:
         from tgen.engine.cpu.engine import CpuEngine
 
-        self.engine = CpuEngine(config, arrays, n_threads=threads, stored=weights)
+        self.engine = CpuEngine(config, dict(arrays), n_threads=threads, stored=weights)
         self.n = 1
 
     def rows(self, n: int) -> None:

@@ -42,7 +42,7 @@ def _measure(arguments: argparse.Namespace) -> None:
     content = record.origin()
     whole = load(shipped_model(), device="cpu", threads=arguments.threads)
     models = dict.fromkeys(ARMS, whole)
-    models["auto, without the table"] = Model(replace(whole.bundle, tables={}), whole.engine)
+    models["auto, without the table"] = Model(replace(whole.bundle, ngrams={}), whole.engine)
     results = []
     rows = [["tokens/s", *ARMS]]
     for n in (100, 500):

@@ -49,7 +49,7 @@ def _measure(arguments: argparse.Namespace) -> None:
     config = config_of(arguments.shape, LENGTHS[-1] + 1)
     arrays = random_arrays(config)
     torch.set_num_threads(arguments.threads)
-    engine = CpuEngine(config, arrays, n_threads=arguments.threads, stored=arguments.weights)
+    engine = CpuEngine(config, dict(arrays), n_threads=arguments.threads, stored=arguments.weights)
     ids = np.random.default_rng(1).integers(config.vocab_size, size=LENGTHS[-1]).tolist()
     engine.extend([ids])
     held = engine.keys_and_values()

@@ -8,20 +8,23 @@ for piece in model.generate("What is", temperature=0): print(piece, end="")
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tgen.checkpoint import prompt_cache
-from tgen.checkpoint.directory import ModelBundle, fingerprint
+from tgen.checkpoint.directory import ModelBundle, digest
 from tgen.checkpoint.directory import load as load_bundle
+from tgen.checkpoint.prompt_cache import Owner
+from tgen.checkpoint.prompt_cache import load as read_cache
+from tgen.checkpoint.prompt_cache import save as write_cache
 from tgen.config import DEFAULT_MAX_NEW_TOKENS, Draft, SamplingConfig, StoredAs
 from tgen.engine import open_engine
 from tgen.engine.base import Engine, PromptCache, reset
 from tgen.errors import UsageError
 from tgen.generation.drafts import Drafts
-from tgen.generation.loop import generate, restore, window_start
+from tgen.generation.loop import begin_with, generate, window_start
 from tgen.generation.truncation import softmax
 from tgen.reports import Token
 from tgen.tokenizer import TextStream, Tokenizer
@@ -36,7 +39,7 @@ def load(
 ) -> "Model":
     """Opens a model directory; raises ModelError or TokenizerError if it cannot be used."""
     bundle = load_bundle(Path(path))
-    engine = open_engine(bundle, device=device, threads=threads, weights=weights, release=True)
+    engine = open_engine(bundle, device=device, threads=threads, weights=weights)
     return Model(replace(bundle, arrays={}), engine)  # the engine has them, perhaps in fewer bits
 
 
@@ -80,7 +83,7 @@ class Model:
         """
         self._turn += 1
         turn = self._turn
-        tables, vocab_size = self.bundle.tables, self.bundle.config.vocab_size
+        ngrams, vocab_size = self.bundle.ngrams, self.bundle.config.vocab_size
         for token in generate(
             self.engine,
             prompts,
@@ -88,7 +91,7 @@ class Model:
             stop=self.bundle.end_ids,
             max_new_tokens=max_new_tokens,
             kv_cache=kv_cache,
-            drafts=Drafts(tables, vocab_size) if draft == "auto" else None,
+            drafts=Drafts(ngrams, vocab_size) if draft == "auto" else None,
             prompt_cache=prompt_cache,
         ):
             yield token
@@ -148,8 +151,7 @@ class Model:
                 f"give at most {self.engine.context_length}, the model's context",
             )
         self._turn += 1
-        reset(self.engine, 1)
-        n = restore(self.engine, prompt, known) if known else 0
+        n = begin_with(self.engine, prompt, known)
         if len(prompt) > n:
             self.engine.extend([prompt[n:]])
         return PromptCache(list(prompt), *self.engine.keys_and_values())
@@ -158,16 +160,16 @@ class Model:
         """Writes a prompt's keys and values to a file, for this model alone."""
         arrays = {"keys": cache.keys, "values": cache.values}
         arrays["tokens"] = np.array(cache.tokens, np.int64)
-        prompt_cache.save(Path(path), arrays, self._owner())
+        write_cache(Path(path), arrays, self._owner)
 
     def load_cache(self, path: str | Path) -> PromptCache:
         """Reads what `save_cache` wrote; raises ModelError if it is of another model."""
-        found = prompt_cache.load(Path(path), self.bundle.config, self._owner())
+        found = read_cache(Path(path), self.bundle.config, self._owner)
         return PromptCache(found["tokens"].tolist(), found["keys"], found["values"])
 
-    def _owner(self) -> prompt_cache.Owner:
-        path = self.bundle.path
-        return prompt_cache.Owner(fingerprint(path), str(path), self.engine.stored)
+    @cached_property
+    def _owner(self) -> Owner:
+        return Owner(digest(self.bundle), self.bundle.path, self.engine.stored)
 
     def score(self, text: str | bytes) -> float:
         """Bits per byte of a text: how surprised the model is.

@@ -1,6 +1,6 @@
 """A model directory: everything needed to run the model, in files that the whole field reads.
 
-A directory appears complete by one rename; afterwards only its weights change, by one rename again.
+A directory appears complete by one rename; afterwards its files change by one rename each.
 """
 
 import hashlib
@@ -14,7 +14,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from tgen import files
-from tgen.checkpoint import config_json, families, ngrams, tensors
+from tgen.checkpoint import config_json, families, tensors
+from tgen.checkpoint.ngrams import FILE as NGRAMS
+from tgen.checkpoint.ngrams import load as load_ngrams
 from tgen.config import ModelConfig, SamplingConfig
 from tgen.errors import ModelError, TgenError
 from tgen.tokenizer import Tokenizer
@@ -33,7 +35,8 @@ class ModelBundle:
     tokenizer: Tokenizer
     arrays: dict[str, NDArray[Any]]
     end_ids: frozenset[int]  # tokens that end a text
-    tables: Mapping[str, NDArray[Any]]  # of n-grams, see `ngrams.load`
+    ngrams: Mapping[str, NDArray[Any]]  # tables of them, see `corpus.ngram_tables`; may be empty
+    stamp: tuple[int, ...]  # of its files as they were read, see `digest`
 
 
 def descriptions(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, bytes]:
@@ -77,18 +80,17 @@ def save(
     tokenizer: Tokenizer,
     arrays: Mapping[str, NDArray[Any]],
     *,
-    tables: Mapping[str, NDArray[Any]] | None = None,
+    ngrams: Mapping[str, NDArray[Any]] | None = None,
 ) -> None:
     """Makes the directory, or puts new weights into the one that is there.
 
-    A model of another kind that stands there is replaced only now that there is a new one. `tables`
-    of n-grams come with it.
+    A model of another kind that stands there is replaced only now that there is a new one.
     """
     described = descriptions(config, tokenizer)
-    if tables:
-        described[ngrams.FILE] = tensors.serialise(tables)
-    elif (path / ngrams.FILE).exists():
-        files.remove(path / ngrams.FILE)  # of another text
+    if ngrams:
+        described[NGRAMS] = tensors.serialise(ngrams)
+    elif (path / NGRAMS).exists():
+        files.remove(path / NGRAMS)  # of another text
     content = weights(config, arrays)
     if not path.exists():
         files.publish_folder(path, described | {WEIGHTS: content})
@@ -126,7 +128,7 @@ def load(path: Path) -> ModelBundle:
             f"the tokenizer has {tokenizer.vocab_size} tokens, the model {config.vocab_size}",
             "tokenizer.json is of another model",
         )
-    shards = _shards(path)
+    shards, stamp = _shards(path), _stamp(path)
     headers = {shard: tensors.read_header(path / shard) for shard in shards}
     shapes = {
         families.plain_name(n): e.shape for header in headers.values() for n, e in header.items()
@@ -136,18 +138,35 @@ def load(path: Path) -> ModelBundle:
     for shard, header in headers.items():
         stored |= tensors.read(path / shard, header, rename=families.plain_name)
     arrays = families.from_layout(config, stored)
-    tables = ngrams.load(path, config.vocab_size)
+    ngrams = load_ngrams(path, config.vocab_size)
     if not ends and tokenizer.end_of_text is not None:
         ends = [tokenizer.end_of_text]
-    return ModelBundle(path, config, tokenizer, arrays, frozenset(ends), tables)
+    return ModelBundle(path, config, tokenizer, arrays, frozenset(ends), ngrams, stamp)
 
 
-def fingerprint(path: Path) -> str:
-    """SHA-256 of what a model computes with: its config and its weights."""
-    digest = hashlib.sha256(files.read(path / "config.json"))
-    for shard in _shards(path):
-        digest.update(files.sha256(path / shard))
-    return digest.hexdigest()
+def digest(bundle: ModelBundle) -> str:
+    """SHA-256 of what the model computes with: its config and its weights.
+
+    Raises ModelError if they are no longer what was read.
+    """
+    found = hashlib.sha256()
+    for name in _computing(bundle.path):
+        found.update(files.sha256(bundle.path / name))
+    if _stamp(bundle.path) != bundle.stamp:
+        raise ModelError(
+            f"{str(bundle.path)!r} has changed since it was read", "begin again with the new one"
+        )
+    return found.hexdigest()
+
+
+def _computing(path: Path) -> list[str]:
+    return ["config.json", *_shards(path)]
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Another one where a file has been replaced or written to."""
+    states = [(path / name).stat() for name in _computing(path)]
+    return tuple(n for s in states for n in (s.st_ino, s.st_size, s.st_mtime_ns))
 
 
 def _end_ids(path: Path, described: Mapping[str, Any]) -> list[int]:

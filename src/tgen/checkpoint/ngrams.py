@@ -20,10 +20,13 @@ def load(folder: Path, vocab_size: int) -> dict[str, NDArray[Any]]:
     path = folder / FILE
     if not path.exists():
         return {}
-    header = tensors.read_header(path)
+    try:
+        header = tensors.read_header(path)
+    except ModelError as error:
+        raise ModelError(error.message, f"the model does without it: remove {path}") from None
     for name, entry in header.items():
         if entry.dtype not in ("U16", "U32") or entry.shape[1:] != (_COLUMNS.get(name),):
-            raise ModelError(f"{path} holds {name} {entry.shape}, no n-grams", f"remove {path}")
+            raise ModelError(f"{path} holds {name!r} {entry.shape}, no n-grams", f"remove {path}")
     tables = tensors.read(path, header)
     for rows in tables.values():
         if rows[:, :-1].max(initial=0) >= vocab_size or rows[:, -1].max(initial=0) > 100:

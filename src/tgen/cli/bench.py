@@ -24,8 +24,6 @@ from tgen.reports import LengthReport, PrecisionReport, TrialReport
 if TYPE_CHECKING:
     from tgen.api import Model
 
-_SCORED_TEXTS = 4
-
 
 def bench(
     kv_cache: Annotated[
@@ -120,13 +118,10 @@ def _precision(
 ) -> PrecisionReport | None:
     """What `--weights` costs, where it holds them in fewer bits than they are stored in."""
     from tgen.api import load
-    from tgen.benchmark.kv_cache import own_text
     from tgen.benchmark.precision import compare_weights
 
-    whole = load(path, device=device, threads=threads)
-    if whole.engine.stored == model.engine.stored:
+    if model.engine.stored == "float32":
         return None
-    start, n = whole.encode(b""), whole.engine.context_length
-    texts = [own_text(whole.engine, start, n, seed=seed + i) for i in range(_SCORED_TEXTS)]
-    n_bytes = sum(len(whole.tokenizer.decode(text[1:])) for text in texts)
-    return compare_weights(model.engine, whole.engine, texts, n_bytes=n_bytes)
+    exact = load(path, device=device, threads=threads)
+    start, decode = exact.encode(b""), exact.tokenizer.decode
+    return compare_weights(model.engine, exact.engine, start, decode=decode, seed=seed)

@@ -22,6 +22,7 @@ from tgen.cli.options import (
     read_prompt,
 )
 from tgen.config import DEFAULT_MAX_NEW_TOKENS, Draft, SamplingConfig
+from tgen.errors import UsageError
 from tgen.reports import Token, json_text
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ def generate(
     The continuation goes to stdout and not one byte more; the model's name, the seed and the speed
     go to stderr. When the context is full, its last half is kept and the text goes on.
     """
+    if no_kv_cache and (save_cache or load_cache):
+        raise UsageError("--no-kv-cache does not go with a prompt cache", "leave one of them away")
     sampling = SamplingConfig(
         temperature=temperature,
         top_k=top_k,
@@ -93,6 +96,7 @@ def generate(
             f"the prompt has {len(ids)} tokens, the context {length}: only its end is seen",
             quiet=quiet,
         )
+    started = time.perf_counter()
     cache = _prompt_cache(loaded, ids, load_cache, save_cache, quiet=quiet)
     if echo and not json_output:
         console.write(data)
@@ -106,7 +110,6 @@ def generate(
     )
     made: list[Token] = []
     text: list[bytes] = []
-    started = time.perf_counter()
     for token, piece in loaded.pieces(tokens):
         made.append(token)
         text.append(piece)
@@ -144,7 +147,8 @@ def _prompt_cache(
     cache = None
     if load:
         cache = model.load_cache(load)
-        n = n_alike(ids, cache.tokens)
+        fits = len(ids) <= model.engine.context_length
+        n = n_alike(ids, cache.tokens) if fits else 0
         console.note(f"{load} · {n} of the prompt's {len(ids)} tokens are there", quiet=quiet)
     if save:
         cache = model.cache_prompt(ids, known=cache)

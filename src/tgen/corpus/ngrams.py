@@ -29,7 +29,10 @@ def ngram_tables(tokens: Tokens, *, most_bytes: int) -> dict[str, Tokens]:
     cases. A longer one is there if it says something else than the shorter, or surer; the most
     frequent are kept.
     """
-    found = [_likeliest(tokens[:_MOST_TOKENS], n) for n in _LENGTHS]
+    rows = [most_bytes // ((n + 1) * tokens.itemsize) for n in _LENGTHS]
+    found = [
+        _likeliest(tokens[:_MOST_TOKENS], n, most) for n, most in zip(_LENGTHS, rows, strict=True)
+    ]
     grams = found[:1] + [_news(a, b) for a, b in pairwise(found)]
     counts = np.concatenate([part.counts for part in grams])
     columns = np.repeat([n + 1 for n in _LENGTHS], [len(part.rows) for part in grams])
@@ -44,7 +47,8 @@ def ngram_tables(tokens: Tokens, *, most_bytes: int) -> dict[str, Tokens]:
     }
 
 
-def _likeliest(tokens: Tokens, n: int) -> _Grams:
+def _likeliest(tokens: Tokens, n: int, most: int) -> _Grams:
+    """Of the contexts with a continuation that occurs twice the `most` frequent."""
     if len(tokens) < n:
         return _Grams(
             np.zeros((0, n), tokens.dtype), np.zeros(0, np.int64), np.zeros(0, tokens.dtype)
@@ -60,8 +64,9 @@ def _likeliest(tokens: Tokens, n: int) -> _Grams:
     order = np.lexsort((-counts, contexts))
     best = order[new]  # contexts stay in their places
     percent = (100 * counts[best] / totals).astype(tokens.dtype)
-    often = counts[best] > 1
-    return _Grams(rows[best][often], counts[best][often], percent[often])
+    often = np.flatnonzero(counts[best] > 1)
+    kept = np.sort(often[np.argsort(-counts[best][often], kind="stable")[:most]])
+    return _Grams(rows[best][kept], counts[best][kept], percent[kept])
 
 
 def _news(shorter: _Grams, longer: _Grams) -> _Grams:

@@ -22,24 +22,23 @@ def open_engine(
     device: str = "auto",
     threads: int | None = None,
     weights: StoredAs | None = None,
-    release: bool = False,
 ) -> Engine:
     """An engine, with one empty row, that runs this model on `device`.
 
     On a processor compiled kernels compute, without torch; where they cannot be had, torch does.
     `weights` says how they hold matrices in memory; None: as they are stored, but float16 as
-    float32. With `release` the bundle gives up its arrays one by one, as they are converted: it has
-    none left then. Raises UsageError if the device is not there or does not hold weights so.
+    float32. The bundle's arrays go over to the engine. Raises UsageError if the device is not there
+    or does not hold weights so.
     """
     if uses_kernels(device):
-        return _cpu_engine(bundle, threads, weights, release=release)
+        return _cpu_engine(bundle, threads, weights)
     from tgen.engine.torch_engine import TorchEngine  # torch is loaded only when it is needed
     from tgen.model.device import choose_device, set_threads
     from tgen.model.transformer import Transformer
 
     chosen = choose_device(device)
     if chosen.type == "cpu" and missing_kernels() is None:
-        return _cpu_engine(bundle, threads, weights, release=release)
+        return _cpu_engine(bundle, threads, weights)
     if weights not in (None, "float32"):
         raise UsageError(
             f"--weights {weights} needs the compiled kernels",
@@ -86,9 +85,7 @@ def compile_kernels() -> None:
     import tgen.engine.cpu.threads  # noqa: F401
 
 
-def _cpu_engine(
-    bundle: ModelBundle, threads: int | None, weights: StoredAs | None, *, release: bool
-) -> Engine:
+def _cpu_engine(bundle: ModelBundle, threads: int | None, weights: StoredAs | None) -> Engine:
     from tgen.engine.cpu.engine import CpuEngine
 
     matrices = {array.dtype for array in bundle.arrays.values() if array.ndim == 2}
@@ -98,7 +95,6 @@ def _cpu_engine(
         bundle.arrays,
         n_threads=min(threads or _processors(), _processors()),  # more would only wait
         stored=weights or as_stored,
-        release=release,
     )
 
 

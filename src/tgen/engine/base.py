@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 from tgen.config import StoredAs
 
 Logits = NDArray[np.float32]  # (B, V)
-Array = NDArray[np.float32]
+Floats = NDArray[np.float32]
 
 
 class PromptCache(NamedTuple):
     """The keys and values of a text's first tokens, which need not be computed again."""
 
     tokens: list[int]
-    keys: Array  # (L, n_kv_heads, n, D), float32, after the rotation
-    values: Array
+    keys: Floats  # (L, n_kv_heads, n, D), float32, after the rotation
+    values: Floats
 
 
 def n_alike(a: Sequence[int], b: Sequence[int]) -> int:
@@ -83,8 +83,8 @@ class Engine(Protocol):
     def select(self, rows: Sequence[int]) -> None:
         """Keeps, repeats and reorders rows: new row i is old row rows[i]."""
 
-    def keys_and_values(self) -> tuple[Array, Array]:
+    def keys_and_values(self) -> tuple[Floats, Floats]:
         """Those that the first row holds, each (L, n_kv_heads, n, D)."""
 
-    def restore(self, keys: Array, values: Array) -> None:
+    def restore(self, keys: Floats, values: Floats) -> None:
         """Leaves one row, which holds these."""

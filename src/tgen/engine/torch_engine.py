@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from typing import Literal, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tgen.config import StoredAs
-from tgen.engine.base import Array, Logits, lengths_after
+from tgen.engine.base import Floats, Logits, lengths_after
 from tgen.model.kv_cache import KVCache
 from tgen.model.transformer import Transformer
 
@@ -59,7 +60,8 @@ class TorchEngine:
         )  # (B, T, C)
         self._cache.rewind(after)
         if every_position:
-            return [_logits(self.model, x[row, :n]) for row, n in enumerate(counts)]
+            real = torch.cat([x[row, :n] for row, n in enumerate(counts)])
+            return np.split(_logits(self.model, real), np.cumsum(counts)[:-1])
         last = torch.tensor(counts, device=self.device) - 1
         return _logits(self.model, x[torch.arange(len(counts), device=self.device), last])
 
@@ -71,12 +73,12 @@ class TorchEngine:
         """Keeps, repeats and reorders rows."""
         self._cache.select(list(rows))
 
-    def keys_and_values(self) -> tuple[Array, Array]:
+    def keys_and_values(self) -> tuple[Floats, Floats]:
         """Those that the first row holds, each (L, n_kv_heads, n, D)."""
         keys, values = self._cache.first_row()
         return keys.float().cpu().numpy(), values.float().cpu().numpy()
 
-    def restore(self, keys: Array, values: Array) -> None:
+    def restore(self, keys: Floats, values: Floats) -> None:
         """Leaves one row, which holds these."""
         self._cache.restore(torch.from_numpy(keys), torch.from_numpy(values))
 

@@ -6,7 +6,7 @@ learnt as the text grows, and guesses go on only while the chance that all are r
 computing one more costs: where texts do not repeat themselves, nothing is guessed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,8 @@ _EXTRA = 0.2  # what a pass with one token more costs, of a pass with one
 _MEMORY = 64  # guesses of a kind after which older ones count half
 _FIRST_CHANCE = 0.6  # of a guess from the text itself, before any has been tried
 _STEP = 20  # percent: guesses from a table are of different kinds by how sure it is
-_STEPS = 100 // _STEP + 1
+_STEPS = 100 // _STEP
+_REMEMBERED = 1 << 14  # tokens of a text, and contexts from it eight times as many
 
 
 class Guess(NamedTuple):
@@ -48,16 +49,19 @@ class Drafts:
         state.read(text)
         end = list(text[-max(_CONTEXTS) :])
         state.guesses, chance = [], 1.0
-        while len(state.guesses) <= _MOST and (guess := self._next(state, end)):
+        while guess := self._next(state, end):
             state.guesses.append(guess)
             chance *= self._right[guess.kind] / self._tried[guess.kind]
-            if chance <= cost or len(state.guesses) > most:
-                break
+            if chance <= cost or len(state.guesses) > min(most, _MOST):
+                # Not worth computing; whether it was right will be known all the same.
+                return [guess.id for guess in state.guesses[:-1]]
             end.append(guess.id)
-        else:
-            return [guess.id for guess in state.guesses]
-        # The last is not worth computing; whether it was right will be known all the same.
-        return [guess.id for guess in state.guesses[:-1]]
+        return [guess.id for guess in state.guesses]
+
+    def forget(self, rows: Iterable[int]) -> None:
+        """These rows have ended."""
+        for row in rows:
+            self._rows.pop(row, None)
 
     def _learn(self, guesses: Sequence[Guess], picked: Sequence[int]) -> None:
         """How good the guesses were, up to the first wrong one."""
@@ -78,7 +82,9 @@ class Drafts:
         for place, table in enumerate(self._tables):
             if found := table.look_up(end):
                 token, percent = found
-                return Guess(token, len(_CONTEXTS) + place * _STEPS + percent // _STEP)
+                return Guess(
+                    token, len(_CONTEXTS) + place * _STEPS + min(percent // _STEP, _STEPS - 1)
+                )
         return None
 
 
@@ -92,7 +98,9 @@ class _Row:
 
     def read(self, text: Sequence[int]) -> None:
         """Takes in what has been added to the text."""
-        for end in range(self.n_read, len(text)):
+        if len(self.following) > 8 * _REMEMBERED:
+            self.following.clear()
+        for end in range(max(self.n_read, len(text) - _REMEMBERED), len(text)):
             for n in _CONTEXTS:
                 if end >= n:
                     self.following[tuple(text[end - n : end])] = text[end]

@@ -9,6 +9,7 @@ picks stand up to the first that is not what was guessed: without drafts the tex
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -19,6 +20,16 @@ from tgen.engine.base import Engine, Logits, PromptCache, n_alike, reset
 from tgen.generation.drafts import Drafts
 from tgen.generation.draw import draw
 from tgen.reports import Token
+
+
+@dataclass
+class _Row:
+    """A text on its way."""
+
+    number: int
+    text: list[int]
+    longest: int  # tokens that it may come to
+    start: int  # the first token in sight
 
 
 class _Pick(NamedTuple):
@@ -51,46 +62,42 @@ def generate(
         return
     if not all(prompts):
         raise ValueError("a prompt needs at least one token")
-    texts = [list(prompt) for prompt in prompts]
-    longest = [len(prompt) + max_new_tokens for prompt in prompts]
-    rows = list(range(len(texts)))  # the rows still running, by their place in the engine
-    starts = [window_start(len(text), engine.context_length) for text in texts]
+    context = engine.context_length
+    rows = [
+        _Row(number, list(prompt), len(prompt) + max_new_tokens, window_start(len(prompt), context))
+        for number, prompt in enumerate(prompts)
+    ]
     reset(engine, 1)
-    if kv_cache and not any(starts):
-        shared = texts[0][: _n_shared(texts)]
-        n = 0 if prompt_cache is None else restore(engine, shared, prompt_cache)
-        if len(texts) > 1 and shared[n:]:
-            engine.extend([shared[n:]])  # once for all rows
+    if kv_cache and not any(row.start for row in rows):
+        _begin(engine, [row.text for row in rows], prompt_cache)
     engine.select([0] * len(rows))
     while rows:
-        fed = _prepare(engine, rows, texts, starts, kv_cache=kv_cache)
+        new = _prepare(engine, rows, kv_cache=kv_cache)
         guesses: list[list[int]] = [[] for _ in rows]
-        if drafts is not None and kv_cache and max(map(len, fed)) == 1:
-            for place, row in enumerate(rows):
-                most = min(starts[row] + engine.context_length, longest[row] - 1) - len(texts[row])
-                guesses[place] = drafts.guess(row, texts[row], n_rows=len(rows), most=most)
-        logits = _extend(engine, fed, guesses)
-        picks = _pick(logits, rows, guesses, texts, longest, stop, sampling)
+        if drafts is not None and kv_cache and max(map(len, new)) == 1:
+            guesses = [_guess(drafts, row, context, n_rows=len(rows)) for row in rows]
+        logits = _extend(engine, new, guesses)
+        picks = _pick(logits, rows, guesses, stop, sampling)
         yield from _reports(picks, logits)
-        finished = {pick.row for pick in picks if pick.last}
-        kept = [place for place, row in enumerate(rows) if row not in finished]
+        ended = {pick.row for pick in picks if pick.last}
+        kept = [place for place, row in enumerate(rows) if row.number not in ended]
         if not kept:
             return
-        if len(kept) < len(rows):
+        if ended:
             rows = [rows[place] for place in kept]
             engine.select(kept)
+            if drafts is not None:
+                drafts.forget(ended)
 
 
-def restore(engine: Engine, tokens: Sequence[int], cache: PromptCache) -> int:
-    """Leaves one row that holds as many of the first tokens as the cache has: how many."""
-    n = n_alike(tokens, cache.tokens)
-    engine.restore(cache.keys[:, :, :n], cache.values[:, :, :n])
+def begin_with(engine: Engine, tokens: Sequence[int], cache: PromptCache | None) -> int:
+    """Leaves one row with as many of the first tokens as the cache has; how many they are."""
+    n = n_alike(tokens, cache.tokens) if cache else 0
+    if cache and n:
+        engine.restore(cache.keys[:, :, :n], cache.values[:, :, :n])
+    else:
+        reset(engine, 1)
     return n
-
-
-def _n_shared(texts: list[list[int]]) -> int:
-    """Tokens with which all texts begin alike, each having at least one more."""
-    return min(n_alike(min(texts), max(texts)), min(map(len, texts)) - 1)
 
 
 def window_start(n_tokens: int, context_length: int) -> int:
@@ -101,55 +108,65 @@ def window_start(n_tokens: int, context_length: int) -> int:
     return stride * -(-(n_tokens - context_length) // stride)
 
 
-def _prepare(
-    engine: Engine, rows: list[int], texts: list[list[int]], starts: list[int], *, kv_cache: bool
-) -> list[list[int]]:
-    """Rewinds rows that slid (or, uncached, all) and what was guessed wrong; what each row must
-    then be extended with."""
+def _begin(engine: Engine, texts: list[list[int]], cache: PromptCache | None) -> None:
+    """Leaves one row with what all texts begin with and need not be computed for each."""
+    n_shared = min(n_alike(min(texts), max(texts)), min(map(len, texts)) - 1)
+    shared = texts[0][:n_shared]  # each has at least one token more
+    n = begin_with(engine, shared, cache)
+    if len(texts) > 1 and n < n_shared:
+        engine.extend([shared[n:]])
+
+
+def _prepare(engine: Engine, rows: list[_Row], *, kv_cache: bool) -> list[list[int]]:
+    """Rewinds rows that slid (or, uncached, all) and wrong guesses; what each row needs next."""
     held = engine.lengths
     for place, row in enumerate(rows):
-        start = window_start(len(texts[row]), engine.context_length)
-        if start != starts[row] or not kv_cache:
-            starts[row], held[place] = start, 0
-        held[place] = min(held[place], len(texts[row]) - 1 - start)
+        start = window_start(len(row.text), engine.context_length)
+        if start != row.start or not kv_cache:
+            row.start, held[place] = start, 0
+        held[place] = min(held[place], len(row.text) - 1 - start)
     engine.rewind(held)
-    return [texts[row][starts[row] + held[place] :] for place, row in enumerate(rows)]
+    return [row.text[row.start + held[place] :] for place, row in enumerate(rows)]
 
 
-def _extend(engine: Engine, fed: list[list[int]], guesses: list[list[int]]) -> Logits:
+def _guess(drafts: Drafts, row: _Row, context_length: int, *, n_rows: int) -> list[int]:
+    room = min(row.start + context_length, row.longest - 1) - len(row.text)
+    return drafts.guess(row.number, row.text, n_rows=n_rows, most=room)
+
+
+def _extend(engine: Engine, new: list[list[int]], guesses: list[list[int]]) -> Logits:
     """Logits after each row's last token and after each of its guesses, (N, V)."""
     if not any(guesses):
-        return engine.extend(fed)
-    tokens = [new + guess for new, guess in zip(fed, guesses, strict=True)]
+        return engine.extend(new)
+    tokens = [last + guess for last, guess in zip(new, guesses, strict=True)]
     return np.concatenate(engine.extend(tokens, every_position=True))
 
 
 def _pick(
     logits: Logits,
-    rows: list[int],
+    rows: list[_Row],
     guesses: list[list[int]],
-    texts: list[list[int]],
-    longest: list[int],
     stop: Collection[int],
     sampling: SamplingConfig,
 ) -> list[_Pick]:
     """Lengthens each row by what the sampler picks, once more after each guess that was right."""
     expected = [guess for guessed in guesses for guess in (*guessed, None)]  # a place of the logits
-    sizes = [len(guessed) + 1 for guessed in guesses]
-    places = dict(zip(rows, accumulate(sizes, initial=0), strict=False))
+    firsts = accumulate((len(guessed) + 1 for guessed in guesses), initial=0)
+    going = list(zip(rows, firsts, strict=False))  # rows, each with its next place
     picks: list[_Pick] = []
-    while places:
-        asked = logits if len(places) == len(logits) else logits[list(places.values())]
-        positions = [len(texts[row]) for row in places]
-        tokens = draw(asked, sampling, rows=list(places), positions=positions)
-        right = {}
-        for (row, place), token in zip(places.items(), tokens, strict=True):
-            texts[row].append(token)
-            last = token in stop or len(texts[row]) == longest[row]
-            picks.append(_Pick(row, token, place, last))
+    while going:
+        places = [place for _, place in going]
+        asked = logits if len(places) == len(logits) else logits[places]
+        numbers = [row.number for row, _ in going]
+        tokens = draw(asked, sampling, rows=numbers, positions=[len(row.text) for row, _ in going])
+        right = []
+        for (row, place), token in zip(going, tokens, strict=True):
+            row.text.append(token)
+            last = token in stop or len(row.text) == row.longest
+            picks.append(_Pick(row.number, token, place, last))
             if token == expected[place] and not last:
-                right[row] = place + 1
-        places = right
+                right.append((row, place + 1))
+        going = right
     return picks
 
 

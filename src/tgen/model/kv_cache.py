@@ -88,7 +88,7 @@ class KVCache:
         """Leaves one row, which holds these, each (L, n_kv_heads, n, D)."""
         self.lengths = [keys.shape[2]]
         for store, given in ((self.keys, keys), (self.values, values)):
-            store[:] = [layer[None].to(store[0]) for layer in given]
+            store[:] = [layer[None].to(store[0], copy=True) for layer in given]
 
     def _grow(self, capacity: int) -> None:
         for store in (self.keys, self.values):

@@ -1,9 +1,13 @@
 """A run as it goes: trains, saves, samples, rolls back, and hands on every report."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from tgen import corpus, files
 from tgen.checkpoint import directory, run_log, run_state
@@ -123,7 +127,11 @@ class _Run:
         self.out, self.prepared, self.log, self.stopped = out, prepared, log, stopped
         self.store = prepared.store()
         self.nothing_held_out = self.store.held_out_bytes == 0
-        self.tables = prepared.ngram_tables()
+
+    @cached_property
+    def ngrams(self) -> Mapping[str, NDArray[Any]]:
+        """What usually follows in the text; counted when it is first saved, on the run's clock."""
+        return self.prepared.ngram_tables()
 
     def recorded(self, state: TrainState) -> Iterator[RunReport]:
         """The run's reports, as TensorBoard's events too where they are wanted."""
@@ -217,7 +225,7 @@ class _Run:
                 model.config,
                 self.prepared.tokenizer,
                 model.to_arrays(),
-                tables=self.tables,
+                ngrams=self.ngrams,
             )
         self.log.flush()  # a state is never ahead of its log
         run_state.save_state(self.out, asdict(state.progress), state.to_arrays())

@@ -30,15 +30,14 @@ class CpuEngine:
         *,
         n_threads: int,
         stored: StoredAs = "float32",
-        release: bool = False,
     ) -> None:
-        """With `release` arrays that are held otherwise are taken out of `arrays`, one by one."""
+        """Takes the arrays out of `arrays` one by one: what is held otherwise is not held twice."""
         if config.n_layers > MAX_LAYERS:
             raise ModelError(
                 f"the model has {config.n_layers} layers", f"the kernels take {MAX_LAYERS}"
             )
         self.config = config
-        self._weights = Weights(config, arrays, stored, release=release)
+        self._weights = Weights(config, arrays, stored)
         self.stored: StoredAs = stored
         self._cache = Cache(config)
         self._n_threads = n_threads

@@ -40,16 +40,11 @@ class Weights:
     """A table of addresses for `forward`, and the arrays that it points to."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        arrays: MutableMapping[str, Array],
-        stored: StoredAs,
-        *,
-        release: bool = False,
+        self, config: ModelConfig, arrays: MutableMapping[str, Array], stored: StoredAs
     ) -> None:
-        """With `release` each array is taken out of `arrays`, so that it goes when it is held."""
+        """Takes the arrays out of `arrays`, each as it is held."""
         self.config = config
-        take: Callable[..., Any] = arrays.pop if release else arrays.get
+        take: Callable[..., Any] = arrays.pop
         self.stored = {"float32": FLOAT32, "bfloat16": BFLOAT16, "int8": INT8}[stored]
         self.table = np.zeros((config.n_layers + 1, forward.COLUMNS), np.int64)
         self._kept: list[Array] = []
