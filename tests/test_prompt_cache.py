@@ -109,7 +109,7 @@ def test_only_the_model_that_a_cache_is_of_takes_it(model, tmp_path):
         {"values": np.zeros((1, *shape[1:]), np.float32)},
     ):
         prompt_cache.save(path, sound | strange, owner)
-        with pytest.raises(ModelError, match="is no prompt cache|does not fit"):
+        with pytest.raises(ModelError, match=r"is no prompt cache|does not fit"):
             prompt_cache.load(path, config, owner)
     prompt_cache.save(path, sound, owner)
     assert prompt_cache.load(path, config, owner)["tokens"].tolist() == [0, 0, 0]
