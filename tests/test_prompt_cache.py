@@ -42,7 +42,7 @@ def test_the_text_after_a_kept_prompt_is_that_of_a_fresh_run(model, tmp_path, mo
         computed.append(sum(map(len, tokens)))
         return extend(tokens, **how)
 
-    prompts = {1: ids, 2: [*ids, 40], 3: [*ids[:7], 50, 51, 52], 4: [299, 1, 2, 3]}
+    prompts = {1: ids, 2: [*ids, 40, 41], 3: [*ids[:7], 50, 51, 52], 4: [299, 1, 2, 3]}
     for n_new, prompt in prompts.items():
         fresh = text(model, [prompt])
         monkeypatch.setattr(model.engine, "extend", counted)
