@@ -242,6 +242,7 @@ def test_the_shipped_model_answers_where_nothing_was_trained(tmp_path):
         "config.json",
         "generation_config.json",
         "model.safetensors",
+        "ngrams.safetensors",
         "tokenizer.json",
         "tokenizer_config.json",
     }

@@ -8,12 +8,10 @@ the tokenizer is learnt from tgen's own sources.
 """
 
 import argparse
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -37,6 +35,18 @@ print(tokenizer.decode(out[0]))
 """
 
 
+# A process counts the memory of the one that starts it as its own: so a small one does.
+LAUNCHER = """
+import os, subprocess, sys, time
+began = time.perf_counter()
+nothing = subprocess.DEVNULL
+process = subprocess.Popen(sys.argv[1:], stdout=nothing, stderr=nothing)
+_, status, usage = os.wait4(process.pid, 0)
+print(time.perf_counter() - began, usage.ru_maxrss)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
 def make_model(shape: str, folder: Path) -> int:
     """A model directory; bytes of its weights."""
     sources = [path.read_bytes() for path in sorted(Path(tgen.__file__).parent.rglob("*.py"))]
@@ -48,14 +58,9 @@ def make_model(shape: str, folder: Path) -> int:
 
 def run(command: list[str]) -> tuple[float, int]:
     """Seconds and the largest resident size in bytes."""
-    began = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    took = time.perf_counter() - began
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"{' '.join(command[:4])} ... ended with {process.returncode}")
-    return took, usage.ru_maxrss * 1024
+    launcher = [sys.executable, "-S", "-c", LAUNCHER, *command]
+    found = subprocess.run(launcher, capture_output=True, check=True, text=True).stdout.split()
+    return float(found[0]), int(found[1]) * 1024
 
 
 def _measure(arguments: argparse.Namespace) -> None:

@@ -20,10 +20,11 @@ def draw(
     logits: Logits, sampling: SamplingConfig, *, rows: Sequence[int], positions: Sequence[int]
 ) -> list[int]:
     """A token id for each row of logits (B, V); `rows` and `positions` name the random numbers."""
-    if not np.isfinite(logits.max(axis=1)).all():
+    best = logits.argmax(axis=1)  # the lowest id among equals; of NaN where there is one
+    if not np.isfinite(logits[np.arange(len(logits)), best]).all():
         raise ModelError("the model's logits are not finite", "its weights are damaged")
     if sampling.temperature == 0:
-        return [int(i) for i in logits.argmax(axis=1)]  # the lowest id among equals
+        return best.tolist()  # type: ignore[no-any-return]
     kept = keep_top_k(logits, sampling.top_k)  # first, on few numbers the rest is quick
     tokens = []
     for logit_row, row, position in zip(kept, rows, positions, strict=True):

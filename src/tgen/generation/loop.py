@@ -182,13 +182,11 @@ def _reports(picks: Sequence[_Pick], logits: Logits) -> Iterator[Token]:
     # Of p = w / t with w = exp(s): -sum p log p = log t - sum w s / t.
     products = weights * np.maximum(shifted, -1e30)  # a logit of -inf adds nothing
     entropies = np.log(totals) - products.sum(axis=1, dtype=np.float64) / totals
-    for i, pick in enumerate(picks):
-        chosen = shifted[i, pick.id]
+    chosen = shifted[np.arange(len(picks)), [pick.id for pick in picks]]
+    ranks = (shifted > chosen[:, None]).sum(axis=1)
+    thoughts = (chosen - np.log(totals), ranks, np.maximum(entropies, 0.0))
+    found = zip(*(values.tolist() for values in thoughts), strict=True)
+    for pick, (logprob, rank, entropy) in zip(picks, found, strict=True):
         yield Token(
-            row=pick.row,
-            id=pick.id,
-            logprob=float(chosen - np.log(totals[i])),
-            rank=int((shifted[i] > chosen).sum()),
-            entropy=max(0.0, float(entropies[i])),
-            last=pick.last,
+            row=pick.row, id=pick.id, logprob=logprob, rank=rank, entropy=entropy, last=pick.last
         )

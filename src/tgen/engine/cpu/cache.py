@@ -1,4 +1,8 @@
-"""Keys and values of the rows' positions so far, for the kernels: (L, B, n_kv_heads, S, D)."""
+"""Keys and values of the rows' positions so far, for the kernels.
+
+Values are (L, B, n_kv_heads, S, D). Keys are (L, B, n_kv_heads, S / 16, D, 16): sixteen positions
+side by side, so that a query meets as many with one instruction.
+"""
 
 from collections.abc import Sequence
 
@@ -6,6 +10,7 @@ import numpy as np
 
 from tgen.config import ModelConfig
 from tgen.engine.cpu import forward
+from tgen.engine.cpu.lanes import LANES
 from tgen.engine.cpu.weights import Array, whole
 
 _SMALLEST = 64
@@ -26,14 +31,10 @@ class Cache:
 
     def make_room(self, n_tokens: int) -> None:
         """Lets every row hold this many tokens."""
-        capacity = self.keys.shape[3]
+        n_rows, capacity = self.values.shape[1], self.values.shape[3]
         if n_tokens > capacity:
-            old = self.keys, self.values
-            wanted = max(_SMALLEST, n_tokens, 2 * capacity)
-            self._allocate(len(self.lengths), min(wanted, self.config.context_length))
-            held = max(self.lengths)
-            for target, source in zip((self.keys, self.values), old, strict=True):
-                target[:, :, :, :held] = source[:, :, :, :held]
+            wanted = min(max(_SMALLEST, n_tokens, 2 * capacity), self.config.context_length)
+            self._change(list(range(n_rows)), wanted)
 
     def rewind(self, lengths: Sequence[int]) -> None:
         """Forgets each row's tokens from its new length on."""
@@ -43,26 +44,25 @@ class Cache:
 
     def select(self, rows: Sequence[int]) -> None:
         """Keeps, repeats and reorders rows."""
-        if list(rows) == list(range(len(self.lengths))):
-            return
-        self.lengths = [self.lengths[row] for row in rows]
-        held, old = max(self.lengths), (self.keys, self.values)
-        self._allocate(len(rows), self.keys.shape[3])
-        for target, source in zip((self.keys, self.values), old, strict=True):
-            for new, row in enumerate(rows):
-                target[:, new, :, :held] = source[:, row, :, :held]
+        if list(rows) != list(range(len(self.lengths))):
+            self.lengths = [self.lengths[row] for row in rows]
+            self._change(rows, self.values.shape[3])
 
     def first_row(self) -> tuple[Array, Array]:
         """What the first row holds: keys and values, each (L, n_kv_heads, n, D)."""
         n, size = self.lengths[0], self.config.head_dim
-        keys, values = (s[:, 0, :, :n, :size].copy() for s in (self.keys, self.values))
-        return keys, values
+        keys = self.keys[:, 0].swapaxes(3, 4).reshape(self.values[:, 0].shape)
+        return keys[:, :, :n, :size].copy(), self.values[:, 0, :, :n, :size].copy()
 
     def restore(self, keys: Array, values: Array) -> None:
         """Leaves one row, which holds these, each (L, n_kv_heads, n, D)."""
         n, size = keys.shape[2:]
         self._allocate(1, n)
-        self.keys[:, 0, :, :, :size], self.values[:, 0, :, :, :size] = keys, values
+        self.values[:, 0, :, :n, :size] = values
+        apart = np.zeros_like(self.values[:, 0])
+        apart[:, :, :n, :size] = keys
+        blocks = self.keys[:, 0].swapaxes(3, 4)  # (L, n_kv_heads, S / 16, 16, D)
+        blocks[:] = apart.reshape(blocks.shape)
         self.lengths = [n]
 
     def facts(self) -> dict[int, int]:
@@ -70,12 +70,23 @@ class Cache:
         return {
             forward.KEYS_AT: self.keys.ctypes.data,
             forward.VALUES_AT: self.values.ctypes.data,
-            forward.CAPACITY: self.keys.shape[3],
-            forward.N_ROWS: self.keys.shape[1],
+            forward.CAPACITY: self.values.shape[3],
+            forward.N_ROWS: self.values.shape[1],
         }
 
+    def _change(self, rows: Sequence[int], capacity: int) -> None:
+        """New storage, in which these rows hold what they held."""
+        keys, values, held = self.keys, self.values, max(self.lengths)
+        blocks = -(-held // LANES)
+        self._allocate(len(rows), capacity)
+        for new, row in enumerate(rows):
+            self.keys[:, new, :, :blocks] = keys[:, row, :, :blocks]
+            self.values[:, new, :, :held] = values[:, row, :, :held]
+
     def _allocate(self, n_rows: int, capacity: int) -> None:
-        config = self.config
-        shape = (config.n_layers, n_rows, config.n_kv_heads, capacity, whole(config.head_dim))
+        config, n_blocks = self.config, -(-capacity // LANES)
+        size = whole(config.head_dim)
+        rows = (config.n_layers, n_rows, config.n_kv_heads)
         # Memory that nothing has been written to costs nothing.
-        self.keys, self.values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        self.keys = np.zeros((*rows, n_blocks, size, LANES), np.float32)
+        self.values = np.zeros((*rows, n_blocks * LANES, size), np.float32)

@@ -20,7 +20,7 @@ from tgen.engine.cpu.kernels import (
     rms_norm,
     rotate,
 )
-from tgen.engine.cpu.lanes import float_at, float_of_bits, int_at, put_float
+from tgen.engine.cpu.lanes import LANES, float_at, float_of_bits, int_at, put_float
 from tgen.engine.cpu.sharing import chunk_done, claim, wait
 
 PHASES_A_LAYER = 6
@@ -143,12 +143,13 @@ def _remember_token(job, layer, i):
             turn = position * half * 4
             rotate(vector, int_at(job, COS_AT) + turn, int_at(job, SIN_AT) + turn, half)
     for head in range(n_kv):
-        place = _cached(job, layer, row, head) + position * step
+        place, inside = _cached(job, layer, row, head), position % LANES
         key = vectors + (n_heads + head) * step * 4
         value = key + n_kv * step * 4
+        block = place + (position - inside) * step + inside  # see `make_scores`
         for d in range(step):
-            put_float(int_at(job, KEYS_AT), place + d, float_at(key, d))
-            put_float(int_at(job, VALUES_AT), place + d, float_at(value, d))
+            put_float(int_at(job, KEYS_AT), block + d * LANES, float_at(key, d))
+            put_float(int_at(job, VALUES_AT), place + position * step + d, float_at(value, d))
 
 
 @njit

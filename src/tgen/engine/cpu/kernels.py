@@ -20,13 +20,14 @@ from tgen.engine.cpu.lanes import (
     float_at,
     float_of_bits,
     make_mix,
+    make_scores,
     make_tile,
     put_float,
 )
 
 SWIGLU, RELU, GELU_TANH, GELU = range(4)
 
-_score_8, _score_1 = make_tile(8, 1, FLOAT32), make_tile(1, 1, FLOAT32)
+_score_64, _score_16 = make_scores(4), make_scores(1)
 _mix_32, _mix_64 = make_mix(2), make_mix(4)
 
 _F = np.float32
@@ -203,15 +204,19 @@ def _total(x, n):
 
 @njit
 def attend(query, keys, values, n, size, scale, scores, out):
-    """out = softmax(scale * keys query) values, over n rows; `size` is a multiple of GROUP."""
+    """out = softmax(scale * keys query) values, over n rows; `size` is a multiple of GROUP.
+
+    Keys lie as `make_scores` has them; what lies behind the last does not matter.
+    """
     step = size * 4
     s = 0
-    while s + 8 <= n:
-        _score_8(keys + s * step, step, query, step, size, scores + s * 4, 0)
-        s += 8
     while s < n:
-        _score_1(keys + s * step, step, query, step, size, scores + s * 4, 0)
-        s += 1
+        if n - s > 48:
+            _score_64(query, keys + s * step, size, scores + s * 4)
+            s += 64
+        else:
+            _score_16(query, keys + s * step, size, scores + s * 4)
+            s += 16
     highest = _largest(scores, n)
     for s in range(n):
         put_float(scores, s, exp((float_at(scores, s) - highest) * scale))

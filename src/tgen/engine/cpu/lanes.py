@@ -65,6 +65,31 @@ def make_tile(n_rows: int, n_vectors: int, stored: int) -> Any:
     return tile
 
 
+def make_scores(n_blocks: int) -> Any:
+    """scores(q, keys, size, out): out[s] = q . key s for 16 `n_blocks` keys.
+
+    Keys lie in blocks of 16, each (size, 16): a number of all 16, then the next.
+    """
+
+    @intrinsic
+    def scores(_, q, keys, size, out):
+        def generate(context, b, _, arguments):
+            q, keys, size, out = arguments
+            blocks = [_offset(b, keys, b.mul(size, _number(64)), u) for u in range(n_blocks)]
+            with _loop(b, size, [_zeros] * n_blocks, step=1) as (d, sums, following):
+                number = _spread(b, _load(b, _element(b, q, d, 4), _f32))
+                for u, block in enumerate(blocks):
+                    values = _load(b, _element(b, block, d, 64), _vector)
+                    following.append(_fma(b, number, values, sums[u]))
+            for u in range(n_blocks):
+                _store(b, following[u], b.add(out, _number(64 * u)))
+            return context.get_dummy_value()
+
+        return types.void(*[_address] * 4), generate
+
+    return scores
+
+
 def make_mix(n_vectors: int) -> Any:
     """mix(p, v, v_step, n, out): out[0 : 16 n_vectors] = the sum over n rows of p[s] * v[s]."""
 
@@ -80,8 +105,7 @@ def make_mix(n_vectors: int) -> Any:
                     values = _load(b, b.add(row, _number(64 * u)), _vector)
                     following.append(_fma(b, share, values, sums[u]))
             for u in range(n_vectors):
-                place = b.add(out, _number(64 * u))
-                b.store(following[u], b.inttoptr(place, _vector.as_pointer())).align = 4
+                _store(b, following[u], b.add(out, _number(64 * u)))
             return context.get_dummy_value()
 
         return types.void(*[_address] * 5), generate
@@ -180,6 +204,10 @@ def _load(b: ir.IRBuilder, address: ir.Value, kind: ir.Type) -> ir.Value:
     value = b.load(b.inttoptr(address, kind.as_pointer()))
     value.align = 1
     return value
+
+
+def _store(b: ir.IRBuilder, value: ir.Value, address: ir.Value) -> None:
+    b.store(value, b.inttoptr(address, value.type.as_pointer())).align = 4
 
 
 def _load_half(b: ir.IRBuilder, group: ir.Value, half: int, stored: int) -> ir.Value:
