@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import TEXT, make_model, tgen
-from tgen.checkpoint import directory, ngrams, tensors
+from tgen.checkpoint import ngrams, tensors
 from tgen.config import SamplingConfig
 from tgen.corpus import ngram_tables
 from tgen.engine.cpu.engine import CpuEngine
@@ -155,8 +155,7 @@ def test_a_run_with_ngrams_keeps_them_beside_the_weights(tmp_path):
     small = ["--set", "d_model=16", "--set", "context_length=16", "--set", "eval_every=5"]
     run = [tmp_path / "corpus.txt", "--steps", 10, *small, "--tokenizer", "char"]
     assert tgen("train", *run, "--ngrams", "--out", tmp_path / "m").returncode == 0
-    bundle = directory.load(tmp_path / "m")
-    assert len(bundle.ngrams["ngrams_3"]) > 10
+    assert len(ngrams.load(tmp_path / "m", 258)["ngrams_3"]) > 10
     both = [
         tgen("generate", "--model", tmp_path / "m", "--prompt", "The", "--seed", 1, *more)
         for more in ((), ("--draft", "off"))
@@ -165,7 +164,7 @@ def test_a_run_with_ngrams_keeps_them_beside_the_weights(tmp_path):
     assert both[0].returncode == 0
     # A new run without them leaves no table of another text behind.
     assert tgen("train", *run, "--overwrite", "--out", tmp_path / "m").returncode == 0
-    assert directory.load(tmp_path / "m").ngrams == {}
+    assert ngrams.load(tmp_path / "m", 258) == {}
 
 
 @pytest.mark.parametrize(

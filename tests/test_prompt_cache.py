@@ -77,7 +77,7 @@ def test_only_the_model_that_a_cache_is_of_takes_it(model, tmp_path):
     narrow = Model(
         bundle, CpuEngine(bundle.config, dict(bundle.arrays), n_threads=1, stored="int8")
     )
-    with pytest.raises(ModelError, match="as it is now, with int8 weights"):
+    with pytest.raises(ModelError, match="was kept with 'float32' weights"):
         narrow.load_cache(path)
     weights = bundle.path / "model.safetensors"
     content = weights.read_bytes()
@@ -89,8 +89,13 @@ def test_only_the_model_that_a_cache_is_of_takes_it(model, tmp_path):
         Model(other, model.engine).load_cache(path)
     weights.write_bytes(content)
     assert Model(directory.load(bundle.path), model.engine).load_cache(path).tokens == [1, 2, 3]
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ModelError, match="its header says"):
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with pytest.raises(ModelError, match="its header says") as refused:
+        model.load_cache(path)
+    assert "--save-cache" in refused.value.hint
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(ModelError, match="is damaged"):
         model.load_cache(path)
     with pytest.raises(ModelError, match="is no prompt cache"):
         model.load_cache(weights)
@@ -113,6 +118,23 @@ def test_only_the_model_that_a_cache_is_of_takes_it(model, tmp_path):
             prompt_cache.load(path, config, owner)
     prompt_cache.save(path, sound, owner)
     assert prompt_cache.load(path, config, owner)["tokens"].tolist() == [0, 0, 0]
+
+
+def test_nothing_but_a_prompt_cache_is_written_over(trained, tmp_path):
+    (tmp_path / "corpus.txt").write_bytes(b"precious")
+    run = ["generate", "--model", trained, "--prompt", "The", "-n", 0]
+    kept = tgen(*run, "--save-cache", tmp_path / "c")
+    assert b"tokens kept" in kept.stderr
+    (tmp_path / "link").symlink_to("c")
+    assert tgen(*run, "--save-cache", tmp_path / "link").returncode == 0
+    assert (tmp_path / "link").is_symlink()
+    for target in ("corpus.txt", ".", "none/c"):
+        refused = tgen(*run, "--save-cache", tmp_path / target)
+        assert refused.returncode == 2
+        assert b"--save-cache" in refused.stderr
+    assert tgen(*run, "--save-cache", trained / "model.safetensors").returncode == 2
+    assert (tmp_path / "corpus.txt").read_bytes() == b"precious"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["c", "corpus.txt", "link"]
 
 
 def test_the_command_keeps_and_takes_a_prompt(trained, tmp_path):

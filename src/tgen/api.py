@@ -6,16 +6,18 @@ for piece in model.generate("What is", temperature=0): print(piece, end="")
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tgen.checkpoint.directory import ModelBundle, digest
 from tgen.checkpoint.directory import load as load_bundle
+from tgen.checkpoint.ngrams import load as load_ngrams
 from tgen.checkpoint.prompt_cache import Owner
 from tgen.checkpoint.prompt_cache import load as read_cache
 from tgen.checkpoint.prompt_cache import save as write_cache
@@ -59,6 +61,11 @@ class Model:
         """The model's own tokenizer."""
         return self.bundle.tokenizer
 
+    @cached_property
+    def ngrams(self) -> Mapping[str, NDArray[Any]]:
+        """What usually follows in the model's corpus, by `corpus.ngram_tables`; empty: unknown."""
+        return load_ngrams(self.bundle.path, self.bundle.config.vocab_size)
+
     def encode(self, text: str | bytes) -> list[int]:
         """The ids of a prompt; an empty one starts where documents start."""
         data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
@@ -83,7 +90,9 @@ class Model:
         """
         self._turn += 1
         turn = self._turn
-        ngrams, vocab_size = self.bundle.ngrams, self.bundle.config.vocab_size
+        drafts = None
+        if draft == "auto" and kv_cache:
+            drafts = Drafts(self.ngrams, self.bundle.config.vocab_size)
         for token in generate(
             self.engine,
             prompts,
@@ -91,7 +100,7 @@ class Model:
             stop=self.bundle.end_ids,
             max_new_tokens=max_new_tokens,
             kv_cache=kv_cache,
-            drafts=Drafts(ngrams, vocab_size) if draft == "auto" else None,
+            drafts=drafts,
             prompt_cache=prompt_cache,
         ):
             yield token

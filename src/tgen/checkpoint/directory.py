@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from tgen import files
 from tgen.checkpoint import config_json, families, tensors
 from tgen.checkpoint.ngrams import FILE as NGRAMS
-from tgen.checkpoint.ngrams import load as load_ngrams
 from tgen.config import ModelConfig, SamplingConfig
 from tgen.errors import ModelError, TgenError
 from tgen.tokenizer import Tokenizer
@@ -35,7 +34,6 @@ class ModelBundle:
     tokenizer: Tokenizer
     arrays: dict[str, NDArray[Any]]
     end_ids: frozenset[int]  # tokens that end a text
-    ngrams: Mapping[str, NDArray[Any]]  # tables of them, see `corpus.ngram_tables`; may be empty
     stamp: tuple[int, ...]  # of its files as they were read, see `digest`
 
 
@@ -138,10 +136,9 @@ def load(path: Path) -> ModelBundle:
     for shard, header in headers.items():
         stored |= tensors.read(path / shard, header, rename=families.plain_name)
     arrays = families.from_layout(config, stored)
-    ngrams = load_ngrams(path, config.vocab_size)
     if not ends and tokenizer.end_of_text is not None:
         ends = [tokenizer.end_of_text]
-    return ModelBundle(path, config, tokenizer, arrays, frozenset(ends), ngrams, stamp)
+    return ModelBundle(path, config, tokenizer, arrays, frozenset(ends), stamp)
 
 
 def digest(bundle: ModelBundle) -> str:

@@ -61,11 +61,19 @@ def generate(
     ] = "auto",
     save_cache: Annotated[
         Path | None,
-        typer.Option("--save-cache", help="Keep what was computed of the prompt in this file."),
+        typer.Option(
+            "--save-cache",
+            metavar="FILE",
+            help="Keep what is computed of the prompt, for this model and these --weights.",
+        ),
     ] = None,
     load_cache: Annotated[
         Path | None,
-        typer.Option("--load-cache", help="Take the prompt's beginning from a file kept so."),
+        typer.Option(
+            "--load-cache",
+            metavar="FILE",
+            help="Take the prompt's beginning from a file that --save-cache wrote.",
+        ),
     ] = None,
     echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before the text.")] = False,
     json_output: JsonOption = False,
@@ -81,6 +89,10 @@ def generate(
     """
     if no_kv_cache and (save_cache or load_cache):
         raise UsageError("--no-kv-cache does not go with a prompt cache", "leave one of them away")
+    if save_cache:
+        from tgen.checkpoint.prompt_cache import check_target
+
+        check_target(save_cache)
     sampling = SamplingConfig(
         temperature=temperature,
         top_k=top_k,
@@ -91,13 +103,13 @@ def generate(
     path, loaded = load_model(model, device=device, threads=threads, weights=weights, quiet=quiet)
     console.note(f"{path} · seed {sampling.seed}", quiet=quiet)
     ids, length = loaded.encode(data), loaded.engine.context_length
+    started = time.perf_counter()
+    cache = _prompt_cache(loaded, ids, load_cache, save_cache, quiet=quiet)
     if len(ids) > length:
         console.note(
             f"the prompt has {len(ids)} tokens, the context {length}: only its end is seen",
             quiet=quiet,
         )
-    started = time.perf_counter()
-    cache = _prompt_cache(loaded, ids, load_cache, save_cache, quiet=quiet)
     if echo and not json_output:
         console.write(data)
     tokens = loaded.tokens(
@@ -136,7 +148,8 @@ def generate(
     rate = (
         f"{len(made) / took:,.0f} tokens/s, prefill included" if made else "nothing was asked for"
     )
-    console.note(f"{len(made)} tokens · {rate}", quiet=quiet)
+    if made or not save_cache:
+        console.note(f"{len(made)} tokens · {rate}", quiet=quiet)
 
 
 def _prompt_cache(
@@ -147,10 +160,12 @@ def _prompt_cache(
     cache = None
     if load:
         cache = model.load_cache(load)
-        fits = len(ids) <= model.engine.context_length
-        n = n_alike(ids, cache.tokens) if fits else 0
-        console.note(f"{load} · {n} of the prompt's {len(ids)} tokens are there", quiet=quiet)
+        used = f"{n_alike(ids, cache.tokens)} of the prompt's {len(ids)} tokens are there"
+        if len(ids) > model.engine.context_length:
+            used = "not used: the prompt is longer than the context"
+        console.note(f"{load} · {used}", quiet=quiet)
     if save:
         cache = model.cache_prompt(ids, known=cache)
         model.save_cache(save, cache)
+        console.note(f"{save} · {len(ids)} tokens kept", quiet=quiet)
     return cache

@@ -144,7 +144,7 @@ def train(
         bool,
         typer.Option(
             "--ngrams",
-            help="Keep beside the weights what usually follows in the text: generating is faster.",
+            help="Keep n-grams of the text beside the weights: `generate --draft` guesses better.",
         ),
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,

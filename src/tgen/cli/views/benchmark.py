@@ -49,7 +49,8 @@ def precision_line(report: PrecisionReport) -> str:
     return (
         f"{report.stored} weights: {report.bits_per_byte:.4f} bits per byte where {report.exact} "
         f"ones have {report.exact_bits_per_byte:.4f} ({cost:+.4f}), over {report.tokens:,} tokens "
-        f"that these wrote (largest logit difference {report.max_logit_difference:.1e})"
+        f"written with {report.exact} ones "
+        f"(largest logit difference {report.max_logit_difference:.1e})"
     )
 
 
