@@ -94,7 +94,8 @@ def test_only_the_model_that_a_cache_is_of_takes_it(model, tmp_path):
     with pytest.raises(ModelError, match="its header says") as refused:
         model.load_cache(path)
     assert "--save-cache" in refused.value.hint
-    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    middle = len(whole) // 2
+    path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
     with pytest.raises(ModelError, match="is damaged"):
         model.load_cache(path)
     with pytest.raises(ModelError, match="is no prompt cache"):
