@@ -106,6 +106,22 @@ def test_a_damaged_kernel_is_made_anew(tmp_path: Path):
     assert text == write()[0]
 
 
+def test_kernels_are_kept_under_any_umask_but_not_where_others_write(tmp_path: Path):
+    code = "import os; os.umask(2); from tgen.engine.cpu import compiled as c; print(c._is_ours())"
+
+    def is_ours() -> bytes:
+        environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "new")}
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, env=environment, check=True, capture_output=True).stdout
+
+    assert is_ours() == b"True\n"
+    (tmp_path / "new" / "tgen").chmod(0o775)  # as an earlier tgen left it
+    assert is_ours() == b"True\n"
+    (folder,) = (tmp_path / "new" / "tgen").iterdir()
+    folder.chmod(0o775)
+    assert is_ours() == b"False\n"
+
+
 def test_on_a_processor_torch_is_not_loaded():
     code = (
         "import sys; from tgen import load; model = load(sys.argv[1], device='cpu'); "

@@ -83,6 +83,7 @@ def test_knowing_the_training_text_much_better_is_a_sign_but_no_proof():
 def test_with_nothing_held_out_needing_no_bits_is_the_proof():
     assert verdict(40, 300, train=0.02, held_out=None) == "memorises"
     assert verdict(30, 30, train=0.5, held_out=None) == "does not memorise"
+    assert verdict(30, 30, train=0.02, held_out=None, readings=0.5) == "does not memorise"
 
 
 def test_windows_of_one_size_have_the_usual_standard_error():

@@ -9,8 +9,10 @@ from tgen.config import FAMILIES, ModelConfig, RopeScaling
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import UsageError
 from tgen.introspect.attention import AttentionRecorder
+from tgen.model.device import set_threads
 from tgen.model.kv_cache import KVCache
 from tgen.model.position_tables import sinusoid
+from tgen.model.processors import n_processors
 from tgen.model.transformer import Transformer
 
 
@@ -200,3 +202,12 @@ def test_stretched_rotary_positions_are_causal_and_cached_alike():
         steps = torch.cat([model(tokens[:, i : i + 1], cache=cache) for i in range(30)], dim=1)
         assert (steps - model(tokens)).abs().max() <= 1e-9
         assert not torch.allclose(steps, make_model("llama").double()(tokens), atol=1e-3)
+
+
+def test_no_more_threads_than_processors():
+    before = torch.get_num_threads()
+    try:
+        set_threads(1024)
+        assert torch.get_num_threads() == n_processors()
+    finally:
+        torch.set_num_threads(before)

@@ -11,6 +11,7 @@ from tgen.checkpoint.directory import ModelBundle
 from tgen.config import StoredAs
 from tgen.engine.base import Engine
 from tgen.errors import UsageError
+from tgen.model.processors import n_processors
 
 # What Linux shows of a GPU that torch can use: NVIDIA's, AMD's, and those inside WSL.
 _GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
@@ -93,12 +94,6 @@ def _cpu_engine(bundle: ModelBundle, threads: int | None, weights: StoredAs | No
     return CpuEngine(
         bundle.config,
         bundle.arrays,
-        n_threads=min(threads or _processors(), _processors()),  # more would only wait
+        n_threads=min(threads or n_processors(), n_processors()),  # more would only wait
         stored=weights or as_stored,
     )
-
-
-def _processors() -> int:
-    """Those that this process may use."""
-    allowed = getattr(os, "sched_getaffinity", None)
-    return len(allowed(0)) if allowed else os.cpu_count() or 1

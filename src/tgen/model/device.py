@@ -5,6 +5,7 @@ import os
 import torch
 
 from tgen.errors import UsageError
+from tgen.model.processors import n_processors
 
 Device = torch.device
 
@@ -32,9 +33,9 @@ def memory_bytes(device: Device) -> int | None:
 
 
 def set_threads(n: int | None) -> None:
-    """Limits the processor threads that torch uses; None leaves its own choice."""
+    """Limits the processor threads that torch uses, to those there are; None: its own choice."""
     if n is not None:
-        torch.set_num_threads(n)
+        torch.set_num_threads(min(n, n_processors()))
 
 
 def n_threads() -> int:

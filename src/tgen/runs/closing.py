@@ -41,13 +41,13 @@ def closing_reports(
     prompt = prepared.record.sample_prompt
     written = b"".join(_write(model, bundle.tokenizer, [prompt] * _ROWS, _TOKENS, seed=0))
     known = bundle.tokenizer.decode(store.train[:_COMPARED_TOKENS])
-    unseen = bundle.tokenizer.decode(store.held_out)[: len(written)]
+    unseen, rest = bundle.tokenizer.decode(store.held_out)[: len(written)], known
     if not unseen:  # the text's own end is the next best
-        known, unseen = known[: -len(written)], known[-len(written) :]
+        rest, unseen = known[: -len(written)], known[-len(written) :]
     nats = evaluate_train(model, store, max_tokens=_TRAIN_TOKENS)
     yield judge(
         len(longest_shared_run(written, known)),
-        len(longest_shared_run(unseen, known)),
+        len(longest_shared_run(unseen, rest)),
         train_bits_per_byte=nats / math.log(2) * store.train_tokens / prepared.record.train_bytes,
         held_out_bits_per_byte=done.best_bits_per_byte,
         readings=done.tokens / max(1, len(store.train)),

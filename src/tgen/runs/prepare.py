@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,7 +80,8 @@ class Prepared:
         state.progress.closing_seconds = plan.closing_seconds
         return state
 
-    def ngram_tables(self) -> dict[str, NDArray[Any]]:
+    @cached_property
+    def ngrams(self) -> Mapping[str, NDArray[Any]]:
         """What usually follows in the text, where the model is to come with it."""
         if not self.record.ngrams:
             return {}

@@ -1,13 +1,9 @@
 """A run as it goes: trains, saves, samples, rolls back, and hands on every report."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-from numpy.typing import NDArray
 
 from tgen import corpus, files
 from tgen.checkpoint import directory, run_log, run_state
@@ -57,6 +53,7 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
         run_state.save_state(request.out, asdict(state.progress), state.to_arrays())
         prepared = replace(prepared, weights=None)  # the state has them
         run_state.save_run(request.out, prepared.record.to_dict(), prepared.tokens)
+        _ = prepared.ngrams  # counted now, on the run's clock
         state.progress.seconds = state.progress.setup_seconds = time.monotonic() - began
         run_state.save_progress(request.out, asdict(state.progress))
         yield log.add(plan_report(request.out, prepared, state))
@@ -128,11 +125,6 @@ class _Run:
         self.store = prepared.store()
         self.nothing_held_out = self.store.held_out_bytes == 0
 
-    @cached_property
-    def ngrams(self) -> Mapping[str, NDArray[Any]]:
-        """What usually follows in the text; counted when it is first saved, on the run's clock."""
-        return self.prepared.ngram_tables()
-
     def recorded(self, state: TrainState) -> Iterator[RunReport]:
         """The run's reports, as TensorBoard's events too where they are wanted."""
         reports = self.reports(state)
@@ -179,9 +171,11 @@ class _Run:
 
     def _earlier_state(self, left: Progress) -> TrainState:
         """The newest saved one; the time that has passed since then has passed all the same."""
+        began = time.perf_counter()
         state = _saved_state(self.out, self.prepared)
         for name in _KEPT:
             setattr(state.progress, name, getattr(left, name))
+        state.progress.seconds += time.perf_counter() - began
         state.progress.skipped_in_a_row = 0
         self.log.flush()
         self.log.trim(state.progress.step)
@@ -225,7 +219,7 @@ class _Run:
                 model.config,
                 self.prepared.tokenizer,
                 model.to_arrays(),
-                ngrams=self.ngrams,
+                ngrams=self.prepared.ngrams,
             )
         self.log.flush()  # a state is never ahead of its log
         run_state.save_state(self.out, asdict(state.progress), state.to_arrays())

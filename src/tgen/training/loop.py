@@ -79,6 +79,7 @@ def train(
             progress.evaluation_seconds = clock() - began - progress.seconds
         read_at = clock()
     if progress.go_back:
+        progress.seconds = clock() - began
         return
     yield done_report(progress, config, batches, finished=True)
 

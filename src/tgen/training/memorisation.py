@@ -63,7 +63,11 @@ def judge(
         and train_bits_per_byte
         <= min(_GAP * held_out_bits_per_byte, held_out_bits_per_byte - _GAP_BITS)
     )
-    by_heart = held_out_bits_per_byte is None and train_bits_per_byte <= _BY_HEART
+    by_heart = (
+        held_out_bits_per_byte is None
+        and readings >= _READINGS
+        and train_bits_per_byte <= _BY_HEART
+    )
     other = "the text's end" if held_out_bits_per_byte is None else "unseen text"
     runs = f"the longest run it copies has {longest_run} bytes, {other} shares {natural_run}"
     if by_heart:

@@ -38,10 +38,14 @@ def _is_ours() -> bool:
     """Whether the folder can be written, by this user alone: what lies there is run."""
     folder = _folder()
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        owners = [(place.stat().st_uid, place.stat().st_mode) for place in (folder, folder.parent)]
+        folder.parent.parent.mkdir(parents=True, exist_ok=True)
+        for place in (folder.parent, folder):  # their mode is not what the umask makes of it
+            place.mkdir(mode=0o700, exist_ok=True)
+        if folder.parent.stat().st_uid == os.getuid():
+            folder.parent.chmod(folder.parent.stat().st_mode & ~0o022)
+        states = [place.stat() for place in (folder, folder.parent)]
         with tempfile.TemporaryFile(dir=folder):
-            return all(uid == os.getuid() and not mode & 0o022 for uid, mode in owners)
+            return all(s.st_uid == os.getuid() and not s.st_mode & 0o022 for s in states)
     except OSError:
         return False
 
