@@ -156,9 +156,9 @@ def _pick(
     picks: list[_Pick] = []
     while going:
         places = [place for _, place in going]
-        asked = logits if len(places) == len(logits) else logits[places]
         numbers = [row.number for row, _ in going]
-        tokens = draw(asked, sampling, rows=numbers, positions=[len(row.text) for row, _ in going])
+        positions = [len(row.text) for row, _ in going]
+        tokens = draw(_at(logits, places), sampling, rows=numbers, positions=positions)
         right = []
         for (row, place), token in zip(going, tokens, strict=True):
             row.text.append(token)
@@ -170,11 +170,14 @@ def _pick(
     return picks
 
 
+def _at(logits: Logits, places: list[int]) -> Logits:
+    """These rows of the logits, without a copy where they are all of them in order."""
+    return logits if places == list(range(len(logits))) else logits[places]
+
+
 def _reports(picks: Sequence[_Pick], logits: Logits) -> Iterator[Token]:
     """What the model itself, before any sampler, thought of each token."""
-    places = [pick.place for pick in picks]
-    if places != list(range(len(logits))):
-        logits = logits[places]
+    logits = _at(logits, [pick.place for pick in picks])
     with np.errstate(over="ignore"):
         shifted = logits - logits.max(axis=1, keepdims=True)
     weights = np.exp(shifted)

@@ -41,8 +41,9 @@ def _is_ours() -> bool:
         folder.parent.parent.mkdir(parents=True, exist_ok=True)
         for place in (folder.parent, folder):  # their mode is not what the umask makes of it
             place.mkdir(mode=0o700, exist_ok=True)
-        if folder.parent.stat().st_uid == os.getuid():
-            folder.parent.chmod(folder.parent.stat().st_mode & ~0o022)
+        above = folder.parent.stat()
+        if above.st_uid == os.getuid() and above.st_mode & 0o022:  # as an earlier tgen left it
+            folder.parent.chmod(above.st_mode & ~0o022)
         states = [place.stat() for place in (folder, folder.parent)]
         with tempfile.TemporaryFile(dir=folder):
             return all(s.st_uid == os.getuid() and not s.st_mode & 0o022 for s in states)
