@@ -19,6 +19,7 @@ from tgen.config import SamplingConfig
 from tgen.engine.base import Engine, Logits, PromptCache, n_alike, reset
 from tgen.generation.drafts import Drafts
 from tgen.generation.draw import draw
+from tgen.generation.rules import Rules
 from tgen.reports import Token
 
 
@@ -28,7 +29,8 @@ class _Row:
 
     number: int
     text: list[int]
-    longest: int  # tokens that it may come to
+    n_given: int  # tokens of its prompt
+    longest: int  # that it may come to
     start: int  # the first token in sight
 
 
@@ -49,6 +51,7 @@ def generate(
     stop: Collection[int],
     max_new_tokens: int,
     kv_cache: bool = True,
+    rules: Rules | None = None,
     drafts: Drafts | None = None,
     prompt_cache: PromptCache | None = None,
 ) -> Iterator[Token]:
@@ -62,10 +65,11 @@ def generate(
         return
     if not all(prompts):
         raise ValueError("a prompt needs at least one token")
-    context = engine.context_length
+    context, rules = engine.context_length, rules or Rules(sampling)
     rows = [
-        _Row(number, list(prompt), len(prompt) + max_new_tokens, window_start(len(prompt), context))
+        _Row(number, list(prompt), n, n + max_new_tokens, window_start(n, context))
         for number, prompt in enumerate(prompts)
+        for n in [len(prompt)]
     ]
     reset(engine, 1)
     if kv_cache and not any(row.start for row in rows):
@@ -77,7 +81,7 @@ def generate(
         if drafts is not None and kv_cache and max(map(len, new)) == 1:
             guesses = [_guess(drafts, row, context, n_rows=len(rows)) for row in rows]
         logits = _extend(engine, new, guesses)
-        picks = _pick(logits, rows, guesses, stop, sampling)
+        picks = _pick(logits, rows, guesses, stop, sampling, rules)
         yield from _reports(picks, logits)
         ended = {pick.row for pick in picks if pick.last}
         kept = [place for place, row in enumerate(rows) if row.number not in ended]
@@ -148,6 +152,7 @@ def _pick(
     guesses: list[list[int]],
     stop: Collection[int],
     sampling: SamplingConfig,
+    rules: Rules,
 ) -> list[_Pick]:
     """Lengthens each row by what the sampler picks, once more after each guess that was right."""
     expected = [guess for guessed in guesses for guess in (*guessed, None)]  # a place of the logits
@@ -156,9 +161,10 @@ def _pick(
     picks: list[_Pick] = []
     while going:
         places = [place for _, place in going]
+        texts = [row.text for row, _ in going]
+        asked = rules.apply(_at(logits, places), texts, [row.n_given for row, _ in going])
         numbers = [row.number for row, _ in going]
-        positions = [len(row.text) for row, _ in going]
-        tokens = draw(_at(logits, places), sampling, rows=numbers, positions=positions)
+        tokens = draw(asked, sampling, rows=numbers, positions=[len(text) for text in texts])
         right = []
         for (row, place), token in zip(going, tokens, strict=True):
             row.text.append(token)

@@ -1,9 +1,10 @@
-"""The three configurations, with every default in one place: model, training, sampling."""
+"""The shape of a model: families, sizes, and what each implies."""
 
 import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Self
 
+from tgen.config.check import require
 from tgen.errors import UsageError
 
 Position = Literal["sinusoidal", "learned", "rotary"]
@@ -11,9 +12,6 @@ Norm = Literal["layer_norm", "rms_norm"]
 Activation = Literal["relu", "gelu_tanh", "gelu", "swiglu"]
 Family = Literal["classic", "gpt2", "llama", "qwen3"]
 Size = Literal["nano", "micro", "tiny", "small", "medium", "large"]
-Draft = Literal["auto", "off"]
-StoredAs = Literal["float32", "bfloat16", "int8"]  # weights in memory
-LossOn = Literal["completion", "all"]
 DEFAULT_FAMILY: Family = "qwen3"
 
 
@@ -64,42 +62,42 @@ class ModelConfig:
             "head_dim",
             "d_ff",
         ):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "a number of at least 1")
-        _require(
+            require(getattr(self, name) >= 1, name, getattr(self, name), "a number of at least 1")
+        require(
             self.n_heads % self.n_kv_heads == 0,
             "n_kv_heads",
             self.n_kv_heads,
             f"a divisor of n_heads={self.n_heads}",
         )
-        _require(0 < self.norm_eps < 1, "norm_eps", self.norm_eps, "a number between 0 and 1")
-        _require(0 < self.rope_theta < math.inf, "rope_theta", self.rope_theta, "a positive number")
+        require(0 < self.norm_eps < 1, "norm_eps", self.norm_eps, "a number between 0 and 1")
+        require(0 < self.rope_theta < math.inf, "rope_theta", self.rope_theta, "a positive number")
         if self.position == "rotary":
-            _require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "an even number")
+            require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "an even number")
         if self.position == "sinusoidal":
-            _require(self.d_model % 2 == 0, "d_model", self.d_model, "an even number")
+            require(self.d_model % 2 == 0, "d_model", self.d_model, "an even number")
         self._check_family()
 
     def _check_family(self) -> None:
         """A family's layout on disk has a place for some choices only."""
-        _require(self.family in FAMILIES, "family", self.family, f"one of {', '.join(FAMILIES)}")
+        require(self.family in FAMILIES, "family", self.family, f"one of {', '.join(FAMILIES)}")
         for name, value in FAMILIES[self.family].items():
             if name not in _FREE[self.family]:
                 wanted = f"{value} in the {self.family} family"
-                _require(getattr(self, name) == value, name, getattr(self, name), wanted)
+                require(getattr(self, name) == value, name, getattr(self, name), wanted)
         if self.family in ("classic", "gpt2"):
-            _require(self.activation != "swiglu", "activation", "swiglu", "one without a gate")
+            require(self.activation != "swiglu", "activation", "swiglu", "one without a gate")
             width = self.n_heads * self.head_dim
-            _require(width == self.d_model, "head_dim", self.head_dim, "d_model / n_heads")
+            require(width == self.d_model, "head_dim", self.head_dim, "d_model / n_heads")
             heads = f"n_heads={self.n_heads} in the {self.family} family"
-            _require(self.n_kv_heads == self.n_heads, "n_kv_heads", self.n_kv_heads, heads)
+            require(self.n_kv_heads == self.n_heads, "n_kv_heads", self.n_kv_heads, heads)
         else:
             same = f"attention_bias={self.attention_bias} in the {self.family} family"
-            _require(self.output_bias == self.attention_bias, "output_bias", self.output_bias, same)
+            require(self.output_bias == self.attention_bias, "output_bias", self.output_bias, same)
         if self.family == "classic":
             known = self.position in ("sinusoidal", "learned")
-            _require(known, "position", self.position, "sinusoidal or learned")
-            _require(self.d_ff == 4 * self.d_model, "d_ff", self.d_ff, "4 * d_model")
-            _require(self.activation != "gelu", "activation", "gelu", "relu or gelu_tanh")
+            require(known, "position", self.position, "sinusoidal or learned")
+            require(self.d_ff == 4 * self.d_model, "d_ff", self.d_ff, "4 * d_model")
+            require(self.activation != "gelu", "activation", "gelu", "relu or gelu_tanh")
 
     @classmethod
     def of(cls, family: str, **values: Any) -> Self:
@@ -119,9 +117,9 @@ class ModelConfig:
                 )
         merged = SIZES["small"] | FAMILIES[family] | values
         d_model, n_heads = merged["d_model"], merged["n_heads"]
-        _require(n_heads >= 1, "n_heads", n_heads, "a number of at least 1")
+        require(n_heads >= 1, "n_heads", n_heads, "a number of at least 1")
         if "head_dim" not in values:
-            _require(d_model % n_heads == 0, "n_heads", n_heads, f"a divisor of d_model={d_model}")
+            require(d_model % n_heads == 0, "n_heads", n_heads, f"a divisor of d_model={d_model}")
             merged["head_dim"] = d_model // n_heads
         if "n_kv_heads" not in values:
             merged["n_kv_heads"] = n_heads
@@ -175,92 +173,3 @@ SIZES: dict[str, dict[str, int]] = {
     "medium": dict(n_layers=6, d_model=384, n_heads=6, context_length=256),
     "large": dict(n_layers=12, d_model=768, n_heads=12, context_length=1024),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """How a run learns. It lasts `steps` updates where given, else `minutes`."""
-
-    minutes: float = 10.0
-    steps: int | None = None
-    batch_size: int = 16  # windows of context_length tokens
-    accumulation: int = 1  # parts that a batch is computed in, one after another
-    optimizer: Literal["muon", "adamw"] = "muon"
-    learning_rate: float = 2e-3  # AdamW's; all parameters' if it is the only optimizer
-    matrix_learning_rate: float = 0.03  # Muon's
-    momentum: float = 0.95  # Muon's
-    warmup_steps: int = 50
-    decay_fraction: float = 0.3  # the last part of the run, over which the rate falls to 0
-    weight_decay: float = 0.1  # on matrices only
-    beta1: float = 0.9
-    beta2: float = 0.98
-    grad_clip: float = 1.0
-    dropout: float = 0.0
-    token_split: float = 0.0  # the probability that a token is taken apart, until the rate falls
-    split_in_decay: bool = False  # and while it does, as much less as the rate is
-    loss_on: LossOn = "completion"  # of rows that have one; a text counts everywhere
-    eval_every: int | None = None  # steps; None: as often as a twentieth of the time allows
-    eval_tokens: int = 1 << 18  # of a larger held-out text, so many evenly spread ones are scored
-    patience: int = 5  # evaluations without a better one before the rate falls; 0: never
-    compile: bool = False  # the step through torch.compile
-    val_fraction: float = 0.1
-    seed: int = 1337
-
-    def __post_init__(self) -> None:
-        _require(0 < self.minutes < math.inf, "minutes", self.minutes, "a positive number")
-        _require(self.steps is None or self.steps >= 1, "steps", self.steps, "at least 1")
-        _require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
-        parts = f"at least 1 and at most batch_size={self.batch_size}"
-        _require(
-            1 <= self.accumulation <= self.batch_size, "accumulation", self.accumulation, parts
-        )
-        _require(self.patience >= 0, "patience", self.patience, "at least 0")
-        every = self.eval_every
-        _require(every is None or every >= 1, "eval_every", every, "at least 1")
-        _require(self.eval_tokens >= 1, "eval_tokens", self.eval_tokens, "at least 1")
-        for name in ("learning_rate", "matrix_learning_rate", "grad_clip"):
-            value = getattr(self, name)
-            _require(0 < value < math.inf, name, value, "a positive number")
-        _require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "at least 0")
-        _require(0 <= self.weight_decay < math.inf, "weight_decay", self.weight_decay, "at least 0")
-        for name in (
-            "decay_fraction",
-            "momentum",
-            "beta1",
-            "beta2",
-            "dropout",
-            "token_split",
-            "val_fraction",
-        ):
-            value = getattr(self, name)
-            _require(0 <= value < 1, name, value, "a number from 0 up to, not including, 1")
-        _require(0 <= self.seed < 2**63, "seed", self.seed, "a number from 0 to 2^63 - 1")
-
-
-DEFAULT_MAX_NEW_TOKENS = 256
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingConfig:
-    """How a token is drawn from the logits. Order: top-k, temperature, top-p, draw."""
-
-    temperature: float = 0.8  # 0: always the most likely token
-    top_k: int = 40  # 0: off
-    top_p: float = 1.0  # 1: off
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        _require(
-            0 <= self.temperature < math.inf,
-            "temperature",
-            self.temperature,
-            "0 (greedy) or a positive number",
-        )
-        _require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or a positive number")
-        _require(0 < self.top_p <= 1, "top_p", self.top_p, "a number above 0, up to 1 (off)")
-        _require(0 <= self.seed < 2**63, "seed", self.seed, "a number from 0 to 2^63 - 1")
-
-
-def _require(holds: bool, name: str, value: object, wanted: str) -> None:
-    if not holds:  # written so that NaN, for which every comparison is false, is refused too
-        raise UsageError(f"{name} is {value}", f"{name} must be {wanted}")
