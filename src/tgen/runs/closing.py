@@ -44,13 +44,14 @@ def closing_reports(
     unseen, rest = bundle.tokenizer.decode(store.held_out)[: len(written)], known
     if not unseen:  # the text's own end is the next best
         rest, unseen = known[: -len(written)], known[-len(written) :]
+    judged = done.best_step or done.step  # the weights that were kept
     nats = evaluate_train(model, store, max_tokens=_TRAIN_TOKENS)
     yield judge(
         len(longest_shared_run(written, known)),
         len(longest_shared_run(unseen, rest)),
         train_bits_per_byte=nats / math.log(2) * store.train_tokens / prepared.record.train_bytes,
         held_out_bits_per_byte=done.best_bits_per_byte,
-        readings=done.tokens / max(1, len(store.train)),
+        readings=done.tokens * judged / max(1, done.step) / max(1, len(store.train)),
     )
     yield replace(done, out=str(out), baselines=prepared.record.baselines)
 

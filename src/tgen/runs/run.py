@@ -61,8 +61,8 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
 
 
 def dry_run(request: RunRequest) -> PlanReport:
-    """What `start` would do; nothing is written."""
-    _check_free(request)
+    """What `start` would do; nothing is written, so what is already there does not matter."""
+    _check_free(replace(request, overwrite=True))
     prepared = prepare(request, with_baselines=False)
     return plan_report(request.out, prepared, prepared.new_state())
 
