@@ -1,6 +1,7 @@
 """Guessing ahead: the same text in fewer passes, and tables that say what the text says."""
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -39,9 +40,8 @@ def written(engine, prompts, n, *, drafts=None, sampling=GREEDY, stop=()):
     engine.passes = 0
     out = [[] for _ in prompts]
     reports = [[] for _ in prompts]
-    for token in generate(
-        engine, prompts, sampling=sampling, stop=stop, max_new_tokens=n, drafts=drafts
-    ):
+    sampling = replace(sampling, max_new_tokens=n)
+    for token in generate(engine, prompts, sampling=sampling, stop=stop, drafts=drafts):
         out[token.row].append(token.id)
         reports[token.row].append((token.logprob, token.entropy, token.rank, token.last))
     return out, reports

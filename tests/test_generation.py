@@ -1,6 +1,7 @@
 """Sampling and the loop: exact borders, no state, the same text however it is computed."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,18 +13,20 @@ from tgen.api import load
 from tgen.config import SamplingConfig
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import ModelError, UsageError
-from tgen.generation.draw import draw, uniform
-from tgen.generation.loop import generate, window_start
+from tgen.generation.draw import draw, row_seed, uniform
+from tgen.generation.loop import generate
+from tgen.generation.row import Request, check_request, window_start
 from tgen.generation.truncation import rank, softmax, top_p
+from tgen.generation.vocabulary import Vocabulary
+from tgen.reports import Removed
 
 GREEDY = SamplingConfig(temperature=0)
 
 
 def texts(engine, prompts, n, *, sampling=GREEDY, stop=(), kv_cache=True):
     out = [[] for _ in prompts]
-    for token in generate(
-        engine, prompts, sampling=sampling, stop=stop, max_new_tokens=n, kv_cache=kv_cache
-    ):
+    sampling = replace(sampling, max_new_tokens=n)
+    for token in generate(engine, prompts, sampling=sampling, stop=stop, kv_cache=kv_cache):
         out[token.row].append(token.id)
     return out
 
@@ -66,6 +69,23 @@ def test_past_the_context_equals_a_fresh_run_on_what_is_kept(family):
         assert TorchEngine(model).extend([window])[0].argmax() == text[n]
 
 
+def test_a_text_ends_where_the_context_is_full_if_it_is_to(family):
+    engine = TorchEngine(make_model(family).double())
+    (slides,) = texts(engine, [[1, 2, 3]], 60)
+    stops = replace(GREEDY, overflow="stop", max_new_tokens=60)
+    found = list(generate(engine, [[1, 2, 3]], sampling=stops))
+    assert [token.id for token in found] == slides[:46]  # the last is seen by nobody
+    assert [token.finish for token in found] == [None] * 45 + ["context"]
+    asked = Request([1, 2, 3], replace(GREEDY, overflow="error", max_new_tokens=46))
+    check_request(asked, Vocabulary(), 48)
+    longer = asked._replace(prompt=[1, 2, 3, 4])
+    with pytest.raises(UsageError, match="do not fit") as error:
+        check_request(longer, Vocabulary(), 48)
+    assert "at most 45" in error.value.hint
+    with pytest.raises(UsageError, match="do not fit"):
+        check_request(Request([1] * 49, stops), Vocabulary(), 48)
+
+
 @given(st.integers(1, 500), st.integers(1, 64))
 def test_a_window_fits_and_moves_only_when_it_must(n, context):
     start = window_start(n, context)
@@ -79,25 +99,45 @@ def test_rows_end_at_a_stop_token_and_say_so():
     engine = TorchEngine(make_model("qwen3"))
     (free,) = texts(engine, [[1, 2, 3]], 20)
     stop = free[6]
-    reports = list(generate(engine, [[1, 2, 3]], sampling=GREEDY, stop=[stop], max_new_tokens=20))
+    twenty = replace(GREEDY, max_new_tokens=20)
+    reports = list(generate(engine, [[1, 2, 3]], sampling=twenty, stop=[stop]))
     assert [r.id for r in reports] == free[: free.index(stop) + 1]
     assert [r.last for r in reports] == [False] * (len(reports) - 1) + [True]
-    assert list(generate(engine, [[1]], sampling=GREEDY, stop=[], max_new_tokens=0)) == []
+    assert list(generate(engine, [[1]], sampling=replace(GREEDY, max_new_tokens=0))) == []
 
 
 def test_reports_carry_the_models_own_probabilities():
     engine = TorchEngine(make_model("gpt2"))
-    (report,) = generate(
-        engine,
-        [[1, 2]],
-        sampling=SamplingConfig(temperature=2.0, seed=1),
-        stop=[],
-        max_new_tokens=1,
-    )
+    sampling = SamplingConfig(temperature=2.0, seed=1, max_new_tokens=1)
+    (report,) = generate(engine, [[1, 2]], sampling=sampling)
     p = softmax(TorchEngine(engine.model).extend([[1, 2]]))[0]
     assert report.logprob == pytest.approx(np.log(p[report.id]), abs=1e-5)
     assert report.rank == int((p > p[report.id]).sum())
     assert report.entropy == pytest.approx(-(p * np.log(p)).sum(), abs=1e-4)
+    (report,) = generate(engine, [[1, 2]], sampling=replace(sampling, logprobs=5))
+    best = np.argsort(-p)[:5]
+    assert [i for i, _ in report.likeliest] == best.tolist()
+    assert [x for _, x in report.likeliest] == pytest.approx(np.log(p[best]).tolist(), abs=1e-5)
+
+
+def test_what_each_sampler_removed_is_told_and_changes_nothing():
+    logits = np.random.default_rng(3).normal(size=(2, 50)).astype(np.float32) * 2
+    sampling = SamplingConfig(top_k=20, top_p=0.8, min_p=0.05, seed=1)
+    told: list[list[Removed]] = [[], []]
+    how = dict(seeds=[1, 2], positions=[3, 4])
+    assert draw(logits, sampling, **how, explanations=told) == draw(logits, sampling, **how)
+    for row, steps in zip(logits, told, strict=True):
+        assert [step.sampler for step in steps] == ["top_k", "top_p", "min_p", "temperature"]
+        left = np.sort(row)[::-1].astype(np.float64)
+        for step in steps[:3]:
+            p = softmax(left[None])[0]
+            assert step.left + step.candidates == len(left)
+            assert step.probability == pytest.approx(p[step.left :].sum())
+            left = left[: step.left]
+    greedy: list[list[Removed]] = [[], []]
+    wanted = draw(logits, GREEDY, **how)
+    assert draw(logits, GREEDY, **how, explanations=greedy) == wanted
+    assert [steps[-1].left for steps in greedy] == [1, 1]
 
 
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=12), st.integers(0, 14))
@@ -119,10 +159,13 @@ def test_top_p_keeps_the_fewest_that_reach_p(values, p):
 
 
 def test_random_numbers_are_a_function_of_their_coordinates():
-    seen = {uniform(s, r, p, 0) for s in range(5) for r in range(5) for p in range(40)}
+    seen = {uniform(s, p, purpose) for s in range(5) for p in range(40) for purpose in range(5)}
     assert len(seen) == 1000
     assert all(0 <= u < 1 for u in seen)
-    assert uniform(1, 2, 3, 0) == uniform(1, 2, 3, 0) != uniform(1, 2, 3, 1)
+    assert uniform(1, 2, 3) == uniform(1, 2, 3) != uniform(1, 3, 2)
+    assert len({row_seed(7, row) for row in range(1000)}) == 1000
+    assert row_seed(7, 0) == 7
+    assert row_seed(2**63 - 1, 5) < 2**53
     assert abs(np.mean(list(seen)) - 0.5) < 0.05
 
 
@@ -131,7 +174,7 @@ def test_random_numbers_are_a_function_of_their_coordinates():
 def test_extreme_temperatures_and_logits_draw_an_allowed_token(temperature, seed):
     logits = np.array([[3e38, -3e38, 0, -np.inf, 5]], np.float32)
     sampling = SamplingConfig(temperature=temperature, top_k=0, seed=seed)
-    assert draw(logits, sampling, rows=[0], positions=[9])[0] in (0, 1, 2, 4)
+    assert draw(logits, sampling, seeds=[seed], positions=[9])[0] in (0, 1, 2, 4)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +227,7 @@ def test_a_models_methods_mix_but_two_texts_at_once_are_refused(trained):
 def test_damaged_weights_are_said_to_be():
     logits = np.full((1, 4), np.nan, np.float32)
     with pytest.raises(ModelError, match="not finite"):
-        draw(logits, GREEDY, rows=[0], positions=[1])
+        draw(logits, GREEDY, seeds=[0], positions=[1])
 
 
 def test_score_is_the_surprise_of_the_whole_text(trained):
@@ -206,7 +249,7 @@ def test_what_prompts_share_is_computed_once_and_changes_nothing(family, monkeyp
     extend = engine.extend
     monkeypatch.setattr(engine, "extend", lambda rows: taken.append(rows) or extend(rows))
     shared = [3, 1, 4, 1, 5, 9, 2, 6]
-    for ends in ([[1], [2, 3], [1, 1]], [[], [7]], [[], []]):
+    for ends in ([[1], [2, 3], [1, 1]], [[], [7]]):
         prompts = [shared + end for end in ends]
         taken.clear()
         together = texts(engine, prompts, 12)

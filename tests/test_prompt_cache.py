@@ -24,9 +24,9 @@ def model(request, model_directory):
 
 
 def text(model, prompts, **how):
-    sampling = SamplingConfig(temperature=0.7, seed=2)
+    sampling = SamplingConfig(temperature=0.7, max_new_tokens=20, seed=2)
     out = [[] for _ in prompts]
-    for token in model.tokens(prompts, max_new_tokens=20, sampling=sampling, draft="off", **how):
+    for token in model.tokens(prompts, sampling=sampling, draft="off", **how):
         out[token.row].append(token.id)
     return out
 

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tgen.config import SamplingConfig, StringConfig
-from tgen.generation.completions import Completions
+from tgen.config import SamplingConfig
 from tgen.generation.rules import Rules
 from tgen.generation.stop import Stopper
+from tgen.generation.vocabulary import Completions, Vocabulary
 
 few = st.binary(min_size=0, max_size=6).map(lambda b: bytes(97 + c % 3 for c in b))
 some = few.filter(bool)
@@ -30,41 +30,63 @@ def test_nothing_of_a_stop_string_is_shown_and_all_else_is(stops, pieces):
         shown += stopper.feed(piece)
         so_far = b"".join(pieces[: i + 1])
         assert so_far.startswith(shown)
-        if not stopper.stopped:  # only what may become a stop string is held back
+        if stopper.found is None:  # only what may become a stop string is held back
             held = so_far[len(shown) :]
             assert not held or any(stop.startswith(held) and stop != held for stop in stops)
     whole = b"".join(pieces)
-    # The first stop string to be complete ends the text.
+    # The first stop string to be complete ends the text; of several there, the longest.
     ends = [n for n in range(len(whole) + 1) if any(whole[:n].endswith(s) for s in stops)]
-    if not stopper.stopped:
-        assert not ends
+    if not ends:
+        assert stopper.found is None
         assert shown + stopper.flush() == whole
     else:
-        assert not any(stop in shown for stop in stops)
-        assert any(whole[len(shown) :].startswith(stop) for stop in stops)
+        found = max((s for s in stops if whole[: ends[0]].endswith(s)), key=len)
+        assert stopper.found == found
+        assert shown == whole[: ends[0] - len(found)]
+        assert stopper.feed(b"abc") + stopper.flush() == b""
 
 
-def test_bans_and_what_is_required():
-    vocabulary = [b"", b"a", b"b", b"ab", b"ba", b"c"]
-    sampling = SamplingConfig(temperature=0)
-    strings = StringConfig(biases={b"ab": -np.inf, b"c": 2.0}, required=(b"bb",))
-    rules = Rules(sampling, strings, vocabulary, end_ids=[0])
-    logits = np.zeros((3, 6), np.float32)
-    found = rules.apply(logits, [[1, 1], [5, 2], [5, 2, 2]], [1, 1, 1])
+def ruled(sampling, text, n_given, *, tokens=(), ends=(), n_left=99, size=6):
+    def encode(data):
+        pieces = [data] if data in tokens else [data[i : i + 1] for i in range(len(data))]
+        return [tokens.index(piece) for piece in pieces]
+
+    vocabulary = Vocabulary(tokens, ends, encode)
+    written = b"".join(vocabulary.bytes_of(token) for token in text[n_given:])
+    logits = np.zeros(size, np.float32)
+    Rules(sampling, vocabulary).apply(logits, text, n_given, written, n_left)
+    return logits.tolist()
+
+
+def test_bans_biases_and_what_is_required():
+    tokens = [b"", b"a", b"b", b"ab", b"ba", b"c"]
+    sampling = SamplingConfig(ban=["ab"], bias={"c": 2.0}, require=["bb"], stop=["ac"])
+    how = dict(tokens=tokens, ends=[0])
     inf = -np.inf
-    assert found.tolist() == [
-        [inf, 0, inf, inf, inf, 2],  # after "a" nothing that begins with b
-        [inf, 0, 0, inf, 0, 2],
-        [0, 0, 0, inf, 0, 2],
-    ]
-    assert not logits.any()
-    assert Rules(sampling).apply(logits, [[1]] * 3, [0] * 3) is logits
+    # After "a" nothing that begins with b; nor what ends the text before "bb" is there.
+    assert ruled(sampling, [1, 1], 1, **how) == [inf, 0, inf, inf, inf, inf]
+    assert ruled(sampling, [5, 2], 1, **how) == [inf, 0, 0, inf, 0, 2]
+    assert ruled(sampling, [5, 2, 2], 1, **how) == [0, 0, 0, inf, 0, 2]
+    assert Rules(SamplingConfig(), Vocabulary()).idle
+
+
+def test_what_is_required_comes_at_the_last_moment_if_not_before():
+    tokens = [b"", b"a", b"b", b"ab", b"ba", b"c"]
+    sampling = SamplingConfig(require=["c", "ab"])
+    how = dict(tokens=tokens, ends=[0])
+    assert ruled(sampling, [1], 0, n_left=3, **how).count(0) == 5
+    text = [1]
+    for n_left in (2, 1):
+        (wanted,) = np.flatnonzero(np.array(ruled(sampling, text, 0, n_left=n_left, **how)) == 0)
+        text.append(int(wanted))
+    assert text == [1, 5, 3]
+    assert ruled(sampling, [3, 5], 0, n_left=1, **how).count(0) == 6  # both were there
 
 
 @settings(deadline=None)
 @given(st.integers(0, 99))
 def test_penalties_look_at_the_window_and_the_prompt_if_asked(seed):
-    logits = np.random.default_rng(seed).normal(size=(1, 10)).astype(np.float32)
+    logits = np.random.default_rng(seed).normal(size=10).astype(np.float32)
     text = [1, 2, 3, 4, 5]
     for fields, seen in [
         ({}, [1, 2, 3, 4, 5]),
@@ -72,7 +94,7 @@ def test_penalties_look_at_the_window_and_the_prompt_if_asked(seed):
         ({"penalize_prompt": False}, [4, 5]),
         ({"penalize_prompt": False, "penalty_window": 1}, [5]),
     ]:
-        rules = Rules(SamplingConfig(presence_penalty=1.0, **fields))
-        found = rules.apply(logits, [text], [3])[0]
-        wanted = [x - (i in seen) for i, x in enumerate(logits[0])]
-        assert found == pytest.approx(wanted)
+        found = logits.copy()
+        rules = Rules(SamplingConfig(presence_penalty=1.0, **fields), Vocabulary())
+        rules.apply(found, text, 3, b"", 9)
+        assert found == pytest.approx([x - (i in seen) for i, x in enumerate(logits)])

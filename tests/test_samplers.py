@@ -14,6 +14,7 @@ from tgen.config import SAMPLERS, SamplingConfig
 from tgen.generation import penalties, truncation
 from tgen.generation.draw import draw
 from tgen.generation.rules import Rules
+from tgen.generation.vocabulary import Vocabulary
 
 OFF = dict(temperature=1.0, top_k=0)
 
@@ -176,8 +177,10 @@ def border(degrees, alpha):
 def test_draws_follow_the_distribution_and_not_that_of_a_mistake(number):
     right, wrong = (SamplingConfig(**(OFF | fields), seed=number) for fields in MISTAKES[number])
     n = 40_000
-    logits = np.repeat(Rules(right).apply(LOGITS[None], [SEEN], [0]), n, axis=0)
-    drawn = draw(logits, right, rows=range(n), positions=[5] * n)
+    ruled = LOGITS.copy()
+    Rules(right, Vocabulary()).apply(ruled, SEEN, 0, b"", n)
+    logits = np.repeat(ruled[None], n, axis=0)
+    drawn = draw(logits, right, seeds=range(n), positions=[5] * n)
     counts = np.bincount(drawn, minlength=len(LOGITS))
 
     def fits(sampling):
@@ -197,7 +200,7 @@ def test_draws_follow_the_distribution_and_not_that_of_a_mistake(number):
 def test_xtc_tosses_its_coin_apart_from_the_draw():
     sampling = SamplingConfig(**OFF, xtc_probability=0.4, xtc_threshold=0.15, seed=9)
     n = 40_000
-    drawn = draw(np.repeat(LOGITS[None], n, axis=0), sampling, rows=range(n), positions=[5] * n)
+    drawn = draw(np.repeat(LOGITS[None], n, axis=0), sampling, seeds=range(n), positions=[5] * n)
     p = truncation.softmax(LOGITS[None])[0]
     probable = np.flatnonzero(p >= 0.15)
     excluded = p.copy()
@@ -236,8 +239,8 @@ def test_any_settings_in_any_order_leave_something_to_draw(
     )
     logits = random_logits(seed, 3, 8, spread=20.0)
     logits[0, :3] = -np.inf
-    drawn = draw(logits, sampling, rows=[0, 1, 2], positions=[4, 5, 6])
+    drawn = draw(logits, sampling, seeds=[seed, seed + 1, seed + 2], positions=[4, 5, 6])
     assert drawn[0] >= 3
     for row in range(3):  # neighbours change nothing
-        alone = draw(logits[row : row + 1], sampling, rows=[row], positions=[4 + row])
+        alone = draw(logits[row : row + 1], sampling, seeds=[seed + row], positions=[4 + row])
         assert alone == drawn[row : row + 1]

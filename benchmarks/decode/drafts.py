@@ -10,6 +10,7 @@ import argparse
 import statistics
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "learning"))
@@ -32,7 +33,7 @@ def one_turn(model: Model, draft: str, sampling: SamplingConfig, n: int) -> tupl
     began = time.perf_counter()
     for prompt in PROMPTS:
         ids = model.encode(prompt)
-        tokens = model.tokens([ids], max_new_tokens=n, sampling=sampling, draft=draft)
+        tokens = model.tokens([ids], sampling=replace(sampling, max_new_tokens=n), draft=draft)
         written += [token.id for token in tokens]
     return len(written) / (time.perf_counter() - began), written
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +21,20 @@ from tgen.checkpoint.ngrams import load as load_ngrams
 from tgen.checkpoint.prompt_cache import Owner
 from tgen.checkpoint.prompt_cache import load as read_cache
 from tgen.checkpoint.prompt_cache import save as write_cache
-from tgen.config import DEFAULT_MAX_NEW_TOKENS, Draft, SamplingConfig, StoredAs
+from tgen.config import Draft, SamplingConfig, SamplingOptions, StoredAs
 from tgen.engine import open_engine
 from tgen.engine.base import Engine, PromptCache, reset
 from tgen.errors import UsageError
 from tgen.generation.drafts import Drafts
-from tgen.generation.loop import begin_with, generate, window_start
+from tgen.generation.draw import row_seed
+from tgen.generation.loop import Waiting, begin_with, generate_rows
+from tgen.generation.row import Request, check_request, window_start
 from tgen.generation.truncation import softmax
+from tgen.generation.vocabulary import Vocabulary
 from tgen.reports import Token
 from tgen.tokenizer import TextStream, Tokenizer
+
+DEFAULT_BATCH_SIZE = 32  # rows
 
 
 def load(
@@ -74,31 +79,65 @@ class Model:
             raise UsageError("the prompt is empty", "this model needs at least one character")
         return ids
 
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The bytes of the model's tokens, and which of them end a text."""
+        size = self.tokenizer.vocab_size
+        tokens = [self.tokenizer.token_bytes(i) for i in range(size)]
+        return Vocabulary(tokens, self.bundle.end_ids, self.tokenizer.encode)
+
+    def request(self, prompt: Sequence[int], sampling: SamplingConfig) -> Request:
+        """A text to be continued. Raises UsageError where it cannot be as it is to be."""
+        request = Request(prompt, sampling)
+        check_request(request, self.vocabulary, self.engine.context_length)
+        return request
+
     def tokens(
         self,
         prompts: Sequence[Sequence[int]],
         *,
-        max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
         sampling: SamplingConfig | None = None,
         kv_cache: bool = True,
         draft: Draft = "auto",
         prompt_cache: PromptCache | None = None,
     ) -> Iterator[Token]:
-        """The tokens that continue each prompt, with their probabilities.
+        """The tokens that continue each prompt, all together, with their probabilities.
 
-        With `draft` how the text goes on is guessed and checked, where that is faster.
+        Row i draws by `row_seed(sampling.seed, i)`. With `draft` how the text goes on is guessed
+        and checked, where that is faster.
         """
+        config = sampling or SamplingConfig()
+        seeds = (row_seed(config.seed, row) for row in range(len(prompts)))
+        rows = zip(prompts, seeds, strict=True)
+        asked = iter([self.request(ids, replace(config, seed=seed)) for ids, seed in rows])
+        yield from self.rows(
+            lambda _: next(asked, None),
+            n_rows=len(prompts),
+            kv_cache=kv_cache,
+            draft=draft,
+            prompt_cache=prompt_cache,
+        )
+
+    def rows(
+        self,
+        waiting: Waiting,
+        *,
+        n_rows: int,
+        kv_cache: bool = True,
+        draft: Draft = "auto",
+        prompt_cache: PromptCache | None = None,
+    ) -> Iterator[Token]:
+        """The tokens of requests as they come, `n_rows` of them computed together."""
         self._turn += 1
         turn = self._turn
         drafts = None
         if draft == "auto" and kv_cache:
             drafts = Drafts(self.ngrams, self.bundle.config.vocab_size)
-        for token in generate(
+        for token in generate_rows(
             self.engine,
-            prompts,
-            sampling=sampling or SamplingConfig(),
-            stop=self.bundle.end_ids,
-            max_new_tokens=max_new_tokens,
+            waiting,
+            n_rows=n_rows,
+            vocabulary=self.vocabulary,
             kv_cache=kv_cache,
             drafts=drafts,
             prompt_cache=prompt_cache,
@@ -111,23 +150,17 @@ class Model:
         """Each token of one row with the whole characters that it completes."""
         stream = TextStream()
         for token in tokens:
-            piece = stream.feed(self.token_bytes(token.id))
+            piece = stream.feed(token.text)
             yield token, piece + (stream.flush() if token.last else b"")
 
     def generate(
-        self,
-        prompt: str | bytes = "",
-        *,
-        max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
-        **sampling: Any,
+        self, prompt: str | bytes = "", **options: Unpack[SamplingOptions]
     ) -> Iterator[str]:
         """Pieces of text, whole characters each, as they come.
 
-        `sampling` are fields of SamplingConfig. Bytes that are no UTF-8 come as U+FFFD.
+        `options` are the fields of SamplingConfig. Bytes that are no UTF-8 come as U+FFFD.
         """
-        config = SamplingConfig(**sampling)
-        prompts = [self.encode(prompt)]
-        tokens = self.tokens(prompts, max_new_tokens=max_new_tokens, sampling=config)
+        tokens = self.tokens([self.encode(prompt)], sampling=SamplingConfig(**options))
         for _, piece in self.pieces(tokens):
             if piece:
                 yield piece.decode("utf-8", errors="replace")
@@ -136,16 +169,32 @@ class Model:
         self,
         prompts: Sequence[str | bytes],
         *,
-        max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
-        **sampling: Any,
+        batch_size: int = DEFAULT_BATCH_SIZE,
+        **options: Unpack[SamplingOptions],
     ) -> list[str]:
-        """Each prompt's continuation, all rows computed together."""
+        """Each prompt's continuation, `batch_size` of them computed together.
+
+        Row i draws by `row_seed(seed, i)`, so that the first is what `generate` gives.
+        """
+        config = SamplingConfig(**options)
+        asked = (
+            self.request(self.encode(prompt), replace(config, seed=row_seed(config.seed, row)))
+            for row, prompt in enumerate(prompts)
+        )
         texts = [b""] * len(prompts)
-        rows = [self.encode(prompt) for prompt in prompts]
-        config = SamplingConfig(**sampling)
-        for token in self.tokens(rows, max_new_tokens=max_new_tokens, sampling=config):
-            texts[token.row] += self.token_bytes(token.id)
+        for token in self.rows(lambda _: next(asked, None), n_rows=batch_size):
+            texts[token.row] += token.text
         return [text.decode("utf-8", errors="replace") for text in texts]
+
+    def kept(self, text: Sequence[int]) -> PromptCache | None:
+        """What the engine still holds of a text, ids, that has just been generated alone, so that
+        it need not be computed again; None where the text has slid."""
+        n = self.engine.lengths[0]
+        if len(text) > self.engine.context_length or not n:
+            return None
+        n = min(n, len(text) - 1)
+        keys, values = self.engine.keys_and_values()
+        return PromptCache(list(text[:n]), keys[:, :, :n], values[:, :, :n])
 
     def cache_prompt(
         self, prompt: Sequence[int], *, known: PromptCache | None = None
@@ -204,10 +253,6 @@ class Model:
             scored += len(targets)
         n_bytes = len(self.tokenizer.decode(stream))
         return nats / math.log(2) / max(1, n_bytes)
-
-    def token_bytes(self, i: int) -> bytes:
-        """What a token prints: nothing if it ends the text."""
-        return b"" if i in self.bundle.end_ids else self.tokenizer.token_bytes(i)
 
 
 def find_model(name: str | None, *, models: Path = Path("models")) -> Path:

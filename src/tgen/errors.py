@@ -25,9 +25,13 @@ class TgenError(Exception):
 
 
 class UsageError(TgenError):
-    """A setting whose value cannot be used."""
+    """A setting whose value cannot be used; `field`: its name in a configuration, if it has one."""
 
     exit_status = 2
+
+    def __init__(self, message: str, hint: str = "", *, field: str = "") -> None:
+        super().__init__(message, hint)
+        self.field = field
 
 
 class CorpusError(TgenError):

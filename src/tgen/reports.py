@@ -5,7 +5,19 @@ The terminal is one reader of these, `--json` another, tests a third.
 
 import base64
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal, NamedTuple
+
+
+class Removed(NamedTuple):
+    """What one sampler took away before a token was drawn."""
+
+    sampler: str
+    candidates: int
+    probability: float  # that they had together
+    left: int  # candidates
+
+
+Finish = Literal["stop", "length", "context"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,10 +26,19 @@ class Token:
 
     row: int
     id: int
+    text: bytes  # what can be shown now: nothing of what may become a stop string
     logprob: float  # nats, under the model's own distribution
     rank: int  # 0: the most likely
     entropy: float  # nats, of that distribution
-    last: bool  # the row ends here
+    likeliest: list[tuple[int, float]]  # ids and nats, as many as were asked for
+    removed: list[Removed]  # in order, where that was asked for
+    finish: Finish | None  # why the row ends here: by itself, at its length, at the context's
+    complete: bool  # whether a text of a given form is of that form as it ends
+
+    @property
+    def last(self) -> bool:
+        """Whether the row ends here."""
+        return self.finish is not None
 
 
 @dataclass(frozen=True)

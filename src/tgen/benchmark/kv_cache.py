@@ -33,8 +33,8 @@ def default_lengths(context_length: int) -> list[int]:
 
 def own_text(engine: Engine, start: Sequence[int], n_tokens: int, *, seed: int) -> list[int]:
     """`n_tokens` of the model's own words after `start`, drawn at temperature 1: what is timed."""
-    sampling = SamplingConfig(temperature=1.0, top_k=0, seed=seed)
-    tokens = generate(engine, [start], sampling=sampling, stop=(), max_new_tokens=n_tokens)
+    sampling = SamplingConfig(temperature=1.0, top_k=0, max_new_tokens=n_tokens, seed=seed)
+    tokens = generate(engine, [start], sampling=sampling)
     return [*start, *(token.id for token in tokens)][:n_tokens]
 
 

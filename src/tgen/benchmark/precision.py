@@ -29,8 +29,8 @@ def compare_weights(
         return None
     n = min(_TOKENS, exact.context_length) - len(start)
     texts = [list(start) for _ in range(_TEXTS)]
-    sampling = SamplingConfig(temperature=1.0, top_k=0, seed=seed)
-    for token in generate(exact, texts, sampling=sampling, stop=(), max_new_tokens=n):
+    sampling = SamplingConfig(temperature=1.0, top_k=0, max_new_tokens=n, seed=seed)
+    for token in generate(exact, texts, sampling=sampling):
         texts[token.row].append(token.id)
     n_bytes = sum(len(decode(text[len(start) :])) for text in texts)
     nats, difference = [0.0, 0.0], 0.0

@@ -1,5 +1,6 @@
 """The command line: one app, one module a command, and the one place where errors become exits."""
 
+import io
 import sys
 import tempfile
 import traceback
@@ -21,7 +22,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Train a small language model on your own text, generate from it, look inside, measure.",
 )
 app.command()(train)
 app.command()(generate)
@@ -45,11 +45,18 @@ def _tgen(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a bug.")] = False,
 ) -> None:
-    """Exit status: 0 done · 1 failed · 2 wrong use · 70 a bug · 75 in use · 128+n signal n."""
+    """Train a small language model on your own text, generate from it, look inside, measure.
+
+    Exit status: 0 done, also when the reader closed the pipe; 1 failed; 2 wrong use; 70 a bug; 75
+    the run belongs to another process; 128 + n after signal n.
+    """
 
 
 def main() -> None:
     """Runs the command line and leaves the process with its exit status."""
+    for stream in (sys.stdout, sys.stderr):  # what is written does not depend on the locale
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     sys.exit(run(sys.argv[1:]))
 
 

@@ -1,19 +1,19 @@
 """`tgen generate`: text goes to stdout as it comes, everything else to stderr."""
 
-import json
 import secrets
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tgen.cli import console
+from tgen.cli import sampling_options as steer
+from tgen.cli.lines import LineReader
 from tgen.cli.loading import load_model
 from tgen.cli.options import (
     DeviceOption,
-    JsonOption,
     ModelOption,
     PromptOption,
     QuietOption,
@@ -21,37 +21,64 @@ from tgen.cli.options import (
     WeightsOption,
     read_prompt,
 )
-from tgen.config import DEFAULT_MAX_NEW_TOKENS, Draft, SamplingConfig
+from tgen.cli.records import JsonWriter, TextWriter, error_record, record
+from tgen.cli.requests import MAX_SAMPLES, Requests, Writer
+from tgen.cli.rows import Entry
+from tgen.config import Draft
 from tgen.errors import UsageError
-from tgen.reports import Token, json_text
 
 if TYPE_CHECKING:
     from tgen.api import Model
     from tgen.engine.base import PromptCache
 
-_DEFAULT = SamplingConfig()
+_BATCH_SIZE = 32
+_DEFAULT = steer.DEFAULT
 
 
 def generate(
+    context: typer.Context,
     prompt: PromptOption = None,
     model: ModelOption = None,
-    max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", "-n", min=0, help="Stop after this many tokens.")
-    ] = DEFAULT_MAX_NEW_TOKENS,
-    temperature: Annotated[
-        float, typer.Option("--temperature", "-t", help="0: always the likeliest token.")
-    ] = _DEFAULT.temperature,
-    top_k: Annotated[
-        int, typer.Option("--top-k", help="Draw from the k likeliest tokens; 0: all.")
-    ] = _DEFAULT.top_k,
-    top_p: Annotated[
-        float,
-        typer.Option("--top-p", help="Draw from the likeliest tokens that hold this much; 1: all."),
-    ] = _DEFAULT.top_p,
-    seed: Annotated[
-        int | None,
-        typer.Option("--seed", show_default="a new one, printed", help="Repeats a text."),
+    max_new_tokens: steer.MaxNewTokens = _DEFAULT.max_new_tokens,
+    seed: steer.Seed = None,
+    overflow: steer.OverflowOption = _DEFAULT.overflow,
+    echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before the text.")] = False,
+    samples: Annotated[
+        int,
+        typer.Option(
+            "--samples", min=1, max=MAX_SAMPLES, help="How many texts to write for each prompt."
+        ),
+    ] = 1,
+    input_: Annotated[
+        str | None,
+        typer.Option(
+            "--input",
+            metavar="FILE",
+            show_default=False,
+            help="A prompt a line, or JSON objects with fields of their own; '-' reads stdin.",
+        ),
     ] = None,
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", min=1, help="How many texts are computed together.")
+    ] = _BATCH_SIZE,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Write one JSON object to stdout.")
+    ] = False,
+    jsonl: Annotated[
+        bool, typer.Option("--jsonl", help="Write a JSON object a text, on a line each.")
+    ] = False,
+    logprobs: steer.Logprobs = _DEFAULT.logprobs,
+    explain: steer.Explain = _DEFAULT.explain,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="How long the first token took, and the rates.")
+    ] = False,
+    interactive: Annotated[
+        bool, typer.Option("--interactive", "-i", help="Line after line, at a terminal.")
+    ] = False,
+    quiet: QuietOption = False,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+    weights: WeightsOption = None,
     no_kv_cache: Annotated[
         bool, typer.Option("--no-kv-cache", help="Compute the whole text again for every token.")
     ] = False,
@@ -75,81 +102,134 @@ def generate(
             help="Take the prompt's beginning from a file that --save-cache wrote.",
         ),
     ] = None,
-    echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before the text.")] = False,
-    json_output: JsonOption = False,
-    quiet: QuietOption = False,
-    device: DeviceOption = "auto",
-    threads: ThreadsOption = None,
-    weights: WeightsOption = None,
+    temperature: steer.Temperature = _DEFAULT.temperature,
+    top_k: steer.TopK = _DEFAULT.top_k,
+    top_p: steer.TopP = _DEFAULT.top_p,
+    min_p: steer.MinP = _DEFAULT.min_p,
+    typical_p: steer.TypicalP = _DEFAULT.typical_p,
+    top_n_sigma: steer.TopNSigma = _DEFAULT.top_n_sigma,
+    xtc_probability: steer.XtcProbability = _DEFAULT.xtc_probability,
+    xtc_threshold: steer.XtcThreshold = _DEFAULT.xtc_threshold,
+    samplers: steer.Samplers = steer.SAMPLERS_TEXT,
+    repetition_penalty: steer.RepetitionPenalty = _DEFAULT.repetition_penalty,
+    presence_penalty: steer.PresencePenalty = _DEFAULT.presence_penalty,
+    frequency_penalty: steer.FrequencyPenalty = _DEFAULT.frequency_penalty,
+    penalty_window: steer.PenaltyWindow = _DEFAULT.penalty_window,
+    penalize_prompt: steer.PenalizePrompt = _DEFAULT.penalize_prompt,
+    no_repeat_ngram: steer.NoRepeatNgram = _DEFAULT.no_repeat_ngram,
+    dry_multiplier: steer.DryMultiplier = _DEFAULT.dry_multiplier,
+    dry_base: steer.DryBase = _DEFAULT.dry_base,
+    dry_allowed_length: steer.DryAllowedLength = _DEFAULT.dry_allowed_length,
+    dry_breakers: steer.DryBreakers = None,
+    stop: steer.Stop = None,
+    until_newline: steer.UntilNewline = _DEFAULT.until_newline,
+    ban: steer.Ban = None,
+    require: steer.Require = None,
+    bias: steer.Bias = None,
+    choices: steer.Choices = None,
+    regex: steer.RegexOption = None,
+    json_schema: steer.JsonSchema = None,
 ) -> None:
     """Continue a text.
 
     The continuation goes to stdout and not one byte more; the model's name, the seed and the speed
-    go to stderr. When the context is full, its last half is kept and the text goes on.
+    go to stderr. Texts of --input and --samples end with a line break each; --jsonl keeps theirs
+    apart from it. docs/formats.md has the fields of JSON, in and out.
+
+    What the model says goes through the penalties, then --bias, --ban, --require and the given
+    form, then the samplers in the order of --samplers; one of the tokens left is drawn. DRY takes
+    multiplier * base^(n - allowed length) from what would make a repeat of n tokens longer. Strings
+    are matched on bytes, wherever tokens begin and end. Of an option given twice, unless it is
+    repeatable, the last counts.
+
+    Exit status 1 also where a row of --input was wrong, or a text is not of the given form because
+    it was cut off.
     """
-    if no_kv_cache and (save_cache or load_cache):
-        raise UsageError("--no-kv-cache does not go with a prompt cache", "leave one of them away")
+    given = context.params
+    _check_together(given)
+    sampling = steer.sampling_config(
+        given, seed=secrets.randbelow(1 << 32) if seed is None else seed
+    )
     if save_cache:
         from tgen.checkpoint.prompt_cache import check_target
 
         check_target(save_cache)
-    sampling = SamplingConfig(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=secrets.randbelow(1 << 32) if seed is None else seed,
-    )
-    data = read_prompt(prompt)
+    if interactive:
+        from tgen.cli.interactive import converse, require_terminal
+
+        require_terminal()
+    rows = input_ is not None
+    data = None if rows or (interactive and prompt is None) else read_prompt(prompt)
+    lines = None if input_ is None else LineReader(input_)
     path, loaded = load_model(model, device=device, threads=threads, weights=weights, quiet=quiet)
     console.note(f"{path} · seed {sampling.seed}", quiet=quiet)
-    ids, length = loaded.encode(data), loaded.engine.context_length
+    if interactive:
+        converse(loaded, sampling, data or b"")
+        return
+    writer = _writer(loaded, str(path), given)
+    requests = Requests(loaded, sampling, writer, samples=samples, echo=echo, quiet=quiet)
+    cache = None
+    if data is not None:
+        cache = _prompt_cache(loaded, loaded.encode(data), load_cache, save_cache, quiet=quiet)
     started = time.perf_counter()
-    cache = _prompt_cache(loaded, ids, load_cache, save_cache, quiet=quiet)
-    if len(ids) > length:
-        console.note(
-            f"the prompt has {len(ids)} tokens, the context {length}: only its end is seen",
-            quiet=quiet,
-        )
-    if echo and not json_output:
-        console.write(data)
-    tokens = loaded.tokens(
-        [ids],
-        max_new_tokens=max_new_tokens,
-        sampling=sampling,
-        kv_cache=not no_kv_cache,
-        draft=draft,
-        prompt_cache=cache,
-    )
-    made: list[Token] = []
-    text: list[bytes] = []
-    for token, piece in loaded.pieces(tokens):
-        made.append(token)
-        text.append(piece)
-        if piece and not json_output:
-            console.write(piece)
-    took = time.perf_counter() - started
-    if json_output:
-        ended = bool(made) and made[-1].id in loaded.bundle.end_ids
-        record = {
-            "schema": "tgen.generate/1",
-            "model": str(path),
-            "seed": sampling.seed,
-            **json_text(data, "prompt"),
-            **json_text((data if echo else b"") + b"".join(text)),
-            "finish_reason": "stop" if ended else "length",
-            "prompt_tokens": len(ids),
-            "tokens": [token.id for token in made],
-            "logprobs": [round(token.logprob, 6) for token in made],
-            "seconds": round(took, 4),
-        }
-        console.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
-    elif sys.stdout.isatty() and not b"".join(text[-1:]).endswith(b"\n"):
-        console.write(b"\n")
-    rate = (
-        f"{len(made) / took:,.0f} tokens/s, prefill included" if made else "nothing was asked for"
-    )
-    if made or not save_cache:
-        console.note(f"{len(made)} tokens · {rate}", quiet=quiet)
+    if data is not None:
+        requests.add(data)
+    if lines is not None:
+        requests.read(lines, jsonl=str(input_).endswith((".jsonl", ".ndjson")))
+    shown = sys.stdout is not None and sys.stdout.isatty()  # the rows themselves are
+    hidden = quiet or shown or lines is None or lines.fraction is None
+    with console.progress("rows", quiet=hidden) as update:
+        for token in loaded.rows(
+            requests.next,
+            n_rows=batch_size,
+            kv_cache=not no_kv_cache,
+            draft=draft,
+            prompt_cache=cache,
+        ):
+            requests.take(token)
+            if token.last and lines is not None:
+                update(lines.fraction or 0.0)
+    writer.close()
+    for line in requests.summary(time.perf_counter() - started, stats=stats):
+        console.note(line, quiet=quiet)
+    if requests.failed:
+        raise typer.Exit(1)
+
+
+def _check_together(given: dict[str, Any]) -> None:
+    """Raises UsageError for options that contradict each other."""
+    rows, prompt = given["input_"] is not None, given["prompt"] is not None
+    several = rows or given["samples"] > 1
+    as_json = given["json_output"] or given["jsonl"]
+    caches = given["save_cache"] or given["load_cache"]
+    clashes = {
+        "--no-kv-cache does not go with a prompt cache": given["no_kv_cache"] and caches,
+        "--input does not go with a prompt cache": rows and caches,
+        "--input does not go with --prompt": rows and prompt,
+        "--json does not go with --jsonl": given["json_output"] and given["jsonl"],
+        "--interactive writes one text after another, as text": given["interactive"]
+        and (several or as_json or caches or given["echo"]),
+    }
+    for message, clash in clashes.items():
+        if clash:
+            raise UsageError(message, "leave one of them away")
+    if given["json_output"] and several:
+        raise UsageError("--json writes one object, and there may be more", "give --jsonl")
+    for name in ("logprobs", "explain"):
+        if given[name] and not as_json:
+            raise UsageError(f"--{name} is told in JSON", "add --json")
+
+
+def _writer(model: "Model", name: str, given: dict[str, Any]) -> Writer:
+    if not given["json_output"] and not given["jsonl"]:
+        return TextWriter(several=given["input_"] is not None or given["samples"] > 1)
+
+    def describe(entry: Entry) -> dict[str, Any]:
+        if entry.error is not None:
+            return error_record(entry)
+        return record(entry, model=name, show=model.vocabulary.bytes_of, stats=given["stats"])
+
+    return JsonWriter(describe)
 
 
 def _prompt_cache(

@@ -10,6 +10,13 @@ import typer
 from tgen.config import StoredAs
 from tgen.errors import UsageError
 
+
+def _model_names(incomplete: str) -> list[str]:
+    """For the shell: what is in ./models."""
+    folders = sorted(path.parent for path in Path("models").glob("*/config.json"))
+    return [folder.name for folder in folders if folder.name.startswith(incomplete)]
+
+
 ModelOption = Annotated[
     str | None,
     typer.Option(
@@ -18,6 +25,7 @@ ModelOption = Annotated[
         metavar="DIR",
         show_default="the newest in ./models, else the shipped one",
         help="Model directory, or the name of one in ./models.",
+        autocompletion=_model_names,
     ),
 ]
 PromptOption = Annotated[

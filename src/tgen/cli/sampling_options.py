@@ -1,124 +1,207 @@
-"""The options that steer what is drawn, and what they make of their values."""
+"""The options that steer how a text goes on: each is a field of SamplingConfig."""
 
 import os
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tgen.config import SAMPLERS, SamplingConfig, StringConfig
-from tgen.errors import UsageError
+from tgen import files
+from tgen.config import Overflow, SamplingConfig
+from tgen.errors import TgenError, UsageError
 
 DEFAULT = SamplingConfig()
-_DRAWING, _PENALTIES, _STRINGS = "Drawing a token", "Penalties", "Strings"
+_DRAWING, _PENALTIES, _TEXTS, _FORM = "Drawing a token", "Penalties", "Texts", "A given form"
+_SCHEMA_BYTES = 1 << 20
 
 
-def _option(name: str, text: str, panel: str, **more: Any) -> Any:
-    return typer.Option(name, help=text, rich_help_panel=panel, **more)
+def _option(names: str, help_text: str, panel: str | None = None, **more: Any) -> Any:
+    return typer.Option(*names.split(), help=help_text, rich_help_panel=panel, **more)
 
 
-Temperature = Annotated[float, _option("--temperature", "0: always the likeliest token.", _DRAWING)]
-TopK = Annotated[int, _option("--top-k", "Draw from the k likeliest tokens; 0: all.", _DRAWING)]
+def _texts(name: str, help_text: str) -> Any:
+    return _option(name, help_text, _TEXTS, metavar="TEXT", show_default=False)
+
+
+MaxNewTokens = Annotated[int, _option("--max-new-tokens -n", "Stop after this many tokens.")]
+OverflowOption = Annotated[
+    Overflow,
+    _option(
+        "--overflow",
+        "Where the context is full: keep its last half and go on, stop there, or refuse a text "
+        "that may come to it.",
+    ),
+]
+Seed = Annotated[
+    int | None, _option("--seed", "Repeats a text.", show_default="a new one, printed")
+]
+Temperature = Annotated[
+    float, _option("--temperature -t", "Below 1 likelier, above 1 wilder; 0: no chance.", _DRAWING)
+]
+TopK = Annotated[int, _option("--top-k", "Keep the k likeliest tokens; 0: all.", _DRAWING)]
 TopP = Annotated[
-    float, _option("--top-p", "Draw from the likeliest that hold this much; 1: all.", _DRAWING)
+    float, _option("--top-p", "Keep the likeliest that together have this much; 1: all.", _DRAWING)
 ]
 MinP = Annotated[
-    float, _option("--min-p", "Draw from those this share as likely as the likeliest.", _DRAWING)
+    float,
+    _option("--min-p", "Keep those at least this times as likely as the likeliest.", _DRAWING),
 ]
 TypicalP = Annotated[
-    float, _option("--typical-p", "Draw from the least surprising that hold this much.", _DRAWING)
+    float,
+    _option("--typical-p", "Keep the least surprising or dull that have this much.", _DRAWING),
 ]
 TopNSigma = Annotated[
-    float, _option("--top-n-sigma", "Draw from logits within n deviations of the best.", _DRAWING)
+    float,
+    _option("--top-n-sigma", "Keep logits within n deviations of the highest; 0: all.", _DRAWING),
 ]
 XtcProbability = Annotated[
-    float, _option("--xtc-probability", "How often the likeliest are left out.", _DRAWING)
+    float,
+    _option("--xtc-probability", "How often the likeliest are left out, all but one.", _DRAWING),
 ]
 XtcThreshold = Annotated[
-    float, _option("--xtc-threshold", "From which probability on; the last stays.", _DRAWING)
+    float, _option("--xtc-threshold", "How likely those are, at least.", _DRAWING)
 ]
 Samplers = Annotated[
-    str, _option("--samplers", "The order in which these apply, and which at all.", _DRAWING)
+    str, _option("--samplers", "In which order these apply, and which at all.", _DRAWING)
 ]
 RepetitionPenalty = Annotated[
-    float, _option("--repetition-penalty", "Divides the logits of tokens seen; 1: off.", _PENALTIES)
+    float,
+    _option("--repetition-penalty", "Divides logits above 0 of tokens that came.", _PENALTIES),
 ]
 PresencePenalty = Annotated[
-    float, _option("--presence-penalty", "Taken from the logits of tokens seen.", _PENALTIES)
+    float, _option("--presence-penalty", "Taken from the logits of tokens that came.", _PENALTIES)
 ]
 FrequencyPenalty = Annotated[
-    float, _option("--frequency-penalty", "Taken once for each time that it was seen.", _PENALTIES)
+    float, _option("--frequency-penalty", "Taken for each time that a token came.", _PENALTIES)
 ]
 PenaltyWindow = Annotated[
     int, _option("--penalty-window", "Only the last n tokens count; 0: all.", _PENALTIES)
 ]
 PenalizePrompt = Annotated[
-    bool, _option("--penalize-prompt/--no-penalize-prompt", "The prompt's count too.", _PENALTIES)
+    bool,
+    _option("--penalize-prompt/--no-penalize-prompt", "Whether the prompt counts.", _PENALTIES),
 ]
 NoRepeatNgram = Annotated[
     int, _option("--no-repeat-ngram", "No n tokens come a second time; 0: off.", _PENALTIES)
 ]
 DryMultiplier = Annotated[
-    float, _option("--dry-multiplier", "Makes long repeats ever less likely; 0: off.", _PENALTIES)
+    float, _option("--dry-multiplier", "DRY: long repeats become unlikely; 0: off.", _PENALTIES)
 ]
-DryBase = Annotated[float, _option("--dry-base", "By how much more with each token.", _PENALTIES)]
+DryBase = Annotated[
+    float, _option("--dry-base", "How many times more with each token.", _PENALTIES)
+]
 DryAllowedLength = Annotated[
     int, _option("--dry-allowed-length", "Repeats up to this length are free.", _PENALTIES)
 ]
-Stop = Annotated[
+DryBreakers = Annotated[
     list[str] | None,
-    _option("--stop", "End before this text; repeatable.", _STRINGS, metavar="TEXT"),
+    _option(
+        "--dry-breakers",
+        "Repeats do not reach across these; repeatable.",
+        _PENALTIES,
+        metavar="TEXT",
+        show_default='a new line, : " and *',
+    ),
 ]
-UntilNewline = Annotated[bool, _option("--until-newline", "End before a new line.", _STRINGS)]
-Ban = Annotated[
-    list[str] | None,
-    _option("--ban", "Never write this text; repeatable.", _STRINGS, metavar="TEXT"),
-]
+Stop = Annotated[list[str] | None, _texts("--stop", "End before this; repeatable.")]
+UntilNewline = Annotated[bool, _option("--until-newline", "End before a new line.", _TEXTS)]
+Ban = Annotated[list[str] | None, _texts("--ban", "Never write this; repeatable.")]
+Require = Annotated[list[str] | None, _texts("--require", "Write this somewhere; repeatable.")]
 Bias = Annotated[
     list[str] | None,
     _option(
-        "--bias", "Added to tokens that complete a text; repeatable.", _STRINGS, metavar="TEXT=N"
+        "--bias",
+        "Add N to the logits of tokens that complete this; repeatable.",
+        _TEXTS,
+        metavar="TEXT=N",
+        show_default=False,
     ),
 ]
-Require = Annotated[
-    list[str] | None,
-    _option("--require", "Do not end before this was written.", _STRINGS, metavar="TEXT"),
+Choices = Annotated[
+    str | None,
+    _option("--choices", "Write one of these.", _FORM, metavar="A,B,...", show_default=False),
+]
+RegexOption = Annotated[
+    str | None, _option("--regex", "Write what this matches.", _FORM, show_default=False)
+]
+JsonSchema = Annotated[
+    Path | None,
+    _option(
+        "--json-schema",
+        "Write a JSON document of the schema in this file.",
+        _FORM,
+        metavar="FILE",
+        show_default=False,
+    ),
+]
+Logprobs = Annotated[
+    int, _option("--logprobs", "To JSON: the k likeliest tokens at every place.", metavar="K")
+]
+Explain = Annotated[
+    bool, _option("--explain", "To JSON: probability, rank, entropy, what each sampler removed.")
 ]
 
 
-def samplers(names: str) -> tuple[str, ...]:
+def sampling_config(given: Mapping[str, Any], *, seed: int) -> SamplingConfig:
+    """The configuration that the options, by their parameters' names, amount to."""
+    values: dict[str, Any] = {}
+    for field in fields(SamplingConfig):
+        value = given[field.name]
+        if field.name == "seed":
+            values[field.name] = seed
+        elif field.name == "samplers":
+            values[field.name] = names(value)
+        elif field.name == "bias":
+            values[field.name] = [_bias(item) for item in value or []]
+        elif field.name == "json_schema":
+            values[field.name] = _schema(value)
+        elif field.name == "choices":
+            values[field.name] = [] if value is None else _raw(value.split(","))
+        elif field.name in ("stop", "ban", "require"):
+            values[field.name] = _raw(value or [])
+        elif field.name == "dry_breakers":
+            values[field.name] = DEFAULT.dry_breakers if value is None else _raw(value)
+        else:
+            values[field.name] = value
+    try:
+        return SamplingConfig(**values)
+    except UsageError as error:
+        option = "--" + error.field.replace("_", "-")
+        texts = (text.replace(error.field, option, 1) for text in (error.message, error.hint))
+        raise UsageError(*texts) from None
+
+
+def names(text: str) -> tuple[str, ...]:
     """`top_k,temperature` or `top-k,temperature` -> names in order."""
-    return tuple(name.strip().replace("-", "_") for name in names.split(",") if name.strip())
+    return tuple(name.strip().replace("-", "_") for name in text.split(",") if name.strip())
 
 
-def strings(
-    stop: list[str] | None,
-    ban: list[str] | None,
-    bias: list[str] | None,
-    require: list[str] | None,
-    *,
-    until_newline: bool,
-) -> StringConfig:
-    """The bytes of what was typed, whatever their encoding."""
-    biases = dict.fromkeys(_bytes("--ban", ban), -float("inf"))
-    for item in bias or []:
-        text, sign, number = item.rpartition("=")
-        try:
-            value = float(number)
-        except ValueError:
-            value = float("nan")
-        if not sign or not abs(value) < float("inf"):
-            raise UsageError(f"--bias {item!r} is not TEXT=NUMBER", "for example --bias ' king=2'")
-        biases[_bytes("--bias", [text])[0]] = value
-    stops = _bytes("--stop", stop) + ([b"\n"] if until_newline else [])
-    return StringConfig(
-        stop=tuple(stops), biases=biases, required=tuple(_bytes("--require", require))
-    )
+def _raw(texts: Sequence[str]) -> list[bytes]:
+    """The bytes that were typed, whatever their encoding."""
+    return [os.fsencode(text) for text in texts]
 
 
-def _bytes(option: str, texts: list[str] | None) -> list[bytes]:
-    if "" in (texts or []):
-        raise UsageError(f"{option} is empty", "give some text")
-    return [os.fsencode(text) for text in texts or []]
+def _bias(item: str) -> tuple[bytes, float]:
+    text, sign, number = item.rpartition("=")
+    try:
+        return os.fsencode(text), float(number if sign else "")
+    except ValueError:
+        raise UsageError(
+            f"--bias {item!r} is not TEXT=NUMBER", "for example --bias ' king=2'"
+        ) from None
 
 
-SAMPLERS_TEXT = ",".join(SAMPLERS)
+def _schema(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return files.read(path, limit=_SCHEMA_BYTES).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UsageError(f"--json-schema {path} is not UTF-8", "give a JSON schema") from None
+    except TgenError as error:
+        raise UsageError(f"--json-schema: {error.message}", error.hint) from None
+
+
+SAMPLERS_TEXT = ",".join(DEFAULT.samplers)

@@ -13,18 +13,20 @@ from tgen.config.model import (
     Size,
 )
 from tgen.config.sampling import (
-    DEFAULT_MAX_NEW_TOKENS,
+    CONSTRAINTS,
     SAMPLERS,
     Draft,
+    Overflow,
     SamplingConfig,
+    SamplingOptions,
     StoredAs,
-    StringConfig,
+    raw,
 )
 from tgen.config.training import LossOn, TrainConfig
 
 __all__ = [
+    "CONSTRAINTS",
     "DEFAULT_FAMILY",
-    "DEFAULT_MAX_NEW_TOKENS",
     "FAMILIES",
     "SAMPLERS",
     "SIZES",
@@ -34,11 +36,13 @@ __all__ = [
     "LossOn",
     "ModelConfig",
     "Norm",
+    "Overflow",
     "Position",
     "RopeScaling",
     "SamplingConfig",
+    "SamplingOptions",
     "Size",
     "StoredAs",
-    "StringConfig",
     "TrainConfig",
+    "raw",
 ]

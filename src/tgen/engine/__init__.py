@@ -40,13 +40,16 @@ def open_engine(
     chosen = choose_device(device)
     if chosen.type == "cpu" and missing_kernels() is None:
         return _cpu_engine(bundle, threads, weights)
-    if weights not in (None, "float32"):
+    if weights is None:
+        weights = _as_stored(bundle) if chosen.type == "cuda" else "float32"
+    if weights == "int8" or (weights == "bfloat16" and chosen.type != "cuda"):
         raise UsageError(
             f"--weights {weights} needs the compiled kernels",
             missing_kernels() or "add --device cpu, or leave it away",
         )
     set_threads(threads)
-    return TorchEngine(Transformer.from_arrays(bundle.config, bundle.arrays).to(chosen))
+    model = Transformer.from_arrays(bundle.config, bundle.arrays).to(chosen)
+    return TorchEngine(model, stored=weights)
 
 
 def uses_kernels(device: str) -> bool:
@@ -89,11 +92,14 @@ def compile_kernels() -> None:
 def _cpu_engine(bundle: ModelBundle, threads: int | None, weights: StoredAs | None) -> Engine:
     from tgen.engine.cpu.engine import CpuEngine
 
-    matrices = {array.dtype for array in bundle.arrays.values() if array.ndim == 2}
-    as_stored: StoredAs = "bfloat16" if matrices == {np.dtype(np.uint16)} else "float32"
     return CpuEngine(
         bundle.config,
         bundle.arrays,
         n_threads=min(threads or n_processors(), n_processors()),  # more would only wait
-        stored=weights or as_stored,
+        stored=weights or _as_stored(bundle),
     )
+
+
+def _as_stored(bundle: ModelBundle) -> StoredAs:
+    matrices = {array.dtype for array in bundle.arrays.values() if array.ndim == 2}
+    return "bfloat16" if matrices == {np.dtype(np.uint16)} else "float32"

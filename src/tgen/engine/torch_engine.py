@@ -1,4 +1,7 @@
-"""The reference engine: the torch model and its cache, on any device."""
+"""The reference engine: the torch model and its cache, on any device.
+
+Weights may be bfloat16: then products are, and sums, norms and positions float32, by autocast.
+"""
 
 from collections.abc import Sequence
 from typing import Literal, overload
@@ -9,6 +12,7 @@ from torch import Tensor
 
 from tgen.config import StoredAs
 from tgen.engine.base import Floats, Logits, lengths_after
+from tgen.engine.captured_step import Stepper
 from tgen.model.kv_cache import KVCache
 from tgen.model.transformer import Transformer
 
@@ -16,12 +20,19 @@ from tgen.model.transformer import Transformer
 class TorchEngine:
     """See `engine.base.Engine`."""
 
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, model: Transformer, *, stored: StoredAs = "float32") -> None:
         self.model = model.eval()
+        self.stored: StoredAs = stored
+        narrow = stored == "bfloat16"
+        if narrow:  # matrices alone: norms, biases and tables of positions stay float32
+            for parameter in model.parameters():
+                if parameter.ndim > 1:
+                    parameter.data = parameter.data.bfloat16()
         weight = model.token_embedding.weight
         self.device = weight.device
-        self.stored: StoredAs = "float32"
+        self._autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=narrow)
         self._cache = KVCache(model.config, 1, device=weight.device, dtype=weight.dtype)
+        self._stepper = Stepper(model, self._cache)
 
     @property
     def context_length(self) -> int:
@@ -53,17 +64,26 @@ class TorchEngine:
         """Appends tokens to each row; logits (B, V) of what follows, or a list of (t_i, V)."""
         counts = [len(row) for row in tokens]
         after = lengths_after(self.lengths, counts, self.context_length)
+        if self.device.type == "cuda" and max(counts) == 1 and not every_position:
+            return self.step([row[0] for row in tokens])
         # Shorter rows are padded behind: no real token sees the padding, and it is forgotten.
         padded = [list(row) + [0] * (max(counts) - len(row)) for row in tokens]
-        x = self.model.hidden(
-            torch.tensor(padded, device=self.device), cache=self._cache
-        )  # (B, T, C)
-        self._cache.rewind(after)
-        if every_position:
-            real = torch.cat([x[row, :n] for row, n in enumerate(counts)])
-            return np.split(_logits(self.model, real), np.cumsum(counts)[:-1])
-        last = torch.tensor(counts, device=self.device) - 1
-        return _logits(self.model, x[torch.arange(len(counts), device=self.device), last])
+        with self._autocast:
+            ids = torch.tensor(padded, device=self.device)
+            x = self.model.hidden(ids, cache=self._cache)  # (B, T, C)
+            self._cache.rewind(after)
+            if every_position:
+                real = torch.cat([x[row, :n] for row, n in enumerate(counts)])
+                return np.split(_on_host(self.model.logits(real)), np.cumsum(counts)[:-1])
+            last = torch.tensor(counts, device=self.device) - 1
+            rows = torch.arange(len(counts), device=self.device)
+            return _on_host(self.model.logits(x[rows, last]))
+
+    @torch.inference_mode()
+    def step(self, tokens: Sequence[int]) -> Logits:
+        """As `extend` with a token for each row, in work of a fixed shape: see captured_step.py."""
+        with self._autocast:
+            return _on_host(self._stepper.step(list(tokens)))
 
     def rewind(self, lengths: Sequence[int]) -> None:
         """Forgets each row's tail."""
@@ -83,6 +103,6 @@ class TorchEngine:
         self._cache.restore(torch.from_numpy(keys), torch.from_numpy(values))
 
 
-def _logits(model: Transformer, x: Tensor) -> Logits:
-    logits: Logits = model.logits(x).float().cpu().numpy()
-    return logits
+def _on_host(logits: Tensor) -> Logits:
+    found: Logits = logits.float().cpu().numpy()
+    return found

@@ -1,66 +1,88 @@
 """The sampler: logits -> one token a row, by the samplers in their order and the draw.
 
-Nothing here has a state. The random number behind a token is a function of (seed, row, position),
-so a row's text depends neither on its neighbours nor on how it was computed.
+Nothing here has a state. The random number behind a token is a function of its row's seed and its
+position, so a row's text depends neither on its neighbours nor on how it was computed.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tgen.config import SamplingConfig
 from tgen.engine.base import Logits
 from tgen.errors import ModelError
 from tgen.generation import truncation
 from tgen.generation.truncation import Ranked
+from tgen.reports import Removed
 
-_DRAW, _EXCLUDE = 0, 1  # the purpose of a random number, its fourth coordinate
+_DRAW, _EXCLUDE, _ROW = 0, 1, 2  # the purpose of a random number
 
 
 def draw(
     logits: Logits,
     sampling: SamplingConfig,
     *,
-    rows: Sequence[int],
+    seeds: Sequence[int],
     positions: Sequence[int],
+    explanations: Sequence[list[Removed]] = (),
 ) -> list[int]:
-    """A token id for each row of logits (B, V); `rows` and `positions` name the random numbers."""
+    """A token id for each row of logits (B, V); `seeds` and `positions` name the random numbers.
+
+    What each sampler removes is added to the rows' `explanations`, if they are given.
+    """
     best = logits.argmax(axis=1)  # the lowest id among equals; of NaN where there is one
     if not np.isfinite(logits[np.arange(len(logits)), best]).all():
         raise ModelError("the model's logits are not finite", "its weights are damaged")
-    if sampling.temperature == 0 and not sampling.xtc_probability:
+    may_lose_best = sampling.xtc_probability > 0 or sampling.typical_p < 1
+    if sampling.temperature == 0 and not may_lose_best and not explanations:
         return best.tolist()  # type: ignore[no-any-return]
-    active = [name for name in sampling.samplers if name != "top_n_sigma" or sampling.top_n_sigma]
-    first_k = sampling.top_k if active[:1] == ["top_k"] else 0
+    names = [*sampling.samplers]
+    if sampling.temperature == 0 and "temperature" not in names:
+        names.append("temperature")
+    active = [name for name in names if name != "top_n_sigma" or sampling.top_n_sigma]
+    first_k = sampling.top_k if active[:1] == ["top_k"] and not explanations else 0
     ids, ranked = truncation.rank(logits, first_k)
-    for name in sampling.samplers:
-        ranked = _apply(name, ranked, sampling, rows, positions)
+    for name in names:
+        before, ranked = ranked, _apply(name, ranked, sampling, seeds, positions)
+        if explanations:
+            _explain(name, before, ranked, explanations)
     cumulative = np.cumsum(truncation.softmax(ranked), axis=1)
-    u = _uniforms(sampling.seed, rows, positions, _DRAW)[:, None]
+    u = _uniforms(seeds, positions, _DRAW)[:, None]
     places = (cumulative <= u * cumulative[:, -1:]).sum(axis=1)
     # Rounding may lead past the last candidate that can be drawn.
     last = ranked.shape[1] - 1 - (ranked[:, ::-1] > -np.inf).argmax(axis=1)
     return [int(i) for i in ids[np.arange(len(ids)), np.minimum(places, last)]]
 
 
-def uniform(seed: int, row: int, position: int, purpose: int) -> float:
-    """A number in [0, 1) from a counter-based generator (Philox, Salmon et al. 2011)."""
-    raw = np.random.Philox(key=[seed, purpose], counter=[0, position, row, 0]).random_raw()
-    return float(int(raw) >> 11) * 2.0**-53
+def row_seed(seed: int, row: int) -> int:
+    """The seed of one row of several: the first row's is the seed itself, the others' are drawn.
+
+    Below 2^53, so that they pass through JSON.
+    """
+    return seed if row == 0 else _random(seed, row, _ROW) >> 11
 
 
-def _uniforms(
-    seed: int, rows: Sequence[int], positions: Sequence[int], purpose: int
-) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    pairs = zip(rows, positions, strict=True)
-    return np.array([uniform(seed, row, position, purpose) for row, position in pairs])
+def uniform(seed: int, position: int, purpose: int) -> float:
+    """A number in [0, 1)."""
+    return float(_random(seed, position, purpose) >> 11) * 2.0**-53
+
+
+def _random(seed: int, position: int, purpose: int) -> int:
+    """64 bits of a counter-based generator (Philox, Salmon et al. 2011)."""
+    return int(np.random.Philox(key=[seed, purpose], counter=[0, position, 0, 0]).random_raw())
+
+
+def _uniforms(seeds: Sequence[int], positions: Sequence[int], purpose: int) -> NDArray[np.float64]:
+    pairs = zip(seeds, positions, strict=True)
+    return np.array([uniform(seed, position, purpose) for seed, position in pairs])
 
 
 def _apply(
     name: str,
     ranked: Ranked,
     sampling: SamplingConfig,
-    rows: Sequence[int],
+    seeds: Sequence[int],
     positions: Sequence[int],
 ) -> Ranked:
     """One sampler, if it is on."""
@@ -77,6 +99,20 @@ def _apply(
     if name == "top_n_sigma" and sampling.top_n_sigma:
         return truncation.top_n_sigma(ranked, sampling.top_n_sigma)
     if name == "xtc" and sampling.xtc_probability:
-        u = _uniforms(sampling.seed, rows, positions, _EXCLUDE)
+        u = _uniforms(seeds, positions, _EXCLUDE)
         return truncation.exclude_top(ranked, sampling.xtc_threshold, u < sampling.xtc_probability)
     return ranked
+
+
+def _explain(
+    name: str, before: Ranked, after: Ranked, explanations: Sequence[list[Removed]]
+) -> None:
+    """What is in `before` and not in `after`, row by row; a sampler that is off removes nothing."""
+    if after is before:
+        return
+    gone = (before > -np.inf) & (after == -np.inf)
+    masses = np.where(gone, truncation.softmax(before), 0).sum(axis=1)
+    left = (after > -np.inf).sum(axis=1)
+    rows = zip(explanations, gone.sum(axis=1), masses, left, strict=True)
+    for row, n, mass, n_left in rows:
+        row.append(Removed(name, int(n), float(mass), int(n_left)))

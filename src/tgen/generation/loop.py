@@ -1,15 +1,16 @@
 """The generation loop: rows of prompts -> tokens, until each row ends.
 
-Past the context a row slides: when full, its last half is kept and computed anew. Where a row's
-window starts depends on its number of tokens alone, so a text goes on the same way whether its
-beginning was generated or given.
+Rows are computed together; where one ends, the next request takes its place. Past the context a row
+slides: when full, its last half is kept and computed anew. Where a row's window starts depends on
+its number of tokens alone, so a text goes on the same way whether its beginning was generated or
+given.
 
 With drafts a pass computes guesses too. The one sampler picks a token after each of them, and the
 picks stand up to the first that is not what was guessed: without drafts the text is the same.
 """
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -18,29 +19,15 @@ import numpy as np
 from tgen.config import SamplingConfig
 from tgen.engine.base import Engine, Logits, PromptCache, n_alike, reset
 from tgen.generation.drafts import Drafts
-from tgen.generation.draw import draw
+from tgen.generation.draw import draw, row_seed
+from tgen.generation.row import Request, Row, window_start
 from tgen.generation.rules import Rules
-from tgen.reports import Token
+from tgen.generation.thoughts import Pick, at, reports
+from tgen.generation.vocabulary import Vocabulary
+from tgen.reports import Removed, Token
 
-
-@dataclass
-class _Row:
-    """A text on its way."""
-
-    number: int
-    text: list[int]
-    n_given: int  # tokens of its prompt
-    longest: int  # that it may come to
-    start: int  # the first token in sight
-
-
-class _Pick(NamedTuple):
-    """A token that the sampler picked, and the place of the logits it was picked by."""
-
-    row: int
-    id: int
-    place: int
-    last: bool  # of its row
+# Gives the next request. None: there is none now, or, if the caller can wait, there is no more.
+Waiting = Callable[[bool], Request | None]
 
 
 def generate(
@@ -48,50 +35,77 @@ def generate(
     prompts: Sequence[Sequence[int]],
     *,
     sampling: SamplingConfig,
-    stop: Collection[int],
-    max_new_tokens: int,
+    stop: Collection[int] = (),
+    vocabulary: Vocabulary | None = None,
     kv_cache: bool = True,
-    rules: Rules | None = None,
     drafts: Drafts | None = None,
     prompt_cache: PromptCache | None = None,
 ) -> Iterator[Token]:
-    """Yields every row's Tokens; a row ends with a token of `stop` or at the maximum.
+    """Yields the Tokens of all rows; a row ends with a token of `stop`, or as `sampling` says.
+
+    Row i draws by `row_seed(sampling.seed, i)`. Strings need a vocabulary, which knows what stops.
+    See `generate_rows`.
+    """
+    requests = iter(
+        [
+            Request(prompt, replace(sampling, seed=row_seed(sampling.seed, row)))
+            for row, prompt in enumerate(prompts)
+        ]
+    )
+    yield from generate_rows(
+        engine,
+        lambda _: next(requests, None),
+        n_rows=len(prompts),
+        vocabulary=vocabulary or Vocabulary(ends=stop),
+        kv_cache=kv_cache,
+        drafts=drafts,
+        prompt_cache=prompt_cache,
+    )
+
+
+def generate_rows(
+    engine: Engine,
+    waiting: Waiting,
+    *,
+    n_rows: int,
+    vocabulary: Vocabulary,
+    kv_cache: bool = True,
+    drafts: Drafts | None = None,
+    prompt_cache: PromptCache | None = None,
+) -> Iterator[Token]:
+    """Yields the Tokens of all requests, `n_rows` at a time; a row is numbered as it comes.
 
     Prompts must not be empty. What they begin with is taken from `prompt_cache` as far as it is
-    there. Without `kv_cache` the same engine computes each row's whole window again for every
-    token, and nothing is guessed.
+    there, and computed once where they share it. Without `kv_cache` the same engine computes each
+    row's whole window again for every token, and nothing is guessed. A request for no tokens has
+    none.
     """
-    if not prompts or max_new_tokens < 1:
-        return
-    if not all(prompts):
-        raise ValueError("a prompt needs at least one token")
-    context, rules = engine.context_length, rules or Rules(sampling)
-    rows = [
-        _Row(number, list(prompt), n, n + max_new_tokens, window_start(n, context))
-        for number, prompt in enumerate(prompts)
-        for n in [len(prompt)]
-    ]
-    reset(engine, 1)
-    if kv_cache and not any(row.start for row in rows):
-        _begin(engine, [row.text for row in rows], prompt_cache)
-    engine.select([0] * len(rows))
-    while rows:
-        new = _prepare(engine, rows, kv_cache=kv_cache)
-        guesses: list[list[int]] = [[] for _ in rows]
-        if drafts is not None and kv_cache and max(map(len, new)) == 1:
-            guesses = [_guess(drafts, row, context, n_rows=len(rows)) for row in rows]
-        logits = _extend(engine, new, guesses)
-        picks = _pick(logits, rows, guesses, stop, sampling, rules)
-        yield from _reports(picks, logits)
-        ended = {pick.row for pick in picks if pick.last}
-        kept = [place for place, row in enumerate(rows) if row.number not in ended]
-        if not kept:
+    rules: dict[SamplingConfig, Rules] = {}
+    rows: list[Row] = []
+    number = 0
+    while True:
+        new: list[Row] = []
+        while len(rows) + len(new) < n_rows:
+            request = waiting(not rows and not new)
+            if request is None:
+                break
+            if request.sampling not in rules:
+                rules[request.sampling] = Rules(request.sampling, vocabulary)
+            rule = rules[request.sampling]
+            if request.sampling.max_new_tokens:
+                new.append(Row(number, request, vocabulary, rule, engine.context_length))
+            number += 1
+        if new:
+            _admit(engine, rows, new, prompt_cache, kv_cache=kv_cache)
+            rows += new
+        if not rows:
             return
-        if ended:
-            rows = [rows[place] for place in kept]
-            engine.select(kept)
-            if drafts is not None:
-                drafts.forget(ended)
+        picks, logits = _step(engine, rows, drafts if kv_cache else None, kv_cache=kv_cache)
+        yield from reports(picks, logits)
+        ended = {pick.row for pick in picks if pick.finish}
+        if ended and drafts is not None:
+            drafts.forget(ended)
+        rows = _settle(engine, [row for row in rows if row.number not in ended])
 
 
 def begin_with(engine: Engine, tokens: Sequence[int], cache: PromptCache | None) -> int:
@@ -104,16 +118,42 @@ def begin_with(engine: Engine, tokens: Sequence[int], cache: PromptCache | None)
     return n
 
 
-def window_start(n_tokens: int, context_length: int) -> int:
-    """The first token still seen when a row of `n_tokens` has slid as often as it must."""
-    if n_tokens <= context_length:
+def _admit(
+    engine: Engine, rows: list[Row], new: list[Row], cache: PromptCache | None, *, kv_cache: bool
+) -> None:
+    """Gives new rows places in the engine, samples of one prompt a common one, with what can be had
+    of their beginnings without computing it."""
+    prompts = [list(prompt) for prompt in dict.fromkeys(tuple(row.text) for row in new)]
+    n_old, places, held = len(rows), [], []
+    if rows:
+        before = engine.lengths
+        for prompt in prompts:
+            n, place = max((_n_held(engine, row, prompt), row.place) for row in rows)
+            places.append(place)
+            held.append(n)
+        engine.select([*range(n_old), *places])
+        engine.rewind([*before, *held])
+    else:
+        _begin(engine, prompts, cache, share=kv_cache)
+        engine.select([0] * len(prompts))
+    for row in new:
+        row.place = n_old + prompts.index(row.text)
+
+
+def _n_held(engine: Engine, row: Row, prompt: list[int]) -> int:
+    """How many tokens of a prompt a row holds."""
+    if row.start or len(prompt) > engine.context_length:  # one has slid
         return 0
-    stride = max(1, context_length - context_length // 2)
-    return stride * -(-(n_tokens - context_length) // stride)
+    return min(n_alike(prompt, row.text), len(row.text) - 1)  # behind that there may be guesses
 
 
-def _begin(engine: Engine, texts: list[list[int]], cache: PromptCache | None) -> None:
+def _begin(
+    engine: Engine, texts: list[list[int]], cache: PromptCache | None, *, share: bool
+) -> None:
     """Leaves one row with what all texts begin with and need not be computed for each."""
+    if not share or max(map(len, texts)) > engine.context_length:  # one that slid shares nothing
+        reset(engine, 1)
+        return
     n_shared = min(n_alike(min(texts), max(texts)), min(map(len, texts)) - 1)
     shared = texts[0][:n_shared]  # each has at least one token more
     n = begin_with(engine, shared, cache)
@@ -121,7 +161,42 @@ def _begin(engine: Engine, texts: list[list[int]], cache: PromptCache | None) ->
         engine.extend([shared[n:]])
 
 
-def _prepare(engine: Engine, rows: list[_Row], *, kv_cache: bool) -> list[list[int]]:
+def _settle(engine: Engine, rows: list[Row]) -> list[Row]:
+    """Gives every row a place of its own, and moves as few as can be."""
+    settled: dict[int, Row] = {}
+    others = []
+    for row in rows:
+        if row.place < len(rows) and row.place not in settled:
+            settled[row.place] = row
+        else:
+            others.append(row)
+    free = [place for place in range(len(rows)) if place not in settled]
+    settled |= dict(zip(free, others, strict=True))
+    found = [settled[place] for place in range(len(rows))]
+    places = [row.place for row in found]
+    if rows and places != list(range(len(engine.lengths))):
+        engine.select(places)
+    for place, row in enumerate(found):
+        row.place = place
+    return found
+
+
+def _step(
+    engine: Engine, rows: list[Row], drafts: Drafts | None, *, kv_cache: bool
+) -> tuple[list[Pick], Logits]:
+    """One pass, and what is picked by it."""
+    first = {row.place: row for row in reversed(rows)}  # a place's rows are alike up to here
+    placed = [first[place] for place in range(len(first))]
+    new = _prepare(engine, placed, kv_cache=kv_cache)
+    guesses: list[list[int]] = [[] for _ in placed]
+    if drafts is not None and max(map(len, new)) == 1 and len(placed) == len(rows):
+        n, context = len(rows), engine.context_length
+        guesses = [_guess(drafts, row, context, n_rows=n) for row in placed]
+    logits = _extend(engine, new, guesses)
+    return _pick(logits, rows, guesses), logits
+
+
+def _prepare(engine: Engine, rows: list[Row], *, kv_cache: bool) -> list[list[int]]:
     """Rewinds rows that slid (or, uncached, all) and wrong guesses; what each row needs next."""
     held = engine.lengths
     for place, row in enumerate(rows):
@@ -133,7 +208,7 @@ def _prepare(engine: Engine, rows: list[_Row], *, kv_cache: bool) -> list[list[i
     return [row.text[row.start + held[place] :] for place, row in enumerate(rows)]
 
 
-def _guess(drafts: Drafts, row: _Row, context_length: int, *, n_rows: int) -> list[int]:
+def _guess(drafts: Drafts, row: Row, context_length: int, *, n_rows: int) -> list[int]:
     room = min(row.start + context_length, row.longest - 1) - len(row.text)
     return drafts.guess(row.number, row.text, n_rows=n_rows, most=room)
 
@@ -146,56 +221,59 @@ def _extend(engine: Engine, new: list[list[int]], guesses: list[list[int]]) -> L
     return np.concatenate(engine.extend(tokens, every_position=True))
 
 
-def _pick(
-    logits: Logits,
-    rows: list[_Row],
-    guesses: list[list[int]],
-    stop: Collection[int],
-    sampling: SamplingConfig,
-    rules: Rules,
-) -> list[_Pick]:
+class _Turn(NamedTuple):
+    """A row and the place of the logits that say what follows it."""
+
+    row: Row
+    place: int
+
+
+def _pick(logits: Logits, rows: list[Row], guesses: list[list[int]]) -> list[Pick]:
     """Lengthens each row by what the sampler picks, once more after each guess that was right."""
     expected = [guess for guessed in guesses for guess in (*guessed, None)]  # a place of the logits
-    firsts = accumulate((len(guessed) + 1 for guessed in guesses), initial=0)
-    going = list(zip(rows, firsts, strict=False))  # rows, each with its next place
-    picks: list[_Pick] = []
+    firsts = list(accumulate((len(guessed) + 1 for guessed in guesses), initial=0))
+    going = [_Turn(row, firsts[row.place]) for row in rows]
+    picks: list[Pick] = []
     while going:
-        places = [place for _, place in going]
-        texts = [row.text for row, _ in going]
-        asked = rules.apply(_at(logits, places), texts, [row.n_given for row, _ in going])
-        numbers = [row.number for row, _ in going]
-        tokens = draw(asked, sampling, rows=numbers, positions=[len(text) for text in texts])
+        drawn = _draw(logits, going)
         right = []
-        for (row, place), token in zip(going, tokens, strict=True):
-            row.text.append(token)
-            last = token in stop or len(row.text) == row.longest
-            picks.append(_Pick(row.number, token, place, last))
-            if token == expected[place] and not last:
-                right.append((row, place + 1))
+        for (row, place), (token, removed) in zip(going, drawn, strict=True):
+            shown, finish = row.take(token)
+            n_likeliest = row.sampling.logprobs
+            complete = row.complete
+            picks.append(
+                Pick(row.number, token, place, shown, finish, complete, n_likeliest, removed)
+            )
+            if token == expected[place] and not finish:
+                right.append(_Turn(row, place + 1))
         going = right
     return picks
 
 
-def _at(logits: Logits, places: list[int]) -> Logits:
-    """These rows of the logits, without a copy where they are all of them in order."""
-    return logits if places == list(range(len(logits))) else logits[places]
-
-
-def _reports(picks: Sequence[_Pick], logits: Logits) -> Iterator[Token]:
-    """What the model itself, before any sampler, thought of each token."""
-    logits = _at(logits, [pick.place for pick in picks])
-    with np.errstate(over="ignore"):
-        shifted = logits - logits.max(axis=1, keepdims=True)
-    weights = np.exp(shifted)
-    totals = weights.sum(axis=1, dtype=np.float64)
-    # Of p = w / t with w = exp(s): -sum p log p = log t - sum w s / t.
-    products = weights * np.maximum(shifted, -1e30)  # a logit of -inf adds nothing
-    entropies = np.log(totals) - products.sum(axis=1, dtype=np.float64) / totals
-    chosen = shifted[np.arange(len(picks)), [pick.id for pick in picks]]
-    ranks = (shifted > chosen[:, None]).sum(axis=1)
-    thoughts = (chosen - np.log(totals), ranks, np.maximum(entropies, 0.0))
-    found = zip(*(values.tolist() for values in thoughts), strict=True)
-    for pick, (logprob, rank, entropy) in zip(picks, found, strict=True):
-        yield Token(
-            row=pick.row, id=pick.id, logprob=logprob, rank=rank, entropy=entropy, last=pick.last
+def _draw(logits: Logits, turns: list[_Turn]) -> list[tuple[int, list[Removed]]]:
+    """A token for each row, and what was removed before; rows that are drawn alike, together."""
+    drawn: list[tuple[int, list[Removed]]] = [(0, []) for _ in turns]
+    alike: dict[Rules, list[int]] = {}
+    for i, turn in enumerate(turns):
+        alike.setdefault(turn.row.rules, []).append(i)
+    for members in alike.values():
+        some = [turns[i] for i in members]
+        sampling = some[0].row.sampling
+        asked = at(logits, [turn.place for turn in some])
+        if not all(turn.row.free for turn in some):
+            asked = asked.copy()
+            for values, turn in zip(asked, some, strict=True):
+                turn.row.rule(values)
+        explanations: list[list[Removed]] = [[] for _ in some if sampling.explain]
+        tokens = draw(
+            asked,
+            sampling,
+            seeds=[turn.row.sampling.seed for turn in some],
+            positions=[len(turn.row.text) for turn in some],
+            explanations=explanations,
         )
+        for i, token, removed in zip(
+            members, tokens, explanations or [[] for _ in some], strict=True
+        ):
+            drawn[i] = token, removed
+    return drawn

@@ -1,61 +1,63 @@
-"""What the text so far makes likelier, less likely or impossible: penalties, and strings.
+"""What makes tokens likelier, less likely or impossible: penalties, strings, and a given form.
 
 Strings are matched on bytes. A token would complete a string if, put behind what has been
 written, the string stands there and reaches into the token: wherever the borders of tokens fall.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tgen.config import SamplingConfig, StringConfig
-from tgen.engine.base import Logits
+from tgen.config import SamplingConfig, raw
 from tgen.generation import penalties
-from tgen.generation.completions import Completions
+from tgen.generation.vocabulary import Vocabulary
+
+Row = NDArray[np.float32]  # (V,)
 
 
 class Rules:
-    """The rules of one run; `vocabulary` are the tokens' bytes, needed where there are strings."""
+    """The rules of one text and those that are to be like it."""
 
-    def __init__(
-        self,
-        sampling: SamplingConfig,
-        strings: StringConfig | None = None,
-        vocabulary: Sequence[bytes] = (),
-        end_ids: Collection[int] = (),
-    ) -> None:
-        strings = strings or StringConfig()
+    def __init__(self, sampling: SamplingConfig, vocabulary: Vocabulary) -> None:
         self._sampling, self._vocabulary = sampling, vocabulary
-        self._biases = [(Completions(text, vocabulary), b) for text, b in strings.biases.items()]
-        self._required, self._end_ids = strings.required, list(end_ids)
-        breakers = strings.breakers if sampling.dry_multiplier else ()
-        broken = [any(text in token for text in breakers) for token in vocabulary]
+        self._ends = sorted(vocabulary.ends)
+        self._required = [raw(text) for text in sampling.require]
+        # Texts that end by themselves would end before what is required is there.
+        self._enders = [vocabulary.completions(text) for text in sampling.stops if self._required]
+        self._bans = [vocabulary.completions(raw(text)) for text in sampling.ban]
+        self._biases = [(vocabulary.completions(text), b) for text, b in sampling.biases.items()]
+        breakers = [raw(text) for text in sampling.dry_breakers if sampling.dry_multiplier]
+        broken = [any(text in token for text in breakers) for token in vocabulary.tokens]
         self._breakers = frozenset(np.flatnonzero(broken).tolist())
-        self._idle = not (sampling.penalises or strings.biases or strings.required)
+        self.idle = not (sampling.penalises or sampling.bias or sampling.ban or sampling.require)
 
     def apply(
-        self, logits: Logits, texts: Sequence[Sequence[int]], n_given: Sequence[int]
-    ) -> Logits:
-        """Logits (B, V) after each row's text, which begins with a prompt of `n_given` tokens."""
-        if self._idle:
-            return logits
-        logits = logits.copy()
-        for row, text, given in zip(logits, texts, n_given, strict=True):
-            if self._sampling.penalises:
-                self._penalise(row, text if self._sampling.penalize_prompt else text[given:])
-            if self._biases or self._required:
-                written = b"".join(self._vocabulary[token] for token in text[given:])
-                for completions, bias in self._biases:
-                    row[completions.after(written)] += bias
-                if not all(string in written for string in self._required):
-                    row[self._end_ids] = -np.inf
-        return logits
+        self, logits: Row, text: Sequence[int], n_given: int, written: bytes, n_left: int
+    ) -> None:
+        """Changes the logits after a text, whose first `n_given` tokens are a prompt; `written` is
+        the rest as bytes, and `n_left` tokens may still come."""
+        if self._sampling.penalises:
+            self._penalise(logits, text if self._sampling.penalize_prompt else text[n_given:])
+        for completions, bias in self._biases:
+            logits[completions.after(written)] += bias
+        for completions in self._bans:
+            logits[completions.after(written)] = -np.inf
+        missing = [text for text in self._required if text not in written]
+        if missing:
+            logits[self._ends] = -np.inf
+            for completions in self._enders:
+                logits[completions.after(written)] = -np.inf
+            planned = [token for text in missing for token in self._vocabulary.encode(text)]
+            if n_left <= len(planned):  # now or never
+                logits[:] = -np.inf
+                logits[planned[-n_left]] = 0
 
-    def _penalise(self, row: Logits, text: Sequence[int]) -> None:
+    def _penalise(self, logits: Row, text: Sequence[int]) -> None:
         sampling = self._sampling
         window = text[-sampling.penalty_window :] if sampling.penalty_window else text
         penalties.penalise_repetition(
-            row,
+            logits,
             window,
             repetition=sampling.repetition_penalty,
             presence=sampling.presence_penalty,
@@ -63,7 +65,7 @@ class Rules:
         )
         if sampling.dry_multiplier:
             penalties.penalise_long_repeats(
-                row,
+                logits,
                 window,
                 multiplier=sampling.dry_multiplier,
                 base=sampling.dry_base,
@@ -71,4 +73,4 @@ class Rules:
                 breakers=self._breakers,
             )
         if sampling.no_repeat_ngram:
-            penalties.forbid_repeated_ngrams(row, text, sampling.no_repeat_ngram)
+            penalties.forbid_repeated_ngrams(logits, text, sampling.no_repeat_ngram)

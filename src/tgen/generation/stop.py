@@ -7,21 +7,24 @@ class Stopper:
     """A text as it comes. Nothing of a stop string is ever let through."""
 
     def __init__(self, stops: Sequence[bytes]) -> None:
-        self._stops = [stop for stop in stops if stop]
+        self._stops = stops
         self._held = b""
-        self.stopped = False
+        self.found: bytes | None = None  # the stop string that ended the text
 
     def feed(self, piece: bytes) -> bytes:
         """What can be shown now; after a stop string nothing more."""
-        if self.stopped:
+        if self.found is not None:
             return b""
+        if not self._stops:
+            return piece
         self._held += piece
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if found:
-            self.stopped = True
-            shown, self._held = self._held[: min(found)], b""
+        # The one that is complete first ends the text; of several there, the one that began first.
+        ends = [(at + len(s), at, s) for s in self._stops if (at := self._held.find(s)) >= 0]
+        if ends:
+            _, at, self.found = min(ends)
+            shown, self._held = self._held[:at], b""
             return shown
-        n = max((self._begun(stop) for stop in self._stops), default=0)
+        n = max(self._begun(stop) for stop in self._stops)
         shown, self._held = self._held[: len(self._held) - n], self._held[len(self._held) - n :]
         return shown
 

@@ -36,8 +36,7 @@ class KVCache:
         device = self.keys[0].device
         self._start = list(self.lengths)
         end = max(self.lengths) + n_new
-        if end > self.keys[0].shape[2]:
-            self._grow(max(64, end, 2 * self.keys[0].shape[2]))
+        self.reserve(end)
         new = torch.arange(n_new, device=device)
         self.lengths = [start + n_new for start in self._start]
         first = self._start[0]
@@ -54,6 +53,11 @@ class KVCache:
             self.mask = seen[:, None] if self._positions is not None else seen
         return positions
 
+    def reserve(self, n: int) -> None:
+        """Makes room for rows of `n` tokens."""
+        if n > self.keys[0].shape[2]:
+            self._grow(max(64, n, 2 * self.keys[0].shape[2]))
+
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Stores k and v (B, n_kv_heads, T, D); gives all that is held, (B, n_kv_heads, S, D)."""
         keys, values = self.keys[layer], self.values[layer]
@@ -63,8 +67,8 @@ class KVCache:
             values[:, :, self._start[0] : end] = v
         else:
             index = self._positions[:, None, :, None].expand_as(k)
-            keys.scatter_(2, index, k)
-            values.scatter_(2, index, v)
+            keys.scatter_(2, index, k.to(keys.dtype))
+            values.scatter_(2, index, v.to(values.dtype))
         return keys[:, :, :end], values[:, :, :end]
 
     def rewind(self, lengths: list[int]) -> None:

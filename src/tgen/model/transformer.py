@@ -86,6 +86,11 @@ class Embedding(nn.Embedding):
         """Draws the table."""
         nn.init.normal_(self.weight, std=self.std)
 
+    def forward(self, ids: Tensor) -> Tensor:
+        """(...) -> (..., size); from a table in bfloat16 as float32: sums and norms are that."""
+        x = super().forward(ids)
+        return x.float() if x.dtype == torch.bfloat16 else x
+
 
 class CausalSelfAttention(nn.Module):
     """Multi-head attention over the positions so far, queries grouped over fewer key heads."""

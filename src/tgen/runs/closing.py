@@ -67,9 +67,8 @@ def _write(
     tokens = generate(
         TorchEngine(model),
         [ids for _ in prompts],
-        max_new_tokens=n_tokens,
         stop=[] if tokenizer.end_of_text is None else [tokenizer.end_of_text],
-        sampling=SamplingConfig(seed=seed),
+        sampling=SamplingConfig(max_new_tokens=n_tokens, seed=seed),
     )
     for token in tokens:
         texts[token.row].append(token.id)

@@ -44,7 +44,18 @@ class Cache:
 
     def select(self, rows: Sequence[int]) -> None:
         """Keeps, repeats and reorders rows."""
-        if list(rows) != list(range(len(self.lengths))):
+        n, n_stored = len(rows), self.values.shape[1]
+        # Rows that stay where they are need not be touched, if nothing is read after it was
+        # written, and if the room that is left over is not too much.
+        stay = all(row == i or row >= n or rows[row] == row for i, row in enumerate(rows))
+        if stay and n <= n_stored <= 4 * n:
+            for new, row in enumerate(rows):
+                if new != row:
+                    held, blocks = self.lengths[row], -(-self.lengths[row] // LANES)
+                    self.keys[:, new, :, :blocks] = self.keys[:, row, :, :blocks]
+                    self.values[:, new, :, :held] = self.values[:, row, :, :held]
+            self.lengths = [self.lengths[row] for row in rows]
+        else:
             self.lengths = [self.lengths[row] for row in rows]
             self._change(rows, self.values.shape[3])
 

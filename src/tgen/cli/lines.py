@@ -1,0 +1,61 @@
+"""Lines of a file, and of a pipe as soon as they are there."""
+
+import os
+import threading
+from pathlib import Path
+from queue import Empty, Queue
+
+from tgen import files
+
+_BLOCK, _LINES_AHEAD = 1 << 16, 4096
+
+
+class LineReader:
+    """Reads with a thread of its own; `path` may be `-`, which is stdin."""
+
+    def __init__(self, path: str) -> None:
+        self._lines: Queue[bytes | None] = Queue(_LINES_AHEAD)
+        self._fd, self._size = 0, 0
+        if path != "-":
+            with files.open_regular(Path(path)) as file:
+                self._fd = os.dup(file.fileno())
+                self._size = os.fstat(self._fd).st_size
+        self._over, self._taken = False, 0
+        threading.Thread(target=self._read, daemon=True).start()
+
+    @property
+    def fraction(self) -> float | None:
+        """How much of a file has been taken; None: that cannot be known."""
+        return min(1.0, self._taken / self._size) if self._size else None
+
+    def next(self, *, wait: bool) -> bytes | None:
+        """The next line without its end. None: there is none now, or, after waiting, no more."""
+        if self._over:
+            return None
+        try:
+            line = self._lines.get(wait)
+        except Empty:
+            return None
+        if line is None:
+            self._over = True
+            return None
+        self._taken += len(line) + 1
+        return line
+
+    def _read(self) -> None:
+        rest = b""
+        # Not through sys.stdin: its lock would be held while the process ends.
+        while block := _read_block(self._fd):
+            *lines, rest = (rest + block).split(b"\n")
+            for line in lines:
+                self._lines.put(line.removesuffix(b"\r"))
+        if rest:
+            self._lines.put(rest)
+        self._lines.put(None)
+
+
+def _read_block(fd: int) -> bytes:
+    try:
+        return os.read(fd, _BLOCK)
+    except OSError:  # stdin is closed
+        return b""

@@ -1,0 +1,134 @@
+"""A row of `tgen generate --input`: what it asks for, and what has come of it."""
+
+import base64
+import binascii
+import difflib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from tgen.config import SamplingConfig
+from tgen.errors import UsageError
+from tgen.reports import Token
+
+_DEFAULT = SamplingConfig()
+_SEVERAL = ("stop", "ban", "require", "choices", "dry_breakers")  # texts
+_OF_ALL_ROWS = (
+    *("input", "model", "device", "threads", "weights", "draft", "no_kv_cache", "batch_size"),
+    *("json", "jsonl", "save_cache", "load_cache", "quiet", "interactive", "stats"),
+)
+
+
+@dataclass(kw_only=True)
+class Entry:
+    """One text of the output: asked for, on its way, or wrong."""
+
+    row: int
+    sample: int = 0
+    line: int | None = None  # of the input, from 1
+    id: Any = None  # whatever the row gave
+    prompt: bytes = b""
+    n_prompt: int = 0  # tokens
+    echo: bool = False
+    sampling: SamplingConfig = _DEFAULT
+    error: UsageError | None = None
+    text: bytearray = field(default_factory=bytearray)
+    tokens: list[Token] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)  # when it began, its first and last token
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more will come of it."""
+        ended = bool(self.tokens) and self.tokens[-1].last
+        return ended or self.error is not None or self.sampling.max_new_tokens == 0
+
+    @property
+    def finish(self) -> str:
+        """Why it ended."""
+        return (self.tokens[-1].finish or "length") if self.tokens else "length"
+
+    @property
+    def complete(self) -> bool:
+        """Whether it is of the form that it was to be of."""
+        if not self.sampling.constrained or self.error is not None:
+            return self.error is None
+        return bool(self.tokens) and self.tokens[-1].complete
+
+
+def row_fields(line: bytes) -> dict[str, Any]:
+    """A line of JSONL. Raises UsageError if it is not an object with a prompt."""
+    try:
+        found = json.loads(line.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"not JSON: {error}", 'give {"prompt": "..."} on a line') from None
+    if not isinstance(found, dict):
+        raise UsageError("not a JSON object", 'give {"prompt": "..."} on a line')
+    return {name.replace("-", "_"): value for name, value in found.items()}
+
+
+def row_prompt(given: dict[str, Any]) -> bytes:
+    """A row's prompt as bytes; `prompt_bytes` is base64, for what is no UTF-8."""
+    coded, prompt = given.pop("prompt_bytes", None), given.pop("prompt", None)
+    if coded is not None:
+        try:
+            return base64.b64decode(coded, validate=True)
+        except (TypeError, ValueError, binascii.Error):
+            raise UsageError("prompt_bytes is not base64", "encode the prompt's bytes") from None
+    if not isinstance(prompt, str):
+        raise UsageError("there is no prompt", 'give {"prompt": "..."} on a line')
+    return prompt.encode("utf-8", "surrogatepass")
+
+
+def row_sampling(base: SamplingConfig, given: dict[str, Any]) -> SamplingConfig:
+    """`base` with a row's own fields. Raises UsageError for what it does not have."""
+    known = {field.name for field in fields(SamplingConfig)}
+    values = {}
+    for name, value in given.items():
+        if name in _OF_ALL_ROWS:
+            raise UsageError(f"{name} holds for all rows", "give it on the command line")
+        if name not in known:
+            close = difflib.get_close_matches(name, [*known, "prompt", "samples", "echo", "id"], 1)
+            hint = f"did you mean {close[0]}?" if close else "`tgen generate --help` lists them"
+            raise UsageError(f"unknown field {name[:60]!r}", hint)
+        values[name] = _value(name, value)
+    return replace(base, **values)
+
+
+def _value(name: str, value: Any) -> Any:
+    """A field's value from JSON. Raises UsageError if it is of another type."""
+    default = getattr(_DEFAULT, name)
+    if name == "bias":
+        number = isinstance(value, dict) and all(map(_is_number, value.values()))
+        return _checked(name, value, number, 'an object such as {" king": 2}')
+    if name == "samplers":
+        value = value.split(",") if isinstance(value, str) else value
+        return [item.replace("-", "_") for item in _texts(name, value)]
+    if name in _SEVERAL:
+        return _texts(name, [value] if isinstance(value, str) else value)
+    if name == "json_schema" and isinstance(value, dict):
+        return json.dumps(value)
+    if isinstance(default, bool):
+        return _checked(name, value, isinstance(value, bool), "true or false")
+    if isinstance(default, int):
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        return _checked(name, value, whole, "a whole number")
+    if isinstance(default, float):
+        return _checked(name, value, _is_number(value), "a number")
+    return _checked(name, value, isinstance(value, str), "a text")
+
+
+def _texts(name: str, value: Any) -> Sequence[str]:
+    sound = isinstance(value, list) and all(isinstance(item, str) for item in value)
+    texts: Sequence[str] = _checked(name, value, sound, "a text, or a list of texts")
+    return texts
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _checked(name: str, value: Any, sound: bool, wanted: str) -> Any:
+    if not sound:
+        raise UsageError(f"{name} is {json.dumps(value)[:60]}", f"{name} must be {wanted}")
+    return value

@@ -1,0 +1,120 @@
+"""One text on its way: what it may say next, what of it can be shown, and where it ends."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tgen.config import SamplingConfig, raw
+from tgen.engine.base import Logits
+from tgen.errors import UsageError
+from tgen.generation.rules import Rules
+from tgen.generation.stop import Stopper
+from tgen.generation.vocabulary import Vocabulary
+from tgen.reports import Finish
+
+
+class Request(NamedTuple):
+    """A text to be continued, and how."""
+
+    prompt: Sequence[int]  # at least one token
+    sampling: SamplingConfig
+
+
+class Row:
+    """A request under way. `place` is its row in the engine, which samples may share at first."""
+
+    def __init__(
+        self, number: int, request: Request, vocabulary: Vocabulary, rules: Rules, context: int
+    ) -> None:
+        prompt, sampling = request
+        if not prompt:
+            raise ValueError("a prompt needs at least one token")
+        self.number, self.sampling, self.place = number, sampling, 0
+        self.text, self.n_given = list(prompt), len(prompt)
+        self.longest = self.n_given + sampling.max_new_tokens
+        if sampling.overflow != "slide":  # a full context still says what comes after it
+            self.longest = min(self.longest, context + 1)
+        self.start = window_start(self.n_given, context)  # the first token in sight
+        self.rules = rules  # one object for all rows that differ in their seeds alone
+        self._vocabulary = vocabulary
+        self._stopper, self._written = Stopper(sampling.stops), b""
+        self._matcher = vocabulary.grammars.matcher(sampling) if sampling.constrained else None
+
+    @property
+    def n_new(self) -> int:
+        """Tokens generated so far."""
+        return len(self.text) - self.n_given
+
+    @property
+    def free(self) -> bool:
+        """Whether logits are taken as the model gives them."""
+        return self.rules.idle and self._matcher is None
+
+    @property
+    def complete(self) -> bool:
+        """Whether a text of a given form is of that form as it stands."""
+        return self._matcher is None or self._matcher.complete
+
+    def rule(self, logits: Logits) -> None:
+        """Changes the logits (V,) of what follows."""
+        if not self.rules.idle:
+            n_left = self.longest - len(self.text)
+            self.rules.apply(logits, self.text, self.n_given, self._written, n_left)
+        if self._matcher is not None:
+            logits[~self._matcher.allowed(len(logits))] = -float("inf")
+        if logits.max() == -float("inf"):
+            raise UsageError("no token is left that may follow", "ban or constrain less")
+
+    def take(self, token: int) -> tuple[bytes, Finish | None]:
+        """Goes on with a token: what can be shown, and why the text ends here, if it does."""
+        self.text.append(token)
+        piece = self._vocabulary.bytes_of(token)
+        if not self.rules.idle:
+            self._written += piece
+        shown = self._stopper.feed(piece)
+        if self._matcher is not None:
+            self._matcher.accept(token)
+        finish = self._finish(token)
+        return shown + (self._stopper.flush() if finish else b""), finish
+
+    def _finish(self, token: int) -> Finish | None:
+        over = self._matcher is not None and self._matcher.over
+        if token in self._vocabulary.ends or self._stopper.found is not None or over:
+            return "stop"
+        if self.n_new == self.sampling.max_new_tokens:
+            return "length"
+        return "context" if len(self.text) == self.longest else None
+
+
+def check_request(request: Request, vocabulary: Vocabulary, context: int) -> None:
+    """Raises UsageError where a text cannot be as it is to be: its length, its form, its parts."""
+    sampling = request.sampling
+    _check_room(sampling, len(request.prompt), context)
+    if sampling.constrained:
+        vocabulary.grammars.matcher(sampling)
+    needed = sum(len(vocabulary.encode(raw(text))) for text in sampling.require)
+    if needed > sampling.max_new_tokens:
+        raise UsageError(
+            f"what is required takes {needed} tokens, more than {sampling.max_new_tokens}",
+            f"ask for at least {needed} with -n",
+        )
+
+
+def _check_room(sampling: SamplingConfig, n_prompt: int, context: int) -> None:
+    room = context + 1 - n_prompt
+    needed = sampling.max_new_tokens if sampling.overflow == "error" else 1
+    if sampling.overflow != "slide" and sampling.max_new_tokens and room < needed:
+        raise UsageError(
+            f"{n_prompt} tokens of prompt and {sampling.max_new_tokens} more do not fit into the "
+            f"context of {context}",
+            f"ask for at most {room} with -n, or add --overflow slide"
+            if room > 0
+            else "shorten the prompt, or add --overflow slide",
+        )
+
+
+def window_start(n_tokens: int, context_length: int) -> int:
+    """The first token still seen when a row of `n_tokens` has slid as often as it must."""
+    if n_tokens <= context_length:
+        return 0
+    stride = max(1, context_length - context_length // 2)
+    return stride * -(-(n_tokens - context_length) // stride)
