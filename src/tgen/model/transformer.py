@@ -51,7 +51,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., size) -> (..., size)."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return F.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
@@ -85,11 +85,6 @@ class Embedding(nn.Embedding):
     def reset_parameters(self) -> None:
         """Draws the table."""
         nn.init.normal_(self.weight, std=self.std)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """(...) -> (..., size); from a table in bfloat16 as float32: sums and norms are that."""
-        x = super().forward(ids)
-        return x.float() if x.dtype == torch.bfloat16 else x
 
 
 class CausalSelfAttention(nn.Module):
