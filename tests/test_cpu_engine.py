@@ -245,3 +245,22 @@ def test_positions_turn_by_the_same_angles_far_from_the_start():
     angles = torch.arange(32768, dtype=torch.float32)[:, None] * frequencies
     np.testing.assert_allclose(cos, angles.cos().numpy(), rtol=0, atol=1e-6)
     np.testing.assert_allclose(sin, angles.sin().numpy(), rtol=0, atol=1e-6)
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=30)
+def test_rows_keep_their_texts_wherever_they_are_moved(data):
+    made = model(family="qwen3", n_layers=1, d_model=16, n_heads=2)
+    moved, fresh = engine(made, 1), engine(made, 1)
+    texts = [IDS[:20]]
+    moved.extend(texts)
+    for _ in range(4):
+        places = st.integers(0, len(texts) - 1)
+        rows = data.draw(st.lists(places, min_size=1, max_size=2 * len(texts)))
+        moved.select(rows)
+        new = [data.draw(st.lists(st.integers(0, 200), min_size=1, max_size=20)) for _ in rows]
+        texts = [texts[row] + tokens for row, tokens in zip(rows, new, strict=True)]
+        found = moved.extend(new)
+        for text, logits in zip(texts, found, strict=True):
+            fresh.rewind([0])
+            assert (fresh.extend([text])[0] == logits).all()

@@ -21,7 +21,14 @@ from tgen.checkpoint.ngrams import load as load_ngrams
 from tgen.checkpoint.prompt_cache import Owner
 from tgen.checkpoint.prompt_cache import load as read_cache
 from tgen.checkpoint.prompt_cache import save as write_cache
-from tgen.config import Draft, SamplingConfig, SamplingOptions, StoredAs
+from tgen.config import (
+    DEFAULT_BATCH_SIZE,
+    Draft,
+    SamplingConfig,
+    SamplingOptions,
+    StoredAs,
+    raw,
+)
 from tgen.engine import open_engine
 from tgen.engine.base import Engine, PromptCache, reset
 from tgen.errors import UsageError
@@ -33,8 +40,6 @@ from tgen.generation.truncation import softmax
 from tgen.generation.vocabulary import Vocabulary
 from tgen.reports import Token
 from tgen.tokenizer import TextStream, Tokenizer
-
-DEFAULT_BATCH_SIZE = 32  # rows
 
 
 def load(
@@ -73,8 +78,7 @@ class Model:
 
     def encode(self, text: str | bytes) -> list[int]:
         """The ids of a prompt; an empty one starts where documents start."""
-        data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
-        ids = self.tokenizer.encode_prompt(data)
+        ids = self.tokenizer.encode_prompt(raw(text))
         if not ids:
             raise UsageError("the prompt is empty", "this model needs at least one character")
         return ids
@@ -177,9 +181,13 @@ class Model:
         Row i draws by `row_seed(seed, i)`, so that the first is what `generate` gives.
         """
         config = SamplingConfig(**options)
-        asked = (
-            self.request(self.encode(prompt), replace(config, seed=row_seed(config.seed, row)))
-            for row, prompt in enumerate(prompts)
+        if batch_size < 1:
+            raise UsageError(f"batch_size is {batch_size}", "it must be at least 1")
+        asked = iter(
+            [
+                self.request(self.encode(prompt), replace(config, seed=row_seed(config.seed, row)))
+                for row, prompt in enumerate(prompts)
+            ]
         )
         texts = [b""] * len(prompts)
         for token in self.rows(lambda _: next(asked, None), n_rows=batch_size):

@@ -33,7 +33,7 @@ class Token:
     likeliest: list[tuple[int, float]]  # ids and nats, as many as were asked for
     removed: list[Removed]  # in order, where that was asked for
     finish: Finish | None  # why the row ends here: by itself, at its length, at the context's
-    complete: bool  # whether a text of a given form is of that form as it ends
+    complete: bool  # False: the text ends, and is not of its form or could not go on as it must
 
     @property
     def last(self) -> bool:

@@ -3,6 +3,7 @@
 import secrets
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from tgen.cli.lines import LineReader
 from tgen.cli.loading import load_model
 from tgen.cli.options import (
     DeviceOption,
+    JsonOption,
     ModelOption,
     PromptOption,
     QuietOption,
@@ -24,14 +26,14 @@ from tgen.cli.options import (
 from tgen.cli.records import JsonWriter, TextWriter, error_record, record
 from tgen.cli.requests import MAX_SAMPLES, Requests, Writer
 from tgen.cli.rows import Entry
-from tgen.config import Draft
+from tgen.config import DEFAULT_BATCH_SIZE, Draft
 from tgen.errors import UsageError
+from tgen.reports import Token
 
 if TYPE_CHECKING:
     from tgen.api import Model
     from tgen.engine.base import PromptCache
 
-_BATCH_SIZE = 32
 _DEFAULT = steer.DEFAULT
 
 
@@ -60,10 +62,8 @@ def generate(
     ] = None,
     batch_size: Annotated[
         int, typer.Option("--batch-size", min=1, help="How many texts are computed together.")
-    ] = _BATCH_SIZE,
-    json_output: Annotated[
-        bool, typer.Option("--json", help="Write one JSON object to stdout.")
-    ] = False,
+    ] = DEFAULT_BATCH_SIZE,
+    json_output: JsonOption = False,
     jsonl: Annotated[
         bool, typer.Option("--jsonl", help="Write a JSON object a text, on a line each.")
     ] = False,
@@ -158,42 +158,48 @@ def generate(
         from tgen.cli.interactive import converse, require_terminal
 
         require_terminal()
-    rows = input_ is not None
-    data = None if rows or (interactive and prompt is None) else read_prompt(prompt)
     lines = None if input_ is None else LineReader(input_)
+    data = None if lines or (interactive and prompt is None) else read_prompt(prompt)
     path, loaded = load_model(model, device=device, threads=threads, weights=weights, quiet=quiet)
     console.note(f"{path} · seed {sampling.seed}", quiet=quiet)
     if interactive:
-        converse(loaded, sampling, data or b"")
+        converse(loaded, sampling, data or b"", kv_cache=not no_kv_cache, draft=draft)
         return
     writer = _writer(loaded, str(path), given)
     requests = Requests(loaded, sampling, writer, samples=samples, echo=echo, quiet=quiet)
     cache = None
-    if data is not None:
-        cache = _prompt_cache(loaded, loaded.encode(data), load_cache, save_cache, quiet=quiet)
-    started = time.perf_counter()
-    if data is not None:
-        requests.add(data)
     if lines is not None:
         requests.read(lines, jsonl=str(input_).endswith((".jsonl", ".ndjson")))
-    shown = sys.stdout is not None and sys.stdout.isatty()  # the rows themselves are
-    hidden = quiet or shown or lines is None or lines.fraction is None
-    with console.progress("rows", quiet=hidden) as update:
-        for token in loaded.rows(
-            requests.next,
-            n_rows=batch_size,
-            kv_cache=not no_kv_cache,
-            draft=draft,
-            prompt_cache=cache,
-        ):
-            requests.take(token)
-            if token.last and lines is not None:
-                update(lines.fraction or 0.0)
+    elif data is not None:
+        requests.add(data)
+        cache = _prompt_cache(loaded, data, load_cache, save_cache, quiet=quiet)
+    started = time.perf_counter()
+    tokens = loaded.rows(
+        requests.next,
+        n_rows=batch_size,
+        kv_cache=not no_kv_cache,
+        draft=draft,
+        prompt_cache=cache,
+    )
+    _write(tokens, requests, lines, quiet=quiet)
     writer.close()
     for line in requests.summary(time.perf_counter() - started, stats=stats):
         console.note(line, quiet=quiet)
     if requests.failed:
         raise typer.Exit(1)
+
+
+def _write(
+    tokens: Iterator[Token], requests: Requests, lines: LineReader | None, *, quiet: bool
+) -> None:
+    """Hands every token on; of a file of rows with a bar, unless they are shown themselves."""
+    shown = sys.stdout is not None and sys.stdout.isatty()
+    hidden = quiet or shown or lines is None or lines.fraction is None
+    with console.progress("rows", quiet=hidden) as update:
+        for token in tokens:
+            requests.take(token)
+            if token.last and lines is not None:
+                update(lines.fraction or 0.0)
 
 
 def _check_together(given: dict[str, Any]) -> None:
@@ -208,7 +214,7 @@ def _check_together(given: dict[str, Any]) -> None:
         "--input does not go with --prompt": rows and prompt,
         "--json does not go with --jsonl": given["json_output"] and given["jsonl"],
         "--interactive writes one text after another, as text": given["interactive"]
-        and (several or as_json or caches or given["echo"]),
+        and (several or as_json or caches or given["echo"] or given["stats"]),
     }
     for message, clash in clashes.items():
         if clash:
@@ -233,11 +239,11 @@ def _writer(model: "Model", name: str, given: dict[str, Any]) -> Writer:
 
 
 def _prompt_cache(
-    model: "Model", ids: list[int], load: Path | None, save: Path | None, *, quiet: bool
+    model: "Model", prompt: bytes, load: Path | None, save: Path | None, *, quiet: bool
 ) -> "PromptCache | None":
     from tgen.engine.base import n_alike
 
-    cache = None
+    cache, ids = None, model.encode(prompt) if load or save else []
     if load:
         cache = model.load_cache(load)
         used = f"{n_alike(ids, cache.tokens)} of the prompt's {len(ids)} tokens are there"

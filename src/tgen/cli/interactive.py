@@ -3,12 +3,14 @@
 import contextlib
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tgen.cli import console
-from tgen.config import SamplingConfig
+from tgen.config import Draft, SamplingConfig
 from tgen.errors import UsageError
+from tgen.reports import Token
 
 if TYPE_CHECKING:
     from tgen.api import Model
@@ -25,7 +27,9 @@ def require_terminal() -> None:
         )
 
 
-def converse(model: "Model", sampling: SamplingConfig, text: bytes) -> None:
+def converse(
+    model: "Model", sampling: SamplingConfig, text: bytes, *, kv_cache: bool, draft: Draft
+) -> None:
     """Asks for lines until there are no more. Ctrl-C stops a text, Ctrl-D at a new line ends."""
     from tgen.generation.draw import row_seed
 
@@ -40,7 +44,11 @@ def converse(model: "Model", sampling: SamplingConfig, text: bytes) -> None:
         config = replace(sampling, seed=row_seed(sampling.seed, turn))
         turn += 1
         try:
-            ids, cache = _turn(model, ids or model.encode(b""), config, cache)
+            ids = ids or model.encode(b"")
+            tokens = model.tokens(
+                [ids], sampling=config, kv_cache=kv_cache, draft=draft, prompt_cache=cache
+            )
+            ids, cache = _turn(model, ids, tokens)
         except UsageError as error:  # for example --overflow stop, and the context is full
             console.note(f"error: {error.message}")
             console.note("a new text begins")
@@ -60,12 +68,13 @@ def _line() -> bytes | None:
 
 
 def _turn(
-    model: "Model", ids: list[int], config: SamplingConfig, cache: "PromptCache | None"
+    model: "Model", ids: list[int], tokens: Iterable[Token]
 ) -> tuple[list[int], "PromptCache | None"]:
     """Writes a text; all ids so far, and what need not be computed again."""
     text, ended, last = list(ids), False, b""
+    cache: PromptCache | None = None  # after Ctrl-C nobody knows what the engine holds
     try:
-        for token, piece in model.pieces(model.tokens([ids], sampling=config, prompt_cache=cache)):
+        for token, piece in model.pieces(tokens):
             text.append(token.id)
             ended = token.id in model.bundle.end_ids
             if piece:
@@ -73,7 +82,7 @@ def _turn(
                 last = piece
         cache = model.kept(text)
     except KeyboardInterrupt:
-        cache = None  # nobody knows what the engine holds
+        pass
     if not last.endswith(b"\n"):
         console.write(b"\n")
     # After the end of a text another one begins.

@@ -1,5 +1,6 @@
 """Lines of a file, and of a pipe as soon as they are there."""
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -14,7 +15,7 @@ class LineReader:
     """Reads with a thread of its own; `path` may be `-`, which is stdin."""
 
     def __init__(self, path: str) -> None:
-        self._lines: Queue[bytes | None] = Queue(_LINES_AHEAD)
+        self._lines: Queue[bytes | OSError | None] = Queue(_LINES_AHEAD)
         self._fd, self._size = 0, 0
         if path != "-":
             with files.open_regular(Path(path)) as file:
@@ -29,33 +30,37 @@ class LineReader:
         return min(1.0, self._taken / self._size) if self._size else None
 
     def next(self, *, wait: bool) -> bytes | None:
-        """The next line without its end. None: there is none now, or, after waiting, no more."""
+        """The next line without its end. None: there is none now, or, after waiting, no more.
+
+        Raises OSError where the file cannot be read any further.
+        """
         if self._over:
             return None
         try:
             line = self._lines.get(wait)
         except Empty:
             return None
-        if line is None:
+        if not isinstance(line, bytes):
             self._over = True
+            if line is not None:
+                raise line
             return None
         self._taken += len(line) + 1
         return line
 
     def _read(self) -> None:
-        rest = b""
-        # Not through sys.stdin: its lock would be held while the process ends.
-        while block := _read_block(self._fd):
-            *lines, rest = (rest + block).split(b"\n")
-            for line in lines:
-                self._lines.put(line.removesuffix(b"\r"))
-        if rest:
-            self._lines.put(rest)
-        self._lines.put(None)
-
-
-def _read_block(fd: int) -> bytes:
-    try:
-        return os.read(fd, _BLOCK)
-    except OSError:  # stdin is closed
-        return b""
+        parts: list[bytes] = []  # of a line that has not ended
+        end: OSError | None = None
+        try:  # not through sys.stdin: its lock would be held while the process ends
+            while block := os.read(self._fd, _BLOCK):
+                first, *others = block.split(b"\n")
+                parts.append(first)
+                for part in others:
+                    self._lines.put(b"".join(parts).removesuffix(b"\r"))
+                    parts = [part]
+        except OSError as error:
+            if self._fd or error.errno != errno.EBADF:  # stdin that is closed has no lines
+                end = error
+        if any(parts):
+            self._lines.put(b"".join(parts))
+        self._lines.put(end)

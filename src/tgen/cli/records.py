@@ -113,7 +113,7 @@ def record(
         "tokens": [token.id for token in tokens],
         "logprobs": [_nats(token.logprob) for token in tokens],
     }
-    if sampling.constrained:
+    if sampling.constrained or not entry.complete:
         found["complete"] = entry.complete
     if sampling.logprobs:
         found["likeliest"] = [
@@ -134,11 +134,11 @@ def record(
 
 def rates(entry: Entry) -> dict[str, float | None]:
     """How fast a text came, from the request on; None: there was too little to measure."""
-    if len(entry.seconds) < 3:
+    if len(entry.seconds) < 2:
         return dict.fromkeys(
             ("seconds_to_first_token", "prefill_tokens_per_second", "decode_tokens_per_second")
         )
-    began, first, last = entry.seconds
+    began, first, last = entry.seconds[0], entry.seconds[1], entry.seconds[-1]
     n_after = len(entry.tokens) - 1
     return {
         "seconds_to_first_token": round(first - began, 6),
@@ -152,7 +152,7 @@ def described(entry: Entry) -> str:
     found = rates(entry)
     first, prefill, decode = found.values()
     if first is None:
-        return "too few tokens to measure"
+        return "nothing to measure"
     after = "" if decode is None else f", then {decode:,.0f} tokens/s"
     return f"first token after {1000 * first:,.1f} ms ({prefill:,.0f} tokens/s of prompt){after}"
 

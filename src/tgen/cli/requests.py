@@ -97,8 +97,7 @@ class Requests:
             del self._under_way[token.row]
             self.failed |= not entry.complete
             if not entry.complete:
-                text = f"incomplete after {len(entry.tokens)} tokens, give more with -n"
-                self._note(entry, text, error=True)
+                self._note(entry, _incomplete(entry), error=True)
         self._writer.update()
 
     def summary(self, seconds: float, *, stats: bool) -> Iterator[str]:
@@ -142,7 +141,7 @@ class Requests:
 
     def _add(self, first: Entry, given: dict[str, Any], samples: int) -> None:
         """Raises UsageError, and adds nothing, where a row cannot be continued as it is to be."""
-        from tgen.generation.draw import row_seed
+        from tgen.generation.draw import row_seed, sample_seed
 
         sampling = row_sampling(self._sampling, given)
         if "seed" not in given:
@@ -152,17 +151,30 @@ class Requests:
             self._told = True
             text = f"the prompt has {len(ids)} tokens, the context {self._context}"
             self._note(first, f"{text}: only its end is seen")
+        request = self._model.request(ids, sampling)
         for sample in range(samples):
-            own = replace(sampling, seed=row_seed(sampling.seed, sample)) if sample else sampling
-            entry = replace(first, sample=sample, sampling=own, n_prompt=len(ids))
-            entry.text, entry.tokens = bytearray(), []
-            request = self._model.request(ids, own)
+            own = replace(sampling, seed=sample_seed(sampling.seed, sample))
+            entry = Entry(
+                row=first.row,
+                sample=sample,
+                line=first.line,
+                id=first.id,
+                prompt=first.prompt,
+                n_prompt=len(ids),
+                echo=first.echo,
+                sampling=own,
+            )
             self._writer.begin(entry)
             if own.max_new_tokens:
-                self._pending.append((entry, request))
+                self._pending.append((entry, request._replace(sampling=own)))
             else:
                 self._writer.update()
         self._n_rows += 1
+
+
+def _incomplete(entry: Entry) -> str:
+    text = f"the text is incomplete after {len(entry.tokens)} tokens"
+    return text + (": give more with -n" if entry.finish == "length" else ": nothing may follow")
 
 
 def _typed(given: dict[str, Any], name: str, kind: type, wanted: str, default: Any) -> Any:

@@ -1,19 +1,17 @@
 """A row of `tgen generate --input`: what it asks for, and what has come of it."""
 
 import base64
-import binascii
 import difflib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from tgen.config import SamplingConfig
+from tgen.config import TEXTS, SamplingConfig
 from tgen.errors import UsageError
 from tgen.reports import Token
 
 _DEFAULT = SamplingConfig()
-_SEVERAL = ("stop", "ban", "require", "choices", "dry_breakers")  # texts
 _OF_ALL_ROWS = (
     *("input", "model", "device", "threads", "weights", "draft", "no_kv_cache", "batch_size"),
     *("json", "jsonl", "save_cache", "load_cache", "quiet", "interactive", "stats"),
@@ -51,9 +49,7 @@ class Entry:
     @property
     def complete(self) -> bool:
         """Whether it is of the form that it was to be of."""
-        if not self.sampling.constrained or self.error is not None:
-            return self.error is None
-        return bool(self.tokens) and self.tokens[-1].complete
+        return self.tokens[-1].complete if self.tokens else not self.sampling.constrained
 
 
 def row_fields(line: bytes) -> dict[str, Any]:
@@ -73,7 +69,7 @@ def row_prompt(given: dict[str, Any]) -> bytes:
     if coded is not None:
         try:
             return base64.b64decode(coded, validate=True)
-        except (TypeError, ValueError, binascii.Error):
+        except (TypeError, ValueError):
             raise UsageError("prompt_bytes is not base64", "encode the prompt's bytes") from None
     if not isinstance(prompt, str):
         raise UsageError("there is no prompt", 'give {"prompt": "..."} on a line')
@@ -104,7 +100,7 @@ def _value(name: str, value: Any) -> Any:
     if name == "samplers":
         value = value.split(",") if isinstance(value, str) else value
         return [item.replace("-", "_") for item in _texts(name, value)]
-    if name in _SEVERAL:
+    if name in TEXTS:
         return _texts(name, [value] if isinstance(value, str) else value)
     if name == "json_schema" and isinstance(value, dict):
         return json.dumps(value)

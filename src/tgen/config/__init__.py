@@ -14,7 +14,9 @@ from tgen.config.model import (
 )
 from tgen.config.sampling import (
     CONSTRAINTS,
+    DEFAULT_BATCH_SIZE,
     SAMPLERS,
+    TEXTS,
     Draft,
     Overflow,
     SamplingConfig,
@@ -26,10 +28,12 @@ from tgen.config.training import LossOn, TrainConfig
 
 __all__ = [
     "CONSTRAINTS",
+    "DEFAULT_BATCH_SIZE",
     "DEFAULT_FAMILY",
     "FAMILIES",
     "SAMPLERS",
     "SIZES",
+    "TEXTS",
     "Activation",
     "Draft",
     "Family",

@@ -37,7 +37,8 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "logprobs": (0, math.inf, "a number of at least 0"),
     "seed": (0, 2**63 - 1, "a number from 0 to 2^63 - 1"),
 }
-_TEXTS = ("stop", "ban", "require", "choices", "dry_breakers")
+DEFAULT_BATCH_SIZE = 32  # texts that are computed together
+TEXTS = ("stop", "ban", "require", "choices", "dry_breakers")
 CONSTRAINTS = ("choices", "regex", "json_schema")
 
 
@@ -87,9 +88,12 @@ class SamplingConfig:
         for name, (least, most, wanted) in _RANGES.items():
             value = getattr(self, name)
             require(least <= value <= most and value < math.inf, name, value, wanted)
-        require(self.overflow in ("slide", "stop", "error"), "overflow", self.overflow, "known")
-        for name in _TEXTS:
-            self._set(name, tuple(_checked(name, text) for text in getattr(self, name)))
+        known = self.overflow in ("slide", "stop", "error")
+        require(known, "overflow", self.overflow, "slide, stop or error")
+        for name in TEXTS:
+            given = getattr(self, name)
+            texts = (given,) if isinstance(given, (str, bytes)) else given
+            self._set(name, tuple(_checked(name, text) for text in texts))
         pairs = self.bias.items() if isinstance(self.bias, Mapping) else self.bias
         self._set("bias", tuple((_checked("bias", text), value) for text, value in pairs))
         for value in self.biases.values():
@@ -100,7 +104,12 @@ class SamplingConfig:
         wanted = f"some of {', '.join(SAMPLERS)}, each once"
         require(sound, "samplers", ",".join(self.samplers) or "empty", wanted)
         for name in ("regex", "json_schema"):
-            require(getattr(self, name) != "", name, "empty", "some text")
+            if getattr(self, name) is not None:
+                _checked(name, getattr(self, name))
+        for text in map(raw, self.require):
+            ends = [*self.stops, *map(raw, self.ban)]
+            clash = any(other in text for other in ends)
+            require(not clash, "require", text, "free of what is banned or ends the text")
         asked = [name for name in CONSTRAINTS if getattr(self, name)]
         require(len(asked) <= 1, asked[0] if asked else "", "given", "alone: one says what fits")
         for name in ("stop", "until_newline", "require"):
@@ -177,4 +186,8 @@ def raw(text: Text) -> bytes:
 def _checked(name: str, text: Any) -> Text:
     require(isinstance(text, (str, bytes)), name, repr(text), "text")
     require(len(text) > 0, name, "empty", "some text")
+    try:
+        raw(text)
+    except UnicodeEncodeError:
+        require(False, name, repr(text), "text: half of a surrogate pair is none")
     return text  # type: ignore[no-any-return]

@@ -27,9 +27,9 @@ def open_engine(
     """An engine, with one empty row, that runs this model on `device`.
 
     On a processor compiled kernels compute, without torch; where they cannot be had, torch does.
-    `weights` says how they hold matrices in memory; None: as they are stored, but float16 as
-    float32. The bundle's arrays go over to the engine. Raises UsageError if the device is not there
-    or does not hold weights so.
+    `weights` says how matrices are held in memory; None: as they are stored, but float16 as
+    float32, and on torch without CUDA all as float32. The bundle's arrays go over to the engine.
+    Raises UsageError if the device is not there or does not hold weights so.
     """
     if uses_kernels(device):
         return _cpu_engine(bundle, threads, weights)
@@ -44,7 +44,7 @@ def open_engine(
         weights = _as_stored(bundle) if chosen.type == "cuda" else "float32"
     if weights == "int8" or (weights == "bfloat16" and chosen.type != "cuda"):
         raise UsageError(
-            f"--weights {weights} needs the compiled kernels",
+            f"--weights {weights} needs the compiled kernels, or for bfloat16 CUDA",
             missing_kernels() or "add --device cpu, or leave it away",
         )
     set_threads(threads)

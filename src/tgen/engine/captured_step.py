@@ -47,14 +47,19 @@ class Stepper:
     def __init__(self, model: Transformer, cache: KVCache) -> None:
         self._model, self.cache = model, cache
         self._memory: Tensor | None = None  # that the last steps worked on
+        self._view: StepCache | None = None
         self._n_steps = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._failed = False  # graphs and steps did not agree: no more of them
 
+    def forget(self) -> None:
+        """The cache has other memory now: what worked on the old may be freed."""
+        self._memory = self._graph = self._view = None
+
     def step(self, tokens: list[int]) -> Tensor:
         """Appends a token to each row; logits (B, V) of what follows."""
         self.cache.reserve(max(self.cache.lengths) + 1)
-        if self._memory is not self.cache.keys[0]:
+        if self._view is None or self._memory is not self.cache.keys[0]:
             self._memory, self._n_steps, self._graph = self.cache.keys[0], 0, None
             self._view = StepCache(self.cache)
             self._tokens = torch.zeros_like(self._view.position)
@@ -68,7 +73,10 @@ class Stepper:
         logits = self._compute()
         on_gpu = logits.device.type == "cuda"
         if on_gpu and self._n_steps == _STEPS_BEFORE and not self._failed:
-            self._capture(logits)
+            try:
+                self._capture(logits)
+            except RuntimeError:  # no memory for it, or a part that cannot be captured
+                self._failed = True
         return logits
 
     def _compute(self) -> Tensor:
@@ -86,7 +94,7 @@ class Stepper:
             self._logits = self._compute()
         graph.replay()
         difference = float((self._logits.float() - wanted.float()).abs().max())
-        if difference <= _TOLERANCE[self._view.keys[0].dtype] * float(wanted.abs().max()):
+        if difference <= _TOLERANCE[self.cache.keys[0].dtype] * float(wanted.abs().max()):
             self._graph = graph
         else:
             self._failed = True

@@ -1,6 +1,6 @@
 """The reference engine: the torch model and its cache, on any device.
 
-Weights may be bfloat16: then products are, and sums, norms and positions float32, by autocast.
+Matrices may be bfloat16: then products are, by autocast, and norms and turned positions float32.
 """
 
 from collections.abc import Sequence
@@ -24,13 +24,18 @@ class TorchEngine:
         self.model = model.eval()
         self.stored: StoredAs = stored
         narrow = stored == "bfloat16"
-        if narrow:  # matrices alone: norms, biases and tables of positions stay float32
+        if narrow:  # norms, biases and the fixed tables of positions stay float32
             for parameter in model.parameters():
                 if parameter.ndim > 1:
                     parameter.data = parameter.data.bfloat16()
         weight = model.token_embedding.weight
         self.device = weight.device
-        self._autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=narrow)
+        self._autocast = torch.autocast(
+            self.device.type,
+            torch.bfloat16,
+            enabled=narrow,
+            cache_enabled=False,  # a graph must not read casts that will be freed
+        )
         self._cache = KVCache(model.config, 1, device=weight.device, dtype=weight.dtype)
         self._stepper = Stepper(model, self._cache)
 
@@ -92,6 +97,7 @@ class TorchEngine:
     def select(self, rows: Sequence[int]) -> None:
         """Keeps, repeats and reorders rows."""
         self._cache.select(list(rows))
+        self._stepper.forget()
 
     def keys_and_values(self) -> tuple[Floats, Floats]:
         """Those that the first row holds, each (L, n_kv_heads, n, D)."""
@@ -101,6 +107,7 @@ class TorchEngine:
     def restore(self, keys: Floats, values: Floats) -> None:
         """Leaves one row, which holds these."""
         self._cache.restore(torch.from_numpy(keys), torch.from_numpy(values))
+        self._stepper.forget()
 
 
 def _on_host(logits: Tensor) -> Logits:

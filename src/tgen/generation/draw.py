@@ -16,7 +16,7 @@ from tgen.generation import truncation
 from tgen.generation.truncation import Ranked
 from tgen.reports import Removed
 
-_DRAW, _EXCLUDE, _ROW = 0, 1, 2  # the purpose of a random number
+_DRAW, _EXCLUDE, _ROW, _SAMPLE = 0, 1, 2, 3  # the purpose of a random number
 
 
 def draw(
@@ -61,6 +61,11 @@ def row_seed(seed: int, row: int) -> int:
     Below 2^53, so that they pass through JSON.
     """
     return seed if row == 0 else _random(seed, row, _ROW) >> 11
+
+
+def sample_seed(seed: int, sample: int) -> int:
+    """The same for one sample of several."""
+    return seed if sample == 0 else _random(seed, sample, _SAMPLE) >> 11
 
 
 def uniform(seed: int, position: int, purpose: int) -> float:

@@ -5,7 +5,7 @@ llguidance says which tokens may follow. A text that cannot go on is complete, a
 
 import json
 from collections.abc import Callable, Collection, Sequence
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,7 +68,7 @@ class Grammars:
         self.tokens, self.eos_token_id, self._ends = [*tokens, b""], len(tokens), sorted(ends)
         self.bos_token_id, self.special_token_ids = None, [*self._ends, len(tokens)]
         self._tokenizer = LLTokenizer(TokenizerWrapper(self))
-        self._compiled = cache(self._compile)
+        self._compiled = lru_cache(maxsize=100)(self._compile)
 
     def __call__(self, text: str | bytes) -> Sequence[int]:
         """The ids of a text, for the library: it knows by them what is forced."""

@@ -26,6 +26,8 @@ from tgen.generation.thoughts import Pick, at, reports
 from tgen.generation.vocabulary import Vocabulary
 from tgen.reports import Removed, Token
 
+_MOST_RULES = 1000  # kept for rows to come
+
 # Gives the next request. None: there is none now, or, if the caller can wait, there is no more.
 Waiting = Callable[[bool], Request | None]
 
@@ -36,15 +38,13 @@ def generate(
     *,
     sampling: SamplingConfig,
     stop: Collection[int] = (),
-    vocabulary: Vocabulary | None = None,
     kv_cache: bool = True,
     drafts: Drafts | None = None,
     prompt_cache: PromptCache | None = None,
 ) -> Iterator[Token]:
     """Yields the Tokens of all rows; a row ends with a token of `stop`, or as `sampling` says.
 
-    Row i draws by `row_seed(sampling.seed, i)`. Strings need a vocabulary, which knows what stops.
-    See `generate_rows`.
+    Row i draws by `row_seed(sampling.seed, i)`. See `generate_rows`.
     """
     requests = iter(
         [
@@ -56,7 +56,7 @@ def generate(
         engine,
         lambda _: next(requests, None),
         n_rows=len(prompts),
-        vocabulary=vocabulary or Vocabulary(ends=stop),
+        vocabulary=Vocabulary(ends=stop),
         kv_cache=kv_cache,
         drafts=drafts,
         prompt_cache=prompt_cache,
@@ -75,10 +75,10 @@ def generate_rows(
 ) -> Iterator[Token]:
     """Yields the Tokens of all requests, `n_rows` at a time; a row is numbered as it comes.
 
-    Prompts must not be empty. What they begin with is taken from `prompt_cache` as far as it is
-    there, and computed once where they share it. Without `kv_cache` the same engine computes each
-    row's whole window again for every token, and nothing is guessed. A request for no tokens has
-    none.
+    Prompts must not be empty. What they begin with is computed once where they share it, and taken
+    from `prompt_cache` as far as it is there, while no row is under way. Without `kv_cache` the
+    same engine computes each row's whole window again for every token, and nothing is guessed. A
+    request for no tokens has none.
     """
     rules: dict[SamplingConfig, Rules] = {}
     rows: list[Row] = []
@@ -89,6 +89,8 @@ def generate_rows(
             request = waiting(not rows and not new)
             if request is None:
                 break
+            if len(rules) > _MOST_RULES:
+                rules = {row.sampling: row.rules for row in (*rows, *new)}
             if request.sampling not in rules:
                 rules[request.sampling] = Rules(request.sampling, vocabulary)
             rule = rules[request.sampling]
@@ -128,7 +130,10 @@ def _admit(
     if rows:
         before = engine.lengths
         for prompt in prompts:
-            n, place = max((_n_held(engine, row, prompt), row.place) for row in rows)
+            n, _, place = max(  # the shortest row of those that hold as much
+                (_n_held(row, prompt, engine.context_length), -before[row.place], row.place)
+                for row in rows
+            )
             places.append(place)
             held.append(n)
         engine.select([*range(n_old), *places])
@@ -140,9 +145,9 @@ def _admit(
         row.place = n_old + prompts.index(row.text)
 
 
-def _n_held(engine: Engine, row: Row, prompt: list[int]) -> int:
+def _n_held(row: Row, prompt: list[int], context_length: int) -> int:
     """How many tokens of a prompt a row holds."""
-    if row.start or len(prompt) > engine.context_length:  # one has slid
+    if row.start or len(prompt) > context_length:  # one has slid
         return 0
     return min(n_alike(prompt, row.text), len(row.text) - 1)  # behind that there may be guesses
 
@@ -240,7 +245,7 @@ def _pick(logits: Logits, rows: list[Row], guesses: list[list[int]]) -> list[Pic
         for (row, place), (token, removed) in zip(going, drawn, strict=True):
             shown, finish = row.take(token)
             n_likeliest = row.sampling.logprobs
-            complete = row.complete
+            complete = row.complete if finish else True
             picks.append(
                 Pick(row.number, token, place, shown, finish, complete, n_likeliest, removed)
             )

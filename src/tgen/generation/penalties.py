@@ -59,4 +59,6 @@ def penalise_long_repeats(
             longest[text[i + 1]] = max(n, longest.get(text[i + 1], 0))
     for token, n in longest.items():
         if token not in breakers:
-            logits[token] -= multiplier * base ** (n - allowed_length)
+            with np.errstate(over="ignore"):
+                times = np.float64(base) ** (n - allowed_length)
+            logits[token] -= multiplier * min(times, 1e30)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from tgen.config import SamplingConfig, raw
 from tgen.engine.base import Logits
 from tgen.errors import UsageError
-from tgen.generation.rules import Rules
+from tgen.generation.rules import Rules, missing
 from tgen.generation.stop import Stopper
 from tgen.generation.vocabulary import Vocabulary
 from tgen.reports import Finish
@@ -36,6 +36,7 @@ class Row:
         self.start = window_start(self.n_given, context)  # the first token in sight
         self.rules = rules  # one object for all rows that differ in their seeds alone
         self._vocabulary = vocabulary
+        self._stuck = False  # no token was left that may follow
         self._stopper, self._written = Stopper(sampling.stops), b""
         self._matcher = vocabulary.grammars.matcher(sampling) if sampling.constrained else None
 
@@ -51,8 +52,8 @@ class Row:
 
     @property
     def complete(self) -> bool:
-        """Whether a text of a given form is of that form as it stands."""
-        return self._matcher is None or self._matcher.complete
+        """Whether the text is of the form that it is to be of, and could go on as it is to."""
+        return not self._stuck and (self._matcher is None or self._matcher.complete)
 
     def rule(self, logits: Logits) -> None:
         """Changes the logits (V,) of what follows."""
@@ -61,8 +62,11 @@ class Row:
             self.rules.apply(logits, self.text, self.n_given, self._written, n_left)
         if self._matcher is not None:
             logits[~self._matcher.allowed(len(logits))] = -float("inf")
-        if logits.max() == -float("inf"):
-            raise UsageError("no token is left that may follow", "ban or constrain less")
+        if logits.max() == -float("inf"):  # the text ends here, whether it may or not
+            self._stuck = True
+            if not self._vocabulary.ends:
+                raise UsageError("no token is left that may follow", "ban or constrain less")
+            logits[sorted(self._vocabulary.ends)] = 0
 
     def take(self, token: int) -> tuple[bytes, Finish | None]:
         """Goes on with a token: what can be shown, and why the text ends here, if it does."""
@@ -91,11 +95,14 @@ def check_request(request: Request, vocabulary: Vocabulary, context: int) -> Non
     _check_room(sampling, len(request.prompt), context)
     if sampling.constrained:
         vocabulary.grammars.matcher(sampling)
-    needed = sum(len(vocabulary.encode(raw(text))) for text in sampling.require)
-    if needed > sampling.max_new_tokens:
+    required = missing([raw(text) for text in sampling.require], b"")
+    needed, room = sum(len(vocabulary.encode(text)) for text in required), sampling.max_new_tokens
+    if sampling.overflow != "slide":
+        room = min(room, context + 1 - len(request.prompt))
+    if needed > room:
         raise UsageError(
-            f"what is required takes {needed} tokens, more than {sampling.max_new_tokens}",
-            f"ask for at least {needed} with -n",
+            f"what is required takes {needed} tokens, there is room for {room}",
+            f"ask for at least {needed} with -n, and add --overflow slide",
         )
 
 

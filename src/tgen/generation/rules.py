@@ -28,8 +28,9 @@ class Rules:
         self._bans = [vocabulary.completions(raw(text)) for text in sampling.ban]
         self._biases = [(vocabulary.completions(text), b) for text, b in sampling.biases.items()]
         breakers = [raw(text) for text in sampling.dry_breakers if sampling.dry_multiplier]
-        broken = [any(text in token for text in breakers) for token in vocabulary.tokens]
-        self._breakers = frozenset(np.flatnonzero(broken).tolist())
+        self._breakers = frozenset(
+            i for text in breakers for i, token in enumerate(vocabulary.tokens) if text in token
+        )
         self.idle = not (sampling.penalises or sampling.bias or sampling.ban or sampling.require)
 
     def apply(
@@ -43,12 +44,12 @@ class Rules:
             logits[completions.after(written)] += bias
         for completions in self._bans:
             logits[completions.after(written)] = -np.inf
-        missing = [text for text in self._required if text not in written]
-        if missing:
+        needed = missing(self._required, written)
+        if needed:
             logits[self._ends] = -np.inf
             for completions in self._enders:
                 logits[completions.after(written)] = -np.inf
-            planned = [token for text in missing for token in self._vocabulary.encode(text)]
+            planned = [token for text in needed for token in self._vocabulary.encode(text)]
             if n_left <= len(planned):  # now or never
                 logits[:] = -np.inf
                 logits[planned[-n_left]] = 0
@@ -74,3 +75,9 @@ class Rules:
             )
         if sampling.no_repeat_ngram:
             penalties.forbid_repeated_ngrams(logits, text, sampling.no_repeat_ngram)
+
+
+def missing(required: Sequence[bytes], written: bytes) -> list[bytes]:
+    """What still has to be written; what is a part of another comes with it."""
+    absent = [text for text in dict.fromkeys(required) if text not in written]
+    return [text for text in absent if not any(text in other for other in absent if other != text)]

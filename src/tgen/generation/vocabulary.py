@@ -1,7 +1,7 @@
 """What the loop knows of a tokenizer: the bytes of every token, and which tokens end a text."""
 
 from collections.abc import Callable, Collection, Sequence
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,9 +23,9 @@ class Vocabulary:
         ends: Collection[int] = (),
         encode: Callable[[bytes], Sequence[int]] = list,
     ) -> None:
-        self.ends, self.encode = frozenset(ends), cache(encode)
+        self.ends, self.encode = frozenset(ends), lru_cache(maxsize=1000)(encode)
         self.tokens = [b"" if i in self.ends else token for i, token in enumerate(tokens)]
-        self.completions = cache(self._completions)
+        self.completions = lru_cache(maxsize=1000)(self._completions)
 
     def bytes_of(self, token: int) -> bytes:
         """What a token writes; none if it ends the text or is past the vocabulary."""
