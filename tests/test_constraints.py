@@ -80,10 +80,10 @@ def test_what_is_cut_off_is_said_to_be(trained):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"regex": "("}, "--regex"),
+        ({"regex": "("}, "regex: "),
         ({"regex": ""}, "regex is empty"),
-        ({"json_schema": "{"}, "--json-schema"),
-        ({"json_schema": '{"type": "nothing"}'}, "--json-schema"),
+        ({"json_schema": "{"}, "json_schema: "),
+        ({"json_schema": '{"type": "nothing"}'}, "json_schema: "),
         ({"choices": [b"\xff"]}, "UTF-8"),
         ({"choices": ["a"], "regex": "b"}, "alone"),
         ({"choices": ["a"], "stop": ["b"]}, "stop"),

@@ -82,7 +82,7 @@ def test_a_text_ends_where_the_context_is_full_if_it_is_to(family):
     with pytest.raises(UsageError, match="do not fit") as error:
         check_request(longer, Vocabulary(), 48)
     assert "at most 45" in error.value.hint
-    with pytest.raises(UsageError, match="do not fit"):
+    with pytest.raises(UsageError, match="the prompt has 49 tokens"):
         check_request(Request([1] * 49, stops), Vocabulary(), 48)
 
 

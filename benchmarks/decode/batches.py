@@ -21,7 +21,7 @@ from tgen.config import SamplingConfig
 from tgen.generation.draw import row_seed
 from tgen.generation.row import Request
 
-SIZES = (1, 8, 32, 128)
+SIZES = (1, 8, 32, 64, 128)
 SAMPLING = SamplingConfig(max_new_tokens=20, seed=1)
 
 

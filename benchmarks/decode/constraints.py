@@ -14,11 +14,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "learning"))
 
-import llguidance
 import numpy as np
 import outlines_core
 from outlines_core.json_schema import build_regex_from_schema
@@ -111,7 +111,7 @@ def _measure(arguments: argparse.Namespace) -> None:
             results.append({"form": name, "vocabulary": size, **found})
             cells = [f"{value:,.3f} ms" for one in found.values() for value in one.values()]
             rows.append([name, size, *cells])
-    versions = {"llguidance": llguidance.__version__, "outlines-core": outlines_core.__version__}
+    versions = {name: version(name) for name in ("llguidance", "outlines-core")}
     record.write(
         arguments.out or record.RESULTS / "constraints.json",
         content | {"versions": versions, "results": results},

@@ -78,7 +78,10 @@ class Model:
 
     def encode(self, text: str | bytes) -> list[int]:
         """The ids of a prompt; an empty one starts where documents start."""
-        ids = self.tokenizer.encode_prompt(raw(text))
+        try:
+            ids = self.tokenizer.encode_prompt(raw(text))
+        except UnicodeEncodeError:
+            raise UsageError("the prompt has half of a surrogate pair", "give bytes") from None
         if not ids:
             raise UsageError("the prompt is empty", "this model needs at least one character")
         return ids
@@ -162,12 +165,12 @@ class Model:
     ) -> Iterator[str]:
         """Pieces of text, whole characters each, as they come.
 
-        `options` are the fields of SamplingConfig. Bytes that are no UTF-8 come as U+FFFD.
+        `options` are the fields of SamplingConfig. Bytes that are no UTF-8 come as U+FFFD. Whether
+        a text of a given form is complete the last Token of `tokens` says.
         """
         tokens = self.tokens([self.encode(prompt)], sampling=SamplingConfig(**options))
-        for _, piece in self.pieces(tokens):
-            if piece:
-                yield piece.decode("utf-8", errors="replace")
+        pieces = (piece for _, piece in self.pieces(tokens) if piece)
+        return (piece.decode("utf-8", errors="replace") for piece in pieces)
 
     def generate_batch(
         self,
@@ -181,6 +184,8 @@ class Model:
         Row i draws by `row_seed(seed, i)`, so that the first is what `generate` gives.
         """
         config = SamplingConfig(**options)
+        if isinstance(prompts, (str, bytes)):
+            raise UsageError("prompts is one text", "give a list of them")
         if batch_size < 1:
             raise UsageError(f"batch_size is {batch_size}", "it must be at least 1")
         asked = iter(
@@ -260,7 +265,9 @@ class Model:
             nats -= float(np.log(rows[np.arange(len(targets)), targets]).sum())
             scored += len(targets)
         n_bytes = len(self.tokenizer.decode(stream))
-        return nats / math.log(2) / max(1, n_bytes)
+        if not n_bytes:
+            raise UsageError("there is no text to score", "give at least one byte")
+        return nats / math.log(2) / n_bytes
 
 
 def find_model(name: str | None, *, models: Path = Path("models")) -> Path:

@@ -55,6 +55,17 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
+@contextmanager
+def open_stream(path: Path) -> Iterator[BinaryIO]:
+    """Opens what can be read from its beginning to its end: a file, a pipe, a device."""
+    try:
+        file = open(path, "rb")  # noqa: SIM115
+    except OSError as error:
+        raise TgenError(f"{path} cannot be opened: {error.strerror}", "name a file") from None
+    with file:
+        yield file
+
+
 def publish(path: Path, content: bytes) -> None:
     """Puts `content` at `path` so that the old file or the new one is there at every instant."""
     temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(6)}"

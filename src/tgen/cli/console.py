@@ -42,7 +42,7 @@ def write(data: bytes) -> None:
     Raises ReaderGoneError if the pipe is closed, TgenError if it cannot be written otherwise.
     """
     if sys.stdout is None:
-        raise TgenError("stdout is closed", "send the output to a file or a pipe")
+        raise TgenError("stdout is closed")
     if sys.stdout.isatty():
         data = printable(data.decode("utf-8", errors="replace")).encode(errors="replace")
     with _stdout_errors():
@@ -54,7 +54,7 @@ def write(data: bytes) -> None:
 def show(*things: object) -> None:
     """Draws tables and lines on stdout; errors as `write`."""
     if sys.stdout is None:
-        raise TgenError("stdout is closed", "send the output to a file or a pipe")
+        raise TgenError("stdout is closed")
     with _stdout_errors():
         out.print(*things, sep="\n")
         sys.stdout.flush()
@@ -84,7 +84,7 @@ def _stdout_errors() -> Iterator[None]:
         raise ReaderGoneError from None
     except OSError as error:
         reader_gone()
-        raise TgenError(f"stdout cannot be written: {error.strerror}", "free some space") from None
+        raise TgenError(f"stdout cannot be written: {error.strerror}") from None
 
 
 def reader_gone() -> None:

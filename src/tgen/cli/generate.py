@@ -142,6 +142,9 @@ def generate(
     are matched on bytes, wherever tokens begin and end. Of an option given twice, unless it is
     repeatable, the last counts.
 
+    A text of a given form ends where nothing can follow; where it may end and may go on, as `a` of
+    the choices a and ab, the model decides, by its end-of-text token.
+
     Exit status 1 also where a row of --input was wrong, or a text is not of the given form because
     it was cut off.
     """
@@ -171,7 +174,8 @@ def generate(
     if lines is not None:
         requests.read(lines, jsonl=str(input_).endswith((".jsonl", ".ndjson")))
     elif data is not None:
-        requests.add(data)
+        with steer.by_option():
+            requests.add(data)
         cache = _prompt_cache(loaded, data, load_cache, save_cache, quiet=quiet)
     started = time.perf_counter()
     tokens = loaded.rows(
@@ -181,8 +185,10 @@ def generate(
         draft=draft,
         prompt_cache=cache,
     )
-    _write(tokens, requests, lines, quiet=quiet)
-    writer.close()
+    try:
+        _write(tokens, requests, lines, quiet=quiet)
+    finally:  # also after Ctrl-C
+        writer.close()
     for line in requests.summary(time.perf_counter() - started, stats=stats):
         console.note(line, quiet=quiet)
     if requests.failed:
@@ -208,7 +214,9 @@ def _check_together(given: dict[str, Any]) -> None:
     several = rows or given["samples"] > 1
     as_json = given["json_output"] or given["jsonl"]
     caches = given["save_cache"] or given["load_cache"]
+    silenced = given["stats"] and given["quiet"] and not as_json
     clashes = {
+        "--stats goes where --quiet is silent": silenced,
         "--no-kv-cache does not go with a prompt cache": given["no_kv_cache"] and caches,
         "--input does not go with a prompt cache": rows and caches,
         "--input does not go with --prompt": rows and prompt,

@@ -39,7 +39,9 @@ def converse(
     ids: list[int] = model.tokenizer.encode(text)
     cache: PromptCache | None = None
     turn = 0
-    while (line := _line()) is not None:
+    if text:
+        console.write(text)
+    while (line := b"" if text and not turn else _line()) is not None:
         ids += model.tokenizer.encode(line)
         config = replace(sampling, seed=row_seed(sampling.seed, turn))
         turn += 1
@@ -71,12 +73,12 @@ def _turn(
     model: "Model", ids: list[int], tokens: Iterable[Token]
 ) -> tuple[list[int], "PromptCache | None"]:
     """Writes a text; all ids so far, and what need not be computed again."""
-    text, ended, last = list(ids), False, b""
+    text, ended, complete, last = list(ids), False, True, b""
     cache: PromptCache | None = None  # after Ctrl-C nobody knows what the engine holds
     try:
         for token, piece in model.pieces(tokens):
             text.append(token.id)
-            ended = token.id in model.bundle.end_ids
+            ended, complete = token.id in model.bundle.end_ids, token.complete
             if piece:
                 console.write(piece)
                 last = piece
@@ -85,5 +87,7 @@ def _turn(
         pass
     if not last.endswith(b"\n"):
         console.write(b"\n")
+    if not complete:
+        console.note("error: the text is incomplete: give more with -n")
     # After the end of a text another one begins.
     return ([], None) if ended else (text, cache)

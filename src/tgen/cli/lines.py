@@ -18,7 +18,7 @@ class LineReader:
         self._lines: Queue[bytes | OSError | None] = Queue(_LINES_AHEAD)
         self._fd, self._size = 0, 0
         if path != "-":
-            with files.open_regular(Path(path)) as file:
+            with files.open_stream(Path(path)) as file:
                 self._fd = os.dup(file.fileno())
                 self._size = os.fstat(self._fd).st_size
         self._over, self._taken = False, 0

@@ -92,13 +92,10 @@ class Requests:
         entry.text += token.text
         entry.seconds = [*entry.seconds[:2], time.perf_counter()]
         self._n_tokens += 1
-        if token.last:
-            self._last = entry
-            del self._under_way[token.row]
-            self.failed |= not entry.complete
-            if not entry.complete:
-                self._note(entry, _incomplete(entry), error=True)
         self._writer.update()
+        if token.last:
+            del self._under_way[token.row]
+            self._ended(entry)
 
     def summary(self, seconds: float, *, stats: bool) -> Iterator[str]:
         """What was done, in lines."""
@@ -135,6 +132,13 @@ class Requests:
             self._writer.begin(entry)
             self._writer.update()
 
+    def _ended(self, entry: Entry) -> None:
+        self._last = entry
+        if not entry.complete:
+            self.failed = True
+            self._writer.close()  # on a terminal what follows begins a line
+            self._note(entry, _incomplete(entry), error=True)
+
     def _note(self, entry: Entry, text: str, *, error: bool = False) -> None:
         where = "" if entry.line is None else f"line {entry.line}: "
         console.note(("error: " if error else "") + where + text, quiet=self._quiet and not error)
@@ -169,11 +173,13 @@ class Requests:
                 self._pending.append((entry, request._replace(sampling=own)))
             else:
                 self._writer.update()
+                self._ended(entry)
         self._n_rows += 1
 
 
 def _incomplete(entry: Entry) -> str:
-    text = f"the text is incomplete after {len(entry.tokens)} tokens"
+    n = len(entry.tokens)
+    text = f"the text is incomplete after {n} token{'' if n == 1 else 's'}"
     return text + (": give more with -n" if entry.finish == "length" else ": nothing may follow")
 
 

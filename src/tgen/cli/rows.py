@@ -12,6 +12,8 @@ from tgen.errors import UsageError
 from tgen.reports import Token
 
 _DEFAULT = SamplingConfig()
+_WANTED = 'give {"prompt": "..."} on a line'
+_SHORT = {"n": "max_new_tokens", "t": "temperature"}
 _OF_ALL_ROWS = (
     *("input", "model", "device", "threads", "weights", "draft", "no_kv_cache", "batch_size"),
     *("json", "jsonl", "save_cache", "load_cache", "quiet", "interactive", "stats"),
@@ -56,24 +58,38 @@ def row_fields(line: bytes) -> dict[str, Any]:
     """A line of JSONL. Raises UsageError if it is not an object with a prompt."""
     try:
         found = json.loads(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"not JSON: {error}", 'give {"prompt": "..."} on a line') from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"not JSON: {error}", _WANTED) from None
+    except (ValueError, RecursionError):
+        raise UsageError("a number is too long, or the nesting too deep", _WANTED) from None
     if not isinstance(found, dict):
-        raise UsageError("not a JSON object", 'give {"prompt": "..."} on a line')
-    return {name.replace("-", "_"): value for name, value in found.items()}
+        raise UsageError("not a JSON object", _WANTED)
+    given: dict[str, Any] = {}
+    for key, value in found.items():
+        name = _SHORT.get(key, key.replace("-", "_"))
+        if name in given:
+            raise UsageError(f"{name} is given twice", "leave one of them away")
+        given[name] = value
+    return given
 
 
 def row_prompt(given: dict[str, Any]) -> bytes:
     """A row's prompt as bytes; `prompt_bytes` is base64, for what is no UTF-8."""
     coded, prompt = given.pop("prompt_bytes", None), given.pop("prompt", None)
+    if coded is not None and prompt is not None:
+        raise UsageError("prompt and prompt_bytes are both given", "leave one of them away")
     if coded is not None:
         try:
             return base64.b64decode(coded, validate=True)
         except (TypeError, ValueError):
             raise UsageError("prompt_bytes is not base64", "encode the prompt's bytes") from None
-    if not isinstance(prompt, str):
-        raise UsageError("there is no prompt", 'give {"prompt": "..."} on a line')
-    return prompt.encode("utf-8", "surrogatepass")
+    if prompt is None:
+        raise UsageError("there is no prompt", _WANTED)
+    text: str = _checked("prompt", prompt, isinstance(prompt, str), "a text")
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise UsageError("prompt has half of a surrogate pair", "give prompt_bytes") from None
 
 
 def row_sampling(base: SamplingConfig, given: dict[str, Any]) -> SamplingConfig:
@@ -111,7 +127,8 @@ def _value(name: str, value: Any) -> Any:
         return _checked(name, value, whole, "a whole number")
     if isinstance(default, float):
         return _checked(name, value, _is_number(value), "a number")
-    return _checked(name, value, isinstance(value, str), "a text")
+    wanted = "a schema, or its text" if name == "json_schema" else "a text"
+    return _checked(name, value, isinstance(value, str), wanted)
 
 
 def _texts(name: str, value: Any) -> Sequence[str]:

@@ -1,7 +1,8 @@
 """The options that steer how a text goes on: each is a field of SamplingConfig."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -124,7 +125,8 @@ Choices = Annotated[
     _option("--choices", "Write one of these.", _FORM, metavar="A,B,...", show_default=False),
 ]
 RegexOption = Annotated[
-    str | None, _option("--regex", "Write what this matches.", _FORM, show_default=False)
+    str | None,
+    _option("--regex", "Write what this matches.", _FORM, show_default=False),
 ]
 JsonSchema = Annotated[
     Path | None,
@@ -165,12 +167,19 @@ def sampling_config(given: Mapping[str, Any], *, seed: int) -> SamplingConfig:
             values[field.name] = DEFAULT.dry_breakers if value is None else _raw(value)
         else:
             values[field.name] = value
-    try:
+    with by_option():
         return SamplingConfig(**values)
+
+
+@contextmanager
+def by_option() -> Iterator[None]:
+    """Lets errors name the option where they name the field."""
+    try:
+        yield
     except UsageError as error:
         option = "--" + error.field.replace("_", "-")
         texts = (text.replace(error.field, option, 1) for text in (error.message, error.hint))
-        raise UsageError(*texts) from None
+        raise (UsageError(*texts) if error.field else error) from None
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -197,9 +206,10 @@ def _schema(path: Path | None) -> str | None:
     if path is None:
         return None
     try:
-        return files.read(path, limit=_SCHEMA_BYTES).decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise UsageError(f"--json-schema {path} is not UTF-8", "give a JSON schema") from None
+        with files.open_stream(path) as file:
+            return file.read(_SCHEMA_BYTES).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--json-schema {path}: {error}", "give a JSON schema") from None
     except TgenError as error:
         raise UsageError(f"--json-schema: {error.message}", error.hint) from None
 

@@ -1,8 +1,10 @@
 """How a text is generated."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, Literal, TypedDict
 
 from tgen.config.check import require
@@ -37,7 +39,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "logprobs": (0, math.inf, "a number of at least 0"),
     "seed": (0, 2**63 - 1, "a number from 0 to 2^63 - 1"),
 }
-DEFAULT_BATCH_SIZE = 32  # texts that are computed together
+DEFAULT_BATCH_SIZE = 64  # texts that are computed together
 TEXTS = ("stop", "ban", "require", "choices", "dry_breakers")
 CONSTRAINTS = ("choices", "regex", "json_schema")
 
@@ -78,7 +80,7 @@ class SamplingConfig:
     until_newline: bool = False
     choices: Sequence[Text] = ()  # the text is one of these
     regex: str | None = None  # the text matches it
-    json_schema: str | None = None  # the text is a document of it
+    json_schema: str | Mapping[str, Any] | None = None  # the text is a document of it
     logprobs: int = 0  # of how many tokens, the likeliest, at every place
     explain: bool = False  # say what each sampler removed
     # Rows that differ in it alone are drawn together.
@@ -87,6 +89,8 @@ class SamplingConfig:
     def __post_init__(self) -> None:
         for name, (least, most, wanted) in _RANGES.items():
             value = getattr(self, name)
+            if isinstance(getattr(type(self), name), int):  # the default
+                require(isinstance(value, Integral), name, value, "a whole number")
             require(least <= value <= most and value < math.inf, name, value, wanted)
         known = self.overflow in ("slide", "stop", "error")
         require(known, "overflow", self.overflow, "slide, stop or error")
@@ -103,13 +107,16 @@ class SamplingConfig:
         sound = len(named) == len(self.samplers) and named <= set(SAMPLERS)
         wanted = f"some of {', '.join(SAMPLERS)}, each once"
         require(sound, "samplers", ",".join(self.samplers) or "empty", wanted)
+        if isinstance(self.json_schema, Mapping):
+            self._set("json_schema", json.dumps(self.json_schema))
         for name in ("regex", "json_schema"):
             if getattr(self, name) is not None:
                 _checked(name, getattr(self, name))
         for text in map(raw, self.require):
             ends = [*self.stops, *map(raw, self.ban)]
             clash = any(other in text for other in ends)
-            require(not clash, "require", text, "free of what is banned or ends the text")
+            shown = repr(text.decode(errors="replace"))
+            require(not clash, "require", shown, "free of what is banned or ends the text")
         asked = [name for name in CONSTRAINTS if getattr(self, name)]
         require(len(asked) <= 1, asked[0] if asked else "", "given", "alone: one says what fits")
         for name in ("stop", "until_newline", "require"):
@@ -172,7 +179,7 @@ class SamplingOptions(TypedDict, total=False):
     until_newline: bool
     choices: Sequence[Text]
     regex: str | None
-    json_schema: str | None
+    json_schema: str | Mapping[str, Any] | None
     logprobs: int
     explain: bool
     seed: int

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 _CONTEXTS = (8, 4, 3, 2)  # tokens of the text itself that are looked up
 _MOST = 15  # guesses at a time
 _EXTRA = 0.2  # what a pass with one token more costs, of a pass with one
+_TOO_DEAR = 0.9
 _MEMORY = 64  # guesses of a kind after which older ones count half
 _FIRST_CHANCE = 0.6  # of a guess from the text itself, before any has been tried
 _STEP = 20  # percent: guesses from a table are of different kinds by how sure it is
@@ -44,6 +45,8 @@ class Drafts:
     def guess(self, row: int, text: Sequence[int], *, n_rows: int, most: int) -> list[int]:
         """How a row's text may go on, at most `most` tokens; `n_rows` are computed together."""
         cost = _EXTRA * n_rows / (1 - _EXTRA + _EXTRA * n_rows)
+        if cost > _TOO_DEAR:  # hardly a guess is that good: not even worth looking for
+            return []
         state = self._rows.setdefault(row, _Row())
         self._learn(state.guesses, text[state.n_read :])
         state.read(text)

@@ -5,6 +5,7 @@ position, so a row's text depends neither on its neighbours nor on how it was co
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from tgen.generation import truncation
 from tgen.generation.truncation import Ranked
 from tgen.reports import Removed
 
+_BLOCK = 64  # positions whose numbers are made together
 _DRAW, _EXCLUDE, _ROW, _SAMPLE = 0, 1, 2, 3  # the purpose of a random number
 
 
@@ -75,7 +77,15 @@ def uniform(seed: int, position: int, purpose: int) -> float:
 
 def _random(seed: int, position: int, purpose: int) -> int:
     """64 bits of a counter-based generator (Philox, Salmon et al. 2011)."""
-    return int(np.random.Philox(key=[seed, purpose], counter=[0, position, 0, 0]).random_raw())
+    return _block(seed, position // _BLOCK, purpose)[position % _BLOCK]
+
+
+@lru_cache(maxsize=1 << 12)
+def _block(seed: int, block: int, purpose: int) -> list[int]:
+    """The numbers of some positions, which come one after another anyway."""
+    generator = np.random.Philox(key=[seed, purpose], counter=[block * _BLOCK, 0, 0, 0])
+    four_a_position: list[int] = generator.random_raw(4 * _BLOCK).tolist()
+    return four_a_position[::4]
 
 
 def _uniforms(seeds: Sequence[int], positions: Sequence[int], purpose: int) -> NDArray[np.float64]:

@@ -83,16 +83,15 @@ class Grammars:
         return Matcher(self._compiled(kind, value).deep_copy(), self.eos_token_id, self._ends)
 
     def _compile(self, kind: str, value: str) -> LLMatcher:
-        option = "--" + kind.replace("_", "-")
         try:
             matcher = LLMatcher(self._tokenizer, _grammar(kind, value), log_level=0)
         except ValueError as error:
-            raise UsageError(f"{option}: {error}", "give a JSON schema") from None
+            raise UsageError(f"{kind}: {error}", "give a JSON schema", field=kind) from None
         if matcher.is_error():
-            reason = " ".join(matcher.get_error().split())[:200]
-            raise UsageError(f"{option}: {reason}", "change it to what llguidance reads")
+            reason = " ".join(matcher.get_error().split("|")[0].split())[:200]
+            raise UsageError(f"{kind}: {reason}", "change it to what llguidance reads", field=kind)
         if matcher.is_stopped():
-            raise UsageError(f"{option} allows no text", "give one that allows some")
+            raise UsageError(f"{kind} allows no text", "give one that allows some", field=kind)
         return matcher
 
 
@@ -117,5 +116,5 @@ def _lark(choices: Sequence[str | bytes]) -> str:
     try:
         texts = [json.dumps(raw(text).decode(), ensure_ascii=False) for text in choices]
     except UnicodeDecodeError:
-        raise UsageError("--choices is not UTF-8", "give texts in UTF-8") from None
+        raise UsageError("choices is not UTF-8", "give texts in UTF-8", field="choices") from None
     return "start: " + " | ".join(texts)

@@ -107,7 +107,8 @@ def generate_rows(
         ended = {pick.row for pick in picks if pick.finish}
         if ended and drafts is not None:
             drafts.forget(ended)
-        rows = _settle(engine, [row for row in rows if row.number not in ended])
+        if ended or new:
+            rows = _settle(engine, [row for row in rows if row.number not in ended])
 
 
 def begin_with(engine: Engine, tokens: Sequence[int], cache: PromptCache | None) -> int:

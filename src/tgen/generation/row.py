@@ -109,14 +109,17 @@ def check_request(request: Request, vocabulary: Vocabulary, context: int) -> Non
 def _check_room(sampling: SamplingConfig, n_prompt: int, context: int) -> None:
     room = context + 1 - n_prompt
     needed = sampling.max_new_tokens if sampling.overflow == "error" else 1
-    if sampling.overflow != "slide" and sampling.max_new_tokens and room < needed:
+    if sampling.overflow == "slide" or not sampling.max_new_tokens or room >= needed:
+        return
+    if room < 1:
         raise UsageError(
-            f"{n_prompt} tokens of prompt and {sampling.max_new_tokens} more do not fit into the "
-            f"context of {context}",
-            f"ask for at most {room} with -n, or add --overflow slide"
-            if room > 0
-            else "shorten the prompt, or add --overflow slide",
+            f"the prompt has {n_prompt} tokens, the context {context}",
+            "shorten the prompt, or add --overflow slide",
         )
+    raise UsageError(
+        f"{n_prompt} tokens of prompt and {needed} more do not fit into the context of {context}",
+        f"ask for at most {room} with -n, or add --overflow slide",
+    )
 
 
 def window_start(n_tokens: int, context_length: int) -> int:

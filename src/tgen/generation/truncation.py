@@ -23,9 +23,11 @@ def rank(logits: Logits, k: int) -> tuple[Ids, Ranked]:
         ids = np.argsort(-logits, axis=1, kind="stable")
     else:
         border = -np.partition(-logits, k - 1, axis=1)[:, k - 1 : k]  # the k-th highest
-        above, level = logits > border, logits == border
-        room = k - above.sum(axis=1, keepdims=True)
-        kept = above | (level & (level.cumsum(axis=1) <= room))
+        kept = logits >= border
+        if np.count_nonzero(kept) > B * k:  # of equals at the border only the first
+            above, level = logits > border, logits == border
+            room = k - above.sum(axis=1, keepdims=True)
+            kept = above | (level & (level.cumsum(axis=1) <= room))
         ids = np.nonzero(kept)[1].reshape(B, k)
         order = np.argsort(-np.take_along_axis(logits, ids, axis=1), axis=1, kind="stable")
         ids = np.take_along_axis(ids, order, axis=1)
