@@ -1,12 +1,14 @@
 """What leaves the command: every byte, no byte of a stop string, at once."""
 
 import json
+import os
 
 import numpy as np
 import pytest
 
 from conftest import tgen
 from tgen.api import load
+from tgen.config import SamplingConfig
 from tgen.generation.stop import Stopper
 from tgen.tokenizer import TextStream
 
@@ -31,13 +33,17 @@ def test_streamed_is_decoded_byte_for_byte():
 
 def test_a_stop_string_is_found_wherever_tokens_end(trained):
     model = load(trained, threads=1)
-    free = "".join(model.generate("What", temperature=1.0, max_new_tokens=60, seed=2))
+
+    def written(**more):
+        sampling = SamplingConfig(temperature=1.0, max_new_tokens=60, seed=2, **more)
+        return b"".join(token.text for token in model.tokens([ids], sampling=sampling))
+
+    ids = model.encode("What")
+    free = written()
     for start in range(20):
         for length in (1, 2, 5):
             stop = free[start : start + length]
-            given = dict(temperature=1.0, max_new_tokens=60, seed=2, stop=[stop])
-            found = "".join(model.generate("What", **given))
-            assert found == free[: free.index(stop)]
+            assert written(stop=[stop]) == free[: free.index(stop)]
 
 
 @pytest.mark.parametrize("options", [[], ["--draft", "off"], ["--no-kv-cache"]])
@@ -47,9 +53,9 @@ def test_the_command_stops_as_the_library_does(trained, options):
     line = tgen(*given, "--until-newline", "-q").stdout
     assert line == free.split(b"\n")[0]
     stop = free[5:8]
-    found = json.loads(tgen(*given, "--stop", stop.decode(), "--stop", "\x01", "--json").stdout)
-    assert found["text"].encode() == free[: free.index(stop)]
-    assert found["finish_reason"] == "stop"
+    stops = ["--stop", os.fsdecode(stop), "--stop", "\x01"]
+    assert tgen(*given, *stops, "-q").stdout == free[: free.index(stop)]
+    assert json.loads(tgen(*given, *stops, "--json").stdout)["finish_reason"] == "stop"
 
 
 def test_nothing_is_held_back_longer_than_it_must():
