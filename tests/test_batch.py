@@ -94,6 +94,21 @@ def test_samples_share_the_prompts_computation():
     assert [9] in [rows[-1] for rows in taken]
 
 
+def test_a_text_that_cannot_go_on_ends_and_the_others_do_not():
+    engine = TorchEngine(make_model("gpt2"))
+    letters = [bytes([97 + i]) for i in range(26)]
+    stuck = Request([1, 2], SamplingConfig(ban=letters, require=["1"], max_new_tokens=5))
+    free = Request([1, 2], SamplingConfig(max_new_tokens=5))
+    rows = iter([stuck, free])
+    vocabulary = Vocabulary(TOKENS, ends=[9])
+    tokens = list(
+        generate_rows(engine, lambda _: next(rows, None), n_rows=2, vocabulary=vocabulary)
+    )
+    (ended,) = [token for token in tokens if token.row == 0]
+    assert (ended.id, ended.text, ended.finish, ended.complete) == (9, b"", "stop", False)
+    assert [token.complete for token in tokens if token.row == 1][-1]
+
+
 def objects(result):
     return [json.loads(line) for line in result.stdout.splitlines()]
 
@@ -131,6 +146,14 @@ def test_rows_of_the_command_are_those_of_single_commands(trained):
         assert single["text"] == found[row]["text"]
 
 
+def test_every_sample_of_every_row_has_a_seed_of_its_own(trained):
+    lines = b'{"prompt": "What", "n": 3}\n' * 8
+    given = ["generate", "-m", trained, "--input", "/dev/stdin", "--jsonl", "--samples", 8, "-q"]
+    found = objects(tgen(*given, "--seed", 2, stdin=lines))
+    assert len({one["seed"] for one in found}) == len(found) == 64
+    assert {len(one["tokens"]) for one in found} <= {1, 2, 3}
+
+
 def test_bad_rows_become_errors_and_the_rest_go_on(trained):
     lines = [
         b'{"prompt": "a"}',
@@ -148,17 +171,21 @@ def test_bad_rows_become_errors_and_the_rest_go_on(trained):
         b'{"prompt": "a", "overflow": "error", "max_new_tokens": 9999}',
         b'{"prompt": "a", "regex": "("}',
         b'{"prompt": "\xff"}',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": "a", "stop": "\\ud800"}',
+        b'{"prompt": "a", "prompt_bytes": "YQ=="}',
+        b'{"prompt": "a", "top_k": 1, "top-k": 2}',
         b'{"prompt": "b"}',
     ]
     given = ["generate", "-m", trained, "-n", 2, "--input", "-", "--jsonl"]
     result = tgen(*given, stdin=b"\n".join(lines))
     found = objects(result)
     assert result.returncode == 1
-    assert [one["line"] for one in found] == [1, 2, 3, 4, *range(6, 17)]
-    assert ["error" in one for one in found] == [False, *[True] * 13, False]
+    assert [one["line"] for one in found] == [1, 2, 3, 4, *range(6, 21)]
+    assert ["error" in one for one in found] == [False, *[True] * 17, False]
     assert all(one["error"]["message"] and one["error"]["hint"] for one in found[1:-1])
     assert "did you mean temperature" in found[6]["error"]["hint"]
-    assert result.stderr.count(b"error: line ") == 13
+    assert result.stderr.count(b"error: line ") == 17
     assert b"Traceback" not in result.stderr
 
 

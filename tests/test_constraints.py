@@ -75,6 +75,9 @@ def test_what_is_cut_off_is_said_to_be(trained):
     assert result.returncode == 1
     assert b"incomplete" in result.stderr
     assert json.loads(tgen(*given, "--json").stdout)["complete"] is False
+    nothing = tgen(*given[:-3], "-n", 0, "-q")
+    assert (nothing.returncode, nothing.stdout) == (1, b"")
+    assert b"incomplete after 0 tokens" in nothing.stderr
 
 
 @pytest.mark.parametrize(
@@ -83,6 +86,7 @@ def test_what_is_cut_off_is_said_to_be(trained):
         ({"regex": "("}, "regex: "),
         ({"regex": ""}, "regex is empty"),
         ({"json_schema": "{"}, "json_schema: "),
+        ({"json_schema": {"type": "nothing"}}, "json_schema: "),
         ({"json_schema": '{"type": "nothing"}'}, "json_schema: "),
         ({"choices": [b"\xff"]}, "UTF-8"),
         ({"choices": ["a"], "regex": "b"}, "alone"),

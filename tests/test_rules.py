@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tgen.config import SamplingConfig
-from tgen.generation.rules import Rules
+from tgen.errors import UsageError
+from tgen.generation.penalties import penalise_long_repeats
+from tgen.generation.rules import Rules, missing
 from tgen.generation.stop import Stopper
 from tgen.generation.vocabulary import Completions, Vocabulary
 
@@ -81,6 +83,22 @@ def test_what_is_required_comes_at_the_last_moment_if_not_before():
         text.append(int(wanted))
     assert text == [1, 5, 3]
     assert ruled(sampling, [3, 5], 0, n_left=1, **how).count(0) == 6  # both were there
+
+
+def test_what_is_a_part_of_another_required_text_comes_with_it():
+    assert missing([b"abcde", b"bcd", b"x", b"x"], b"") == [b"abcde", b"x"]
+    assert missing([b"abcde", b"bcd"], b"..bcd") == [b"abcde"]
+    assert missing([b"abcde", b"bcd"], b"abcde") == []
+    with pytest.raises(UsageError, match="require"):
+        SamplingConfig(require=["a word"], ban=["wor"])
+
+
+def test_a_long_repeat_is_unlikely_and_no_overflow():
+    logits = np.zeros(3, np.float32)
+    penalise_long_repeats(
+        logits, [1] * 3000, multiplier=1.0, base=1.75, allowed_length=2, breakers=()
+    )
+    assert logits.tolist() == [0, np.float32(-1e30), 0]
 
 
 @settings(deadline=None)

@@ -18,7 +18,7 @@ try:
 except ImportError:
     raise TgenError(
         "choices, regular expressions and JSON schemas need the package llguidance",
-        "pip install 'tgen-lm[constraints]'",
+        "pip install llguidance",
     ) from None
 
 
