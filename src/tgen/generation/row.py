@@ -39,16 +39,12 @@ class Row:
         self._stuck = False  # no token was left that may follow
         self._stopper, self._written = Stopper(sampling.stops), b""
         self._matcher = vocabulary.grammars.matcher(sampling) if sampling.constrained else None
+        self.free = rules.idle and self._matcher is None  # logits are taken as the model gives them
 
     @property
     def n_new(self) -> int:
         """Tokens generated so far."""
         return len(self.text) - self.n_given
-
-    @property
-    def free(self) -> bool:
-        """Whether logits are taken as the model gives them."""
-        return self.rules.idle and self._matcher is None
 
     @property
     def complete(self) -> bool:
