@@ -104,11 +104,12 @@ class Model:
         prompts: Sequence[Sequence[int]],
         *,
         sampling: SamplingConfig | None = None,
+        n_rows: int | None = None,
         kv_cache: bool = True,
         draft: Draft = "auto",
         prompt_cache: PromptCache | None = None,
     ) -> Iterator[Token]:
-        """The tokens that continue each prompt, all together, with their probabilities.
+        """The tokens that continue each prompt, `n_rows` or all together, with their probabilities.
 
         Row i draws by `row_seed(sampling.seed, i)`. With `draft` how the text goes on is guessed
         and checked, where that is faster.
@@ -119,7 +120,7 @@ class Model:
         asked = iter([self.request(ids, replace(config, seed=seed)) for ids, seed in rows])
         yield from self.rows(
             lambda _: next(asked, None),
-            n_rows=len(prompts),
+            n_rows=n_rows or len(prompts),
             kv_cache=kv_cache,
             draft=draft,
             prompt_cache=prompt_cache,
@@ -188,14 +189,8 @@ class Model:
             raise UsageError("prompts is one text", "give a list of them")
         if batch_size < 1:
             raise UsageError(f"batch_size is {batch_size}", "it must be at least 1")
-        asked = iter(
-            [
-                self.request(self.encode(prompt), replace(config, seed=row_seed(config.seed, row)))
-                for row, prompt in enumerate(prompts)
-            ]
-        )
-        texts = [b""] * len(prompts)
-        for token in self.rows(lambda _: next(asked, None), n_rows=batch_size):
+        ids, texts = [self.encode(prompt) for prompt in prompts], [b""] * len(prompts)
+        for token in self.tokens(ids, sampling=config, n_rows=batch_size):
             texts[token.row] += token.text
         return [text.decode("utf-8", errors="replace") for text in texts]
 

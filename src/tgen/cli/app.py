@@ -63,8 +63,8 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Runs one command; its exit status."""
     try:
-        if sys.stdout is None and {"-h", "--help", "--version"} & set(arguments):
-            raise TgenError("stdout is closed")
+        if {"-h", "--help", "--version"} & set(arguments):
+            console.require_stdout()
         result = app(arguments, prog_name="tgen", standalone_mode=False)
         console.close()
         return result if isinstance(result, int) else 0

@@ -36,13 +36,18 @@ err = _Commentary(stderr=True, highlight=False, markup=False, emoji=False, soft_
 out = _Output(highlight=False, markup=False, emoji=False)
 
 
+def require_stdout() -> None:
+    """Raises TgenError if there is no stdout."""
+    if sys.stdout is None:
+        raise TgenError("stdout is closed")
+
+
 def write(data: bytes) -> None:
     """Writes bytes to stdout at once, exactly; on a terminal, control characters are shown escaped.
 
     Raises ReaderGoneError if the pipe is closed, TgenError if it cannot be written otherwise.
     """
-    if sys.stdout is None:
-        raise TgenError("stdout is closed")
+    require_stdout()
     if sys.stdout.isatty():
         data = printable(data.decode("utf-8", errors="replace")).encode(errors="replace")
     with _stdout_errors():
@@ -53,8 +58,7 @@ def write(data: bytes) -> None:
 
 def show(*things: object) -> None:
     """Draws tables and lines on stdout; errors as `write`."""
-    if sys.stdout is None:
-        raise TgenError("stdout is closed")
+    require_stdout()
     with _stdout_errors():
         out.print(*things, sep="\n")
         sys.stdout.flush()

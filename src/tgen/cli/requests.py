@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tgen.cli import console
 from tgen.cli.lines import LineReader
 from tgen.cli.records import described
-from tgen.cli.rows import Entry, row_fields, row_prompt, row_sampling
+from tgen.cli.rows import Entry, row_fields, row_own, row_prompt, row_sampling
 from tgen.config import SamplingConfig
 from tgen.errors import UsageError
 
@@ -119,8 +119,8 @@ class Requests:
             entry.id = given.pop("id", None)
             if self._jsonl:
                 entry.prompt = row_prompt(given)
-            entry.echo = _typed(given, "echo", bool, "true or false", self._echo)
-            samples = _typed(given, "samples", int, "a whole number", self._samples)
+            entry.echo = row_own(given, "echo", self._echo)
+            samples = row_own(given, "samples", self._samples)
             if not 1 <= samples <= MAX_SAMPLES:
                 wanted = f"samples must be a number from 1 to {MAX_SAMPLES:,}"
                 raise UsageError(f"samples is {samples}", wanted)
@@ -181,10 +181,3 @@ def _incomplete(entry: Entry) -> str:
     n = len(entry.tokens)
     text = f"the text is incomplete after {n} token{'' if n == 1 else 's'}"
     return text + (": give more with -n" if entry.finish == "length" else ": nothing may follow")
-
-
-def _typed(given: dict[str, Any], name: str, kind: type, wanted: str, default: Any) -> Any:
-    value = given.pop(name, default)
-    if type(value) is not kind:
-        raise UsageError(f"{name} is {value!r}"[:80], f"{name} must be {wanted}")
-    return value

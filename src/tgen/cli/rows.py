@@ -3,7 +3,6 @@
 import base64
 import difflib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -109,17 +108,25 @@ def row_sampling(base: SamplingConfig, given: dict[str, Any]) -> SamplingConfig:
 
 def _value(name: str, value: Any) -> Any:
     """A field's value from JSON. Raises UsageError if it is of another type."""
-    default = getattr(_DEFAULT, name)
     if name == "bias":
         number = isinstance(value, dict) and all(map(_is_number, value.values()))
         return _checked(name, value, number, 'an object such as {" king": 2}')
-    if name == "samplers":
-        value = value.split(",") if isinstance(value, str) else value
-        return [item.replace("-", "_") for item in _texts(name, value)]
-    if name in TEXTS:
-        return _texts(name, [value] if isinstance(value, str) else value)
-    if name == "json_schema" and isinstance(value, dict):
-        return json.dumps(value)
+    if name in (*TEXTS, "samplers"):
+        items = value if isinstance(value, list) else [value]
+        texts = all(isinstance(item, str) for item in items)
+        return _checked(name, value, texts, "a text, or a list of texts")
+    if name == "json_schema":
+        return _checked(name, value, isinstance(value, (str, dict)), "a schema, or its text")
+    return _like(name, value, getattr(_DEFAULT, name))
+
+
+def row_own(given: dict[str, Any], name: str, default: Any) -> Any:
+    """Takes a field that is none of SamplingConfig. Raises UsageError if it is of another type."""
+    return _like(name, given.pop(name, default), default)
+
+
+def _like(name: str, value: Any, default: Any) -> Any:
+    """A value of the type of its default; None stands for a text."""
     if isinstance(default, bool):
         return _checked(name, value, isinstance(value, bool), "true or false")
     if isinstance(default, int):
@@ -127,14 +134,7 @@ def _value(name: str, value: Any) -> Any:
         return _checked(name, value, whole, "a whole number")
     if isinstance(default, float):
         return _checked(name, value, _is_number(value), "a number")
-    wanted = "a schema, or its text" if name == "json_schema" else "a text"
-    return _checked(name, value, isinstance(value, str), wanted)
-
-
-def _texts(name: str, value: Any) -> Sequence[str]:
-    sound = isinstance(value, list) and all(isinstance(item, str) for item in value)
-    texts: Sequence[str] = _checked(name, value, sound, "a text, or a list of texts")
-    return texts
+    return _checked(name, value, isinstance(value, str), "a text")
 
 
 def _is_number(value: Any) -> bool:

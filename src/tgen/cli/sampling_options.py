@@ -153,8 +153,6 @@ def sampling_config(given: Mapping[str, Any], *, seed: int) -> SamplingConfig:
         value = given[field.name]
         if field.name == "seed":
             values[field.name] = seed
-        elif field.name == "samplers":
-            values[field.name] = names(value)
         elif field.name == "bias":
             values[field.name] = [_bias(item) for item in value or []]
         elif field.name == "json_schema":
@@ -180,11 +178,6 @@ def by_option() -> Iterator[None]:
         option = "--" + error.field.replace("_", "-")
         texts = (text.replace(error.field, option, 1) for text in (error.message, error.hint))
         raise (UsageError(*texts) if error.field else error) from None
-
-
-def names(text: str) -> tuple[str, ...]:
-    """`top_k,temperature` or `top-k,temperature` -> names in order."""
-    return tuple(name.strip().replace("-", "_") for name in text.split(",") if name.strip())
 
 
 def _raw(texts: Sequence[str]) -> list[bytes]:

@@ -62,7 +62,7 @@ class SamplingConfig:
     top_n_sigma: float = 0.0  # 0: off
     xtc_probability: float = 0.0  # 0: off
     xtc_threshold: float = 0.1
-    samplers: Sequence[str] = SAMPLERS
+    samplers: Sequence[str] = SAMPLERS  # or their names with commas between
     repetition_penalty: float = 1.0  # 1: off
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -102,7 +102,9 @@ class SamplingConfig:
         self._set("bias", tuple((_checked("bias", text), value) for text, value in pairs))
         for value in self.biases.values():
             require(abs(value) <= 1e6, "bias", value, "a number from -1e6 to 1e6")
-        self._set("samplers", tuple(self.samplers))
+        given = self.samplers.split(",") if isinstance(self.samplers, str) else self.samplers
+        names = (name.strip().replace("-", "_") for name in given)
+        self._set("samplers", tuple(name for name in names if name))
         named = set(self.samplers)
         sound = len(named) == len(self.samplers) and named <= set(SAMPLERS)
         wanted = f"some of {', '.join(SAMPLERS)}, each once"
