@@ -1,6 +1,7 @@
 """A small random model of each family, one that was really trained, the command as a process."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from tgen.model.transformer import Transformer
 from tgen.tokenizer import Tokenizer, train_bpe
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 torch.set_num_threads(1)  # tests' models are too small for two
 
 TEXT = (

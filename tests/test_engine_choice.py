@@ -1,7 +1,7 @@
 """Which engine computes, that all of them write the same text, and what is said about it."""
 
 import os
-import shutil
+import stat
 import subprocess
 import sys
 from dataclasses import replace
@@ -102,37 +102,38 @@ def test_a_command_without_kernels_or_a_place_to_keep_them_writes_the_same_text(
 
 def test_a_damaged_kernel_is_made_anew(tmp_path: Path):
     write()  # compiles if nothing is kept
-    shutil.copytree(compiled._folder(), tmp_path / "tgen" / compiled._folder().name)
-    (tmp_path / "tgen").chmod(0o700)
-    kept = list(tmp_path.rglob("*.nb?"))
-    assert kept
-    for path in kept:
-        path.write_bytes(path.read_bytes()[:50])
-    text, _ = write(XDG_CACHE_HOME=str(tmp_path))
+    kept = compiled._path()
+    (tmp_path / "tgen" / "kernels").mkdir(parents=True)
+    damaged = tmp_path / "tgen" / "kernels" / kept.name
+    content = kept.read_bytes()
+    damaged.write_bytes(content[:5000] + bytes([content[5000] ^ 1]) + content[5001:])
+    text, said = write(XDG_CACHE_HOME=str(tmp_path))
     assert text == write()[0]
+    assert "compiling" in said
+    assert "compiling" not in write(XDG_CACHE_HOME=str(tmp_path))[1]
 
 
-def test_kernels_are_kept_under_any_umask_but_not_where_others_write(tmp_path: Path):
-    code = "import os; os.umask(2); from tgen.engine.cpu import compiled as c; print(c._is_ours())"
-
-    def is_ours() -> bytes:
-        environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "new")}
-        command = [sys.executable, "-c", code]
-        return subprocess.run(command, env=environment, check=True, capture_output=True).stdout
-
-    assert is_ours() == b"True\n"
-    (tmp_path / "new" / "tgen").chmod(0o775)  # as an earlier tgen left it
-    assert is_ours() == b"True\n"
-    (folder,) = (tmp_path / "new" / "tgen").iterdir()
+def test_kernels_are_kept_under_any_umask_but_only_in_a_folder_of_ours(tmp_path, monkeypatch):
+    folder = tmp_path / "new" / "kernels"
+    before = os.umask(0o002)
+    try:
+        assert compiled._is_ours(folder)
+    finally:
+        os.umask(before)
     folder.chmod(0o775)
-    assert is_ours() == b"False\n"
+    assert compiled._is_ours(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    (tmp_path / "file").write_bytes(b"")
+    assert not compiled._is_ours(tmp_path / "file" / "kernels")
+    monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+    assert not compiled._is_ours(folder)
 
 
 def test_on_a_processor_torch_is_not_loaded():
     code = (
         "import sys; from tgen import load; model = load(sys.argv[1], device='cpu'); "
         "print(''.join(model.generate('What is', max_new_tokens=3))); "
-        "assert not {'torch', 'transformers'} & set(sys.modules)"
+        "assert not {'torch', 'transformers', 'numba'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(shipped_model())], check=True)
 

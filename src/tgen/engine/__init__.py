@@ -71,7 +71,8 @@ def missing_kernels() -> str | None:
     if sys.platform == "win32":
         return "they need Linux or macOS"
     try:
-        import numba  # noqa: F401
+        if not kernels_are_kept():
+            import numba  # noqa: F401
     except ImportError as error:
         return str(error)
     return None
@@ -86,7 +87,9 @@ def kernels_are_kept() -> bool:
 
 def compile_kernels() -> None:
     """Compiles what is not kept yet, some seconds long."""
-    import tgen.engine.cpu.threads  # noqa: F401
+    from tgen.engine.cpu.compiled import kernels
+
+    kernels()
 
 
 def _cpu_engine(bundle: ModelBundle, threads: int | None, weights: StoredAs | None) -> Engine:

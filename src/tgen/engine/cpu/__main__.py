@@ -1,3 +1,5 @@
 """python -m tgen.engine.cpu: compiles the kernels ahead of the first use."""
 
-import tgen.engine.cpu.threads  # noqa: F401
+from tgen.engine.cpu.compiled import kernels
+
+kernels()

@@ -1,75 +1,96 @@
-"""Compiling ahead, and keeping what was compiled where a changed source finds nothing old.
+"""The kernels: compiled once, kept in the user's folder for caches, loaded in milliseconds.
 
-Numba notices a change in the file of the function that it has kept, but not in those that the
-function calls. So the folder has a name made from all of them.
+What is kept is machine code alone, which llvmlite places in memory; only compiling loads numba.
 """
 
+import ctypes
 import hashlib
 import os
-import tempfile
+import platform
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import llvmlite
-import numba
-from llvmlite.binding import get_host_cpu_name
+import llvmlite.binding as llvm
 
 from tgen import files
+from tgen.errors import TgenError
 
-_N_COMPILED = 3  # functions: `forward`, and two of `threads`
+_NAME = "tgen_enter"
+_DIGEST_BYTES = 32
 
 
-@cache
-def _folder() -> Path:
-    """Where the kernels for this processor are kept, in the user's folder for caches."""
-    made_by = [numba.__version__, llvmlite.__version__, get_host_cpu_name()]
-    digest = hashlib.sha256(" ".join(made_by).encode())
+def _path() -> Path:
+    """Where the kernels for this processor are kept, under a name made from all that they are
+    made from."""
+    made_by = [llvmlite.__version__, platform.machine(), llvm.get_host_cpu_name()]
+    digest = hashlib.sha256(" ".join([*made_by, llvm.get_host_cpu_features().flatten()]).encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.name.encode() + files.read(source))
     home = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
     base = Path(home) if home else Path(os.path.expanduser("~")) / ".cache"
-    return base / "tgen" / f"kernels-{digest.hexdigest()[:16]}"
+    return base / "tgen" / "kernels" / f"{digest.hexdigest()[:16]}.o"
 
 
-@cache
-def _is_ours() -> bool:
-    """Whether the folder can be written, by this user alone: what lies there is run."""
-    folder = _folder()
+def _is_ours(folder: Path) -> bool:
+    """Whether the folder is this user's alone: what lies there is run."""
     try:
-        folder.parent.parent.mkdir(parents=True, exist_ok=True)
-        for place in (folder.parent, folder):  # their mode is not what the umask makes of it
-            place.mkdir(mode=0o700, exist_ok=True)
-        above = folder.parent.stat()
-        if above.st_uid == os.getuid() and above.st_mode & 0o022:  # as an earlier tgen left it
-            folder.parent.chmod(above.st_mode & ~0o022)
-        states = [place.stat() for place in (folder, folder.parent)]
-        with tempfile.TemporaryFile(dir=folder):
-            return all(s.st_uid == os.getuid() and not s.st_mode & 0o022 for s in states)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid != os.getuid():
+            return False
+        folder.chmod(0o700)
     except OSError:
         return False
+    return True
+
+
+def _kept() -> bytes | None:
+    """The machine code from an earlier time, if it is there and whole."""
+    path = _path()
+    try:
+        content = files.read(path) if _is_ours(path.parent) else b""
+    except TgenError:
+        return None
+    digest, code = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+    return code if code and hashlib.sha256(code).digest() == digest else None
 
 
 def kept() -> bool:
-    """Whether the kernels need no compiling: they are there from an earlier time."""
-    return _is_ours() and len(list(_folder().glob("**/*.nbi"))) >= _N_COMPILED
+    """Whether the kernels need no compiling."""
+    return _kept() is not None
 
 
-def compiled(signature: str) -> Callable[[Callable[..., Any]], Any]:
-    """A function in machine code, without the interpreter's lock, kept for the next process where
-    the disk allows it."""
+@cache
+def kernels() -> Callable[..., int]:
+    """`entry.enter` in machine code, called without the interpreter's lock; compiled, in some
+    seconds, if it is not kept."""
+    code = _kept()
+    if code is None:
+        from tgen.engine.cpu.entry import machine_code
 
-    def compile_now(function: Callable[..., Any]) -> Any:
-        options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-        before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(_folder())
-        try:
-            if _is_ours():  # else Numba would keep it elsewhere, under the source's name
-                return numba.njit(signature, cache=True, **options)(function)
-        except Exception:  # what was kept is damaged
-            pass
-        finally:
-            numba.config.CACHE_DIR = before
-        return numba.njit(signature, **options)(function)
+        code, path = machine_code(_NAME), _path()
+        if _is_ours(path.parent):
+            with suppress(OSError):  # a full disk: the next process compiles again
+                files.publish(path, hashlib.sha256(code).digest() + code)
+    return _placed(code)
 
-    return compile_now
+
+def _placed(code: bytes) -> Callable[..., int]:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
+    linker = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    linker.add_object_file(llvm.ObjectFileRef.from_data(code))
+    linker.finalize_object()
+    kind = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 7)
+    function = kind(linker.get_function_address(_NAME))
+
+    def enter(*arguments: int) -> int:
+        result, error = ctypes.c_int64(), ctypes.c_void_p()
+        function(ctypes.byref(result), ctypes.byref(error), *arguments)
+        return result.value
+
+    enter.__dict__["memory"] = linker  # what it has placed lives as long as itself
+    return enter

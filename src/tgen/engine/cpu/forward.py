@@ -9,9 +9,7 @@ stands after the addition, it is computed by whoever needs its result.
 
 from numba import njit, types
 
-from tgen.engine.cpu.compiled import compiled
 from tgen.engine.cpu.kernels import (
-    SWIGLU,
     activate,
     add_row,
     attend,
@@ -20,32 +18,18 @@ from tgen.engine.cpu.kernels import (
     rms_norm,
     rotate,
 )
-from tgen.engine.cpu.lanes import LANES, float_at, float_of_bits, int_at, put_float
+from tgen.engine.cpu.lanes import float_at, float_of_bits, int_at, put_float
 from tgen.engine.cpu.sharing import chunk_done, claim, wait
 
-PHASES_A_LAYER = 6
-COLUMNS = 16  # int64 numbers in a row of the tables below
-
-# The job: int64 numbers, lengths in elements, what ends in _AT are addresses.
-(
-    N_LAYERS, WIDTH, WIDTH_STEP, N_HEADS, N_KV_HEADS, HEAD_DIM, HEAD_STEP, FEED, FEED_STEP,
-    VOCABULARY, STORED, LAYER_NORM, POST_NORM, ACTIVATION, QK_NORM, ROTARY, EPS_BITS, SCALE_BITS,
-    LAYERS_AT, COS_AT, SIN_AT, X_AT, Y_AT, QKV_AT, MIXED_AT, HIDDEN_AT, LOGITS_AT, KEYS_AT,
-    VALUES_AT, CAPACITY, N_ROWS, LOCAL_AT, LOCAL_STEP, GATE_OFFSET, SCORES_OFFSET, TOKENS_AT,
-    N_TOKENS, N_SCORED, N_CHUNKS, N_HEAD_CHUNKS, N_THREADS, WORDS_AT,
-    JOB_SIZE,
-) = range(43)  # fmt: skip
-
-# A layer's addresses; the row after the last layer has the final norm and the head. 0: not there.
-(
-    ATTENTION_NORM, ATTENTION_NORM_BIAS, QKV, QKV_BIAS, Q_NORM, K_NORM, OUT, OUT_BIAS,
-    FEED_NORM, FEED_NORM_BIAS, GATE, GATE_BIAS, UP, UP_BIAS, DOWN, DOWN_BIAS,
-) = range(COLUMNS)  # fmt: skip
-HEAD = QKV
-
-# A token: where it stands, in which row of the cache, and whether its logits are wanted, 1 or 0.
-POSITION, ROW, SCORED = range(3)
-TOKEN_COLUMNS = 3
+from tgen.engine.cpu.layout import (  # isort: skip
+    ACTIVATION, ATTENTION_NORM, CAPACITY, COLUMNS, COS_AT, DOWN, EPS_BITS, FEED, FEED_NORM,
+    FEED_STEP, GATE, GATE_BIAS, GATE_OFFSET, HEAD, HEAD_DIM, HEAD_STEP, HIDDEN_AT, KEYS_AT,
+    K_NORM, LANES, LAYERS_AT, LAYER_NORM, LOCAL_AT, LOCAL_STEP, LOGITS_AT, MIXED_AT, N_CHUNKS,
+    N_HEADS, N_HEAD_CHUNKS, N_KV_HEADS, N_LAYERS, N_ROWS, N_SCORED, N_THREADS, N_TOKENS, OUT,
+    PHASES_A_LAYER, POSITION, POST_NORM, QKV, QKV_AT, QKV_BIAS, QK_NORM, Q_NORM, ROTARY, ROW,
+    SCALE_BITS, SCORED, SCORES_OFFSET, SIN_AT, STORED, SWIGLU, TOKENS_AT, TOKEN_COLUMNS, UP,
+    UP_BIAS, VALUES_AT, VOCABULARY, WIDTH, WIDTH_STEP, WORDS_AT, X_AT, Y_AT,
+)  # fmt: skip
 
 
 @njit(inline="always")
@@ -268,7 +252,7 @@ def _logits(job, number, phase, local):
     wait(int_at(job, WORDS_AT), phase, number, n_chunks)
 
 
-@compiled("void(int64, int64, int64)")
+@njit
 def forward(job, number, thread):
     """Pass `number`, as thread `thread` of the job's.
 

@@ -12,11 +12,6 @@ import numpy as np
 from numba import njit
 
 from tgen.engine.cpu.lanes import (
-    BFLOAT16,
-    FLOAT32,
-    GROUP,
-    GROUP_BYTES,
-    INT8,
     float_at,
     float_of_bits,
     make_mix,
@@ -24,8 +19,16 @@ from tgen.engine.cpu.lanes import (
     make_tile,
     put_float,
 )
-
-SWIGLU, RELU, GELU_TANH, GELU = range(4)
+from tgen.engine.cpu.layout import (
+    BFLOAT16,
+    FLOAT32,
+    GELU_TANH,
+    GROUP,
+    GROUP_BYTES,
+    INT8,
+    RELU,
+    SWIGLU,
+)
 
 _score_64, _score_16 = make_scores(4), make_scores(1)
 _mix_32, _mix_64 = make_mix(2), make_mix(4)

@@ -12,11 +12,9 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-LANES = 16
+from tgen.engine.cpu.layout import BFLOAT16, FLOAT32, GROUP, GROUP_BYTES, INT8, LANES
+
 _ROWS_AHEAD = 32
-FLOAT32, BFLOAT16, INT8 = 0, 1, 2  # how weights are stored
-GROUP = 32  # int8 weights that share a scale
-GROUP_BYTES = 2 + GROUP  # the scale in bfloat16, then the weights
 _GROUP_BYTES = {FLOAT32: 4 * GROUP, BFLOAT16: 2 * GROUP, INT8: GROUP_BYTES}
 
 _f32, _i8, _i16 = ir.FloatType(), ir.IntType(8), ir.IntType(16)

@@ -16,9 +16,6 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-WORDS = 16  # int64 words a phase takes: two cache lines
-MAX_CHUNKS = (1 << 20) - 1  # of a phase
-
 _LINE = 64  # bytes
 _SPINS = 2000  # looks at a phase before the processor is offered to others
 _i32, _i64 = ir.IntType(32), ir.IntType(64)
