@@ -65,6 +65,8 @@ ONLY_IN = {
     "llvmlite": {"engine"},
     "safetensors": {"checkpoint"},
     "tensorboardX": {"training"},
+    "jinja2": {"cli"},
+    "PIL": {"cli"},
 }
 
 

@@ -8,7 +8,6 @@ from conftest import make_model
 from tgen.config import FAMILIES, ModelConfig, RopeScaling
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import UsageError
-from tgen.introspect.attention import AttentionRecorder
 from tgen.model.device import set_threads
 from tgen.model.kv_cache import KVCache
 from tgen.model.position_tables import sinusoid
@@ -76,28 +75,6 @@ def test_padding_past_the_context_changes_nothing(family):
     assert abs(logits[1] - TorchEngine(model).extend([[1, 2, 3, 4, 5]])[0]).max() <= 1e-6
     with pytest.raises(ValueError, match="context of 8"):
         engine.extend([[1], [1]])
-
-
-def test_recorded_attention_times_values_is_the_fused_attention(family):
-    model = make_model(family)
-    seen = {}
-
-    class Both(AttentionRecorder):
-        def attention(self, layer, q, k, v, mixed):
-            super().attention(layer, q, k, v, mixed)
-            v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
-            seen[layer] = (self.weights[layer] @ v, mixed)
-
-    recorder = Both(range(2))
-    tokens = torch.randint(300, (2, 24), generator=torch.Generator().manual_seed(2))
-    with torch.no_grad():
-        recorded = model(tokens, recorder=recorder)
-        assert torch.equal(recorded, model(tokens))
-    for layer, (ours, fused) in seen.items():
-        assert torch.allclose(ours, fused, atol=1e-5)
-        weights = recorder.weights[layer]
-        assert torch.allclose(weights.sum(-1), torch.ones(2, 4, 24), atol=1e-5)
-        assert torch.equal(weights, weights.tril())
 
 
 def test_no_position_sees_the_future(family):

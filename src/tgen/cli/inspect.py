@@ -1,137 +1,204 @@
-"""`tgen inspect`: attention over a text, the next token, the model's parts; or the training run."""
+"""`tgen inspect`: what the model attends to, expects, and is made of; or how it was trained."""
 
-import json
-from dataclasses import asdict
+import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from tgen.cli import console
-from tgen.cli.options import (
-    DeviceOption,
-    JsonOption,
-    ModelOption,
-    PromptOption,
-    QuietOption,
-    read_prompt,
-)
+from tgen.cli.options import DeviceOption, JsonOption, PromptOption, QuietOption, read_prompt
+from tgen.cli.view import MATRICES, NO_TABLE, TEXTLESS, View
 from tgen.errors import UsageError
-from tgen.reports import json_text
 
-_PLAIN_WIDTH = 80  # columns where there is no terminal to fit
+_PICTURES = ("--svg", "--png", "--vega")
+_CHOOSING, _DRAWING, _FILES = "What to look at", "How it is drawn", "In place of tables"
+
+
+def _option(name: str, help_text: str, panel: str, **more: Any) -> Any:
+    return typer.Option(*name.split(), help=help_text, rich_help_panel=panel, **more)
+
+
+def _file(name: str, help_text: str) -> Any:
+    return _option(name, help_text, _FILES, metavar="FILE", show_default=False)
 
 
 def inspect(
     prompt: PromptOption = None,
-    model: ModelOption = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="DIR",
+            show_default="the newest in ./models, else the shipped one",
+            help="Model directory, or the name of one in ./models; two with --view heads: what "
+            "changed from the first to the second.",
+        ),
+    ] = None,
     view: Annotated[
-        Literal["attention", "training"],
-        typer.Option("--view", help="What the model does with a prompt, or how it was trained."),
-    ] = "attention",
+        list[View] | None,
+        typer.Option("--view", help="What to show; may be given again.", show_default="attention"),
+    ] = None,
     layer: Annotated[
-        int, typer.Option("--layer", help="From 0; negative ones count from the last.")
-    ] = -1,
+        str | None,
+        _option("--layer", "0,2-4, -1 for the last, or all.", _CHOOSING, metavar="LAYERS"),
+    ] = None,
     head: Annotated[
-        int, typer.Option("--head", help="From 0; negative ones count from the last.")
-    ] = 0,
-    top: Annotated[int, typer.Option("--top", min=1, help="How many next tokens to list.")] = 10,
+        str | None,
+        _option(
+            "--head",
+            "0,2-4, -1, all, or mean; of attention otherwise the head that looks most at one other "
+            "token.",
+            _CHOOSING,
+            metavar="HEADS",
+        ),
+    ] = None,
+    query: Annotated[
+        str | None,
+        _option("--query", "Tokens that look: 57, -1, or 40:64.", _CHOOSING, metavar="TOKENS"),
+    ] = None,
+    keys: Annotated[
+        str | None,
+        _option("--keys", "Tokens looked at, likewise.", _CHOOSING, metavar="TOKENS"),
+    ] = None,
+    top: Annotated[
+        int | None,
+        _option("--top", "How many candidates, parts or keys to list.", _CHOOSING, min=1),
+    ] = None,
+    target: Annotated[
+        str | None,
+        _option(
+            "--target",
+            "The token that --view why explains.",
+            _CHOOSING,
+            metavar="TEXT",
+            show_default="the likeliest",
+        ),
+    ] = None,
+    measure: Annotated[
+        Literal["attention", "value"],
+        _option("--measure", "Weights, or what each key adds by them.", _CHOOSING),
+    ] = "attention",
+    ablate: Annotated[
+        Literal["zero", "mean"] | None,
+        _option("--ablate", "With --view heads: the loss without each head.", _CHOOSING),
+    ] = None,
+    tail: Annotated[
+        bool, _option("--tail", "Of a text past the context take the end.", _CHOOSING)
+    ] = False,
+    cells: Annotated[
+        Literal["auto", "num", "block", "list"],
+        _option("--cells", "Digits, blocks or lists; what fits.", _DRAWING),
+    ] = "auto",
+    scale: Annotated[
+        Literal["sqrt", "linear", "log"],
+        _option("--scale", "How weights become colours.", _DRAWING),
+    ] = "sqrt",
+    hide_first: Annotated[
+        bool, _option("--hide-first", "Leave out the first key, and say what it holds.", _DRAWING)
+    ] = False,
+    width: Annotated[
+        int | None,
+        _option("--width", "Columns.", _DRAWING, min=20, max=10_000, show_default="the terminal's"),
+    ] = None,
     json_output: JsonOption = False,
+    csv: Annotated[Path | None, _file("--csv", "A view's numbers; - is stdout.")] = None,
+    vega: Annotated[Path | None, _file("--vega", "A Vega-Lite picture, for Altair.")] = None,
+    html: Annotated[Path | None, _file("--html", "A page to explore all heads.")] = None,
+    svg: Annotated[Path | None, _file("--svg", "A picture for papers.")] = None,
+    png: Annotated[Path | None, _file("--png", "A picture.")] = None,
     quiet: QuietOption = False,
     device: DeviceOption = "auto",
 ) -> None:
-    """Show what a model attends to, or how it was trained.
+    """Show what a model attends to, what it expects and why, and how it was trained.
 
-    A table of one head's attention weights, the likeliest next tokens, and the model's parts. With
-    --view training: the losses of its run, in the terminal.
+    Views: attention (a head's weights), heads (what each head does), tokens (the text's surprises),
+    predict (the next token), lens (that after every layer), why (what adds to its logit), rollout
+    (which tokens feed a position), positions (the encoding), model (its parts), training (its
+    losses), verify (whether all this is what the model does).
     """
     from tgen.api import find_model
 
-    if view == "training":
+    views = view or [View.attention]
+    outputs = {"--csv": csv, "--vega": vega, "--html": html, "--svg": svg, "--png": png}
+    wanted = {name: path for name, path in outputs.items() if path is not None}
+    _check(views, model or [], wanted, json_output=json_output)
+    pictures = [name for name in wanted if name in _PICTURES]
+    for name, value in (("--query", query), ("--keys", keys)):
+        if pictures and value is not None:
+            raise UsageError(f"{name} is for tables", f"{pictures[0]} draws all tokens")
+    names: list[str | None] = [*model] if model else [None]
+    paths = [find_model(name) for name in names]
+    if views == [View.training]:
         if prompt is not None:
             raise UsageError("--view training takes no --prompt", "leave one of the two away")
-        _show_training(find_model(model), json_output=json_output, quiet=quiet)
+        from tgen.cli.training_output import show_training
+
+        show_training(paths[0], json_output=json_output, quiet=quiet)
         return
-    data = read_prompt(prompt)
-    _show_attention(
-        find_model(model),
-        data,
+    text = read_prompt(prompt) if prompt is not None or set(views) - TEXTLESS or html else None
+
+    from tgen.checkpoint.directory import load
+    from tgen.cli import inspect_output as output
+    from tgen.cli.looking import Options
+    from tgen.introspect.look import Look
+
+    options = Options(
         layer=layer,
         head=head,
+        query=query,
+        keys=keys,
         top=top,
-        json_output=json_output,
-        quiet=quiet,
-        device=device,
+        target=None if target is None else os.fsencode(target),
+        measure=measure,
+        ablate=ablate,
+        cells=cells,
+        scale=scale,
+        hide_first=hide_first,
     )
-
-
-def _show_training(path: Path, *, json_output: bool, quiet: bool) -> None:
-    from tgen.checkpoint import run_log
-    from tgen.cli.views.history import training_figure
-    from tgen.introspect.training import training_curves
-
-    records = run_log.read(path)
-    console.note(f"{path}", quiet=quiet)
-    if json_output:
-        record = {"schema": "tgen.inspect.training/1", "records": records}
-        console.write(json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n")
-        return
-    curves = training_curves(records)
-    if console.out.is_terminal:
-        console.show(*training_figure(curves, width=console.out.width))
+    looks = [Look(load(path), text, device=device, tail=tail) for path in paths]
+    for path in paths:
+        console.note(f"{path}", quiet=quiet)
+    if looks[0].n_left_out:
+        console.note(f"the first {looks[0].n_left_out:,} tokens are left out", quiet=quiet)
+    if len(looks) == 2:
+        output.compare(looks, options, json_output=json_output, quiet=quiet)
+    elif wanted:
+        output.write_files(views[0], looks[0], options, wanted, quiet=quiet)
+    elif json_output:
+        output.write_json(views, looks[0], options, quiet=quiet)
     else:
-        lines = training_figure(curves, width=_PLAIN_WIDTH)
-        console.write("".join(f"{line.plain}\n" for line in lines).encode())
+        output.show(views, looks[0], options, width or console.out.width, quiet=quiet)
 
 
-def _show_attention(
-    path: Path,
-    data: bytes,
-    *,
-    layer: int,
-    head: int,
-    top: int,
-    json_output: bool,
-    quiet: bool,
-    device: str,
+def _check(
+    views: list[View], models: list[str], wanted: dict[str, Path], *, json_output: bool
 ) -> None:
-    from tgen.checkpoint.directory import load
-    from tgen.cli.views import attention as view
-    from tgen.introspect.attention import head_attention
-    from tgen.introspect.predictions import next_tokens
-    from tgen.introspect.summary import summarise
-    from tgen.model.device import choose_device
-    from tgen.model.transformer import Transformer
-
-    bundle = load(path)
-    console.note(f"{path}", quiet=quiet)
-    transformer = Transformer.from_arrays(bundle.config, bundle.arrays).to(choose_device(device))
-    ids = bundle.tokenizer.encode(data)
-    weights = head_attention(transformer, ids, layer=layer, head=head)
-    candidates = next_tokens(transformer, bundle.tokenizer, ids, top=top)
-    summary = summarise(bundle)
-    tokens = [bundle.tokenizer.token_bytes(i) for i in ids]
-    if json_output:
-        record = {
-            "schema": "tgen.inspect/1",
-            "model": asdict(summary),
-            "tokens": [{"id": i} | json_text(token) for i, token in zip(ids, tokens, strict=True)],
-            "attention": asdict(weights),
-            "next": [asdict(c) | json_text(c.text) for c in candidates],
-        }
-        console.write(json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n")
-        return
-    table, caption = view.attention_table(weights, tokens, width=console.out.width)
-    parts, shape = view.summary_table(summary)
-    console.show(
-        parts,
-        shape,
-        "",
-        table,
-        caption,
-        "",
-        "what each token (row) may look at (column):",
-        view.mask_picture(len(ids)),
-        "",
-        view.prediction_table(candidates),
-    )
+    """Raises UsageError for what does not go together."""
+    if len(set(views)) < len(views):
+        raise UsageError("--view names a view twice", "name each once")
+    if len(models) > 2 or (len(models) == 2 and views != [View.heads]):
+        raise UsageError(
+            f"--model was given {len(models)} times", "two models are compared by --view heads"
+        )
+    if len(models) == 2 and wanted:
+        raise UsageError(f"{next(iter(wanted))} shows one model", "leave one --model away")
+    if wanted and json_output:
+        raise UsageError(f"--json and {next(iter(wanted))} exclude each other", "choose one")
+    one_view = set(wanted) - {"--html"}
+    if one_view and len(views) > 1:
+        raise UsageError(f"{min(one_view)} takes one --view", f"{len(views)} were given")
+    for name in wanted:
+        if name == "--csv" and views[0] in NO_TABLE:
+            raise UsageError(f"--csv does not have --view {views[0]}", "--json has it")
+        if name in _PICTURES and views[0] not in MATRICES:
+            raise UsageError(
+                f"{name} does not draw --view {views[0]}", f"it draws {', '.join(MATRICES)}"
+            )
+    for name, path in wanted.items():
+        if str(path) != "-" and (path.is_dir() or not path.parent.is_dir()):
+            what = "is a folder" if path.is_dir() else "lies in a folder that is not there"
+            raise UsageError(f"{name} {path} {what}", "name a file in a folder that exists")
+    if sum(str(path) == "-" for path in wanted.values()) > 1:
+        raise UsageError("stdout takes one file", "give the others a name")

@@ -5,17 +5,24 @@ from dataclasses import asdict
 from tgen.checkpoint.directory import ModelBundle
 from tgen.reports import ModelSummary
 
+_STORED = {"uint16": "bfloat16"}  # as NumPy holds it
+
 
 def summarise(bundle: ModelBundle) -> ModelSummary:
     """The configuration, every tensor with its shape, and what they weigh."""
-    parameters = [(name, list(array.shape), array.size) for name, array in bundle.arrays.items()]
+    config = bundle.config
+    parameters = [
+        (name, list(array.shape), array.size, _STORED.get(str(array.dtype), str(array.dtype)))
+        for name, array in bundle.arrays.items()
+    ]
     return ModelSummary(
         path=str(bundle.path),
-        family=bundle.config.family,
-        fields=asdict(bundle.config),
+        family=config.family,
+        fields=asdict(config),
         parameters=parameters,
-        n_parameters=sum(count for _, _, count in parameters),
-        n_embedding_parameters=sum(n for name, _, n in parameters if "embedding" in name),
+        n_parameters=sum(count for _, _, count, _ in parameters),
+        n_embedding_parameters=sum(n for name, _, n, _ in parameters if "embedding" in name),
         weight_bytes=sum(array.nbytes for array in bundle.arrays.values()),
-        cache_bytes_per_token=bundle.config.cache_bytes_per_token,
+        cache_bytes_per_token=config.cache_bytes_per_token,
+        attention_bytes=4 * config.n_heads * config.context_length**2,
     )

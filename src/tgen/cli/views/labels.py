@@ -18,9 +18,14 @@ def label(token: bytes, *, width: int | None = None) -> str:
     except UnicodeDecodeError:
         text = f"‹{token.hex(' ').upper()}›"
     text = text or "‹end›"
-    if width is not None and cell_len(text) > width:
-        text = set_cell_size(text, width - 1).rstrip() + "…"
-    return text
+    return text if width is None else cut(text, width)
+
+
+def cut(text: str, width: int) -> str:
+    """At most `width` cells of a label, the last of them … where it was longer."""
+    if cell_len(text) <= width:
+        return text
+    return set_cell_size(text, max(0, width - 1)).rstrip() + "…"
 
 
 def _visible(character: str) -> str:

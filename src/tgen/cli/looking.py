@@ -1,0 +1,125 @@
+"""What `tgen inspect` was asked to show: views -> reports -> drawings."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tgen.cli.view import MATRICES, View
+from tgen.cli.views.cells import Cells, draw
+from tgen.cli.views.checks import checks_table
+from tgen.cli.views.expected import lens_view, prediction_table, why_view
+from tgen.cli.views.heads import heads_view
+from tgen.cli.views.heatmap import HeatMap, Scale
+from tgen.cli.views.heatmaps import attention_map, positions_map, rollout_map
+from tgen.cli.views.labels import label
+from tgen.cli.views.model import summary_view
+from tgen.cli.views.text import text_view
+from tgen.introspect.ablation import Ablate
+from tgen.introspect.attention import Measure
+from tgen.introspect.look import Look, Place
+from tgen.introspect.selection import numbers, window
+
+_ROWS = 40  # of a table of tokens, unless others are asked for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to look at, and how."""
+
+    layer: str | None
+    head: str | None
+    query: str | None
+    keys: str | None
+    top: int | None
+    target: bytes | None
+    measure: Measure
+    ablate: Ablate | None
+    cells: Cells
+    scale: Scale
+    hide_first: bool
+
+
+def places(look: Look, options: Options, *, otherwise: str) -> list[Place]:
+    """The layers and heads that are named; `otherwise` counts for what is not, or the most telling
+    head if that is "auto"."""
+    config = look.config
+    layers = numbers("--layer", options.layer or "all", config.n_layers)
+    if options.head is None and otherwise == "auto":
+        return [look.telling_head(layers)]
+    if options.head == "mean":
+        heads: list[int | None] = [None]
+    else:
+        heads = list(numbers("--head", options.head or otherwise, config.n_heads))
+    if options.layer is None and otherwise == "auto":
+        layers = layers[-1:]
+    return [(layer, head) for layer in layers for head in heads]
+
+
+def report_of(view: View, look: Look, options: Options, progress: Callable[[float], None]) -> Any:
+    """The report, or reports, of a view that is not of the training."""
+    n, top = len(look.ids), options.top
+    rows = window("--query", options.query, n) if options.query is not None and n else range(n)
+    query = rows[-1] if n else -1
+    if view is View.attention:
+        why = "" if options.head is not None else "chosen: it looks most at one other token"
+        chosen = places(look, options, otherwise="auto")
+        return look.attention(chosen, measure=options.measure, why=why)
+    if view is View.heads:
+        return look.heads(ablate=options.ablate, progress=progress)
+    if view is View.tokens:
+        return look.text
+    if view is View.predict:
+        return look.predictions(query=query, top=top or 10)
+    if view is View.lens:
+        return look.lens(query=query, first=rows[0], last=query, top=top or 5)
+    if view is View.why:
+        return look.why(query=query, target=options.target)
+    if view is View.rollout:
+        layers = numbers("--layer", options.layer or "-1", look.config.n_layers)
+        return [report for report in look.rollout() if report.layer in layers]
+    if view is View.positions:
+        return look.positions()
+    return look.summary if view is View.model else look.verify()
+
+
+def heat_maps(view: View, report: Any, look: Look, options: Options) -> list[HeatMap]:
+    """Those of a view that has matrices."""
+    if view is View.attention:
+        return [attention_map(one, look.tokens, scale=options.scale) for one in report]
+    if view is View.rollout:
+        return [rollout_map(one, look.tokens, scale=options.scale) for one in report]
+    return [positions_map(one) for one in report]
+
+
+def drawn(
+    view: View, report: Any, look: Look, options: Options, *, width: int, is_terminal: bool
+) -> list[Any]:
+    """What the terminal shows of a view."""
+    n = len(look.ids)
+    asked = window("--query", options.query, n) if options.query is not None and n else None
+    if view in MATRICES:
+        things: list[Any] = []
+        for heat in heat_maps(view, report, look, options):
+            n_columns = heat.values.shape[1]
+            keys = None if options.keys is None else window("--keys", options.keys, n_columns)
+            if keys is None and options.hide_first and n_columns > 1:
+                keys = range(1, n_columns)
+            things += ["", *draw(
+                heat, cells=options.cells, width=width, is_terminal=is_terminal,
+                rows=asked if view is not View.positions else None, columns=keys,
+                top=options.top or 4,
+            )]  # fmt: skip
+        return things[1:]
+    if view is View.heads:
+        return list(heads_view(report))
+    if view is View.tokens:
+        return list(text_view(report, rows=asked or range(max(0, n - _ROWS), n)))
+    query = asked[-1] if asked else n - 1
+    if view is View.predict:
+        after = f"{query} {label(look.tokens[query], width=16)}"
+        return [prediction_table(report, after=after)]
+    if view is View.lens:
+        return list(lens_view(report, look.tokens, width=width))
+    if view is View.why:
+        return list(why_view(report, look.tokens[query], top=options.top or 15))
+    return list(summary_view(report) if view is View.model else checks_table(report))

@@ -1,0 +1,24 @@
+"""The views of `tgen inspect`, and what they need. Nothing here loads torch."""
+
+from enum import StrEnum
+
+
+class View(StrEnum):
+    """What can be shown."""
+
+    attention = "attention"
+    heads = "heads"
+    tokens = "tokens"
+    predict = "predict"
+    lens = "lens"
+    why = "why"
+    positions = "positions"
+    rollout = "rollout"
+    model = "model"
+    training = "training"
+    verify = "verify"
+
+
+TEXTLESS = {View.positions, View.model, View.training}
+MATRICES = (View.attention, View.rollout, View.positions)  # that pictures can be drawn of
+NO_TABLE = (View.model, View.training, View.verify)  # that are no rows of numbers

@@ -1,0 +1,35 @@
+"""One ramp for all pictures, in which lighter is always more."""
+
+# From dark violet over green to yellow: even steps of lightness, so that it reads in grey too.
+RAMP = [
+    (68, 1, 84),
+    (70, 50, 127),
+    (54, 92, 141),
+    (39, 127, 142),
+    (31, 161, 135),
+    (74, 194, 109),
+    (159, 218, 58),
+    (253, 231, 37),
+]
+Colour = tuple[int, int, int]
+
+
+def colour(shade: float) -> Colour:
+    """The ramp's red, green and blue at a shade from 0 to 1."""
+    place = min(max(shade, 0.0), 1.0) * (len(RAMP) - 1)
+    low = min(int(place), len(RAMP) - 2)
+    red, green, blue = (
+        round(a + (b - a) * (place - low)) for a, b in zip(RAMP[low], RAMP[low + 1], strict=True)
+    )
+    return red, green, blue
+
+
+def is_light(of: Colour) -> bool:
+    """Whether black is read better on it than white."""
+    red, green, blue = of
+    return 0.299 * red + 0.587 * green + 0.114 * blue > 105
+
+
+def hexadecimal(of: Colour) -> str:
+    """As in HTML: #rrggbb."""
+    return "#{:02x}{:02x}{:02x}".format(*of)

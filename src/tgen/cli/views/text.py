@@ -1,0 +1,75 @@
+"""The text, token by token, and how the model saw each coming."""
+
+from rich.color import Color
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from tgen.cli.views.colours import colour, is_light
+from tgen.cli.views.labels import label
+from tgen.reports import TextReport, TokenReport
+
+_MOST_BITS = 12.0  # drawn lightest: one choice of 4,096
+
+
+def text_view(report: TextReport, *, rows: range) -> list[Table | Text]:
+    """The text as a strip that glows where the model was surprised, then a row a token."""
+    strip = Text()
+    for token in report.tokens:
+        strip.append(label(token.text), _glow(token))
+        if b"\n" in token.text:
+            strip.append("\n")
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for name in ("token", "id", "byte"):
+        table.add_column(name, justify="right")
+    table.add_column("text")
+    for name in ("bits", "rank"):
+        table.add_column(name, justify="right")
+    table.add_column("expected")
+    table.add_column("", justify="right")
+    for i in rows:
+        table.add_row(*_row(report.tokens[i]))
+    lines = ["light tokens surprised the model; bits are -log2 of their probability, rank 0 is its"]
+    lines[0] += " first choice"
+    if len(rows) < len(report.tokens):
+        lines.append(f"tokens {rows.start} to {rows[-1]} of {len(report.tokens)}; --query chooses")
+    if report.nats_per_token is not None and report.perplexity is not None:
+        per_byte = report.bits_per_byte
+        bits = "" if per_byte is None else f" · {per_byte:.3f} bits/byte"
+        lines.append(
+            f"{len(report.tokens)} tokens, {report.n_bytes} bytes · {report.nats_per_token:.3f} "
+            f"nats a token · perplexity {report.perplexity:.2f}{bits} (all but the first token)"
+        )
+    return [strip, Text(), table, *(Text(line, style="dim") for line in lines)]
+
+
+def _row(token: TokenReport) -> list[str | Text]:
+    part = _part_of_character(token.text)
+    expected = "" if token.likeliest is None else label(token.likeliest_text, width=16)
+    chance = token.likeliest_probability
+    return [
+        str(token.index),
+        str(token.id),
+        str(token.start),
+        Text(label(token.text, width=20) + part),
+        Text("–") if token.surprisal is None else Text(f"{token.surprisal:.1f}", _glow(token)),
+        "–" if token.rank is None else f"{token.rank:,}",
+        Text(expected),
+        "" if chance is None else f"{chance:.0%}",
+    ]
+
+
+def _part_of_character(token: bytes) -> str:
+    """For tokens that are no whole characters: how many bytes of what."""
+    try:
+        token.decode()
+    except UnicodeDecodeError:
+        return f" {len(token)} byte{'s' * (len(token) > 1)} of a character"
+    return ""
+
+
+def _glow(token: TokenReport) -> Style:
+    if token.surprisal is None:
+        return Style()
+    back = colour(token.surprisal / _MOST_BITS)
+    return Style(color="black" if is_light(back) else "white", bgcolor=Color.from_rgb(*back))

@@ -1,0 +1,73 @@
+"""What passes through a model's blocks, caught by hooks, so that the model need not know of it."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tgen.errors import UsageError
+from tgen.introspect.attention import batch_of
+from tgen.model.transformer import Block, Carried, Transformer
+
+_POSITIONS = 128  # scored at a time: a vocabulary is wide
+
+
+def blocks_of(model: Transformer) -> list[Block]:
+    """Its blocks, as what they are."""
+    return [block for block in model.blocks if isinstance(block, Block)]
+
+
+@contextmanager
+def hooked(*hooks: Any) -> Iterator[None]:
+    """Takes the hooks away again."""
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@torch.no_grad()
+def residuals(model: Transformer, ids: Sequence[int]) -> tuple[list[Tensor], Carried]:
+    """The vectors (1, T, C) that enter the first block and leave each, and what goes with them."""
+    vectors: list[Tensor] = []
+    carried: list[Carried] = []
+
+    def enter(_: nn.Module, arguments: tuple[Tensor, Carried]) -> None:
+        vectors.append(arguments[0])
+        carried.append(arguments[1])
+
+    def leave(_: nn.Module, __: Any, out: Tensor) -> None:
+        vectors.append(out)
+
+    first = blocks_of(model)[0].register_forward_pre_hook(enter)
+    with hooked(first, *(block.register_forward_hook(leave) for block in blocks_of(model))):
+        model.hidden(batch_of(model, [ids]))
+    return vectors, carried[0]
+
+
+@torch.no_grad()
+def losses(model: Transformer, x: Tensor, ids: Sequence[int]) -> Tensor:
+    """(1, T, C) last vectors -> (T - 1,) nats of every token but the first."""
+    targets = batch_of(model, [ids[1:]])[0]
+    parts = [
+        nn.functional.cross_entropy(
+            model.logits(x[0, i : min(i + _POSITIONS, len(targets))]).float(),
+            targets[i : i + _POSITIONS],
+            reduction="none",
+        )
+        for i in range(0, len(targets), _POSITIONS)
+    ]
+    return torch.cat(parts) if parts else torch.zeros(0)
+
+
+def require_residual_stream(model: Transformer, what: str) -> None:
+    """Raises UsageError where norms stand after the addition: no sum goes through all layers."""
+    if model.config.post_norm:
+        raise UsageError(
+            f"{what} needs vectors that are only added to, layer after layer; this model "
+            f"({model.config.family}) norms them after each addition",
+            "look at --view predict, attention or rollout; gpt2, llama and qwen3 models have both",
+        )

@@ -1,0 +1,98 @@
+"""Random text that comes twice: what a head does with what it has seen before."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tgen.introspect.attention import AttentionRecorder, batch_of
+from tgen.introspect.passing import losses
+from tgen.model.transformer import Transformer
+
+_LONGEST, _SEEDS = 50, 8
+_SHORTEST = 4  # tokens a block; shorter ones say nothing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeats:
+    """Scores (seeds, L, H) on repeated text and on as much that was not repeated."""
+
+    block_length: int
+    before: int  # tokens in front of the first block
+    seeds: int
+    duplicate: tuple[Tensor, Tensor] | None  # repeated, control
+    induction: tuple[Tensor, Tensor] | None
+    gain: float | None
+
+    @property
+    def n_tokens(self) -> int:
+        """Of each text."""
+        return self.before + 2 * self.block_length
+
+    def scores(self, layer: int, head: int) -> dict[str, float | None]:
+        """One head's means, by the fields of HeadReport."""
+        names = ("duplicate", "duplicate_control", "induction", "induction_control")
+        if self.duplicate is None or self.induction is None:
+            return dict.fromkeys((*names, "induction_deviation"))
+        of = [*self.duplicate, *self.induction]
+        found: dict[str, float | None] = {
+            name: float(values[:, layer, head].mean())
+            for name, values in zip(names, of, strict=True)
+        }
+        return found | {"induction_deviation": float(self.induction[0][:, layer, head].std())}
+
+
+@torch.no_grad()
+def on_repeats(model: Transformer, candidates: Sequence[int], start: Sequence[int]) -> Repeats:
+    """Runs the model on blocks of different tokens, each followed by itself; the control by others.
+
+    Duplicate: the weight of a token of the second block on its copy in the first. Induction: on
+    what followed that copy (Olsson et al. 2022), where a model looks that copies what came next.
+    """
+    room = (model.config.context_length - len(start)) // 2
+    n = min(_LONGEST, len(candidates), room)
+    if n < _SHORTEST:
+        return Repeats(
+            block_length=0, before=len(start), seeds=0, duplicate=None, induction=None, gain=None
+        )
+    repeated, control = [], []
+    for seed in range(_SEEDS):
+        order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(seed))
+        drawn = [candidates[i] for i in order.tolist()]
+        block, rest = drawn[:n], drawn[n : 2 * n]
+        if len(rest) < n:  # few different tokens: the same ones, in an order of their own
+            again = torch.randperm(n, generator=torch.Generator().manual_seed(_SEEDS + seed))
+            rest = [block[i] for i in again.tolist()]
+        repeated.append([*start, *block, *block])
+        control.append([*start, *block, *rest])
+    first = len(start) + n
+    scores = [_offsets(model, rows, first, n) for rows in (repeated, control)]
+    gains = []
+    for row in repeated:
+        cost = losses(model, model.hidden(batch_of(model, [row])), row)  # of tokens 1, 2, ...
+        gains.append(float(cost[first - n : first - 1].mean() - cost[first:].mean()))
+    return Repeats(
+        block_length=n,
+        before=len(start),
+        seeds=_SEEDS,
+        duplicate=(scores[0][0], scores[1][0]),
+        induction=(scores[0][1], scores[1][1]),
+        gain=sum(gains) / len(gains),
+    )
+
+
+def _offsets(
+    model: Transformer, rows: Sequence[Sequence[int]], first: int, n: int
+) -> tuple[Tensor, Tensor]:
+    """(seeds, L, H) mean weights of the queries from `first` on, n and n - 1 tokens back."""
+    shape = len(rows), model.config.n_layers, model.config.n_heads
+    copies, nexts = torch.zeros(shape), torch.zeros(shape)
+
+    def take(layer: int, start: int, weights: Tensor) -> None:
+        for t in range(max(first, start), start + weights.shape[-2]):
+            copies[:, layer] += weights[:, :, t - start, t - n].cpu() / n
+            nexts[:, layer] += weights[:, :, t - start, t - n + 1].cpu() / n
+
+    model.hidden(batch_of(model, rows), recorder=AttentionRecorder(take))
+    return copies, nexts

@@ -1,0 +1,139 @@
+"""What a run hands out as it goes, and its curves."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A decision of the plan."""
+
+    name: str
+    value: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanReport:
+    """What a run is going to do, before it does it."""
+
+    out: str
+    resumed_at_step: int  # 0: a new run
+    corpus_bytes: int
+    train_tokens: int
+    held_out_tokens: int
+    tokenizer: str
+    vocab_size: int
+    family: str
+    size: str
+    n_parameters: int
+    context_length: int
+    shape: dict[str, int]
+    batch_size: int
+    learning_rate: float
+    minutes: float | None  # None: `steps` rules
+    steps: int | None
+    device: str
+    threads: int
+    seed: int
+    choices: list[Choice] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """One optimizer step; on a GPU the means of ten, which are fetched together."""
+
+    step: int
+    loss: float | None  # nats a token, on the batch before the step; None: skipped, not finite
+    learning_rate: float
+    tokens_per_second: float
+    seconds: float  # of training so far
+    fraction_done: float
+    seconds_left: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalReport:
+    """The held-out text, every token predicted once."""
+
+    step: int
+    loss: float  # nats a token
+    bits_per_byte: float
+    standard_error: float | None  # of the bits per byte; None: too little text to say
+    best: bool
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleReport:
+    """A text that the model writes at this point."""
+
+    step: int
+    prompt: bytes
+    text: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackReport:
+    """The run goes on from an earlier state of its own."""
+
+    step: int  # of that state
+    left_step: int
+    reason: str
+    rate_scale: float  # of the planned learning rates, from here on
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorisationReport:
+    """Whether a model writes or recites."""
+
+    longest_run_bytes: int  # that its samples share with the training text
+    natural_run_bytes: int  # that other text of the same length, unseen if held out, shares with it
+    train_bits_per_byte: float
+    held_out_bits_per_byte: float | None  # None: nothing was held out
+    verdict: str  # begins with "memorises", "begins to memorise" or "does not memorise"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoneReport:
+    """The end of a run, or of this sitting of it."""
+
+    step: int
+    finished: bool  # False: stopped before its end
+    stopped_early: bool = False  # the held-out text was no longer predicted better
+    best_step: int
+    best_bits_per_byte: float | None  # None: nothing was held out or it was not yet evaluated
+    seconds: float
+    tokens: int
+    out: str = ""
+    baselines: dict[str, float] = field(default_factory=dict)  # bits per byte, by name
+
+
+RunReport = (
+    PlanReport
+    | StepReport
+    | EvalReport
+    | SampleReport
+    | BackReport
+    | MemorisationReport
+    | DoneReport
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingCurves:
+    """A run as series: a value a step, and a value an evaluation."""
+
+    steps: list[int]
+    seconds: list[float]  # of training, by step
+    losses: list[float]  # nats a token, smoothed
+    smoothed_over: int  # steps
+    learning_rates: list[float]
+    evaluation_steps: list[int]
+    evaluation_losses: list[float]  # nats a token of the held-out text
+    bits_per_nat: float | None  # bits a byte for each nat a token; None: it cannot be told
+    best_step: int | None  # None: nothing was held out or it was not yet evaluated
+    best_bits_per_byte: float | None
+    tokens: int | None  # trained on; None: the log is of a version that does not tell
+    median_tokens_per_second: float
+    sittings: int
