@@ -2,17 +2,19 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tgen import __version__, files
 from tgen.checkpoint import run_log
 from tgen.cli import console
-from tgen.cli.looking import Options, drawn, heat_maps, places, report_of
+from tgen.cli.looking import TELLING, Options, drawn, heat_maps, places, report_of
 from tgen.cli.training_output import training_lines
 from tgen.cli.view import View
 from tgen.cli.views.checks import footer
 from tgen.cli.views.heads import compare_view, same_heads
+from tgen.cli.views.heatmaps import attention_map
 from tgen.cli.views.spreadsheet import csv_rows, csv_text
 from tgen.errors import TgenError, UsageError
 from tgen.introspect.look import Look
@@ -136,11 +138,13 @@ def _page(look: Look, options: Options, *, quiet: bool) -> str:
             "choose fewer with --layer and --head, or a shorter text",
         )
     heads = _report(View.heads, look, options, quiet=quiet)
-    attention = look.attention(chosen, measure=options.measure)
     telling = look.telling_head(sorted({layer for layer, _ in chosen}))
-    first = next((one for one in attention if (one.layer, one.head) == telling), attention[0])
-    from tgen.cli.views.heatmaps import attention_map
-
+    start = telling if telling in chosen else chosen[0]  # where the page opens
+    attention = [
+        replace(one, why=TELLING) if (one.layer, one.head) == start == telling else one
+        for one in look.attention(chosen, measure=options.measure)
+    ]
+    still = attention_map(attention[chosen.index(start)], look.tokens, scale=options.scale)
     return page(
         name=look.bundle.path.name,
         summary=look.summary,
@@ -149,7 +153,7 @@ def _page(look: Look, options: Options, *, quiet: bool) -> str:
         heads=heads,
         lens=None if look.config.post_norm else look.lens(),
         checks=look.checks,
-        still=svg(attention_map(first, look.tokens, scale=options.scale)),
+        still=svg(still),
     )
 
 

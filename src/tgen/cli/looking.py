@@ -19,6 +19,7 @@ from tgen.introspect.attention import Measure
 from tgen.introspect.look import Look, Place
 from tgen.introspect.selection import numbers, window
 
+TELLING = "it looks most at one other token"
 _ROWS = 40  # of a table of tokens, unless others are asked for
 
 
@@ -61,7 +62,7 @@ def report_of(view: View, look: Look, options: Options, progress: Callable[[floa
     rows = window("--query", options.query, n) if options.query is not None and n else range(n)
     query = rows[-1] if n else -1
     if view is View.attention:
-        why = "" if options.head is not None else "chosen: it looks most at one other token"
+        why = "" if options.head is not None else f"chosen: {TELLING}"
         chosen = places(look, options, otherwise="auto")
         return look.attention(chosen, measure=options.measure, why=why)
     if view is View.heads:

@@ -67,25 +67,27 @@ def on_repeats(model: Transformer, candidates: Sequence[int], start: Sequence[in
         repeated.append([*start, *block, *block])
         control.append([*start, *block, *rest])
     first = len(start) + n
-    scores = [_offsets(model, rows, first, n) for rows in (repeated, control)]
+    *found, x = _offsets(model, repeated, first, n)
+    *others, _ = _offsets(model, control, first, n)
     gains = []
-    for row in repeated:
-        cost = losses(model, model.hidden(batch_of(model, [row])), row)  # of tokens 1, 2, ...
+    for i, row in enumerate(repeated):
+        cost = losses(model, x[i : i + 1], row)  # of tokens 1, 2, ...
         gains.append(float(cost[first - n : first - 1].mean() - cost[first:].mean()))
     return Repeats(
         block_length=n,
         before=len(start),
         seeds=_SEEDS,
-        duplicate=(scores[0][0], scores[1][0]),
-        induction=(scores[0][1], scores[1][1]),
+        duplicate=(found[0], others[0]),
+        induction=(found[1], others[1]),
         gain=sum(gains) / len(gains),
     )
 
 
 def _offsets(
     model: Transformer, rows: Sequence[Sequence[int]], first: int, n: int
-) -> tuple[Tensor, Tensor]:
-    """(seeds, L, H) mean weights of the queries from `first` on, n and n - 1 tokens back."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(seeds, L, H) mean weights of the queries from `first` on, n and n - 1 tokens back; and the
+    last vectors (seeds, T, C)."""
     shape = len(rows), model.config.n_layers, model.config.n_heads
     copies, nexts = torch.zeros(shape), torch.zeros(shape)
 
@@ -94,5 +96,5 @@ def _offsets(
             copies[:, layer] += weights[:, :, t - start, t - n].cpu() / n
             nexts[:, layer] += weights[:, :, t - start, t - n + 1].cpu() / n
 
-    model.hidden(batch_of(model, rows), recorder=AttentionRecorder(take))
-    return copies, nexts
+    x = model.hidden(batch_of(model, rows), recorder=AttentionRecorder(take))
+    return copies, nexts, x

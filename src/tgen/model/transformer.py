@@ -70,7 +70,8 @@ class Linear(nn.Linear):
 
     def reset_parameters(self) -> None:
         """Draws the weight; the bias starts at 0."""
-        nn.init.normal_(self.weight, std=self.std)
+        if not self.weight.is_meta:  # to draw there torch would load its compiler first
+            nn.init.normal_(self.weight, std=self.std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
@@ -84,7 +85,8 @@ class Embedding(nn.Embedding):
 
     def reset_parameters(self) -> None:
         """Draws the table."""
-        nn.init.normal_(self.weight, std=self.std)
+        if not self.weight.is_meta:
+            nn.init.normal_(self.weight, std=self.std)
 
 
 class CausalSelfAttention(nn.Module):
@@ -153,8 +155,7 @@ class FeedForward(nn.Module):
         else:
             approximate = "tanh" if self.activation == "gelu_tanh" else "none"
             hidden = F.gelu(x_up, approximate=approximate)
-        out: Tensor = self.dropout(self.down_proj(hidden))
-        return out
+        return self.dropout(self.down_proj(hidden))  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):
