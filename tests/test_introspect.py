@@ -171,7 +171,7 @@ def test_a_built_induction_head_is_found_and_the_control_tells_it_from_a_positio
     report, _ = heads_of(model, [3, 1, 4, 1, 5, 9, 2, 6, 5, 3], candidates=range(V))
     before, induction = report.heads
     assert before.previous > 0.99
-    assert before.role == "previous token"
+    assert before.role == "previous"
     assert before.induction < 0.01
     assert induction.induction > 0.9
     assert induction.induction_control < 3 * report.baseline["induction"]

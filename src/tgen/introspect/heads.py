@@ -167,9 +167,9 @@ def _with_role(report: HeadReport, baseline: dict[str, float]) -> HeadReport:
     """Names the plainest thing that a head does: the score furthest above what would be there
     anyway, if that is far."""
     above = {
-        "previous token": report.previous - baseline["previous"],
-        "itself": report.self - baseline["self"],
-        "first token": report.first - baseline["first"],
+        "previous": report.previous - baseline["previous"],
+        "self": report.self - baseline["self"],
+        "first": report.first - baseline["first"],
     }
     if report.induction is not None and report.induction_control is not None:
         above["induction"] = report.induction - report.induction_control

@@ -38,7 +38,7 @@ def heads_view(report: HeadsReport) -> list[Text]:
     shares = "".join(f"{uniform[name]:{w}.2f}" for name, w in _SHARES.items())
     twice = "".join(f"{uniform[name]:{w}.2f}" for name, w in _TWICE.items() if name in uniform)
     numbers = f"{uniform['effective_keys']:5.1f}{uniform['distance']:5.1f}{shares}{twice}"
-    lines.append(Text(f"{'uniform':18}{numbers}", _FAINT, no_wrap=True))
+    lines.append(Text(f"{'uniform':16}{numbers}", _FAINT, no_wrap=True))
     return [*lines, *(Text(line, _FAINT) for line in _explained(report))]
 
 
@@ -68,11 +68,11 @@ def compare_view(first: HeadsReport, second: HeadsReport) -> list[Text]:
 
 def _header(columns: dict[str, int], after: str = "") -> Text:
     words = "".join(f"{name:>{width}}" for name, width in columns.items())
-    return Text(f"head {'role':13}{words}{after}", _BOLD, no_wrap=True)
+    return Text(f"head  {'role':10}{words}{after}", _BOLD, no_wrap=True)
 
 
 def _name(head: HeadReport, role: str) -> Text:
-    return Text(f"{f'{head.layer}.{head.head}':5}{role:13}", no_wrap=True)
+    return Text(f"{f'{head.layer}.{head.head}':6}{role:10}", no_wrap=True)
 
 
 def _append(line: Text, shown: str, strength: float) -> None:
