@@ -14,7 +14,7 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
-from tgen.cli.views.colours import colour, is_light
+from tgen.cli.views.colours import colour, glow
 from tgen.cli.views.heatmap import HeatMap
 from tgen.cli.views.labels import cut
 
@@ -169,10 +169,8 @@ def _digits(heat: HeatMap, rows: range, columns: range, room: int) -> list[Text]
                 continue
             value = float(heat.values[row, j])
             digits = f"{value * 100:.0f}" if value >= _LEAST else "·"
-            back = colour(float(shades[row, j]))
-            front = "black" if is_light(back) else "white"
             shown = digits if cell == _DIGITS else f"{digits} "
-            text.append(f"{shown:>{cell}}", Style(color=front, bgcolor=Color.from_rgb(*back)))
+            text.append(f"{shown:>{cell}}", glow(float(shades[row, j])))
         text.rstrip()
         texts.append(text)
     return texts

@@ -1,5 +1,8 @@
 """One ramp for all pictures, in which lighter is always more."""
 
+from rich.color import Color
+from rich.style import Style
+
 # From dark violet over green to yellow: even steps of lightness, so that it reads in grey too.
 RAMP = [
     (68, 1, 84),
@@ -28,6 +31,13 @@ def is_light(of: Colour) -> bool:
     """Whether black is read better on it than white."""
     red, green, blue = of
     return 0.299 * red + 0.587 * green + 0.114 * blue > 105
+
+
+def glow(shade: float) -> Style:
+    """Text on the ramp's colour; not in a terminal's own black and white, which may be greys."""
+    back = colour(shade)
+    front = (0, 0, 0) if is_light(back) else (255, 255, 255)
+    return Style(color=Color.from_rgb(*front), bgcolor=Color.from_rgb(*back))
 
 
 def hexadecimal(of: Colour) -> str:

@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 
 from rich.cells import set_cell_size
-from rich.color import Color
-from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from tgen.cli.views.colours import colour, is_light
+from tgen.cli.views.colours import glow
 from tgen.cli.views.labels import cut, label
 from tgen.reports import LensReport, Prediction, WhyReport
 
@@ -55,10 +53,8 @@ def lens_view(report: LensReport, tokens: Sequence[bytes], *, width: int) -> lis
     ):
         line = Text(f"{name:{_LAYER}}"[:_LAYER], no_wrap=True)
         for j in shown:
-            back = colour(float(chances[j]) ** 0.5)
-            front = "black" if is_light(back) else "white"
-            style = Style(color=front, bgcolor=Color.from_rgb(*back))
-            line.append(_cell(f"{label(texts[j], width=_CELL - 4)} {chances[j] * 100:.0f}"), style)
+            choice = _cell(f"{label(texts[j], width=_CELL - 4)} {chances[j] * 100:.0f}")
+            line.append(choice, glow(float(chances[j]) ** 0.5))
         lines.append(line)
     lines.append(Text("percent is the first choice's probability", style="dim"))
     if len(shown) < n:

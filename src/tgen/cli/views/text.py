@@ -1,11 +1,10 @@
 """The text, token by token, and how the model saw each coming."""
 
-from rich.color import Color
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from tgen.cli.views.colours import colour, is_light
+from tgen.cli.views.colours import glow
 from tgen.cli.views.labels import label
 from tgen.reports import TextReport, TokenReport
 
@@ -71,5 +70,4 @@ def _part_of_character(token: bytes) -> str:
 def _glow(token: TokenReport) -> Style:
     if token.surprisal is None:
         return Style()
-    back = colour(token.surprisal / _MOST_BITS)
-    return Style(color="black" if is_light(back) else "white", bgcolor=Color.from_rgb(*back))
+    return glow(token.surprisal / _MOST_BITS)
