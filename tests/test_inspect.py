@@ -3,13 +3,15 @@
 import csv
 import io
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from conftest import make_model, tgen
+from conftest import make_model
 from tgen.checkpoint import directory
+from tgen.cli.app import run
 from tgen.cli.view import View
 from tgen.cli.views.cells import draw
 from tgen.cli.views.colours import colour, is_light
@@ -19,6 +21,7 @@ from tgen.cli.views.heatmaps import attention_map
 from tgen.cli.views.labels import label
 from tgen.cli.views.spreadsheet import csv_rows, csv_text
 from tgen.cli.views.text import text_view
+from tgen.introspect.attention import AttentionRecorder
 from tgen.introspect.look import Look
 from tgen.reports import (
     AttentionReport,
@@ -240,16 +243,23 @@ def look(trained):
     return Look(directory.load(trained), b"What is the king?")
 
 
-def inspect(trained, *arguments, **environment):
-    return tgen("inspect", "-m", trained, "-p", "What is the king?", *arguments, **environment)
+@pytest.fixture
+def inspect(trained, capsysbinary):
+    """Runs the command in this process, on a text and a model, unless others are given."""
+
+    def run_here(*arguments, model=trained, prompt="What is the king?"):
+        models = [] if model is None else ["-m", str(model)]
+        status = run(["inspect", *models, "-p", prompt, *map(str, arguments)])
+        out, err = capsysbinary.readouterr()
+        return SimpleNamespace(returncode=status, stdout=out, stderr=err)
+
+    return run_here
 
 
-def test_the_json_is_what_the_reports_say(trained, look):
-    done = inspect(trained, *(f"--view={view}" for view in View), "--layer", "0", "--head", "all")
+def test_the_json_is_what_the_reports_say(inspect, look):
+    done = inspect(*(f"--view={view}" for view in View), "--layer", "0", "--head", "all")
     assert done.returncode == 0, done.stderr
-    shown = inspect(
-        trained, "--json", *(f"--view={view}" for view in View), "--layer", "0", "--head", "all"
-    )
+    shown = inspect("--json", *(f"--view={view}" for view in View), "--layer", "0", "--head", "all")
     record = json.loads(shown.stdout)
     assert record["schema"] == "tgen.inspect/2"
     assert [token["id"] for token in record["text"]] == look.ids
@@ -267,9 +277,9 @@ def test_the_json_is_what_the_reports_say(trained, look):
     assert record["training"][0]["kind"] == "PlanReport"
 
 
-def test_every_csv_number_comes_back_exactly(trained, look):
+def test_every_csv_number_comes_back_exactly(inspect, look):
     for view in ("attention", "rollout"):
-        done = inspect(trained, "--view", view, "--layer=all", "--head=all", "--csv=-", "-q")
+        done = inspect("--view", view, "--layer=all", "--head=all", "--csv=-", "-q")
         if view == "attention":
             places = [(la, h) for la in range(look.config.n_layers) for h in range(2)]
             wanted = {(r.layer, r.head): r.weights for r in look.attention(places)}
@@ -289,10 +299,10 @@ def test_every_csv_number_comes_back_exactly(trained, look):
         assert np.float32(row["weight"]) == weights[int(row["query"]), int(row["key"])]
 
 
-def test_files_are_written_and_said(trained, tmp_path, monkeypatch):
+def test_files_are_written_and_said(inspect, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = ["--csv=a.csv", "--vega=a.json", "--html=a.html", "--svg=a.svg"]
-    done = inspect(trained, *names)
+    done = inspect(*names)
     assert done.returncode == 0, done.stderr
     assert done.stdout == b""
     for name in names:
@@ -300,21 +310,21 @@ def test_files_are_written_and_said(trained, tmp_path, monkeypatch):
         assert f"wrote {path.name}, {path.stat().st_size:,} bytes" in done.stderr.decode()
 
 
-def test_a_terminal_gets_colour_and_a_pipe_none(trained):
+def test_a_pipe_gets_no_colour_and_a_footer(inspect):
     for cells in ("num", "block", "list"):
-        assert b"\x1b" not in inspect(trained, "--cells", cells).stdout
-    done = inspect(trained, "--cells", "num")
+        assert b"\x1b" not in inspect("--cells", cells).stdout
+    done = inspect("--cells", "num")
     assert "checked: rows sum to 1" in " ".join(done.stdout.decode().split())
 
 
-def test_two_models_are_compared(trained, tmp_path):
+def test_two_models_are_compared(inspect, trained, tmp_path):
     bundle = directory.load(trained)
     arrays = dict(bundle.arrays)
     arrays["blocks.0.attention.qkv_proj.weight"] *= 3
     directory.save(tmp_path / "other", bundle.config, bundle.tokenizer, arrays)
     models = ["-m", trained, "-m", tmp_path / "other", "--view", "heads"]
-    record = json.loads(tgen("inspect", "-p", "What is", *models, "--json").stdout)
-    text = tgen("inspect", "-p", "What is", *models).stdout.decode()
+    record = json.loads(inspect(*models, "--json", model=None).stdout)
+    text = inspect(*models, model=None).stdout.decode()
     for a, b in zip(*(report["heads"] for report in record["heads"]), strict=True):
         line = next(li for li in text.splitlines() if li.startswith(f"{a['layer']}.{a['head']}"))
         for name, digits in [("effective_keys", 1), ("previous", 2), ("first", 2)]:
@@ -328,7 +338,7 @@ def test_two_models_are_compared(trained, tmp_path):
         wide.to_arrays(),
     )
     other = ["-m", trained, "-m", tmp_path / "wide", "--view", "heads"]
-    done = tgen("inspect", "-p", "What is", *other)
+    done = inspect(*other, model=None)
     assert (done.returncode, b"of 4 heads" in done.stderr) == (2, True), done.stderr
 
 
@@ -351,9 +361,9 @@ def test_two_models_are_compared(trained, tmp_path):
         (["--query", "0:2", "--svg", "x.svg"], "--query"),
     ],
 )
-def test_what_does_not_go_together_is_refused(trained, arguments, why, tmp_path, monkeypatch):
+def test_what_does_not_go_together_is_refused(inspect, arguments, why, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = inspect(trained, *arguments)
+    done = inspect(*arguments)
     said = done.stderr.decode()
     assert done.returncode == 2, said
     assert why in said
@@ -361,10 +371,7 @@ def test_what_does_not_go_together_is_refused(trained, arguments, why, tmp_path,
     assert not list(tmp_path.iterdir())
 
 
-def test_a_check_that_fails_ends_in_an_error(trained, monkeypatch, capsysbinary):
-    from tgen.cli.app import run
-    from tgen.introspect.attention import AttentionRecorder
-
+def test_a_check_that_fails_ends_in_an_error(inspect, monkeypatch):
     honest = AttentionRecorder.attention
     monkeypatch.setattr(
         AttentionRecorder,
@@ -372,16 +379,16 @@ def test_a_check_that_fails_ends_in_an_error(trained, monkeypatch, capsysbinary)
         lambda self, layer, q, k, v, mixed: honest(self, layer, q * 2, k, v, mixed),
     )
     for view in ("attention", "verify", "heads"):
-        assert run(["inspect", "-m", str(trained), "-p", "What is the", "--view", view]) == 1
-        assert b"checks fail" in capsysbinary.readouterr().err
+        done = inspect("--view", view)
+        assert (done.returncode, b"checks fail" in done.stderr) == (1, True)
 
 
-def test_a_post_norm_model_says_why_it_has_no_lens(tmp_path, tokenizer):
+def test_a_post_norm_model_says_why_it_has_no_lens(inspect, tmp_path, tokenizer):
     path = tmp_path / "classic"
     config = make_model("classic", vocab_size=tokenizer.vocab_size)
     directory.save(path, config.config, tokenizer, config.to_arrays())
     for view in ("lens", "why"):
-        done = tgen("inspect", "-m", path, "-p", "What is", "--view", view)
+        done = inspect("--view", view, model=path)
         assert done.returncode == 2
         assert b"classic" in done.stderr
-    assert tgen("inspect", "-m", path, "-p", "What is", "--html", tmp_path / "x").returncode == 0
+    assert inspect("--html", tmp_path / "x", model=path).returncode == 0
