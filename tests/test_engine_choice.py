@@ -120,9 +120,13 @@ def test_kernels_are_kept_under_any_umask_but_only_in_a_folder_of_ours(tmp_path,
         assert compiled._is_ours(folder)
     finally:
         os.umask(before)
-    folder.chmod(0o775)
-    assert compiled._is_ours(folder)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    (tmp_path / "link").symlink_to(folder)
+    assert not compiled._is_ours(tmp_path / "link")
+    folder.chmod(0o775)
+    assert not compiled._is_ours(folder)
+    folder.chmod(0o755)
+    assert compiled._is_ours(folder)
     (tmp_path / "file").write_bytes(b"")
     assert not compiled._is_ours(tmp_path / "file" / "kernels")
     monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)

@@ -12,13 +12,15 @@ from conftest import make_model
 from tgen.checkpoint import directory
 from tgen.errors import UsageError
 from tgen.introspect import attention as attention_module
+from tgen.introspect import lens as lens_module
 from tgen.introspect import verify as verify_module
+from tgen.introspect import why as why_module
 from tgen.introspect.ablation import ablate_heads
 from tgen.introspect.attention import AttentionRecorder, attention_of, batch_of, rollout
 from tgen.introspect.heads import HeadSums, heads_of
 from tgen.introspect.lens import lens_of
 from tgen.introspect.look import Look
-from tgen.introspect.passing import losses
+from tgen.introspect.passing import losses, residuals
 from tgen.introspect.positions import positions_of
 from tgen.introspect.predictions import next_tokens, text_of
 from tgen.introspect.selection import numbers, window
@@ -178,6 +180,10 @@ def test_a_built_induction_head_is_found_and_the_control_tells_it_from_a_positio
     assert induction.role == "induction"
     assert induction.duplicate < 0.1
     assert report.block_length == V
+    # Something in front of both blocks moves nothing but the places.
+    shifted = heads_of(model, [3, 1, 4], candidates=range(1, V), start=[0])[0].heads[1]
+    assert shifted.induction > 0.9
+    assert shifted.duplicate < 0.1
     # One that always looks as far back scores as well, and so does its control.
     with torch.no_grad():
         far = report.block_length - 1
@@ -270,7 +276,6 @@ def test_the_lens_ends_at_the_model_and_parts_sum_to_a_logit(family, tokenizer):
         logits = model(batch_of(model, [ids]))[0]
     lens = lens_of(model, tokenizer, ids, query=7)
     assert lens.likeliest[-1] == logits.argmax(dim=-1).tolist()
-    assert lens.last_difference == 0
     assert lens.ranks[-1] == 0
     assert lens.answer_probabilities[-1] == pytest.approx(float(logits[7].softmax(-1).max()), 1e-5)
     # After the first layer: a model that has no other.
@@ -318,36 +323,55 @@ def test_everything_holds_for_every_family(family, tokenizer):
         assert all(check.holds for check in checks), checks
 
 
-def test_checks_find_wrong_weights(tokenizer, monkeypatch):
-    """Each way to be wrong fails a check of its own."""
+def test_each_check_finds_what_it_is_for(tokenizer, monkeypatch):
     model = make_model("qwen3", vocab_size=tokenizer.vocab_size)
 
-    def failing():
-        return {check.name for check in verify(model, tokenizer, IDS) if not check.holds}
+    def failing(of=model):
+        return {check.name.split(":")[0] for check in verify(of, tokenizer, IDS) if not check.holds}
 
-    honest = AttentionRecorder.attention
-
-    def warmer(self, layer, q, k, v, mixed):
-        honest(self, layer, q * 1.01, k, v, mixed)
-
-    def unturned(self, layer, q, k, v, mixed):
-        honest(self, layer, q, k.roll(1, dims=2), v, mixed)
-
-    def ungrouped(self, layer, q, k, v, mixed):
-        honest(self, layer, q, k.flip(1), v, mixed)
-
-    for wrong in (warmer, unturned, ungrouped):
-        monkeypatch.setattr(AttentionRecorder, "attention", wrong)
-        assert len(failing()) >= 3
-    monkeypatch.setattr(AttentionRecorder, "attention", honest)
+    weights = {
+        "weights times values are the fused kernel's result",
+        "weights are the kernel's own",
+        "logits with these weights in the kernel's place",
+    }
     assert not failing()
+    honest = AttentionRecorder.attention
+    for wrong in (  # warmer, another position's keys, another group's keys
+        lambda self, la, q, k, v, mixed: honest(self, la, q * 1.01, k, v, mixed),
+        lambda self, la, q, k, v, mixed: honest(self, la, q, k.roll(1, dims=2), v, mixed),
+        lambda self, la, q, k, v, mixed: honest(self, la, q, k.flip(1), v, mixed),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(AttentionRecorder, "attention", wrong)
+            assert failing() == weights
     attend = torch.nn.functional.scaled_dot_product_attention
 
     def looks_ahead(q, k, v, **options):
         return attend(q, k, v, **options | {"is_causal": False})
 
-    monkeypatch.setattr(verify_module.F, "scaled_dot_product_attention", looks_ahead)
-    assert {name for name in failing() if "causality" in name or "kernel" in name}
+    def negative(*arguments, **options):
+        return -attend(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(verify_module.F, "scaled_dot_product_attention", looks_ahead)
+        assert failing() >= weights | {"the future's weight", "causality"}
+        patch.setattr(verify_module.F, "scaled_dot_product_attention", negative)
+        assert "weights below 0" in failing()
+    softmax = torch.Tensor.softmax
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "softmax", lambda x, dim: softmax(x, dim) * 1.001)
+        assert failing() >= weights | {"rows sum to 1"}
+    with monkeypatch.context() as patch:
+        patch.setattr(lens_module, "residuals", lambda *a: (residuals(*a)[0][:1] * 3, None))
+        assert failing() == {"the lens's last layer is the model"}
+    norm = why_module._through_norm
+    with monkeypatch.context() as patch:
+        patch.setattr(why_module, "_through_norm", lambda *a: (norm(*a)[0] * 1.01, None))
+        assert failing() == {"the parts of a logit sum to it"}
+    broken = make_model("qwen3", vocab_size=tokenizer.vocab_size)
+    with torch.no_grad():
+        broken.blocks[0].attention.qkv_proj.weight[0, 0] = math.nan
+    assert failing(broken) >= weights | {"rows sum to 1"}
 
 
 def test_a_look_takes_a_text_that_fits_or_its_tail(model_directory):

@@ -77,6 +77,15 @@ def publish(path: Path, content: bytes) -> None:
     _sync_folder(path.parent)
 
 
+def put(path: Path, content: bytes) -> None:
+    """As `publish`, but links are followed, and a pipe or a device is written to as it is."""
+    if path.exists() and not path.is_file():
+        with open(path, "wb") as file:
+            file.write(content)
+    else:
+        publish(path.resolve(), content)
+
+
 def publish_folder(path: Path, contents: Mapping[str, bytes]) -> None:
     """Makes the folder `path`, which must not exist, with all its files, by one rename."""
     path.parent.mkdir(parents=True, exist_ok=True)

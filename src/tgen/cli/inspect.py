@@ -8,7 +8,7 @@ import typer
 
 from tgen.cli import console
 from tgen.cli.options import DeviceOption, JsonOption, PromptOption, QuietOption, read_prompt
-from tgen.cli.view import MATRICES, NO_TABLE, TEXTLESS, View
+from tgen.cli.view import MATRICES, NO_TABLE, TEXTLESS, USED_BY, View
 from tgen.errors import UsageError
 
 _PICTURES = ("--svg", "--png", "--vega")
@@ -48,8 +48,8 @@ def inspect(
         str | None,
         _option(
             "--head",
-            "0,2-4, -1, all, or mean; of attention otherwise the head that looks most at one other "
-            "token.",
+            "0,2-4, -1, all, or mean, of the last layer unless --layer is given; of attention "
+            "otherwise the head that looks most at one other token.",
             _CHOOSING,
             metavar="HEADS",
         ),
@@ -123,14 +123,24 @@ def inspect(
     views = view or [View.attention]
     outputs = {"--csv": csv, "--vega": vega, "--html": html, "--svg": svg, "--png": png}
     wanted = {name: path for name, path in outputs.items() if path is not None}
+    if view and set(wanted) == {"--html"}:
+        raise UsageError("--html has all that it can show", "leave --view away")
     _check(views, model or [], wanted, json_output=json_output)
-    pictures = [name for name in wanted if name in _PICTURES]
-    for name, value in (("--query", query), ("--keys", keys)):
-        if pictures and value is not None:
-            raise UsageError(f"{name} is for tables", f"{pictures[0]} draws all tokens")
+    _check_options(
+        set(views) | ({View.heads, View.attention} if html else set()),
+        in_full="--json" if json_output else next(iter(wanted), None),
+        chosen={
+            "--query": query is not None,
+            "--keys": keys is not None,
+            "--hide-first": hide_first,
+            "--target": target is not None,
+            "--ablate": ablate is not None,
+            "--measure": measure != "attention",
+        },
+    )
     names: list[str | None] = [*model] if model else [None]
     paths = [find_model(name) for name in names]
-    if views == [View.training]:
+    if views == [View.training] and not wanted:
         if prompt is not None:
             raise UsageError("--view training takes no --prompt", "leave one of the two away")
         from tgen.cli.training_output import show_training
@@ -162,6 +172,8 @@ def inspect(
         console.note(f"{path}", quiet=quiet)
     if looks[0].n_left_out:
         console.note(f"the first {looks[0].n_left_out:,} tokens are left out", quiet=quiet)
+    if width:
+        console.out.width = width
     if len(looks) == 2:
         output.compare(looks, options, json_output=json_output, quiet=quiet)
     elif wanted:
@@ -169,7 +181,20 @@ def inspect(
     elif json_output:
         output.write_json(views, looks[0], options, quiet=quiet)
     else:
-        output.show(views, looks[0], options, width or console.out.width, quiet=quiet)
+        output.show(views, looks[0], options, quiet=quiet)
+
+
+def _check_options(views: set[View], *, in_full: str | None, chosen: dict[str, bool]) -> None:
+    """Raises UsageError for an option that nothing would come of; `in_full` writes whole texts."""
+    for name, given in chosen.items():
+        if given and not views & USED_BY[name]:
+            raise UsageError(
+                f"{name} changes nothing here",
+                f"it is for --view {', '.join(sorted(USED_BY[name]))}",
+            )
+    for name in ("--query", "--keys", "--hide-first"):
+        if chosen[name] and in_full and views & set(MATRICES):
+            raise UsageError(f"{name} is for tables", f"{in_full} has all tokens")
 
 
 def _check(

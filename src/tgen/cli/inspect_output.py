@@ -23,9 +23,9 @@ from tgen.reports import json_text, json_value
 _PAGE_LIMIT = 24 * 10**6  # bytes: what a browser opens without a pause
 
 
-def show(views: list[View], look: Look, options: Options, width: int, *, quiet: bool) -> None:
+def show(views: list[View], look: Look, options: Options, *, quiet: bool) -> None:
     """Tables on stdout, and below them whether they are what the model does."""
-    terminal = console.out.is_terminal
+    terminal, width = console.out.is_terminal, console.out.width
     for i, view in enumerate(views):
         if view is View.training:
             things = training_lines(look.bundle.path)
@@ -72,13 +72,17 @@ def write_files(
             sys.stdout.flush()
             console.write(contents[name])
         else:
-            files.publish(path, contents[name])
+            files.put(path, contents[name])
             console.note(f"wrote {path}, {len(contents[name]):,} bytes", quiet=quiet)
     _fail(look)
 
 
 def compare(looks: list[Look], options: Options, *, json_output: bool, quiet: bool) -> None:
     """The heads of two models over the same text."""
+    if looks[0].ids != looks[1].ids:
+        raise UsageError(
+            "the models read this text as different tokens", "compare models of one tokenizer"
+        )
     reports = [_report(View.heads, look, options, quiet=quiet) for look in looks]
     if not same_heads(*reports):
         shapes = [f"{look.config.n_layers} layers of {look.config.n_heads} heads" for look in looks]

@@ -1,7 +1,7 @@
 """What `tgen inspect` was asked to show: views -> reports -> drawings."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tgen.cli.view import MATRICES, View
@@ -14,6 +14,7 @@ from tgen.cli.views.heatmaps import attention_map, positions_map, rollout_map
 from tgen.cli.views.labels import label
 from tgen.cli.views.model import summary_view
 from tgen.cli.views.text import text_view
+from tgen.errors import UsageError
 from tgen.introspect.ablation import Ablate
 from tgen.introspect.attention import Measure
 from tgen.introspect.look import Look, Place
@@ -66,7 +67,11 @@ def report_of(view: View, look: Look, options: Options, progress: Callable[[floa
         chosen = places(look, options, otherwise="auto")
         return look.attention(chosen, measure=options.measure, why=why)
     if view is View.heads:
-        return look.heads(ablate=options.ablate, progress=progress)
+        report = look.heads(ablate=options.ablate, progress=progress)
+        if options.head == "mean":
+            raise UsageError("--head mean is none of the heads", "it is for --view attention")
+        named = places(look, options, otherwise="all")
+        return replace(report, heads=[h for h in report.heads if (h.layer, h.head) in named])
     if view is View.tokens:
         return look.text
     if view is View.predict:

@@ -21,4 +21,13 @@ class View(StrEnum):
 
 TEXTLESS = {View.positions, View.model, View.training}
 MATRICES = (View.attention, View.rollout, View.positions)  # that pictures can be drawn of
+# The views that an option is for.
+USED_BY = {
+    "--query": {View.attention, View.rollout, View.tokens, View.predict, View.lens, View.why},
+    "--keys": set(MATRICES),
+    "--hide-first": {View.attention, View.rollout},
+    "--target": {View.why},
+    "--ablate": {View.heads},
+    "--measure": {View.attention},
+}
 NO_TABLE = (View.model, View.training, View.verify)  # that are no rows of numbers

@@ -1,5 +1,6 @@
 """The attention weights that the model really uses, from what its forward pass hands over."""
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
@@ -56,13 +57,19 @@ class AttentionRecorder:
             ours = weights @ v[:, :, :seen]
             theirs = mixed[:, :, first : first + n]
             off = (ours - theirs).abs().max() / theirs.abs().max().clamp_min(1)
-            self.difference = max(self.difference, float(off))
-            self.row_error = max(self.row_error, float((weights.sum(dim=-1) - 1).abs().max()))
+            self.difference = worse(self.difference, float(off))
+            row_error = float((weights.sum(dim=-1) - 1).abs().max())
+            self.row_error = worse(self.row_error, row_error)
             if lengths is not None:
                 weights *= lengths[:, :, None, :seen]
                 weights /= weights.sum(dim=-1, keepdim=True).clamp_min(1e-30)
             self._take(layer, first, weights)
             del scores, weights, ours  # before the next: two at a time would be twice the memory
+
+
+def worse(a: float, b: float) -> float:
+    """The larger error; what is not a number is the worst."""
+    return a if math.isnan(a) or b <= a else b
 
 
 class Kept:

@@ -47,8 +47,6 @@ def lens_of(
         candidates.append(candidates_of(logits, tokenizer, top))
         ranks.append(int((logits > logits[answer]).sum()))
         chances.append(float(logits.softmax(dim=-1)[answer]))
-    # `hidden` norms all positions at once, as the model does
-    whole = model.logits(model.final_norm(vectors[-1])[0, query])
     return LensReport(
         layers=["embedding", *(f"layer {i}" for i in range(model.config.n_layers))],
         first=first,
@@ -61,5 +59,4 @@ def lens_of(
         answer_text=tokenizer.token_bytes(answer),
         ranks=ranks,
         answer_probabilities=chances,
-        last_difference=float((whole - answer_logits).abs().max()),
     )

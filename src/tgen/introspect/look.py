@@ -1,4 +1,4 @@
-"""One text through one model: every report that can be made of it, each computed once."""
+"""One text through one model: every report that can be made of it."""
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -7,12 +7,12 @@ from tgen.checkpoint.directory import ModelBundle
 from tgen.errors import UsageError
 from tgen.introspect.ablation import Ablate, ablate_heads
 from tgen.introspect.attention import (
-    AttentionRecorder,
     Measure,
     attention_of,
     check_length,
     rollout,
     telling_head,
+    worse,
 )
 from tgen.introspect.heads import heads_of
 from tgen.introspect.lens import lens_of
@@ -59,13 +59,18 @@ class Look:
         if text is not None:
             check_length(len(self.ids), self.config.context_length)
         self._device = device
-        self.checks: list[Check] = []  # of what was computed last
+        self._checks: dict[str, Check] = {}
 
     @cached_property
     def model(self) -> Transformer:
         """In float32."""
         model = Transformer.from_arrays(self.config, self.bundle.arrays)
         return model.to(choose_device(self._device))
+
+    @property
+    def checks(self) -> list[Check]:
+        """Of all that was computed so far, each at its worst."""
+        return list(self._checks.values())
 
     @property
     def tokens(self) -> list[bytes]:
@@ -81,13 +86,13 @@ class Look:
     ) -> list[AttentionReport]:
         """Weights (T, T) of these places."""
         reports, recorder = attention_of(self.model, self.ids, places, measure=measure, why=why)
-        self._remember(recorder)
+        self._remember(footer_checks(recorder))
         return reports
 
     def rollout(self) -> list[RolloutReport]:
         """A matrix a layer."""
         reports, recorder = rollout(self.model, self.ids)
-        self._remember(recorder)
+        self._remember(footer_checks(recorder))
         return reports
 
     def heads(
@@ -104,7 +109,7 @@ class Look:
             start=[] if end is None else [end],
             ablation=ablation,
         )
-        self._remember(recorder)
+        self._remember(footer_checks(recorder))
         return report
 
     @cached_property
@@ -146,12 +151,16 @@ class Look:
 
     def verify(self) -> list[Check]:
         """Everything that must hold for this to be what the model does."""
-        self.checks = verify(self.model, self.tokenizer, self.ids)
-        return self.checks
+        found = verify(self.model, self.tokenizer, self.ids)
+        self._remember(found)
+        return found
 
     def position(self, i: int) -> int:
         """A token's number; raises UsageError if there is none."""
         return index("--query", i, len(self.ids))
 
-    def _remember(self, recorder: AttentionRecorder) -> None:
-        self.checks = footer_checks(recorder)
+    def _remember(self, checks: Sequence[Check]) -> None:
+        for check in checks:
+            before = self._checks.get(check.name)
+            if before is None or worse(before.value, check.value) != before.value:
+                self._checks[check.name] = check

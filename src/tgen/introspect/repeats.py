@@ -92,9 +92,11 @@ def _offsets(
     copies, nexts = torch.zeros(shape), torch.zeros(shape)
 
     def take(layer: int, start: int, weights: Tensor) -> None:
-        for t in range(max(first, start), start + weights.shape[-2]):
-            copies[:, layer] += weights[:, :, t - start, t - n].cpu() / n
-            nexts[:, layer] += weights[:, :, t - start, t - n + 1].cpu() / n
+        drop = max(0, first - start)
+        rows = weights[:, :, drop:].cpu()
+        for sums, back in ((copies, n), (nexts, n - 1)):
+            there = rows.diagonal(offset=start + drop - back, dim1=2, dim2=3)
+            sums[:, layer] += there[..., : rows.shape[2]].sum(dim=-1) / n
 
     x = model.hidden(batch_of(model, rows), recorder=AttentionRecorder(take))
     return copies, nexts, x

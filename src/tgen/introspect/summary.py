@@ -1,5 +1,6 @@
 """What a model is made of."""
 
+import os
 from dataclasses import asdict
 
 from tgen.checkpoint.directory import ModelBundle
@@ -16,7 +17,7 @@ def summarise(bundle: ModelBundle) -> ModelSummary:
         for name, array in bundle.arrays.items()
     ]
     return ModelSummary(
-        path=str(bundle.path),
+        path=os.fsencode(bundle.path).decode(errors="replace"),
         family=config.family,
         fields=asdict(config),
         parameters=parameters,

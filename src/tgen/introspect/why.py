@@ -27,13 +27,13 @@ class _Parts:
         self.last = torch.zeros(0)  # (C), before the final norm
 
     def mix(self, _: nn.Module, arguments: tuple[Tensor]) -> None:
-        self.mixed.append(arguments[0][0, self._query].double())
+        self.mixed.append(arguments[0][0, self._query].cpu().double())
 
     def feed(self, _: nn.Module, __: Any, out: Tensor) -> None:
-        self.fed.append(out[0, self._query].double())
+        self.fed.append(out[0, self._query].cpu().double())
 
     def end(self, _: nn.Module, arguments: tuple[Tensor]) -> None:
-        self.last = arguments[0][0, self._query].double()
+        self.last = arguments[0][0, self._query].cpu().double()
 
 
 @torch.no_grad()
@@ -59,14 +59,14 @@ def why_of(
         x = model.hidden(batch_of(model, [ids]))[0, query]
     logits = model.logits(x).float()
     target = int(logits.argmax()) if target is None else target
-    direction, constant = _through_norm(model, parts.last, model.head[target].double())
+    direction, constant = _through_norm(model, parts.last, model.head[target].cpu().double())
 
     found = [_part("token embedding", model.token_embedding.weight[ids[query]], direction)]
     if model.config.position == "learned":
         found.append(_part("position", model.position_embedding.weight[query], direction))
     for layer, block in enumerate(blocks_of(model)):
         W_O = block.attention.o_proj
-        onto = direction @ W_O.weight.double()  # (H D)
+        onto = direction @ W_O.weight.cpu().double()  # (H D)
         for head, share in enumerate((onto * parts.mixed[layer]).view(model.config.n_heads, -1)):
             name = f"layer {layer}, head {head}"
             logit = float(share.sum())
@@ -90,7 +90,7 @@ def why_of(
 
 
 def _part(name: str, vector: Tensor, direction: Tensor, layer: int | None = None) -> Contribution:
-    logit = float(vector.double() @ direction)
+    logit = float(vector.cpu().double() @ direction)
     return Contribution(part=name, layer=layer, head=None, logit=logit)
 
 
@@ -100,10 +100,10 @@ def _through_norm(
     """(C,) the direction whose product with a vector is what it adds to the logit behind the final
     norm, whose scale is that of x; and what the norm's bias adds."""
     norm = model.final_norm
-    weighed = unembedding * norm.get_parameter("weight").double()
+    weighed = unembedding * norm.get_parameter("weight").cpu().double()
     eps = model.config.norm_eps
     if model.config.norm == "rms_norm":
         return weighed / (x.square().mean() + eps).sqrt(), None
     centred = weighed - weighed.mean()  # (x - mean x) . w is x . (w - mean w)
     scale = (x.var(unbiased=False) + eps).sqrt()
-    return centred / scale, float(unembedding @ norm.get_parameter("bias").double())
+    return centred / scale, float(unembedding @ norm.get_parameter("bias").cpu().double())

@@ -111,7 +111,6 @@ class LensReport:
     answer_text: bytes
     ranks: list[int]  # of the answer, by layer
     answer_probabilities: list[float]
-    last_difference: float  # between the last layer's logits and the model's
 
 
 @dataclass(frozen=True, kw_only=True)

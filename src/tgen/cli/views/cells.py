@@ -90,28 +90,35 @@ def draw(
 ) -> list[Text | _Blocks]:
     """Lines of at most `width` cells, and after them what is not shown.
 
-    `auto` takes digits where all columns fit, else blocks at a terminal or where values are no
-    shares, else lists.
+    `auto` takes digits where all columns fit, else blocks at a terminal, else lists. Values that
+    are no shares are always blocks.
     """
     n_rows, n_columns = heat.values.shape
     columns = range(n_columns) if columns is None else columns
     room = max(1, width - _HEAD)
-    if cells == "auto":
-        fits = heat.percent and len(columns) * _DIGITS <= room
-        cells = "num" if fits else "block" if is_terminal or not heat.percent else "list"
+    if not heat.percent:
+        cells = "block"
+    elif cells == "auto":
+        fits = len(columns) * _DIGITS <= room
+        cells = "num" if fits else "block" if is_terminal else "list"
     if rows is None:
         rows = range(n_rows) if cells == "block" else range(max(0, n_rows - _ROWS), n_rows)
     title = Text(heat.title, style="bold")
     if cells == "block":
         picture, pooled = _blocks(heat, rows, columns, room)
         said = [_legend(heat), *pooled]
-        return [title, _ticks(columns, picture, heat), picture, *_lines(said, heat, rows, columns)]
+        return [
+            title,
+            _ticks(columns, picture, heat, room),
+            picture,
+            *_lines(said, heat, rows, columns),
+        ]
     if cells == "list":
         lines = [_listed(heat, row, columns, top) for row in rows]
         return [title, *lines, *_lines([], heat, rows, columns)]
     columns = columns[-(room // _DIGITS) :]
     picture_lines = _digits(heat, rows, columns, room)
-    said = [f"{heat.unit}; · is below 0.5"] if heat.percent else []
+    said = [f"{heat.unit}; · is below 0.5"]
     return [title, *picture_lines, *_lines(said, heat, rows, columns)]
 
 
@@ -226,12 +233,14 @@ def _sampled(
     return _Blocks(heat, np.repeat(drawn, times, axis=1), list(rows)[::every]), said
 
 
-def _ticks(columns: range, picture: _Blocks, heat: HeatMap) -> Text:
+def _ticks(columns: range, picture: _Blocks, heat: HeatMap, room: int) -> Text:
     """Numbers of every tenth column."""
     n = picture.shades.shape[1]
+    factor = -(-len(columns) // room)
+    times = max(1, n // len(columns))
     line = ""
     for j in range(0, n, 10):
-        number = str(columns[j * len(columns) // n])
+        number = str(columns[j * factor // times])
         if len(line) <= j and j + len(number) <= n:
             line = line.ljust(j) + number
     return Text(set_cell_size(heat.row_name, _HEAD) + line, style="dim", no_wrap=True)
@@ -248,10 +257,14 @@ def _listed(heat: HeatMap, row: int, columns: range, top: int) -> Text:
     shown = [j for j in columns if not (heat.causal and j > row)]
     values = heat.values[row]
     best = sorted(shown, key=lambda j: -values[j])[:top]
-    parts = [f"{j} {heat.columns[j]} {values[j]:.2f}".replace(" 0.", " .") for j in best]
+    parts = [f"{j} {heat.columns[j]} {_short(values[j])}" for j in best]
     rest = [j for j in range(heat.values.shape[1]) if not (heat.causal and j > row)]
     others = len(rest) - len(best)
     if others:
         left = float(values[rest].sum() - values[best].sum())
-        parts.append(f"rest {max(left, 0):.2f} ({others})".replace(" 0.", " ."))
+        parts.append(f"rest {_short(max(left, 0))} ({others})")
     return Text(f"{row:>4} {heat.rows[row]} -> " + "  ".join(parts), overflow="fold")
+
+
+def _short(share: float) -> str:
+    return f"{share:.2f}".removeprefix("0")

@@ -28,9 +28,9 @@ def colour(shade: float) -> Colour:
 
 
 def is_light(of: Colour) -> bool:
-    """Whether black is read better on it than white."""
-    red, green, blue = of
-    return 0.299 * red + 0.587 * green + 0.114 * blue > 105
+    """Whether black is read better on it than white: by WCAG's relative luminance."""
+    linear = [c / 3294.6 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in of]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.179
 
 
 def glow(shade: float) -> Style:

@@ -53,7 +53,7 @@ def lens_view(report: LensReport, tokens: Sequence[bytes], *, width: int) -> lis
     ):
         line = Text(f"{name:{_LAYER}}"[:_LAYER], no_wrap=True)
         for j in shown:
-            choice = _cell(f"{label(texts[j], width=_CELL - 4)} {chances[j] * 100:.0f}")
+            choice = _cell(f"{label(texts[j], width=_CELL - 5)} {chances[j] * 100:.0f}")
             line.append(choice, glow(float(chances[j]) ** 0.5))
         lines.append(line)
     lines.append(Text("percent is the first choice's probability", style="dim"))

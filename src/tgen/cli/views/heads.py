@@ -18,12 +18,12 @@ _BOLD, _FAINT = Style(bold=True), Style(dim=True)
 
 def heads_view(report: HeadsReport) -> list[Text]:
     """The heads, what uniform attention would score, and what the columns mean."""
-    names = {"keys": 5, "back": 5, "self": 5, "prev": 5, "first": 6, "dup": 8}
+    names = {"keys": 6, "back": 6, "self": 5, "prev": 5, "first": 6, "dup": 8}
     names |= {"induction": 10} | ({"cost": 8} if report.loss is not None else {})
     lines = [_header(names, "  near>far")]
     for head in report.heads:
         line = _name(head, head.role)
-        line.append(f"{head.effective_keys:5.1f}{head.distance:5.1f}")
+        line.append(f"{_one(head.effective_keys):>6}{_one(head.distance):>6}")
         for name, width in _SHARES.items():
             _append(line, f"{getattr(head, name):{width}.2f}", getattr(head, name))
         for name, width in _TWICE.items():
@@ -37,7 +37,7 @@ def heads_view(report: HeadsReport) -> list[Text]:
     uniform = report.baseline
     shares = "".join(f"{uniform[name]:{w}.2f}" for name, w in _SHARES.items())
     twice = "".join(f"{uniform[name]:{w}.2f}" for name, w in _TWICE.items() if name in uniform)
-    numbers = f"{uniform['effective_keys']:5.1f}{uniform['distance']:5.1f}{shares}{twice}"
+    numbers = f"{_one(uniform['effective_keys']):>6}{_one(uniform['distance']):>6}{shares}{twice}"
     lines.append(Text(f"{'uniform':16}{numbers}", _FAINT, no_wrap=True))
     return [*lines, *(Text(line, _FAINT) for line in _explained(report))]
 
@@ -86,14 +86,19 @@ def _bars(head: HeadReport) -> str:
 def _change(a: float | None, b: float | None, digits: int = 2) -> str:
     if a is None or b is None:
         return f"{'–':>11}"
+    digits = 0 if digits == 1 and abs(b) >= 100 else digits
     return f"{f'{b:.{digits}f} {b - a:+.{digits}f}':>11}"
+
+
+def _one(value: float) -> str:
+    return f"{value:.1f}" if value < 1000 else f"{value:.0f}"
 
 
 def _explained(report: HeadsReport) -> list[str]:
     lines = [
-        f"means over {report.n_rows} queries (the first sees only itself). keys: how many it looks "
-        "at, exp(entropy); back: how many tokens; self, prev, first: the weight there; near>far: "
-        "its weight 0, 1, 2-3, 4-7, ... tokens back",
+        f"means over {report.n_rows} queries (the first sees only itself, and counts for `first` "
+        "alone). keys: how many it looks at, exp(entropy); back: how many tokens; self, prev, "
+        "first: the weight there; near>far: its weight 0, 1, 2-3, 4-7, ... tokens back",
     ]
     if report.block_length:
         gain = report.repeat_gain or 0.0

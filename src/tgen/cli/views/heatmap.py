@@ -36,4 +36,4 @@ class HeatMap:
             part = np.sqrt(part)
         elif self.scale == "log":
             part = 1 - np.log(np.maximum(part, _LOG_LOW)) / np.log(_LOG_LOW)
-        return np.asarray(part, np.float32)
+        return np.nan_to_num(np.asarray(part, np.float32))  # a check says so where they are NaN

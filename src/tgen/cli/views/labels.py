@@ -15,6 +15,8 @@ def label(token: bytes, *, width: int | None = None) -> str:
     """
     try:
         text = "".join(_visible(character) for character in token.decode())
+        if unicodedata.category(text[:1] or " ").startswith("M"):
+            text = "◌" + text  # nothing before it to stand on
     except UnicodeDecodeError:
         text = f"‹{token.hex(' ').upper()}›"
     text = text or "‹end›"
@@ -34,4 +36,4 @@ def _visible(character: str) -> str:
     category = unicodedata.category(character)
     if category.startswith(("C", "Z")):
         return f"‹U+{ord(character):04X}›"
-    return "◌" + character if category.startswith("M") else character
+    return character

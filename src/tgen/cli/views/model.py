@@ -1,8 +1,9 @@
-"""What a model is made of, and the mask that its attention obeys."""
+"""What a model is made of."""
 
 from rich.table import Table
 from rich.text import Text
 
+from tgen.cli.console import printable
 from tgen.reports import ModelSummary
 
 _MIB = 2**20
@@ -30,7 +31,7 @@ def summary_view(summary: ModelSummary) -> list[Table | Text]:
         table.add_row("lm_head", "tied to token_embedding", "0", "")
     table.add_row("all", "", f"{summary.n_parameters:,}", "", style="bold")
     words = (
-        f"{summary.path}\n"
+        f"{printable(summary.path)}\n"
         f"{summary.family}: {fields['n_layers']} layers, {fields['n_heads']} heads "
         f"({fields['n_kv_heads']} of keys), {fields['d_model']} wide, vocabulary "
         f"{fields['vocab_size']:,}, context {fields['context_length']:,}\n"

@@ -89,5 +89,6 @@ def _scale(heat: HeatMap) -> dict[str, Any]:
         "type": heat.scale,
         "domain": [low, high],
         "range": [hexadecimal(of) for of in RAMP],
+        "interpolate": "rgb",
         "clamp": True,
     }

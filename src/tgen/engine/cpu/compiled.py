@@ -6,7 +6,7 @@ What is kept is machine code alone, which llvmlite places in memory; only compil
 import ctypes
 import hashlib
 import os
-import platform
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -25,8 +25,10 @@ _DIGEST_BYTES = 32
 def _path() -> Path:
     """Where the kernels for this processor are kept, under a name made from all that they are
     made from."""
-    made_by = [llvmlite.__version__, platform.machine(), llvm.get_host_cpu_name()]
-    digest = hashlib.sha256(" ".join([*made_by, llvm.get_host_cpu_features().flatten()]).encode())
+    made_for = [llvm.get_process_triple(), llvm.get_host_cpu_name()]
+    made_for += [llvm.get_host_cpu_features().flatten(), llvmlite.__version__]
+    made_for += [os.environ.get(name, "") for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")]
+    digest = hashlib.sha256(" ".join(made_for).encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.name.encode() + files.read(source))
     home = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
@@ -35,15 +37,14 @@ def _path() -> Path:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether the folder is this user's alone: what lies there is run."""
+    """Whether the folder is this user's, and written by nobody else: what lies there is run."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if folder.stat().st_uid != os.getuid():
-            return False
-        folder.chmod(0o700)
+        state = folder.lstat()
     except OSError:
         return False
-    return True
+    alone = state.st_uid == os.getuid() and not state.st_mode & 0o022
+    return alone and stat.S_ISDIR(state.st_mode)
 
 
 def _kept() -> bytes | None:
