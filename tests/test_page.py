@@ -139,7 +139,6 @@ def lens_of(tokens: list[bytes]) -> LensReport:
         answer_text=tokens[1],
         ranks=[4, 0],
         answer_probabilities=[0.1, 0.5],
-        last_difference=0.0,
     )
 
 

@@ -50,6 +50,7 @@ print(resident("VmHWM") - before)
 LOOKING = {
     "attention, one layer of 12 heads": "look.attention([(5, head) for head in range(12)])",
     "heads, all layers": "look.heads()",
+    "verify, all layers": "look.verify()",
 }
 
 
