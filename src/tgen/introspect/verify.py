@@ -43,12 +43,13 @@ class _Checking(AttentionRecorder):
     def attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mixed: Tensor) -> None:
         """One layer."""
         T = q.shape[2]
-        self._weights = q.new_zeros(*q.shape[:2], T, T)
+        weights = self._weights = q.new_zeros(*q.shape[:2], T, T)
         super().attention(layer, q, k, v, mixed)
+        self._weights = torch.zeros(0)  # gone with this call: two layers would be twice the memory
         values = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
-        self.mixed = (self._weights @ values).transpose(1, 2).flatten(2)
+        self.mixed = (weights @ values).transpose(1, 2).flatten(2)
         for first, own in _kernel_weights(q, k):
-            ours = self._weights[..., first : first + own.shape[-1]]
+            ours = weights[..., first : first + own.shape[-1]]
             self.kernel = worse(self.kernel, float((own - ours).abs().max()))
             self.future = worse(self.future, float(own.triu(1 - first).abs().max()))
             self.below_zero = worse(self.below_zero, float(-own.min()))
