@@ -1,265 +1,26 @@
-"""`tgen inspect`: every view and output says what the reports say, whatever the tokens are."""
+"""`tgen inspect`: what the command shows and writes, and what it refuses."""
 
 import csv
 import io
 import json
 import os
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from rich.cells import cell_len
-from rich.console import Console
+from rich.color import ColorSystem
 
 from conftest import make_model
 from tgen.checkpoint import directory
 from tgen.cli import console, inspect_output
-from tgen.cli.app import run
 from tgen.cli.looking import TELLING
 from tgen.cli.view import View
-from tgen.cli.views.cells import draw
-from tgen.cli.views.colours import colour, is_light
-from tgen.cli.views.expected import lens_view, prediction_table, why_view
-from tgen.cli.views.heatmap import HeatMap
-from tgen.cli.views.heatmaps import attention_map
-from tgen.cli.views.labels import label
-from tgen.cli.views.spreadsheet import csv_rows, csv_text
-from tgen.cli.views.text import text_view
-from tgen.introspect.attention import AttentionRecorder
 from tgen.introspect.look import Look
-from tgen.reports import (
-    AttentionReport,
-    Contribution,
-    LensReport,
-    Prediction,
-    TextReport,
-    TokenReport,
-    WhyReport,
-    json_value,
-)
-from tgen.tokenizer import train_char
-
-HOSTILE = [
-    b"[/x]",
-    b"[red]",
-    b":smile:",
-    b"\x1b[31m",
-    "\u202e".encode(),
-    "\u2028".encode(),
-    b"\xe6\x97",
-    "日本".encode(),
-    "\u0301".encode(),
-    b"</script>",
-    b"<img onerror=x>",
-    b"\0",
-    b"",
-    b"\n",
-    b" \t\r",
-]
-N = len(HOSTILE)
-
-
-def triangle(n, seed=0):
-    weights = np.tril(np.random.default_rng(seed).random((n, n)).astype(np.float32) ** 4)
-    return weights / weights.sum(axis=1, keepdims=True)
-
-
-def report_of(weights, **values):
-    usual = {"layer": 1, "head": 2, "kv_head": 2, "measure": "attention", "why": ""}
-    return AttentionReport(weights=weights, **usual | values)
-
-
-def printed(things, width=80, **options):
-    console = Console(width=width, file=io.StringIO(), **options)
-    console.print(*things, sep="\n")
-    return console.file.getvalue()
-
-
-def test_every_token_has_a_printable_label():
-    for token in HOSTILE:
-        shown = label(token)
-        assert shown
-        assert shown.isprintable()
-    assert label(b" the\n") == "·the⏎"
-    assert label(b"\xe6\x97") == "‹E6 97›"
-    assert label("日本語".encode(), width=5) == "日本…"
-    assert label("e\u0301".encode()) == "e\u0301"
-    assert label("\u0301e".encode()) == "◌\u0301e"
-
-
-def test_white_and_black_can_be_read_on_every_colour():
-    def luminance(of):
-        parts = [c / 255 for c in of]
-        parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
-
-    for i in range(101):
-        back = luminance(colour(i / 100))
-        contrast = (back + 0.05) / 0.05 if is_light(colour(i / 100)) else 1.05 / (back + 0.05)
-        assert contrast >= 4.5
-
-
-@pytest.mark.parametrize("width", [40, 80, 120])
-@pytest.mark.parametrize("cells", ["num", "block", "list"])
-def test_hostile_tokens_survive_every_cell_at_every_width(width, cells):
-    heat = attention_map(report_of(triangle(N)), HOSTILE, scale="sqrt")
-    things = draw(heat, cells=cells, width=width, is_terminal=False)
-    text = printed(things, width=width)
-    assert "\x1b" not in text
-    assert "\u202e" not in text
-    assert "\u2028" not in text
-    labels = [label(token) for token in HOSTILE]
-    if cells == "list":
-        flat = "".join(text.split("\n"))
-        assert all(f"{i} {name} -> " in flat for i, name in enumerate(labels))
-    else:
-        assert max(cell_len(line) for line in text.splitlines()) <= width
-        assert "[/x]" in text
-        assert ":smile" in text  # not an emoji
-
-
-def test_views_of_tokens_survive_hostile_ones():
-    tokens = [
-        TokenReport(
-            index=i, id=i, text=token, start=0, surprisal=1.5, rank=2, likeliest=1,
-            likeliest_text=token, likeliest_probability=0.5,
-        )
-        for i, token in enumerate(HOSTILE)
-    ]  # fmt: skip
-    text = TextReport(
-        tokens=tokens, n_bytes=9, nats_per_token=1.0, perplexity=2.7, bits_per_byte=None
-    )
-    candidates = [Prediction(id=i, text=t, probability=0.1, logit=1) for i, t in enumerate(HOSTILE)]
-    lens = LensReport(
-        layers=["embedding"],
-        first=0,
-        likeliest=[list(range(N))],
-        likeliest_text=[HOSTILE],
-        probabilities=np.full((1, N), 0.5, np.float32),
-        query=0,
-        candidates=[candidates],
-        answer=0,
-        answer_text=HOSTILE[0],
-        ranks=[0],
-        answer_probabilities=[0.5],
-    )
-    for token in HOSTILE:
-        parts = [Contribution(part="layer 0, head 1", layer=0, head=1, logit=1.0)]
-        why = WhyReport(
-            query=0,
-            target=1,
-            target_text=token,
-            probability=0.5,
-            logit=1.0,
-            parts=parts,
-            difference=0.0,
-        )
-        views = [
-            *text_view(text, rows=range(N)),
-            prediction_table(candidates, after=label(token)),
-            *lens_view(lens, HOSTILE, width=160),
-            *why_view(why, token, top=3),
-        ]
-        shown = printed(views, width=160)
-        assert not {"\x1b", "\u202e", "\u2028", "\0"} & set(shown)
-        assert label(token, width=10) in shown
-    record = json.loads(json.dumps(json_value(text), allow_nan=False))
-    rows = list(csv.reader(io.StringIO(csv_text(csv_rows(text, HOSTILE)))))
-    for i, token in enumerate(HOSTILE):
-        assert rows[i + 1][2] == label(token)
-        if i != 6:
-            assert record["tokens"][i]["text"].encode() == token
-    assert record["tokens"][6]["bytes"] == "5pc="
-
-
-def test_digits_are_percent_and_what_is_cut_is_said():
-    weights = triangle(60)
-    tokens = [f"t{i}".encode() for i in range(60)]
-    heat = attention_map(report_of(weights), tokens, scale="sqrt")
-    text = printed(draw(heat, cells="num", width=80, is_terminal=False))
-    lines = text.splitlines()
-    last = next(line for line in lines if line.startswith("  59 "))
-    shown = [last[14 + 3 * i : 17 + 3 * i].strip() for i in range(22)]
-    assert shown == [f"{w * 100:.0f}" if w >= 0.005 else "·" for w in weights[59, 38:]]
-    held = weights[20:, 38:].sum() / 40
-    flat = " ".join(text.split())
-    assert f"keys 38 to 59 of 60 hold {held:.0%} of these rows' weight" in flat
-    assert "queries 20 to 59 of 60" in flat
-
-
-def test_hidden_keys_are_said_and_nothing_is_scaled_up():
-    weights = triangle(5)
-    heat = attention_map(report_of(weights), [b"a", b"b", b"c", b"d", b"e"], scale="sqrt")
-    things = draw(heat, cells="num", width=80, is_terminal=False, columns=range(1, 5))
-    text = printed(things)
-    assert f"keys 1 to 4 of 5 hold {weights[:, 1:].sum() / 5:.0%}" in text
-    row = next(line for line in text.splitlines() if line.startswith("   4 "))
-    assert row.split()[2:] == [f"{w * 100:.0f}" if w >= 0.005 else "·" for w in weights[4, 1:]]
-
-
-def test_a_list_leaves_nothing_out():
-    weights = triangle(12)
-    heat = attention_map(report_of(weights), [b"x"] * 12, scale="sqrt")
-    lines = printed(draw(heat, cells="list", width=200, is_terminal=False), width=200).splitlines()
-    for i, line in enumerate(lines[1:13]):
-        numbers = [float(part) for part in line.split() if "." in part]
-        assert sum(numbers) == pytest.approx(1, abs=0.03), line
-        assert ("rest" in line) == (i >= 4)
-
-
-def test_blocks_show_every_cell_and_pooled_ones_their_largest():
-    weights = triangle(20)
-    heat = attention_map(report_of(weights), [b"x"] * 20, scale="linear")
-    options = {"cells": "block", "is_terminal": True}
-    marks = printed(draw(heat, width=80, **options)).splitlines()[2:22]
-    for i, line in enumerate(marks):
-        cells = line[14:].ljust(20)
-        assert cells[i + 1 :].strip() == ""
-        for j in range(i + 1):
-            level = round(float(weights[i, j]) * 63) * 10 // 64
-            assert cells[j] == " ·:-=+*#%@"[level]
-    # In colour two rows a line: foreground above, background below.
-    text = printed(
-        draw(heat, width=80, **options), force_terminal=True, color_system="truecolor"
-    ).splitlines()
-    assert len(text) == 1 + 1 + 10 + 1
-    red, green, blue = colour(round(float(weights[18, 0]) * 63) / 63)
-    assert f"38;2;{red};{green};{blue}" in text[11]
-    pooled = printed(draw(heat, width=14 + 7, **options), width=200)
-    assert "each cell is the largest of 3 x 3" in pooled
-    first = pooled.splitlines()[2][14:]
-    level = round(float(weights[:3, :3].max()) * 63) * 10 // 64
-    assert first[0] == " ·:-=+*#%@"[level]
-    assert len(first.rstrip()) == 1
-
-
-def test_positions_are_drawn_with_their_sign():
-    values = np.array([[-1, 0, 1], [1, 0, -1]], np.float32)
-    heat = HeatMap(
-        title="x", values=values, rows=["0", "1"], columns=["0", "1", "2"], low=-1, high=1,
-        scale="linear", causal=False, percent=False,
-    )  # fmt: skip
-    lines = printed(draw(heat, cells="auto", width=80, is_terminal=False)).splitlines()
-    assert lines[2][14:] == "    " + "++++" + "@@@@"
-    assert lines[3][14:] == "@@@@" + "++++"
 
 
 @pytest.fixture(scope="module")
 def look(trained):
     return Look(directory.load(trained), b"What is the king?")
-
-
-@pytest.fixture
-def inspect(trained, capsysbinary):
-    """Runs the command in this process, on a text and a model, unless others are given."""
-
-    def run_here(*arguments, model=trained, prompt="What is the king?"):
-        models = [] if model is None else ["-m", str(model)]
-        status = run(["inspect", *models, "-p", prompt, *map(str, arguments)])
-        out, err = capsysbinary.readouterr()
-        return SimpleNamespace(returncode=status, stdout=out, stderr=err)
-
-    return run_here
 
 
 def test_the_json_is_what_the_reports_say(inspect, look):
@@ -285,7 +46,8 @@ def test_the_json_is_what_the_reports_say(inspect, look):
 
 def test_every_csv_number_comes_back_exactly(inspect, look):
     for view in ("attention", "rollout"):
-        done = inspect("--view", view, "--layer=all", "--head=all", "--csv=-", "-q")
+        heads = ["--head=all"] if view == "attention" else []
+        done = inspect("--view", view, "--layer=all", *heads, "--csv=-", "-q")
         if view == "attention":
             shape = look.config.n_layers, look.config.n_heads
             places = [(la, h) for la in range(shape[0]) for h in range(shape[1])]
@@ -299,10 +61,6 @@ def test_every_csv_number_comes_back_exactly(inspect, look):
             place = int(row["layer"]), int(row["head"]) if row["head"].isdigit() else row["head"]
             value = wanted[place][int(row["query"]), int(row["key"])]
             assert np.float32(row["weight"]) == pytest.approx(value, abs=1e-6)
-    weights = triangle(30)
-    text = csv_text(csv_rows([report_of(weights)], [b"x"] * 30))
-    for row in csv.DictReader(io.StringIO(text)):
-        assert np.float32(row["weight"]) == weights[int(row["query"]), int(row["key"])]
 
 
 def test_files_are_written_and_said(inspect, tmp_path, monkeypatch):
@@ -330,11 +88,13 @@ def test_two_models_are_compared(inspect, trained, tmp_path):
     directory.save(tmp_path / "other", bundle.config, bundle.tokenizer, arrays)
     models = ["-m", trained, "-m", tmp_path / "other", "--view", "heads"]
     record = json.loads(inspect(*models, "--json", model=None).stdout)
+    assert record["text"]
+    assert [all(check["holds"] for check in one) for one in record["verify"]] == [True, True]
     text = inspect(*models, model=None).stdout.decode()
     for a, b in zip(*(report["heads"] for report in record["heads"]), strict=True):
         line = next(li for li in text.splitlines() if li.startswith(f"{a['layer']}.{a['head']}"))
         for name, digits in [("effective_keys", 1), ("previous", 2), ("first", 2)]:
-            assert f"{b[name]:.{digits}f} {b[name] - a[name]:+.{digits}f}" in line
+            assert f"{b[name]:.{digits}f} {b[name] - a[name]:+z.{digits}f}" in line
     assert any(a["previous"] != b["previous"] for a, b in zip(*(
         report["heads"] for report in record["heads"]), strict=True))  # fmt: skip
     directory.save(
@@ -346,76 +106,6 @@ def test_two_models_are_compared(inspect, trained, tmp_path):
     other = ["-m", trained, "-m", tmp_path / "wide", "--view", "heads"]
     done = inspect(*other, model=None)
     assert (done.returncode, b"of 4 heads" in done.stderr) == (2, True), done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        (["--layer", "9"], "--layer"),
-        (["--head", "9"], "--head"),
-        (["--query", "99"], "--query"),
-        (["--keys", "99"], "--keys"),
-        (["--view", "nothing"], "--view"),
-        (["--view", "heads", "--svg", "x.svg"], "--svg"),
-        (["--view", "model", "--csv", "x.csv"], "--csv"),
-        (["--view", "heads", "--view", "tokens", "--csv", "x.csv"], "--csv"),
-        (["--view", "heads", "--view", "heads"], "--view"),
-        (["--layer", "all", "--head", "all", "--png", "x.png"], "--png"),
-        (["--svg", "-", "--html", "-"], "stdout"),
-        (["--svg", "x.svg", "--json"], "--json"),
-        (["--view", "why", "--target", ""], "--target"),
-        (["--query", "0:2", "--svg", "x.svg"], "--query"),
-        (["--query", "0:2", "--csv", "x.csv"], "--query"),
-        (["--keys", "0:2", "--json"], "--keys"),
-        (["--view", "heads", "--html", "x.html"], "--html"),
-        (["--target", "x"], "--target"),
-        (["--ablate", "zero"], "--ablate"),
-        (["--view", "tokens", "--measure", "value"], "--measure"),
-        (["--view", "heads", "--head", "mean"], "--head"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(inspect, arguments, why, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    done = inspect(*arguments)
-    said = done.stderr.decode()
-    assert done.returncode == 2, said
-    assert why in said
-    assert len(said.splitlines()) <= 3
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_check_that_fails_ends_in_an_error(inspect, monkeypatch):
-    honest = AttentionRecorder.attention
-    monkeypatch.setattr(
-        AttentionRecorder,
-        "attention",
-        lambda self, layer, q, k, v, mixed: honest(self, layer, q * 2, k, v, mixed),
-    )
-    for view in ("attention", "verify", "heads"):
-        done = inspect("--view", view)
-        assert (done.returncode, b"checks fail" in done.stderr) == (1, True)
-
-
-def test_a_check_that_failed_is_not_forgotten(inspect, monkeypatch):
-    honest = AttentionRecorder.attention
-
-    def wrong_below(self, layer, q, k, v, mixed):
-        honest(self, layer, q * (2 if layer == 1 else 1), k, v, mixed)
-
-    monkeypatch.setattr(AttentionRecorder, "attention", wrong_below)
-    views = ["--view", "heads", "--view", "attention", "--layer", "0", "--head", "0"]
-    for more in ([], ["--json"]):
-        assert inspect(*views, *more).returncode == 1
-    views[1] = "verify"
-    assert inspect(*views).returncode == 1
-
-
-def test_weights_that_are_not_numbers_are_no_success(inspect, trained, tmp_path):
-    bundle = directory.load(trained)
-    bundle.arrays["blocks.1.attention.qkv_proj.weight"][0, 0] = np.nan
-    directory.save(tmp_path / "nan", bundle.config, bundle.tokenizer, bundle.arrays)
-    done = inspect("--layer", "1", model=tmp_path / "nan")
-    assert (done.returncode, b"checks fail" in done.stderr) == (1, True)
 
 
 def test_width_tail_and_hidden_keys(inspect, look, monkeypatch):
@@ -430,16 +120,10 @@ def test_width_tail_and_hidden_keys(inspect, look, monkeypatch):
     record = json.loads(inspect("--tail", "--json", prompt=long).stdout)
     ids = look.tokenizer.encode(long.encode())
     assert [token["id"] for token in record["text"]] == ids[-look.config.context_length :]
-    assert b"keys 1 to" in inspect("--cells", "num", "--hide-first").stdout
-
-
-def test_only_models_of_one_tokenizer_are_compared(inspect, trained, tmp_path):
-    other = train_char([b"What is the king?"])
-    model = make_model("qwen3", vocab_size=300)
-    directory.save(tmp_path / "other", model.config, other, model.to_arrays())
-    two = ["-m", trained, "-m", tmp_path / "other", "--view", "heads"]
-    done = inspect(*two, model=None)
-    assert (done.returncode, b"different tokens" in done.stderr) == (2, True)
+    assert record["left_out"] == len(ids) - look.config.context_length
+    shown = inspect("--tail", "--view", "tokens", prompt=long).stdout.decode()
+    assert f"the first {record['left_out']} tokens of the text are left out" in shown
+    assert b"the first key is left out" in inspect("--cells", "num", "--hide-first").stdout
 
 
 def test_a_pipe_and_a_link_are_written_to_as_they_are(inspect, tmp_path):
@@ -463,12 +147,43 @@ def test_a_page_opens_at_the_telling_head_and_has_a_limit(inspect, monkeypatch):
     assert (done.returncode, b"--layer" in done.stderr) == (2, True)
 
 
-def test_a_post_norm_model_says_why_it_has_no_lens(inspect, tmp_path, tokenizer):
-    path = tmp_path / "classic"
-    config = make_model("classic", vocab_size=tokenizer.vocab_size)
-    directory.save(path, config.config, tokenizer, config.to_arrays())
-    for view in ("lens", "why"):
-        done = inspect("--view", view, model=path)
-        assert done.returncode == 2
-        assert b"classic" in done.stderr
-    assert inspect("--html", tmp_path / "x", model=path).returncode == 0
+def test_every_text_has_a_footer_whatever_is_shown_of_it(inspect, tmp_path):
+    for view in set(View) - {View.model, View.training, View.positions, View.verify}:
+        shown = inspect("--view", view).stdout.decode()
+        assert shown.splitlines()[-1].startswith("checked: rows sum to 1"), view
+    assert json.loads(inspect("--view", "tokens", "--json").stdout)["verify"][0]["holds"]
+    assert b"checked: rows sum to 1" in inspect("--csv", tmp_path / "x", "--view", "tokens").stderr
+
+
+def test_a_list_in_a_pipe_has_a_line_a_query(inspect, look):
+    lines = inspect("--cells", "list", "--top", "9").stdout.decode().splitlines()
+    assert [int(line.split()[0]) for line in lines[1 : 1 + len(look.ids)]] == [
+        *range(len(look.ids))
+    ]
+    assert lines[1 + len(look.ids)].startswith("each query -> ")
+
+
+def test_what_one_token_can_show_is_shown(inspect, tmp_path):
+    shown = inspect("--cells", "num", prompt="W")
+    assert (shown.returncode, b"chosen" in shown.stdout) == (0, False)
+    done = inspect("--view", "heads", prompt="W")
+    assert (done.returncode, b"at least 2 tokens" in done.stderr) == (2, True)
+    assert inspect("--html", tmp_path / "page", prompt="W").returncode == 0
+    assert inspect("--html", tmp_path / "page", "--head", "mean").returncode == 0
+
+
+def test_random_text_is_made_of_the_texts_tokens_if_it_has_enough(look):
+    assert look.heads().drawn_from.startswith("all ")
+    rich = Look(look.bundle, bytes(range(97, 121)))
+    assert len(set(rich.ids)) >= 16
+    assert rich.heads().drawn_from == f"this text's {len(set(rich.ids))}"
+    assert rich.heads().block_length == (rich.config.context_length - 1) // 2
+
+
+def test_sixteen_colours_are_no_ramp(inspect, monkeypatch):
+    monkeypatch.setattr(console.out, "_force_terminal", True)
+    for system, shaded in [("standard", False), ("truecolor", True)]:
+        monkeypatch.setattr(console.out, "_color_system", ColorSystem[system.upper()])
+        monkeypatch.setattr(console.out, "no_color", False)
+        shown = inspect("--cells", "block").stdout.decode()
+        assert ("▀" in shown, "‘ ·:-=+*#%@’" in shown) == (shaded, not shaded)

@@ -54,11 +54,13 @@ def test_the_cost_is_the_difference_of_the_losses(family):
 
 
 def test_the_command_says_what_int8_costs(trained):
-    run = ["bench", "-m", trained, "-r", 1, "-l", 4, "--device", "cpu"]
+    run = ["bench", "-m", trained, "-r", 1, "-p", 4, "-n", 0, "--no-limits", "--device", "cpu"]
     shown = tgen(*run, "--weights", "int8", "--json")
     assert shown.returncode == 0, shown.stderr.decode()
-    precision = json.loads(shown.stdout)["precision"]
+    (row,) = json.loads(shown.stdout)
+    precision = row["precision"]
     assert 0 < abs(precision["bits_per_byte"] - precision["exact_bits_per_byte"]) < 0.1
     assert (precision["stored"], precision["exact"]) == ("int8", "float32")
     assert b"int8 weights: " in tgen(*run, "--weights", "int8").stdout
-    assert json.loads(tgen(*run, "--weights", "float32", "--json").stdout)["precision"] is None
+    (row,) = json.loads(tgen(*run, "--weights", "float32", "--json").stdout)
+    assert row["precision"] is None

@@ -1,6 +1,7 @@
 """A model that is trained on random text that repeats itself: does a head learn to look it up?
 
-    python benchmarks/inspection/induction.py --family llama --minutes 10
+    python benchmarks/inspection/induction.py --family llama --minutes 10 --model repeats
+    tgen inspect --model ./repeats --view heads < repeats/text.txt
 
 Blocks of 8 to 32 random tokens, each followed by itself; the loss counts in the second block. The
 score is the one of `tgen inspect --view heads`, on blocks that were never seen, beside the control
@@ -8,21 +9,27 @@ in which the second block is another one.
 """
 
 import argparse
+import string
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "learning"))
 
 import record
+from tgen.checkpoint import directory
 from tgen.config import ModelConfig
 from tgen.introspect.repeats import on_repeats
 from tgen.model.transformer import Transformer
+from tgen.tokenizer import train_char
 
-VOCABULARY, LONGEST, BATCH, RATE, EVERY = 64, 32, 64, 2e-3, 250
+LETTERS = string.ascii_letters + string.digits + "-_"
+VOCABULARY, LONGEST, BATCH, RATE, EVERY = len(LETTERS), 32, 64, 2e-3, 250
 
 
 def main() -> None:
@@ -31,6 +38,7 @@ def main() -> None:
     parser.add_argument("--family", default="llama")
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--model", type=Path, help="a directory to write the model to")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -56,6 +64,8 @@ def main() -> None:
             print(*(f"{name} {value}" for name, value in row.items()), sep=" · ", flush=True)
             if row["induction"] > 0.97:
                 break
+    if options.model:
+        write(options.model, model)
     if options.out:
         record.write(options.out, record.origin() | {"family": options.family, "scores": rows})
 
@@ -71,6 +81,24 @@ def scores(model: Transformer) -> dict[str, float]:
         "control": round(float(control.flatten()[best]), 3),
         "gain": round(found.gain or 0.0, 2),
     }
+
+
+def write(path: Path, model: Transformer) -> None:
+    """The model as a directory, its tokens letters, with a text of a block that comes twice.
+
+    The tokenizer knows all bytes: those that never came have embeddings of 0.
+    """
+    tokenizer = train_char([])
+    ids = tokenizer.encode(LETTERS.encode())
+    arrays = model.to_arrays()
+    learnt = arrays["token_embedding.weight"]
+    arrays["token_embedding.weight"] = np.zeros((tokenizer.vocab_size, learnt.shape[1]), np.float32)
+    arrays["token_embedding.weight"][ids] = learnt
+    config = replace(model.config, vocab_size=tokenizer.vocab_size)
+    directory.save(path, config, tokenizer, arrays)
+    order = np.random.default_rng(0).permutation(VOCABULARY)[:LONGEST]
+    text = "".join(LETTERS[i] for i in order)
+    (path / "text.txt").write_text(2 * text, encoding="utf-8")
 
 
 if __name__ == "__main__":

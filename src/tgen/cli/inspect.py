@@ -1,13 +1,21 @@
 """`tgen inspect`: what the model attends to, expects, and is made of; or how it was trained."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from tgen.cli import console
-from tgen.cli.options import DeviceOption, JsonOption, PromptOption, QuietOption, read_prompt
+from tgen.cli.options import (
+    DeviceOption,
+    JsonOption,
+    PromptOption,
+    QuietOption,
+    option,
+    read_prompt,
+)
 from tgen.cli.view import MATRICES, NO_TABLE, TEXTLESS, USED_BY, View
 from tgen.errors import UsageError
 
@@ -15,12 +23,8 @@ _PICTURES = ("--svg", "--png", "--vega")
 _CHOOSING, _DRAWING, _FILES = "What to look at", "How it is drawn", "In place of tables"
 
 
-def _option(name: str, help_text: str, panel: str, **more: Any) -> Any:
-    return typer.Option(*name.split(), help=help_text, rich_help_panel=panel, **more)
-
-
 def _file(name: str, help_text: str) -> Any:
-    return _option(name, help_text, _FILES, metavar="FILE", show_default=False)
+    return option(name, help_text, _FILES, metavar="FILE", show_default=False)
 
 
 def inspect(
@@ -42,11 +46,11 @@ def inspect(
     ] = None,
     layer: Annotated[
         str | None,
-        _option("--layer", "0,2-4, -1 for the last, or all.", _CHOOSING, metavar="LAYERS"),
+        option("--layer", "0,2-4, -1 for the last, or all.", _CHOOSING, metavar="LAYERS"),
     ] = None,
     head: Annotated[
         str | None,
-        _option(
+        option(
             "--head",
             "0,2-4, -1, all, or mean, of the last layer unless --layer is given; of attention "
             "otherwise the head that looks most at one other token.",
@@ -56,19 +60,19 @@ def inspect(
     ] = None,
     query: Annotated[
         str | None,
-        _option("--query", "Tokens that look: 57, -1, or 40:64.", _CHOOSING, metavar="TOKENS"),
+        option("--query", "Tokens that look: 57, -1, or 40:64.", _CHOOSING, metavar="TOKENS"),
     ] = None,
     keys: Annotated[
         str | None,
-        _option("--keys", "Tokens looked at, likewise.", _CHOOSING, metavar="TOKENS"),
+        option("--keys", "Tokens looked at, likewise.", _CHOOSING, metavar="TOKENS"),
     ] = None,
     top: Annotated[
         int | None,
-        _option("--top", "How many candidates, parts or keys to list.", _CHOOSING, min=1),
+        option("--top", "How many candidates, parts or keys to list.", _CHOOSING, min=1),
     ] = None,
     target: Annotated[
         str | None,
-        _option(
+        option(
             "--target",
             "The token that --view why explains.",
             _CHOOSING,
@@ -78,29 +82,29 @@ def inspect(
     ] = None,
     measure: Annotated[
         Literal["attention", "value"],
-        _option("--measure", "Weights, or what each key adds by them.", _CHOOSING),
+        option("--measure", "Weights, or what each key adds by them.", _CHOOSING),
     ] = "attention",
     ablate: Annotated[
         Literal["zero", "mean"] | None,
-        _option("--ablate", "With --view heads: the loss without each head.", _CHOOSING),
+        option("--ablate", "With --view heads: the loss without each head.", _CHOOSING),
     ] = None,
     tail: Annotated[
-        bool, _option("--tail", "Of a text past the context take the end.", _CHOOSING)
+        bool, option("--tail", "Of a text past the context take the end.", _CHOOSING)
     ] = False,
     cells: Annotated[
         Literal["auto", "num", "block", "list"],
-        _option("--cells", "Digits, blocks or lists; what fits.", _DRAWING),
+        option("--cells", "Digits, blocks or lists; what fits.", _DRAWING),
     ] = "auto",
     scale: Annotated[
         Literal["sqrt", "linear", "log"],
-        _option("--scale", "How weights become colours.", _DRAWING),
+        option("--scale", "How weights become colours.", _DRAWING),
     ] = "sqrt",
     hide_first: Annotated[
-        bool, _option("--hide-first", "Leave out the first key, and say what it holds.", _DRAWING)
+        bool, option("--hide-first", "Leave out the first key, and say what it holds.", _DRAWING)
     ] = False,
     width: Annotated[
         int | None,
-        _option("--width", "Columns.", _DRAWING, min=20, max=10_000, show_default="the terminal's"),
+        option("--width", "Columns.", _DRAWING, min=20, max=10_000, show_default="the terminal's"),
     ] = None,
     json_output: JsonOption = False,
     csv: Annotated[Path | None, _file("--csv", "A view's numbers; - is stdout.")] = None,
@@ -130,6 +134,11 @@ def inspect(
         set(views) | ({View.heads, View.attention} if html else set()),
         in_full="--json" if json_output else next(iter(wanted), None),
         chosen={
+            "--layer": layer is not None,
+            "--head": head is not None,
+            "--top": top is not None,
+            "--cells": cells != "auto",
+            "--scale": scale != "sqrt",
             "--query": query is not None,
             "--keys": keys is not None,
             "--hide-first": hide_first,
@@ -166,12 +175,11 @@ def inspect(
         cells=cells,
         scale=scale,
         hide_first=hide_first,
+        width=width,
     )
     looks = [Look(load(path), text, device=device, tail=tail) for path in paths]
     for path in paths:
         console.note(f"{path}", quiet=quiet)
-    if looks[0].n_left_out:
-        console.note(f"the first {looks[0].n_left_out:,} tokens are left out", quiet=quiet)
     if width:
         console.out.width = width
     if len(looks) == 2:
@@ -192,9 +200,14 @@ def _check_options(views: set[View], *, in_full: str | None, chosen: dict[str, b
                 f"{name} changes nothing here",
                 f"it is for --view {', '.join(sorted(USED_BY[name]))}",
             )
-    for name in ("--query", "--keys", "--hide-first"):
-        if chosen[name] and in_full and views & set(MATRICES):
-            raise UsageError(f"{name} is for tables", f"{in_full} has all tokens")
+    for name in ("--query", "--keys", "--hide-first", "--cells", "--top"):
+        used = views & USED_BY["--top"] - set(MATRICES) if name == "--top" else set()
+        if chosen[name] and in_full and views & set(MATRICES) and not used:
+            raise UsageError(
+                f"{name} is for tables, {in_full} takes all tokens", "leave one of the two away"
+            )
+    if chosen["--hide-first"] and chosen["--keys"]:
+        raise UsageError("--hide-first and --keys exclude each other", "--keys 1: is the same")
 
 
 def _check(
@@ -225,5 +238,10 @@ def _check(
         if str(path) != "-" and (path.is_dir() or not path.parent.is_dir()):
             what = "is a folder" if path.is_dir() else "lies in a folder that is not there"
             raise UsageError(f"{name} {path} {what}", "name a file in a folder that exists")
-    if sum(str(path) == "-" for path in wanted.values()) > 1:
-        raise UsageError("stdout takes one file", "give the others a name")
+    places = {path if str(path) == "-" else path.resolve() for path in wanted.values()}
+    if len(places) < len(wanted):
+        raise UsageError(
+            f"{' and '.join(wanted)} go to one place", "stdout takes one file, a file one content"
+        )
+    if str(wanted.get("--png")) == "-" and sys.stdout.isatty():
+        raise UsageError("--png - would write a picture into the terminal", "name a file")

@@ -6,17 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
 from tgen import __version__, files
 from tgen.checkpoint import run_log
 from tgen.cli import console
-from tgen.cli.looking import TELLING, Options, drawn, heat_maps, places, report_of
+from tgen.cli.looking import TELLING, Options, Screen, drawn, heat_maps, places, report_of
 from tgen.cli.training_output import training_lines
-from tgen.cli.view import View
+from tgen.cli.view import TEXTLESS, View
 from tgen.cli.views.checks import footer
-from tgen.cli.views.heads import compare_view, same_heads
+from tgen.cli.views.heads import compare_view
 from tgen.cli.views.heatmaps import attention_map
 from tgen.cli.views.spreadsheet import csv_rows, csv_text
 from tgen.errors import TgenError, UsageError
+from tgen.introspect.heads import moved
 from tgen.introspect.look import Look
 from tgen.reports import json_text, json_value
 
@@ -24,36 +27,76 @@ _PAGE_LIMIT = 24 * 10**6  # bytes: what a browser opens without a pause
 
 
 def show(views: list[View], look: Look, options: Options, *, quiet: bool) -> None:
-    """Tables on stdout, and below them whether they are what the model does."""
-    terminal, width = console.out.is_terminal, console.out.width
+    """Tables on stdout, and below them whether they are what the model does.
+
+    All are made before the first is shown: where one is refused nothing is.
+    """
+    screen = _screen(options)
+    things: list[Any] = []
+    if look.n_left_out:
+        said = f"the first {look.n_left_out:,} tokens of the text are left out; 0 is the next one"
+        things.append(Text(said, style="dim"))
     for i, view in enumerate(views):
+        things += [""] if i else []
         if view is View.training:
-            things = training_lines(look.bundle.path)
+            things += training_lines(look.bundle.path)
         else:
             report = _report(view, look, options, quiet=quiet)
-            things = drawn(view, report, look, options, width=width, is_terminal=terminal)
-        console.show(*([""] if i else []), *things)
+            things += drawn(view, report, look, options, screen)
+    _confirm(views, look)
     if look.checks and View.verify not in views:
-        console.show(footer(look.checks))
+        things.append(footer(look.checks))
+    console.show(*things, wrap=screen.fits)
     _fail(look)
+
+
+def _screen(options: Options) -> Screen:
+    out = console.out
+    coloured = out.color_system in ("256", "truecolor") and not out.no_color
+    if not coloured:  # sixteen colours, a terminal's own, are no ramp
+        out.no_color = True
+    fits = out.is_terminal or options.width is not None
+    return Screen(width=out.width, fits=fits, is_terminal=out.is_terminal, coloured=coloured)
+
+
+def _confirm(views: list[View], look: Look) -> None:
+    """Whatever is shown of a text stands on the model's weights being what they are said to be."""
+    if set(views) - TEXTLESS:
+        look.confirm()
 
 
 def write_json(views: list[View], look: Look, options: Options, *, quiet: bool) -> None:
     """One object on stdout: the model, the text, and a field a view."""
     record: dict[str, Any] = {"schema": "tgen.inspect/2", "tgen": __version__}
     record["model"] = json_value(look.summary)
-    if look.ids:
-        pairs = zip(look.ids, look.tokens, strict=True)
-        record["text"] = [{"id": i} | json_text(token) for i, token in pairs]
+    record |= _text(look)
     for view in views:
         if view is View.training:
             record[view.value] = run_log.read(look.bundle.path)
         elif view is not View.model:
             record[view.value] = json_value(_report(view, look, options, quiet=quiet))
+    _confirm(views, look)
     if look.checks:
-        record["verify"] = [json_value(c) | {"holds": c.holds} for c in look.checks]
-    console.write(json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+        record["verify"] = _checks(look)
+    _write_record(record)
     _fail(look)
+
+
+def _text(look: Look) -> dict[str, Any]:
+    """The tokens that are looked at, and how many came before them."""
+    if not look.ids:
+        return {}
+    pairs = zip(look.ids, look.tokens, strict=True)
+    tokens = [{"id": i} | json_text(token) for i, token in pairs]
+    return {"left_out": look.n_left_out, "text": tokens}
+
+
+def _checks(look: Look) -> list[dict[str, Any]]:
+    return [json_value(check) | {"holds": check.holds} for check in look.checks]
+
+
+def _write_record(record: dict[str, Any]) -> None:
+    console.write(json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n")
 
 
 def write_files(
@@ -74,6 +117,9 @@ def write_files(
         else:
             files.put(path, contents[name])
             console.note(f"wrote {path}, {len(contents[name]):,} bytes", quiet=quiet)
+    _confirm([view], look)
+    if look.checks:
+        console.note(footer(look.checks).plain, quiet=quiet)
     _fail(look)
 
 
@@ -83,22 +129,27 @@ def compare(looks: list[Look], options: Options, *, json_output: bool, quiet: bo
         raise UsageError(
             "the models read this text as different tokens", "compare models of one tokenizer"
         )
-    reports = [_report(View.heads, look, options, quiet=quiet) for look in looks]
-    if not same_heads(*reports):
+    if len({(look.config.n_layers, look.config.n_heads) for look in looks}) > 1:
         shapes = [f"{look.config.n_layers} layers of {look.config.n_heads} heads" for look in looks]
         raise UsageError(
             f"the models have {' and '.join(shapes)}", "only models of one shape are compared"
         )
+    first, second = (_report(View.heads, look, options, quiet=quiet) for look in looks)
     if json_output:
         record = {
             "schema": "tgen.inspect/2",
             "tgen": __version__,
             "models": [json_value(look.summary) for look in looks],
-            "heads": [json_value(report) for report in reports],
+            **_text(looks[0]),
+            "heads": [json_value(report) for report in (first, second)],
+            "verify": [_checks(look) for look in looks],
         }
-        console.write(json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+        _write_record(record)
     else:
-        console.show(*compare_view(*reports), footer(looks[1].checks))
+        screen = _screen(options)
+        far = [moved(a, b) for a, b in zip(first.heads, second.heads, strict=True)]
+        table = compare_view(first, second, far, width=screen.width if screen.fits else None)
+        console.show(*table, footer(looks[1].checks), wrap=screen.fits)
     for look in looks:
         _fail(look)
 
@@ -111,7 +162,7 @@ def _report(view: View, look: Look, options: Options, *, quiet: bool) -> Any:
 
 def _content(name: str, view: View, report: Any, look: Look, options: Options) -> bytes:
     if name == "--csv":
-        return csv_text(csv_rows(report, look.tokens)).encode()
+        return csv_text(csv_rows(report, look.ids, look.tokens)).encode()
     maps = heat_maps(view, report, look, options)
     if view is not View.positions and len(maps) > 1:
         raise UsageError(
@@ -141,7 +192,8 @@ def _page(look: Look, options: Options, *, quiet: bool) -> str:
             f"--html would hold {size / 1e6:,.0f} MB of weights, more than {_PAGE_LIMIT / 1e6:.0f}",
             "choose fewer with --layer and --head, or a shorter text",
         )
-    heads = _report(View.heads, look, options, quiet=quiet)
+    apart = len(look.ids) > 1 and options.head != "mean"
+    heads = _report(View.heads, look, options, quiet=quiet) if apart else None
     telling = look.telling_head(sorted({layer for layer, _ in chosen}))
     start = telling if telling in chosen else chosen[0]  # where the page opens
     attention = [

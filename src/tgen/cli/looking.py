@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tgen.cli.selection import numbers, window
 from tgen.cli.view import MATRICES, View
 from tgen.cli.views.cells import Cells, draw
 from tgen.cli.views.checks import checks_table
@@ -18,9 +19,9 @@ from tgen.errors import UsageError
 from tgen.introspect.ablation import Ablate
 from tgen.introspect.attention import Measure
 from tgen.introspect.look import Look, Place
-from tgen.introspect.selection import numbers, window
 
 TELLING = "it looks most at one other token"
+_TELLING = 3  # tokens of a text that can tell
 _ROWS = 40  # of a table of tokens, unless others are asked for
 
 
@@ -39,6 +40,17 @@ class Options:
     cells: Cells
     scale: Scale
     hide_first: bool
+    width: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Screen:
+    """What is drawn on."""
+
+    width: int  # columns
+    fits: bool  # whether lines must fit: not in a pipe, unless a width was asked for
+    is_terminal: bool
+    coloured: bool  # with a ramp of colours, not sixteen
 
 
 def places(look: Look, options: Options, *, otherwise: str) -> list[Place]:
@@ -60,10 +72,15 @@ def places(look: Look, options: Options, *, otherwise: str) -> list[Place]:
 def report_of(view: View, look: Look, options: Options, progress: Callable[[float], None]) -> Any:
     """The report, or reports, of a view that is not of the training."""
     n, top = len(look.ids), options.top
-    rows = window("--query", options.query, n) if options.query is not None and n else range(n)
+    rows = _asked(options, n) or range(n)
+    if view in (View.predict, View.why) and options.query is not None and len(rows) > 1:
+        raise UsageError(
+            f"--query {options.query} names {len(rows)} tokens, --view {view} is of one",
+            f"for example --query {rows[-1]}",
+        )
     query = rows[-1] if n else -1
     if view is View.attention:
-        why = "" if options.head is not None else f"chosen: {TELLING}"
+        why = "" if options.head is not None or n < _TELLING else f"chosen: {TELLING}"
         chosen = places(look, options, otherwise="auto")
         return look.attention(chosen, measure=options.measure, why=why)
     if view is View.heads:
@@ -97,12 +114,15 @@ def heat_maps(view: View, report: Any, look: Look, options: Options) -> list[Hea
     return [positions_map(one) for one in report]
 
 
-def drawn(
-    view: View, report: Any, look: Look, options: Options, *, width: int, is_terminal: bool
-) -> list[Any]:
+def _asked(options: Options, n: int) -> range | None:
+    """The tokens of --query, if it was given and there is a text."""
+    return window("--query", options.query, n) if options.query is not None and n else None
+
+
+def drawn(view: View, report: Any, look: Look, options: Options, screen: Screen) -> list[Any]:
     """What the terminal shows of a view."""
     n = len(look.ids)
-    asked = window("--query", options.query, n) if options.query is not None and n else None
+    asked, width = _asked(options, n), screen.width
     if view in MATRICES:
         things: list[Any] = []
         for heat in heat_maps(view, report, look, options):
@@ -111,21 +131,22 @@ def drawn(
             if keys is None and options.hide_first and n_columns > 1:
                 keys = range(1, n_columns)
             things += ["", *draw(
-                heat, cells=options.cells, width=width, is_terminal=is_terminal,
-                rows=asked if view is not View.positions else None, columns=keys,
-                top=options.top or 4,
+                heat, cells=options.cells, width=width, is_terminal=screen.is_terminal,
+                coloured=screen.coloured, rows=asked if view is not View.positions else None,
+                columns=keys, top=options.top or 4,
             )]  # fmt: skip
         return things[1:]
     if view is View.heads:
-        return list(heads_view(report))
+        return list(heads_view(report, width=width if screen.fits else None))
     if view is View.tokens:
-        return list(text_view(report, rows=asked or range(max(0, n - _ROWS), n)))
+        rows = asked or range(max(0, n - _ROWS) if screen.is_terminal else 0, n)
+        return list(text_view(report, rows=rows, width=width, coloured=screen.coloured))
     query = asked[-1] if asked else n - 1
     if view is View.predict:
         after = f"{query} {label(look.tokens[query], width=16)}"
-        return [prediction_table(report, after=after)]
+        return [prediction_table(report, after=after, width=width)]
     if view is View.lens:
         return list(lens_view(report, look.tokens, width=width))
     if view is View.why:
-        return list(why_view(report, look.tokens[query], top=options.top or 15))
+        return list(why_view(report, look.tokens[query], top=options.top or 15, width=width))
     return list(summary_view(report) if view is View.model else checks_table(report))

@@ -23,6 +23,11 @@ TEXTLESS = {View.positions, View.model, View.training}
 MATRICES = (View.attention, View.rollout, View.positions)  # that pictures can be drawn of
 # The views that an option is for.
 USED_BY = {
+    "--layer": {View.attention, View.heads, View.rollout},
+    "--head": {View.attention, View.heads},
+    "--top": {View.attention, View.rollout, View.predict, View.lens, View.why},
+    "--cells": set(MATRICES),
+    "--scale": set(MATRICES),
     "--query": {View.attention, View.rollout, View.tokens, View.predict, View.lens, View.why},
     "--keys": set(MATRICES),
     "--hide-first": {View.attention, View.rollout},

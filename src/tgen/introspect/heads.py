@@ -13,9 +13,7 @@ from tgen.introspect.ablation import Ablation
 from tgen.introspect.attention import AttentionRecorder, batch_of
 from tgen.introspect.repeats import Repeats, on_repeats
 from tgen.model.transformer import Transformer
-from tgen.reports import HeadReport, HeadsReport
-
-_CLEAR = 0.3  # above what would be there anyway, a score is a role; for sinks Gu et al. 2024's
+from tgen.reports import CLEAR, HeadReport, HeadsReport
 
 _SUMMED = (
     "entropy",
@@ -98,18 +96,20 @@ def heads_of(
     ids: Sequence[int],
     *,
     candidates: Sequence[int],
+    drawn_from: str = "",
     start: Sequence[int] = (),
     ablation: Ablation | None = None,
 ) -> tuple[HeadsReport, AttentionRecorder]:
     """Every head over a text of at least one token, and the recorder that saw it.
 
-    `candidates` are the ids that random text is made of, `start` what every text begins with.
+    `candidates` are the ids that random text is made of, `drawn_from` the words for them, `start`
+    what every such text begins with.
     """
     sums = HeadSums(model, ids)
     recorder = AttentionRecorder(sums)
     model.hidden(batch_of(model, [ids]), recorder=recorder)
     repeats = on_repeats(model, candidates, start)
-    baseline = _uniform(len(ids), repeats)
+    baseline = _uniform(ids, repeats)
     config = model.config
     groups = config.n_heads // config.n_kv_heads
     heads = []
@@ -136,15 +136,22 @@ def heads_of(
         n_rows=sums.n_rows,
         block_length=repeats.block_length,
         seeds=repeats.seeds,
+        drawn_from=drawn_from,
+        same_tokens=repeats.same_tokens,
         repeat_gain=repeats.gain,
         loss=None if ablation is None else ablation.loss,
     )
     return whole, recorder
 
 
-def _uniform(n_tokens: int, repeats: Repeats) -> dict[str, float]:
+def moved(a: HeadReport, b: HeadReport) -> float:
+    """The share of a head's attention that lies nearer or farther than another's."""
+    return sum(abs(x - y) for x, y in zip(a.by_distance, b.by_distance, strict=True)) / 2
+
+
+def _uniform(ids: Sequence[int], repeats: Repeats) -> dict[str, float]:
     """What a head that looks at all tokens alike would score."""
-    T = n_tokens
+    T = len(ids)
     seen = [i + 1 for i in range(1, T)] or [1]
     share = fmean(1 / n for n in seen)
     scores = {
@@ -157,6 +164,14 @@ def _uniform(n_tokens: int, repeats: Repeats) -> dict[str, float]:
         "previous": share,
         "first": fmean(1 / (i + 1) for i in range(T)),
     }
+    before: dict[int, int] = {}  # how often a token came
+    followed = []  # of each token that came before, the share of what followed it
+    for i, token in enumerate(ids):
+        if before.get(token):
+            followed.append(before[token] / (i + 1))
+        before[token] = before.get(token, 0) + 1
+    if followed:
+        scores["text_induction"] = fmean(followed)
     if repeats.block_length:
         rows = range(repeats.before + repeats.block_length, repeats.n_tokens)
         scores["duplicate"] = scores["induction"] = fmean(1 / (t + 1) for t in rows)
@@ -176,4 +191,4 @@ def _with_role(report: HeadReport, baseline: dict[str, float]) -> HeadReport:
     if report.duplicate is not None and report.duplicate_control is not None:
         above["duplicate"] = report.duplicate - report.duplicate_control
     role, score = max(above.items(), key=lambda pair: pair[1])
-    return replace(report, role=role if score > _CLEAR else "")
+    return replace(report, role=role if score > CLEAR else "")

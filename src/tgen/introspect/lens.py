@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tgen.introspect.passing import require_residual_stream, residuals
+from tgen.introspect.passing import logits_in_parts, require_residual_stream, residuals
 from tgen.introspect.predictions import candidates_of
 from tgen.model.transformer import Transformer
 from tgen.reports import LensReport
@@ -37,8 +37,8 @@ def lens_of(
     for x in vectors:
         rows = model.final_norm(x[0, first : last + 1])  # (n, C)
         chosen, p = [], []
-        for part in rows.split(64):
-            best = model.logits(part).float().softmax(dim=-1).max(dim=-1)
+        for _, part in logits_in_parts(model, rows):
+            best = part.softmax(dim=-1).max(dim=-1)
             chosen += best.indices.tolist()
             p += best.values.tolist()
         likeliest.append(chosen)

@@ -3,12 +3,16 @@
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
+import torch
+
 from tgen.checkpoint.directory import ModelBundle
 from tgen.errors import UsageError
 from tgen.introspect.ablation import Ablate, ablate_heads
 from tgen.introspect.attention import (
+    AttentionRecorder,
     Measure,
     attention_of,
+    batch_of,
     check_length,
     rollout,
     telling_head,
@@ -18,7 +22,6 @@ from tgen.introspect.heads import heads_of
 from tgen.introspect.lens import lens_of
 from tgen.introspect.positions import positions_of
 from tgen.introspect.predictions import next_tokens, text_of
-from tgen.introspect.selection import index
 from tgen.introspect.summary import summarise
 from tgen.introspect.verify import footer_checks, verify
 from tgen.introspect.why import why_of
@@ -38,10 +41,11 @@ from tgen.reports import (
 )
 
 Place = tuple[int, int | None]  # a layer and a head; None: the mean over its heads
+_ENOUGH = 16  # different tokens of a text, for random text to be made of them
 
 
 class Look:
-    """A model with a text. Layers, heads and positions count from 0, negative ones from the end."""
+    """A model with a text. Positions count from 0, negative ones from the end."""
 
     def __init__(
         self, bundle: ModelBundle, text: bytes | None, *, device: str = "auto", tail: bool = False
@@ -54,6 +58,7 @@ class Look:
         self.bundle, self.tokenizer, self.config = bundle, bundle.tokenizer, bundle.config
         self.summary: ModelSummary = summarise(bundle)
         ids = self.tokenizer.encode(text or b"")
+        # Tokens before those that are looked at.
         self.n_left_out = max(0, len(ids) - self.config.context_length) if tail else 0
         self.ids: list[int] = ids[self.n_left_out :]
         if text is not None:
@@ -98,14 +103,25 @@ class Look:
     def heads(
         self, *, ablate: Ablate | None = None, progress: Callable[[float], None] = lambda _: None
     ) -> HeadsReport:
-        """Every head's metrics; with `ablate` also what the text costs more without each."""
+        """Every head's metrics; with `ablate` also what the text costs more without each.
+
+        Raises UsageError for a text of one token, in which there is nothing to choose.
+        """
+        if len(self.ids) < 2:
+            raise UsageError("heads need a text of at least 2 tokens", "give a longer --prompt")
         ablation = ablate_heads(self.model, self.ids, ablate, progress=progress) if ablate else None
         end = self.tokenizer.end_of_text
-        candidates = [i for i in range(self.tokenizer.vocab_size) if self.tokenizer.token_bytes(i)]
+        candidates = sorted({i for i in self.ids if i != end})
+        drawn_from = f"this text's {len(candidates)}"
+        if len(candidates) < _ENOUGH:  # a vocabulary may have tokens that were never trained
+            size = self.tokenizer.vocab_size
+            candidates = [i for i in range(size) if self.tokenizer.token_bytes(i)]
+            drawn_from = f"all {len(candidates):,}, since this text has few different ones"
         report, recorder = heads_of(
             self.model,
             self.ids,
             candidates=candidates,
+            drawn_from=drawn_from,
             start=[] if end is None else [end],
             ablation=ablation,
         )
@@ -123,7 +139,7 @@ class Look:
 
     def predictions(self, *, query: int = -1, top: int = 10) -> list[Prediction]:
         """What comes after the token at `query`."""
-        query = self.position(query)
+        query = self._position(query)
         return next_tokens(self.model, self.tokenizer, self.ids, query=query, top=top)
 
     def lens(self, *, query: int = -1, first: int = 0, last: int = -1, top: int = 5) -> LensReport:
@@ -132,21 +148,19 @@ class Look:
             self.model,
             self.tokenizer,
             self.ids,
-            query=self.position(query),
-            first=self.position(first),
-            last=self.position(last),
+            query=self._position(query),
+            first=self._position(first),
+            last=self._position(last),
             top=top,
         )
 
     def why(self, *, query: int = -1, target: bytes | None = None) -> WhyReport:
-        """A logit taken apart: the likeliest token's, or that of the first token of `target`."""
-        wanted = None
-        if target is not None:
-            ids = self.tokenizer.encode(target)
-            if not ids:
-                raise UsageError("--target is empty", "give the text of a token")
-            wanted = ids[0]
-        query = self.position(query)
+        """A logit taken apart: the likeliest token's, or that of `target`.
+
+        Raises UsageError unless `target` is one token.
+        """
+        wanted = None if target is None else self._one_token(target)
+        query = self._position(query)
         return why_of(self.model, self.tokenizer, self.ids, query=query, target=wanted)
 
     def verify(self) -> list[Check]:
@@ -155,9 +169,30 @@ class Look:
         self._remember(found)
         return found
 
-    def position(self, i: int) -> int:
-        """A token's number; raises UsageError if there is none."""
-        return index("--query", i, len(self.ids))
+    def confirm(self) -> None:
+        """Checks the weights of every layer over the text, if nothing has done so yet."""
+        if self.ids and not self._checks:
+            recorder = AttentionRecorder(lambda *_: None)
+            with torch.no_grad():
+                self.model.hidden(batch_of(self.model, [self.ids]), recorder=recorder)
+            self._remember(footer_checks(recorder))
+
+    def _position(self, i: int) -> int:
+        if not -len(self.ids) <= i < len(self.ids):
+            raise UsageError(
+                f"there is no token {i}", f"the text has {len(self.ids)}, counted from 0"
+            )
+        return i % len(self.ids)
+
+    def _one_token(self, text: bytes) -> int:
+        ids = self.tokenizer.encode(text)
+        if len(ids) != 1:
+            pieces = b" | ".join(map(self.tokenizer.token_bytes, ids)).decode(errors="replace")
+            raise UsageError(
+                f"--target is {len(ids)} tokens: {pieces}" if ids else "--target is empty",
+                "give the text of one token; most words begin with their space: --target ' the'",
+            )
+        return ids[0]
 
     def _remember(self, checks: Sequence[Check]) -> None:
         for check in checks:

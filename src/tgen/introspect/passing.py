@@ -48,17 +48,20 @@ def residuals(model: Transformer, ids: Sequence[int]) -> tuple[list[Tensor], Car
     return vectors, carried[0]
 
 
+def logits_in_parts(model: Transformer, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """(T, C) last vectors -> the positions of each part and their float32 logits (n, V)."""
+    for i in range(0, len(x), _POSITIONS):
+        part = slice(i, i + _POSITIONS)
+        yield part, model.logits(x[part]).float()
+
+
 @torch.no_grad()
 def losses(model: Transformer, x: Tensor, ids: Sequence[int]) -> Tensor:
     """(1, T, C) last vectors -> (T - 1,) nats of every token but the first."""
     targets = batch_of(model, [ids[1:]])[0]
     parts = [
-        nn.functional.cross_entropy(
-            model.logits(x[0, i : min(i + _POSITIONS, len(targets))]).float(),
-            targets[i : i + _POSITIONS],
-            reduction="none",
-        )
-        for i in range(0, len(targets), _POSITIONS)
+        nn.functional.cross_entropy(logits, targets[part], reduction="none")
+        for part, logits in logits_in_parts(model, x[0, :-1])
     ]
     return torch.cat(parts) if parts else torch.zeros(0)
 

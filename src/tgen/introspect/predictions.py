@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from tgen.introspect.attention import batch_of
+from tgen.introspect.passing import logits_in_parts
 from tgen.model.transformer import Transformer
 from tgen.reports import Prediction, TextReport, TokenReport
 from tgen.tokenizer import Tokenizer
-
-_POSITIONS = 128  # scored at a time: a vocabulary is wide
 
 
 @torch.no_grad()
@@ -52,11 +51,10 @@ def text_of(model: Transformer, tokenizer: Tokenizer, ids: Sequence[int]) -> Tex
     ranks: list[int | None] = [None]
     likeliest: list[int | None] = [None]
     chances: list[float | None] = [None]
-    for i in range(0, len(ids) - 1, _POSITIONS):
-        end = min(i + _POSITIONS, len(ids) - 1)
-        log_p = model.logits(x[i:end]).float().log_softmax(dim=-1)  # (n, V)
-        targets = torch.tensor(list(ids[i + 1 : end + 1]), device=log_p.device)[:, None]
-        own = log_p.gather(1, targets)  # (n, 1)
+    targets = batch_of(model, [ids[1:]])[0]
+    for part, logits in logits_in_parts(model, x[:-1]):
+        log_p = logits.log_softmax(dim=-1)  # (n, V)
+        own = log_p.gather(1, targets[part, None])  # (n, 1)
         best = log_p.max(dim=-1)
         surprisal += (-own[:, 0] / math.log(2)).tolist()
         ranks += (log_p > own).sum(dim=-1).tolist()
@@ -73,7 +71,7 @@ def text_of(model: Transformer, tokenizer: Tokenizer, ids: Sequence[int]) -> Tex
             surprisal=surprisal[i],
             rank=ranks[i],
             likeliest=expected,
-            likeliest_text=b"" if expected is None else tokenizer.token_bytes(expected),
+            likeliest_text=None if expected is None else tokenizer.token_bytes(expected),
             likeliest_probability=chances[i],
         )
         for i, expected in enumerate(likeliest)

@@ -23,7 +23,8 @@ class Repeats:
     seeds: int
     duplicate: tuple[Tensor, Tensor] | None  # repeated, control
     induction: tuple[Tensor, Tensor] | None
-    gain: float | None
+    gain: float | None  # nats a token that the second block costs less than the control's
+    same_tokens: bool  # whether the control's second block has the first one's tokens
 
     @property
     def n_tokens(self) -> int:
@@ -54,25 +55,25 @@ def on_repeats(model: Transformer, candidates: Sequence[int], start: Sequence[in
     n = min(_LONGEST, len(candidates), room)
     if n < _SHORTEST:
         return Repeats(
-            block_length=0, before=len(start), seeds=0, duplicate=None, induction=None, gain=None
-        )
+            block_length=0, before=len(start), seeds=0, duplicate=None, induction=None, gain=None,
+            same_tokens=False,
+        )  # fmt: skip
     repeated, control = [], []
     for seed in range(_SEEDS):
         order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(seed))
         drawn = [candidates[i] for i in order.tolist()]
         block, rest = drawn[:n], drawn[n : 2 * n]
-        if len(rest) < n:  # few different tokens: the same ones, in an order of their own
-            again = torch.randperm(n, generator=torch.Generator().manual_seed(_SEEDS + seed))
-            rest = [block[i] for i in again.tolist()]
+        if len(rest) < n:
+            rest = _elsewhere(block, seed=_SEEDS + seed)
         repeated.append([*start, *block, *block])
         control.append([*start, *block, *rest])
     first = len(start) + n
     *found, x = _offsets(model, repeated, first, n)
-    *others, _ = _offsets(model, control, first, n)
+    *others, y = _offsets(model, control, first, n)
     gains = []
-    for i, row in enumerate(repeated):
-        cost = losses(model, x[i : i + 1], row)  # of tokens 1, 2, ...
-        gains.append(float(cost[first - n : first - 1].mean() - cost[first:].mean()))
+    for i, (row, other) in enumerate(zip(repeated, control, strict=True)):
+        cost, instead = losses(model, x[i : i + 1], row), losses(model, y[i : i + 1], other)
+        gains.append(float((instead[first:] - cost[first:]).mean()))
     return Repeats(
         block_length=n,
         before=len(start),
@@ -80,7 +81,17 @@ def on_repeats(model: Transformer, candidates: Sequence[int], start: Sequence[in
         duplicate=(found[0], others[0]),
         induction=(found[1], others[1]),
         gain=sum(gains) / len(gains),
+        same_tokens=len(candidates) < 2 * n,
     )
+
+
+def _elsewhere(block: list[int], *, seed: int) -> list[int]:
+    """The same tokens in another order, none of them where it was: those of a text are few."""
+    random = torch.Generator().manual_seed(seed)
+    while True:
+        order = torch.randperm(len(block), generator=random).tolist()
+        if all(i != j for i, j in enumerate(order)):
+            return [block[i] for i in order]
 
 
 def _offsets(

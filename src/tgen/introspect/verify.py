@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tgen.introspect.attention import AttentionRecorder, batch_of, worse
 from tgen.introspect.lens import lens_of
-from tgen.introspect.passing import blocks_of, hooked
+from tgen.introspect.passing import blocks_of, hooked, logits_in_parts
 from tgen.introspect.why import why_of
 from tgen.model.transformer import Transformer
 from tgen.reports import Check
@@ -17,7 +17,6 @@ from tgen.tokenizer import Tokenizer
 
 ROW_LIMIT = KERNEL_LIMIT = 1e-5
 _LOGIT_LIMIT, _SUM_LIMIT = 1e-4, 1e-3
-_POSITIONS = 128  # scored at a time: a vocabulary is wide
 
 
 def footer_checks(recorder: AttentionRecorder) -> list[Check]:
@@ -123,8 +122,9 @@ def _eager_difference(model: Transformer, tokens: Tensor, x: Tensor) -> float:
     with hooked(*(b.attention.o_proj.register_forward_pre_hook(replace) for b in blocks_of(model))):
         again = model.hidden(tokens, recorder=recorder)[0]
     worst = 0.0
-    for i in range(0, len(x), _POSITIONS):
-        ours, theirs = (model.logits(of[i : i + _POSITIONS]) for of in (again, x))
+    for (_, ours), (_, theirs) in zip(
+        logits_in_parts(model, again), logits_in_parts(model, x), strict=True
+    ):
         worst = worse(worst, float((ours - theirs).abs().max()))
     return worst
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Matrix = NDArray[np.float32]
+CLEAR = 0.3  # so far above what would be there anyway a score is a role; for sinks Gu et al. 2024's
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,7 +57,9 @@ class HeadsReport:
     n_rows: int  # queries that were averaged
     block_length: int  # of the random text that was repeated; 0: there was no room
     seeds: int
-    repeat_gain: float | None  # nats a token that the second copy costs less than the first
+    drawn_from: str  # which tokens that random text was made of
+    same_tokens: bool  # whether the control has the same ones, in another order
+    repeat_gain: float | None  # nats a token that the second copy costs less than the control
     loss: float | None  # nats a token of the text, where heads were ablated
 
 
@@ -81,7 +84,7 @@ class TokenReport:
     surprisal: float | None  # bits; None: the first, which nothing comes before
     rank: int | None  # 0: the model's first choice
     likeliest: int | None  # the model's first choice
-    likeliest_text: bytes
+    likeliest_text: bytes | None
     likeliest_probability: float | None
 
 

@@ -5,21 +5,18 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from tgen.cli.views.tables import table
 from tgen.reports import Check
 
 
 def checks_table(checks: Sequence[Check]) -> list[Table | Text]:
     """A row a check."""
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    table.add_column("check")
-    table.add_column("off by", justify="right")
-    table.add_column("allowed", justify="right")
-    table.add_column("")
+    rows = table("check", ">off by", ">allowed", "")
     for check in checks:
         verdict = Text("holds") if check.holds else Text("FAILS", style="bold red")
-        table.add_row(check.name, f"{check.value:.1e}", f"{check.limit:.0e}", verdict)
+        rows.add_row(check.name, f"{check.value:.1e}", f"{check.limit:.0e}", verdict)
     n = sum(not check.holds for check in checks)
-    return [table, Text(f"{n} of {len(checks)} checks fail" if n else "all checks hold")]
+    return [rows, Text(f"{n} of {len(checks)} checks fail" if n else "all checks hold")]
 
 
 def footer(checks: Sequence[Check]) -> Text:

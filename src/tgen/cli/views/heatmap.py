@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Scale = Literal["sqrt", "linear", "log"]
-_LOG_LOW = 1e-4  # weights below this are as dark as 0
+LOG_LOW = 1e-4  # weights below this are as dark as 0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -26,7 +26,7 @@ class HeatMap:
     scale: Scale = "sqrt"
     causal: bool = True  # what lies right of the diagonal cannot be, and is not drawn
     percent: bool = True  # values are shares, and written as percent
-    unit: str = "percent of each query's attention by key"
+    unit: str = "how each row's token (the query) spreads its attention over the keys, in percent"
 
     def shades(self, values: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         """Values as shades from 0 to 1, for `colours.colour`; this map's where none are given."""
@@ -35,5 +35,5 @@ class HeatMap:
         if self.scale == "sqrt":
             part = np.sqrt(part)
         elif self.scale == "log":
-            part = 1 - np.log(np.maximum(part, _LOG_LOW)) / np.log(_LOG_LOW)
+            part = 1 - np.log(np.maximum(part, LOG_LOW)) / np.log(LOG_LOW)
         return np.nan_to_num(np.asarray(part, np.float32))  # a check says so where they are NaN

@@ -17,14 +17,14 @@ def attention_map(report: AttentionReport, tokens: Sequence[bytes], *, scale: Sc
         title += f" (keys of head {report.kv_head})"
     if report.measure == "value":
         title += ": what each key adds"
-    unit = "percent of all that a query's keys add" if report.measure == "value" else HeatMap.unit
+    adds = "what each key adds, |weight x value W_O|, in percent of all that the row's keys add"
     return HeatMap(
         title=title + (f" · {report.why}" if report.why else ""),
         values=report.weights,
         rows=(labels := [label(token) for token in tokens]),
         columns=labels,
         scale=scale,
-        unit=unit,
+        unit=adds if report.measure == "value" else HeatMap.unit,
     )
 
 
@@ -38,7 +38,8 @@ def rollout_map(report: RolloutReport, tokens: Sequence[bytes], *, scale: Scale)
         row_name="position",
         column_name="token",
         scale=scale,
-        unit="percent of what came to a position, half of it on its own path, by token",
+        unit="what each position holds, in percent by token: half comes by its own path at each "
+        "layer",
     )
 
 

@@ -4,6 +4,7 @@ import unicodedata
 
 from rich.cells import cell_len, set_cell_size
 
+MARGIN = 14  # columns of a row's number and label
 _MARKS = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
@@ -28,6 +29,12 @@ def cut(text: str, width: int) -> str:
     if cell_len(text) <= width:
         return text
     return set_cell_size(text, max(0, width - 1)).rstrip() + "…"
+
+
+def row_label(row: int, text: str) -> str:
+    """A row's number and label in the margin; a label that is the number stands once."""
+    shown = "" if text == str(row) else f" {cut(text, MARGIN - 6)}"
+    return set_cell_size(f"{row:>4}{shown}", MARGIN)
 
 
 def _visible(character: str) -> str:

@@ -4,6 +4,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tgen.cli.console import printable
+from tgen.cli.views.tables import table
 from tgen.reports import ModelSummary
 
 _MIB = 2**20
@@ -12,11 +13,7 @@ _MIB = 2**20
 def summary_view(summary: ModelSummary) -> list[Table | Text]:
     """The configuration in words, and what the parts weigh."""
     fields = summary.fields
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    table.add_column("part")
-    table.add_column("shape")
-    table.add_column("parameters", justify="right")
-    table.add_column("stored as")
+    rows = table("part", "shape", ">parameters", "stored as")
     groups: dict[str, list[tuple[list[int], int, str]]] = {}
     for name, shape, count, stored in summary.parameters:
         parts = name.split(".")
@@ -26,21 +23,21 @@ def summary_view(summary: ModelSummary) -> list[Table | Text]:
         size = " x ".join(map(str, tensors[0][0]))
         times = f"{len(tensors)} of " if len(tensors) > 1 else ""
         kinds = ", ".join(sorted({stored for _, _, stored in tensors}))
-        table.add_row(group, times + size, f"{sum(n for _, n, _ in tensors):,}", kinds)
+        rows.add_row(group, times + size, f"{sum(n for _, n, _ in tensors):,}", kinds)
     if fields["tied_embeddings"]:
-        table.add_row("lm_head", "tied to token_embedding", "0", "")
-    table.add_row("all", "", f"{summary.n_parameters:,}", "", style="bold")
+        rows.add_row("lm_head", "tied to token_embedding", "0", "")
+    rows.add_row("all", "", f"{summary.n_parameters:,}", "", style="bold")
     words = (
         f"{printable(summary.path)}\n"
         f"{summary.family}: {fields['n_layers']} layers, {fields['n_heads']} heads "
         f"({fields['n_kv_heads']} of keys), {fields['d_model']} wide, vocabulary "
         f"{fields['vocab_size']:,}, context {fields['context_length']:,}\n"
         f"{fields['position']} positions, {fields['norm']} "
-        f"{'after' if summary.family == 'classic' else 'before'} each part, {fields['activation']}"
+        f"{'after' if fields['post_norm'] else 'before'} each part, {fields['activation']}"
         f", {fields['d_ff']} wide in the feed-forward\n"
         f"{summary.weight_bytes / _MIB:.1f} MiB of weights, "
         f"{summary.cache_bytes_per_token:,} bytes of KV cache a token, "
         f"{summary.attention_bytes / _MIB:.1f} MiB for a layer's attention weights over a whole "
         "context, were they ever all held"
     )
-    return [Text(words), Text(), table]
+    return [Text(words), Text(), rows]

@@ -43,15 +43,26 @@ function moveHead(down, across) {
 
 const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 
+/* Where a key of the keyboard leads from the selected cell; a row ends where it sees no further. */
+const MOVES = {
+  ArrowUp: ({ query, key }) => [query - 1, key],
+  ArrowDown: ({ query, key }) => [query + 1, key],
+  ArrowLeft: ({ query, key }) => [query, key - 1],
+  ArrowRight: ({ query, key }) => [query, key + 1],
+  Home: ({ query }) => [query, 0],
+  End: ({ query }) => [query, query],
+  PageUp: ({ query, key }) => [query - 10, key],
+  PageDown: ({ query, key }) => [query + 10, key],
+};
+
 function onMatrixKey(event) {
-  const arrow = ARROWS[event.key];
-  if (!arrow || event.ctrlKey || event.metaKey || event.altKey) return;
+  const known = event.shiftKey ? ARROWS : MOVES;
+  if (!(event.key in known) || event.ctrlKey || event.metaKey || event.altKey) return;
   event.preventDefault();
-  const [down, across] = arrow;
-  if (event.shiftKey) return moveHead(down, across);
-  const within = (i) => Math.min(Math.max(i, 0), size - 1);
-  const query = within(state.query + down);
-  select({ query, key: Math.min(within(state.key + across), query) });
+  if (event.shiftKey) return moveHead(...ARROWS[event.key]);
+  const [down, across] = MOVES[event.key](state);
+  const query = Math.min(Math.max(down, 0), size - 1);
+  select({ query, key: Math.min(Math.max(across, 0), query) });
 }
 
 /* A button a head; those that the page lacks leave a gap. */
@@ -108,14 +119,16 @@ function readCell({ query, key }) {
   const output = byId('weight');
   const named = { layer, head: headName(head), query, key, weight, masked };
   for (const [name, value] of Object.entries(named)) output.dataset[name] = value;
-  output.textContent = masked ? '—' : weight.toFixed(4);
+  output.textContent = masked ? '—' : weightText(weight);
   const token = (i) => [make('b', { className: 'token' }, data.tokens[i].label), ` (${i})`];
   byId('reading').replaceChildren(
     ...token(query), masked ? ' cannot see ' : ' looks at ', ...token(key),
     masked ? ', which comes later.' : '.',
     make('span', { className: 'unseen' },
-      ` Weight ${weight.toFixed(4)}, layer ${layer}, head ${headName(head)}.`));
+      ` Weight ${masked ? 0 : weightText(weight)}, layer ${layer}, head ${headName(head)}.`));
 }
+
+const FIGURE_SPACE = '\u2007';  /* as wide as a digit: points stand below each other */
 
 /* The largest weights of the token's row or column, and all others in one line. */
 function readTop(token) {
@@ -125,16 +138,19 @@ function readTop(token) {
   byId('title-top').replaceChildren(
     from ? 'What ' : 'Who looks at ', make('b', { className: 'token' }, data.tokens[token].label),
     ` (${token})`, from ? ' looks at' : '');
-  const line = (weight, ...name) => {
+  const line = (weight, summed, ...name) => {
+    const said = weightText(weight, summed).padEnd('0.00000'.length, FIGURE_SPACE);
     const item = make('li', {},
-      make('span', { className: 'name' }, ...name), make('span', {}, weight.toFixed(4)));
+      make('span', { className: 'name' }, ...name), make('span', { className: 'value' }, said));
     item.style.setProperty('--share', Math.min(weight, 1));
     return item;
   };
   const lines = top.map(({ weight, token: other }) =>
-    line(weight, make('small', {}, other), ' ', ...tokenText(data.tokens[other].label)));
-  if (from && rest.length) {
-    lines.push(line(rest.reduce((sum, one) => sum + one.weight, 0), `${rest.length} others`));
+    line(weight, 1, make('small', {}, other), ' ', ...tokenText(data.tokens[other].label)));
+  if (rest.length) {
+    const sum = rest.reduce((total, one) => total + one.weight, 0);
+    lines.push(line(sum, rest.length,
+      rest.length === 1 ? '1 other' : `${rest.length} others, together`));
     lines.at(-1).className = 'rest';
   }
   byId('top').replaceChildren(...lines);

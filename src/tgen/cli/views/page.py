@@ -142,7 +142,7 @@ def _token(token: TokenReport) -> dict[str, Any]:
         "label": label(token.text),
         "surprisal": token.surprisal,
         "rank": token.rank,
-        "likeliest": None if token.likeliest is None else label(token.likeliest_text),
+        "likeliest": None if token.likeliest_text is None else label(token.likeliest_text),
         "probability": token.likeliest_probability,
     }
 

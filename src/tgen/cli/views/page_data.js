@@ -29,6 +29,15 @@ const place = (query, key) => (query * (query + 1)) / 2 + key;
 const weightOf = (matrix, query, key) =>
   key > query ? 0 : matrix.values[place(query, key)] / WHOLE;
 
+/* A weight, or the sum of so many, with the digits that its rounding to 65535ths left: four, and
+   five where four would make small weights alike. What may be nothing is not said to be 0. */
+function weightText(weight, summed = 1) {
+  const off = summed / 2 / WHOLE;  /* at most */
+  const known = Math.floor(-Math.log10(off));
+  const text = weight.toFixed(Math.max(0, Math.min(weight < 0.001 ? 5 : 4, known)));
+  return Number(text) > 0 ? text : `< ${(Math.ceil((weight + off) * 1e5) / 1e5).toFixed(5)}`;
+}
+
 /* The keys of a query, or the queries of a key, with their weights; the largest first. */
 function ordered(matrix, token, direction) {
   const found = [];

@@ -5,31 +5,65 @@ const difference = (a, b) => (a === null || b === null ? null : a - b);
 const fixed = (value, digits) => value.toFixed(digits).replace(/^-(?=[0.]*$)/u, '');  /* no -0.00 */
 const two = (value) => fixed(value, 2);
 
-/* What is shown of a head; `share` shades the cell by a part of 1. */
+/* A score in repeated random text, beside the control's; shaded and sorted by what it has more. */
+const twice = (name, field, about) => ({
+  name, about, share: true,
+  of: (r) => difference(r[field], r[`${field}_control`]),
+  said: (r) => `${two(r[field])}/${two(r[`${field}_control`])}`,
+  uniform: (r) => r[field],
+});
+
+/* What is shown of a head, under the terminal's words; `share` shades the cell by a part of 1. */
 const COLUMNS = [
   { name: 'head', of: (r) => r.layer * 1e6 + r.head,
     about: 'layer and head; a click shows it above' },
   { name: 'role', of: (r) => r.role, about: 'the plainest thing it does, if it does one clearly' },
+  { name: 'cost', of: (r) => r.ablation, form: (v) => fixed(v, 4),
+    about: 'nats a token that the text costs more without this head' },
   { name: 'keys', of: (r) => r.effective_keys, form: (v) => v.toFixed(1),
     about: 'effective keys: over how many tokens its attention is spread, exp(entropy)' },
-  { name: 'distance', of: (r) => r.distance, form: (v) => v.toFixed(1),
+  { name: 'back', of: (r) => r.distance, form: (v) => v.toFixed(1),
     about: 'how many tokens back it looks, mean' },
-  { name: 'how far', of: (r) => r.by_distance, spread: true,
-    about: 'its weight on 0, 1, 2–3, 4–7, … tokens back' },
   { name: 'self', of: (r) => r.self, share: true, about: 'weight on the query itself' },
-  { name: 'previous', of: (r) => r.previous, share: true, about: 'weight on the token before' },
-  { name: 'first', of: (r) => r.first, share: true, about: 'weight on the text’s first token' },
-  { name: 'duplicate', of: (r) => difference(r.duplicate, r.duplicate_control), share: true,
-    about: 'in repeated random text: weight on its earlier copy, less that without a repeat' },
-  { name: 'induction', of: (r) => difference(r.induction, r.induction_control), share: true,
-    about: 'there: weight on what followed the earlier copy, less that without a repeat' },
-  { name: 'ablation', of: (r) => r.ablation, form: (v) => fixed(v, 4),
-    about: 'nats a token that the text costs more without this head' },
+  { name: 'prev', of: (r) => r.previous, share: true, about: 'weight on the token before' },
+  { name: 'first', of: (r) => r.first, share: true,
+    about: 'weight on the text’s first token; here the first query counts too, which can see ' +
+      'nothing else: so attention sinks are counted' },
+  twice('dup', 'duplicate',
+    'in random text that comes twice: weight on the token’s earlier copy / on the same place ' +
+    'where nothing came twice'),
+  twice('induction', 'induction',
+    'there: weight on what followed the earlier copy / on the same place where nothing came ' +
+    'twice'),
+  { name: 'text', of: (r) => r.text_induction, share: true,
+    about: 'in this text: weight on what followed the same token earlier, mean over the queries ' +
+      'that have such a token' },
+  { name: 'near>far', of: (r) => r.by_distance, spread: true,
+    about: 'its weight on 0, 1, 2–3, 4–7, … tokens back; sorts as back does' },
 ];
+
+/* What the table's numbers were taken of, and why a column is not there. */
+function tableNotes(report) {
+  const { n_rows: rows, block_length: length, seeds, repeat_gain: gain, loss, heads } = report;
+  const more = gain < 0 ? 'more' : 'less';
+  const others = report.same_tokens ? 'the same ones come in another order' : 'others come';
+  return [
+    `Means over ${rows} queries: the first sees only itself, and counts for “first” alone. ` +
+      'A title sorts, a head opens above.',
+    length > 0 && `dup, induction: in ${seeds} × ${length} random tokens that come twice / the ` +
+      `control: the same places where ${others}; drawn from ${report.drawn_from}; shaded and ` +
+      'sorted by the difference.' + (gain === null ? '' :
+        ` The second time costs ${two(Math.abs(gain))} nats a token ${more} than the control.`),
+    length > 0 ||
+      'dup, induction are left out: the context or the vocabulary is too small for them.',
+    heads.some((r) => r.text_induction !== null) || 'text is left out: no token came twice.',
+    loss !== null && `cost: with all heads the text costs ${loss.toFixed(3)} nats a token.`,
+  ].filter((note) => typeof note === 'string');
+}
 
 /* Builds the table; returns a function that marks the head that is shown. */
 function headsTable(choose) {
-  const { heads: reports, baseline, n_rows: rows } = data.heads;
+  const { heads: reports, baseline } = data.heads;
   const columns = COLUMNS.filter(({ of }) => reports.some((report) => of(report) !== null));
   const body = make('tbody');
   const lines = reports.map((report) => ({ report, row: headRow(report, columns, choose) }));
@@ -60,15 +94,14 @@ function headsTable(choose) {
   });
   titles[0].setAttribute('aria-sort', 'ascending');
   body.append(...lines.map(({ row }) => row));
-  const uniform = columns.slice(2).map(({ of, form, name }) => {
-    const lessControl = ['duplicate', 'induction'].includes(name);
-    const value = lessControl ? null : of({ by_distance: null, ...baseline }) ?? null;
+  const uniform = columns.slice(2).map(({ of, form, spread, uniform: alike }) => {
+    const value = spread ? null : (alike ?? of)(baseline) ?? null;
     return make('td', {}, value === null ? '' : (form ?? two)(value));
   });
-  const foot = make('tr', {},
-    make('th', { scope: 'row', colSpan: 2 }, 'all tokens alike'), ...uniform);
+  const named = { scope: 'row', colSpan: 2, title: 'attention to all tokens alike' };
+  const foot = make('tr', {}, make('th', named, 'uniform'), ...uniform);
   byId('table').append(make('thead', {}, make('tr', {}, ...titles)), body, make('tfoot', {}, foot));
-  byId('table-note').textContent = `Means over ${rows} queries. A title sorts, a head opens above.`;
+  byId('table-note').append(...tableNotes(data.heads).map((note) => make('p', {}, note)));
   byId('columns').append(...columns.flatMap(({ name, about }) =>
     [make('dt', {}, name), make('dd', {}, about)]));
   return (shown) => lines.forEach(({ report, row }) => {
@@ -84,12 +117,12 @@ function headRow(report, columns, choose) {
     disabled: index < 0,
     'aria-label': `Show layer ${report.layer}, head ${report.head}`,
   }, name);
-  const cells = columns.slice(1).map(({ name: column, of, form, share, spread }) => {
+  const cells = columns.slice(1).map(({ name: column, of, form, said, share, spread }) => {
     const value = of(report);
     if (column === 'role') return make('td', { className: 'words' }, value);
     if (spread) return make('td', {}, spreadBars(value));
-    const said = value === null ? '–' : (form ?? two)(value);
-    const cell = make('td', { className: share ? 'share' : '' }, said);
+    const shown = value === null ? '–' : said?.(report) ?? (form ?? two)(value);
+    const cell = make('td', { className: share ? 'share' : '' }, shown);
     if (share) cell.style.setProperty('--share', Math.min(Math.max(value ?? 0, 0), 1));
     return cell;
   });

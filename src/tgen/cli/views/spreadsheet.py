@@ -34,7 +34,9 @@ def _plain(value: object) -> object:
     return f"{value:.9g}" if isinstance(value, float) else value
 
 
-def csv_rows(report: Any, tokens: Sequence[bytes]) -> Iterator[Sequence[object]]:
+def csv_rows(
+    report: Any, ids: Sequence[int], tokens: Sequence[bytes]
+) -> Iterator[Sequence[object]]:
     """The rows of one view's report, the header first."""
     if isinstance(report, HeadsReport):
         names = [name for name in asdict(report.heads[0]) if name != "by_distance"]
@@ -68,17 +70,18 @@ def csv_rows(report: Any, tokens: Sequence[bytes]) -> Iterator[Sequence[object]]
                 for j, value in enumerate(values):
                     yield one.kind, i, j, value
     else:
-        yield from _matrices(report, tokens)
+        yield from _matrices(report, ids, tokens)
 
 
 def _matrices(
-    reports: Sequence[AttentionReport | RolloutReport], tokens: Sequence[bytes]
+    reports: Sequence[AttentionReport | RolloutReport], ids: Sequence[int], tokens: Sequence[bytes]
 ) -> Iterator[Sequence[object]]:
     """The lower triangles, a row a weight."""
-    yield "layer", "head", "query", "key", "query_token", "key_token", "weight"
+    numbers = ("layer", "head", "query", "key", "query_id", "key_id")
+    yield *numbers, "query_token", "key_token", "weight"
     names = [label(token) for token in tokens]
     for one in reports:
         head = one.head if isinstance(one, AttentionReport) and one.head is not None else "mean"
         for i, values in enumerate(one.weights.tolist()):
             for j, value in enumerate(values[: i + 1]):
-                yield one.layer, head, i, j, names[i], names[j], value
+                yield one.layer, head, i, j, ids[i], ids[j], names[i], names[j], value

@@ -6,50 +6,47 @@ from rich.text import Text
 
 from tgen.cli.views.colours import glow
 from tgen.cli.views.labels import label
+from tgen.cli.views.tables import table
 from tgen.reports import TextReport, TokenReport
 
 _MOST_BITS = 12.0  # drawn lightest: one choice of 4,096
+_NARROW = 60  # columns; below them ids and bytes are left out
 
 
-def text_view(report: TextReport, *, rows: range) -> list[Table | Text]:
+def text_view(report: TextReport, *, rows: range, width: int, coloured: bool) -> list[Table | Text]:
     """The text as a strip that glows where the model was surprised, then a row a token."""
     strip = Text()
     for token in report.tokens:
         strip.append(label(token.text), _glow(token))
         if b"\n" in token.text:
             strip.append("\n")
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for name in ("token", "id", "byte"):
-        table.add_column(name, justify="right")
-    table.add_column("text")
-    for name in ("bits", "rank"):
-        table.add_column(name, justify="right")
-    table.add_column("expected")
-    table.add_column("", justify="right")
+    whole = width >= _NARROW
+    numbers = [">token", ">id", ">byte"] if whole else [">"]
+    columns = table(*numbers, "text", ">bits", ">rank", "expected", ">")
     for i in rows:
-        table.add_row(*_row(report.tokens[i]))
-    lines = ["light tokens surprised the model; bits are -log2 of their probability, rank 0 is its"]
-    lines[0] += " first choice"
+        columns.add_row(*_row(report.tokens[i], whole=whole))
+    light = "light tokens surprised the model; " if coloured else ""
+    lines = [f"{light}bits are -log2 of a token's probability, rank 0 is the model's first choice"]
     if len(rows) < len(report.tokens):
-        lines.append(f"tokens {rows.start} to {rows[-1]} of {len(report.tokens)}; --query chooses")
+        which = f"tokens {rows.start} to {rows[-1]}" if len(rows) > 1 else f"token {rows.start}"
+        lines.append(f"{which} of {len(report.tokens)}; --query chooses others")
     if report.nats_per_token is not None and report.perplexity is not None:
         per_byte = report.bits_per_byte
         bits = "" if per_byte is None else f" · {per_byte:.3f} bits/byte"
         lines.append(
             f"{len(report.tokens)} tokens, {report.n_bytes} bytes · {report.nats_per_token:.3f} "
-            f"nats a token · perplexity {report.perplexity:.2f}{bits} (all but the first token)"
+            f"nats a token · perplexity {report.perplexity:,.5g}{bits} (all but the first token)"
         )
-    return [strip, Text(), table, *(Text(line, style="dim") for line in lines)]
+    return [strip, Text(), columns, *(Text(line, style="dim") for line in lines)]
 
 
-def _row(token: TokenReport) -> list[str | Text]:
+def _row(token: TokenReport, *, whole: bool) -> list[str | Text]:
     part = _part_of_character(token.text)
-    expected = "" if token.likeliest is None else label(token.likeliest_text, width=16)
+    expected = "" if token.likeliest_text is None else label(token.likeliest_text, width=16)
     chance = token.likeliest_probability
     return [
         str(token.index),
-        str(token.id),
-        str(token.start),
+        *([str(token.id), str(token.start)] if whole else []),
         Text(label(token.text, width=20) + part),
         Text("–") if token.surprisal is None else Text(f"{token.surprisal:.1f}", _glow(token)),
         "–" if token.rank is None else f"{token.rank:,}",
