@@ -113,7 +113,6 @@ class LlamaCpp:
         context.n_batch = context.n_ubatch = 512
         context.n_seq_max = 16
         context.n_threads = context.n_threads_batch = threads
-        context.type_k = context.type_v = llama_cpp.GGML_TYPE_F32
         context.kv_unified = True
         self.context = llama_cpp.llama_new_context_with_model(self.model, context)
         self.batch = llama_cpp.llama_batch_init(512, 0, 16)
@@ -160,53 +159,3 @@ def _config_json(config: ModelConfig) -> bytes:
     from tgen.checkpoint import config_json
 
     return json.dumps(config_json.to_json(config, end_of_text=0, pad=0)).encode()
-
-
-def write_gguf(path: Path, config: ModelConfig, arrays: Arrays, *, q8: bool) -> None:
-    """The model as llama.cpp reads it, without a vocabulary; matrices as Q8_0 or F32."""
-    import gguf
-
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(config.context_length)
-    writer.add_embedding_length(config.d_model)
-    writer.add_block_count(config.n_layers)
-    writer.add_feed_forward_length(config.d_ff)
-    writer.add_head_count(config.n_heads)
-    writer.add_head_count_kv(config.n_kv_heads)
-    writer.add_layer_norm_rms_eps(config.norm_eps)
-    writer.add_rope_freq_base(config.rope_theta)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("no_vocab")
-
-    def add(name: str, array: NDArray[np.float32]) -> None:
-        kind = gguf.GGMLQuantizationType.Q8_0
-        if q8 and array.ndim == 2:
-            writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(name, np.ascontiguousarray(array))
-
-    add("token_embd.weight", arrays["token_embedding.weight"])
-    add("output_norm.weight", arrays["final_norm.weight"])
-    n_q, n_kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-    for layer in range(config.n_layers):
-        block, target = f"blocks.{layer}.", f"blk.{layer}."
-        q, k, v = np.split(arrays[f"{block}attention.qkv_proj.weight"], [n_q, n_q + n_kv])
-        add(f"{target}attn_norm.weight", arrays[f"{block}attention_norm.weight"])
-        add(f"{target}attn_q.weight", _interleaved(q, config.n_heads))
-        add(f"{target}attn_k.weight", _interleaved(k, config.n_kv_heads))
-        add(f"{target}attn_v.weight", v)
-        add(f"{target}attn_output.weight", arrays[f"{block}attention.o_proj.weight"])
-        add(f"{target}ffn_norm.weight", arrays[f"{block}feed_forward_norm.weight"])
-        for ours, theirs in (("gate_proj", "gate"), ("up_proj", "up"), ("down_proj", "down")):
-            add(f"{target}ffn_{theirs}.weight", arrays[f"{block}feed_forward.{ours}.weight"])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def _interleaved(rows: NDArray[np.float32], n_heads: int) -> NDArray[np.float32]:
-    """llama.cpp turns neighbours (x_2i, x_2i+1) where we turn (x_i, x_i+D/2)."""
-    halves = rows.reshape(n_heads, 2, -1, rows.shape[1])
-    return halves.swapaxes(1, 2).reshape(rows.shape)

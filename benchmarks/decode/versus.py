@@ -26,8 +26,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "learning"))
 
 import record
-from arms import Arm, LlamaCpp, Tgen, Transformers, write_gguf
+from arms import Arm, LlamaCpp, Tgen, Transformers
 from shapes import SHAPES, config_of, random_arrays
+from tgen.checkpoint.gguf import write_gguf
 from tgen.errors import TgenError
 
 PROMPT, STEPS, ROWS = 512, 64, 16
@@ -43,7 +44,7 @@ def open_arms(shape: str, weights: str, threads: int, folder: Path) -> dict[str,
         arms["transformers"] = Transformers(config, arrays, threads)
     if weights != "bfloat16" and find_spec("llama_cpp") and find_spec("gguf"):
         path = folder / "model.gguf"
-        write_gguf(path, config, arrays, q8=weights == "int8")
+        write_gguf(path, config, arrays, stored=weights)
         arms["llama.cpp"] = LlamaCpp(config, path, threads)
     return arms
 
