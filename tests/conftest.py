@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -83,6 +84,24 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert result.returncode == 0, result.stderr.decode()
     return folder / "model"
+
+
+@pytest.fixture
+def inspect(
+    trained: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> Callable[..., SimpleNamespace]:
+    """Runs `tgen inspect` in this process, on a text and a model, unless others are given."""
+    from tgen.cli.app import run
+
+    def run_here(
+        *arguments: object, model: Path | None = trained, prompt: str = "What is the king?"
+    ) -> SimpleNamespace:
+        models = [] if model is None else ["-m", str(model)]
+        status = run(["inspect", *models, "-p", prompt, *map(str, arguments)])
+        out, err = capsysbinary.readouterr()
+        return SimpleNamespace(returncode=status, stdout=out, stderr=err)
+
+    return run_here
 
 
 def tgen(

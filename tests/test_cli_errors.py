@@ -65,7 +65,7 @@ def test_bad_corpora(tmp_path):
         (["inspect", "-p", "x", "--layer", "99"], ["layer"]),
         (["inspect", "-p", "x", "--top", "0"], ["top"]),
         (["bench", "--trials", "0"], ["trials"]),
-        (["bench", "--length", "100000"], ["100000"]),
+        (["bench", "--kv-cache", "--length", "100000"], ["100000"]),
         (["train", "CORPUS", "--minutes", "-1"], ["minutes"]),
         (["train", "CORPUS", "--minutes", "nan"], ["minutes"]),
         (["train", "CORPUS", "--steps", "0"], ["steps"]),

@@ -18,6 +18,8 @@ WITH = {
     "--explain": ["--json"],
     "--input": ["--jsonl"],
     "--samples": ["--jsonl"],
+    "--length": ["--kv-cache"],
+    "--fail-if-slower": ["--compare", "then.json"],
 }
 TABLE = [
     (command, option, value)
@@ -43,7 +45,7 @@ def test_every_option_with_every_odd_value(command, trained, capsysbinary, monke
     base = [command, "-m", str(trained)] + {
         "generate": ["-p", "The", "-n", "2", "-q", "--threads", "1"],
         "inspect": ["-p", "The", "-q"],
-        "bench": ["--trials", "1", "--length", "4", "-q", "--threads", "1"],
+        "bench": ["--trials", "1", "-q", "--no-limits"],
     }[command]
     answers = set()
     for _, option, value in [row for row in TABLE if row[0] == command]:

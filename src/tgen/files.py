@@ -72,6 +72,10 @@ def publish(path: Path, content: bytes) -> None:
     try:
         _write(temporary, content)
         os.replace(temporary, path)
+    except OSError as error:
+        if error.filename:  # what was asked for, not the temporary file
+            error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
     _sync_folder(path.parent)

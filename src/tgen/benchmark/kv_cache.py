@@ -13,22 +13,21 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from tgen.benchmark.statistics import timing
+from tgen.benchmark.statistics import paired_ratio, timing
 from tgen.config import SamplingConfig
 from tgen.engine.base import Engine, reset
 from tgen.errors import UsageError
 from tgen.generation.loop import generate
-from tgen.reports import LengthReport, TrialReport, Verdict
+from tgen.reports import Growth, LengthReport, Timing, TrialReport, Verdict
 
 VERDICT_TOKENS = 128
 _STEPS_PER_TRIAL = 5  # decoding one token is short: the median of a few is one trial
 
 
 def default_lengths(context_length: int) -> list[int]:
-    """16 and its doublings, up to the longest text that leaves room for one token more."""
-    longest = context_length - 1
-    lengths = [16 << i for i in range(20) if 16 << i < longest]
-    return [*lengths, longest] if longest > 0 else [0]
+    """16 and its doublings, up to the context."""
+    lengths = [16 << i for i in range(30) if 16 << i < context_length]
+    return [*lengths, context_length]
 
 
 def own_text(engine: Engine, start: Sequence[int], n_tokens: int, *, seed: int) -> list[int]:
@@ -39,17 +38,18 @@ def own_text(engine: Engine, start: Sequence[int], n_tokens: int, *, seed: int) 
 
 
 def measure(
-    engine: Engine, text: Sequence[int], lengths: Sequence[int], *, trials: int, uncached: bool
+    engine: Engine, text: Sequence[int], lengths: Sequence[int], *, trials: int
 ) -> Iterator[TrialReport | LengthReport]:
-    """Times prefill and decoding at each length of `text`, with and, if asked, without the cache.
+    """Times the last token of texts of each length, with and without the cache, and the prefill of
+    all tokens before it.
 
     One round before the trials warms up. Raises UsageError for lengths that do not fit.
     """
     for length in lengths:
-        if not 1 <= length < min(engine.context_length, len(text)):
+        if not 2 <= length <= min(engine.context_length, len(text)):
             raise UsageError(
                 f"length {length} does not fit a context of {engine.context_length}",
-                f"lengths go from 1 to {engine.context_length - 1}",
+                f"lengths go from 2 to {engine.context_length}",
             )
     if trials < 1:
         raise UsageError(f"trials is {trials}", "at least one trial is needed")
@@ -58,29 +58,38 @@ def measure(
     cache_bytes: dict[int, int] = {}
     for trial in range(-1, trials):  # -1 warms up
         for length in lengths:
-            times = {"prefill": _time(engine, 0, text[:length])}
+            before, last = text[: length - 1], text[length - 1 : length]
+            times = {"prefill": _time(engine, 0, before)}
+            steps = [_time(engine, length - 1, last) for _ in range(_STEPS_PER_TRIAL)]
             cache_bytes[length] = engine.cache_bytes
-            steps = [
-                _time(engine, length, text[length : length + 1]) for _ in range(_STEPS_PER_TRIAL)
-            ]
             times["cached"] = float(np.median(steps))
-            if uncached:
-                times["uncached"] = _time(engine, 0, text[: length + 1])
+            times["uncached"] = _time(engine, 0, text[:length])
             if trial >= 0:
                 for arm, took in times.items():
                     seconds.setdefault((arm, length), []).append(took)
         yield TrialReport(trial=trial + 1, trials=trials)
     for length in lengths:
-        cached = timing(seconds["cached", length])
-        plain = timing(seconds["uncached", length]) if uncached else None
+        cached, uncached = (seconds[arm, length] for arm in ("cached", "uncached"))
         yield LengthReport(
             length=length,
             prefill=timing(seconds["prefill", length]),
-            cached=cached,
-            uncached=plain,
-            speedup=plain.median / cached.median if plain else None,
+            cached=timing(cached),
+            uncached=timing(uncached),
+            speedup=paired_ratio(cached, uncached, confidence=0.95),
             cache_bytes=cache_bytes[length],
         )
+
+
+def growth(lengths: Sequence[int], timings: Sequence[Timing]) -> Growth:
+    """The line through the medians: what a token costs whatever the length, and what each token of
+    the text adds. Every length counts alike, in shares of its own time."""
+    medians = np.array([timing.median for timing in timings])
+    if len(lengths) < 2:
+        return Growth(flat=float(medians[0]), per_token=0.0, deviation=0.0)
+    per_token, flat = np.polyfit(lengths, medians, 1, w=1 / medians)
+    line = flat + per_token * np.array(lengths)
+    deviation = float(np.abs(line / medians - 1).max())
+    return Growth(flat=float(flat), per_token=float(per_token), deviation=deviation)
 
 
 def compare(engine: Engine, prompt: Sequence[int], n_tokens: int) -> Verdict:

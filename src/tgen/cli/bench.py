@@ -1,127 +1,207 @@
-"""`tgen bench`: how fast the model is, and what the KV cache buys."""
+"""`tgen bench`: how fast the model is here, what the KV cache buys, and what a change did."""
 
-import json
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 
 from tgen.cli import console
-from tgen.cli.loading import load_model
-from tgen.cli.options import (
-    DeviceOption,
-    JsonOption,
-    ModelOption,
-    QuietOption,
-    ThreadsOption,
-    WeightsOption,
-)
-from tgen.config import SamplingConfig
+from tgen.cli.asked import ENGINES, Asked
+from tgen.cli.loading import compile_ahead
+from tgen.cli.options import DeviceOption, JsonOption, ModelOption, QuietOption, option
+from tgen.cli.selection import counts
+from tgen.config import SamplingConfig, StoredAs
 from tgen.errors import UsageError
-from tgen.reports import LengthReport, PrecisionReport, TrialReport
 
-if TYPE_CHECKING:
-    from tgen.api import Model
+Output = Literal["table", "md", "csv", "json", "jsonl"]
+Peer = Literal["self", "transformers", "llama.cpp"]
+_TESTS, _STUDIES, _SWEEPS = "What is timed", "In place of that", "Each combination of"
+_COMPARING = "Compared with"
+
+
+def _list(name: str, help_text: str, panel: str, default: str, metavar: str) -> Any:
+    return option(name, help_text, panel, metavar=metavar, show_default=default)
 
 
 def bench(
-    kv_cache: Annotated[
+    n_prompt: Annotated[
+        list[str] | None,
+        _list("--n-prompt -p", "Prompts of so many tokens.", _TESTS, "512, or what fits", "N,..."),
+    ] = None,
+    n_gen: Annotated[
+        list[str] | None,
+        _list("--n-gen -n", "So many tokens one by one.", _TESTS, "128, or what fits", "N,..."),
+    ] = None,
+    pg: Annotated[
+        list[str] | None,
+        _list("--pg", "A prompt, and tokens after it.", _TESTS, "none", "P,N"),
+    ] = None,
+    depth: Annotated[
+        list[str] | None,
+        _list("--n-depth -d", "After so many tokens that are there.", _TESTS, "0", "N,..."),
+    ] = None,
+    trials: Annotated[int, option("--trials -r", "Rounds.", _TESTS, min=1, max=1000)] = 10,
+    seed: Annotated[
+        int, option("--seed", "Of the tokens that are read.", _TESTS, min=0)
+    ] = SamplingConfig().seed,
+    limits: Annotated[
         bool,
-        typer.Option(
-            "--kv-cache", help="Also without the cache, and whether the text is the same."
-        ),
+        option("--limits/--no-limits", "Measure what the machine could give.", _TESTS),
+    ] = True,
+    engine: Annotated[
+        list[str] | None, _list("--engine", "kernels, torch.", _SWEEPS, "the fastest", "NAME,...")
+    ] = None,
+    weights: Annotated[
+        list[str] | None,
+        _list("--weights", "float32, bfloat16, int8.", _SWEEPS, "as they are stored", "TYPE,..."),
+    ] = None,
+    threads: Annotated[
+        list[str] | None, _list("--threads -t", "Threads.", _SWEEPS, "all cores", "N,...")
+    ] = None,
+    batch: Annotated[
+        list[str] | None,
+        _list("--batch", "Rows computed together.", _SWEEPS, "1", "N,..."),
+    ] = None,
+    kv_cache: Annotated[
+        bool, option("--kv-cache", "With and without the cache, by length.", _STUDIES)
     ] = False,
-    model: ModelOption = None,
     length: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--length",
-            "-l",
-            show_default="16 and its doublings up to the context",
-            help="Tokens before the decoded one; repeatable.",
+        list[str] | None,
+        _list("--length -l", "Of its texts.", _STUDIES, "16 and its doublings", "N,..."),
+    ] = None,
+    train: Annotated[bool, option("--train", "A step of training.", _STUDIES)] = False,
+    end_to_end: Annotated[
+        bool, option("--end-to-end", "A whole process, phase by phase.", _STUDIES)
+    ] = False,
+    against: Annotated[
+        Peer | None, option("--against", "The same weights elsewhere, in turns.", _COMPARING)
+    ] = None,
+    compare: Annotated[
+        Path | None,
+        option(
+            "--compare", "An earlier run, saved as JSON: its tests.", _COMPARING, metavar="FILE"
         ),
     ] = None,
-    trials: Annotated[
-        int, typer.Option("--trials", "-r", min=1, help="Rounds; medians are shown.")
-    ] = 10,
-    seed: Annotated[
-        int, typer.Option("--seed", help="Of the text that is timed.")
-    ] = SamplingConfig().seed,
+    fail_if_slower: Annotated[
+        str | None,
+        option(
+            "--fail-if-slower",
+            "Exit with 1 where --compare is sure of it.",
+            _COMPARING,
+            metavar="PERCENT",
+        ),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option("--save", metavar="FILE", help="Keep the figures as JSON, for --compare."),
+    ] = None,
+    output: Annotated[
+        Output, typer.Option("--output", "-o", help="md, csv, json and jsonl are llama-bench's.")
+    ] = "table",
+    model: ModelOption = None,
     json_output: JsonOption = False,
     quiet: QuietOption = False,
     device: DeviceOption = "auto",
-    threads: ThreadsOption = None,
-    weights: WeightsOption = None,
 ) -> None:
-    """Measure prefill and decoding on this machine.
+    """Measure how fast the model is on this machine, in llama-bench's terms.
 
-    With --kv-cache each is measured with and without the cache, in turns, and the two texts are
-    compared token by token.
+    pp512 reads a prompt of 512 tokens, tg128 takes 128 one by one, @ d4096 after 4096 others. Lists
+    (128,256) and ranges (64-256+64, 64-512*2) are measured in every combination, in turns.
     """
-    from tgen.benchmark.kv_cache import (
-        VERDICT_TOKENS,
-        compare,
-        default_lengths,
-        measure,
-        own_text,
-    )
-    from tgen.cli.views.benchmark import length_table, precision_line, verdict_line
+    studying = {"--kv-cache": kv_cache, "--train": train, "--end-to-end": end_to_end}
+    comparing = {"--against": against is not None, "--compare": compare is not None}
+    chosen = [name for name, given in (studying | comparing).items() if given]
+    if len(chosen) > 1:
+        raise UsageError(f"{' and '.join(chosen)} exclude each other", "choose one")
+    study = next((name for name in chosen if studying.get(name)), None)
+    given = {
+        "--n-prompt": n_prompt, "--n-gen": n_gen, "--pg": pg, "--n-depth": depth, "--batch": batch,
+        "--engine": engine, "--save": save, "--weights": weights if train else None,
+    }  # fmt: skip
+    refused = [name for name, value in given.items() if value and study]
+    allowed = {"--end-to-end": ("--n-prompt", "--n-gen"), "--train": ("--batch",)}
+    refused = [name for name in refused if name not in allowed.get(study or "", ())]
+    if refused:
+        raise UsageError(f"{refused[0]} changes nothing with {study}", "leave it away")
+    if length and study != "--kv-cache":
+        raise UsageError("--length is for --kv-cache", "-p and -n are lengths of tests")
+    if fail_if_slower and compare is None:
+        raise UsageError("--fail-if-slower needs an earlier run", "name it: --compare FILE")
+    if json_output and output not in ("table", "json"):
+        raise UsageError(f"--json and -o {output} exclude each other", "choose one")
+    if (study or against) and output not in ("table", "json"):
+        raise UsageError(f"-o {output} is of throughput alone", "--json has every number")
 
-    path, loaded = load_model(model, device=device, threads=threads, weights=weights, quiet=quiet)
+    if save and (save.is_dir() or not save.parent.is_dir()):
+        raise UsageError(f"--save {save} is no place for a file", "name a file in a folder")
+
+    from tgen.api import find_model
+
+    path = find_model(model)
+    asked = Asked(
+        path=path,
+        device=device,
+        trials=trials,
+        seed=seed,
+        engines=_names("--engine", engine, ENGINES),
+        weights=_names("--weights", weights, get_args(StoredAs)),
+        threads=_counts("--threads", threads),
+        batches=_counts("--batch", batch),
+        prompts=_counts("--n-prompt", n_prompt),
+        gens=_counts("--n-gen", n_gen),
+        pairs=[_pair(one) for one in pg] if pg else None,
+        depths=_counts("--n-depth", depth),
+        lengths=_counts("--length", length),
+        limits=limits,
+        output="json" if json_output else output,
+        save=save,
+        quiet=quiet,
+    )
+    compile_ahead(device, quiet=quiet)
     console.note(f"{path}", quiet=quiet)
-    engine = loaded.engine
-    if engine.context_length < 2:
-        raise UsageError(
-            f"the model's context is {engine.context_length} token", "a benchmark needs two"
-        )
-    lengths = sorted(set(length or default_lengths(engine.context_length)))
-    n_tokens = min(max(lengths) + 1, engine.context_length)
-    text = own_text(engine, loaded.encode(b""), n_tokens, seed=seed)
-    reports: list[LengthReport] = []
-    with console.progress("measuring", quiet=quiet) as update:
-        for report in measure(engine, text, lengths, trials=trials, uncached=kv_cache):
-            if isinstance(report, TrialReport):
-                update(report.trial / report.trials)
-            else:
-                reports.append(report)
-        prompt = text[: max(1, n_tokens // 4)]
-        verdict = compare(engine, prompt, VERDICT_TOKENS) if kv_cache else None
-    precision = _precision(path, loaded, device, threads, seed=seed) if weights else None
-    formula = loaded.bundle.config.cache_bytes_per_token
-    if json_output:
-        record = {
-            "schema": "tgen.bench/1",
-            "model": str(path),
-            "trials": trials,
-            "seed": seed,
-            "cache_bytes_per_token": formula,
-            "lengths": [asdict(report) for report in reports],
-            "verdict": asdict(verdict) if verdict else None,
-            "precision": asdict(precision) if precision else None,
-        }
-        console.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+    if study:
+        from tgen.cli import studies
+
+        run = studies.kv_cache if kv_cache else studies.train if train else studies.end_to_end
+        run(asked)
         return
-    console.show(
-        f"the next token after each length: median ± spread of {trials} interleaved trials",
-        length_table(reports),
-        f"cache: {formula:,} bytes a token",
-    )
-    if verdict:
-        console.show(verdict_line(verdict))
-    if precision:
-        console.show(precision_line(precision))
+    from tgen.cli import benching
+
+    if against:
+        benching.against(asked, against)
+    elif compare:
+        benching.compare(asked, compare, _share(fail_if_slower))
+    else:
+        benching.throughput(asked)
 
 
-def _precision(
-    path: Path, model: "Model", device: str, threads: int | None, *, seed: int
-) -> PrecisionReport | None:
-    """What `--weights` costs, where it holds them in fewer bits than they are stored in."""
-    from tgen.api import load
-    from tgen.benchmark.precision import compare_weights
+def _counts(option: str, given: list[str] | None) -> list[int] | None:
+    return None if given is None else counts(option, given)
 
-    if model.engine.stored == "float32":
+
+def _names(option: str, given: list[str] | None, known: tuple[str, ...]) -> list[Any] | None:
+    names = [name.strip() for one in given or [] for name in one.split(",")]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"{option} {name!r} is not known", f"choose of {', '.join(known)}")
+    return list(dict.fromkeys(names)) or None
+
+
+def _pair(spec: str) -> tuple[int, int]:
+    parts = [part.strip() for part in spec.split(",")]
+    if len(parts) != 2 or not all(part.isdecimal() and len(part) < 10 for part in parts):
+        raise UsageError(f"--pg {spec!r} is no pair", "for example --pg 512,128")
+    return int(parts[0]), int(parts[1])
+
+
+def _share(percent: str | None) -> float | None:
+    """`5%` or `5` -> 0.05."""
+    if percent is None:
         return None
-    exact = load(path, device=device, threads=threads)
-    start, decode = exact.encode(b""), exact.tokenizer.decode
-    return compare_weights(model.engine, exact.engine, start, decode=decode, seed=seed)
+    try:
+        share = float(percent.strip().removesuffix("%")) / 100
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise UsageError(f"--fail-if-slower {percent!r} is no share", "for example 5%")
+    return share

@@ -34,6 +34,7 @@ class _Output(Console):
 
 err = _Commentary(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 out = _Output(highlight=False, markup=False, emoji=False)
+_wide = _Output(highlight=False, markup=False, emoji=False, width=1000)  # where nothing has to fit
 
 
 def require_stdout() -> None:
@@ -56,11 +57,11 @@ def write(data: bytes) -> None:
         sys.stdout.buffer.flush()
 
 
-def show(*things: object) -> None:
-    """Draws tables and lines on stdout; errors as `write`."""
+def show(*things: object, wrap: bool = True) -> None:
+    """Draws tables and lines on stdout; errors as `write`. Without `wrap` a line stays one."""
     require_stdout()
     with _stdout_errors():
-        out.print(*things, sep="\n")
+        (out if wrap else _wide).print(*things, sep="\n", soft_wrap=not wrap)
         sys.stdout.flush()
 
 

@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -54,6 +54,11 @@ WeightsOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON object to stdout.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing on stderr but errors.")]
+
+
+def option(name: str, help_text: str, panel: str, **more: Any) -> Any:
+    """An option in a panel of the help; `name` may have a short form behind it."""
+    return typer.Option(*name.split(), help=help_text, rich_help_panel=panel, **more)
 
 
 def read_prompt(prompt: str | None) -> bytes:

@@ -11,6 +11,7 @@ from tgen.config.check import require
 
 Draft = Literal["auto", "off"]
 StoredAs = Literal["float32", "bfloat16", "int8"]  # weights in memory
+STORED_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 34 / 32}  # a weight; int8's with its scale
 Overflow = Literal["slide", "stop", "error"]
 Text = str | bytes
 

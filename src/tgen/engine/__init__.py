@@ -4,6 +4,7 @@ import os
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from tgen.engine.base import Engine
 from tgen.errors import UsageError
 from tgen.model.processors import n_processors
 
+EngineKind = Literal["auto", "kernels", "torch"]
 # What Linux shows of a GPU that torch can use: NVIDIA's, AMD's, and those inside WSL.
 _GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
@@ -23,22 +25,29 @@ def open_engine(
     device: str = "auto",
     threads: int | None = None,
     weights: StoredAs | None = None,
+    kind: EngineKind = "auto",
 ) -> Engine:
     """An engine, with one empty row, that runs this model on `device`.
 
-    On a processor compiled kernels compute, without torch; where they cannot be had, torch does.
+    On a processor compiled kernels compute, without torch; where they cannot be had, torch does,
+    unless `kind` says who must.
     `weights` says how matrices are held in memory; None: as they are stored, but float16 as
     float32, and on torch without CUDA all as float32. The bundle's arrays go over to the engine.
     Raises UsageError if the device is not there or does not hold weights so.
     """
-    if uses_kernels(device):
+    if kind == "kernels":
+        missing = missing_kernels() if device in ("auto", "cpu") else f"device is {device}"
+        if missing:
+            raise UsageError(f"--engine kernels cannot be had: {missing}", "try --engine torch")
+        return _cpu_engine(bundle, threads, weights)
+    if kind == "auto" and uses_kernels(device):
         return _cpu_engine(bundle, threads, weights)
     from tgen.engine.torch_engine import TorchEngine  # torch is loaded only when it is needed
     from tgen.model.device import choose_device, set_threads
     from tgen.model.transformer import Transformer
 
     chosen = choose_device(device)
-    if chosen.type == "cpu" and missing_kernels() is None:
+    if chosen.type == "cpu" and missing_kernels() is None and kind == "auto":
         return _cpu_engine(bundle, threads, weights)
     if weights is None:
         weights = _as_stored(bundle) if chosen.type == "cuda" else "float32"

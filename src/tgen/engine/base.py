@@ -45,6 +45,7 @@ def lengths_after(before: Sequence[int], counts: Sequence[int], context_length: 
 class Engine(Protocol):
     """B rows of one model, never none. Starts with one empty row; `select` makes more."""
 
+    name: str  # "kernels" or "torch"
     stored: StoredAs  # how the weights are held
 
     @property

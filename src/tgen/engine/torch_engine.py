@@ -20,6 +20,8 @@ from tgen.model.transformer import Transformer
 class TorchEngine:
     """See `engine.base.Engine`."""
 
+    name = "torch"
+
     def __init__(self, model: Transformer, *, stored: StoredAs = "float32") -> None:
         self.model = model.eval()
         self.stored: StoredAs = stored

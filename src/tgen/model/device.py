@@ -32,6 +32,11 @@ def memory_bytes(device: Device) -> int | None:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def gpu_name(kind: str) -> str:
+    """What computes on a device that is no processor."""
+    return torch.cuda.get_device_name() if kind == "cuda" else kind
+
+
 def set_threads(n: int | None) -> None:
     """Limits the processor threads that torch uses, to those there are; None: its own choice."""
     if n is not None:

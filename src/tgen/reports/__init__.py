@@ -6,6 +6,7 @@ The terminal is one reader of these, `--json` another, tests a third.
 from tgen.reports.as_json import json_record, json_text, json_value
 from tgen.reports.generation import Finish, Removed, Token
 from tgen.reports.inspection import (
+    CLEAR,
     AttentionReport,
     Check,
     Contribution,
@@ -21,7 +22,21 @@ from tgen.reports.inspection import (
     TokenReport,
     WhyReport,
 )
-from tgen.reports.measuring import LengthReport, PrecisionReport, Timing, TrialReport, Verdict
+from tgen.reports.measuring import (
+    Difference,
+    EndToEndReport,
+    Growth,
+    Interval,
+    LengthReport,
+    Limits,
+    Machine,
+    PrecisionReport,
+    ThroughputReport,
+    Timing,
+    TrainingStepReport,
+    TrialReport,
+    Verdict,
+)
 from tgen.reports.training import (
     BackReport,
     Choice,
@@ -36,18 +51,25 @@ from tgen.reports.training import (
 )
 
 __all__ = [
+    "CLEAR",
     "AttentionReport",
     "BackReport",
     "Check",
     "Choice",
     "Contribution",
+    "Difference",
     "DoneReport",
+    "EndToEndReport",
     "EvalReport",
     "Finish",
+    "Growth",
     "HeadReport",
     "HeadsReport",
+    "Interval",
     "LengthReport",
     "LensReport",
+    "Limits",
+    "Machine",
     "Matrix",
     "MemorisationReport",
     "ModelSummary",
@@ -61,10 +83,12 @@ __all__ = [
     "SampleReport",
     "StepReport",
     "TextReport",
+    "ThroughputReport",
     "Timing",
     "Token",
     "TokenReport",
     "TrainingCurves",
+    "TrainingStepReport",
     "TrialReport",
     "Verdict",
     "WhyReport",

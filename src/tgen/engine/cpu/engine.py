@@ -22,6 +22,8 @@ _CHUNKS_A_THREAD = 4  # at least: threads are never equally fast
 class CpuEngine:
     """See `engine.base.Engine`. Logits do not depend on other rows, nor on the threads."""
 
+    name = "kernels"
+
     def __init__(
         self,
         config: ModelConfig,

@@ -1,0 +1,40 @@
+"""What is measured on: the processor, what else it does, the versions."""
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from tgen import files
+from tgen.errors import TgenError
+from tgen.model.processors import n_processors
+from tgen.reports import Machine
+
+_PACKAGES = ("tgen-lm", "torch", "numpy", "numba", "llvmlite", "transformers", "llama-cpp-python")
+
+
+def describe_machine() -> Machine:
+    """Everything that a figure depends on but the model."""
+    return Machine(
+        cpu=_cpu_name(),
+        load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        processors=n_processors(),
+        versions={"python": platform.python_version()}
+        | {name: found for name in _PACKAGES if (found := _version(name))},
+    )
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _cpu_name() -> str:
+    try:
+        lines = files.read(Path("/proc/cpuinfo")).decode(errors="replace").splitlines()
+    except TgenError:  # not Linux
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
