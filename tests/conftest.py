@@ -30,8 +30,10 @@ ALL_FAMILIES = list(FAMILIES)
 def make_model(family: str, *, seed: int = 0, **values: object) -> Transformer:
     """A small random model whose weights are large enough for every part to matter."""
     shape = {"vocab_size": 300, "n_layers": 2, "d_model": 32, "n_heads": 4, "context_length": 48}
-    if family in ("llama", "qwen3"):
+    if family not in ("classic", "gpt2"):
         shape["n_kv_heads"] = 2
+    if family == "mistral":
+        shape["sliding_window"] = 20
     config = ModelConfig.of(family, **shape | values)
     torch.manual_seed(seed)
     model = Transformer(config).eval()

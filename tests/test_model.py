@@ -128,6 +128,8 @@ TABLE = {  # the rows of docs/architecture.md
     "classic": ("sinusoidal", "layer_norm", True, "relu", True, False),
     "gpt2": ("learned", "layer_norm", False, "gelu_tanh", True, False),
     "llama": ("rotary", "rms_norm", False, "swiglu", False, False),
+    "mistral": ("rotary", "rms_norm", False, "swiglu", False, False),
+    "qwen2": ("rotary", "rms_norm", False, "swiglu", True, False),
     "qwen3": ("rotary", "rms_norm", False, "swiglu", False, True),
 }
 
@@ -137,14 +139,14 @@ def test_families_are_the_rows_of_the_table():
     for family, row in TABLE.items():
         c = ModelConfig.of(family, vocab_size=300)
         assert (c.position, c.norm, c.post_norm, c.activation, c.attention_bias, c.qk_norm) == row
-        assert c.attention_bias == c.output_bias == c.feed_forward_bias
+        assert c.output_bias == c.feed_forward_bias == (c.attention_bias and family != "qwen2")
         names = Transformer(c).state_dict()
         assert ("position_embedding.weight" in names) == (c.position == "learned")
         assert ("final_norm.weight" in names) == (not c.post_norm)
         assert ("blocks.0.attention.qkv_proj.bias" in names) == c.attention_bias
         assert ("blocks.0.feed_forward.gate_proj.weight" in names) == (c.activation == "swiglu")
         assert ("blocks.0.attention.q_norm.weight" in names) == c.qk_norm
-        assert "lm_head.weight" not in names
+        assert ("lm_head.weight" in names) == (family == "mistral")
     assert ModelConfig.of("classic", vocab_size=300, d_model=64, n_heads=4).d_ff == 256
 
 

@@ -37,9 +37,9 @@ def test_each_check_finds_what_it_is_for(tokenizer, monkeypatch):
     assert not failing()
     honest = AttentionRecorder.attention
     for wrong in (  # warmer, another position's keys, another group's keys
-        lambda self, la, q, k, v, mixed: honest(self, la, q * 1.01, k, v, mixed),
-        lambda self, la, q, k, v, mixed: honest(self, la, q, k.roll(1, dims=2), v, mixed),
-        lambda self, la, q, k, v, mixed: honest(self, la, q, k.flip(1), v, mixed),
+        lambda self, la, q, k, v, *rest: honest(self, la, q * 1.01, k, v, *rest),
+        lambda self, la, q, k, v, *rest: honest(self, la, q, k.roll(1, dims=2), v, *rest),
+        lambda self, la, q, k, v, *rest: honest(self, la, q, k.flip(1), v, *rest),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(AttentionRecorder, "attention", wrong)

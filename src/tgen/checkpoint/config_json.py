@@ -6,18 +6,35 @@ from typing import Any
 from tgen.config import FAMILIES, ModelConfig, RopeScaling
 from tgen.errors import ModelError, UsageError
 
-MODEL_TYPES = {"classic": "openai-gpt", "gpt2": "gpt2", "llama": "llama", "qwen3": "qwen3"}
+MODEL_TYPES = {
+    "classic": "openai-gpt",
+    "gpt2": "gpt2",
+    "llama": "llama",
+    "mistral": "mistral",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+}
 _FAMILY_OF = {model_type: family for family, model_type in MODEL_TYPES.items()}
 _CLASSES = {
     "classic": "OpenAIGPTLMHeadModel",
     "gpt2": "GPT2LMHeadModel",
     "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
 _ACTIVATIONS = {"relu": "relu", "gelu_tanh": "gelu_new", "gelu": "gelu", "swiglu": "silu"}
 
 
-def to_json(config: ModelConfig, *, end_of_text: int | None, pad: int | None) -> dict[str, Any]:
+# The same thing in older and newer families; transformers takes either word in both.
+_WIDTH, _HEADS = ("hidden_size", "n_embd"), ("num_attention_heads", "n_head")
+_LAYERS = ("num_hidden_layers", "n_layer")
+_POSITIONS = ("max_position_embeddings", "n_positions")
+
+
+def to_json(
+    config: ModelConfig, *, end_of_text: int | None, pad: int | None, dtype: str = "float32"
+) -> dict[str, Any]:
     """config.json for transformers 4.57 and 5."""
     family = config.family
     common: dict[str, Any] = {
@@ -27,7 +44,7 @@ def to_json(config: ModelConfig, *, end_of_text: int | None, pad: int | None) ->
         "tie_word_embeddings": config.tied_embeddings,
         "initializer_range": 0.02,
         "use_cache": True,
-        "torch_dtype": "float32",
+        "torch_dtype": dtype,
         "bos_token_id": end_of_text,
         "eos_token_id": end_of_text,
         "pad_token_id": pad,
@@ -57,19 +74,26 @@ def to_json(config: ModelConfig, *, end_of_text: int | None, pad: int | None) ->
             "afn": "gelu" if activation == "gelu_new" else activation,
             "tgen": {"position": config.position},
         }
-    scaling = config.rope_scaling
-    rope = (
-        {"rope_type": "default"}
-        if scaling is None
-        else {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_context_length,
-        }
-    )
-    modern = common | {
+    return common | _modern(config)
+
+
+def _modern(config: ModelConfig) -> dict[str, Any]:
+    rope: dict[str, Any] = {"rope_type": "default"}
+    if scaling := config.rope_scaling:
+        rope = {"rope_type": scaling.kind, "factor": scaling.factor}
+        if scaling.kind == "llama3":
+            rope |= {
+                "low_freq_factor": scaling.low_freq_factor,
+                "high_freq_factor": scaling.high_freq_factor,
+                "original_max_position_embeddings": scaling.original_context_length,
+            }
+    extras: dict[str, dict[str, Any]] = {
+        "llama": {"attention_bias": config.attention_bias, "mlp_bias": config.feed_forward_bias},
+        "mistral": {"sliding_window": config.sliding_window},
+        "qwen2": {"use_sliding_window": False},
+        "qwen3": {"attention_bias": config.attention_bias, "use_sliding_window": False},
+    }
+    return extras[config.family] | {
         "hidden_size": config.d_model,
         "intermediate_size": config.d_ff,
         "num_hidden_layers": config.n_layers,
@@ -79,19 +103,12 @@ def to_json(config: ModelConfig, *, end_of_text: int | None, pad: int | None) ->
         "max_position_embeddings": config.context_length,
         "hidden_act": "silu",
         "rms_norm_eps": config.norm_eps,
-        "attention_bias": config.attention_bias,
         "attention_dropout": 0.0,
         # Version 4 reads the first two keys, version 5 the third; one alone is wrong on the other.
         "rope_theta": config.rope_theta,
         "rope_scaling": rope if scaling else None,
         "rope_parameters": rope | {"rope_theta": config.rope_theta},
     }
-    extra = (
-        {"mlp_bias": config.feed_forward_bias}
-        if family == "llama"
-        else {"use_sliding_window": False}
-    )
-    return modern | extra
 
 
 def from_json(json: Mapping[str, Any]) -> ModelConfig:
@@ -121,7 +138,7 @@ def from_json(json: Mapping[str, Any]) -> ModelConfig:
 
 def _read_old(family: str, json: Mapping[str, Any]) -> dict[str, Any]:
     _refuse(json, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
-    d_model, n_heads = _integer(json, "n_embd"), _integer(json, "n_head")
+    d_model, n_heads = _integer(json, *_WIDTH), _integer(json, *_HEADS)
     activation = (
         json.get("activation_function", "gelu_new") if family == "gpt2" else json.get("afn", "gelu")
     )
@@ -135,8 +152,8 @@ def _read_old(family: str, json: Mapping[str, Any]) -> dict[str, Any]:
         position = json["tgen"].get("position", "learned")
     return {
         "vocab_size": _integer(json, "vocab_size"),
-        "context_length": _integer(json, "n_positions"),
-        "n_layers": _integer(json, "n_layer"),
+        "context_length": _integer(json, *_POSITIONS),
+        "n_layers": _integer(json, *_LAYERS),
         "d_model": d_model,
         "n_heads": n_heads,
         "n_kv_heads": n_heads,
@@ -151,38 +168,60 @@ def _read_old(family: str, json: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_modern(family: str, json: Mapping[str, Any]) -> dict[str, Any]:
     _refuse(json, hidden_act="silu", use_sliding_window=False, partial_rotary_factor=1.0)
-    d_model, n_heads = _integer(json, "hidden_size"), _integer(json, "num_attention_heads")
+    d_model, n_heads = _integer(json, *_WIDTH), _integer(json, *_HEADS)
     rope = dict(json.get("rope_parameters") or json.get("rope_scaling") or {})
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    scaling = None
-    if kind == "llama3":
-        scaling = RopeScaling(
-            factor=float(rope["factor"]),
-            low_freq_factor=float(rope["low_freq_factor"]),
-            high_freq_factor=float(rope["high_freq_factor"]),
-            original_context_length=int(rope["original_max_position_embeddings"]),
-        )
-    elif kind != "default":
-        raise ModelError(f"rope type {kind!r} is unknown", "tgen has default and llama3")
-    bias = bool(json.get("attention_bias", False))
-    head_dim = json.get("head_dim") or (128 if family == "qwen3" else d_model // max(n_heads, 1))
-    return {
+    _refuse(rope, partial_rotary_factor=1.0)
+    head_dim = json.get("head_dim") or (128 if family == "qwen3" else d_model // n_heads)
+    found = _biases(family, json)
+    if family == "mistral":  # a key that is not there has the default that it had at first
+        window = json.get("sliding_window", 4096)
+        found["sliding_window"] = window and _integer({"sliding_window": window}, "sliding_window")
+    else:
+        kinds = json.get("layer_types") or []
+        if any(kind != "full_attention" for kind in kinds):
+            raise ModelError(
+                f"config.json has layer_types {sorted(set(map(str, kinds)))}",
+                f"tgen runs only full_attention in {family}",
+            )
+    return found | {
         "vocab_size": _integer(json, "vocab_size"),
         "d_model": d_model,
         "n_heads": n_heads,
-        "context_length": _integer(json, "max_position_embeddings"),
-        "n_layers": _integer(json, "num_hidden_layers"),
+        "context_length": _integer(json, *_POSITIONS),
+        "n_layers": _integer(json, *_LAYERS),
         "d_ff": _integer(json, "intermediate_size"),
-        "n_kv_heads": _integer(json, "num_key_value_heads", n_heads),
-        "head_dim": int(head_dim),
-        "attention_bias": bias,
-        "output_bias": bias,
-        "feed_forward_bias": bool(json.get("mlp_bias", False)),
+        "n_kv_heads": _integer(json, "num_key_value_heads", default=n_heads),
+        "head_dim": _integer({"head_dim": head_dim}, "head_dim"),
         "tied_embeddings": bool(json.get("tie_word_embeddings", False)),
         "norm_eps": float(json.get("rms_norm_eps", 1e-6)),
         "rope_theta": float(rope.get("rope_theta", json.get("rope_theta", 10_000.0))),
-        "rope_scaling": scaling,
+        "rope_scaling": _scaling(rope),
     }
+
+
+def _biases(family: str, json: Mapping[str, Any]) -> dict[str, Any]:
+    """What llama and qwen3 leave open; in the others it is fixed, whatever their config says."""
+    if family in ("mistral", "qwen2"):
+        return {}
+    bias = bool(json.get("attention_bias", False))
+    feed = bool(json.get("mlp_bias", False)) if family == "llama" else False
+    return {"attention_bias": bias, "output_bias": bias, "feed_forward_bias": feed}
+
+
+def _scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return RopeScaling(kind="linear", factor=float(rope["factor"]))
+    if kind == "llama3":
+        return RopeScaling(
+            factor=float(rope["factor"]),
+            low_freq_factor=float(rope["low_freq_factor"]),
+            high_freq_factor=float(rope["high_freq_factor"]),
+            original_context_length=_integer(rope, "original_max_position_embeddings"),
+        )
+    raise ModelError(f"rope type {kind!r} is unknown", "tgen has default, linear and llama3")
 
 
 def _refuse(json: Mapping[str, Any], **only: object) -> None:
@@ -194,7 +233,8 @@ def _refuse(json: Mapping[str, Any], **only: object) -> None:
             )
 
 
-def _integer(json: Mapping[str, Any], key: str, default: int | None = None) -> int:
+def _integer(json: Mapping[str, Any], *spellings: str, default: int | None = None) -> int:
+    key = next((name for name in spellings if name in json), spellings[0])
     value = json[key] if default is None else json.get(key) or default
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 31:
         raise ModelError(

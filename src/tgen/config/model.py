@@ -10,19 +10,28 @@ from tgen.errors import UsageError
 Position = Literal["sinusoidal", "learned", "rotary"]
 Norm = Literal["layer_norm", "rms_norm"]
 Activation = Literal["relu", "gelu_tanh", "gelu", "swiglu"]
-Family = Literal["classic", "gpt2", "llama", "qwen3"]
+Family = Literal["classic", "gpt2", "llama", "qwen3"]  # that are trained; FAMILIES can be run
 Size = Literal["nano", "micro", "tiny", "small", "medium", "large"]
 DEFAULT_FAMILY: Family = "qwen3"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """Llama 3's stretching of the rotary frequencies to a context longer than the trained one."""
+    """How rotary frequencies are stretched to a context longer than the trained one: `linear` by
+    the factor, `llama3` the short wavelengths less."""
 
+    kind: Literal["llama3", "linear"] = "llama3"
     factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_context_length: int
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context_length: int = 8192
+
+    def __post_init__(self) -> None:
+        require(0 < self.factor < math.inf, "factor", self.factor, "a positive number")
+        low, high = self.low_freq_factor, self.high_freq_factor
+        require(0 < low < high < math.inf, "low_freq_factor", low, f"below high_freq_factor={high}")
+        n = self.original_context_length
+        require(n >= 1, "original_context_length", n, "a number of at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +59,7 @@ class ModelConfig:
     norm_eps: float
     rope_theta: float = 10_000.0
     rope_scaling: RopeScaling | None = None
+    sliding_window: int | None = None  # keys that a query sees, itself and those just before it
 
     def __post_init__(self) -> None:
         for name in (
@@ -69,6 +79,8 @@ class ModelConfig:
             self.n_kv_heads,
             f"a divisor of n_heads={self.n_heads}",
         )
+        window = self.sliding_window
+        require(window is None or window >= 1, "sliding_window", window, "a number of at least 1")
         require(0 < self.norm_eps < 1, "norm_eps", self.norm_eps, "a number between 0 and 1")
         require(0 < self.rope_theta < math.inf, "rope_theta", self.rope_theta, "a positive number")
         if self.position == "rotary":
@@ -90,9 +102,12 @@ class ModelConfig:
             require(width == self.d_model, "head_dim", self.head_dim, "d_model / n_heads")
             heads = f"n_heads={self.n_heads} in the {self.family} family"
             require(self.n_kv_heads == self.n_heads, "n_kv_heads", self.n_kv_heads, heads)
-        else:
+        elif self.family != "qwen2":
             same = f"attention_bias={self.attention_bias} in the {self.family} family"
             require(self.output_bias == self.attention_bias, "output_bias", self.output_bias, same)
+        if self.family != "mistral":
+            none = f"None in the {self.family} family"
+            require(self.sliding_window is None, "sliding_window", self.sliding_window, none)
         if self.family == "classic":
             known = self.position in ("sinusoidal", "learned")
             require(known, "position", self.position, "sinusoidal or learned")
@@ -151,6 +166,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama": dict(position="rotary", norm="rms_norm", post_norm=False, activation="swiglu",
                   attention_bias=False, output_bias=False, feed_forward_bias=False, qk_norm=False,
                   tied_embeddings=True, norm_eps=1e-6),
+    "mistral": dict(position="rotary", norm="rms_norm", post_norm=False, activation="swiglu",
+                    attention_bias=False, output_bias=False, feed_forward_bias=False, qk_norm=False,
+                    tied_embeddings=False, norm_eps=1e-5),
+    "qwen2": dict(position="rotary", norm="rms_norm", post_norm=False, activation="swiglu",
+                  attention_bias=True, output_bias=False, feed_forward_bias=False, qk_norm=False,
+                  tied_embeddings=True, norm_eps=1e-6),
     "qwen3": dict(position="rotary", norm="rms_norm", post_norm=False, activation="swiglu",
                   attention_bias=False, output_bias=False, feed_forward_bias=False, qk_norm=True,
                   tied_embeddings=True, norm_eps=1e-6),
@@ -161,6 +182,8 @@ _FREE = {
     "classic": {"position", "activation", "tied_embeddings", "norm_eps"},
     "gpt2": {"activation", "tied_embeddings", "norm_eps"},
     "llama": {"attention_bias", "output_bias", "feed_forward_bias", "tied_embeddings", "norm_eps"},
+    "mistral": {"tied_embeddings", "norm_eps"},
+    "qwen2": {"tied_embeddings", "norm_eps"},
     "qwen3": {"attention_bias", "output_bias", "tied_embeddings", "norm_eps"},
 }
 

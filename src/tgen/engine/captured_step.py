@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tgen.model.kv_cache import KVCache
+from tgen.model.positions import visible
 from tgen.model.transformer import Transformer
 
 _STEPS_BEFORE = 8  # with the same memory, before a graph is worth its making
@@ -21,16 +22,15 @@ class StepCache(KVCache):
     """A KVCache's memory, for one more token in every row. It never changes its shape."""
 
     def __init__(self, cache: KVCache) -> None:
-        self.keys, self.values = cache.keys, cache.values
+        self.keys, self.values, self.window = cache.keys, cache.values, cache.window
         rows, capacity = self.keys[0].shape[0], self.keys[0].shape[2]
         self.position = torch.zeros(rows, 1, dtype=torch.long, device=self.keys[0].device)
-        self._places = torch.arange(capacity, device=self.keys[0].device)
+        self._capacity = capacity
 
-    def extend(self, n_new: int) -> Tensor:
-        """The positions, (B, 1)."""
+    def extend(self, n_new: int) -> tuple[Tensor, Tensor]:
+        """The positions, (B, 1), and whom they see, (B, 1, 1, S)."""
         assert n_new == 1
-        self.mask = (self._places <= self.position)[:, None, None]  # (B, 1, 1, S)
-        return self.position
+        return self.position, visible(self.position, self._capacity, self.window)[:, None]
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Stores k and v (B, n_kv_heads, 1, D); gives all the room, (B, n_kv_heads, S, D)."""

@@ -40,7 +40,9 @@ class AttentionRecorder:
         self.difference = 0.0
         self.row_error = 0.0  # the largest distance of a row's sum from 1
 
-    def attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mixed: Tensor) -> None:
+    def attention(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, mixed: Tensor
+    ) -> None:
         """One layer's weights, some queries at a time."""
         if self._layers is not None and layer not in self._layers:
             return
@@ -52,8 +54,10 @@ class AttentionRecorder:
             n = queries.shape[2]
             seen = S - T + first + n  # keys that the last of these queries sees
             scores = queries @ k[:, :, :seen].transpose(-1, -2) * q.shape[-1] ** -0.5
-            future = torch.ones(n, seen, dtype=torch.bool, device=q.device).triu(1 + seen - n)
-            weights = scores.masked_fill_(future, float("-inf")).softmax(dim=-1)
+            hidden = torch.ones(n, seen, dtype=torch.bool, device=q.device).triu(1 + seen - n)
+            if mask is not None:
+                hidden |= ~mask[first : first + n, :seen]
+            weights = scores.masked_fill_(hidden, float("-inf")).softmax(dim=-1)
             ours = weights @ v[:, :, :seen]
             theirs = mixed[:, :, first : first + n]
             off = (ours - theirs).abs().max() / theirs.abs().max().clamp_min(1)

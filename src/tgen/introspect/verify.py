@@ -39,15 +39,17 @@ class _Checking(AttentionRecorder):
         self.kernel = self.future = self.below_zero = 0.0
         self.mixed = torch.zeros(0)  # (1, T, H D), of the last layer that came by
 
-    def attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mixed: Tensor) -> None:
+    def attention(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, mixed: Tensor
+    ) -> None:
         """One layer."""
         T = q.shape[2]
         weights = self._weights = q.new_zeros(*q.shape[:2], T, T)
-        super().attention(layer, q, k, v, mixed)
+        super().attention(layer, q, k, v, mask, mixed)
         self._weights = torch.zeros(0)  # gone with this call: two layers would be twice the memory
         values = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
         self.mixed = (weights @ values).transpose(1, 2).flatten(2)
-        for first, own in _kernel_weights(q, k):
+        for first, own in _kernel_weights(q, k, mask):
             ours = weights[..., first : first + own.shape[-1]]
             self.kernel = worse(self.kernel, float((own - ours).abs().max()))
             self.future = worse(self.future, float(own.triu(1 - first).abs().max()))
@@ -59,7 +61,7 @@ class _Checking(AttentionRecorder):
         self._weights[:, :, first : first + n, :seen] = weights
 
 
-def _kernel_weights(q: Tensor, k: Tensor) -> Iterator[tuple[int, Tensor]]:
+def _kernel_weights(q: Tensor, k: Tensor, mask: Tensor | None) -> Iterator[tuple[int, Tensor]]:
     """The fused kernel's own weights (1, H, T, n) of the keys from each first one on. Values that
     are a unit matrix, a block of columns at a time, come out as the weights themselves."""
     T, D = q.shape[2:]
@@ -68,7 +70,12 @@ def _kernel_weights(q: Tensor, k: Tensor) -> Iterator[tuple[int, Tensor]]:
         block = unit[:, first : first + D]
         values = F.pad(block, (0, D - block.shape[1])).expand(*k.shape[:2], T, D)
         own = F.scaled_dot_product_attention(
-            q, k, values, is_causal=T > 1, enable_gqa=q.shape[1] != k.shape[1]
+            q,
+            k,
+            values,
+            attn_mask=mask,
+            is_causal=mask is None and T > 1,
+            enable_gqa=q.shape[1] != k.shape[1],
         )
         yield first, own[..., : block.shape[1]]
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tgen.config import ModelConfig
+from tgen.model.positions import visible
 
 
 class KVCache:
@@ -17,7 +18,7 @@ class KVCache:
         self, config: ModelConfig, n_rows: int, *, device: torch.device, dtype: torch.dtype
     ) -> None:
         self.lengths = [0] * n_rows  # tokens held by each row
-        self.mask: Tensor | None = None  # (B, 1, T, S) of the extension under way, where needed
+        self.window = config.sliding_window
         self._start = [0] * n_rows
         self._positions: Tensor | None = None  # (B, T) where rows differ
         shape = (n_rows, config.n_kv_heads, 0, config.head_dim)
@@ -31,8 +32,9 @@ class KVCache:
         per_token = 2 * len(self.keys) * n_kv_heads * head_dim * self.keys[0].element_size()
         return sum(self.lengths) * per_token
 
-    def extend(self, n_new: int) -> Tensor:
-        """Makes room for `n_new` tokens in each row; their positions, (T,) or (B, T)."""
+    def extend(self, n_new: int) -> tuple[Tensor, Tensor | None]:
+        """Makes room for `n_new` tokens in each row; their positions, (T,) or (B, T), and whom they
+        see, (T, S) or (B, 1, T, S); None where that is all up to themselves."""
         device = self.keys[0].device
         self._start = list(self.lengths)
         end = max(self.lengths) + n_new
@@ -40,18 +42,14 @@ class KVCache:
         new = torch.arange(n_new, device=device)
         self.lengths = [start + n_new for start in self._start]
         first = self._start[0]
+        all_near = self.window is None or end <= self.window
         if all(start == first for start in self._start):
             self._positions, positions = None, first + new  # (T,)
-            one_query_sees_all = n_new == 1
-        else:
-            self._positions = torch.tensor(self._start, device=device)[:, None] + new  # (B, T)
-            positions, one_query_sees_all = self._positions, False
-        if (first == 0 and self._positions is None) or one_query_sees_all:
-            self.mask = None
-        else:
-            seen = torch.arange(end, device=device) <= positions[..., None]  # (..., T, S)
-            self.mask = seen[:, None] if self._positions is not None else seen
-        return positions
+            if all_near and (first == 0 or n_new == 1):
+                return positions, None
+            return positions, visible(positions, end, self.window)
+        self._positions = torch.tensor(self._start, device=device)[:, None] + new  # (B, T)
+        return self._positions, visible(self._positions, end, self.window)[:, None]
 
     def reserve(self, n: int) -> None:
         """Makes room for rows of `n` tokens."""

@@ -20,12 +20,14 @@ def sinusoid(context_length: int, d_model: int) -> Table:
 
 def rotary_tables(config: ModelConfig) -> tuple[Table, Table]:
     """Cosines and sines, (context_length, D/2), of the angles that turn queries and keys (Su et al.
-    2021), stretched as in Llama 3 where a scaling is given: long wavelengths by `factor`, short
+    2021), stretched where a scaling is given; as in Llama 3: long wavelengths by `factor`, short
     ones not at all."""
     D, scaling = config.head_dim, config.rope_scaling
     exponents = np.arange(0, D, 2, dtype=np.float64) / D
     frequencies = (1.0 / config.rope_theta**exponents).astype(np.float32)
-    if scaling is not None:
+    if scaling is not None and scaling.kind == "linear":
+        frequencies = frequencies / scaling.factor
+    elif scaling is not None:
         turns = scaling.original_context_length * frequencies / (2 * math.pi)
         span = scaling.high_freq_factor - scaling.low_freq_factor
         share = np.clip((turns - scaling.low_freq_factor) / span, 0, 1)

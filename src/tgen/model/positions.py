@@ -11,12 +11,26 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], dim=-1)
 
 
-def within_documents(documents: Tensor) -> tuple[Tensor, Tensor]:
+def visible(positions: Tensor, n_keys: int, window: int | None) -> Tensor:
+    """Positions (..., T) of queries -> whether each sees each key, (..., T, S) bool: none after
+    itself and, with a window, no more than that many keys, itself among them."""
+    keys = torch.arange(n_keys, device=positions.device)
+    seen = keys <= positions[..., None]
+    return seen if window is None else seen & (keys > positions[..., None] - window)
+
+
+def in_order(n: int, window: int | None, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """The positions (T,) of `n` tokens without a past, and a mask where some do not see all."""
+    positions = torch.arange(n, device=device)
+    return positions, None if window is None or n <= window else visible(positions, n, window)
+
+
+def within_documents(documents: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
     """Documents' numbers (B, T), never falling -> each token's position in its document (B, T), and
-    whether a query sees a key (B, 1, T, T) bool: one of its document, and not after it."""
+    whether a query sees a key (B, 1, T, T) bool: one of its document that is `visible`."""
     T = documents.shape[1]
     place = torch.arange(T, device=documents.device)
     # A document starts at the first place that holds its number.
     positions = place - torch.searchsorted(documents, documents)
     same = documents[:, None, :, None] == documents[:, None, None, :]
-    return positions, same & (place[:, None] >= place)
+    return positions, same & visible(place, T, window)

@@ -22,21 +22,24 @@ from torch import Tensor, nn
 from tgen.config import ModelConfig
 from tgen.model.kv_cache import KVCache
 from tgen.model.position_tables import rotary_tables, sinusoid
-from tgen.model.positions import rotate, within_documents
+from tgen.model.positions import in_order, rotate, within_documents
 
 
 class Recorder(Protocol):
     """Is shown what passes through; `introspect` implements it."""
 
-    def attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mixed: Tensor) -> None:
-        """q (B, H, T, D), k and v (B, n_kv_heads, S, D) after rotation; mixed (B, H, T, D)."""
+    def attention(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, mixed: Tensor
+    ) -> None:
+        """q (B, H, T, D), k and v (B, n_kv_heads, S, D) after rotation; mask (T, S) bool, None: all
+        up to the query; mixed (B, H, T, D)."""
 
 
 class Carried(NamedTuple):
     """What goes through all blocks beside the vectors."""
 
     rope: tuple[Tensor, Tensor] | None  # cos and sin of the positions, broadcast to (B, H, T, D/2)
-    mask: Tensor | None  # (B, 1, T, T): who sees whom where rows hold several documents
+    mask: Tensor | None  # (T, S) or (B, 1, T, S) bool, who sees whom; None: all up to itself
     cache: KVCache | None
     recorder: Recorder | None
 
@@ -115,16 +118,15 @@ class CausalSelfAttention(nn.Module):
         v = v.view(B, T, self.n_kv_heads, self.head_dim).transpose(1, 2)
         if carried.rope is not None:
             q, k = rotate(q, *carried.rope), rotate(k, *carried.rope)
-        mask, causal, cache = carried.mask, carried.mask is None and T > 1, carried.cache
-        if cache is not None:
-            k, v = cache.update(self.layer, k, v)  # (B, n_kv_heads, S, D)
-            # is_causal aligns the first query with the first key: right only without a past.
-            mask, causal = cache.mask, cache.mask is None and T > 1
+        if carried.cache is not None:
+            k, v = carried.cache.update(self.layer, k, v)  # (B, n_kv_heads, S, D)
+        mask = carried.mask
+        causal = mask is None and T > 1  # aligns the first query with the first key
         mixed = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=self.n_heads != self.n_kv_heads
         )
         if carried.recorder is not None:
-            carried.recorder.attention(self.layer, q, k, v, mixed)
+            carried.recorder.attention(self.layer, q, k, v, mask, mixed)
         out: Tensor = self.dropout(self.o_proj(mixed.transpose(1, 2).reshape(B, T, self.sizes[0])))
         return out
 
@@ -136,9 +138,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.activation = config.activation
         bias, std = config.feed_forward_bias, 0.02 if not config.post_norm else config.d_model**-0.5
-        down_std = (
-            std / math.sqrt(2 * config.n_layers) if not config.post_norm else config.d_ff**-0.5
-        )
+        down_std = config.d_ff**-0.5 if config.post_norm else std / math.sqrt(2 * config.n_layers)
         if self.activation == "swiglu":
             self.gate_proj = Linear(config.d_model, config.d_ff, bias=bias, std=std)
         self.up_proj = Linear(config.d_model, config.d_ff, bias=bias, std=std)
@@ -219,9 +219,7 @@ class Transformer(nn.Module):
 
     def to_arrays(self) -> dict[str, NDArray[np.float32]]:
         """Copies of all weights by name."""
-        return {
-            name: t.detach().float().cpu().numpy().copy() for name, t in self.state_dict().items()
-        }
+        return {n: t.detach().float().cpu().numpy().copy() for n, t in self.state_dict().items()}
 
     def forward(
         self,
@@ -249,10 +247,12 @@ class Transformer(nn.Module):
         """(B, T) int64 -> the last vectors (B, T, C), normed, ready for `logits`."""
         assert documents is None or (cache is None and recorder is None)
         T = tokens.shape[1]
-        positions = torch.arange(T, device=tokens.device) if cache is None else cache.extend(T)
-        mask = None
-        if documents is not None:
-            positions, mask = within_documents(documents)
+        if cache is not None:
+            positions, mask = cache.extend(T)
+        elif documents is None:
+            positions, mask = in_order(T, self.config.sliding_window, tokens.device)
+        else:
+            positions, mask = within_documents(documents, self.config.sliding_window)
         # Padding behind a shorter row may pass the context's end; its results are thrown away.
         positions = positions.clamp(max=self.config.context_length - 1)  # (T,) or (B, T)
         x = self.token_embedding(tokens)  # (B, T, C)

@@ -28,7 +28,7 @@ from tgen.engine.cpu.layout import (  # isort: skip
     N_HEADS, N_HEAD_CHUNKS, N_KV_HEADS, N_LAYERS, N_ROWS, N_SCORED, N_THREADS, N_TOKENS, OUT,
     PHASES_A_LAYER, POSITION, POST_NORM, QKV, QKV_AT, QKV_BIAS, QK_NORM, Q_NORM, ROTARY, ROW,
     SCALE_BITS, SCORED, SCORES_OFFSET, SIN_AT, STORED, SWIGLU, TOKENS_AT, TOKEN_COLUMNS, UP,
-    UP_BIAS, VALUES_AT, VOCABULARY, WIDTH, WIDTH_STEP, WORDS_AT, X_AT, Y_AT,
+    UP_BIAS, VALUES_AT, VOCABULARY, WIDTH, WIDTH_STEP, WINDOW, WORDS_AT, X_AT, Y_AT,
 )  # fmt: skip
 
 
@@ -163,9 +163,14 @@ def _attention(job, layer, number, phase, scores):
         token = int_at(job, TOKENS_AT) + i * TOKEN_COLUMNS * 8
         place = _cached(job, layer, int_at(token, ROW), head // (n_heads // n_kv)) * 4
         query = int_at(job, QKV_AT) + (i * (n_heads + 2 * n_kv) + head) * step * 4
+        n, window = int_at(token, POSITION) + 1, int_at(job, WINDOW)
+        first = max(0, n - window) if window else 0
+        before = first // LANES * LANES  # keys lie sixteen together
+        place += before * step * 4
         keys, values = int_at(job, KEYS_AT) + place, int_at(job, VALUES_AT) + place
         out = int_at(job, MIXED_AT) + chunk * step * 4
-        attend(query, keys, values, int_at(token, POSITION) + 1, step, scale, scores, out)
+        first, n = first - before, n - before
+        attend(query, keys, values, first, n, step, scale, scores, out)
         chunk_done(int_at(job, WORDS_AT), phase)
     wait(int_at(job, WORDS_AT), phase, number, n_chunks)
 

@@ -206,8 +206,9 @@ def _total(x, n):
 
 
 @njit
-def attend(query, keys, values, n, size, scale, scores, out):
-    """out = softmax(scale * keys query) values, over n rows; `size` is a multiple of GROUP.
+def attend(query, keys, values, first, n, size, scale, scores, out):
+    """out = softmax(scale * keys query) values, over the rows from `first`, less than LANES, to n;
+    `size` is a multiple of GROUP.
 
     Keys lie as `make_scores` has them; what lies behind the last does not matter.
     """
@@ -220,6 +221,7 @@ def attend(query, keys, values, n, size, scale, scores, out):
         else:
             _score_16(query, keys + s * step, size, scores + s * 4)
             s += 16
+    scores, values, n = scores + first * 4, values + first * step, n - first
     highest = _largest(scores, n)
     for s in range(n):
         put_float(scores, s, exp((float_at(scores, s) - highest) * scale))

@@ -17,12 +17,13 @@ COLUMNS = 16  # int64 numbers in a row of the tables below
 # The job: int64 numbers, lengths in elements, what ends in _AT are addresses.
 (
     N_LAYERS, WIDTH, WIDTH_STEP, N_HEADS, N_KV_HEADS, HEAD_DIM, HEAD_STEP, FEED, FEED_STEP,
-    VOCABULARY, STORED, LAYER_NORM, POST_NORM, ACTIVATION, QK_NORM, ROTARY, EPS_BITS, SCALE_BITS,
+    VOCABULARY, STORED, LAYER_NORM, POST_NORM, ACTIVATION, QK_NORM, ROTARY, WINDOW, EPS_BITS,
+    SCALE_BITS,
     LAYERS_AT, COS_AT, SIN_AT, X_AT, Y_AT, QKV_AT, MIXED_AT, HIDDEN_AT, LOGITS_AT, KEYS_AT,
     VALUES_AT, CAPACITY, N_ROWS, LOCAL_AT, LOCAL_STEP, GATE_OFFSET, SCORES_OFFSET, TOKENS_AT,
     N_TOKENS, N_SCORED, N_CHUNKS, N_HEAD_CHUNKS, N_THREADS, WORDS_AT,
     JOB_SIZE,
-) = range(43)  # fmt: skip
+) = range(44)  # fmt: skip
 
 # A layer's addresses; the row after the last layer has the final norm and the head. 0: not there.
 (

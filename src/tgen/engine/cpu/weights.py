@@ -126,6 +126,7 @@ class Weights:
             layout.ACTIVATION: _ACTIVATIONS[config.activation],
             layout.QK_NORM: config.qk_norm,
             layout.ROTARY: config.position == "rotary",
+            layout.WINDOW: config.sliding_window or 0,
             layout.EPS_BITS: _bits(config.norm_eps),
             layout.SCALE_BITS: _bits(config.head_dim**-0.5),
             layout.LAYERS_AT: self.table.ctypes.data,
