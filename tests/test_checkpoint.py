@@ -2,13 +2,16 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from conftest import make_model
@@ -49,6 +52,15 @@ def edit(path: Path, **values: object) -> None:
     path.write_text(json.dumps({k: v for k, v in described.items() if v != "absent"}))
 
 
+def rewrite(folder: Path, change: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
+    """Changes the weights of one norm or matrix."""
+    path = folder / "model.safetensors"
+    arrays = load_file(path)
+    name = next(name for name in arrays if name.endswith(("embed_tokens.weight", "wte.weight")))
+    path.write_bytes(tensors.serialise(arrays | {name: change(arrays[name])}))
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 DAMAGE = {
     "no directory": lambda d: shutil.rmtree(d),
     "an empty one": lambda d: [p.unlink() for p in d.iterdir()],
@@ -66,6 +78,9 @@ DAMAGE = {
     "another vocabulary": lambda d: edit(d / "config.json", vocab_size=301),
     "a size as true": lambda d: edit(d / "config.json", n_layer=True, num_hidden_layers=True),
     "one layer more": lambda d: edit(d / "config.json", n_layer=3, num_hidden_layers=3),
+    "layers beyond number": lambda d: edit(
+        d / "config.json", n_layer=1 << 30, num_hidden_layers=1 << 30
+    ),
     "one layer less": lambda d: edit(d / "config.json", n_layer=1, num_hidden_layers=1),
     "no width": lambda d: edit(d / "config.json", n_embd="absent", hidden_size="absent"),
     "no weights": lambda d: (d / "model.safetensors").unlink(),
@@ -76,9 +91,7 @@ DAMAGE = {
     "long weights": lambda d: (d / "model.safetensors").write_bytes(
         (d / "model.safetensors").read_bytes() + b"x"
     ),
-    "a Git LFS pointer": lambda d: (d / "model.safetensors").write_text(
-        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
-    ),
+    "a Git LFS pointer": lambda d: (d / "model.safetensors").write_text(POINTER),
     "a folder as weights": lambda d: [
         (d / "model.safetensors").unlink(),
         (d / "model.safetensors").mkdir(),
@@ -93,6 +106,26 @@ DAMAGE = {
         (d / "model.safetensors").unlink(),
         (d / "model.safetensors.index.json").write_text('{"weight_map": {"a": "x.safetensors"}}'),
     ],
+    "a pointer for config.json": lambda d: (d / "config.json").write_text(POINTER),
+    "a pointer for the tokenizer": lambda d: (d / "tokenizer.json").write_text(POINTER),
+    "pickles alone": lambda d: [
+        (d / "model.safetensors").rename(d / "pytorch_model.bin"),
+    ],
+    "quantised weights": lambda d: edit(
+        d / "config.json", quantization_config={"quant_method": "gptq"}
+    ),
+    "an unknown rope": lambda d: edit(
+        d / "config.json",
+        scale_attn_weights=False,  # what gpt2 could have in its place
+        rope_parameters={"rope_type": "yarn", "factor": 4.0},
+    ),
+    "some layers that slide": lambda d: edit(
+        d / "config.json", layer_types=["sliding_attention"], n_embd=7
+    ),
+    "weights that are whole numbers": lambda d: rewrite(d, lambda a: a.astype(np.int32)),
+    "a weight that is NaN": lambda d: rewrite(d, lambda a: a * np.float32("nan")),
+    "a weight that is infinite": lambda d: rewrite(d, lambda a: a + np.float32("inf")),
+    "a transposed weight": lambda d: rewrite(d, lambda a: np.ascontiguousarray(a.T)),
     "no tokenizer": lambda d: (d / "tokenizer.json").unlink(),
     "a broken tokenizer": lambda d: (d / "tokenizer.json").write_text("{"),
 }
@@ -120,6 +153,21 @@ def test_each_missing_tensor_is_named(model_directory):
             continue
         with pytest.raises(ModelError, match="is missing"):
             directory.load(model_directory)
+
+
+@pytest.mark.parametrize("family", ["gpt2"], indirect=True)
+def test_masks_that_older_versions_saved_are_passed_over(model_directory):
+    path = model_directory / "model.safetensors"
+    masks = {
+        "h.0.attn.bias": np.tril(np.ones((48, 48), np.uint8)),
+        "h.0.attn.masked_bias": np.array(-np.inf, np.float32),
+    }
+    before = directory.load(model_directory).arrays
+    arrays = {f"transformer.{name}": array for name, array in (load_file(path) | masks).items()}
+    path.write_bytes(tensors.serialise(arrays))
+    after = directory.load(model_directory).arrays
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
 @given(st.data())

@@ -118,6 +118,12 @@ def from_json(json: Mapping[str, Any]) -> ModelConfig:
         raise ModelError(
             f"model type {model_type!r} is unknown", f"tgen reads {', '.join(sorted(_FAMILY_OF))}"
         )
+    if quantized := json.get("quantization_config"):
+        kind = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
+        raise ModelError(
+            f"the weights are quantised ({kind})",
+            "fetch the model before it was quantised, or its GGUF file",
+        )
     family = _FAMILY_OF[model_type]
     read = _read_old if family in ("classic", "gpt2") else _read_modern
     try:

@@ -116,9 +116,11 @@ def load(path: Path) -> ModelBundle:
     config = config_json.from_json(described)
     if not (path / "tokenizer.json").exists():
         raise ModelError(
-            f"{str(path)!r} has no tokenizer.json", "tgen needs a model's own tokenizer"
+            f"{str(path)!r} has no tokenizer.json",
+            "fetch it too; transformers writes one from older files: save_pretrained",
         )
     tokenizer_text = files.read(path / "tokenizer.json", limit=_TOKENIZER_LIMIT)
+    tensors.refuse_pointer(path / "tokenizer.json", tokenizer_text)
     ends = _end_ids(path, described)
     tokenizer = Tokenizer(tokenizer_text.decode("utf-8", errors="replace"), ends=ends)
     if tokenizer.vocab_size > config.vocab_size:
@@ -126,19 +128,34 @@ def load(path: Path) -> ModelBundle:
             f"the tokenizer has {tokenizer.vocab_size} tokens, the model {config.vocab_size}",
             "tokenizer.json is of another model",
         )
-    shards, stamp = _shards(path), _stamp(path)
-    headers = {shard: tensors.read_header(path / shard) for shard in shards}
-    shapes = {
-        families.plain_name(n): e.shape for header in headers.values() for n, e in header.items()
-    }
-    families.check(config, shapes)
-    stored: dict[str, NDArray[Any]] = {}
-    for shard, header in headers.items():
-        stored |= tensors.read(path / shard, header, rename=families.plain_name)
-    arrays = families.from_layout(config, stored)
+    stamp, arrays = _stamp(path), _read_weights(path, config)
     if not ends and tokenizer.end_of_text is not None:
         ends = [tokenizer.end_of_text]
     return ModelBundle(path, config, tokenizer, arrays, frozenset(ends), stamp)
+
+
+def _read_weights(path: Path, config: ModelConfig) -> dict[str, NDArray[Any]]:
+    """All arrays by our names; that they are the model's is known before the first is read."""
+    headers = {path / shard: tensors.read_header(path / shard) for shard in _shards(path)}
+    plain = families.plain_name
+    families.check(config, {plain(n): e.shape for h in headers.values() for n, e in h.items()})
+    used = {name for row in families.rows(config) for name in row.theirs}
+    headers = {
+        file: {n: entry for n, entry in header.items() if plain(n) in used}
+        for file, header in headers.items()
+    }
+    for file, header in headers.items():
+        tensors.check_types(file, header)
+    stored: dict[str, NDArray[Any]] = {}
+    for file, header in headers.items():
+        stored |= tensors.read(file, header, rename=plain)
+    for name, array in stored.items():
+        if not tensors.all_finite(array):
+            raise ModelError(
+                f"{str(path)!r}: {name} holds numbers that are not finite",
+                "its training went wrong or the file is damaged: use an earlier one",
+            )
+    return families.from_layout(config, stored)
 
 
 def digest(bundle: ModelBundle) -> str:
@@ -206,7 +223,9 @@ def _missing_hint(path: Path) -> str:
 
 def _json(path: Path, limit: int) -> dict[str, Any]:
     try:
-        value = json.loads(files.read(path, limit=limit))
+        content = files.read(path, limit=limit)
+        tensors.refuse_pointer(path, content)
+        value = json.loads(content)
     except (ValueError, RecursionError):
         raise ModelError(f"{path} is not valid JSON", "the file is damaged") from None
     except TgenError as error:

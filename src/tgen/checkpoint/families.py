@@ -137,6 +137,11 @@ def plain_name(name: str) -> str:
 
 def check(config: ModelConfig, shapes: Mapping[str, Shape]) -> None:
     """Raises ModelError with the first differences if a file's tensors are not the model's."""
+    if config.n_layers > len(shapes):  # whose names need not be thought of
+        raise ModelError(
+            f"config.json has {config.n_layers:,} layers, the weights {len(shapes):,} tensors",
+            "the directory mixes two models or is damaged: fetch or train it again",
+        )
     wanted = {
         name: shape
         for row in rows(config)

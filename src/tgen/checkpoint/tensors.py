@@ -30,6 +30,8 @@ _DTYPES = {
     "U32": "<u4",
     "BOOL": "?",
 }
+_FLOATS = {"F32", "F16", "BF16", "F64"}
+_CHECKED = 1 << 20  # numbers that are looked at together
 _DAMAGED = "the file is damaged or incomplete: fetch or train it again"
 
 
@@ -53,8 +55,7 @@ def read_header(path: Path) -> dict[str, Entry]:
         size = os.fstat(file.fileno()).st_size
         start = file.read(8)
         n = int.from_bytes(start, "little")
-        if start == b"version ":
-            raise ModelError(f"{path} is a Git LFS pointer, not the weights", "run `git lfs pull`")
+        refuse_pointer(path, start)
         if len(start) < 8 or not 2 <= n <= min(_MAX_HEADER, size - 8):
             raise ModelError(f"{path} is no safetensors file", _DAMAGED)
         header = file.read(n)
@@ -89,6 +90,31 @@ def read(
                 )
             arrays[rename(name)] = array
     return arrays
+
+
+def refuse_pointer(path: Path, content: bytes) -> None:
+    """Raises ModelError for what Git LFS leaves in a file's place until it is fetched."""
+    if content.startswith(b"version "):
+        raise ModelError(f"{path} is a Git LFS pointer, not the file", "run `git lfs pull`")
+
+
+def check_types(path: Path, entries: Mapping[str, Entry]) -> None:
+    """Raises ModelError where weights are no floating numbers, but quantised."""
+    for name, entry in entries.items():
+        if entry.dtype not in _FLOATS:
+            raise ModelError(
+                f"{path}: {name} is {entry.dtype}",
+                "tgen reads float32, float16 and bfloat16: fetch the model before it was quantised",
+            )
+
+
+def all_finite(array: NDArray[Any]) -> bool:
+    """Whether no number is infinite or NaN; uint16 are the bits of bfloat16."""
+    flat = array.reshape(-1)
+    parts = (flat[i : i + _CHECKED] for i in range(0, len(flat), _CHECKED))
+    if array.dtype == np.uint16:
+        return all((part & 0x7F80).max() < 0x7F80 for part in parts)
+    return all(np.isfinite(part).all() for part in parts)
 
 
 def _entry(value: Any, base: int) -> Entry:
