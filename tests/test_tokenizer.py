@@ -10,11 +10,12 @@ from tgen.tokenizer import (
     END_OF_TEXT,
     TextStream,
     Tokenizer,
-    _blocks,
     make_tokenizer,
     train_bpe,
     train_char,
 )
+from tgen.tokenizer.cutting import blocks
+from tgen.tokenizer.patterns import LINES
 
 CHAR, BPE = train_char([TEXT]), train_bpe([TEXT], vocab_size=320)
 KINDS = [CHAR, BPE]
@@ -113,8 +114,8 @@ def test_training_twice_gives_the_same_tokenizer():
 def test_long_texts_are_cut_where_no_token_crosses(monkeypatch):
     text = "and more.\n\nWhat,\n\nthree\n four 'tis\r\n\r\nfive!\n\t six\nseven" * 50
     whole = BPE.encode(text.encode())
-    monkeypatch.setattr("tgen.tokenizer._BLOCK", 7)
-    assert len(list(_blocks(text))) > 50
+    monkeypatch.setattr("tgen.tokenizer.cutting._BLOCK", 7)
+    assert len(list(blocks(text, LINES))) > 50
     assert BPE.encode(text.encode()) == whole
 
 

@@ -1,0 +1,48 @@
+"""Where a long text may be cut without changing its tokens, lest the library see it whole.
+
+A cut must not fall into a word. Where words are no help, because all of the text is one, the
+vocabulary may prove that no token has anything visible behind a line break.
+"""
+
+import re
+from collections.abc import Iterator
+
+from tgen.tokenizer.layout import Layout
+from tgen.tokenizer.patterns import CUTS, LINES
+from tgen.tokenizer.spelling import BYTE_CHARACTERS, BYTE_TOKENS, SPACE
+
+_BLOCK = 1 << 20  # characters encoded at a time
+_NEWLINE = BYTE_CHARACTERS[10]
+_WHITE = "".join(BYTE_CHARACTERS[byte] for byte in b"\t\n\v\f\r ")
+_CROSSING = {
+    True: re.compile(f"{_NEWLINE}[^{_WHITE}]"),
+    False: re.compile(rf"\n[^\s{SPACE}]|.{BYTE_TOKENS[10]}|{BYTE_TOKENS[10]}.", re.DOTALL),
+}
+
+
+def blocks(text: str, cut: re.Pattern[str] | None) -> Iterator[str]:
+    """A long text in parts of about `_BLOCK` characters; as it is where it may not be cut."""
+    start = 0
+    while start < len(text):
+        found = cut.search(text, start + _BLOCK) if cut and len(text) - start > _BLOCK else None
+        end = found.start() if found else len(text)
+        yield text[start:end]
+        start = end
+
+
+def where_to_cut(layout: Layout) -> re.Pattern[str] | None:
+    """Matches where a text of this tokenizer may be cut; None if that cannot be told."""
+    in_text = [token for token in layout.added if not token.special]
+    if any("\n" in token.content for token in layout.added):
+        return None
+    if any(token.lstrip or token.rstrip or token.single_word for token in in_text):
+        return None  # they look at what is beside them
+    if layout.prefix and in_text:
+        return None  # each stretch between them begins anew, with a space put before it
+    for pattern in layout.splits:
+        if CUTS[pattern]:
+            return CUTS[pattern]
+    if layout.ignore_merges:
+        return None  # a part might be a token as a whole
+    crossing = _CROSSING[layout.byte_level]
+    return None if any(map(crossing.search, layout.vocab)) else LINES
