@@ -8,7 +8,7 @@ for piece in model.generate("What is", temperature=0): print(piece, end="")
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -91,7 +91,8 @@ class Model:
         """The bytes of the model's tokens, and which of them end a text."""
         size = self.tokenizer.vocab_size
         tokens = [self.tokenizer.token_bytes(i) for i in range(size)]
-        return Vocabulary(tokens, self.bundle.end_ids, self.tokenizer.encode)
+        encode = partial(self.tokenizer.encode, continues=True)
+        return Vocabulary(tokens, self.bundle.end_ids, encode)
 
     def request(self, prompt: Sequence[int], sampling: SamplingConfig) -> Request:
         """A text to be continued. Raises UsageError where it cannot be as it is to be."""
@@ -244,7 +245,7 @@ class Model:
         predicted from at least the half before it.
         """
         ids = self.encode(text)
-        start = self.tokenizer.end_of_text
+        start = None if self.tokenizer.start else self.tokenizer.end_of_text
         stream = ([start] if start is not None else []) + ids
         length = self.engine.context_length
         self._turn += 1

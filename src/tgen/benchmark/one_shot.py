@@ -39,6 +39,7 @@ def _write_text(
 ) -> dict[str, object]:
     """`prompt` and the text in the answer are bytes as Latin-1."""
     from dataclasses import replace
+    from functools import partial
     from pathlib import Path
     from typing import Any
 
@@ -59,7 +60,8 @@ def _write_text(
     tokenizer, vocab_size = bundle.tokenizer, bundle.config.vocab_size
     drafts = Drafts(load_ngrams(bundle.path, vocab_size), vocab_size) if draft == "auto" else None
     known = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
-    vocabulary = Vocabulary(known, bundle.end_ids, tokenizer.encode)
+    encode = partial(tokenizer.encode, continues=True)
+    vocabulary = Vocabulary(known, bundle.end_ids, encode)
     ends["load"] = time.monotonic_ns()
     stored: Any = weights  # checked by the engine
     engine = open_engine(bundle, device=device, threads=threads, weights=stored)

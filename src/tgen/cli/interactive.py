@@ -36,13 +36,15 @@ def converse(
     with contextlib.suppress(ImportError):  # line editing and history, where there is readline
         import readline  # noqa: F401
     console.note("Ctrl-C stops a text, Ctrl-D ends; an empty line goes on")
-    ids: list[int] = model.tokenizer.encode(text)
+    ids: list[int] = model.tokenizer.encode_prompt(text) if text else []
     cache: PromptCache | None = None
     turn = 0
     if text:
         console.write(text)
     while (line := b"" if text and not turn else _line()) is not None:
-        ids += model.tokenizer.encode(line)
+        tokenizer = model.tokenizer
+        more = tokenizer.encode(line, continues=True) if ids else tokenizer.encode_prompt(line)
+        ids = ids + more
         config = replace(sampling, seed=row_seed(sampling.seed, turn))
         turn += 1
         try:

@@ -57,7 +57,7 @@ def tokenise(
     counted: list[bool] = []  # of each part
     n_bytes = 0
     for document in documents:
-        parts += [tokenizer.encode_array(part) for part in document]
+        parts += [tokenizer.encode_array(part, continues=n > 0) for n, part in enumerate(document)]
         counted += [loss_on == "all"] * (len(document) - 1) + [True]
         n_bytes += sum(map(len, document if loss_on == "all" else document[-1:]))
         if tokenizer.end_of_text is not None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Vocabulary:
     """`tokens` are the bytes by id; without them texts are ids alone, and strings mean nothing.
 
-    `encode` gives the ids of bytes; only what is required needs it.
+    `encode` gives the ids of bytes within a text; only what is required needs it.
     """
 
     def __init__(

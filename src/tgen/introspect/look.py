@@ -57,7 +57,7 @@ class Look:
         """
         self.bundle, self.tokenizer, self.config = bundle, bundle.tokenizer, bundle.config
         self.summary: ModelSummary = summarise(bundle)
-        ids = self.tokenizer.encode(text or b"")
+        ids = self.tokenizer.encode_prompt(text) if text else []
         # Tokens before those that are looked at.
         self.n_left_out = max(0, len(ids) - self.config.context_length) if tail else 0
         self.ids: list[int] = ids[self.n_left_out :]
@@ -185,7 +185,7 @@ class Look:
         return i % len(self.ids)
 
     def _one_token(self, text: bytes) -> int:
-        ids = self.tokenizer.encode(text)
+        ids = self.tokenizer.encode(text, continues=True)
         if len(ids) != 1:
             pieces = b" | ".join(map(self.tokenizer.token_bytes, ids)).decode(errors="replace")
             raise UsageError(

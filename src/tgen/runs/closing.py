@@ -72,4 +72,4 @@ def _write(
     )
     for token in tokens:
         texts[token.row].append(token.id)
-    return [tokenizer.decode(text) for text in texts]
+    return [tokenizer.decode(text, continues=True) for text in texts]

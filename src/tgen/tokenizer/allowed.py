@@ -46,8 +46,11 @@ TOP_POSSIBLE: Settings = {
 }
 MODEL: Settings = {"vocab": (dict,), "merges": (list,)}
 MODEL_POSSIBLE: Settings = {
-    **dict.fromkeys(("type", "dropout", "unk_token"), _ANY),
-    **dict.fromkeys(("continuing_subword_prefix", "end_of_word_suffix"), (str, type(None))),
+    "type": _ANY,
+    "dropout": (float, int, type(None)),
+    **dict.fromkeys(
+        ("unk_token", "continuing_subword_prefix", "end_of_word_suffix"), (str, type(None))
+    ),
     **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), _BOOL),
 }
 

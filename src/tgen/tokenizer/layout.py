@@ -60,14 +60,14 @@ def check(file: dict[str, Any]) -> Layout:
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
         kind = model.get("type") if isinstance(model, dict) else model
         raise unknown(f"a model of type {show(kind)}")
-    settings(file, TOP, TOP_POSSIBLE, "tokenizer.json")
+    settings(file, TOP, TOP_POSSIBLE, "a top level")
     if file.get("version", "1.0") != "1.0":
         raise unknown(f"version {show(file['version'])}")
     settings(model, MODEL, MODEL_POSSIBLE, "the model")
     for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name):
             raise unknown(f"a model with {name} {show(model[name])}")
-    vocab, added = _vocab(model["vocab"]), _added(file.get("added_tokens") or [])
+    vocab, added = _vocab(model["vocab"]), _added(file.get("added_tokens", []))
     normalizers = parts(file, "normalizer", "normalizers", ("NFC", "Prepend", "Replace"))
     splitters = parts(
         file, "pre_tokenizer", "pretokenizers", ("ByteLevel", "Split", "Digits", "Metaspace")
@@ -150,8 +150,6 @@ def _byte_level(
     *before, level = splitters
     if wrong := [p["type"] for p in before if p["type"] in ("ByteLevel", "Metaspace")]:
         raise unknown(f"the pre_tokenizer {wrong[0]} before another")
-    if level["type"] != "ByteLevel":
-        raise unknown(f"the pre_tokenizer {level['type']} after ByteLevel")
     if level["add_prefix_space"] and before:
         raise unknown("add_prefix_space with a pre_tokenizer before it")
     splits = [_split(part) for part in before]
@@ -167,12 +165,12 @@ def _byte_level(
 def _split(part: dict[str, Any]) -> str:
     if part["type"] == "Digits":
         return DIGIT if part["individual_digits"] else DIGITS
-    pattern = part["pattern"].get("Regex")
-    if list(part["pattern"]) != ["Regex"] or pattern not in CUTS or pattern in (DIGIT, DIGITS):
+    known = [pattern for pattern in CUTS if part["pattern"] == {"Regex": pattern}]
+    if not known or known[0] in (DIGIT, DIGITS):
         raise unknown(f"a Split by the pattern {show(part['pattern'])}")
     if part["behavior"] != "Isolated" or part["invert"]:
         raise unknown(f"a Split with {show(part['behavior'])} and invert {part['invert']}")
-    return str(pattern)
+    return known[0]
 
 
 def _sentencepiece(
