@@ -114,6 +114,8 @@ REFUSED = [
     (str(2**32), "added_tokens/0/id", 2**32),
     ("special 1", "added_tokens/0/special", 1),
     ("surrogates", "added_tokens/0/content", "\ud800"),
+    (f"two tokens with the id {N}", "model/vocab/a hole before it", N),
+    (f"as {N + 1}, but it is {N}", "added_tokens", added(["<next>", "<s>"], N + 1)),
     ("byte tokens", "added_tokens/0/content", "a"),
     ("as an added token", "added_tokens/0", None),
     ("10,001", "added_tokens", added([f"<{n}>" for n in range(10_001)], N)),

@@ -7,6 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import make_model
+from tgen import load
+from tgen.checkpoint import directory
+from tgen.config import SamplingConfig
+from tgen.introspect.look import Look
 from tgen.tokenizer import TextStream, Tokenizer, train_char
 from tgen.tokenizer.backend import Backend
 from tgen.tokenizer.cutting import blocks
@@ -117,6 +122,23 @@ def test_a_prompt_begins_with_what_its_model_knows():
     after["post_processor"]["single"].append(after["post_processor"]["single"][0])
     assert Tokenizer(json.dumps(after)).encode_prompt(b"") == [1]
     assert train_char([b"ab"]).encode_prompt(b"ab") == train_char([b"ab"]).encode(b"ab")
+
+
+def test_a_model_with_another_tokenizer_goes_on_as_it_would_be_read(tmp_path):
+    ours = tokenizer("llama2")
+    model = make_model("llama", vocab_size=ours.vocab_size)
+    directory.save(tmp_path / "m", model.config, ours, model.to_arrays())
+    loaded = load(tmp_path / "m")
+    sampling = SamplingConfig(temperature=0.0, max_new_tokens=12, require=[b" is"])
+    prompt = loaded.encode("The")
+    pieces = list(loaded.pieces(loaded.tokens([prompt], sampling=sampling)))
+    written = b"".join(piece for _, piece in pieces)
+    assert prompt[0] == 1
+    assert b"The" + written == ours.decode([*prompt, *(token.id for token, _ in pieces)])
+    assert b" is" in written
+    assert loaded.score("The king") > 0
+    look = Look(loaded.bundle, b"The king")
+    assert look.tokens[:2] == [b"", ours.token_bytes(prompt[1])]
 
 
 def test_added_tokens_in_the_text_keep_it_whole(monkeypatch):

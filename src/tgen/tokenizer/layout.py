@@ -81,7 +81,11 @@ def check(file: dict[str, Any]) -> Layout:
     if not byte_level and not model.get("byte_fallback"):
         raise unknown("a model without byte_fallback and a pre_tokenizer without ByteLevel")
     kind = _byte_level if byte_level else _sentencepiece
-    known = {*vocab.values(), *(token.id for token in added)}
+    known = set(vocab.values())
+    for token in added:
+        if token.content not in vocab and token.id in known:
+            raise damaged(f"two tokens with the id {token.id}")
+    known |= {token.id for token in added}
     return Layout(
         vocab=vocab,
         merges=_merges(model["merges"]),
