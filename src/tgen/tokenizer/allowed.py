@@ -7,6 +7,7 @@ name; truncation and padding are left out, for tgen has its own.
 
 import json
 import reprlib
+from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
@@ -121,8 +122,7 @@ def damaged(what: str) -> TokenizerError:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
         raise ValueError(f"{show(twice)} is there twice")
     return found
 

@@ -106,9 +106,9 @@ class Tokenizer:
 
     def _encode_text(self, text: str, *, begins: bool) -> list[list[int]]:
         """Of valid UTF-8; `begins` where it is the beginning of a text."""
-        first, *others = list(blocks(text, self._cut)) or [""]
-        ids = _encode(self._first if begins else self._inner, [first])
-        return ids + _encode(self._inner, others)
+        parts = list(blocks(text, self._cut))
+        n_first = 1 if begins and self._prefixed else 0
+        return _encode(self._first, parts[:n_first]) + _encode(self._inner, parts[n_first:])
 
 
 def _encode(backend: Backend, texts: list[str]) -> list[list[int]]:
