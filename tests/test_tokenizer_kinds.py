@@ -49,7 +49,7 @@ def theirs(name, path):
 def test_ids_are_those_of_transformers(name, tmp_path):
     ours, auto = tokenizer(name), theirs(name, tmp_path)
     long = mixed(1 << 20 if name in MAIN else 1 << 17)
-    for text in (long, "a", "\n", "  two", " <s> </s>", "\0", ""):
+    for text in (long, "a", "\n", "  two", " <s> </s>", "\0", "", "a<think> b¿té? c"):
         assert ours.encode(text.encode()) == auto(text, add_special_tokens=False)["input_ids"]
     assert ours.encode_prompt(b"Hello") == auto("Hello")["input_ids"]
 
@@ -136,9 +136,17 @@ def test_a_model_with_another_tokenizer_goes_on_as_it_would_be_read(tmp_path):
     assert prompt[0] == 1
     assert b"The" + written == ours.decode([*prompt, *(token.id for token, _ in pieces)])
     assert b" is" in written
+    assert loaded.vocabulary.encode(b" is") == ours.encode(b" is", continues=True)
     assert loaded.score("The king") > 0
     look = Look(loaded.bundle, b"The king")
     assert look.tokens[:2] == [b"", ours.token_bytes(prompt[1])]
+
+
+def test_added_tokens_spell_what_is_written():
+    """Not stand-ins for bytes."""
+    ours, text = tokenizer("thinking"), "so<think>¿té? yes".encode()
+    assert len(ours.encode("¿té?".encode())) == 1
+    assert ours.decode(ours.encode(text)) == text
 
 
 def test_added_tokens_in_the_text_keep_it_whole(monkeypatch):

@@ -104,6 +104,8 @@ def byte_level(
     pattern=GPT2, *, splitter=None, names=SPECIAL, normalizer=None, post=None, special=True, **model
 ):
     found = json.loads(_learned(pattern)) | model
+    if found["ignore_merges"]:  # words that no merges lead to
+        found["merges"] = found["merges"][::2]
     return {
         "version": "1.0",
         "truncation": None,
@@ -159,7 +161,7 @@ def begin(n):
 
 def files():
     """By name: a tokenizer.json, the model type and the tokenizer class that go with it."""
-    fast, nfc, thought = "PreTrainedTokenizerFast", {"type": "NFC"}, ["<think>", "</think>"]
+    fast, nfc, thought = "PreTrainedTokenizerFast", {"type": "NFC"}, ["<think>", "¿té?"]
     smollm = sequence("pretokenizers", {"type": "Digits", "individual_digits": True}, level())
     first = metaspace("first")
     thinking = byte_level(QWEN2, normalizer=nfc, names=thought, special=False)
