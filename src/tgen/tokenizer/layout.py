@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 from tgen.tokenizer.allowed import (
@@ -123,7 +124,7 @@ def _merges(merges: list[Any]) -> list[tuple[str, str]]:
         for merge in merges
         if type(merge) is list or not merge.startswith("#version")
     ]
-    if not set(map(len, pairs)) <= {2} or {type(n) for pair in pairs for n in pair} - {str}:
+    if not set(map(len, pairs)) <= {2} or set(map(type, chain.from_iterable(pairs))) - {str}:
         raise damaged("merges that are no pairs")
     return pairs  # type: ignore[return-value]
 
