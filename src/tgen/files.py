@@ -105,6 +105,43 @@ def publish_folder(path: Path, contents: Mapping[str, bytes]) -> None:
     _sync_folder(path.parent)
 
 
+@contextmanager
+def staged(path: Path) -> Iterator[Path]:
+    """A place beside `path` for a file, or a folder with files; by one rename it becomes `path`.
+
+    What stands there is replaced, a folder by being moved away first. Leaving the block by an error
+    leaves nothing.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(6)}"
+    old = temporary.with_name(temporary.name + "-old")
+    try:
+        yield temporary
+        if temporary.is_dir():
+            _sync_folder(temporary)
+        else:
+            with open(temporary, "rb+") as file:
+                os.fsync(file.fileno())
+        if path.is_dir():
+            os.rename(path, old)
+        try:
+            os.replace(temporary, path)
+        except OSError:
+            if old.exists():
+                os.rename(old, path)
+            raise
+    finally:
+        remove(temporary)
+    remove(old)
+    _sync_folder(path.parent)
+
+
+def put_into(folder: Path, name: str, content: bytes) -> None:
+    """A new file in a folder that is `staged`, made if it is not there yet."""
+    folder.mkdir(exist_ok=True)
+    _write(folder / name, content)
+
+
 def append(path: Path, content: bytes) -> None:
     """Adds to the end of a log; what is cut short there is for the reader to leave out."""
     with open(path, "ab") as file:

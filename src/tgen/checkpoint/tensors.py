@@ -49,6 +49,21 @@ def serialise(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     return save(dict(arrays), metadata={"format": "pt"})
 
 
+def serialise_weights(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """As `serialise`; here uint16 are the bits of bfloat16, which the library cannot take."""
+    kinds = {"float32": "F32", "float16": "F16", "uint16": "BF16"}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for name, array in arrays.items():
+        offsets = [position, position := position + array.nbytes]
+        kind = kinds[array.dtype.name]
+        header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": offsets}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    data = (np.ascontiguousarray(array).data.cast("B") for array in arrays.values())
+    return b"".join([len(text).to_bytes(8, "little"), text, *data])
+
+
 def read_header(path: Path) -> dict[str, Entry]:
     """The tensors of a file; raises ModelError unless they cover it exactly."""
     with files.open_regular(path) as file:
@@ -108,8 +123,17 @@ def check_types(path: Path, entries: Mapping[str, Entry]) -> None:
             )
 
 
-def all_finite(array: NDArray[Any]) -> bool:
-    """Whether no number is infinite or NaN; uint16 are the bits of bfloat16."""
+def check_finite(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Raises ModelError where a weight is infinite or NaN; uint16 are the bits of bfloat16."""
+    for name, array in arrays.items():
+        if not _all_finite(array):
+            raise ModelError(
+                f"{str(path)!r}: {name} holds numbers that are not finite",
+                "its training went wrong or the file is damaged: use an earlier one",
+            )
+
+
+def _all_finite(array: NDArray[Any]) -> bool:
     flat = array.reshape(-1)
     parts = (flat[i : i + _CHECKED] for i in range(0, len(flat), _CHECKED))
     if array.dtype == np.uint16:
