@@ -96,7 +96,7 @@ def test_a_stretched_context_divides_the_slow_frequencies(tmp_path):
         ("classic", {}, "norms after each addition"),
         ("gpt2", {"activation": "gelu"}, "activation gelu in gpt2"),
         ("qwen3", {"attention_bias": True, "output_bias": True}, "attention_bias in qwen3"),
-        ("qwen3", {"rope_scaling": STRETCHED}, "rope_scaling in qwen3"),
+        ("qwen3", {"rope_scaling": STRETCHED}, "rope_scaling as Llama 3's in qwen3"),
     ],
 )
 def test_what_llama_cpp_cannot_compute_is_refused_by_name(family, values, reason, tmp_path):

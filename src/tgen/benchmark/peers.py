@@ -54,6 +54,11 @@ def open_peer(
     if name == "transformers":  # each is imported only where it is asked for
         from tgen.benchmark.transformers_arm import Transformers
 
+        if bundle.path.is_file():
+            raise UsageError(
+                f"--against transformers takes no file, and {bundle.path} is one",
+                "`tgen export FILE --to transformers --out DIR` makes a directory of it",
+            )
         return Transformers(bundle.path, threads=threads, stored=stored, tokens=tokens)
     from tgen.benchmark.llama_cpp_arm import LlamaCpp
 

@@ -14,7 +14,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from tgen import files
-from tgen.checkpoint import config_json, families, tensors
+from tgen.checkpoint import config_json, families, gguf_reader, tensors
 from tgen.checkpoint.ngrams import FILE as NGRAMS
 from tgen.config import ModelConfig, SamplingConfig
 from tgen.errors import ModelError, TgenError
@@ -102,9 +102,15 @@ def save(
 
 
 def load(path: Path) -> ModelBundle:
-    """Reads a model directory; raises ModelError or TokenizerError with the reason if it cannot."""
+    """Reads a model directory, or a GGUF file; raises ModelError or TokenizerError with the reason
+    if it cannot.
+    """
+    if path.is_file():
+        stamp = _stamp(path)
+        config, tokenizer, arrays, ends = gguf_reader.load(path)
+        return _bundle(path, config, tokenizer, arrays, ends, stamp)
     if not path.is_dir():
-        what = "is not a directory" if path.exists() else "does not exist"
+        what = "is no directory and no file" if path.exists() else "does not exist"
         raise ModelError(
             f"model {str(path)!r} {what}", "give the directory that `tgen train` wrote"
         )
@@ -129,9 +135,7 @@ def load(path: Path) -> ModelBundle:
             "tokenizer.json is of another model",
         )
     stamp, arrays = _stamp(path), _read_weights(path, config)
-    if not ends and tokenizer.end_of_text is not None:
-        ends = [tokenizer.end_of_text]
-    return ModelBundle(path, config, tokenizer, arrays, frozenset(ends), stamp)
+    return _bundle(path, config, tokenizer, arrays, ends, stamp)
 
 
 def _read_weights(path: Path, config: ModelConfig) -> dict[str, NDArray[Any]]:
@@ -149,12 +153,7 @@ def _read_weights(path: Path, config: ModelConfig) -> dict[str, NDArray[Any]]:
     stored: dict[str, NDArray[Any]] = {}
     for file, header in headers.items():
         stored |= tensors.read(file, header, rename=plain)
-    for name, array in stored.items():
-        if not tensors.all_finite(array):
-            raise ModelError(
-                f"{str(path)!r}: {name} holds numbers that are not finite",
-                "its training went wrong or the file is damaged: use an earlier one",
-            )
+    tensors.check_finite(path, stored)
     return families.from_layout(config, stored)
 
 
@@ -164,8 +163,8 @@ def digest(bundle: ModelBundle) -> str:
     Raises ModelError if they are no longer what was read.
     """
     found = hashlib.sha256()
-    for name in _computing(bundle.path):
-        found.update(files.sha256(bundle.path / name))
+    for file in _computing(bundle.path):
+        found.update(files.sha256(file))
     if _stamp(bundle.path) != bundle.stamp:
         raise ModelError(
             f"{str(bundle.path)!r} has changed since it was read", "begin again with the new one"
@@ -173,13 +172,28 @@ def digest(bundle: ModelBundle) -> str:
     return found.hexdigest()
 
 
-def _computing(path: Path) -> list[str]:
-    return ["config.json", *_shards(path)]
+def _bundle(
+    path: Path,
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    arrays: dict[str, NDArray[Any]],
+    ends: list[int],
+    stamp: tuple[int, ...],
+) -> ModelBundle:
+    if not ends and tokenizer.end_of_text is not None:
+        ends = [tokenizer.end_of_text]
+    return ModelBundle(path, config, tokenizer, arrays, frozenset(ends), stamp)
+
+
+def _computing(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    return [path / name for name in ("config.json", *_shards(path))]
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
     """Another one where a file has been replaced or written to."""
-    states = [(path / name).stat() for name in _computing(path)]
+    states = [file.stat() for file in _computing(path)]
     return tuple(n for s in states for n in (s.st_ino, s.st_size, s.st_mtime_ns))
 
 
@@ -219,6 +233,11 @@ def _missing_hint(path: Path) -> str:
     if any(path.glob("*.bin")) or any(path.glob("*.pt*")):
         return "its weights are pickle files, which can run code: convert them to safetensors"
     return "give the directory that `tgen train` wrote"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in one of a directory's small files; raises ModelError if there is none."""
+    return _json(path, _TOKENIZER_LIMIT)
 
 
 def _json(path: Path, limit: int) -> dict[str, Any]:

@@ -1,41 +1,23 @@
-"""The model as llama.cpp reads it, in its own file format, GGUF: without a vocabulary so far.
+"""Writing a model as llama.cpp reads it, in its own file format, GGUF."""
 
-Its names are llama.cpp's for the family, and so is the order of the rows of q and k: where its
-`llama` turns the neighbours (x_2i, x_2i+1), tgen and its `qwen3` turn (x_i, x_i+D/2).
-"""
-
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tgen.config import ModelConfig, RopeScaling, StoredAs
+from tgen.checkpoint import gguf_layout, gguf_stretch
+from tgen.checkpoint.dtypes import Array, Dtype, cast
+from tgen.checkpoint.gguf_tokenizer import Vocabulary
+from tgen.config import ModelConfig
 from tgen.errors import ModelError, UsageError
 
-Array = NDArray[Any]
-Floats = NDArray[np.float32]
+GgufType = Dtype | Literal["int8"]
 
-_KINDS = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0"}  # of matrices; the rest is F32
+_KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "Q8_0"}
+_FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}  # llama.cpp's numbers for files
 _INT8_GROUP = 32  # numbers that share a scale
-_NAMES = {
-    "token_embedding": "token_embd",
-    "position_embedding": "position_embd",
-    "final_norm": "output_norm",
-    "lm_head": "output",
-    "attention_norm": "attn_norm",
-    "attention.q_norm": "attn_q_norm",
-    "attention.k_norm": "attn_k_norm",
-    "attention.qkv_proj": "attn_qkv",
-    "attention.o_proj": "attn_output",
-    "feed_forward_norm": "ffn_norm",
-    "feed_forward.gate_proj": "ffn_gate",
-    "feed_forward.up_proj": "ffn_up",
-    "feed_forward.down_proj": "ffn_down",
-}
 
 
 def write_gguf(
@@ -43,28 +25,35 @@ def write_gguf(
     config: ModelConfig,
     arrays: Mapping[str, Array],
     *,
-    stored: StoredAs = "float32",
+    stored: GgufType = "float32",
+    vocabulary: Vocabulary | None = None,
+    name: str = "",
+    progress: Callable[[float], None] = lambda _: None,
 ) -> None:
     """Writes `arrays`, by our names, to `path`, matrices as `stored` says (int8: Q8_0).
 
     A matrix whose rows are no multiple of 32 long stays float32 under int8, as do the learnt
-    positions always. Raises UsageError if the package gguf is missing, ModelError if llama.cpp
-    has no place for this model.
+    positions and all that is no matrix always. Without a `vocabulary` the file has none and is only
+    good for ids. `progress` is told the fraction done. Raises UsageError if the package gguf is
+    missing, ModelError if llama.cpp has no place for this model.
     """
     check(config)
-    if find_spec("gguf") is None:
-        raise UsageError("writing GGUF needs the gguf package", "pip install 'tgen-lm[gguf]'")
-    import gguf
-
-    writer = gguf.GGUFWriter(path, config.family)
+    gguf = require_package("writing GGUF")
+    writer = gguf.GGUFWriter(path, gguf_layout.ARCHITECTURES[config.family])
     try:
-        _describe(writer, config)
-        for name, array in _tensors(config, arrays):
-            kind = _KINDS["float32" if array.ndim == 1 or "position" in name else stored]
-            if kind == "Q8_0" and array.shape[1] % _INT8_GROUP:
-                kind = "F32"
-            number = gguf.GGMLQuantizationType[kind]
-            writer.add_tensor(name, gguf.quants.quantize(array, number), raw_dtype=number)
+        _describe(writer, config, stored, name)
+        _add_vocabulary(writer, vocabulary)
+        if config.rope_scaling and config.rope_scaling.kind == "llama3":
+            found = gguf_stretch.divisors(config.rope_theta, config.head_dim, config.rope_scaling)
+            writer.add_tensor(gguf_layout.ROPE_FREQS, found)
+        n, total = 0, sum(array.size for array in arrays.values())
+        for tensor, array in gguf_layout.to_layout(config, arrays):
+            narrow = array.ndim > 1 and "position" not in tensor
+            if stored == "int8" and array.shape[-1] % _INT8_GROUP:
+                narrow = False
+            kind = _KINDS[stored if narrow else "float32"]
+            _add_tensor(gguf, writer, tensor, array, kind)
+            progress((n := n + array.size) / total)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -72,25 +61,52 @@ def write_gguf(
         writer.close()
 
 
+def require_package(what: str) -> Any:
+    """The package gguf; raises UsageError where it is not installed."""
+    if find_spec("gguf") is None:
+        raise UsageError(f"{what} needs the gguf package", "pip install 'tgen-lm[gguf]'")
+    import gguf
+
+    return gguf
+
+
 def check(config: ModelConfig) -> None:
     """Raises ModelError, naming what it is, if llama.cpp could not compute this model."""
-    qwen3 = config.family == "qwen3"
+    family = config.family
+    architecture = gguf_layout.ARCHITECTURES.get(family)
+    scaling, window = config.rope_scaling, config.sliding_window
+    llama3 = scaling is not None and scaling.kind == "llama3"
+    width = config.n_heads * config.head_dim
     reasons = {
-        f"norms after each addition, which make the {config.family} family": config.post_norm,
+        f"norms after each addition, which make the {family} family": config.post_norm,
+        f"place for the {family} family": architecture is None,
         f"activation {config.activation} in gpt2": config.activation not in ("gelu_tanh", "swiglu"),
-        "attention_bias in qwen3": qwen3 and config.attention_bias,
-        "rope_scaling in qwen3": qwen3 and config.rope_scaling is not None,
+        f"attention_bias in {family}": family == "qwen3" and config.attention_bias,
+        f"head_dim={config.head_dim} in {family}": (
+            architecture == "qwen2" and width != config.d_model
+        ),
+        f"rope_scaling as Llama 3's in {family}": architecture != "llama" and llama3,
+        f"sliding window of {window} in {family}": (
+            window is not None and window < config.context_length
+        ),
     }
     refused = [reason for reason, holds in reasons.items() if holds]
     if refused:
         raise ModelError(
             f"llama.cpp has no {refused[0]}",
-            "it runs the gpt2, llama and qwen3 families as `tgen train` makes them",
+            f"it runs the {', '.join(gguf_layout.ARCHITECTURES)} families as `tgen train` "
+            "makes them",
         )
 
 
-def _describe(writer: Any, config: ModelConfig) -> None:
-    """The shape; llama.cpp wants a tokenizer named, and takes it that there is none."""
+def _describe(writer: Any, config: ModelConfig, stored: GgufType, name: str) -> None:
+    """The shape, in llama.cpp's keys."""
+    if name:
+        writer.add_name(name)
+    kind = _KINDS[stored]
+    writer.add_file_type(_FILE_TYPES[kind])
+    if kind == "Q8_0":
+        writer.add_quantization_version(2)
     writer.add_context_length(config.context_length)
     writer.add_embedding_length(config.d_model)
     writer.add_block_count(config.n_layers)
@@ -107,53 +123,39 @@ def _describe(writer: Any, config: ModelConfig) -> None:
     if config.position == "rotary":
         writer.add_rope_freq_base(config.rope_theta)
         writer.add_rope_dimension_count(config.head_dim)
-    writer.add_tokenizer_model("no_vocab")
+    if config.sliding_window is not None:
+        writer.add_sliding_window(config.sliding_window)
+    scaling = config.rope_scaling
+    if scaling and scaling.kind == "linear":
+        writer.add_string(f"{writer.arch}.rope.scaling.type", "linear")
+        writer.add_rope_scaling_factor(scaling.factor)
+    elif scaling:
+        for key, number in gguf_stretch.fields(scaling).items():
+            writer.add_float64(key, number)
 
 
-def _tensors(config: ModelConfig, arrays: Mapping[str, Array]) -> Iterator[tuple[str, Floats]]:
-    """Every tensor under llama.cpp's name, contiguous."""
-    if config.rope_scaling:
-        yield "rope_freqs.weight", _frequency_divisors(config, config.rope_scaling)
-    n_q, n_kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-    for ours, array in arrays.items():
-        prefix, stem, part = _split(ours)
-        wide = _to_float32(array)
-        if stem != "attention.qkv_proj" or config.family == "gpt2":
-            yield f"{prefix}{_NAMES[stem]}.{part}", wide
-            continue
-        q, k, v = np.split(wide, [n_q, n_q + n_kv])
-        if config.family == "llama":
-            q, k = _interleaved(q, config.n_heads), _interleaved(k, config.n_kv_heads)
-        for name, rows in (("q", q), ("k", k), ("v", v)):
-            yield f"{prefix}attn_{name}.{part}", np.ascontiguousarray(rows)
+def _add_vocabulary(writer: Any, vocabulary: Vocabulary | None) -> None:
+    if vocabulary is None:  # llama.cpp wants a tokenizer named, and takes it that there is none
+        writer.add_tokenizer_model("no_vocab")
+        return
+    writer.add_tokenizer_model(vocabulary.model)
+    writer.add_tokenizer_pre(vocabulary.pre)
+    writer.add_token_list(vocabulary.tokens)
+    writer.add_token_types(vocabulary.types)
+    writer.add_token_merges(vocabulary.merges)
+    for key, i in vocabulary.ids.items():
+        writer.add_uint32(f"tokenizer.ggml.{key}_token_id", i)
+    writer.add_add_bos_token(vocabulary.add_bos)
+    if vocabulary.chat_template:
+        writer.add_chat_template(vocabulary.chat_template)
 
 
-def _split(ours: str) -> tuple[str, str, str]:
-    """blocks.3.attention.o_proj.bias -> blk.3., attention.o_proj, bias."""
-    stem, _, part = ours.rpartition(".")
-    if not stem.startswith("blocks."):
-        return "", stem, part
-    _, layer, stem = stem.split(".", 2)
-    return f"blk.{layer}.", stem, part
-
-
-def _interleaved(rows: Floats, n_heads: int) -> Floats:
-    """(heads * D, ...) -> the same, each head's halves in turns."""
-    halves = rows.reshape(n_heads, 2, -1, *rows.shape[1:])
-    return halves.swapaxes(1, 2).reshape(rows.shape)
-
-
-def _frequency_divisors(config: ModelConfig, scaling: RopeScaling) -> Floats:
-    """(D / 2,): what Llama 3's stretching divides each frequency by."""
-    exponents = np.arange(0, config.head_dim, 2) / config.head_dim
-    turns = scaling.original_context_length / (2 * math.pi * config.rope_theta**exponents)
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    kept = np.clip((turns - low) / (high - low), 0, 1)  # 1: turns so often that it stays
-    return (1 / ((1 - kept) / scaling.factor + kept)).astype(np.float32)
-
-
-def _to_float32(array: Array) -> Floats:
-    """float32, float16 or bfloat16 as uint16 bits -> float32."""
-    if array.dtype == np.uint16:
-        return (array.astype(np.uint32) << 16).view(np.float32)
-    return array.astype(np.float32, copy=False)
+def _add_tensor(gguf: Any, writer: Any, name: str, array: Array, kind: str) -> None:
+    number = gguf.GGMLQuantizationType[kind]
+    if kind == "BF16":
+        data: Array = np.ascontiguousarray(cast(name, array, "bfloat16")).view(np.uint8)
+    elif kind == "Q8_0":
+        data = gguf.quants.quantize(cast(name, array, "float32"), number)
+    else:
+        data = cast(name, array, "float32" if kind == "F32" else "float16")
+    writer.add_tensor(name, data, raw_dtype=number)
