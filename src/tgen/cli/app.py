@@ -13,6 +13,7 @@ from typer.exceptions import TyperException
 from tgen import __version__
 from tgen.cli import console
 from tgen.cli.bench import bench
+from tgen.cli.export import export
 from tgen.cli.generate import generate
 from tgen.cli.inspect import inspect
 from tgen.cli.train import train
@@ -28,6 +29,7 @@ app.command()(train)
 app.command()(generate)
 app.command()(inspect)
 app.command()(bench)
+app.command()(export)
 
 
 _NO_MEMORY = ("there is not enough memory", "choose a smaller model, batch or context")
@@ -113,7 +115,8 @@ def _usage(error: TyperException, arguments: list[str]) -> int:
     message = " ".join(error.format_message().split())
     if not arguments:  # help was shown
         return 0
-    command = next((a for a in arguments if a in ("train", "generate", "inspect", "bench")), "")
+    commands = ("train", "generate", "inspect", "bench", "export")
+    command = next((a for a in arguments if a in commands), "")
     _complain(
         message[:1].lower() + message[1:],
         f"`tgen {command} --help` lists the options".replace("  ", " "),
