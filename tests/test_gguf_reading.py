@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tokenizer_files
 from conftest import TEXT, make_model, tgen
 from tgen import api
 from tgen.checkpoint import directory, export, gguf_file, gguf_stretch, gguf_tokenizer
@@ -150,16 +151,18 @@ def test_a_file_is_a_model_wherever_a_directory_is(tokenizer, tmp_path):
 
 
 def fields_of(tokenizer, **other):
-    vocabulary = gguf_tokenizer.to_fields(tokenizer, tokenizer.vocab_size, ends=[0])
+    end = tokenizer.end_of_text or 0
+    vocabulary = gguf_tokenizer.to_fields(tokenizer, tokenizer.vocab_size, ends=[end])
     fields = {
-        "tokenizer.ggml.model": vocabulary.model,
-        "tokenizer.ggml.pre": vocabulary.pre,
-        "tokenizer.ggml.tokens": vocabulary.tokens,
-        "tokenizer.ggml.token_type": vocabulary.types,
-        "tokenizer.ggml.merges": vocabulary.merges,
-        "tokenizer.ggml.eos_token_id": 0,
+        "model": vocabulary.model,
+        "pre": vocabulary.pre,
+        "tokens": vocabulary.tokens,
+        "token_type": vocabulary.types,
+        "merges": vocabulary.merges,
+        "add_bos_token": vocabulary.add_bos,
+        **{f"{name}_token_id": i for name, i in vocabulary.ids.items()},
     }
-    return fields | {f"tokenizer.ggml.{key}": value for key, value in other.items()}
+    return {f"tokenizer.ggml.{key}": value for key, value in (fields | other).items()}
 
 
 @pytest.mark.parametrize(
@@ -288,3 +291,20 @@ def test_tokenizers_that_llama_cpp_would_not_follow_are_refused(tokenizer):
             gguf_tokenizer.to_fields(with_pre(part), 300, ends=[0])
     with pytest.raises(TokenizerError, match="no token that ends"):
         gguf_tokenizer.to_fields(tokenizer, 300, ends=[])
+
+
+@pytest.mark.parametrize("name", tokenizer_files.files())
+def test_tokenizers_from_elsewhere_come_back_or_are_refused(name):
+    tokenizer = Tokenizer(json.dumps(tokenizer_files.files()[name][0]))
+    known = {"gpt2": "gpt-2", "llama3": "llama-bpe", "thinking": "qwen2"}
+    known |= {same: same for same in ("qwen2", "smollm")}
+    if name not in known:
+        with pytest.raises(TokenizerError, match=r"GGUF has no name|sentencepiece's kind"):
+            fields_of(tokenizer)
+        return
+    fields = fields_of(tokenizer)
+    assert fields["tokenizer.ggml.pre"] == known[name]
+    text, ends = gguf_tokenizer.to_json(fields)
+    again, mixed = Tokenizer(text, ends=ends), tokenizer_files.mixed(100_000).encode()
+    assert again.encode(mixed) == tokenizer.encode(mixed)
+    assert again.encode_prompt(b"x") == tokenizer.encode_prompt(b"x")

@@ -78,13 +78,13 @@ def to_json(fields: Mapping[str, Any]) -> tuple[str, list[int]]:
     model, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
     if model != "gpt2":
         raise ModelError(
-            f"its tokenizer is of kind {model!r}",
+            f"its tokenizer is of kind {model!r}"[:200],
             "tgen reads byte-level BPE, which GGUF calls gpt2",
         )
     pre = gguf_words.ALIASES.get(pre, pre) if isinstance(pre, str) else None
     if pre not in gguf_words.KNOWN:
         raise ModelError(
-            f"its tokenizer cuts words by {fields.get('tokenizer.ggml.pre')!r}",
+            f"its tokenizer cuts words by {fields.get('tokenizer.ggml.pre')!r}"[:200],
             f"tgen knows {', '.join([*gguf_words.KNOWN, *gguf_words.ALIASES])}",
         )
     tokens = _strings(fields, "tokens")
