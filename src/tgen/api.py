@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tgen.checkpoint.directory import ModelBundle, digest
 from tgen.checkpoint.directory import load as load_bundle
+from tgen.checkpoint.find import find_model
 from tgen.checkpoint.ngrams import load as load_ngrams
 from tgen.checkpoint.prompt_cache import Owner
 from tgen.checkpoint.prompt_cache import load as read_cache
@@ -49,8 +50,11 @@ def load(
     threads: int | None = None,
     weights: StoredAs | None = None,
 ) -> "Model":
-    """Opens a model directory; raises ModelError or TokenizerError if it cannot be used."""
-    bundle = load_bundle(Path(path))
+    """Opens a model directory, or the one that a name means, as `--model` does.
+
+    Raises ModelError or TokenizerError if it cannot be used.
+    """
+    bundle = load_bundle(find_model(path).path if isinstance(path, str) else path)
     engine = open_engine(bundle, device=device, threads=threads, weights=weights)
     return Model(replace(bundle, arrays={}), engine)  # the engine has them, perhaps in fewer bits
 
@@ -264,29 +268,3 @@ class Model:
         if not n_bytes:
             raise UsageError("there is no text to score", "give at least one byte")
         return nats / math.log(2) / n_bytes
-
-
-def find_model(name: str | None, *, models: Path = Path("models")) -> Path:
-    """The directory that `name` means; without one the newest in `models`, else the shipped one."""
-    if name is not None:
-        path = Path(name)
-        return path if path.exists() or not (models / name).exists() else models / name
-    shipped = shipped_model()
-    trained = [
-        folder
-        for folder in (models.iterdir() if models.is_dir() else [])
-        if (folder / "config.json").exists() and folder.resolve() != shipped
-    ]
-    return max(trained, key=lambda folder: _changed(folder), default=shipped)
-
-
-def shipped_model() -> Path:
-    """The model that comes with tgen: inside the installed package, or in the checkout."""
-    package = Path(__file__).resolve().parent
-    inside = package / "models" / "shakespeare"
-    return inside if inside.exists() else package.parent.parent / "models" / "shakespeare"
-
-
-def _changed(folder: Path) -> float:
-    weights = folder / "model.safetensors"
-    return weights.stat().st_mtime if weights.exists() else 0.0

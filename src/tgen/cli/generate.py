@@ -148,8 +148,11 @@ def generate(
     Exit status 1 also where a row of --input was wrong, or a text is not of the given form because
     it was cut off.
     """
+    from tgen.checkpoint.find import find_model
+
     given = context.params
     _check_together(given)
+    path = find_model(model).path
     sampling = steer.sampling_config(
         given, seed=secrets.randbelow(1 << 32) if seed is None else seed
     )
@@ -163,7 +166,7 @@ def generate(
         require_terminal()
     lines = None if input_ is None else LineReader(input_)
     data = None if lines or (interactive and prompt is None) else read_prompt(prompt)
-    path, loaded = load_model(model, device=device, threads=threads, weights=weights, quiet=quiet)
+    loaded = load_model(path, device=device, threads=threads, weights=weights, quiet=quiet)
     console.note(f"{path} · seed {sampling.seed}", quiet=quiet)
     if interactive:
         converse(loaded, sampling, data or b"", kv_cache=not no_kv_cache, draft=draft)

@@ -12,9 +12,10 @@ from tgen.errors import UsageError
 
 
 def _model_names(incomplete: str) -> list[str]:
-    """For the shell: what is in ./models."""
-    folders = sorted(path.parent for path in Path("models").glob("*/config.json"))
-    return [folder.name for folder in folders if folder.name.startswith(incomplete)]
+    """For the shell: the models that are found by name."""
+    from tgen.checkpoint.find import known_names
+
+    return [name for name in known_names() if name.startswith(incomplete)]
 
 
 ModelOption = Annotated[
@@ -22,9 +23,9 @@ ModelOption = Annotated[
     typer.Option(
         "--model",
         "-m",
-        metavar="DIR",
+        metavar="NAME",
         show_default="the newest in ./models, else the shipped one",
-        help="Model directory, or the name of one in ./models.",
+        help="A path, or a name in ./models, the data folder, or transformers' cache.",
         autocompletion=_model_names,
     ),
 ]

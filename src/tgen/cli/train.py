@@ -81,8 +81,9 @@ def train(
         Path | None,
         typer.Option(
             "--from",
+            metavar="NAME",
             show_default=False,
-            help="Fine-tune the model in this directory: its tokenizer, its shape, its weights.",
+            help="Fine-tune this model, a path or a name: its tokenizer, its shape, its weights.",
         ),
     ] = None,
     size: Annotated[
@@ -168,6 +169,7 @@ def train(
     target = out_directory(out, paths)
     caught = _Signals()
     from tgen import runs
+    from tgen.checkpoint.find import find_model
     from tgen.cli.views.training import TrainingView
 
     if resume:
@@ -188,7 +190,7 @@ def train(
         request = runs.RunRequest(
             corpus=paths,
             out=target,
-            start_from=start_from,
+            start_from=None if start_from is None else find_model(str(start_from)).path,
             family=family,
             size=size,
             tokenizer=tokenizer,
