@@ -15,6 +15,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from tgen.checkpoint import generation_config
 from tgen.checkpoint.directory import ModelBundle, digest
 from tgen.checkpoint.directory import load as load_bundle
 from tgen.checkpoint.find import find_model
@@ -91,6 +92,17 @@ class Model:
         return ids
 
     @cached_property
+    def defaults(self) -> SamplingOptions:
+        """What the model's generation_config.json says where SamplingConfig says otherwise."""
+        return generation_config.read(self.bundle.path).sampling
+
+    def sampling(self, **options: Unpack[SamplingOptions]) -> SamplingConfig:
+        """How its texts go on: `options`, else the model's own defaults, else SamplingConfig's."""
+        merged = self.defaults.copy()
+        merged.update(options)
+        return SamplingConfig(**merged)
+
+    @cached_property
     def vocabulary(self) -> Vocabulary:
         """The bytes of the model's tokens, and which of them end a text."""
         size = self.tokenizer.vocab_size
@@ -119,7 +131,7 @@ class Model:
         Row i draws by `row_seed(sampling.seed, i)`. With `draft` how the text goes on is guessed
         and checked, where that is faster.
         """
-        config = sampling or SamplingConfig()
+        config = sampling or self.sampling()
         seeds = (row_seed(config.seed, row) for row in range(len(prompts)))
         rows = zip(prompts, seeds, strict=True)
         asked = iter([self.request(ids, replace(config, seed=seed)) for ids, seed in rows])
@@ -171,10 +183,11 @@ class Model:
     ) -> Iterator[str]:
         """Pieces of text, whole characters each, as they come.
 
-        `options` are the fields of SamplingConfig. Bytes that are no UTF-8 come as U+FFFD. Whether
+        `options` are the fields of SamplingConfig; what the model's generation_config.json says
+        counts for those left away. Bytes that are no UTF-8 come as U+FFFD. Whether
         a text of a given form is complete the last Token of `tokens` says.
         """
-        tokens = self.tokens([self.encode(prompt)], sampling=SamplingConfig(**options))
+        tokens = self.tokens([self.encode(prompt)], sampling=self.sampling(**options))
         pieces = (piece for _, piece in self.pieces(tokens) if piece)
         return (piece.decode("utf-8", errors="replace") for piece in pieces)
 
@@ -189,7 +202,7 @@ class Model:
 
         Row i draws by `row_seed(seed, i)`, so that the first is what `generate` gives.
         """
-        config = SamplingConfig(**options)
+        config = self.sampling(**options)
         if isinstance(prompts, (str, bytes)):
             raise UsageError("prompts is one text", "give a list of them")
         if batch_size < 1:

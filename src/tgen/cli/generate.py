@@ -148,13 +148,15 @@ def generate(
     Exit status 1 also where a row of --input was wrong, or a text is not of the given form because
     it was cut off.
     """
+    from tgen.checkpoint import generation_config
     from tgen.checkpoint.find import find_model
 
     given = context.params
     _check_together(given)
     path = find_model(model).path
+    advised, said = steer.advised(context, generation_config.read(path))
     sampling = steer.sampling_config(
-        given, seed=secrets.randbelow(1 << 32) if seed is None else seed
+        given | advised, seed=secrets.randbelow(1 << 32) if seed is None else seed
     )
     if save_cache:
         from tgen.checkpoint.prompt_cache import check_target
@@ -167,7 +169,8 @@ def generate(
     lines = None if input_ is None else LineReader(input_)
     data = None if lines or (interactive and prompt is None) else read_prompt(prompt)
     loaded = load_model(path, device=device, threads=threads, weights=weights, quiet=quiet)
-    console.note(f"{path} · seed {sampling.seed}", quiet=quiet)
+    for line in [f"{path} · seed {sampling.seed}", *said]:
+        console.note(line, quiet=quiet)
     if interactive:
         converse(loaded, sampling, data or b"", kv_cache=not no_kv_cache, draft=draft)
         return

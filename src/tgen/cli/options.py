@@ -62,6 +62,12 @@ def option(name: str, help_text: str, panel: str, **more: Any) -> Any:
     return typer.Option(*name.split(), help=help_text, rich_help_panel=panel, **more)
 
 
+def was_given(context: typer.Context, name: str) -> bool:
+    """Whether an option was typed, and has not only its default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def read_prompt(prompt: str | None) -> bytes:
     """The prompt's bytes as they were given; stdin is read only if no --prompt, or '-', says so."""
     if prompt is not None and prompt != "-":
