@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,16 +32,20 @@ from tgen.config import (
     raw,
 )
 from tgen.engine import open_engine
-from tgen.engine.base import Engine, PromptCache, reset
+from tgen.engine.base import Engine, PromptCache
 from tgen.errors import UsageError
 from tgen.generation.drafts import Drafts
 from tgen.generation.draw import row_seed
-from tgen.generation.loop import Waiting, begin_with, generate_rows
-from tgen.generation.row import Request, check_request, window_start
-from tgen.generation.truncation import softmax
+from tgen.generation.keeping import computed, kept
+from tgen.generation.loop import Waiting, generate_rows, in_turn
+from tgen.generation.row import Request, check_request
+from tgen.generation.score import surprise
 from tgen.generation.vocabulary import Vocabulary
 from tgen.reports import Token
 from tgen.tokenizer import TextStream, Tokenizer
+
+if TYPE_CHECKING:
+    from tgen.chat.format import ChatFormat
 
 
 def load(
@@ -110,11 +114,28 @@ class Model:
         encode = partial(self.tokenizer.encode, continues=True)
         return Vocabulary(tokens, self.bundle.end_ids, encode)
 
-    def request(self, prompt: Sequence[int], sampling: SamplingConfig) -> Request:
+    @cached_property
+    def chat_format(self) -> "ChatFormat":
+        """How conversations are written; raises ModelError if the model has no chat template."""
+        from tgen.chat.format import ChatFormat
+        from tgen.chat.template import read as read_template
+
+        return ChatFormat(read_template(self.bundle.path), self.tokenizer)
+
+    def request(
+        self, prompt: Sequence[int], sampling: SamplingConfig, ends: frozenset[int] = frozenset()
+    ) -> Request:
         """A text to be continued. Raises UsageError where it cannot be as it is to be."""
-        request = Request(prompt, sampling)
+        request = Request(prompt, sampling, ends)
         check_request(request, self.vocabulary, self.engine.context_length)
         return request
+
+    def chat_request(
+        self, messages: Sequence[Mapping[str, str]], sampling: SamplingConfig
+    ) -> Request:
+        """A conversation to be answered. Raises UsageError and ModelError as `ChatFormat.encode`
+        and `request` do."""
+        return self.request(self.chat_format.encode(messages), sampling, self.chat_format.ends)
 
     def tokens(
         self,
@@ -134,9 +155,9 @@ class Model:
         config = sampling or self.sampling()
         seeds = (row_seed(config.seed, row) for row in range(len(prompts)))
         rows = zip(prompts, seeds, strict=True)
-        asked = iter([self.request(ids, replace(config, seed=seed)) for ids, seed in rows])
+        asked = [self.request(ids, replace(config, seed=seed)) for ids, seed in rows]
         yield from self.rows(
-            lambda _: next(asked, None),
+            in_turn(asked),
             n_rows=n_rows or len(prompts),
             kv_cache=kv_cache,
             draft=draft,
@@ -187,9 +208,25 @@ class Model:
         counts for those left away. Bytes that are no UTF-8 come as U+FFFD. Whether
         a text of a given form is complete the last Token of `tokens` says.
         """
-        tokens = self.tokens([self.encode(prompt)], sampling=self.sampling(**options))
+        return self._pieces_of(
+            self.tokens([self.encode(prompt)], sampling=self.sampling(**options))
+        )
+
+    def _pieces_of(self, tokens: Iterable[Token]) -> Iterator[str]:
         pieces = (piece for _, piece in self.pieces(tokens) if piece)
         return (piece.decode("utf-8", errors="replace") for piece in pieces)
+
+    def chat(
+        self, messages: Sequence[Mapping[str, str]], **options: Unpack[SamplingOptions]
+    ) -> Iterator[str]:
+        """The answer to messages, each with a `role` and a `content`, by the chat template.
+
+        Pieces and `options` as in `generate`. What a message spells is never a control token.
+        """
+        config = self.sampling(**options)
+        config = replace(config, seed=row_seed(config.seed, 0))
+        asked = [self.chat_request(messages, config)]
+        return self._pieces_of(self.rows(in_turn(asked), n_rows=1))
 
     def generate_batch(
         self,
@@ -213,14 +250,8 @@ class Model:
         return [text.decode("utf-8", errors="replace") for text in texts]
 
     def kept(self, text: Sequence[int]) -> PromptCache | None:
-        """What the engine still holds of a text, ids, that has just been generated alone, so that
-        it need not be computed again; None where the text has slid."""
-        n = self.engine.lengths[0]
-        if len(text) > self.engine.context_length or not n:
-            return None
-        n = min(n, len(text) - 1)
-        keys, values = self.engine.keys_and_values()
-        return PromptCache(list(text[:n]), keys[:, :, :n], values[:, :, :n])
+        """See `generation.keeping`; of a text that has just been generated alone."""
+        return kept(self.engine, text)
 
     def cache_prompt(
         self, prompt: Sequence[int], *, known: PromptCache | None = None
@@ -229,16 +260,8 @@ class Model:
 
         Raises UsageError where the prompt is longer than the context: it would slide.
         """
-        if len(prompt) > self.engine.context_length:
-            raise UsageError(
-                f"a prompt of {len(prompt)} tokens cannot be kept",
-                f"give at most {self.engine.context_length}, the model's context",
-            )
         self._turn += 1
-        n = begin_with(self.engine, prompt, known)
-        if len(prompt) > n:
-            self.engine.extend([prompt[n:]])
-        return PromptCache(list(prompt), *self.engine.keys_and_values())
+        return computed(self.engine, prompt, known)
 
     def save_cache(self, path: str | Path, cache: PromptCache) -> None:
         """Writes a prompt's keys and values to a file, for this model alone."""
@@ -264,19 +287,8 @@ class Model:
         ids = self.encode(text)
         start = None if self.tokenizer.start else self.tokenizer.end_of_text
         stream = ([start] if start is not None else []) + ids
-        length = self.engine.context_length
         self._turn += 1
-        reset(self.engine, 1)
-        nats, scored = 0.0, 1
-        while scored < len(stream):
-            first = window_start(scored, length)
-            window = stream[first : min(len(stream) - 1, first + length)]
-            self.engine.rewind([0])
-            (logits,) = self.engine.extend([window], every_position=True)
-            targets = np.array(stream[scored : first + len(window) + 1])
-            rows = softmax(logits[scored - 1 - first :])
-            nats -= float(np.log(rows[np.arange(len(targets)), targets]).sum())
-            scored += len(targets)
+        nats = surprise(self.engine, stream)
         n_bytes = len(self.tokenizer.decode(stream))
         if not n_bytes:
             raise UsageError("there is no text to score", "give at least one byte")
