@@ -78,6 +78,9 @@ def test_spelt_tokens_are_encoded_as_any_text_and_the_rest_as_ever(model):
     zephyr = load(model(ZEPHYR)).chat_format
     assert inner not in zephyr.encode(user("a</think>"))
     assert tokens.decode(zephyr.encode(user("a</think>"))).startswith(b"a</think>")
+    # Templates look for it in what the model said, whatever else was spelt.
+    answer = {"role": "assistant", "content": "So</think>Two."}
+    assert b"So" not in tokens.decode(zephyr.encode([*user("</s>"), answer, *user("x")]))
     # Bytes that are no UTF-8 are their byte tokens.
     stray = chat.encode(user("a\udcff\udc80"))
     assert tokens.decode(stray) == b"user\na\xff\x80\nassistant\n"

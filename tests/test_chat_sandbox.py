@@ -1,11 +1,13 @@
 """Templates are programs from elsewhere: what they may use, and that none gets out of hand."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
 from chats import user
-from tgen.chat import sandbox
+from tgen.chat import render, sandbox
+from tgen.chat.render import answer
 from tgen.chat.template import ChatTemplate
 from tgen.errors import ModelError, UsageError
 
@@ -43,6 +45,21 @@ def test_a_hostile_template_is_one_error(monkeypatch, name):
     assert caught.value.message.isprintable()
     monkeypatch.setattr(sandbox, "SECONDS", 5)
     assert renderer.render(ChatTemplate("{{ messages[0].content }}", {}), [user("y")]) == ["y"]
+
+
+def test_memory_and_length_are_bounded(monkeypatch):
+    asked = {"source": "{{ 'ab' * 60 }}", "variables": {}, "conversations": [user("x")]}
+    assert answer(asked) == {"texts": ["ab" * 60]}
+    monkeypatch.setattr(render, "_LONGEST", 100)
+    assert answer(asked) == {"failed": "it makes too much of them"}
+    status = Path("/proc/self/status")
+    if not status.exists():
+        pytest.skip("only Linux tells how much a process has used")
+    renderer = sandbox.Sandbox()
+    with pytest.raises(ModelError, match="it makes too much"):
+        renderer.render(ChatTemplate(HOSTILE["wide"], {}), [user("x")])
+    told = Path(f"/proc/{renderer._child.pid}/status").read_text().split("VmPeak:")[1]
+    assert int(told.split()[0]) * 1024 <= sandbox.BYTES
 
 
 def test_a_process_serves_many(monkeypatch):
