@@ -17,7 +17,7 @@ from tgen.chat.template import ChatTemplate
 from tgen.errors import UsageError
 from tgen.tokenizer import Tokenizer
 
-_LONGEST = 4 << 20  # characters of all messages
+_LONGEST = 1 << 20  # characters of all messages
 _STAND_INS = range(0xF0000, 0xFFFFE)  # code points that mean nothing
 _STRAYS = "surrogateescape"  # how bytes that are no UTF-8 stand in a text
 _MODEL = "assistant"

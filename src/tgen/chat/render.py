@@ -20,7 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-_LONGEST = 16 << 20  # characters of a text
+_LONGEST = 2 << 20  # characters of a text
 
 
 class _RefusedError(TemplateError):

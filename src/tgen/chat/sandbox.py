@@ -14,7 +14,7 @@ from tgen.errors import ModelError, UsageError
 
 Message = dict[str, str]  # role, content
 SECONDS, BYTES = 5, 512 << 20  # for a text; memory only where the platform can bound it
-_LINE = 256 << 20  # of an answer, in bytes
+_LINE = 64 << 20  # of an answer, in bytes
 _REMEDY = "leave --chat away: the text is then continued as it is"
 
 

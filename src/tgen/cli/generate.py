@@ -147,6 +147,9 @@ def generate(
     go to stderr. Texts of --input and --samples end with a line break each; --jsonl keeps theirs
     apart from it. docs/formats.md has the fields of JSON, in and out.
 
+    With --chat the prompt is what a user says; what it spells is never a control token. The answer
+    ends where the model's turn does, and with --interactive each line is a turn.
+
     What the model says goes through the penalties, then --bias, --ban, --require and the given
     form, then the samplers in the order of --samplers; one of the tokens left is drawn. DRY takes
     multiplier * base^(n - allowed length) from what would make a repeat of n tokens longer. Strings
