@@ -43,6 +43,11 @@ def read(path: Path) -> ChatTemplate:
         if source is None and named:
             listed = ", ".join(map(str, named))[:200]
             raise ModelError(f"none of the chat templates {listed} is called default", _REMEDY)
+    return checked(path, source, variables)
+
+
+def checked(path: Path, source: Any, variables: dict[str, str]) -> ChatTemplate:
+    """What a model at `path` has as its template; raises ModelError unless it can be one."""
     if source is None:
         raise ModelError(f"{str(path)!r} has no chat template", _REMEDY)
     if not isinstance(source, str) or len(source) > _LONGEST:
