@@ -2,13 +2,18 @@
 
 # ruff: noqa: F401, F811  # fixtures are imported
 
+import json
+
 import pytest
 
-from chats import CHATML, SPECIAL, SYSTEM, TEMPLATES, ZEPHYR, model, plain_model, user
+from chats import CHATML, MISTRAL, SPECIAL, SYSTEM, TEMPLATES, ZEPHYR, model, plain_model, user
 from tgen.api import load
+from tgen.chat.format import ChatFormat
 from tgen.chat.template import ChatTemplate
 from tgen.chat.template import read as read_template
 from tgen.errors import ModelError, UsageError
+from tgen.tokenizer import Tokenizer
+from tokenizer_files import files, mixed
 
 CHATS = [
     [{"role": "user", "content": "What is a crown?"}],
@@ -84,6 +89,28 @@ def test_spelt_tokens_are_encoded_as_any_text_and_the_rest_as_ever(model):
     # Bytes that are no UTF-8 are their byte tokens.
     stray = chat.encode(user("a\udcff\udc80"))
     assert tokens.decode(stray) == b"user\na\xff\x80\nassistant\n"
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama2", "mistral", "always", "prefix-space"])
+def test_other_kinds_of_tokenizers(kind, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    text = json.dumps(files()[kind][0])
+    (tmp_path / "tokenizer.json").write_text(text)
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    template = ChatTemplate(MISTRAL, {"bos_token": "<s>", "eos_token": "</s>"})
+    tokens = Tokenizer(text)
+    chat = ChatFormat(template, tokens)
+    theirs.bos_token, theirs.eos_token = "<s>", "</s>"
+    for messages in [*CHATS, user(mixed(2000))]:
+        wanted = theirs.apply_chat_template(messages, chat_template=MISTRAL, return_dict=False)
+        assert chat.encode(messages) == wanted
+    # Made apart, as where a message spells a control token, they are the same.
+    said = "[INST] a  b </s><s> c [/INST]</s>"
+    spans = tokens.encode_with_added(said)
+    assert chat._apart(said, spans, {}) == [i for i, _, _ in spans]
+    ids = chat.encode(user("a </s> b"))
+    assert tokens.added["</s>"] not in ids
+    assert tokens.decode(ids).endswith(b"[INST] a </s> b [/INST]")
 
 
 @pytest.mark.parametrize(
