@@ -44,9 +44,12 @@ ROOMS = {
         "engine",
         "generation",
     },
-    "api": {"checkpoint", "engine", "generation", "tokenizer"},
+    "chat": {"checkpoint", "files", "tokenizer"},
+    "conversions": {"checkpoint"},
+    "api": {"chat", "checkpoint", "conversions", "engine", "generation", "tokenizer", ""},
     "cli": {
         "api",
+        "chat",
         "runs",
         "checkpoint",
         "files",
@@ -62,7 +65,7 @@ ROOMS = {
     "__main__": {"cli"},
 }
 OPEN = {"errors", "config", "reports"}
-TORCH = {"model", "training", "introspect"}
+TORCH = {"model", "training", "introspect", "conversions"}
 TORCH_ENGINE = {"torch_engine.py", "captured_step.py"}
 # Learning and transformers are torch's, and so are the yardsticks.
 TORCH_BENCHMARK = {"training_step.py", "limits.py", "transformers_arm.py"}
@@ -76,10 +79,10 @@ ONLY_IN = {
     "llvmlite": {"engine"},
     "safetensors": {"checkpoint"},
     "tensorboardX": {"training"},
-    "jinja2": {"cli"},
+    "jinja2": {"chat", "cli"},
     "PIL": {"cli"},
     "gguf": {"checkpoint"},
-    "transformers": {"benchmark"},
+    "transformers": {"benchmark", "conversions"},
     "llama_cpp": {"benchmark"},
 }
 

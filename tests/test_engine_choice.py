@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tgen import engine
-from tgen.api import shipped_model
 from tgen.checkpoint import directory
+from tgen.checkpoint.find import shipped_model
 from tgen.config import SamplingConfig
 from tgen.engine.cpu import compiled
 from tgen.engine.cpu.engine import CpuEngine
@@ -164,7 +164,7 @@ import os, subprocess, sys
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
 try:
-    from tgen.api import Model, shipped_model
+    from tgen.api import Model
     from tgen.checkpoint import directory
     from tgen.engine.cpu.engine import CpuEngine
     bundle = directory.load(shipped_model())

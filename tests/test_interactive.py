@@ -9,6 +9,7 @@ import pytest
 from conftest import clean_environment, tgen
 from tgen.api import load
 from tgen.config import SamplingConfig
+from tgen.generation.keeping import kept
 
 pty = pytest.importorskip("pty")
 
@@ -86,7 +87,7 @@ def test_what_a_turn_computed_is_kept(trained):
     ids = model.encode("What")
     sampling = SamplingConfig(max_new_tokens=8, seed=1)
     text = [*ids, *(token.id for token in model.tokens([ids], sampling=sampling))]
-    cache = model.kept(text)
+    cache = kept(model.engine, text)
     assert cache is not None
     assert len(cache.tokens) == len(text) - 1
     more = [*text, *model.encode(" is")]
@@ -94,7 +95,7 @@ def test_what_a_turn_computed_is_kept(trained):
     assert again == [token.id for token in model.tokens([more], sampling=sampling)]
     long = SamplingConfig(max_new_tokens=60, seed=1)
     text = [*ids, *(token.id for token in model.tokens([ids], sampling=long))]
-    assert model.kept(text) is None  # it has slid
+    assert kept(model.engine, text) is None  # it has slid
 
 
 def test_control_characters_are_shown_on_a_terminal_and_exact_in_a_pipe(trained):

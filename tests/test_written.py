@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from conftest import ALL_FAMILIES, TEXT, make_model
-from tgen.api import load, shipped_model
+from tgen.api import load
 from tgen.checkpoint import directory
+from tgen.checkpoint.find import shipped_model
 from tgen.config import RopeScaling, SamplingConfig
 from tgen.model.transformer import Transformer
 from tgen.tokenizer import Tokenizer, train_bpe, train_char
@@ -102,3 +103,22 @@ def test_trained_equals_opened(trained, warnings_of_theirs):
 
 def test_shipped_equals_opened(warnings_of_theirs):
     assert_same(shipped_model(), warnings_of_theirs)
+
+
+def test_converted_equals_opened(family, tokenizer, tmp_path):
+    model = make_model(family, vocab_size=tokenizer.vocab_size)
+    directory.save(tmp_path / "m", model.config, tokenizer, model.to_arrays())
+    ours = load(tmp_path / "m", device="cpu", threads=1)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m").eval()
+    converted = ours.to_transformers()
+    wanted = theirs.state_dict()
+    found = converted.state_dict()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert converted.config.eos_token_id == theirs.config.eos_token_id == 0
+    arrays, tensors = ours.weights(), ours.weights("torch")
+    assert arrays.keys() == tensors.keys()
+    for name, array in arrays.items():
+        assert np.array_equal(array, tensors[name].numpy())
+        full = name if name in wanted else f"{theirs.base_model_prefix}.{name}"
+        assert np.array_equal(array, wanted[full].numpy())

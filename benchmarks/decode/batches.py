@@ -16,7 +16,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "learning"))
 
 import record
-from tgen.api import Model, load, shipped_model
+from tgen.api import Model, load
+from tgen.checkpoint.find import shipped_model
 from tgen.config import SamplingConfig
 from tgen.generation.draw import row_seed
 from tgen.generation.row import Request

@@ -24,8 +24,8 @@ import outlines_core
 from outlines_core.json_schema import build_regex_from_schema
 
 import record
-from tgen.api import shipped_model
 from tgen.checkpoint import directory
+from tgen.checkpoint.find import shipped_model
 from tgen.config import SamplingConfig
 from tgen.generation.grammar import Grammars
 

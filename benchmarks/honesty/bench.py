@@ -20,10 +20,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "learning"))
 
 import record
-from tgen.api import find_model
 from tgen.benchmark.differences import since
 from tgen.benchmark.sweep import Setup, compare_arms, open_setups, sweep
 from tgen.benchmark.throughput import EngineArm, Test
+from tgen.checkpoint.find import find_model
 
 _TESTS = [Test(n_prompt=128), Test(n_gen=64)]
 
@@ -105,7 +105,7 @@ def main() -> None:
     options = parser.parse_args()
     intervals = against_self(options.runs, options.trials)
     unchanged = processes(options.runs // 2, options.trials)
-    (setup,) = open_setups(find_model(None), seed=1337)
+    (setup,) = open_setups(find_model(None).path, seed=1337)
     rows = [r for share in (0.1, 0.0) for r in slowed(setup, share, options.trials)]
     for label, ends in intervals.items():
         held = sum(low <= 1 <= high for low, high in ends)

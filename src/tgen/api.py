@@ -10,17 +10,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tgen import conversions
+from tgen.checkpoint import directory, generation_config, prompt_cache
 from tgen.checkpoint.directory import ModelBundle, digest
-from tgen.checkpoint.directory import load as load_bundle
+from tgen.checkpoint.find import find_model
 from tgen.checkpoint.ngrams import load as load_ngrams
-from tgen.checkpoint.prompt_cache import Owner
-from tgen.checkpoint.prompt_cache import load as read_cache
-from tgen.checkpoint.prompt_cache import save as write_cache
 from tgen.config import (
     DEFAULT_BATCH_SIZE,
     Draft,
@@ -30,16 +29,20 @@ from tgen.config import (
     raw,
 )
 from tgen.engine import open_engine
-from tgen.engine.base import Engine, PromptCache, reset
+from tgen.engine.base import Engine, PromptCache
 from tgen.errors import UsageError
 from tgen.generation.drafts import Drafts
 from tgen.generation.draw import row_seed
-from tgen.generation.loop import Waiting, begin_with, generate_rows
-from tgen.generation.row import Request, check_request, window_start
-from tgen.generation.truncation import softmax
+from tgen.generation.keeping import computed
+from tgen.generation.loop import Waiting, generate_rows, in_turn
+from tgen.generation.row import Request, check_request
+from tgen.generation.score import surprise
 from tgen.generation.vocabulary import Vocabulary
 from tgen.reports import Token
 from tgen.tokenizer import TextStream, Tokenizer
+
+if TYPE_CHECKING:
+    from tgen.chat.format import ChatFormat
 
 
 def load(
@@ -49,8 +52,11 @@ def load(
     threads: int | None = None,
     weights: StoredAs | None = None,
 ) -> "Model":
-    """Opens a model directory; raises ModelError or TokenizerError if it cannot be used."""
-    bundle = load_bundle(Path(path))
+    """Opens a model directory, or the one that a name means, as `--model` does.
+
+    Raises ModelError or TokenizerError if it cannot be used.
+    """
+    bundle = directory.load(find_model(path).path if isinstance(path, str) else path)
     engine = open_engine(bundle, device=device, threads=threads, weights=weights)
     return Model(replace(bundle, arrays={}), engine)  # the engine has them, perhaps in fewer bits
 
@@ -87,6 +93,17 @@ class Model:
         return ids
 
     @cached_property
+    def defaults(self) -> SamplingOptions:
+        """What the model's generation_config.json says where SamplingConfig says otherwise."""
+        return generation_config.read(self.bundle.path).sampling
+
+    def sampling(self, **options: Unpack[SamplingOptions]) -> SamplingConfig:
+        """How its texts go on: `options`, else the model's own defaults, else SamplingConfig's."""
+        merged = self.defaults.copy()
+        merged.update(options)
+        return SamplingConfig(**merged)
+
+    @cached_property
     def vocabulary(self) -> Vocabulary:
         """The bytes of the model's tokens, and which of them end a text."""
         size = self.tokenizer.vocab_size
@@ -94,11 +111,28 @@ class Model:
         encode = partial(self.tokenizer.encode, continues=True)
         return Vocabulary(tokens, self.bundle.end_ids, encode)
 
-    def request(self, prompt: Sequence[int], sampling: SamplingConfig) -> Request:
+    @cached_property
+    def chat_format(self) -> "ChatFormat":
+        """How conversations are written; raises ModelError if the model has no chat template."""
+        from tgen.chat.format import ChatFormat
+        from tgen.chat.template import read as read_template
+
+        return ChatFormat(read_template(self.bundle.path), self.tokenizer)
+
+    def request(
+        self, prompt: Sequence[int], sampling: SamplingConfig, ends: frozenset[int] = frozenset()
+    ) -> Request:
         """A text to be continued. Raises UsageError where it cannot be as it is to be."""
-        request = Request(prompt, sampling)
+        request = Request(prompt, sampling, ends)
         check_request(request, self.vocabulary, self.engine.context_length)
         return request
+
+    def chat_request(
+        self, messages: Sequence[Mapping[str, str]], sampling: SamplingConfig
+    ) -> Request:
+        """A conversation to be answered. Raises UsageError and ModelError as `ChatFormat.encode`
+        and `request` do."""
+        return self.request(self.chat_format.encode(messages), sampling, self.chat_format.ends)
 
     def tokens(
         self,
@@ -115,12 +149,12 @@ class Model:
         Row i draws by `row_seed(sampling.seed, i)`. With `draft` how the text goes on is guessed
         and checked, where that is faster.
         """
-        config = sampling or SamplingConfig()
+        config = sampling or self.sampling()
         seeds = (row_seed(config.seed, row) for row in range(len(prompts)))
         rows = zip(prompts, seeds, strict=True)
-        asked = iter([self.request(ids, replace(config, seed=seed)) for ids, seed in rows])
+        asked = [self.request(ids, replace(config, seed=seed)) for ids, seed in rows]
         yield from self.rows(
-            lambda _: next(asked, None),
+            in_turn(asked),
             n_rows=n_rows or len(prompts),
             kv_cache=kv_cache,
             draft=draft,
@@ -167,12 +201,28 @@ class Model:
     ) -> Iterator[str]:
         """Pieces of text, whole characters each, as they come.
 
-        `options` are the fields of SamplingConfig. Bytes that are no UTF-8 come as U+FFFD. Whether
+        `options` are the fields of SamplingConfig; what the model's generation_config.json says
+        counts for those left away. Bytes that are no UTF-8 come as U+FFFD. Whether
         a text of a given form is complete the last Token of `tokens` says.
         """
-        tokens = self.tokens([self.encode(prompt)], sampling=SamplingConfig(**options))
+        tokens = self.tokens([self.encode(prompt)], sampling=self.sampling(**options))
+        return self._pieces_of(tokens)
+
+    def _pieces_of(self, tokens: Iterable[Token]) -> Iterator[str]:
         pieces = (piece for _, piece in self.pieces(tokens) if piece)
         return (piece.decode("utf-8", errors="replace") for piece in pieces)
+
+    def chat(
+        self, messages: Sequence[Mapping[str, str]], **options: Unpack[SamplingOptions]
+    ) -> Iterator[str]:
+        """The answer to messages, each with a `role` and a `content`, by the chat template.
+
+        Pieces and `options` as in `generate`. What a message spells is never a control token.
+        """
+        config = self.sampling(**options)
+        config = replace(config, seed=row_seed(config.seed, 0))
+        asked = [self.chat_request(messages, config)]
+        return self._pieces_of(self.rows(in_turn(asked), n_rows=1))
 
     def generate_batch(
         self,
@@ -185,7 +235,7 @@ class Model:
 
         Row i draws by `row_seed(seed, i)`, so that the first is what `generate` gives.
         """
-        config = SamplingConfig(**options)
+        config = self.sampling(**options)
         if isinstance(prompts, (str, bytes)):
             raise UsageError("prompts is one text", "give a list of them")
         if batch_size < 1:
@@ -195,16 +245,6 @@ class Model:
             texts[token.row] += token.text
         return [text.decode("utf-8", errors="replace") for text in texts]
 
-    def kept(self, text: Sequence[int]) -> PromptCache | None:
-        """What the engine still holds of a text, ids, that has just been generated alone, so that
-        it need not be computed again; None where the text has slid."""
-        n = self.engine.lengths[0]
-        if len(text) > self.engine.context_length or not n:
-            return None
-        n = min(n, len(text) - 1)
-        keys, values = self.engine.keys_and_values()
-        return PromptCache(list(text[:n]), keys[:, :, :n], values[:, :, :n])
-
     def cache_prompt(
         self, prompt: Sequence[int], *, known: PromptCache | None = None
     ) -> PromptCache:
@@ -212,31 +252,31 @@ class Model:
 
         Raises UsageError where the prompt is longer than the context: it would slide.
         """
-        if len(prompt) > self.engine.context_length:
-            raise UsageError(
-                f"a prompt of {len(prompt)} tokens cannot be kept",
-                f"give at most {self.engine.context_length}, the model's context",
-            )
         self._turn += 1
-        n = begin_with(self.engine, prompt, known)
-        if len(prompt) > n:
-            self.engine.extend([prompt[n:]])
-        return PromptCache(list(prompt), *self.engine.keys_and_values())
+        return computed(self.engine, prompt, known)
 
     def save_cache(self, path: str | Path, cache: PromptCache) -> None:
         """Writes a prompt's keys and values to a file, for this model alone."""
         arrays = {"keys": cache.keys, "values": cache.values}
         arrays["tokens"] = np.array(cache.tokens, np.int64)
-        write_cache(Path(path), arrays, self._owner)
+        prompt_cache.save(Path(path), arrays, self._owner)
 
     def load_cache(self, path: str | Path) -> PromptCache:
         """Reads what `save_cache` wrote; raises ModelError if it is of another model."""
-        found = read_cache(Path(path), self.bundle.config, self._owner)
+        found = prompt_cache.load(Path(path), self.bundle.config, self._owner)
         return PromptCache(found["tokens"].tolist(), found["keys"], found["values"])
 
     @cached_property
-    def _owner(self) -> Owner:
-        return Owner(digest(self.bundle), self.bundle.path, self.engine.stored)
+    def _owner(self) -> prompt_cache.Owner:
+        return prompt_cache.Owner(digest(self.bundle), self.bundle.path, self.engine.stored)
+
+    def weights(self, kind: Literal["numpy", "torch"] = "numpy") -> dict[str, Any]:
+        """Every weight in float32, by transformers' names."""
+        return conversions.weights(self.bundle.path, kind)
+
+    def to_transformers(self) -> Any:
+        """The model as one of transformers, float32; raises UsageError where that is missing."""
+        return conversions.to_transformers(self.bundle)
 
     def score(self, text: str | bytes) -> float:
         """Bits per byte of a text: how surprised the model is.
@@ -247,46 +287,9 @@ class Model:
         ids = self.encode(text)
         start = None if self.tokenizer.start else self.tokenizer.end_of_text
         stream = ([start] if start is not None else []) + ids
-        length = self.engine.context_length
         self._turn += 1
-        reset(self.engine, 1)
-        nats, scored = 0.0, 1
-        while scored < len(stream):
-            first = window_start(scored, length)
-            window = stream[first : min(len(stream) - 1, first + length)]
-            self.engine.rewind([0])
-            (logits,) = self.engine.extend([window], every_position=True)
-            targets = np.array(stream[scored : first + len(window) + 1])
-            rows = softmax(logits[scored - 1 - first :])
-            nats -= float(np.log(rows[np.arange(len(targets)), targets]).sum())
-            scored += len(targets)
+        nats = surprise(self.engine, stream)
         n_bytes = len(self.tokenizer.decode(stream))
         if not n_bytes:
             raise UsageError("there is no text to score", "give at least one byte")
         return nats / math.log(2) / n_bytes
-
-
-def find_model(name: str | None, *, models: Path = Path("models")) -> Path:
-    """The directory that `name` means; without one the newest in `models`, else the shipped one."""
-    if name is not None:
-        path = Path(name)
-        return path if path.exists() or not (models / name).exists() else models / name
-    shipped = shipped_model()
-    trained = [
-        folder
-        for folder in (models.iterdir() if models.is_dir() else [])
-        if (folder / "config.json").exists() and folder.resolve() != shipped
-    ]
-    return max(trained, key=lambda folder: _changed(folder), default=shipped)
-
-
-def shipped_model() -> Path:
-    """The model that comes with tgen: inside the installed package, or in the checkout."""
-    package = Path(__file__).resolve().parent
-    inside = package / "models" / "shakespeare"
-    return inside if inside.exists() else package.parent.parent / "models" / "shakespeare"
-
-
-def _changed(folder: Path) -> float:
-    weights = folder / "model.safetensors"
-    return weights.stat().st_mtime if weights.exists() else 0.0

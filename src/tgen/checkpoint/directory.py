@@ -14,7 +14,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from tgen import files
-from tgen.checkpoint import config_json, families, gguf_reader, tensors
+from tgen.checkpoint import config_json, families, generation_config, gguf_reader, tensors
 from tgen.checkpoint.ngrams import FILE as NGRAMS
 from tgen.config import ModelConfig, SamplingConfig
 from tgen.errors import ModelError, TgenError
@@ -198,10 +198,8 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 
 def _end_ids(path: Path, described: Mapping[str, Any]) -> list[int]:
-    source = described
-    if (path / "generation_config.json").exists():
-        source = dict(described) | _json(path / "generation_config.json", _CONFIG_LIMIT)
-    end: Any = source.get("eos_token_id")
+    advised = generation_config.read(path).end_ids
+    end: Any = described.get("eos_token_id") if advised is None else advised
     return [i for i in (end if isinstance(end, list) else [end]) if type(i) is int]
 
 

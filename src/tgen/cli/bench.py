@@ -135,9 +135,9 @@ def bench(
     if save and (save.is_dir() or not save.parent.is_dir()):
         raise UsageError(f"--save {save} is no place for a file", "name a file in a folder")
 
-    from tgen.api import find_model
+    from tgen.checkpoint.find import find_model
 
-    path = find_model(model)
+    path = find_model(model).path
     asked = Asked(
         path=path,
         device=device,

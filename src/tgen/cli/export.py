@@ -71,12 +71,12 @@ def export(
         raise UsageError("--type q8_0 is GGUF's own", "choose f32, f16 or bf16, or --to gguf")
     if to == "transformers" and out is None:
         raise UsageError("--to transformers needs --out", "name the directory to write")
-    from tgen.api import find_model
     from tgen.checkpoint import export as exporting
     from tgen.checkpoint.directory import load
+    from tgen.checkpoint.find import find_model
 
     most = exporting.MAX_SHARD_BYTES if max_shard_size is None else _n_bytes(max_shard_size)
-    path = find_model(model)
+    path = find_model(model).path
     if out is not None:
         exporting.check_target(out, path, overwrite=overwrite)
     bundle = load(path)

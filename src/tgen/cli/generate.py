@@ -4,6 +4,7 @@ import secrets
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 
 from tgen.cli import console
 from tgen.cli import sampling_options as steer
+from tgen.cli.chatting import opened, talk_with
 from tgen.cli.lines import LineReader
 from tgen.cli.loading import load_model
 from tgen.cli.options import (
@@ -44,6 +46,15 @@ def generate(
     max_new_tokens: steer.MaxNewTokens = _DEFAULT.max_new_tokens,
     seed: steer.Seed = None,
     overflow: steer.OverflowOption = _DEFAULT.overflow,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Answer the prompt, by the model's chat template.")
+    ] = False,
+    system: Annotated[
+        str | None,
+        typer.Option(
+            "--system", metavar="TEXT", show_default=False, help="What a chat begins with."
+        ),
+    ] = None,
     echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before the text.")] = False,
     samples: Annotated[
         int,
@@ -136,6 +147,9 @@ def generate(
     go to stderr. Texts of --input and --samples end with a line break each; --jsonl keeps theirs
     apart from it. docs/formats.md has the fields of JSON, in and out.
 
+    With --chat the prompt is what a user says; what it spells is never a control token. The answer
+    ends where the model's turn does, and with --interactive each line is a turn.
+
     What the model says goes through the penalties, then --bias, --ban, --require and the given
     form, then the samplers in the order of --samplers; one of the tokens left is drawn. DRY takes
     multiplier * base^(n - allowed length) from what would make a repeat of n tokens longer. Strings
@@ -148,10 +162,15 @@ def generate(
     Exit status 1 also where a row of --input was wrong, or a text is not of the given form because
     it was cut off.
     """
+    from tgen.checkpoint import generation_config
+    from tgen.checkpoint.find import find_model
+
     given = context.params
     _check_together(given)
+    path = find_model(model).path
+    advised, said = steer.advised(context, generation_config.read(path))
     sampling = steer.sampling_config(
-        given, seed=secrets.randbelow(1 << 32) if seed is None else seed
+        given | advised, seed=secrets.randbelow(1 << 32) if seed is None else seed
     )
     if save_cache:
         from tgen.checkpoint.prompt_cache import check_target
@@ -163,13 +182,20 @@ def generate(
         require_terminal()
     lines = None if input_ is None else LineReader(input_)
     data = None if lines or (interactive and prompt is None) else read_prompt(prompt)
-    path, loaded = load_model(model, device=device, threads=threads, weights=weights, quiet=quiet)
-    console.note(f"{path} · seed {sampling.seed}", quiet=quiet)
+    loaded = load_model(path, device=device, threads=threads, weights=weights, quiet=quiet)
+    for line in [f"{path} · seed {sampling.seed}", *said]:
+        console.note(line, quiet=quiet)
+    opening = opened(loaded, system) if chat else None
     if interactive:
-        converse(loaded, sampling, data or b"", kv_cache=not no_kv_cache, draft=draft)
+        talk = converse if opening is None else partial(talk_with, opening=opening)
+        talk(loaded, sampling, data or b"", kv_cache=not no_kv_cache, draft=draft)
         return
+    if chat and data and prompt in (None, "-"):  # the line break that ends a line is not said
+        data = data.removesuffix(b"\n").removesuffix(b"\r")
     writer = _writer(loaded, str(path), given)
-    requests = Requests(loaded, sampling, writer, samples=samples, echo=echo, quiet=quiet)
+    requests = Requests(
+        loaded, sampling, writer, samples=samples, echo=echo, quiet=quiet, opening=opening
+    )
     cache = None
     if lines is not None:
         requests.read(lines, jsonl=str(input_).endswith((".jsonl", ".ndjson")))
@@ -220,6 +246,9 @@ def _check_together(given: dict[str, Any]) -> None:
         "--no-kv-cache does not go with a prompt cache": given["no_kv_cache"] and caches,
         "--input does not go with a prompt cache": rows and caches,
         "--input does not go with --prompt": rows and prompt,
+        "--system is what a --chat begins with": given["system"] is not None and not given["chat"],
+        "--chat does not go with --echo": given["chat"] and given["echo"],
+        "--chat does not go with a prompt cache": given["chat"] and caches,
         "--json does not go with --jsonl": given["json_output"] and given["jsonl"],
         "--interactive writes one text after another, as text": given["interactive"]
         and (several or as_json or caches or given["echo"] or given["stats"]),

@@ -34,10 +34,10 @@ def inspect(
         typer.Option(
             "--model",
             "-m",
-            metavar="DIR",
+            metavar="NAME",
             show_default="the newest in ./models, else the shipped one",
-            help="Model directory, or the name of one in ./models; two with --view heads: what "
-            "changed from the first to the second.",
+            help="A path, or a name in ./models, the data folder, or transformers' cache; two with "
+            "--view heads: what changed from the first to the second.",
         ),
     ] = None,
     view: Annotated[
@@ -122,7 +122,7 @@ def inspect(
     (which tokens feed a position), positions (the encoding), model (its parts), training (its
     losses), verify (whether all this is what the model does).
     """
-    from tgen.api import find_model
+    from tgen.checkpoint.find import find_model
 
     views = view or [View.attention]
     outputs = {"--csv": csv, "--vega": vega, "--html": html, "--svg": svg, "--png": png}
@@ -148,13 +148,13 @@ def inspect(
         },
     )
     names: list[str | None] = [*model] if model else [None]
-    paths = [find_model(name) for name in names]
+    found = [find_model(name) for name in names]
     if views == [View.training] and not wanted:
         if prompt is not None:
             raise UsageError("--view training takes no --prompt", "leave one of the two away")
         from tgen.cli.training_output import show_training
 
-        show_training(paths[0], json_output=json_output, quiet=quiet)
+        show_training(found[0].path, json_output=json_output, quiet=quiet)
         return
     text = read_prompt(prompt) if prompt is not None or set(views) - TEXTLESS or html else None
 
@@ -177,8 +177,10 @@ def inspect(
         hide_first=hide_first,
         width=width,
     )
-    looks = [Look(load(path), text, device=device, tail=tail) for path in paths]
-    for path in paths:
+    looks = [
+        Look(load(path), text, device=device, tail=tail, found_by=rule) for path, rule in found
+    ]
+    for path, _ in found:
         console.note(f"{path}", quiet=quiet)
     if width:
         console.out.width = width

@@ -3,9 +3,9 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tgen.cli import console
 from tgen.config import Draft, SamplingConfig
@@ -33,33 +33,40 @@ def converse(
     """Asks for lines until there are no more. Ctrl-C stops a text, Ctrl-D at a new line ends."""
     from tgen.generation.draw import row_seed
 
-    with contextlib.suppress(ImportError):  # line editing and history, where there is readline
-        import readline  # noqa: F401
-    console.note("Ctrl-C stops a text, Ctrl-D ends; an empty line goes on")
+    begin("Ctrl-C stops a text, Ctrl-D ends; an empty line goes on")
     ids: list[int] = model.tokenizer.encode_prompt(text) if text else []
     cache: PromptCache | None = None
-    turn = 0
+    n_turns = 0
     if text:
         console.write(text)
-    while (line := b"" if text and not turn else _line()) is not None:
+    while (line := b"" if text and not n_turns else read_line()) is not None:
         tokenizer = model.tokenizer
         more = tokenizer.encode(line, continues=True) if ids else tokenizer.encode_prompt(line)
         ids = ids + more
-        config = replace(sampling, seed=row_seed(sampling.seed, turn))
-        turn += 1
+        config = replace(sampling, seed=row_seed(sampling.seed, n_turns))
+        n_turns += 1
         try:
             ids = ids or model.encode(b"")
             tokens = model.tokens(
                 [ids], sampling=config, kv_cache=kv_cache, draft=draft, prompt_cache=cache
             )
-            ids, cache = _turn(model, ids, tokens)
+            turn = write_turn(model, ids, tokens)
+            # After the end of a text another one begins.
+            ids, cache = ([], None) if turn.ended else (turn.ids, turn.cache)
         except UsageError as error:  # for example --overflow stop, and the context is full
             console.note(f"error: {error.message}")
             console.note("a new text begins")
             ids, cache = [], None
 
 
-def _line() -> bytes | None:
+def begin(told: str) -> None:
+    """Says how it is used; lines can be edited where there is readline."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401
+    console.note(told)
+
+
+def read_line() -> bytes | None:
     """What was typed; None at the end of input."""
     while True:
         try:
@@ -71,11 +78,20 @@ def _line() -> bytes | None:
             console.write(b"\n")
 
 
-def _turn(
-    model: "Model", ids: list[int], tokens: Iterable[Token]
-) -> tuple[list[int], "PromptCache | None"]:
-    """Writes a text; all ids so far, and what need not be computed again."""
-    text, ended, complete, last = list(ids), False, True, b""
+class Turn(NamedTuple):
+    """What the model has written."""
+
+    ids: list[int]  # all so far
+    said: bytes
+    ended: bool  # it came to the end of a text
+    cache: "PromptCache | None"  # what need not be computed again
+
+
+def write_turn(model: "Model", ids: Sequence[int], tokens: Iterable[Token]) -> Turn:
+    """Writes a text as it comes; Ctrl-C stops it."""
+    from tgen.generation.keeping import kept
+
+    text, ended, complete, said = list(ids), False, True, b""
     cache: PromptCache | None = None  # after Ctrl-C nobody knows what the engine holds
     try:
         for token, piece in model.pieces(tokens):
@@ -83,13 +99,12 @@ def _turn(
             ended, complete = token.id in model.bundle.end_ids, token.complete
             if piece:
                 console.write(piece)
-                last = piece
-        cache = model.kept(text)
+                said += piece
+        cache = kept(model.engine, text)
     except KeyboardInterrupt:
         pass
-    if not last.endswith(b"\n"):
+    if not said.endswith(b"\n"):
         console.write(b"\n")
     if not complete:
         console.note("error: the text is incomplete: give more with -n")
-    # After the end of a text another one begins.
-    return ([], None) if ended else (text, cache)
+    return Turn(text, said, ended, cache)

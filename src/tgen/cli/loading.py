@@ -22,15 +22,14 @@ def compile_ahead(device: str, *, quiet: bool) -> None:
 
 
 def load_model(
-    name: str | None, *, device: str, threads: int | None, weights: StoredAs | None, quiet: bool
-) -> tuple[Path, "Model"]:
-    """The named model, or the newest, and where it was found."""
-    from tgen.api import find_model, load
+    path: Path, *, device: str, threads: int | None, weights: StoredAs | None, quiet: bool
+) -> "Model":
+    """The model at a path that was found."""
+    from tgen.api import load
     from tgen.engine import missing_kernels, on_processor
 
-    path = find_model(name)
     missing = missing_kernels() if on_processor(device) else None
     if missing:
         console.note(f"torch computes, more slowly than compiled kernels: {missing}", quiet=quiet)
     compile_ahead(device, quiet=quiet)
-    return path, load(path, device=device, threads=threads, weights=weights)
+    return load(path, device=device, threads=threads, weights=weights)

@@ -12,9 +12,10 @@ from tgen.errors import UsageError
 
 
 def _model_names(incomplete: str) -> list[str]:
-    """For the shell: what is in ./models."""
-    folders = sorted(path.parent for path in Path("models").glob("*/config.json"))
-    return [folder.name for folder in folders if folder.name.startswith(incomplete)]
+    """For the shell: the models that are found by name."""
+    from tgen.checkpoint.find import known_names
+
+    return [name for name in known_names() if name.startswith(incomplete)]
 
 
 ModelOption = Annotated[
@@ -22,9 +23,9 @@ ModelOption = Annotated[
     typer.Option(
         "--model",
         "-m",
-        metavar="DIR",
+        metavar="NAME",
         show_default="the newest in ./models, else the shipped one",
-        help="Model directory, or the name of one in ./models.",
+        help="A path, or a name in ./models, the data folder, or transformers' cache.",
         autocompletion=_model_names,
     ),
 ]
@@ -59,6 +60,12 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing on std
 def option(name: str, help_text: str, panel: str, **more: Any) -> Any:
     """An option in a panel of the help; `name` may have a short form behind it."""
     return typer.Option(*name.split(), help=help_text, rich_help_panel=panel, **more)
+
+
+def was_given(context: typer.Context, name: str) -> bool:
+    """Whether an option was typed, and has not only its default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def read_prompt(prompt: str | None) -> bytes:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tgen.cli import console
+from tgen.cli.chatting import message
 from tgen.cli.lines import LineReader
 from tgen.cli.records import described
 from tgen.cli.rows import Entry, row_fields, row_own, row_prompt, row_sampling
@@ -15,6 +16,7 @@ from tgen.errors import UsageError
 
 if TYPE_CHECKING:
     from tgen.api import Model
+    from tgen.chat.sandbox import Message
     from tgen.generation.row import Request
     from tgen.reports import Token
 
@@ -47,8 +49,10 @@ class Requests:
         samples: int,
         echo: bool,
         quiet: bool,
+        opening: "list[Message] | None" = None,
     ) -> None:
-        self._quiet = quiet
+        """With an `opening`, perhaps empty, each prompt is what a user says after it in a chat."""
+        self._quiet, self._opening = quiet, opening
         self._model, self._sampling, self._writer = model, sampling, writer
         self._samples, self._echo = samples, echo
         self._n_rows = self._n_asked = 0
@@ -150,12 +154,12 @@ class Requests:
         sampling = row_sampling(self._sampling, given)
         if "seed" not in given:
             sampling = replace(sampling, seed=row_seed(sampling.seed, first.row))
-        ids = self._model.encode(first.prompt)
+        request = self._request(first.prompt, sampling)
+        ids = request.prompt
         if len(ids) > self._context and sampling.overflow == "slide" and not self._told:
             self._told = True
             text = f"the prompt has {len(ids)} tokens, the context {self._context}"
             self._note(first, f"{text}: only its end is seen")
-        request = self._model.request(ids, sampling)
         for sample in range(samples):
             own = replace(sampling, seed=sample_seed(sampling.seed, sample))
             entry = Entry(
@@ -175,6 +179,11 @@ class Requests:
                 self._writer.update()
                 self._ended(entry)
         self._n_rows += 1
+
+    def _request(self, prompt: bytes, sampling: SamplingConfig) -> "Request":
+        if self._opening is None:
+            return self._model.request(self._model.encode(prompt), sampling)
+        return self._model.chat_request([*self._opening, message("user", prompt)], sampling)
 
 
 def _incomplete(entry: Entry) -> str:

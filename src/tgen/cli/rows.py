@@ -15,6 +15,7 @@ _WANTED = 'give {"prompt": "..."} on a line'
 _SHORT = {"n": "max_new_tokens", "t": "temperature"}
 _OF_ALL_ROWS = (
     *("input", "model", "device", "threads", "weights", "draft", "no_kv_cache", "batch_size"),
+    *("chat", "system"),
     *("json", "jsonl", "save_cache", "load_cache", "quiet", "interactive", "stats"),
 )
 

@@ -10,6 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from tgen import files
+from tgen.checkpoint.generation_config import FILE as CONFIG_FILE
+from tgen.checkpoint.generation_config import GenerationDefaults
+from tgen.cli.options import was_given
 from tgen.config import Overflow, SamplingConfig
 from tgen.errors import TgenError, UsageError
 
@@ -167,6 +170,21 @@ def sampling_config(given: Mapping[str, Any], *, seed: int) -> SamplingConfig:
             values[field.name] = value
     with by_option():
         return SamplingConfig(**values)
+
+
+def advised(
+    context: typer.Context, defaults: GenerationDefaults
+) -> tuple[dict[str, Any], list[str]]:
+    """What the options that were not given are by generation_config.json; what to say of it."""
+    values = {
+        name: value for name, value in defaults.sampling.items() if not was_given(context, name)
+    }
+    said = [
+        "greedy" if (name, value) == ("temperature", 0) else f"{name.replace('_', '-')} {value}"
+        for name, value in values.items()
+    ]
+    lines = [f"{CONFIG_FILE}: {', '.join(said)} (flags override)"] if said else []
+    return values, lines + defaults.notes
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from tgen.cli.options import (
     ThreadsOption,
     out_directory,
     parse_settings,
+    was_given,
 )
 from tgen.config import DEFAULT_FAMILY, Family, Size, TrainConfig
 from tgen.errors import UsageError
@@ -81,8 +82,9 @@ def train(
         Path | None,
         typer.Option(
             "--from",
+            metavar="NAME",
             show_default=False,
-            help="Fine-tune the model in this directory: its tokenizer, its shape, its weights.",
+            help="Fine-tune this model, a path or a name: its tokenizer, its shape, its weights.",
         ),
     ] = None,
     size: Annotated[
@@ -168,10 +170,11 @@ def train(
     target = out_directory(out, paths)
     caught = _Signals()
     from tgen import runs
+    from tgen.checkpoint.find import find_model
     from tgen.cli.views.training import TrainingView
 
     if resume:
-        given = [name for name in _FIXED if _was_given(context, name)]
+        given = [name for name in _FIXED if was_given(context, name)]
         if given:
             raise UsageError(
                 f"--resume does not go with --{_OPTION.get(given[0], given[0]).replace('_', '-')}",
@@ -188,7 +191,7 @@ def train(
         request = runs.RunRequest(
             corpus=paths,
             out=target,
-            start_from=start_from,
+            start_from=None if start_from is None else find_model(str(start_from)).path,
             family=family,
             size=size,
             tokenizer=tokenizer,
@@ -219,17 +222,12 @@ def train(
 
 
 def _check_together(context: typer.Context, start_from: Path | None) -> None:
-    if _was_given(context, "minutes") and _was_given(context, "steps"):
+    if was_given(context, "minutes") and was_given(context, "steps"):
         raise UsageError("--minutes does not go with --steps", "give one of them")
     for name in _BROUGHT:
-        if start_from is not None and _was_given(context, name):
+        if start_from is not None and was_given(context, name):
             option = "--" + name.replace("_", "-")
             raise UsageError(f"{option} does not go with --from", "the model brings its own")
-
-
-def _was_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 class _Signals:

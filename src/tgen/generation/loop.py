@@ -9,7 +9,7 @@ With drafts a pass computes guesses too. The one sampler picks a token after eac
 picks stand up to the first that is not what was guessed: without drafts the text is the same.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
@@ -32,6 +32,12 @@ _MOST_RULES = 1000  # kept for rows to come
 Waiting = Callable[[bool], Request | None]
 
 
+def in_turn(requests: Iterable[Request]) -> Waiting:
+    """Gives one after another of those that are known."""
+    left = iter(requests)
+    return lambda _: next(left, None)
+
+
 def generate(
     engine: Engine,
     prompts: Sequence[Sequence[int]],
@@ -46,15 +52,13 @@ def generate(
 
     Row i draws by `row_seed(sampling.seed, i)`. See `generate_rows`.
     """
-    requests = iter(
-        [
-            Request(prompt, replace(sampling, seed=row_seed(sampling.seed, row)))
-            for row, prompt in enumerate(prompts)
-        ]
-    )
+    requests = [
+        Request(prompt, replace(sampling, seed=row_seed(sampling.seed, row)))
+        for row, prompt in enumerate(prompts)
+    ]
     yield from generate_rows(
         engine,
-        lambda _: next(requests, None),
+        in_turn(requests),
         n_rows=len(prompts),
         vocabulary=Vocabulary(ends=stop),
         kv_cache=kv_cache,

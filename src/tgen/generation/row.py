@@ -17,6 +17,7 @@ class Request(NamedTuple):
 
     prompt: Sequence[int]  # at least one token
     sampling: SamplingConfig
+    ends: frozenset[int] = frozenset()  # tokens that end this text, beside those that end any
 
 
 class Row:
@@ -25,7 +26,7 @@ class Row:
     def __init__(
         self, number: int, request: Request, vocabulary: Vocabulary, rules: Rules, context: int
     ) -> None:
-        prompt, sampling = request
+        prompt, sampling, self._ends = request
         if not prompt:
             raise ValueError("a prompt needs at least one token")
         self.number, self.sampling, self.place = number, sampling, 0
@@ -67,7 +68,7 @@ class Row:
     def take(self, token: int) -> tuple[bytes, Finish | None]:
         """Goes on with a token: what can be shown, and why the text ends here, if it does."""
         self.text.append(token)
-        piece = self._vocabulary.bytes_of(token)
+        piece = b"" if token in self._ends else self._vocabulary.bytes_of(token)
         if not self.rules.idle:
             self._written += piece
         shown = self._stopper.feed(piece)
@@ -78,7 +79,8 @@ class Row:
 
     def _finish(self, token: int) -> Finish | None:
         over = self._matcher is not None and self._matcher.over
-        if token in self._vocabulary.ends or self._stopper.found is not None or over:
+        ended = token in self._vocabulary.ends or token in self._ends
+        if ended or self._stopper.found is not None or over:
             return "stop"
         if self.n_new == self.sampling.max_new_tokens:
             return "length"

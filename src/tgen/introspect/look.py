@@ -48,15 +48,21 @@ class Look:
     """A model with a text. Positions count from 0, negative ones from the end."""
 
     def __init__(
-        self, bundle: ModelBundle, text: bytes | None, *, device: str = "auto", tail: bool = False
+        self,
+        bundle: ModelBundle,
+        text: bytes | None,
+        *,
+        device: str = "auto",
+        tail: bool = False,
+        found_by: str = "",
     ) -> None:
         """`tail` takes the last context_length tokens of a longer text. Without a text there are
-        only the reports of the model itself.
+        only the reports of the model itself; they say by which rule it was found.
 
         Raises UsageError if the text is empty or too long.
         """
         self.bundle, self.tokenizer, self.config = bundle, bundle.tokenizer, bundle.config
-        self.summary: ModelSummary = summarise(bundle)
+        self.summary: ModelSummary = summarise(bundle, found_by)
         ids = self.tokenizer.encode_prompt(text) if text else []
         # Tokens before those that are looked at.
         self.n_left_out = max(0, len(ids) - self.config.context_length) if tail else 0

@@ -9,7 +9,7 @@ from tgen.reports import ModelSummary
 _STORED = {"uint16": "bfloat16"}  # as NumPy holds it
 
 
-def summarise(bundle: ModelBundle) -> ModelSummary:
+def summarise(bundle: ModelBundle, found_by: str = "") -> ModelSummary:
     """The configuration, every tensor with its shape, and what they weigh."""
     config = bundle.config
     parameters = [
@@ -26,4 +26,5 @@ def summarise(bundle: ModelBundle) -> ModelSummary:
         weight_bytes=sum(array.nbytes for array in bundle.arrays.values()),
         cache_bytes_per_token=config.cache_bytes_per_token,
         attention_bytes=4 * config.n_heads * config.context_length**2,
+        found_by=found_by,
     )

@@ -188,3 +188,4 @@ class ModelSummary:
     weight_bytes: int
     cache_bytes_per_token: int
     attention_bytes: int  # one layer's weights over a whole context, float32
+    found_by: str = ""  # the rule by which its name meant this path; "": unknown

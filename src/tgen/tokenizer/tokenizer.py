@@ -19,7 +19,7 @@ from tgen.tokenizer.layout import Layout, check
 from tgen.tokenizer.spelling import BYTE_CHARACTERS, BYTE_TOKENS, byte_level, sentencepiece
 
 END_OF_TEXT, PAD = "<|endoftext|>", "<|pad|>"
-_STRAY = re.compile("[\udc80-\udcff]+")  # how surrogateescape shows bytes that are no UTF-8
+_STRAY = re.compile("([\udc80-\udcff]+)")  # how surrogateescape shows bytes that are no UTF-8
 
 
 class Tokenizer:
@@ -40,6 +40,9 @@ class Tokenizer:
         self.vocab_size = max(vocab.values()) + 1
         self._bytes, self._byte_ids = _spelled(layout, self.vocab_size)
         self.start = layout.start
+        # Tokens that are found in text as they are written; special ones have no bytes.
+        self.added = {token.content: token.id for token in layout.added}
+        self.anew = layout.prefix == "always"  # a text begins anew after each of them
         ours = vocab.get(END_OF_TEXT)
         known = [i for i in ends if i in special.values()]
         self.end_of_text = ours if not known or ours in known else known[0]
@@ -103,6 +106,25 @@ class Tokenizer:
         """How the tokenizer itself writes a token; None if there is none."""
         name: str | None = self._first.id_to_token(i)
         return name
+
+    def encode_with_added(self, text: str) -> list[tuple[int, int, int]]:
+        """As `encode`, but special tokens count: each id, and where it begins and ends in `text`,
+        in characters."""
+        found: list[tuple[int, int, int]] = []
+        at = 0
+        for n, part in enumerate(_STRAY.split(text)):
+            if n % 2:
+                strays = (self._byte_ids[ord(c) - 0xDC00] for c in part)
+                found += [(i, at + k, at + k + 1) for k, i in enumerate(strays)]
+            elif part:
+                backend = self._inner if at else self._first
+                backend.encode_special_tokens = False
+                e = backend.encode(part, add_special_tokens=False)
+                backend.encode_special_tokens = True
+                places = zip(e.ids, e.offsets, strict=True)
+                found += [(i, at + begin, at + end) for i, (begin, end) in places]
+            at += len(part)
+        return found
 
     def _encode_text(self, text: str, *, begins: bool) -> list[list[int]]:
         """Of valid UTF-8; `begins` where it is the beginning of a text."""

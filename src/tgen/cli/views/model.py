@@ -27,8 +27,9 @@ def summary_view(summary: ModelSummary) -> list[Table | Text]:
     if fields["tied_embeddings"]:
         rows.add_row("lm_head", "tied to token_embedding", "0", "")
     rows.add_row("all", "", f"{summary.n_parameters:,}", "", style="bold")
+    found = f" ({summary.found_by})" if summary.found_by else ""
     words = (
-        f"{printable(summary.path)}\n"
+        f"{printable(summary.path)}{found}\n"
         f"{summary.family}: {fields['n_layers']} layers, {fields['n_heads']} heads "
         f"({fields['n_kv_heads']} of keys), {fields['d_model']} wide, vocabulary "
         f"{fields['vocab_size']:,}, context {fields['context_length']:,}\n"

@@ -1,0 +1,44 @@
+"""A model's weights for other Python programs: arrays, tensors, a model of transformers."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from tgen.checkpoint import config_json, directory, families
+from tgen.checkpoint.dtypes import to_float32
+from tgen.errors import UsageError
+
+
+def weights(path: Path, kind: Literal["numpy", "torch"] = "numpy") -> dict[str, Any]:
+    """Every weight of the model at `path` in float32, by transformers' names."""
+    bundle = directory.load(path)
+    wide = {name: to_float32(array) for name, array in bundle.arrays.items()}
+    arrays = families.to_layout(bundle.config, wide)
+    if kind == "numpy":
+        return dict(arrays)
+    import torch
+
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def to_transformers(bundle: directory.ModelBundle) -> Any:
+    """The model as one of transformers, float32, on the processor; raises UsageError without it."""
+    if find_spec("transformers") is None:
+        raise UsageError("there is no transformers here", "pip install transformers")
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    tokenizer = bundle.tokenizer
+    described = config_json.to_json(
+        bundle.config, end_of_text=tokenizer.end_of_text, pad=tokenizer.pad
+    )
+    model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(**described))
+    known = model.state_dict()
+    named = {
+        name if name in known else f"{model.base_model_prefix}.{name}": tensor
+        for name, tensor in weights(bundle.path, "torch").items()
+    }
+    missing, unexpected = model.load_state_dict(named, strict=False)
+    assert not unexpected
+    assert set(missing) <= {"lm_head.weight"}, missing  # which is the embedding where they are tied
+    model.tie_weights()
+    return model.eval()
