@@ -1,10 +1,11 @@
 """A model's weights for other Python programs: arrays, tensors, a model of transformers."""
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from tgen.checkpoint import config_json, directory, families
+from tgen.checkpoint import directory, families
 from tgen.checkpoint.dtypes import to_float32
 from tgen.errors import UsageError
 
@@ -27,10 +28,7 @@ def to_transformers(bundle: directory.ModelBundle) -> Any:
         raise UsageError("there is no transformers here", "pip install transformers")
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    tokenizer = bundle.tokenizer
-    described = config_json.to_json(
-        bundle.config, end_of_text=tokenizer.end_of_text, pad=tokenizer.pad
-    )
+    described = json.loads(directory.descriptions(bundle.config, bundle.tokenizer)["config.json"])
     model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(**described))
     known = model.state_dict()
     named = {

@@ -33,9 +33,13 @@ _POSITIONS = ("max_position_embeddings", "n_positions")
 
 
 def to_json(
-    config: ModelConfig, *, end_of_text: int | None, pad: int | None, dtype: str = "float32"
+    config: ModelConfig,
+    *,
+    begin: int | None,
+    end: int | None,
+    pad: int | None,
 ) -> dict[str, Any]:
-    """config.json for transformers 4.57 and 5."""
+    """config.json for transformers 4.57 and 5; `begin`, `end` and `pad` are tokens."""
     family = config.family
     common: dict[str, Any] = {
         "architectures": [_CLASSES[family]],
@@ -44,9 +48,9 @@ def to_json(
         "tie_word_embeddings": config.tied_embeddings,
         "initializer_range": 0.02,
         "use_cache": True,
-        "torch_dtype": dtype,
-        "bos_token_id": end_of_text,
-        "eos_token_id": end_of_text,
+        "torch_dtype": "float32",
+        "bos_token_id": begin,
+        "eos_token_id": end,
         "pad_token_id": pad,
     }
     if family in ("classic", "gpt2"):

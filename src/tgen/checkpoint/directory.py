@@ -40,13 +40,14 @@ class ModelBundle:
 def descriptions(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, bytes]:
     """All files of a directory but the weights."""
     end, pad = tokenizer.end_of_text, tokenizer.pad
+    begin = tokenizer.start[0] if tokenizer.start else end
     # A tokenizer from elsewhere may lack some.
-    named = {"bos_token": end, "eos_token": end, "pad_token": pad}
+    named = {"bos_token": begin, "eos_token": end, "pad_token": pad}
     sampling = SamplingConfig()
     texts = {
-        "config.json": config_json.to_json(config, end_of_text=end, pad=pad),
+        "config.json": config_json.to_json(config, begin=begin, end=end, pad=pad),
         "generation_config.json": {
-            "bos_token_id": end,
+            "bos_token_id": begin,
             "eos_token_id": end,
             "pad_token_id": pad,
             "do_sample": True,
