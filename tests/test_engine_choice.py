@@ -166,6 +166,7 @@ busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in ra
 try:
     from tgen.api import Model
     from tgen.checkpoint import directory
+    from tgen.checkpoint.find import shipped_model
     from tgen.engine.cpu.engine import CpuEngine
     bundle = directory.load(shipped_model())
     model = Model(bundle, CpuEngine(bundle.config, dict(bundle.arrays), n_threads=2))
