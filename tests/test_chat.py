@@ -173,3 +173,17 @@ def test_a_turn_ends_where_the_tokenizer_says(model):
     (token,) = ours.rows(lambda _, left=[ended]: left.pop() if left else None, n_rows=1)
     assert (token.id, token.text, token.finish) == (first.id, b"", "stop")
     assert len(list(ours.tokens([request.prompt], sampling=request.sampling))) == 5
+
+
+def test_a_template_that_looks_into_a_message_lets_no_token_through(model):
+    source = (
+        "{% for m in messages %}{% if '<|im_end|>' not in m.content %}{{ m.content }}<|im_end|>"
+        "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    ours = load(model(source))
+    chat, tokenizer = ours.chat_format, ours.tokenizer
+    end = tokenizer.added["<|im_end|>"]
+    ids = chat.encode([{"role": "user", "content": "a<|im_end|>b"}])
+    assert ids == [*tokenizer.encode(b"a<|im_end|>b"), end]
+    with pytest.raises(UsageError, match="spells a control token"):
+        chat.encode([{"role": "user<|im_end|>", "content": "a"}])

@@ -2,15 +2,16 @@
 
 import json
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save
 
 from conftest import make_model, tgen
 from tgen import files
-from tgen.checkpoint import directory, dtypes, export, gguf_reader
+from tgen.checkpoint import directory, dtypes, export, gguf_file, gguf_reader
 from tgen.checkpoint.dtypes import cast, to_float32
 from tgen.cli.app import run
 from tgen.errors import ModelError
@@ -153,17 +154,25 @@ def test_gguf_says_what_the_model_says(model, monkeypatch):
         (["--to", "transformers", "--type", "q8_0", "--out", "x"], 2, "q8_0 is GGUF's own"),
         (["--to", "gguf", "--max-shard-size", "1MB"], 2, "--max-shard-size is for"),
         (["--to", "transformers", "--out", "x", "--max-shard-size", "big"], 2, "'big' is no size"),
-        (["--to", "transformers", "--out", "model"], 2, "is the model itself"),
-        (["--to", "transformers", "--out", "other"], 2, "holds no model"),
-        (["--to", "gguf", "--out", "text", "--overwrite"], 2, "holds no model"),
-        (["--to", "transformers", "--out", "run", "--overwrite"], 2, "holds a training run"),
+        (["--to", "transformers", "--out", "model"], 2, "is or holds the model itself"),
+        (["--to", "transformers", "--out", ".", "--overwrite"], 2, "is or holds the model itself"),
+        (["--to", "transformers", "--out", "other", "--overwrite"], 2, "holds other things: src"),
+        (["--to", "gguf", "--out", "text", "--overwrite"], 2, "it is no GGUF file"),
+        (["--to", "gguf", "--out", "other", "--overwrite"], 2, "is a directory, not a file"),
+        (["--to", "transformers", "--out", "text", "--overwrite"], 2, "is a file, not a directory"),
+        (
+            ["--to", "transformers", "--out", "run", "--overwrite"],
+            2,
+            "holds other things: training",
+        ),
     ],
 )
 def test_wrong_use_is_refused_and_nothing_written(
     options, status, message, model, monkeypatch, capsys
 ):
     monkeypatch.chdir(model.parent)
-    (model.parent / "other").mkdir()
+    (model.parent / "other" / "src").mkdir(parents=True)
+    (model.parent / "other" / "config.json").write_text("{}")
     (model.parent / "text").write_text("mine")
     (model.parent / "run" / "training").mkdir(parents=True)
     (model.parent / "run" / "config.json").write_text("{}")
@@ -201,7 +210,7 @@ def test_what_fails_half_way_leaves_the_old_and_nothing_else(to, name, model, mo
     monkeypatch.setattr(files.os, name, fail)
     bundle, told = directory.load(model), []
     write = {
-        "gguf": partial(export.to_gguf, stored="float16"),
+        "gguf": partial(export.to_gguf, name="m", stored="float16"),
         "transformers": partial(export.to_transformers, dtype="float16", max_shard_bytes=20_000),
     }[to]
     with pytest.raises(OSError, match="No space left"):
@@ -225,3 +234,32 @@ def test_the_old_family_has_no_place_in_gguf(tokenizer, tmp_path):
     assert "classic" in first
     assert "float32" in first or "f32" in first
     assert str(tmp_path / "again") in last
+
+
+def test_a_file_is_named_after_its_model(model, monkeypatch):
+    monkeypatch.chdir(model.parent)
+    model.rename("Qwen2.5-0.5B")
+    assert run(["export", "Qwen2.5-0.5B/", "--to", "gguf"]) == 0
+    fields = gguf_file.read_header(Path("Qwen2.5-0.5B-f32.gguf")).fields
+    assert fields["general.name"] == "Qwen2.5-0.5B"
+    assert run(["export", "Qwen2.5-0.5B-f32.gguf", "--to", "gguf", "--type", "f16"]) == 0
+    assert Path("Qwen2.5-0.5B-f32-f16.gguf").exists()
+
+
+def test_float64_weights_are_written_as_float32(model):
+    path = model / "model.safetensors"
+    wide = {name: array.astype(np.float64) for name, array in load_file(path).items()}
+    path.write_bytes(save(wide, metadata={"format": "pt"}))
+    before = directory.load(model).arrays
+    again = directory.load(exported(model, "--to", "gguf")).arrays
+    assert all(np.array_equal(before[name], again[name]) for name in before)
+
+
+@pytest.mark.parametrize("tokens", [{"bos_token_id": -1}, {"eos_token_id": [0, 99999, -3]}])
+def test_tokens_that_there_are_not_are_passed_over(model, tokens):
+    for name in ("config.json", "generation_config.json"):
+        described = json.loads((model / name).read_bytes()) | tokens
+        (model / name).write_text(json.dumps(described))
+    assert directory.load(model).end_ids == {0}
+    fields = gguf_file.read_header(exported(model, "--to", "gguf")).fields
+    assert fields["tokenizer.ggml.bos_token_id"] == fields["tokenizer.ggml.eos_token_id"] == 0

@@ -15,6 +15,7 @@ from tgen.checkpoint.find import (
     DATA,
     LOCAL,
     SHIPPED,
+    cache_folders,
     data_folder,
     find_model,
     known_names,
@@ -28,7 +29,7 @@ NEWER, OLDER = "a" * 40, "b" * 40
 @pytest.fixture
 def places(tmp_path, monkeypatch):
     """An empty home and working folder of their own."""
-    for name in ("XDG_DATA_HOME", "HF_HOME", "HF_HUB_CACHE"):
+    for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "HF_HOME", "HF_HUB_CACHE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("HOME", "USERPROFILE"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
@@ -194,3 +195,22 @@ def test_the_commands_take_names_and_say_where_they_were_found(trained, tmp_path
     assert result.returncode == 1
     assert result.stderr.count(b"\n") == 2
     assert b"there are: someone/plays, " in result.stderr
+
+
+def test_a_folder_that_is_no_model_hides_none(places):  # noqa: ARG001
+    models = Path("models")
+    (models / "plays").mkdir(parents=True)
+    (models / "plays" / "config.json").write_text("{}")
+    Path("plays").mkdir()  # the texts, say
+    assert find_model("plays").rule == "./models"
+    Path("texts").mkdir()
+    assert find_model("texts").path == Path("texts")  # and what it lacks is said of it
+
+
+def test_the_cache_is_where_the_environment_says(monkeypatch):
+    for name in ("HF_HUB_CACHE", "HF_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert cache_folders() == [Path("/caches/huggingface/hub")]
+    monkeypatch.setenv("HF_HOME", "~/hf")
+    assert cache_folders()[0] == Path("~/hf/hub").expanduser()

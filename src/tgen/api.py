@@ -202,8 +202,8 @@ class Model:
         """Pieces of text, whole characters each, as they come.
 
         `options` are the fields of SamplingConfig; what the model's generation_config.json says
-        counts for those left away. Bytes that are no UTF-8 come as U+FFFD. Whether
-        a text of a given form is complete the last Token of `tokens` says.
+        counts for those left away. Bytes that are no UTF-8 come as U+FFFD. Whether a text of a
+        given form is complete the last Token of `tokens` says.
         """
         tokens = self.tokens([self.encode(prompt)], sampling=self.sampling(**options))
         return self._pieces_of(tokens)
@@ -272,7 +272,7 @@ class Model:
 
     def weights(self, kind: Literal["numpy", "torch"] = "numpy") -> dict[str, Any]:
         """Every weight in float32, by transformers' names."""
-        return conversions.weights(self.bundle.path, kind)
+        return conversions.weights(self.bundle, kind)
 
     def to_transformers(self) -> Any:
         """The model as one of transformers, float32; raises UsageError where that is missing."""
@@ -289,7 +289,7 @@ class Model:
         stream = ([start] if start is not None else []) + ids
         self._turn += 1
         nats = surprise(self.engine, stream)
-        n_bytes = len(self.tokenizer.decode(stream))
+        n_bytes = len(raw(text))
         if not n_bytes:
             raise UsageError("there is no text to score", "give at least one byte")
         return nats / math.log(2) / n_bytes

@@ -2,18 +2,18 @@
 
 import json
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Literal
 
 from tgen.checkpoint import directory, families
+from tgen.checkpoint.directory import ModelBundle
 from tgen.checkpoint.dtypes import to_float32
 from tgen.errors import UsageError
 
 
-def weights(path: Path, kind: Literal["numpy", "torch"] = "numpy") -> dict[str, Any]:
-    """Every weight of the model at `path` in float32, by transformers' names."""
-    bundle = directory.load(path)
-    wide = {name: to_float32(array) for name, array in bundle.arrays.items()}
+def weights(bundle: ModelBundle, kind: Literal["numpy", "torch"] = "numpy") -> dict[str, Any]:
+    """Every weight in float32, by transformers' names, read again; raises ModelError where the
+    model has changed since."""
+    wide = {name: to_float32(array) for name, array in directory.reload(bundle).arrays.items()}
     arrays = families.to_layout(bundle.config, wide)
     if kind == "numpy":
         return dict(arrays)
@@ -22,7 +22,7 @@ def weights(path: Path, kind: Literal["numpy", "torch"] = "numpy") -> dict[str, 
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def to_transformers(bundle: directory.ModelBundle) -> Any:
+def to_transformers(bundle: ModelBundle) -> Any:
     """The model as one of transformers, float32, on the processor; raises UsageError without it."""
     if find_spec("transformers") is None:
         raise UsageError("there is no transformers here", "pip install transformers")
@@ -33,7 +33,7 @@ def to_transformers(bundle: directory.ModelBundle) -> Any:
     known = model.state_dict()
     named = {
         name if name in known else f"{model.base_model_prefix}.{name}": tensor
-        for name, tensor in weights(bundle.path, "torch").items()
+        for name, tensor in weights(bundle, "torch").items()
     }
     missing, unexpected = model.load_state_dict(named, strict=False)
     assert not unexpected

@@ -48,15 +48,22 @@ class ChatFormat:
         template that fails or takes too much.
         """
         given = _checked(messages)
+        for role in {message["role"] for message in given}:
+            if self._special.search(role) or self._others.search(role):
+                raise UsageError(
+                    f"the role {role[:40]!r} spells a control token", "name it plainly"
+                )
         stand_ins = self._stand_ins(message["content"] for message in given)
         marked = [self._marked(message, stand_ins) for message in given]
         both = [given] if marked == given else [given, marked]
         texts = self._sandbox.render(self._template, both)
         spans = [self._tokenizer.encode_with_added(text) for text in texts]
-        if self._control_ids(spans[0]) == self._control_ids(spans[-1]):
+        as_said = {ord(new): old for old, new in stand_ins.items()}
+        alike = texts[0] == texts[-1].translate(as_said)  # a template may look into its messages
+        if alike and self._control_ids(spans[0]) == self._control_ids(spans[-1]):
             ids = [i for i, _, _ in spans[0]]
         else:
-            ids = self._apart(texts[1], spans[1], stand_ins)
+            ids = self._apart(texts[1], spans[1], as_said)
         if not ids:
             raise UsageError("the chat template makes nothing of the messages", "say something")
         return ids
@@ -80,9 +87,8 @@ class ChatFormat:
     def _control_ids(self, spans: Iterable[_Span]) -> list[int]:
         return [i for i, _, _ in spans if i in self._controls]
 
-    def _apart(self, text: str, spans: Iterable[_Span], stand_ins: Mapping[int, str]) -> list[int]:
+    def _apart(self, text: str, spans: Iterable[_Span], as_said: Mapping[int, int]) -> list[int]:
         """The ids of a text in which control tokens are all the template's."""
-        as_said = {ord(new): old for old, new in stand_ins.items()}
         ids: list[int] = []
         start = 0
         for i, begin, end in spans:

@@ -53,22 +53,34 @@ class Sandbox:
         child = self._child if self._child and self._child.poll() is None else self._begin()
         assert child.stdin
         assert child.stdout
-        clock = threading.Timer(SECONDS, child.kill)
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
+            child.kill()
+
+        clock = threading.Timer(SECONDS, stop)
         clock.start()
         try:
             child.stdin.write(line)
             child.stdin.flush()
             found = json.loads(child.stdout.readline(_LINE))
         except (OSError, ValueError):  # it has been ended, or has ended itself
-            late = clock.finished.is_set()
             _end(child)
-            what = f"takes more than {SECONDS} s" if late else "ended the process that runs it"
+            what = (
+                f"takes more than {SECONDS} s"
+                if late.is_set()
+                else "ended the process that runs it"
+            )
             raise ModelError(f"the chat template {what}", _REMEDY) from None
         except BaseException:  # Ctrl-C: its answer would be taken for the next one's
             _end(child)
             raise
         finally:
             clock.cancel()
+            clock.join()
+            if late.is_set():  # perhaps just after the answer
+                _end(child)
         return dict(found)
 
     def _begin(self) -> subprocess.Popen[bytes]:

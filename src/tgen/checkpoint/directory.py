@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from tgen import files
@@ -128,7 +129,7 @@ def load(path: Path) -> ModelBundle:
         )
     tokenizer_text = files.read(path / "tokenizer.json", limit=_TOKENIZER_LIMIT)
     tensors.refuse_pointer(path / "tokenizer.json", tokenizer_text)
-    ends = _end_ids(path, described)
+    ends = _end_ids(path, described, config.vocab_size)
     tokenizer = Tokenizer(tokenizer_text.decode("utf-8", errors="replace"), ends=ends)
     if tokenizer.vocab_size > config.vocab_size:
         raise ModelError(
@@ -155,7 +156,19 @@ def _read_weights(path: Path, config: ModelConfig) -> dict[str, NDArray[Any]]:
     for file, header in headers.items():
         stored |= tensors.read(file, header, rename=plain)
     tensors.check_finite(path, stored)
-    return families.from_layout(config, stored)
+    plain_types = {
+        name: array.astype(np.float32) if array.dtype == np.float64 else array
+        for name, array in stored.items()
+    }
+    return families.from_layout(config, plain_types)
+
+
+def reload(bundle: ModelBundle) -> ModelBundle:
+    """The model once more; raises ModelError if it is no longer what was read."""
+    again = load(bundle.path)
+    if again.stamp != bundle.stamp:
+        raise _changed(bundle)
+    return again
 
 
 def digest(bundle: ModelBundle) -> str:
@@ -167,10 +180,13 @@ def digest(bundle: ModelBundle) -> str:
     for file in _computing(bundle.path):
         found.update(files.sha256(file))
     if _stamp(bundle.path) != bundle.stamp:
-        raise ModelError(
-            f"{str(bundle.path)!r} has changed since it was read", "begin again with the new one"
-        )
+        raise _changed(bundle)
     return found.hexdigest()
+
+
+def _changed(bundle: ModelBundle) -> ModelError:
+    message = f"{str(bundle.path)!r} has changed since it was read"
+    return ModelError(message, "begin again with the new one")
 
 
 def _bundle(
@@ -198,10 +214,11 @@ def _stamp(path: Path) -> tuple[int, ...]:
     return tuple(n for s in states for n in (s.st_ino, s.st_size, s.st_mtime_ns))
 
 
-def _end_ids(path: Path, described: Mapping[str, Any]) -> list[int]:
+def _end_ids(path: Path, described: Mapping[str, Any], vocab_size: int) -> list[int]:
     advised = generation_config.read(path).end_ids
     end: Any = described.get("eos_token_id") if advised is None else advised
-    return [i for i in (end if isinstance(end, list) else [end]) if type(i) is int]
+    listed = end if isinstance(end, list) else [end]
+    return [i for i in listed if type(i) is int and 0 <= i < vocab_size]
 
 
 def _shards(path: Path) -> list[str]:

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from tgen import files
-from tgen.checkpoint import directory, families, gguf_file, gguf_reader, gguf_tokenizer, tensors
+from tgen.checkpoint import (
+    chat_template,
+    directory,
+    families,
+    gguf_file,
+    gguf_tokenizer,
+    tensors,
+)
 from tgen.checkpoint.directory import WEIGHTS, ModelBundle
 from tgen.checkpoint.dtypes import Array, Dtype, cast, dtype_of
 from tgen.checkpoint.gguf import GgufType, check, require_package, write_gguf
@@ -47,16 +54,18 @@ def stored_as(bundle: ModelBundle) -> Dtype:
     return max(sizes, key=lambda dtype: sizes[dtype])
 
 
-def check_target(out: Path, source: Path, *, overwrite: bool) -> None:
+def check_target(out: Path, source: Path, *, to_file: bool, overwrite: bool) -> None:
     """Raises UsageError unless a model may be written to `out`: nothing but a model is lost."""
-    if not out.exists():
+    place = source.resolve()
+    if out.resolve() in (place, *place.parents):
+        raise UsageError(f"--out {out} is or holds the model itself", "give another place")
+    if not out.exists() or (out.is_dir() and not to_file and not any(out.iterdir())):
         return
-    if out.resolve() == source.resolve():
-        raise UsageError(f"--out {out} is the model itself", "give another place")
-    if not _is_model(out):
-        raise UsageError(f"--out {out} is there and holds no model", "give another place")
-    if (out / "training").exists():
-        raise UsageError(f"--out {out} holds a training run", "give another place")
+    if out.is_dir() == to_file:
+        wanted = "a directory, not a file" if to_file else "a file, not a directory"
+        raise UsageError(f"--out {out} is {wanted}", "give another place")
+    if others := _not_of_a_model(out):
+        raise UsageError(f"--out {out} holds other things: {others[0]}", "give another place")
     if not overwrite:
         raise UsageError(
             f"{out} already holds a model", "add --overwrite to replace it, or give another --out"
@@ -64,7 +73,12 @@ def check_target(out: Path, source: Path, *, overwrite: bool) -> None:
 
 
 def to_gguf(
-    bundle: ModelBundle, out: Path, *, stored: GgufType, progress: Callable[[float], None]
+    bundle: ModelBundle,
+    out: Path,
+    *,
+    name: str,
+    stored: GgufType,
+    progress: Callable[[float], None],
 ) -> None:
     """Writes one GGUF file. Raises UsageError where the package gguf is missing, ModelError or
     TokenizerError where llama.cpp has no place for the model or its tokenizer."""
@@ -76,8 +90,8 @@ def to_gguf(
         bundle.tokenizer,
         bundle.config.vocab_size,
         ends=sorted(bundle.end_ids, key=lambda i: (i != end, i)),
-        bos=_integer(described.get("bos_token_id"), end),
-        pad=_integer(described.get("pad_token_id"), bundle.tokenizer.pad),
+        bos=_token(described.get("bos_token_id"), bundle, end),
+        pad=_token(described.get("pad_token_id"), bundle, bundle.tokenizer.pad),
         chat_template=_chat_template(bundle.path),
     )
     with files.staged(out.resolve()) as place:
@@ -87,7 +101,7 @@ def to_gguf(
             bundle.arrays,
             stored=stored,
             vocabulary=vocabulary,
-            name=bundle.path.resolve().stem,
+            name=name,
             progress=progress,
         )
 
@@ -176,30 +190,31 @@ def _described(path: Path) -> dict[str, Any]:
 
 
 def _chat_template(path: Path) -> str | None:
-    """The template for conversations that comes with a model."""
-    if path.is_file():
-        found: Any = gguf_reader.chat_template(path)[0]
-    elif (path / "chat_template.jinja").is_file():
-        text = files.read(path / "chat_template.jinja", limit=_KEPT_LIMIT)
-        return text.decode("utf-8", errors="replace")
-    elif (path / "tokenizer_config.json").is_file():
-        found = directory.read_json(path / "tokenizer_config.json").get("chat_template")
-        if isinstance(found, list):  # several, each with a name
-            found = next((t.get("template") for t in found if t.get("name") == "default"), None)
-    else:
+    """The template for conversations that comes with a model, if it is one."""
+    try:
+        found = chat_template.read(path)[0]
+    except ModelError:
         return None
     return found if isinstance(found, str) else None
 
 
-def _integer(value: object, otherwise: int | None) -> int | None:
-    return value if type(value) is int else otherwise
+def _token(value: object, bundle: ModelBundle, otherwise: int | None) -> int | None:
+    known = type(value) is int and 0 <= value < bundle.tokenizer.vocab_size
+    return value if known else otherwise  # type: ignore[return-value]
 
 
-def _is_model(path: Path) -> bool:
+def _not_of_a_model(path: Path) -> list[str]:
+    """What stands there beside the files of a model."""
     if path.is_dir():
-        return (path / "config.json").exists()
+        known = {*_KEPT, NGRAMS, "config.json", f"{WEIGHTS}.index.json"}
+        entries = sorted(path.iterdir())
+        return [
+            entry.name
+            for entry in entries
+            if not entry.is_file() or (entry.name not in known and entry.suffix != ".safetensors")
+        ]
     try:
         gguf_file.read_header(path)
     except ModelError:
-        return False
-    return True
+        return ["it is no GGUF file"]
+    return []

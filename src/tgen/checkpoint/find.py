@@ -17,7 +17,7 @@ from tgen.errors import ModelError, TgenError
 
 LOCAL, DATA, SHIPPED = "./models", "the data folder", "the model that comes with tgen"
 CACHE = "the transformers cache"
-_PART = re.compile(r"\w[\w.-]*")  # of a name on the hub, and of a snapshot's
+_PART = re.compile(r"\w[\w.-]*")  # of a name on the hub
 _LISTED = 8  # names that an error tells
 
 
@@ -35,8 +35,9 @@ def find_model(name: str | None, *, models: Path = Path("models")) -> Found:
     """
     if name is None:
         return _newest(models)
-    if name.strip() and os.path.exists(name):
-        return Found(Path(name), "a path")
+    here = Found(Path(name), "a path") if name.strip() and os.path.exists(name) else None
+    if here and (here.path.is_file() or (here.path / "config.json").exists()):
+        return here
     if _is_plain(name):
         for folder, rule in ((models, LOCAL), (data_folder(), DATA)):
             if os.path.exists(folder / name):
@@ -45,6 +46,8 @@ def find_model(name: str | None, *, models: Path = Path("models")) -> Found:
             return Found(shipped_model(), SHIPPED)
         if cached := _in_cache(name):
             return Found(cached, CACHE)
+    if here:
+        return here
     raise _unknown(name, models)
 
 
@@ -77,9 +80,9 @@ def data_folder() -> Path:
 def cache_folders() -> list[Path]:
     """Where transformers keeps what it downloads."""
     own, home = os.environ.get("HF_HUB_CACHE"), os.environ.get("HF_HOME")
-    usual = Path(os.path.expanduser("~")) / ".cache" / "huggingface" / "hub"
-    given = [Path(own)] if own else []
-    return list(dict.fromkeys([*given, *([Path(home) / "hub"] if home else []), usual]))
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    named = [own or "", f"{home}/hub" if home else "", f"{caches}/huggingface/hub"]
+    return list(dict.fromkeys(Path(os.path.expanduser(name)) for name in named if name))
 
 
 def _is_plain(name: str) -> bool:

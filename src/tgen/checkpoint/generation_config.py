@@ -15,6 +15,7 @@ from tgen.errors import TgenError, UsageError
 
 FILE = "generation_config.json"
 _LIMIT = 1 << 20
+_LARGEST = 1 << 53  # whole numbers that are floats too
 _OURS = {  # theirs: ours
     "temperature": "temperature",
     "top_k": "top_k",
@@ -118,6 +119,8 @@ def _number(name: str, value: Any) -> float:
     """Raises UsageError, as SamplingConfig does for numbers that cannot be used."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise UsageError(f"{name} is {value}", "it must be a number")
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        raise UsageError(f"{name} is too large", "it must be a number of a usual size")
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

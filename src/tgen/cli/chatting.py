@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def opened(model: "Model", system: str | None) -> "list[Message]":
     """What stands before the first prompt. Raises ModelError if the model has no chat template."""
-    assert model.chat_format is not None
+    _ = model.chat_format  # it raises what is to be said before all else
     return [] if system is None else [message("system", os.fsencode(system))]
 
 

@@ -77,21 +77,23 @@ def export(
 
     most = exporting.MAX_SHARD_BYTES if max_shard_size is None else _n_bytes(max_shard_size)
     path = find_model(model).path
+    name = Path(model or path).name or path.resolve().name  # a cache's folder is called otherwise
+    name = name.removesuffix(".gguf")
     if out is not None:
-        exporting.check_target(out, path, overwrite=overwrite)
+        exporting.check_target(out, path, to_file=to == "gguf", overwrite=overwrite)
     bundle = load(path)
     stored = exporting.stored_as(bundle) if kind is None else exporting.TYPES[kind]
     short = next(name for name, long in exporting.TYPES.items() if long == stored)
     if out is None:
-        out = Path(f"{path.resolve().stem}-{short}.gguf")
-        exporting.check_target(out, path, overwrite=overwrite)
+        out = Path(f"{name}-{short}.gguf")
+        exporting.check_target(out, path, to_file=to == "gguf", overwrite=overwrite)
     n = sum(array.size for array in bundle.arrays.values())
     console.note(
         f"{path}: {bundle.config.family}, {n:,} parameters -> {out}, {to}, {short}", quiet=quiet
     )
     with console.progress("writing", quiet=quiet) as progress:
         if to == "gguf" or stored == "int8":
-            exporting.to_gguf(bundle, out, stored=stored, progress=progress)
+            exporting.to_gguf(bundle, out, name=name, stored=stored, progress=progress)
         else:
             exporting.to_transformers(
                 bundle, out, dtype=stored, max_shard_bytes=most, progress=progress
