@@ -99,7 +99,7 @@ def test_other_kinds_of_tokenizers(kind, tmp_path):
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
     template = ChatTemplate(MISTRAL, {"bos_token": "<s>", "eos_token": "</s>"})
     tokens = Tokenizer(text)
-    chat = ChatFormat(template, tokens)
+    chat = ChatFormat(template, tokens, 1 << 20)
     theirs.bos_token, theirs.eos_token = "<s>", "</s>"
     for messages in [*CHATS, user(mixed(2000))]:
         wanted = theirs.apply_chat_template(messages, chat_template=MISTRAL, return_dict=False)

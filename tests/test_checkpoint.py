@@ -60,6 +60,13 @@ def rewrite(folder: Path, change: Callable[[NDArray[Any]], NDArray[Any]]) -> Non
     path.write_bytes(tensors.serialise(arrays | {name: change(arrays[name])}))
 
 
+def add_head(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    arrays = load_file(path)
+    head = {"lm_head.weight": np.ones((300, 32), np.float32)}
+    path.write_bytes(tensors.serialise(arrays | head))
+
+
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 DAMAGE = {
     "no directory": lambda d: shutil.rmtree(d),
@@ -125,6 +132,16 @@ DAMAGE = {
     "weights that are whole numbers": lambda d: rewrite(d, lambda a: a.astype(np.int32)),
     "a weight that is NaN": lambda d: rewrite(d, lambda a: a * np.float32("nan")),
     "a weight that is infinite": lambda d: rewrite(d, lambda a: a + np.float32("inf")),
+    "a head that is not the embedding it is tied to": lambda d: add_head(d),
+    "rope parameters that disagree": lambda d: edit(
+        d / "config.json", rope_theta=123.0, scale_attn_weights=False
+    ),
+    "rope parameters that are a list": lambda d: edit(
+        d / "config.json", rope_parameters=[1], scale_attn_weights=False
+    ),
+    "an index that is missing": lambda d: (d / "model.safetensors").rename(
+        d / "model-00001-of-00002.safetensors"
+    ),
     "a transposed weight": lambda d: rewrite(d, lambda a: np.ascontiguousarray(a.T)),
     "no tokenizer": lambda d: (d / "tokenizer.json").unlink(),
     "a broken tokenizer": lambda d: (d / "tokenizer.json").write_text("{"),

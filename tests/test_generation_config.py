@@ -110,7 +110,7 @@ def test_the_command_follows_says_so_and_flags_override(model, capsysbinary):
     assert said == [
         f"{FILE}: temperature 0.6, top-k 12, top-p 0.95, min-p 0.05, repetition-penalty 1.1, "
         "no-repeat-ngram 3, max-new-tokens 9 (flags override)",
-        f"{FILE}: not followed, tgen has no such thing: num_beams 2",
+        f"{FILE}: not followed: num_beams 2",
     ]
     assert run([*base, "-t", "0.8", "-n", "4"]) == 0
     assert f"{FILE}: top-k 12".encode() in capsysbinary.readouterr().err

@@ -117,7 +117,8 @@ class Model:
         from tgen.chat.format import ChatFormat
         from tgen.chat.template import read as read_template
 
-        return ChatFormat(read_template(self.bundle.path), self.tokenizer)
+        length = self.engine.context_length
+        return ChatFormat(read_template(self.bundle.path), self.tokenizer, length)
 
     def request(
         self, prompt: Sequence[int], sampling: SamplingConfig, ends: frozenset[int] = frozenset()

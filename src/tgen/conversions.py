@@ -12,11 +12,15 @@ from tgen.errors import UsageError
 
 def weights(bundle: ModelBundle, kind: Literal["numpy", "torch"] = "numpy") -> dict[str, Any]:
     """Every weight in float32, by transformers' names, read again; raises ModelError where the
-    model has changed since."""
+    model has changed since, UsageError for another `kind`."""
+    if kind not in ("numpy", "torch"):
+        raise UsageError(f"weights of kind {kind!r} are unknown", "ask for numpy or torch")
     wide = {name: to_float32(array) for name, array in directory.reload(bundle).arrays.items()}
-    arrays = families.to_layout(bundle.config, wide)
+    stored = families.to_layout(bundle.config, wide)
+    prefix = "transformer." if bundle.config.family in ("classic", "gpt2") else ""  # files lack it
+    arrays = {name if name == "lm_head.weight" else prefix + name: a for name, a in stored.items()}
     if kind == "numpy":
-        return dict(arrays)
+        return arrays
     import torch
 
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -30,12 +34,7 @@ def to_transformers(bundle: ModelBundle) -> Any:
 
     described = json.loads(directory.descriptions(bundle.config, bundle.tokenizer)["config.json"])
     model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(**described))
-    known = model.state_dict()
-    named = {
-        name if name in known else f"{model.base_model_prefix}.{name}": tensor
-        for name, tensor in weights(bundle, "torch").items()
-    }
-    missing, unexpected = model.load_state_dict(named, strict=False)
+    missing, unexpected = model.load_state_dict(weights(bundle, "torch"), strict=False)
     assert not unexpected
     assert set(missing) <= {"lm_head.weight"}, missing  # which is the embedding where they are tied
     model.tie_weights()

@@ -130,6 +130,10 @@ def staged(path: Path) -> Iterator[Path]:
             if old.exists():
                 os.rename(old, path)
             raise
+    except OSError as error:
+        if error.filename:  # what was asked for, not the temporary file
+            error.filename = str(path)
+        raise
     finally:
         remove(temporary)
     remove(old)

@@ -27,7 +27,8 @@ _Span = tuple[int, int, int]  # an id, and where in the text it begins and ends
 class ChatFormat:
     """How one model's conversations are written."""
 
-    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer) -> None:
+    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, context_length: int) -> None:
+        self._context_length = context_length
         self._template, self._tokenizer = template, tokenizer
         self._sandbox = Sandbox()
         added = {name: i for name, i in tokenizer.added.items() if name.strip()}
@@ -66,6 +67,11 @@ class ChatFormat:
             ids = self._apart(texts[1], spans[1], as_said)
         if not ids:
             raise UsageError("the chat template makes nothing of the messages", "say something")
+        if len(ids) > self._context_length:  # what was said first must not slide away unnoticed
+            raise UsageError(
+                f"the conversation has {len(ids):,} tokens, the context {self._context_length:,}",
+                "say less, or begin a new one",
+            )
         return ids
 
     def _stand_ins(self, contents: Iterable[str]) -> dict[int, str]:

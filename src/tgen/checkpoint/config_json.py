@@ -179,7 +179,7 @@ def _read_old(family: str, json: Mapping[str, Any]) -> dict[str, Any]:
 def _read_modern(family: str, json: Mapping[str, Any]) -> dict[str, Any]:
     _refuse(json, hidden_act="silu", use_sliding_window=False, partial_rotary_factor=1.0)
     d_model, n_heads = _integer(json, *_WIDTH), _integer(json, *_HEADS)
-    rope = dict(json.get("rope_parameters") or json.get("rope_scaling") or {})
+    rope = _rope(json)
     _refuse(rope, partial_rotary_factor=1.0)
     head_dim = json.get("head_dim") or (128 if family == "qwen3" else d_model // n_heads)
     found = _biases(family, json)
@@ -204,9 +204,32 @@ def _read_modern(family: str, json: Mapping[str, Any]) -> dict[str, Any]:
         "head_dim": _integer({"head_dim": head_dim}, "head_dim"),
         "tied_embeddings": bool(json.get("tie_word_embeddings", False)),
         "norm_eps": float(json.get("rms_norm_eps", 1e-6)),
-        "rope_theta": float(rope.get("rope_theta", json.get("rope_theta", 10_000.0))),
+        "rope_theta": _theta(rope, json),
         "rope_scaling": _scaling(rope),
     }
+
+
+def _rope(json: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Version 5's rope_parameters, else version 4's two keys; both must mean the same."""
+    older, newer = json.get("rope_scaling") or {}, json.get("rope_parameters") or {}
+    if not isinstance(older, dict) or not isinstance(newer, dict):
+        raise ModelError("config.json's rope parameters are no object", "the file is damaged")
+    if not newer:
+        return older
+    theta = json.get("rope_theta", newer.get("rope_theta"))
+    if newer.get("rope_theta", theta) != theta or (older and _scaling(older) != _scaling(newer)):
+        raise ModelError(
+            "config.json's rope_parameters and its rope_theta or rope_scaling disagree",
+            "leave rope_parameters alone there, or the other two",
+        )
+    return newer
+
+
+def _theta(rope: Mapping[str, Any], json: Mapping[str, Any]) -> float:
+    value = rope.get("rope_theta", json.get("rope_theta", 10_000.0))
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise ModelError(f"config.json has rope_theta={value!r}", "rope_theta must be a number")
+    return float(value)
 
 
 def _biases(family: str, json: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from tgen.errors import ModelError, TgenError
 from tgen.tokenizer import Tokenizer
 
 WEIGHTS = "model.safetensors"
+_HEAD = "lm_head.weight"
 _CONFIG_LIMIT, _TOKENIZER_LIMIT = 1 << 20, 64 << 20
 _SHARD = re.compile(r"^[A-Za-z0-9][\w.-]{0,200}\.safetensors$")
 
@@ -145,7 +146,7 @@ def _read_weights(path: Path, config: ModelConfig) -> dict[str, NDArray[Any]]:
     headers = {path / shard: tensors.read_header(path / shard) for shard in _shards(path)}
     plain = families.plain_name
     families.check(config, {plain(n): e.shape for h in headers.values() for n, e in h.items()})
-    used = {name for row in families.rows(config) for name in row.theirs}
+    used = {name for row in families.rows(config) for name in row.theirs} | {_HEAD}
     headers = {
         file: {n: entry for n, entry in header.items() if plain(n) in used}
         for file, header in headers.items()
@@ -156,6 +157,16 @@ def _read_weights(path: Path, config: ModelConfig) -> dict[str, NDArray[Any]]:
     for file, header in headers.items():
         stored |= tensors.read(file, header, rename=plain)
     tensors.check_finite(path, stored)
+    embedding = families.rows(config)[0].theirs[0]
+    if (
+        config.tied_embeddings
+        and _HEAD in stored
+        and not np.array_equal(stored[_HEAD], stored[embedding])
+    ):
+        raise ModelError(
+            f"{str(path)!r}: {_HEAD} is not {embedding}, and config.json says that they are tied",
+            "set tie_word_embeddings to false there if the head is to count",
+        )
     plain_types = {
         name: array.astype(np.float32) if array.dtype == np.float64 else array
         for name, array in stored.items()
@@ -241,6 +252,8 @@ def _shards(path: Path) -> list[str]:
 
 
 def _missing_hint(path: Path) -> str:
+    if any(path.glob("*-of-*.safetensors")):
+        return f"its weights are in shards: fetch {WEIGHTS}.index.json too"
     if (path / "training" / "run.json").exists():
         return (
             f"no weights were saved yet: `tgen train --resume --out {path}` goes on; if it failed, "

@@ -5,6 +5,7 @@ being used.
 """
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,7 @@ def _understood(found: dict[str, Any]) -> GenerationDefaults:
         if name in found and found[name] is not False and found[name] not in off
     ]
     if others:
-        notes.append(f"{FILE}: not followed, tgen has no such thing: {', '.join(others)}")
+        notes.append(f"{FILE}: not followed: {', '.join(others)}")
     return GenerationDefaults(SamplingOptions(**sampling), ids or None, notes)  # type: ignore[typeddict-item]
 
 
@@ -119,7 +120,7 @@ def _number(name: str, value: Any) -> float:
     """Raises UsageError, as SamplingConfig does for numbers that cannot be used."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise UsageError(f"{name} is {value}", "it must be a number")
-    if isinstance(value, int) and abs(value) > _LARGEST:
+    if _LARGEST < abs(value) < math.inf:
         raise UsageError(f"{name} is too large", "it must be a number of a usual size")
     return int(value) if isinstance(value, float) and value.is_integer() else value
 

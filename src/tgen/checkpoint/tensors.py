@@ -29,6 +29,9 @@ _DTYPES = {
     "U16": "<u2",
     "U32": "<u4",
     "BOOL": "?",
+    **dict.fromkeys(("I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), "u1"),  # known, so that they are named
+    "I16": "<i2",
+    "U64": "<u8",
 }
 _FLOATS = {"F32", "F16", "BF16", "F64"}
 _CHECKED = 1 << 20  # numbers that are looked at together

@@ -20,7 +20,7 @@ def export(
         str,
         typer.Argument(
             metavar="DIR",
-            help="Model directory, the name of one in ./models, or a GGUF file.",
+            help="Model: a directory, a name (see the manual), or a GGUF file.",
         ),
     ],
     to: Annotated[
@@ -33,7 +33,7 @@ def export(
         Literal["f32", "f16", "bf16", "q8_0"] | None,
         typer.Option(
             "--type",
-            show_default="as it is stored",
+            show_default="as it is stored, q8_0 as f32",
             help="How weights are stored; with --to gguf only matrices. q8_0: GGUF's 8 bits.",
         ),
     ] = None,
@@ -69,6 +69,8 @@ def export(
         raise UsageError("--max-shard-size is for --to transformers", "GGUF is one file")
     if to == "transformers" and kind == "q8_0":
         raise UsageError("--type q8_0 is GGUF's own", "choose f32, f16 or bf16, or --to gguf")
+    if str(out) == "-":
+        raise UsageError("--out - cannot be written to", "name a file or a directory")
     if to == "transformers" and out is None:
         raise UsageError("--to transformers needs --out", "name the directory to write")
     from tgen.checkpoint import export as exporting
@@ -107,10 +109,11 @@ def export(
 
 def _n_bytes(text: str) -> int:
     """200MB, 1GiB or 5000000 -> bytes."""
-    match = re.fullmatch(r"(\d{1,15})\s*(|K|M|G|KI|MI|GI)B?", text.strip().upper())
-    if not match or not int(match[1]):
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*(|K|M|G|KI|MI|GI)B?", text.strip().upper())
+    n_bytes = int(float(match[1]) * _UNITS[match[2]]) if match else 0
+    if not n_bytes:
         raise UsageError(f"--max-shard-size {text!r} is no size", "for example 200MB or 2GiB")
-    return int(match[1]) * _UNITS[match[2]]
+    return n_bytes
 
 
 def _size(path: Path) -> int:

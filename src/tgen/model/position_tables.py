@@ -18,10 +18,10 @@ def sinusoid(context_length: int, d_model: int) -> Table:
     return both.reshape(context_length, d_model).astype(np.float32)
 
 
-def rotary_tables(config: ModelConfig) -> tuple[Table, Table]:
-    """Cosines and sines, (context_length, D/2), of the angles that turn queries and keys (Su et al.
-    2021), stretched where a scaling is given; as in Llama 3: long wavelengths by `factor`, short
-    ones not at all."""
+def rotary_tables(config: ModelConfig, n: int | None = None) -> tuple[Table, Table]:
+    """Cosines and sines, (n, D/2), of the first `n` positions, or of the whole context: of the
+    angles that turn queries and keys (Su et al. 2021), stretched where a scaling is given; as in
+    Llama 3: long wavelengths by `factor`, short ones not at all."""
     D, scaling = config.head_dim, config.rope_scaling
     exponents = np.arange(0, D, 2, dtype=np.float64) / D
     frequencies = (1.0 / config.rope_theta**exponents).astype(np.float32)
@@ -32,6 +32,6 @@ def rotary_tables(config: ModelConfig) -> tuple[Table, Table]:
         span = scaling.high_freq_factor - scaling.low_freq_factor
         share = np.clip((turns - scaling.low_freq_factor) / span, 0, 1)
         frequencies = frequencies * share + frequencies / scaling.factor * (1 - share)
-    positions = np.arange(config.context_length, dtype=np.float32)[:, None]
+    positions = np.arange(n or config.context_length, dtype=np.float32)[:, None]
     angles = positions * frequencies.astype(np.float32)
     return np.cos(angles), np.sin(angles)

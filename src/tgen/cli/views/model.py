@@ -28,6 +28,8 @@ def summary_view(summary: ModelSummary) -> list[Table | Text]:
         rows.add_row("lm_head", "tied to token_embedding", "0", "")
     rows.add_row("all", "", f"{summary.n_parameters:,}", "", style="bold")
     found = f" ({summary.found_by})" if summary.found_by else ""
+    n = fields["sliding_window"]
+    window = f", each token sees the last {n:,}" if n else ""
     words = (
         f"{printable(summary.path)}{found}\n"
         f"{summary.family}: {fields['n_layers']} layers, {fields['n_heads']} heads "
@@ -35,7 +37,7 @@ def summary_view(summary: ModelSummary) -> list[Table | Text]:
         f"{fields['vocab_size']:,}, context {fields['context_length']:,}\n"
         f"{fields['position']} positions, {fields['norm']} "
         f"{'after' if fields['post_norm'] else 'before'} each part, {fields['activation']}"
-        f", {fields['d_ff']} wide in the feed-forward\n"
+        f", {fields['d_ff']} wide in the feed-forward{window}\n"
         f"{summary.weight_bytes / _MIB:.1f} MiB of weights, "
         f"{summary.cache_bytes_per_token:,} bytes of KV cache a token, "
         f"{summary.attention_bytes / _MIB:.1f} MiB for a layer's attention weights over a whole "

@@ -29,6 +29,11 @@ class Cache:
         """Bytes of the keys and values of the tokens held (not of the room around them)."""
         return sum(self.lengths) * self.config.cache_bytes_per_token
 
+    @property
+    def capacity(self) -> int:
+        """Tokens that a row has room for."""
+        return int(self.values.shape[3])
+
     def make_room(self, n_tokens: int) -> None:
         """Lets every row hold this many tokens."""
         n_rows, capacity = self.values.shape[1], self.values.shape[3]

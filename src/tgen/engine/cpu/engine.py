@@ -45,6 +45,7 @@ class CpuEngine:
         self._job = np.zeros(layout.JOB_SIZE, np.int64)
         self._tokens = np.zeros((_TOGETHER, layout.TOKEN_COLUMNS), np.int64)
         self._buffers: dict[int, Array] = {layout.TOKENS_AT: self._tokens}
+        self._n_angles = 0
         self._make_buffers()
         self._set(self._weights.facts() | {layout.N_THREADS: n_threads})
 
@@ -80,6 +81,7 @@ class CpuEngine:
         after = lengths_after(before, counts, self.context_length)
         self._cache.make_room(max(after))
         self._set(self._cache.facts())
+        self._reach(self._cache.capacity)
         all_ids = np.concatenate([np.asarray(row, np.int64) for row in tokens])
         if all_ids.min() < 0 or all_ids.max() >= self.config.vocab_size:
             raise IndexError(f"a token is outside the vocabulary of {self.config.vocab_size}")
@@ -138,6 +140,14 @@ class CpuEngine:
         for name, value in facts.items():
             self._job[name] = value
 
+    def _reach(self, n: int) -> None:
+        """Has the angles of `n` positions: of a long context most are never needed."""
+        if self.config.position == "rotary" and n > self._n_angles:
+            self._n_angles = n
+            cos, sin = rotary_tables(self.config, n)
+            self._buffers |= {layout.COS_AT: cos, layout.SIN_AT: sin}
+            self._set({layout.COS_AT: cos.ctypes.data, layout.SIN_AT: sin.ctypes.data})
+
     def _make_buffers(self) -> None:
         config = self.config
         width, feed, head = whole(config.d_model), whole(config.d_ff), whole(config.head_dim)
@@ -155,13 +165,10 @@ class CpuEngine:
         local = whole(scores + config.context_length) + 1024
         self._buffers[layout.LOCAL_AT] = np.zeros((self._n_threads, local), np.float32)
         self._positions = None
-        if config.position == "rotary":
-            tables = rotary_tables(config)
-            self._buffers[layout.COS_AT], self._buffers[layout.SIN_AT] = tables
-        elif config.position == "learned":
+        if config.position == "learned":
             assert self._weights.positions is not None
             self._positions = to_float32(self._weights.positions)
-        else:
+        elif config.position == "sinusoidal":
             self._positions = sinusoid(config.context_length, config.d_model)
         self._set({name: buffer.ctypes.data for name, buffer in self._buffers.items()})
         largest = max(config.d_ff * width, config.d_model * feed, max(sizes.values()) * width)
