@@ -37,7 +37,7 @@ def exported(folder, tokenizer, family="llama", *, stored="float32", **values):
     model = make_model(family, vocab_size=tokenizer.vocab_size + 2, **values)
     directory.save(folder / "model", model.config, tokenizer, model.to_arrays())
     bundle = directory.load(folder / "model")
-    export.to_gguf(bundle, folder / "model.gguf", stored=stored, progress=lambda _: None)
+    export.to_gguf(bundle, folder / "model.gguf", name="it", stored=stored, progress=lambda _: None)
     return bundle, folder / "model.gguf"
 
 

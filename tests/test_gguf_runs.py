@@ -58,7 +58,7 @@ def exported(tmp_path, tokenizer, family, *, stored="float32", **values):
     directory.save(tmp_path / "model", model.config, tokenizer, model.to_arrays())
     bundle = directory.load(tmp_path / "model")
     path = tmp_path / "model.gguf"
-    export.to_gguf(bundle, path, stored=stored, progress=lambda _: None)
+    export.to_gguf(bundle, path, name="it", stored=stored, progress=lambda _: None)
     return tmp_path / "model", llama(path)
 
 
@@ -171,7 +171,9 @@ def test_what_is_not_said_or_in_older_words_means_the_same_there(
 def test_the_shipped_model_says_the_same_there(tmp_path):
     ours = api.load(shipped_model(), device="cpu", threads=1)
     bundle = directory.load(shipped_model())
-    export.to_gguf(bundle, tmp_path / "it.gguf", stored="float32", progress=lambda _: None)
+    export.to_gguf(
+        bundle, tmp_path / "it.gguf", name="it", stored="float32", progress=lambda _: None
+    )
     theirs = llama(tmp_path / "it.gguf")
     for text in ("What is", "KING RICHARD:\n", "\n\n  The 3 houses"):
         said = theirs.create_completion(text, max_tokens=50, temperature=0)["choices"][0]["text"]
