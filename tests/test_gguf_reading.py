@@ -1,7 +1,7 @@
 """A GGUF file as a model: what export wrote, what others write, and what is no model."""
 
-import json
 import struct
+import sys
 
 import numpy as np
 import pytest
@@ -9,15 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tokenizer_files
 from conftest import TEXT, make_model, tgen
 from tgen import api
 from tgen.checkpoint import directory, export, gguf_file, gguf_stretch, gguf_tokenizer
 from tgen.checkpoint.gguf import write_gguf
 from tgen.config import RopeScaling
-from tgen.errors import ModelError, TgenError, TokenizerError, UsageError
+from tgen.errors import ModelError, TgenError, UsageError
 from tgen.model.transformer import Transformer
-from tgen.tokenizer import Tokenizer, train_bpe, train_char
+from tgen.tokenizer import train_bpe, train_char
 
 gguf = pytest.importorskip("gguf", reason="NO GGUF: nothing shows that what is written is read")
 
@@ -38,7 +37,7 @@ def exported(folder, tokenizer, family="llama", *, stored="float32", **values):
     model = make_model(family, vocab_size=tokenizer.vocab_size + 2, **values)
     directory.save(folder / "model", model.config, tokenizer, model.to_arrays())
     bundle = directory.load(folder / "model")
-    export.to_gguf(bundle, folder / "model.gguf", stored=stored, progress=lambda _: None)
+    export.to_gguf(bundle, folder / "model.gguf", name="it", stored=stored, progress=lambda _: None)
     return bundle, folder / "model.gguf"
 
 
@@ -150,45 +149,6 @@ def test_a_file_is_a_model_wherever_a_directory_is(tokenizer, tmp_path):
         directory.digest(from_file.bundle)
 
 
-def fields_of(tokenizer, **other):
-    end = tokenizer.end_of_text or 0
-    vocabulary = gguf_tokenizer.to_fields(tokenizer, tokenizer.vocab_size, ends=[end])
-    fields = {
-        "model": vocabulary.model,
-        "pre": vocabulary.pre,
-        "tokens": vocabulary.tokens,
-        "token_type": vocabulary.types,
-        "merges": vocabulary.merges,
-        "add_bos_token": vocabulary.add_bos,
-        **{f"{name}_token_id": i for name, i in vocabulary.ids.items()},
-    }
-    return {f"tokenizer.ggml.{key}": value for key, value in (fields | other).items()}
-
-
-@pytest.mark.parametrize(
-    ("other", "reason"),
-    [
-        ({"model": "llama"}, "of kind 'llama'"),
-        ({"pre": "falcon"}, "cuts words by 'falcon'"),
-        ({"pre": 3}, "cuts words by 3"),
-        ({"tokens": ["a", 1]}, "no list of tokens"),
-        ({"merges": None}, "no list of merges"),
-        ({"token_type": [1]}, "do not fit"),
-    ],
-)
-def test_other_tokenizers_are_refused_by_name(other, reason, tokenizer):
-    with pytest.raises(ModelError, match=reason):
-        gguf_tokenizer.to_json(fields_of(tokenizer, **other))
-
-
-def test_a_token_before_every_text_goes_both_ways(tokenizer):
-    text, ends = gguf_tokenizer.to_json(fields_of(tokenizer, add_bos_token=True, bos_token_id=0))
-    again = gguf_tokenizer.to_fields(Tokenizer(text), 300, ends=ends)
-    assert again.add_bos
-    assert again.ids == {"eos": 0, "bos": 0}
-    assert not gguf_tokenizer.to_fields(tokenizer, 300, ends=[0]).add_bos
-
-
 def change(data, key, value):
     """A number of a field, given by the key, as another."""
     place = data.index(key) + len(key) + 4
@@ -267,44 +227,52 @@ def test_without_the_package_plain_types_are_read_and_others_refused(
     assert error.value.hint == "pip install 'tgen-lm[gguf]'"
 
 
-def test_a_word_that_no_merge_makes_is_looked_up_whole_where_its_name_says_so(tokenizer):
-    described = json.loads(tokenizer.json)
-    i = described["model"]["vocab"]["Ġzzz"] = len(described["model"]["vocab"])
-    for whole_words, name in ((False, "smaug-bpe"), (True, "llama-bpe")):
-        described["model"]["ignore_merges"] = whole_words
-        wanted = Tokenizer(json.dumps(described))
-        assert (wanted.encode(b"a zzz") == [wanted.encode(b"a")[0], i]) is whole_words
-        fields = fields_of(wanted)
-        assert fields["tokenizer.ggml.pre"] == name
-        assert Tokenizer(gguf_tokenizer.to_json(fields)[0]).encode(b"a zzz") == wanted.encode(
-            b"a zzz"
-        )
+def test_linear_stretching_is_read_under_its_older_name(tokenizer, tmp_path, monkeypatch):
+    def add(writer, factor):
+        writer.add_float32(f"{writer.arch}.rope.scale_linear", factor)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_rope_scaling_factor", add)
+    scaling = RopeScaling(kind="linear", factor=2.5)
+    _, path = exported(tmp_path, tokenizer, "qwen2", rope_scaling=scaling)
+    assert directory.load(path).config.rope_scaling == scaling
 
 
-def test_tokenizers_that_llama_cpp_would_not_follow_are_refused(tokenizer):
-    def with_pre(part):
-        return Tokenizer(json.dumps(json.loads(tokenizer.json) | part))
-
-    split = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}
-    for part in ({"pre_tokenizer": split}, {"normalizer": {"type": "NFC"}}):
-        with pytest.raises(TokenizerError, match="GGUF has no"):
-            gguf_tokenizer.to_fields(with_pre(part), 300, ends=[0])
-    with pytest.raises(TokenizerError, match="no token that ends"):
-        gguf_tokenizer.to_fields(tokenizer, 300, ends=[])
+def text(value):
+    return struct.pack("<Q", len(value)) + value
 
 
-@pytest.mark.parametrize("name", tokenizer_files.files())
-def test_tokenizers_from_elsewhere_come_back_or_are_refused(name):
-    tokenizer = Tokenizer(json.dumps(tokenizer_files.files()[name][0]))
-    known = {"gpt2": "gpt-2", "llama3": "llama-bpe", "thinking": "qwen2"}
-    known |= {same: same for same in ("qwen2", "smollm")}
-    if name not in known:
-        with pytest.raises(TokenizerError, match=r"GGUF has no name|sentencepiece's kind"):
-            fields_of(tokenizer)
-        return
-    fields = fields_of(tokenizer)
-    assert fields["tokenizer.ggml.pre"] == known[name]
-    text, ends = gguf_tokenizer.to_json(fields)
-    again, mixed = Tokenizer(text, ends=ends), tokenizer_files.mixed(100_000).encode()
-    assert again.encode(mixed) == tokenizer.encode(mixed)
-    assert again.encode_prompt(b"x") == tokenizer.encode_prompt(b"x")
+def header(*fields):
+    """A file of fields alone: each a name, the number of its kind, and its value."""
+    return (
+        b"GGUF"
+        + struct.pack("<IQQ", 3, 0, len(fields))
+        + b"".join(text(name) + struct.pack("<I", kind) + value for name, kind, value in fields)
+    )
+
+
+def test_numbers_in_a_header_take_no_more_room_than_there(tmp_path):
+    path, n = tmp_path / "m.gguf", 100_000
+    numbers = np.arange(n, dtype="<f4")
+    path.write_bytes(header((b"a", 9, struct.pack("<IQ", 6, n) + numbers.tobytes())))
+    found = gguf_file.read_header(path).fields["a"]
+    assert sys.getsizeof(found) < 1.1 * numbers.nbytes
+    assert list(found) == list(numbers)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ([(b"a", 9, struct.pack("<IQ", 6, 9) + bytes(36))], "a list of 9 values"),
+        ([(b"a", 9, struct.pack("<IQ", 8, 8) + bytes(64))], "more than 8 names and texts"),
+        ([(b"%d" % i, 7, b"\1") for i in range(9)], "more than 8 names and texts"),
+        ([(b"a", 8, text(b"b" * 1001))], "no end of its header"),
+        ([(b"general.alignment", 8, text(b"b" * 900))], "alignment='b"),
+    ],
+)
+def test_a_header_costs_little_whatever_it_says(fields, reason, tmp_path, monkeypatch):
+    monkeypatch.setattr(gguf_file, "_MAX_TEXTS", 8)
+    monkeypatch.setattr(gguf_file, "_MAX_HEADER", 1000)
+    (tmp_path / "m.gguf").write_bytes(header(*fields))
+    with pytest.raises(ModelError, match=reason) as error:
+        gguf_file.read_header(tmp_path / "m.gguf")
+    assert len(error.value.message) < len(str(tmp_path)) + 250

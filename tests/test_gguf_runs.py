@@ -3,6 +3,7 @@
 import ctypes
 import json
 from itertools import islice
+from unicodedata import normalize
 
 import numpy as np
 import pytest
@@ -10,13 +11,14 @@ import pytest
 from conftest import TEXT, make_model
 from tgen import api
 from tgen.checkpoint import directory, export, gguf_words
+from tgen.checkpoint.find import shipped_model
 from tgen.config import RopeScaling, SamplingConfig
 from tgen.tokenizer import Tokenizer, train_bpe, train_char
 
 llama_cpp = pytest.importorskip(
     "llama_cpp", reason="NO LLAMA.CPP: nothing shows that it runs our GGUF"
 )
-pytest.importorskip("gguf", reason="NO GGUF: nothing shows that llama.cpp runs ours")
+gguf = pytest.importorskip("gguf", reason="NO GGUF: nothing shows that llama.cpp runs ours")
 pytestmark = pytest.mark.slow
 
 TEXTS = {
@@ -56,7 +58,7 @@ def exported(tmp_path, tokenizer, family, *, stored="float32", **values):
     directory.save(tmp_path / "model", model.config, tokenizer, model.to_arrays())
     bundle = directory.load(tmp_path / "model")
     path = tmp_path / "model.gguf"
-    export.to_gguf(bundle, path, stored=stored, progress=lambda _: None)
+    export.to_gguf(bundle, path, name="it", stored=stored, progress=lambda _: None)
     return tmp_path / "model", llama(path)
 
 
@@ -72,6 +74,14 @@ def llama(path):
         flash_attn=False,
         verbose=False,
     )
+
+
+def logits(theirs, ids, ours):
+    """(V,): llama.cpp's after these ids."""
+    theirs.eval(ids)
+    place = llama_cpp.llama_get_logits_ith(theirs._ctx.ctx, -1)
+    n = ours.bundle.config.vocab_size
+    return np.array(ctypes.cast(place, ctypes.POINTER(ctypes.c_float * n)).contents)
 
 
 @pytest.mark.parametrize(("family", "values"), MODELS)
@@ -98,13 +108,9 @@ def test_its_logits_are_ours(tokenizer, family, values, tmp_path):
     path, theirs = exported(tmp_path, tokenizer, family, **values)
     ours = api.load(path, device="cpu", threads=1)
     ids = tokenizer.encode(TEXT)[:100]
-    theirs.eval(ids)
-    place = llama_cpp.llama_get_logits_ith(theirs._ctx.ctx, -1)
-    n = ours.bundle.config.vocab_size
-    found = np.array(ctypes.cast(place, ctypes.POINTER(ctypes.c_float * n)).contents)
     # ggml looks its GELU up in a table of float16 numbers
     close = 2e-3 if family == "gpt2" else 1e-4
-    assert np.abs(found - ours.engine.extend([ids])[0]).max() <= close
+    assert np.abs(logits(theirs, ids, ours) - ours.engine.extend([ids])[0]).max() <= close
 
 
 @pytest.mark.parametrize("stored", ["float16", "bfloat16", "int8"])
@@ -122,10 +128,13 @@ def test_every_name_that_is_known_cuts_as_llama_cpp_does(name, tmp_path):
     # a token that its own text does not become, so that it matters whether words are looked up
     described["model"]["vocab"].setdefault("Ġhard", 420)
     described["model"]["ignore_merges"] = words.whole_words
+    described["normalizer"] = {"type": "NFC"} if words.nfc else None
     tokenizer = Tokenizer(json.dumps(described))
     _, theirs = exported(tmp_path, tokenizer, "llama")
     assert theirs.metadata["tokenizer.ggml.pre"] == name
     for text in TEXTS.values():
+        if words.nfc:  # llama.cpp takes texts as they come
+            text = normalize("NFC", text)
         ids = theirs.tokenize(text.encode(), add_bos=True, special=False)
         assert ids == tokenizer.encode(text.encode())
 
@@ -139,10 +148,32 @@ def test_a_tokenizer_without_merges_is_taken(tmp_path):
         assert ids == bytes_alone.encode(text.encode())
 
 
+def test_what_is_not_said_or_in_older_words_means_the_same_there(
+    own_tokenizer, tmp_path, monkeypatch
+):
+    """Its own `add_bos_token`, and the older name of linear stretching."""
+    writer = gguf.GGUFWriter
+    monkeypatch.setattr(writer, "add_add_bos_token", lambda *_: None)
+    monkeypatch.setattr(
+        writer,
+        "add_rope_scaling_factor",
+        lambda self, factor: self.add_float32(f"{self.arch}.rope.scale_linear", factor),
+    )
+    stretched = RopeScaling(kind="linear", factor=4.0)
+    _, theirs = exported(tmp_path, own_tokenizer, "qwen2", rope_scaling=stretched)
+    assert not {"tokenizer.ggml.add_bos_token", "qwen2.rope.scaling.factor"} & set(theirs.metadata)
+    ours = api.load(tmp_path / "model.gguf", device="cpu", threads=1)
+    ids = theirs.tokenize(b"What is", add_bos=True, special=False)
+    assert ids == ours.tokenizer.encode_prompt(b"What is")
+    assert np.abs(logits(theirs, ids, ours) - ours.engine.extend([ids])[0]).max() <= 1e-4
+
+
 def test_the_shipped_model_says_the_same_there(tmp_path):
-    ours = api.load(api.shipped_model(), device="cpu", threads=1)
-    bundle = directory.load(api.shipped_model())
-    export.to_gguf(bundle, tmp_path / "it.gguf", stored="float32", progress=lambda _: None)
+    ours = api.load(shipped_model(), device="cpu", threads=1)
+    bundle = directory.load(shipped_model())
+    export.to_gguf(
+        bundle, tmp_path / "it.gguf", name="it", stored="float32", progress=lambda _: None
+    )
     theirs = llama(tmp_path / "it.gguf")
     for text in ("What is", "KING RICHARD:\n", "\n\n  The 3 houses"):
         said = theirs.create_completion(text, max_tokens=50, temperature=0)["choices"][0]["text"]

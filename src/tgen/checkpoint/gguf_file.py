@@ -6,9 +6,11 @@ The package gguf maps the whole file and trusts it; here it only dequantises.
 import math
 import os
 import struct
+import sys
+from array import array
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -23,11 +25,11 @@ _DAMAGED = "the file is damaged or incomplete: fetch or export it again"
 _NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}  # struct's letters
 _STRING, _ARRAY = 8, 9
 _MAX_NAME, _MAX_DIMENSIONS = 100, 4
-_MAX_HEADER = 1 << 28
+_MAX_HEADER, _MAX_TEXTS = 64 << 20, 1 << 21  # far above what models have
 _ALIGNMENT = 32
 _PLAIN = {0: "<f4", 1: "<f2", 30: "<u2"}  # float32, float16, bfloat16: read without the package
 
-Value = int | float | bool | str | list[Any]
+Value: TypeAlias = "int | float | bool | str | list[str] | array[Any]"
 
 
 class Entry(NamedTuple):
@@ -68,7 +70,7 @@ def read_header(path: Path) -> Header:
         described = [source.tensor() for _ in range(n_tensors)]
         alignment = fields.get("general.alignment", _ALIGNMENT)
         if type(alignment) is not int or not 0 < alignment <= 1 << 20:
-            raise source.damaged(f"has general.alignment={alignment!r}")
+            raise source.damaged(f"has general.alignment={alignment!r}"[:200])
         start = -(-source.position // alignment) * alignment
         return Header(fields, _place(source, described, start))
 
@@ -100,7 +102,7 @@ class _Source:
 
     def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
         self.path, self.file, self.size = path, file, size
-        self.position = 0
+        self.position = self.n_texts = 0
 
     def damaged(self, what: str) -> ModelError:
         return ModelError(f"{self.path} {what}", _DAMAGED)
@@ -120,6 +122,9 @@ class _Source:
         return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]
 
     def text(self) -> str:
+        self.n_texts += 1
+        if self.n_texts > _MAX_TEXTS:
+            raise self.damaged(f"has more than {_MAX_TEXTS:,} names and texts in its header")
         return self.take(self.number("Q")).decode("utf-8", errors="replace")
 
     def value(self, kind: int) -> Value:
@@ -127,10 +132,14 @@ class _Source:
             return self.text()
         if kind == _ARRAY:
             inner, n = self.number("I"), self.number("Q")
+            if n > _MAX_TEXTS:
+                raise self.damaged(f"has a list of {n:,} values")
             if inner in _NUMBERS:
-                code = "<" + _NUMBERS[inner]
-                data = self.take(n * struct.calcsize(code))
-                return [number for (number,) in struct.iter_unpack(code, data)]
+                numbers = array(_NUMBERS[inner].replace("?", "B"))
+                numbers.frombytes(self.take(n * numbers.itemsize))
+                if sys.byteorder == "big":
+                    numbers.byteswap()
+                return numbers
             if inner == _STRING:
                 return [self.text() for _ in range(n)]  # an end of the file ends this too
             raise self.damaged(f"has a list of values of kind {inner}")

@@ -94,7 +94,8 @@ def read_config(path: Path, header: Header) -> ModelConfig:
         "d_ff": _integer(own, "feed_forward_length"),
         "tied_embeddings": "output.weight" not in entries,
     }
-    if architecture == "llama" and "attention.sliding_window" in own:  # for llama.cpp it is one too
+    # llama.cpp takes a mistral for a llama and does not heed the window: only we do
+    if architecture == "llama" and "attention.sliding_window" in own:
         family = "mistral"
         values["sliding_window"] = _integer(own, "attention.sliding_window")
     implied = FAMILIES[family]
@@ -114,15 +115,16 @@ def read_config(path: Path, header: Header) -> ModelConfig:
 def _stretching(
     path: Path, header: Header, own: Mapping[str, Any], theta: float, head_dim: int
 ) -> RopeScaling | None:
-    kind, factor = own.get("rope.scaling.type", "linear"), own.get("rope.scaling.factor", 0)
-    stretched = factor not in (0, 1)
+    kind = own.get("rope.scaling.type", "linear")
+    key = "rope.scaling.factor" if "rope.scaling.factor" in own else "rope.scale_linear"  # of old
+    stretched = own.get(key, 0) not in (0, 1)
     entry = header.tensors.get(gguf_layout.ROPE_FREQS)
     if kind not in ("none", "linear") or (entry and stretched):
         raise ModelError(f"its rotary frequencies are scaled by {kind!r}"[:200], gguf_stretch.ONLY)
     if entry is None:
         if kind == "none" or not stretched:
             return None
-        return RopeScaling(kind="linear", factor=_number(own, "rope.scaling.factor", 1.0))
+        return RopeScaling(kind="linear", factor=_number(own, key, 1.0))
     if entry.shape != (head_dim // 2,):
         raise ModelError(
             f"{gguf_layout.ROPE_FREQS} has shape {list(entry.shape)}, not {[head_dim // 2]}",

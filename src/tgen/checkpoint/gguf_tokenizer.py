@@ -1,12 +1,14 @@
 """A byte-level BPE tokenizer in GGUF's fields, both ways: tokenizer.json <-> tokens and merges."""
 
 import json
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tgen.checkpoint import gguf_words
 from tgen.errors import ModelError, TokenizerError
 from tgen.tokenizer import Tokenizer
+from tgen.tokenizer.layout import Added
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5  # kinds of tokens
 
@@ -38,36 +40,36 @@ def to_fields(
 
     Raises TokenizerError, saying why, where llama.cpp would not give the same ids.
     """
-    described = json.loads(tokenizer.json)
-    model = described["model"]
-    added = {token["id"]: token for token in described.get("added_tokens") or []}
-    names = {i: name for name, i in model["vocab"].items()}
-    names |= {i: token["content"] for i, token in added.items()}
+    layout, start = tokenizer.layout, tokenizer.start
+    for token in layout.added:
+        _check_added(token, nfc=layout.nfc)
+    if len(start) > 1:
+        raise TokenizerError(
+            f"the tokenizer puts {len(start)} tokens before a text", "GGUF has place for one"
+        )
+    special = {token.id: token.special for token in layout.added}
+    names = {i: name for name, i in (layout.vocab | tokenizer.added).items()}
     tokens, types = [], []
     taken = set(names.values())
     for i in range(n_rows):
         tokens.append(names.get(i) or _unused_name(i, taken))
         kind = _UNUSED if i not in names else _NORMAL
-        if i in added:
-            kind = _CONTROL if added[i]["special"] else _USER_DEFINED
+        if i in special:
+            kind = _CONTROL if special[i] else _USER_DEFINED
         types.append(kind)
+    ends = [i for i in ends if 0 <= i < n_rows]
     if not ends:
         raise TokenizerError(
             "the tokenizer has no token that ends a text",
             "llama.cpp needs one: name it as eos_token_id in config.json",
         )
     ids = dict(zip(("eos", "eot", "eom"), ends, strict=False))
-    first = _first_token(described.get("post_processor"))
-    add_bos = first is not None and first in taken
-    if add_bos:
-        bos = next(i for i, name in names.items() if name == first)
-    ids |= {key: i for key, i in (("bos", bos), ("padding", pad)) if i is not None}
-    merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
-    merges = [merge for merge in merges if not merge.startswith("#version")]
-    if not merges:  # llama.cpp needs one: this pair never stands side by side
-        merges = [f"{tokens[ends[0]]} {tokens[ends[0]]}"]
-    pre = gguf_words.name_of(described, tokenizer)
-    return Vocabulary("gpt2", pre, tokens, types, merges, ids, add_bos, chat_template)
+    named = (("bos", start[0] if start else bos), ("padding", pad))
+    ids |= {key: i for key, i in named if i is not None and 0 <= i < n_rows}
+    # llama.cpp needs one: this last pair never stands side by side
+    merges = [" ".join(m) for m in layout.merges] or [f"{tokens[ends[0]]} {tokens[ends[0]]}"]
+    pre = gguf_words.name_of(tokenizer)
+    return Vocabulary("gpt2", pre, tokens, types, merges, ids, bool(start), chat_template)
 
 
 def to_json(fields: Mapping[str, Any]) -> tuple[str, list[int]]:
@@ -90,16 +92,15 @@ def to_json(fields: Mapping[str, Any]) -> tuple[str, list[int]]:
     tokens = _strings(fields, "tokens")
     merges = [tuple(merge.split(" ", 1)) for merge in _strings(fields, "merges")]
     types = fields.get("tokenizer.ggml.token_type", [_NORMAL] * len(tokens))
-    if not isinstance(types, list) or len(types) != len(tokens):
+    if not isinstance(types, list | array) or len(types) != len(tokens):
         raise ModelError("its tokens and their kinds do not fit", "the file is damaged")
-    vocab = {
-        token: i
-        for i, (token, kind) in enumerate(zip(tokens, types, strict=True))
-        if kind != _UNUSED
-    }
+    vocab: dict[str, int] = {}
+    for i, (token, kind) in enumerate(zip(tokens, types, strict=True)):
+        if kind != _UNUSED and vocab.setdefault(token, i) != i:
+            raise ModelError(f"it has two tokens named {token!r}"[:200], "the file is damaged")
     kept = [list(m) for m in merges if len(m) == 2 and {*m, "".join(m)} <= vocab.keys()]
     named = {key: _id(fields, key, len(tokens)) for key in ("bos", "eos", "eot", "eom")}
-    starts = fields.get("tokenizer.ggml.add_bos_token") is True and named["bos"] is not None
+    starts = fields.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe") is True
     described = {
         "version": "1.0",
         "truncation": None,
@@ -132,6 +133,16 @@ def to_json(fields: Mapping[str, Any]) -> tuple[str, list[int]]:
     return json.dumps(described, ensure_ascii=False), [i for i in ends if i is not None]
 
 
+def _check_added(token: Added, *, nfc: bool) -> None:
+    """Raises TokenizerError for one that is not looked for just as it is written."""
+    flags = ("lstrip", "rstrip", "single_word", *(["normalized"] if nfc else []))
+    if found := [flag for flag in flags if getattr(token, flag)]:
+        raise TokenizerError(
+            f"GGUF has no place for {found[0]} of the added token {token.content!r}"[:200],
+            "--to transformers keeps it",
+        )
+
+
 def _added(i: int, content: str, *, special: bool) -> dict[str, Any]:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": i, "content": content, **flags, "special": special}
@@ -147,16 +158,6 @@ def _beginning(token: str, i: int) -> dict[str, Any]:
         "pair": [first, text, second],
         "special_tokens": {token: {"id": token, "ids": [i], "tokens": [token]}},
     }
-
-
-def _first_token(processor: Mapping[str, Any] | None) -> str | None:
-    """The special token that a post-processor puts before every text."""
-    match processor:
-        case {"type": "Sequence", "processors": list(parts)}:
-            return next((name for name in map(_first_token, parts) if name is not None), None)
-        case {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": str(name)}}, *_]}:
-            return name
-    return None
 
 
 def _unused_name(i: int, taken: set[str]) -> str:

@@ -3,15 +3,14 @@
 llama.cpp knows the ways by their names alone. Here are those that tgen can say exactly.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tgen.errors import TokenizerError
-from tgen.tokenizer import WORDS, Tokenizer
+from tgen.tokenizer import Tokenizer
+from tgen.tokenizer.patterns import DIGIT, GPT2, QWEN2, WORDS
 
-_GPT2 = "GPT-2's words"
-_DIGITS = "single digits"
-_QWEN2 = WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
+_KEPT = "--to transformers keeps it"
 
 
 class Words(NamedTuple):
@@ -23,11 +22,11 @@ class Words(NamedTuple):
 
 
 KNOWN = {
-    "gpt-2": Words((_GPT2,)),
+    "gpt-2": Words((GPT2,)),
     "llama-bpe": Words((WORDS,), whole_words=True),
     "smaug-bpe": Words((WORDS,)),
-    "qwen2": Words((_QWEN2,), nfc=True),
-    "smollm": Words((_DIGITS, _GPT2)),
+    "qwen2": Words((QWEN2,), nfc=True),
+    "smollm": Words((DIGIT, GPT2)),
 }
 ALIASES = {
     "llama3": "llama-bpe",
@@ -37,27 +36,25 @@ ALIASES = {
 }
 
 
-def name_of(described: Mapping[str, Any], tokenizer: Tokenizer) -> str:
+def name_of(tokenizer: Tokenizer) -> str:
     """The name for how a tokenizer cuts texts; raises TokenizerError if there is none."""
-    if (described.get("decoder") or {}).get("type") != "ByteLevel":
+    layout = tokenizer.layout
+    if not layout.byte_level:
         raise TokenizerError(
             "its tokenizer is of sentencepiece's kind", "tgen writes byte-level BPE to GGUF"
         )
-    whole_words = bool(described["model"].get("ignore_merges"))
-    cuts = _cuts(described.get("pre_tokenizer"))
+    cuts, whole_words = layout.splits, layout.ignore_merges
     if cuts == () and not whole_words and _inside_characters(tokenizer):
-        return "gpt-2"  # no cut of any kind goes through a character
-    found = [name for name, pre in KNOWN.items() if pre.cuts == cuts]
+        cuts = (GPT2,)  # no cut of any kind goes through a character
+    found = [name for name, pre in KNOWN.items() if pre.cuts == cuts and not layout.prefix]
     if not found:
         raise TokenizerError(
             "GGUF has no name for how this tokenizer cuts texts into words",
             f"it has one for {', '.join(KNOWN)}, and for tgen's own, char and bpe",
         )
-    normalizer = described.get("normalizer")
-    if normalizer is not None and not (KNOWN[found[0]].nfc and normalizer == {"type": "NFC"}):
+    if layout.nfc != KNOWN[found[0]].nfc:
         raise TokenizerError(
-            f"GGUF has no place for the tokenizer's normalizer {normalizer.get('type')}",
-            "--to transformers keeps it",
+            f"GGUF has no name for {found[0]} {'with' if layout.nfc else 'without'} NFC", _KEPT
         )
     for name in found:
         whole = KNOWN[name].whole_words
@@ -65,8 +62,7 @@ def name_of(described: Mapping[str, Any], tokenizer: Tokenizer) -> str:
         if whole == whole_words or (whole and _merges_make_all(tokenizer)):
             return name
     raise TokenizerError(
-        f"GGUF's {found[0]} does not look whole words up, as this tokenizer does",
-        "--to transformers keeps it",
+        f"GGUF's {found[0]} does not look whole words up, as this tokenizer does", _KEPT
     )
 
 
@@ -75,27 +71,6 @@ def _merges_make_all(tokenizer: Tokenizer) -> bool:
     spelled = ((i, tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
     whole = ((i, data) for i, data in spelled if data.decode(errors="ignore").encode() == data)
     return all(tokenizer.encode(data) == [i] for i, data in whole if data)
-
-
-def _cuts(pre_tokenizer: Mapping[str, Any] | None) -> tuple[str, ...] | None:
-    """What a pre_tokenizer cuts by, in order; None: by something that is not known here."""
-    if pre_tokenizer is None:
-        return ()
-    match pre_tokenizer:
-        case {"type": "Sequence", "pretokenizers": list(parts)}:
-            inner = [_cuts(part) for part in parts]
-            return None if None in inner else tuple(cut for cuts in inner if cuts for cut in cuts)
-        case {"type": "ByteLevel", "add_prefix_space": True}:
-            return None
-        case {"type": "ByteLevel"}:
-            return (_GPT2,) if pre_tokenizer.get("use_regex", True) else ()
-        case {"type": "Digits", "individual_digits": True}:
-            return (_DIGITS,)
-        case {"type": "Split", "pattern": {"Regex": str(regex)}, "behavior": "Isolated"}:
-            return None if pre_tokenizer.get("invert") else (regex,)
-        case {"type": "Split", "pattern": {"Regex": str(regex)}, "behavior": "Removed"}:
-            return (regex,) if pre_tokenizer.get("invert") else None
-    return None
 
 
 def _inside_characters(tokenizer: Tokenizer) -> bool:
@@ -108,14 +83,14 @@ def pre_tokenizer(cuts: Sequence[str]) -> dict[str, Any]:
     """tokenizer.json's part that makes these cuts."""
     parts: list[dict[str, Any]] = []
     for cut in cuts:
-        if cut == _DIGITS:
+        if cut == DIGIT:
             parts.append({"type": "Digits", "individual_digits": True})
-        elif cut != _GPT2:
+        elif cut != GPT2:
             pattern = {"Regex": cut}
             parts.append(
                 {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
             )
-    parts.append(byte_level(use_regex=_GPT2 in cuts))
+    parts.append(byte_level(use_regex=GPT2 in cuts))
     return {"type": "Sequence", "pretokenizers": parts}
 
 

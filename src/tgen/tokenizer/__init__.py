@@ -9,7 +9,6 @@ training    new ones, by characters or by byte pairs
 stream      token after token into whole characters
 """
 
-from tgen.tokenizer.patterns import WORDS
 from tgen.tokenizer.spelling import BYTE_CHARACTERS
 from tgen.tokenizer.stream import TextStream
 from tgen.tokenizer.tokenizer import END_OF_TEXT, PAD, Tokenizer
@@ -20,7 +19,6 @@ __all__ = [
     "DEFAULT_VOCAB_SIZE",
     "END_OF_TEXT",
     "PAD",
-    "WORDS",
     "TextStream",
     "Tokenizer",
     "make_tokenizer",

@@ -23,8 +23,8 @@ _STRAY = re.compile("([\udc80-\udcff]+)")  # how surrogateescape shows bytes tha
 
 
 class Tokenizer:
-    """Turns bytes into ids and back. `json` is the tokenizer.json it came from; `start` are the ids
-    that the model was trained to see before a text."""
+    """Turns bytes into ids and back. `json` is the tokenizer.json it came from and `layout` what it
+    says; `start` are the ids that the model was trained to see before a text."""
 
     def __init__(self, json_text: str, *, ends: Sequence[int] = ()) -> None:
         """`ends` are what a model says of the tokens that end its texts: from elsewhere they may
@@ -32,7 +32,7 @@ class Tokenizer:
         kind that tgen reads.
         """
         self.json = json_text
-        layout = check(read(json_text))
+        self.layout = layout = check(read(json_text))
         self._first, self._inner = make_backends(layout)
         self._cut, self._prefixed = where_to_cut(layout), bool(layout.prefix)
         vocab = layout.vocab | {token.content: token.id for token in layout.added}
@@ -93,9 +93,8 @@ class Tokenizer:
     def merge_pairs(self) -> NDArray[np.int64]:
         """(V, 2): the two tokens that each was merged from; -1 for those that were not, and for
         single characters."""
-        layout = check(read(self.json))
-        vocab, found = layout.vocab, np.full((self.vocab_size, 2), -1, np.int64)
-        for names in reversed(layout.merges):  # where two make the same token the first counts
+        vocab, found = self.layout.vocab, np.full((self.vocab_size, 2), -1, np.int64)
+        for names in reversed(self.layout.merges):  # where two make the same token the first counts
             left, right, whole = (vocab[name] for name in (*names, "".join(names)))
             made = self._bytes[whole]  # b"" for special tokens, which are not text
             if _n_characters(made) > 1 and made == self._bytes[left] + self._bytes[right]:
