@@ -97,7 +97,7 @@ def test_what_tgen_does_not_have_is_said(model):
     given = {"num_beams": 4, "penalty_alpha": 0.6, "bad_words_ids": [[1]], "guidance_scale": None}
     off = {"epsilon_cutoff": 0.0, "min_length": 0, "suppress_tokens": [], "num_beam_groups": 1}
     (line,) = read(says(model, given | off | {"transformers_version": "5"})).notes
-    assert line.endswith("no such thing: num_beams 4, penalty_alpha 0.6, bad_words_ids [[1]]")
+    assert line.endswith("not followed: num_beams 4, penalty_alpha 0.6, bad_words_ids [[1]]")
 
 
 def test_the_command_follows_says_so_and_flags_override(model, capsysbinary):
