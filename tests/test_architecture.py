@@ -43,6 +43,7 @@ ROOMS = {
         "model",
         "engine",
         "generation",
+        "",  # the version alone
     },
     "api": {"checkpoint", "engine", "generation", "tokenizer"},
     "cli": {

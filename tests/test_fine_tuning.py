@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import TEXT, tgen
-from test_runs import request
+from test_runs import progress, request
 from tgen import corpus, runs
 from tgen.checkpoint import directory, run_state
 from tgen.config import TrainConfig
@@ -44,7 +44,7 @@ def test_it_begins_with_the_weights_the_tokenizer_and_the_shape_of_its_source(tm
     assert new.tokenizer.json == old.tokenizer.json
     for name, array in old.arrays.items():
         assert np.allclose(array, new.arrays[name], atol=1e-6), name
-    wanted = run_state.load_state(source)[0]["best_bits_per_byte"]
+    wanted = progress(source)["best_bits_per_byte"]
     assert evaluations[0].bits_per_byte == pytest.approx(wanted, abs=1e-4)
 
 

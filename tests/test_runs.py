@@ -50,15 +50,15 @@ def contents(out: Path) -> dict[str, str]:
     """Hashes of all that a run leaves, but for what carries the time of day."""
     found = {}
     for path in sorted(out.rglob("*")):
-        if path.is_file() and path.name not in ("LOCK", "log.jsonl", "progress.json", "run.json"):
+        if path.is_file() and path.name not in ("LOCK", "log.jsonl", "manifest.json", "run.json"):
             found[str(path.relative_to(out))] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
 
 
 def progress(out: Path) -> dict[str, object]:
-    saved = run_state.load_state(out)
+    saved = run_state.load_state(out, run=run_state.load_run(out)[0]["run_id"])
     assert saved
-    return {k: v for k, v in saved[0].items() if "seconds" not in k}
+    return {k: v for k, v in saved.progress.items() if "seconds" not in k}
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])

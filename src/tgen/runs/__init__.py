@@ -2,10 +2,60 @@
 
     for report in start(RunRequest(corpus=["corpus.txt"], out=Path("models/corpus"))): ...
 
-The newest state and the best weights are on disk whenever an EvalReport or the DoneReport arrives.
+The newest state and the best weights are on disk whenever an EvalReport or the DoneReport arrives,
+unless a SavingReport said that the disk refused them. The run's directory is locked before torch is
+imported.
 """
 
-from tgen.runs.prepare import RunRequest
-from tgen.runs.run import dry_run, resume, start
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tgen.reports import PlanReport, RunReport
+from tgen.runs.owner import check_begun, check_free, owned
+from tgen.runs.request import RunRequest
 
 __all__ = ["RunRequest", "dry_run", "resume", "start"]
+
+
+def start(
+    request: RunRequest, *, stopped: Callable[[], bool] = lambda: False
+) -> Iterator[RunReport]:
+    """Trains a new model in `request.out`; `stopped` is asked after every step.
+
+    Raises CorpusError, UsageError, TrainingError, LockedError.
+    """
+    check_free(request.out, overwrite=request.overwrite)
+    with owned(request.out):
+        check_free(request.out, overwrite=request.overwrite)
+        from tgen.runs import run
+
+        yield from run.start(request, stopped=stopped)
+
+
+def resume(
+    out: Path,
+    *,
+    corpus_paths: list[str] | None = None,
+    device: str = "auto",
+    threads: int | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[RunReport]:
+    """Goes on with the run in `out`, exactly as if it had never stopped.
+
+    The corpus need not be there any more; if it is named and has changed, TrainingError.
+    """
+    check_begun(out)
+    with owned(out):
+        from tgen.runs import run
+
+        yield from run.resume(
+            out, corpus_paths=corpus_paths, device=device, threads=threads, stopped=stopped
+        )
+
+
+def dry_run(request: RunRequest) -> PlanReport:
+    """What `start` would do; nothing is written, so what is already there does not matter."""
+    check_free(request.out, overwrite=True)
+    from tgen.runs import run
+
+    return run.dry_run(request)

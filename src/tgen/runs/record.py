@@ -14,6 +14,7 @@ from tgen.training.plan import Plan
 class RunRecord:
     """A run's text, plan and machine, as they were when it began."""
 
+    run_id: str  # drawn when it began: its states bear it
     corpus: list[str]
     corpus_sha256: str
     corpus_bytes: int

@@ -19,6 +19,7 @@ from tgen.reports import (
     PlanReport,
     RunReport,
     SampleReport,
+    SavingReport,
     StepReport,
     json_record,
 )
@@ -74,6 +75,8 @@ class TrainingView:
                 f"{report.reason}: back to step {report.step:,}"
                 f"{rates if report.rate_scale < 1 else ''}"
             )
+        elif isinstance(report, SavingReport):
+            self._saving(report)
         elif isinstance(report, MemorisationReport):
             console.note(report.verdict)
         else:
@@ -130,6 +133,16 @@ class TrainingView:
             f"step {report.step:,} · validation {report.bits_per_byte:.3f}{error} bits/byte{best}"
             f" · after {_duration(report.seconds)}"
         )
+
+    def _saving(self, report: SavingReport) -> None:
+        if not report.failed:
+            console.note(f"step {report.step:,} is saved now")
+        else:
+            console.note(
+                f"warning: step {report.step:,} cannot be saved: {report.failed}; it needs "
+                f"{report.needed_bytes:,} bytes, {report.free_bytes:,} are free. Training goes on, "
+                "the last state stays, and it is tried again"
+            )
 
     def _sample(self, report: SampleReport) -> None:
         prompt = report.prompt.decode(errors="replace")
