@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from test_runs import TRAINED, request
+from test_runs import TRAINED, request, resume
 from tgen import runs
 from tgen.checkpoint import run_log
 from tgen.checkpoint.run_log import RunLog
@@ -60,7 +60,7 @@ def test_killed_anywhere_and_resumed_it_equals_the_uninterrupted_log(tmp_path, m
             if killed_after > 1:
                 with (out / "training" / "log.jsonl").open("a") as file:
                     file.write('{"kind": "Step')
-        list(runs.resume(out, threads=1))
+        list(resume(out, threads=1))
         assert [n for n in numbers(out) if n[0] != "SampleReport"] == whole, killed_after
         kinds = [r["kind"] for r in run_log.read(out)]
         assert kinds.count("PlanReport") == (2 if killed_after > 1 else 1)  # one a sitting

@@ -44,6 +44,11 @@ def folder(out: Path) -> Path:
 def save_run(out: Path, run: Mapping[str, Any], tokens: Mapping[str, NDArray[Any]]) -> None:
     """Writes what never changes in a run; run.json last, since it says that a run is there."""
     files.publish(folder(out) / "tokens.safetensors", tensors.serialise(tokens))
+    save_record(out, run)
+
+
+def save_record(out: Path, run: Mapping[str, Any]) -> None:
+    """Writes run.json alone."""
     files.publish(folder(out) / "run.json", json.dumps(run, indent=2).encode())
 
 

@@ -8,13 +8,12 @@ imported.
 """
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from tgen.reports import PlanReport, RunReport
 from tgen.runs.owner import check_begun, check_free, owned
-from tgen.runs.request import RunRequest
+from tgen.runs.request import ResumeRequest, RunRequest
 
-__all__ = ["RunRequest", "dry_run", "resume", "start"]
+__all__ = ["ResumeRequest", "RunRequest", "dry_run", "resume", "start"]
 
 
 def start(
@@ -33,24 +32,18 @@ def start(
 
 
 def resume(
-    out: Path,
-    *,
-    corpus_paths: list[str] | None = None,
-    device: str = "auto",
-    threads: int | None = None,
-    stopped: Callable[[], bool] = lambda: False,
+    request: ResumeRequest, *, stopped: Callable[[], bool] = lambda: False
 ) -> Iterator[RunReport]:
-    """Goes on with the run in `out`, exactly as if it had never stopped.
+    """Goes on with the run in `request.out`, exactly as if it had never stopped.
 
-    The corpus need not be there any more; if it is named and has changed, TrainingError.
+    The corpus need not be there any more; if it is named and has changed, or another setting is
+    asked for, TrainingError with the difference, unless that is to be so.
     """
-    check_begun(out)
-    with owned(out):
+    check_begun(request.out)
+    with owned(request.out):
         from tgen.runs import run
 
-        yield from run.resume(
-            out, corpus_paths=corpus_paths, device=device, threads=threads, stopped=stopped
-        )
+        yield from run.resume(request, stopped=stopped)
 
 
 def dry_run(request: RunRequest) -> PlanReport:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tgen.config import DEFAULT_FAMILY, Family, Size, TrainConfig
 
@@ -26,3 +27,16 @@ class RunRequest:
     tensorboard: bool = False
     ngrams: bool = False  # whether the model comes with tables of them
     began: float | None = None  # by time.monotonic: from when the minutes count; None: from now
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeRequest:
+    """What the user asked for, of a run that is there."""
+
+    out: Path
+    corpus: list[str] = field(default_factory=list)  # empty: what was read when it began
+    settings: dict[str, Any] = field(default_factory=dict)  # fields of TrainConfig
+    overrides: dict[str, str] = field(default_factory=dict)  # field=value, as for a new run
+    override: bool = False  # whether they may differ from what it began with
+    device: str = "auto"
+    threads: int | None = None

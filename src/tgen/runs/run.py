@@ -11,9 +11,10 @@ from tgen.errors import DivergedError, TrainingError
 from tgen.model.device import choose_device, set_threads
 from tgen.reports import BackReport, DoneReport, EvalReport, PlanReport, RunReport, StepReport
 from tgen.runs.closing import closing_reports, sample
+from tgen.runs.overriding import overridden
 from tgen.runs.prepare import Prepared, plan_report, prepare
 from tgen.runs.record import RunRecord
-from tgen.runs.request import RunRequest
+from tgen.runs.request import ResumeRequest, RunRequest
 from tgen.runs.saving import Saver, differences, made_by
 from tgen.tokenizer import Tokenizer
 from tgen.training import tensorboard
@@ -69,25 +70,20 @@ def dry_run(request: RunRequest) -> PlanReport:
     return plan_report(request.out, prepared, prepared.new_state())
 
 
-def resume(
-    out: Path,
-    *,
-    corpus_paths: list[str] | None = None,
-    device: str = "auto",
-    threads: int | None = None,
-    stopped: Stopped = lambda: False,
-) -> Iterator[RunReport]:
+def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Iterator[RunReport]:
     """See `runs.resume`; the lock is held."""
+    out = request.out
     kept, tokens = run_state.load_run(out)
     record = RunRecord.from_dict(kept)
-    chosen = choose_device(record.device if device == "auto" else device)
-    set_threads(threads or record.threads)
+    chosen = choose_device(record.device if request.device == "auto" else request.device)
+    set_threads(request.threads or record.threads)
     if record.tensorboard:
         tensorboard.require()
-    if corpus_paths and corpus.read(corpus_paths).sha256 != record.corpus_sha256:
+    if request.corpus and (text := corpus.read(request.corpus)).sha256 != record.corpus_sha256:
         raise TrainingError(
-            f"the corpus has changed since the run in {out} began",
-            "start a new run with another --out, or resume without naming a corpus",
+            f"the corpus has changed since the run in {out} began: it has {text.n_bytes:,} bytes, "
+            f"and had {record.corpus_bytes:,}",
+            f"resume without naming it, or learn the new one: --from {out} with another --out",
         )
     with run_log.RunLog(out) as log:
         for folder in (out, run_state.folder(out)):
@@ -96,25 +92,35 @@ def resume(
             files.read(run_state.folder(out) / "tokenizer.json").decode(),
             ends=[] if record.end_of_text is None else [record.end_of_text],
         )
-        prepared = Prepared(record, tokenizer, tokens, chosen)
-        state, notes = _saved_state(out, prepared)
+        saved = _saved(out, record)
+        progress = Progress(**saved.progress)
+        changed = overridden(record, request, progress)
+        prepared = Prepared(changed, tokenizer, tokens, chosen)
+        state = _restored(prepared, saved, progress)
+        notes = [*saved.set_aside, *changed.overridden]
+        if differs := differences(saved.made_by, made_by(prepared)):
+            notes.append(f"not to the last bit as without a break: {differs}")
+        if changed is not record:
+            run_state.save_record(out, changed.to_dict())
+            run_state.save_progress(out, asdict(progress))
         log.trim(state.progress.step)
         plan = plan_report(out, prepared, state)
         yield log.add(replace(plan, notes=[*plan.notes, *notes]))
         yield from _Run(out, prepared, log, stopped).recorded(state)
 
 
-def _saved_state(out: Path, prepared: Prepared) -> tuple[TrainState, list[str]]:
-    """The newest whole state on disk, and what is to be said of it."""
-    saved = run_state.load_state(out, run=prepared.record.run_id)
+def _saved(out: Path, record: RunRecord) -> run_state.Saved:
+    """The newest whole state on disk."""
+    saved = run_state.load_state(out, run=record.run_id)
     if saved is None:
         raise TrainingError(f"the run in {out} has lost its state", "start with --overwrite")
+    return saved
+
+
+def _restored(prepared: Prepared, saved: run_state.Saved, progress: Progress) -> TrainState:
     state = prepared.new_state()
-    state.restore(saved.arrays, Progress(**saved.progress))
-    notes = list(saved.set_aside)
-    if changed := differences(saved.made_by, made_by(prepared)):
-        notes.append(f"not to the last bit as without a break: {changed}")
-    return state, notes
+    state.restore(saved.arrays, progress)
+    return state
 
 
 class _Run:
@@ -175,7 +181,8 @@ class _Run:
     def _earlier_state(self, left: Progress) -> TrainState:
         """The newest saved one; the time that has passed since then has passed all the same."""
         began = time.perf_counter()
-        state, _ = _saved_state(self.out, self.prepared)
+        saved = _saved(self.out, self.prepared.record)
+        state = _restored(self.prepared, saved, Progress(**saved.progress))
         for name in _KEPT:
             setattr(state.progress, name, getattr(left, name))
         state.progress.seconds += time.perf_counter() - began
