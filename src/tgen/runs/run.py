@@ -200,20 +200,23 @@ class _Run:
                 closing = closing_reports(self.out, self.prepared, self.store, report)
                 yield from map(self.log.add, closing)
                 return
-            self.log.add(report)  # before its state is saved
+            self.log.add(report)
             due = evaluation_is_due(progress, config)
             sound = progress.skipped_in_a_row == 0
+            if isinstance(report, StepReport) and due and not self.nothing_held_out:
+                yield report
+                continue  # its evaluation comes first: a state is saved after it, not between
+            samples = list(map(self.log.add, sample(self.prepared, state))) if due else []
+            # What a state's step has to say is in the log before it: a run that goes on from there
+            # does not say it again.
             if isinstance(report, EvalReport):
                 yield from self._saved(state, weights=report.best)
-            elif due and self.nothing_held_out and sound:
+            elif due and sound:
                 yield from self._saved(state, weights=True)
             elif not due and sound:
                 yield from map(self.log.add, self.saver.again(state))
             yield report
-            if isinstance(report, StepReport) and due and not self.nothing_held_out:
-                continue  # its evaluation comes first: a state is saved after it, not between
-            if due:
-                yield from map(self.log.add, sample(self.prepared, state))
+            yield from samples
             if self.stopped() and not progress.go_back:
                 if sound:  # better an early model than none
                     early = self.nothing_held_out or not (self.out / "config.json").exists()
