@@ -94,7 +94,7 @@ def put(path: Path, content: bytes) -> None:
 
 def publish_folder(path: Path, contents: Mapping[str, bytes]) -> None:
     """Makes the folder `path`, which must not exist, with all its files, by one rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(path.parent)
     temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(6)}"
     try:
         temporary.mkdir()
@@ -126,8 +126,9 @@ def remove(path: Path) -> None:
         doomed = path.parent / f"{TEMPORARY}{secrets.token_hex(6)}"
         os.rename(path, doomed)
         shutil.rmtree(doomed)
-    else:
-        path.unlink(missing_ok=True)
+    elif os.path.lexists(path):
+        path.unlink()
+        _sync_folder(path.parent)  # before what takes its place
 
 
 def move(path: Path, target: Path) -> None:
@@ -163,7 +164,7 @@ def lock(path: Path) -> Iterator[None]:
 
 def _locked(path: Path) -> TextIO:
     while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(path.parent)
         file = open(path, "a+", encoding="utf-8")  # noqa: SIM115
         try:
             _try_lock(file)
@@ -214,6 +215,14 @@ def _write_all(fd: int, content: bytes) -> None:
         if n == 0:
             raise OSError(errno.EIO, "nothing could be written")
         left = left[n:]
+
+
+def _make_folder(path: Path) -> None:
+    """Makes a folder and those it is in; a power loss does not take them with all they hold."""
+    if not path.is_dir():
+        _make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        _sync_folder(path.parent)
 
 
 def _sync_folder(path: Path) -> None:
