@@ -104,8 +104,13 @@ class Ended(NamedTuple):
         return self.status == 128 + signal.SIGKILL
 
 
-def forked(action: Callable[[Callable[[str], None]], None]) -> Ended:
-    """Does `action` in a process of its own; what it is given says lines to this one."""
+def forked(
+    action: Callable[[Callable[[str], None]], None],
+    *,
+    meanwhile: Callable[[int], None] = lambda pid: None,
+) -> Ended:
+    """Does `action` in a process of its own; what it is given says lines to this one, which does
+    `meanwhile` with its pid."""
     assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked"
     here, there = os.pipe()
     write = os.write
@@ -120,6 +125,7 @@ def forked(action: Callable[[Callable[[str], None]], None]) -> Ended:
             sys.stderr.flush()
             os._exit(status)
     os.close(there)
+    meanwhile(pid)
     with open(here, encoding="utf-8") as lines:
         said = lines.read().splitlines()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
