@@ -73,11 +73,12 @@ class Failing(Counting):
 
     def __init__(self, fails: Callable[[int, str], bool], error: OSError | None) -> None:
         super().__init__()
-        self.fails, self.error, self.failed = fails, error, 0
+        self.fails, self.error = fails, error
+        self.names_failed: set[str] = set()
 
     def __call__(self, name: str, real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         if self.fails(len(self.names) + 1, name):
-            self.failed += 1
+            self.names_failed.add(name)
             if self.error:
                 self.names.append(name)
                 raise OSError(*self.error.args)

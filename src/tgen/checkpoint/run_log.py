@@ -38,8 +38,10 @@ class RunLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with suppress(OSError) if error else nullcontext():  # the first failure is to be told
+        with suppress(OSError):
             self.flush()
+        with suppress(OSError) if error else nullcontext():  # the first failure is to be told
+            self.flush()  # what is left, if the disk refused it
 
     def add(self, report: _Report) -> _Report:
         """Notes `report` and hands it back."""
@@ -56,7 +58,8 @@ class RunLog:
             self._lines.clear()
 
     def trim(self, step: int) -> None:
-        """Drops what was written of steps after `step`, which will be taken again."""
+        """Drops what was added of steps after `step`, which will be taken again."""
+        self._lines = [line for line in self._lines if _step(line) <= step]
         if self._path.exists():
             lines = files.read(self._path).decode(errors="replace").splitlines(keepends=True)
             kept = [line for line in lines if line.endswith("\n") and _step(line) <= step]

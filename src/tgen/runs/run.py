@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -174,8 +175,9 @@ class _Run:
                 rate_scale=state.progress.rate_scale,
             )
             self.log.add(report)
-            self.log.flush()
-            run_state.save_progress(self.out, asdict(state.progress))
+            with suppress(OSError):  # a run that goes on from there finds it out once more
+                self.log.flush()
+                run_state.save_progress(self.out, asdict(state.progress))
             yield report
 
     def _earlier_state(self, left: Progress) -> TrainState:
@@ -187,8 +189,8 @@ class _Run:
             setattr(state.progress, name, getattr(left, name))
         state.progress.seconds += time.perf_counter() - began
         state.progress.skipped_in_a_row = 0
-        self.log.flush()
-        self.log.trim(state.progress.step)
+        with suppress(OSError):  # a failing disk stops no training
+            self.log.trim(state.progress.step)
         return state
 
     def _until_done(self, state: TrainState) -> Iterator[RunReport]:
@@ -198,7 +200,10 @@ class _Run:
                 yield from self._saved(state, weights=self.nothing_held_out)
                 yield from map(self.log.add, self.saver.finish(state))
                 closing = closing_reports(self.out, self.prepared, self.store, report)
-                yield from map(self.log.add, closing)
+                told = list(map(self.log.add, closing))
+                yield from self._saved(state, weights=False)  # the end of the log
+                yield from map(self.log.add, self.saver.finish(state))
+                yield from told
                 return
             self.log.add(report)
             due = evaluation_is_due(progress, config)
@@ -218,12 +223,13 @@ class _Run:
             yield report
             yield from samples
             if self.stopped() and not progress.go_back:
+                done = done_report(progress, config, self.store, finished=False)
+                done = self.log.add(replace(done, out=str(self.out)))
                 if sound:  # better an early model than none
                     early = self.nothing_held_out or not (self.out / "config.json").exists()
                     yield from self._saved(state, weights=early)
                     yield from map(self.log.add, self.saver.finish(state))
-                report = done_report(progress, config, self.store, finished=False)
-                yield self.log.add(replace(report, out=str(self.out)))
+                yield done
                 return
 
     def _saved(self, state: TrainState, *, weights: bool) -> Iterator[RunReport]:
