@@ -10,7 +10,7 @@ imported.
 from collections.abc import Callable, Iterator
 
 from tgen.reports import PlanReport, RunReport
-from tgen.runs.owner import check_begun, check_free, owned
+from tgen.runs.owner import check_begun, check_free, may_be_owned, owned
 from tgen.runs.request import ResumeRequest, RunRequest
 
 __all__ = ["ResumeRequest", "RunRequest", "dry_run", "resume", "start"]
@@ -23,7 +23,8 @@ def start(
 
     Raises CorpusError, UsageError, TrainingError, LockedError.
     """
-    check_free(request.out, overwrite=request.overwrite)
+    if not may_be_owned(request.out):  # or its owner is to be named first
+        check_free(request.out, overwrite=request.overwrite)
     with owned(request.out):
         check_free(request.out, overwrite=request.overwrite)
         from tgen.runs import run

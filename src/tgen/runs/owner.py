@@ -16,15 +16,20 @@ def owned(out: Path) -> Iterator[None]:
     Raises LockedError if another process has it.
     """
     folder = run_state.folder(out)
-    with files.lock(folder / "LOCK"):
+    with files.lock(_lock(out)):
         try:
             yield
         finally:
             if not (folder / "run.json").exists():
-                files.remove(folder / "LOCK")
+                files.remove(_lock(out))
                 with suppress(OSError):  # other files are there, or were before
                     folder.rmdir()
                     out.rmdir()
+
+
+def may_be_owned(out: Path) -> bool:
+    """Whether a process works there, or has."""
+    return _lock(out).exists()
 
 
 def check_free(out: Path, *, overwrite: bool) -> None:
@@ -50,3 +55,7 @@ def check_begun(out: Path) -> None:
     """Raises TrainingError unless there is a run to go on with."""
     if not (run_state.folder(out) / "run.json").exists():
         raise TrainingError(f"there is no run in {out} to resume", "train without --resume first")
+
+
+def _lock(out: Path) -> Path:
+    return run_state.folder(out) / "LOCK"
