@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+import pydantic.type_adapter  # as typer does
 import tiny
 from tgen import files, runs
 from tgen.cli.app import run
@@ -28,6 +29,7 @@ _REFUSED = 75
 def main() -> int:
     """So many rounds."""
     rounds = tiny.count(__doc__, short=1, long=100)
+    assert pydantic.type_adapter
     assert runs  # what the command imports before it asks for the lock
     assert training
     assert "torch" not in sys.modules

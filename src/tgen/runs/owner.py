@@ -21,6 +21,7 @@ def owned(out: Path) -> Iterator[None]:
             yield
         finally:
             if not (folder / "run.json").exists():
+                run_state.remove(out)
                 files.remove(_lock(out))
                 with suppress(OSError):  # other files are there, or were before
                     folder.rmdir()
