@@ -20,7 +20,7 @@ ROOT: Node = 0
 
 @dataclass(frozen=True)
 class Operation:
-    """One of: a file's `data` at `offset`, or `size` (truncate); an entry's change; a sync; a word."""
+    """A file's data at an offset, its size (truncate), changes of a folder, a sync, or a word."""
 
     kind: str  # write, truncate, entries, sync, said
     node: Node = ROOT

@@ -2,11 +2,11 @@
 
     python tests/faults/disk.py [--long | COUNT]
 
-At each call of the last half of a run that changes the disk, once: no space, an input/output error;
-then a run whose every write takes only a third. The states before stay whole, no temporary file is left,
-a report says what happened, and in the end all bytes are as in the run that was left alone. Where
-the disk stays full the run ends with an error that names the bytes needed and free. In the long
-form also: calls that fail by chance, and real file systems that are too small.
+At each call of the last half of a run that changes the disk, once: no space, and an input/output
+error; then a run whose every write takes only a third. The states before stay whole, no temporary
+file is left, a report says what happened, and in the end all bytes are as in the run that was left
+alone. Where the disk stays full the run ends with an error that names the bytes needed and free. In
+the long form also more failures by chance, and real file systems that are too small.
 """
 
 import itertools
@@ -39,14 +39,14 @@ def main() -> int:
         disk = Disk(folder)
         for at, error in itertools.product(range(1, disk.n_calls + 1), (FULL, BROKEN)):
             disk.fails(lambda i, _, at=at: i == at, error)
-        disk.fails(lambda i, _: True, None)
+        disk.fails(lambda *_: True, None)
         for at in range(1, disk.n_calls + 1, 5):
             disk.fails(lambda i, name, at=at: i >= at and name in ("open", "mkdir", "write"), FULL)
         n_calls, n_reported = disk.n_trials, disk.n_reported
         for i in range(soak):
             draws = random.Random(i)
             error = (FULL, BROKEN, None)[i % 3]
-            disk.fails(lambda i, _, draws=draws: draws.random() < _SOAK, error)
+            disk.fails(lambda *_, draws=draws: draws.random() < _SOAK, error)
         small = small_disks(disk) if soak > 100 else ""
     for problem in disk.problems[:20]:
         print(problem, file=sys.stderr)
@@ -94,7 +94,7 @@ class Disk:
         self.judge(ended)
 
     def judge(self, ended: tiny.Ended) -> None:
-        """Whether a sitting ended as it may, with its last state whole; and the same end as ever."""
+        """Whether a sitting ended as it may, and the run, gone on with, as ever."""
         problems = [line for line in ended.said if line.startswith("problem")]
         if ended.status:
             problems.append("it ended with a traceback")
@@ -106,7 +106,7 @@ class Disk:
 
 
 def _sitting(wanted: RunRequest, picks: _PICKS, error: OSError | None, say: Any) -> None:
-    """Says how it went; any exception but those that the user is to see is the child's traceback."""
+    """Says how it went; what is no error for the user is this process's traceback."""
     failing = Failing(picks, error)
     began = waits = False
     before = _newest(wanted.out)

@@ -1,4 +1,4 @@
-"""SIGKILL at failpoints in training with saves, then resume: no saved work is lost, no byte differs.
+"""SIGKILL at failpoints of training, then resume: nothing saved is lost, no byte differs.
 
     python tests/faults/kills.py [--long | COUNT]
 

@@ -47,7 +47,10 @@ def main() -> int:
         while n < wanted:
             draws = random.Random(n_runs)
             settings = {name: draws.choice(values) for name, values in CHOICES.items()}
-            kept = {"val_fraction": draws.choice((0.1, 0.1, 0)), "seed": draws.choice((0, 2**63 - 1))}
+            kept = {
+                "val_fraction": draws.choice((0.1, 0.1, 0)),
+                "seed": draws.choice((0, 2**63 - 1)),
+            }
             ended = tiny.forked(lambda say, d=draws, s=settings, k=kept: one(folder, s, k, d, say))
             n_runs += 1
             n += ended.said.count("resumed")

@@ -8,7 +8,6 @@ Then: signals that were ignored from the start (nohup) stay ignored, and a secon
 process at once.
 """
 
-import os
 import random
 import shutil
 import signal
@@ -23,10 +22,10 @@ from tgen.checkpoint import run_state
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STEPS = 40
-OPTIONS = (
-    "--tokenizer char --threads 1 --set d_model=8 --set n_layers=1 --set n_heads=2 "
-    "--set context_length=8 --set batch_size=2 --set eval_every=5 --set eval_tokens=64"
-).split()
+SETTINGS = (
+    "d_model=8 n_layers=1 n_heads=2 context_length=8 batch_size=2 eval_every=5 eval_tokens=64"
+)
+OPTIONS = ["--tokenizer", "char", "--threads", "1", *(f"--set={s}" for s in SETTINGS.split())]
 COMPLAINTS = ("Traceback", "Exception ignored", "Error")
 
 
@@ -102,7 +101,7 @@ def judge(
             problems.append(f"it left {sorted(map(str, out.rglob('*')))}")
         return problems + (["exit status 0 without a run"] if status == 0 else [])
     wanted = tiny.request(out.parent, out)
-    ended = tiny.forked(lambda say: list(tiny.sitting(wanted)) and None)
+    ended = tiny.forked(lambda _: list(tiny.sitting(wanted)) and None)
     if ended.status:
         return [*problems, "it cannot go on"]
     problems += tiny.differences(tiny.kept(out), whole)[:3]

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import pydantic.type_adapter  # as typer does
+
 import tiny
 from tgen import files, runs
 from tgen.cli.app import run
@@ -43,7 +44,7 @@ def main() -> int:
     for problem in problems[:20]:
         print(problem, file=sys.stderr)
     print(
-        f"{rounds:,} times {_STARTS} starts at once, the last of them refused after {slowest:.1f} s "
+        f"{rounds:,} times {_STARTS} starts at once, the last refused after {slowest:.1f} s "
         f"at most: {len(problems)} problems"
     )
     return int(bool(problems))
@@ -104,7 +105,7 @@ def start(folder: Path, number: int, *, waits_for: int | None = None) -> int:
         os.dup2(said, 2)
         if waits_for is not None:
             os.read(waits_for, 1)
-        settings = "d_model=8 n_layers=1 n_heads=2 context_length=8".split()
+        settings = ["d_model=8", "n_layers=1", "n_heads=2", "context_length=8"]
         options = [part for setting in settings for part in ("--set", setting)]
         out = str(folder / "model")
         status = run(["train", str(folder / "corpus.txt"), "--minutes", "10", "-o", out, *options])

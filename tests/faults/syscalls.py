@@ -1,4 +1,4 @@
-"""SIGKILL at every system call of a run's saves, injected by strace: nothing that was saved is lost.
+"""SIGKILL at every system call of a run's saves, injected by strace: nothing is lost.
 
     python tests/faults/syscalls.py [--long | COUNT]
 
@@ -15,8 +15,8 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 from dataclasses import astuple
+from pathlib import Path
 from typing import Any
 
 import tiny  # before what imports numpy
@@ -35,7 +35,7 @@ def main() -> int:
         print("SKIPPED: strace is not here")
         return tiny.SKIPPED
     with tiny.scratch() as folder:
-        story.tell(folder / "warm", lambda said: None)  # what is imported on the way is no save's
+        story.tell(folder / "warm", lambda _: None)  # what is imported on the way is no save's
         traced = told(folder / "whole", ["-o", str(folder / "trace")])
         if traced.status:
             print("SKIPPED: strace cannot follow a process here")

@@ -107,7 +107,7 @@ class Ended(NamedTuple):
 def forked(
     action: Callable[[Callable[[str], None]], None],
     *,
-    meanwhile: Callable[[int], None] = lambda pid: None,
+    meanwhile: Callable[[int], None] = lambda _: None,
 ) -> Ended:
     """Does `action` in a process of its own; what it is given says lines to this one, which does
     `meanwhile` with its pid."""
@@ -144,7 +144,7 @@ def said_of(report: RunReport) -> str | None:
 
 
 def kept(out: Path) -> dict[str, str]:
-    """Hashes of all that a finished run leaves, but for the time of day: model, newest state, log."""
+    """Hashes of what a finished run leaves, but for the time of day: model, newest state, log."""
     saved = run_state.load_state(out, run=run_state.load_run(out)[0]["run_id"])
     assert saved
     assert not saved.set_aside, saved.set_aside
@@ -173,8 +173,6 @@ def digest(path: Path) -> str:
 def leftovers(out: Path) -> list[str]:
     """Temporary files that nobody has removed."""
     return [str(path) for path in out.rglob(f"{files.TEMPORARY}*")]
-
-
 
 
 def _timeless(record: dict[str, Any]) -> dict[str, Any]:

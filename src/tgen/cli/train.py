@@ -167,6 +167,8 @@ def train(
     held-out text best. Ctrl-C saves and prints the command that goes on.
     """
     began = time.monotonic() - time.process_time()  # Python's own start counts too
+    if json_output:
+        console.require_stdout()
     paths = corpus or []
     target = out_directory(out, paths)
     caught = _Signals()

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tgen.cli import console
+from tgen.errors import TgenError
 from tgen.reports import (
     BackReport,
     DoneReport,
@@ -32,6 +33,7 @@ class TrainingView:
 
     def __init__(self, *, quiet: bool, json_lines: bool) -> None:
         self._quiet, self._json = quiet, json_lines
+        self._lost: TgenError | None = None
         self._bits = ""
         self._said = time.monotonic()
         columns = (BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))
@@ -54,6 +56,8 @@ class TrainingView:
         trace: TracebackType | None,
     ) -> None:
         self._bar.stop()
+        if self._lost and error is None:
+            raise self._lost
 
     def show(self, report: RunReport) -> None:
         """Draws one report."""
@@ -88,6 +92,8 @@ class TrainingView:
             console.write(line.encode() + b"\n")
         except console.ReaderGoneError:
             self._json = False  # the run goes on without its reader
+        except TgenError as error:
+            self._json, self._lost = False, error  # and without a place to write to
 
     def _plan(self, plan: PlanReport) -> None:
         table = Table.grid(padding=(0, 2))
