@@ -12,7 +12,7 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TextIO
@@ -20,6 +20,8 @@ from typing import BinaryIO, TextIO
 from tgen.errors import LockedError, TgenError
 
 TEMPORARY = ".tmp-"
+
+Content = bytes | Sequence[bytes | memoryview]  # of a file, whole or in parts
 
 
 def read(path: Path, *, limit: int | None = None) -> bytes:
@@ -92,7 +94,7 @@ def put(path: Path, content: bytes) -> None:
         publish(path.resolve(), content)
 
 
-def publish_folder(path: Path, contents: Mapping[str, bytes]) -> None:
+def publish_folder(path: Path, contents: Mapping[str, Content]) -> None:
     """Makes the folder `path`, which must not exist, with all its files, by one rename."""
     _make_folder(path.parent)
     temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(6)}"
@@ -200,15 +202,26 @@ def _holder(file: TextIO) -> str:
     return "unknown"
 
 
-def _write(path: Path, content: bytes) -> None:
+def parts(content: Content) -> Sequence[bytes | memoryview]:
+    """What a file's content is made of, in order."""
+    return [content] if isinstance(content, bytes) else content
+
+
+def n_bytes(content: Content) -> int:
+    """How long a file it makes."""
+    return sum(len(part) for part in parts(content))
+
+
+def _write(path: Path, content: Content) -> None:
     with open(path, "xb", buffering=0) as file:
-        _write_all(file.fileno(), content)
+        for part in parts(content):
+            _write_all(file.fileno(), part)
         os.fsync(file.fileno())
-        if (size := os.fstat(file.fileno()).st_size) != len(content):
-            raise OSError(errno.EIO, f"only {size} of {len(content)} bytes arrived", str(path))
+        if (size := os.fstat(file.fileno()).st_size) != (wanted := n_bytes(content)):
+            raise OSError(errno.EIO, f"only {size} of {wanted} bytes arrived", str(path))
 
 
-def _write_all(fd: int, content: bytes) -> None:
+def _write_all(fd: int, content: bytes | memoryview) -> None:
     left = memoryview(content)
     while left:
         n = os.write(fd, left)

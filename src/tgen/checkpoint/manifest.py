@@ -18,12 +18,15 @@ _FORMAT = 1
 _LIMIT = 1 << 20
 
 
-def describe(contents: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
+def describe(contents: Mapping[str, files.Content]) -> dict[str, dict[str, Any]]:
     """The sizes and digests of a folder's files."""
-    return {
-        name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        for name, content in contents.items()
-    }
+    described = {}
+    for name, content in contents.items():
+        digest = hashlib.sha256()
+        for part in files.parts(content):
+            digest.update(part)
+        described[name] = {"bytes": files.n_bytes(content), "sha256": digest.hexdigest()}
+    return described
 
 
 def seal(values: Mapping[str, Any], described: Mapping[str, Any]) -> bytes:

@@ -68,7 +68,7 @@ def save_state(
     """Adds the state of progress["step"]; keeps it, the one before it and the best."""
     target = _state(out, progress["step"])
     if not target.exists():  # a resumed run comes past the same steps with the same numbers
-        contents = {_ARRAYS: tensors.serialise(arrays)}
+        contents: dict[str, files.Content] = {_ARRAYS: tensors.in_parts(arrays)}
         values = {"run": run, "progress": dict(progress), "made_by": dict(made_by)}
         contents[manifest.NAME] = manifest.seal(values, manifest.describe(contents))
         files.publish_folder(target, contents)

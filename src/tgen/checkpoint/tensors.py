@@ -30,6 +30,7 @@ _DTYPES = {
     "U32": "<u4",
     "BOOL": "?",
 }
+_NAMES = {np.dtype(code): name for name, code in _DTYPES.items() if name != "BF16"}
 _FLOATS = {"F32", "F16", "BF16", "F64"}
 _CHECKED = 1 << 20  # numbers that are looked at together
 _DAMAGED = "the file is damaged or incomplete: fetch or train it again"
@@ -47,6 +48,23 @@ class Entry(NamedTuple):
 def serialise(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     """A whole safetensors file; arrays must be contiguous."""
     return save(dict(arrays), metadata={"format": "pt"})
+
+
+def in_parts(arrays: Mapping[str, NDArray[Any]]) -> list[bytes | memoryview]:
+    """As `serialise`, byte for byte, but without a copy of the arrays: for what is large and saved
+    often."""
+    order = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))  # keeps them aligned
+    table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in order:
+        array = arrays[name]
+        start, end = end, end + array.nbytes
+        dtype, shape = _NAMES[array.dtype], list(array.shape)
+        table[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+    header = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
+    header += b" " * (-len(header) % 8)
+    flat = [np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8) for name in order]
+    return [len(header).to_bytes(8, "little"), header, *(array.data for array in flat)]
 
 
 def read_header(path: Path) -> dict[str, Entry]:
