@@ -43,6 +43,7 @@ ROOMS = {
         "model",
         "engine",
         "generation",
+        "",  # the version alone
     },
     "chat": {"checkpoint", "files", "tokenizer"},
     "conversions": {"checkpoint"},

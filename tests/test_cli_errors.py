@@ -76,7 +76,7 @@ def test_bad_corpora(tmp_path):
         (["train", "CORPUS", "--set", "colour=red"], ["colour"]),
         (["train", "CORPUS", "--size", "huge"], ["size"]),
         (["train", "CORPUS", "--threads", "0"], ["threads"]),
-        (["train", "CORPUS", "--resume", "--steps", "5"], ["--steps"]),
+        (["train", "CORPUS", "--resume", "--size", "nano"], ["--size"]),
         (["paint"], ["paint"]),
     ],
 )

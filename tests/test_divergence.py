@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from test_runs import request
+from test_runs import request, resume
 from tgen import runs
 from tgen.checkpoint import directory, run_log
 from tgen.config import ModelConfig, TrainConfig
@@ -107,7 +107,7 @@ def test_returns_to_the_start_are_counted_across_sittings(tmp_path, monkeypatch)
         backs += isinstance(next(sitting), BackReport)
     sitting.close()  # as if killed
     with pytest.raises(TrainingError, match="after 3 returns"):
-        list(runs.resume(tmp_path / "model"))
+        list(resume(tmp_path / "model"))
     log = run_log.read(tmp_path / "model")
     assert [r["rate_scale"] for r in log if r["kind"] == "BackReport"] == [0.5, 0.25, 0.125]
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import TEXT, tgen
-from test_runs import request
+from test_runs import progress, request, resume
 from tgen import corpus, runs
 from tgen.checkpoint import directory, run_state
 from tgen.config import TrainConfig
@@ -44,7 +44,7 @@ def test_it_begins_with_the_weights_the_tokenizer_and_the_shape_of_its_source(tm
     assert new.tokenizer.json == old.tokenizer.json
     for name, array in old.arrays.items():
         assert np.allclose(array, new.arrays[name], atol=1e-6), name
-    wanted = run_state.load_state(source)[0]["best_bits_per_byte"]
+    wanted = progress(source)["best_bits_per_byte"]
     assert evaluations[0].bits_per_byte == pytest.approx(wanted, abs=1e-4)
 
 
@@ -59,7 +59,7 @@ def test_it_learns_resumes_exactly_and_needs_its_source_only_to_begin(tmp_path, 
     again = dataclasses.replace(fine_tune(tmp_path, source, **rows), out=tmp_path / "parts")
     list(runs.start(again, stopped=lambda: next(stop)))
     source.rename(tmp_path / "moved")
-    list(runs.resume(tmp_path / "parts", threads=1))
+    list(resume(tmp_path / "parts", threads=1))
     weights = [(tmp_path / n / "model.safetensors").read_bytes() for n in ("tuned", "parts")]
     assert weights[0] == weights[1]
     assert weights[0] != (tmp_path / "moved" / "model.safetensors").read_bytes()
@@ -74,7 +74,7 @@ def test_a_source_that_calls_the_end_of_text_otherwise_keeps_its_name(tmp_path, 
     stop = iter([False] * 4 + [True])
     tuned = fine_tune(tmp_path, source, corpus=[str(tmp_path / "rows.jsonl")])
     list(runs.start(tuned, stopped=lambda: next(stop)))
-    list(runs.resume(tmp_path / "tuned", threads=1))
+    list(resume(tmp_path / "tuned", threads=1))
     tokens = run_state.load_run(tmp_path / "tuned")[1]["train"]
     assert (tokens == end).any()
     new = directory.load(tmp_path / "tuned")

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import make_model
+from test_runs import resume
 from tgen import corpus, runs
 from tgen.checkpoint import run_state
 from tgen.config import ModelConfig, TrainConfig
@@ -184,7 +185,7 @@ def test_a_run_on_rows_resumes_exactly(rows):
     whole = list(runs.start(request(rows, "whole")))
     pauses = iter([False, False, True])
     list(runs.start(request(rows, "paused"), stopped=lambda: next(pauses)))
-    resumed = list(runs.resume(rows / "paused", threads=1))
+    resumed = list(resume(rows / "paused", threads=1))
     assert [r.bits_per_byte for r in resumed if isinstance(r, EvalReport)][-1] == [
         r.bits_per_byte for r in whole if isinstance(r, EvalReport)
     ][-1]

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from test_runs import request
+from test_runs import request, resume
 from tgen import runs
 from tgen.checkpoint import run_state
 from tgen.errors import TrainingError
@@ -54,4 +54,4 @@ def test_a_run_that_lost_its_state_does_not_begin_anew(tmp_path):
     for state in (tmp_path / "model" / "training").glob("state-*"):
         shutil.rmtree(state)
     with pytest.raises(TrainingError, match="has lost its state"):
-        list(runs.resume(tmp_path / "model"))
+        list(resume(tmp_path / "model"))

@@ -1,11 +1,12 @@
 """A run's log: every number once, whatever happened to the run."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from test_runs import TRAINED, request
+from test_runs import TRAINED, request, resume
 from tgen import runs
 from tgen.checkpoint import run_log
 from tgen.checkpoint.run_log import RunLog
@@ -59,7 +60,7 @@ def test_killed_anywhere_and_resumed_it_equals_the_uninterrupted_log(tmp_path, m
             if killed_after > 1:
                 with (out / "training" / "log.jsonl").open("a") as file:
                     file.write('{"kind": "Step')
-        list(runs.resume(out, threads=1))
+        list(resume(out, threads=1))
         assert [n for n in numbers(out) if n[0] != "SampleReport"] == whole, killed_after
         kinds = [r["kind"] for r in run_log.read(out)]
         assert kinds.count("PlanReport") == (2 if killed_after > 1 else 1)  # one a sitting
@@ -85,19 +86,26 @@ def test_lines_gather_until_there_are_enough_or_the_run_ends_however(tmp_path):
     assert len(run_log.read(tmp_path)) == 101
 
 
-def test_what_fails_half_way_is_not_written_twice(tmp_path, monkeypatch):
-    written = []
+def test_what_fails_half_way_is_written_later_and_once(tmp_path, monkeypatch):
+    (tmp_path / "training").mkdir()
+    log, write = RunLog(tmp_path), os.write
+    log.add(step(1))
+    log.flush()
 
-    def full_disk(*arguments: object) -> None:
-        written.append(arguments)
+    def full_disk(fd: int, content: bytes) -> int:
+        if len(content) > 10:
+            return write(fd, content[:10])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(run_log.files, "append", full_disk)
-    log = RunLog(tmp_path)
-    log.add(step(1))
-    with pytest.raises(OSError, match="No space"), log:
-        log.flush()
-    assert len(written) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(run_log.files.os, "write", full_disk)
+        for number in range(2, 102):  # so many that they are written, or would be
+            log.add(step(number))
+        with pytest.raises(OSError, match="No space"):
+            log.flush()
+    assert [record["step"] for record in run_log.read(tmp_path)] == [1]
+    log.flush()
+    assert [record["step"] for record in run_log.read(tmp_path)] == list(range(1, 102))
 
 
 def test_any_bytes_of_a_sample_are_text_in_the_log(tmp_path):

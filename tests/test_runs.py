@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,8 @@ from tgen.config import TrainConfig
 from tgen.corpus import TokenStore
 from tgen.errors import CorpusError, LockedError, TrainingError, UsageError
 from tgen.model.transformer import Transformer
-from tgen.reports import DoneReport, EvalReport, SampleReport, StepReport
-from tgen.runs import RunRequest
+from tgen.reports import DoneReport, EvalReport, RunReport, SampleReport, StepReport
+from tgen.runs import ResumeRequest, RunRequest, saving
 from tgen.training.loop import evaluate
 
 TRAINED = ("StepReport", "EvalReport", "SampleReport")  # not what each sitting begins and ends with
@@ -46,19 +47,25 @@ def request(folder: Path, name: str = "model", **values: object) -> RunRequest:
     return RunRequest(**defaults | values)
 
 
+def resume(
+    out: Path, *, stopped: Callable[[], bool] = lambda: False, **values: object
+) -> Iterator[RunReport]:
+    return runs.resume(ResumeRequest(out=out, **values), stopped=stopped)
+
+
 def contents(out: Path) -> dict[str, str]:
     """Hashes of all that a run leaves, but for what carries the time of day."""
     found = {}
     for path in sorted(out.rglob("*")):
-        if path.is_file() and path.name not in ("LOCK", "log.jsonl", "progress.json", "run.json"):
+        if path.is_file() and path.name not in ("LOCK", "log.jsonl", "manifest.json", "run.json"):
             found[str(path.relative_to(out))] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
 
 
 def progress(out: Path) -> dict[str, object]:
-    saved = run_state.load_state(out)
+    saved = run_state.load_state(out, run=run_state.load_run(out)[0]["run_id"])
     assert saved
-    return {k: v for k, v in saved[0].items() if "seconds" not in k}
+    return {k: v for k, v in saved.progress.items() if "seconds" not in k}
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
@@ -82,7 +89,7 @@ def test_resumed_equals_uninterrupted_byte_for_byte(tmp_path, family, optimizer)
             break
         assert last.step == stop
         stop = next(stops, -1)
-        reports = runs.resume(tmp_path / "parts", stopped=stopped, threads=1)
+        reports = resume(tmp_path / "parts", stopped=stopped, threads=1)
     parts = contents(tmp_path / "parts")
     for name, digest in contents(tmp_path / "whole").items():
         if "state-" not in name or "00000014" in name:
@@ -158,7 +165,7 @@ def test_with_nothing_held_out_the_last_weights_are_saved_as_it_goes(tmp_path):
     assert progress(tmp_path / "model")["step"] == 5
     early = directory.load(tmp_path / "model")
     reports.close()
-    list(runs.resume(tmp_path / "model", threads=1))
+    list(resume(tmp_path / "model", threads=1))
     late = directory.load(tmp_path / "model")
     assert any(not np.array_equal(early.arrays[n], late.arrays[n]) for n in late.arrays)
 
@@ -172,7 +179,7 @@ def test_a_run_in_use_is_refused_and_readers_are_not(tmp_path):
     list(runs.start(request(tmp_path)))
     with files.lock(tmp_path / "model" / "training" / "LOCK"):
         with pytest.raises(LockedError, match="in use by process"):
-            next(runs.resume(tmp_path / "model"))
+            next(resume(tmp_path / "model"))
         directory.load(tmp_path / "model")
 
 
@@ -199,7 +206,7 @@ def test_an_old_model_stays_until_there_is_a_new_one(tmp_path):
     next(runs.start(request(tmp_path, overwrite=True, overrides={"d_model": "32"})))
     assert (tmp_path / "model" / "model.safetensors").read_bytes() == before
     assert directory.load(tmp_path / "model").config.d_model == 16
-    list(runs.resume(tmp_path / "model", threads=1))
+    list(resume(tmp_path / "model", threads=1))
     assert directory.load(tmp_path / "model").config.d_model == 32
 
 
@@ -207,6 +214,97 @@ def test_a_changed_corpus_is_refused_on_resume(tmp_path):
     list(runs.start(request(tmp_path)))
     (tmp_path / "corpus.txt").write_bytes(TEXT + b"more")
     with pytest.raises(TrainingError, match="has changed"):
-        next(runs.resume(tmp_path / "model", corpus_paths=[str(tmp_path / "corpus.txt")]))
+        next(resume(tmp_path / "model", corpus=[str(tmp_path / "corpus.txt")]))
     with pytest.raises(TrainingError, match="no run"):
-        next(runs.resume(tmp_path / "nowhere"))
+        next(resume(tmp_path / "nowhere"))
+
+
+def test_other_settings_are_refused_with_the_difference_or_noted(tmp_path):
+    out = tmp_path / "model"
+    list(runs.start(request(tmp_path)))
+    same = {
+        "settings": {"steps": 14, "seed": 1337},
+        "overrides": {"dropout": "0.1", "n_layers": "1"},
+    }
+    list(resume(out, threads=1, **same))
+    with pytest.raises(TrainingError, match=r"dropout is 0\.1 in this run, not 0.2"):
+        next(resume(out, overrides={"dropout": "0.2"}))
+    with pytest.raises(UsageError, match="n_layers is 1 in this run, not 2"):
+        next(resume(out, overrides={"n_layers": "2"}, override=True))
+    with pytest.raises(UsageError, match="optimizer is muon in this run, not adamw"):
+        next(resume(out, overrides={"optimizer": "adamw"}, override=True))
+    with pytest.raises(UsageError, match="the run is at step 14"):
+        next(resume(out, settings={"steps": 9}, override=True))
+    longer = {"settings": {"steps": 20}, "overrides": {"learning_rate": "0.001"}}
+    reports = list(resume(out, threads=1, override=True, **longer))
+    assert isinstance(reports[-1], DoneReport)
+    assert reports[-1].step == 20
+    noted = run_state.load_run(out)[0]["overridden"]
+    assert noted[0] == "from step 14: steps 14 -> 20"
+    assert noted[1].startswith("from step 14: learning_rate 0.00")
+    assert noted[1].endswith(" -> 0.001")
+    assert noted == reports[0].notes[-2:]
+    # It is the run's own now.
+    list(resume(out, threads=1, **longer))
+
+
+def damage(state: Path, how: str) -> None:
+    arrays, manifest = state / "state.safetensors", state / "manifest.json"
+    whole = arrays.read_bytes()
+    if how == "cut short":
+        arrays.write_bytes(whole[:-1])
+    elif how == "one bit":
+        arrays.write_bytes(whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:])
+    elif how == "zeros":
+        arrays.write_bytes(bytes(len(whole)))
+    elif how == "gone":
+        arrays.unlink()
+    elif how == "no manifest":
+        manifest.unlink()
+    elif how == "a manifest that lies":
+        manifest.write_text(manifest.read_text().replace('"step": ', '"step": 1'))
+    else:
+        manifest.write_bytes(b"\0" * 100)
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["cut short", "one bit", "zeros", "gone", "no manifest", "a manifest that lies", "garbage"],
+)
+def test_a_damaged_state_is_set_aside_and_the_one_before_goes_on(tmp_path, how):
+    out = tmp_path / "model"
+    list(runs.start(request(tmp_path)))
+    whole = contents(out)
+    *_, before, newest = sorted((out / "training").glob("state-*"))
+    damage(newest, how)
+    reports = list(resume(out, threads=1))
+    assert any("set aside as damaged-state-00000014" in note for note in reports[0].notes)
+    assert reports[0].resumed_at_step == int(before.name[-8:]) == 10
+    assert (out / "training" / "damaged-state-00000014").is_dir()
+    after = {name: one for name, one in contents(out).items() if "damaged" not in name}
+    assert after == whole
+    for state in (out / "training").glob("state-*"):
+        damage(state, how)
+    with pytest.raises(TrainingError, match="no state of the run"):
+        next(resume(out))
+    assert len(list((out / "training").glob("damaged-*"))) >= 3
+
+
+def test_a_state_of_another_run_is_not_taken(tmp_path):
+    for name in ("model", "other"):
+        list(runs.start(request(tmp_path, name)))
+    mine, other = (tmp_path / name / "training" for name in ("model", "other"))
+    (mine / "state-00000014").rename(mine / "gone")
+    (other / "state-00000014").rename(mine / "state-00000014")
+    reports = list(resume(tmp_path / "model", threads=1))
+    assert any("is of another run" in note for note in reports[0].notes)
+    assert reports[0].resumed_at_step == 10
+
+
+def test_another_machine_is_said(tmp_path, monkeypatch):
+    list(runs.start(request(tmp_path)))
+    *_, last = next(resume(tmp_path / "model", threads=1)).notes
+    assert "last bit" not in last
+    monkeypatch.setattr(saving, "__version__", "9.9")
+    *_, last = next(resume(tmp_path / "model", threads=1)).notes
+    assert last == ("not to the last bit as without a break: tgen 0.1.0 is 9.9 now")

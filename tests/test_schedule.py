@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from test_runs import request
+from test_runs import request, resume
 from tgen import runs
 from tgen.checkpoint import run_log
 from tgen.config import TrainConfig
@@ -64,7 +64,7 @@ def test_killed_around_the_return_it_ends_the_same(tmp_path, kind):
     for _ in range(last + 1):
         next(reports)
     reports.close()
-    list(runs.resume(tmp_path / "parts", threads=1))
+    list(resume(tmp_path / "parts", threads=1))
 
     def log(name: str) -> list[tuple[object, ...]]:
         kinds = ("StepReport", "EvalReport", "BackReport")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from test_runs import request
+from test_runs import request, resume
 from tgen import runs
 from tgen.errors import UsageError
 from tgen.reports import EvalReport, SampleReport, StepReport
@@ -73,12 +73,12 @@ def test_what_is_shown_after_stops_and_kills_is_the_uninterrupted_run(tmp_path, 
     asked = iter([False] * 2 + [True])
     parts = tmp_path / "parts"
     list(runs.start(request(tmp_path, "parts", tensorboard=True), stopped=lambda: next(asked)))
-    reports = runs.resume(parts, threads=1)
+    reports = resume(parts, threads=1)
     for report in reports:
         if isinstance(report, StepReport) and report.step == 8:
             reports.close()  # after the state of step 5: 6 to 8 are taken again
     assert ("loss/train", 8) in [entry[:2] for entry in shown(parts)]
-    list(runs.resume(parts, threads=1))
+    list(resume(parts, threads=1))
     assert len(list((parts / "training" / "tensorboard").iterdir())) == 3
     assert numbers(parts) == numbers(tmp_path / "whole")
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from conftest import TEXT
-from test_runs import contents, request
+from test_runs import contents, request, resume
 from tgen import corpus, runs
 from tgen.config import TrainConfig
 from tgen.corpus import TokenStore
@@ -115,7 +115,7 @@ def test_a_run_resumes_exactly_and_sees_whole_tokens_while_the_rate_falls(tmp_pa
     parts = dataclasses.replace(whole, out=tmp_path / "parts")
     stops = iter([False] * 6 + [True])
     list(runs.start(parts, stopped=lambda: next(stops)))
-    list(runs.resume(parts.out))
+    list(resume(parts.out))
     assert contents(whole.out) == contents(parts.out)
     frozen = {"learning_rate": "1e-30", "matrix_learning_rate": "1e-30", "dropout": "0"}
     for share, in_decay in (("0", "false"), ("0.4", "false"), ("0.4", "true")):

@@ -1,6 +1,19 @@
-"""`python -m tgen` is `tgen`."""
+"""`tgen`, and `python -m tgen`."""
 
-from tgen.cli.app import main
+import signal
+
+
+def main() -> None:
+    """Runs the command line and leaves the process with its exit status."""
+    at_once = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if at_once:  # as long as there is nothing to save or to say
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from tgen.cli import app
+
+    if at_once:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    app.main()
+
 
 if __name__ == "__main__":
     main()

@@ -4,20 +4,24 @@ Publishing means: written under a temporary name beside the target, flushed to t
 over the target, and the folder flushed too. A reader sees the old file or the new one, never half.
 """
 
+import errno
 import hashlib
 import os
 import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 from tgen.errors import LockedError, TgenError
 
 TEMPORARY = ".tmp-"
+
+Content = bytes | Sequence[bytes | memoryview]  # of a file, whole or in parts
 
 
 def read(path: Path, *, limit: int | None = None) -> bytes:
@@ -90,9 +94,9 @@ def put(path: Path, content: bytes) -> None:
         publish(path.resolve(), content)
 
 
-def publish_folder(path: Path, contents: Mapping[str, bytes]) -> None:
+def publish_folder(path: Path, contents: Mapping[str, Content]) -> None:
     """Makes the folder `path`, which must not exist, with all its files, by one rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(path.parent)
     temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(6)}"
     try:
         temporary.mkdir()
@@ -147,23 +151,45 @@ def put_into(folder: Path, name: str, content: bytes) -> None:
 
 
 def append(path: Path, content: bytes) -> None:
-    """Adds to the end of a log; what is cut short there is for the reader to leave out."""
-    with open(path, "ab") as file:
-        file.write(content)
+    """Adds to the end of a log, all or, where that fails, nothing; what a killed process cut short
+    is for the reader to leave out."""
+    with open(path, "ab", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            _write_all(file.fileno(), content)
+            os.fsync(file.fileno())
+        except OSError:
+            os.ftruncate(file.fileno(), size)
+            raise
 
 
 def remove(path: Path) -> None:
     """Removes a file or a folder with all it holds; nothing there is no error."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    if path.is_dir() and not path.is_symlink():  # at once by its name: half a folder is never seen
+        doomed = path.parent / f"{TEMPORARY}{secrets.token_hex(6)}"
+        os.rename(path, doomed)
+        shutil.rmtree(doomed)
+    elif os.path.lexists(path):
+        path.unlink()
+        _sync_folder(path.parent)  # before what takes its place
+
+
+def move(path: Path, target: Path) -> None:
+    """Gives a file or a folder another name in the same folder."""
+    os.rename(path, target)
+    _sync_folder(target.parent)
+
+
+def free_bytes(path: Path) -> int:
+    """Room on the disk that holds `path`, which need not be there yet."""
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    return shutil.disk_usage(there).free
 
 
 def remove_leftovers(folder: Path) -> None:
     """Removes what an interrupted publish left in `folder`; call it under the lock."""
     for leftover in folder.glob(TEMPORARY + "*"):
-        remove(leftover)
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -172,35 +198,85 @@ def lock(path: Path) -> Iterator[None]:
 
     Raises LockedError, naming the holder, if another process has it.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+", encoding="utf-8") as file:
-        try:
-            if sys.platform == "win32":
-                import msvcrt
-
-                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-            else:
-                import fcntl
-
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            holder = file.read(20).strip() or "unknown"
-            raise LockedError(
-                f"{path.parent} is in use by process {holder}",
-                "wait for that run to end, or choose another --out",
-            ) from None
+    with _locked(path) as file:
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
         yield
 
 
-def _write(path: Path, content: bytes) -> None:
-    with open(path, "xb") as file:
-        file.write(content)
-        file.flush()
+def _locked(path: Path) -> TextIO:
+    while True:
+        _make_folder(path.parent)
+        file = open(path, "a+", encoding="utf-8")  # noqa: SIM115
+        try:
+            _try_lock(file)
+        except OSError:
+            with file:
+                raise LockedError(
+                    f"{path.parent} is in use by process {_holder(file)}",
+                    "wait for that run to end, or choose another --out",
+                ) from None
+        with suppress(FileNotFoundError):  # who held it before may have removed it
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        file.close()
+
+
+def _try_lock(file: TextIO) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _holder(file: TextIO) -> str:
+    for _ in range(100):  # it may have locked, and not yet said who it is
+        file.seek(0)
+        if found := file.read(20).strip():
+            return found
+        time.sleep(0.01)
+    return "unknown"
+
+
+def parts(content: Content) -> Sequence[bytes | memoryview]:
+    """What a file's content is made of, in order."""
+    return [content] if isinstance(content, bytes) else content
+
+
+def n_bytes(content: Content) -> int:
+    """How long a file it makes."""
+    return sum(len(part) for part in parts(content))
+
+
+def _write(path: Path, content: Content) -> None:
+    with open(path, "xb", buffering=0) as file:
+        for part in parts(content):
+            _write_all(file.fileno(), part)
         os.fsync(file.fileno())
+        if (size := os.fstat(file.fileno()).st_size) != (wanted := n_bytes(content)):
+            raise OSError(errno.EIO, f"only {size} of {wanted} bytes arrived", str(path))
+
+
+def _write_all(fd: int, content: bytes | memoryview) -> None:
+    left = memoryview(content)
+    while left:
+        n = os.write(fd, left)
+        if n == 0:
+            raise OSError(errno.EIO, "nothing could be written")
+        left = left[n:]
+
+
+def _make_folder(path: Path) -> None:
+    """Makes a folder and those it is in; a power loss does not take them with all they hold."""
+    if not path.is_dir():
+        _make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        _sync_folder(path.parent)
 
 
 def _sync_folder(path: Path) -> None:

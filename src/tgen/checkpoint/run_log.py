@@ -6,6 +6,7 @@ is resumed.
 """
 
 import json
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -37,23 +38,28 @@ class RunLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.flush()
+        with suppress(OSError):
+            self.flush()
+        with suppress(OSError) if error else nullcontext():  # the first failure is to be told
+            self.flush()  # what is left, if the disk refused it
 
     def add(self, report: _Report) -> _Report:
         """Notes `report` and hands it back."""
         self._lines.append(json.dumps(json_record(report)) + "\n")
-        if len(self._lines) >= _TOGETHER:
-            self.flush()
+        if len(self._lines) % _TOGETHER == 0:
+            with suppress(OSError):  # a full disk stops no training: they are written later
+                self.flush()
         return report
 
     def flush(self) -> None:
-        """Writes the lines that have gathered."""
-        lines, self._lines = self._lines, []  # what fails half way is not written twice
-        if lines:
-            files.append(self._path, "".join(lines).encode())
+        """Writes the lines that have gathered; raises OSError where that fails, and keeps them."""
+        if self._lines:
+            files.append(self._path, "".join(self._lines).encode())
+            self._lines.clear()
 
     def trim(self, step: int) -> None:
-        """Drops what was written of steps after `step`, which will be taken again."""
+        """Drops what was added of steps after `step`, which will be taken again."""
+        self._lines = [line for line in self._lines if _step(line) <= step]
         if self._path.exists():
             lines = files.read(self._path).decode(errors="replace").splitlines(keepends=True)
             kept = [line for line in lines if line.endswith("\n") and _step(line) <= step]

@@ -33,6 +33,7 @@ _DTYPES = {
     "I16": "<i2",
     "U64": "<u8",
 }
+_NAMES = {np.dtype(_DTYPES[n]): n for n in ("F32", "F16", "F64", "I64", "I32", "U8", "U32", "BOOL")}
 _FLOATS = {"F32", "F16", "BF16", "F64"}
 _CHECKED = 1 << 20  # numbers that are looked at together
 _DAMAGED = "the file is damaged or incomplete: fetch or train it again"
@@ -53,18 +54,29 @@ def serialise(arrays: Mapping[str, NDArray[Any]]) -> bytes:
 
 
 def serialise_weights(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """As `serialise`; here uint16 are the bits of bfloat16, which the library cannot take."""
-    kinds = {"float32": "F32", "float16": "F16", "uint16": "BF16"}
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    position = 0
-    for name, array in arrays.items():
-        offsets = [position, position := position + array.nbytes]
-        kind = kinds[array.dtype.name]
-        header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": offsets}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    data = (np.ascontiguousarray(array).data.cast("B") for array in arrays.values())
-    return b"".join([len(text).to_bytes(8, "little"), text, *data])
+    """As `serialise`; here uint16 are the bits of bfloat16, which the library's NumPy does not
+    know."""
+    return b"".join(in_parts(arrays, uint16="BF16"))
+
+
+def in_parts(
+    arrays: Mapping[str, NDArray[Any]], *, uint16: str = "U16"
+) -> list[bytes | memoryview]:
+    """As `serialise`, byte for byte, but without a copy of the arrays: for what is large and saved
+    often."""
+    order = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))  # keeps them aligned
+    table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in order:
+        array = arrays[name]
+        start, end = end, end + array.nbytes
+        dtype = uint16 if array.dtype == np.uint16 else _NAMES[array.dtype]
+        shape = list(array.shape)
+        table[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+    header = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
+    header += b" " * (-len(header) % 8)
+    flat = [np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8) for name in order]
+    return [len(header).to_bytes(8, "little"), header, *(array.data for array in flat)]
 
 
 def read_header(path: Path) -> dict[str, Entry]:

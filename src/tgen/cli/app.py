@@ -57,6 +57,7 @@ def _tgen(
 
 def main() -> None:
     """Runs the command line and leaves the process with its exit status."""
+    console.occupy_streams()
     for stream in (sys.stdout, sys.stderr):  # what is written does not depend on the locale
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")

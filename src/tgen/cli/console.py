@@ -1,10 +1,12 @@
 """Where output goes: stdout carries the product, stderr the commentary."""
 
+import io
 import os
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import IO, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -12,12 +14,36 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from tgen.errors import TgenError
 
 
-class _Commentary(Console):
-    """A stderr whose loss must never stop the work."""
+class _Commentary(io.TextIOBase):
+    """A stderr whose loss never stops the work: a dead terminal, a full disk."""
 
-    def on_broken_pipe(self) -> None:
-        """Goes silent, where rich would end the process."""
-        self.quiet = True
+    encoding = "utf-8"
+
+    def write(self, text: str) -> int:
+        """Writes to whatever stderr is now, as long as that takes it."""
+        self._tried(lambda: sys.stderr.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """As `write`."""
+        self._tried(lambda: sys.stderr.flush())
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
+        return sys.stderr is not None and sys.stderr.isatty()
+
+    def fileno(self) -> int:
+        """Of the real one, whose width rich asks for."""
+        if sys.stderr is None:
+            raise OSError("stderr is closed")
+        return sys.stderr.fileno()
+
+    def _tried(self, action: Callable[[], object]) -> None:
+        if sys.stderr is not None:
+            try:
+                action()
+            except OSError:
+                _silence(sys.stderr)
 
 
 class ReaderGoneError(Exception):
@@ -32,9 +58,21 @@ class _Output(Console):
         raise ReaderGoneError
 
 
-err = _Commentary(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+err = Console(
+    file=cast(IO[str], _Commentary()), highlight=False, markup=False, emoji=False, soft_wrap=True
+)
 out = _Output(highlight=False, markup=False, emoji=False)
 _wide = _Output(highlight=False, markup=False, emoji=False, width=1000)  # where nothing has to fit
+
+
+def occupy_streams() -> None:
+    """Puts something where stdin, stdout or stderr was closed: or the next file would be there,
+    and get what a library writes to stderr."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this
 
 
 def require_stdout() -> None:
@@ -66,12 +104,9 @@ def show(*things: object, wrap: bool = True) -> None:
 
 
 def note(text: str, *, quiet: bool = False) -> None:
-    """One line of commentary; a broken stderr must not stop the work."""
+    """One line of commentary."""
     if not quiet:
-        try:
-            err.print(text)
-        except OSError:
-            err.quiet = True
+        err.print(text)
 
 
 def close() -> None:
@@ -95,7 +130,14 @@ def _stdout_errors() -> Iterator[None]:
 def reader_gone() -> None:
     """Keeps Python from complaining about stdout once more when it exits."""
     if sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence(sys.stdout)
+
+
+def _silence(stream: TextIO) -> None:
+    """What is still in it, and what comes, goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def printable(text: str) -> str:

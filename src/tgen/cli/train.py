@@ -23,17 +23,12 @@ from tgen.config import DEFAULT_FAMILY, Family, Size, TrainConfig
 from tgen.errors import UsageError
 
 _DEFAULT = TrainConfig()
-# A run's own settings travel with it: these cannot be given again when it is resumed.
+# What a run was made from and writes: this cannot be given again when it is resumed.
 _FIXED = (
     "tokenizer",
     "vocab_size",
-    "val_fraction",
-    "minutes",
-    "steps",
     "size",
     "family",
-    "settings",
-    "seed",
     "overwrite",
     "start_from",
     "compiled",
@@ -41,6 +36,7 @@ _FIXED = (
     "ngrams",
     "dry_run",
 )
+_SETTINGS = ("minutes", "steps", "val_fraction", "seed")  # and this only as it was, or --override
 _OPTION = {"start_from": "from", "settings": "set", "compiled": "compile"}
 # A model that is fine-tuned brings these with it.
 _BROUGHT = ("tokenizer", "vocab_size", "size", "family")
@@ -150,6 +146,13 @@ def train(
         ),
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    override: Annotated[
+        bool,
+        typer.Option(
+            "--override",
+            help="With --resume: other --minutes, --steps, --seed or --set than the run's own.",
+        ),
+    ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the model in --out.")
     ] = False,
@@ -166,6 +169,8 @@ def train(
     held-out text best. Ctrl-C saves and prints the command that goes on.
     """
     began = time.monotonic() - time.process_time()  # Python's own start counts too
+    if json_output:
+        console.require_stdout()
     paths = corpus or []
     target = out_directory(out, paths)
     caught = _Signals()
@@ -178,12 +183,22 @@ def train(
         if given:
             raise UsageError(
                 f"--resume does not go with --{_OPTION.get(given[0], given[0]).replace('_', '-')}",
-                "a run keeps the settings that it began with",
+                "a run keeps what it was made from: begin a new one with another --out",
             )
-        reports = runs.resume(
-            target, corpus_paths=paths, device=device, threads=threads, stopped=caught.any
+        values = {"minutes": minutes, "steps": steps, "val_fraction": val_fraction, "seed": seed}
+        asked = runs.ResumeRequest(
+            out=target,
+            corpus=paths,
+            settings={name: values[name] for name in _SETTINGS if _was_given(context, name)},
+            overrides=parse_settings(settings or []),
+            override=override,
+            device=device,
+            threads=threads,
         )
+        reports = runs.resume(asked, stopped=caught.any)
     else:
+        if override:
+            raise UsageError("--override goes with --resume", "add it, or leave --override away")
         if not paths:
             raise UsageError("there is no corpus", "name a file of text, or `-` for stdin")
         _check_together(context, start_from)

@@ -37,6 +37,16 @@ def gpu_name(kind: str) -> str:
     return torch.cuda.get_device_name() if kind == "cuda" else kind
 
 
+def what_computes(device: Device) -> dict[str, str | int]:
+    """What the last bits of results depend on."""
+    return {
+        "torch": torch.__version__,
+        "processor": torch.backends.cpu.get_cpu_capability(),
+        "device": str(device),
+        "threads": n_threads(),
+    }
+
+
 def set_threads(n: int | None) -> None:
     """Limits the processor threads that torch uses, to those there are; None: its own choice."""
     if n is not None:

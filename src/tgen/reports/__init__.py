@@ -46,6 +46,7 @@ from tgen.reports.training import (
     PlanReport,
     RunReport,
     SampleReport,
+    SavingReport,
     StepReport,
     TrainingCurves,
 )
@@ -81,6 +82,7 @@ __all__ = [
     "RolloutReport",
     "RunReport",
     "SampleReport",
+    "SavingReport",
     "StepReport",
     "TextReport",
     "ThroughputReport",

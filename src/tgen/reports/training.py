@@ -84,6 +84,16 @@ class BackReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SavingReport:
+    """The disk refused what was to be saved, and training goes on; or took it after that."""
+
+    step: int
+    failed: str  # why; empty: it is saved now
+    needed_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class MemorisationReport:
     """Whether a model writes or recites."""
 
@@ -115,6 +125,7 @@ RunReport = (
     | EvalReport
     | SampleReport
     | BackReport
+    | SavingReport
     | MemorisationReport
     | DoneReport
 )

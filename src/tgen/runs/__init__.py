@@ -2,10 +2,54 @@
 
     for report in start(RunRequest(corpus=["corpus.txt"], out=Path("models/corpus"))): ...
 
-The newest state and the best weights are on disk whenever an EvalReport or the DoneReport arrives.
+The newest state and the best weights are on disk whenever an EvalReport or the DoneReport arrives,
+unless a SavingReport said that the disk refused them. The run's directory is locked before torch is
+imported.
 """
 
-from tgen.runs.prepare import RunRequest
-from tgen.runs.run import dry_run, resume, start
+from collections.abc import Callable, Iterator
 
-__all__ = ["RunRequest", "dry_run", "resume", "start"]
+from tgen.reports import PlanReport, RunReport
+from tgen.runs.owner import check_begun, check_free, may_be_owned, owned
+from tgen.runs.request import ResumeRequest, RunRequest
+
+__all__ = ["ResumeRequest", "RunRequest", "dry_run", "resume", "start"]
+
+
+def start(
+    request: RunRequest, *, stopped: Callable[[], bool] = lambda: False
+) -> Iterator[RunReport]:
+    """Trains a new model in `request.out`; `stopped` is asked after every step.
+
+    Raises CorpusError, UsageError, TrainingError, LockedError.
+    """
+    if not may_be_owned(request.out):  # or its owner is to be named first
+        check_free(request.out, overwrite=request.overwrite)
+    with owned(request.out):
+        check_free(request.out, overwrite=request.overwrite)
+        from tgen.runs import run
+
+        yield from run.start(request, stopped=stopped)
+
+
+def resume(
+    request: ResumeRequest, *, stopped: Callable[[], bool] = lambda: False
+) -> Iterator[RunReport]:
+    """Goes on with the run in `request.out`, exactly as if it had never stopped.
+
+    The corpus need not be there any more; if it is named and has changed, or another setting is
+    asked for, TrainingError with the difference, unless that is to be so.
+    """
+    check_begun(request.out)
+    with owned(request.out):
+        from tgen.runs import run
+
+        yield from run.resume(request, stopped=stopped)
+
+
+def dry_run(request: RunRequest) -> PlanReport:
+    """What `start` would do; nothing is written, so what is already there does not matter."""
+    check_free(request.out, overwrite=True)
+    from tgen.runs import run
+
+    return run.dry_run(request)

@@ -1,7 +1,8 @@
 """From what the user asked for to a plan: text, tokenizer, tokens, and what to train."""
 
+import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,12 +12,13 @@ from numpy.typing import NDArray
 
 from tgen import corpus
 from tgen.checkpoint import directory
-from tgen.config import DEFAULT_FAMILY, Family, Size, TrainConfig
+from tgen.config import TrainConfig
 from tgen.corpus import TokenStore
 from tgen.errors import CorpusError, UsageError
 from tgen.model.device import Device, choose_device, memory_bytes, n_threads, set_threads
 from tgen.reports import Choice, PlanReport
 from tgen.runs.record import RunRecord
+from tgen.runs.request import RunRequest
 from tgen.tokenizer import Tokenizer, make_tokenizer
 from tgen.training.baselines import ngram_bits_per_byte, xz_bits_per_byte
 from tgen.training.calibrate import measure_speed
@@ -37,28 +39,6 @@ _MUCH_SHARED = 0.05
 _COMPILING_MINUTES = 3
 _TOO_FEW_HELD_OUT = 1 << 14  # bytes
 _TABLES_SHARE = 1 / 40  # of the weights' bytes: n-grams stay small beside them
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunRequest:
-    """What the user asked for."""
-
-    corpus: list[str] = field(default_factory=list)
-    out: Path
-    start_from: Path | None = None  # a model directory to fine-tune
-    family: Family = DEFAULT_FAMILY
-    size: Size | None = None  # None: the plan chooses
-    tokenizer: str = "auto"  # char, bpe, or the path of a tokenizer.json
-    vocab_size: int | None = None
-    train: TrainConfig = field(default_factory=TrainConfig)
-    overrides: dict[str, str] = field(default_factory=dict)
-    compile: bool | None = None  # None: where it is known to pay
-    overwrite: bool = False
-    device: str = "auto"
-    threads: int | None = None
-    tensorboard: bool = False
-    ngrams: bool = False  # whether the model comes with tables of them
-    began: float | None = None  # by time.monotonic: from when the minutes count; None: from now
 
 
 @dataclass(frozen=True)
@@ -145,6 +125,7 @@ def prepare(request: RunRequest, *, with_baselines: bool = True) -> Prepared:
     if compare and texts.held_out and not baselines:
         notes.append("the time is too short to compare with xz and n-grams")
     record = RunRecord(
+        run_id=secrets.token_hex(8),
         corpus=request.corpus,
         corpus_sha256=texts.corpus.sha256,
         corpus_bytes=texts.corpus.n_bytes,

@@ -1,7 +1,7 @@
 """What never changes in a run: kept as `training/run.json`, so that it can go on anywhere."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from tgen.config import ModelConfig, TrainConfig
@@ -14,6 +14,7 @@ from tgen.training.plan import Plan
 class RunRecord:
     """A run's text, plan and machine, as they were when it began."""
 
+    run_id: str  # drawn when it began: its states bear it
     corpus: list[str]
     corpus_sha256: str
     corpus_bytes: int
@@ -29,6 +30,7 @@ class RunRecord:
     tensorboard: bool
     sample_prompt: bytes
     ngrams: bool = False  # whether the model comes with tables of them
+    overridden: list[str] = field(default_factory=list)  # what was changed on the way, in words
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

@@ -2,17 +2,21 @@
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from tgen import corpus, files
-from tgen.checkpoint import directory, run_log, run_state
-from tgen.errors import DivergedError, TrainingError, UsageError
+from tgen.checkpoint import run_log, run_state
+from tgen.errors import DivergedError, TrainingError
 from tgen.model.device import choose_device, set_threads
 from tgen.reports import BackReport, DoneReport, EvalReport, PlanReport, RunReport, StepReport
 from tgen.runs.closing import closing_reports, sample
-from tgen.runs.prepare import Prepared, RunRequest, plan_report, prepare
+from tgen.runs.overriding import overridden
+from tgen.runs.prepare import Prepared, plan_report, prepare
 from tgen.runs.record import RunRecord
+from tgen.runs.request import ResumeRequest, RunRequest
+from tgen.runs.saving import Saver, differences, made_by
 from tgen.tokenizer import Tokenizer
 from tgen.training import tensorboard
 from tgen.training.loop import done_report, train
@@ -35,22 +39,23 @@ Stopped = Callable[[], bool]
 
 
 def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[RunReport]:
-    """Trains a new model in `request.out`; `stopped` is asked after every step.
-
-    Raises CorpusError, UsageError, TrainingError, LockedError.
-    """
+    """See `runs.start`; the lock is held."""
     began = time.monotonic() if request.began is None else request.began
-    _check_free(request)
     if request.tensorboard:
         tensorboard.require()
     prepared = prepare(request)
     folder = run_state.folder(request.out)
-    with files.lock(folder / "LOCK"), run_log.RunLog(request.out) as log:
-        _check_free(request)
+    with run_log.RunLog(request.out) as log:
         state = prepared.new_state()
         run_state.remove(request.out)  # an old model stays until there is a new one
         files.publish(folder / "tokenizer.json", prepared.tokenizer.json.encode())
-        run_state.save_state(request.out, asdict(state.progress), state.to_arrays())
+        run_state.save_state(
+            request.out,
+            asdict(state.progress),
+            state.to_arrays(),
+            run=prepared.record.run_id,
+            made_by=made_by(prepared),
+        )
         prepared = replace(prepared, weights=None)  # the state has them
         run_state.save_run(request.out, prepared.record.to_dict(), prepared.tokens)
         _ = prepared.ngrams  # counted now, on the run's clock
@@ -61,57 +66,61 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
 
 
 def dry_run(request: RunRequest) -> PlanReport:
-    """What `start` would do; nothing is written, so what is already there does not matter."""
-    _check_free(replace(request, overwrite=True))
+    """See `runs.dry_run`."""
     prepared = prepare(request, with_baselines=False)
     return plan_report(request.out, prepared, prepared.new_state())
 
 
-def resume(
-    out: Path,
-    *,
-    corpus_paths: list[str] | None = None,
-    device: str = "auto",
-    threads: int | None = None,
-    stopped: Stopped = lambda: False,
-) -> Iterator[RunReport]:
-    """Goes on with the run in `out`, exactly as if it had never stopped.
-
-    The corpus need not be there any more; if it is named and has changed, TrainingError.
-    """
+def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Iterator[RunReport]:
+    """See `runs.resume`; the lock is held."""
+    out = request.out
     kept, tokens = run_state.load_run(out)
     record = RunRecord.from_dict(kept)
-    chosen = choose_device(record.device if device == "auto" else device)
-    set_threads(threads or record.threads)
+    chosen = choose_device(record.device if request.device == "auto" else request.device)
+    set_threads(request.threads or record.threads)
     if record.tensorboard:
         tensorboard.require()
-    if corpus_paths and corpus.read(corpus_paths).sha256 != record.corpus_sha256:
+    if request.corpus and (text := corpus.read(request.corpus)).sha256 != record.corpus_sha256:
         raise TrainingError(
-            f"the corpus has changed since the run in {out} began",
-            "start a new run with another --out, or resume without naming a corpus",
+            f"the corpus has changed since the run in {out} began: it has {text.n_bytes:,} bytes, "
+            f"and had {record.corpus_bytes:,}",
+            f"resume without naming it, or learn the new one: --from {out} with another --out",
         )
-    with files.lock(run_state.folder(out) / "LOCK"), run_log.RunLog(out) as log:
+    with run_log.RunLog(out) as log:
         for folder in (out, run_state.folder(out)):
             files.remove_leftovers(folder)
         tokenizer = Tokenizer(
             files.read(run_state.folder(out) / "tokenizer.json").decode(),
             ends=[] if record.end_of_text is None else [record.end_of_text],
         )
-        prepared = Prepared(record, tokenizer, tokens, chosen)
-        state = _saved_state(out, prepared)
+        saved = _saved(out, record)
+        progress = Progress(**saved.progress)
+        changed = overridden(record, request, progress)
+        prepared = Prepared(changed, tokenizer, tokens, chosen)
+        state = _restored(prepared, saved, progress)
+        notes = [*saved.set_aside, *changed.overridden]
+        if differs := differences(saved.made_by, made_by(prepared)):
+            notes.append(f"not to the last bit as without a break: {differs}")
+        if changed is not record:
+            run_state.save_record(out, changed.to_dict())
+            run_state.save_progress(out, asdict(progress))
         log.trim(state.progress.step)
-        yield log.add(plan_report(out, prepared, state))
+        plan = plan_report(out, prepared, state)
+        yield log.add(replace(plan, notes=[*plan.notes, *notes]))
         yield from _Run(out, prepared, log, stopped).recorded(state)
 
 
-def _saved_state(out: Path, prepared: Prepared) -> TrainState:
-    """The newest state on disk."""
-    saved = run_state.load_state(out)
+def _saved(out: Path, record: RunRecord) -> run_state.Saved:
+    """The newest whole state on disk."""
+    saved = run_state.load_state(out, run=record.run_id)
     if saved is None:
         raise TrainingError(f"the run in {out} has lost its state", "start with --overwrite")
-    progress, arrays = saved
+    return saved
+
+
+def _restored(prepared: Prepared, saved: run_state.Saved, progress: Progress) -> TrainState:
     state = prepared.new_state()
-    state.restore(arrays, Progress(**progress))
+    state.restore(saved.arrays, progress)
     return state
 
 
@@ -124,6 +133,7 @@ class _Run:
         self.out, self.prepared, self.log, self.stopped = out, prepared, log, stopped
         self.store = prepared.store()
         self.nothing_held_out = self.store.held_out_bytes == 0
+        self.saver = Saver(out, prepared, log)
 
     def recorded(self, state: TrainState) -> Iterator[RunReport]:
         """The run's reports, as TensorBoard's events too where they are wanted."""
@@ -165,81 +175,62 @@ class _Run:
                 rate_scale=state.progress.rate_scale,
             )
             self.log.add(report)
-            self.log.flush()
-            run_state.save_progress(self.out, asdict(state.progress))
+            with suppress(OSError):  # a run that goes on from there finds it out once more
+                self.log.flush()
+                run_state.save_progress(self.out, asdict(state.progress))
             yield report
 
     def _earlier_state(self, left: Progress) -> TrainState:
         """The newest saved one; the time that has passed since then has passed all the same."""
         began = time.perf_counter()
-        state = _saved_state(self.out, self.prepared)
+        saved = _saved(self.out, self.prepared.record)
+        state = _restored(self.prepared, saved, Progress(**saved.progress))
         for name in _KEPT:
             setattr(state.progress, name, getattr(left, name))
         state.progress.seconds += time.perf_counter() - began
         state.progress.skipped_in_a_row = 0
-        self.log.flush()
-        self.log.trim(state.progress.step)
+        with suppress(OSError):  # a failing disk stops no training
+            self.log.trim(state.progress.step)
         return state
 
     def _until_done(self, state: TrainState) -> Iterator[RunReport]:
         progress, config = state.progress, self.prepared.record.plan.train
         for report in train(state.model, self.store, config, state):
             if isinstance(report, DoneReport):
-                self._save(state, weights=self.nothing_held_out)
+                yield from self._saved(state, weights=self.nothing_held_out)
+                yield from map(self.log.add, self.saver.finish(state))
                 closing = closing_reports(self.out, self.prepared, self.store, report)
-                yield from map(self.log.add, closing)
+                told = list(map(self.log.add, closing))
+                yield from self._saved(state, weights=False)  # the end of the log
+                yield from map(self.log.add, self.saver.finish(state))
+                yield from told
                 return
-            self.log.add(report)  # before its state is saved
+            self.log.add(report)
             due = evaluation_is_due(progress, config)
             sound = progress.skipped_in_a_row == 0
-            if isinstance(report, EvalReport):
-                self._save(state, weights=report.best)
-            elif due and self.nothing_held_out and sound:
-                self._save(state, weights=True)
-            yield report
             if isinstance(report, StepReport) and due and not self.nothing_held_out:
+                yield report
                 continue  # its evaluation comes first: a state is saved after it, not between
-            if due:
-                yield from map(self.log.add, sample(self.prepared, state))
+            samples = list(map(self.log.add, sample(self.prepared, state))) if due else []
+            # What a state's step has to say is in the log before it: a run that goes on from there
+            # does not say it again.
+            if isinstance(report, EvalReport):
+                yield from self._saved(state, weights=report.best)
+            elif due and sound:
+                yield from self._saved(state, weights=True)
+            elif not due and sound:
+                yield from map(self.log.add, self.saver.again(state))
+            yield report
+            yield from samples
             if self.stopped() and not progress.go_back:
+                done = done_report(progress, config, self.store, finished=False)
+                done = self.log.add(replace(done, out=str(self.out)))
                 if sound:  # better an early model than none
                     early = self.nothing_held_out or not (self.out / "config.json").exists()
-                    self._save(state, weights=early)
-                report = done_report(progress, config, self.store, finished=False)
-                yield self.log.add(replace(report, out=str(self.out)))
+                    yield from self._saved(state, weights=early)
+                    yield from map(self.log.add, self.saver.finish(state))
+                yield done
                 return
 
-    def _save(self, state: TrainState, *, weights: bool) -> None:
-        model = state.model
-        if not all(bool(p.isfinite().all()) for p in model.parameters()):
-            raise DivergedError(f"a weight became infinite at step {state.progress.step}")
-        if weights:  # first, so that a run killed in between comes past this step again
-            directory.save(
-                self.out,
-                model.config,
-                self.prepared.tokenizer,
-                model.to_arrays(),
-                ngrams=self.prepared.ngrams,
-            )
-        self.log.flush()  # a state is never ahead of its log
-        run_state.save_state(self.out, asdict(state.progress), state.to_arrays())
-
-
-def _check_free(request: RunRequest) -> None:
-    """Nothing that is already there is lost unless that was asked for."""
-    out = request.out
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"--out {out} is a file", "give a directory that does not exist yet")
-    entries = {entry.name for entry in out.iterdir()} if out.exists() else set()
-    begun = run_state.folder(out) / "run.json"
-    if not entries or (entries == {"training"} and not begun.exists()):
-        return
-    if "config.json" not in entries and not begun.exists():
-        raise UsageError(
-            f"--out {out} holds other files", "give a directory that does not exist yet"
-        )
-    if not request.overwrite:
-        raise UsageError(
-            f"{out} already holds a {'model' if 'config.json' in entries else 'run'}",
-            "add --resume to go on with it, --overwrite to start anew, or --out for another place",
-        )
+    def _saved(self, state: TrainState, *, weights: bool) -> Iterator[RunReport]:
+        yield from map(self.log.add, self.saver.save(state, weights=weights))

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tgen.cli import console
+from tgen.errors import TgenError
 from tgen.reports import (
     BackReport,
     DoneReport,
@@ -19,6 +20,7 @@ from tgen.reports import (
     PlanReport,
     RunReport,
     SampleReport,
+    SavingReport,
     StepReport,
     json_record,
 )
@@ -31,6 +33,7 @@ class TrainingView:
 
     def __init__(self, *, quiet: bool, json_lines: bool) -> None:
         self._quiet, self._json = quiet, json_lines
+        self._lost: TgenError | None = None
         self._bits = ""
         self._said = time.monotonic()
         columns = (BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))
@@ -53,6 +56,8 @@ class TrainingView:
         trace: TracebackType | None,
     ) -> None:
         self._bar.stop()
+        if self._lost and error is None:
+            raise self._lost
 
     def show(self, report: RunReport) -> None:
         """Draws one report."""
@@ -74,6 +79,8 @@ class TrainingView:
                 f"{report.reason}: back to step {report.step:,}"
                 f"{rates if report.rate_scale < 1 else ''}"
             )
+        elif isinstance(report, SavingReport):
+            self._saving(report)
         elif isinstance(report, MemorisationReport):
             console.note(report.verdict)
         else:
@@ -85,6 +92,8 @@ class TrainingView:
             console.write(line.encode() + b"\n")
         except console.ReaderGoneError:
             self._json = False  # the run goes on without its reader
+        except TgenError as error:
+            self._json, self._lost = False, error  # and without a place to write to
 
     def _plan(self, plan: PlanReport) -> None:
         table = Table.grid(padding=(0, 2))
@@ -130,6 +139,16 @@ class TrainingView:
             f"step {report.step:,} · validation {report.bits_per_byte:.3f}{error} bits/byte{best}"
             f" · after {_duration(report.seconds)}"
         )
+
+    def _saving(self, report: SavingReport) -> None:
+        if not report.failed:
+            console.note(f"step {report.step:,} is saved now")
+        else:
+            console.note(
+                f"warning: step {report.step:,} cannot be saved: {report.failed}; it needs "
+                f"{report.needed_bytes:,} bytes, {report.free_bytes:,} are free. Training goes on, "
+                "the last state stays, and it is tried again"
+            )
 
     def _sample(self, report: SampleReport) -> None:
         prompt = report.prompt.decode(errors="replace")

@@ -1,0 +1,61 @@
+"""What is asked of a run that goes on, against what it began with."""
+
+from dataclasses import asdict, replace
+
+from tgen.errors import TrainingError, UsageError
+from tgen.runs.record import RunRecord
+from tgen.runs.request import ResumeRequest
+from tgen.training.overrides import parse_overrides
+from tgen.training.state import Progress
+
+_NEVER = {"optimizer", "loss_on", "val_fraction", "compile"}  # the state or the text hangs on them
+_OF_THE_END = {"steps", "minutes", "decay_fraction"}
+
+
+def overridden(record: RunRecord, request: ResumeRequest, progress: Progress) -> RunRecord:
+    """The record with what was asked for in its place, which it notes; `progress` forgets the end
+    that it knew where another is asked for.
+
+    Raises TrainingError, with the first difference, unless differences are allowed, and UsageError
+    where they are impossible.
+    """
+    of_model, of_run = parse_overrides(request.overrides)
+    for name, value in of_model.items():
+        ours = getattr(record.plan.model, name)
+        if value != ours:
+            raise UsageError(
+                f"{name} is {ours} in this run, not {value}",
+                "a model keeps its shape: begin a new run with another --out",
+            )
+    asked = {**request.settings, **of_run}
+    if "minutes" in asked:
+        asked.setdefault("steps", None)
+    train = asdict(record.plan.train)
+    changed = {name: value for name, value in asked.items() if train[name] != value}
+    if not changed:
+        return record
+    first = next(iter(changed))
+    if never := changed.keys() & _NEVER:
+        name = min(never)
+        raise UsageError(
+            f"{name} is {train[name]} in this run, not {changed[name]}",
+            "it cannot change on the way: begin a new run with another --out",
+        )
+    if not request.override:
+        raise TrainingError(
+            f"{first} is {train[first]} in this run, not {changed[first]}",
+            "leave it away, or add --override: training/run.json will tell",
+        )
+    if (steps := changed.get("steps")) is not None and steps <= progress.step:
+        raise UsageError(f"--steps {steps}: the run is at step {progress.step:,}", "give more")
+    config = replace(record.plan.train, **changed)
+    if changed.keys() & _OF_THE_END:
+        progress.decay_start = progress.total_steps = None
+        progress.go_back = progress.stopped_early = progress.in_decay = False
+        progress.not_better = 0
+    noted = [
+        f"from step {progress.step}: {name} {train[name]} -> {value}"
+        for name, value in changed.items()
+    ]
+    plan = replace(record.plan, train=config)
+    return replace(record, plan=plan, overridden=[*record.overridden, *noted])

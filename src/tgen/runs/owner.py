@@ -1,0 +1,62 @@
+"""Who owns a run's directory: one process, from before the work begins to its end."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tgen import files
+from tgen.checkpoint import run_state
+from tgen.errors import TrainingError, UsageError
+
+
+@contextmanager
+def owned(out: Path) -> Iterator[None]:
+    """Holds the run's lock; where no run has begun in the end, leaves nothing of it.
+
+    Raises LockedError if another process has it.
+    """
+    folder = run_state.folder(out)
+    with files.lock(_lock(out)):
+        try:
+            yield
+        finally:
+            if not (folder / "run.json").exists():
+                run_state.remove(out)
+                files.remove(_lock(out))
+                with suppress(OSError):  # other files are there, or were before
+                    folder.rmdir()
+                    out.rmdir()
+
+
+def may_be_owned(out: Path) -> bool:
+    """Whether a process works there, or has."""
+    return _lock(out).exists()
+
+
+def check_free(out: Path, *, overwrite: bool) -> None:
+    """Raises UsageError unless a run may begin there: nothing is lost that was not asked for."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out} is a file", "give a directory that does not exist yet")
+    entries = {entry.name for entry in out.iterdir()} if out.exists() else set()
+    begun = run_state.folder(out) / "run.json"
+    if not entries or (entries == {"training"} and not begun.exists()):
+        return
+    if "config.json" not in entries and not begun.exists():
+        raise UsageError(
+            f"--out {out} holds other files", "give a directory that does not exist yet"
+        )
+    if not overwrite:
+        raise UsageError(
+            f"{out} already holds a {'model' if 'config.json' in entries else 'run'}",
+            "add --resume to go on with it, --overwrite to start anew, or --out for another place",
+        )
+
+
+def check_begun(out: Path) -> None:
+    """Raises TrainingError unless there is a run to go on with."""
+    if not (run_state.folder(out) / "run.json").exists():
+        raise TrainingError(f"there is no run in {out} to resume", "train without --resume first")
+
+
+def _lock(out: Path) -> Path:
+    return run_state.folder(out) / "LOCK"

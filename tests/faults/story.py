@@ -1,0 +1,188 @@
+"""All that a run does to the disk, in short and without torch, and what must be there after each
+part of it: two runs, one over the other, with saves, a better model, a way back, a log."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgen import files
+from tgen.checkpoint import directory, families, run_log, run_state
+from tgen.config import ModelConfig
+from tgen.errors import TgenError
+from tgen.reports import BackReport
+from tgen.tokenizer import Tokenizer, train_char
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the user has been told is on disk."""
+
+    run: str = ""  # none yet
+    step: int = 0  # of the newest state
+    notes: int = 0  # of its progress, which is put in again
+    weights: int = 0  # a number: see `_weights`
+    lines: int = 0  # of the log
+
+
+def tell(out: Path, say: Callable[[Said], None]) -> None:
+    """Does it all in the directory `out`, and says how far it has come."""
+    with files.lock(run_state.folder(out) / "LOCK"):
+        said = _begin(out, "a", Said(), say)
+        with run_log.RunLog(out) as log:
+            for step, weights in ((5, 1), (10, 2), (15, 0), (20, 3)):
+                said = _save(out, log, replace(said, step=step, notes=0), weights, say)
+            say(said := replace(said, step=10, lines=2))  # from now on no more is promised
+            run_state.drop_states_after(out, 10)
+            log.trim(10)
+            log.add(_report(10))
+            log.flush()
+            run_state.save_progress(out, _progress("a", 10, 1))
+            say(said := replace(said, notes=1, lines=3))
+            said = _save(out, log, replace(said, step=15, notes=0), 0, say)
+        say(said := replace(said, run="", step=0, lines=0))
+        run_state.remove(out)
+        said = _begin(out, "b", said, say)
+        with run_log.RunLog(out) as log:
+            _save(out, log, replace(said, step=5), 4, say)  # of another shape
+
+
+def check(out: Path, said: Said) -> str:
+    """What is wrong with what is on disk, though `said` was said; nothing: all is well."""
+    try:
+        return _run_problem(out, said) or _model_problem(out, said)
+    except TgenError as error:
+        return f"{error.message} though {said}"
+
+
+def _begin(out: Path, run: str, said: Said, say: Callable[[Said], None]) -> Said:
+    """As `runs.start` does."""
+    folder = run_state.folder(out)
+    files.publish(folder / "tokenizer.json", _tokenizer(run).json.encode())
+    _save_state(out, run, 0)
+    run_state.save_run(out, {"run_id": run}, _arrays(run, -1))
+    say(said := replace(said, run=run))
+    return said
+
+
+def _save(
+    out: Path, log: run_log.RunLog, said: Said, weights: int, say: Callable[[Said], None]
+) -> Said:
+    """As `runs.saving` does."""
+    log.add(_report(said.step))
+    if weights:
+        directory.save(out, _config(weights), _tokenizer(said.run), _weights(weights))
+    log.flush()
+    _save_state(out, said.run, said.step)
+    say(said := replace(said, weights=weights or said.weights, lines=said.lines + 1))
+    return said
+
+
+def _save_state(out: Path, run: str, step: int) -> None:
+    progress = _progress(run, step, 0)
+    run_state.save_state(out, progress, _arrays(run, step), run=run, made_by={})
+
+
+def _run_problem(out: Path, said: Said) -> str:
+    folder = run_state.folder(out)
+    try:
+        kept, tokens = run_state.load_run(out)
+        run = str(kept["run_id"])
+    except TgenError:
+        if not said.run:  # it was to be replaced, or has not begun
+            return ""
+        raise
+    if said.run and run != said.run:
+        return f"run {run} though {said}"
+    if said.run or (folder / "tokenizer.json").exists():
+        text = files.read(folder / "tokenizer.json").decode()
+        if text not in (_tokenizer("a").json, _tokenizer("b").json):
+            return f"a damaged tokenizer though {said}"
+        if said.run and text != _tokenizer(run).json:
+            return f"another run's tokenizer though {said}"
+    if not _same(tokens, _arrays(run, -1)):
+        return f"other tokens though {said}"
+    if not said.run:
+        return ""
+    saved = run_state.load_state(out, run=run)
+    if saved is None:
+        return f"no state though {said}"
+    step, notes = saved.progress["step"], saved.progress["notes"]
+    if (step, notes) < (said.step, said.notes):
+        return f"state {step} with notes {notes} though {said}"
+    if not _same(saved.arrays, _arrays(run, step)):
+        return f"state {step} has other numbers though {said}"
+    if said.lines:
+        run_log.RunLog(out).trim(step)  # as a run that goes on does
+        if len(run_log.read(out)) < said.lines:
+            return f"a log of {len(run_log.read(out))} lines though {said}"
+    return ""
+
+
+def _model_problem(out: Path, said: Said) -> str:
+    if not said.weights and not (out / "config.json").exists():
+        return ""
+    try:
+        found = directory.load(out)
+    except TgenError:
+        if said.weights == 3 and not (out / "config.json").exists():
+            return ""  # a model of another kind is being put in its place
+        raise
+    for number in range(said.weights or 1, 5):
+        if found.config == _config(number) and _same(found.arrays, _weights(number)):
+            rest = directory.descriptions(_config(number), _tokenizer("b" if number == 4 else "a"))
+            mixed = [name for name in rest if files.read(out / name) != rest[name]]
+            return f"another model's {', '.join(mixed)} though {said}" if mixed else ""
+    return f"weights that never were, or older ones, though {said}"
+
+
+def _report(step: int) -> BackReport:
+    return BackReport(step=step, left_step=step, reason="r" * 40, rate_scale=1.0)
+
+
+def _progress(run: str, step: int, notes: int) -> dict[str, Any]:
+    return {"step": step, "best_step": min(step, 10), "notes": notes, "run": run}
+
+
+@cache
+def _arrays(run: str, step: int) -> Arrays:
+    draws = np.random.default_rng([ord(run), step + 1])
+    return {"model/a": draws.random((20, 20), np.float32), "exp_avg/a": draws.random(64)}
+
+
+@cache
+def _config(number: int) -> ModelConfig:
+    shape = {"n_layers": 1, "d_model": 16 if number == 4 else 8, "n_heads": 2, "context_length": 8}
+    vocab_size = _tokenizer("b" if number == 4 else "a").vocab_size
+    return ModelConfig.of("llama", vocab_size=vocab_size, **shape)
+
+
+@cache
+def _weights(number: int) -> Arrays:
+    draws = np.random.default_rng(number)
+    shapes = [
+        (name, shape)
+        for row in families.rows(_config(number))
+        for name, shape in zip(row.theirs, row.shapes, strict=True)
+    ]
+    theirs = {name: draws.random(shape, np.float32) for name, shape in shapes}
+    return families.from_layout(_config(number), theirs)
+
+
+@cache
+def _tokenizer(run: str) -> Tokenizer:
+    if run == "a":
+        return train_char([b"the text of run a"])
+    return Tokenizer(train_char([b"another: of b"]).json, ends=[1])  # so that all files differ
+
+
+def _same(found: Arrays, wanted: Any) -> bool:
+    return found.keys() == wanted.keys() and all(
+        np.array_equal(found[name], wanted[name]) for name in wanted
+    )
