@@ -189,7 +189,7 @@ def train(
         asked = runs.ResumeRequest(
             out=target,
             corpus=paths,
-            settings={name: values[name] for name in _SETTINGS if _was_given(context, name)},
+            settings={name: values[name] for name in _SETTINGS if was_given(context, name)},
             overrides=parse_settings(settings or []),
             override=override,
             device=device,
