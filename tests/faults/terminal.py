@@ -12,6 +12,7 @@ import pty
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,22 @@ def main() -> int:
     """All of them, once."""
     tiny.count(__doc__, short=1, long=1)
     problems = []
-    cases = (terminal_dies, stderr_closed, stderr_full, stdout_full, stdout_dies, reader_leaves)
+    cases = (
+        terminal_dies,
+        terminal_lives,
+        stderr_closed,
+        stderr_full,
+        stdout_full,
+        stdout_dies,
+        reader_leaves,
+    )
     with tiny.scratch() as folder:
         for case in cases:
             problems += [f"{case.__name__}: {p}" for p in tried(case, folder)]
         problems += refused(folder)
     for problem in problems:
         print(problem, file=sys.stderr)
-    print(f"{1 + len(cases)} ways to lose a terminal or a stream: {len(problems)} problems")
+    print(f"{1 + len(cases)} ends of a terminal or a stream: {len(problems)} problems")
     return int(bool(problems))
 
 
@@ -42,7 +51,7 @@ def tried(case: Callable[[Command], tuple[int, Process]], folder: Path) -> list[
     """What is wrong with a run that this happens to."""
     out = folder / case.__name__
     wanted, process = case(lambda *more, **streams: train(folder, out, *more, **streams))
-    said = process.communicate()[1] or b""
+    said = process.communicate(timeout=120)[1] or b""
     problems = []
     if process.returncode != wanted:
         problems.append(f"exit status {process.returncode}, not {wanted}")
@@ -73,6 +82,19 @@ def terminal_dies(command: Command) -> tuple[int, Process]:
     os.read(here, 1)
     os.close(here)
     return 0, process
+
+
+def terminal_lives(command: Command) -> tuple[int, Process]:
+    """The other way round: it stays, and shows a bar and the end."""
+    here, there = pty.openpty()
+    process = command(stdin=there, stdout=there, stderr=there)
+    os.close(there)
+    shown = b""
+    with suppress(OSError):  # at its end
+        while piece := os.read(here, 1 << 16):
+            shown += piece
+    os.close(here)
+    return 0 if "━".encode() in shown and b"done: 40 steps" in shown else -1, process
 
 
 def stderr_closed(command: Command) -> tuple[int, Process]:

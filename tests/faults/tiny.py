@@ -24,7 +24,7 @@ from tgen import files, runs
 from tgen.checkpoint import run_log, run_state
 from tgen.config import TrainConfig
 from tgen.reports import BackReport, EvalReport, PlanReport, RunReport
-from tgen.runs import RunRequest
+from tgen.runs import ResumeRequest, RunRequest
 
 SKIPPED = 77  # the exit status of a script that cannot show anything here
 TEXT = b"The king said: what is this? 'Tis more.\n\nWhat is a crown?\n" * 12
@@ -88,7 +88,7 @@ def request(folder: Path, out: Path, *, steps: int = 8, **overrides: Any) -> Run
 def sitting(wanted: RunRequest, **values: Any) -> Iterator[RunReport]:
     """Begins the run or, where it has begun, goes on with it."""
     if (run_state.folder(wanted.out) / "run.json").exists():
-        return runs.resume(wanted.out, threads=1, **values)
+        return runs.resume(ResumeRequest(out=wanted.out, threads=1), **values)
     return runs.start(wanted, **values)
 
 

@@ -21,29 +21,38 @@ class _Commentary(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Writes to whatever stderr is now, as long as that takes it."""
-        self._tried(lambda: sys.stderr.write(text))
+        self._tried(lambda stream: stream.write(text))
         return len(text)
 
     def flush(self) -> None:
         """As `write`."""
-        self._tried(lambda: sys.stderr.flush())
+        self._tried(lambda stream: stream.flush())
 
     def isatty(self) -> bool:
         """Whether it is a terminal."""
-        return sys.stderr is not None and sys.stderr.isatty()
+        stream = _stderr()
+        return stream is not None and stream.isatty()
 
     def fileno(self) -> int:
         """Of the real one, whose width rich asks for."""
-        if sys.stderr is None:
+        stream = _stderr()
+        if stream is None:
             raise OSError("stderr is closed")
-        return sys.stderr.fileno()
+        return stream.fileno()
 
-    def _tried(self, action: Callable[[], object]) -> None:
-        if sys.stderr is not None:
+    def _tried(self, action: Callable[[TextIO], object]) -> None:
+        stream = _stderr()
+        if stream is not None:
             try:
-                action()
+                action(stream)
             except OSError:
-                _silence(sys.stderr)
+                _silence(stream)
+
+
+def _stderr() -> TextIO | None:
+    """The real one: while a bar is drawn, rich puts itself in its place, and would call itself."""
+    stream: TextIO | None = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
+    return stream
 
 
 class ReaderGoneError(Exception):
