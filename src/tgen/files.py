@@ -11,8 +11,9 @@ import secrets
 import shutil
 import stat
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TextIO
@@ -42,6 +43,11 @@ def sha256(path: Path) -> bytes:
 @contextmanager
 def open_regular(path: Path) -> Iterator[BinaryIO]:
     """Opens a regular file for reading; anything else (folder, pipe, device) is a TgenError."""
+    with open(_regular(path), "rb") as file:
+        yield file
+
+
+def _regular(path: Path) -> int:
     try:  # non-blocking, so that a named pipe without a writer does not hang the open
         fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError:
@@ -53,8 +59,54 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise TgenError(f"{path} is not a regular file", "name a file that holds data")
-    with open(fd, "rb") as file:
-        yield file
+    return fd
+
+
+class ByPosition:
+    """An open file that is read by position, never mapped: one that shrinks is an error then, and
+    what was read does not stay in memory. It is closed with the last reference to it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def __del__(self) -> None:
+        self._file.close()
+
+    def read(self, start: int, n: int) -> bytes:
+        """The `n` bytes from `start` on, fewer at the file's end."""
+        parts: list[bytes] = []
+        while n > 0 and (part := self._read_some(start, n)):
+            parts.append(part)
+            start, n = start + len(part), n - len(part)
+        return b"".join(parts)
+
+    @property
+    def stamp(self) -> tuple[int, int, int]:
+        """Its size, when it was written to, and which it is: other numbers are another content."""
+        now = os.fstat(self._file.fileno())
+        return now.st_size, now.st_mtime_ns, now.st_ino
+
+    def _read_some(self, start: int, n: int) -> bytes:
+        if hasattr(os, "pread"):
+            return os.pread(self._file.fileno(), n, start)
+        self._file.seek(start)
+        return self._file.read(n)
+
+
+def by_position(path: Path) -> ByPosition:
+    """Opens a regular file; errors as `open_regular`."""
+    return ByPosition(open(_regular(path), "rb", buffering=0))
+
+
+def temporary(folder: Path | None) -> BinaryIO:
+    """A new file without a name in `folder` (None: where temporary files go); it is gone with the
+    process, however that ends. Nothing is buffered, and `write` may take a part."""
+    return tempfile.TemporaryFile(buffering=0, prefix=TEMPORARY, dir=folder)
+
+
+def add(file: BinaryIO, content: bytes | bytearray) -> None:
+    """Writes all of `content` to the end of a `temporary` file."""
+    _write_all(file.fileno(), content)
 
 
 @contextmanager
@@ -70,9 +122,14 @@ def open_stream(path: Path) -> Iterator[BinaryIO]:
 
 def publish(path: Path, content: bytes) -> None:
     """Puts `content` at `path` so that the old file or the new one is there at every instant."""
+    publish_stream(path, [content])
+
+
+def publish_stream(path: Path, blocks: Iterable[bytes]) -> None:
+    """As `publish`, of what need not be in memory all at once."""
     temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(6)}"
     try:
-        _write(temporary, content)
+        _write(temporary, blocks)
         os.replace(temporary, path)
     except OSError as error:
         if error.filename:  # what was asked for, not the temporary file
@@ -99,7 +156,7 @@ def publish_folder(path: Path, contents: Mapping[str, bytes]) -> None:
     try:
         temporary.mkdir()
         for name, content in contents.items():
-            _write(temporary / name, content)
+            _write(temporary / name, [content])
         _sync_folder(temporary)
         os.rename(temporary, path)
     finally:
@@ -199,15 +256,18 @@ def _holder(file: TextIO) -> str:
     return "unknown"
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write(path: Path, blocks: Iterable[bytes]) -> None:
     with open(path, "xb", buffering=0) as file:
-        _write_all(file.fileno(), content)
+        n_bytes = 0
+        for block in blocks:
+            _write_all(file.fileno(), block)
+            n_bytes += len(block)
         os.fsync(file.fileno())
-        if (size := os.fstat(file.fileno()).st_size) != len(content):
-            raise OSError(errno.EIO, f"only {size} of {len(content)} bytes arrived", str(path))
+        if (size := os.fstat(file.fileno()).st_size) != n_bytes:
+            raise OSError(errno.EIO, f"only {size} of {n_bytes} bytes arrived", str(path))
 
 
-def _write_all(fd: int, content: bytes) -> None:
+def _write_all(fd: int, content: bytes | bytearray) -> None:
     left = memoryview(content)
     while left:
         n = os.write(fd, left)

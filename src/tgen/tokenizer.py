@@ -33,7 +33,7 @@ WORDS = (
 # Where a text may be cut without changing its tokens: `WORDS` ends a word after each line break
 # that a visible character follows.
 _CUT = re.compile(r"(?<=\n)(?=\S)")
-_BLOCK = 1 << 20  # characters encoded at a time
+_BLOCK = 1 << 17  # characters a thread encodes at a time
 _STRAY = re.compile("[\udc80-\udcff]+")  # how surrogateescape shows bytes that are no UTF-8
 
 
