@@ -80,6 +80,10 @@ class ByPosition:
             start, n = start + len(part), n - len(part)
         return b"".join(parts)
 
+    def append(self, content: bytes | bytearray) -> None:
+        """Writes all of `content` to the end of a file that is `temporary`."""
+        _write_all(self._file.fileno(), content)
+
     @property
     def stamp(self) -> tuple[int, int, int]:
         """Its size, when it was written to, and which it is: other numbers are another content."""
@@ -98,15 +102,10 @@ def by_position(path: Path) -> ByPosition:
     return ByPosition(open(_regular(path), "rb", buffering=0))
 
 
-def temporary(folder: Path | None) -> BinaryIO:
-    """A new file without a name in `folder` (None: where temporary files go); it is gone with the
-    process, however that ends. Nothing is buffered, and `write` may take a part."""
-    return tempfile.TemporaryFile(buffering=0, prefix=TEMPORARY, dir=folder)
-
-
-def add(file: BinaryIO, content: bytes | bytearray) -> None:
-    """Writes all of `content` to the end of a `temporary` file."""
-    _write_all(file.fileno(), content)
+def temporary(folder: Path | None) -> ByPosition:
+    """A new file without a name in `folder` (None: where temporary files go), to be appended to; it
+    is gone with the process, however that ends."""
+    return ByPosition(tempfile.TemporaryFile(buffering=0, prefix=TEMPORARY, dir=folder))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from tgen.corpus.ngrams import ngram_tables
 from tgen.corpus.reading import read
 from tgen.corpus.thin import MAX_HELD_OUT_BYTES, thin
 from tgen.corpus.token_store import Batch, TokenStore
-from tgen.corpus.tokenising import Tokenised, arrays, tokenise, tokenising
+from tgen.corpus.tokens import Tokenised, arrays, tokenise, tokenising
 
 __all__ = [
     "MAX_HELD_OUT_BYTES",

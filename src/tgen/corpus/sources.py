@@ -95,11 +95,11 @@ def _stdin() -> Source:
     try:
         spool = files.temporary(None)
         while kept:
-            files.add(spool, kept)
+            spool.append(kept)
             kept = sys.stdin.buffer.read(_BLOCK)
     except OSError as error:
         raise CorpusError(
             f"stdin is long, and no temporary file can hold it: {error.strerror}",
             "make room there, or put the text into a file and name it",
         ) from None
-    return Source("-", files.ByPosition(spool))
+    return Source("-", spool)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Generator, Iterable, Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,7 +81,7 @@ def tokenising(
         for number, part in enumerate(document, 1):
             scored = loss_on == "all" or number == len(document)
             n_before = len(tokens)
-            for piece in pieces(part):
+            for piece in pieces(part, _PIECE):
                 tokens.add(tokenizer.encode_array(piece).astype(kind))
                 done += len(piece)
                 yield done
@@ -105,7 +105,7 @@ def arrays(train: Tokenised, held_out: Tokenised) -> dict[str, Array]:
     return {name: array for name, array in found.items() if array is not None}
 
 
-def pieces(text: Part, size: int = _PIECE) -> Iterator[bytes]:
+def pieces(text: Part, size: int) -> Iterator[bytes]:
     """A text in parts of up to `size` bytes that are tokenised apart; see above for where."""
     start = 0
     while start < len(text):
@@ -138,7 +138,7 @@ class _Growing:
     def __init__(self, kind: np.dtype[Any], folder: Path | None) -> None:
         self._kind, self._folder = kind, folder
         self._held = bytearray()  # rather than arrays, of which there may be millions
-        self._file: BinaryIO | None = None
+        self._file: files.ByPosition | None = None
         self._length = 0
 
     def __len__(self) -> int:
@@ -157,10 +157,10 @@ class _Growing:
         if self._file is None:
             return np.frombuffer(self._held, self._kind)
         self._write(self._file)
-        return StoredArray(files.ByPosition(self._file), 0, self._length, self._kind)
+        return StoredArray(self._file, 0, self._length, self._kind)
 
-    def _write(self, file: BinaryIO) -> None:
-        files.add(file, self._held)
+    def _write(self, file: files.ByPosition) -> None:
+        file.append(self._held)
         self._held = bytearray()
 
 
