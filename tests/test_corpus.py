@@ -94,6 +94,11 @@ def test_rows_are_never_cut_and_the_border_is_the_nearest_rows_end():
         assert not cut
 
 
+def test_a_row_whose_middle_is_the_border_is_learnt():
+    rows = Corpus([(b"ab", b"cd")], rows=frozenset({0}), skipped=[])
+    assert [len(corpus.split(rows, share).train) for share in (0.5, 0.75)] == [1, 0]
+
+
 def store(n_train: int, n_held_out: int, context_length: int, batch_size: int = 4) -> TokenStore:
     return TokenStore(
         train=np.arange(n_train, dtype=np.uint16),

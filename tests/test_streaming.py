@@ -249,3 +249,14 @@ def test_how_far_tokenising_is_comes_before_the_plan(tmp_path, monkeypatch):
     assert all(a < b for a, b in pairwise(fractions))
     assert fractions[0] > 0
     assert fractions[-1] == 1.0
+
+
+def test_how_far_it_is_is_shown_now_and_then(monkeypatch, capsys):
+    from tgen.cli.views.training import TrainingView
+    from tgen.reports import PreparingReport
+
+    with TrainingView(quiet=False, json_lines=False) as view:
+        view.show(PreparingReport(fraction_done=0.1, seconds_left=80))  # too early for a line
+        monkeypatch.setattr(view, "_said", -100.0)
+        view.show(PreparingReport(fraction_done=0.34, seconds_left=70))
+    assert capsys.readouterr().err == "tokenising: 34% · 1:10 left\n"
