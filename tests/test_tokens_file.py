@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from test_runs import contents, request
+from test_runs import contents, request, resume
 from tgen import corpus, files, runs
 from tgen.checkpoint import run_state, tensors
 from tgen.config import TrainConfig
@@ -132,8 +132,8 @@ def test_damaged_tokens_are_refused_and_made_anew_from_the_same_corpus(tmp_path,
     good = path.read_bytes()
     DAMAGES[damage](path)
     with pytest.raises(TrainingError, match=r"tokens\.safetensors are"):
-        list(runs.resume(paused, threads=1))
-    done = list(runs.resume(paused, corpus_paths=[str(tmp_path / "corpus.txt")], threads=1))[-1]
+        list(resume(paused, threads=1))
+    done = list(resume(paused, corpus=[str(tmp_path / "corpus.txt")], threads=1))[-1]
     assert isinstance(done, DoneReport)
     assert done.finished
     assert path.read_bytes() == good
@@ -151,16 +151,16 @@ def test_tokens_of_another_text_are_never_used(tmp_path, paused):
         (tmp_path / "other" / "training" / "tokens.safetensors").read_bytes(),
     )
     with pytest.raises(TrainingError, match="are damaged, or of another run"):
-        list(runs.resume(paused, threads=1))
+        list(resume(paused, threads=1))
     with pytest.raises(TrainingError, match="the corpus has changed"):
-        list(runs.resume(paused, corpus_paths=[str(tmp_path / "other.txt")], threads=1))
+        list(resume(paused, corpus=[str(tmp_path / "other.txt")], threads=1))
 
 
 def test_another_tokenizer_is_refused(paused):
     path = paused / "training" / "tokenizer.json"
     path.write_bytes(path.read_bytes() + b"\n")
     with pytest.raises(TrainingError, match=r"tokenizer\.json has changed"):
-        list(runs.resume(paused, threads=1))
+        list(resume(paused, threads=1))
 
 
 def test_a_run_of_a_version_without_these_records_goes_on(paused):
@@ -169,7 +169,7 @@ def test_a_run_of_a_version_without_these_records_goes_on(paused):
     for name in ("tokens", "tokenizer_sha256", "read_bytes"):
         del run[name]
     path.write_text(json.dumps(run))
-    assert list(runs.resume(paused, threads=1))[-1].finished
+    assert list(resume(paused, threads=1))[-1].finished
 
 
 @pytest.mark.usefixtures("on_disk")
