@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from conftest import TEXT
-from tgen import files, runs
+from tgen import runs
 from tgen.checkpoint import directory, run_state
 from tgen.config import TrainConfig
 from tgen.corpus import TokenStore
@@ -177,7 +177,7 @@ def test_the_largest_seed_works(tmp_path):
 
 def test_a_run_in_use_is_refused_and_readers_are_not(tmp_path):
     list(runs.start(request(tmp_path)))
-    with files.lock(tmp_path / "model" / "training" / "LOCK"):
+    with locks.lock(tmp_path / "model" / "training" / "LOCK"):
         with pytest.raises(LockedError, match="in use by process"):
             next(resume(tmp_path / "model"))
         directory.load(tmp_path / "model")

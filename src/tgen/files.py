@@ -1,4 +1,4 @@
-"""The only door to the disk: whole files read within bounds, published by one rename, locked.
+"""The only door to the disk: whole files read within bounds, published by one rename.
 
 Publishing means: written under a temporary name beside the target, flushed to the device, renamed
 over the target, and the folder flushed too. A reader sees the old file or the new one, never half.
@@ -11,13 +11,13 @@ import secrets
 import shutil
 import stat
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import BinaryIO
 
-from tgen.errors import LockedError, TgenError
+from tgen.errors import TgenError
 
 TEMPORARY = ".tmp-"
 
@@ -44,6 +44,11 @@ def sha256(path: Path) -> bytes:
 @contextmanager
 def open_regular(path: Path) -> Iterator[BinaryIO]:
     """Opens a regular file for reading; anything else (folder, pipe, device) is a TgenError."""
+    with open(_regular(path), "rb") as file:
+        yield file
+
+
+def _regular(path: Path) -> int:
     try:  # non-blocking, so that a named pipe without a writer does not hang the open
         fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError:
@@ -55,8 +60,53 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise TgenError(f"{path} is not a regular file", "name a file that holds data")
-    with open(fd, "rb") as file:
-        yield file
+    return fd
+
+
+class ByPosition:
+    """An open file that is read by position, never mapped: one that shrinks is an error then, and
+    what was read does not stay in memory. It is closed with the last reference to it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def __del__(self) -> None:
+        self._file.close()
+
+    def read(self, start: int, n: int) -> bytes:
+        """The `n` bytes from `start` on, fewer at the file's end."""
+        parts: list[bytes] = []
+        while n > 0 and (part := self._read_some(start, n)):
+            parts.append(part)
+            start, n = start + len(part), n - len(part)
+        return b"".join(parts)
+
+    def append(self, content: bytes | bytearray) -> None:
+        """Writes all of `content` to the end of a file that is `temporary`."""
+        _write_all(self._file.fileno(), content)
+
+    @property
+    def stamp(self) -> tuple[int, int, int]:
+        """Its size, when it was written to, and which it is: other numbers are another content."""
+        now = os.fstat(self._file.fileno())
+        return now.st_size, now.st_mtime_ns, now.st_ino
+
+    def _read_some(self, start: int, n: int) -> bytes:
+        if hasattr(os, "pread"):
+            return os.pread(self._file.fileno(), n, start)
+        self._file.seek(start)
+        return self._file.read(n)
+
+
+def by_position(path: Path) -> ByPosition:
+    """Opens a regular file; errors as `open_regular`."""
+    return ByPosition(open(_regular(path), "rb", buffering=0))
+
+
+def temporary(folder: Path | None) -> ByPosition:
+    """A new file without a name in `folder` (None: where temporary files go), to be appended to; it
+    is gone with the process, however that ends."""
+    return ByPosition(tempfile.TemporaryFile(buffering=0, prefix=TEMPORARY, dir=folder))
 
 
 @contextmanager
@@ -72,9 +122,14 @@ def open_stream(path: Path) -> Iterator[BinaryIO]:
 
 def publish(path: Path, content: bytes) -> None:
     """Puts `content` at `path` so that the old file or the new one is there at every instant."""
+    publish_stream(path, [content])
+
+
+def publish_stream(path: Path, blocks: Iterable[bytes]) -> None:
+    """As `publish`, of what need not be in memory all at once."""
     temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(6)}"
     try:
-        _write(temporary, content)
+        _write(temporary, blocks)
         os.replace(temporary, path)
     except OSError as error:
         if error.filename:  # what was asked for, not the temporary file
@@ -96,12 +151,12 @@ def put(path: Path, content: bytes) -> None:
 
 def publish_folder(path: Path, contents: Mapping[str, Content]) -> None:
     """Makes the folder `path`, which must not exist, with all its files, by one rename."""
-    _make_folder(path.parent)
+    make_folder(path.parent)
     temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(6)}"
     try:
         temporary.mkdir()
         for name, content in contents.items():
-            _write(temporary / name, content)
+            _write(temporary / name, parts(content))
         _sync_folder(temporary)
         os.rename(temporary, path)
     finally:
@@ -147,7 +202,7 @@ def staged(path: Path) -> Iterator[Path]:
 def put_into(folder: Path, name: str, content: bytes) -> None:
     """A new file in a folder that is `staged`, made if it is not there yet."""
     folder.mkdir(exist_ok=True)
-    _write(folder / name, content)
+    _write(folder / name, [content])
 
 
 def append(path: Path, content: bytes) -> None:
@@ -192,57 +247,6 @@ def remove_leftovers(folder: Path) -> None:
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
 
 
-@contextmanager
-def lock(path: Path) -> Iterator[None]:
-    """Holds the lock file `path`; it falls free with the process, however that ends.
-
-    Raises LockedError, naming the holder, if another process has it.
-    """
-    with _locked(path) as file:
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
-
-
-def _locked(path: Path) -> TextIO:
-    while True:
-        _make_folder(path.parent)
-        file = open(path, "a+", encoding="utf-8")  # noqa: SIM115
-        try:
-            _try_lock(file)
-        except OSError:
-            with file:
-                raise LockedError(
-                    f"{path.parent} is in use by process {_holder(file)}",
-                    "wait for that run to end, or choose another --out",
-                ) from None
-        with suppress(FileNotFoundError):  # who held it before may have removed it
-            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                return file
-        file.close()
-
-
-def _try_lock(file: TextIO) -> None:
-    if sys.platform == "win32":
-        import msvcrt
-
-        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-    else:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _holder(file: TextIO) -> str:
-    for _ in range(100):  # it may have locked, and not yet said who it is
-        file.seek(0)
-        if found := file.read(20).strip():
-            return found
-        time.sleep(0.01)
-    return "unknown"
-
-
 def parts(content: Content) -> Sequence[bytes | memoryview]:
     """What a file's content is made of, in order."""
     return [content] if isinstance(content, bytes) else content
@@ -253,16 +257,18 @@ def n_bytes(content: Content) -> int:
     return sum(len(part) for part in parts(content))
 
 
-def _write(path: Path, content: Content) -> None:
+def _write(path: Path, blocks: Iterable[bytes | memoryview]) -> None:
     with open(path, "xb", buffering=0) as file:
-        for part in parts(content):
-            _write_all(file.fileno(), part)
+        n_bytes = 0
+        for block in blocks:
+            _write_all(file.fileno(), block)
+            n_bytes += len(block)
         os.fsync(file.fileno())
-        if (size := os.fstat(file.fileno()).st_size) != (wanted := n_bytes(content)):
-            raise OSError(errno.EIO, f"only {size} of {wanted} bytes arrived", str(path))
+        if (size := os.fstat(file.fileno()).st_size) != n_bytes:
+            raise OSError(errno.EIO, f"only {size} of {n_bytes} bytes arrived", str(path))
 
 
-def _write_all(fd: int, content: bytes | memoryview) -> None:
+def _write_all(fd: int, content: bytes | bytearray | memoryview) -> None:
     left = memoryview(content)
     while left:
         n = os.write(fd, left)
@@ -271,10 +277,10 @@ def _write_all(fd: int, content: bytes | memoryview) -> None:
         left = left[n:]
 
 
-def _make_folder(path: Path) -> None:
+def make_folder(path: Path) -> None:
     """Makes a folder and those it is in; a power loss does not take them with all they hold."""
     if not path.is_dir():
-        _make_folder(path.parent)
+        make_folder(path.parent)
         path.mkdir(exist_ok=True)
         _sync_folder(path.parent)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pydantic.type_adapter  # as typer does
 
 import tiny
-from tgen import files, runs
+from tgen import runs
 from tgen.cli.app import run
 from tgen.cli.views import training
 from tgen.errors import LockedError
@@ -81,7 +81,7 @@ def one_round(folder: Path) -> tuple[float, list[str]]:
     os.kill(owner, signal.SIGKILL)
     os.waitpid(owner, 0)
     try:
-        with files.lock(out / "training" / "LOCK"):
+        with locks.lock(out / "training" / "LOCK"):
             pass
     except LockedError as error:
         problems.append(f"after the owner was killed: {error}")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen import files
+from tgen import files, locks
 from tgen.checkpoint import directory, families, run_log, run_state
 from tgen.config import ModelConfig
 from tgen.errors import TgenError
@@ -33,7 +33,7 @@ class Said:
 
 def tell(out: Path, say: Callable[[Said], None]) -> None:
     """Does it all in the directory `out`, and says how far it has come."""
-    with files.lock(run_state.folder(out) / "LOCK"):
+    with locks.lock(run_state.folder(out) / "LOCK"):
         said = _begin(out, "a", Said(), say)
         with run_log.RunLog(out) as log:
             for step, weights in ((5, 1), (10, 2), (15, 0), (20, 3)):

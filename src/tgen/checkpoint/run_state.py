@@ -1,6 +1,6 @@
 """A run's state beside its model: `training/state-<step>/`, each complete by one rename.
 
-training/run.json             what was asked for, and the corpus's fingerprint
+training/run.json             what was asked for, and the fingerprints of the corpus and the tokens
 training/tokens.safetensors   the tokenised corpus, so that resuming needs no text
 training/tokenizer.json
 training/state-00000250/      state.safetensors, manifest.json
@@ -10,9 +10,10 @@ training/tensorboard/         the same numbers as TensorBoard's events, where th
 training/LOCK
 """
 
+import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,9 +22,11 @@ from numpy.typing import NDArray
 from tgen import files
 from tgen.checkpoint import manifest, tensors
 from tgen.errors import TgenError, TrainingError
+from tgen.stored import Array
 
 _KEEP = 2
 _ARRAYS = "state.safetensors"
+_TOKENS = "tokens"  # in run.json: their file's size and SHA-256
 _NAME = re.compile(r"state-\d{8}")
 
 
@@ -41,20 +44,65 @@ def folder(out: Path) -> Path:
     return out / "training"
 
 
-def save_run(out: Path, run: Mapping[str, Any], tokens: Mapping[str, NDArray[Any]]) -> None:
+def save_run(out: Path, run: Mapping[str, Any], tokens: Mapping[str, Array]) -> None:
     """Writes what never changes in a run; run.json last, since it says that a run is there."""
-    files.publish(folder(out) / "tokens.safetensors", tensors.serialise(tokens))
-    save_record(out, run)
+    save_record(out, run, save_tokens(out, run, tokens))
 
 
-def save_record(out: Path, run: Mapping[str, Any]) -> None:
-    """Writes run.json alone."""
-    files.publish(folder(out) / "run.json", json.dumps(run, indent=2).encode())
+def save_record(out: Path, run: Mapping[str, Any], described: Mapping[str, Any]) -> None:
+    """Writes run.json alone; its tokens are as `save_tokens` described them."""
+    content = json.dumps({**run, _TOKENS: dict(described)}, indent=2).encode()
+    files.publish(folder(out) / "run.json", content)
 
 
-def load_run(out: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """What `save_run` wrote."""
-    return _json(folder(out) / "run.json"), _read(folder(out) / "tokens.safetensors")
+def save_tokens(
+    out: Path, run: Mapping[str, Any], tokens: Mapping[str, Array]
+) -> dict[str, int | str]:
+    """Writes the tokens of a run, in a stream; their file's size and SHA-256."""
+    digest, n_bytes = hashlib.sha256(), 0
+
+    def counted() -> Iterator[bytes]:
+        nonlocal n_bytes
+        made_from = {name: run[name] for name in ("corpus_sha256", "tokenizer_sha256")}
+        for block in tensors.stream(tokens, {"format": "pt", **made_from}):
+            digest.update(block)
+            n_bytes += len(block)
+            yield block
+
+    files.publish_stream(_tokens(out), counted())
+    return {"bytes": n_bytes, "sha256": digest.hexdigest()}
+
+
+def load_run(out: Path) -> tuple[dict[str, Any], dict[str, Array]]:
+    """What `save_run` wrote; errors as those two."""
+    run, described = load_record(out)
+    return run, load_tokens(out, described)
+
+
+def load_record(out: Path) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """What run.json says of the run and of its tokens; raises TrainingError if it is damaged."""
+    run = _json(folder(out) / "run.json")
+    described = run.pop(_TOKENS, {})  # runs of earlier versions do not say
+    if described and set(described) != {"bytes", "sha256"}:
+        raise TrainingError(f"{folder(out) / 'run.json'} is damaged", "start with --overwrite")
+    return run, described
+
+
+def load_tokens(out: Path, described: Mapping[str, Any]) -> dict[str, Array]:
+    """The tokens that run.json describes; what is long stays on the disk.
+
+    Raises TrainingError if they are others: damaged, or made from another text or tokenizer.
+    """
+    path = _tokens(out)
+    if described:
+        size = path.stat().st_size if path.exists() else 0
+        if size != described["bytes"] or files.sha256(path).hex() != described["sha256"]:
+            state = "are damaged, or of another run" if path.exists() else "are missing"
+            raise TrainingError(
+                f"the tokens in {path} {state}",
+                "name the corpus beside --resume: they are made anew; or start with --overwrite",
+            )
+    return tensors.read_vectors(path)
 
 
 def save_state(
@@ -129,6 +177,10 @@ def remove(out: Path) -> None:
     for state in [*_states(out), *folder(out).glob("damaged-state-*")]:
         files.remove(state)
     files.remove_leftovers(folder(out))
+
+
+def _tokens(out: Path) -> Path:
+    return folder(out) / "tokens.safetensors"
 
 
 def _json(path: Path) -> dict[str, Any]:

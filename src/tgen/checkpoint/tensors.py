@@ -6,7 +6,7 @@ The library's own NumPy reader holds the file twice and refuses bfloat16; writin
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from safetensors.numpy import save
 
 from tgen import files
 from tgen.errors import ModelError
+from tgen.stored import IN_MEMORY, Array, StoredArray, blocks
 
 _MAX_HEADER = 25_000_000
 _DTYPES = {
@@ -77,6 +78,37 @@ def in_parts(
     header += b" " * (-len(header) % 8)
     flat = [np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8) for name in order]
     return [len(header).to_bytes(8, "little"), header, *(array.data for array in flat)]
+
+
+def stream(vectors: Mapping[str, Array], metadata: Mapping[str, str]) -> Iterator[bytes]:
+    """A safetensors file of tokens and masks, (n,) each, that need not be in memory, in blocks."""
+    names = {np.dtype(np.uint16): "U16", np.dtype(np.uint32): "U32", np.dtype(np.bool_): "BOOL"}
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    widest_first = sorted(vectors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
+    for name, vector in widest_first:
+        start, end = end, end + len(vector) * vector.dtype.itemsize
+        kind = names[vector.dtype]
+        header[name] = {"dtype": kind, "shape": [len(vector)], "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # so that the numbers are aligned
+    yield len(text).to_bytes(8, "little") + text
+    for _, vector in widest_first:
+        for block in blocks(vector):
+            yield block.tobytes()
+
+
+def read_vectors(path: Path) -> dict[str, Array]:
+    """What `stream` wrote; what is long stays on the disk."""
+    found: dict[str, Array] = {}
+    entries = read_header(path)
+    file = files.by_position(path)
+    for name, (dtype, shape, start, end) in entries.items():
+        if len(shape) != 1:
+            raise ModelError(f"{path}: {name} has {len(shape)} dimensions, not 1", _DAMAGED)
+        vector = StoredArray(file, start, shape[0], _DTYPES[dtype])
+        found[name] = vector if end - start > IN_MEMORY else vector[:]
+    return found
 
 
 def read_header(path: Path) -> dict[str, Entry]:

@@ -21,6 +21,7 @@ from tgen.cli.options import (
 )
 from tgen.config import DEFAULT_FAMILY, Family, Size, TrainConfig
 from tgen.errors import UsageError
+from tgen.reports import PreparingReport
 
 _DEFAULT = TrainConfig()
 # What a run was made from and writes: this cannot be given again when it is resumed.
@@ -226,7 +227,8 @@ def train(
         )
     with TrainingView(quiet=quiet, json_lines=json_output) as view:
         for report in reports:
-            caught.running = caught.begun = True  # there is something to save
+            if not isinstance(report, PreparingReport):
+                caught.running = caught.begun = True  # there is something to save
             view.show(report)
     if caught.number:
         raise typer.Exit(128 + caught.number)

@@ -3,12 +3,14 @@
 paths -> documents -> train and held-out documents -> tokens -> batch(step)
 """
 
-from tgen.corpus.documents import Corpus, Document, read, size
+from tgen.corpus.documents import Corpus, Document, size, sizes
 from tgen.corpus.duplicates import shared_share
 from tgen.corpus.hold_out import Split, split
 from tgen.corpus.ngrams import ngram_tables
+from tgen.corpus.reading import read
 from tgen.corpus.thin import MAX_HELD_OUT_BYTES, thin
-from tgen.corpus.token_store import Batch, Tokenised, TokenStore, arrays, tokenise
+from tgen.corpus.token_store import Batch, TokenStore
+from tgen.corpus.tokens import Tokenised, arrays, tokenise, tokenising
 
 __all__ = [
     "MAX_HELD_OUT_BYTES",
@@ -23,7 +25,9 @@ __all__ = [
     "read",
     "shared_share",
     "size",
+    "sizes",
     "split",
     "thin",
     "tokenise",
+    "tokenising",
 ]

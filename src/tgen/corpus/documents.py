@@ -1,22 +1,47 @@
-"""Files, folders, glob patterns, stdin and JSONL -> documents.
+"""Documents, which stay where they lie and are read when they are needed.
 
 A document is a tuple of parts that are tokenised apart and joined with nothing; the end-of-text
 token follows it. Text has one part; a row of {"prompt", "completion"} has two.
 """
 
-import glob
-import hashlib
 import json
-import sys
-from collections.abc import Iterator, Sequence
+from array import array
+from bisect import bisect_right
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import overload
 
-from tgen import files
-from tgen.errors import CorpusError, TgenError
-from tgen.tokenizer import END_OF_TEXT
+import numpy as np
+from numpy.typing import NDArray
 
-Document = tuple[bytes, ...]
+from tgen.corpus.sources import Source
+
+_READ_WHOLE = 1 << 22  # bytes of a text that is handed out as bytes
+
+
+class LongText:
+    """A text of a source that is too long for the memory; its slices are bytes."""
+
+    def __init__(self, source: Source, start: int, end: int) -> None:
+        self._source, self._start, self._end = source, start, end
+
+    def __len__(self) -> int:
+        return self._end - self._start
+
+    def __getitem__(self, where: slice) -> bytes:
+        """A slice without a step; raises CorpusError where the source has changed."""
+        first, last, step = where.indices(len(self))
+        assert step == 1
+        n = max(0, last - first)
+        data = self._source.read(self._start + first, n)
+        if len(data) != n:
+            raise self._source.changed()
+        return data
+
+
+Part = bytes | LongText
+Document = tuple[Part, ...]
+Numbers = NDArray[np.int64]
 
 
 def size(document: Document) -> int:
@@ -28,105 +53,142 @@ def size(document: Document) -> int:
 class Corpus:
     """Documents in the order read. Those numbered in `rows` are rows, which a split keeps whole."""
 
-    documents: list[Document]
-    rows: frozenset[int]
+    documents: Sequence[Document]
+    rows: Container[int]
     skipped: list[str]  # files of a folder that are no text
+    sha256: str = ""  # a fingerprint of the documents, their borders included
 
     @property
     def n_bytes(self) -> int:
         """Bytes of all documents."""
-        return sum(map(size, self.documents))
+        return int(sizes(self.documents).sum())
 
-    @property
-    def sha256(self) -> str:
-        """A fingerprint of the documents, their borders included."""
-        digest = hashlib.sha256()
-        for document in self.documents:
-            for part in document:
-                digest.update(len(part).to_bytes(8, "little") + part)
-            digest.update(b"\xff" * 8)
-        return digest.hexdigest()
+    def close(self) -> None:
+        """After the last reading; raises CorpusError where something has changed meanwhile."""
+        if isinstance(self.documents, Documents):
+            self.documents.table.close()
 
 
-def read(paths: Sequence[str]) -> Corpus:
-    """Reads files, folders, glob patterns and `-` (stdin); raises CorpusError where nothing is."""
-    documents: list[Document] = []
-    skipped: list[str] = []
-    rows: set[int] = set()
-    for name, data in _sources(paths, skipped):
-        found = _rows(name, data)
-        if found is not None:
-            rows |= set(range(len(documents), len(documents) + len(found)))
-        documents += found if found is not None else _texts(data)
-    corpus = Corpus(documents, frozenset(rows), skipped)
-    if corpus.n_bytes == 0:
-        raise CorpusError(f"the corpus {' '.join(paths)!r} is empty", "name a file that holds text")
-    return corpus
+class Table:
+    """Where each document of the sources lies, in 32 bytes; a container of the rows' numbers."""
+
+    def __init__(self) -> None:
+        self.keys, self.sizes = array("Q"), array("q")  # equal documents have equal keys
+        self._starts, self._ends = array("q"), array("q")
+        self._sources: list[Source] = []
+        self._firsts: list[int] = []  # each source's first document
+        self._hold_rows: list[bool] = []
+        self._open: Source | None = None
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __contains__(self, number: object) -> bool:
+        assert isinstance(number, int)
+        return self._hold_rows[bisect_right(self._firsts, number) - 1]
+
+    def begin(self, source: Source, *, rows: bool) -> None:
+        """What is added from here on lies in `source`."""
+        self._sources.append(source)
+        self._firsts.append(len(self))
+        self._hold_rows.append(rows)
+
+    def add(self, start: int, end: int, n_bytes: int, key: int) -> None:
+        """A document in these bytes of its source; its parts have `n_bytes`."""
+        self._starts.append(start)
+        self._ends.append(end)
+        self.sizes.append(n_bytes)
+        self.keys.append(key)
+
+    def document(self, number: int, cut: tuple[int, int] | None) -> Document:
+        """One of them, or what lies between two places of its only part.
+
+        Raises CorpusError where its source has changed.
+        """
+        place = bisect_right(self._firsts, number) - 1
+        source, start, end = self._sources[place], self._starts[number], self._ends[number]
+        if source is not self._open:
+            self.close()
+            self._open = source
+        if not self._hold_rows[place]:
+            first, last = cut or (0, end - start)
+            text = LongText(source, start + first, start + last)
+            return (text if len(text) > _READ_WHOLE else text[:],)
+        found = row(source.read(start, end - start))
+        if found is None or size(found) != self.sizes[number]:
+            raise source.changed()
+        return found if cut is None else (found[0][slice(*cut)],)
+
+    def close(self) -> None:
+        """Closes what is open; raises CorpusError if that has changed."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
 
 
-def _sources(paths: Sequence[str], skipped: list[str]) -> Iterator[tuple[str, bytes]]:
-    for path in paths:
-        if path == "-":
-            if sys.stdin is None:
-                raise CorpusError("stdin is closed", "pipe a text in, or name a file")
-            yield "-", sys.stdin.buffer.read()
-        elif Path(path).is_dir():
-            for file in sorted(Path(path).rglob("*")):
-                hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-                if file.is_file() and not hidden:
-                    data = _read(file)
-                    if b"\0" in data[:8192]:
-                        skipped.append(str(file))
-                    else:
-                        yield file.name, data
-        elif not Path(path).exists() and any(mark in path for mark in "*?["):
-            matches = sorted(m for m in glob.glob(path, recursive=True) if Path(m).is_file())
-            if not matches:
-                raise CorpusError(f"no file matches {path!r}", "quote the pattern and check it")
-            for match in matches:
-                yield match, _read(Path(match))
-        else:
-            yield path, _read(Path(path))
+class Documents(Sequence[Document]):
+    """Some documents of a table, in any order: those of these `numbers`, and of those in `cuts`, by
+    their place here, what lies between two places of their only part."""
+
+    def __init__(
+        self, table: Table, numbers: Numbers, cuts: Mapping[int, tuple[int, int]] | None = None
+    ) -> None:
+        self.table, self.numbers, self.cuts = table, numbers, cuts or {}
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, i: int) -> Document: ...
+
+    @overload
+    def __getitem__(self, i: slice) -> "Documents": ...
+
+    def __getitem__(self, i: int | slice) -> "Document | Documents":
+        if isinstance(i, slice):
+            return self.select(np.arange(len(self))[i], {})
+        return self.table.document(int(self.numbers[i]), self.cuts.get(i % len(self)))
+
+    def select(self, places: Numbers, cuts: Mapping[int, tuple[int, int]]) -> "Documents":
+        """See `select`."""
+        found = {}
+        if self.cuts:
+            for new in np.flatnonzero(np.isin(places, list(self.cuts))).tolist():
+                found[new] = self.cuts[int(places[new])]
+        for new, (start, end) in cuts.items():
+            first = found.get(new, (0, 0))[0]
+            found[new] = (first + start, first + end)
+        return Documents(self.table, self.numbers[places], found)
 
 
-def _read(path: Path) -> bytes:
+def sizes(documents: Sequence[Document]) -> Numbers:
+    """Each document's bytes, (n,), without reading them."""
+    if not isinstance(documents, Documents):
+        return np.array([size(document) for document in documents], np.int64)
+    found = np.frombuffer(documents.table.sizes, np.int64)[documents.numbers]
+    for place, (start, end) in documents.cuts.items():
+        found[place] = end - start
+    return found
+
+
+def select(
+    documents: Sequence[Document], places: Numbers, cuts: Mapping[int, tuple[int, int]]
+) -> Sequence[Document]:
+    """The documents at these places; of those in `cuts`, by their number in the result, what lies
+    between two places of their only part."""
+    if isinstance(documents, Documents):
+        return documents.select(places, cuts)
+    found = [documents[place] for place in places.tolist()]
+    for new, cut in cuts.items():
+        found[new] = (found[new][0][slice(*cut)],)
+    return found
+
+
+def row(line: bytes) -> tuple[bytes, ...] | None:
+    """The parts of a row in JSON; None if it is none."""
     try:
-        return files.read(path)
-    except TgenError as error:
-        raise CorpusError(error.message, error.hint or "name a readable file of text") from None
-
-
-def _texts(data: bytes) -> list[Document]:
-    """A text file is one document, or several with written-out end-of-text tokens between."""
-    return [(text,) for text in data.split(END_OF_TEXT.encode()) if text.strip()]
-
-
-def _rows(name: str, data: bytes) -> list[Document] | None:
-    """The rows of a JSONL source, or None if it is plain text."""
-    if not name.endswith((".jsonl", ".ndjson")) and not (name == "-" and _looks_like_rows(data)):
-        return None
-    documents: list[Document] = []
-    for number, line in enumerate(data.splitlines(), 1):
-        if line.strip():
-            row = _row(line)
-            if row is None:
-                start = line[:50].decode(errors="replace")
-                raise CorpusError(
-                    f"{name}, line {number} is no row of text: {start!r}",
-                    'each line must be {"text": "..."} or {"prompt": "...", "completion": "..."}',
-                )
-            documents.append(row)
-    return documents
-
-
-def _looks_like_rows(data: bytes) -> bool:
-    return _row(data.lstrip()[: 1 << 20].split(b"\n", 1)[0]) is not None
-
-
-def _row(line: bytes) -> Document | None:
-    try:
-        row = json.loads(line)
-        parts = (row["text"],) if "text" in row else (row["prompt"], row["completion"])
+        values = json.loads(line)
+        parts = (values["text"],) if "text" in values else (values["prompt"], values["completion"])
         return tuple(part.encode("utf-8", "surrogatepass") for part in parts)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

@@ -5,9 +5,14 @@ come to the same side of the border: what is held out is the last part of what t
 once.
 """
 
+import hashlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from tgen.corpus.documents import Corpus, Document, size
+import numpy as np
+from numpy.typing import NDArray
+
+from tgen.corpus.documents import Corpus, Document, Documents, Part, select, sizes
 
 
 class Split(NamedTuple):
@@ -16,8 +21,8 @@ class Split(NamedTuple):
     A cut document's pieces are the last of `train` and the first of `held_out`.
     """
 
-    train: list[Document]
-    held_out: list[Document]
+    train: Sequence[Document]
+    held_out: Sequence[Document]
     cut: bool = False
     left_out: int = 0  # documents: further copies of what is held out
     left_out_bytes: int = 0
@@ -30,40 +35,51 @@ def split(corpus: Corpus, val_fraction: float) -> Split:
     A text is cut at that very character; rows are never cut, so the border moves to the nearest
     one's end. Either part may come out empty.
     """
-    first: dict[Document, int] = {}
-    for number, document in enumerate(corpus.documents):
-        first.setdefault(document, number)
-    border = round(sum(size(document) for document in first) * (1 - val_fraction))
-    known: set[Document] = set()
-    beginning: list[Document] = []
-    held_out: list[Document] = []
-    start = 0
-    for document, number in first.items():
-        is_row = number in corpus.rows
-        inside = border - start  # bytes of this document before the border
-        if inside >= size(document) or (is_row and inside >= size(document) / 2):
-            known.add(document)
-        elif inside <= 0 or is_row:
-            held_out.append(document)
-        else:
-            (text,) = document
-            place = _character_start(text, inside)
-            beginning = [(text[:place],)] if place > 0 else []
-            held_out.append((text[place:],))
-        start += size(document)
-    unknown = [document for document in corpus.documents if document not in known]
+    documents = corpus.documents
+    n_bytes = sizes(documents)
+    _, first, which = np.unique(_keys(documents), return_index=True, return_inverse=True)
+    once = np.sort(first)  # each document's first copy
+    border = round(int(n_bytes[once].sum()) * (1 - val_fraction))
+    inside = border - (n_bytes[once].cumsum() - n_bytes[once])  # bytes of each before the border
+    is_row = np.fromiter((number in corpus.rows for number in once.tolist()), bool, len(once))
+    before = (inside >= n_bytes[once]) | (is_row & (inside >= n_bytes[once] / 2))
+    across = np.flatnonzero(~before & ~is_row & (inside > 0))  # one at most
+    held_out = once[~before]
+    known = np.isin(first, once[before])[which]
+    train, place = np.flatnonzero(known), 0
+    cut_train, cut_held_out = {}, {}
+    for number in once[across].tolist():
+        (text,) = documents[number]
+        place = _character_start(text, int(inside[across[0]]))
+        cut_held_out[0] = (place, len(text))
+        if place > 0:
+            cut_train[len(train)] = (0, place)
+            train = np.append(train, number)
     return Split(
-        [document for document in corpus.documents if document in known] + beginning,
-        held_out,
-        cut=bool(beginning),
-        left_out=len(unknown) - len(held_out),
-        left_out_bytes=sum(map(size, unknown)) - sum(map(size, beginning + held_out)),
+        select(documents, train, cut_train),
+        select(documents, held_out, cut_held_out),
+        cut=place > 0,
+        left_out=int((~known).sum()) - len(held_out),
+        left_out_bytes=int(n_bytes[~known].sum() - n_bytes[held_out].sum()),
     )
 
 
-def _character_start(text: bytes, position: int) -> int:
+def _keys(documents: Sequence[Document]) -> NDArray[np.uint64]:
+    """(n,): 64 bits that tell different documents from each other."""
+    if isinstance(documents, Documents):
+        return np.frombuffer(documents.table.keys, np.uint64)[documents.numbers]
+    digests = (hashlib.sha256(_unlike(document)).digest()[:8] for document in documents)
+    return np.array([int.from_bytes(digest, "little") for digest in digests], np.uint64)
+
+
+def _unlike(document: Document) -> bytes:
+    """Its bytes, the borders of its parts included."""
+    return b"".join(len(part).to_bytes(8, "little") + part[:] for part in document)
+
+
+def _character_start(text: Part, position: int) -> int:
     """The nearest place at or before `position` where a UTF-8 character starts."""
     for back in range(min(3, position) + 1):
-        if text[position - back] & 0xC0 != 0x80:
+        if text[position - back : position - back + 1][0] & 0xC0 != 0x80:
             return position - back
     return position

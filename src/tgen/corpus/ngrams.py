@@ -7,7 +7,9 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from tgen.corpus.token_store import Tokens
+from tgen.stored import Array
+
+Tokens = NDArray[np.uint16 | np.uint32]
 
 _LENGTHS = (2, 3, 4)
 _MOST_TOKENS = 1 << 23  # of the text that are counted
@@ -22,17 +24,16 @@ class _Grams(NamedTuple):
     percent: Tokens  # (m,): of the times that the context occurs
 
 
-def ngram_tables(tokens: Tokens, *, most_bytes: int) -> dict[str, Tokens]:
-    """For n = 2, 3, 4 `ngrams_n` (m, n + 1), sorted, in the dtype of `tokens`.
+def ngram_tables(text: Array, *, most_bytes: int) -> dict[str, Tokens]:
+    """For n = 2, 3, 4 `ngrams_n` (m, n + 1), sorted, in the dtype of `text`.
 
     A row is a context, what follows it most often, at least twice, and in how many percent of the
     cases. A longer one is there if it says something else than the shorter, or surer; the most
     frequent are kept.
     """
+    tokens: Tokens = text[:_MOST_TOKENS]
     rows = [most_bytes // ((n + 1) * tokens.itemsize) for n in _LENGTHS]
-    found = [
-        _likeliest(tokens[:_MOST_TOKENS], n, most) for n, most in zip(_LENGTHS, rows, strict=True)
-    ]
+    found = [_likeliest(tokens, n, most) for n, most in zip(_LENGTHS, rows, strict=True)]
     grams = found[:1] + [_news(a, b) for a, b in pairwise(found)]
     counts = np.concatenate([part.counts for part in grams])
     columns = np.repeat([n + 1 for n in _LENGTHS], [len(part.rows) for part in grams])

@@ -1,10 +1,11 @@
-"""Documents -> tokens -> the batches of a run, a pure function of seed and step.
+"""Tokens -> the batches of a run, a pure function of seed and step.
 
-Documents lie one after another in one array and windows are cut from it anywhere. A batch says
-beside its tokens which document each lies in, and which of them the loss counts.
+Documents lie one after another in one array and windows are cut from it anywhere; it may be longer
+than the memory. A batch says beside its tokens which document each lies in, and which of them the
+loss counts.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -12,100 +13,44 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.config import LossOn
-from tgen.corpus.documents import Document
 from tgen.corpus.token_split import take_apart
-from tgen.tokenizer import Tokenizer
-
-Tokens = NDArray[np.uint16 | np.uint32]
-Scored = NDArray[np.bool_]
+from tgen.stored import Array, blocks
 
 _SPLIT = 1  # what these random numbers are for: dropout's have the same seed and step
-
-
-class Tokenised(NamedTuple):
-    """Documents as tokens, and what of them the loss counts."""
-
-    tokens: Tokens  # (n,)
-    scored: Scored | None  # (n,); None: every token
-    scored_bytes: int  # of the text whose tokens are scored
 
 
 class Batch(NamedTuple):
     """Windows of T + 1 tokens: T inputs and, shifted by one, T targets."""
 
     tokens: NDArray[np.int64]  # (B, T + 1)
-    scored: Scored | None  # (B, T): the targets that count; None: all of them
+    scored: NDArray[np.bool_] | None  # (B, T): the targets that count; None: all of them
     documents: NDArray[np.int32] | None  # (B, T): each input's, from 0 in a row; None: one a row
-
-
-def tokenise(
-    documents: Iterable[Document],
-    tokenizer: Tokenizer,
-    *,
-    loss_on: LossOn = "completion",
-    open_end: bool = False,
-) -> Tokenised:
-    """All documents in one array, an end-of-text token after each where the tokenizer has one; with
-    `open_end` not after the last, which goes on elsewhere.
-
-    With a loss on the completion a document's last part and the token that ends it are scored, so
-    of a text all. A completion's bits per byte are thus over the bytes of completions alone.
-    """
-    kind = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
-    parts: list[NDArray[np.uint32]] = []
-    counted: list[bool] = []  # of each part
-    n_bytes = 0
-    for document in documents:
-        parts += [tokenizer.encode_array(part, continues=n > 0) for n, part in enumerate(document)]
-        counted += [loss_on == "all"] * (len(document) - 1) + [True]
-        n_bytes += sum(map(len, document if loss_on == "all" else document[-1:]))
-        if tokenizer.end_of_text is not None:
-            parts.append(np.array([tokenizer.end_of_text], np.uint32))
-            counted.append(True)
-    if open_end and tokenizer.end_of_text is not None:
-        del parts[-1], counted[-1]
-    tokens: Tokens = np.concatenate([np.zeros(0, np.uint32), *parts]).astype(kind)
-    scored = None if all(counted) else np.repeat(counted, [len(part) for part in parts])
-    return Tokenised(tokens, scored, n_bytes)
-
-
-def arrays(train: Tokenised, held_out: Tokenised) -> dict[str, NDArray[Any]]:
-    """What a TokenStore is made of, by its fields' names; no mask where everything is scored."""
-    found = {
-        "train": train.tokens,
-        "held_out": held_out.tokens,
-        "train_scored": train.scored,
-        "held_out_scored": held_out.scored,
-    }
-    return {name: array for name, array in found.items() if array is not None}
 
 
 @dataclass(frozen=True)
 class TokenStore:
     """The tokens of a run and the order they are seen in, a pure function of seed and step."""
 
-    train: Tokens  # (n,)
-    held_out: Tokens  # (m,); empty: nothing is held out
+    train: Array  # (n,) uint16 or uint32
+    held_out: Array  # (m,); empty: nothing is held out
     held_out_bytes: int  # of the text whose tokens are scored
     context_length: int
     batch_size: int
     seed: int
     end_of_text: int | None = None  # the token between documents; None: they are not told apart
-    train_scored: Scored | None = None  # (n,); None: every token
-    held_out_scored: Scored | None = None  # (m,)
+    train_scored: Array | None = None  # (n,) bool; None: every token
+    held_out_scored: Array | None = None  # (m,)
     merge_pairs: NDArray[np.int64] | None = None  # (V, 2), see `take_apart`
 
     @property
     def train_tokens(self) -> int:
         """Tokens to train on that are scored."""
-        return len(self.train) if self.train_scored is None else int(self.train_scored.sum())
+        return _n_scored(self.train, self.train_scored)
 
     @property
     def held_out_tokens(self) -> int:
         """Held-out tokens that are scored."""
-        scored = self.held_out_scored
-        return len(self.held_out) if scored is None else int(scored.sum())
+        return _n_scored(self.held_out, self.held_out_scored)
 
     def batch(self, step: int, *, token_split: float = 0.0) -> Batch:
         """Step `step`'s windows, `batch_size` of `context_length` + 1 tokens.
@@ -121,16 +66,17 @@ class TokenStore:
             epoch, i = divmod(step * self.batch_size + row, per_epoch)
             offset, order = _epoch(self.seed, epoch, per_epoch, len(self.train) - length)
             starts.append((offset + order[i] * length) % (len(self.train) - length))
-        index = np.array(starts)[:, None] + np.arange(length + 1)
-        tokens = self.train[index].astype(np.int64)
+        tokens = _cut(self.train, starts, length + 1).astype(np.int64)
+        scored = self.train_scored
+        counts = None if scored is None else _cut(scored, starts, length + 1)
         if token_split > 0:
             assert self.merge_pairs is not None
             random = np.random.default_rng([self.seed, step, _SPLIT])
             tokens, positions = take_apart(
                 tokens, self.merge_pairs, probability=token_split, random=random
             )
-            index = np.take_along_axis(index, positions, axis=1)
-        return self._batch(tokens, self.train_scored, index)
+            counts = None if counts is None else np.take_along_axis(counts, positions, axis=1)
+        return self._batch(tokens, counts)
 
     def held_out_windows(self, max_tokens: int) -> Iterator[Batch]:
         """Windows of up to context_length + 1 tokens that predict each held-out token exactly once.
@@ -140,10 +86,10 @@ class TokenStore:
         than `max_tokens` are thinned out evenly.
         """
         length = self.context_length
-        stream = np.concatenate([self.train[-1:], self.held_out])
+        stream = np.concatenate([self.train[-1:], self.held_out[:]])
         scored = self.held_out_scored
         if scored is not None:
-            scored = np.concatenate([[False], scored])  # the first is no target
+            scored = np.concatenate([[False], scored[:]])  # the first is no target
         starts = _starts(len(stream), scored, length)
         rest = len(self.held_out) % length
         n_tokens = len(starts) * length + rest
@@ -159,7 +105,7 @@ class TokenStore:
         yield from self._groups(self.train, self.train_scored, starts[::every])
 
     def _groups(
-        self, stream: Tokens, scored: Scored | None, starts: NDArray[np.int64]
+        self, stream: Array, scored: Array | None, starts: NDArray[np.int64]
     ) -> Iterator[Batch]:
         per_batch = max(1, 8192 // self.context_length)
         for i in range(0, len(starts), per_batch):
@@ -167,19 +113,17 @@ class TokenStore:
 
     def _windows(
         self,
-        stream: Tokens,
-        scored: Scored | None,
+        stream: Array,
+        scored: Array | None,
         starts: Sequence[int] | NDArray[np.int64],
         length: int,
     ) -> Batch:
-        index = np.asarray(starts)[:, None] + np.arange(length + 1)
-        return self._batch(stream[index].astype(np.int64), scored, index)
+        tokens = _cut(stream, starts, length + 1).astype(np.int64)
+        return self._batch(tokens, None if scored is None else _cut(scored, starts, length + 1))
 
-    def _batch(
-        self, tokens: NDArray[np.int64], scored: Scored | None, index: NDArray[np.int64]
-    ) -> Batch:
-        counts = None if scored is None else scored[index[:, 1:]]
-        return Batch(tokens, counts, self._documents(tokens[:, :-1]))
+    def _batch(self, tokens: NDArray[np.int64], counts: NDArray[np.bool_] | None) -> Batch:
+        scored = None if counts is None else np.ascontiguousarray(counts[:, 1:])
+        return Batch(tokens, scored, self._documents(tokens[:, :-1]))
 
     def _documents(self, tokens: NDArray[np.int64]) -> NDArray[np.int32] | None:
         """(B, T) -> the number of each token's document, or None where no row holds a border."""
@@ -197,13 +141,29 @@ class TokenStore:
         return documents
 
 
-def _starts(n_tokens: int, scored: Scored | None, length: int) -> NDArray[np.int64]:
+def _cut(array: Array, starts: Sequence[int] | NDArray[np.int64], length: int) -> NDArray[Any]:
+    """(B, length): what follows each of the starts."""
+    return np.stack([array[start : start + length] for start in map(int, starts)])
+
+
+def _n_scored(tokens: Array, scored: Array | None) -> int:
+    return len(tokens) if scored is None else sum(int(block.sum()) for block in blocks(scored))
+
+
+def _starts(n_tokens: int, scored: Array | None, length: int) -> NDArray[np.int64]:
     """Where windows begin that lie side by side, without those in which nothing is scored."""
     starts = np.arange((n_tokens - 1) // length) * length
     if scored is None:
         return starts
-    counted = scored[1 : len(starts) * length + 1].reshape(-1, length)
-    return starts[counted.any(axis=1)]
+    together = max(1, (1 << 22) // length)  # windows
+    counted = [
+        scored[first + 1 : first + together * length + 1][: (len(starts) * length - first)]
+        .reshape(-1, length)
+        .any(axis=1)
+        for first in range(0, len(starts) * length, together * length)
+    ]
+    found: NDArray[np.int64] = starts[np.concatenate([np.zeros(0, bool), *counted])]
+    return found
 
 
 @lru_cache(maxsize=2)  # a batch may straddle two epochs

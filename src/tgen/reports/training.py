@@ -13,6 +13,14 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PreparingReport:
+    """A long text is being tokenised; nothing is planned yet, and there is nothing to save."""
+
+    fraction_done: float
+    seconds_left: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanReport:
     """What a run is going to do, before it does it."""
 
@@ -120,7 +128,8 @@ class DoneReport:
 
 
 RunReport = (
-    PlanReport
+    PreparingReport
+    | PlanReport
     | StepReport
     | EvalReport
     | SampleReport

@@ -41,7 +41,7 @@ def closing_reports(
     prompt = prepared.record.sample_prompt
     written = b"".join(_write(model, bundle.tokenizer, [prompt] * _ROWS, _TOKENS, seed=0))
     known = bundle.tokenizer.decode(store.train[:_COMPARED_TOKENS])
-    unseen, rest = bundle.tokenizer.decode(store.held_out)[: len(written)], known
+    unseen, rest = bundle.tokenizer.decode(store.held_out[:])[: len(written)], known
     if not unseen:  # the text's own end is the next best
         rest, unseen = known[: -len(written)], known[-len(written) :]
     judged = done.best_step or done.step  # the weights that were kept

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tgen import files
+from tgen import files, locks
 from tgen.checkpoint import run_state
 from tgen.errors import TrainingError, UsageError
 
@@ -16,7 +16,7 @@ def owned(out: Path) -> Iterator[None]:
     Raises LockedError if another process has it.
     """
     folder = run_state.folder(out)
-    with files.lock(_lock(out)):
+    with locks.lock(_lock(out)):
         try:
             yield
         finally:

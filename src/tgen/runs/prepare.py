@@ -1,12 +1,13 @@
 """From what the user asked for to a plan: text, tokenizer, tokens, and what to train."""
 
+import hashlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -16,9 +17,11 @@ from tgen.config import TrainConfig
 from tgen.corpus import TokenStore
 from tgen.errors import CorpusError, UsageError
 from tgen.model.device import Device, choose_device, memory_bytes, n_threads, set_threads
-from tgen.reports import Choice, PlanReport
+from tgen.reports import Choice, PlanReport, PreparingReport
 from tgen.runs.record import RunRecord
 from tgen.runs.request import RunRequest
+from tgen.runs.texts import Texts, joined, split, tokenised, total
+from tgen.stored import Array
 from tgen.tokenizer import Tokenizer, make_tokenizer
 from tgen.training.baselines import ngram_bits_per_byte, xz_bits_per_byte
 from tgen.training.calibrate import measure_speed
@@ -34,10 +37,9 @@ from tgen.training.state import TrainState, new_state
 
 _TOKENIZER_BYTES = 1 << 23  # of text that a tokenizer is learnt from
 _BASELINE_BYTES_PER_SECOND = 5e5
-_COMPARED_BYTES = 1 << 21
-_MUCH_SHARED = 0.05
+_BASELINE_BYTES = 1 << 24  # n-grams take fifty times as much memory
 _COMPILING_MINUTES = 3
-_TOO_FEW_HELD_OUT = 1 << 14  # bytes
+_PROMPT_FROM = 1 << 16  # bytes of a document whose first words are a sample's prompt
 _TABLES_SHARE = 1 / 40  # of the weights' bytes: n-grams stay small beside them
 
 
@@ -47,7 +49,7 @@ class Prepared:
 
     record: RunRecord
     tokenizer: Tokenizer
-    tokens: Mapping[str, NDArray[Any]]  # the fields of a TokenStore
+    tokens: Mapping[str, Array]  # the fields of a TokenStore
     device: Device
     weights: Mapping[str, NDArray[Any]] | None = None  # that it fine-tunes
 
@@ -82,8 +84,11 @@ class Prepared:
         )
 
 
-def prepare(request: RunRequest, *, with_baselines: bool = True) -> Prepared:
-    """Reads, splits and tokenises the corpus, times the machine, and plans.
+def prepare(
+    request: RunRequest, *, folder: Path | None, with_baselines: bool = True
+) -> Generator[PreparingReport, None, Prepared]:
+    """Reads, splits and tokenises the corpus, times the machine, and plans; tokens that are too
+    many for the memory are kept in `folder` (None: with temporary files).
 
     Raises CorpusError, UsageError, ModelError.
     """
@@ -95,12 +100,9 @@ def prepare(request: RunRequest, *, with_baselines: bool = True) -> Prepared:
     share = 0.0 if config.steps else CALIBRATION_SHARE
     speed = measure_speed(device, seconds=min(2.0, config.minutes * 60 * share))
     most = readable_bytes(request.size, config, speed, None if source is None else source.config)
-    texts = _read(request.corpus, config, most)
+    texts = split(corpus.read(request.corpus), config, most)
     tokenizer, tokenizer_choice = _tokenizer(request, source, texts)
-    train = corpus.tokenise(
-        texts.train, tokenizer, loss_on=config.loss_on, open_end=texts.train_goes_on
-    )
-    held_out = corpus.tokenise(texts.held_out, tokenizer, loss_on=config.loss_on)
+    train, held_out = yield from tokenised(texts, tokenizer, config, folder=folder)
     if train.scored_bytes == 0:
         raise CorpusError("no row has a completion to learn", "add --set loss_on=all for prompts")
     facts = Facts(
@@ -123,7 +125,7 @@ def prepare(request: RunRequest, *, with_baselines: bool = True) -> Prepared:
     baselines = _baselines(texts, config) if compare else {}
     notes = texts.notes + plan.notes
     if compare and texts.held_out and not baselines:
-        notes.append("the time is too short to compare with xz and n-grams")
+        notes.append("the text is too long for the time to compare with xz and n-grams")
     record = RunRecord(
         run_id=secrets.token_hex(8),
         corpus=request.corpus,
@@ -132,6 +134,8 @@ def prepare(request: RunRequest, *, with_baselines: bool = True) -> Prepared:
         train_bytes=train.scored_bytes,
         held_out_bytes=held_out.scored_bytes,
         tokenizer=tokenizer_choice,
+        tokenizer_sha256=hashlib.sha256(tokenizer.json.encode()).hexdigest(),
+        read_bytes=most,
         end_of_text=tokenizer.end_of_text,
         start_from=None if source is None else str(source.path.resolve()),
         plan=replace(plan, notes=notes),
@@ -176,60 +180,17 @@ def plan_report(out: Path, prepared: Prepared, state: TrainState) -> PlanReport:
     )
 
 
-class _Texts(NamedTuple):
-    """What is trained on and what is held out, as much of both as the time allows."""
-
-    corpus: corpus.Corpus
-    train: Sequence[corpus.Document]
-    held_out: Sequence[corpus.Document]
-    train_goes_on: bool  # its last document does, in the held-out text
-    notes: list[str]
-
-
-def _read(paths: Sequence[str], config: TrainConfig, most: int) -> _Texts:
-    text = corpus.read(paths)
-    notes = [f"skipped {name}: it does not look like text" for name in text.skipped]
-    split = corpus.split(text, config.val_fraction)
-    if not split.held_out or not split.train:
-        split = corpus.Split(text.documents, [])
-        notes.append("nothing is held out: the last weights are kept, not the best")
-    if split.left_out:
-        notes.append(
-            f"copies of what is held out are left out: {split.left_out:,} "
-            f"({split.left_out_bytes:,} bytes)"
-        )
-    train = corpus.thin(split.train, most)
-    held_out = corpus.thin(split.held_out, corpus.MAX_HELD_OUT_BYTES)
-    if train is not split.train:
-        n_bytes = sum(map(corpus.size, train))
-        notes.append(f"{n_bytes:,} bytes, evenly spread, are as much as the time allows to read")
-    n_bytes = sum(map(corpus.size, held_out))
-    if 0 < n_bytes < _TOO_FEW_HELD_OUT:
-        notes.append(
-            f"only {n_bytes:,} bytes are held out: take the figures as rough ones; with "
-            "--val-fraction 0 all is learnt, and the last weights are kept"
-        )
-    some = [_joined(corpus.thin(part, _COMPARED_BYTES)) for part in (split.train, held_out)]
-    share = corpus.shared_share(*some)
-    if share >= _MUCH_SHARED:
-        notes.append(
-            f"at least {share:.0%} of the held-out text is also in the text to train on, in runs "
-            "of 64 bytes and more: its figures flatter"
-        )
-    return _Texts(text, train, held_out, split.cut and train is split.train, notes)
-
-
 def _tokenizer(
-    request: RunRequest, source: directory.ModelBundle | None, texts: _Texts
+    request: RunRequest, source: directory.ModelBundle | None, texts: Texts
 ) -> tuple[Tokenizer, Choice]:
     if source is not None:
         return source.tokenizer, Choice("tokenizer", "given", "that of the model it starts from")
     sample = corpus.thin(texts.train, _TOKENIZER_BYTES)
-    parts = [part for document in sample for part in document]
+    parts = [part[:] for document in sample for part in document]
     kind, vocab_size, why = request.tokenizer, request.vocab_size, "asked for"
     if kind == "auto":
         alphabet = len(set(b"".join(parts)[: 1 << 20].decode("utf-8", errors="ignore")))
-        kind, chosen, why = choose_tokenizer(sum(map(corpus.size, texts.train)), alphabet)
+        kind, chosen, why = choose_tokenizer(total(texts.train), alphabet)
         vocab_size = vocab_size or chosen
     return make_tokenizer(kind, parts, vocab_size=vocab_size), Choice("tokenizer", kind, why)
 
@@ -247,10 +208,12 @@ def _compile(request: RunRequest, device: Device) -> bool:
     return long and device.type == "cuda" and find_spec("triton") is not None
 
 
-def _baselines(texts: _Texts, config: TrainConfig) -> dict[str, float]:
+def _baselines(texts: Texts, config: TrainConfig) -> dict[str, float]:
     """Bits per byte of the held-out text by other means, for a twentieth of the time at most."""
-    train, held_out = _joined(texts.train), _joined(texts.held_out)
-    limit = _BASELINE_BYTES_PER_SECOND * config.minutes * 60 / 20
+    limit = min(_BASELINE_BYTES, _BASELINE_BYTES_PER_SECOND * config.minutes * 60 / 20)
+    if total(texts.train) + total(texts.held_out) > limit:
+        return {}
+    train, held_out = joined(texts.train), joined(texts.held_out)
     if not train or not held_out or len(train) + len(held_out) > limit:
         return {}
     return {
@@ -259,14 +222,10 @@ def _baselines(texts: _Texts, config: TrainConfig) -> dict[str, float]:
     }
 
 
-def _joined(documents: Sequence[corpus.Document]) -> bytes:
-    return b"\n".join(b"".join(document) for document in documents)
-
-
-def _sample_prompt(texts: _Texts) -> bytes:
+def _sample_prompt(texts: Texts) -> bytes:
     """The beginning of a document: its first words, or the end of a row's prompt."""
     document = (texts.held_out or texts.train)[0]
     if len(document) > 1:
         return document[0][-1000:]
-    words = document[0].lstrip()[:24].rsplit(None, 1)
+    words = document[0][:_PROMPT_FROM].lstrip()[:24].rsplit(None, 1)
     return words[0] if words else document[0][:24]

@@ -29,6 +29,8 @@ class RunRecord:
     threads: int
     tensorboard: bool
     sample_prompt: bytes
+    tokenizer_sha256: str = ""
+    read_bytes: int = 0  # of the text to train on, at most: what the time allowed
     ngrams: bool = False  # whether the model comes with tables of them
     overridden: list[str] = field(default_factory=list)  # what was changed on the way, in words
 

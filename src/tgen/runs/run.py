@@ -1,22 +1,26 @@
 """A run as it goes: trains, saves, samples, rolls back, and hands on every report."""
 
+import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from tgen import corpus, files
 from tgen.checkpoint import run_log, run_state
-from tgen.errors import DivergedError, TrainingError
+from tgen.errors import DivergedError, TgenError, TrainingError
 from tgen.model.device import choose_device, set_threads
 from tgen.reports import BackReport, DoneReport, EvalReport, PlanReport, RunReport, StepReport
+from tgen.runs import texts
 from tgen.runs.closing import closing_reports, sample
 from tgen.runs.overriding import overridden
 from tgen.runs.prepare import Prepared, plan_report, prepare
 from tgen.runs.record import RunRecord
 from tgen.runs.request import ResumeRequest, RunRequest
 from tgen.runs.saving import Saver, differences, made_by
+from tgen.stored import Array
 from tgen.tokenizer import Tokenizer
 from tgen.training import tensorboard
 from tgen.training.loop import done_report, train
@@ -43,8 +47,8 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
     began = time.monotonic() if request.began is None else request.began
     if request.tensorboard:
         tensorboard.require()
-    prepared = prepare(request)
     folder = run_state.folder(request.out)
+    prepared = yield from prepare(request, folder=folder)
     with run_log.RunLog(request.out) as log:
         state = prepared.new_state()
         run_state.remove(request.out)  # an old model stays until there is a new one
@@ -58,6 +62,7 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
         )
         prepared = replace(prepared, weights=None)  # the state has them
         run_state.save_run(request.out, prepared.record.to_dict(), prepared.tokens)
+        prepared = replace(prepared, tokens=run_state.load_run(request.out)[1])
         _ = prepared.ngrams  # counted now, on the run's clock
         state.progress.seconds = state.progress.setup_seconds = time.monotonic() - began
         run_state.save_progress(request.out, asdict(state.progress))
@@ -67,32 +72,42 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
 
 def dry_run(request: RunRequest) -> PlanReport:
     """See `runs.dry_run`."""
-    prepared = prepare(request, with_baselines=False)
+    steps = prepare(request, folder=None, with_baselines=False)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            prepared: Prepared = end.value
+            break
     return plan_report(request.out, prepared, prepared.new_state())
 
 
 def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Iterator[RunReport]:
     """See `runs.resume`; the lock is held."""
     out = request.out
-    kept, tokens = run_state.load_run(out)
+    kept, described = run_state.load_record(out)
     record = RunRecord.from_dict(kept)
     chosen = choose_device(record.device if request.device == "auto" else request.device)
     set_threads(request.threads or record.threads)
     if record.tensorboard:
         tensorboard.require()
-    if request.corpus and (text := corpus.read(request.corpus)).sha256 != record.corpus_sha256:
+    text = corpus.read(request.corpus) if request.corpus else None
+    if text is not None and text.sha256 != record.corpus_sha256:
         raise TrainingError(
             f"the corpus has changed since the run in {out} began: it has {text.n_bytes:,} bytes, "
             f"and had {record.corpus_bytes:,}",
             f"resume without naming it, or learn the new one: --from {out} with another --out",
         )
+    tokenizer = _tokenizer(out, record)
+    try:
+        tokens = run_state.load_tokens(out, described)
+    except TgenError:
+        if text is None or not record.read_bytes:
+            raise
+        tokens = yield from _tokenised_anew(out, text, record, tokenizer, described)
     with run_log.RunLog(out) as log:
         for folder in (out, run_state.folder(out)):
             files.remove_leftovers(folder)
-        tokenizer = Tokenizer(
-            files.read(run_state.folder(out) / "tokenizer.json").decode(),
-            ends=[] if record.end_of_text is None else [record.end_of_text],
-        )
         saved = _saved(out, record)
         progress = Progress(**saved.progress)
         changed = overridden(record, request, progress)
@@ -102,12 +117,41 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
         if differs := differences(saved.made_by, made_by(prepared)):
             notes.append(f"not to the last bit as without a break: {differs}")
         if changed is not record:
-            run_state.save_record(out, changed.to_dict())
+            run_state.save_record(out, changed.to_dict(), described)
             run_state.save_progress(out, asdict(progress))
         log.trim(state.progress.step)
         plan = plan_report(out, prepared, state)
         yield log.add(replace(plan, notes=[*plan.notes, *notes]))
         yield from _Run(out, prepared, log, stopped).recorded(state)
+
+
+def _tokenizer(out: Path, record: RunRecord) -> Tokenizer:
+    path = run_state.folder(out) / "tokenizer.json"
+    text = files.read(path)
+    if record.tokenizer_sha256 not in ("", hashlib.sha256(text).hexdigest()):
+        raise TrainingError(
+            f"{path} has changed since the run began", "put it back, or start with --overwrite"
+        )
+    return Tokenizer(text.decode(), ends=[] if record.end_of_text is None else [record.end_of_text])
+
+
+def _tokenised_anew(
+    out: Path,
+    text: corpus.Corpus,
+    record: RunRecord,
+    tokenizer: Tokenizer,
+    described: Mapping[str, Any],
+) -> Generator[RunReport, None, dict[str, Array]]:
+    """The run's tokens from its corpus, which is the same; on the disk, where they were damaged."""
+    config, folder = record.plan.train, run_state.folder(out)
+    found = texts.split(text, config, record.read_bytes)
+    both = yield from texts.tokenised(found, tokenizer, config, folder=folder)
+    if run_state.save_tokens(out, record.to_dict(), corpus.arrays(*both)) != described:
+        raise TrainingError(
+            f"the corpus gives other tokens than those the run in {out} began with",
+            "the tokenizers library may be of another version: start with --overwrite",
+        )
+    return run_state.load_tokens(out, described)
 
 
 def _saved(out: Path, record: RunRecord) -> run_state.Saved:

@@ -11,7 +11,7 @@ from tgen.tokenizer.layout import Layout
 from tgen.tokenizer.patterns import CUTS, LINES
 from tgen.tokenizer.spelling import BYTE_CHARACTERS, BYTE_TOKENS, SPACE
 
-_BLOCK = 1 << 20  # characters encoded at a time
+_BLOCK = 1 << 17  # characters that a thread encodes at a time
 _NEWLINE = BYTE_CHARACTERS[10]
 _WHITE = "".join(BYTE_CHARACTERS[byte] for byte in b"\t\n\v\f\r ")
 _CROSSING = {

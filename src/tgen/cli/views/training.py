@@ -18,6 +18,7 @@ from tgen.reports import (
     EvalReport,
     MemorisationReport,
     PlanReport,
+    PreparingReport,
     RunReport,
     SampleReport,
     SavingReport,
@@ -65,7 +66,10 @@ class TrainingView:
             self._write(report)
         if self._quiet:
             return
-        if isinstance(report, PlanReport):
+        if isinstance(report, PreparingReport):
+            left = f"{_duration(report.seconds_left)} left"
+            self._line(f"tokenising: {report.fraction_done:.0%} · {left}", report.fraction_done)
+        elif isinstance(report, PlanReport):
             self._plan(report)
         elif isinstance(report, StepReport):
             self._step(report)
@@ -125,8 +129,12 @@ class TrainingView:
             f"step {report.step:,} · {loss}{self._bits} · "
             f"{report.tokens_per_second:,.0f} tokens/s · {_duration(report.seconds_left)} left"
         )
+        self._line(line, report.fraction_done)
+
+    def _line(self, line: str, fraction_done: float) -> None:
+        """On a terminal beside the bar, elsewhere now and then."""
         if console.err.is_terminal:
-            self._bar.update(self._task, completed=report.fraction_done, description=line)
+            self._bar.update(self._task, completed=fraction_done, description=line)
         elif time.monotonic() - self._said >= _PLAIN_EVERY:
             console.note(line)
             self._said = time.monotonic()
