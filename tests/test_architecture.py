@@ -153,7 +153,7 @@ def test_only_one_room_prints_and_only_one_touches_the_disk(path):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     }
     assert not calls & {"print", "eval", "exec"}
-    assert "open" not in calls or path.name == "files.py"
+    assert "open" not in calls or path.name in ("files.py", "locks.py")
 
 
 def test_the_public_names_are_there():

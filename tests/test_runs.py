@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from conftest import TEXT
-from tgen import runs
+from tgen import locks, runs
 from tgen.checkpoint import directory, run_state
 from tgen.config import TrainConfig
 from tgen.corpus import TokenStore

@@ -18,7 +18,7 @@ from pathlib import Path
 import pydantic.type_adapter  # as typer does
 
 import tiny
-from tgen import runs
+from tgen import locks, runs
 from tgen.cli.app import run
 from tgen.cli.views import training
 from tgen.errors import LockedError
