@@ -26,6 +26,7 @@ SETTINGS = (
     "d_model=8 n_layers=1 n_heads=2 context_length=8 batch_size=2 eval_every=5 eval_tokens=64"
 )
 OPTIONS = ["--tokenizer", "char", "--threads", "1", *(f"--set={s}" for s in SETTINGS.split())]
+ENDS = (b"stopped and saved", b"stopped before the first step", b"done: ")
 COMPLAINTS = ("Traceback", "Exception ignored", "Error")
 
 
@@ -35,7 +36,7 @@ def main() -> int:
     tiny.get_ready(cheap=False)
     draws = random.Random(0)
     problems: list[str] = []
-    begun = 0
+    begun, saved = 0, []
     with tiny.scratch() as folder:
         starts_in, lasts = alone(folder)
         whole = tiny.kept(folder / "whole")
@@ -52,14 +53,17 @@ def main() -> int:
                 process.send_signal(sent[k])
             for k, process in enumerate(pair):
                 begun += (folder / f"out-{k}").exists()
-                problems += judge(process, folder / f"out-{k}", sent[k], whole)
+                problems += judge(process, folder / f"out-{k}", sent[k], whole, saved)
                 shutil.rmtree(folder / f"out-{k}", ignore_errors=True)
         problems += ignored(folder)
         problems += second(folder)
     for problem in problems[:20]:
         print(problem, file=sys.stderr)
-    print(f"{count:,} signals, {begun:,} after the run began: {len(problems)} problems")
-    return int(bool(problems))
+    print(
+        f"{count:,} signals, {begun:,} after the run began, {sum(saved):,} stopped it before its "
+        f"end: {len(problems)} problems"
+    )
+    return int(bool(problems) or not any(saved))
 
 
 def alone(folder: Path) -> tuple[float, float]:
@@ -88,10 +92,15 @@ def command(folder: Path, out: str, **more: Any) -> subprocess.Popen[bytes]:
 
 
 def judge(
-    process: subprocess.Popen[bytes], out: Path, sent: signal.Signals, whole: dict[str, str]
+    process: subprocess.Popen[bytes],
+    out: Path,
+    sent: signal.Signals,
+    whole: dict[str, str],
+    saved: list[bool],
 ) -> list[str]:
     """What is wrong with how it ended, or with what comes of the run."""
     _, said = process.communicate()
+    saved.append(ENDS[0] in said)
     status = process.returncode if process.returncode >= 0 else 128 - process.returncode
     problems = [f"it said {said.decode()}" for word in COMPLAINTS if word in said.decode()][:1]
     if status not in (128 + sent, 0):
@@ -104,6 +113,8 @@ def judge(
     ended = tiny.forked(lambda _: list(tiny.sitting(wanted)) and None)
     if ended.status:
         return [*problems, "it cannot go on"]
+    if not any(end in said for end in ENDS):
+        problems.append(f"it ended without a word: {said.decode()}")
     problems += tiny.differences(tiny.kept(out), whole)[:3]
     return [f"{sent.name}: {problem}" for problem in problems]
 

@@ -41,7 +41,9 @@ def main() -> int:
             print("SKIPPED: strace cannot follow a process here")
             return tiny.SKIPPED
         points = calls((folder / "trace").read_text())
-        begin = 0 if count >= len(points) else points.index(("said", 1))
+        begin = (
+            0 if count >= len(points) else points.index(("said", 2))
+        )  # the second save: it replaces
         n_calls = sum(name != "said" for name, _ in points)
         chosen = [point for point in points[begin:] if point[0] != "said"][:count]
         problems = []
