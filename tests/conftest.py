@@ -48,7 +48,7 @@ def tokenizer() -> Tokenizer:
     return train_bpe([TEXT], vocab_size=300)
 
 
-@pytest.fixture(params=ALL_FAMILIES)
+@pytest.fixture(params=[name for name in ALL_FAMILIES if name != "qwen2"])  # a llama with biases
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

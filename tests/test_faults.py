@@ -1,4 +1,4 @@
-"""The short forms of tests/faults, each a process of its own: some fork before torch runs."""
+"""The shortest forms of tests/faults, each a process of its own: some fork before torch runs."""
 
 import os
 import subprocess
@@ -11,9 +11,9 @@ FAULTS = Path(__file__).parent / "faults"
 SKIPPED = 77
 
 
-def short_form(name: str) -> None:
+def short_form(name: str, *count: int) -> None:
     result = subprocess.run(
-        [sys.executable, str(FAULTS / f"{name}.py")],
+        [sys.executable, str(FAULTS / f"{name}.py"), *map(str, count)],
         capture_output=True,
         env={name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")},
         timeout=300,
@@ -25,13 +25,27 @@ def short_form(name: str) -> None:
     assert result.returncode == 0, said + result.stderr.decode()
 
 
-class TestProcesses:  # two groups, for two processors
-    @pytest.mark.parametrize("name", ["signals", "terminal", "starts"])
-    def test_fault(self, name):
-        short_form(name)
+# So many of each as the check has time for: scripts/faults does thousands, and signals and dying
+# terminals beside them.
+def test_starts():
+    short_form("starts")
 
 
-class TestStates:
-    @pytest.mark.parametrize("name", ["kills", "syscalls", "power_loss", "disk", "resuming"])
-    def test_fault(self, name):
-        short_form(name)
+def test_kills():
+    short_form("kills", 60)
+
+
+def test_syscalls():
+    short_form("syscalls", 30)
+
+
+def test_power_loss():
+    short_form("power_loss")
+
+
+def test_disk():
+    short_form("disk", 1)
+
+
+def test_resuming():
+    short_form("resuming", 30)

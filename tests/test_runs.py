@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from conftest import TEXT
 from tgen import locks, runs
 from tgen.checkpoint import directory, run_state
-from tgen.config import TrainConfig
+from tgen.config import Family, TrainConfig
 from tgen.corpus import TokenStore
 from tgen.errors import CorpusError, LockedError, TrainingError, UsageError
 from tgen.model.transformer import Transformer
@@ -69,6 +70,7 @@ def progress(out: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+@pytest.mark.parametrize("family", get_args(Family))
 def test_resumed_equals_uninterrupted_byte_for_byte(tmp_path, family, optimizer):
     values = {"family": family, "overrides": {"optimizer": optimizer}}
     list(runs.start(request(tmp_path, "whole", **values)))
