@@ -171,7 +171,7 @@ def staged(path: Path) -> Iterator[Path]:
     What stands there is replaced, a folder by being moved away first. Leaving the block by an error
     leaves nothing.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(6)}"
     old = temporary.with_name(temporary.name + "-old")
     try:

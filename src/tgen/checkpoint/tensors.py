@@ -65,37 +65,46 @@ def in_parts(
 ) -> list[bytes | memoryview]:
     """As `serialise`, byte for byte, but without a copy of the arrays: for what is large and saved
     often."""
-    order = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))  # keeps them aligned
-    table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name in order:
-        array = arrays[name]
-        start, end = end, end + array.nbytes
-        dtype = uint16 if array.dtype == np.uint16 else _NAMES[array.dtype]
-        shape = list(array.shape)
-        table[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
-    header = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
-    header += b" " * (-len(header) % 8)
+    order = _aligned(arrays)
+    shapes = {name: arrays[name].shape for name in order}
+    kinds = {name: arrays[name].dtype for name in order}
     flat = [np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8) for name in order]
-    return [len(header).to_bytes(8, "little"), header, *(array.data for array in flat)]
+    header = _header(shapes, kinds, {"format": "pt"}, uint16=uint16)
+    return [header, *(array.data for array in flat)]
 
 
 def stream(vectors: Mapping[str, Array], metadata: Mapping[str, str]) -> Iterator[bytes]:
     """A safetensors file of tokens and masks, (n,) each, that need not be in memory, in blocks."""
-    names = {np.dtype(np.uint16): "U16", np.dtype(np.uint32): "U32", np.dtype(np.bool_): "BOOL"}
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    end = 0
-    widest_first = sorted(vectors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
-    for name, vector in widest_first:
-        start, end = end, end + len(vector) * vector.dtype.itemsize
-        kind = names[vector.dtype]
-        header[name] = {"dtype": kind, "shape": [len(vector)], "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # so that the numbers are aligned
-    yield len(text).to_bytes(8, "little") + text
-    for _, vector in widest_first:
-        for block in blocks(vector):
+    order = _aligned(vectors)
+    shapes = {name: (len(vectors[name]),) for name in order}
+    yield _header(shapes, {name: vectors[name].dtype for name in order}, metadata)
+    for name in order:
+        for block in blocks(vectors[name]):
             yield block.tobytes()
+
+
+def _aligned(arrays: Mapping[str, Any]) -> list[str]:
+    """The names in an order that keeps all numbers aligned: the widest first, as the library's."""
+    return sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
+
+
+def _header(
+    shapes: Mapping[str, tuple[int, ...]],
+    kinds: Mapping[str, np.dtype[Any]],
+    metadata: Mapping[str, str],
+    *,
+    uint16: str = "U16",
+) -> bytes:
+    """What stands before the tensors, which follow in the order of `shapes`."""
+    table: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, shape in shapes.items():
+        start, end = end, end + math.prod(shape) * kinds[name].itemsize
+        dtype = uint16 if kinds[name] == np.uint16 else _NAMES[kinds[name]]
+        table[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def read_vectors(path: Path) -> dict[str, Array]:
