@@ -86,7 +86,8 @@ def test_lines_gather_until_there_are_enough_or_the_run_ends_however(tmp_path):
     assert len(run_log.read(tmp_path)) == 101
 
 
-def test_what_fails_half_way_is_written_later_and_once(tmp_path, monkeypatch):
+@pytest.mark.parametrize("truncates", [True, False])
+def test_what_fails_half_way_is_written_later_and_once(tmp_path, monkeypatch, truncates):
     (tmp_path / "training").mkdir()
     log, write = RunLog(tmp_path), os.write
     log.add(step(1))
@@ -97,13 +98,19 @@ def test_what_fails_half_way_is_written_later_and_once(tmp_path, monkeypatch):
             return write(fd, content[:10])
         raise OSError(28, "No space left on device")
 
+    def broken_disk(*_: int) -> None:
+        raise OSError(5, "Input/output error")
+
     with monkeypatch.context() as patch:
         patch.setattr(run_log.files.os, "write", full_disk)
+        if not truncates:
+            patch.setattr(run_log.files.os, "ftruncate", broken_disk)
         for number in range(2, 102):  # so many that they are written, or would be
             log.add(step(number))
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(OSError, match="No space" if truncates else "Input"):
             log.flush()
-    assert [record["step"] for record in run_log.read(tmp_path)] == [1]
+    if truncates:
+        assert [record["step"] for record in run_log.read(tmp_path)] == [1]
     log.flush()
     assert [record["step"] for record in run_log.read(tmp_path)] == list(range(1, 102))
 

@@ -205,17 +205,21 @@ def put_into(folder: Path, name: str, content: bytes) -> None:
     _write(folder / name, [content])
 
 
-def append(path: Path, content: bytes) -> None:
-    """Adds to the end of a log, all or, where that fails, nothing; what a killed process cut short
-    is for the reader to leave out."""
+def append(path: Path, content: bytes, *, after: int) -> int:
+    """Adds to a log after so many bytes, for a call that failed may have left more, and gives its
+    new length; what a killed process cut short is for the reader to leave out."""
     with open(path, "ab", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
+        if after < size:
+            os.ftruncate(file.fileno(), after)
+            size = after
         try:
             _write_all(file.fileno(), content)
             os.fsync(file.fileno())
         except OSError:
             os.ftruncate(file.fileno(), size)
             raise
+        return size + len(content)
 
 
 def remove(path: Path) -> None:

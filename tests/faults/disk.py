@@ -117,7 +117,7 @@ def _sitting(wanted: RunRequest, picks: _PICKS, error: OSError | None, say: Any)
                 if isinstance(report, SavingReport):
                     waits = bool(report.failed)
                     say("not saved" if waits else "saved again")
-                    if waits and not (report.needed_bytes > 0 and report.free_bytes > 0):
+                    if waits and report.needed_bytes <= 0:
                         say(f"problem: {report}")
             say("problem: the last state was never saved" if waits else "ended")
         except OSError as refused:

@@ -149,6 +149,7 @@ def kept(out: Path) -> dict[str, str]:
     assert saved
     assert not saved.set_aside, saved.set_aside
     found = {path.name: digest(path) for path in out.iterdir() if path.is_file()}
+    found = {name: sha256 for name, sha256 in found.items() if not name.startswith(files.TEMPORARY)}
     for name, array in saved.arrays.items():
         found[f"state {name}"] = hashlib.sha256(array.tobytes()).hexdigest()
     found["progress"] = json.dumps(_timeless(saved.progress))

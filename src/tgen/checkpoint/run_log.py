@@ -28,6 +28,7 @@ class RunLog:
     def __init__(self, out: Path) -> None:
         self._path = _path(out)
         self._lines: list[str] = []
+        self._length = self._path.stat().st_size if self._path.exists() else 0  # what is sound
 
     def __enter__(self) -> Self:
         return self
@@ -54,7 +55,8 @@ class RunLog:
     def flush(self) -> None:
         """Writes the lines that have gathered; raises OSError where that fails, and keeps them."""
         if self._lines:
-            files.append(self._path, "".join(self._lines).encode())
+            content = "".join(self._lines).encode()
+            self._length = files.append(self._path, content, after=self._length)
             self._lines.clear()
 
     def trim(self, step: int) -> None:
@@ -63,7 +65,9 @@ class RunLog:
         if self._path.exists():
             lines = files.read(self._path).decode(errors="replace").splitlines(keepends=True)
             kept = [line for line in lines if line.endswith("\n") and _step(line) <= step]
-            files.publish(self._path, "".join(kept).encode())
+            content = "".join(kept).encode()
+            files.publish(self._path, content)
+            self._length = len(content)
 
 
 def read(out: Path) -> list[dict[str, Any]]:
