@@ -19,12 +19,13 @@ ROOMS = {
     "tokenizer": {"files"},
     "fingerprints": set(),
     "stored": {"files"},
+    "distributed": set(),
     "corpus": {"files", "tokenizer", "fingerprints", "stored"},
     "checkpoint": {"files", "tokenizer", "stored"},
     "model": set(),
     "engine": {"model", "checkpoint", "files"},
     "generation": {"engine"},
-    "training": {"model", "fingerprints"},
+    "training": {"model", "fingerprints", "distributed"},
     "introspect": {"model", "tokenizer", "checkpoint"},
     "benchmark": {
         "engine",
@@ -38,6 +39,7 @@ ROOMS = {
     },
     "runs": {
         "locks",
+        "distributed",
         "training",
         "corpus",
         "checkpoint",
@@ -60,6 +62,7 @@ ROOMS = {
         "files",
         "introspect",
         "benchmark",
+        "distributed",
         "engine",
         "generation",
         "model",
@@ -70,7 +73,7 @@ ROOMS = {
     "__main__": {"cli"},
 }
 OPEN = {"errors", "config", "reports"}
-TORCH = {"model", "training", "introspect", "conversions"}
+TORCH = {"model", "training", "introspect", "conversions", "distributed"}
 TORCH_ENGINE = {"torch_engine.py", "captured_step.py"}
 # Learning and transformers are torch's, and so are the yardsticks.
 TORCH_BENCHMARK = {"training_step.py", "limits.py", "transformers_arm.py"}

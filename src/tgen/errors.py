@@ -7,7 +7,8 @@
     ├── ModelError                1: a model directory or its tensors
     ├── TrainingError             1: a run that cannot go on
     │   └── DivergedError            its numbers are no longer finite
-    └── LockedError               75: another process owns the run
+    ├── LockedError               75: another process owns the run
+    └── RankError                 whatever ended one of several ranks; it has been told
 
 An error has two lines: `message` says what is wrong with which value, `hint` what to do.
 """
@@ -58,3 +59,11 @@ class LockedError(TgenError):
     """The run directory belongs to another living process."""
 
     exit_status = 75
+
+
+class RankError(TgenError):
+    """What ended the ranks of a piece of work, wherever it happened; it has been told."""
+
+    def __init__(self, message: str, hint: str, exit_status: int) -> None:
+        super().__init__(message, hint)
+        self.exit_status = exit_status

@@ -17,7 +17,8 @@ from tgen.cli.export import export
 from tgen.cli.generate import generate
 from tgen.cli.inspect import inspect
 from tgen.cli.train import train
-from tgen.errors import TgenError
+from tgen.distributed import is_first
+from tgen.errors import RankError, TgenError, UsageError
 
 app = typer.Typer(
     name="tgen",
@@ -80,45 +81,46 @@ def run(arguments: list[str]) -> int:
     except SystemExit as stop:  # typer's own answer to a closed pipe while it shows help
         console.reader_gone()
         return 0 if isinstance(stop.__context__, BrokenPipeError) else int(stop.code or 0)
+    except RankError as error:  # it has been told
+        return error.exit_status
     except TgenError as error:
-        _complain(error.message, error.hint)
+        if is_first() or not isinstance(error, UsageError):
+            console.complain(error.message, error.hint)
         return error.exit_status
     except TyperException as error:
         return _usage(error, arguments)
     except KeyboardInterrupt:
         return 130
     except MemoryError:
-        _complain(*_NO_MEMORY)
+        console.complain(*_NO_MEMORY)
         return 1
     except ModuleNotFoundError as error:
-        _complain(f"tgen lacks the package {error.name}", "install it again: pip install tgen-lm")
+        console.complain(
+            f"tgen lacks the package {error.name}", "install it again: pip install tgen-lm"
+        )
         return 1
     except OSError as error:  # a full disk, a folder that may not be written
         console.reader_gone()
         where = f": {error.filename}" if error.filename else ""
-        _complain(f"{error.strerror}{where}", "free some space, or choose another place")
+        console.complain(f"{error.strerror}{where}", "free some space, or choose another place")
         return 1
     except Exception as error:
         if type(error).__name__ == "OutOfMemoryError" or "allocate memory" in str(error):
-            _complain(*_NO_MEMORY)  # torch's two ways of saying so
+            console.complain(*_NO_MEMORY)  # torch's two ways of saying so
             return 1
         # A bug: the user sees one line, we need the traceback
         return _crash(error, debug="--debug" in arguments)
-
-
-def _complain(message: str, hint: str) -> None:
-    console.note(f"error: {message}")
-    if hint:
-        console.note(f"hint: {hint}")
 
 
 def _usage(error: TyperException, arguments: list[str]) -> int:
     message = " ".join(error.format_message().split())
     if not arguments:  # help was shown
         return 0
+    if not is_first():
+        return error.exit_code
     commands = ("train", "generate", "inspect", "bench", "export")
     command = next((a for a in arguments if a in commands), "")
-    _complain(
+    console.complain(
         message[:1].lower() + message[1:],
         f"`tgen {command} --help` lists the options".replace("  ", " "),
     )
@@ -131,7 +133,7 @@ def _crash(error: Exception, *, debug: bool) -> int:
     else:
         with tempfile.NamedTemporaryFile("w", prefix="tgen-", suffix=".log", delete=False) as log:
             traceback.print_exception(error, file=log)
-        _complain(
+        console.complain(
             f"internal error: {type(error).__name__}: {error}"[:300],
             f"this is a bug; the traceback is in {log.name}",
         )

@@ -58,6 +58,8 @@ def _stderr() -> TextIO | None:
 class ReaderGoneError(Exception):
     """Whoever read stdout has closed it: there is nothing left to do, and no error."""
 
+    exit_status = 0
+
 
 class _Output(Console):
     """A stdout whose reader may leave at any time."""
@@ -116,6 +118,13 @@ def note(text: str, *, quiet: bool = False) -> None:
     """One line of commentary."""
     if not quiet:
         err.print(text)
+
+
+def complain(message: str, hint: str = "") -> None:
+    """What is wrong, and what to do about it, on a line each."""
+    note(f"error: {message}")
+    if hint:
+        note(f"hint: {hint}")
 
 
 def close() -> None:

@@ -1,0 +1,209 @@
+"""Ranks: the processes that torchrun starts to do one piece of work together.
+
+What goes wrong on any of them is told once, on rank 0, and ends them all. Whoever fails leaves its
+error with the store that all can reach, then hangs up; who waits for it finds the line dead, and
+the error in the store. torchrun ends all as soon as one has ended, so a rank that failed waits
+until it was told.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tgen.errors import RankError, TgenError, UsageError
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+_TOLD_WITHIN = 20.0  # seconds; after that rank 0 is taken to be busy or gone
+_FAILED, _TOLD = "tgen failed", "tgen told"  # keys of the store
+_LINE_DEAD = ("gloo", "Connection closed", "NCCL")  # in what torch says of a peer that is gone
+
+
+class Ranks(NamedTuple):
+    """Which of how many processes this is, of all and of those on this machine."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+
+
+def ranks() -> Ranks:
+    """What torchrun says of this process, without torch; alone, rank 0 of 1.
+
+    Raises UsageError where its variables make no sense.
+    """
+    if not launched():
+        return Ranks(0, 1, 0, 1)
+    rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+    found = Ranks(
+        rank, world_size, _number("LOCAL_RANK", rank), _number("LOCAL_WORLD_SIZE", world_size)
+    )
+    if not (0 <= rank < world_size and 0 <= found.local_rank < found.local_world_size):
+        raise UsageError(f"RANK is {rank} and WORLD_SIZE {world_size}", "start it with torchrun")
+    return found
+
+
+def launched() -> bool:
+    """Whether torchrun, or what sets its variables, started this process."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def is_first() -> bool:
+    """Whether this process tells what goes wrong on all ranks alike, such as an unknown option."""
+    return not launched() or os.environ["RANK"] == "0"
+
+
+@contextmanager
+def joined(
+    tell: Callable[[str, str], None] | None = None, *, join_seconds: float = 300.0
+) -> Iterator[Ranks]:
+    """All ranks as torch's default process group, over gloo and, where there is CUDA, NCCL too.
+
+    An error on any rank ends the block on all, with a RankError that has that rank's message,
+    hint and exit status; `tell(message, hint)` is called once before, on rank 0. Only what is no
+    TgenError, a bug or Ctrl-C, is raised as it is where it happened. Where torchrun's port is taken
+    or ranks do not come within `join_seconds`, TgenError.
+    """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or it tells of every dead line
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    mine = ranks()
+    store = _store(mine, join_seconds)
+    dist.init_process_group(
+        store=PrefixStore("group", store), rank=mine.rank, world_size=mine.world_size
+    )
+    try:
+        yield mine
+    except Exception as error:
+        raise _settled(error, mine, store, tell) from error
+    finally:
+        with suppress(Exception):  # a dead line
+            dist.destroy_process_group()
+
+
+def agree(what: str, value: str) -> None:
+    """Raises TgenError on all ranks where `value` is not the same on all."""
+    values = everyones(value)
+    other = next((rank for rank, given in enumerate(values) if given != values[0]), None)
+    if other is not None:
+        raise TgenError(
+            f"{what} differs: {values[0]} on rank 0, {values[other]} on rank {other}",
+            "give all ranks the same",
+        )
+
+
+def everyones(value: Any) -> list[Any]:
+    """The value that each rank gave, by rank, on all ranks."""
+    import torch.distributed as dist
+
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def gathered(value: Any) -> list[Any] | None:
+    """As `everyones`, on rank 0 alone; None on the others."""
+    import torch.distributed as dist
+
+    values = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(value, values)
+    return values
+
+
+def from_first(value: Any) -> Any:
+    """Rank 0's value, on all ranks."""
+    import torch.distributed as dist
+
+    values = [value]
+    dist.broadcast_object_list(values)
+    return values[0]
+
+
+def wait_for_all() -> None:
+    """Returns once all ranks have come here."""
+    everyones(None)  # as a barrier, on whatever device torch would wait
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{name} is {text!r}", "start it with torchrun") from None
+
+
+def _store(mine: Ranks, seconds: float) -> "Store":
+    """What all ranks write to and read from, once all have come."""
+    import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
+
+    where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    try:
+        store: Store = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))[0]
+    except (dist.DistError, ValueError) as error:
+        if "EADDRINUSE" in str(error) or "address already in use" in str(error):
+            raise TgenError(
+                f"the port of {where} is taken", "give torchrun another --master-port"
+            ) from None
+        raise TgenError(
+            f"rank {mine.rank} does not reach rank 0 at {where}", "check torchrun's --master-addr"
+        ) from None
+    store.set(f"here {mine.rank}", "")
+    for rank in range(mine.world_size):
+        try:
+            store.wait([f"here {rank}"], timedelta(seconds=seconds))
+        except dist.DistError:
+            message = f"rank {rank} of {mine.world_size} has not come within {seconds:.0f} s"
+            raise TgenError(message, "start torchrun on every machine") from None
+    return store
+
+
+def _settled(
+    error: Exception, mine: Ranks, store: "Store", tell: Callable[[str, str], None] | None
+) -> Exception:
+    """What is to be raised here, after the one error that counts has been told."""
+    import torch.distributed as dist
+
+    own = _described(error, mine.rank)
+    first, is_told = own, False
+    try:
+        first = json.loads(store.compare_set(_FAILED, "", json.dumps(own)))
+        with suppress(Exception):
+            dist.destroy_process_group()  # whoever waits for this rank need wait no longer
+        if mine.rank:
+            is_told = first["rank"] != mine.rank
+            store.wait([_TOLD], timedelta(seconds=_TOLD_WITHIN))
+            is_told = True
+    except dist.DistNetworkError:  # the store was on rank 0: it has ended, after it told `first`
+        is_told = first is not own
+    except dist.DistStoreError:  # rank 0 does not listen
+        pass
+    if own["bug"] and first == own:
+        return error  # its traceback is here
+    if tell and not is_told:
+        tell(first["message"], first["hint"])
+    if not mine.rank:
+        with suppress(dist.DistError):
+            store.set(_TOLD, "")
+    return RankError(first["message"], first["hint"], first["status"])
+
+
+def _described(error: Exception, rank: int) -> dict[str, Any]:
+    """An error as others are to tell it; `bug` where it was not expected."""
+    text, hint, status, bug = str(error), "", 1, False
+    if isinstance(error, TgenError):
+        text, hint, status = error.message, error.hint, error.exit_status
+    elif isinstance(error, RuntimeError) and any(words in text for words in _LINE_DEAD):
+        text, hint = "a rank has ended without a word", "see what torchrun says of it"
+    elif isinstance(error, MemoryError):
+        text, hint = f"rank {rank}: there is not enough memory", "give each rank less to do"
+    elif not isinstance(error, OSError):
+        text, bug = f"rank {rank}: {type(error).__name__}: {text}"[:300], True
+        status = getattr(error, "exit_status", 70)
+    return {"rank": rank, "message": text, "hint": hint, "status": status, "bug": bug}
