@@ -22,7 +22,7 @@ ROOMS = {
     "distributed": set(),
     "corpus": {"files", "tokenizer", "fingerprints", "stored"},
     "checkpoint": {"files", "tokenizer", "stored"},
-    "model": set(),
+    "model": {"distributed"},
     "engine": {"model", "checkpoint", "files"},
     "generation": {"engine"},
     "training": {"model", "fingerprints", "distributed"},

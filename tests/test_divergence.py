@@ -14,19 +14,19 @@ from tgen.corpus import TokenStore
 from tgen.errors import TrainingError
 from tgen.model.transformer import Transformer
 from tgen.reports import BackReport, DoneReport, StepReport
-from tgen.training import loop
+from tgen.training import evaluation, loop
 from tgen.training.evaluation import Evaluation
 from tgen.training.state import TrainState
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, bad: Callable[[int], bool]) -> None:
     """Makes the n-th loss that is taken, and so its gradient, not a number where `bad(n)`."""
-    original, taken = loop.loss_sum, iter(range(10**6))
+    original, taken = evaluation.loss_sum, iter(range(10**6))
 
     def loss(model, batch):
         return original(model, batch) * (float("nan") if bad(next(taken)) else 1)
 
-    monkeypatch.setattr(loop, "loss_sum", loss)
+    monkeypatch.setattr(evaluation, "loss_sum", loss)
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])

@@ -19,7 +19,8 @@ from tgen.model.kv_cache import KVCache
 from tgen.model.transformer import Transformer
 from tgen.reports import EvalReport, StepReport
 from tgen.tokenizer import train_char
-from tgen.training.loop import evaluate, train
+from tgen.training.evaluation import Learner, evaluate
+from tgen.training.loop import train
 from tgen.training.state import TrainState, new_state
 
 CHAR = train_char([b"abc"])
@@ -142,7 +143,7 @@ def test_bits_per_byte_are_the_completions_own(family):
     store = store_of(ROWS, 48)
     (batch,) = store.held_out_windows(100)
     nats, n = alone(model, batch)
-    loss, bits, _ = evaluate(model, store)
+    loss, bits, _ = evaluate(Learner(model), store)
     assert n == 10  # six bytes and four ends
     assert loss == pytest.approx(nats / n, rel=1e-5)
     assert bits == pytest.approx(nats / np.log(2) / 6, rel=1e-5)

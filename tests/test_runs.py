@@ -18,7 +18,7 @@ from tgen.errors import CorpusError, LockedError, TrainingError, UsageError
 from tgen.model.transformer import Transformer
 from tgen.reports import DoneReport, EvalReport, RunReport, SampleReport, StepReport
 from tgen.runs import ResumeRequest, RunRequest
-from tgen.training.loop import evaluate
+from tgen.training.evaluation import Learner, evaluate
 
 TRAINED = ("StepReport", "EvalReport", "SampleReport")  # not what each sitting begins and ends with
 
@@ -124,7 +124,7 @@ def test_the_best_weights_are_kept_and_score_what_was_reported(tmp_path):
         held_out_bytes=run["held_out_bytes"],
         context_length=16,
     )
-    _, bits, _ = evaluate(Transformer.from_arrays(bundle.config, bundle.arrays), store)
+    _, bits, _ = evaluate(Learner(Transformer.from_arrays(bundle.config, bundle.arrays)), store)
     assert bits == pytest.approx(best.bits_per_byte, abs=1e-6)
     assert isinstance(reports[-1], DoneReport)
     assert reports[-1].best_bits_per_byte == best.bits_per_byte

@@ -11,7 +11,8 @@ from tgen.corpus import TokenStore
 from tgen.errors import UsageError
 from tgen.model.transformer import Transformer
 from tgen.reports import StepReport
-from tgen.training.loop import evaluate, train
+from tgen.training.evaluation import Learner, evaluate
+from tgen.training.loop import train
 from tgen.training.optim import Muon, orthogonalise, rate_factor
 from tgen.training.plan import make_plan
 from tgen.training.shape import Facts
@@ -38,7 +39,7 @@ def test_bits_per_byte_are_those_of_the_definition():
         with torch.no_grad():
             log_p = model(window[:, :-1]).double().log_softmax(-1)
         nats -= log_p.gather(-1, window[:, 1:, None]).sum().item()
-    loss, bits, _ = evaluate(model, store)
+    loss, bits, _ = evaluate(Learner(model), store)
     assert loss == pytest.approx(nats / 30, rel=1e-5)
     assert bits == pytest.approx(nats / np.log(2) / 100, rel=1e-5)
 
@@ -97,7 +98,7 @@ def test_muon_is_orthogonalised_nesterov_momentum_with_decoupled_decay():
     matrices = [torch.nn.Parameter(torch.randn(shape)) for shape in ((6, 4), (6, 4), (4, 6))]
     expected = [matrix.detach().clone() for matrix in matrices]
     momenta = [torch.zeros_like(matrix) for matrix in expected]
-    optimizer = Muon(matrices, lr=0.1, momentum=0.9, weight_decay=0.5)
+    optimizer = Muon(matrices, lr=0.1, momentum=0.9, weight_decay=0.5, orthogonalise=orthogonalise)
     for _ in range(3):
         for i, matrix in enumerate(matrices):
             matrix.grad = torch.randn_like(matrix)

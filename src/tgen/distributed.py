@@ -8,6 +8,7 @@ until it was told.
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tgen.errors import RankError, TgenError, UsageError
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.distributed.distributed_c10d import Store
 
 _TOLD_WITHIN = 20.0  # seconds; after that rank 0 is taken to be busy or gone
@@ -100,6 +102,8 @@ def agree(what: str, value: str) -> None:
 
 def everyones(value: Any) -> list[Any]:
     """The value that each rank gave, by rank, on all ranks."""
+    if ranks().world_size == 1:
+        return [value]
     import torch.distributed as dist
 
     values = [None] * dist.get_world_size()
@@ -109,6 +113,8 @@ def everyones(value: Any) -> list[Any]:
 
 def gathered(value: Any) -> list[Any] | None:
     """As `everyones`, on rank 0 alone; None on the others."""
+    if ranks().world_size == 1:
+        return [value]
     import torch.distributed as dist
 
     values = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
@@ -118,11 +124,48 @@ def gathered(value: Any) -> list[Any] | None:
 
 def from_first(value: Any) -> Any:
     """Rank 0's value, on all ranks."""
+    if ranks().world_size == 1:
+        return value
     import torch.distributed as dist
 
     values = [value]
     dist.broadcast_object_list(values)
     return values[0]
+
+
+def clock() -> float:
+    """Seconds, from an unknown beginning, by rank 0's clock: ranks that decide by it agree."""
+    now = time.perf_counter()
+    if ranks().world_size == 1:
+        return now
+    import torch
+
+    seconds = torch.tensor(now, dtype=torch.float64)
+    torch.distributed.broadcast(seconds, 0)
+    return seconds.item()
+
+
+def total(number: int) -> int:
+    """The sum of what all ranks give, on all ranks."""
+    if ranks().world_size == 1:
+        return number
+    import torch
+
+    return int(summed(torch.tensor(number)).item())
+
+
+def any_of(flag: bool) -> bool:
+    """Whether it is so on any rank, on all ranks."""
+    return total(int(flag)) > 0
+
+
+def summed(tensor: "Tensor") -> "Tensor":
+    """The sum of all ranks' tensors, in the place of this one."""
+    if ranks().world_size > 1:
+        import torch.distributed as dist
+
+        dist.all_reduce(tensor)
+    return tensor
 
 
 def wait_for_all() -> None:

@@ -23,12 +23,16 @@ _Report = TypeVar("_Report", bound=RunReport)
 
 
 class RunLog:
-    """The log of the run in `out`, whose lock is held; leaving the block writes what is left."""
+    """The log of the run in `out`, whose lock is held; leaving the block writes what is left.
 
-    def __init__(self, out: Path) -> None:
-        self._path = _path(out)
+    With None nothing is written: another rank does.
+    """
+
+    def __init__(self, out: Path | None) -> None:
+        self._path = None if out is None else _path(out)
         self._lines: list[str] = []
-        self._length = self._path.stat().st_size if self._path.exists() else 0  # what is sound
+        there = self._path is not None and self._path.exists()
+        self._length = self._path.stat().st_size if self._path and there else 0  # what is sound
 
     def __enter__(self) -> Self:
         return self
@@ -54,7 +58,7 @@ class RunLog:
 
     def flush(self) -> None:
         """Writes the lines that have gathered; raises OSError where that fails, and keeps them."""
-        if self._lines:
+        if self._lines and self._path:
             content = "".join(self._lines).encode()
             self._length = files.append(self._path, content, after=self._length)
             self._lines.clear()
@@ -62,7 +66,7 @@ class RunLog:
     def trim(self, step: int) -> None:
         """Drops what was added of steps after `step`, which will be taken again."""
         self._lines = [line for line in self._lines if _step(line) <= step]
-        if self._path.exists():
+        if self._path and self._path.exists():
             lines = files.read(self._path).decode(errors="replace").splitlines(keepends=True)
             kept = [line for line in lines if line.endswith("\n") and _step(line) <= step]
             content = "".join(kept).encode()

@@ -1,11 +1,9 @@
 """`tgen train`: a plan, then a bar, then a model directory."""
 
 import contextlib
-import signal
-import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -19,7 +17,9 @@ from tgen.cli.options import (
     parse_settings,
     was_given,
 )
-from tgen.config import DEFAULT_FAMILY, Family, Size, TrainConfig
+from tgen.cli.ranks import all_ranks
+from tgen.cli.signals import Signals
+from tgen.config import DEFAULT_FAMILY, Family, Parallel, Size, TrainConfig
 from tgen.errors import UsageError
 from tgen.reports import PreparingReport
 
@@ -135,6 +135,15 @@ def train(
             help="Compile the training step: slower to begin, faster then.",
         ),
     ] = None,
+    parallel: Annotated[
+        Parallel | None,
+        typer.Option(
+            "--parallel",
+            show_default="ddp where a rank has the memory",
+            help="How processes that torchrun started share the model: copies (ddp) or parts "
+            "(fsdp).",
+        ),
+    ] = None,
     tensorboard: Annotated[
         bool,
         typer.Option("--tensorboard", help="Write TensorBoard events to DIR/training/tensorboard."),
@@ -174,7 +183,7 @@ def train(
         console.require_stdout()
     paths = corpus or []
     target = out_directory(out, paths)
-    caught = _Signals()
+    caught = Signals()
     from tgen import runs
     from tgen.checkpoint.find import find_model
     from tgen.cli.views.training import TrainingView
@@ -193,6 +202,7 @@ def train(
             settings={name: values[name] for name in _SETTINGS if was_given(context, name)},
             overrides=parse_settings(settings or []),
             override=override,
+            parallel=parallel,
             device=device,
             threads=threads,
         )
@@ -215,6 +225,7 @@ def train(
             train=config,
             overrides=parse_settings(settings or []),
             compile=compiled,
+            parallel=parallel,
             overwrite=overwrite,
             device=device,
             threads=threads,
@@ -223,9 +234,14 @@ def train(
             began=began,
         )
         reports = (
-            iter([runs.dry_run(request)]) if dry_run else runs.start(request, stopped=caught.any)
+            (runs.dry_run(asked) for asked in [request])
+            if dry_run
+            else runs.start(request, stopped=caught.any)
         )
-    with TrainingView(quiet=quiet, json_lines=json_output) as view:
+    with (
+        all_ranks(paths) as shows,
+        TrainingView(quiet=quiet or not shows, json_lines=json_output and shows) as view,
+    ):
         for report in reports:
             if not isinstance(report, PreparingReport):
                 caught.running = caught.begun = True  # there is something to save
@@ -245,28 +261,3 @@ def _check_together(context: typer.Context, start_from: Path | None) -> None:
         if start_from is not None and was_given(context, name):
             option = "--" + name.replace("_", "-")
             raise UsageError(f"{option} does not go with --from", "the model brings its own")
-
-
-class _Signals:
-    """Once the run stands, the first signal asks it to save and stop; another ends the process."""
-
-    def __init__(self) -> None:
-        self.number = 0
-        self.running = False  # a signal is obeyed at the next step
-        self.begun = False
-        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)
-            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, self._catch)
-
-    def any(self) -> bool:
-        """Whether one has come."""
-        return self.number != 0
-
-    def _catch(self, number: int, frame: Any) -> None:
-        del frame
-        if self.number or not self.running:
-            if not self.begun:
-                console.note("stopped before the first step: there was nothing to save")
-            sys.exit(128 + number)
-        self.number = number

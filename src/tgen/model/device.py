@@ -4,6 +4,7 @@ import os
 
 import torch
 
+from tgen import distributed
 from tgen.errors import UsageError
 from tgen.model.processors import n_processors
 
@@ -22,6 +23,8 @@ def choose_device(name: str) -> Device:
     if not available.get(name, False):
         usable = ", ".join(kind for kind, there in available.items() if there)
         raise UsageError(f"device {name!r} is not there", f"this machine has {usable}")
+    if name == "cuda" and distributed.launched():  # a GPU for each rank
+        torch.cuda.set_device(distributed.ranks().local_rank)
     return torch.device(name)
 
 
@@ -32,15 +35,28 @@ def memory_bytes(device: Device) -> int | None:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def rank_bytes(device: Device) -> int | None:
+    """The memory that each rank may have: of its GPU, or its part beside the processor."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    memory = memory_bytes(device)
+    return memory and memory // distributed.ranks().local_world_size
+
+
 def gpu_name(kind: str) -> str:
     """What computes on a device that is no processor."""
     return torch.cuda.get_device_name() if kind == "cuda" else kind
 
 
+def torch_version() -> str:
+    """Of the library that computes."""
+    return str(torch.__version__)
+
+
 def what_computes(device: Device) -> dict[str, str | int]:
     """What the last bits of results depend on."""
     return {
-        "torch": torch.__version__,
+        "torch": torch_version(),
         "processor": torch.backends.cpu.get_cpu_capability(),
         "device": str(device),
         "threads": n_threads(),
@@ -48,7 +64,11 @@ def what_computes(device: Device) -> dict[str, str | int]:
 
 
 def set_threads(n: int | None) -> None:
-    """Limits the processor threads that torch uses, to those there are; None: its own choice."""
+    """Limits the processor threads that torch uses, to those there are; None: its own choice, or
+    this rank's share of them."""
+    here = distributed.ranks()
+    if n is None and distributed.launched():  # torchrun says 1
+        n = max(1, n_processors() // here.local_world_size)
     if n is not None:
         torch.set_num_threads(min(n, n_processors()))
 

@@ -5,12 +5,16 @@
 The newest state and the best weights are on disk whenever an EvalReport or the DoneReport arrives,
 unless a SavingReport said that the disk refused them. The run's directory is locked before torch is
 imported.
+
+Of ranks that share a run, inside `distributed.joined`, each iterates over it; the first owns the
+directory, and is the only one to write there.
 """
 
 from collections.abc import Callable, Iterator
 
+from tgen import distributed
 from tgen.reports import PlanReport, RunReport
-from tgen.runs.owner import check_begun, check_free, may_be_owned, owned
+from tgen.runs.owner import check_begun, check_free, check_launched, may_be_owned, owned
 from tgen.runs.request import ResumeRequest, RunRequest
 
 __all__ = ["ResumeRequest", "RunRequest", "dry_run", "resume", "start"]
@@ -23,10 +27,12 @@ def start(
 
     Raises CorpusError, UsageError, TrainingError, LockedError.
     """
-    if not may_be_owned(request.out):  # or its owner is to be named first
+    check_launched(request.parallel)
+    if distributed.is_first() and not may_be_owned(request.out):  # or its owner is named first
         check_free(request.out, overwrite=request.overwrite)
     with owned(request.out):
-        check_free(request.out, overwrite=request.overwrite)
+        if distributed.is_first():
+            check_free(request.out, overwrite=request.overwrite)
         from tgen.runs import run
 
         yield from run.start(request, stopped=stopped)
@@ -40,6 +46,7 @@ def resume(
     The corpus need not be there any more; if it is named and has changed, or another setting is
     asked for, TrainingError with the difference, unless that is to be so.
     """
+    check_launched(request.parallel)
     check_begun(request.out)
     with owned(request.out):
         from tgen.runs import run
@@ -49,6 +56,7 @@ def resume(
 
 def dry_run(request: RunRequest) -> PlanReport:
     """What `start` would do; nothing is written, so what is already there does not matter."""
+    check_launched(request.parallel)
     check_free(request.out, overwrite=True)
     from tgen.runs import run
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tgen import distributed
 from tgen.checkpoint import directory
 from tgen.config import SamplingConfig
 from tgen.corpus import TokenStore
@@ -12,7 +13,7 @@ from tgen.engine.torch_engine import TorchEngine
 from tgen.generation.loop import generate
 from tgen.model.transformer import Transformer
 from tgen.reports import DoneReport, RunReport, SampleReport
-from tgen.runs.prepare import Prepared
+from tgen.runs.prepared import Prepared
 from tgen.tokenizer import Tokenizer
 from tgen.training.evaluation import evaluate_train
 from tgen.training.memorisation import judge, longest_shared_run
@@ -25,17 +26,22 @@ _COMPARED_TOKENS = 1 << 22  # of the training text that samples are looked up in
 
 
 def sample(prepared: Prepared, state: TrainState) -> Iterator[SampleReport]:
-    """One continuation of the run's prompt, with the step as its seed."""
+    """One continuation of the run's prompt, with the step as its seed; from rank 0."""
+    model = state.whole_model()
+    if model is None:
+        return
     prompt = prepared.record.sample_prompt
     step = state.progress.step
-    (text,) = _write(state.model, prepared.tokenizer, [prompt], _SAMPLE_TOKENS, seed=step)
+    (text,) = _write(model, prepared.tokenizer, [prompt], _SAMPLE_TOKENS, seed=step)
     yield SampleReport(step=state.progress.step, prompt=prompt, text=text)
 
 
 def closing_reports(
     out: Path, prepared: Prepared, store: TokenStore, done: DoneReport
 ) -> Iterator[RunReport]:
-    """Whether the best model writes by heart, and the end."""
+    """Whether the best model writes by heart, and the end; from rank 0."""
+    if not distributed.is_first():
+        return
     bundle = directory.load(out)
     model = Transformer.from_arrays(bundle.config, bundle.arrays).to(prepared.device)
     prompt = prepared.record.sample_prompt

@@ -4,17 +4,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tgen import files, locks
+from tgen import distributed, files, locks
 from tgen.checkpoint import run_state
+from tgen.config import Parallel
 from tgen.errors import TrainingError, UsageError
 
 
 @contextmanager
 def owned(out: Path) -> Iterator[None]:
-    """Holds the run's lock; where no run has begun in the end, leaves nothing of it.
+    """Holds the run's lock, which is rank 0's; where no run has begun in the end, leaves nothing of
+    it.
 
     Raises LockedError if another process has it.
     """
+    if not distributed.is_first():
+        yield
+        return
     folder = run_state.folder(out)
     with locks.lock(_lock(out)):
         try:
@@ -49,6 +54,15 @@ def check_free(out: Path, *, overwrite: bool) -> None:
         raise UsageError(
             f"{out} already holds a {'model' if 'config.json' in entries else 'run'}",
             "add --resume to go on with it, --overwrite to start anew, or --out for another place",
+        )
+
+
+def check_launched(wanted: Parallel | None) -> None:
+    """Raises UsageError where a way to share a model is `wanted`, and nobody to share it with."""
+    if wanted and not distributed.launched():
+        raise UsageError(
+            f"--parallel {wanted} with one process",
+            f"torchrun --nproc-per-node N -m tgen train --parallel {wanted} ... starts N",
         )
 
 

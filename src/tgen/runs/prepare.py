@@ -2,26 +2,22 @@
 
 import hashlib
 import secrets
-from collections.abc import Generator, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Generator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-from numpy.typing import NDArray
-
-from tgen import corpus
+from tgen import corpus, distributed
 from tgen.checkpoint import directory
 from tgen.config import TrainConfig
-from tgen.corpus import TokenStore
 from tgen.errors import CorpusError, UsageError
 from tgen.model.device import Device, choose_device, memory_bytes, n_threads, set_threads
 from tgen.reports import Choice, PlanReport, PreparingReport
+from tgen.runs import ranks
+from tgen.runs.prepared import Prepared
 from tgen.runs.record import RunRecord
 from tgen.runs.request import RunRequest
 from tgen.runs.texts import Texts, joined, split, tokenised, total
-from tgen.stored import Array
 from tgen.tokenizer import Tokenizer, make_tokenizer
 from tgen.training.baselines import ngram_bits_per_byte, xz_bits_per_byte
 from tgen.training.calibrate import measure_speed
@@ -32,56 +28,14 @@ from tgen.training.plan import (
     make_plan,
     readable_bytes,
 )
-from tgen.training.shape import Facts, n_weights
-from tgen.training.state import TrainState, new_state
+from tgen.training.shape import Facts
+from tgen.training.state import TrainState
 
 _TOKENIZER_BYTES = 1 << 23  # of text that a tokenizer is learnt from
 _BASELINE_BYTES_PER_SECOND = 5e5
 _BASELINE_BYTES = 1 << 24  # n-grams take fifty times as much memory
 _COMPILING_MINUTES = 3
 _PROMPT_FROM = 1 << 16  # bytes of a document whose first words are a sample's prompt
-_TABLES_SHARE = 1 / 40  # of the weights' bytes: n-grams stay small beside them
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """All that a run is made of."""
-
-    record: RunRecord
-    tokenizer: Tokenizer
-    tokens: Mapping[str, Array]  # the fields of a TokenStore
-    device: Device
-    weights: Mapping[str, NDArray[Any]] | None = None  # that it fine-tunes
-
-    def new_state(self) -> TrainState:
-        """A run at its start."""
-        plan = self.record.plan
-        state = new_state(plan.model, plan.train, self.device)
-        if self.weights is not None:
-            state.model.load_arrays(self.weights)
-        state.progress.closing_seconds = plan.closing_seconds
-        return state
-
-    @cached_property
-    def ngrams(self) -> Mapping[str, NDArray[Any]]:
-        """What usually follows in the text, where the model is to come with it."""
-        if not self.record.ngrams:
-            return {}
-        most_bytes = round(_TABLES_SHARE * 4 * n_weights(self.record.plan.model))
-        return corpus.ngram_tables(self.tokens["train"], most_bytes=most_bytes)
-
-    def store(self) -> TokenStore:
-        """The tokens as batches."""
-        plan = self.record.plan
-        return TokenStore(
-            **self.tokens,
-            end_of_text=self.tokenizer.end_of_text,
-            merge_pairs=self.tokenizer.merge_pairs if plan.train.token_split > 0 else None,
-            held_out_bytes=self.record.held_out_bytes,
-            context_length=plan.context_length,
-            batch_size=plan.train.batch_size,
-            seed=plan.train.seed,
-        )
 
 
 def prepare(
@@ -90,17 +44,28 @@ def prepare(
     """Reads, splits and tokenises the corpus, times the machine, and plans; tokens that are too
     many for the memory are kept in `folder` (None: with temporary files).
 
-    Raises CorpusError, UsageError, ModelError.
+    Of several ranks the first does so and tells the others, which lack the tokens then.
+
+    Raises CorpusError, UsageError, ModelError; TgenError where ranks differ.
     """
     device = choose_device(request.device)
     set_threads(request.threads)
     source = None if request.start_from is None else directory.load(request.start_from)
+    weights = None if source is None else source.arrays
     given = {"compile": _compile(request, device)} | parse_overrides(request.overrides)[1]
     config = replace(request.train, **given)
     share = 0.0 if config.steps else CALIBRATION_SHARE
-    speed = measure_speed(device, seconds=min(2.0, config.minutes * 60 * share))
+    ranks.check_alike()
+    speed = sum(
+        distributed.everyones(measure_speed(device, seconds=min(2.0, config.minutes * 60 * share)))
+    )
     most = readable_bytes(request.size, config, speed, None if source is None else source.config)
-    texts = split(corpus.read(request.corpus), config, most)
+    text = corpus.read(request.corpus)
+    distributed.agree("the corpus", text.sha256)
+    if not distributed.is_first():
+        text.close()
+        return ranks.told(None, device, weights)
+    texts = split(text, config, most)
     tokenizer, tokenizer_choice = _tokenizer(request, source, texts)
     train, held_out = yield from tokenised(texts, tokenizer, config, folder=folder)
     if train.scored_bytes == 0:
@@ -111,7 +76,8 @@ def prepare(
         held_out_tokens=len(held_out.tokens),
         splittable=bool((tokenizer.merge_pairs >= 0).any()),
         speed=speed,
-        memory=memory_bytes(device),
+        memory=memory_bytes(device) if distributed.ranks().world_size == 1 else None,
+        n_ranks=distributed.ranks().world_size,
     )
     plan = make_plan(
         family=request.family,
@@ -141,14 +107,15 @@ def prepare(
         plan=replace(plan, notes=notes),
         baselines=baselines,
         device=device.type,
-        threads=n_threads(),
+        threads=n_threads() * distributed.ranks().local_world_size,
         tensorboard=request.tensorboard,
         ngrams=request.ngrams,
         sample_prompt=_sample_prompt(texts),
     )
     tokens = corpus.arrays(train, held_out)
-    weights = None if source is None else source.arrays
-    return Prepared(record, tokenizer, tokens, device, weights)
+    parallel = ranks.choose(plan, device, request.parallel)
+    prepared = Prepared(record, tokenizer, tokens, device, weights, parallel)
+    return ranks.told(prepared, device, weights)
 
 
 def plan_report(out: Path, prepared: Prepared, state: TrainState) -> PlanReport:

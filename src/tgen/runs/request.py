@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tgen.config import DEFAULT_FAMILY, Family, Size, TrainConfig
+from tgen.config import DEFAULT_FAMILY, Family, Parallel, Size, TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,7 @@ class RunRequest:
     train: TrainConfig = field(default_factory=TrainConfig)
     overrides: dict[str, str] = field(default_factory=dict)
     compile: bool | None = None  # None: where it is known to pay
+    parallel: Parallel | None = None  # how ranks share the model; None: as it fits them
     overwrite: bool = False
     device: str = "auto"
     threads: int | None = None
@@ -38,5 +39,6 @@ class ResumeRequest:
     settings: dict[str, Any] = field(default_factory=dict)  # fields of TrainConfig
     overrides: dict[str, str] = field(default_factory=dict)  # field=value, as for a new run
     override: bool = False  # whether they may differ from what it began with
+    parallel: Parallel | None = None
     device: str = "auto"
     threads: int | None = None

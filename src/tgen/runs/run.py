@@ -2,21 +2,22 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tgen import corpus, files
+from tgen import corpus, distributed, files
 from tgen.checkpoint import run_log, run_state
 from tgen.errors import DivergedError, TgenError, TrainingError
 from tgen.model.device import choose_device, set_threads
 from tgen.reports import BackReport, DoneReport, EvalReport, PlanReport, RunReport, StepReport
-from tgen.runs import texts
+from tgen.runs import ranks, texts
 from tgen.runs.closing import closing_reports, sample
 from tgen.runs.overriding import overridden
-from tgen.runs.prepare import Prepared, plan_report, prepare
+from tgen.runs.prepare import plan_report, prepare
+from tgen.runs.prepared import Prepared
 from tgen.runs.record import RunRecord
 from tgen.runs.request import ResumeRequest, RunRequest
 from tgen.runs.saving import Saver, differences, made_by
@@ -47,27 +48,32 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
     began = time.monotonic() if request.began is None else request.began
     if request.tensorboard:
         tensorboard.require()
-    folder = run_state.folder(request.out)
+    out, folder, first = request.out, run_state.folder(request.out), distributed.is_first()
     prepared = yield from prepare(request, folder=folder)
-    with run_log.RunLog(request.out) as log:
+    with run_log.RunLog(out if first else None) as log:
         state = prepared.new_state()
-        run_state.remove(request.out)  # an old model stays until there is a new one
-        files.publish(folder / "tokenizer.json", prepared.tokenizer.json.encode())
-        run_state.save_state(
-            request.out,
-            asdict(state.progress),
-            state.to_arrays(),
-            run=prepared.record.run_id,
-            made_by=made_by(prepared),
-        )
-        prepared = replace(prepared, weights=None)  # the state has them
-        run_state.save_run(request.out, prepared.record.to_dict(), prepared.tokens)
-        prepared = replace(prepared, tokens=run_state.load_run(request.out)[1])
-        _ = prepared.ngrams  # counted now, on the run's clock
-        state.progress.seconds = state.progress.setup_seconds = time.monotonic() - began
-        run_state.save_progress(request.out, asdict(state.progress))
-        yield log.add(plan_report(request.out, prepared, state))
-        yield from _Run(request.out, prepared, log, stopped).recorded(state)
+        arrays = state.to_arrays()
+        if first:
+            run_state.remove(out)  # an old model stays until there is a new one
+            files.publish(folder / "tokenizer.json", prepared.tokenizer.json.encode())
+            run_state.save_state(
+                out,
+                asdict(state.progress),
+                arrays,
+                run=prepared.record.run_id,
+                made_by=made_by(prepared),
+            )
+            run_state.save_run(out, prepared.record.to_dict(), prepared.tokens)
+        del arrays
+        prepared = replace(prepared, weights=None, tokens=_tokens(out))  # the state has the weights
+        if first:
+            _ = prepared.ngrams  # counted now, on the run's clock
+        state.progress.seconds = distributed.from_first(time.monotonic() - began)
+        state.progress.setup_seconds = state.progress.seconds
+        if first:
+            run_state.save_progress(out, asdict(state.progress))
+        yield log.add(plan_report(out, prepared, state))
+        yield from _Run(out, prepared, log, stopped).recorded(state)
 
 
 def dry_run(request: RunRequest) -> PlanReport:
@@ -84,13 +90,15 @@ def dry_run(request: RunRequest) -> PlanReport:
 
 def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Iterator[RunReport]:
     """See `runs.resume`; the lock is held."""
-    out = request.out
+    out, first = request.out, distributed.is_first()
+    ranks.check_alike()
     kept, described = run_state.load_record(out)
     record = RunRecord.from_dict(kept)
     chosen = choose_device(record.device if request.device == "auto" else request.device)
-    set_threads(request.threads or record.threads)
+    set_threads(request.threads or (None if distributed.launched() else record.threads))
     if record.tensorboard:
         tensorboard.require()
+    parallel = ranks.choose(record.plan, chosen, request.parallel)
     text = corpus.read(request.corpus) if request.corpus else None
     if text is not None and text.sha256 != record.corpus_sha256:
         raise TrainingError(
@@ -99,24 +107,25 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
             f"resume without naming it, or learn the new one: --from {out} with another --out",
         )
     tokenizer = _tokenizer(out, record)
-    try:
-        tokens = run_state.load_tokens(out, described)
-    except TgenError:
-        if text is None or not record.read_bytes:
-            raise
-        tokens = yield from _tokenised_anew(out, text, record, tokenizer, described)
-    with run_log.RunLog(out) as log:
-        for folder in (out, run_state.folder(out)):
+    if first:
+        try:
+            run_state.load_tokens(out, described)
+        except TgenError:
+            if text is None or not record.read_bytes:
+                raise
+            yield from _tokenised_anew(out, text, record, tokenizer, described)
+    with run_log.RunLog(out if first else None) as log:
+        for folder in (out, run_state.folder(out)) if first else ():
             files.remove_leftovers(folder)
         saved = _saved(out, record)
         progress = Progress(**saved.progress)
         changed = overridden(record, request, progress)
-        prepared = Prepared(changed, tokenizer, tokens, chosen)
+        prepared = Prepared(changed, tokenizer, _tokens(out), chosen, parallel=parallel)
         state = _restored(prepared, saved, progress)
         notes = [*saved.set_aside, *changed.overridden]
         if differs := differences(saved.made_by, made_by(prepared)):
             notes.append(f"not to the last bit as without a break: {differs}")
-        if changed is not record:
+        if changed is not record and first:
             run_state.save_record(out, changed.to_dict(), described)
             run_state.save_progress(out, asdict(progress))
         log.trim(state.progress.step)
@@ -141,7 +150,7 @@ def _tokenised_anew(
     record: RunRecord,
     tokenizer: Tokenizer,
     described: Mapping[str, Any],
-) -> Generator[RunReport, None, dict[str, Array]]:
+) -> Iterator[RunReport]:
     """The run's tokens from its corpus, which is the same; on the disk, where they were damaged."""
     config, folder = record.plan.train, run_state.folder(out)
     found = texts.split(text, config, record.read_bytes)
@@ -151,15 +160,32 @@ def _tokenised_anew(
             f"the corpus gives other tokens than those the run in {out} began with",
             "the tokenizers library may be of another version: start with --overwrite",
         )
-    return run_state.load_tokens(out, described)
+
+
+def _tokens(out: Path) -> Mapping[str, Array]:
+    """The tokens that rank 0 has put there, or found sound.
+
+    Raises TrainingError on a rank that does not see them.
+    """
+    distributed.wait_for_all()
+    if not (run_state.folder(out) / "run.json").exists():
+        raise TrainingError(
+            f"rank {distributed.ranks().rank} does not see the run in {out}",
+            "choose an --out that all machines see, on a disk that they share",
+        )
+    return run_state.load_run(out)[1]
 
 
 def _saved(out: Path, record: RunRecord) -> run_state.Saved:
-    """The newest whole state on disk."""
-    saved = run_state.load_state(out, run=record.run_id)
-    if saved is None:
-        raise TrainingError(f"the run in {out} has lost its state", "start with --overwrite")
-    return saved
+    """The newest whole state on disk; its arrays are with rank 0 alone."""
+    if distributed.is_first():
+        saved = run_state.load_state(out, run=record.run_id)
+        if saved is None:
+            raise TrainingError(f"the run in {out} has lost its state", "start with --overwrite")
+        distributed.from_first(saved._replace(arrays={}))
+        return saved
+    told: run_state.Saved = distributed.from_first(None)
+    return told
 
 
 def _restored(prepared: Prepared, saved: run_state.Saved, progress: Progress) -> TrainState:
@@ -182,7 +208,7 @@ class _Run:
     def recorded(self, state: TrainState) -> Iterator[RunReport]:
         """The run's reports, as TensorBoard's events too where they are wanted."""
         reports = self.reports(state)
-        if self.prepared.record.tensorboard:
+        if self.prepared.record.tensorboard and distributed.is_first():
             folder = run_state.folder(self.out) / "tensorboard"
             reports = tensorboard.recorded(reports, folder, after_step=state.progress.step)
         yield from reports
@@ -195,7 +221,8 @@ class _Run:
                 yield from self._until_done(state)
                 if not left.go_back:
                     return
-                run_state.drop_states_after(self.out, left.best_step)
+                if distributed.is_first():
+                    run_state.drop_states_after(self.out, left.best_step)
                 state = self._earlier_state(left)
                 begin_early_decay(state.progress, self.prepared.record.plan.train)
                 reason = "the held-out text is no longer predicted better"
@@ -221,17 +248,18 @@ class _Run:
             self.log.add(report)
             with suppress(OSError):  # a run that goes on from there finds it out once more
                 self.log.flush()
-                run_state.save_progress(self.out, asdict(state.progress))
+                if distributed.is_first():
+                    run_state.save_progress(self.out, asdict(state.progress))
             yield report
 
     def _earlier_state(self, left: Progress) -> TrainState:
         """The newest saved one; the time that has passed since then has passed all the same."""
-        began = time.perf_counter()
+        began = distributed.clock()
         saved = _saved(self.out, self.prepared.record)
         state = _restored(self.prepared, saved, Progress(**saved.progress))
         for name in _KEPT:
             setattr(state.progress, name, getattr(left, name))
-        state.progress.seconds += time.perf_counter() - began
+        state.progress.seconds += distributed.clock() - began
         state.progress.skipped_in_a_row = 0
         with suppress(OSError):  # a failing disk stops no training
             self.log.trim(state.progress.step)
@@ -266,11 +294,12 @@ class _Run:
                 yield from map(self.log.add, self.saver.again(state))
             yield report
             yield from samples
-            if self.stopped() and not progress.go_back:
+            if distributed.any_of(self.stopped()) and not progress.go_back:
                 done = done_report(progress, config, self.store, finished=False)
                 done = self.log.add(replace(done, out=str(self.out)))
                 if sound:  # better an early model than none
-                    early = self.nothing_held_out or not (self.out / "config.json").exists()
+                    there = distributed.from_first((self.out / "config.json").exists())
+                    early = self.nothing_held_out or not there
                     yield from self._saved(state, weights=early)
                     yield from map(self.log.add, self.saver.finish(state))
                 yield done

@@ -2,18 +2,18 @@
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tgen import distributed
 from tgen.config import TrainConfig
 from tgen.errors import DivergedError
 from tgen.model.transformer import Transformer
 from tgen.reports import DoneReport, EvalReport, StepReport
-from tgen.training.evaluation import Batches, count_scored, evaluate, loss_sum, split, to_device
+from tgen.training.evaluation import Batches, count_scored, evaluate, split, to_device
 from tgen.training.optim import rate_factor
 from tgen.training.schedule import (
     begin_decay_if_due,
@@ -22,7 +22,7 @@ from tgen.training.schedule import (
     note_evaluation,
     seconds_per_step,
 )
-from tgen.training.state import Progress, TrainState
+from tgen.training.state import Progress, TrainState, whole
 
 _SKIPS = 3  # unsound steps in a row that end a run
 _READ_EVERY = 10  # steps whose losses are fetched from a GPU together: it never waits for us
@@ -34,7 +34,7 @@ def train(
     config: TrainConfig,
     state: TrainState,
     *,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] = distributed.clock,
 ) -> Iterator[StepReport | EvalReport | DoneReport]:
     """Trains from where `state` stands to the end of the schedule; any yield is a place to stop.
 
@@ -42,10 +42,10 @@ def train(
     is kept in the state, so a resumed run repeats it. A step with a gradient that is not finite
     changes nothing; three in a row, or a validation loss that is not finite: DivergedError. Without
     a DoneReport it ends where `progress.go_back` asks for the best state (`begin_early_decay`).
+    Ranks that share the work go in step: what they report and decide is the same.
     """
     progress = state.progress
     began = clock() - progress.seconds  # what happens between the steps counts too
-    step_loss = torch.compile(loss_sum) if config.compile else loss_sum
     read_every = 1 if _device(model).type == "cpu" else _READ_EVERY
     unread: list[Tensor] = []
     read_at = clock()
@@ -53,7 +53,7 @@ def train(
         if not unread:
             progress.seconds = clock() - began
             begin_decay_if_due(progress, config)
-        unread.append(_step(model, batches, config, state, step_loss))
+        unread.append(_step(model, batches, config, state))
         progress.step += 1
         progress.steps_taken += 1
         due = evaluation_is_due(progress, config)
@@ -75,7 +75,7 @@ def train(
         )
         unread = []
         if due and batches.held_out_bytes > 0:
-            yield _evaluation(model, batches, config, progress)
+            yield _evaluation(batches, config, state)
             progress.evaluation_seconds = clock() - began - progress.seconds
         read_at = clock()
     if progress.go_back:
@@ -104,29 +104,31 @@ def _step(
     batches: Batches,
     config: TrainConfig,
     state: TrainState,
-    step_loss: Callable[..., Tensor],
 ) -> Tensor:
     """One update; its loss, nats a token, () on the device: NaN where the step was skipped."""
     progress = state.progress
+    rank, n_ranks, *_ = distributed.ranks()
     factor = _rate(progress, config, progress.step)
     groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
     for group in groups:
         group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
-    if not model.training:
-        model.train()
-    if config.dropout > 0:  # the masks are a function of seed and step
-        torch.manual_seed(_dropout_seed(config.seed, progress.step))
-    windows = batches.batch(progress.step, token_split=_token_split(progress, config, factor))
-    batch = to_device(windows, _device(model))
+    if not state.learner.training:
+        state.learner.train()
+    if config.dropout > 0:  # the masks are a function of seed, step and rank
+        torch.manual_seed(_dropout_seed(config.seed, progress.step, rank))
+    token_split = _token_split(progress, config, factor)
+    windows = batches.batch(progress.step, token_split=token_split, part=(rank, n_ranks))
+    parts = split(to_device(windows, _device(model)), config.accumulation)
     losses = []
-    n_scored = max(1, count_scored(windows))
-    for part in split(batch, config.accumulation):
-        loss = step_loss(model, part) / n_scored
-        loss.backward()  # type: ignore[no-untyped-call]
+    n_scored = max(1, distributed.total(count_scored(windows)))
+    for i, part in enumerate(parts, 1):
+        with state.exchange(now=i == len(parts)):
+            loss = state.step_loss(part) / n_scored
+            (loss * n_ranks).backward()  # of which the ranks' mean is taken
         losses.append(loss.detach())
-    total = torch.stack(losses).sum()
+    total = distributed.summed(torch.stack(losses).sum())
     learning = [p for group in groups for p in group["params"] if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm([p.grad for p in learning])
+    norm = whole(torch.nn.utils.get_total_norm([p.grad for p in learning]))
     unsound = ~(norm.isfinite() & total.isfinite())
     torch.nn.utils.clip_grads_with_norm_(learning, config.grad_clip, norm)
     for optimizer in state.optimizers:
@@ -159,14 +161,14 @@ def _count_skipped(progress: Progress, losses: list[float]) -> None:
             raise DivergedError(f"the loss or its gradient was not finite at step {progress.step}")
 
 
-def _dropout_seed(seed: int, step: int) -> int:
-    return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> 1)
+def _dropout_seed(seed: int, step: int, rank: int) -> int:
+    of = [seed, step, rank] if rank else [seed, step]
+    return int(np.random.SeedSequence(of).generate_state(1, np.uint64)[0] >> 1)
 
 
-def _evaluation(
-    model: Transformer, batches: Batches, config: TrainConfig, progress: Progress
-) -> EvalReport:
-    loss, bits, error = evaluate(model, batches, max_tokens=config.eval_tokens)
+def _evaluation(batches: Batches, config: TrainConfig, state: TrainState) -> EvalReport:
+    progress = state.progress
+    loss, bits, error = evaluate(state.learner, batches, max_tokens=config.eval_tokens)
     if not math.isfinite(bits):
         raise DivergedError(f"the validation loss became {loss} at step {progress.step}")
     best = note_evaluation(progress, config, bits)

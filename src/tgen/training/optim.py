@@ -6,6 +6,7 @@ embeddings, norms and biases go to AdamW (Loshchilov & Hutter 2019).
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,8 @@ from tgen.model.transformer import Transformer
 # The quintic that Muon's authors chose: singular values from 0 to 1 end near 1 after five rounds.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _ROUNDS = 5
+
+Orthogonalise = Callable[[Tensor], Tensor]  # (N, m, n) -> (N, m, n)
 
 
 class Muon(torch.optim.Optimizer):
@@ -28,9 +31,16 @@ class Muon(torch.optim.Optimizer):
     found_inf: Tensor  # (), 0 or 1
 
     def __init__(
-        self, parameters: list[nn.Parameter], *, lr: float, momentum: float, weight_decay: float
+        self,
+        parameters: list[nn.Parameter],
+        *,
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        orthogonalise: Orthogonalise,
     ) -> None:
         super().__init__(parameters, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
+        self._orthogonalise = orthogonalise
         self.found_inf = torch.zeros((), device=parameters[0].device)
 
     @torch.no_grad()
@@ -53,7 +63,7 @@ class Muon(torch.optim.Optimizer):
                     gradient = gradient.where(sound, state["momentum"])
                     state["momentum"].lerp_(gradient, 1 - group["momentum"])
                     updates.append(gradient.lerp(state["momentum"], group["momentum"]))  # Nesterov
-                orthogonal = orthogonalise(torch.stack(updates))
+                orthogonal = self._orthogonalise(torch.stack(updates))
                 scale = max(1.0, shape[0] / shape[1]) ** 0.5  # tall matrices: the same rms a row
                 rate = group["lr"] * sound
                 for parameter, update in zip(parameters, orthogonal, strict=True):
@@ -72,7 +82,9 @@ def orthogonalise(x: Tensor) -> Tensor:
     return x.mT if tall else x
 
 
-def make_optimizers(model: Transformer, config: TrainConfig) -> list[torch.optim.Optimizer]:
+def make_optimizers(
+    model: Transformer, config: TrainConfig, *, orthogonalise: Orthogonalise = orthogonalise
+) -> list[torch.optim.Optimizer]:
     """Muon for the blocks' matrices, AdamW for the rest; weight decay on matrices only."""
     inside = {id(p) for p in model.blocks.parameters() if p.dim() == 2}
     matrices = [p for p in model.parameters() if id(p) in inside]
@@ -95,6 +107,7 @@ def make_optimizers(model: Transformer, config: TrainConfig) -> list[torch.optim
         lr=config.matrix_learning_rate,
         momentum=config.momentum,
         weight_decay=config.weight_decay,
+        orthogonalise=orthogonalise,
     )
     return [muon, adamw]
 

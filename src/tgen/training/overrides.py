@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from tgen import distributed
 from tgen.config import ModelConfig, TrainConfig
 from tgen.errors import UsageError
 
@@ -21,7 +22,10 @@ _NOT_SET = {
 
 
 def parse_overrides(overrides: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits field=value pairs into the model's and the run's, values turned into their types."""
+    """Splits field=value pairs into the model's and the run's, values turned into their types.
+
+    A batch is given as that of one rank, and becomes that of all.
+    """
     kinds = {f.name: f.type for f in fields(ModelConfig) if f.name not in _NOT_SET}
     train_kinds = {f.name: f.type for f in fields(TrainConfig) if f.name not in _NOT_SET}
     model: dict[str, Any] = {}
@@ -39,6 +43,8 @@ def parse_overrides(overrides: Mapping[str, str]) -> tuple[dict[str, Any], dict[
                 f"--set {name}: there is no such field",
                 f"the fields are {', '.join(sorted(kinds | train_kinds))}",
             )
+    if "batch_size" in train:
+        train["batch_size"] *= distributed.ranks().world_size
     return model, train
 
 

@@ -32,4 +32,4 @@ def choose_pace(shape: Shape, train: TrainConfig, given: Mapping[str, Any], fact
 
 def _batch_size(context: int, facts: Facts) -> int:
     room = facts.train_tokens // (8 * context)  # a step sees an eighth of the text at most
-    return max(1, min(_STEP_TOKENS // context, room))
+    return facts.n_ranks * max(1, min(_STEP_TOKENS // context, room // facts.n_ranks))

@@ -26,6 +26,7 @@ class Facts:
     splittable: bool  # tokens can be taken apart, see `corpus.token_split`
     speed: float  # useful floating-point operations a second, see `measure_speed`
     memory: int | None = None  # bytes
+    n_ranks: int = 1  # that share a batch
 
 
 class Shape(NamedTuple):

@@ -3,16 +3,21 @@
 There is no random state: batches and dropout are functions of the seed and the step.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from tgen.config import ModelConfig, TrainConfig
+from tgen import distributed
+from tgen.config import ModelConfig, Parallel, TrainConfig
 from tgen.model.transformer import Transformer
-from tgen.training.optim import make_optimizers
+from tgen.training.evaluation import Learner
+from tgen.training.optim import Orthogonalise, make_optimizers, orthogonalise
 
 
 @dataclass
@@ -40,25 +45,53 @@ class Progress:
 
 
 class TrainState:
-    """A model in training with its optimizers and counters."""
+    """A model in training with its optimizers and counters; with `parallel` one that all ranks
+    have a part in: they call its methods alike."""
 
-    def __init__(self, model: Transformer, config: TrainConfig) -> None:
-        self.model = model
-        self.optimizers = make_optimizers(model, config)
+    def __init__(
+        self, model: Transformer, config: TrainConfig, *, parallel: Parallel | None = None
+    ) -> None:
+        self.model, self.parallel = model, parallel
+        self.learner = Learner(model, compiled=config.compile)
+        self.step_loss: nn.Module = self.learner  # what a step calls
+        way: Orthogonalise = orthogonalise
+        if parallel:
+            from tgen.training.parallel import shared_out, spread  # seconds to import
+
+            self.step_loss = spread(self.learner, parallel)
+            way = shared_out(orthogonalise)
+        self.optimizers = make_optimizers(model, config, orthogonalise=way)
         self.progress = Progress()
 
+    def exchange(self, *, now: bool) -> AbstractContextManager[None]:
+        """Around a backward pass: whether the ranks exchange its gradients now, or with the next
+        one's; where they share the weights too, always now."""
+        if now or self.parallel != "ddp":
+            return nullcontext()
+        later: AbstractContextManager[None] = self.step_loss.no_sync()  # type: ignore[operator]
+        return later
+
+    def is_finite(self) -> bool:
+        """Whether all weights that this rank has are."""
+        return all(bool(own(p).isfinite().all()) for p in self.model.parameters())
+
+    def whole_model(self) -> Transformer | None:
+        """A model with all weights, to write with or to look at; on rank 0 alone."""
+        if self.parallel == "fsdp":
+            arrays = self.weights()
+            return Transformer.from_arrays(self.model.config, arrays) if arrays else None
+        return self.model if distributed.is_first() else None
+
+    def weights(self) -> dict[str, NDArray[Any]]:
+        """Copies of all weights by name, as `Transformer.to_arrays`; on rank 0 alone."""
+        return _copies(self.model.named_parameters())
+
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Weights and moments by name, as copies."""
-        arrays: dict[str, NDArray[Any]] = {}
-        for name, parameter in self.model.named_parameters():
-            arrays[f"model/{name}"] = _copy(parameter)
-            for optimizer in self.optimizers:
-                for key, value in optimizer.state.get(parameter, {}).items():
-                    arrays[f"{key}/{name}"] = _copy(torch.as_tensor(value))
-        return arrays
+        """Copies of weights and moments by name; on rank 0 alone."""
+        return _copies(self._tensors())
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], progress: Progress) -> None:
-        """Takes over what `to_arrays` gave."""
+        """Takes over what `to_arrays` gave, from rank 0."""
         parameters = dict(self.model.named_parameters())
         owner = {
             parameter: optimizer
@@ -66,23 +99,61 @@ class TrainState:
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
-        for path, array in arrays.items():
+        kinds = {path: (array.shape, array.dtype) for path, array in arrays.items()}
+        for path, (shape, dtype) in distributed.from_first(kinds).items():
             key, name = path.split("/", 1)
             parameter = parameters[name]
-            tensor = torch.from_numpy(array.copy()).to(parameter.device)
+            array = arrays[path].copy() if path in arrays else np.empty(shape, dtype)
+            tensor = torch.from_numpy(array).to(parameter.device)
+            if self.parallel:
+                from tgen.training.parallel import from_first
+
+                tensor = from_first(tensor, parameter)
             if key == "model":
                 parameter.data.copy_(tensor)
             else:
                 owner[parameter].state[parameter][key] = tensor
         self.progress = progress
 
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self.model.named_parameters():
+            yield f"model/{name}", parameter
+            for optimizer in self.optimizers:
+                for key, value in optimizer.state.get(parameter, {}).items():
+                    yield f"{key}/{name}", torch.as_tensor(value)
 
-def new_state(model_config: ModelConfig, config: TrainConfig, device: torch.device) -> TrainState:
-    """A run at its start: weights drawn on the processor, so that every device gets the same."""
+
+def new_state(
+    model_config: ModelConfig,
+    config: TrainConfig,
+    device: torch.device,
+    *,
+    weights: Mapping[str, NDArray[Any]] | None = None,
+    parallel: Parallel | None = None,
+) -> TrainState:
+    """A run at its start, with these weights; None: with new ones, drawn on the processor, so that
+    every device and rank gets the same."""
     torch.manual_seed(config.seed)
-    return TrainState(Transformer(model_config, dropout=config.dropout).to(device), config)
+    model = Transformer(model_config, dropout=config.dropout)
+    if weights is not None:
+        model.load_arrays(weights)
+    return TrainState(model.to(device), config, parallel=parallel)
 
 
-def _copy(tensor: torch.Tensor) -> NDArray[Any]:
-    array: NDArray[Any] = tensor.detach().cpu().numpy().copy()
-    return array
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor, of which each rank may have a share: then all ranks call this."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def own(tensor: Tensor) -> Tensor:
+    """What this rank has of a tensor, in the same memory."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _copies(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, NDArray[Any]]:
+    arrays = {}
+    for name, tensor in tensors:
+        everything = whole(tensor.detach())
+        if distributed.is_first():
+            arrays[name] = everything.cpu().numpy().copy()
+    return arrays

@@ -1,0 +1,72 @@
+"""One model on many ranks: DDP has all of it on each, FSDP2 a share of every tensor's rows.
+
+Either way a rank computes the gradients of its own rows of the batch, and torch makes of them the
+mean over the ranks.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from tgen.config import Parallel
+from tgen.training.evaluation import Learner
+
+
+def spread(learner: Learner, parallel: Parallel) -> nn.Module:
+    """What a step calls in place of `learner`, on all ranks alike; with `fsdp` the parameters of
+    its model are DTensors from here on."""
+    device = learner.model.token_embedding.weight.device
+    if parallel == "ddp":
+        return DistributedDataParallel(
+            learner, broadcast_buffers=False, gradient_as_bucket_view=True
+        )
+    mesh = _mesh(device)
+    for block in learner.model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(
+        learner, mesh=mesh, reshard_after_forward=True
+    )  # an evaluation has no backward pass
+    return learner
+
+
+def from_first(tensor: Tensor, like: Tensor) -> Tensor:
+    """Rank 0's tensor, on all ranks: in shares where it has the shape of a parameter `like` that
+    is in shares. The others give one of the same shape and dtype, on the same device."""
+    dist.broadcast(tensor, 0)
+    if isinstance(like, DTensor) and tensor.shape == like.shape:
+        return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
+    return tensor
+
+
+def shared_out(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """`function` of matrices (N, m, n) -> (N, m, n), each of which one rank computes for all."""
+
+    def everywhere(stack: Tensor) -> Tensor:
+        if isinstance(stack, DTensor):
+            mesh, placements = stack.device_mesh, stack.placements
+            mine = stack.redistribute(placements=[Shard(0)])
+        else:
+            mesh, placements = _mesh(stack.device), (Replicate(),)
+            mine = DTensor.from_local(stack, mesh, placements, run_check=False)
+            mine = mine.redistribute(placements=[Shard(0)])
+        done = DTensor.from_local(
+            function(mine.to_local()),
+            mesh,
+            [Shard(0)],
+            run_check=False,
+            shape=stack.shape,
+            stride=stack.stride(),
+        ).redistribute(placements=placements)
+        return done if isinstance(stack, DTensor) else done.to_local()
+
+    return everywhere
+
+
+def _mesh(device: torch.device) -> DeviceMesh:
+    return init_device_mesh(device.type, (dist.get_world_size(),))
