@@ -4,6 +4,7 @@ Either way a rank computes the gradients of its own rows of the batch, and torch
 mean over the ranks.
 """
 
+import inspect
 from collections.abc import Callable
 
 import torch
@@ -18,14 +19,17 @@ from tgen.config import Parallel
 from tgen.training.evaluation import Learner
 
 
+_BUFFERS_STAY = ("forward_sync_buffers", "broadcast_buffers")  # torch's names, the new one first
+
+
 def spread(learner: Learner, parallel: Parallel) -> nn.Module:
     """What a step calls in place of `learner`, on all ranks alike; with `fsdp` the parameters of
     its model are DTensors from here on."""
     device = learner.model.token_embedding.weight.device
     if parallel == "ddp":
-        return DistributedDataParallel(
-            learner, broadcast_buffers=False, gradient_as_bucket_view=True
-        )
+        named = inspect.signature(DistributedDataParallel).parameters
+        still = next(name for name in _BUFFERS_STAY if name in named)
+        return DistributedDataParallel(learner, gradient_as_bucket_view=True, **{still: False})
     mesh = _mesh(device)
     for block in learner.model.blocks:
         fully_shard(block, mesh=mesh)
