@@ -99,25 +99,32 @@ def agree(what: str, value: str) -> None:
 
 
 def everyones(value: Any) -> list[Any]:
-    """The value that each rank gave, by rank, on all ranks."""
+    """The value that each rank gave, by rank, on all ranks; a process that is alone has its own."""
+    if (n := ranks().world_size) == 1:
+        return [value]
     import torch.distributed as dist
 
-    values = [None] * dist.get_world_size()
+    values = [None] * n
     dist.all_gather_object(values, value)
     return values
 
 
 def gathered(value: Any) -> list[Any] | None:
     """As `everyones`, on rank 0 alone; None on the others."""
+    mine = ranks()
+    if mine.world_size == 1:
+        return [value]
     import torch.distributed as dist
 
-    values = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    values = None if mine.rank else [None] * mine.world_size
     dist.gather_object(value, values)
     return values
 
 
 def from_first(value: Any) -> Any:
     """Rank 0's value, on all ranks."""
+    if ranks().world_size == 1:
+        return value
     import torch.distributed as dist
 
     values = [value]
