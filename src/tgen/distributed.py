@@ -44,7 +44,8 @@ def ranks() -> Ranks:
         rank, world_size, _number("LOCAL_RANK", rank), _number("LOCAL_WORLD_SIZE", world_size)
     )
     if not (0 <= rank < world_size and 0 <= found.local_rank < found.local_world_size):
-        raise UsageError(f"RANK is {rank} and WORLD_SIZE {world_size}", "start it with torchrun")
+        here = f"LOCAL_RANK {found.local_rank} of {found.local_world_size}"
+        raise UsageError(f"RANK is {rank} of {world_size}, {here}", "start it with torchrun")
     return found
 
 
@@ -153,6 +154,8 @@ def _store(mine: Ranks, seconds: float) -> "Store":
     where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     try:
         store: Store = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))[0]
+    except dist.DistStoreError:  # it is on rank 0, which waits for them
+        raise _missing("one", mine, seconds) from None
     except (dist.DistError, ValueError) as error:
         if "EADDRINUSE" in str(error) or "address already in use" in str(error):
             raise TgenError(
@@ -166,9 +169,13 @@ def _store(mine: Ranks, seconds: float) -> "Store":
         try:
             store.wait([f"here {rank}"], timedelta(seconds=seconds))
         except dist.DistError:
-            message = f"rank {rank} of {mine.world_size} has not come within {seconds:.0f} s"
-            raise TgenError(message, "start torchrun on every machine") from None
+            raise _missing(f"rank {rank}", mine, seconds) from None
     return store
+
+
+def _missing(who: str, mine: Ranks, seconds: float) -> TgenError:
+    message = f"{who} of {mine.world_size} ranks has not come within {seconds:g} s"
+    return TgenError(message, "start torchrun on every machine")
 
 
 def _settled(
@@ -192,6 +199,8 @@ def _settled(
     except dist.DistStoreError:  # rank 0 does not listen
         pass
     if own["bug"] and first == own:
+        if not own["status"]:  # nothing to be told
+            store.set(_TOLD, "")
         return error  # its traceback is here
     if tell and not is_told:
         tell(first["message"], first["hint"])
