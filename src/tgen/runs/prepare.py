@@ -102,7 +102,9 @@ def prepare(
     most = readable_bytes(request.size, config, speed, None if source is None else source.config)
     texts = split(corpus.read(request.corpus), config, most)
     tokenizer, tokenizer_choice = _tokenizer(request, source, texts)
-    train, held_out = yield from tokenised(texts, tokenizer, config, folder=folder)
+    train, held_out = yield from tokenised(
+        texts, tokenizer, config, folder=folder, threads=request.threads
+    )
     if train.scored_bytes == 0:
         raise CorpusError("no row has a completion to learn", "add --set loss_on=all for prompts")
     facts = Facts(
