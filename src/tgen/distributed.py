@@ -46,7 +46,8 @@ def ranks() -> Ranks:
         rank, world_size, _number("LOCAL_RANK", rank), _number("LOCAL_WORLD_SIZE", world_size)
     )
     if not (0 <= rank < world_size and 0 <= found.local_rank < found.local_world_size):
-        raise UsageError(f"RANK is {rank} and WORLD_SIZE {world_size}", "start it with torchrun")
+        here = f"LOCAL_RANK {found.local_rank} of {found.local_world_size}"
+        raise UsageError(f"RANK is {rank} of {world_size}, {here}", "start it with torchrun")
     return found
 
 
@@ -101,23 +102,24 @@ def agree(what: str, value: str) -> None:
 
 
 def everyones(value: Any) -> list[Any]:
-    """The value that each rank gave, by rank, on all ranks."""
-    if ranks().world_size == 1:
+    """The value that each rank gave, by rank, on all ranks; a process that is alone has its own."""
+    if (n := ranks().world_size) == 1:
         return [value]
     import torch.distributed as dist
 
-    values = [None] * dist.get_world_size()
+    values = [None] * n
     dist.all_gather_object(values, value)
     return values
 
 
 def gathered(value: Any) -> list[Any] | None:
     """As `everyones`, on rank 0 alone; None on the others."""
-    if ranks().world_size == 1:
+    mine = ranks()
+    if mine.world_size == 1:
         return [value]
     import torch.distributed as dist
 
-    values = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    values = None if mine.rank else [None] * mine.world_size
     dist.gather_object(value, values)
     return values
 
@@ -189,6 +191,8 @@ def _store(mine: Ranks, seconds: float) -> "Store":
     where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     try:
         store: Store = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))[0]
+    except dist.DistStoreError:  # it is on rank 0, which waits for them
+        raise _missing("one", mine, seconds) from None
     except (dist.DistError, ValueError) as error:
         if "EADDRINUSE" in str(error) or "address already in use" in str(error):
             raise TgenError(
@@ -202,9 +206,13 @@ def _store(mine: Ranks, seconds: float) -> "Store":
         try:
             store.wait([f"here {rank}"], timedelta(seconds=seconds))
         except dist.DistError:
-            message = f"rank {rank} of {mine.world_size} has not come within {seconds:.0f} s"
-            raise TgenError(message, "start torchrun on every machine") from None
+            raise _missing(f"rank {rank}", mine, seconds) from None
     return store
+
+
+def _missing(who: str, mine: Ranks, seconds: float) -> TgenError:
+    message = f"{who} of {mine.world_size} ranks has not come within {seconds:g} s"
+    return TgenError(message, "start torchrun on every machine")
 
 
 def _settled(
@@ -228,6 +236,8 @@ def _settled(
     except dist.DistStoreError:  # rank 0 does not listen
         pass
     if own["bug"] and first == own:
+        if not own["status"]:  # nothing to be told
+            store.set(_TOLD, "")
         return error  # its traceback is here
     if tell and not is_told:
         tell(first["message"], first["hint"])

@@ -13,8 +13,8 @@ import typer
 from tgen.cli import console
 from tgen.cli import sampling_options as steer
 from tgen.cli.chatting import opened, talk_with
+from tgen.cli.clashes import check_together
 from tgen.cli.lines import LineReader
-from tgen.cli.loading import load_model
 from tgen.cli.options import (
     DeviceOption,
     JsonOption,
@@ -25,11 +25,12 @@ from tgen.cli.options import (
     WeightsOption,
     read_prompt,
 )
-from tgen.cli.records import JsonWriter, TextWriter, error_record, record
+from tgen.cli.records import JsonWriter, TextWriter, error_record, json_line, record, text_line
 from tgen.cli.requests import MAX_SAMPLES, Requests, Writer
 from tgen.cli.rows import Entry
+from tgen.cli.sharing import SharedWriter, load_shared, shared_out
 from tgen.config import DEFAULT_BATCH_SIZE, Draft
-from tgen.errors import UsageError
+from tgen.distributed import Ranks, from_first
 from tgen.reports import Token
 
 if TYPE_CHECKING:
@@ -162,39 +163,57 @@ def generate(
     Exit status 1 also where a row of --input was wrong, or a text is not of the given form because
     it was cut off.
     """
+
+    given = context.params
+    check_together(given)
+    with shared_out(given) as ranks:
+        failed = _generated(context, given, ranks)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _generated(context: typer.Context, given: dict[str, Any], ranks: Ranks) -> bool:
+    """Writes what was asked for; whether a row was wrong, or a text is not of its form."""
     from tgen.checkpoint import generation_config
     from tgen.checkpoint.find import find_model
 
-    given = context.params
-    _check_together(given)
-    path = find_model(model).path
+    quiet = given["quiet"] or ranks.rank > 0
+    path = find_model(given["model"]).path
     advised, said = steer.advised(context, generation_config.read(path))
-    sampling = steer.sampling_config(
-        given | advised, seed=secrets.randbelow(1 << 32) if seed is None else seed
-    )
-    if save_cache:
+    seed = from_first(secrets.randbelow(1 << 32)) if given["seed"] is None else given["seed"]
+    sampling = steer.sampling_config(given | advised, seed=seed)
+    if given["save_cache"]:
         from tgen.checkpoint.prompt_cache import check_target
 
-        check_target(save_cache)
-    if interactive:
+        check_target(given["save_cache"])
+    if given["interactive"]:
         from tgen.cli.interactive import converse, require_terminal
 
         require_terminal()
+    prompt, input_ = given["prompt"], given["input_"]
     lines = None if input_ is None else LineReader(input_)
-    data = None if lines or (interactive and prompt is None) else read_prompt(prompt)
-    loaded = load_model(path, device=device, threads=threads, weights=weights, quiet=quiet)
+    data = None if lines or (given["interactive"] and prompt is None) else read_prompt(prompt)
+    loaded = load_shared(path, given, ranks, quiet=quiet)
     for line in [f"{path} · seed {sampling.seed}", *said]:
         console.note(line, quiet=quiet)
-    opening = opened(loaded, system) if chat else None
-    if interactive:
+    opening = opened(loaded, given["system"]) if given["chat"] else None
+    how: dict[str, Any] = {"kv_cache": not given["no_kv_cache"], "draft": given["draft"]}
+    if given["interactive"]:
         talk = converse if opening is None else partial(talk_with, opening=opening)
-        talk(loaded, sampling, data or b"", kv_cache=not no_kv_cache, draft=draft)
-        return
-    if chat and data and prompt in (None, "-"):  # the line break that ends a line is not said
-        data = data.removesuffix(b"\n").removesuffix(b"\r")
-    writer = _writer(loaded, str(path), given)
+        talk(loaded, sampling, data or b"", **how)
+        return False
+    if opening is not None and data and prompt in (None, "-"):
+        data = data.removesuffix(b"\n").removesuffix(b"\r")  # ends a line, and is not said
+    writer = _writer(loaded, str(path), given, ranks)
     requests = Requests(
-        loaded, sampling, writer, samples=samples, echo=echo, quiet=quiet, opening=opening
+        loaded,
+        sampling,
+        writer,
+        samples=given["samples"],
+        echo=given["echo"],
+        quiet=given["quiet"],
+        opening=opening,
+        ranks=ranks,
     )
     cache = None
     if lines is not None:
@@ -202,23 +221,18 @@ def generate(
     elif data is not None:
         with steer.by_option():
             requests.add(data)
-        cache = _prompt_cache(loaded, data, load_cache, save_cache, quiet=quiet)
+        files = given["load_cache"], given["save_cache"]
+        cache = _prompt_cache(loaded, data, *files, quiet=quiet)
     started = time.perf_counter()
-    tokens = loaded.rows(
-        requests.next,
-        n_rows=batch_size,
-        kv_cache=not no_kv_cache,
-        draft=draft,
-        prompt_cache=cache,
-    )
+    tokens = loaded.rows(requests.next, n_rows=given["batch_size"], prompt_cache=cache, **how)
     try:
         _write(tokens, requests, lines, quiet=quiet)
+        requests.finish()
     finally:  # also after Ctrl-C
         writer.close()
-    for line in requests.summary(time.perf_counter() - started, stats=stats):
+    for line in requests.summary(time.perf_counter() - started, stats=given["stats"]):
         console.note(line, quiet=quiet)
-    if requests.failed:
-        raise typer.Exit(1)
+    return requests.failed
 
 
 def _write(
@@ -234,45 +248,20 @@ def _write(
                 update(lines.fraction or 0.0)
 
 
-def _check_together(given: dict[str, Any]) -> None:
-    """Raises UsageError for options that contradict each other."""
-    rows, prompt = given["input_"] is not None, given["prompt"] is not None
-    several = rows or given["samples"] > 1
-    as_json = given["json_output"] or given["jsonl"]
-    caches = given["save_cache"] or given["load_cache"]
-    silenced = given["stats"] and given["quiet"] and not as_json
-    clashes = {
-        "--stats goes where --quiet is silent": silenced,
-        "--no-kv-cache does not go with a prompt cache": given["no_kv_cache"] and caches,
-        "--input does not go with a prompt cache": rows and caches,
-        "--input does not go with --prompt": rows and prompt,
-        "--system is what a --chat begins with": given["system"] is not None and not given["chat"],
-        "--chat does not go with --echo": given["chat"] and given["echo"],
-        "--chat does not go with a prompt cache": given["chat"] and caches,
-        "--json does not go with --jsonl": given["json_output"] and given["jsonl"],
-        "--interactive writes one text after another, as text": given["interactive"]
-        and (several or as_json or caches or given["echo"] or given["stats"]),
-    }
-    for message, clash in clashes.items():
-        if clash:
-            raise UsageError(message, "leave one of them away")
-    if given["json_output"] and several:
-        raise UsageError("--json writes one object, and there may be more", "give --jsonl")
-    for name in ("logprobs", "explain"):
-        if given[name] and not as_json:
-            raise UsageError(f"--{name} is told in JSON", "add --json")
+def _writer(model: "Model", name: str, given: dict[str, Any], ranks: Ranks) -> Writer:
+    several, shared = given["input_"] is not None or given["samples"] > 1, ranks.world_size > 1
 
-
-def _writer(model: "Model", name: str, given: dict[str, Any]) -> Writer:
-    if not given["json_output"] and not given["jsonl"]:
-        return TextWriter(several=given["input_"] is not None or given["samples"] > 1)
-
-    def describe(entry: Entry) -> dict[str, Any]:
+    def described(entry: Entry) -> bytes:
         if entry.error is not None:
-            return error_record(entry)
-        return record(entry, model=name, show=model.vocabulary.bytes_of, stats=given["stats"])
+            return json_line(error_record(entry))
+        show = model.vocabulary.bytes_of
+        return json_line(record(entry, model=name, show=show, stats=given["stats"]))
 
-    return JsonWriter(describe)
+    as_json = given["json_output"] or given["jsonl"]
+    if shared:
+        n_rows = ranks.world_size * given["batch_size"]
+        return SharedWriter(described if as_json else text_line, n_rows=n_rows)
+    return JsonWriter(described) if as_json else TextWriter(several=several)
 
 
 def _prompt_cache(

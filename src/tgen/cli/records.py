@@ -50,6 +50,9 @@ class TextWriter:
             self._waiting.popleft()
             self._n_shown, self._begun = 0, False
 
+    def finish(self, n_rows: int) -> None:
+        """All rows are done."""
+
     def close(self) -> None:
         """On a terminal the next line begins on a line of its own."""
         if sys.stdout is not None and sys.stdout.isatty() and not self._at_line_start:
@@ -64,8 +67,9 @@ class TextWriter:
 class JsonWriter:
     """One JSON object a text, in order, as soon as it and all before it are done."""
 
-    def __init__(self, describe: Callable[[Entry], dict[str, Any]]) -> None:
-        self._describe = describe
+    def __init__(self, shown: Callable[[Entry], bytes]) -> None:
+        """`shown` is what is written of a text: see `json_line`."""
+        self._shown = shown
         self._waiting: deque[Entry] = deque()
 
     def begin(self, entry: Entry) -> None:
@@ -76,14 +80,27 @@ class JsonWriter:
         """Writes what can be written now."""
         lines = []
         while self._waiting and self._waiting[0].done:
-            record = self._describe(self._waiting.popleft())
-            lines.append(json.dumps(record, ensure_ascii=False, allow_nan=False))
+            lines.append(self._shown(self._waiting.popleft()))
         if lines:
-            text = "".join(line + "\n" for line in lines)
-            console.write(text.encode("utf-8", "backslashreplace"))
+            console.write(b"".join(lines))
+
+    def finish(self, n_rows: int) -> None:
+        """All rows are done."""
 
     def close(self) -> None:
         """Every line is written."""
+
+
+def text_line(entry: Entry) -> bytes:
+    """What TextWriter writes of one of several texts."""
+    echoed = entry.prompt if entry.echo and entry.error is None else b""
+    return echoed + bytes(entry.text) + b"\n"
+
+
+def json_line(found: dict[str, Any]) -> bytes:
+    """A JSON object on a line."""
+    text = json.dumps(found, ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
 def error_record(entry: Entry) -> dict[str, Any]:
@@ -125,9 +142,9 @@ def record(
         ]
     if sampling.explain:
         found["explain"] = [_explained(token, show) for token in tokens]
-    if entry.seconds:
-        found["seconds"] = round(entry.seconds[-1] - entry.seconds[0], 4)
-    if stats:
+    if stats:  # else the same command writes the same bytes
+        if entry.seconds:
+            found["seconds"] = round(entry.seconds[-1] - entry.seconds[0], 4)
         found["stats"] = rates(entry)
     return found
 

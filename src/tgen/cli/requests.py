@@ -12,6 +12,7 @@ from tgen.cli.lines import LineReader
 from tgen.cli.records import described
 from tgen.cli.rows import Entry, row_fields, row_own, row_prompt, row_sampling
 from tgen.config import SamplingConfig
+from tgen.distributed import Ranks, everyones
 from tgen.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ class Writer(Protocol):
     def update(self) -> None:
         """Writes what can be written now."""
 
+    def finish(self, n_rows: int) -> None:
+        """All rows are done, of so many that there are on all ranks."""
+
     def close(self) -> None:
         """All is written."""
 
@@ -49,12 +53,14 @@ class Requests:
         samples: int,
         echo: bool,
         quiet: bool,
+        ranks: Ranks,
         opening: "list[Message] | None" = None,
     ) -> None:
-        """With an `opening`, perhaps empty, each prompt is what a user says after it in a chat."""
+        """Of the rows that are read each rank takes its own. With an `opening`, perhaps empty, each
+        prompt is what a user says after it in a chat."""
         self._quiet, self._opening = quiet, opening
         self._model, self._sampling, self._writer = model, sampling, writer
-        self._samples, self._echo = samples, echo
+        self._samples, self._echo, self._ranks = samples, echo, ranks
         self._n_rows = self._n_asked = 0
         self._pending: deque[tuple[Entry, Request]] = deque()
         self._under_way: dict[int, Entry] = {}
@@ -101,6 +107,13 @@ class Requests:
             del self._under_way[token.row]
             self._ended(entry)
 
+    def finish(self) -> None:
+        """All is done here, and then on all ranks."""
+        self._writer.finish(self._n_rows)
+        done = everyones((self._n_tokens, self.failed))
+        self._n_tokens = sum(n for n, _ in done)
+        self.failed = any(failed for _, failed in done)
+
     def summary(self, seconds: float, *, stats: bool) -> Iterator[str]:
         """What was done, in lines."""
         rate = f"{self._n_tokens / seconds:,.0f} tokens/s, prefill included"
@@ -116,6 +129,9 @@ class Requests:
         if self._jsonl is None:
             self._jsonl = line.lstrip(b"\xef\xbb\xbf \t").startswith(b"{")
         if self._jsonl and not line.strip():
+            return
+        if self._n_rows % self._ranks.world_size != self._ranks.rank:
+            self._n_rows += 1
             return
         entry = Entry(row=self._n_rows, line=self._line, prompt=line, echo=self._echo)
         try:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tgen import files
 from tgen.config import LossOn
 from tgen.corpus.documents import Document, Part
+from tgen.corpus.encoding import Piece, encoded
 from tgen.stored import IN_MEMORY, Array, StoredArray
 from tgen.tokenizer import Tokenizer
 
@@ -66,33 +67,42 @@ def tokenising(
     loss_on: LossOn = "completion",
     open_end: bool = False,
     folder: Path | None = None,
+    processes: int = 1,
 ) -> Generator[int, None, Tokenised]:
     """As `tokenise`; yields now and then how many bytes are done. Arrays that are too long for the
-    memory go to files without a name in `folder` (None: where temporary files go)."""
+    memory go to files without a name in `folder` (None: where temporary files go). The tokens are
+    the same with any number of `processes`, which pay for large texts."""
     kind = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
     tokens, mask = _Growing(kind, folder), _Mask(folder)
-    end = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
+    end = np.array([] if tokenizer.end_of_text is None else [tokenizer.end_of_text], kind)
     done = scored_bytes = 0
     ended = True
-    for document in documents:
-        if not ended:
-            tokens.add(np.array(end, kind))
+    for piece, ids in encoded(_apart(documents, loss_on), tokenizer, processes=processes):
+        if piece.begins and not ended:
+            tokens.add(end)
             mask.add(True, len(end))
-        for number, part in enumerate(document, 1):
-            scored = loss_on == "all" or number == len(document)
-            n_before = len(tokens)
-            for n, piece in enumerate(pieces(part, _PIECE)):
-                continues = number > 1 or n > 0
-                tokens.add(tokenizer.encode_array(piece, continues=continues).astype(kind))
-                done += len(piece)
-                yield done
-            mask.add(scored, len(tokens) - n_before)
-            scored_bytes += len(part) if scored else 0
         ended = False
+        tokens.add(ids.astype(kind))
+        mask.add(piece.scored, len(ids))
+        scored_bytes += len(piece.text) if piece.scored else 0
+        done += len(piece.text)
+        if piece.text:
+            yield done
     if not ended and not open_end:
-        tokens.add(np.array(end, kind))
+        tokens.add(end)
         mask.add(True, len(end))
     return Tokenised(tokens.array(), mask.array(), scored_bytes)
+
+
+def _apart(documents: Iterable[Document], loss_on: LossOn) -> Iterator[Piece]:
+    """What is tokenised apart, of each document at least one piece, which may be empty."""
+    for document in documents:
+        begins = True
+        for number, part in enumerate(document or (b"",), 1):
+            scored = loss_on == "all" or number >= len(document)
+            for text in pieces(part, _PIECE) if len(part) else [b""]:
+                yield Piece(text, begins, scored)
+                begins = False
 
 
 def arrays(train: Tokenised, held_out: Tokenised) -> dict[str, Array]:

@@ -3,7 +3,8 @@
 import os
 
 
-def n_processors() -> int:
-    """Those that this process may use."""
+def n_processors(*, shared_by: int = 1) -> int:
+    """Those that this process may use, or its part of what so many processes share; at least 1."""
     allowed = getattr(os, "sched_getaffinity", None)
-    return len(allowed(0)) if allowed else os.cpu_count() or 1
+    n = len(allowed(0)) if allowed else os.cpu_count() or 1
+    return max(1, n // shared_by)

@@ -67,7 +67,9 @@ def prepare(
         return ranks.told(None, device, weights)
     texts = split(text, config, most)
     tokenizer, tokenizer_choice = _tokenizer(request, source, texts)
-    train, held_out = yield from tokenised(texts, tokenizer, config, folder=folder)
+    train, held_out = yield from tokenised(
+        texts, tokenizer, config, folder=folder, threads=request.threads
+    )
     if train.scored_bytes == 0:
         raise CorpusError("no row has a completion to learn", "add --set loss_on=all for prompts")
     facts = Facts(

@@ -154,7 +154,9 @@ def _tokenised_anew(
     """The run's tokens from its corpus, which is the same; on the disk, where they were damaged."""
     config, folder = record.plan.train, run_state.folder(out)
     found = texts.split(text, config, record.read_bytes)
-    both = yield from texts.tokenised(found, tokenizer, config, folder=folder)
+    both = yield from texts.tokenised(
+        found, tokenizer, config, folder=folder, threads=record.threads
+    )
     if run_state.save_tokens(out, record.to_dict(), corpus.arrays(*both)) != described:
         raise TrainingError(
             f"the corpus gives other tokens than those the run in {out} began with",

@@ -8,12 +8,14 @@ from typing import NamedTuple
 from tgen import corpus
 from tgen.config import TrainConfig
 from tgen.corpus import Tokenised
+from tgen.model.processors import n_processors
 from tgen.reports import PreparingReport
 from tgen.tokenizer import Tokenizer
 
 _COMPARED_BYTES = 1 << 21
 _MUCH_SHARED = 0.05
 _TOO_FEW_HELD_OUT = 1 << 14  # bytes
+_LARGE = 1 << 24  # bytes from which processes of their own pay
 _REPORT_EVERY = 1.0  # seconds
 
 
@@ -61,13 +63,21 @@ def split(text: corpus.Corpus, config: TrainConfig, most: int) -> Texts:
 
 
 def tokenised(
-    texts: Texts, tokenizer: Tokenizer, config: TrainConfig, *, folder: Path | None
+    texts: Texts,
+    tokenizer: Tokenizer,
+    config: TrainConfig,
+    *,
+    folder: Path | None,
+    threads: int | None,
 ) -> Generator[PreparingReport, None, tuple[Tokenised, Tokenised]]:
-    """Both as tokens, and how far it is where that takes seconds. See `corpus.tokenising`.
+    """Both as tokens, and how far it is where that takes seconds; a large text is tokenised by as
+    many processes as there may be threads. See `corpus.tokenising`.
 
     Raises CorpusError where the corpus has changed since it was read.
     """
-    clock = _Clock(total(texts.train) + total(texts.held_out))
+    n_bytes = total(texts.train)
+    clock = _Clock(n_bytes + total(texts.held_out))
+    most = n_processors()
     train = yield from clock.reported(
         corpus.tokenising(
             texts.train,
@@ -75,9 +85,10 @@ def tokenised(
             loss_on=config.loss_on,
             open_end=texts.train_goes_on,
             folder=folder,
+            processes=min(threads or most, most) if n_bytes >= _LARGE else 1,
         )
     )
-    clock.before = total(texts.train)
+    clock.before = n_bytes
     held_out = yield from clock.reported(
         corpus.tokenising(texts.held_out, tokenizer, loss_on=config.loss_on, folder=folder)
     )

@@ -19,6 +19,7 @@ from tgen.tokenizer.layout import Layout, check
 from tgen.tokenizer.spelling import BYTE_CHARACTERS, BYTE_TOKENS, byte_level, sentencepiece
 
 END_OF_TEXT, PAD = "<|endoftext|>", "<|pad|>"
+_AT_ONCE = 4  # blocks of a text, a thread each; the library takes a hundred times their bytes
 _STRAY = re.compile("([\udc80-\udcff]+)")  # how surrogateescape shows bytes that are no UTF-8
 
 
@@ -65,14 +66,15 @@ class Tokenizer:
     def encode_array(self, data: bytes, *, continues: bool = False) -> NDArray[np.uint32]:
         """As `encode`, as an array (n,) uint32: a corpus has too many ids for a list."""
         text = data.decode("utf-8", errors="surrogateescape")
-        parts: list[Sequence[int]] = []
+        parts = [np.zeros(0, np.uint32)]
         start = 0
         for stray in _STRAY.finditer(text):
             parts += self._encode_text(text[start : stray.start()], begins=not (start or continues))
-            parts.append([self._byte_ids[ord(c) - 0xDC00] for c in stray.group()])
+            ids = [self._byte_ids[ord(c) - 0xDC00] for c in stray.group()]
+            parts.append(np.array(ids, np.uint32))
             start = stray.end()
         parts += self._encode_text(text[start:], begins=not (start or continues))
-        return np.concatenate([np.zeros(0, np.uint32), *(np.array(p, np.uint32) for p in parts)])
+        return np.concatenate(parts)
 
     def decode(self, ids: Iterable[int], *, continues: bool = False) -> bytes:
         """The bytes of a whole text or, with `continues`, of what comes after others in one.
@@ -125,15 +127,21 @@ class Tokenizer:
             at += len(part)
         return found
 
-    def _encode_text(self, text: str, *, begins: bool) -> list[list[int]]:
+    def _encode_text(self, text: str, *, begins: bool) -> list[NDArray[np.uint32]]:
         """Of valid UTF-8; `begins` where it is the beginning of a text."""
         parts = list(blocks(text, self._cut))
         n_first = 1 if begins and self._prefixed else 0
         return _encode(self._first, parts[:n_first]) + _encode(self._inner, parts[n_first:])
 
 
-def _encode(backend: Backend, texts: list[str]) -> list[list[int]]:
-    return [e.ids for e in backend.encode_batch_fast(texts, add_special_tokens=False)]
+def _encode(backend: Backend, texts: list[str]) -> list[NDArray[np.uint32]]:
+    found = []
+    for start in range(0, len(texts), _AT_ONCE):
+        some = texts[start : start + _AT_ONCE]
+        encodings = backend.encode_batch_fast(some, add_special_tokens=False)
+        found += [np.array(encoding.ids, np.uint32) for encoding in encodings]
+        del encodings  # or they are there beside the next ones
+    return found
 
 
 def _spelled(layout: Layout, size: int) -> tuple[list[bytes], list[int]]:
