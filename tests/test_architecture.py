@@ -75,7 +75,17 @@ TORCH_ENGINE = {"torch_engine.py", "captured_step.py"}
 # Learning and transformers are torch's, and so are the yardsticks.
 TORCH_BENCHMARK = {"training_step.py", "limits.py", "transformers_arm.py"}
 # Of training, and without torch.
-PLANNING = {"plan.py", "shape.py", "pace.py", "memory.py", "reasons.py", "overrides.py"}
+PLANNING = {
+    "plan.py",
+    "shape.py",
+    "pace.py",
+    "memory.py",
+    "reasons.py",
+    "overrides.py",
+    "weights.py",
+    "rank_memory.py",
+    "scaling.py",
+}
 ONLY_IN = {
     "typer": {"cli"},
     "rich": {"cli"},

@@ -25,7 +25,7 @@ from tgen.config.sampling import (
     StoredAs,
     raw,
 )
-from tgen.config.training import LossOn, TrainConfig
+from tgen.config.training import LossOn, Parallel, TrainConfig
 
 __all__ = [
     "CONSTRAINTS",
@@ -43,6 +43,7 @@ __all__ = [
     "ModelConfig",
     "Norm",
     "Overflow",
+    "Parallel",
     "Position",
     "RopeScaling",
     "SamplingConfig",

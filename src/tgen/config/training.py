@@ -7,6 +7,7 @@ from typing import Literal
 from tgen.config.check import require
 
 LossOn = Literal["completion", "all"]
+Parallel = Literal["ddp", "fsdp"]  # copies of a model on every rank, or shares of one
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,20 @@ class PreparingReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankMemory:
+    """What one of the ranks of a run holds at its peak, in bytes."""
+
+    parallel: str  # ddp or fsdp
+    weights: int
+    gradients: int
+    optimizer: int  # moments
+    activations: int  # kept for the gradients
+    copies: int  # of weights: blocks that are gathered, bfloat16 ones
+    update: int  # in the making; not at the same time as activations and copies
+    total: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanReport:
     """What a run is going to do, before it does it."""
 

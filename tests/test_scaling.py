@@ -1,0 +1,154 @@
+"""The arithmetic of a larger run, held against tensors that are really there."""
+
+import dataclasses
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+
+from tgen.config import ModelConfig, TrainConfig
+from tgen.errors import UsageError
+from tgen.model.transformer import Transformer
+from tgen.training.loss import cross_entropy
+from tgen.training.rank_memory import activation_bytes, choose_parallel, rank_memory
+from tgen.training.state import new_state
+from tgen.training.weights import block_tensors, n_parameters, outer_tensors
+
+GB = 10**9
+SHAPES = [
+    ("classic", {}),
+    ("gpt2", {"tied_embeddings": False}),
+    ("llama", {"attention_bias": True, "output_bias": True, "feed_forward_bias": True}),
+    ("llama", {"n_kv_heads": 2, "tied_embeddings": False}),
+    ("qwen3", {"head_dim": 24}),
+]
+
+
+def small(family: str, **more: object) -> ModelConfig:
+    shape = dict(n_layers=3, d_model=64, n_heads=4, context_length=48) | more
+    return ModelConfig.of(family, **shape, vocab_size=101)
+
+
+def billions() -> ModelConfig:
+    """About seven: the shape of LLaMA 7B."""
+    shape = dict(n_layers=32, d_model=4096, n_heads=32, d_ff=11008, context_length=4096)
+    return ModelConfig.of("llama", **shape, vocab_size=32_000, tied_embeddings=False)
+
+
+@pytest.mark.parametrize(("family", "more"), SHAPES)
+def test_every_tensor_is_counted(family, more):
+    config = small(family, **more)
+    counted = outer_tensors(config) + config.n_layers * block_tensors(config)
+    real = [tuple(p.shape) for p in Transformer(config).parameters()]
+    assert sorted(counted) == sorted(real)
+    assert n_parameters(config) == sum(p.numel() for p in Transformer(config).parameters())
+
+
+def test_a_model_of_seven_billion_is_counted_as_its_authors_do():
+    assert n_parameters(billions()) == 6_738_415_616  # that of the weights they published
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+@pytest.mark.parametrize(("family", "more"), SHAPES)
+def test_what_a_rank_holds_is_what_a_run_holds(family, more, optimizer):
+    config, train = small(family, **more), TrainConfig(optimizer=optimizer)
+    state = new_state(config, train, torch.device("cpu"))
+    x = state.model.hidden(torch.zeros(1, 8, dtype=torch.int64)).flatten(0, 1)
+    cross_entropy(x, state.model.head, torch.ones(8, dtype=torch.int64)).backward()
+    for made in state.optimizers:
+        made.step()
+    parameters = list(state.model.parameters())
+    moments = [
+        tensor
+        for made in state.optimizers
+        for held in made.state.values()
+        for tensor in held.values()
+        if tensor.dim() > 0  # AdamW counts its steps beside
+    ]
+    foretold = rank_memory(config, train, context=48, n_ranks=1, parallel="ddp", on_gpu=False)
+    assert foretold.weights == sum(p.nbytes for p in parameters)
+    assert foretold.gradients == sum(p.grad.nbytes for p in parameters)
+    assert foretold.optimizer == sum(tensor.nbytes for tensor in moments)
+
+
+@pytest.mark.parametrize(("documents", "dropout"), [(False, 0.0), (True, 0.1)])
+@pytest.mark.parametrize(("family", "more"), SHAPES)
+def test_what_a_pass_keeps_is_a_little_less_than_foretold(family, more, documents, dropout):
+    config, rows = small(family, **more, n_layers=8), 8
+    model = Transformer(config, dropout=dropout)
+    ours = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
+    kept: dict[int, torch.Tensor] = {}  # alive, so that no two have one address
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    starts = (torch.arange(48) >= 20).long().expand(rows, 48).contiguous() if documents else None
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.hidden(torch.zeros(rows, 48, dtype=torch.int64), documents=starts)
+    n_bytes = sum(t.untyped_storage().nbytes() for at, t in kept.items() if at not in ours)
+    train = TrainConfig(batch_size=rows, dropout=dropout)
+    foretold = activation_bytes(config, train, context=48, on_gpu=False)
+    assert 0.65 < n_bytes / foretold < 1
+
+
+def test_shares_of_a_model_are_those_of_its_rows():
+    config, train = billions(), TrainConfig(batch_size=1)
+    whole, share = (
+        rank_memory(config, train, context=4096, n_ranks=64, parallel=way, on_gpu=True)
+        for way in ("ddp", "fsdp")
+    )
+    assert share.activations == whole.activations
+    for name in ("weights", "gradients", "optimizer"):
+        assert getattr(whole, name) == 64 * getattr(share, name)  # 64 divides all rows there
+    assert whole.gradients == whole.weights == 4 * n_parameters(config)
+    assert whole.optimizer < 1.1 * whole.weights  # of Muon's matrices there is one moment
+    adamw = dataclasses.replace(train, optimizer="adamw")
+    both = rank_memory(config, adamw, context=4096, n_ranks=64, parallel="ddp", on_gpu=True)
+    assert both.optimizer == 2 * both.weights
+    assert both.update == 0
+
+
+def chosen(memory: int | None, n_ranks: int = 64, **more: object) -> str:
+    train = TrainConfig(batch_size=1)
+    told = dict(context=4096, n_ranks=n_ranks, memory=memory, on_gpu=True)
+    return choose_parallel(billions(), train, **told | more)
+
+
+def test_a_model_is_shared_out_only_where_a_rank_cannot_hold_it():
+    assert chosen(None) == "ddp"
+    assert chosen(None, wanted="fsdp") == "fsdp"
+    assert chosen(1000 * GB) == chosen(1000 * GB, n_ranks=1) == "ddp"
+    assert chosen(80 * GB) == "fsdp"
+    assert chosen(1000 * GB, wanted="fsdp") == "fsdp"
+
+
+def refused(call: Callable[[], object]) -> tuple[str, str]:
+    with pytest.raises(UsageError) as error:
+        call()
+    return error.value.message, error.value.hint
+
+
+def test_what_fits_no_rank_says_what_it_needs_and_what_would_do():
+    message, hint = refused(lambda: chosen(80 * GB, wanted="ddp"))
+    assert "with DDP; 80.0 GB are given" in message
+    assert hint == "--parallel fsdp would fit"
+    message, hint = refused(lambda: chosen(80 * GB, n_ranks=2))
+    assert "a rank of 2 needs" in message
+    assert "with FSDP" in message
+    enough = int(hint.split()[0])
+    assert chosen(80 * GB, n_ranks=enough) == "fsdp"
+    refused(lambda: chosen(80 * GB, n_ranks=enough // 2))
+    assert "accumulation" in refused(lambda: chosen(16 * GB))[1]
+
+
+def test_more_ranks_never_need_more_memory_each():
+    train = TrainConfig(batch_size=1)
+    totals = [
+        rank_memory(
+            billions(), train, context=4096, n_ranks=2**n, parallel="fsdp", on_gpu=True
+        ).total
+        for n in range(10)
+    ]
+    assert all(b < a for a, b in pairwise(totals))
