@@ -17,7 +17,7 @@ from tgen.config import TrainConfig
 from tgen.corpus import TokenStore
 from tgen.errors import CorpusError, UsageError
 from tgen.model.device import Device, choose_device, memory_bytes, n_threads, set_threads
-from tgen.reports import Choice, PlanReport, PreparingReport
+from tgen.reports import Choice, PlanReport, PreparingReport, ScalingReport
 from tgen.runs.record import RunRecord
 from tgen.runs.request import RunRequest
 from tgen.runs.texts import Texts, joined, split, tokenised, total
@@ -32,8 +32,10 @@ from tgen.training.plan import (
     make_plan,
     readable_bytes,
 )
+from tgen.training.scaling import scaling_report
 from tgen.training.shape import Facts, n_weights
 from tgen.training.state import TrainState, new_state
+from tgen.training.weights import n_parameters
 
 _TOKENIZER_BYTES = 1 << 23  # of text that a tokenizer is learnt from
 _BASELINE_BYTES_PER_SECOND = 5e5
@@ -52,6 +54,7 @@ class Prepared:
     tokens: Mapping[str, Array]  # the fields of a TokenStore
     device: Device
     weights: Mapping[str, NDArray[Any]] | None = None  # that it fine-tunes
+    scaling: ScalingReport | None = None  # of a dry run that asks for it
 
     def new_state(self) -> TrainState:
         """A run at its start."""
@@ -105,13 +108,14 @@ def prepare(
     train, held_out = yield from tokenised(texts, tokenizer, config, folder=folder)
     if train.scored_bytes == 0:
         raise CorpusError("no row has a completion to learn", "add --set loss_on=all for prompts")
+    elsewhere = request.n_ranks is not None or request.device_memory is not None
     facts = Facts(
         vocab_size=tokenizer.vocab_size,
         train_tokens=len(train.tokens),
         held_out_tokens=len(held_out.tokens),
         splittable=bool((tokenizer.merge_pairs >= 0).any()),
         speed=speed,
-        memory=memory_bytes(device),
+        memory=None if elsewhere else memory_bytes(device),
     )
     plan = make_plan(
         family=request.family,
@@ -148,16 +152,26 @@ def prepare(
     )
     tokens = corpus.arrays(train, held_out)
     weights = None if source is None else source.arrays
-    return Prepared(record, tokenizer, tokens, device, weights)
+    scaling = None
+    if elsewhere:
+        scaling = scaling_report(
+            plan,
+            facts,
+            n_ranks=request.n_ranks or 1,
+            device_memory=request.device_memory,
+            on_gpu=request.device_memory is not None or device.type == "cuda",
+            text_tokens=round(facts.train_tokens * texts.whole_bytes / total(texts.train)),
+        )
+    return Prepared(record, tokenizer, tokens, device, weights, scaling)
 
 
-def plan_report(out: Path, prepared: Prepared, state: TrainState) -> PlanReport:
-    """What the run is going to do."""
+def plan_report(out: Path, prepared: Prepared, *, step: int = 0) -> PlanReport:
+    """What the run is going to do after `step`."""
     record, plan = prepared.record, prepared.record.plan
     model = plan.model
     return PlanReport(
         out=str(out),
-        resumed_at_step=state.progress.step,
+        resumed_at_step=step,
         corpus_bytes=record.corpus_bytes,
         train_tokens=len(prepared.tokens["train"]),
         held_out_tokens=len(prepared.tokens["held_out"]),
@@ -165,7 +179,7 @@ def plan_report(out: Path, prepared: Prepared, state: TrainState) -> PlanReport:
         vocab_size=prepared.tokenizer.vocab_size,
         family=model.family,
         size=plan.size,
-        n_parameters=sum(p.numel() for p in state.model.parameters()),
+        n_parameters=n_parameters(model),
         context_length=plan.context_length,
         shape={name: getattr(model, name) for name in ("n_layers", "d_model", "n_heads", "d_ff")},
         batch_size=plan.train.batch_size,
@@ -177,6 +191,7 @@ def plan_report(out: Path, prepared: Prepared, state: TrainState) -> PlanReport:
         seed=plan.train.seed,
         choices=[record.tokenizer, *plan.choices],
         notes=plan.notes,
+        scaling=prepared.scaling,
     )
 
 
