@@ -116,6 +116,14 @@ def test_shares_of_a_model_are_those_of_its_rows():
     assert both.update == 0
 
 
+@pytest.mark.parametrize(("family", "more"), SHAPES)
+def test_the_largest_share_is_the_first(family, more):
+    config = small(family, **more)  # fully_shard gives the first rank the first of these chunks
+    shares = sum(p.chunk(6)[0].nbytes for p in Transformer(config).parameters())
+    told = dict(context=48, n_ranks=6, parallel="fsdp", on_gpu=False)
+    assert rank_memory(config, TrainConfig(), **told).weights == shares
+
+
 def chosen(memory: int | None, n_ranks: int = 64, **more: object) -> str:
     train = TrainConfig(batch_size=1)
     told = dict(context=4096, n_ranks=n_ranks, memory=memory, on_gpu=True)

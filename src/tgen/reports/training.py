@@ -53,14 +53,16 @@ class ScalingReport:
     tokens_per_second: float  # all ranks together, each as fast as this machine
     efficiency: float  # that is counted with
     seconds: float  # of the run
-    flops_per_token: int
-    device_share: float  # of a GPU's peak that is counted with, where its speed is not measured:
-    tokens_per_second_each_100_tflops: float  # all together, for each 100 TFLOP/s of one's peak
     optimal_tokens_per_parameter: int  # by Hoffmann et al. (2022)
     optimal_tokens: int
     optimal_steps: int
     optimal_epochs: float
     optimal_seconds: float
+    flops_per_token: int
+    gpu_share: float  # of a GPU's peak that is counted with; for each 100 TFLOP/s of that peak:
+    gpu_tokens_per_second: float  # all ranks together
+    gpu_seconds: float
+    gpu_optimal_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)

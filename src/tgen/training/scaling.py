@@ -11,7 +11,7 @@ from tgen.training.weights import block_tensors, n_parameters, size
 # torchtitan (Liang et al. 2024), Llama 3.1 8B with FSDP2 on H100s with 400 Gb/s of network each:
 # 5,762 tokens a second and GPU on 8 of them, 5,605 on 128, which is 33 % of the peak.
 EFFICIENCY = 0.97
-DEVICE_SHARE = 0.33
+GPU_SHARE = 0.33
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, table 3: what made the best use of computation
 _WAYS: tuple[Parallel, ...] = ("ddp", "fsdp")
 
@@ -34,6 +34,7 @@ def scaling_report(
     step_tokens = n_ranks * train.batch_size * context
     efficiency = EFFICIENCY if n_ranks > 1 else 1.0
     speed = efficiency * n_ranks * tokens_per_second(facts.speed, n_weights(model))
+    gpu_speed = n_ranks * GPU_SHARE * 1e14 / flops_per_token(model)
     steps = n_steps(train, speed / step_tokens)
     parameters = n_parameters(model)
     optimal = TOKENS_PER_PARAMETER * parameters
@@ -58,14 +59,16 @@ def scaling_report(
         tokens_per_second=speed,
         efficiency=efficiency,
         seconds=steps * step_tokens / speed,
-        flops_per_token=flops_per_token(model),
-        device_share=DEVICE_SHARE,
-        tokens_per_second_each_100_tflops=n_ranks * DEVICE_SHARE * 1e14 / flops_per_token(model),
         optimal_tokens_per_parameter=TOKENS_PER_PARAMETER,
         optimal_tokens=optimal,
         optimal_steps=-(-optimal // step_tokens),
         optimal_epochs=optimal / text_tokens,
         optimal_seconds=optimal / speed,
+        flops_per_token=flops_per_token(model),
+        gpu_share=GPU_SHARE,
+        gpu_tokens_per_second=gpu_speed,
+        gpu_seconds=steps * step_tokens / gpu_speed,
+        gpu_optimal_seconds=optimal / gpu_speed,
     )
 
 

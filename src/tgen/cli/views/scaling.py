@@ -17,30 +17,35 @@ def scaling_rows(report: ScalingReport) -> list[tuple[str, str, str]]:
         *(_memory(rank, report.sent_bytes[rank.parallel]) for rank in report.ranks),
         ("parallel", report.parallel, _WAYS[report.parallel]),
         (
-            "speed",
-            f"{_plain(report.tokens_per_second)} tokens/s",
-            f"where a rank is as fast as this machine; {report.efficiency:.0%} stays with so many",
-        ),
-        (
-            "on GPUs",
-            f"{_plain(report.tokens_per_second_each_100_tflops)} tokens/s",
-            f"for each 100 TFLOP/s of one's peak, if {report.device_share:.0%} of it is reached; "
-            f"{_plain(report.flops_per_token / 1e9)} GFLOP a token",
-        ),
-        (
-            "run",
-            f"{_count(report.tokens)} tokens",
+            "tokens",
+            _count(report.tokens),
             f"{_plain(report.tokens_per_parameter)} a parameter; {report.steps:,} steps, "
-            f"{_plain(report.epochs)} epochs, {_time(report.seconds)}",
+            f"{_plain(report.epochs)} epochs",
         ),
         (
             "yardstick",
-            f"{_count(report.optimal_tokens)} tokens",
-            f"{report.optimal_tokens_per_parameter} a parameter (Chinchilla); "
-            f"{report.optimal_steps:,} steps, "
-            f"{_plain(report.optimal_epochs)} epochs, {_time(report.optimal_seconds)}",
+            _count(report.optimal_tokens),
+            f"{report.optimal_tokens_per_parameter} a parameter, as Chinchilla; "
+            f"{report.optimal_steps:,} steps, {_plain(report.optimal_epochs)} epochs",
         ),
+        (
+            "speed",
+            f"{_plain(report.tokens_per_second)} tokens/s",
+            f"if a rank is as fast as this machine and so many keep {report.efficiency:.0%}; "
+            f"{_time(report.seconds)}, for the yardstick {_time(report.optimal_seconds)}",
+        ),
+        *([_on_gpus(report)] if report.on_gpu else []),
     ]
+
+
+def _on_gpus(report: ScalingReport) -> tuple[str, str, str]:
+    return (
+        "on GPUs",
+        f"{_plain(report.gpu_tokens_per_second)} tokens/s",
+        f"for each 100 TFLOP/s of one's peak, if it reaches {report.gpu_share:.0%}, at "
+        f"{_plain(report.flops_per_token / 1e9)} GFLOP a token; "
+        f"{_time(report.gpu_seconds)}, for the yardstick {_time(report.gpu_optimal_seconds)}",
+    )
 
 
 def _memory(rank: RankMemory, sent: int) -> tuple[str, str, str]:
