@@ -1,17 +1,23 @@
 """The arithmetic of a larger run, held against tensors that are really there."""
 
 import dataclasses
+import json
 from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
 import torch
 
+from test_cli import tgen
+from test_runs import request
+from tgen import runs
 from tgen.config import ModelConfig, TrainConfig
 from tgen.errors import UsageError
 from tgen.model.transformer import Transformer
+from tgen.reports import json_record
 from tgen.training.loss import cross_entropy
 from tgen.training.rank_memory import activation_bytes, choose_parallel, rank_memory
+from tgen.training.scaling import EFFICIENCY, sent_bytes
 from tgen.training.state import new_state
 from tgen.training.weights import block_tensors, n_parameters, outer_tensors
 
@@ -110,6 +116,14 @@ def test_shares_of_a_model_are_those_of_its_rows():
     assert both.update == 0
 
 
+@pytest.mark.parametrize(("family", "more"), SHAPES)
+def test_the_largest_share_is_the_first(family, more):
+    config = small(family, **more)  # fully_shard gives the first rank the first of these chunks
+    shares = sum(p.chunk(6)[0].nbytes for p in Transformer(config).parameters())
+    told = dict(context=48, n_ranks=6, parallel="fsdp", on_gpu=False)
+    assert rank_memory(config, TrainConfig(), **told).weights == shares
+
+
 def chosen(memory: int | None, n_ranks: int = 64, **more: object) -> str:
     train = TrainConfig(batch_size=1)
     told = dict(context=4096, n_ranks=n_ranks, memory=memory, on_gpu=True)
@@ -135,7 +149,7 @@ def test_what_fits_no_rank_says_what_it_needs_and_what_would_do():
     assert "with DDP; 80.0 GB are given" in message
     assert hint == "--parallel fsdp would fit"
     message, hint = refused(lambda: chosen(80 * GB, n_ranks=2))
-    assert "a rank of 2 needs" in message
+    assert "each of 2 ranks needs" in message
     assert "with FSDP" in message
     enough = int(hint.split()[0])
     assert chosen(80 * GB, n_ranks=enough) == "fsdp"
@@ -152,3 +166,78 @@ def test_more_ranks_never_need_more_memory_each():
         for n in range(10)
     ]
     assert all(b < a for a, b in pairwise(totals))
+
+
+def test_messages_are_those_of_rings():
+    weights, train = 4 * n_parameters(billions()), TrainConfig(optimizer="adamw")
+    assert sent_bytes(billions(), train, 1, "ddp") == sent_bytes(billions(), train, 1, "fsdp") == 0
+    assert sent_bytes(billions(), train, 2, "ddp") == weights
+    assert sent_bytes(billions(), train, 64, "fsdp") == 3 * 63 * weights // 64
+    parts = dataclasses.replace(train, accumulation=4)
+    assert sent_bytes(billions(), parts, 2, "ddp") == weights
+    assert sent_bytes(billions(), parts, 2, "fsdp") == 4 * sent_bytes(billions(), train, 2, "fsdp")
+    muon = dataclasses.replace(train, optimizer="muon")
+    assert 1.4 * weights < sent_bytes(billions(), muon, 2, "ddp") < 1.5 * weights
+
+
+LARGE = {
+    "context_length": "16",
+    "d_model": "4096",
+    "n_layers": "32",
+    "n_heads": "32",
+    "batch_size": "2",
+}
+
+
+def large(tmp_path, **more):
+    """A dry run of over six billion parameters."""
+    return request(tmp_path, overrides=LARGE, train=TrainConfig(steps=9), **more)
+
+
+def test_a_model_that_no_rank_could_hold_is_planned_without_making_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("tgen.runs.prepare.new_state", None)
+    shown = runs.dry_run(large(tmp_path, n_ranks=64, device_memory=80 * GB))
+    assert shown.n_parameters > 6e9
+    assert shown.scaling is not None
+    found = shown.scaling
+    assert (found.parallel, found.batch_size, found.step_tokens) == ("fsdp", 128, 128 * 16)
+    assert (found.steps, found.tokens) == (9, 9 * 128 * 16)
+    assert found.tokens_per_parameter == found.tokens / shown.n_parameters
+    assert found.epochs == found.tokens / shown.train_tokens  # all of so short a text is read
+    assert found.optimal_tokens == 20 * shown.n_parameters
+    assert found.seconds * found.tokens_per_second == pytest.approx(found.tokens)
+    assert [rank.parallel for rank in found.ranks] == list(found.sent_bytes) == ["ddp", "fsdp"]
+    assert json.loads(json.dumps(json_record(shown)))["scaling"]["ranks"][0]["weights"] > 24e9
+    with pytest.raises(UsageError, match=r"needs .* GB with FSDP; 80.0 GB are given"):
+        runs.dry_run(large(tmp_path, n_ranks=2, device_memory=80 * GB))
+    monkeypatch.setattr("tgen.runs.prepare.memory_bytes", {torch.device("cpu"): 80 * GB}.get)
+    with pytest.raises(UsageError, match="a step needs about"):  # on this machine
+        runs.dry_run(large(tmp_path))
+
+
+def test_ranks_are_as_fast_as_this_machine_and_a_little_less(tmp_path, monkeypatch):
+    monkeypatch.setattr("tgen.runs.prepare.measure_speed", lambda *_, **__: 1e11)
+    one = runs.dry_run(request(tmp_path, n_ranks=1)).scaling
+    many = runs.dry_run(request(tmp_path, n_ranks=10)).scaling
+    assert one is not None
+    assert many is not None
+    assert many.tokens_per_second == pytest.approx(10 * EFFICIENCY * one.tokens_per_second)
+    assert (one.parallel, many.parallel, one.on_gpu) == ("ddp", "ddp", False)
+    assert runs.dry_run(request(tmp_path)).scaling is None
+
+
+def test_the_command_prints_it(tmp_path):
+    (tmp_path / "corpus.txt").write_text("What is a text? " * 300)
+    small_run = ["train", "corpus.txt", "--steps", "3", "--size", "nano"]
+    shown = tgen(*small_run, "--dry-run", "--ranks", "64", "--device-memory", "80GB", cwd=tmp_path)
+    assert shown.returncode == 0
+    assert b"64 GPUs" in shown.stderr
+    assert b"of 80.0 GB each" in shown.stderr
+    too_small = ["--dry-run", "--ranks", "2", "--device-memory", "1KiB"]
+    refused = tgen(*small_run, *too_small, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert b"0.001 MB are given" in refused.stderr
+    lonely = tgen(*small_run, "--ranks", "2", cwd=tmp_path)
+    assert (lonely.returncode, b"goes with --dry-run" in lonely.stderr) == (2, True)
+    odd = tgen(*small_run, "--dry-run", "--device-memory", "lots", cwd=tmp_path)
+    assert b"--device-memory 'lots' is no size" in odd.stderr

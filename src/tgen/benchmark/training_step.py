@@ -28,7 +28,7 @@ from tgen.model.device import choose_device, memory_bytes, set_threads
 from tgen.reports import TrainingStepReport, TrialReport
 from tgen.training.loop import train
 from tgen.training.memory import check_memory
-from tgen.training.shape import n_weights
+from tgen.training.shape import flops_per_token
 from tgen.training.state import new_state
 
 _ENDLESS = 1 << 40  # steps
@@ -102,12 +102,6 @@ def measure(
             timed += taken
         yield TrialReport(trial=trial, trials=trials)
     yield _report(model, config, chosen, seconds, steps=timed, peak_flops=peak_flops)
-
-
-def flops_per_token(model: ModelConfig) -> int:
-    """Floating-point operations that learning one token needs, forward and backward."""
-    attention = 12 * model.n_layers * model.n_heads * model.head_dim * model.context_length // 2
-    return 6 * n_weights(model) + attention
 
 
 def _report(

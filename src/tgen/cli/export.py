@@ -1,6 +1,5 @@
 """`tgen export`: a model in the form that another program wants."""
 
-import re
 import shlex
 import time
 from pathlib import Path
@@ -9,10 +8,8 @@ from typing import Annotated, Literal
 import typer
 
 from tgen.cli import console
-from tgen.cli.options import QuietOption
+from tgen.cli.options import QuietOption, parse_size
 from tgen.errors import UsageError
-
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
 
 
 def export(
@@ -77,7 +74,7 @@ def export(
     from tgen.checkpoint.directory import load
     from tgen.checkpoint.find import find_model
 
-    most = exporting.MAX_SHARD_BYTES if max_shard_size is None else _n_bytes(max_shard_size)
+    most = parse_size("--max-shard-size", max_shard_size) or exporting.MAX_SHARD_BYTES
     path = find_model(model).path
     name = Path(model or path).name or path.resolve().name  # a cache's folder is called otherwise
     name = name.removesuffix(".gguf")
@@ -105,15 +102,6 @@ def export(
     console.note(
         f'try: tgen generate --model {shlex.quote(str(out))} --prompt "What is"', quiet=quiet
     )
-
-
-def _n_bytes(text: str) -> int:
-    """200MB, 1GiB or 5000000 -> bytes."""
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*(|K|M|G|KI|MI|GI)B?", text.strip().upper())
-    n_bytes = int(float(match[1]) * _UNITS[match[2]]) if match else 0
-    if not n_bytes:
-        raise UsageError(f"--max-shard-size {text!r} is no size", "for example 200MB or 2GiB")
-    return n_bytes
 
 
 def _size(path: Path) -> int:

@@ -1,6 +1,7 @@
 """Options that several commands share, and how their values are read."""
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -53,6 +54,25 @@ WeightsOption = Annotated[
         help="How weights are held on a processor; int8 is the quickest, and a little less exact.",
     ),
 ]
+RanksOption = Annotated[
+    int | None,
+    typer.Option(
+        "--ranks",
+        min=1,
+        max=1 << 20,
+        show_default=False,
+        help="With --dry-run: what the same plan comes to on so many processes or GPUs.",
+    ),
+]
+DeviceMemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device-memory",
+        metavar="SIZE",
+        show_default=False,
+        help="With --dry-run: the memory of each of those GPUs, as 80GB.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON object to stdout.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing on stderr but errors.")]
 
@@ -89,6 +109,20 @@ def out_directory(out: Path | None, corpus: list[str]) -> Path:
     path = Path(first)
     name = "corpus" if any(mark in first for mark in "*?[") else (path.stem or path.resolve().name)
     return Path("models") / (name.lstrip(".") or "corpus")
+
+
+def parse_size(name: str, text: str | None) -> int | None:
+    """200MB, 1GiB or 5000000 -> bytes; raises UsageError for what is no size of the option."""
+    if text is None:
+        return None
+    units = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+    units |= {"KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30, "TI": 1 << 40}
+    pattern = r"(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]I?|)B?"
+    match = re.fullmatch(pattern, text.strip().upper(), re.ASCII)
+    n_bytes = int(float(match[1]) * units[match[2]]) if match else 0
+    if not n_bytes:
+        raise UsageError(f"{name} {text!r} is no size", "for example 200MB or 2GiB")
+    return n_bytes
 
 
 def parse_settings(settings: list[str]) -> dict[str, str]:

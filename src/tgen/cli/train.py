@@ -10,11 +10,14 @@ import typer
 from tgen.cli import console
 from tgen.cli.loading import compile_ahead
 from tgen.cli.options import (
+    DeviceMemoryOption,
     DeviceOption,
     QuietOption,
+    RanksOption,
     ThreadsOption,
     out_directory,
     parse_settings,
+    parse_size,
     was_given,
 )
 from tgen.cli.ranks import all_ranks
@@ -36,6 +39,8 @@ _FIXED = (
     "tensorboard",
     "ngrams",
     "dry_run",
+    "ranks",
+    "device_memory",
 )
 _SETTINGS = ("minutes", "steps", "val_fraction", "seed")  # and this only as it was, or --override
 _OPTION = {"start_from": "from", "settings": "set", "compiled": "compile"}
@@ -127,6 +132,8 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and stop; nothing is written.")
     ] = False,
+    ranks: RanksOption = None,
+    device_memory: DeviceMemoryOption = None,
     compiled: Annotated[
         bool | None,
         typer.Option(
@@ -212,7 +219,7 @@ def train(
             raise UsageError("--override goes with --resume", "add it, or leave --override away")
         if not paths:
             raise UsageError("there is no corpus", "name a file of text, or `-` for stdin")
-        _check_together(context, start_from)
+        _check_together(context, start_from, dry_run=dry_run)
         config = TrainConfig(minutes=minutes, steps=steps, val_fraction=val_fraction, seed=seed)
         request = runs.RunRequest(
             corpus=paths,
@@ -231,6 +238,8 @@ def train(
             threads=threads,
             tensorboard=tensorboard,
             ngrams=ngrams,
+            n_ranks=ranks,
+            device_memory=parse_size("--device-memory", device_memory),
             began=began,
         )
         reports = (
@@ -254,9 +263,13 @@ def train(
             compile_ahead(device, quiet=quiet)  # so that the first text comes at once
 
 
-def _check_together(context: typer.Context, start_from: Path | None) -> None:
+def _check_together(context: typer.Context, start_from: Path | None, *, dry_run: bool) -> None:
     if was_given(context, "minutes") and was_given(context, "steps"):
         raise UsageError("--minutes does not go with --steps", "give one of them")
+    for name in ("ranks", "device_memory"):
+        if was_given(context, name) and not dry_run:
+            option = "--" + name.replace("_", "-")
+            raise UsageError(f"{option} goes with --dry-run", "torchrun starts a run on many ranks")
     for name in _BROUGHT:
         if start_from is not None and was_given(context, name):
             option = "--" + name.replace("_", "-")

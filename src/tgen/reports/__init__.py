@@ -49,6 +49,7 @@ from tgen.reports.training import (
     RunReport,
     SampleReport,
     SavingReport,
+    ScalingReport,
     StepReport,
     TrainingCurves,
 )
@@ -87,6 +88,7 @@ __all__ = [
     "RunReport",
     "SampleReport",
     "SavingReport",
+    "ScalingReport",
     "StepReport",
     "TextReport",
     "ThroughputReport",

@@ -35,6 +35,37 @@ class RankMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScalingReport:
+    """The same run on many ranks, by arithmetic."""
+
+    n_ranks: int
+    device_memory: int | None  # bytes that each of them has; None: not told
+    on_gpu: bool
+    parallel: str  # what would be chosen
+    ranks: list[RankMemory]  # by DDP, by FSDP
+    sent_bytes: dict[str, int]  # that a rank sends for one step, by the same names
+    batch_size: int  # windows of a step, all ranks together
+    step_tokens: int
+    steps: int
+    tokens: int  # of the run
+    tokens_per_parameter: float
+    epochs: float  # of the text to train on
+    tokens_per_second: float  # all ranks together, each as fast as this machine
+    efficiency: float  # that is counted with
+    seconds: float  # of the run
+    optimal_tokens_per_parameter: int  # by Hoffmann et al. (2022)
+    optimal_tokens: int
+    optimal_steps: int
+    optimal_epochs: float
+    optimal_seconds: float
+    flops_per_token: int
+    gpu_share: float  # of a GPU's peak that is counted with; for each 100 TFLOP/s of that peak:
+    gpu_tokens_per_second: float  # all ranks together
+    gpu_seconds: float
+    gpu_optimal_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanReport:
     """What a run is going to do, before it does it."""
 
@@ -59,6 +90,7 @@ class PlanReport:
     seed: int
     choices: list[Choice] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    scaling: ScalingReport | None = None  # where it was asked for
 
 
 @dataclass(frozen=True, kw_only=True)

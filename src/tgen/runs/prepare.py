@@ -28,8 +28,9 @@ from tgen.training.plan import (
     make_plan,
     readable_bytes,
 )
+from tgen.training.scaling import scaling_report
 from tgen.training.shape import Facts
-from tgen.training.state import TrainState
+from tgen.training.weights import n_parameters
 
 _TOKENIZER_BYTES = 1 << 23  # of text that a tokenizer is learnt from
 _BASELINE_BYTES_PER_SECOND = 5e5
@@ -72,13 +73,14 @@ def prepare(
     )
     if train.scored_bytes == 0:
         raise CorpusError("no row has a completion to learn", "add --set loss_on=all for prompts")
+    elsewhere = request.n_ranks is not None or request.device_memory is not None
     facts = Facts(
         vocab_size=tokenizer.vocab_size,
         train_tokens=len(train.tokens),
         held_out_tokens=len(held_out.tokens),
         splittable=bool((tokenizer.merge_pairs >= 0).any()),
         speed=speed,
-        memory=memory_bytes(device) if distributed.ranks().world_size == 1 else None,
+        memory=None if elsewhere or distributed.launched() else memory_bytes(device),
         n_ranks=distributed.ranks().world_size,
     )
     plan = make_plan(
@@ -115,18 +117,28 @@ def prepare(
         sample_prompt=_sample_prompt(texts),
     )
     tokens = corpus.arrays(train, held_out)
+    scaling = None
+    if elsewhere:
+        scaling = scaling_report(
+            plan,
+            facts,
+            n_ranks=request.n_ranks or 1,
+            device_memory=request.device_memory,
+            on_gpu=request.device_memory is not None or device.type == "cuda",
+            text_tokens=round(facts.train_tokens * texts.whole_bytes / total(texts.train)),
+        )
     parallel = ranks.choose(plan, device, request.parallel)
-    prepared = Prepared(record, tokenizer, tokens, device, weights, parallel)
+    prepared = Prepared(record, tokenizer, tokens, device, weights, parallel, scaling)
     return ranks.told(prepared, device, weights)
 
 
-def plan_report(out: Path, prepared: Prepared, state: TrainState) -> PlanReport:
-    """What the run is going to do."""
+def plan_report(out: Path, prepared: Prepared, *, step: int = 0) -> PlanReport:
+    """What the run is going to do after `step`."""
     record, plan = prepared.record, prepared.record.plan
     model = plan.model
     return PlanReport(
         out=str(out),
-        resumed_at_step=state.progress.step,
+        resumed_at_step=step,
         corpus_bytes=record.corpus_bytes,
         train_tokens=len(prepared.tokens["train"]),
         held_out_tokens=len(prepared.tokens["held_out"]),
@@ -134,7 +146,7 @@ def plan_report(out: Path, prepared: Prepared, state: TrainState) -> PlanReport:
         vocab_size=prepared.tokenizer.vocab_size,
         family=model.family,
         size=plan.size,
-        n_parameters=sum(p.numel() for p in state.model.parameters()),
+        n_parameters=n_parameters(model),
         context_length=plan.context_length,
         shape={name: getattr(model, name) for name in ("n_layers", "d_model", "n_heads", "d_ff")},
         batch_size=plan.train.batch_size,
@@ -146,6 +158,7 @@ def plan_report(out: Path, prepared: Prepared, state: TrainState) -> PlanReport:
         seed=plan.train.seed,
         choices=[record.tokenizer, *plan.choices],
         notes=plan.notes,
+        scaling=prepared.scaling,
     )
 
 

@@ -11,6 +11,7 @@ from tgen import corpus
 from tgen.config import Parallel
 from tgen.corpus import TokenStore
 from tgen.model.device import Device
+from tgen.reports import ScalingReport
 from tgen.runs.record import RunRecord
 from tgen.stored import Array
 from tgen.tokenizer import Tokenizer
@@ -30,6 +31,7 @@ class Prepared:
     device: Device
     weights: Mapping[str, NDArray[Any]] | None = None  # that it fine-tunes
     parallel: Parallel | None = None  # how ranks share the model; None: there is one
+    scaling: ScalingReport | None = None  # of a dry run that asks for it
 
     def new_state(self) -> TrainState:
         """A run at its start."""

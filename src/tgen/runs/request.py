@@ -27,6 +27,8 @@ class RunRequest:
     threads: int | None = None
     tensorboard: bool = False
     ngrams: bool = False  # whether the model comes with tables of them
+    n_ranks: int | None = None  # for a dry run: the same on so many ranks
+    device_memory: int | None = None  # and with so many bytes each
     began: float | None = None  # by time.monotonic: from when the minutes count; None: from now
 
 

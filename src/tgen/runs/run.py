@@ -72,7 +72,7 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
         state.progress.setup_seconds = state.progress.seconds
         if first:
             run_state.save_progress(out, asdict(state.progress))
-        yield log.add(plan_report(out, prepared, state))
+        yield log.add(plan_report(out, prepared))
         yield from _Run(out, prepared, log, stopped).recorded(state)
 
 
@@ -85,7 +85,7 @@ def dry_run(request: RunRequest) -> PlanReport:
         except StopIteration as end:
             prepared: Prepared = end.value
             break
-    return plan_report(request.out, prepared, prepared.new_state())
+    return plan_report(request.out, prepared)
 
 
 def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Iterator[RunReport]:
@@ -129,7 +129,7 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
             run_state.save_record(out, changed.to_dict(), described)
             run_state.save_progress(out, asdict(progress))
         log.trim(state.progress.step)
-        plan = plan_report(out, prepared, state)
+        plan = plan_report(out, prepared, step=state.progress.step)
         yield log.add(replace(plan, notes=[*plan.notes, *notes]))
         yield from _Run(out, prepared, log, stopped).recorded(state)
 

@@ -27,6 +27,7 @@ class Texts(NamedTuple):
     held_out: Sequence[corpus.Document]
     train_goes_on: bool  # its last document does, in the held-out text
     notes: list[str]
+    whole_bytes: int  # to train on, without regard to the time
 
 
 def split(text: corpus.Corpus, config: TrainConfig, most: int) -> Texts:
@@ -43,6 +44,7 @@ def split(text: corpus.Corpus, config: TrainConfig, most: int) -> Texts:
         )
     train = corpus.thin(parts.train, most)
     held_out = corpus.thin(parts.held_out, corpus.MAX_HELD_OUT_BYTES)
+    whole = total(parts.train)
     if train is not parts.train:
         n_bytes = total(train)
         notes.append(f"{n_bytes:,} bytes, evenly spread, are as much as the time allows to read")
@@ -59,7 +61,7 @@ def split(text: corpus.Corpus, config: TrainConfig, most: int) -> Texts:
             f"at least {share:.0%} of the held-out text is also in the text to train on, in runs "
             "of 64 bytes and more: its figures flatter"
         )
-    return Texts(text, train, held_out, parts.cut and train is parts.train, notes)
+    return Texts(text, train, held_out, parts.cut and train is parts.train, notes, whole)
 
 
 def tokenised(

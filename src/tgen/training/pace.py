@@ -25,9 +25,14 @@ def choose_pace(shape: Shape, train: TrainConfig, given: Mapping[str, Any], fact
     speed = tokens_per_second(facts.speed, weights)
     batch_size = given.get("batch_size", _batch_size(shape.context_length, facts))
     step_tokens = batch_size * shape.context_length
-    steps = train.steps or max(1, round(speed * train.minutes * 60 / step_tokens))
+    steps = n_steps(train, speed / step_tokens)
     readings = steps * step_tokens / facts.train_tokens
     return Pace(speed, step_tokens, steps, readings, weights / facts.train_tokens)
+
+
+def n_steps(train: TrainConfig, steps_per_second: float) -> int:
+    """Those asked for, or as many as there is time for."""
+    return train.steps or max(1, round(steps_per_second * train.minutes * 60))
 
 
 def _batch_size(context: int, facts: Facts) -> int:

@@ -6,6 +6,7 @@ mean over the ranks.
 
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 from tgen.config import Parallel
 from tgen.training.evaluation import Learner
 
-
 _BUFFERS_STAY = ("forward_sync_buffers", "broadcast_buffers")  # torch's names, the new one first
 
 
@@ -28,8 +28,8 @@ def spread(learner: Learner, parallel: Parallel) -> nn.Module:
     device = learner.model.token_embedding.weight.device
     if parallel == "ddp":
         named = inspect.signature(DistributedDataParallel).parameters
-        still = next(name for name in _BUFFERS_STAY if name in named)
-        return DistributedDataParallel(learner, gradient_as_bucket_view=True, **{still: False})
+        still: dict[str, Any] = {next(n for n in _BUFFERS_STAY if n in named): False}
+        return DistributedDataParallel(learner, gradient_as_bucket_view=True, **still)
     mesh = _mesh(device)
     for block in learner.model.blocks:
         fully_shard(block, mesh=mesh)

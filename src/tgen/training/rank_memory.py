@@ -20,7 +20,7 @@ _MOST_RANKS = 1 << 14
 _KEPT = {"swiglu": (4, 4, 4), "relu": (5, 1, 1), "gelu": (5, 1, 2), "gelu_tanh": (5, 1, 2)}
 _DROPOUT = 2
 _LOGITS = 3  # times a GPU holds them at once: their logarithms and two gradients, in float32
-_UPDATES = 5  # copies of the largest stack of matrices that Muon makes at a time
+_ORTHOGONAL = 4  # copies of a stack of matrices that Muon makes to orthogonalise it, measured
 _BLOCKS = 3  # gathered at once: the one in use, the next one, and the gradients of one
 
 
@@ -44,7 +44,7 @@ def rank_memory(
     halves = model.n_layers * size(matrices) if on_gpu else 0
     copies = 4 * gathered + 2 * halves
     activations = activation_bytes(model, train, context=context, on_gpu=on_gpu)
-    update = 4 * _UPDATES * _largest_stack(model, matrices, shares) if single else 0
+    update = 4 * _update(model, matrices, n_ranks, shares) if single else 0
     held = 4 * (2 * weights + 2 * weights - single)
     return RankMemory(
         parallel=parallel,
@@ -114,13 +114,22 @@ def choose_parallel(
             "a batch in parts"
         )
     raise UsageError(
-        f"a rank of {n_ranks:,} needs {needed(ways[-1], n_ranks) / 1e9:,.1f} GB with "
-        f"{ways[-1].upper()}; {memory / 1e9:,.1f} GB are given, {1 - USABLE:.0%} of it to spare",
+        f"each of {n_ranks:,} ranks needs {_size(needed(ways[-1], n_ranks))} with "
+        f"{ways[-1].upper()}; {_size(memory)} are given, of which {USABLE:.0%} can be used",
         remedy,
     )
 
 
-def _largest_stack(model: ModelConfig, matrices: Sequence[Shape], shares: int) -> int:
-    """Numbers in the matrices of one shape that a rank updates at once."""
-    counts = Counter(matrices)
-    return max(-(-model.n_layers * n // shares) * size([shape]) for shape, n in counts.items())
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 1e9:,.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:,.2g} MB"
+
+
+def _update(model: ModelConfig, matrices: Sequence[Shape], n_ranks: int, shares: int) -> int:
+    """Numbers that Muon holds for the matrices of one shape, at most: the updates one by one, as a
+    stack, and back from all ranks; and a rank's part of them, which it orthogonalises for all."""
+    most = 0
+    for shape, n in Counter(matrices).items():
+        count = model.n_layers * n
+        stack, part = count * size([shape]), -(-count // n_ranks) * size([shape])
+        most = max(most, (2 + (n_ranks > 1)) * -(-stack // shares) + _ORTHOGONAL * part)
+    return most

@@ -122,6 +122,12 @@ def n_weights(model: ModelConfig) -> int:
     return model.n_layers * block + model.vocab_size * model.d_model
 
 
+def flops_per_token(model: ModelConfig) -> int:
+    """Floating-point operations that learning one token needs, forward and backward."""
+    attention = 12 * model.n_layers * model.n_heads * model.head_dim * model.context_length // 2
+    return 6 * n_weights(model) + attention
+
+
 def tokens_per_second(speed: float, weights: int) -> float:
     """Of a run on a machine that does `speed` floating-point operations a second: six for each
     weight of a token (Kaplan et al. 2020), and some time for all else."""

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tgen.cli import console
+from tgen.cli.views.scaling import scaling_rows
 from tgen.errors import TgenError
 from tgen.reports import (
     BackReport,
@@ -114,6 +115,7 @@ class TrainingView:
             *((choice.name, choice.value, choice.why) for choice in plan.choices),
             ("time", budget, f"on {plan.device} with {plan.threads} threads · seed {plan.seed}"),
             ("writes", plan.out, "Ctrl-C saves and stops"),
+            *(scaling_rows(plan.scaling) if plan.scaling else ()),
         ]
         for name, value, why in rows:
             table.add_row(name, Text(value), Text(why))
