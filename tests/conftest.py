@@ -1,10 +1,11 @@
 """A small random model of each family, one that was really trained, the command as a process."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +26,7 @@ TEXT = (
     "The king said: what is this? 'Tis naïve, 日本 🦋 and more.\n\nWhat is a crown?\n" * 40
 ).encode()
 ALL_FAMILIES = list(FAMILIES)
+Ranks = Callable[..., list[SimpleNamespace]]
 
 
 def make_model(family: str, *, seed: int = 0, **values: object) -> Transformer:
@@ -130,3 +132,38 @@ def clean_environment(**more: str) -> dict[str, str]:
 @pytest.fixture
 def random_ids() -> Callable[[int], list[int]]:
     return lambda n: np.random.default_rng(n).integers(0, 300, n).tolist()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, Path(__file__).parent / "ranks.py"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=clean_environment(),
+    ) as process:
+        yield process
+        process.stdin.close()
+
+
+@pytest.fixture
+def on_ranks(server, tmp_path) -> Ranks:
+    """Runs the arguments of each rank, or the same code on `n`; what each of them did."""
+
+    def run(*arguments: list[object], code: str = "", n: int = 0) -> list[SimpleNamespace]:
+        listed = [[str(one) for one in rank] for rank in arguments]
+        asked = {"arguments": listed, "code": code, "n": n, "folder": str(tmp_path)}
+        server.stdin.write(json.dumps(asked) + "\n")
+        server.stdin.flush()
+        ends = json.loads(server.stdout.readline())
+        return [
+            SimpleNamespace(
+                status=status,
+                out=(tmp_path / f"{rank}.out").read_bytes(),
+                err=(tmp_path / f"{rank}.err").read_text(),
+            )
+            for rank, status in enumerate(ends)
+        ]
+
+    return run

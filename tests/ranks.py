@@ -15,7 +15,12 @@ os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
 import torch
 from torch.distributed import TCPStore
 
+import tgen.training.parallel
 from tgen.cli.app import run
+from tgen.runs import run as _run
+
+assert tgen.training.parallel
+assert _run
 
 
 def main() -> None:

@@ -39,41 +39,6 @@ def model(tokenizer, tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [sys.executable, Path(__file__).parent / "ranks.py"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=clean_environment(),
-    ) as process:
-        yield process
-        process.stdin.close()
-
-
-@pytest.fixture
-def on_ranks(server, tmp_path) -> Ranks:
-    """Runs the arguments of each rank, or the same code on `n`; what each of them did."""
-
-    def run(*arguments: list[object], code: str = "", n: int = 0) -> list[SimpleNamespace]:
-        listed = [[str(one) for one in rank] for rank in arguments]
-        asked = {"arguments": listed, "code": code, "n": n, "folder": str(tmp_path)}
-        server.stdin.write(json.dumps(asked) + "\n")
-        server.stdin.flush()
-        ends = json.loads(server.stdout.readline())
-        return [
-            SimpleNamespace(
-                status=status,
-                out=(tmp_path / f"{rank}.out").read_bytes(),
-                err=(tmp_path / f"{rank}.err").read_text(),
-            )
-            for rank, status in enumerate(ends)
-        ]
-
-    return run
-
-
 @pytest.fixture
 def rows(tmp_path):
     path = tmp_path / "rows.jsonl"

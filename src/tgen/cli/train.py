@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tgen import distributed
 from tgen.cli import console
 from tgen.cli.loading import compile_ahead
 from tgen.cli.options import (
@@ -255,8 +256,9 @@ def train(
             if not isinstance(report, PreparingReport):
                 caught.running = caught.begun = True  # there is something to save
             view.show(report)
-    if caught.number:
-        raise typer.Exit(128 + caught.number)
+        number = max(distributed.everyones(caught.number))  # all end as the one that was told to
+    if number:
+        raise typer.Exit(128 + number)
     if not dry_run:
         caught.running = False
         with contextlib.suppress(Exception):  # what fails here is said when a text is wanted

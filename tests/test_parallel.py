@@ -1,0 +1,235 @@
+"""Training on several ranks is the training of one process, and leaves the same directory."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tgen import runs
+from tgen.checkpoint import directory, run_log, run_state, tensors
+from tgen.errors import UsageError
+from tgen.runs import ResumeRequest, RunRequest
+from tgen.training.overrides import parse_overrides
+
+SHAPE = {"d_model": 32, "n_layers": 2, "n_heads": 2, "context_length": 16, "eval_every": 10}
+STEPS = 50
+CLOSE = 1e-4  # nats: float32 sums in another order, fifty steps on
+# A text that repeats itself has gradients of few directions; along the others there is only the
+# rounding, which Muon makes as large as them.
+LETTERS = np.random.default_rng(0).integers(97, 123, 20_000).astype(np.uint8)
+LETTERS[np.random.default_rng(1).random(len(LETTERS)) < 0.2] = ord(" ")
+VARIED = LETTERS.tobytes()
+TERM = "os.kill(os.getpid(), signal.SIGTERM)"
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    path = tmp_path / "corpus.txt"
+    path.write_bytes(VARIED)
+    return path
+
+
+def command(corpus: Path, out: Path, *more: object, batch: int = 6, **settings: object) -> list:
+    settings = SHAPE | {"batch_size": batch} | settings
+    given = [f"--set={name}={value}" for name, value in settings.items() if value is not None]
+    return ["train", corpus, "-o", out, "--steps", STEPS, "--threads", 1, "-q", *given, *more]
+
+
+def then(arguments: list, *, action: str, at: int) -> str:
+    """Code for each rank: the command, and what rank 1 does after a step."""
+    return f"""
+import os, signal
+from tgen.cli import app
+from tgen.cli.views import training
+shown = training.TrainingView.show
+def show(view, report):
+    shown(view, report)
+    if getattr(report, "step", 0) == {at} and os.environ.get("RANK", "1") == "1":
+        {action}
+training.TrainingView.show = show
+os._exit(app.run({[str(one) for one in arguments]!r}))
+"""
+
+
+def losses(out: Path) -> dict[tuple[str, int], float]:
+    """Of all steps and evaluations, each once."""
+    records = [r for r in run_log.read(out) if r["kind"] in ("StepReport", "EvalReport")]
+    found = {(r["kind"], r["step"]): r["loss"] for r in records}
+    assert len(found) == len(records)
+    return found
+
+
+def names(out: Path) -> list[str]:
+    return sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
+
+
+def assert_same(out: Path, whole: Path) -> None:
+    """Two runs took the same steps, and left the same files but for rounding."""
+    ours, theirs = losses(out), losses(whole)
+    assert ours.keys() == theirs.keys()
+    assert max(step for _, step in ours) == STEPS
+    assert max(abs(ours[key] - theirs[key]) for key in ours) <= CLOSE
+    assert names(out) == names(whole)
+    for name in ("config.json", "tokenizer.json", "training/tokens.safetensors"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+    plans = [json.loads((folder / "training/run.json").read_bytes()) for folder in (out, whole)]
+    assert plans[0]["plan"]["train"] == plans[1]["plan"]["train"]
+    for name in names(whole):
+        if name.endswith(".safetensors"):
+            headers = [tensors.read_header(folder / name) for folder in (out, whole)]
+            assert headers[0] == headers[1]
+    assert directory.load(out).config == directory.load(whole).config
+
+
+def go_on_alone(out: Path) -> None:
+    list(runs.resume(ResumeRequest(out=out, threads=1)))
+
+
+def statuses(ranks: list) -> list[int]:
+    return [rank.status for rank in ranks]
+
+
+def complaint(ranks: list) -> str:
+    """The one that all ranks together made."""
+    [line] = [line for rank in ranks for line in rank.err.splitlines() if "error: " in line]
+    return line
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_two_ranks_learn_what_one_process_does(on_ranks, corpus, tmp_path, optimizer):
+    whole = tmp_path / "whole"
+    assert statuses(on_ranks(command(corpus, whole, optimizer=optimizer))) == [0]
+    for parallel in ("ddp", "fsdp"):
+        out = tmp_path / parallel
+        given = command(corpus, out, "--parallel", parallel, batch=3, optimizer=optimizer)
+        ranks = on_ranks(given, given)
+        assert statuses(ranks) == [0, 0], ranks
+        assert_same(out, whole)
+
+
+def test_three_ranks_share_rows_unevenly_with_masks_parts_and_split_tokens(on_ranks, tmp_path):
+    corpus, whole = tmp_path / "rows.jsonl", tmp_path / "whole"
+    words = VARIED.decode().split()
+    rows = [{"prompt": " ".join(words[i : i + 5]), "completion": words[i]} for i in range(1000)]
+    corpus.write_text("\n".join(map(json.dumps, rows)))
+    settings = {"accumulation": 2, "token_split": 0.2, "split_in_decay": "true"}
+    more = ("--tokenizer", "bpe", "--vocab-size", 300)
+    assert statuses(on_ranks(command(corpus, whole, *more, batch=12, **settings))) == [0]
+    for parallel in ("ddp", "fsdp"):
+        out = tmp_path / parallel
+        given = command(corpus, out, *more, "--parallel", parallel, batch=4, **settings)
+        ranks = on_ranks(*[given] * 3)
+        assert statuses(ranks) == [0, 0, 0], ranks
+        assert_same(out, whole)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_run_goes_on_with_other_ranks(on_ranks, corpus, tmp_path, parallel):
+    whole, two, one = (tmp_path / name for name in ("whole", "two", "one"))
+    on_ranks(command(corpus, whole))
+    given = command(corpus, two, "--parallel", parallel, batch=3)
+    ranks = on_ranks(code=then(given, action=TERM, at=25), n=2)
+    assert statuses(ranks) == [143, 143], ranks
+    assert losses(two).keys() == {key for key in losses(whole) if key[1] <= 25}
+    go_on_alone(two)
+    assert_same(two, whole)
+    ranks = on_ranks(code=then(command(corpus, one), action=TERM, at=25), n=1)
+    assert statuses(ranks) == [143]
+    given = ["train", "--resume", "-o", one, "-q", "--parallel", parallel]
+    ranks = on_ranks(given, given)
+    assert statuses(ranks) == [0, 0], ranks
+    assert_same(one, whole)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_rank_is_killed_and_the_others_end(on_ranks, corpus, tmp_path, parallel):
+    whole, out = tmp_path / "whole", tmp_path / "killed"
+    on_ranks(command(corpus, whole))
+    given = command(corpus, out, "--parallel", parallel, batch=3)
+    ranks = on_ranks(code=then(given, action=KILL, at=25), n=2)
+    assert statuses(ranks) == [1, -9], ranks
+    assert "a rank has ended without a word" in ranks[0].err
+    run_state.load_run(out)
+    go_on_alone(out)
+    assert_same(out, whole)
+
+
+def test_a_fine_tuned_model_is_the_same_on_all_ranks(on_ranks, corpus, tmp_path):
+    base, whole, out = (tmp_path / name for name in ("base", "whole", "two"))
+    assert statuses(on_ranks(command(corpus, base))) == [0]
+    shape = dict.fromkeys(("d_model", "n_layers", "n_heads"))
+    assert statuses(on_ranks(command(corpus, whole, "--from", base, **shape))) == [0]
+    given = command(corpus, out, "--from", base, "--parallel", "fsdp", batch=3, **shape)
+    assert statuses(on_ranks(given, given)) == [0, 0]
+    assert_same(out, whole)
+
+
+def test_ranks_that_differ_are_told_so_once(on_ranks, corpus, tmp_path):
+    out, there = tmp_path / "out", tmp_path / "there"
+    there.mkdir()
+    (there / "corpus.txt").write_bytes(VARIED + b"more")
+    where = f"import os; os.chdir([{str(tmp_path)!r}, {str(there)!r}][int(os.environ['RANK'])])\n"
+    ranks = on_ranks(code=where + then(command("corpus.txt", out), action="0", at=-1), n=2)
+    assert statuses(ranks) == [1, 1]
+    assert "the corpus differs: " in complaint(ranks)
+    version = "import os, tgen.runs.ranks as r; r.__version__ += os.environ['RANK']\n"
+    ranks = on_ranks(code=version + then(command(corpus, out), action="0", at=-1), n=2)
+    assert "the version of tgen differs: " in complaint(ranks)
+    ranks = on_ranks(command(corpus, out), command(corpus, out, "--seed", 2))
+    assert "the command line differs: " in complaint(ranks)
+    assert not out.exists()
+
+
+def test_what_cannot_be_trained_is_said_once_before_anything_begins(on_ranks, corpus, tmp_path):
+    out = tmp_path / "out"
+    huge = {"d_model": 32768, "n_layers": 100, "n_heads": 64}
+    for parallel in ("ddp", "fsdp"):
+        given = command(corpus, out, "--parallel", parallel, **huge)
+        ranks = on_ranks(given, given)
+        assert statuses(ranks) == [2, 2], ranks
+        assert "each of 2 ranks needs " in complaint(ranks)
+    for name, what in (("-", "stdin cannot be shared"), ("missing.txt", "missing.txt does not")):
+        given = command(name, out)
+        assert what in complaint(on_ranks(given, given))
+    assert not out.exists()
+
+
+def test_a_batch_is_given_as_that_of_one_rank(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert parse_overrides({"batch_size": "3"})[1] == {"batch_size": 12}
+
+
+def test_ways_to_share_a_model_need_someone_to_share_it_with(corpus, tmp_path):
+    assert "RANK" not in os.environ
+    asked = RunRequest(corpus=[str(corpus)], out=tmp_path / "out", parallel="fsdp")
+    with pytest.raises(UsageError, match="--parallel fsdp with one process"):
+        next(runs.start(asked))
+    assert not (tmp_path / "out").exists()
+
+
+def test_matrices_that_ranks_share_out_are_those_of_one(on_ranks):
+    code = """
+import torch
+from torch.distributed.tensor import Shard, distribute_tensor
+from tgen import distributed
+from tgen.training.optim import orthogonalise
+from tgen.training.parallel import _mesh, shared_out
+with distributed.joined():
+    mesh = _mesh(torch.device("cpu"))
+    for n, rows, columns in ((5, 6, 4), (1, 7, 9), (2, 4, 4)):
+        stack = torch.randn(n, rows, columns, generator=torch.Generator().manual_seed(n))
+        wanted = orthogonalise(stack)
+        close = dict(rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(shared_out(orthogonalise)(stack), wanted, **close)
+        for axis in (0, 1, 2):
+            shares = distribute_tensor(stack, mesh, [Shard(axis)])
+            done = shared_out(orthogonalise)(shares)
+            assert done.placements == shares.placements
+            torch.testing.assert_close(done.full_tensor(), wanted, **close)
+"""
+    ranks = on_ranks(code=code, n=3)
+    assert statuses(ranks) == [0, 0, 0], ranks
