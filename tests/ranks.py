@@ -51,6 +51,7 @@ def fork(work: object, rank: int, n: int, port: int, folder: Path) -> int:
             exec(work, {})
             status = 0
         else:
+            sys.argv[1:] = work
             status = run(work)
     except BaseException as error:
         sys.stderr.write(f"raised {error!r}\n")

@@ -9,6 +9,7 @@ import pytest
 
 from tgen import runs
 from tgen.checkpoint import directory, run_log, run_state, tensors
+from tgen.cli import app
 from tgen.errors import UsageError
 from tgen.runs import ResumeRequest, RunRequest
 from tgen.training.overrides import parse_overrides
@@ -25,11 +26,19 @@ TERM = "os.kill(os.getpid(), signal.SIGTERM)"
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 
 
-@pytest.fixture
-def corpus(tmp_path):
-    path = tmp_path / "corpus.txt"
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
     path.write_bytes(VARIED)
     return path
+
+
+@pytest.fixture(scope="module")
+def whole(corpus, tmp_path_factory):
+    """One process's run, to its end."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    assert app.run([str(one) for one in command(corpus, out)]) == 0
+    return out
 
 
 def command(corpus: Path, out: Path, *more: object, batch: int = 6, **settings: object) -> list:
@@ -98,56 +107,57 @@ def complaint(ranks: list) -> str:
     return line
 
 
-@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_two_ranks_learn_what_one_process_does(on_ranks, corpus, tmp_path, optimizer):
-    whole = tmp_path / "whole"
-    assert statuses(on_ranks(command(corpus, whole, optimizer=optimizer))) == [0]
-    for parallel in ("ddp", "fsdp"):
-        out = tmp_path / parallel
-        given = command(corpus, out, "--parallel", parallel, batch=3, optimizer=optimizer)
-        ranks = on_ranks(given, given)
-        assert statuses(ranks) == [0, 0], ranks
-        assert_same(out, whole)
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_ranks_learn_what_one_process_does(on_ranks, corpus, whole, tmp_path, parallel):
+    out = tmp_path / "two"
+    given = command(corpus, out, "--parallel", parallel, batch=3)
+    ranks = on_ranks(given, given)
+    assert statuses(ranks) == [0, 0], ranks
+    assert_same(out, whole)
 
 
 def test_three_ranks_share_rows_unevenly_with_masks_parts_and_split_tokens(on_ranks, tmp_path):
     corpus, whole = tmp_path / "rows.jsonl", tmp_path / "whole"
     words = VARIED.decode().split()
-    rows = [{"prompt": " ".join(words[i : i + 5]), "completion": words[i]} for i in range(1000)]
+    some = [" ".join(words[i : i + 5]) for i in range(1000)]
+    rows = [{"prompt": some[i], "completion": some[i + 100]} for i in range(900)]
     corpus.write_text("\n".join(map(json.dumps, rows)))
     settings = {"accumulation": 2, "token_split": 0.2, "split_in_decay": "true"}
+    settings |= {"optimizer": "adamw", "learning_rate": 0.002}
     more = ("--tokenizer", "bpe", "--vocab-size", 300)
     assert statuses(on_ranks(command(corpus, whole, *more, batch=12, **settings))) == [0]
-    for parallel in ("ddp", "fsdp"):
-        out = tmp_path / parallel
-        given = command(corpus, out, *more, "--parallel", parallel, batch=4, **settings)
-        ranks = on_ranks(*[given] * 3)
-        assert statuses(ranks) == [0, 0, 0], ranks
-        assert_same(out, whole)
+    out = tmp_path / "three"
+    given = command(corpus, out, *more, "--parallel", "fsdp", batch=4, **settings)
+    ranks = on_ranks(*[given] * 3)
+    assert statuses(ranks) == [0, 0, 0], ranks
+    assert_same(out, whole)
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_a_run_goes_on_with_other_ranks(on_ranks, corpus, tmp_path, parallel):
-    whole, two, one = (tmp_path / name for name in ("whole", "two", "one"))
-    on_ranks(command(corpus, whole))
-    given = command(corpus, two, "--parallel", parallel, batch=3)
+def test_a_run_of_two_ranks_goes_on_in_one_process(on_ranks, corpus, whole, tmp_path, parallel):
+    out = tmp_path / "out"
+    given = command(corpus, out, "--parallel", parallel, batch=3)
     ranks = on_ranks(code=then(given, action=TERM, at=25), n=2)
     assert statuses(ranks) == [143, 143], ranks
-    assert losses(two).keys() == {key for key in losses(whole) if key[1] <= 25}
-    go_on_alone(two)
-    assert_same(two, whole)
-    ranks = on_ranks(code=then(command(corpus, one), action=TERM, at=25), n=1)
-    assert statuses(ranks) == [143]
-    given = ["train", "--resume", "-o", one, "-q", "--parallel", parallel]
-    ranks = on_ranks(given, given)
-    assert statuses(ranks) == [0, 0], ranks
-    assert_same(one, whole)
+    assert losses(out).keys() == {key for key in losses(whole) if key[1] <= 25}
+    go_on_alone(out)
+    assert_same(out, whole)
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_a_rank_is_killed_and_the_others_end(on_ranks, corpus, tmp_path, parallel):
-    whole, out = tmp_path / "whole", tmp_path / "killed"
-    on_ranks(command(corpus, whole))
+def test_a_run_of_one_process_goes_on_with_two_ranks(on_ranks, corpus, whole, tmp_path, parallel):
+    out = tmp_path / "out"
+    ranks = on_ranks(code=then(command(corpus, out), action=TERM, at=25), n=1)
+    assert statuses(ranks) == [143]
+    given = ["train", "--resume", "-o", out, "-q", "--parallel", parallel]
+    ranks = on_ranks(given, given)
+    assert statuses(ranks) == [0, 0], ranks
+    assert_same(out, whole)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_rank_is_killed_and_the_others_end(on_ranks, corpus, whole, tmp_path, parallel):
+    out = tmp_path / "killed"
     given = command(corpus, out, "--parallel", parallel, batch=3)
     ranks = on_ranks(code=then(given, action=KILL, at=25), n=2)
     assert statuses(ranks) == [1, -9], ranks
@@ -157,21 +167,21 @@ def test_a_rank_is_killed_and_the_others_end(on_ranks, corpus, tmp_path, paralle
     assert_same(out, whole)
 
 
-def test_a_fine_tuned_model_is_the_same_on_all_ranks(on_ranks, corpus, tmp_path):
-    base, whole, out = (tmp_path / name for name in ("base", "whole", "two"))
-    assert statuses(on_ranks(command(corpus, base))) == [0]
+def test_a_fine_tuned_model_is_the_same_on_all_ranks(on_ranks, corpus, whole, tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
     shape = dict.fromkeys(("d_model", "n_layers", "n_heads"))
-    assert statuses(on_ranks(command(corpus, whole, "--from", base, **shape))) == [0]
-    given = command(corpus, out, "--from", base, "--parallel", "fsdp", batch=3, **shape)
+    assert statuses(on_ranks(command(corpus, one, "--from", whole, **shape))) == [0]
+    given = command(corpus, two, "--from", whole, "--parallel", "fsdp", batch=3, **shape)
     assert statuses(on_ranks(given, given)) == [0, 0]
-    assert_same(out, whole)
+    assert_same(two, one)
 
 
 def test_ranks_that_differ_are_told_so_once(on_ranks, corpus, tmp_path):
     out, there = tmp_path / "out", tmp_path / "there"
     there.mkdir()
     (there / "corpus.txt").write_bytes(VARIED + b"more")
-    where = f"import os; os.chdir([{str(tmp_path)!r}, {str(there)!r}][int(os.environ['RANK'])])\n"
+    here = str(corpus.parent)
+    where = f"import os; os.chdir([{here!r}, {str(there)!r}][int(os.environ['RANK'])])\n"
     ranks = on_ranks(code=where + then(command("corpus.txt", out), action="0", at=-1), n=2)
     assert statuses(ranks) == [1, 1]
     assert "the corpus differs: " in complaint(ranks)
