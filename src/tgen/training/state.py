@@ -73,7 +73,7 @@ class TrainState:
             if key == "model":
                 parameter.data.copy_(tensor)
             else:
-                owner[parameter].state[parameter][key] = tensor
+                owner[parameter].state.setdefault(parameter, {})[key] = tensor
         self.progress = progress
 
 
