@@ -2,29 +2,27 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from tgen import corpus, files
 from tgen.checkpoint import run_log, run_state
 from tgen.errors import DivergedError, TgenError, TrainingError
 from tgen.model.device import choose_device, set_threads
 from tgen.reports import BackReport, DoneReport, EvalReport, PlanReport, RunReport, StepReport
-from tgen.runs import texts
 from tgen.runs.closing import closing_reports, sample
-from tgen.runs.overriding import overridden
+from tgen.runs.overriding import noting_corpus, overridden
 from tgen.runs.prepare import Prepared, plan_report, prepare
 from tgen.runs.record import RunRecord
 from tgen.runs.request import ResumeRequest, RunRequest
+from tgen.runs.retokenise import tokenised_anew, with_corpus
 from tgen.runs.saving import Saver, differences, made_by
-from tgen.stored import Array
 from tgen.tokenizer import Tokenizer
 from tgen.training import tensorboard
 from tgen.training.loop import done_report, train
-from tgen.training.schedule import begin_early_decay, evaluation_is_due
+from tgen.training.schedule import begin_early_decay, evaluation_is_due, judge_anew
 from tgen.training.state import Progress, TrainState
 
 _ROLLBACKS = 3
@@ -92,33 +90,40 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
     if record.tensorboard:
         tensorboard.require()
     text = corpus.read(request.corpus) if request.corpus else None
-    if text is not None and text.sha256 != record.corpus_sha256:
+    is_other = text is not None and text.sha256 != record.corpus_sha256
+    if text is not None and is_other and not request.override:
         raise TrainingError(
             f"the corpus has changed since the run in {out} began: it has {text.n_bytes:,} bytes, "
             f"and had {record.corpus_bytes:,}",
-            f"resume without naming it, or learn the new one: --from {out} with another --out",
+            "resume without naming it, or add --override: training/run.json will tell; or learn "
+            f"the new one: --from {out} with another --out",
         )
-    tokenizer = _tokenizer(out, record)
+    tokenizer, began = _tokenizer(out, record), record
+    if text is not None and is_other:
+        record, described = yield from with_corpus(out, text, request.corpus, record, tokenizer)
     try:
         tokens = run_state.load_tokens(out, described)
     except TgenError:
         if text is None or not record.read_bytes:
             raise
-        tokens = yield from _tokenised_anew(out, text, record, tokenizer, described)
+        tokens = yield from tokenised_anew(out, text, record, tokenizer, described)
     with run_log.RunLog(out) as log:
         for folder in (out, run_state.folder(out)):
             files.remove_leftovers(folder)
         saved = _saved(out, record)
-        progress = Progress(**saved.progress)
+        progress = _progress(saved, record)
         changed = overridden(record, request, progress)
+        if is_other:
+            changed = noting_corpus(changed, began, progress)
         prepared = Prepared(changed, tokenizer, tokens, chosen)
         state = _restored(prepared, saved, progress)
         notes = [*saved.set_aside, *changed.overridden]
         if differs := differences(saved.made_by, made_by(prepared)):
             notes.append(f"not to the last bit as without a break: {differs}")
-        if changed is not record:
+        if changed is not began:
             run_state.save_record(out, changed.to_dict(), described)
             run_state.save_progress(out, asdict(progress))
+        run_state.drop_other_tokens(out, described)
         log.trim(state.progress.step)
         plan = plan_report(out, prepared, state)
         yield log.add(replace(plan, notes=[*plan.notes, *notes]))
@@ -135,31 +140,18 @@ def _tokenizer(out: Path, record: RunRecord) -> Tokenizer:
     return Tokenizer(text.decode(), ends=[] if record.end_of_text is None else [record.end_of_text])
 
 
-def _tokenised_anew(
-    out: Path,
-    text: corpus.Corpus,
-    record: RunRecord,
-    tokenizer: Tokenizer,
-    described: Mapping[str, Any],
-) -> Generator[RunReport, None, dict[str, Array]]:
-    """The run's tokens from its corpus, which is the same; on the disk, where they were damaged."""
-    config, folder = record.plan.train, run_state.folder(out)
-    found = texts.split(text, config, record.read_bytes)
-    both = yield from texts.tokenised(found, tokenizer, config, folder=folder)
-    if run_state.save_tokens(out, record.to_dict(), corpus.arrays(*both)) != described:
-        raise TrainingError(
-            f"the corpus gives other tokens than those the run in {out} began with",
-            "the tokenizers library may be of another version: start with --overwrite",
-        )
-    return run_state.load_tokens(out, described)
-
-
 def _saved(out: Path, record: RunRecord) -> run_state.Saved:
     """The newest whole state on disk."""
     saved = run_state.load_state(out, run=record.run_id)
     if saved is None:
         raise TrainingError(f"the run in {out} has lost its state", "start with --overwrite")
     return saved
+
+
+def _progress(saved: run_state.Saved, record: RunRecord) -> Progress:
+    progress = Progress(**saved.progress)
+    judge_anew(progress, record.corpus_changes)
+    return progress
 
 
 def _restored(prepared: Prepared, saved: run_state.Saved, progress: Progress) -> TrainState:
@@ -228,7 +220,7 @@ class _Run:
         """The newest saved one; the time that has passed since then has passed all the same."""
         began = time.perf_counter()
         saved = _saved(self.out, self.prepared.record)
-        state = _restored(self.prepared, saved, Progress(**saved.progress))
+        state = _restored(self.prepared, saved, _progress(saved, self.prepared.record))
         for name in _KEPT:
             setattr(state.progress, name, getattr(left, name))
         state.progress.seconds += time.perf_counter() - began

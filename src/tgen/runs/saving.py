@@ -81,6 +81,7 @@ class Saver:
                 state.to_arrays(),
                 run=self.prepared.record.run_id,
                 made_by=made_by(self.prepared),
+                keep=self.prepared.record.plan.train.keep,
             )
         except OSError as error:
             reason = error.strerror or str(error)
