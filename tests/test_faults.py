@@ -25,7 +25,6 @@ def short_form(name: str) -> None:
     assert result.returncode == 0, said + result.stderr.decode()
 
 
-# Signals and dying terminals take minutes: scripts/faults has them.
 def test_starts():
     short_form("starts")
 
@@ -48,3 +47,11 @@ def test_disk():
 
 def test_resuming():
     short_form("resuming")
+
+
+def test_signals():
+    short_form("signals")
+
+
+def test_terminal():
+    short_form("terminal")

@@ -1,5 +1,6 @@
 """What a run goes on from: whole states of its own, and the settings that it began with."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from test_runs import contents, request, resume
 from tgen import runs
 from tgen.checkpoint import run_state
 from tgen.errors import TrainingError, UsageError
-from tgen.reports import DoneReport
+from tgen.reports import DoneReport, EvalReport
 from tgen.runs import saving
 
 
@@ -39,6 +40,88 @@ def test_other_settings_are_refused_with_the_difference_or_noted(tmp_path):
     assert noted == reports[0].notes[-2:]
     # It is the run's own now.
     list(resume(out, threads=1, **longer))
+
+
+def test_as_many_states_stay_as_are_to_be_kept(tmp_path):
+    list(runs.start(request(tmp_path, overrides={"eval_every": "2", "keep": "4"})))
+    names = {path.name for path in (tmp_path / "model" / "training").glob("state-*")}
+    assert {f"state-{step:08d}" for step in (8, 10, 12, 14)} <= names
+    assert len(names) <= 5  # and the best
+    with pytest.raises(UsageError, match="keep"):
+        next(runs.start(request(tmp_path, "none", overrides={"keep": "1"})))
+
+
+class KilledError(BaseException):
+    """The process dies here."""
+
+
+def dies(*_: object, **__: object) -> None:
+    raise KilledError
+
+
+@pytest.fixture
+def other(tmp_path):
+    """Another corpus, and a run that was stopped after its seventh step to get it."""
+    stops = iter([False] * 6 + [True])
+    list(runs.start(request(tmp_path), stopped=lambda: next(stops)))
+    path = tmp_path / "other.txt"
+    path.write_bytes((tmp_path / "corpus.txt").read_bytes().swapcase()[:-500])
+    return {"corpus": [str(path)], "override": True, "threads": 1}
+
+
+def test_another_corpus_is_learnt_from_and_noted(tmp_path, other):
+    out = tmp_path / "model"
+    before = run_state.load_run(out)[0]
+    with pytest.raises(TrainingError, match="the corpus has changed"):
+        next(resume(out, **other | {"override": False}))
+    reports = list(resume(out, **other))
+    run, tokens = run_state.load_run(out)
+    assert run["overridden"][0].startswith("from step 7: corpus ")
+    assert reports[0].notes[-1] == run["overridden"][0]
+    assert run["corpus"] == other["corpus"]
+    assert run["corpus_sha256"] != before["corpus_sha256"]
+    kinds = [path.name for path in (out / "training").glob("tokens*")]
+    assert kinds == ["tokens-1.safetensors"]
+    scored = [report for report in reports if isinstance(report, EvalReport)]
+    assert scored[0].best  # whatever the old text's figures were
+    fresh = request(
+        tmp_path, "fresh", corpus=other["corpus"], tokenizer=str(out / "training/tokenizer.json")
+    )
+    next(runs.start(fresh))
+    for name, array in run_state.load_run(tmp_path / "fresh")[1].items():
+        assert (array[:] == tokens[name][:]).all()
+    with pytest.raises(UsageError, match="the run has ended at step 14"):
+        list(resume(out, **other | {"corpus": [str(tmp_path / "corpus.txt")]}))
+    assert list(resume(out, threads=1))[-1].finished  # as it is now
+
+
+def test_a_change_of_corpus_that_is_killed_has_happened_or_not(tmp_path, other, monkeypatch):
+    out, copies = tmp_path / "model", [tmp_path / name for name in ("old", "early", "late")]
+    for copy in copies:
+        shutil.copytree(out, copy)
+    old, early, late = copies
+    list(resume(old, threads=1))
+    list(resume(out, **other))
+    for copy, call in ((early, "save_record"), (late, "save_progress")):
+        with monkeypatch.context() as patch:
+            patch.setattr(run_state, call, dies)
+            with pytest.raises(KilledError):
+                list(resume(copy, **other))
+        list(resume(copy, threads=1))
+    # The fixed parts of a run's log are its reports: what it learnt, and what was best.
+    assert contents(early) == contents(old)
+    assert contents(late) == contents(out)
+    assert contents(early) != contents(late)
+
+
+def test_figures_of_another_text_are_not_compared(tmp_path, other):
+    out = tmp_path / "model"
+    saved = run_state.load_state(out, run=run_state.load_run(out)[0]["run_id"])
+    run_state.save_progress(out, saved.progress | {"best_bits_per_byte": 0.001, "not_better": 4})
+    done = list(resume(out, **other))[-1]
+    assert done.best_bits_per_byte > 0.001
+    assert done.best_step > 7
+    assert not done.stopped_early
 
 
 def damage(state: Path, how: str) -> None:

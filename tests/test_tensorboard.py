@@ -1,5 +1,7 @@
 """TensorBoard's events say what the reports say, across stops, kills and resumptions."""
 
+import errno
+import io
 import struct
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ import pytest
 from test_runs import request, resume
 from tgen import runs
 from tgen.errors import UsageError
-from tgen.reports import EvalReport, SampleReport, StepReport
+from tgen.reports import DoneReport, EvalReport, EventsReport, SampleReport, StepReport
 from tgen.runs import closing
 from tgen.training import tensorboard
 
@@ -98,3 +100,34 @@ def test_without_the_package_nothing_is_begun(tmp_path, monkeypatch):
     assert "pip install" in caught.value.hint
     assert not (tmp_path / "model").exists()
     next(runs.start(request(tmp_path)))  # who does not ask for events needs no package
+
+
+class FullDisk(io.RawIOBase):
+    """What is written beyond some bytes is refused, as the first half of an event may be."""
+
+    def __init__(self, n_bytes: int) -> None:
+        super().__init__()
+        self.left = n_bytes
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        if len(data) > self.left:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.left -= len(data)
+        return len(data)
+
+
+@pytest.mark.parametrize("n_bytes", [0, 100, 700])
+def test_a_full_disk_stops_the_events_and_not_the_run(tmp_path, monkeypatch, n_bytes):
+    record_writer = pytest.importorskip("tensorboardX.record_writer")
+    list(runs.start(request(tmp_path, "without")))
+    monkeypatch.setattr(record_writer, "open_file", lambda _: FullDisk(n_bytes))
+    reports = list(runs.start(request(tmp_path, "full", tensorboard=True)))
+    assert isinstance(reports[-1], DoneReport)
+    assert reports[-1].finished
+    refused = [report for report in reports if isinstance(report, EventsReport)]
+    assert [report.failed for report in refused] == ["No space left on device"]
+    weights = [tmp_path / name / "model.safetensors" for name in ("without", "full")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()

@@ -14,7 +14,7 @@ from tgen.tokenizer import (
     train_bpe,
     train_char,
 )
-from tgen.tokenizer.cutting import blocks
+from tgen.tokenizer.cutting import blocks, bounded
 from tgen.tokenizer.patterns import LINES
 
 CHAR, BPE = train_char([TEXT]), train_bpe([TEXT], vocab_size=320)
@@ -117,6 +117,29 @@ def test_long_texts_are_cut_where_no_token_crosses(monkeypatch):
     monkeypatch.setattr("tgen.tokenizer.cutting._BLOCK", 7)
     assert len(list(blocks(text, LINES))) > 50
     assert BPE.encode(text.encode()) == whole
+
+
+@pytest.mark.parametrize("kind", ["a", "é", "字", "\n", " ", "-", "_", "=_", "\t\n"])
+def test_a_word_without_end_is_learnt_from_in_parts(kind):
+    words = "word " * 10
+    for n, n_parts in [(1024, 1), (1025, 9), (5000, 40)]:
+        text = words + "x1" + (kind * n)[:n] + "7" + words
+        parts = list(bounded(text))
+        assert "".join(parts) == text
+        assert len(parts) == n_parts
+    text = (kind * 100_000).encode()
+    learnt = train_bpe([text], vocab_size=270)
+    assert learnt.vocab_size > 258
+    assert learnt.decode(learnt.encode(text[:3000])) == text[:3000]
+    assert len(learnt.encode(text)) < len(text) / 50
+
+
+def test_words_that_end_are_learnt_from_whole(monkeypatch):
+    text = ("word, 'tis\r\n\n" + "a" * 1024 + " " * 1024 + "-" * 1024 + "12345" * 1000) * 3
+    assert list(bounded(text)) == [text]
+    learnt = train_bpe([text.encode()], vocab_size=300)
+    monkeypatch.setattr("tgen.tokenizer.training.bounded", lambda text: [text])
+    assert train_bpe([text.encode()], vocab_size=300).json == learnt.json
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """The loop, the schedule, the optimizer and the plan, against their definitions."""
 
 import itertools
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -109,6 +111,42 @@ def test_muon_is_orthogonalised_nesterov_momentum_with_decoupled_decay():
         optimizer.step()
     for matrix, wanted in zip(matrices, expected, strict=True):
         assert torch.allclose(matrix, wanted, atol=1e-5)
+
+
+def test_adamw_is_torchs_bit_for_bit_and_does_not_import_its_compiler():
+    script = """
+import sys, torch
+from tgen.training.optim import AdamW
+def tensors():
+    torch.manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(5, 3)), torch.nn.Parameter(torch.randn(7)),
+            torch.nn.Parameter(torch.randn(2))]
+ours, theirs = tensors(), tensors()
+def groups(parameters):
+    return [{"params": parameters[:1], "lr": 0.1, "weight_decay": 0.3},
+            {"params": parameters[1:], "lr": 0.1, "weight_decay": 0.0}]
+mine = AdamW(groups(ours), beta1=0.8, beta2=0.9)
+gradients = [[torch.randn_like(p) for p in ours[:2]] for _ in range(5)]
+def take(optimizer, parameters):
+    for step, gradient in enumerate(gradients):
+        for parameter, grad in zip(parameters, gradient):  # the last one has none
+            parameter.grad = grad.clone()
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 / (step + 1)
+        yield torch.tensor(float(step == 2))
+for found_inf in take(mine, ours):
+    mine.step(found_inf=found_inf)
+assert "torch._dynamo" not in sys.modules
+torchs = torch.optim.AdamW(groups(theirs), betas=(0.8, 0.9), fused=True)
+for torchs.found_inf in take(torchs, theirs):
+    torchs.step()
+for a, b in zip(ours, theirs):
+    assert torch.equal(a, b)
+    assert mine.state.get(a, {}).keys() == torchs.state.get(b, {}).keys()
+    assert all(torch.equal(mine.state[a][k], torchs.state[b][k]) for k in mine.state.get(a, {}))
+assert not torch.equal(ours[0], tensors()[0])
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_overrides_reach_every_field_and_refuse_the_rest():

@@ -15,46 +15,47 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import command
 import tiny
+from command import SIGNALS, Forked
 from tgen.checkpoint import run_state
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STEPS = 40
 SETTINGS = (
-    "d_model=8 n_layers=1 n_heads=2 context_length=8 batch_size=2 eval_every=5 eval_tokens=64"
+    "d_model=8 n_layers=1 n_heads=2 context_length=8 batch_size=2 eval_every=20 eval_tokens=64"
 )
 OPTIONS = ["--tokenizer", "char", "--threads", "1", *(f"--set={s}" for s in SETTINGS.split())]
 ENDS = (b"stopped and saved", b"stopped before the first step", b"done: ")
 COMPLAINTS = ("Traceback", "Exception ignored", "Error")
+NEW_EVERY = 10  # so many signals go to forked processes and one to a new interpreter
+
+Process = Forked | subprocess.Popen[bytes]
 
 
 def main() -> int:
     """So many signals."""
     count = tiny.count(__doc__, short=20, long=1_000)
-    tiny.get_ready(cheap=False)
+    command.get_ready()
     draws = random.Random(0)
     problems: list[str] = []
     begun, saved = 0, []
     with tiny.scratch() as folder:
-        starts_in, lasts = alone(folder)
+        new, forked = alone(train(folder, "whole", new=True)), alone(train(folder, "forked"))
         whole = tiny.kept(folder / "whole")
-        for _ in range(0, count, 2):  # two at a time, to be quick
-            pair = [command(folder, f"out-{k}") for k in range(2)]
-            sent = [draws.choice(SIGNALS) for _ in pair]
-            is_early = draws.random() < 0.3
-            time.sleep(draws.random() * starts_in if is_early else 0)
-            for k, process in enumerate(pair):
-                if not is_early:
-                    assert process.stdout
-                    process.stdout.readline()  # the plan: it has begun
-                    time.sleep(draws.random() * lasts)
-                process.send_signal(sent[k])
-            for k, process in enumerate(pair):
-                begun += (folder / f"out-{k}").exists()
-                problems += judge(process, folder / f"out-{k}", sent[k], whole, saved)
-                shutil.rmtree(folder / f"out-{k}", ignore_errors=True)
+        problems += tiny.differences(tiny.kept(folder / "forked"), whole)[:3]
+        for number in range(count):
+            is_new = number % NEW_EVERY == 0
+            process, sent = train(folder, "out", new=is_new), draws.choice(SIGNALS)
+            wait(process, new if is_new else forked, draws, from_start=is_new)
+            process.send_signal(sent)
+            out = folder / "out"
+            _, said = process.communicate()
+            begun += out.exists()
+            saved.append(ENDS[0] in (said or b""))
+            problems += judge(process.returncode or 0, said or b"", out, sent, whole)
+            shutil.rmtree(out, ignore_errors=True)
         problems += ignored(folder)
         problems += second(folder)
     for problem in problems[:20]:
@@ -66,42 +67,55 @@ def main() -> int:
     return int(bool(problems) or not any(saved))
 
 
-def alone(folder: Path) -> tuple[float, float]:
-    """Seconds until the run begins, and from there to its end, when nothing is sent."""
+class Lifetime(NamedTuple):
+    """How long a run takes to its plan and to its end, in seconds, and how many lines it prints."""
+
+    begins: float
+    ends: float
+    n_lines: int
+
+
+def alone(process: Process) -> Lifetime:
+    """The run when nothing is sent."""
     began = time.perf_counter()
-    process = command(folder, "whole")
     assert process.stdout
-    process.stdout.readline()
-    planned = time.perf_counter()
-    process.communicate()
-    return planned - began, time.perf_counter() - planned
+    process.stdout.readline()  # the plan: it has begun
+    begins = time.perf_counter() - began
+    rest, _ = process.communicate()
+    return Lifetime(begins, time.perf_counter() - began, (rest or b"").count(b"\n"))
 
 
-def command(folder: Path, out: str, **more: Any) -> subprocess.Popen[bytes]:
+def wait(process: Process, usual: Lifetime, draws: random.Random, *, from_start: bool) -> None:
+    """Until a random moment: of a run's life, of its preparation, or after one of its lines."""
+    when = draws.random()
+    if from_start:
+        time.sleep(when * usual.ends)
+    elif draws.random() < 0.3:
+        time.sleep(when * usual.begins)
+    else:
+        assert process.stdout
+        for _ in range(1 + draws.randrange(usual.n_lines)):
+            process.stdout.readline()
+        time.sleep(when * (usual.ends - usual.begins) / usual.n_lines)
+
+
+def train(folder: Path, out: str, *, new: bool = False, steps: int = STEPS, **more: Any) -> Process:
     """The real command, at work."""
-    tgen = [sys.executable, "-m", "tgen", "train", str(folder / "corpus.txt")]
-    steps = ["--steps", str(more.pop("steps", STEPS)), "-o", str(folder / out)]
-    restored = more.pop("preexec_fn", lambda: [signal.signal(n, signal.SIG_DFL) for n in SIGNALS])
-    return subprocess.Popen(
-        [*tgen, *steps, *OPTIONS, "--json"],
+    begin = command.started if new else Forked
+    where = ["-o", str(folder / out), "--steps", str(steps)]
+    return begin(
+        ["train", str(folder / "corpus.txt"), *where, *OPTIONS, "--json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=restored,
         **more,
     )
 
 
 def judge(
-    process: subprocess.Popen[bytes],
-    out: Path,
-    sent: signal.Signals,
-    whole: dict[str, str],
-    saved: list[bool],
+    code: int, said: bytes, out: Path, sent: signal.Signals, whole: dict[str, str]
 ) -> list[str]:
     """What is wrong with how it ended, or with what comes of the run."""
-    _, said = process.communicate()
-    saved.append(ENDS[0] in said)
-    status = process.returncode if process.returncode >= 0 else 128 - process.returncode
+    status = code if code >= 0 else 128 - code
     problems = [f"it said {said.decode()}" for word in COMPLAINTS if word in said.decode()][:1]
     if status not in (128 + sent, 0):
         problems.append(f"exit status {status}: {said.decode()}")
@@ -121,12 +135,7 @@ def judge(
 
 def ignored(folder: Path) -> list[str]:
     """As under nohup: what was ignored stays so."""
-
-    def ignore() -> None:
-        for number in SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
-
-    process = command(folder, "ignoring", preexec_fn=ignore)
+    process = train(folder, "ignoring", ignoring=True)
     assert process.stdout
     process.stdout.readline()
     for number in SIGNALS:
@@ -137,12 +146,13 @@ def ignored(folder: Path) -> list[str]:
 
 def second(folder: Path) -> list[str]:
     """Two signals that arrive together: the first asks for the end, the second is it."""
-    process = command(folder, "twice", steps=100_000)
+    process = train(folder, "twice", steps=100_000)
     assert process.stdout
     process.stdout.readline()
     for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
         process.send_signal(number)
     _, said = process.communicate()
+    assert said is not None
     saved = run_state.load_state(folder / "twice", run=_run(folder / "twice"))
     if process.returncode == 128 + signal.SIGTERM and saved and b"saved" not in said:
         return []

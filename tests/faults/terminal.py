@@ -9,6 +9,7 @@ full or its reader leaves. The run must come to its end and its model must load;
 
 import os
 import pty
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,17 +17,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import command
 import tiny
-from signals import OPTIONS
+from command import Forked
+from signals import OPTIONS, Process
 from tgen.checkpoint import directory, run_log
 
-Process = subprocess.Popen[bytes]
 Command = Callable[..., Process]
 
 
 def main() -> int:
     """All of them, once."""
     tiny.count(__doc__, short=1, long=1)
+    command.get_ready()
+    signal.alarm(300)  # none is to wait for ever
     problems = []
     cases = (
         terminal_dies,
@@ -51,7 +55,7 @@ def tried(case: Callable[[Command], tuple[int, Process]], folder: Path) -> list[
     """What is wrong with a run that this happens to."""
     out = folder / case.__name__
     wanted, process = case(lambda *more, **streams: train(folder, out, *more, **streams))
-    said = process.communicate(timeout=120)[1] or b""
+    said = process.communicate()[1] or b""
     problems = []
     if process.returncode != wanted:
         problems.append(f"exit status {process.returncode}, not {wanted}")
@@ -66,18 +70,17 @@ def tried(case: Callable[[Command], tuple[int, Process]], folder: Path) -> list[
     return [f"{problem}: {said.decode()}" for problem in problems]
 
 
-def train(folder: Path, out: Path, *more: str, **streams: Any) -> Process:
-    """The real command."""
-    steps = ["--steps", "40", "-o", str(out), *OPTIONS, *more]
-    return subprocess.Popen(
-        [sys.executable, "-m", "tgen", "train", str(folder / "corpus.txt"), *steps], **streams
-    )
+def train(folder: Path, out: Path, *more: str, new: bool = False, **streams: Any) -> Process:
+    """The real command; in a new interpreter where that looks at its terminal as it begins."""
+    begin = command.started if new else Forked
+    where = ["-o", str(out), "--steps", "40"]
+    return begin(["train", str(folder / "corpus.txt"), *where, *OPTIONS, *more], **streams)
 
 
 def terminal_dies(command: Command) -> tuple[int, Process]:
     """All three streams are a terminal, which goes once it has shown something."""
     here, there = pty.openpty()
-    process = command(stdin=there, stdout=there, stderr=there)
+    process = command(new=True, stdin=there, stdout=there, stderr=there)
     os.close(there)
     os.read(here, 1)
     os.close(here)
@@ -87,7 +90,7 @@ def terminal_dies(command: Command) -> tuple[int, Process]:
 def terminal_lives(command: Command) -> tuple[int, Process]:
     """The other way round: it stays, and shows a bar and the end."""
     here, there = pty.openpty()
-    process = command(stdin=there, stdout=there, stderr=there)
+    process = command(new=True, stdin=there, stdout=there, stderr=there)
     os.close(there)
     shown = b""
     with suppress(OSError):  # at its end
@@ -99,7 +102,7 @@ def terminal_lives(command: Command) -> tuple[int, Process]:
 
 def stderr_closed(command: Command) -> tuple[int, Process]:
     """As with 2>&-: the next file that is opened gets its number."""
-    return 0, command(preexec_fn=lambda: os.close(2))
+    return 0, command(new=True, preexec_fn=lambda: os.close(2))
 
 
 def stderr_full(command: Command) -> tuple[int, Process]:
@@ -117,7 +120,7 @@ def stdout_full(command: Command) -> tuple[int, Process]:
 def stdout_dies(command: Command) -> tuple[int, Process]:
     """A terminal that showed lines of JSON goes."""
     here, there = pty.openpty()
-    process = command("--json", stdout=there, stderr=subprocess.PIPE)
+    process = command("--json", stdout=there, stderr=subprocess.PIPE, not_theirs=[here, there])
     os.close(there)
     os.read(here, 1)
     os.close(here)
@@ -137,11 +140,13 @@ def reader_leaves(command: Command) -> tuple[int, Process]:
 def refused(folder: Path) -> list[str]:
     """With no stdout at all --json is refused before anything begins."""
     out = folder / "refused"
-    process = train(folder, out, "--json", stderr=subprocess.PIPE, preexec_fn=lambda: os.close(1))
+    process = train(
+        folder, out, "--json", new=True, stderr=subprocess.PIPE, preexec_fn=lambda: os.close(1)
+    )
     _, said = process.communicate()
-    if process.returncode == 1 and b"stdout is closed" in said and not out.exists():
+    if process.returncode == 1 and b"stdout is closed" in (said or b"") and not out.exists():
         return []
-    return [f"without a stdout: {process.returncode}, {said.decode()}, {out.exists()}"]
+    return [f"without a stdout: {process.returncode}, {said!r}, {out.exists()}"]
 
 
 if __name__ == "__main__":

@@ -44,19 +44,19 @@ def count(doc: str, *, short: int, long: int) -> int:
 @contextmanager
 def scratch() -> Iterator[Path]:
     """A folder in memory: a killed process loses nothing of what it wrote, on a disk or here."""
-    memory = Path("/dev/shm")
+    memory, owner = Path("/dev/shm"), os.getpid()
     folder = Path(tempfile.mkdtemp(prefix="tgen-", dir=memory if memory.is_dir() else None))
     try:
         (folder / "corpus.txt").write_bytes(TEXT)
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if os.getpid() == owner:  # a forked one leaves it alone
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def get_ready(*, cheap: bool = True) -> None:
     """Imports torch, and makes what is beside the point cheap."""
     import torch
-    import torch._dynamo  # as the optimizers do
 
     from tgen.runs import closing, prepare, run, saving
 

@@ -2,6 +2,7 @@
 
 training/run.json             what was asked for, and the fingerprints of the corpus and the tokens
 training/tokens.safetensors   the tokenised corpus, so that resuming needs no text
+training/tokens-1.safetensors after the corpus was changed once
 training/tokenizer.json
 training/state-00000250/      state.safetensors, manifest.json
 training/damaged-state-...    what could not be read any more
@@ -24,10 +25,11 @@ from tgen.checkpoint import manifest, tensors
 from tgen.errors import TgenError, TrainingError
 from tgen.stored import Array
 
-_KEEP = 2
 _ARRAYS = "state.safetensors"
 _TOKENS = "tokens"  # in run.json: their file's size and SHA-256
 _NAME = re.compile(r"state-\d{8}")
+TOKENS_FILE = "tokens.safetensors"
+_TOKENS_NAME = re.compile(r"tokens(-\d+)?\.safetensors")
 
 
 class Saved(NamedTuple):
@@ -55,22 +57,36 @@ def save_record(out: Path, run: Mapping[str, Any], described: Mapping[str, Any])
     files.publish(folder(out) / "run.json", content)
 
 
+def tokens_file(change: int) -> str:
+    """Where tokens are after that many changes of the corpus: not in the place of the last ones."""
+    return f"tokens-{change}.safetensors"
+
+
 def save_tokens(
-    out: Path, run: Mapping[str, Any], tokens: Mapping[str, Array]
-) -> dict[str, int | str]:
-    """Writes the tokens of a run, in a stream; their file's size and SHA-256."""
+    out: Path, run: Mapping[str, Any], tokens: Mapping[str, Array], *, name: str = TOKENS_FILE
+) -> dict[str, Any]:
+    """Writes the tokens of a run, in a stream; their file's name, if it is not the usual one, its
+    size and SHA-256."""
     digest, n_bytes = hashlib.sha256(), 0
 
     def counted() -> Iterator[bytes]:
         nonlocal n_bytes
-        made_from = {name: run[name] for name in ("corpus_sha256", "tokenizer_sha256")}
+        made_from = {key: run[key] for key in ("corpus_sha256", "tokenizer_sha256")}
         for block in tensors.stream(tokens, {"format": "pt", **made_from}):
             digest.update(block)
             n_bytes += len(block)
             yield block
 
-    files.publish_stream(_tokens(out), counted())
-    return {"bytes": n_bytes, "sha256": digest.hexdigest()}
+    files.publish_stream(folder(out) / name, counted())
+    described = {"bytes": n_bytes, "sha256": digest.hexdigest()}
+    return described if name == TOKENS_FILE else {"name": name, **described}
+
+
+def drop_other_tokens(out: Path, described: Mapping[str, Any]) -> None:
+    """Removes tokens that run.json does not, or no longer, describe."""
+    for path in _tokens_files(out):
+        if path.name != described.get("name", TOKENS_FILE):
+            files.remove(path)
 
 
 def load_run(out: Path) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -83,7 +99,10 @@ def load_record(out: Path) -> tuple[dict[str, Any], Mapping[str, Any]]:
     """What run.json says of the run and of its tokens; raises TrainingError if it is damaged."""
     run = _json(folder(out) / "run.json")
     described = run.pop(_TOKENS, {})  # runs of earlier versions do not say
-    if described and set(described) != {"bytes", "sha256"}:
+    name = described.get("name", TOKENS_FILE)
+    if described and (
+        set(described) - {"name"} != {"bytes", "sha256"} or not _TOKENS_NAME.fullmatch(str(name))
+    ):
         raise TrainingError(f"{folder(out) / 'run.json'} is damaged", "start with --overwrite")
     return run, described
 
@@ -93,7 +112,7 @@ def load_tokens(out: Path, described: Mapping[str, Any]) -> dict[str, Array]:
 
     Raises TrainingError if they are others: damaged, or made from another text or tokenizer.
     """
-    path = _tokens(out)
+    path = folder(out) / described.get("name", TOKENS_FILE)
     if described:
         size = path.stat().st_size if path.exists() else 0
         if size != described["bytes"] or files.sha256(path).hex() != described["sha256"]:
@@ -112,15 +131,16 @@ def save_state(
     *,
     run: str,
     made_by: Mapping[str, Any],
+    keep: int = 2,
 ) -> None:
-    """Adds the state of progress["step"]; keeps it, the one before it and the best."""
+    """Adds the state of progress["step"]; keeps the `keep` newest and the best."""
     target = _state(out, progress["step"])
     if not target.exists():  # a resumed run comes past the same steps with the same numbers
         contents: dict[str, files.Content] = {_ARRAYS: tensors.in_parts(arrays)}
         values = {"run": run, "progress": dict(progress), "made_by": dict(made_by)}
         contents[manifest.NAME] = manifest.seal(values, manifest.describe(contents))
         files.publish_folder(target, contents)
-    for old in _states(out)[:-_KEEP]:
+    for old in _states(out)[:-keep]:
         if old != _state(out, progress["best_step"]):
             files.remove(old)
 
@@ -172,15 +192,15 @@ def drop_states_after(out: Path, step: int) -> None:
 
 def remove(out: Path) -> None:
     """Removes an old run's files, run.json first, and nothing else."""
-    for name in ("run.json", "tokens.safetensors", "tokenizer.json", "log.jsonl", "tensorboard"):
+    for name in ("run.json", "tokenizer.json", "log.jsonl", "tensorboard"):
         files.remove(folder(out) / name)
-    for state in [*_states(out), *folder(out).glob("damaged-state-*")]:
-        files.remove(state)
+    for path in [*_tokens_files(out), *_states(out), *folder(out).glob("damaged-state-*")]:
+        files.remove(path)
     files.remove_leftovers(folder(out))
 
 
-def _tokens(out: Path) -> Path:
-    return folder(out) / "tokens.safetensors"
+def _tokens_files(out: Path) -> list[Path]:
+    return [path for path in folder(out).glob("tokens*") if _TOKENS_NAME.fullmatch(path.name)]
 
 
 def _json(path: Path) -> dict[str, Any]:

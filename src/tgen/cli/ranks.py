@@ -16,8 +16,8 @@ def all_ranks(paths: Sequence[str]) -> Iterator[bool]:
     if not distributed.launched():
         yield True
         return
-    if "-" in paths:
-        raise UsageError("stdin cannot be shared by ranks", "name a file")
     with distributed.joined(console.complain):
+        if "-" in paths:
+            raise UsageError("stdin cannot be shared by ranks", "name a file")
         distributed.agree("the command line", shlex.join(sys.argv[1:]))
         yield distributed.is_first()

@@ -168,7 +168,8 @@ def train(
         bool,
         typer.Option(
             "--override",
-            help="With --resume: other --minutes, --steps, --seed or --set than the run's own.",
+            help="With --resume: another corpus, --minutes, --steps, --seed or --set than the "
+            "run's own.",
         ),
     ] = False,
     overwrite: Annotated[

@@ -35,6 +35,7 @@ class TrainConfig:
     eval_every: int | None = None  # steps; None: as often as a twentieth of the time allows
     eval_tokens: int = 1 << 18  # of a larger held-out text, so many evenly spread ones are scored
     patience: int = 5  # evaluations without a better one before the rate falls; 0: never
+    keep: int = 2  # newest states on the disk, beside the best
     compile: bool = False  # the step through torch.compile
     val_fraction: float = 0.1
     seed: int = 1337
@@ -45,6 +46,7 @@ class TrainConfig:
         require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
         parts = f"at least 1 and at most batch_size={self.batch_size}"
         require(1 <= self.accumulation <= self.batch_size, "accumulation", self.accumulation, parts)
+        require(self.keep >= 2, "keep", self.keep, "at least 2: the newest may be damaged")
         require(self.patience >= 0, "patience", self.patience, "at least 0")
         every = self.eval_every
         require(every is None or every >= 1, "eval_every", every, "at least 1")

@@ -148,6 +148,14 @@ class SavingReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EventsReport:
+    """The disk refused TensorBoard's events: training goes on, and no more of them are written."""
+
+    step: int
+    failed: str  # why
+
+
+@dataclass(frozen=True, kw_only=True)
 class MemorisationReport:
     """Whether a model writes or recites."""
 
@@ -181,6 +189,7 @@ RunReport = (
     | SampleReport
     | BackReport
     | SavingReport
+    | EventsReport
     | MemorisationReport
     | DoneReport
 )

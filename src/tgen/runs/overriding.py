@@ -59,3 +59,20 @@ def overridden(record: RunRecord, request: ResumeRequest, progress: Progress) ->
     ]
     plan = replace(record.plan, train=config)
     return replace(record, plan=plan, overridden=[*record.overridden, *noted])
+
+
+def noting_corpus(record: RunRecord, before: RunRecord, progress: Progress) -> RunRecord:
+    """The record of a run that has got another corpus than `before`, which it notes.
+
+    Raises UsageError if the run would not learn from it any more.
+    """
+    if progress.total_steps is not None and progress.step >= progress.total_steps:
+        raise UsageError(
+            f"the run has ended at step {progress.step:,}: it learns nothing of another corpus",
+            "give more --steps or --minutes, or fine-tune its model with --from",
+        )
+    noted = (
+        f"from step {progress.step}: corpus {before.corpus_bytes:,} bytes "
+        f"({before.corpus_sha256[:8]}) -> {record.corpus_bytes:,} ({record.corpus_sha256[:8]})"
+    )
+    return replace(record, overridden=[*record.overridden, noted])

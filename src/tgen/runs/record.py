@@ -32,6 +32,7 @@ class RunRecord:
     tokenizer_sha256: str = ""
     read_bytes: int = 0  # of the text to train on, at most: what the time allowed
     ngrams: bool = False  # whether the model comes with tables of them
+    corpus_changes: int = 0  # how often it became another on the way
     overridden: list[str] = field(default_factory=list)  # what was changed on the way, in words
 
     def to_dict(self) -> dict[str, Any]:

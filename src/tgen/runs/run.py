@@ -13,19 +13,20 @@ from tgen.checkpoint import run_log, run_state
 from tgen.errors import DivergedError, TgenError, TrainingError
 from tgen.model.device import choose_device, set_threads
 from tgen.reports import BackReport, DoneReport, EvalReport, PlanReport, RunReport, StepReport
-from tgen.runs import ranks, texts
+from tgen.runs import ranks
 from tgen.runs.closing import closing_reports, sample
-from tgen.runs.overriding import overridden
+from tgen.runs.overriding import noting_corpus, overridden
 from tgen.runs.prepare import plan_report, prepare
 from tgen.runs.prepared import Prepared
 from tgen.runs.record import RunRecord
 from tgen.runs.request import ResumeRequest, RunRequest
+from tgen.runs.retokenise import tokenised_anew, with_corpus
 from tgen.runs.saving import Saver, differences, made_by
 from tgen.stored import Array
 from tgen.tokenizer import Tokenizer
 from tgen.training import tensorboard
 from tgen.training.loop import done_report, train
-from tgen.training.schedule import begin_early_decay, evaluation_is_due
+from tgen.training.schedule import begin_early_decay, evaluation_is_due, judge_anew
 from tgen.training.state import Progress, TrainState
 
 _ROLLBACKS = 3
@@ -100,34 +101,46 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
         tensorboard.require()
     parallel = ranks.choose(record.plan, chosen, request.parallel)
     text = corpus.read(request.corpus) if request.corpus else None
-    if text is not None and text.sha256 != record.corpus_sha256:
+    is_other = text is not None and text.sha256 != record.corpus_sha256
+    if text is not None and is_other and not request.override:
         raise TrainingError(
             f"the corpus has changed since the run in {out} began: it has {text.n_bytes:,} bytes, "
             f"and had {record.corpus_bytes:,}",
-            f"resume without naming it, or learn the new one: --from {out} with another --out",
+            "resume without naming it, or add --override: training/run.json will tell; or learn "
+            f"the new one: --from {out} with another --out",
         )
-    tokenizer = _tokenizer(out, record)
+    distributed.agree("the corpus", "" if text is None else text.sha256)
+    tokenizer, began = _tokenizer(out, record), record
     if first:
+        if text is not None and is_other:
+            steps = with_corpus(out, text, request.corpus, record, tokenizer)
+            record, described = yield from steps
         try:
             run_state.load_tokens(out, described)
         except TgenError:
             if text is None or not record.read_bytes:
                 raise
-            yield from _tokenised_anew(out, text, record, tokenizer, described)
+            yield from tokenised_anew(out, text, record, tokenizer, described)
+    record, described = distributed.from_first((record, described))
     with run_log.RunLog(out if first else None) as log:
         for folder in (out, run_state.folder(out)) if first else ():
             files.remove_leftovers(folder)
         saved = _saved(out, record)
-        progress = Progress(**saved.progress)
+        progress = _progress(saved, record)
         changed = overridden(record, request, progress)
-        prepared = Prepared(changed, tokenizer, _tokens(out), chosen, parallel=parallel)
+        if is_other:
+            changed = noting_corpus(changed, began, progress)
+        tokens = _tokens(out, described)
+        prepared = Prepared(changed, tokenizer, tokens, chosen, parallel=parallel)
         state = _restored(prepared, saved, progress)
         notes = [*saved.set_aside, *changed.overridden]
         if differs := differences(saved.made_by, made_by(prepared)):
             notes.append(f"not to the last bit as without a break: {differs}")
-        if changed is not record and first:
+        if changed is not began and first:
             run_state.save_record(out, changed.to_dict(), described)
             run_state.save_progress(out, asdict(progress))
+        if first:
+            run_state.drop_other_tokens(out, described)
         log.trim(state.progress.step)
         plan = plan_report(out, prepared, step=state.progress.step)
         yield log.add(replace(plan, notes=[*plan.notes, *notes]))
@@ -144,28 +157,8 @@ def _tokenizer(out: Path, record: RunRecord) -> Tokenizer:
     return Tokenizer(text.decode(), ends=[] if record.end_of_text is None else [record.end_of_text])
 
 
-def _tokenised_anew(
-    out: Path,
-    text: corpus.Corpus,
-    record: RunRecord,
-    tokenizer: Tokenizer,
-    described: Mapping[str, Any],
-) -> Iterator[RunReport]:
-    """The run's tokens from its corpus, which is the same; on the disk, where they were damaged."""
-    config, folder = record.plan.train, run_state.folder(out)
-    found = texts.split(text, config, record.read_bytes)
-    both = yield from texts.tokenised(
-        found, tokenizer, config, folder=folder, threads=record.threads
-    )
-    if run_state.save_tokens(out, record.to_dict(), corpus.arrays(*both)) != described:
-        raise TrainingError(
-            f"the corpus gives other tokens than those the run in {out} began with",
-            "the tokenizers library may be of another version: start with --overwrite",
-        )
-
-
-def _tokens(out: Path) -> Mapping[str, Array]:
-    """The tokens that rank 0 has put there, or found sound.
+def _tokens(out: Path, described: Mapping[str, Any] | None = None) -> Mapping[str, Array]:
+    """The tokens that rank 0 has put there, or found sound; None: as run.json describes them.
 
     Raises TrainingError on a rank that does not see them.
     """
@@ -175,7 +168,7 @@ def _tokens(out: Path) -> Mapping[str, Array]:
             f"rank {distributed.ranks().rank} does not see the run in {out}",
             "choose an --out that all machines see, on a disk that they share",
         )
-    return run_state.load_run(out)[1]
+    return run_state.load_tokens(out, described or run_state.load_record(out)[1])
 
 
 def _saved(out: Path, record: RunRecord) -> run_state.Saved:
@@ -188,6 +181,12 @@ def _saved(out: Path, record: RunRecord) -> run_state.Saved:
         return saved
     told: run_state.Saved = distributed.from_first(None)
     return told
+
+
+def _progress(saved: run_state.Saved, record: RunRecord) -> Progress:
+    progress = Progress(**saved.progress)
+    judge_anew(progress, record.corpus_changes)
+    return progress
 
 
 def _restored(prepared: Prepared, saved: run_state.Saved, progress: Progress) -> TrainState:
@@ -258,7 +257,7 @@ class _Run:
         """The newest saved one; the time that has passed since then has passed all the same."""
         began = distributed.clock()
         saved = _saved(self.out, self.prepared.record)
-        state = _restored(self.prepared, saved, Progress(**saved.progress))
+        state = _restored(self.prepared, saved, _progress(saved, self.prepared.record))
         for name in _KEPT:
             setattr(state.progress, name, getattr(left, name))
         state.progress.seconds += distributed.clock() - began

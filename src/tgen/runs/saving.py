@@ -87,6 +87,7 @@ class Saver:
                 arrays,
                 run=self.prepared.record.run_id,
                 made_by=made_by(self.prepared),
+                keep=self.prepared.record.plan.train.keep,
             )
         except OSError as error:
             reason = error.strerror or str(error)

@@ -19,6 +19,22 @@ _CROSSING = {
     False: re.compile(rf"\n[^\s{SPACE}]|.{BYTE_TOKENS[10]}|{BYTE_TOKENS[10]}.", re.DOTALL),
 }
 
+_LONGEST = 1024  # characters of a word; what is longer is none
+_PART = 128  # of what is none: the shorter, the quicker learnt from
+_KINDS = (r"(?:[^\W\d_])", r"\s", r"(?:[^\w\s]|_)")  # of which words are: letters, white, others
+_ENDLESS = re.compile("|".join(f"(?<!{kind}){kind}{{{_LONGEST + 1},}}" for kind in _KINDS))
+
+
+def bounded(text: str) -> Iterator[str]:
+    """A text in parts, cut only within runs of one kind of character that are longer than any word:
+    learning from a word takes its length squared."""
+    start = 0
+    for run in _ENDLESS.finditer(text):
+        for end in range(run.start() + _PART, run.end(), _PART):
+            yield text[start:end]
+            start = end
+    yield text[start:]
+
 
 def blocks(text: str, cut: re.Pattern[str] | None) -> Iterator[str]:
     """A long text in parts of about `_BLOCK` characters; as it is where it may not be cut."""

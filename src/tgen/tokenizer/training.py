@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trai
 from tgen import files
 from tgen.errors import UsageError
 from tgen.tokenizer.backend import Backend
-from tgen.tokenizer.cutting import blocks
+from tgen.tokenizer.cutting import blocks, bounded
 from tgen.tokenizer.patterns import LINES, WORDS
 from tgen.tokenizer.spelling import BYTE_CHARACTERS
 from tgen.tokenizer.tokenizer import END_OF_TEXT, PAD, Tokenizer
@@ -82,7 +82,8 @@ def train_bpe(texts: Iterable[bytes], *, vocab_size: int = DEFAULT_VOCAB_SIZE) -
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     decoded = (text.decode("utf-8", errors="ignore") for text in texts)
-    backend.train_from_iterator((b for text in decoded for b in blocks(text, LINES)), trainer)
+    parts = (part for text in decoded for b in blocks(text, LINES) for part in bounded(b))
+    backend.train_from_iterator(parts, trainer)
     return _finish(backend)
 
 

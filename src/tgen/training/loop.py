@@ -132,9 +132,9 @@ def _step(
     unsound = ~(norm.isfinite() & total.isfinite())
     torch.nn.utils.clip_grads_with_norm_(learning, config.grad_clip, norm)
     for optimizer in state.optimizers:
-        optimizer.found_inf = unsound.float()  # type: ignore[attr-defined]
-        optimizer.step()
-        optimizer.zero_grad()
+        optimizer.step(found_inf=unsound.float())
+    for parameter in learning:
+        parameter.grad = None
     return torch.where(unsound, torch.nan, total)
 
 

@@ -3,13 +3,17 @@
 Matrices inside the blocks go to Muon (Jordan et al. 2024): momentum, then the nearest orthogonal
 matrix by Newton-Schulz iterations, so that every direction of the update has the same size. The
 embeddings, norms and biases go to AdamW (Loshchilov & Hutter 2019).
+
+They are no subclasses of torch's, which import its compiler: that takes as long as torch itself.
 """
 
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 from tgen.config import TrainConfig
 from tgen.model.transformer import Transformer
@@ -21,14 +25,49 @@ _ROUNDS = 5
 Orthogonalise = Callable[[Tensor], Tensor]  # (N, m, n) -> (N, m, n)
 
 
-class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalised; matrices of one shape are done in one batch.
+class AdamW:
+    """Torch's fused one."""
 
-    Where the attribute `found_inf` is 1 a step changes nothing, as in torch's fused optimizers: the
-    decision stays on the device.
-    """
+    def __init__(self, groups: list[dict[str, Any]], *, beta1: float, beta2: float) -> None:
+        self.param_groups = groups  # of params, lr and weight_decay each
+        self.beta1, self.beta2 = beta1, beta2
+        self.state: dict[Tensor, dict[str, Tensor]] = {}
 
-    found_inf: Tensor  # (), 0 or 1
+    @torch.no_grad()
+    def step(self, *, found_inf: Tensor | None = None) -> None:
+        """Updates every parameter from its gradient, if it has one; where `found_inf` (), is 1 a
+        step changes nothing: the decision stays on the device."""
+        for group in self.param_groups:
+            learning: list[Tensor] = [p for p in group["params"] if p.grad is not None]
+            for parameter in learning:
+                if parameter not in self.state:
+                    self.state[parameter] = {
+                        "step": torch.zeros((), device=parameter.device),
+                        "exp_avg": torch.zeros_like(parameter),
+                        "exp_avg_sq": torch.zeros_like(parameter),
+                    }
+            states = [self.state[parameter] for parameter in learning]
+            adamw(
+                learning,
+                [p.grad for p in learning if p.grad is not None],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                [state["step"] for state in states],
+                fused=True,
+                found_inf=found_inf,
+                amsgrad=False,
+                beta1=self.beta1,
+                beta2=self.beta2,
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                eps=1e-8,
+                maximize=False,
+            )
+
+
+class Muon:
+    """Momentum, orthogonalised; matrices of one shape are done in one batch."""
 
     def __init__(
         self,
@@ -39,25 +78,26 @@ class Muon(torch.optim.Optimizer):
         weight_decay: float,
         orthogonalise: Orthogonalise,
     ) -> None:
-        super().__init__(parameters, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
+        settings = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        self.param_groups: list[dict[str, Any]] = [{"params": parameters, **settings}]
+        self.state: dict[Tensor, dict[str, Tensor]] = {}
         self._orthogonalise = orthogonalise
-        self.found_inf = torch.zeros((), device=parameters[0].device)
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Updates every matrix from its gradient."""
-        assert closure is None
-        sound = self.found_inf == 0
+    def step(self, *, found_inf: Tensor | None = None) -> None:
+        """Updates every matrix from its gradient, or none: see AdamW."""
         for group in self.param_groups:
+            device = group["params"][0].device
+            sound = torch.tensor(True, device=device) if found_inf is None else found_inf == 0
             by_shape: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
             for parameter in group["params"]:
                 by_shape[parameter.shape].append(parameter)
             for shape, parameters in by_shape.items():
                 updates = []
                 for parameter in parameters:
+                    if parameter not in self.state:
+                        self.state[parameter] = {"momentum": torch.zeros_like(parameter)}
                     state = self.state[parameter]
-                    if not state:
-                        state["momentum"] = torch.zeros_like(parameter)
                     gradient = parameter.grad
                     assert gradient is not None
                     gradient = gradient.where(sound, state["momentum"])
@@ -84,24 +124,23 @@ def orthogonalise(x: Tensor) -> Tensor:
 
 def make_optimizers(
     model: Transformer, config: TrainConfig, *, orthogonalise: Orthogonalise = orthogonalise
-) -> list[torch.optim.Optimizer]:
+) -> list[AdamW | Muon]:
     """Muon for the blocks' matrices, AdamW for the rest; weight decay on matrices only."""
     inside = {id(p) for p in model.blocks.parameters() if p.dim() == 2}
     matrices = [p for p in model.parameters() if id(p) in inside]
     tables = [p for p in model.parameters() if p.dim() == 2 and id(p) not in inside]
     vectors = [p for p in model.parameters() if p.dim() < 2]
-    adamw = torch.optim.AdamW(
+    rest = AdamW(
         [
-            {"params": tables, "weight_decay": config.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
+            {"params": tables, "lr": config.learning_rate, "weight_decay": config.weight_decay},
+            {"params": vectors, "lr": config.learning_rate, "weight_decay": 0.0},
         ],
-        lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
-        fused=True,
+        beta1=config.beta1,
+        beta2=config.beta2,
     )
     if config.optimizer == "adamw":
-        adamw.param_groups[0]["params"] += matrices
-        return [adamw]
+        rest.param_groups[0]["params"] += matrices
+        return [rest]
     muon = Muon(
         matrices,
         lr=config.matrix_learning_rate,
@@ -109,7 +148,7 @@ def make_optimizers(
         weight_decay=config.weight_decay,
         orthogonalise=orthogonalise,
     )
-    return [muon, adamw]
+    return [muon, rest]
 
 
 def rate_factor(

@@ -58,6 +58,15 @@ def note_evaluation(progress: Progress, config: TrainConfig, bits_per_byte: floa
     return False
 
 
+def judge_anew(progress: Progress, corpus_changes: int) -> None:
+    """Where the corpus has changed since, forgets what was best: its held-out text is another, and
+    the next evaluation the first."""
+    if progress.corpus_changes != corpus_changes:
+        progress.corpus_changes = corpus_changes
+        progress.best_bits_per_byte, progress.best_step, progress.not_better = None, 0, 0
+        progress.in_decay = progress.go_back = False
+
+
 def begin_early_decay(progress: Progress, config: TrainConfig) -> None:
     """Lets the rate fall from this step on, the best one, since more steps made nothing better."""
     steps = round(progress.step * config.decay_fraction / (1 - config.decay_fraction))

@@ -32,6 +32,7 @@ class Progress:
     total_steps: int | None = None
     best_step: int = 0
     best_bits_per_byte: float | None = None
+    corpus_changes: int = 0  # of which corpus the best is: it may change on the way
     not_better: int = 0  # evaluations since the best, or since the decay began
     in_decay: bool = False  # one has been made there
     go_back: bool = False  # to the best step: the loop has ended there
@@ -112,7 +113,7 @@ class TrainState:
             if key == "model":
                 parameter.data.copy_(tensor)
             else:
-                owner[parameter].state[parameter][key] = tensor
+                owner[parameter].state.setdefault(parameter, {})[key] = tensor
         self.progress = progress
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:

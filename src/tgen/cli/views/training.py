@@ -17,6 +17,7 @@ from tgen.reports import (
     BackReport,
     DoneReport,
     EvalReport,
+    EventsReport,
     MemorisationReport,
     PlanReport,
     PreparingReport,
@@ -86,6 +87,11 @@ class TrainingView:
             )
         elif isinstance(report, SavingReport):
             self._saving(report)
+        elif isinstance(report, EventsReport):
+            console.note(
+                f"warning: TensorBoard's events end at step {report.step:,}: {report.failed}. "
+                "Training goes on"
+            )
         elif isinstance(report, MemorisationReport):
             console.note(report.verdict)
         else:
