@@ -146,7 +146,8 @@ def generate(
 
     The continuation goes to stdout and not one byte more; the model's name, the seed and the speed
     go to stderr. Texts of --input and --samples end with a line break each; --jsonl keeps theirs
-    apart from it. docs/formats.md has the fields of JSON, in and out.
+    apart from it. docs/formats.md has the fields of JSON, in and out. Under torchrun its ranks
+    share the rows of --input out; rank 0 writes all of them, the bytes that one process writes.
 
     With --chat the prompt is what a user says; what it spells is never a control token. The answer
     ends where the model's turn does, and with --interactive each line is a turn.
