@@ -195,7 +195,7 @@ def large(tmp_path, **more):
 
 
 def test_a_model_that_no_rank_could_hold_is_planned_without_making_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("tgen.runs.prepare.new_state", None)
+    monkeypatch.setattr("tgen.runs.prepared.new_state", None)
     shown = runs.dry_run(large(tmp_path, n_ranks=64, device_memory=80 * GB))
     assert shown.n_parameters > 6e9
     assert shown.scaling is not None

@@ -92,11 +92,11 @@ def joined(
 
 def agree(what: str, value: str) -> None:
     """Raises TgenError on all ranks where `value` is not the same on all."""
-    values = everyones(value)
+    named, values = zip(*everyones((what, value)), strict=True)
     other = next((rank for rank, given in enumerate(values) if given != values[0]), None)
     if other is not None:
         raise TgenError(
-            f"{what} differs: {values[0]} on rank 0, {values[other]} on rank {other}",
+            f"{named[0]} differs: {values[0]} on rank 0, {values[other]} on rank {other}",
             "give all ranks the same",
         )
 
