@@ -116,13 +116,13 @@ def test_two_ranks_learn_what_one_process_does(on_ranks, corpus, whole, tmp_path
     assert_same(out, whole)
 
 
-def test_three_ranks_share_rows_unevenly_with_masks_parts_and_split_tokens(on_ranks, tmp_path):
+def test_three_ranks_share_rows_with_masks_parts_dropout_and_split_tokens(on_ranks, tmp_path):
     corpus, whole = tmp_path / "rows.jsonl", tmp_path / "whole"
     words = VARIED.decode().split()
     some = [" ".join(words[i : i + 5]) for i in range(1000)]
     rows = [{"prompt": some[i], "completion": some[i + 100]} for i in range(900)]
     corpus.write_text("\n".join(map(json.dumps, rows)))
-    settings = {"accumulation": 2, "token_split": 0.2, "split_in_decay": "true"}
+    settings = {"accumulation": 2, "token_split": 0.2, "split_in_decay": "true", "dropout": 0.2}
     settings |= {"optimizer": "adamw", "learning_rate": 0.002}
     more = ("--tokenizer", "bpe", "--vocab-size", 300)
     assert statuses(on_ranks(command(corpus, whole, *more, batch=12, **settings))) == [0]

@@ -135,6 +135,12 @@ def from_first(value: Any) -> Any:
     return values[0]
 
 
+def share(n: int) -> range:
+    """Which of `n` things are this rank's: about as many for each, in order."""
+    rank, n_ranks, *_ = ranks()
+    return range(n * rank // n_ranks, n * (rank + 1) // n_ranks)
+
+
 def clock() -> float:
     """Seconds, from an unknown beginning, by rank 0's clock: ranks that decide by it agree."""
     now = time.perf_counter()

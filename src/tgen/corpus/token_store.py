@@ -52,11 +52,8 @@ class TokenStore:
         """Held-out tokens that are scored."""
         return _n_scored(self.held_out, self.held_out_scored)
 
-    def batch(
-        self, step: int, *, token_split: float = 0.0, part: tuple[int, int] = (0, 1)
-    ) -> Batch:
-        """Step `step`'s windows, `batch_size` of `context_length` + 1 tokens, or of `part` (i, n)
-        the i-th of n parts.
+    def batch(self, step: int, *, token_split: float = 0.0, rows: range | None = None) -> Batch:
+        """Step `step`'s windows, `batch_size` of `context_length` + 1 tokens, or some `rows` of it.
 
         Every epoch cuts the text into windows at a new offset and deals them in a new order, so
         each token is seen once an epoch. With `token_split` each is taken apart with that
@@ -64,11 +61,10 @@ class TokenStore:
         """
         length = self.context_length
         per_epoch = max(1, (len(self.train) - 1) // length)
-        mine = np.array_split(np.arange(self.batch_size), part[1])[part[0]]
-        # What is taken apart hangs on the rows before.
-        rows = range(self.batch_size) if token_split > 0 else mine.tolist()
+        wanted = range(self.batch_size) if rows is None else rows
         starts = []
-        for row in rows:
+        # What is taken apart hangs on the rows before.
+        for row in range(self.batch_size) if token_split > 0 else wanted:
             epoch, i = divmod(step * self.batch_size + row, per_epoch)
             offset, order = _epoch(self.seed, epoch, per_epoch, len(self.train) - length)
             starts.append((offset + order[i] * length) % (len(self.train) - length))
@@ -82,7 +78,8 @@ class TokenStore:
                 tokens, self.merge_pairs, probability=token_split, random=random
             )
             counts = None if counts is None else np.take_along_axis(counts, positions, axis=1)
-            tokens, counts = tokens[mine], None if counts is None else counts[mine]
+            part = slice(wanted.start, wanted.stop)
+            tokens, counts = tokens[part], None if counts is None else counts[part]
         return self._batch(tokens, counts)
 
     def held_out_windows(self, max_tokens: int) -> Iterator[Batch]:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tgen.config import ModelConfig
+from tgen.model.dropout import Dropout
 from tgen.model.kv_cache import KVCache
 from tgen.model.position_tables import rotary_tables, sinusoid
 from tgen.model.positions import in_order, rotate, within_documents
@@ -95,7 +96,7 @@ class Embedding(nn.Embedding):
 class CausalSelfAttention(nn.Module):
     """Multi-head attention over the positions so far, queries grouped over fewer key heads."""
 
-    def __init__(self, config: ModelConfig, layer: int, dropout: float) -> None:
+    def __init__(self, config: ModelConfig, layer: int, dropout: Dropout) -> None:
         super().__init__()
         self.layer, self.head_dim = layer, config.head_dim
         self.n_heads, self.n_kv_heads = config.n_heads, config.n_kv_heads
@@ -107,7 +108,7 @@ class CausalSelfAttention(nn.Module):
         self.o_proj = Linear(n_q, config.d_model, bias=config.output_bias, std=out_std)
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = dropout
 
     def forward(self, x: Tensor, carried: Carried) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
@@ -134,7 +135,7 @@ class CausalSelfAttention(nn.Module):
 class FeedForward(nn.Module):
     """Two matrices with an activation between, or three where one gates the other (SwiGLU)."""
 
-    def __init__(self, config: ModelConfig, dropout: float) -> None:
+    def __init__(self, config: ModelConfig, dropout: Dropout) -> None:
         super().__init__()
         self.activation = config.activation
         bias, std = config.feed_forward_bias, 0.02 if not config.post_norm else config.d_model**-0.5
@@ -143,7 +144,7 @@ class FeedForward(nn.Module):
             self.gate_proj = Linear(config.d_model, config.d_ff, bias=bias, std=std)
         self.up_proj = Linear(config.d_model, config.d_ff, bias=bias, std=std)
         self.down_proj = Linear(config.d_ff, config.d_model, bias=bias, std=down_std)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
@@ -161,7 +162,7 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """Attention, then feed-forward, each added to what came in; norms before or after."""
 
-    def __init__(self, config: ModelConfig, layer: int, dropout: float) -> None:
+    def __init__(self, config: ModelConfig, layer: int, dropout: Dropout) -> None:
         super().__init__()
         self.post_norm = config.post_norm
         self.attention_norm = make_norm(config)
@@ -194,10 +195,9 @@ class Transformer(nn.Module):
         self.token_embedding = Embedding(config.vocab_size, config.d_model, std=std)
         if config.position == "learned":
             self.position_embedding = Embedding(config.context_length, config.d_model, std=0.02)
-        self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(
-            Block(config, layer, dropout) for layer in range(config.n_layers)
-        )
+        self.dropout = Dropout(dropout)  # the blocks' too
+        blocks = [Block(config, layer, self.dropout) for layer in range(config.n_layers)]
+        self.blocks = nn.ModuleList(blocks)
         self.final_norm = nn.Identity() if config.post_norm else make_norm(config)
         if not config.tied_embeddings:
             self.lm_head = Linear(config.d_model, config.vocab_size, bias=False, std=0.02)

@@ -18,8 +18,6 @@ from tgen.training.uncertainty import bits_per_byte_error
 
 # Tokens (B, T + 1); which targets count (B, T), None: all; each input's document (B, T), None: one.
 Windows = tuple[NDArray[np.int64], NDArray[np.bool_] | None, NDArray[np.int32] | None]
-Part = tuple[int, int]  # which of how many
-ALL: Part = (0, 1)
 
 
 class Batches(Protocol):
@@ -37,8 +35,8 @@ class Batches(Protocol):
     def held_out_bytes(self) -> int:
         """Bytes of the held-out text whose tokens are scored; 0: there is none."""
 
-    def batch(self, step: int, *, token_split: float = 0.0, part: Part = ALL) -> Windows:
-        """One part of a step's windows of T + 1 tokens, a share of which may be taken apart."""
+    def batch(self, step: int, *, token_split: float = 0.0, rows: range | None = None) -> Windows:
+        """Some of a step's windows of T + 1 tokens, a share of which may be taken apart."""
 
     def held_out_windows(self, max_tokens: int) -> Iterator[Windows]:
         """Windows of up to T + 1 tokens that predict each held-out token once."""

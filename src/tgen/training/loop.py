@@ -107,21 +107,24 @@ def _step(
 ) -> Tensor:
     """One update; its loss, nats a token, () on the device: NaN where the step was skipped."""
     progress = state.progress
-    rank, n_ranks, *_ = distributed.ranks()
+    n_ranks = distributed.ranks().world_size
     factor = _rate(progress, config, progress.step)
     groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
     for group in groups:
         group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
     if not state.learner.training:
         state.learner.train()
-    if config.dropout > 0:  # the masks are a function of seed, step and rank
-        torch.manual_seed(_dropout_seed(config.seed, progress.step, rank))
     token_split = _token_split(progress, config, factor)
-    windows = batches.batch(progress.step, token_split=token_split, part=(rank, n_ranks))
-    parts = split(to_device(windows, _device(model)), config.accumulation)
+    rows = distributed.share(config.batch_size)
+    windows = batches.batch(progress.step, token_split=token_split, rows=rows)
+    n_parts = min(config.accumulation, config.batch_size // n_ranks)  # none without a row
+    parts = split(to_device(windows, _device(model)), n_parts)
     losses = []
     n_scored = max(1, distributed.total(count_scored(windows)))
     for i, part in enumerate(parts, 1):
+        if config.dropout > 0:
+            _draw_masks(model, config, progress.step, rows[: len(part.tokens)])
+            rows = rows[len(part.tokens) :]
         with state.exchange(now=i == len(parts)):
             loss = state.step_loss(part) / n_scored
             (loss * n_ranks).backward()  # of which the ranks' mean is taken
@@ -161,9 +164,14 @@ def _count_skipped(progress: Progress, losses: list[float]) -> None:
             raise DivergedError(f"the loss or its gradient was not finite at step {progress.step}")
 
 
-def _dropout_seed(seed: int, step: int, rank: int) -> int:
-    of = [seed, step, rank] if rank else [seed, step]
-    return int(np.random.SeedSequence(of).generate_state(1, np.uint64)[0] >> 1)
+def _draw_masks(model: Transformer, config: TrainConfig, step: int, rows: range) -> None:
+    """Makes the dropout of a pass a function of seed, step and row; on a GPU, or compiled, of the
+    first row."""
+    keys = [np.random.SeedSequence([config.seed, step, row]) for row in rows]
+    seeds = [int(key.generate_state(1, np.uint64)[0] >> 1) for key in keys]
+    torch.manual_seed(seeds[0])
+    drawn = None if config.compile else [torch.Generator().manual_seed(seed) for seed in seeds]
+    model.dropout.generators = drawn
 
 
 def _evaluation(batches: Batches, config: TrainConfig, state: TrainState) -> EvalReport:
