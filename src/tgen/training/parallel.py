@@ -22,10 +22,9 @@ from tgen.training.evaluation import Learner
 _BUFFERS_STAY = ("forward_sync_buffers", "broadcast_buffers")  # torch's names, the new one first
 
 
-def spread(learner: Learner, parallel: Parallel) -> nn.Module:
+def spread(learner: Learner, parallel: Parallel, device: torch.device) -> nn.Module:
     """What a step calls in place of `learner`, on all ranks alike; with `fsdp` the parameters of
-    its model are DTensors from here on."""
-    device = learner.model.token_embedding.weight.device
+    its model are DTensors on `device` from here on."""
     if parallel == "ddp":
         named = inspect.signature(DistributedDataParallel).parameters
         still: dict[str, Any] = {next(n for n in _BUFFERS_STAY if n in named): False}

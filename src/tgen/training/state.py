@@ -45,13 +45,23 @@ class Progress:
     rate_scale: float = 1.0  # halved by each rollback
 
 
+_CPU = torch.device("cpu")
+
+
 class TrainState:
     """A model in training with its optimizers and counters; with `parallel` one that all ranks
     have a part in: they call its methods alike."""
 
     def __init__(
-        self, model: Transformer, config: TrainConfig, *, parallel: Parallel | None = None
+        self,
+        model: Transformer,
+        config: TrainConfig,
+        *,
+        device: torch.device = _CPU,
+        parallel: Parallel | None = None,
     ) -> None:
+        if parallel != "fsdp":  # of which a device takes a share at a time
+            model = model.to(device)
         self.model, self.parallel = model, parallel
         self.learner = Learner(model, compiled=config.compile)
         self.step_loss: nn.Module = self.learner  # what a step calls
@@ -59,7 +69,7 @@ class TrainState:
         if parallel:
             from tgen.training.parallel import shared_out, spread  # seconds to import
 
-            self.step_loss = spread(self.learner, parallel)
+            self.step_loss = spread(self.learner, parallel, device)
             way = shared_out(orthogonalise)
         self.optimizers = make_optimizers(model, config, orthogonalise=way)
         self.progress = Progress()
@@ -138,7 +148,7 @@ def new_state(
     model = Transformer(model_config, dropout=config.dropout)
     if weights is not None:
         model.load_arrays(weights)
-    return TrainState(model.to(device), config, parallel=parallel)
+    return TrainState(model, config, device=device, parallel=parallel)
 
 
 def whole(tensor: Tensor) -> Tensor:
