@@ -44,8 +44,23 @@ def folder(out: Path) -> Path:
     return out / "training"
 
 
-def save_run(out: Path, run: Mapping[str, Any], tokens: Mapping[str, Array]) -> None:
-    """Writes what never changes in a run; run.json last, since it says that a run is there."""
+def begin(
+    out: Path,
+    run: Mapping[str, Any],
+    tokens: Mapping[str, Array],
+    *,
+    tokenizer: str,
+    progress: Mapping[str, Any],
+    arrays: Mapping[str, NDArray[Any]],
+    made_by: Mapping[str, Any],
+) -> None:
+    """Puts a new run in the place of an old one; run.json last, since it says that a run is there.
+
+    An old model stays until there is a new one.
+    """
+    remove(out)
+    files.publish(folder(out) / "tokenizer.json", tokenizer.encode())
+    save_state(out, progress, arrays, run=run["run_id"], made_by=made_by)
     save_record(out, run, save_tokens(out, run, tokens))
 
 
@@ -74,7 +89,7 @@ def save_tokens(
 
 
 def load_run(out: Path) -> tuple[dict[str, Any], dict[str, Array]]:
-    """What `save_run` wrote; errors as those two."""
+    """What `begin` wrote of a run and its tokens; errors as those two."""
     run, described = load_record(out)
     return run, load_tokens(out, described)
 

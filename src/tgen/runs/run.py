@@ -47,22 +47,20 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
     began = time.monotonic() if request.began is None else request.began
     if request.tensorboard:
         tensorboard.require()
-    folder = run_state.folder(request.out)
-    prepared = yield from prepare(request, folder=folder)
+    prepared = yield from prepare(request, folder=run_state.folder(request.out))
     with run_log.RunLog(request.out) as log:
         state = prepared.new_state()
-        run_state.remove(request.out)  # an old model stays until there is a new one
-        files.publish(folder / "tokenizer.json", prepared.tokenizer.json.encode())
-        run_state.save_state(
+        run_state.begin(
             request.out,
-            asdict(state.progress),
-            state.to_arrays(),
-            run=prepared.record.run_id,
+            prepared.record.to_dict(),
+            prepared.tokens,
+            tokenizer=prepared.tokenizer.json,
+            progress=asdict(state.progress),
+            arrays=state.to_arrays(),
             made_by=made_by(prepared),
         )
-        prepared = replace(prepared, weights=None)  # the state has them
-        run_state.save_run(request.out, prepared.record.to_dict(), prepared.tokens)
-        prepared = replace(prepared, tokens=run_state.load_run(request.out)[1])
+        tokens = run_state.load_tokens(request.out, {})  # just written: they need no check
+        prepared = replace(prepared, tokens=tokens, weights=None)  # the state has them
         _ = prepared.ngrams  # counted now, on the run's clock
         state.progress.seconds = state.progress.setup_seconds = time.monotonic() - began
         run_state.save_progress(request.out, asdict(state.progress))

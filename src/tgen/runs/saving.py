@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tgen import __version__, files
-from tgen.checkpoint import directory, run_log, run_state
+from tgen.checkpoint.pending import Pending, Weights
+from tgen.checkpoint.run_log import RunLog
 from tgen.errors import DivergedError, TgenError, TrainingError
 from tgen.model.device import what_computes
 from tgen.reports import SavingReport
@@ -26,22 +26,27 @@ _LAST_WAITS = (0.5, 1.0, 2.0)  # seconds, where there is nothing else left to do
 class Saver:
     """Saves a run's weights and states in `out`, whose lock is held."""
 
-    def __init__(self, out: Path, prepared: Prepared, log: run_log.RunLog) -> None:
-        self.out, self.prepared, self.log = out, prepared, log
-        self._weights: Mapping[str, NDArray[Any]] | None = None  # that are to be on disk, and wait
+    def __init__(self, out: Path, prepared: Prepared, log: RunLog) -> None:
+        self.out, self.prepared = out, prepared
+        self.pending = Pending(out, log)
         self._failures = 0  # since the last success
         self._next = 0.0  # by time.monotonic: the next try
 
     def save(self, state: TrainState, *, weights: bool) -> Iterator[SavingReport]:
-        """Saves the state and, before it, the weights: a run that is killed in between comes past
-        this step again. A report where that fails, or succeeds after it had failed.
+        """Saves the state and, before it, the weights. A report where that fails, or succeeds after
+        it had failed.
 
         Raises DivergedError where a weight is not finite.
         """
         if not all(bool(p.isfinite().all()) for p in state.model.parameters()):
             raise DivergedError(f"a weight became infinite at step {state.progress.step}")
         if weights:
-            self._weights = state.model.to_arrays()
+            self.pending.weights = Weights(
+                state.model.config,
+                self.prepared.tokenizer,
+                state.model.to_arrays(),
+                self.prepared.ngrams,
+            )
         yield from self._try(state)
 
     def again(self, state: TrainState) -> Iterator[SavingReport]:
@@ -65,18 +70,7 @@ class Saver:
     def _try(self, state: TrainState) -> Iterator[SavingReport]:
         step, reason = state.progress.step, ""
         try:
-            if self._weights is not None:
-                directory.save(
-                    self.out,
-                    state.model.config,
-                    self.prepared.tokenizer,
-                    self._weights,
-                    ngrams=self.prepared.ngrams,
-                )
-                self._weights = None
-            self.log.flush()  # a state is never ahead of its log
-            run_state.save_state(
-                self.out,
+            self.pending.save(
                 asdict(state.progress),
                 state.to_arrays(),
                 run=self.prepared.record.run_id,
@@ -100,7 +94,8 @@ class Saver:
             yield SavingReport(step=step, failed="", needed_bytes=0, free_bytes=0)
 
     def _needed(self, state: TrainState) -> int:
-        arrays = [*state.to_arrays().values(), *(self._weights or {}).values()]
+        waiting = self.pending.weights
+        arrays = [*state.to_arrays().values(), *(waiting.arrays.values() if waiting else ())]
         return sum(array.nbytes for array in arrays)
 
 
