@@ -35,8 +35,8 @@ class Pending:
         self._back_to: int | None = None
 
     def go_back(self, step: int) -> None:
-        """The states after this one, and then what the log says of them, are of a way that was left:
-        they go now or, where the disk refuses that, with the next save."""
+        """States after this one, and what the log says of them, are of a way that was left: they go
+        now or, where the disk refuses that, with the next save."""
         self._back_to = step
         with suppress(OSError):
             self._drop()

@@ -6,14 +6,14 @@ is resumed.
 """
 
 import json
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from tgen import files
 from tgen.checkpoint import run_state
-from tgen.errors import ModelError
+from tgen.errors import ModelError, TgenError
 from tgen.reports import RunReport, json_record
 
 _TOGETHER = 100  # lines at most that a killed process loses
@@ -28,6 +28,7 @@ class RunLog:
     def __init__(self, out: Path) -> None:
         self._path = _path(out)
         self._lines: list[str] = []
+        self._trim_to: int | None = None  # a step, as long as the file has what came after it
         self._length = self._path.stat().st_size if self._path.exists() else 0  # what is sound
 
     def __enter__(self) -> Self:
@@ -39,35 +40,47 @@ class RunLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with suppress(OSError):
+        with suppress(OSError, TgenError):  # what belongs to the last state has been written
             self.flush()
-        with suppress(OSError) if error else nullcontext():  # the first failure is to be told
-            self.flush()  # what is left, if the disk refused it
 
     def add(self, report: _Report) -> _Report:
         """Notes `report` and hands it back."""
         self._lines.append(json.dumps(json_record(report)) + "\n")
         if len(self._lines) % _TOGETHER == 0:
-            with suppress(OSError):  # a full disk stops no training: they are written later
+            with suppress(OSError, TgenError):  # a full disk stops no training
                 self.flush()
         return report
 
     def flush(self) -> None:
-        """Writes the lines that have gathered; raises OSError where that fails, and keeps them."""
+        """Writes the lines that have gathered; raises OSError or TgenError where that fails, and
+        keeps them."""
+        self._trim_file()
         if self._lines:
             content = "".join(self._lines).encode()
             self._length = files.append(self._path, content, after=self._length)
             self._lines.clear()
 
     def trim(self, step: int) -> None:
-        """Drops what was added of steps after `step`, which will be taken again."""
+        """Drops what was added of steps after `step`, which will be taken again; raises as `flush`,
+        before whose next success it is done all the same."""
         self._lines = [line for line in self._lines if _step(line) <= step]
+        self._trim_to = step
+        self._trim_file()
+
+    def _trim_file(self) -> None:
+        if self._trim_to is None:
+            return
         if self._path.exists():
-            lines = files.read(self._path).decode(errors="replace").splitlines(keepends=True)
-            kept = [line for line in lines if line.endswith("\n") and _step(line) <= step]
+            whole = files.read(self._path)
+            lines = whole.decode(errors="replace").splitlines(keepends=True)
+            kept = [line for line in lines if line.endswith("\n") and _step(line) <= self._trim_to]
             content = "".join(kept).encode()
-            files.publish(self._path, content)
+            if whole.startswith(content):  # needs no room
+                files.append(self._path, b"", after=len(content))
+            else:
+                files.publish(self._path, content)
             self._length = len(content)
+        self._trim_to = None
 
 
 def read(out: Path) -> list[dict[str, Any]]:

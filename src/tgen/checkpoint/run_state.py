@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 from tgen import files
 from tgen.checkpoint import manifest, tensors
-from tgen.errors import TgenError, TrainingError
+from tgen.errors import ModelError, TrainingError
 from tgen.stored import Array
 
 _KEEP = 2
 _ARRAYS = "state.safetensors"
 _TOKENS = "tokens"  # in run.json: their file's size and SHA-256
-_NAME = re.compile(r"state-\d{8}")
+_NAME = re.compile(r"state-\d{8,}")
 
 
 class Saved(NamedTuple):
@@ -128,43 +128,57 @@ def save_state(
     run: str,
     made_by: Mapping[str, Any],
 ) -> None:
-    """Adds the state of progress["step"]; keeps it, the one before it and the best."""
+    """Adds the state of progress["step"]; keeps it, the one before it, and the best one or, where
+    that could not be saved, the first that came after it and knows of it."""
     target = _state(out, progress["step"])
     if not target.exists():  # a resumed run comes past the same steps with the same numbers
         contents: dict[str, files.Content] = {_ARRAYS: tensors.in_parts(arrays)}
         values = {"run": run, "progress": dict(progress), "made_by": dict(made_by)}
         contents[manifest.NAME] = manifest.seal(values, manifest.describe(contents))
         files.publish_folder(target, contents)
-    for old in _states(out)[:-_KEEP]:
-        if old != _state(out, progress["best_step"]):
+    states = _states(out)
+    since_best = [state for state in states if _step(state) >= progress["best_step"]]
+    for old in states[:-_KEEP]:
+        if old not in since_best[:1]:
             files.remove(old)
 
 
-def load_state(out: Path, *, run: str) -> Saved | None:
-    """The newest state that is whole, or None if the run has not saved one yet.
+def load_state(out: Path, *, run: str, from_step: int | None = None) -> Saved | None:
+    """The newest state that is whole or, with `from_step`, the first from there on; None if there
+    is none.
 
-    Those that are damaged, or of another run, get another name. Raises TrainingError if none is
-    left.
+    Those that are damaged, or of another run, get another name. Raises TrainingError if no other
+    is left, and if one cannot be read as it is: by this version, or now.
     """
     set_aside: list[str] = []
-    for state in reversed(_states(out)):
+    states = _states(out)
+    if from_step is None:
+        chosen = states[::-1]
+    else:
+        chosen = [state for state in states if _step(state) >= from_step]
+    for state in chosen:
         try:
             found = manifest.read(state)
             if found["run"] != run:
-                raise TrainingError(f"{state} is of another run")
+                raise ModelError(f"{state} is of another run")
             arrays = _read(state / _ARRAYS)
-        except TgenError as error:
+        except ModelError as error:
             aside = _free_name(state)
             files.move(state, aside)
             set_aside.append(f"{error.message}: set aside as {aside.name}")
             continue
         return Saved(found["progress"], arrays, found["made_by"], set_aside)
-    if set_aside:
+    if set_aside and len(set_aside) == len(states):
         raise TrainingError(
             f"no state of the run in {out} can be read: {'; '.join(set_aside[:5])}",
             "nothing was deleted: put a copy back, or start anew with --overwrite",
         )
     return None
+
+
+def damaged_states(out: Path) -> list[str]:
+    """The names of those that were set aside."""
+    return sorted(path.name for path in folder(out).glob("damaged-state-*"))
 
 
 def save_progress(out: Path, progress: Mapping[str, Any]) -> None:
@@ -181,7 +195,7 @@ def save_progress(out: Path, progress: Mapping[str, Any]) -> None:
 def drop_states_after(out: Path, step: int) -> None:
     """Makes the state of `step` the newest."""
     for state in reversed(_states(out)):
-        if state > _state(out, step):
+        if _step(state) > step:
             files.remove(state)
 
 
@@ -191,7 +205,8 @@ def remove(out: Path) -> None:
         files.remove(folder(out) / name)
     for state in [*_states(out), *folder(out).glob("damaged-state-*")]:
         files.remove(state)
-    files.remove_leftovers(folder(out))
+    for place in (out, folder(out)):
+        files.remove_leftovers(place)
 
 
 def _tokens(out: Path) -> Path:
@@ -211,7 +226,12 @@ def _state(out: Path, step: int) -> Path:
 
 
 def _states(out: Path) -> list[Path]:
-    return sorted(path for path in folder(out).glob("state-*") if _NAME.fullmatch(path.name))
+    found = (path for path in folder(out).glob("state-*") if _NAME.fullmatch(path.name))
+    return sorted(found, key=_step)
+
+
+def _step(state: Path) -> int:
+    return int(state.name.removeprefix("state-"))
 
 
 def _free_name(state: Path) -> Path:

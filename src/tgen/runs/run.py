@@ -19,25 +19,16 @@ from tgen.runs.overriding import overridden
 from tgen.runs.prepare import Prepared, plan_report, prepare
 from tgen.runs.record import RunRecord
 from tgen.runs.request import ResumeRequest, RunRequest
+from tgen.runs.restoring import counters, earlier, newest, restored
 from tgen.runs.saving import Saver, differences, made_by
 from tgen.stored import Array
 from tgen.tokenizer import Tokenizer
 from tgen.training import tensorboard
 from tgen.training.loop import done_report, train
 from tgen.training.schedule import begin_early_decay, evaluation_is_due
-from tgen.training.state import Progress, TrainState
+from tgen.training.state import TrainState
 
 _ROLLBACKS = 3
-# Counters that an earlier state does not bring back.
-_KEPT = (
-    "steps_taken",
-    "seconds",
-    "setup_seconds",
-    "evaluation_seconds",
-    "skipped",
-    "rollbacks",
-    "rate_scale",
-)
 
 Stopped = Callable[[], bool]
 
@@ -106,17 +97,16 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
     with run_log.RunLog(out) as log:
         for folder in (out, run_state.folder(out)):
             files.remove_leftovers(folder)
-        saved = _saved(out, record)
-        progress = Progress(**saved.progress)
+        saved = newest(out, record)
+        progress = counters(saved, record)
         changed = overridden(record, request, progress)
         prepared = Prepared(changed, tokenizer, tokens, chosen)
-        state = _restored(prepared, saved, progress)
+        state = restored(prepared, saved, progress)
         notes = [*saved.set_aside, *changed.overridden]
         if differs := differences(saved.made_by, made_by(prepared)):
             notes.append(f"not to the last bit as without a break: {differs}")
         if changed is not record:
             run_state.save_record(out, changed.to_dict(), described)
-            run_state.save_progress(out, asdict(progress))
         log.trim(state.progress.step)
         plan = plan_report(out, prepared, state)
         yield log.add(replace(plan, notes=[*plan.notes, *notes]))
@@ -152,20 +142,6 @@ def _tokenised_anew(
     return run_state.load_tokens(out, described)
 
 
-def _saved(out: Path, record: RunRecord) -> run_state.Saved:
-    """The newest whole state on disk."""
-    saved = run_state.load_state(out, run=record.run_id)
-    if saved is None:
-        raise TrainingError(f"the run in {out} has lost its state", "start with --overwrite")
-    return saved
-
-
-def _restored(prepared: Prepared, saved: run_state.Saved, progress: Progress) -> TrainState:
-    state = prepared.new_state()
-    state.restore(saved.arrays, progress)
-    return state
-
-
 class _Run:
     """What saving and rolling back need to know beside the state."""
 
@@ -193,8 +169,8 @@ class _Run:
                 yield from self._until_done(state)
                 if not left.go_back:
                     return
-                run_state.drop_states_after(self.out, left.best_step)
-                state = self._earlier_state(left)
+                state, notes = earlier(self.out, self.prepared, state, from_step=left.best_step)
+                self.saver.pending.go_back(state.progress.step)
                 begin_early_decay(state.progress, self.prepared.record.plan.train)
                 reason = "the held-out text is no longer predicted better"
             except DivergedError as error:
@@ -206,34 +182,22 @@ class _Run:
                         "matrix_learning_rate="
                         f"{self.prepared.record.plan.train.matrix_learning_rate:g}",
                     ) from None
-                state = self._earlier_state(left)
+                state, notes = earlier(self.out, self.prepared, state)
+                self.saver.pending.go_back(state.progress.step)
                 state.progress.rollbacks = left.rollbacks + 1
                 state.progress.rate_scale = left.rate_scale / 2
                 reason = error.message
             report = BackReport(
                 step=state.progress.step,
                 left_step=left.step,
-                reason=reason,
+                reason="; ".join([*notes, reason]),
                 rate_scale=state.progress.rate_scale,
             )
             self.log.add(report)
-            with suppress(OSError):  # a run that goes on from there finds it out once more
+            with suppress(OSError, TgenError):  # a run that goes on from there finds it out again
                 self.log.flush()
                 run_state.save_progress(self.out, asdict(state.progress))
             yield report
-
-    def _earlier_state(self, left: Progress) -> TrainState:
-        """The newest saved one; the time that has passed since then has passed all the same."""
-        began = time.perf_counter()
-        saved = _saved(self.out, self.prepared.record)
-        state = _restored(self.prepared, saved, Progress(**saved.progress))
-        for name in _KEPT:
-            setattr(state.progress, name, getattr(left, name))
-        state.progress.seconds += time.perf_counter() - began
-        state.progress.skipped_in_a_row = 0
-        with suppress(OSError):  # a failing disk stops no training
-            self.log.trim(state.progress.step)
-        return state
 
     def _until_done(self, state: TrainState) -> Iterator[RunReport]:
         progress, config = state.progress, self.prepared.record.plan.train

@@ -30,6 +30,7 @@ class Saver:
         self.out, self.prepared = out, prepared
         self.pending = Pending(out, log)
         self._failures = 0  # since the last success
+        self._reason = ""  # of the last
         self._next = 0.0  # by time.monotonic: the next try
 
     def save(self, state: TrainState, *, weights: bool) -> Iterator[SavingReport]:
@@ -62,13 +63,13 @@ class Saver:
                 yield from self._try(state)
         if self._failures:
             raise TrainingError(
-                f"the end of the run could not be saved in {self.out}: it needs "
-                f"{self._needed(state):,} bytes, {files.free_bytes(self.out):,} are free",
-                f"make room, then: tgen train --resume --out {self.out}",
+                f"the end of the run could not be saved in {self.out}: {self._reason}; it needs "
+                f"{self._needed(state):,} bytes, {self._free():,} are free",
+                f"see to that, then: tgen train --resume --out {self.out}",
             )
 
     def _try(self, state: TrainState) -> Iterator[SavingReport]:
-        step, reason = state.progress.step, ""
+        step, self._reason = state.progress.step, ""
         try:
             self.pending.save(
                 asdict(state.progress),
@@ -77,21 +78,27 @@ class Saver:
                 made_by=made_by(self.prepared),
             )
         except OSError as error:
-            reason = error.strerror or str(error)
+            self._reason = error.strerror or str(error)
         except TgenError as error:
-            reason = error.message
-        if reason:
+            self._reason = error.message
+        if self._reason:
             self._failures += 1
-            self._next = time.monotonic() + min(_LONGEST_WAIT, 2.0**self._failures)
+            self._next = time.monotonic() + min(_LONGEST_WAIT, 2.0 ** min(self._failures, 10))
             yield SavingReport(
                 step=step,
-                failed=reason,
+                failed=self._reason,
                 needed_bytes=self._needed(state),
-                free_bytes=files.free_bytes(self.out),
+                free_bytes=self._free(),
             )
         elif self._failures:
             self._failures = 0
             yield SavingReport(step=step, failed="", needed_bytes=0, free_bytes=0)
+
+    def _free(self) -> int:
+        try:
+            return files.free_bytes(self.out)
+        except OSError:  # a disk that does not even say that
+            return 0
 
     def _needed(self, state: TrainState) -> int:
         waiting = self.pending.weights

@@ -25,6 +25,7 @@ class Progress:
     setup_seconds: float = 0.0  # of them, before the first step
     decay_start: int | None = None  # once chosen, the schedule is fixed
     total_steps: int | None = None
+    end_changes: int = 0  # how often another end had been asked for: of which one these know
     best_step: int = 0
     best_bits_per_byte: float | None = None
     not_better: int = 0  # evaluations since the best, or since the decay began
