@@ -115,6 +115,33 @@ def test_what_fails_half_way_is_written_later_and_once(tmp_path, monkeypatch, tr
     assert [record["step"] for record in run_log.read(tmp_path)] == list(range(1, 102))
 
 
+def test_what_a_way_back_drops_needs_no_room_and_goes_in_the_end(tmp_path, monkeypatch):
+    (tmp_path / "training").mkdir()
+    log = RunLog(tmp_path)
+
+    def fails(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def written() -> list[int]:
+        return [record["step"] for record in run_log.read(tmp_path)]
+
+    for number in range(1, 6):
+        log.add(step(number))
+    log.flush()
+    with monkeypatch.context() as patch:
+        patch.setattr(run_log.files.os, "write", fails)
+        log.trim(4)
+        assert written() == [1, 2, 3, 4]
+        patch.setattr(run_log.files.os, "ftruncate", fails)
+        with pytest.raises(OSError, match="No space"):
+            log.trim(2)
+    log.add(step(3, 7.0))
+    log.add(step(4, 8.0))
+    log.flush()
+    assert written() == [1, 2, 3, 4]
+    assert run_log.read(tmp_path)[-1]["loss"] == 8.0
+
+
 def test_any_bytes_of_a_sample_are_text_in_the_log(tmp_path):
     (tmp_path / "training").mkdir()
     with RunLog(tmp_path) as log:
