@@ -44,7 +44,7 @@ def test_only_a_lock_that_is_held_is_in_use(tmp_path, monkeypatch):
 def test_on_windows_every_process_locks_the_same_byte_past_what_is_written(tmp_path, monkeypatch):
     held = set()
 
-    def locking(fd: int, mode: int, n: int) -> None:
+    def locking(fd: int, _mode: int, n: int) -> None:
         place = os.fstat(fd).st_ino, os.lseek(fd, 0, os.SEEK_CUR), n
         assert place[1] > 1 << 20
         if place in held:

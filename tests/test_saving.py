@@ -76,8 +76,13 @@ def train(
 
 @pytest.mark.parametrize(
     ("refused", "also_weights", "back_to"),
-    [((4,), False, 5), ((4, 5, 6), True, 7), ((4, 5, 6, 7, 8), False, 8), ((4, 5, 6, 7, 8), True, 8)],
-)  # fmt: skip
+    [
+        ([4], False, 5),
+        ([4, 5, 6], True, 7),
+        ([4, 5, 6, 7, 8], False, 8),
+        ([4, 5, 6, 7, 8], True, 8),
+    ],
+)
 def test_a_best_step_whose_save_failed_is_kept_all_the_same(
     tmp_path, monkeypatch, refused, also_weights, back_to
 ):

@@ -10,7 +10,7 @@ from tgen.tokenizer import train_char
 
 
 def test_a_reader_sees_the_old_model_or_the_new_one(tmp_path, monkeypatch):
-    tokenizers = [train_char([b"abcd"]), train_char([b"wxyz"])]  # of two texts
+    tokenizers = [train_char([text.encode()]) for text in ("é", "ü")]
     models = [make_model("llama", seed=n, vocab_size=tokenizers[0].vocab_size) for n in (0, 1)]
     read, n_replaced, most = directory._read_weights, [0], [0]
 
