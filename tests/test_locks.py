@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from test_runs import contents, request
+from test_runs import contents, request, resume
 from tgen import locks, runs
 from tgen.checkpoint import run_state
 from tgen.errors import LockedError, UsageError
@@ -82,10 +82,11 @@ def test_a_start_that_fails_leaves_nothing_of_itself(tmp_path, monkeypatch):
     assert not (tmp_path / "model").exists()
 
 
-def test_a_new_run_removes_what_an_interrupted_one_left(tmp_path):
+def test_a_run_removes_what_an_interrupted_one_left(tmp_path):
     out = tmp_path / "model"
     list(runs.start(request(tmp_path)))
-    for folder in (out, out / "training"):
-        (folder / ".tmp-deadbeef").write_bytes(b"half")
-    list(runs.start(request(tmp_path, overwrite=True)))
-    assert not list(out.rglob(".tmp-*"))
+    for go_on in (lambda: runs.start(request(tmp_path, overwrite=True)), lambda: resume(out)):
+        for folder in (out, out / "training", out / "training" / "state-00000014"):
+            (folder / ".tmp-deadbeef").write_bytes(b"half")
+        list(go_on())
+        assert not list(out.rglob(".tmp-*"))

@@ -50,8 +50,9 @@ def main() -> int:
         for at in range(1, disk.n_start_calls + 1):
             disk.fails(lambda i, _, at=at: i == at, (FULL, BROKEN)[at % 2], begins=True)
         back = Disk(folder, steps=12, half=1, **_GOES_BACK)
-        for at in range(1, back.n_calls + 1, 5):
-            back.fails(lambda i, name, at=at: at <= i < at + 12 and name in _ROOM, FULL)
+        for at in range(1, back.n_calls + 1, 4):
+            end = at + (2, 5, 12)[at % 3]
+            back.fails(lambda i, name, a=at, b=end: a <= i < b and name in _ROOM, FULL)
         disk.problems += back.problems
         n_calls, n_reported = disk.n_trials + back.n_trials, disk.n_reported + back.n_reported
         for i in range(soak):

@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 from tgen import files
 from tgen.checkpoint import run_state
 from tgen.errors import ModelError, TgenError
-from tgen.reports import RunReport, json_record
+from tgen.reports import BackReport, RunReport, json_record
 
 _TOGETHER = 100  # lines at most that a killed process loses
 _UNKNOWN = 1 << 62  # the step of a line that says none: after all others
@@ -29,6 +29,7 @@ class RunLog:
         self._path = _path(out)
         self._lines: list[str] = []
         self._trim_to: int | None = None  # a step, as long as the file has what came after it
+        self._ways_back: int | None = None  # that the state there knows
         self._length = self._path.stat().st_size if self._path.exists() else 0  # what is sound
 
     def __enter__(self) -> Self:
@@ -60,11 +61,14 @@ class RunLog:
             self._length = files.append(self._path, content, after=self._length)
             self._lines.clear()
 
-    def trim(self, step: int) -> None:
-        """Drops what was added of steps after `step`, which will be taken again; raises as `flush`,
-        before whose next success it is done all the same."""
+    def trim(self, step: int, *, ways_back: int | None = None) -> None:
+        """Drops what was added of steps after `step`, which will be taken again, and of the ways
+        back all but so many (None: any), for what its state does not know of it will do again.
+
+        Raises as `flush`, before whose next success it is done all the same.
+        """
         self._lines = [line for line in self._lines if _step(line) <= step]
-        self._trim_to = step
+        self._trim_to, self._ways_back = step, ways_back
         self._trim_file()
 
     def _trim_file(self) -> None:
@@ -74,6 +78,9 @@ class RunLog:
             whole = files.read(self._path)
             lines = whole.decode(errors="replace").splitlines(keepends=True)
             kept = [line for line in lines if line.endswith("\n") and _step(line) <= self._trim_to]
+            back = [i for i, line in enumerate(kept) if _is_way_back(line)]
+            if self._ways_back is not None and len(back) > self._ways_back:
+                del kept[back[self._ways_back] :]
             content = "".join(kept).encode()
             if whole.startswith(content):  # needs no room
                 files.append(self._path, b"", after=len(content))
@@ -112,6 +119,10 @@ def _parse(line: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) and isinstance(record.get("kind"), str) else None
+
+
+def _is_way_back(line: str) -> bool:
+    return (_parse(line) or {}).get("kind") == BackReport.__name__
 
 
 def _step(line: str) -> int:

@@ -205,7 +205,12 @@ def remove(out: Path) -> None:
         files.remove(folder(out) / name)
     for state in [*_states(out), *folder(out).glob("damaged-state-*")]:
         files.remove(state)
-    for place in (out, folder(out)):
+    remove_leftovers(out)
+
+
+def remove_leftovers(out: Path) -> None:
+    """Removes what an interrupted save left."""
+    for place in (out, folder(out), *_states(out)):
         files.remove_leftovers(place)
 
 

@@ -18,6 +18,7 @@ _KEPT = (
     "evaluation_seconds",
     "skipped",
     "rollbacks",
+    "ways_back",
     "rate_scale",
 )
 

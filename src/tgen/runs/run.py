@@ -95,8 +95,7 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
             raise
         tokens = yield from _tokenised_anew(out, text, record, tokenizer, described)
     with run_log.RunLog(out) as log:
-        for folder in (out, run_state.folder(out)):
-            files.remove_leftovers(folder)
+        run_state.remove_leftovers(out)
         saved = newest(out, record)
         progress = counters(saved, record)
         changed = overridden(record, request, progress)
@@ -107,7 +106,7 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
             notes.append(f"not to the last bit as without a break: {differs}")
         if changed is not record:
             run_state.save_record(out, changed.to_dict(), described)
-        log.trim(state.progress.step)
+        log.trim(state.progress.step, ways_back=state.progress.ways_back)
         plan = plan_report(out, prepared, state)
         yield log.add(replace(plan, notes=[*plan.notes, *notes]))
         yield from _Run(out, prepared, log, stopped).recorded(state)
@@ -187,6 +186,7 @@ class _Run:
                 state.progress.rollbacks = left.rollbacks + 1
                 state.progress.rate_scale = left.rate_scale / 2
                 reason = error.message
+            state.progress.ways_back += 1
             report = BackReport(
                 step=state.progress.step,
                 left_step=left.step,

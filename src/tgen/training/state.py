@@ -37,6 +37,7 @@ class Progress:
     skipped: int = 0  # steps without effect: something was not finite
     skipped_in_a_row: int = 0
     rollbacks: int = 0
+    ways_back: int = 0  # taken so far, for whatever reason
     rate_scale: float = 1.0  # halved by each rollback
 
 
