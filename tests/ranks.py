@@ -17,10 +17,10 @@ from torch.distributed import TCPStore
 
 import tgen.training.parallel
 from tgen.cli.app import run
-from tgen.runs import run as _run
+from tgen.runs import sitting
 
 assert tgen.training.parallel
-assert _run
+assert sitting
 
 
 def main() -> None:

@@ -1,15 +1,18 @@
 """What a run goes on from: whole states of its own, and the settings that it began with."""
 
+import json
 import shutil
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from test_runs import contents, request, resume
-from tgen import runs
-from tgen.checkpoint import run_state
-from tgen.errors import TrainingError, UsageError
-from tgen.reports import DoneReport, EvalReport
+from tgen import files, runs
+from tgen.checkpoint import manifest, run_state
+from tgen.errors import TgenError, TrainingError, UsageError
+from tgen.reports import DoneReport, EvalReport, RunReport
 from tgen.runs import saving
 
 
@@ -184,3 +187,85 @@ def test_another_machine_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(saving, "__version__", "9.9")
     *_, last = next(resume(tmp_path / "model", threads=1)).notes
     assert last == ("not to the last bit as without a break: tgen 0.1.0 is 9.9 now")
+
+
+def end(reports: Iterator[RunReport]) -> int:
+    *_, last = reports
+    assert isinstance(last, DoneReport)
+    return last.step
+
+
+def test_another_end_holds_for_every_state_however_soon_the_run_is_killed(tmp_path, monkeypatch):
+    out = tmp_path / "model"
+    list(runs.start(request(tmp_path)))
+    longer = {"threads": 1, "settings": {"steps": 20}, "override": True}
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):  # after run.json, if ever
+        patch.setattr(run_state, "save_progress", killed)
+        begun = resume(out, **longer)
+        next(begun)
+        begun.close()
+    shutil.copytree(out, tmp_path / "damaged")
+    assert end(resume(out, **longer)) == 20
+    damage(tmp_path / "damaged" / "training" / "state-00000014", "gone")  # the one before knows 14
+    assert end(resume(tmp_path / "damaged", threads=1)) == 20
+
+
+def reseal(state: Path, **changed: object) -> None:
+    """Another manifest that fits."""
+    values = manifest.read(state)
+    described = values.pop("files")
+    sealed = json.loads(manifest.seal(values | changed, described))
+    del sealed["sha256"]
+    sealed["sha256"] = manifest._digest(sealed)
+    (state / "manifest.json").write_text(json.dumps(sealed))
+
+
+def test_states_of_another_version_are_left_as_they_are(tmp_path):
+    out = tmp_path / "model"
+    list(runs.start(request(tmp_path)))
+    newest = out / "training" / "state-00000014"
+    reseal(newest, progress={**manifest.read(newest)["progress"], "moon": 1})
+    with pytest.raises(TrainingError, match=r"made by tgen 0\.1\.0, whose counters are others"):
+        next(resume(out))
+    reseal(newest, format=2)
+    for _ in range(2):
+        with pytest.raises(TrainingError, match="written by another version of tgen"):
+            next(resume(out))
+    assert newest.is_dir()
+    assert not list((out / "training").glob("damaged-*"))
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(5, "Input/output error"), TgenError("x cannot be opened: Permission denied")]
+)
+def test_a_state_that_cannot_be_read_now_is_left_as_it_is(tmp_path, monkeypatch, error):
+    out = tmp_path / "model"
+    list(runs.start(request(tmp_path)))
+    digest = files.sha256
+
+    def unreadable(path: Path) -> bytes:
+        if path.name == "state.safetensors":
+            raise error
+        return digest(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "sha256", unreadable)
+        with pytest.raises(TrainingError, match=r"Input/output error|Permission denied"):
+            next(resume(out))
+    assert not list((out / "training").glob("damaged-*"))
+    assert end(resume(out, threads=1)) == 14
+
+
+def test_where_only_damaged_states_are_left_it_says_so(tmp_path):
+    out = tmp_path / "model"
+    list(runs.start(request(tmp_path)))
+    for state in (out / "training").glob("state-*"):
+        damage(state, "gone")
+    with pytest.raises(TrainingError, match="no state of the run"):
+        next(resume(out))
+    with pytest.raises(TrainingError, match=r"lost its state: damaged-state-.*, damaged-state"):
+        next(resume(out))

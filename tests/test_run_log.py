@@ -11,7 +11,7 @@ from tgen import runs
 from tgen.checkpoint import run_log
 from tgen.checkpoint.run_log import RunLog
 from tgen.errors import ModelError
-from tgen.reports import SampleReport, StepReport, json_record
+from tgen.reports import BackReport, SampleReport, StepReport, json_record
 from tgen.runs import closing
 
 
@@ -113,6 +113,46 @@ def test_what_fails_half_way_is_written_later_and_once(tmp_path, monkeypatch, tr
         assert [record["step"] for record in run_log.read(tmp_path)] == [1]
     log.flush()
     assert [record["step"] for record in run_log.read(tmp_path)] == list(range(1, 102))
+
+
+def test_what_a_way_back_drops_needs_no_room_and_goes_in_the_end(tmp_path, monkeypatch):
+    (tmp_path / "training").mkdir()
+    log = RunLog(tmp_path)
+
+    def fails(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def written() -> list[int]:
+        return [record["step"] for record in run_log.read(tmp_path)]
+
+    for number in range(1, 6):
+        log.add(step(number))
+    log.flush()
+    with monkeypatch.context() as patch:
+        patch.setattr(run_log.files.os, "write", fails)
+        log.trim(4)
+        assert written() == [1, 2, 3, 4]
+        patch.setattr(run_log.files.os, "ftruncate", fails)
+        with pytest.raises(OSError, match="No space"):
+            log.trim(2)
+    log.add(step(3, 7.0))
+    log.add(step(4, 8.0))
+    log.flush()
+    assert written() == [1, 2, 3, 4]
+    assert run_log.read(tmp_path)[-1]["loss"] == 8.0
+
+
+def test_a_way_back_that_the_state_does_not_know_of_is_told_once_more_not_twice(tmp_path):
+    (tmp_path / "training").mkdir()
+    back = BackReport(step=2, left_step=6, reason="", rate_scale=1.0)
+    with RunLog(tmp_path) as log:
+        for report in (step(1), back, step(2), back):
+            log.add(report)
+    with RunLog(tmp_path) as log:
+        log.trim(2, ways_back=2)
+        assert len(run_log.read(tmp_path)) == 4
+        log.trim(2, ways_back=1)
+    assert [r["kind"] for r in run_log.read(tmp_path)] == ["StepReport", "BackReport", "StepReport"]
 
 
 def test_any_bytes_of_a_sample_are_text_in_the_log(tmp_path):

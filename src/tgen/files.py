@@ -29,9 +29,7 @@ def read(path: Path, *, limit: int | None = None) -> bytes:
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if limit is not None and size > limit:
-            raise TgenError(
-                f"{path} has {size} bytes, more than the {limit} expected", "it is no such file"
-            )
+            raise TgenError(f"{path} has {size} bytes, not {limit} at most", "it is no such file")
         return file.read()
 
 
@@ -127,16 +125,16 @@ def publish(path: Path, content: bytes) -> None:
 
 def publish_stream(path: Path, blocks: Iterable[bytes]) -> None:
     """As `publish`, of what need not be in memory all at once."""
-    temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(6)}"
+    beside = _beside(path)
     try:
-        _write(temporary, blocks)
-        os.replace(temporary, path)
+        _write(beside, blocks)
+        os.replace(beside, path)
     except OSError as error:
-        if error.filename:  # what was asked for, not the temporary file
+        if error.filename:  # what was asked for, not the temporary one
             error.filename = str(path)
         raise
     finally:
-        temporary.unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
     _sync_folder(path.parent)
 
 
@@ -152,15 +150,15 @@ def put(path: Path, content: bytes) -> None:
 def publish_folder(path: Path, contents: Mapping[str, Content]) -> None:
     """Makes the folder `path`, which must not exist, with all its files, by one rename."""
     make_folder(path.parent)
-    temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(6)}"
+    beside = _beside(path)
     try:
-        temporary.mkdir()
+        beside.mkdir()
         for name, content in contents.items():
-            _write(temporary / name, parts(content))
-        _sync_folder(temporary)
-        os.rename(temporary, path)
+            _write(beside / name, parts(content))
+        _sync_folder(beside)
+        os.rename(beside, path)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(beside, ignore_errors=True)
     _sync_folder(path.parent)
 
 
@@ -172,29 +170,29 @@ def staged(path: Path) -> Iterator[Path]:
     leaves nothing.
     """
     make_folder(path.parent)
-    temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(6)}"
-    old = temporary.with_name(temporary.name + "-old")
+    beside = _beside(path)
+    old = _beside(path)
     try:
-        yield temporary
-        if temporary.is_dir():
-            _sync_folder(temporary)
+        yield beside
+        if beside.is_dir():
+            _sync_folder(beside)
         else:
-            with open(temporary, "rb+") as file:
+            with open(beside, "rb+") as file:
                 os.fsync(file.fileno())
         if path.is_dir():
             os.rename(path, old)
         try:
-            os.replace(temporary, path)
+            os.replace(beside, path)
         except OSError:
             if old.exists():
                 os.rename(old, path)
             raise
     except OSError as error:
-        if error.filename:  # what was asked for, not the temporary file
+        if error.filename:  # what was asked for, not the temporary one
             error.filename = str(path)
         raise
     finally:
-        remove(temporary)
+        remove(beside)
     remove(old)
     _sync_folder(path.parent)
 
@@ -225,7 +223,7 @@ def append(path: Path, content: bytes, *, after: int) -> int:
 def remove(path: Path) -> None:
     """Removes a file or a folder with all it holds; nothing there is no error."""
     if path.is_dir() and not path.is_symlink():  # at once by its name: half a folder is never seen
-        doomed = path.parent / f"{TEMPORARY}{secrets.token_hex(6)}"
+        doomed = _beside(path)
         os.rename(path, doomed)
         shutil.rmtree(doomed)
     elif os.path.lexists(path):
@@ -259,6 +257,10 @@ def parts(content: Content) -> Sequence[bytes | memoryview]:
 def n_bytes(content: Content) -> int:
     """How long a file it makes."""
     return sum(len(part) for part in parts(content))
+
+
+def _beside(path: Path) -> Path:
+    return path.parent / f"{TEMPORARY}{secrets.token_hex(6)}"
 
 
 def _write(path: Path, blocks: Iterable[bytes | memoryview]) -> None:

@@ -11,6 +11,9 @@ from typing import TextIO
 from tgen import files
 from tgen.errors import LockedError
 
+_TRIES = 100
+_FAR = 1 << 30  # bytes: past all that the file holds, for what is locked cannot be read on Windows
+
 
 @contextmanager
 def lock(path: Path) -> Iterator[None]:
@@ -27,26 +30,40 @@ def lock(path: Path) -> Iterator[None]:
 
 def _locked(path: Path) -> TextIO:
     while True:
-        files.make_folder(path.parent)
-        file = open(path, "a+", encoding="utf-8")  # noqa: SIM115
+        file = _opened(path)
         try:
             _try_lock(file)
-        except OSError:
+        except (BlockingIOError, PermissionError):
             with file:
                 raise LockedError(
                     f"{path.parent} is in use by process {_holder(file)}",
                     "wait for that run to end, or choose another --out",
                 ) from None
+        except OSError:
+            file.close()
+            raise
         with suppress(FileNotFoundError):  # who held it before may have removed it
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 return file
         file.close()
 
 
+def _opened(path: Path) -> TextIO:
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            files.make_folder(path.parent)
+            return open(path, "a+", encoding="utf-8")
+        except FileNotFoundError:  # another start has failed, and taken the folder with it
+            if not tries_left:
+                raise
+    raise AssertionError
+
+
 def _try_lock(file: TextIO) -> None:
     if sys.platform == "win32":
         import msvcrt
 
+        os.lseek(file.fileno(), _FAR, os.SEEK_SET)  # it locks from where the file stands
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
     else:
         import fcntl

@@ -35,7 +35,7 @@ class StoredArray:
         if len(data) != n:
             raise TgenError(
                 "the tokens have become fewer while they were read",
-                "something else has written to training/tokens.safetensors",
+                "something else has written to the file that holds them",
             )
         return np.frombuffer(data, self.dtype)
 

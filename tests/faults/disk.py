@@ -10,6 +10,7 @@ the long form also more failures by chance, and real file systems that are too s
 """
 
 import itertools
+import json
 import random
 import re
 import shutil
@@ -23,10 +24,14 @@ import tiny
 from calls import BROKEN, FULL, Counting, Failing, watched
 from tgen.checkpoint import run_state
 from tgen.errors import TrainingError
-from tgen.reports import SavingReport
+from tgen.reports import BackReport, EvalReport, PlanReport, SavingReport
 from tgen.runs import RunRequest
 
 _STEPS, _HALF = 10, 6
+_GOES_BACK = {
+    "patience": 2, "optimizer": "adamw", "learning_rate": 30, "warmup_steps": 0
+}  # fmt: skip
+_ROOM = ("open", "mkdir", "write")  # the calls that need some
 _SOAK = 0.02  # how often a call fails by chance
 _PICKS = Callable[[int, str], bool]
 
@@ -41,8 +46,15 @@ def main() -> int:
             disk.fails(lambda i, _, at=at: i == at, error)
         disk.fails(lambda *_: True, None)
         for at in range(1, disk.n_calls + 1, 5):
-            disk.fails(lambda i, name, at=at: i >= at and name in ("open", "mkdir", "write"), FULL)
-        n_calls, n_reported = disk.n_trials, disk.n_reported
+            disk.fails(lambda i, name, at=at: i >= at and name in _ROOM, FULL)
+        for at in range(1, disk.n_start_calls + 1):
+            disk.fails(lambda i, _, at=at: i == at, (FULL, BROKEN)[at % 2], begins=True)
+        back = Disk(folder, steps=12, half=1, **_GOES_BACK)
+        for at in range(1, back.n_calls + 1, 4):
+            end = at + (2, 5, 12)[at % 3]
+            back.fails(lambda i, name, a=at, b=end: a <= i < b and name in _ROOM, FULL)
+        disk.problems += back.problems
+        n_calls, n_reported = disk.n_trials + back.n_trials, disk.n_reported + back.n_reported
         for i in range(soak):
             draws = random.Random(i)
             error = (FULL, BROKEN, None)[i % 3]
@@ -60,34 +72,48 @@ def main() -> int:
 class Disk:
     """A run that is left alone, its first half, and what befalls copies of that."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, steps: int = _STEPS, half: int = _HALF, **settings: Any):
+        self.folder, self.settings = folder, {"steps": steps, **settings}
         self.problems: list[str] = []
         self.n_trials = self.n_reported = 0
-        whole, self.half, self.out = (folder / name for name in ("whole", "half", "out"))
-        steps = [0]
+        name = "back" if settings else "plain"
+        whole, self.half, self.out = (
+            folder / f"{name} {part}" for part in ("whole", "half", "out")
+        )
+        last = [0]
 
         def alone(say: Any) -> None:
-            list(tiny.sitting(self.request(whole)))
-            for report in tiny.sitting(self.request(self.half), stopped=lambda: steps[0] == _HALF):
-                steps[0] = getattr(report, "step", 0)
+            counting = Counting()
+            with watched(counting):
+                for report in tiny.sitting(self.request(whole)):
+                    if isinstance(report, PlanReport):
+                        say(f"start {len(counting.names)}")
+                    elif isinstance(report, BackReport):
+                        say("back")
+            for report in tiny.sitting(self.request(self.half), stopped=lambda: last[0] == half):
+                last[0] = getattr(report, "step", 0)
             shutil.copytree(self.half, self.out)
             counting = Counting()
             with watched(counting):
                 list(tiny.sitting(self.request(self.out)))
-            say(len(counting.names))
+            say(f"rest {len(counting.names)}")
 
-        self.n_calls = int(tiny.forked(alone).said[0])
+        start, *back, rest = tiny.forked(alone).said
+        assert bool(back) == bool(settings)
+        self.goes_back = bool(back)
+        self.n_start_calls, self.n_calls = (int(said.split()[1]) for said in (start, rest))
         self.whole = tiny.kept(whole)
 
     def request(self, out: Path) -> RunRequest:
         """The run, there."""
-        return tiny.request(self.folder, out, steps=_STEPS)
+        return tiny.request(self.folder, out, **self.settings)
 
-    def fails(self, picks: _PICKS, error: OSError | None) -> None:
-        """The second half of the run while the picked calls fail, and on if it came to no end."""
+    def fails(self, picks: _PICKS, error: OSError | None, *, begins: bool = False) -> None:
+        """The second half of the run while the picked calls fail, or all where it `begins`; and on
+        if it came to no end."""
         shutil.rmtree(self.out, ignore_errors=True)
-        shutil.copytree(self.half, self.out)
+        if not begins:
+            shutil.copytree(self.half, self.out)
         ended = tiny.forked(lambda say: _sitting(self.request(self.out), picks, error, say))
         self.n_trials += 1
         self.n_reported += "not saved" in ended.said
@@ -95,13 +121,20 @@ class Disk:
 
     def judge(self, ended: tiny.Ended) -> None:
         """Whether a sitting ended as it may, and the run, gone on with, as ever."""
-        problems = [line for line in ended.said if line.startswith("problem")]
+        said = ended.said
+        problems = [line for line in said if line.startswith("problem")]
         if ended.status:
             problems.append("it ended with a traceback")
-        if "ended" not in ended.said:  # it was refused, or could not save its end
+        if "ended" not in said:  # it was refused, or could not save its end
             again = tiny.forked(lambda say: _sitting(self.request(self.out), _never, None, say))
             problems += ["then it could not go on"] if "ended" not in again.said else []
-        problems = problems or tiny.differences(tiny.kept(self.out), self.whole)
+            said = said + again.said
+        if not problems and self.goes_back:
+            told = [float(line.removeprefix("best ")) for line in said if line.startswith("best")]
+            best = json.loads(tiny.kept(self.out)["progress"])["best_bits_per_byte"]
+            problems = [f"its best is {best}, not {min(told)}"] if best > min(told) else []
+        else:
+            problems = problems or tiny.differences(tiny.kept(self.out), self.whole)
         self.problems += [f"{problem} ({ended.said})" for problem in problems]
 
 
@@ -119,6 +152,8 @@ def _sitting(wanted: RunRequest, picks: _PICKS, error: OSError | None, say: Any)
                     say("not saved" if waits else "saved again")
                     if waits and report.needed_bytes <= 0:
                         say(f"problem: {report}")
+                elif isinstance(report, EvalReport) and report.best:
+                    say(f"best {report.bits_per_byte!r}")
             say("problem: the last state was never saved" if waits else "ended")
         except OSError as refused:
             say(f"{'problem: in the middle' if began else 'refused'}: {refused}")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tgen import files, locks
 from tgen.checkpoint import directory, families, run_log, run_state
+from tgen.checkpoint.pending import Pending, Weights
 from tgen.config import ModelConfig
 from tgen.errors import TgenError
 from tgen.reports import BackReport
@@ -36,21 +37,20 @@ def tell(out: Path, say: Callable[[Said], None]) -> None:
     with locks.lock(run_state.folder(out) / "LOCK"):
         said = _begin(out, "a", Said(), say)
         with run_log.RunLog(out) as log:
+            pending = Pending(out, log)
             for step, weights in ((5, 1), (10, 2), (15, 0), (20, 3)):
-                said = _save(out, log, replace(said, step=step, notes=0), weights, say)
+                said = _save(pending, replace(said, step=step, notes=0), weights, say)
             say(said := replace(said, step=10, lines=2))  # from now on no more is promised
-            run_state.drop_states_after(out, 10)
-            log.trim(10)
+            pending.go_back(10)
             log.add(_report(10))
             log.flush()
             run_state.save_progress(out, _progress("a", 10, 1))
             say(said := replace(said, notes=1, lines=3))
-            said = _save(out, log, replace(said, step=15, notes=0), 0, say)
+            said = _save(pending, replace(said, step=15, notes=0), 0, say)
         say(said := replace(said, run="", step=0, lines=0))
-        run_state.remove(out)
         said = _begin(out, "b", said, say)
         with run_log.RunLog(out) as log:
-            _save(out, log, replace(said, step=5), 4, say)  # of another shape
+            _save(Pending(out, log), replace(said, step=5), 4, say)  # of another shape
 
 
 def check(out: Path, said: Said) -> str:
@@ -62,32 +62,28 @@ def check(out: Path, said: Said) -> str:
 
 
 def _begin(out: Path, run: str, said: Said, say: Callable[[Said], None]) -> Said:
-    """As `runs.start` does."""
-    folder = run_state.folder(out)
-    files.publish(folder / "tokenizer.json", _tokenizer(run).json.encode())
-    _save_state(out, run, 0)
     made_from = {"corpus_sha256": run, "tokenizer_sha256": run}
-    run_state.save_run(out, {"run_id": run, **made_from}, _tokens(run))
+    run_state.begin(
+        out,
+        {"run_id": run, **made_from},
+        _tokens(run),
+        tokenizer=_tokenizer(run).json,
+        progress=_progress(run, 0, 0),
+        arrays=_arrays(run, 0),
+        made_by={},
+    )
     say(said := replace(said, run=run))
     return said
 
 
-def _save(
-    out: Path, log: run_log.RunLog, said: Said, weights: int, say: Callable[[Said], None]
-) -> Said:
-    """As `runs.saving` does."""
-    log.add(_report(said.step))
+def _save(pending: Pending, said: Said, weights: int, say: Callable[[Said], None]) -> Said:
+    run, step = said.run, said.step
+    pending.log.add(_report(step))
     if weights:
-        directory.save(out, _config(weights), _tokenizer(said.run), _weights(weights))
-    log.flush()
-    _save_state(out, said.run, said.step)
+        pending.weights = Weights(_config(weights), _tokenizer(run), _weights(weights))
+    pending.save(_progress(run, step, 0), _arrays(run, step), run=run, made_by={})
     say(said := replace(said, weights=weights or said.weights, lines=said.lines + 1))
     return said
-
-
-def _save_state(out: Path, run: str, step: int) -> None:
-    progress = _progress(run, step, 0)
-    run_state.save_state(out, progress, _arrays(run, step), run=run, made_by={})
 
 
 def _run_problem(out: Path, said: Said) -> str:

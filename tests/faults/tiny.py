@@ -58,9 +58,9 @@ def get_ready(*, cheap: bool = True) -> None:
     """Imports torch, and makes what is beside the point cheap."""
     import torch
 
-    from tgen.runs import closing, prepare, run, saving
+    from tgen.runs import closing, prepare, saving, sitting
 
-    assert run
+    assert sitting
     torch.set_num_threads(1)
     if cheap:
         closing._SAMPLE_TOKENS = closing._ROWS = closing._TOKENS = 2

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgen import files
-from tgen.checkpoint import config_json, families, generation_config, gguf_reader, tensors
+from tgen.checkpoint import config_json, families, generation_config, gguf_reader, steady, tensors
 from tgen.checkpoint.ngrams import FILE as NGRAMS
 from tgen.config import ModelConfig, SamplingConfig
 from tgen.errors import ModelError, TgenError
@@ -107,7 +107,13 @@ def save(
 def load(path: Path) -> ModelBundle:
     """Reads a model directory, or a GGUF file; raises ModelError or TokenizerError with the reason
     if it cannot.
+
+    One that is replaced meanwhile is read once more: nothing is of two models.
     """
+    return steady.read(path, _load, watched="config.json")
+
+
+def _load(path: Path) -> ModelBundle:
     if path.is_file():
         stamp = _stamp(path)
         config, tokenizer, arrays, ends = gguf_reader.load(path)
@@ -220,9 +226,7 @@ def _computing(path: Path) -> list[Path]:
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
-    """Another one where a file has been replaced or written to."""
-    states = [file.stat() for file in _computing(path)]
-    return tuple(n for s in states for n in (s.st_ino, s.st_size, s.st_mtime_ns))
+    return steady.stamp(_computing(path))
 
 
 def _end_ids(path: Path, described: Mapping[str, Any], vocab_size: int) -> list[int]:

@@ -6,15 +6,15 @@ is resumed.
 """
 
 import json
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from tgen import files
 from tgen.checkpoint import run_state
-from tgen.errors import ModelError
-from tgen.reports import RunReport, json_record
+from tgen.errors import ModelError, TgenError
+from tgen.reports import BackReport, RunReport, json_record
 
 _TOGETHER = 100  # lines at most that a killed process loses
 _UNKNOWN = 1 << 62  # the step of a line that says none: after all others
@@ -33,6 +33,8 @@ class RunLog:
         self._lines: list[str] = []
         there = self._path is not None and self._path.exists()
         self._length = self._path.stat().st_size if self._path and there else 0  # what is sound
+        self._trim_to: int | None = None  # a step, as long as the file has what came after it
+        self._ways_back: int | None = None  # that the state there knows
 
     def __enter__(self) -> Self:
         return self
@@ -43,35 +45,56 @@ class RunLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with suppress(OSError):
+        with suppress(OSError, TgenError):  # what belongs to the last state has been written
             self.flush()
-        with suppress(OSError) if error else nullcontext():  # the first failure is to be told
-            self.flush()  # what is left, if the disk refused it
 
     def add(self, report: _Report) -> _Report:
         """Notes `report` and hands it back."""
         self._lines.append(json.dumps(json_record(report)) + "\n")
         if len(self._lines) % _TOGETHER == 0:
-            with suppress(OSError):  # a full disk stops no training: they are written later
+            with suppress(OSError, TgenError):  # a full disk stops no training
                 self.flush()
         return report
 
     def flush(self) -> None:
-        """Writes the lines that have gathered; raises OSError where that fails, and keeps them."""
-        if self._lines and self._path:
+        """Writes the lines that have gathered; raises OSError or TgenError where that fails, and
+        keeps them."""
+        if not self._path:
+            self._lines.clear()
+            return
+        self._trim_file()
+        if self._lines:
             content = "".join(self._lines).encode()
             self._length = files.append(self._path, content, after=self._length)
             self._lines.clear()
 
-    def trim(self, step: int) -> None:
-        """Drops what was added of steps after `step`, which will be taken again."""
+    def trim(self, step: int, *, ways_back: int | None = None) -> None:
+        """Drops what was added of steps after `step`, which will be taken again, and of the ways
+        back all but so many (None: any), for what its state does not know of it will do again.
+
+        Raises as `flush`, before whose next success it is done all the same.
+        """
         self._lines = [line for line in self._lines if _step(line) <= step]
-        if self._path and self._path.exists():
-            lines = files.read(self._path).decode(errors="replace").splitlines(keepends=True)
-            kept = [line for line in lines if line.endswith("\n") and _step(line) <= step]
+        self._trim_to, self._ways_back = step, ways_back
+        self._trim_file()
+
+    def _trim_file(self) -> None:
+        if self._trim_to is None or not self._path:
+            return
+        if self._path.exists():
+            whole = files.read(self._path)
+            lines = whole.decode(errors="replace").splitlines(keepends=True)
+            kept = [line for line in lines if line.endswith("\n") and _step(line) <= self._trim_to]
+            back = [i for i, line in enumerate(kept) if _is_way_back(line)]
+            if self._ways_back is not None and len(back) > self._ways_back:
+                del kept[back[self._ways_back] :]
             content = "".join(kept).encode()
-            files.publish(self._path, content)
+            if whole.startswith(content):  # needs no room
+                files.append(self._path, b"", after=len(content))
+            else:
+                files.publish(self._path, content)
             self._length = len(content)
+        self._trim_to = None
 
 
 def read(out: Path) -> list[dict[str, Any]]:
@@ -103,6 +126,10 @@ def _parse(line: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) and isinstance(record.get("kind"), str) else None
+
+
+def _is_way_back(line: str) -> bool:
+    return (_parse(line) or {}).get("kind") == BackReport.__name__
 
 
 def _step(line: str) -> int:

@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 
 from tgen import files
 from tgen.checkpoint import manifest, tensors
-from tgen.errors import TgenError, TrainingError
+from tgen.errors import ModelError, TrainingError
 from tgen.stored import Array
 
 _ARRAYS = "state.safetensors"
 _TOKENS = "tokens"  # in run.json: their file's size and SHA-256
-_NAME = re.compile(r"state-\d{8}")
+_NAME = re.compile(r"state-\d{8,}")
 TOKENS_FILE = "tokens.safetensors"
 _TOKENS_NAME = re.compile(r"tokens(-\d+)?\.safetensors")
 
@@ -46,8 +46,23 @@ def folder(out: Path) -> Path:
     return out / "training"
 
 
-def save_run(out: Path, run: Mapping[str, Any], tokens: Mapping[str, Array]) -> None:
-    """Writes what never changes in a run; run.json last, since it says that a run is there."""
+def begin(
+    out: Path,
+    run: Mapping[str, Any],
+    tokens: Mapping[str, Array],
+    *,
+    tokenizer: str,
+    progress: Mapping[str, Any],
+    arrays: Mapping[str, NDArray[Any]],
+    made_by: Mapping[str, Any],
+) -> None:
+    """Puts a new run in the place of an old one; run.json last, since it says that a run is there.
+
+    An old model stays until there is a new one.
+    """
+    remove(out)
+    files.publish(folder(out) / "tokenizer.json", tokenizer.encode())
+    save_state(out, progress, arrays, run=run["run_id"], made_by=made_by)
     save_record(out, run, save_tokens(out, run, tokens))
 
 
@@ -90,7 +105,7 @@ def drop_other_tokens(out: Path, described: Mapping[str, Any]) -> None:
 
 
 def load_run(out: Path) -> tuple[dict[str, Any], dict[str, Array]]:
-    """What `save_run` wrote; errors as those two."""
+    """What `begin` wrote of a run and its tokens; errors as those two."""
     run, described = load_record(out)
     return run, load_tokens(out, described)
 
@@ -107,13 +122,14 @@ def load_record(out: Path) -> tuple[dict[str, Any], Mapping[str, Any]]:
     return run, described
 
 
-def load_tokens(out: Path, described: Mapping[str, Any]) -> dict[str, Array]:
+def load_tokens(out: Path, described: Mapping[str, Any], *, check: bool = True) -> dict[str, Array]:
     """The tokens that run.json describes; what is long stays on the disk.
 
-    Raises TrainingError if they are others: damaged, or made from another text or tokenizer.
+    With `check`, raises TrainingError if they are others: damaged, or made from another text or
+    tokenizer.
     """
     path = folder(out) / described.get("name", TOKENS_FILE)
-    if described:
+    if described and check:
         size = path.stat().st_size if path.exists() else 0
         if size != described["bytes"] or files.sha256(path).hex() != described["sha256"]:
             state = "are damaged, or of another run" if path.exists() else "are missing"
@@ -133,43 +149,57 @@ def save_state(
     made_by: Mapping[str, Any],
     keep: int = 2,
 ) -> None:
-    """Adds the state of progress["step"]; keeps the `keep` newest and the best."""
+    """Adds the state of progress["step"]; keeps the `keep` newest, and the best one or, where that
+    could not be saved, the first that came after it and knows of it."""
     target = _state(out, progress["step"])
     if not target.exists():  # a resumed run comes past the same steps with the same numbers
         contents: dict[str, files.Content] = {_ARRAYS: tensors.in_parts(arrays)}
         values = {"run": run, "progress": dict(progress), "made_by": dict(made_by)}
         contents[manifest.NAME] = manifest.seal(values, manifest.describe(contents))
         files.publish_folder(target, contents)
-    for old in _states(out)[:-keep]:
-        if old != _state(out, progress["best_step"]):
+    states = _states(out)
+    since_best = [state for state in states if _step(state) >= progress["best_step"]]
+    for old in states[:-keep]:
+        if old not in since_best[:1]:
             files.remove(old)
 
 
-def load_state(out: Path, *, run: str) -> Saved | None:
-    """The newest state that is whole, or None if the run has not saved one yet.
+def load_state(out: Path, *, run: str, from_step: int | None = None) -> Saved | None:
+    """The newest state that is whole or, with `from_step`, the first from there on; None if there
+    is none.
 
-    Those that are damaged, or of another run, get another name. Raises TrainingError if none is
-    left.
+    Those that are damaged, or of another run, get another name. Raises TrainingError if no other
+    is left, and if one cannot be read as it is: by this version, or now.
     """
     set_aside: list[str] = []
-    for state in reversed(_states(out)):
+    states = _states(out)
+    if from_step is None:
+        chosen = states[::-1]
+    else:
+        chosen = [state for state in states if _step(state) >= from_step]
+    for state in chosen:
         try:
             found = manifest.read(state)
             if found["run"] != run:
-                raise TrainingError(f"{state} is of another run")
+                raise ModelError(f"{state} is of another run")
             arrays = _read(state / _ARRAYS)
-        except TgenError as error:
+        except ModelError as error:
             aside = _free_name(state)
             files.move(state, aside)
             set_aside.append(f"{error.message}: set aside as {aside.name}")
             continue
         return Saved(found["progress"], arrays, found["made_by"], set_aside)
-    if set_aside:
+    if set_aside and len(set_aside) == len(states):
         raise TrainingError(
             f"no state of the run in {out} can be read: {'; '.join(set_aside[:5])}",
             "nothing was deleted: put a copy back, or start anew with --overwrite",
         )
     return None
+
+
+def damaged_states(out: Path) -> list[str]:
+    """The names of those that were set aside."""
+    return sorted(path.name for path in folder(out).glob("damaged-state-*"))
 
 
 def save_progress(out: Path, progress: Mapping[str, Any]) -> None:
@@ -186,7 +216,7 @@ def save_progress(out: Path, progress: Mapping[str, Any]) -> None:
 def drop_states_after(out: Path, step: int) -> None:
     """Makes the state of `step` the newest."""
     for state in reversed(_states(out)):
-        if state > _state(out, step):
+        if _step(state) > step:
             files.remove(state)
 
 
@@ -196,7 +226,13 @@ def remove(out: Path) -> None:
         files.remove(folder(out) / name)
     for path in [*_tokens_files(out), *_states(out), *folder(out).glob("damaged-state-*")]:
         files.remove(path)
-    files.remove_leftovers(folder(out))
+    remove_leftovers(out)
+
+
+def remove_leftovers(out: Path) -> None:
+    """Removes what an interrupted save left."""
+    for place in (out, folder(out), *_states(out)):
+        files.remove_leftovers(place)
 
 
 def _tokens_files(out: Path) -> list[Path]:
@@ -216,7 +252,12 @@ def _state(out: Path, step: int) -> Path:
 
 
 def _states(out: Path) -> list[Path]:
-    return sorted(path for path in folder(out).glob("state-*") if _NAME.fullmatch(path.name))
+    found = (path for path in folder(out).glob("state-*") if _NAME.fullmatch(path.name))
+    return sorted(found, key=_step)
+
+
+def _step(state: Path) -> int:
+    return int(state.name.removeprefix("state-"))
 
 
 def _free_name(state: Path) -> Path:

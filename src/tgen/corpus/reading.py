@@ -102,15 +102,18 @@ def _rows(source: Source) -> Iterator[_Found]:
 def _lines(source: Source) -> Iterator[tuple[int, bytes]]:
     """Each line with its end, and where it begins."""
     start = position = 0
-    held = b""
+    held: list[bytes] = []  # of a line that has not ended: a long one is put together once
     while block := source.read(position, _BLOCK):
         position += len(block)
         end = block.rfind(b"\n") + 1
-        whole, held = (held + block[:end], block[end:]) if end else (b"", held + block)
+        if not end:
+            held.append(block)
+            continue
+        whole, held = b"".join([*held, block[:end]]), [block[end:]]
         for line in whole.splitlines(keepends=True):
             yield start, line
             start += len(line)
-    for line in held.splitlines(keepends=True):
+    for line in b"".join(held).splitlines(keepends=True):
         yield start, line
         start += len(line)
 

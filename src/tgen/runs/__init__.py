@@ -33,9 +33,9 @@ def start(
     with owned(request.out):
         if distributed.is_first():
             check_free(request.out, overwrite=request.overwrite)
-        from tgen.runs import run
+        from tgen.runs import sitting
 
-        yield from run.start(request, stopped=stopped)
+        yield from sitting.start(request, stopped=stopped)
 
 
 def resume(
@@ -49,15 +49,15 @@ def resume(
     check_launched(request.parallel)
     check_begun(request.out)
     with owned(request.out):
-        from tgen.runs import run
+        from tgen.runs import sitting
 
-        yield from run.resume(request, stopped=stopped)
+        yield from sitting.resume(request, stopped=stopped)
 
 
 def dry_run(request: RunRequest) -> PlanReport:
     """What `start` would do; nothing is written, so what is already there does not matter."""
     check_launched(request.parallel)
     check_free(request.out, overwrite=True)
-    from tgen.runs import run
+    from tgen.runs import sitting
 
-    return run.dry_run(request)
+    return sitting.dry_run(request)

@@ -6,6 +6,7 @@ from tgen.errors import TrainingError, UsageError
 from tgen.runs.record import RunRecord
 from tgen.runs.request import ResumeRequest
 from tgen.training.overrides import parse_overrides
+from tgen.training.schedule import forget_end
 from tgen.training.state import Progress
 
 _NEVER = {"optimizer", "loss_on", "val_fraction", "compile"}  # the state or the text hangs on them
@@ -49,16 +50,18 @@ def overridden(record: RunRecord, request: ResumeRequest, progress: Progress) ->
     if (steps := changed.get("steps")) is not None and steps <= progress.step:
         raise UsageError(f"--steps {steps}: the run is at step {progress.step:,}", "give more")
     config = replace(record.plan.train, **changed)
-    if changed.keys() & _OF_THE_END:
-        progress.decay_start = progress.total_steps = None
-        progress.go_back = progress.stopped_early = progress.in_decay = False
-        progress.not_better = 0
+    end_changes = record.end_changes
+    if changed.keys() & _OF_THE_END:  # older states find it in the record, not the end they know
+        end_changes += 1
+        forget_end(progress, end_changes)
     noted = [
         f"from step {progress.step}: {name} {train[name]} -> {value}"
         for name, value in changed.items()
     ]
     plan = replace(record.plan, train=config)
-    return replace(record, plan=plan, overridden=[*record.overridden, *noted])
+    return replace(
+        record, plan=plan, end_changes=end_changes, overridden=[*record.overridden, *noted]
+    )
 
 
 def noting_corpus(record: RunRecord, before: RunRecord, progress: Progress) -> RunRecord:

@@ -12,8 +12,8 @@ from tgen.errors import TrainingError, UsageError
 
 @contextmanager
 def owned(out: Path) -> Iterator[None]:
-    """Holds the run's lock, which is rank 0's; where no run has begun in the end, leaves nothing of
-    it.
+    """Holds the run's lock, which is rank 0's; where no run has begun in the end, leaves what was
+    there before.
 
     Raises LockedError if another process has it.
     """
@@ -22,13 +22,15 @@ def owned(out: Path) -> Iterator[None]:
         return
     folder = run_state.folder(out)
     with locks.lock(_lock(out)):
+        before = set(folder.iterdir())
         try:
             yield
         finally:
             if not (folder / "run.json").exists():
-                run_state.remove(out)
-                files.remove(_lock(out))
-                with suppress(OSError):  # other files are there, or were before
+                for path in set(folder.iterdir()) - before:
+                    files.remove(path)
+                with suppress(OSError):  # other files are there; or Windows keeps what is open
+                    files.remove(_lock(out))
                     folder.rmdir()
                     out.rmdir()
 

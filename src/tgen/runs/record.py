@@ -1,4 +1,5 @@
-"""What never changes in a run: kept as `training/run.json`, so that it can go on anywhere."""
+"""What a run began with, and what was overridden since: `training/run.json`, so that it can go on
+anywhere."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,7 +13,7 @@ from tgen.training.plan import Plan
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """A run's text, plan and machine, as they were when it began."""
+    """A run's text, plan and machine, as they were when it began but for what was overridden."""
 
     run_id: str  # drawn when it began: its states bear it
     corpus: list[str]
@@ -33,6 +34,7 @@ class RunRecord:
     read_bytes: int = 0  # of the text to train on, at most: what the time allowed
     ngrams: bool = False  # whether the model comes with tables of them
     corpus_changes: int = 0  # how often it became another on the way
+    end_changes: int = 0  # how often another end was asked for: states tell which one they know
     overridden: list[str] = field(default_factory=list)  # what was changed on the way, in words
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,201 +1,29 @@
 """A run as it goes: trains, saves, samples, rolls back, and hands on every report."""
 
-import hashlib
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
-from tgen import corpus, distributed, files
+from tgen import distributed
 from tgen.checkpoint import run_log, run_state
 from tgen.errors import DivergedError, TgenError, TrainingError
-from tgen.model.device import choose_device, set_threads
-from tgen.reports import BackReport, DoneReport, EvalReport, PlanReport, RunReport, StepReport
-from tgen.runs import ranks
+from tgen.reports import BackReport, DoneReport, EvalReport, RunReport, StepReport
 from tgen.runs.closing import closing_reports, sample
-from tgen.runs.overriding import noting_corpus, overridden
-from tgen.runs.prepare import plan_report, prepare
 from tgen.runs.prepared import Prepared
-from tgen.runs.record import RunRecord
-from tgen.runs.request import ResumeRequest, RunRequest
-from tgen.runs.retokenise import tokenised_anew, with_corpus
-from tgen.runs.saving import Saver, differences, made_by
-from tgen.stored import Array
-from tgen.tokenizer import Tokenizer
+from tgen.runs.restoring import earlier
+from tgen.runs.saving import Saver
 from tgen.training import tensorboard
 from tgen.training.loop import done_report, train
-from tgen.training.schedule import begin_early_decay, evaluation_is_due, judge_anew
-from tgen.training.state import Progress, TrainState
+from tgen.training.schedule import begin_early_decay, evaluation_is_due
+from tgen.training.state import TrainState
 
 _ROLLBACKS = 3
-# Counters that an earlier state does not bring back.
-_KEPT = (
-    "steps_taken",
-    "seconds",
-    "setup_seconds",
-    "evaluation_seconds",
-    "skipped",
-    "rollbacks",
-    "rate_scale",
-)
 
 Stopped = Callable[[], bool]
 
 
-def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[RunReport]:
-    """See `runs.start`; the lock is held."""
-    began = time.monotonic() if request.began is None else request.began
-    if request.tensorboard:
-        tensorboard.require()
-    out, folder, first = request.out, run_state.folder(request.out), distributed.is_first()
-    prepared = yield from prepare(request, folder=folder)
-    with run_log.RunLog(out if first else None) as log:
-        state = prepared.new_state()
-        arrays = state.to_arrays()
-        if first:
-            run_state.remove(out)  # an old model stays until there is a new one
-            files.publish(folder / "tokenizer.json", prepared.tokenizer.json.encode())
-            run_state.save_state(
-                out,
-                asdict(state.progress),
-                arrays,
-                run=prepared.record.run_id,
-                made_by=made_by(prepared),
-            )
-            run_state.save_run(out, prepared.record.to_dict(), prepared.tokens)
-        del arrays
-        prepared = replace(prepared, weights=None, tokens=_tokens(out))  # the state has the weights
-        if first:
-            _ = prepared.ngrams  # counted now, on the run's clock
-        state.progress.seconds = distributed.from_first(time.monotonic() - began)
-        state.progress.setup_seconds = state.progress.seconds
-        if first:
-            run_state.save_progress(out, asdict(state.progress))
-        yield log.add(plan_report(out, prepared))
-        yield from _Run(out, prepared, log, stopped).recorded(state)
-
-
-def dry_run(request: RunRequest) -> PlanReport:
-    """See `runs.dry_run`."""
-    steps = prepare(request, folder=None, with_baselines=False)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            prepared: Prepared = end.value
-            break
-    return plan_report(request.out, prepared)
-
-
-def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Iterator[RunReport]:
-    """See `runs.resume`; the lock is held."""
-    out, first = request.out, distributed.is_first()
-    ranks.check_alike()
-    kept, described = run_state.load_record(out)
-    record = RunRecord.from_dict(kept)
-    chosen = choose_device(record.device if request.device == "auto" else request.device)
-    set_threads(request.threads or (None if distributed.launched() else record.threads))
-    if record.tensorboard:
-        tensorboard.require()
-    parallel = ranks.choose(record.plan, chosen, request.parallel)
-    text = corpus.read(request.corpus) if request.corpus else None
-    is_other = text is not None and text.sha256 != record.corpus_sha256
-    if text is not None and is_other and not request.override:
-        raise TrainingError(
-            f"the corpus has changed since the run in {out} began: it has {text.n_bytes:,} bytes, "
-            f"and had {record.corpus_bytes:,}",
-            "resume without naming it, or add --override: training/run.json will tell; or learn "
-            f"the new one: --from {out} with another --out",
-        )
-    distributed.agree("the corpus", "" if text is None else text.sha256)
-    tokenizer, began = _tokenizer(out, record), record
-    if first:
-        if text is not None and is_other:
-            steps = with_corpus(out, text, request.corpus, record, tokenizer)
-            record, described = yield from steps
-        try:
-            run_state.load_tokens(out, described)
-        except TgenError:
-            if text is None or not record.read_bytes:
-                raise
-            yield from tokenised_anew(out, text, record, tokenizer, described)
-    record, described = distributed.from_first((record, described))
-    with run_log.RunLog(out if first else None) as log:
-        for folder in (out, run_state.folder(out)) if first else ():
-            files.remove_leftovers(folder)
-        saved = _saved(out, record)
-        progress = _progress(saved, record)
-        changed = overridden(record, request, progress)
-        if is_other:
-            changed = noting_corpus(changed, began, progress)
-        tokens = _tokens(out, described)
-        prepared = Prepared(changed, tokenizer, tokens, chosen, parallel=parallel)
-        state = _restored(prepared, saved, progress)
-        notes = [*saved.set_aside, *changed.overridden]
-        if differs := differences(saved.made_by, made_by(prepared)):
-            notes.append(f"not to the last bit as without a break: {differs}")
-        if changed is not began and first:
-            run_state.save_record(out, changed.to_dict(), described)
-            run_state.save_progress(out, asdict(progress))
-        if first:
-            run_state.drop_other_tokens(out, described)
-        log.trim(state.progress.step)
-        plan = plan_report(out, prepared, step=state.progress.step)
-        yield log.add(replace(plan, notes=[*plan.notes, *notes]))
-        yield from _Run(out, prepared, log, stopped).recorded(state)
-
-
-def _tokenizer(out: Path, record: RunRecord) -> Tokenizer:
-    path = run_state.folder(out) / "tokenizer.json"
-    text = files.read(path)
-    if record.tokenizer_sha256 not in ("", hashlib.sha256(text).hexdigest()):
-        raise TrainingError(
-            f"{path} has changed since the run began", "put it back, or start with --overwrite"
-        )
-    return Tokenizer(text.decode(), ends=[] if record.end_of_text is None else [record.end_of_text])
-
-
-def _tokens(out: Path, described: Mapping[str, Any] | None = None) -> Mapping[str, Array]:
-    """The tokens that rank 0 has put there, or found sound; None: as run.json describes them.
-
-    Raises TrainingError on a rank that does not see them.
-    """
-    distributed.wait_for_all()
-    if not (run_state.folder(out) / "run.json").exists():
-        raise TrainingError(
-            f"rank {distributed.ranks().rank} does not see the run in {out}",
-            "choose an --out that all machines see, on a disk that they share",
-        )
-    return run_state.load_tokens(out, described or run_state.load_record(out)[1])
-
-
-def _saved(out: Path, record: RunRecord) -> run_state.Saved:
-    """The newest whole state on disk; its arrays are with rank 0 alone."""
-    if distributed.is_first():
-        saved = run_state.load_state(out, run=record.run_id)
-        if saved is None:
-            raise TrainingError(f"the run in {out} has lost its state", "start with --overwrite")
-        distributed.from_first(saved._replace(arrays={}))
-        return saved
-    told: run_state.Saved = distributed.from_first(None)
-    return told
-
-
-def _progress(saved: run_state.Saved, record: RunRecord) -> Progress:
-    progress = Progress(**saved.progress)
-    judge_anew(progress, record.corpus_changes)
-    return progress
-
-
-def _restored(prepared: Prepared, saved: run_state.Saved, progress: Progress) -> TrainState:
-    state = prepared.new_state()
-    state.restore(saved.arrays, progress)
-    return state
-
-
-class _Run:
+class Run:
     """What saving and rolling back need to know beside the state."""
 
     def __init__(
@@ -222,9 +50,8 @@ class _Run:
                 yield from self._until_done(state)
                 if not left.go_back:
                     return
-                if distributed.is_first():
-                    run_state.drop_states_after(self.out, left.best_step)
-                state = self._earlier_state(left)
+                state, notes = earlier(self.out, self.prepared, state, from_step=left.best_step)
+                self.saver.go_back(state.progress.step)
                 begin_early_decay(state.progress, self.prepared.record.plan.train)
                 reason = "the held-out text is no longer predicted better"
             except DivergedError as error:
@@ -236,35 +63,24 @@ class _Run:
                         "matrix_learning_rate="
                         f"{self.prepared.record.plan.train.matrix_learning_rate:g}",
                     ) from None
-                state = self._earlier_state(left)
+                state, notes = earlier(self.out, self.prepared, state)
+                self.saver.go_back(state.progress.step)
                 state.progress.rollbacks = left.rollbacks + 1
                 state.progress.rate_scale = left.rate_scale / 2
                 reason = error.message
+            state.progress.ways_back += 1
             report = BackReport(
                 step=state.progress.step,
                 left_step=left.step,
-                reason=reason,
+                reason="; ".join([*notes, reason]),
                 rate_scale=state.progress.rate_scale,
             )
             self.log.add(report)
-            with suppress(OSError):  # a run that goes on from there finds it out once more
+            with suppress(OSError, TgenError):  # a run that goes on from there finds it out again
                 self.log.flush()
                 if distributed.is_first():
                     run_state.save_progress(self.out, asdict(state.progress))
             yield report
-
-    def _earlier_state(self, left: Progress) -> TrainState:
-        """The newest saved one; the time that has passed since then has passed all the same."""
-        began = distributed.clock()
-        saved = _saved(self.out, self.prepared.record)
-        state = _restored(self.prepared, saved, _progress(saved, self.prepared.record))
-        for name in _KEPT:
-            setattr(state.progress, name, getattr(left, name))
-        state.progress.seconds += distributed.clock() - began
-        state.progress.skipped_in_a_row = 0
-        with suppress(OSError):  # a failing disk stops no training
-            self.log.trim(state.progress.step)
-        return state
 
     def _until_done(self, state: TrainState) -> Iterator[RunReport]:
         progress, config = state.progress, self.prepared.record.plan.train

@@ -2,6 +2,7 @@
 again."""
 
 import platform
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -9,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tgen import __version__, distributed, files
-from tgen.checkpoint import directory, run_log, run_state
+from tgen.checkpoint.pending import Pending, Weights
+from tgen.checkpoint.run_log import RunLog
 from tgen.errors import DivergedError, TgenError, TrainingError
 from tgen.model.device import what_computes
 from tgen.reports import SavingReport
@@ -27,24 +28,35 @@ class Saver:
     """Saves a run's weights and states in `out`, whose lock is held. All ranks call it alike, for
     they share the numbers; rank 0 writes."""
 
-    def __init__(self, out: Path, prepared: Prepared, log: run_log.RunLog) -> None:
-        self.out, self.prepared, self.log = out, prepared, log
-        self._weights: Mapping[str, NDArray[Any]] | None = None  # that are to be on disk, and wait
+    def __init__(self, out: Path, prepared: Prepared, log: RunLog) -> None:
+        self.out, self.prepared = out, prepared
+        self.pending = Pending(out, log)
         self._failures = 0  # since the last success
+        self._reason = ""  # of the last
         self._next = 0.0  # by time.monotonic: the next try
         self._needed = 0  # bytes
 
     def save(self, state: TrainState, *, weights: bool) -> Iterator[SavingReport]:
-        """Saves the state and, before it, the weights: a run that is killed in between comes past
-        this step again. A report where that fails, or succeeds after it had failed.
+        """Saves the state and, before it, the weights. A report where that fails, or succeeds after
+        it had failed.
 
         Raises DivergedError where a weight is not finite.
         """
         if distributed.any_of(not state.is_finite()):
             raise DivergedError(f"a weight became infinite at step {state.progress.step}")
         if weights:
-            self._weights = state.weights()
+            self.pending.weights = Weights(
+                state.model.config,
+                self.prepared.tokenizer,
+                state.weights(),
+                self.prepared.ngrams if distributed.is_first() else {},
+            )
         yield from self._try(state)
+
+    def go_back(self, step: int) -> None:
+        """See `Pending.go_back`."""
+        if distributed.is_first():
+            self.pending.go_back(step)
 
     def again(self, state: TrainState) -> Iterator[SavingReport]:
         """Tries once more, if the last try failed long enough ago."""
@@ -59,30 +71,20 @@ class Saver:
                 yield from self._try(state)
         if self._failures:
             raise TrainingError(
-                f"the end of the run could not be saved in {self.out}: it needs "
-                f"{self._needed:,} bytes, {files.free_bytes(self.out):,} are free",
-                f"make room, then: tgen train --resume --out {self.out}",
+                f"the end of the run could not be saved in {self.out}: {self._reason}; it needs "
+                f"{self._needed:,} bytes, {self._free():,} are free",
+                f"see to that, then: tgen train --resume --out {shlex.quote(str(self.out))}",
             )
 
     def _try(self, state: TrainState) -> Iterator[SavingReport]:
-        step, reason = state.progress.step, ""
+        step, self._reason = state.progress.step, ""
         arrays = state.to_arrays()
         if not distributed.is_first():
             return
-        self._needed = sum(a.nbytes for a in [*arrays.values(), *(self._weights or {}).values()])
+        weights = self.pending.weights.arrays if self.pending.weights else {}
+        self._needed = sum(array.nbytes for array in [*arrays.values(), *weights.values()])
         try:
-            if self._weights is not None:
-                directory.save(
-                    self.out,
-                    state.model.config,
-                    self.prepared.tokenizer,
-                    self._weights,
-                    ngrams=self.prepared.ngrams,
-                )
-                self._weights = None
-            self.log.flush()  # a state is never ahead of its log
-            run_state.save_state(
-                self.out,
+            self.pending.save(
                 asdict(state.progress),
                 arrays,
                 run=self.prepared.record.run_id,
@@ -90,21 +92,27 @@ class Saver:
                 keep=self.prepared.record.plan.train.keep,
             )
         except OSError as error:
-            reason = error.strerror or str(error)
+            self._reason = error.strerror or str(error)
         except TgenError as error:
-            reason = error.message
-        if reason:
+            self._reason = error.message
+        if self._reason:
             self._failures += 1
-            self._next = time.monotonic() + min(_LONGEST_WAIT, 2.0**self._failures)
+            self._next = time.monotonic() + min(_LONGEST_WAIT, 2.0 ** min(self._failures, 10))
             yield SavingReport(
                 step=step,
-                failed=reason,
+                failed=self._reason,
                 needed_bytes=self._needed,
-                free_bytes=files.free_bytes(self.out),
+                free_bytes=self._free(),
             )
         elif self._failures:
             self._failures = 0
             yield SavingReport(step=step, failed="", needed_bytes=0, free_bytes=0)
+
+    def _free(self) -> int:
+        try:
+            return files.free_bytes(self.out)
+        except OSError:  # a disk that does not even say that
+            return 0
 
 
 def made_by(prepared: Prepared) -> dict[str, Any]:

@@ -68,14 +68,23 @@ def judge_anew(progress: Progress, corpus_changes: int) -> None:
 
 
 def begin_early_decay(progress: Progress, config: TrainConfig) -> None:
-    """Lets the rate fall from this step on, the best one, since more steps made nothing better."""
+    """Lets the rate fall from this step on, since more steps made nothing better: the best one or,
+    where that could not be saved, one after it."""
     steps = round(progress.step * config.decay_fraction / (1 - config.decay_fraction))
     if config.steps is None:
         left = int(_seconds_to_train(progress, config) / seconds_per_step(progress))
     else:
         left = config.steps - progress.step
-    progress.stopped_early, progress.not_better = True, 0
+    progress.stopped_early, progress.go_back, progress.not_better = True, False, 0
     _begin_decay(progress, min(steps, left))
+
+
+def forget_end(progress: Progress, end_changes: int) -> None:
+    """Another end has been asked for, so often by now, than the one that these counters know."""
+    progress.end_changes = end_changes
+    progress.decay_start = progress.total_steps = None
+    progress.go_back = progress.stopped_early = progress.in_decay = False
+    progress.not_better = 0
 
 
 def seconds_per_step(progress: Progress) -> float:

@@ -30,6 +30,7 @@ class Progress:
     setup_seconds: float = 0.0  # of them, before the first step
     decay_start: int | None = None  # once chosen, the schedule is fixed
     total_steps: int | None = None
+    end_changes: int = 0  # how often another end had been asked for: of which one these know
     best_step: int = 0
     best_bits_per_byte: float | None = None
     corpus_changes: int = 0  # of which corpus the best is: it may change on the way
@@ -42,6 +43,7 @@ class Progress:
     skipped: int = 0  # steps without effect: something was not finite
     skipped_in_a_row: int = 0
     rollbacks: int = 0
+    ways_back: int = 0  # taken so far, for whatever reason
     rate_scale: float = 1.0  # halved by each rollback
 
 

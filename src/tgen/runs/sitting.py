@@ -1,0 +1,152 @@
+"""How a run begins, and how it is gone on with: all ranks alike, but that the first writes."""
+
+import hashlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from tgen import corpus, distributed, files
+from tgen.checkpoint import run_log, run_state
+from tgen.errors import TgenError, TrainingError
+from tgen.model.device import choose_device, set_threads
+from tgen.reports import PlanReport, RunReport
+from tgen.runs import ranks
+from tgen.runs.overriding import noting_corpus, overridden
+from tgen.runs.prepare import plan_report, prepare
+from tgen.runs.prepared import Prepared
+from tgen.runs.record import RunRecord
+from tgen.runs.request import ResumeRequest, RunRequest
+from tgen.runs.restoring import counters, newest, restored
+from tgen.runs.retokenise import tokenised_anew, with_corpus
+from tgen.runs.run import Run, Stopped
+from tgen.runs.saving import differences, made_by
+from tgen.stored import Array
+from tgen.tokenizer import Tokenizer
+from tgen.training import tensorboard
+
+
+def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[RunReport]:
+    """See `runs.start`; the lock is held."""
+    began = time.monotonic() if request.began is None else request.began
+    if request.tensorboard:
+        tensorboard.require()
+    out, first = request.out, distributed.is_first()
+    prepared = yield from prepare(request, folder=run_state.folder(out))
+    with run_log.RunLog(out if first else None) as log:
+        state = prepared.new_state()
+        arrays = state.to_arrays()
+        if first:
+            run_state.begin(
+                out,
+                prepared.record.to_dict(),
+                prepared.tokens,
+                tokenizer=prepared.tokenizer.json,
+                progress=asdict(state.progress),
+                arrays=arrays,
+                made_by=made_by(prepared),
+            )
+        del arrays
+        prepared = replace(prepared, tokens=_tokens(out, {}), weights=None)  # the state has them
+        if first:
+            _ = prepared.ngrams  # counted now, on the run's clock
+        state.progress.seconds = distributed.from_first(time.monotonic() - began)
+        state.progress.setup_seconds = state.progress.seconds
+        if first:
+            run_state.save_progress(out, asdict(state.progress))
+        yield log.add(plan_report(out, prepared))
+        yield from Run(out, prepared, log, stopped).recorded(state)
+
+
+def dry_run(request: RunRequest) -> PlanReport:
+    """See `runs.dry_run`."""
+    steps = prepare(request, folder=None, with_baselines=False)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            prepared: Prepared = end.value
+            break
+    return plan_report(request.out, prepared)
+
+
+def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Iterator[RunReport]:
+    """See `runs.resume`; the lock is held."""
+    out, first = request.out, distributed.is_first()
+    ranks.check_alike()
+    kept, described = run_state.load_record(out)
+    record = RunRecord.from_dict(kept)
+    chosen = choose_device(record.device if request.device == "auto" else request.device)
+    set_threads(request.threads or (None if distributed.launched() else record.threads))
+    if record.tensorboard:
+        tensorboard.require()
+    parallel = ranks.choose(record.plan, chosen, request.parallel)
+    text = corpus.read(request.corpus) if request.corpus else None
+    distributed.agree("the corpus", "" if text is None else text.sha256)
+    is_other = text is not None and text.sha256 != record.corpus_sha256
+    if text is not None and is_other and not request.override:
+        raise TrainingError(
+            f"the corpus has changed since the run in {out} began: it has {text.n_bytes:,} bytes, "
+            f"and had {record.corpus_bytes:,}",
+            "resume without naming it, or add --override: training/run.json will tell; or learn "
+            f"the new one: --from {out} with another --out",
+        )
+    tokenizer, began = _tokenizer(out, record), record
+    if first:
+        if text is not None and is_other:
+            steps = with_corpus(out, text, request.corpus, record, tokenizer)
+            record, described = yield from steps
+        try:
+            run_state.load_tokens(out, described)
+        except TgenError:
+            if text is None or not record.read_bytes:
+                raise
+            yield from tokenised_anew(out, text, record, tokenizer, described)
+    record, described = distributed.from_first((record, described))
+    with run_log.RunLog(out if first else None) as log:
+        if first:
+            run_state.remove_leftovers(out)
+        saved = newest(out, record)
+        progress = counters(saved, record)
+        changed = overridden(record, request, progress)
+        if is_other:
+            changed = noting_corpus(changed, began, progress)
+        tokens = _tokens(out, described)
+        prepared = Prepared(changed, tokenizer, tokens, chosen, parallel=parallel)
+        state = restored(prepared, saved, progress)
+        notes = [*saved.set_aside, *changed.overridden]
+        if differs := differences(saved.made_by, made_by(prepared)):
+            notes.append(f"not to the last bit as without a break: {differs}")
+        if first:
+            if changed is not began:
+                run_state.save_record(out, changed.to_dict(), described)
+            run_state.drop_other_tokens(out, described)
+        log.trim(progress.step, ways_back=progress.ways_back)
+        plan = plan_report(out, prepared, step=progress.step)
+        yield log.add(replace(plan, notes=[*plan.notes, *notes]))
+        yield from Run(out, prepared, log, stopped).recorded(state)
+
+
+def _tokenizer(out: Path, record: RunRecord) -> Tokenizer:
+    path = run_state.folder(out) / "tokenizer.json"
+    text = files.read(path)
+    if record.tokenizer_sha256 not in ("", hashlib.sha256(text).hexdigest()):
+        raise TrainingError(
+            f"{path} has changed since the run began", "put it back, or start with --overwrite"
+        )
+    return Tokenizer(text.decode(), ends=[] if record.end_of_text is None else [record.end_of_text])
+
+
+def _tokens(out: Path, described: Mapping[str, Any]) -> Mapping[str, Array]:
+    """The tokens that rank 0 has put there, or found to be as described; once it has.
+
+    Raises TrainingError on a rank that does not see them.
+    """
+    distributed.wait_for_all()
+    if not (run_state.folder(out) / "run.json").exists():
+        raise TrainingError(
+            f"rank {distributed.ranks().rank} does not see the run in {out}",
+            "choose an --out that all machines see, on a disk that they share",
+        )
+    return run_state.load_tokens(out, described, check=False)
