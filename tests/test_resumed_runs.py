@@ -105,7 +105,7 @@ def test_a_change_of_corpus_that_is_killed_has_happened_or_not(tmp_path, other, 
     old, early, late = copies
     list(resume(old, threads=1))
     list(resume(out, **other))
-    for copy, call in ((early, "save_record"), (late, "save_progress")):
+    for copy, call in ((early, "save_record"), (late, "drop_other_tokens")):
         with monkeypatch.context() as patch:
             patch.setattr(run_state, call, dies)
             with pytest.raises(KilledError):

@@ -46,9 +46,9 @@ def train(
         n_evaluations[0] += 1
         return loss, 5.0 + (0 if n_evaluations[0] == BEST // 2 else n_evaluations[0]), error
 
-    def counted(model, batches, config, state, step_loss):
+    def counted(model, batches, config, state):
         step[0] = state.progress.step + 1
-        return real_step(model, batches, config, state, step_loss)
+        return real_step(model, batches, config, state)
 
     def refused(*given, **named):
         if refuses(step[0]):
