@@ -41,6 +41,11 @@ class Saved(NamedTuple):
     set_aside: list[str]  # newer ones that could not be read: where they are now, and why
 
 
+def otherwise(out: Path) -> str:
+    """What to do about a run that cannot go on; nothing that takes away what there is of it."""
+    return f"put a copy back, or go on from its weights: --from {out} with another --out"
+
+
 def folder(out: Path) -> Path:
     """Where a run in `out` keeps its state."""
     return out / "training"
@@ -118,7 +123,7 @@ def load_record(out: Path) -> tuple[dict[str, Any], Mapping[str, Any]]:
     if described and (
         set(described) - {"name"} != {"bytes", "sha256"} or not _TOKENS_NAME.fullmatch(str(name))
     ):
-        raise TrainingError(f"{folder(out) / 'run.json'} is damaged", "start with --overwrite")
+        raise TrainingError(f"{folder(out) / 'run.json'} is damaged", otherwise(out))
     return run, described
 
 
@@ -135,7 +140,7 @@ def load_tokens(out: Path, described: Mapping[str, Any], *, check: bool = True) 
             state = "are damaged, or of another run" if path.exists() else "are missing"
             raise TrainingError(
                 f"the tokens in {path} {state}",
-                "name the corpus beside --resume: they are made anew; or start with --overwrite",
+                "name the corpus beside --resume: they are made anew",
             )
     return tensors.read_vectors(path)
 
@@ -192,7 +197,7 @@ def load_state(out: Path, *, run: str, from_step: int | None = None) -> Saved | 
     if set_aside and len(set_aside) == len(states):
         raise TrainingError(
             f"no state of the run in {out} can be read: {'; '.join(set_aside[:5])}",
-            "nothing was deleted: put a copy back, or start anew with --overwrite",
+            otherwise(out),
         )
     return None
 
@@ -244,7 +249,7 @@ def _json(path: Path) -> dict[str, Any]:
         value: dict[str, Any] = json.loads(files.read(path))
         return value
     except ValueError:
-        raise TrainingError(f"{path} is damaged", "start a new run with --overwrite") from None
+        raise TrainingError(f"{path} is damaged", otherwise(path.parent.parent)) from None
 
 
 def _state(out: Path, step: int) -> Path:

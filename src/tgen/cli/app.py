@@ -1,5 +1,6 @@
 """The command line: one app, one module a command, and the one place where errors become exits."""
 
+import errno
 import gc
 import io
 import sys
@@ -33,6 +34,12 @@ app.command()(bench)
 app.command()(export)
 
 
+_DISK = {
+    errno.ENOSPC: "make room on that disk, and try again",
+    errno.EDQUOT: "make room on that disk, and try again",
+    errno.EROFS: "choose a place that can be written",
+    errno.EACCES: "choose a place that can be written",
+}
 _NO_MEMORY = ("there is not enough memory", "choose a smaller model, batch or context")
 
 
@@ -102,7 +109,7 @@ def run(arguments: list[str]) -> int:
     except OSError as error:  # a full disk, a folder that may not be written
         console.reader_gone()
         where = f": {error.filename}" if error.filename else ""
-        console.complain(f"{error.strerror}{where}", "free some space, or choose another place")
+        console.complain(f"{error.strerror}{where}", _DISK.get(error.errno or 0, ""))
         return 1
     except Exception as error:
         if type(error).__name__ == "OutOfMemoryError" or "allocate memory" in str(error):

@@ -102,7 +102,9 @@ def out_directory(out: Path | None, corpus: list[str]) -> Path:
     if out is not None:
         return out
     if not corpus:
-        raise UsageError("there is no corpus", "name a file of text, or `-` for stdin")
+        raise UsageError(
+            "there is no corpus", "name a file of text, or `-` for stdin; to --resume, name --out"
+        )
     first = corpus[0]
     if first == "-":
         return Path("models") / "stdin"

@@ -202,7 +202,7 @@ def train(
         if given:
             raise UsageError(
                 f"--resume does not go with --{_OPTION.get(given[0], given[0]).replace('_', '-')}",
-                "a run keeps what it was made from: begin a new one with another --out",
+                "it goes on as it began: leave it away, or begin a new run with another --out",
             )
         values = {"minutes": minutes, "steps": steps, "val_fraction": val_fraction, "seed": seed}
         asked = runs.ResumeRequest(

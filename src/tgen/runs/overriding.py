@@ -43,9 +43,11 @@ def overridden(record: RunRecord, request: ResumeRequest, progress: Progress) ->
             "it cannot change on the way: begin a new run with another --out",
         )
     if not request.override:
+        ours = f"{first} is {train[first]} in this run, not {changed[first]}"
+        if first == "minutes" and train["steps"] is not None:
+            ours = f"this run takes {train['steps']:,} steps, not minutes"
         raise TrainingError(
-            f"{first} is {train[first]} in this run, not {changed[first]}",
-            "leave it away, or add --override: training/run.json will tell",
+            ours, "leave it away, or add --override, which notes the change in training/run.json"
         )
     if (steps := changed.get("steps")) is not None and steps <= progress.step:
         raise UsageError(f"--steps {steps}: the run is at step {progress.step:,}", "give more")

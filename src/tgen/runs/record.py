@@ -62,5 +62,6 @@ class RunRecord:
             return cls(**{**values, **parts})
         except (KeyError, TypeError, AttributeError, UsageError):
             raise TrainingError(
-                "training/run.json is of another version or damaged", "start with --overwrite"
+                "training/run.json is of another version or damaged",
+                "put a copy back, or go on from its weights: --from this --out, with another",
             ) from None

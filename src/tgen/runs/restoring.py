@@ -31,7 +31,7 @@ def newest(out: Path, record: RunRecord) -> run_state.Saved:
         left = f": {', '.join(damaged[:5])} cannot be read" if damaged else ""
         raise TrainingError(
             f"the run in {out} has lost its state{left}",
-            "put a copy of a state back, or start with --overwrite",
+            run_state.otherwise(out),
         )
     return saved
 
@@ -56,7 +56,7 @@ def counters(saved: run_state.Saved, record: RunRecord) -> Progress:
     except TypeError:
         raise TrainingError(
             f"the state was made by tgen {saved.made_by.get('tgen')}, whose counters are others",
-            "go on with that version, or start with --overwrite",
+            "go on with that version",
         ) from None
     if progress.end_changes != record.end_changes:
         forget_end(progress, record.end_changes)

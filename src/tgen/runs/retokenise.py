@@ -35,7 +35,7 @@ def tokenised_anew(
     if run_state.save_tokens(out, record.to_dict(), arrays, name=name) != described:
         raise TrainingError(
             f"the corpus gives other tokens than those the run in {out} began with",
-            "the tokenizers library may be of another version: start with --overwrite",
+            "the tokenizers library may be of another version; " + run_state.otherwise(out),
         )
     return run_state.load_tokens(out, described)
 

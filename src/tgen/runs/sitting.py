@@ -116,6 +116,8 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
         prepared = Prepared(changed, tokenizer, tokens, chosen, parallel=parallel)
         state = restored(prepared, saved, progress)
         notes = [*saved.set_aside, *changed.overridden]
+        if progress.step == progress.total_steps:
+            notes.append(f"it has ended at step {progress.step:,}: --override --steps goes on")
         if differs := differences(saved.made_by, made_by(prepared)):
             notes.append(f"not to the last bit as without a break: {differs}")
         if first:
@@ -133,7 +135,7 @@ def _tokenizer(out: Path, record: RunRecord) -> Tokenizer:
     text = files.read(path)
     if record.tokenizer_sha256 not in ("", hashlib.sha256(text).hexdigest()):
         raise TrainingError(
-            f"{path} has changed since the run began", "put it back, or start with --overwrite"
+            f"{path} has changed since the run began", f"put it back: {out} may have a copy"
         )
     return Tokenizer(text.decode(), ends=[] if record.end_of_text is None else [record.end_of_text])
 

@@ -38,6 +38,7 @@ class TrainingView:
         self._quiet, self._json = quiet, json_lines
         self._lost: TgenError | None = None
         self._bits = ""
+        self._unsaved = ""  # why the last state is not on the disk
         self._said = time.monotonic()
         columns = (BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))
         self._bar = Progress(
@@ -157,14 +158,15 @@ class TrainingView:
         )
 
     def _saving(self, report: SavingReport) -> None:
+        line = f"warning: step {report.step:,} cannot be saved: {report.failed}"
         if not report.failed:
             console.note(f"step {report.step:,} is saved now")
+        elif self._unsaved == report.failed:
+            console.note(line)
         else:
-            console.note(
-                f"warning: step {report.step:,} cannot be saved: {report.failed}; it needs "
-                f"{report.needed_bytes:,} bytes, {report.free_bytes:,} are free. Training goes on, "
-                "the last state stays, and it is tried again"
-            )
+            needed, free = _megabytes(report.needed_bytes), _megabytes(report.free_bytes)
+            console.note(f"{line}; it needs {needed}, {free} are free. It is tried again")
+        self._unsaved = report.failed
 
     def _sample(self, report: SampleReport) -> None:
         prompt = report.prompt.decode(errors="replace")
@@ -195,6 +197,10 @@ class TrainingView:
 
 def _steps(n: int) -> str:
     return f"{n:,} step{'s' * (n != 1)}"
+
+
+def _megabytes(n_bytes: int) -> str:
+    return f"{n_bytes / 1e6:,.1f} MB"
 
 
 def _duration(seconds: float) -> str:
