@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import sys
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ from test_runs import contents, request, resume
 from tgen import locks, runs
 from tgen.checkpoint import run_state
 from tgen.errors import LockedError, UsageError
+from tgen.runs import owner
 
 
 def test_a_folder_that_another_start_took_away_is_made_again(tmp_path, monkeypatch):
@@ -90,3 +92,22 @@ def test_a_run_removes_what_an_interrupted_one_left(tmp_path):
             (folder / ".tmp-deadbeef").write_bytes(b"half")
         list(go_on())
         assert not list(out.rglob(".tmp-*"))
+
+
+def test_a_signal_while_the_lock_is_taken_leaves_nothing(tmp_path, monkeypatch):
+    taken, handled = locks._locked, signal.getsignal(signal.SIGTERM)
+
+    def interrupted(path):
+        file = taken(path)
+        signal.raise_signal(signal.SIGTERM)
+        return file
+
+    monkeypatch.setattr(locks, "_locked", interrupted)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        with pytest.raises(SystemExit) as stop, owner.owned(tmp_path / "out"):
+            pass
+        assert stop.value.code == 143
+    finally:
+        signal.signal(signal.SIGTERM, handled)
+    assert not (tmp_path / "out").exists()

@@ -2,10 +2,10 @@
 
     python benchmarks/scaling/ranks.py CORPUS [--size tiny] [--rounds 3] [--out FILE]
 
-The same 50 steps as one process with batches of 16, and with torchrun as two ranks with batches of 8
-each, by DDP and by FSDP, over gloo, in turns. Tokens a second are the median step's after the fifth,
-and of the rounds the median. Then rank 1 is killed in a step, and the clock runs until all have
-ended; what is resumed from there on one process must come to the same losses.
+The same 50 steps as one process with batches of 16, and with torchrun as two ranks with batches of
+8 each, by DDP and by FSDP, over gloo, in turns. Tokens a second are the median step's after the
+fifth, and of the rounds the median. Then rank 1 is killed in a step, and the clock runs until all
+have ended; what is resumed from there on one process must come to the same losses.
 """
 
 import argparse

@@ -1,7 +1,9 @@
 """Who owns a run's directory: one process, from before the work begins to its end."""
 
+import signal
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from tgen import distributed, files, locks
@@ -21,18 +23,43 @@ def owned(out: Path) -> Iterator[None]:
         yield
         return
     folder = run_state.folder(out)
-    with locks.lock(_lock(out)):
-        before = set(folder.iterdir())
-        try:
-            yield
-        finally:
-            if not (folder / "run.json").exists():
-                for path in set(folder.iterdir()) - before:
-                    files.remove(path)
-                with suppress(OSError):  # other files are there; or Windows keeps what is open
-                    files.remove(_lock(out))
-                    folder.rmdir()
-                    out.rmdir()
+    with ExitStack() as stack:
+        with _held_back():  # a signal between the lock and the promise to remove it would leave it
+            stack.enter_context(locks.lock(_lock(out)))
+            stack.callback(_clear, out, set(folder.iterdir()))
+        yield
+
+
+def _clear(out: Path, before: set[Path]) -> None:
+    """Removes what a run that has not begun has put beside what was there."""
+    folder = run_state.folder(out)
+    if not (folder / "run.json").exists():
+        for path in set(folder.iterdir()) - before:
+            files.remove(path)
+        with suppress(OSError):  # other files are there; or Windows keeps what is open
+            files.remove(_lock(out))
+            folder.rmdir()
+            out.rmdir()
+
+
+@contextmanager
+def _held_back() -> Iterator[None]:
+    """Whatever Python does about signals, it does after the block."""
+    numbers = [getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")]
+    found = {number: signal.getsignal(number) for number in numbers if number is not None}
+    handlers = {number: handler for number, handler in found.items() if callable(handler)}
+    if threading.current_thread() is not threading.main_thread():
+        handlers = {}  # the main one has them all
+    came: list[int] = []
+    for number in handlers:
+        signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 def may_be_owned(out: Path) -> bool:
