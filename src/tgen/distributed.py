@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 _TOLD_WITHIN = 20.0  # seconds; after that rank 0 is taken to be busy or gone
+_TELLING = 1.0
 _FAILED, _TOLD = "tgen failed", "tgen told"  # keys of the store
 _LINE_DEAD = ("gloo", "Connection closed", "NCCL")  # in what torch says of a peer that is gone
 
@@ -57,8 +58,16 @@ def launched() -> bool:
 
 
 def is_first() -> bool:
-    """Whether this process tells what goes wrong on all ranks alike, such as an unknown option."""
+    """Whether this process is the one that shows and writes."""
     return not launched() or os.environ["RANK"] == "0"
+
+
+def first_tells() -> bool:
+    """Whether this process tells what is wrong on all ranks alike before they join, such as an
+    unknown option; another gives it the time: torchrun ends all once one has ended."""
+    if not is_first():
+        time.sleep(_TELLING)
+    return is_first()
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from tgen.cli.export import export
 from tgen.cli.generate import generate
 from tgen.cli.inspect import inspect
 from tgen.cli.train import train
-from tgen.distributed import is_first
+from tgen.distributed import first_tells
 from tgen.errors import RankError, TgenError, UsageError
 
 app = typer.Typer(
@@ -91,8 +91,9 @@ def run(arguments: list[str]) -> int:
     except RankError as error:  # it has been told
         return error.exit_status
     except TgenError as error:
-        if is_first() or not isinstance(error, UsageError):
-            console.complain(error.message, error.hint)
+        if isinstance(error, UsageError) and not first_tells():
+            return error.exit_status
+        console.complain(error.message, error.hint)
         return error.exit_status
     except TyperException as error:
         return _usage(error, arguments)
@@ -123,7 +124,7 @@ def _usage(error: TyperException, arguments: list[str]) -> int:
     message = " ".join(error.format_message().split())
     if not arguments:  # help was shown
         return 0
-    if not is_first():
+    if not first_tells():
         return error.exit_code
     commands = ("train", "generate", "inspect", "bench", "export")
     command = next((a for a in arguments if a in commands), "")
