@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -133,10 +134,9 @@ def test_three_ranks_share_rows_with_masks_parts_dropout_and_split_tokens(on_ran
     assert_same(out, whole)
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_a_run_of_two_ranks_goes_on_in_one_process(on_ranks, corpus, whole, tmp_path, parallel):
+def test_a_run_of_two_ranks_goes_on_in_one_process(on_ranks, corpus, whole, tmp_path):
     out = tmp_path / "out"
-    given = command(corpus, out, "--parallel", parallel, batch=3)
+    given = command(corpus, out, "--parallel", "fsdp", batch=3)
     ranks = on_ranks(code=then(given, action=TERM, at=25), n=2)
     assert statuses(ranks) == [143, 143], ranks
     assert losses(out).keys() == {key for key in losses(whole) if key[1] <= 25}
@@ -144,12 +144,11 @@ def test_a_run_of_two_ranks_goes_on_in_one_process(on_ranks, corpus, whole, tmp_
     assert_same(out, whole)
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_a_run_of_one_process_goes_on_with_two_ranks(on_ranks, corpus, whole, tmp_path, parallel):
+def test_a_run_of_one_process_goes_on_with_two_ranks(on_ranks, corpus, whole, tmp_path):
     out = tmp_path / "out"
     ranks = on_ranks(code=then(command(corpus, out), action=TERM, at=25), n=1)
     assert statuses(ranks) == [143]
-    given = ["train", "--resume", "-o", out, "-q", "--parallel", parallel]
+    given = ["train", "--resume", "-o", out, "-q", "--parallel", "fsdp"]
     ranks = on_ranks(given, given)
     assert statuses(ranks) == [0, 0], ranks
     assert_same(out, whole)
@@ -174,6 +173,34 @@ def test_a_fine_tuned_model_is_the_same_on_all_ranks(on_ranks, corpus, whole, tm
     given = command(corpus, two, "--from", whole, "--parallel", "fsdp", batch=3, **shape)
     assert statuses(on_ranks(given, given)) == [0, 0]
     assert_same(two, one)
+
+
+def test_ranks_go_back_together_and_end_by_one_clock(on_ranks, corpus, tmp_path):
+    worse = {"patience": 1, "learning_rate": 30, "optimizer": "adamw", "warmup_steps": 0}
+    for name, more in (("steps", ()), ("minutes", ("--minutes", 0.05))):
+        out = tmp_path / name
+        settings = worse | {"eval_every": 2, "accumulation": 2}
+        given = command(corpus, out, "--parallel", "ddp", *more, batch=3, **settings)
+        if more:
+            at = given.index("--steps")
+            del given[at : at + 2]
+        ranks = on_ranks(given, given)
+        assert statuses(ranks) == [0, 0], ranks
+        kinds = [record["kind"] for record in run_log.read(out)]
+        assert kinds[-1] == "DoneReport"
+        assert more or "BackReport" in kinds
+
+
+def test_a_rank_that_sees_another_run_is_told(on_ranks, corpus, whole, tmp_path):
+    places = [tmp_path / name for name in ("here", "there")]
+    for place in places:
+        place.mkdir()
+    shutil.copytree(whole, places[1] / "out")
+    given = command(corpus, Path("out"))
+    where = f"import os; os.chdir({list(map(str, places))}[int(os.environ['RANK'])])\n"
+    ranks = on_ranks(code=where + then(given, action="0", at=-1), n=2)
+    assert statuses(ranks) == [1, 1]
+    assert "rank 1 does not see the run in out" in complaint(ranks)
 
 
 def test_ranks_that_differ_are_told_so_once(on_ranks, corpus, tmp_path):
@@ -201,8 +228,12 @@ def test_what_cannot_be_trained_is_said_once_before_anything_begins(on_ranks, co
         ranks = on_ranks(given, given)
         assert statuses(ranks) == [2, 2], ranks
         assert "each of 2 ranks needs " in complaint(ranks)
-    for name, what in (("-", "stdin cannot be shared"), ("missing.txt", "missing.txt does not")):
-        given = command(name, out)
+    for given, what in (
+        (command("-", out), "stdin cannot be shared"),
+        (command("missing.txt", out), "missing.txt does not exist"),
+        (command(corpus, out, "--from", "nowhere"), "nowhere"),
+        (command(corpus, out, "--dry-run"), "--dry-run on several ranks"),
+    ):
         assert what in complaint(on_ranks(given, given))
     assert not out.exists()
 
@@ -227,17 +258,17 @@ import torch
 from torch.distributed.tensor import Shard, distribute_tensor
 from tgen import distributed
 from tgen.training.optim import orthogonalise
-from tgen.training.parallel import _mesh, shared_out
+from tgen.training.parallel import all_ranks, shared_out
 with distributed.joined():
-    mesh = _mesh(torch.device("cpu"))
+    mesh = all_ranks(torch.device("cpu"))
     for n, rows, columns in ((5, 6, 4), (1, 7, 9), (2, 4, 4)):
         stack = torch.randn(n, rows, columns, generator=torch.Generator().manual_seed(n))
         wanted = orthogonalise(stack)
         close = dict(rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(shared_out(orthogonalise)(stack), wanted, **close)
+        torch.testing.assert_close(shared_out(orthogonalise, mesh)(stack), wanted, **close)
         for axis in (0, 1, 2):
             shares = distribute_tensor(stack, mesh, [Shard(axis)])
-            done = shared_out(orthogonalise)(shares)
+            done = shared_out(orthogonalise, mesh)(shares)
             assert done.placements == shares.placements
             torch.testing.assert_close(done.full_tensor(), wanted, **close)
 """

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tgen.errors import RankError, TgenError, UsageError
+from tgen.errors import RankError, TgenError, UsageError, is_out_of_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 _TOLD_WITHIN = 20.0  # seconds; after that rank 0 is taken to be busy or gone
 _TELLING = 1.0
 _FAILED, _TOLD = "tgen failed", "tgen told"  # keys of the store
-_LINE_DEAD = ("gloo", "Connection closed", "NCCL")  # in what torch says of a peer that is gone
+_PATIENCE = timedelta(days=1)  # rank 0 prepares and saves alone; who has ended is seen at once
+# In what torch says of a peer that is gone.
+_LINE_DEAD = ("Connection closed", "reset by peer", "Broken pipe", "remote process exited")
 
 
 class Ranks(NamedTuple):
@@ -88,7 +90,11 @@ def joined(
     mine = ranks()
     store = _store(mine, join_seconds)
     dist.init_process_group(
-        store=PrefixStore("group", store), rank=mine.rank, world_size=mine.world_size
+        _backend(),
+        store=PrefixStore("group", store),
+        rank=mine.rank,
+        world_size=mine.world_size,
+        timeout=_PATIENCE,
     )
     try:
         yield mine
@@ -97,6 +103,14 @@ def joined(
     finally:
         with suppress(Exception):  # a dead line
             dist.destroy_process_group()
+
+
+def _backend() -> str:
+    """What carries tensors: what ranks decide by lies beside the processor, on GPUs too."""
+    import torch
+
+    gpus = torch.cuda.is_available() and torch.distributed.is_nccl_available()
+    return "cpu:gloo,cuda:nccl" if gpus else "gloo"
 
 
 def agree(what: str, value: str) -> None:
@@ -240,6 +254,9 @@ def _settled(
     first, is_told = own, False
     try:
         first = json.loads(store.compare_set(_FAILED, "", json.dumps(own)))
+        if not mine.rank and tell and not own["bug"]:
+            tell(first["message"], first["hint"])
+            is_told = True
         with suppress(Exception):
             dist.destroy_process_group()  # whoever waits for this rank need wait no longer
         if mine.rank:
@@ -269,7 +286,7 @@ def _described(error: Exception, rank: int) -> dict[str, Any]:
         text, hint, status = error.message, error.hint, error.exit_status
     elif isinstance(error, RuntimeError) and any(words in text for words in _LINE_DEAD):
         text, hint = "a rank has ended without a word", "see what torchrun says of it"
-    elif isinstance(error, MemoryError):
+    elif is_out_of_memory(error):
         text, hint = f"rank {rank}: there is not enough memory", "give each rank less to do"
     elif not isinstance(error, OSError):
         text, bug = f"rank {rank}: {type(error).__name__}: {text}"[:300], True

@@ -61,6 +61,12 @@ class LockedError(TgenError):
     exit_status = 75
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether Python or torch, which has two ways of saying so, found no memory."""
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or "allocate memory" in str(error)
+
+
 class RankError(TgenError):
     """What ended the ranks of a piece of work, wherever it happened; it has been told."""
 

@@ -19,7 +19,7 @@ from tgen.cli.generate import generate
 from tgen.cli.inspect import inspect
 from tgen.cli.train import train
 from tgen.distributed import first_tells
-from tgen.errors import RankError, TgenError, UsageError
+from tgen.errors import ModelError, RankError, TgenError, UsageError, is_out_of_memory
 
 app = typer.Typer(
     name="tgen",
@@ -91,7 +91,7 @@ def run(arguments: list[str]) -> int:
     except RankError as error:  # it has been told
         return error.exit_status
     except TgenError as error:
-        if isinstance(error, UsageError) and not first_tells():
+        if isinstance(error, (UsageError, ModelError)) and not first_tells():
             return error.exit_status
         console.complain(error.message, error.hint)
         return error.exit_status
@@ -99,9 +99,6 @@ def run(arguments: list[str]) -> int:
         return _usage(error, arguments)
     except KeyboardInterrupt:
         return 130
-    except MemoryError:
-        console.complain(*_NO_MEMORY)
-        return 1
     except ModuleNotFoundError as error:
         console.complain(
             f"tgen lacks the package {error.name}", "install it again: pip install tgen-lm"
@@ -113,8 +110,8 @@ def run(arguments: list[str]) -> int:
         console.complain(f"{error.strerror}{where}", _DISK.get(error.errno or 0, ""))
         return 1
     except Exception as error:
-        if type(error).__name__ == "OutOfMemoryError" or "allocate memory" in str(error):
-            console.complain(*_NO_MEMORY)  # torch's two ways of saying so
+        if is_out_of_memory(error):
+            console.complain(*_NO_MEMORY)
             return 1
         # A bug: the user sees one line, we need the traceback
         return _crash(error, debug="--debug" in arguments)

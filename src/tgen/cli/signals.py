@@ -30,6 +30,9 @@ class Signals:
             return  # torchrun sends on what a terminal has sent to all; it kills who is too slow
         if self.number or not self.running:
             if not self.begun:
-                console.note("stopped before the first step: there was nothing to save")
+                quiet = not distributed.is_first()
+                console.note(
+                    "stopped before the first step: there was nothing to save", quiet=quiet
+                )
             sys.exit(128 + number)
         self.number = number

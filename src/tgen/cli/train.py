@@ -260,10 +260,10 @@ def train(
         number = max(distributed.everyones(caught.number))  # all end as the one that was told to
     if number:
         raise typer.Exit(128 + number)
-    if not dry_run:
+    if not dry_run and distributed.ranks().local_rank == 0:
         caught.running = False
         with contextlib.suppress(Exception):  # what fails here is said when a text is wanted
-            compile_ahead(device, quiet=quiet)  # so that the first text comes at once
+            compile_ahead(device, quiet=quiet or not shows)  # so that the first text comes at once
 
 
 def _check_together(context: typer.Context, start_from: Path | None, *, dry_run: bool) -> None:

@@ -16,15 +16,22 @@ def choose_device(name: str) -> Device:
     available = {
         "cpu": True,
         "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
+        # Nothing carries its tensors between ranks.
+        "mps": torch.backends.mps.is_available() and distributed.ranks().world_size == 1,
     }
     if name == "auto":
         name = next(kind for kind in ("cuda", "mps", "cpu") if available[kind])
     if not available.get(name, False):
         usable = ", ".join(kind for kind, there in available.items() if there)
         raise UsageError(f"device {name!r} is not there", f"this machine has {usable}")
+    here = distributed.ranks()
     if name == "cuda" and distributed.launched():  # a GPU for each rank
-        torch.cuda.set_device(distributed.ranks().local_rank)
+        if here.local_world_size > (n_gpus := torch.cuda.device_count()):
+            raise UsageError(
+                f"there are {here.local_world_size} ranks on this machine, and {n_gpus} GPUs",
+                "start as many as there are, or add --device cpu",
+            )
+        torch.cuda.set_device(here.local_rank)
     return torch.device(name)
 
 

@@ -13,6 +13,7 @@ directory, and is the only one to write there.
 from collections.abc import Callable, Iterator
 
 from tgen import distributed
+from tgen.errors import UsageError
 from tgen.reports import PlanReport, RunReport
 from tgen.runs.owner import check_begun, check_free, check_launched, may_be_owned, owned
 from tgen.runs.request import ResumeRequest, RunRequest
@@ -57,6 +58,8 @@ def resume(
 def dry_run(request: RunRequest) -> PlanReport:
     """What `start` would do; nothing is written, so what is already there does not matter."""
     check_launched(request.parallel)
+    if distributed.ranks().world_size > 1:
+        raise UsageError("--dry-run on several ranks", "leave torchrun away: --ranks N plans for N")
     check_free(request.out, overwrite=True)
     from tgen.runs import sitting
 

@@ -43,7 +43,9 @@ def closing_reports(
     if not distributed.is_first():
         return
     bundle = directory.load(out)
-    model = Transformer.from_arrays(bundle.config, bundle.arrays).to(prepared.device)
+    model = Transformer.from_arrays(bundle.config, bundle.arrays)
+    if prepared.parallel != "fsdp":  # a GPU that has a share may have no room for all
+        model = model.to(prepared.device)
     prompt = prepared.record.sample_prompt
     written = b"".join(_write(model, bundle.tokenizer, [prompt] * _ROWS, _TOKENS, seed=0))
     known = bundle.tokenizer.decode(store.train[:_COMPARED_TOKENS])

@@ -56,7 +56,10 @@ def prepare(
     given = {"compile": _compile(request, device)} | parse_overrides(request.overrides)[1]
     config = replace(request.train, **given)
     share = 0.0 if config.steps else CALIBRATION_SHARE
-    ranks.check_alike()
+    ranks.check_alike(device)
+    memory = ranks.least_memory(device)
+    if source is not None and distributed.ranks().world_size > 1:
+        distributed.agree("the model", directory.digest(source)[:16])
     speed = sum(
         distributed.everyones(measure_speed(device, seconds=min(2.0, config.minutes * 60 * share)))
     )
@@ -127,7 +130,7 @@ def prepare(
             on_gpu=request.device_memory is not None or device.type == "cuda",
             text_tokens=round(facts.train_tokens * texts.whole_bytes / total(texts.train)),
         )
-    parallel = ranks.choose(plan, device, request.parallel)
+    parallel = ranks.choose(plan, device, memory, request.parallel)
     prepared = Prepared(record, tokenizer, tokens, device, weights, parallel, scaling)
     return ranks.told(prepared, device, weights)
 

@@ -16,15 +16,24 @@ from tgen.training.plan import Plan
 from tgen.training.rank_memory import choose_parallel
 
 
-def check_alike() -> None:
-    """Raises TgenError where ranks are of different versions."""
+def check_alike(device: Device) -> None:
+    """Raises TgenError where ranks are of different versions, or compute on other devices."""
+    distributed.agree("the device", device.type)
     distributed.agree("the version of tgen", __version__)
     distributed.agree("the version of torch", torch_version())
 
 
-def choose(plan: Plan, device: Device, wanted: Parallel | None) -> Parallel | None:
-    """How ranks share the model of a plan: as is `wanted`, or as there is memory for; None: there
-    are no ranks.
+def least_memory(device: Device) -> int | None:
+    """The bytes that every rank may have; None: unknown."""
+    found = distributed.everyones(rank_bytes(device))
+    return None if None in found else min(found)
+
+
+def choose(
+    plan: Plan, device: Device, memory: int | None, wanted: Parallel | None
+) -> Parallel | None:
+    """How ranks with so many bytes each share the model of a plan: as is `wanted`, or as there is
+    memory for; None: there are no ranks.
 
     Raises UsageError where the model is too large for them, or the batch too small.
     """
@@ -40,7 +49,7 @@ def choose(plan: Plan, device: Device, wanted: Parallel | None) -> Parallel | No
         replace(plan.train, batch_size=-(-batch_size // here.world_size)),
         context=plan.context_length,
         n_ranks=here.world_size,
-        memory=rank_bytes(device),
+        memory=memory,
         on_gpu=device.type == "cuda",
         wanted=wanted,
     )

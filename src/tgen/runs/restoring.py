@@ -71,24 +71,24 @@ def restored(prepared: Prepared, saved: run_state.Saved, progress: Progress) -> 
     return state
 
 
-def earlier(
-    out: Path, prepared: Prepared, state: TrainState, *, from_step: int | None = None
-) -> tuple[TrainState, list[str]]:
-    """The newest state saved; with `from_step` the first that was saved there or later, if only the
-    present one, which the disk may have refused. And what there is to say of that.
+def go_back(
+    out: Path, record: RunRecord, state: TrainState, *, from_step: int | None = None
+) -> list[str]:
+    """Makes of `state` the newest one saved; with `from_step` the first that was saved there or
+    later, if only the present one, which the disk may have refused. What there is to say of that.
 
     The time that has passed since then has passed all the same.
     """
-    began, left, record = distributed.clock(), state.progress, prepared.record
+    began, left = distributed.clock(), state.progress
     if from_step is None:
         saved = newest(out, record)
     elif found := _read(out, record, from_step=from_step):
         saved = found
     else:
-        return state, [f"nothing from step {from_step:,} on could be saved"]
-    state = restored(prepared, saved, counters(saved, record))
+        return [f"nothing from step {from_step:,} on could be saved"]
+    state.restore(saved.arrays, counters(saved, record))
     for name in _KEPT:
         setattr(state.progress, name, getattr(left, name))
     state.progress.seconds += distributed.clock() - began
     state.progress.skipped_in_a_row = 0
-    return state, saved.set_aside
+    return saved.set_aside

@@ -11,7 +11,7 @@ from tgen.errors import DivergedError, TgenError, TrainingError
 from tgen.reports import BackReport, DoneReport, EvalReport, RunReport, StepReport
 from tgen.runs.closing import closing_reports, sample
 from tgen.runs.prepared import Prepared
-from tgen.runs.restoring import earlier
+from tgen.runs.restoring import go_back
 from tgen.runs.saving import Saver
 from tgen.training import tensorboard
 from tgen.training.loop import done_report, train
@@ -44,13 +44,14 @@ class Run:
 
     def reports(self, state: TrainState) -> Iterator[RunReport]:
         """The run to its end, going back where that helps."""
+        record = self.prepared.record
         while True:
             left = state.progress
             try:
                 yield from self._until_done(state)
                 if not left.go_back:
                     return
-                state, notes = earlier(self.out, self.prepared, state, from_step=left.best_step)
+                notes = go_back(self.out, record, state, from_step=left.best_step)
                 self.saver.go_back(state.progress.step)
                 begin_early_decay(state.progress, self.prepared.record.plan.train)
                 reason = "the held-out text is no longer predicted better"
@@ -63,7 +64,7 @@ class Run:
                         "matrix_learning_rate="
                         f"{self.prepared.record.plan.train.matrix_learning_rate:g}",
                     ) from None
-                state, notes = earlier(self.out, self.prepared, state)
+                notes = go_back(self.out, record, state)
                 self.saver.go_back(state.progress.step)
                 state.progress.rollbacks = left.rollbacks + 1
                 state.progress.rate_scale = left.rate_scale / 2

@@ -48,7 +48,8 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
                 made_by=made_by(prepared),
             )
         del arrays
-        prepared = replace(prepared, tokens=_tokens(out, {}), weights=None)  # the state has them
+        tokens = _tokens(out, prepared.record.run_id)
+        prepared = replace(prepared, tokens=tokens, weights=None)  # the state has them
         if first:
             _ = prepared.ngrams  # counted now, on the run's clock
         state.progress.seconds = distributed.from_first(time.monotonic() - began)
@@ -74,14 +75,14 @@ def dry_run(request: RunRequest) -> PlanReport:
 def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Iterator[RunReport]:
     """See `runs.resume`; the lock is held."""
     out, first = request.out, distributed.is_first()
-    ranks.check_alike()
     kept, described = run_state.load_record(out)
     record = RunRecord.from_dict(kept)
     chosen = choose_device(record.device if request.device == "auto" else request.device)
+    ranks.check_alike(chosen)
     set_threads(request.threads or (None if distributed.launched() else record.threads))
     if record.tensorboard:
         tensorboard.require()
-    parallel = ranks.choose(record.plan, chosen, request.parallel)
+    memory = ranks.least_memory(chosen)
     text = corpus.read(request.corpus) if request.corpus else None
     distributed.agree("the corpus", "" if text is None else text.sha256)
     is_other = text is not None and text.sha256 != record.corpus_sha256
@@ -112,7 +113,8 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
         changed = overridden(record, request, progress)
         if is_other:
             changed = noting_corpus(changed, began, progress)
-        tokens = _tokens(out, described)
+        parallel = ranks.choose(changed.plan, chosen, memory, request.parallel)
+        tokens = _tokens(out, record.run_id, described)
         prepared = Prepared(changed, tokenizer, tokens, chosen, parallel=parallel)
         state = restored(prepared, saved, progress)
         notes = [*saved.set_aside, *changed.overridden]
@@ -140,15 +142,19 @@ def _tokenizer(out: Path, record: RunRecord) -> Tokenizer:
     return Tokenizer(text.decode(), ends=[] if record.end_of_text is None else [record.end_of_text])
 
 
-def _tokens(out: Path, described: Mapping[str, Any]) -> Mapping[str, Array]:
+def _tokens(
+    out: Path, run_id: str, described: Mapping[str, Any] | None = None
+) -> Mapping[str, Array]:
     """The tokens that rank 0 has put there, or found to be as described; once it has.
 
-    Raises TrainingError on a rank that does not see them.
+    Raises TrainingError on a rank that sees another run there, or none.
     """
     distributed.wait_for_all()
-    if not (run_state.folder(out) / "run.json").exists():
+    begun = (run_state.folder(out) / "run.json").exists()
+    kept, noted = run_state.load_record(out) if begun else ({}, {})
+    if kept.get("run_id") != run_id:
         raise TrainingError(
             f"rank {distributed.ranks().rank} does not see the run in {out}",
             "choose an --out that all machines see, on a disk that they share",
         )
-    return run_state.load_tokens(out, described, check=False)
+    return run_state.load_tokens(out, described or noted, check=False)

@@ -112,7 +112,7 @@ def _step(
     groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
     for group in groups:
         group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
-    if not state.learner.training:
+    if not model.training:  # whoever wrote a sample with it has changed that
         state.learner.train()
     token_split = _token_split(progress, config, factor)
     rows = distributed.share(config.batch_size)

@@ -22,23 +22,26 @@ from tgen.training.evaluation import Learner
 _BUFFERS_STAY = ("forward_sync_buffers", "broadcast_buffers")  # torch's names, the new one first
 
 
-def spread(learner: Learner, parallel: Parallel, device: torch.device) -> nn.Module:
+def all_ranks(device: torch.device) -> DeviceMesh:
+    """In a row, each with such a device."""
+    return init_device_mesh(device.type, (dist.get_world_size(),))
+
+
+def spread(learner: Learner, parallel: Parallel, mesh: DeviceMesh) -> nn.Module:
     """What a step calls in place of `learner`, on all ranks alike; with `fsdp` the parameters of
-    its model are DTensors on `device` from here on."""
+    its model are DTensors on the mesh's devices from here on."""
     if parallel == "ddp":
         named = inspect.signature(DistributedDataParallel).parameters
         still: dict[str, Any] = {next(n for n in _BUFFERS_STAY if n in named): False}
         return DistributedDataParallel(learner, gradient_as_bucket_view=True, **still)
-    mesh = _mesh(device)
     for block in learner.model.blocks:
         fully_shard(block, mesh=mesh)
-    fully_shard(
-        learner, mesh=mesh, reshard_after_forward=True
-    )  # an evaluation has no backward pass
+    # An evaluation has no backward pass that would free the outer weights.
+    fully_shard(learner, mesh=mesh, reshard_after_forward=True)
     return learner
 
 
-def from_first(tensor: Tensor, like: Tensor) -> Tensor:
+def dealt(tensor: Tensor, like: Tensor) -> Tensor:
     """Rank 0's tensor, on all ranks: in shares where it has the shape of a parameter `like` that
     is in shares. The others give one of the same shape and dtype, on the same device."""
     dist.broadcast(tensor, 0)
@@ -47,15 +50,17 @@ def from_first(tensor: Tensor, like: Tensor) -> Tensor:
     return tensor
 
 
-def shared_out(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+def shared_out(
+    function: Callable[[Tensor], Tensor], mesh: DeviceMesh
+) -> Callable[[Tensor], Tensor]:
     """`function` of matrices (N, m, n) -> (N, m, n), each of which one rank computes for all."""
 
     def everywhere(stack: Tensor) -> Tensor:
         if isinstance(stack, DTensor):
-            mesh, placements = stack.device_mesh, stack.placements
+            placements = stack.placements
             mine = stack.redistribute(placements=[Shard(0)])
         else:
-            mesh, placements = _mesh(stack.device), (Replicate(),)
+            placements = (Replicate(),)
             mine = DTensor.from_local(stack, mesh, placements, run_check=False)
             mine = mine.redistribute(placements=[Shard(0)])
         done = DTensor.from_local(
@@ -69,7 +74,3 @@ def shared_out(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tenso
         return done if isinstance(stack, DTensor) else done.to_local()
 
     return everywhere
-
-
-def _mesh(device: torch.device) -> DeviceMesh:
-    return init_device_mesh(device.type, (dist.get_world_size(),))

@@ -69,10 +69,11 @@ class TrainState:
         self.step_loss: nn.Module = self.learner  # what a step calls
         way: Orthogonalise = orthogonalise
         if parallel:
-            from tgen.training.parallel import shared_out, spread  # seconds to import
+            from tgen.training.parallel import all_ranks, shared_out, spread  # seconds to import
 
-            self.step_loss = spread(self.learner, parallel, device)
-            way = shared_out(orthogonalise)
+            mesh = all_ranks(device)
+            self.step_loss = spread(self.learner, parallel, mesh)
+            way = shared_out(orthogonalise, mesh)
         self.optimizers = make_optimizers(model, config, orthogonalise=way)
         self.progress = Progress()
 
@@ -105,6 +106,8 @@ class TrainState:
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], progress: Progress) -> None:
         """Takes over what `to_arrays` gave, from rank 0."""
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
         parameters = dict(self.model.named_parameters())
         owner = {
             parameter: optimizer
@@ -119,9 +122,9 @@ class TrainState:
             array = arrays[path].copy() if path in arrays else np.empty(shape, dtype)
             tensor = torch.from_numpy(array).to(parameter.device)
             if self.parallel:
-                from tgen.training.parallel import from_first
+                from tgen.training.parallel import dealt
 
-                tensor = from_first(tensor, parameter)
+                tensor = dealt(tensor, parameter)
             if key == "model":
                 parameter.data.copy_(tensor)
             else:
