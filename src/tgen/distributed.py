@@ -6,9 +6,11 @@ the error in the store. torchrun ends all as soon as one has ended, so a rank th
 until it was told.
 """
 
+import gc
 import json
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -257,8 +259,10 @@ def _settled(
         if not mine.rank and tell and not own["bug"]:
             tell(first["message"], first["hint"])
             is_told = True
-        with suppress(Exception):
-            dist.destroy_process_group()  # whoever waits for this rank need wait no longer
+        with suppress(Exception):  # whoever waits for this rank need wait no longer
+            traceback.clear_frames(error.__traceback__)  # what they hold keeps the line open
+            gc.collect()
+            dist.destroy_process_group()
         if mine.rank:
             is_told = first["rank"] != mine.rank
             store.wait([_TOLD], timedelta(seconds=_TOLD_WITHIN))
