@@ -2,7 +2,8 @@
 
 Makes a text of random words, drawn as unevenly as a language's, and trains a small model on it in a
 process of its own, which is asked to stop after some steps. The run is planned as so long a one
-that all of the text is tokenised. Peak memory is the process's own, torch included.
+that all of the text is tokenised. Peak memory is the process's own, torch included, and that of all
+that it starts to tokenise together.
 
     python benchmarks/corpus/large.py --bytes 1e9 --steps 20 > benchmarks/results/large_corpus.json
 """
@@ -77,7 +78,7 @@ def train(corpus: Path, out: Path, steps: int, kind: str) -> None:
     found["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
     found["tokens_file_bytes"] = (out / "training" / "tokens.safetensors").stat().st_size
     began = time.perf_counter()
-    for report in runs.resume(out, stopped=lambda: True):
+    for report in runs.resume(runs.ResumeRequest(out=out), stopped=lambda: True):
         if isinstance(report, PlanReport):
             found["seconds_to_resume"] = round(time.perf_counter() - began, 1)
     print(json.dumps(found))
@@ -101,12 +102,37 @@ def main() -> None:
             file.writelines(text(round(options.bytes), options.form))
         command = [sys.executable, __file__, "--train", str(corpus), str(Path(folder) / "model")]
         command += ["--steps", str(options.steps), "--tokenizer", options.tokenizer]
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+        peak = 0
+        while process.poll() is None:
+            peak = max(peak, resident_bytes(process.pid))
+            time.sleep(0.2)
+        assert process.stdout
+        if process.returncode:
+            sys.exit("the run failed")
+        found = json.loads(process.stdout.read())
+        found["peak_bytes_of_all_processes"] = peak
     machine = {"processors": os.cpu_count(), "python": platform.python_version()}
     asked = {"form": options.form, "tokenizer": options.tokenizer}
-    print(
-        json.dumps({"command": sys.argv, **machine, **asked, **json.loads(done.stdout)}, indent=2)
-    )
+    print(json.dumps({"command": sys.argv, **machine, **asked, **found}, indent=2))
+
+
+def resident_bytes(ancestor: int) -> int:
+    """What a process and all that it started have in memory; what they share counts for each."""
+    stats: dict[int, tuple[int, int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rsplit(")", 1)[1].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        stats[int(path.parent.name)] = int(fields[1]), int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+    total, family = 0, {ancestor}
+    for pid in sorted(stats):  # who is started later has a larger number, but for an overflow
+        parent, n_bytes = stats[pid]
+        if pid in family or parent in family:
+            family.add(pid)
+            total += n_bytes
+    return total
 
 
 if __name__ == "__main__":
