@@ -1,6 +1,6 @@
 """tgen: train a small language model on your own text, generate, look inside, measure."""
 
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False  # as typing has it, which takes longer to import than a Ctrl-C to come
 
 __version__ = "0.1.0"
 __all__ = ["Model", "ModelConfig", "SamplingConfig", "TgenError", "TrainConfig", "load"]
@@ -20,7 +20,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Public names are imported when first used, so that `import tgen` costs nothing."""
     if name not in _HOMES:
         raise AttributeError(f"module 'tgen' has no attribute {name!r}")

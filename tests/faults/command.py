@@ -108,7 +108,10 @@ def _become(arguments: Sequence[str], *, ignoring: bool) -> None:
     sys.stdout = _stream(1, "strict")
     sys.stderr = _stream(2, "backslashreplace")
     sys.argv = ["tgen", *arguments]
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    except KeyboardInterrupt:  # it came before the command began: Python would end as quietly
+        sys.exit(128 + signal.SIGINT)
     __main__.main()
 
 
