@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 _TOLD_WITHIN = 20.0  # seconds; after that rank 0 is taken to be busy or gone
-_TELLING = 1.0
+_TELLING = 1.0  # seconds that rank 0 is given to tell what is wrong before ranks have joined
 _FAILED, _TOLD = "tgen failed", "tgen told"  # keys of the store
 _PATIENCE = timedelta(days=1)  # rank 0 prepares and saves alone; who has ended is seen at once
 # In what torch says of a peer that is gone.

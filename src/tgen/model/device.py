@@ -73,9 +73,8 @@ def what_computes(device: Device) -> dict[str, str | int]:
 def set_threads(n: int | None) -> None:
     """Limits the processor threads that torch uses, to those there are; None: its own choice, or
     this rank's share of them."""
-    here = distributed.ranks()
     if n is None and distributed.launched():  # torchrun says 1
-        n = max(1, n_processors() // here.local_world_size)
+        n = n_processors(shared_by=distributed.ranks().local_world_size)
     if n is not None:
         torch.set_num_threads(min(n, n_processors()))
 

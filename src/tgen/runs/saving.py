@@ -31,6 +31,7 @@ class Saver:
     def __init__(self, out: Path, prepared: Prepared, log: RunLog) -> None:
         self.out, self.prepared = out, prepared
         self.pending = Pending(out, log)
+        self._made_by = made_by(prepared)
         self._failures = 0  # since the last success
         self._reason = ""  # of the last
         self._next = 0.0  # by time.monotonic: the next try
@@ -88,7 +89,7 @@ class Saver:
                 asdict(state.progress),
                 arrays,
                 run=self.prepared.record.run_id,
-                made_by=made_by(self.prepared),
+                made_by=self._made_by,
                 keep=self.prepared.record.plan.train.keep,
             )
         except OSError as error:

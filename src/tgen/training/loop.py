@@ -99,12 +99,7 @@ def done_report(
     )
 
 
-def _step(
-    model: Transformer,
-    batches: Batches,
-    config: TrainConfig,
-    state: TrainState,
-) -> Tensor:
+def _step(model: Transformer, batches: Batches, config: TrainConfig, state: TrainState) -> Tensor:
     """One update; its loss, nats a token, () on the device: NaN where the step was skipped."""
     progress = state.progress
     n_ranks = distributed.ranks().world_size

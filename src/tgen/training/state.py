@@ -1,6 +1,6 @@
 """All that a run needs to go on exactly: weights, optimizer moments and a few counters.
 
-There is no random state: batches and dropout are functions of the seed and the step.
+There is no random state: batches and dropout are functions of the seed, the step and the row.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
