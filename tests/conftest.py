@@ -157,7 +157,7 @@ def on_ranks(server, tmp_path) -> Ranks:
         server.stdin.write(json.dumps(asked) + "\n")
         server.stdin.flush()
         ends = json.loads(server.stdout.readline())
-        return [
+        found = [
             SimpleNamespace(
                 status=status,
                 out=(tmp_path / f"{rank}.out").read_bytes(),
@@ -165,5 +165,10 @@ def on_ranks(server, tmp_path) -> Ranks:
             )
             for rank, status in enumerate(ends)
         ]
+        for rank, it in enumerate(found):
+            sys.stdout.write(
+                f"rank {rank} ended with {it.status}\n{it.err}"
+            )  # shown if a test fails
+        return found
 
     return run

@@ -5,6 +5,7 @@ Each request is a line of JSON on stdin: "arguments", a list for each rank, or "
 "folder", where what they write will lie. The answer is the ranks' exit statuses.
 """
 
+import faulthandler
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ assert sitting
 
 
 def main() -> None:
+    faulthandler.enable()  # where it was that a rank crashed
     torch.set_num_threads(1)
     for line in sys.stdin:
         asked = json.loads(line)
