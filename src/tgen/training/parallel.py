@@ -5,7 +5,7 @@ mean over the ranks.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tgen.config import Parallel
@@ -50,6 +50,12 @@ def dealt(tensor: Tensor, like: Tensor) -> Tensor:
     return tensor
 
 
+def _placed(tensor: DTensor, placements: Sequence[Placement]) -> DTensor:
+    if tensor.device.type == "cpu":  # gloo has no all-to-all, and torch would warn of its own way
+        tensor = tensor.redistribute(placements=[Replicate()])
+    return tensor.redistribute(placements=placements)
+
+
 def shared_out(
     function: Callable[[Tensor], Tensor], mesh: DeviceMesh
 ) -> Callable[[Tensor], Tensor]:
@@ -58,7 +64,7 @@ def shared_out(
     def everywhere(stack: Tensor) -> Tensor:
         if isinstance(stack, DTensor):
             placements = stack.placements
-            mine = stack.redistribute(placements=[Shard(0)])
+            mine = _placed(stack, [Shard(0)])
         else:
             placements = (Replicate(),)
             mine = DTensor.from_local(stack, mesh, placements, run_check=False)
@@ -70,7 +76,8 @@ def shared_out(
             run_check=False,
             shape=stack.shape,
             stride=stack.stride(),
-        ).redistribute(placements=placements)
+        )
+        done = _placed(done, placements)
         return done if isinstance(stack, DTensor) else done.to_local()
 
     return everywhere
