@@ -2,8 +2,9 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 
 from tgen import distributed, files, locks
@@ -23,23 +24,24 @@ def owned(out: Path) -> Iterator[None]:
         yield
         return
     folder = run_state.folder(out)
+    new = list(takewhile(lambda path: not path.exists(), [out, *out.parents]))
     with ExitStack() as stack:
         with _held_back():  # a signal between the lock and the promise to remove it would leave it
             stack.enter_context(locks.lock(_lock(out)))
-            stack.callback(_clear, out, set(folder.iterdir()))
+            stack.callback(_clear, out, set(folder.iterdir()), new)
         yield
 
 
-def _clear(out: Path, before: set[Path]) -> None:
-    """Removes what a run that has not begun has put beside what was there."""
+def _clear(out: Path, before: set[Path], new: Iterable[Path]) -> None:
+    """Removes what a run that has not begun has put beside what was there, and folders for it."""
     folder = run_state.folder(out)
     if not (folder / "run.json").exists():
         for path in set(folder.iterdir()) - before:
             files.remove(path)
         with suppress(OSError):  # other files are there; or Windows keeps what is open
             files.remove(_lock(out))
-            folder.rmdir()
-            out.rmdir()
+            for path in [folder, *new]:
+                path.rmdir()
 
 
 @contextmanager
