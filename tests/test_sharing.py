@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -112,7 +113,7 @@ def test_torchrun_itself(on_ranks, model, rows):
 def test_what_is_wrong_on_all_ranks_is_told_once(on_ranks, model, rows):
     wrong = {
         "there are 2 ranks, and one prompt": ["generate", "-m", model, "-p", "What"],
-        "stdin goes to one process, and there are 2 ranks": command(model, "-"),
+        "stdin cannot be shared by ranks": command(model, "-"),
         "--chat does not go with --echo": command(model, rows, "--chat", "--echo"),
         "no such option": command(model, rows, "--nothing"),
         "--top-p is 7.0": command(model, rows, "--top-p", 7),
@@ -131,18 +132,23 @@ def test_what_is_wrong_on_all_ranks_is_told_once(on_ranks, model, rows):
 def test_what_is_wrong_on_one_rank_ends_all_and_is_told_by_the_first(
     on_ranks, model, rows, tmp_path, tokenizer
 ):
-    other = tmp_path / "other.jsonl"
-    other.write_text(LINES.replace("crown", "brown"))
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "rows.jsonl").write_text(LINES.replace("crown", "brown"))
     transformer = make_model("llama", vocab_size=tokenizer.vocab_size, seed=1)
-    directory.save(tmp_path / "other", transformer.config, tokenizer, transformer.to_arrays())
-    good = command(model, rows)
+    directory.save(there / "model", transformer.config, tokenizer, transformer.to_arrays())
+    shutil.copytree(model, tmp_path / "model")
+    shutil.copytree(model, tmp_path / "only here")
     wrong = {
-        f"the content of {rows} differs": command(model, other),
-        f"the model {model} differs": command(tmp_path / "other", rows),
-        "nowhere": command(model / "nowhere", rows),
+        "the content of rows.jsonl differs": command("model", "rows.jsonl"),
+        "the model model differs": command("model", rows),
+        "only here": command("only here", rows),
     }
     for words, given in wrong.items():
-        ranks = on_ranks(good, good, given)
+        where = f"os.chdir(['.', {str(there)!r}][os.environ['RANK'] == '2'])"
+        given = [str(one) for one in given]
+        code = f"import os, sys; from tgen.cli.app import run; os.chdir({str(tmp_path)!r}); {where}"
+        ranks = on_ranks(code=f"{code}; sys.argv[1:] = {given}; os._exit(run({given}))", n=3)
         [error] = [line for line in told(ranks) if line.startswith("error: ")]
         assert words in error
         assert error in ranks[0].err
@@ -191,6 +197,30 @@ def test_a_reader_that_leaves_is_no_error_on_any_rank(on_ranks):
     ranks = on_ranks(code=JOINED.format(rank=0, what=gone), n=2)
     assert ranks[0].err == "raised ReaderGoneError()\n"
     assert ranks[1].out.decode().endswith(" 0\n")
+
+
+WAITING = """
+import os, signal
+from tgen.distributed import joined, joining
+class Told(BaseException):
+    pass
+def tell(*_):
+    raise Told
+joining._NOTED_AFTER = 0.0
+if os.environ["RANK"] == "0":
+    signal.signal(signal.SIGALRM, tell)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        with joined(note=print, join_seconds=20):
+            pass
+    except Told:
+        print("told to end")
+"""
+
+
+def test_whoever_waits_for_a_rank_says_so_and_sees_a_signal(on_ranks):
+    first, _ = on_ranks(code=WAITING, n=2)
+    assert first.out.decode() == "waiting for rank 1 of 2\ntold to end\n"
 
 
 def test_ranks_that_do_not_come_and_a_port_that_is_taken_are_named(monkeypatch):

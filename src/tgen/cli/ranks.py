@@ -4,6 +4,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from tgen import distributed
 from tgen.cli import console
@@ -11,12 +12,12 @@ from tgen.errors import UsageError
 
 
 @contextmanager
-def all_ranks(paths: Sequence[str]) -> Iterator[bool]:
+def all_ranks(paths: Sequence[str], *, quiet: bool = False) -> Iterator[bool]:
     """Joins those that torchrun started; whether this one is to show what happens."""
     if not distributed.launched():
         yield True
         return
-    with distributed.joined(console.complain):
+    with distributed.joined(console.complain, partial(console.note, quiet=quiet)):
         if "-" in paths:
             raise UsageError("stdin cannot be shared by ranks", "name a file")
         distributed.agree("the command line", shlex.join(sys.argv[1:]))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tgen import __version__, distributed, files
 from tgen.cli import console
 from tgen.cli.loading import compile_ahead, load_model
+from tgen.cli.ranks import all_ranks
 from tgen.cli.rows import Entry
 from tgen.distributed import Ranks
 from tgen.errors import UsageError
@@ -35,9 +36,7 @@ def shared_out(given: dict[str, Any]) -> Iterator[Ranks]:
     path, n = given["input_"], mine.world_size
     if path is None:
         raise UsageError(f"there are {n} ranks, and one prompt", "share out the rows of --input")
-    if path == "-":
-        raise UsageError(f"stdin goes to one process, and there are {n} ranks", "give a file")
-    with distributed.joined(console.complain):
+    with all_ranks([path], quiet=given["quiet"]):
         distributed.agree("the version of tgen", __version__)
         distributed.agree(f"the content of {path}", files.sha256(Path(path)).hex())
         if mine.local_rank == 0:  # for all of this machine

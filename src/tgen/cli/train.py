@@ -250,7 +250,7 @@ def train(
             else runs.start(request, stopped=caught.any)
         )
     with (
-        all_ranks(paths) as shows,
+        all_ranks(paths, quiet=quiet) as shows,
         TrainingView(quiet=quiet or not shows, json_lines=json_output and shows) as view,
     ):
         for report in reports:

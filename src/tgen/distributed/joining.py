@@ -1,4 +1,4 @@
-"""Ranks: the processes that torchrun starts to do one piece of work together.
+"""How ranks come together, and how all of them end.
 
 What goes wrong on any of them is told once, on rank 0, and ends them all. Whoever fails leaves its
 error with the store that all can reach, then hangs up; who waits for it finds the line dead, and
@@ -14,56 +14,22 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from tgen.errors import RankError, TgenError, UsageError, is_out_of_memory
+from tgen.distributed.environment import Ranks, is_first, ranks
+from tgen.errors import RankError, TgenError, is_out_of_memory
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.distributed.distributed_c10d import Store
 
 _TOLD_WITHIN = 20.0  # seconds; after that rank 0 is taken to be busy or gone
 _TELLING = 1.0  # seconds that rank 0 is given to tell what is wrong before ranks have joined
+_LOOK_AGAIN = 0.1  # seconds until ranks that have not come are looked for again
+_NOTED_AFTER = 10.0  # seconds that a rank is waited for
 _FAILED, _TOLD = "tgen failed", "tgen told"  # keys of the store
 _PATIENCE = timedelta(days=1)  # rank 0 prepares and saves alone; who has ended is seen at once
 # In what torch says of a peer that is gone.
 _LINE_DEAD = ("Connection closed", "reset by peer", "Broken pipe", "remote process exited")
-
-
-class Ranks(NamedTuple):
-    """Which of how many processes this is, of all and of those on this machine."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-
-
-def ranks() -> Ranks:
-    """What torchrun says of this process, without torch; alone, rank 0 of 1.
-
-    Raises UsageError where its variables make no sense.
-    """
-    if not launched():
-        return Ranks(0, 1, 0, 1)
-    rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
-    found = Ranks(
-        rank, world_size, _number("LOCAL_RANK", rank), _number("LOCAL_WORLD_SIZE", world_size)
-    )
-    if not (0 <= rank < world_size and 0 <= found.local_rank < found.local_world_size):
-        here = f"LOCAL_RANK {found.local_rank} of {found.local_world_size}"
-        raise UsageError(f"RANK is {rank} of {world_size}, {here}", "start it with torchrun")
-    return found
-
-
-def launched() -> bool:
-    """Whether torchrun, or what sets its variables, started this process."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
-def is_first() -> bool:
-    """Whether this process is the one that shows and writes."""
-    return not launched() or os.environ["RANK"] == "0"
 
 
 def first_tells() -> bool:
@@ -76,14 +42,17 @@ def first_tells() -> bool:
 
 @contextmanager
 def joined(
-    tell: Callable[[str, str], None] | None = None, *, join_seconds: float = 300.0
+    tell: Callable[[str, str], None] | None = None,
+    note: Callable[[str], None] | None = None,
+    *,
+    join_seconds: float = 300.0,
 ) -> Iterator[Ranks]:
     """All ranks as torch's default process group, over gloo and, where there is CUDA, NCCL too.
 
     An error on any rank ends the block on all, with a RankError that has that rank's message,
     hint and exit status; `tell(message, hint)` is called once before, on rank 0. Only what is no
     TgenError, a bug or Ctrl-C, is raised as it is where it happened. Where torchrun's port is taken
-    or ranks do not come within `join_seconds`, TgenError.
+    or ranks do not come within `join_seconds`, TgenError; rank 0's `note` says for whom it waits.
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or it tells of every dead line
     import torch.distributed as dist
@@ -91,6 +60,7 @@ def joined(
 
     mine = ranks()
     store = _store(mine, join_seconds)
+    _meet(mine, store, join_seconds, note)
     dist.init_process_group(
         _backend(),
         store=PrefixStore("group", store),
@@ -115,107 +85,8 @@ def _backend() -> str:
     return "cpu:gloo,cuda:nccl" if gpus else "gloo"
 
 
-def agree(what: str, value: str) -> None:
-    """Raises TgenError on all ranks where `value` is not the same on all."""
-    named, values = zip(*everyones((what, value)), strict=True)
-    other = next((rank for rank, given in enumerate(values) if given != values[0]), None)
-    if other is not None:
-        raise TgenError(
-            f"{named[0]} differs: {values[0]} on rank 0, {values[other]} on rank {other}",
-            "give all ranks the same",
-        )
-
-
-def everyones(value: Any) -> list[Any]:
-    """The value that each rank gave, by rank, on all ranks; a process that is alone has its own."""
-    if (n := ranks().world_size) == 1:
-        return [value]
-    import torch.distributed as dist
-
-    values = [None] * n
-    dist.all_gather_object(values, value)
-    return values
-
-
-def gathered(value: Any) -> list[Any] | None:
-    """As `everyones`, on rank 0 alone; None on the others."""
-    mine = ranks()
-    if mine.world_size == 1:
-        return [value]
-    import torch.distributed as dist
-
-    values = None if mine.rank else [None] * mine.world_size
-    dist.gather_object(value, values)
-    return values
-
-
-def from_first(value: Any) -> Any:
-    """Rank 0's value, on all ranks."""
-    if ranks().world_size == 1:
-        return value
-    import torch.distributed as dist
-
-    values = [value]
-    dist.broadcast_object_list(values)
-    return values[0]
-
-
-def share(n: int) -> range:
-    """Which of `n` things are this rank's: about as many for each, in order."""
-    rank, n_ranks, *_ = ranks()
-    return range(n * rank // n_ranks, n * (rank + 1) // n_ranks)
-
-
-def clock() -> float:
-    """Seconds, from an unknown beginning, by rank 0's clock: ranks that decide by it agree."""
-    now = time.perf_counter()
-    if ranks().world_size == 1:
-        return now
-    import torch
-
-    seconds = torch.tensor(now, dtype=torch.float64)
-    torch.distributed.broadcast(seconds, 0)
-    return seconds.item()
-
-
-def total(number: int) -> int:
-    """The sum of what all ranks give, on all ranks."""
-    if ranks().world_size == 1:
-        return number
-    import torch
-
-    return int(summed(torch.tensor(number)).item())
-
-
-def any_of(flag: bool) -> bool:
-    """Whether it is so on any rank, on all ranks."""
-    return total(int(flag)) > 0
-
-
-def summed(tensor: "Tensor") -> "Tensor":
-    """The sum of all ranks' tensors, in the place of this one."""
-    if ranks().world_size > 1:
-        import torch.distributed as dist
-
-        dist.all_reduce(tensor)
-    return tensor
-
-
-def wait_for_all() -> None:
-    """Returns once all ranks have come here."""
-    everyones(None)  # as a barrier, on whatever device torch would wait
-
-
-def _number(name: str, default: int) -> int:
-    text = os.environ.get(name, str(default))
-    try:
-        return int(text)
-    except ValueError:
-        raise UsageError(f"{name} is {text!r}", "start it with torchrun") from None
-
-
 def _store(mine: Ranks, seconds: float) -> "Store":
-    """What all ranks write to and read from, once all have come."""
+    """What all ranks write to and read from."""
     import torch.distributed as dist
     from torch.distributed.rendezvous import rendezvous
 
@@ -232,13 +103,27 @@ def _store(mine: Ranks, seconds: float) -> "Store":
         raise TgenError(
             f"rank {mine.rank} does not reach rank 0 at {where}", "check torchrun's --master-addr"
         ) from None
-    store.set(f"here {mine.rank}", "")
-    for rank in range(mine.world_size):
-        try:
-            store.wait([f"here {rank}"], timedelta(seconds=seconds))
-        except dist.DistError:
-            raise _missing(f"rank {rank}", mine, seconds) from None
     return store
+
+
+def _meet(mine: Ranks, store: "Store", seconds: float, note: Callable[[str], None] | None) -> None:
+    """Returns once all ranks have come."""
+    import torch.distributed as dist
+
+    began = time.monotonic()
+    try:
+        store.set(f"here {mine.rank}", "")
+        for rank in range(mine.world_size):
+            while not store.check([f"here {rank}"]):
+                waited = time.monotonic() - began
+                if waited >= seconds:
+                    raise _missing(f"rank {rank}", mine, seconds)
+                if note and not mine.rank and waited >= _NOTED_AFTER:
+                    note(f"waiting for rank {rank} of {mine.world_size}")
+                    note = None
+                time.sleep(_LOOK_AGAIN)  # not inside torch, where no signal is seen
+    except dist.DistError:
+        raise _missing("rank 0", mine, seconds) from None  # it had the store
 
 
 def _missing(who: str, mine: Ranks, seconds: float) -> TgenError:
