@@ -124,6 +124,8 @@ def parse_size(name: str, text: str | None) -> int | None:
     n_bytes = int(float(match[1]) * units[match[2]]) if match else 0
     if not n_bytes:
         raise UsageError(f"{name} {text!r} is no size", "for example 200MB or 2GiB")
+    if n_bytes < 1000:
+        raise UsageError(f"{name} {text!r} would be {n_bytes} bytes", f"for example {n_bytes}GB")
     return n_bytes
 
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from tgen.config import Parallel
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -86,7 +88,9 @@ class PlanReport:
     minutes: float | None  # None: `steps` rules
     steps: int | None
     device: str
-    threads: int
+    threads: int  # of each rank
+    ranks: int
+    parallel: Parallel | None  # how they share the model; None: there is one
     seed: int
     choices: list[Choice] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

@@ -4,6 +4,9 @@ from tgen.reports import RankMemory, ScalingReport
 
 _WAYS = {"ddp": "all on every rank", "fsdp": "shares of all, gathered block by block"}
 
+# Name, seconds, from how many on.
+_UNITS = (("years", 365 * 86400, 3), ("days", 86400, 2), ("hours", 3600, 2), ("minutes", 60, 2))
+
 
 def scaling_rows(report: ScalingReport) -> list[tuple[str, str, str]]:
     """Name, value and what it consists of or where it comes from."""
@@ -66,6 +69,8 @@ def _size(n_bytes: int) -> str:
 
 
 def _count(n: int) -> str:
+    if n < 1e6:
+        return f"{n:,}"
     return f"{n / 1e9:,.1f} G" if n >= 1e9 else f"{n / 1e6:,.1f} M"
 
 
@@ -74,7 +79,7 @@ def _plain(number: float) -> str:
 
 
 def _time(seconds: float) -> str:
-    days = seconds / 86400
-    if days >= 1000:
-        return f"{days / 365:,.0f} years"
-    return f"{days:,.1f} days" if days >= 2 else f"{days * 24:,.1f} hours"
+    for unit, length, least in _UNITS:
+        if seconds >= least * length:
+            return f"{seconds / length:,.{int(unit != 'years')}f} {unit}"
+    return f"{seconds:,.1f} seconds"

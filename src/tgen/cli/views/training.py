@@ -120,7 +120,7 @@ class TrainingView:
             ("model", f"{plan.family}, {plan.n_parameters / 1e6:.2f} M parameters", shape),
             ("vocabulary", f"{plan.vocab_size:,} tokens", ""),
             *((choice.name, choice.value, choice.why) for choice in plan.choices),
-            ("time", budget, f"on {plan.device} with {plan.threads} threads · seed {plan.seed}"),
+            ("time", budget, f"on {_where(plan)} · seed {plan.seed}"),
             ("writes", plan.out, "Ctrl-C saves and stops"),
             *(scaling_rows(plan.scaling) if plan.scaling else ()),
         ]
@@ -193,6 +193,11 @@ class TrainingView:
         else:
             console.note(f"stopped and saved: {took}")
             console.note(f"go on with: tgen train --resume --out {shlex.quote(report.out)}")
+
+
+def _where(plan: PlanReport) -> str:
+    threads = f"{plan.device} with {plan.threads} thread{'s' * (plan.threads != 1)}"
+    return f"{plan.ranks} ranks ({plan.parallel}), {threads} each" if plan.parallel else threads
 
 
 def _steps(n: int) -> str:
