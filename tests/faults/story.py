@@ -37,7 +37,7 @@ def tell(out: Path, say: Callable[[Said], None]) -> None:
     with locks.lock(run_state.folder(out) / "LOCK"):
         said = _begin(out, "a", Said(), say)
         with run_log.RunLog(out) as log:
-            pending = Pending(out, log)
+            pending = Pending(out, log, run="a", made_by={})
             for step, weights in ((5, 1), (10, 2), (15, 0), (20, 3)):
                 said = _save(pending, replace(said, step=step, notes=0), weights, say)
             say(said := replace(said, step=10, lines=2))  # from now on no more is promised
@@ -50,7 +50,8 @@ def tell(out: Path, say: Callable[[Said], None]) -> None:
         say(said := replace(said, run="", step=0, lines=0))
         said = _begin(out, "b", said, say)
         with run_log.RunLog(out) as log:
-            _save(Pending(out, log), replace(said, step=5), 4, say)  # of another shape
+            pending = Pending(out, log, run="b", made_by={})
+            _save(pending, replace(said, step=5), 4, say)  # of another shape
 
 
 def check(out: Path, said: Said) -> str:
@@ -81,7 +82,7 @@ def _save(pending: Pending, said: Said, weights: int, say: Callable[[Said], None
     pending.log.add(_report(step))
     if weights:
         pending.weights = Weights(_config(weights), _tokenizer(run), _weights(weights))
-    pending.save(_progress(run, step, 0), _arrays(run, step), run=run, made_by={})
+    pending.save(_progress(run, step, 0), _arrays(run, step))
     say(said := replace(said, weights=weights or said.weights, lines=said.lines + 1))
     return said
 

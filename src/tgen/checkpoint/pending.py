@@ -29,8 +29,18 @@ class Weights(NamedTuple):
 class Pending:
     """What waits to be saved of the run in `out`, whose lock is held."""
 
-    def __init__(self, out: Path, log: run_log.RunLog) -> None:
+    def __init__(
+        self,
+        out: Path,
+        log: run_log.RunLog,
+        *,
+        run: str,
+        made_by: Mapping[str, Any],
+        keep: int = 2,
+    ) -> None:
+        """`run`, `made_by` and `keep` are those of `run_state.save_state`."""
         self.out, self.log = out, log
+        self._run, self._made_by, self._keep = run, made_by, keep
         self.weights: Weights | None = None
         self._back_to: int | None = None
 
@@ -43,15 +53,7 @@ class Pending:
         with suppress(OSError, TgenError):
             self.log.trim(step)
 
-    def save(
-        self,
-        progress: Mapping[str, Any],
-        arrays: Mapping[str, NDArray[Any]],
-        *,
-        run: str,
-        made_by: Mapping[str, Any],
-        keep: int = 2,
-    ) -> None:
+    def save(self, progress: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """Saves all that waits, and the state. Raises OSError or TgenError where that fails: what
         is not there yet waits for the next time."""
         self._drop()
@@ -60,7 +62,9 @@ class Pending:
             directory.save(self.out, config, tokenizer, weights, ngrams=ngrams)
             self.weights = None
         self.log.flush()
-        run_state.save_state(self.out, progress, arrays, run=run, made_by=made_by, keep=keep)
+        run_state.save_state(
+            self.out, progress, arrays, run=self._run, made_by=self._made_by, keep=self._keep
+        )
 
     def _drop(self) -> None:
         if self._back_to is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tgen import __version__, distributed, files
 from tgen.checkpoint.pending import Pending, Weights
@@ -18,7 +19,7 @@ from tgen.errors import DivergedError, TgenError, TrainingError
 from tgen.model.device import what_computes
 from tgen.reports import SavingReport
 from tgen.runs.prepared import Prepared
-from tgen.training.state import TrainState
+from tgen.training.state import Progress, TrainState, weights_of
 
 _LONGEST_WAIT = 60.0  # seconds until the next try
 _LAST_WAITS = (0.5, 1.0, 2.0)  # seconds, where there is nothing else left to do
@@ -30,8 +31,8 @@ class Saver:
 
     def __init__(self, out: Path, prepared: Prepared, log: RunLog) -> None:
         self.out, self.prepared = out, prepared
-        self.pending = Pending(out, log)
-        self._made_by = made_by(prepared)
+        run, keep = prepared.record.run_id, prepared.record.plan.train.keep
+        self.pending = Pending(out, log, run=run, made_by=made_by(prepared), keep=keep)
         self._failures = 0  # since the last success
         self._reason = ""  # of the last
         self._next = 0.0  # by time.monotonic: the next try
@@ -45,14 +46,15 @@ class Saver:
         """
         if distributed.any_of(not state.is_finite()):
             raise DivergedError(f"a weight became infinite at step {state.progress.step}")
-        if weights:
+        arrays = state.to_arrays()
+        if weights and distributed.is_first():
             self.pending.weights = Weights(
                 state.model.config,
                 self.prepared.tokenizer,
-                state.weights(),
-                self.prepared.ngrams if distributed.is_first() else {},
+                weights_of(arrays),
+                self.prepared.ngrams,
             )
-        yield from self._try(state)
+        yield from self._try(state.progress, arrays)
 
     def go_back(self, step: int) -> None:
         """See `Pending.go_back`."""
@@ -69,7 +71,7 @@ class Saver:
         for seconds in _LAST_WAITS:
             if distributed.any_of(self._failures > 0):
                 time.sleep(seconds)
-                yield from self._try(state)
+                yield from self._try(state.progress, state.to_arrays())
         if self._failures:
             raise TrainingError(
                 f"the end of the run could not be saved in {self.out}: {self._reason}; it needs "
@@ -77,21 +79,16 @@ class Saver:
                 f"see to that, then: tgen train --resume --out {shlex.quote(str(self.out))}",
             )
 
-    def _try(self, state: TrainState) -> Iterator[SavingReport]:
-        step, self._reason = state.progress.step, ""
-        arrays = state.to_arrays()
+    def _try(
+        self, progress: Progress, arrays: Mapping[str, NDArray[Any]]
+    ) -> Iterator[SavingReport]:
         if not distributed.is_first():
             return
+        step, self._reason = progress.step, ""
         weights = self.pending.weights.arrays if self.pending.weights else {}
         self._needed = sum(array.nbytes for array in [*arrays.values(), *weights.values()])
         try:
-            self.pending.save(
-                asdict(state.progress),
-                arrays,
-                run=self.prepared.record.run_id,
-                made_by=self._made_by,
-                keep=self.prepared.record.plan.train.keep,
-            )
+            self.pending.save(asdict(progress), arrays)
         except OSError as error:
             self._reason = error.strerror or str(error)
         except TgenError as error:

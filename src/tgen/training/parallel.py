@@ -50,12 +50,6 @@ def dealt(tensor: Tensor, like: Tensor) -> Tensor:
     return tensor
 
 
-def _placed(tensor: DTensor, placements: Sequence[Placement]) -> DTensor:
-    if tensor.device.type == "cpu":  # gloo has no all-to-all, and torch would warn of its own way
-        tensor = tensor.redistribute(placements=[Replicate()])
-    return tensor.redistribute(placements=placements)
-
-
 def shared_out(
     function: Callable[[Tensor], Tensor], mesh: DeviceMesh
 ) -> Callable[[Tensor], Tensor]:
@@ -81,3 +75,9 @@ def shared_out(
         return done if isinstance(stack, DTensor) else done.to_local()
 
     return everywhere
+
+
+def _placed(tensor: DTensor, placements: Sequence[Placement]) -> DTensor:
+    if tensor.device.type == "cpu":  # gloo has no all-to-all, and torch would warn of its own way
+        tensor = tensor.redistribute(placements=[Replicate()])
+    return tensor.redistribute(placements=placements)

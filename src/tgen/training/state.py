@@ -48,6 +48,7 @@ class Progress:
 
 
 _CPU = torch.device("cpu")
+_WEIGHTS = "model/"  # what their names begin with in `to_arrays`; those of moments with a key
 
 
 class TrainState:
@@ -92,16 +93,12 @@ class TrainState:
     def whole_model(self) -> Transformer | None:
         """A model with all weights, to write with or to look at; on rank 0 alone."""
         if self.parallel == "fsdp":
-            arrays = self.weights()
+            arrays = _copies(self.model.named_parameters())
             return Transformer.from_arrays(self.model.config, arrays) if arrays else None
         return self.model if distributed.is_first() else None
 
-    def weights(self) -> dict[str, NDArray[Any]]:
-        """Copies of all weights by name, as `Transformer.to_arrays`; on rank 0 alone."""
-        return _copies(self.model.named_parameters())
-
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Copies of weights and moments by name; on rank 0 alone."""
+        """Copies of weights and moments by name (`weights_of`); on rank 0 alone."""
         return _copies(self._tensors())
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], progress: Progress) -> None:
@@ -125,7 +122,7 @@ class TrainState:
                 from tgen.training.parallel import dealt
 
                 tensor = dealt(tensor, parameter)
-            if key == "model":
+            if path.startswith(_WEIGHTS):
                 parameter.data.copy_(tensor)
             else:
                 owner[parameter].state.setdefault(parameter, {})[key] = tensor
@@ -133,7 +130,7 @@ class TrainState:
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.model.named_parameters():
-            yield f"model/{name}", parameter
+            yield _WEIGHTS + name, parameter
             for optimizer in self.optimizers:
                 for key, value in optimizer.state.get(parameter, {}).items():
                     yield f"{key}/{name}", torch.as_tensor(value)
@@ -154,6 +151,12 @@ def new_state(
     if weights is not None:
         model.load_arrays(weights)
     return TrainState(model, config, device=device, parallel=parallel)
+
+
+def weights_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Those of `to_arrays` that are weights, as `Transformer.to_arrays` names them."""
+    of_model = (name for name in arrays if name.startswith(_WEIGHTS))
+    return {name.removeprefix(_WEIGHTS): arrays[name] for name in of_model}
 
 
 def whole(tensor: Tensor) -> Tensor:
