@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from conftest import TEXT, clean_environment, tgen
+from tgen import __main__
 from tgen.tokenizer import Tokenizer
 
 SHIPPED = Path(__file__).parent.parent / "models" / "shakespeare"
@@ -218,6 +219,15 @@ def test_ctrl_c_saves_and_the_printed_command_goes_on(tmp_path):
     assert tgen(*command).returncode == 0
     whole, parts = (tmp_path / name / "model.safetensors" for name in ("whole", "parts"))
     assert whole.read_bytes() == parts.read_bytes()
+
+
+def test_ctrl_c_before_the_command_is_there_is_no_traceback(monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(signal, "getsignal", interrupted)
+    with pytest.raises(SystemExit, match="130"):
+        __main__.main()
 
 
 def test_a_run_outlives_its_terminal_and_its_reader(tmp_path):
