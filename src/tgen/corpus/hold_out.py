@@ -37,20 +37,22 @@ def split(corpus: Corpus, val_fraction: float) -> Split:
     """
     documents = corpus.documents
     n_bytes = sizes(documents)
-    _, first, which = np.unique(_keys(documents), return_index=True, return_inverse=True)
-    once = np.sort(first)  # each document's first copy
-    border = round(int(n_bytes[once].sum()) * (1 - val_fraction))
-    inside = border - (n_bytes[once].cumsum() - n_bytes[once])  # bytes of each before the border
-    is_row = np.fromiter((number in corpus.rows for number in once.tolist()), bool, len(once))
-    before = (inside >= n_bytes[once]) | (is_row & (inside >= n_bytes[once] / 2))
-    across = np.flatnonzero(~before & ~is_row & (inside > 0))  # one at most
-    held_out = once[~before]
-    known = np.isin(first, once[before])[which]
-    train, place = np.flatnonzero(known), 0
-    cut_train, cut_held_out = {}, {}
-    for number in once[across].tolist():
+    order, begins = _copies_together(_keys(documents))
+    is_first = np.zeros(len(n_bytes), bool)
+    is_first[order[begins]] = True  # of each document's copies
+    inside = np.where(is_first, n_bytes, 0)
+    border = round(int(inside.sum()) * (1 - val_fraction))
+    inside += border - inside.cumsum()  # bytes of each before the border
+    is_row = np.fromiter((i in corpus.rows for i in range(len(n_bytes))), bool, len(n_bytes))
+    before = is_first & ((inside >= n_bytes) | (is_row & (inside >= n_bytes / 2)))
+    across = np.flatnonzero(is_first & ~before & ~is_row & (inside > 0))  # one at most
+    known = np.empty_like(before)
+    known[order] = before[order[begins]][begins.cumsum() - 1]  # as the first copy is
+    train, held_out = np.flatnonzero(known), np.flatnonzero(is_first & ~before)
+    cut_train, cut_held_out, place = {}, {}, 0
+    for number in across.tolist():
         (text,) = documents[number]
-        place = _character_start(text, int(inside[across[0]]))
+        place = _character_start(text, int(inside[number]))
         cut_held_out[0] = (place, len(text))
         if place > 0:
             cut_train[len(train)] = (0, place)
@@ -62,6 +64,16 @@ def split(corpus: Corpus, val_fraction: float) -> Split:
         left_out=int((~known).sum()) - len(held_out),
         left_out_bytes=int(n_bytes[~known].sum() - n_bytes[held_out].sum()),
     )
+
+
+def _copies_together(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """(n,), (n,): the documents' numbers with those of equal keys next to each other, in order, and
+    whether another key begins there."""
+    order = np.argsort(keys, kind="stable")
+    found = keys[order]
+    begins = np.ones(len(keys), bool)
+    begins[1:] = found[1:] != found[:-1]
+    return order, begins
 
 
 def _keys(documents: Sequence[Document]) -> NDArray[np.uint64]:

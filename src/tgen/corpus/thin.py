@@ -36,7 +36,7 @@ def thin(documents: Sequence[Document], max_bytes: int) -> Sequence[Document]:
 
 def _pieces(documents: Sequence[Document], most: int) -> Iterator[tuple[int, int, int, bool]]:
     """Of all documents: its place, the piece's first and last byte, and whether that is all."""
-    for place, size in enumerate(sizes(documents).tolist()):
+    for place, size in enumerate(map(int, sizes(documents))):  # a list of them would be large
         if 0 < size <= most:
             yield place, 0, size, True
             continue
