@@ -165,10 +165,8 @@ def on_ranks(server, tmp_path) -> Ranks:
             )
             for rank, status in enumerate(ends)
         ]
-        for rank, it in enumerate(found):
-            sys.stdout.write(
-                f"rank {rank} ended with {it.status}\n{it.err}"
-            )  # shown if a test fails
+        for rank, it in enumerate(found):  # pytest shows it where a test fails
+            sys.stdout.write(f"rank {rank} ended with {it.status}\n{it.err}")
         return found
 
     return run

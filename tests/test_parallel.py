@@ -114,6 +114,7 @@ def test_two_ranks_learn_what_one_process_does(on_ranks, corpus, whole, tmp_path
     given = command(corpus, out, "--parallel", parallel, batch=3)
     ranks = on_ranks(given, given)
     assert statuses(ranks) == [0, 0], ranks
+    assert not any(rank.err for rank in ranks)
     assert_same(out, whole)
 
 
@@ -173,6 +174,14 @@ def test_a_fine_tuned_model_is_the_same_on_all_ranks(on_ranks, corpus, whole, tm
     given = command(corpus, two, "--from", whole, "--parallel", "fsdp", batch=3, **shape)
     assert statuses(on_ranks(given, given)) == [0, 0]
     assert_same(two, one)
+    (tmp_path / "there").mkdir()
+    given = command(corpus, tmp_path / "none", "--from", "one")
+    folders = [str(tmp_path), str(tmp_path / "there")]
+    where = f"import os; os.chdir({folders}[int(os.environ['RANK'])])\n"
+    ranks = on_ranks(code=where + then(given, action="0", at=-1), n=2)
+    assert statuses(ranks) == [1, 1]
+    assert "one" in complaint(ranks)
+    assert not (tmp_path / "none").exists()
 
 
 def test_ranks_go_back_together_and_end_by_one_clock(on_ranks, corpus, tmp_path):

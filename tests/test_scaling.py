@@ -242,4 +242,4 @@ def test_the_command_prints_it(tmp_path):
     odd = tgen(*small_run, "--dry-run", "--device-memory", "lots", cwd=tmp_path)
     assert b"--device-memory 'lots' is no size" in odd.stderr
     bare = tgen(*small_run, "--dry-run", "--device-memory", "80", cwd=tmp_path)
-    assert (bare.returncode, b"'80' would be 80 bytes" in bare.stderr) == (2, True)
+    assert (bare.returncode, b"--device-memory '80' has no unit" in bare.stderr) == (2, True)

@@ -129,6 +129,15 @@ def test_what_is_wrong_on_all_ranks_is_told_once(on_ranks, model, rows):
         assert not ranks[0].out
 
 
+ELSEWHERE = """
+import os, sys
+from tgen.cli.app import run
+os.chdir({there!r} if os.environ["RANK"] == "2" else {here!r})
+sys.argv[1:] = {arguments}
+os._exit(run({arguments}))
+"""
+
+
 def test_what_is_wrong_on_one_rank_ends_all_and_is_told_by_the_first(
     on_ranks, model, rows, tmp_path, tokenizer
 ):
@@ -145,10 +154,9 @@ def test_what_is_wrong_on_one_rank_ends_all_and_is_told_by_the_first(
         "only here": command("only here", rows),
     }
     for words, given in wrong.items():
-        where = f"os.chdir(['.', {str(there)!r}][os.environ['RANK'] == '2'])"
-        given = [str(one) for one in given]
-        code = f"import os, sys; from tgen.cli.app import run; os.chdir({str(tmp_path)!r}); {where}"
-        ranks = on_ranks(code=f"{code}; sys.argv[1:] = {given}; os._exit(run({given}))", n=3)
+        arguments = [str(one) for one in given]
+        code = ELSEWHERE.format(here=str(tmp_path), there=str(there), arguments=arguments)
+        ranks = on_ranks(code=code, n=3)
         [error] = [line for line in told(ranks) if line.startswith("error: ")]
         assert words in error
         assert error in ranks[0].err
@@ -200,27 +208,29 @@ def test_a_reader_that_leaves_is_no_error_on_any_rank(on_ranks):
 
 
 WAITING = """
-import os, signal
+import faulthandler, os, signal
 from tgen.distributed import joined, joining
-class Told(BaseException):
-    pass
-def tell(*_):
-    raise Told
+from tgen.errors import TgenError
+faulthandler.dump_traceback_later(60, exit=True)
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+def note(text):
+    print(text)
+    signal.setitimer(signal.ITIMER_REAL, {signal})
 joining._NOTED_AFTER = 0.0
 if os.environ["RANK"] == "0":
-    signal.signal(signal.SIGALRM, tell)
-    signal.setitimer(signal.ITIMER_REAL, 0.3)
     try:
-        with joined(note=print, join_seconds=20):
+        with joined(note=note, join_seconds={seconds}):
             pass
-    except Told:
-        print("told to end")
+    except (KeyboardInterrupt, TgenError) as error:
+        print(repr(error))
 """
 
 
-def test_whoever_waits_for_a_rank_says_so_and_sees_a_signal(on_ranks):
-    first, _ = on_ranks(code=WAITING, n=2)
-    assert first.out.decode() == "waiting for rank 1 of 2\ntold to end\n"
+def test_whoever_waits_for_ranks_says_so_and_sees_a_signal(on_ranks):
+    first, *_ = on_ranks(code=WAITING.format(seconds=1e6, signal=0.2), n=3)
+    assert first.out.decode() == "waiting for rank 1, 2 of 3\nKeyboardInterrupt()\n"
+    first, *_ = on_ranks(code=WAITING.format(seconds=2, signal=1e3), n=3)
+    assert "rank 1, 2 of 3 ranks has not come within 2 s" in first.out.decode()
 
 
 def test_ranks_that_do_not_come_and_a_port_that_is_taken_are_named(monkeypatch):

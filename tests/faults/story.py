@@ -37,7 +37,7 @@ def tell(out: Path, say: Callable[[Said], None]) -> None:
     with locks.lock(run_state.folder(out) / "LOCK"):
         said = _begin(out, "a", Said(), say)
         with run_log.RunLog(out) as log:
-            pending = Pending(out, log, run="a", made_by={})
+            pending = Pending(out, log, run="a", made_by={}, keep=2)
             for step, weights in ((5, 1), (10, 2), (15, 0), (20, 3)):
                 said = _save(pending, replace(said, step=step, notes=0), weights, say)
             say(said := replace(said, step=10, lines=2))  # from now on no more is promised
@@ -50,7 +50,7 @@ def tell(out: Path, say: Callable[[Said], None]) -> None:
         say(said := replace(said, run="", step=0, lines=0))
         said = _begin(out, "b", said, say)
         with run_log.RunLog(out) as log:
-            pending = Pending(out, log, run="b", made_by={})
+            pending = Pending(out, log, run="b", made_by={}, keep=2)
             _save(pending, replace(said, step=5), 4, say)  # of another shape
 
 

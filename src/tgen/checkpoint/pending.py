@@ -36,7 +36,7 @@ class Pending:
         *,
         run: str,
         made_by: Mapping[str, Any],
-        keep: int = 2,
+        keep: int,
     ) -> None:
         """`run`, `made_by` and `keep` are those of `run_state.save_state`."""
         self.out, self.log = out, log

@@ -114,7 +114,8 @@ def out_directory(out: Path | None, corpus: list[str]) -> Path:
 
 
 def parse_size(name: str, text: str | None) -> int | None:
-    """200MB, 1GiB or 5000000 -> bytes; raises UsageError for what is no size of the option."""
+    """200MB, 1GiB or 5000000 -> bytes; raises UsageError for what is no size of the option, and
+    for a number so small that its unit must be missing."""
     if text is None:
         return None
     units = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -122,10 +123,11 @@ def parse_size(name: str, text: str | None) -> int | None:
     pattern = r"(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]I?|)B?"
     match = re.fullmatch(pattern, text.strip().upper(), re.ASCII)
     n_bytes = int(float(match[1]) * units[match[2]]) if match else 0
+    example = "for example 200MB or 2GiB"
     if not n_bytes:
-        raise UsageError(f"{name} {text!r} is no size", "for example 200MB or 2GiB")
-    if n_bytes < 1000:
-        raise UsageError(f"{name} {text!r} would be {n_bytes} bytes", f"for example {n_bytes}GB")
+        raise UsageError(f"{name} {text!r} is no size", example)
+    if text.strip().isdigit() and n_bytes < 10**6:
+        raise UsageError(f"{name} {text!r} has no unit", example)
     return n_bytes
 
 

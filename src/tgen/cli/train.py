@@ -194,7 +194,6 @@ def train(
     target = out_directory(out, paths)
     caught = Signals()
     from tgen import runs
-    from tgen.checkpoint.find import find_model
     from tgen.cli.views.training import TrainingView
 
     if resume:
@@ -226,7 +225,7 @@ def train(
         request = runs.RunRequest(
             corpus=paths,
             out=target,
-            start_from=None if start_from is None else find_model(str(start_from)).path,
+            start_from=start_from,
             family=family,
             size=size,
             tokenizer=tokenizer,

@@ -40,15 +40,15 @@ def split(corpus: Corpus, val_fraction: float) -> Split:
     order, begins = _copies_together(_keys(documents))
     is_first = np.zeros(len(n_bytes), bool)
     is_first[order[begins]] = True  # of each document's copies
-    inside = np.where(is_first, n_bytes, 0)
-    border = round(int(inside.sum()) * (1 - val_fraction))
-    inside += border - inside.cumsum()  # bytes of each before the border
+    once = np.where(is_first, n_bytes, 0)
+    border = round(int(once.sum()) * (1 - val_fraction))
+    inside = once - once.cumsum() + border  # bytes of each before the border
     is_row = np.fromiter((i in corpus.rows for i in range(len(n_bytes))), bool, len(n_bytes))
     before = is_first & ((inside >= n_bytes) | (is_row & (inside >= n_bytes / 2)))
     across = np.flatnonzero(is_first & ~before & ~is_row & (inside > 0))  # one at most
-    known = np.empty_like(before)
-    known[order] = before[order[begins]][begins.cumsum() - 1]  # as the first copy is
-    train, held_out = np.flatnonzero(known), np.flatnonzero(is_first & ~before)
+    learnt = np.empty_like(before)
+    learnt[order] = before[order[begins]][begins.cumsum() - 1]  # as the first copy is
+    train, held_out = np.flatnonzero(learnt), np.flatnonzero(is_first & ~before)
     cut_train, cut_held_out, place = {}, {}, 0
     for number in across.tolist():
         (text,) = documents[number]
@@ -61,8 +61,8 @@ def split(corpus: Corpus, val_fraction: float) -> Split:
         select(documents, train, cut_train),
         select(documents, held_out, cut_held_out),
         cut=place > 0,
-        left_out=int((~known).sum()) - len(held_out),
-        left_out_bytes=int(n_bytes[~known].sum() - n_bytes[held_out].sum()),
+        left_out=int((~learnt).sum()) - len(held_out),
+        left_out_bytes=int(n_bytes[~learnt].sum() - n_bytes[held_out].sum()),
     )
 
 

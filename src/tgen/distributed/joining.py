@@ -52,9 +52,10 @@ def joined(
     An error on any rank ends the block on all, with a RankError that has that rank's message,
     hint and exit status; `tell(message, hint)` is called once before, on rank 0. Only what is no
     TgenError, a bug or Ctrl-C, is raised as it is where it happened. Where torchrun's port is taken
-    or ranks do not come within `join_seconds`, TgenError; rank 0's `note` says for whom it waits.
+    or ranks do not come within `join_seconds`, TgenError; under torchrun rank 0's `note` says for
+    whom it waits, and a signal is seen meanwhile.
     """
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or it tells of every dead line
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # or it tells of every dead line
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
 
@@ -86,7 +87,7 @@ def _backend() -> str:
 
 
 def _store(mine: Ranks, seconds: float) -> "Store":
-    """What all ranks write to and read from."""
+    """What all ranks write to and read from; without torchrun, once all have come."""
     import torch.distributed as dist
     from torch.distributed.rendezvous import rendezvous
 
@@ -110,20 +111,25 @@ def _meet(mine: Ranks, store: "Store", seconds: float, note: Callable[[str], Non
     """Returns once all ranks have come."""
     import torch.distributed as dist
 
-    began = time.monotonic()
+    began, noted = time.monotonic(), False
     try:
         store.set(f"here {mine.rank}", "")
-        for rank in range(mine.world_size):
-            while not store.check([f"here {rank}"]):
-                waited = time.monotonic() - began
-                if waited >= seconds:
-                    raise _missing(f"rank {rank}", mine, seconds)
-                if note and not mine.rank and waited >= _NOTED_AFTER:
-                    note(f"waiting for rank {rank} of {mine.world_size}")
-                    note = None
-                time.sleep(_LOOK_AGAIN)  # not inside torch, where no signal is seen
-    except dist.DistError:
-        raise _missing("rank 0", mine, seconds) from None  # it had the store
+        store.add("here", 1)
+        while store.add("here", 0) < mine.world_size:
+            waited = time.monotonic() - began
+            if waited >= seconds:
+                raise _missing(f"rank {_absent(mine, store)}", mine, seconds)
+            if note and not noted and not mine.rank and waited >= _NOTED_AFTER:
+                note(f"waiting for rank {_absent(mine, store)} of {mine.world_size}")
+                noted = True
+            time.sleep(_LOOK_AGAIN)  # not inside torch, where no signal is seen
+    except dist.DistError:  # rank 0 had the store
+        raise TgenError("rank 0 has ended before all had come", "see what it said") from None
+
+
+def _absent(mine: Ranks, store: "Store") -> str:
+    absent = [r for r in range(mine.world_size) if not store.check([f"here {r}"])]
+    return ", ".join(map(str, absent))
 
 
 def _missing(who: str, mine: Ranks, seconds: float) -> TgenError:

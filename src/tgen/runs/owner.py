@@ -24,7 +24,7 @@ def owned(out: Path) -> Iterator[None]:
         yield
         return
     folder = run_state.folder(out)
-    new = list(takewhile(lambda path: not path.exists(), [out, *out.parents]))
+    new = list(takewhile(lambda path: not path.exists(), [folder, *folder.parents]))
     with ExitStack() as stack:
         with _held_back():  # a signal between the lock and the promise to remove it would leave it
             stack.enter_context(locks.lock(_lock(out)))
@@ -40,7 +40,7 @@ def _clear(out: Path, before: set[Path], new: Iterable[Path]) -> None:
             files.remove(path)
         with suppress(OSError):  # other files are there; or Windows keeps what is open
             files.remove(_lock(out))
-            for path in [folder, *new]:
+            for path in new:
                 path.rmdir()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tgen import corpus, distributed
 from tgen.checkpoint import directory
+from tgen.checkpoint.find import find_model
 from tgen.config import TrainConfig
 from tgen.errors import CorpusError, UsageError
 from tgen.model.device import Device, choose_device, memory_bytes, n_threads, set_threads
@@ -51,7 +52,8 @@ def prepare(
     """
     device = choose_device(request.device)
     set_threads(request.threads)
-    source = None if request.start_from is None else directory.load(request.start_from)
+    wanted = request.start_from
+    source = None if wanted is None else directory.load(find_model(str(wanted)).path)
     weights = None if source is None else source.arrays
     given = {"compile": _compile(request, device)} | parse_overrides(request.overrides)[1]
     config = replace(request.train, **given)

@@ -13,7 +13,7 @@ class RunRequest:
 
     corpus: list[str] = field(default_factory=list)
     out: Path
-    start_from: Path | None = None  # a model directory to fine-tune
+    start_from: Path | None = None  # a model to fine-tune, by path or name
     family: Family = DEFAULT_FAMILY
     size: Size | None = None  # None: the plan chooses
     tokenizer: str = "auto"  # char, bpe, or the path of a tokenizer.json

@@ -81,5 +81,5 @@ def _plain(number: float) -> str:
 def _time(seconds: float) -> str:
     for unit, length, least in _UNITS:
         if seconds >= least * length:
-            return f"{seconds / length:,.{int(unit != 'years')}f} {unit}"
+            return f"{seconds / length:,.1f} {unit}"
     return f"{seconds:,.1f} seconds"

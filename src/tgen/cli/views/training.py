@@ -112,7 +112,7 @@ class TrainingView:
         table.add_column(style="bold")
         table.add_column(overflow="fold")
         table.add_column(style="dim", overflow="fold")
-        budget = _steps(plan.steps) if plan.steps else f"{plan.minutes:g} min"
+        budget = _counted(plan.steps, "step") if plan.steps else f"{plan.minutes:g} min"
         shape = " · ".join(f"{name} {value}" for name, value in plan.shape.items())
         held_out = f"{plan.held_out_tokens:,} held out" if plan.held_out_tokens else "none held out"
         rows = [
@@ -175,7 +175,8 @@ class TrainingView:
         console.note(f"  {line[:160]}")
 
     def _done(self, report: DoneReport) -> None:
-        took = f"{_steps(report.step)}, {report.tokens:,} tokens in {_duration(report.seconds)}"
+        steps = _counted(report.step, "step")
+        took = f"{steps}, {report.tokens:,} tokens in {_duration(report.seconds)}"
         if report.finished:
             best = report.best_bits_per_byte
             quality = (
@@ -196,12 +197,13 @@ class TrainingView:
 
 
 def _where(plan: PlanReport) -> str:
-    threads = f"{plan.device} with {plan.threads} thread{'s' * (plan.threads != 1)}"
-    return f"{plan.ranks} ranks ({plan.parallel}), {threads} each" if plan.parallel else threads
+    threads = f"{plan.device} with {_counted(plan.threads, 'thread')}"
+    ranks = _counted(plan.ranks, "rank")
+    return f"{ranks} ({plan.parallel}), {threads} each" if plan.parallel else threads
 
 
-def _steps(n: int) -> str:
-    return f"{n:,} step{'s' * (n != 1)}"
+def _counted(n: int, what: str) -> str:
+    return f"{n:,} {what}{'s' * (n != 1)}"
 
 
 def _megabytes(n_bytes: int) -> str:
