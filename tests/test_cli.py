@@ -13,6 +13,7 @@ import pytest
 
 from conftest import TEXT, clean_environment, tgen
 from tgen import __main__
+from tgen.checkpoint import run_state
 from tgen.tokenizer import Tokenizer
 
 SHIPPED = Path(__file__).parent.parent / "models" / "shakespeare"
@@ -228,6 +229,43 @@ def test_ctrl_c_before_the_command_is_there_is_no_traceback(monkeypatch):
     monkeypatch.setattr(signal, "getsignal", interrupted)
     with pytest.raises(SystemExit, match="130"):
         __main__.main()
+
+
+DROPPED = """
+import os, signal, weakref
+from tgen.cli import app
+from tgen.runs import prepare
+class Thing:
+    pass
+read = prepare.corpus.read
+def reading(paths):
+    thing = Thing()
+    reference = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGTERM))
+    del thing  # what is raised in there goes no further
+    return read(paths)
+prepare.corpus.read = reading
+os._exit(app.run({arguments!r}))
+"""
+
+
+def test_a_signal_whose_exception_python_drops_stops_the_run_at_its_first_step(on_ranks, tmp_path):
+    (tmp_path / "corpus.txt").write_bytes(TEXT)
+    out = tmp_path / "out"
+    arguments = ["train", str(tmp_path / "corpus.txt"), "-o", str(out), "--steps", "9"]
+    [run] = on_ranks(code=DROPPED.format(arguments=[*arguments, "--size", "nano"]), n=1)
+    assert (run.status, "stopped and saved" in run.err) == (143, True)
+    assert run_state.load_state(out, run=run_state.load_run(out)[0]["run_id"]).progress["step"] == 1
+
+
+def test_a_signal_while_python_ends_is_quiet():
+    code = (
+        "import atexit, signal, sys; atexit.register(signal.raise_signal, signal.SIGINT);"
+        "sys.argv = ['tgen', '--version']; from tgen.__main__ import main; main()"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, env=clean_environment(), check=False
+    )
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, b"")
 
 
 def test_a_run_outlives_its_terminal_and_its_reader(tmp_path):

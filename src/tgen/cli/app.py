@@ -12,7 +12,7 @@ import typer
 from typer.exceptions import TyperException
 
 from tgen import __version__
-from tgen.cli import console
+from tgen.cli import console, signals
 from tgen.cli.bench import bench
 from tgen.cli.export import export
 from tgen.cli.generate import generate
@@ -70,6 +70,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     status = run(sys.argv[1:])
+    signals.let_go()
     gc.freeze()  # at its end Python would look through all there is for garbage: 150 ms
     sys.exit(status)
 

@@ -193,6 +193,7 @@ def train(
     paths = corpus or []
     target = out_directory(out, paths)
     caught = Signals()
+    context.call_on_close(caught.explain)
     from tgen import runs
     from tgen.cli.views.training import TrainingView
 
