@@ -3,10 +3,13 @@
 import errno
 import gc
 import io
+import os
 import sys
 import tempfile
 import traceback
-from typing import Annotated
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any
 
 import typer
 from typer.exceptions import TyperException
@@ -18,7 +21,7 @@ from tgen.cli.export import export
 from tgen.cli.generate import generate
 from tgen.cli.inspect import inspect
 from tgen.cli.train import train
-from tgen.distributed import first_tells
+from tgen.distributed import first_tells, launched
 from tgen.errors import ModelError, RankError, TgenError, UsageError, is_out_of_memory
 
 app = typer.Typer(
@@ -27,12 +30,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(train)
-app.command()(generate)
-app.command()(inspect)
-app.command()(bench)
-app.command()(export)
 
+
+def _listening(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that is told of Ctrl-C, which before ends the process: there is nothing to save,
+    and what is raised while others' modules are imported may be dropped."""
+
+    @wraps(command)
+    def begun(*arguments: Any, **options: Any) -> None:
+        signals.listen()
+        command(*arguments, **options)
+
+    return begun
+
+
+for _command in (train, generate, inspect, bench, export):
+    app.command()(_listening(_command))
 
 _DISK = {
     errno.ENOSPC: "make room on that disk, and try again",
@@ -71,6 +84,9 @@ def main() -> None:
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     status = run(sys.argv[1:])
     signals.let_go()
+    if launched():  # torch's threads go on, may want Python once more, and would die of its end
+        console.flush()
+        os._exit(status)
     gc.freeze()  # at its end Python would look through all there is for garbage: 150 ms
     sys.exit(status)
 

@@ -5,7 +5,7 @@ import os
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, TextIO, cast
 
 from rich.console import Console
@@ -132,6 +132,14 @@ def close() -> None:
     if sys.stdout is not None:
         with _stdout_errors():
             sys.stdout.flush()
+
+
+def flush() -> None:
+    """What is held back goes out, if anybody takes it."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with suppress(OSError):
+                stream.flush()
 
 
 @contextmanager

@@ -40,6 +40,12 @@ class Signals:
             sys.exit(128 + number)
 
 
+def listen() -> None:
+    """From here on Ctrl-C is a KeyboardInterrupt."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def let_go() -> None:
     """From here on a signal ends the process and says nothing: Python is on its way out."""
     for number in _not_ignored():

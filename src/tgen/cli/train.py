@@ -187,13 +187,13 @@ def train(
     Writes a directory that `tgen generate` and transformers load, with the weights that predict the
     held-out text best. Ctrl-C saves and prints the command that goes on.
     """
+    caught = Signals()
+    context.call_on_close(caught.explain)
     began = time.monotonic() - time.process_time()  # Python's own start counts too
     if json_output:
         console.require_stdout()
     paths = corpus or []
     target = out_directory(out, paths)
-    caught = Signals()
-    context.call_on_close(caught.explain)
     from tgen import runs
     from tgen.cli.views.training import TrainingView
 
