@@ -244,7 +244,7 @@ def test_ranks_that_do_not_come_and_a_port_that_is_taken_are_named(monkeypatch):
         with pytest.raises(TgenError, match=f"the port of 127.0.0.1:{port} is taken"):
             joined_for(0.2)
     monkeypatch.setenv("MASTER_PORT", "0")
-    with pytest.raises(TgenError, match=r"one of 2 ranks has not come within 0\.2 s"):
+    with pytest.raises(TgenError, match=r"rank 1 of 2 ranks has not come within 0\.2 s"):
         joined_for(0.2)
 
 

@@ -21,7 +21,7 @@ from tgen.cli.export import export
 from tgen.cli.generate import generate
 from tgen.cli.inspect import inspect
 from tgen.cli.train import train
-from tgen.distributed import first_tells, launched
+from tgen.distributed import first_tells, launched, ranks
 from tgen.errors import ModelError, RankError, TgenError, UsageError, is_out_of_memory
 
 app = typer.Typer(
@@ -38,6 +38,9 @@ def _listening(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def begun(*arguments: Any, **options: Any) -> None:
+        if command not in (train, generate) and ranks().world_size > 1:
+            name = f"tgen {command.__name__}"
+            raise UsageError(f"{name} is no work for several ranks", "start it without torchrun")
         signals.listen()
         command(*arguments, **options)
 

@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from tgen.distributed.environment import Ranks, is_first, ranks
-from tgen.errors import RankError, TgenError, is_out_of_memory
+from tgen.errors import RankError, TgenError, UsageError, is_out_of_memory
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _TOLD_WITHIN = 20.0  # seconds; after that rank 0 is taken to be busy or gone
 _TELLING = 1.0  # seconds that rank 0 is given to tell what is wrong before ranks have joined
 _LOOK_AGAIN = 0.1  # seconds until ranks that have not come are looked for again
+_TRY = timedelta(seconds=2)  # to reach rank 0; inside torch no signal is seen
 _NOTED_AFTER = 10.0  # seconds that a rank is waited for
 _FAILED, _TOLD = "tgen failed", "tgen told"  # keys of the store
 _PATIENCE = timedelta(days=1)  # rank 0 prepares and saves alone; who has ended is seen at once
@@ -52,8 +53,8 @@ def joined(
     An error on any rank ends the block on all, with a RankError that has that rank's message,
     hint and exit status; `tell(message, hint)` is called once before, on rank 0. Only what is no
     TgenError, a bug or Ctrl-C, is raised as it is where it happened. Where torchrun's port is taken
-    or ranks do not come within `join_seconds`, TgenError; under torchrun rank 0's `note` says for
-    whom it waits, and a signal is seen meanwhile.
+    or ranks do not come within `join_seconds`, TgenError; rank 0's `note` says for whom it
+    waits. Raises UsageError where it is not said where rank 0 is.
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # or it tells of every dead line
     import torch.distributed as dist
@@ -87,24 +88,32 @@ def _backend() -> str:
 
 
 def _store(mine: Ranks, seconds: float) -> "Store":
-    """What all ranks write to and read from; without torchrun, once all have come."""
+    """What all ranks write to and read from: torchrun has it or, without torchrun, rank 0."""
     import torch.distributed as dist
-    from torch.distributed.rendezvous import rendezvous
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-    where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-    try:
-        store: Store = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))[0]
-    except dist.DistStoreError:  # it is on rank 0, which waits for them
-        raise _missing("one", mine, seconds) from None
-    except (dist.DistError, ValueError) as error:
-        if "EADDRINUSE" in str(error) or "address already in use" in str(error):
-            raise TgenError(
-                f"the port of {where} is taken", "give torchrun another --master-port"
-            ) from None
-        raise TgenError(
-            f"rank {mine.rank} does not reach rank 0 at {where}", "check torchrun's --master-addr"
-        ) from None
-    return store
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if not (host and port.isdigit()):
+        raise UsageError(f"MASTER_ADDR is {host!r}, MASTER_PORT {port!r}", "start it with torchrun")
+    has_it = not mine.rank and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    began = time.monotonic()
+    while True:
+        try:
+            store = TCPStore(
+                host, int(port), is_master=has_it, timeout=_TRY, wait_for_workers=False
+            )
+        except (dist.DistError, ValueError) as error:
+            if "EADDRINUSE" in str(error) or "address already in use" in str(error):
+                raise TgenError(
+                    f"the port of {host}:{port} is taken", "give torchrun another --master-port"
+                ) from None
+            if has_it or time.monotonic() - began >= seconds:
+                raise TgenError(
+                    f"rank {mine.rank} does not reach rank 0 at {host}:{port}",
+                    "check torchrun's --master-addr",
+                ) from None
+        else:  # torchrun may start its ranks anew
+            return PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
 
 
 def _meet(mine: Ranks, store: "Store", seconds: float, note: Callable[[str], None] | None) -> None:

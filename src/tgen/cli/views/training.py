@@ -12,6 +12,7 @@ from rich.text import Text
 
 from tgen.cli import console
 from tgen.cli.views.scaling import scaling_rows
+from tgen.distributed import ranks
 from tgen.errors import TgenError
 from tgen.reports import (
     BackReport,
@@ -193,7 +194,7 @@ class TrainingView:
             console.note(f'try: tgen generate --model {shlex.quote(report.out)} --prompt "What is"')
         else:
             console.note(f"stopped and saved: {took}")
-            console.note(f"go on with: tgen train --resume --out {shlex.quote(report.out)}")
+            console.note(f"go on with: {_again()} train --resume --out {shlex.quote(report.out)}")
 
 
 def _where(plan: PlanReport) -> str:
@@ -214,3 +215,13 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _again() -> str:
+    """What this process was started with."""
+    here = ranks()
+    if here.world_size == 1:
+        return "tgen"
+    nodes = here.world_size // here.local_world_size
+    several = f" --nnodes {nodes} ..." if nodes > 1 else ""
+    return f"torchrun{several} --nproc-per-node {here.local_world_size} -m tgen"
