@@ -257,6 +257,35 @@ def test_a_signal_whose_exception_python_drops_stops_the_run_at_its_first_step(o
     assert run_state.load_state(out, run=run_state.load_run(out)[0]["run_id"]).progress["step"] == 1
 
 
+IMPORTING = """
+import signal, sys
+from tgen.cli import app
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == "torch.nn":
+            signal.raise_signal(signal.SIGTERM)
+sys.meta_path.insert(0, Finder)
+status = app.run(sys.argv[1:])
+print(status, "torch.nn" in sys.modules, file=sys.stderr)
+"""
+
+
+def test_a_signal_waits_for_the_import_of_torch(tmp_path):
+    (tmp_path / "corpus.txt").write_bytes(TEXT)
+    arguments = ["train", "corpus.txt", "-o", "models/out", "--steps", "9"]
+    ended = subprocess.run(
+        [sys.executable, "-c", IMPORTING, *arguments],
+        capture_output=True,
+        cwd=tmp_path,
+        env=clean_environment(),
+        check=False,
+    )
+    said, how = ended.stderr.decode().splitlines()
+    assert said.startswith("stopped before the first step")
+    assert how == "143 True"
+    assert not (tmp_path / "models").exists()
+
+
 def test_a_signal_while_python_ends_is_quiet():
     code = (
         "import atexit, signal, sys; atexit.register(signal.raise_signal, signal.SIGINT);"

@@ -15,6 +15,7 @@ from tgen.cli.views.labels import label
 from tgen.reports import AttentionReport
 
 selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+WebDriverWait = pytest.importorskip("selenium.webdriver.support.ui").WebDriverWait
 ActionChains, By, Keys = selenium.ActionChains, selenium.common.by.By, selenium.Keys
 
 
@@ -58,7 +59,8 @@ def titles(browser: Any) -> list[str]:
 
 
 def column(browser: Any, name: str) -> list[str]:
-    """What the table of heads shows under a title, from top to bottom."""
+    """What the table of heads shows under a title, from top to bottom, once it is drawn."""
+    WebDriverWait(browser, 20).until(lambda _: name in titles(browser))
     place = f"#table tbody td:nth-child({titles(browser).index(name) + 1})"
     return [cell.text for cell in browser.find_elements(By.CSS_SELECTOR, place)]
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from tgen import distributed
 from tgen.errors import UsageError
 from tgen.reports import PlanReport, RunReport
-from tgen.runs.owner import check_begun, check_free, check_launched, may_be_owned, owned
+from tgen.runs.owner import check_begun, check_free, check_launched, held_back, may_be_owned, owned
 from tgen.runs.request import ResumeRequest, RunRequest
 
 __all__ = ["ResumeRequest", "RunRequest", "dry_run", "resume", "start"]
@@ -34,7 +34,8 @@ def start(
     with owned(request.out):
         if distributed.is_first():
             check_free(request.out, overwrite=request.overwrite)
-        from tgen.runs import sitting
+        with held_back():
+            from tgen.runs import sitting
 
         yield from sitting.start(request, stopped=stopped)
 
@@ -50,7 +51,8 @@ def resume(
     check_launched(request.parallel)
     check_begun(request.out)
     with owned(request.out):
-        from tgen.runs import sitting
+        with held_back():
+            from tgen.runs import sitting
 
         yield from sitting.resume(request, stopped=stopped)
 
@@ -61,6 +63,7 @@ def dry_run(request: RunRequest) -> PlanReport:
     if distributed.ranks().world_size > 1:
         raise UsageError("--dry-run on several ranks", "leave torchrun away: --ranks N plans for N")
     check_free(request.out, overwrite=True)
-    from tgen.runs import sitting
+    with held_back():
+        from tgen.runs import sitting
 
     return sitting.dry_run(request)

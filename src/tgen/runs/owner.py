@@ -26,7 +26,7 @@ def owned(out: Path) -> Iterator[None]:
     folder = run_state.folder(out)
     new = list(takewhile(lambda path: not path.exists(), [folder, *folder.parents]))
     with ExitStack() as stack:
-        with _held_back():  # a signal between the lock and the promise to remove it would leave it
+        with held_back():  # a signal between the lock and the promise to remove it would leave it
             stack.enter_context(locks.lock(_lock(out)))
             stack.callback(_clear, out, set(folder.iterdir()), new)
         yield
@@ -45,8 +45,9 @@ def _clear(out: Path, before: set[Path], new: Iterable[Path]) -> None:
 
 
 @contextmanager
-def _held_back() -> Iterator[None]:
-    """Whatever Python does about signals, it does after the block."""
+def held_back() -> Iterator[None]:
+    """Whatever Python does about signals, it does after the block: an exception that comes amid the
+    import of a library may be dropped, or end in its C++ as an abort."""
     numbers = [getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")]
     found = {number: signal.getsignal(number) for number in numbers if number is not None}
     handlers = {number: handler for number, handler in found.items() if callable(handler)}
