@@ -123,6 +123,13 @@ def tgen(
     )
 
 
+def start(*arguments: object, **streams: object) -> subprocess.Popen[bytes]:
+    """Begins the real command."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tgen", *map(str, arguments)], env=clean_environment(), **streams
+    )
+
+
 def clean_environment(**more: str) -> dict[str, str]:
     return (
         os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100", "PYTHONWARNINGS": "default"} | more
