@@ -13,36 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from tgen.checkpoint import directory
-from tgen.config import FAMILIES, ModelConfig
-from tgen.model.transformer import Transformer
+from support.command import clean_environment, tgen
+from support.models import ALL_FAMILIES, TEXT, make_model
+from tgen.checkpoint import model_dir
 from tgen.tokenizer import Tokenizer, train_bpe
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 torch.set_num_threads(1)  # tests' models are too small for two
 
-TEXT = (
-    "The king said: what is this? 'Tis naïve, 日本 🦋 and more.\n\nWhat is a crown?\n" * 40
-).encode()
-ALL_FAMILIES = list(FAMILIES)
 Ranks = Callable[..., list[SimpleNamespace]]
-
-
-def make_model(family: str, *, seed: int = 0, **values: object) -> Transformer:
-    """A small random model whose weights are large enough for every part to matter."""
-    shape = {"vocab_size": 300, "n_layers": 2, "d_model": 32, "n_heads": 4, "context_length": 48}
-    if family not in ("classic", "gpt2"):
-        shape["n_kv_heads"] = 2
-    if family == "mistral":
-        shape["sliding_window"] = 20
-    config = ModelConfig.of(family, **shape | values)
-    torch.manual_seed(seed)
-    model = Transformer(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return model
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +39,7 @@ def family(request: pytest.FixtureRequest) -> str:
 def model_directory(family: str, tokenizer: Tokenizer, tmp_path: Path) -> Path:
     """A random model of the family, saved."""
     model = make_model(family, vocab_size=tokenizer.vocab_size)
-    directory.save(tmp_path / family, model.config, tokenizer, model.to_arrays())
+    model_dir.save(tmp_path / family, model.config, tokenizer, model.to_arrays())
     return tmp_path / family
 
 
@@ -108,34 +88,6 @@ def inspect(
     return run_here
 
 
-def tgen(
-    *arguments: object, stdin: bytes = b"", cwd: Path | None = None, **environment: str
-) -> subprocess.CompletedProcess[bytes]:
-    """Runs the real command."""
-    return subprocess.run(
-        [sys.executable, "-m", "tgen", *map(str, arguments)],
-        input=stdin,
-        capture_output=True,
-        cwd=cwd,
-        env=clean_environment(**environment),
-        timeout=120,
-        check=False,
-    )
-
-
-def start(*arguments: object, **streams: object) -> subprocess.Popen[bytes]:
-    """Begins the real command."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "tgen", *map(str, arguments)], env=clean_environment(), **streams
-    )
-
-
-def clean_environment(**more: str) -> dict[str, str]:
-    return (
-        os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100", "PYTHONWARNINGS": "default"} | more
-    )
-
-
 @pytest.fixture
 def random_ids() -> Callable[[int], list[int]]:
     return lambda n: np.random.default_rng(n).integers(0, 300, n).tolist()
@@ -144,7 +96,7 @@ def random_ids() -> Callable[[int], list[int]]:
 @pytest.fixture(scope="session")
 def server() -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
-        [sys.executable, Path(__file__).parent / "ranks.py"],
+        [sys.executable, Path(__file__).parent / "support" / "ranks.py"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -1,4 +1,4 @@
-"""The house's rules: who may import what, how long a file may be, who may print."""
+"""Which package imports which, who prints, who touches the disk: see `docs/architecture.md`."""
 
 import ast
 import re
@@ -9,105 +9,57 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "tgen"
 FILES = sorted(SOURCE.rglob("*.py"))
 
-# A room: what it may import of tgen, itself aside. `errors`, `config`, `reports` are open to all.
-ROOMS = {
-    "errors": set(),
-    "config": set(),
-    "reports": set(),
-    "files": set(),
-    "locks": {"files"},
-    "tokenizer": {"files"},
-    "fingerprints": set(),
-    "stored": {"files"},
-    "distributed": set(),
-    "corpus": {"files", "tokenizer", "fingerprints", "stored"},
-    "checkpoint": {"files", "tokenizer", "stored"},
-    "model": {"distributed"},
-    "engine": {"model", "checkpoint", "files"},
-    "generation": {"engine"},
-    "training": {"model", "fingerprints", "distributed"},
-    "introspect": {"model", "tokenizer", "checkpoint"},
-    "benchmark": {
-        "engine",
-        "generation",
-        "checkpoint",
-        "tokenizer",
-        "files",
-        "training",
-        "model",
-        "corpus",
-    },
-    "runs": {
-        "locks",
-        "distributed",
-        "training",
-        "corpus",
-        "checkpoint",
-        "files",
-        "stored",
-        "tokenizer",
-        "model",
-        "engine",
-        "generation",
-        "",  # the version alone
-    },
-    "chat": {"checkpoint", "files", "tokenizer"},
-    "conversions": {"checkpoint"},
-    "api": {"chat", "checkpoint", "conversions", "engine", "generation", "tokenizer", ""},
-    "cli": {
-        "api",
-        "chat",
-        "runs",
-        "checkpoint",
-        "files",
-        "introspect",
-        "benchmark",
-        "distributed",
-        "engine",
-        "generation",
-        "model",
-        "tokenizer",
-        "",
-    },
-    "__init__": {"api"},
-    "__main__": {"cli"},
+# package: what it may import of tgen besides itself, `errors`, `config` and `reports`
+ALLOWED = {
+    "errors": "",
+    "config": "",
+    "reports": "",
+    "storage": "",
+    "distributed": "",
+    "tokenizer": "storage",
+    "corpus": "storage tokenizer",
+    "checkpoint": "storage tokenizer",
+    "model": "distributed",
+    "engine": "storage checkpoint model",
+    "generation": "engine",
+    "training": "corpus distributed model",
+    "inspection": "checkpoint model tokenizer",
+    "benchmark": "storage tokenizer corpus checkpoint model engine generation training",
+    "runs": "storage distributed tokenizer corpus checkpoint model engine generation training "
+    "__version__",
+    "chat": "storage checkpoint tokenizer",
+    "conversions": "checkpoint",
+    "api": "tokenizer checkpoint engine generation chat conversions runs",
+    "cli": "api benchmark chat checkpoint distributed engine generation inspection model runs storage "
+    "tokenizer __version__",
+    "__init__": "api",
+    "__main__": "cli",
 }
-OPEN = {"errors", "config", "reports"}
-TORCH = {"model", "training", "introspect", "conversions", "distributed"}
-TORCH_ENGINE = {"torch_engine.py", "captured_step.py"}
-# Learning and transformers are torch's, and so are the yardsticks.
-TORCH_BENCHMARK = {"training_step.py", "limits.py", "transformers_arm.py"}
-# Of training, and without torch.
-PLANNING = {
-    "plan.py",
-    "shape.py",
-    "pace.py",
-    "memory.py",
-    "reasons.py",
-    "overrides.py",
-    "weights.py",
-    "rank_memory.py",
-    "scaling.py",
+SHARED = {"errors", "config", "reports"}
+# library: where alone it may be imported
+LIBRARIES = {
+    "torch": "model training inspection conversions distributed "
+    "engine/torch_engine engine/cuda_graph "
+    "benchmark/training_step benchmark/peak_rates benchmark/other_engines",
+    "typer": "cli",
+    "rich": "cli",
+    "tokenizers": "tokenizer",
+    "numba": "engine",
+    "llvmlite": "engine",
+    "safetensors": "checkpoint",
+    "tensorboardX": "training/report",
+    "jinja2": "chat cli/inspect/page",
+    "PIL": "cli/inspect/heatmap",
+    "gguf": "checkpoint/gguf",
+    "transformers": "benchmark/other_engines conversions",
+    "llama_cpp": "benchmark/other_engines",
 }
-ONLY_IN = {
-    "typer": {"cli"},
-    "rich": {"cli"},
-    "tokenizers": {"tokenizer"},
-    "numba": {"engine"},
-    "llvmlite": {"engine"},
-    "safetensors": {"checkpoint"},
-    "tensorboardX": {"training"},
-    "jinja2": {"chat", "cli"},
-    "PIL": {"cli"},
-    "gguf": {"checkpoint"},
-    "transformers": {"benchmark", "conversions"},
-    "llama_cpp": {"benchmark"},
-}
+WITHOUT_TORCH = "training/plan/"
+UNSAFE = {"pickle", "marshal", "shelve", "dill"}  # loading them can run code
 
 
-def room(path: Path) -> str:
-    first = path.relative_to(SOURCE).parts[0]
-    return first.removesuffix(".py")
+def name_of(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix().removesuffix(".py")
 
 
 def imports(path: Path) -> set[str]:
@@ -121,55 +73,47 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
-def test_a_file_imports_only_what_its_room_may(path):
-    here = room(path)
-    for name in imports(path):
-        parts = name.split(".")
-        if parts[0] == "tgen":
-            there = parts[1] if len(parts) > 1 else ""
-            there = "" if there == "__version__" else there
-            allowed = there in OPEN or there == here or there in ROOMS[here]
-            assert allowed, f"{path}: {here} may not import {there}"
-        if parts[0] == "torch":
-            is_torch_room = here in TORCH and path.name not in PLANNING
-            alone = path.name in TORCH_ENGINE | TORCH_BENCHMARK
-            assert is_torch_room or alone, f"{path} imports torch"
-        assert here in ONLY_IN.get(parts[0], {here}), f"{path} imports {name}"
-        assert parts[0] not in ("pickle", "marshal", "shelve", "dill"), f"{path}: code from data"
-    if path.name == "loop.py" and here == "training":
-        assert not any("checkpoint" in name for name in imports(path))
+each_file = pytest.mark.parametrize("path", FILES, ids=name_of)
 
 
-def test_the_table_is_complete_and_has_no_circle():
-    assert {room(path) for path in FILES} == set(ROOMS)
-    done: set[str] = set()
-    while len(done) < len(ROOMS):
-        ready = {r for r, needs in ROOMS.items() if r not in done and needs - {""} <= done}
-        assert ready, f"a circle among {set(ROOMS) - done}"
+@each_file
+def test_a_file_imports_only_what_its_package_may(path):
+    name = name_of(path)
+    package = name.split("/")[0]
+    for imported in imports(path):
+        library, *rest = imported.split(".")
+        if library == "tgen":
+            allowed = SHARED | {package} | set(ALLOWED[package].split())
+            assert rest[0] in allowed, f"{package} may not import {imported}"
+        places = LIBRARIES.get(library, package).split()
+        assert any(f"{name}/".startswith(f"{place}/") for place in places), f"imports {imported}"
+        assert library not in UNSAFE, f"imports {library}"
+        assert library != "torch" or not name.startswith(WITHOUT_TORCH), "imports torch"
+
+
+def test_the_table_is_complete_and_without_cycles():
+    assert {name_of(path).split("/")[0] for path in FILES} == set(ALLOWED)
+    done = {"__version__"}
+    while missing := set(ALLOWED) - done:
+        ready = {name for name in missing if set(ALLOWED[name].split()) <= done}
+        assert ready, f"a cycle among {missing}"
         done |= ready
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
-def test_a_file_is_one_idea(path):
-    assert len(path.read_text().splitlines()) <= 300
-    assert path.stem not in ("utils", "common", "helpers", "misc")
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
-def test_only_one_room_prints_and_only_one_touches_the_disk(path):
-    text = path.read_text()
-    assert path.name == "files.py" or not re.search(r"\.(write|read)_(bytes|text)\(", text)
+@each_file
+def test_only_cli_prints_and_only_storage_touches_the_disk(path):
     calls = {
         node.func.id
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     }
     assert not calls & {"print", "eval", "exec"}
-    assert "open" not in calls or path.name in ("files.py", "locks.py")
+    if not name_of(path).startswith("storage/"):
+        assert "open" not in calls
+        assert not re.search(r"\.(write|read)_(bytes|text)\(", path.read_text())
 
 
-def test_the_public_names_are_there():
+def test_the_public_names_exist():
     import tgen
 
     assert tgen.__all__ == sorted(tgen.__all__)

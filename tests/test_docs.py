@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import clean_environment, tgen
+from support.command import clean_environment, tgen
 
 ROOT = Path(__file__).parent.parent
 

@@ -64,13 +64,13 @@ class Transformers:
         import torch
         from transformers import AutoModelForCausalLM
 
-        from tgen.checkpoint import directory
+        from tgen.checkpoint import model_dir
 
         torch.set_num_threads(threads)
         self.torch = torch
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "config.json").write_bytes(_config_json(config))
-            Path(folder, directory.WEIGHTS).write_bytes(directory.weights(config, arrays))
+            Path(folder, model_dir.WEIGHTS).write_bytes(model_dir.weights(config, arrays))
             self.model: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
         self.n, self.past = 1, None
 
@@ -156,6 +156,6 @@ def _place(pointer: Any) -> int:
 def _config_json(config: ModelConfig) -> bytes:
     import json
 
-    from tgen.checkpoint import config_json
+    from tgen.checkpoint.hf import config as config_json
 
     return json.dumps(config_json.to_json(config, end_of_text=0, pad=0)).encode()

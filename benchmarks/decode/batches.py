@@ -17,10 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "learning"))
 
 import record
 from tgen.api import Model, load
-from tgen.checkpoint.find import shipped_model
+from tgen.checkpoint.model_lookup import shipped_model
 from tgen.config import SamplingConfig
-from tgen.generation.draw import row_seed
-from tgen.generation.row import Request
+from tgen.generation.sampling import row_seed
+from tgen.generation.sequence import Request
 
 SIZES = (1, 8, 32, 64, 128)
 SAMPLING = SamplingConfig(max_new_tokens=20, seed=1)

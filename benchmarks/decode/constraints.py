@@ -24,10 +24,10 @@ import outlines_core
 from outlines_core.json_schema import build_regex_from_schema
 
 import record
-from tgen.checkpoint import directory
-from tgen.checkpoint.find import shipped_model
+from tgen.checkpoint import model_dir
+from tgen.checkpoint.model_lookup import shipped_model
 from tgen.config import SamplingConfig
-from tgen.generation.grammar import Grammars
+from tgen.generation.constrained import Grammars
 
 SCHEMA = json.dumps(
     {
@@ -86,7 +86,7 @@ def with_outlines(tokens: list[bytes], form: dict[str, str], pick: Callable) -> 
 
 def vocabularies() -> dict[str, list[bytes]]:
     """The shipped model's, and one of 50,000 pieces of its words."""
-    bundle = directory.load(shipped_model())
+    bundle = model_dir.load(shipped_model())
     small = [bundle.tokenizer.token_bytes(i) for i in range(bundle.tokenizer.vocab_size)]
     chosen, large = random.Random(0), set(small)
     while len(large) < 50_000:

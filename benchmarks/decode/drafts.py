@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "learning"))
 
 import record
 from tgen.api import Model, load
-from tgen.checkpoint.find import shipped_model
+from tgen.checkpoint.model_lookup import shipped_model
 from tgen.config import SamplingConfig
 
 PROMPTS = ("What is", "ROMEO:\n", "KING RICHARD III:\nNow", "The ", "First Citizen:\nBefore we")

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "learning"))
 import record
 import tgen
 from shapes import SHAPES, config_of, random_arrays
-from tgen.checkpoint import directory
+from tgen.checkpoint import model_dir
 from tgen.tokenizer import train_bpe
 
 PROMPT = "The first"
@@ -52,8 +52,8 @@ def make_model(shape: str, folder: Path) -> int:
     sources = [path.read_bytes() for path in sorted(Path(tgen.__file__).parent.rglob("*.py"))]
     tokenizer = train_bpe(sources, vocab_size=min(4096, SHAPES[shape]["vocab_size"]))
     config = config_of(shape, 2048)
-    directory.save(folder, config, tokenizer, random_arrays(config))
-    return (folder / directory.WEIGHTS).stat().st_size
+    model_dir.save(folder, config, tokenizer, random_arrays(config))
+    return (folder / model_dir.WEIGHTS).stat().st_size
 
 
 def run(command: list[str]) -> tuple[float, int]:

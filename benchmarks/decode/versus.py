@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "learning"))
 import record
 from arms import Arm, LlamaCpp, Tgen, Transformers
 from shapes import SHAPES, config_of, random_arrays
-from tgen.checkpoint.gguf import write_gguf
+from tgen.checkpoint.gguf.writer import write_gguf
 from tgen.errors import TgenError
 
 PROMPT, STEPS, ROWS = 512, 64, 16

@@ -20,22 +20,22 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "learning"))
 
 import record
-from tgen.benchmark.differences import since
+from tgen.benchmark.comparison import since
 from tgen.benchmark.sweep import Setup, compare_arms, open_setups, sweep
-from tgen.benchmark.throughput import EngineArm, Test
-from tgen.checkpoint.find import find_model
+from tgen.benchmark.throughput import EngineBackend, Workload
+from tgen.checkpoint.model_lookup import find_model
 
-_TESTS = [Test(n_prompt=128), Test(n_gen=64)]
+_TESTS = [Workload(n_prompt=128), Workload(n_gen=64)]
 
 
-class Slowed(EngineArm):
+class Slowed(EngineBackend):
     """An arm whose passes take longer by a share of their own time."""
 
-    def __init__(self, arm: EngineArm, share: float) -> None:
+    def __init__(self, arm: EngineBackend, share: float) -> None:
         self.__dict__ |= arm.__dict__
         self.share = share
 
-    def prompt(self, test: Test) -> None:
+    def prompt(self, test: Workload) -> None:
         """And a wait."""
         begin = time.perf_counter()
         super().prompt(test)

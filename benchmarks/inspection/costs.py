@@ -22,19 +22,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "learning"))
 from rich.console import Console
 
 import record
-from tgen.checkpoint import directory
-from tgen.cli.views.cells import draw
-from tgen.cli.views.heatmap import HeatMap
+from tgen.checkpoint import model_dir
+from tgen.cli.inspect.heatmap.heatmap import HeatMap
+from tgen.cli.inspect.heatmap.terminal import draw_cells
 from tgen.config import ModelConfig
 from tgen.model.transformer import Transformer
 from tgen.tokenizer import train_bpe
 
-TEXT = ("\n".join(p.read_text() for p in sorted(Path(directory.__file__).parent.glob("*.py")))) * 3
+TEXT = ("\n".join(p.read_text() for p in sorted(Path(model_dir.__file__).parent.glob("*.py")))) * 3
 MEMORY = """
 import sys
 from pathlib import Path
-from tgen.checkpoint.directory import load
-from tgen.introspect.look import Look
+from tgen.checkpoint.model_dir import load
+from tgen.inspection.inspector import Look
 look = Look(load(Path(sys.argv[1])), sys.stdin.buffer.read(), device="cpu", tail=True)
 assert len(look.ids) == 1024
 look.model
@@ -65,7 +65,7 @@ def main() -> None:
     config = ModelConfig.of("gpt2", vocab_size=tokenizer.vocab_size, **shape)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model"
-        directory.save(path, config, tokenizer, Transformer(config).to_arrays())
+        model_dir.save(path, config, tokenizer, Transformer(config).to_arrays())
         text = tokenizer.decode(tokenizer.encode(TEXT.encode())[:128])
         page = Path(folder) / "page.html"
         command = [sys.executable, "-m", "tgen", "inspect", "-m", str(path), "--html", str(page)]
@@ -102,7 +102,7 @@ def terminal(n: int) -> float:
             file=io.StringIO(), force_terminal=True, color_system="truecolor", width=300
         )
         begin = time.perf_counter()
-        console.print(*draw(heat, cells="block", width=300, is_terminal=True), sep="\n")
+        console.print(*draw_cells(heat, cells="block", width=300, is_terminal=True), sep="\n")
         times.append(time.perf_counter() - begin)
     return sorted(times)[2]
 

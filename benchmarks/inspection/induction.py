@@ -22,9 +22,9 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "learning"))
 
 import record
-from tgen.checkpoint import directory
+from tgen.checkpoint import model_dir
 from tgen.config import ModelConfig
-from tgen.introspect.repeats import on_repeats
+from tgen.inspection.repeated_sequences import on_repeats
 from tgen.model.transformer import Transformer
 from tgen.tokenizer import train_char
 
@@ -95,7 +95,7 @@ def write(path: Path, model: Transformer) -> None:
     arrays["token_embedding.weight"] = np.zeros((tokenizer.vocab_size, learnt.shape[1]), np.float32)
     arrays["token_embedding.weight"][ids] = learnt
     config = replace(model.config, vocab_size=tokenizer.vocab_size)
-    directory.save(path, config, tokenizer, arrays)
+    model_dir.save(path, config, tokenizer, arrays)
     order = np.random.default_rng(0).permutation(VOCABULARY)[:LONGEST]
     text = "".join(LETTERS[i] for i in order)
     (path / "text.txt").write_text(2 * text, encoding="utf-8")

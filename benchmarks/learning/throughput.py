@@ -28,7 +28,7 @@ import nanogpt
 import record
 from tgen.benchmark.statistics import timing
 from tgen.config import ModelConfig, TrainConfig
-from tgen.corpus import TokenStore
+from tgen.corpus import TokenDataset
 from tgen.errors import TgenError, UsageError
 from tgen.training.loop import train
 from tgen.training.state import new_state
@@ -84,7 +84,7 @@ def tgen_steps(vocab_size: int, activation: str) -> Steps:
     )
     config = TrainConfig(optimizer="adamw", batch_size=BATCH, steps=1_000_000, eval_every=1_000_000)
     state = new_state(model, config, torch.device("cpu"))
-    store = TokenStore(
+    store = TokenDataset(
         train=_random_tokens(CHARACTERS),
         held_out=np.zeros(0, np.uint16),
         held_out_bytes=0,

@@ -31,7 +31,7 @@ import nanogpt
 import record
 import tgen
 from scoring import Predictor, bits_per_byte
-from tgen.checkpoint import directory
+from tgen.checkpoint import model_dir
 from tgen.errors import CorpusError, TgenError, TrainingError
 from tgen.model.transformer import Transformer
 
@@ -183,7 +183,7 @@ def _table(summary: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _tgen_model(path: Path) -> Predictor:
-    bundle = directory.load(path)
+    bundle = model_dir.load(path)
 
     def encode(data: bytes) -> NDArray[np.int64]:
         ids = bundle.tokenizer.encode_array(data).astype(np.int64)

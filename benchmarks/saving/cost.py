@@ -23,7 +23,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "learning"))
 
 import record
-from tgen.checkpoint import run_state, tensors
+from tgen.checkpoint import safetensors_file
+from tgen.runs.storage import state as run_state
 
 MEGABYTES, TENSORS = 100, 40
 
@@ -38,7 +39,7 @@ def main() -> None:
     draws = np.random.default_rng(0)
     shape = (MEGABYTES * 1_000_000 // TENSORS // 4,)
     arrays = {f"model/{i}": draws.random(shape, np.float32) for i in range(TENSORS)}
-    content = tensors.serialise(arrays)
+    content = safetensors_file.serialize(arrays)
     times: dict[str, list[float]] = {"state": [], "plain": []}
     folder = Path(tempfile.mkdtemp(dir=options.folder))
     try:

@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgen import conversions
-from tgen.checkpoint import directory, generation_config, prompt_cache
-from tgen.checkpoint.directory import ModelBundle, digest
-from tgen.checkpoint.find import find_model
-from tgen.checkpoint.ngrams import load as load_ngrams
+from tgen.checkpoint import model_dir, prompt_cache
+from tgen.checkpoint.hf import generation_config
+from tgen.checkpoint.model_dir import ModelBundle, digest
+from tgen.checkpoint.model_lookup import find_model
+from tgen.checkpoint.ngram_tables import load as load_ngrams
 from tgen.config import (
     DEFAULT_BATCH_SIZE,
     Draft,
@@ -31,13 +32,13 @@ from tgen.config import (
 from tgen.engine import open_engine
 from tgen.engine.base import Engine, PromptCache
 from tgen.errors import UsageError
-from tgen.generation.drafts import Drafts
-from tgen.generation.draw import row_seed
-from tgen.generation.keeping import computed
-from tgen.generation.loop import Waiting, generate_rows, in_turn
-from tgen.generation.row import Request, check_request
-from tgen.generation.score import surprise
-from tgen.generation.vocabulary import Vocabulary
+from tgen.generation.loop import RequestSource, generate_rows, in_turn
+from tgen.generation.ngram_drafter import NgramDrafter
+from tgen.generation.prompt_cache import compute_prompt_cache
+from tgen.generation.sampling import row_seed
+from tgen.generation.score import total_nll
+from tgen.generation.sequence import Request, check_request
+from tgen.generation.token_bytes import Vocabulary
 from tgen.reports import Token
 from tgen.tokenizer import TextStream, Tokenizer
 
@@ -56,7 +57,7 @@ def load(
 
     Raises ModelError or TokenizerError if it cannot be used.
     """
-    bundle = directory.load(find_model(path).path if isinstance(path, str) else path)
+    bundle = model_dir.load(find_model(path).path if isinstance(path, str) else path)
     engine = open_engine(bundle, device=device, threads=threads, weights=weights)
     return Model(replace(bundle, arrays={}), engine)  # the engine has them, perhaps in fewer bits
 
@@ -164,7 +165,7 @@ class Model:
 
     def rows(
         self,
-        waiting: Waiting,
+        waiting: RequestSource,
         *,
         n_rows: int,
         kv_cache: bool = True,
@@ -176,7 +177,7 @@ class Model:
         turn = self._turn
         drafts = None
         if draft == "auto" and kv_cache:
-            drafts = Drafts(self.ngrams, self.bundle.config.vocab_size)
+            drafts = NgramDrafter(self.ngrams, self.bundle.config.vocab_size)
         for token in generate_rows(
             self.engine,
             waiting,
@@ -254,7 +255,7 @@ class Model:
         Raises UsageError where the prompt is longer than the context: it would slide.
         """
         self._turn += 1
-        return computed(self.engine, prompt, known)
+        return compute_prompt_cache(self.engine, prompt, known)
 
     def save_cache(self, path: str | Path, cache: PromptCache) -> None:
         """Writes a prompt's keys and values to a file, for this model alone."""
@@ -289,7 +290,7 @@ class Model:
         start = None if self.tokenizer.start else self.tokenizer.end_of_text
         stream = ([start] if start is not None else []) + ids
         self._turn += 1
-        nats = surprise(self.engine, stream)
+        nats = total_nll(self.engine, stream)
         n_bytes = len(raw(text))
         if not n_bytes:
             raise UsageError("there is no text to score", "give at least one byte")

@@ -4,9 +4,10 @@ import json
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from tgen.checkpoint import directory, families
-from tgen.checkpoint.directory import ModelBundle
+from tgen.checkpoint import model_dir
 from tgen.checkpoint.dtypes import to_float32
+from tgen.checkpoint.hf import tensor_names
+from tgen.checkpoint.model_dir import ModelBundle
 from tgen.errors import UsageError
 
 
@@ -15,8 +16,8 @@ def weights(bundle: ModelBundle, kind: Literal["numpy", "torch"] = "numpy") -> d
     model has changed since, UsageError for another `kind`."""
     if kind not in ("numpy", "torch"):
         raise UsageError(f"weights of kind {kind!r} are unknown", "ask for numpy or torch")
-    wide = {name: to_float32(array) for name, array in directory.reload(bundle).arrays.items()}
-    stored = families.to_layout(bundle.config, wide)
+    wide = {name: to_float32(array) for name, array in model_dir.reload(bundle).arrays.items()}
+    stored = tensor_names.to_layout(bundle.config, wide)
     prefix = "transformer." if bundle.config.family in ("classic", "gpt2") else ""  # files lack it
     arrays = {name if name == "lm_head.weight" else prefix + name: a for name, a in stored.items()}
     if kind == "numpy":
@@ -32,7 +33,7 @@ def to_transformers(bundle: ModelBundle) -> Any:
         raise UsageError("there is no transformers here", "pip install transformers")
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    described = json.loads(directory.descriptions(bundle.config, bundle.tokenizer)["config.json"])
+    described = json.loads(model_dir.descriptions(bundle.config, bundle.tokenizer)["config.json"])
     model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(**described))
     missing, unexpected = model.load_state_dict(weights(bundle, "torch"), strict=False)
     assert not unexpected

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tgen import files
+from tgen.storage import files
 
 CHANGING = ("mkdir", "write", "fsync", "rename", "replace", "unlink", "rmdir", "ftruncate")
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

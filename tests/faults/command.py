@@ -17,9 +17,9 @@ from typing import IO, Any, TextIO
 
 import tiny
 from tgen import __main__
-from tgen.checkpoint import find
+from tgen.checkpoint import model_lookup
 from tgen.cli import app
-from tgen.cli.views import training
+from tgen.cli.train import progress
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -28,10 +28,10 @@ def get_ready() -> None:
     """Imports what the command will; and forked ones write less and do not time the machine."""
     tiny.get_ready(cheap=False)
     from tgen.engine import cpu
-    from tgen.runs import closing, prepare
+    from tgen.runs import final_report, prepare
 
-    assert all((app, cpu, find, training))
-    closing._ROWS = closing._TOKENS = 2
+    assert all((app, cpu, model_lookup, progress))
+    final_report._ROWS = final_report._TOKENS = 2
     prepare.measure_speed = lambda *_, **__: 1e9
 
 

@@ -178,7 +178,7 @@ def _site() -> str:
     """The functions and lines of files.py that a sync comes from."""
     frame, found = sys._getframe(2), []
     while frame is not None:
-        if frame.f_code.co_filename.endswith("tgen/files.py"):
+        if frame.f_code.co_filename.endswith("tgen/storage/files.py"):
             found.append(f"{frame.f_code.co_name}:{frame.f_lineno}")
         frame = frame.f_back  # type: ignore[assignment]
     return " < ".join(found)

@@ -22,10 +22,10 @@ from typing import Any
 
 import tiny
 from calls import BROKEN, FULL, Counting, Failing, watched
-from tgen.checkpoint import run_state
 from tgen.errors import TrainingError
-from tgen.reports import BackReport, EvalReport, PlanReport, SavingReport
+from tgen.reports import EvalReport, PlanReport, RollbackReport, SavingReport
 from tgen.runs import RunRequest
+from tgen.runs.storage import state
 
 _STEPS, _HALF = 10, 6
 _GOES_BACK = {
@@ -88,7 +88,7 @@ class Disk:
                 for report in tiny.sitting(self.request(whole)):
                     if isinstance(report, PlanReport):
                         say(f"start {len(counting.names)}")
-                    elif isinstance(report, BackReport):
+                    elif isinstance(report, RollbackReport):
                         say("back")
             for report in tiny.sitting(self.request(self.half), stopped=lambda: last[0] == half):
                 last[0] = getattr(report, "step", 0)
@@ -168,9 +168,9 @@ def _sitting(wanted: RunRequest, picks: _PICKS, error: OSError | None, say: Any)
 
 
 def _newest(out: Path) -> int:
-    if not (run_state.folder(out) / "run.json").exists():
+    if not (state.folder(out) / "run.json").exists():
         return -1
-    saved = run_state.load_state(out, run=run_state.load_run(out)[0]["run_id"])
+    saved = state.load_state(out, run=state.load_run(out)[0]["run_id"])
     return -1 if saved is None or saved.set_aside else int(saved.progress["step"])
 
 

@@ -17,9 +17,10 @@ from typing import Any
 
 import tiny
 from calls import Counting, Killing, watched
-from tgen.checkpoint import directory, run_state
-from tgen.reports import BackReport
+from tgen.checkpoint import model_dir
+from tgen.reports import RollbackReport
 from tgen.runs import RunRequest
+from tgen.runs.storage import state
 
 SCENARIOS: dict[str, dict[str, Any]] = {
     "improves": {},
@@ -67,8 +68,8 @@ class Scenario:
             with watched(counting):
                 for report in tiny.sitting(whole):
                     if (tiny.said_of(report) or "").endswith("best"):
-                        say(f"best {tiny.digest(whole.out / directory.WEIGHTS)}")
-                    elif isinstance(report, BackReport):
+                        say(f"best {tiny.digest(whole.out / model_dir.WEIGHTS)}")
+                    elif isinstance(report, RollbackReport):
                         say(f"back {report.left_step} {report.step}")
             say(f"calls {len(counting.names)}")
 
@@ -109,14 +110,14 @@ class Scenario:
         """What is on disk, less than was reported."""
         if newest < 0:
             return ""
-        saved = run_state.load_state(out, run=run_state.load_run(out)[0]["run_id"])
+        saved = state.load_state(out, run=state.load_run(out)[0]["run_id"])
         if saved is None or saved.set_aside:
             return f"lost: no whole state, {newest} was reported"
         if saved.progress["step"] < self.goes_back.get(newest, newest):
             return f"lost: state {saved.progress['step']}, {newest} was reported"
         if n_best:
-            directory.load(out)
-            if tiny.digest(out / directory.WEIGHTS) not in self.best[n_best - 1 :]:
+            model_dir.load(out)
+            if tiny.digest(out / model_dir.WEIGHTS) not in self.best[n_best - 1 :]:
                 return f"lost: best weights number {n_best}"
         return ""
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import command
 import tiny
 from command import SIGNALS, Forked
-from tgen.checkpoint import run_state
+from tgen.runs.storage import state
 
 STEPS = 40
 SETTINGS = (
@@ -119,7 +119,7 @@ def judge(
     problems = [f"it said {said.decode()}" for word in COMPLAINTS if word in said.decode()][:1]
     if status not in (128 + sent, 0):
         problems.append(f"exit status {status}: {said.decode()}")
-    if not (run_state.folder(out) / "run.json").exists():
+    if not (state.folder(out) / "run.json").exists():
         if out.exists():
             problems.append(f"it left {sorted(map(str, out.rglob('*')))}")
         return problems + (["exit status 0 without a run"] if status == 0 else [])
@@ -153,14 +153,14 @@ def second(folder: Path) -> list[str]:
         process.send_signal(number)
     _, said = process.communicate()
     assert said is not None
-    saved = run_state.load_state(folder / "twice", run=_run(folder / "twice"))
+    saved = state.load_state(folder / "twice", run=_run(folder / "twice"))
     if process.returncode == 128 + signal.SIGTERM and saved and b"saved" not in said:
         return []
     return [f"a second signal: status {process.returncode}: {said.decode()}"]
 
 
 def _run(out: Path) -> str:
-    return str(run_state.load_run(out)[0]["run_id"])
+    return str(state.load_run(out)[0]["run_id"])
 
 
 if __name__ == "__main__":

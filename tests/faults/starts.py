@@ -18,10 +18,11 @@ from pathlib import Path
 import pydantic.type_adapter  # as typer does
 
 import tiny
-from tgen import locks, runs
+from tgen import runs
 from tgen.cli.app import run
-from tgen.cli.views import training
+from tgen.cli.train import progress
 from tgen.errors import LockedError
+from tgen.storage import locks
 
 _STARTS = 50
 _REFUSED = 75
@@ -32,7 +33,7 @@ def main() -> int:
     rounds = tiny.count(__doc__, short=1, long=100)
     assert pydantic.type_adapter
     assert runs  # what the command imports before it asks for the lock
-    assert training
+    assert progress
     assert "torch" not in sys.modules
     problems: list[str] = []
     slowest = 0.0

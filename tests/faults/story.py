@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen import files, locks
-from tgen.checkpoint import directory, families, run_log, run_state
-from tgen.checkpoint.pending import Pending, Weights
+from tgen.checkpoint import model_dir
+from tgen.checkpoint.hf import tensor_names
 from tgen.config import ModelConfig
 from tgen.errors import TgenError
-from tgen.reports import BackReport
+from tgen.reports import RollbackReport
+from tgen.runs.storage import log as run_log
+from tgen.runs.storage import state
+from tgen.runs.storage.pending_save import PendingSave, Weights
+from tgen.storage import files, locks
 from tgen.tokenizer import Tokenizer, train_char
 
 Arrays = dict[str, NDArray[Any]]
@@ -34,23 +37,23 @@ class Said:
 
 def tell(out: Path, say: Callable[[Said], None]) -> None:
     """Does it all in the directory `out`, and says how far it has come."""
-    with locks.lock(run_state.folder(out) / "LOCK"):
+    with locks.lock(state.folder(out) / "LOCK"):
         said = _begin(out, "a", Said(), say)
         with run_log.RunLog(out) as log:
-            pending = Pending(out, log, run="a", made_by={}, keep=2)
+            pending = PendingSave(out, log, run="a", made_by={}, keep=2)
             for step, weights in ((5, 1), (10, 2), (15, 0), (20, 3)):
                 said = _save(pending, replace(said, step=step, notes=0), weights, say)
             say(said := replace(said, step=10, lines=2))  # from now on no more is promised
             pending.go_back(10)
             log.add(_report(10))
             log.flush()
-            run_state.save_progress(out, _progress("a", 10, 1))
+            state.save_progress(out, _progress("a", 10, 1))
             say(said := replace(said, notes=1, lines=3))
             said = _save(pending, replace(said, step=15, notes=0), 0, say)
         say(said := replace(said, run="", step=0, lines=0))
         said = _begin(out, "b", said, say)
         with run_log.RunLog(out) as log:
-            pending = Pending(out, log, run="b", made_by={}, keep=2)
+            pending = PendingSave(out, log, run="b", made_by={}, keep=2)
             _save(pending, replace(said, step=5), 4, say)  # of another shape
 
 
@@ -64,7 +67,7 @@ def check(out: Path, said: Said) -> str:
 
 def _begin(out: Path, run: str, said: Said, say: Callable[[Said], None]) -> Said:
     made_from = {"corpus_sha256": run, "tokenizer_sha256": run}
-    run_state.begin(
+    state.begin(
         out,
         {"run_id": run, **made_from},
         _tokens(run),
@@ -77,7 +80,7 @@ def _begin(out: Path, run: str, said: Said, say: Callable[[Said], None]) -> Said
     return said
 
 
-def _save(pending: Pending, said: Said, weights: int, say: Callable[[Said], None]) -> Said:
+def _save(pending: PendingSave, said: Said, weights: int, say: Callable[[Said], None]) -> Said:
     run, step = said.run, said.step
     pending.log.add(_report(step))
     if weights:
@@ -88,13 +91,13 @@ def _save(pending: Pending, said: Said, weights: int, say: Callable[[Said], None
 
 
 def _run_problem(out: Path, said: Said) -> str:
-    folder = run_state.folder(out)
+    folder = state.folder(out)
     if not said.run and not (folder / "run.json").exists():
         return ""  # it has not begun
-    run = str(run_state.load_record(out)[0]["run_id"])
+    run = str(state.load_record(out)[0]["run_id"])
     if not said.run and run == "a" and said.weights:
         return ""  # it was to be replaced
-    tokens = run_state.load_run(out)[1]
+    tokens = state.load_run(out)[1]
     if said.run and run != said.run:
         return f"run {run} though {said}"
     if said.run or (folder / "tokenizer.json").exists():
@@ -107,7 +110,7 @@ def _run_problem(out: Path, said: Said) -> str:
         return f"other tokens though {said}"
     if not said.run:
         return ""
-    saved = run_state.load_state(out, run=run)
+    saved = state.load_state(out, run=run)
     if saved is None:
         return f"no state though {said}"
     step, notes = saved.progress["step"], saved.progress["notes"]
@@ -126,21 +129,21 @@ def _model_problem(out: Path, said: Said) -> str:
     if not said.weights and not (out / "config.json").exists():
         return ""
     try:
-        found = directory.load(out)
+        found = model_dir.load(out)
     except TgenError:
         if said.weights == 3 and not (out / "config.json").exists():
             return ""  # a model of another kind is being put in its place
         raise
     for number in range(said.weights or 1, 5):
         if found.config == _config(number) and _same(found.arrays, _weights(number)):
-            rest = directory.descriptions(_config(number), _tokenizer("b" if number == 4 else "a"))
+            rest = model_dir.descriptions(_config(number), _tokenizer("b" if number == 4 else "a"))
             mixed = [name for name in rest if files.read(out / name) != rest[name]]
             return f"another model's {', '.join(mixed)} though {said}" if mixed else ""
     return f"weights that never were, or older ones, though {said}"
 
 
-def _report(step: int) -> BackReport:
-    return BackReport(step=step, left_step=step, reason="r" * 40, rate_scale=1.0)
+def _report(step: int) -> RollbackReport:
+    return RollbackReport(step=step, left_step=step, reason="r" * 40, rate_scale=1.0)
 
 
 def _progress(run: str, step: int, notes: int) -> dict[str, Any]:
@@ -170,11 +173,11 @@ def _weights(number: int) -> Arrays:
     draws = np.random.default_rng(number)
     shapes = [
         (name, shape)
-        for row in families.rows(_config(number))
+        for row in tensor_names.tensor_mappings(_config(number))
         for name, shape in zip(row.theirs, row.shapes, strict=True)
     ]
     theirs = {name: draws.random(shape, np.float32) for name, shape in shapes}
-    return families.from_layout(_config(number), theirs)
+    return tensor_names.from_layout(_config(number), theirs)
 
 
 @cache

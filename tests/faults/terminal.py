@@ -21,7 +21,8 @@ import command
 import tiny
 from command import Forked
 from signals import OPTIONS, Process
-from tgen.checkpoint import directory, run_log
+from tgen.checkpoint import model_dir
+from tgen.runs.storage import log
 
 Command = Callable[..., Process]
 
@@ -63,8 +64,8 @@ def tried(case: Callable[[Command], tuple[int, Process]], folder: Path) -> list[
         problems.append("nobody is told")
     if b"Traceback" in said or b"Exception" in said:
         problems.append("it shows its insides")
-    directory.load(out)
-    last = run_log.read(out)[-1]
+    model_dir.load(out)
+    last = log.read(out)[-1]
     if not last.get("finished"):
         problems.append(f"the run ended with {last}")
     return [f"{problem}: {said.decode()}" for problem in problems]

@@ -20,11 +20,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tgen import files, runs
-from tgen.checkpoint import run_log, run_state
+from tgen import runs
 from tgen.config import TrainConfig
-from tgen.reports import BackReport, EvalReport, PlanReport, RunReport
+from tgen.reports import EvalReport, PlanReport, RollbackReport, RunReport
 from tgen.runs import ResumeRequest, RunRequest
+from tgen.runs.storage import log, state
+from tgen.storage import files
 
 SKIPPED = 77  # the exit status of a script that cannot show anything here
 TEXT = b"The king said: what is this? 'Tis more.\n\nWhat is a crown?\n" * 12
@@ -58,16 +59,16 @@ def get_ready(*, cheap: bool = True) -> None:
     """Imports torch, and makes what is beside the point cheap."""
     import torch
 
-    from tgen.runs import closing, prepare, saving, sitting
+    from tgen.runs import checkpoint_saver, final_report, prepare, session
 
-    assert sitting
+    assert session
     torch.set_num_threads(1)
     if cheap:
-        closing._SAMPLE_TOKENS = closing._ROWS = closing._TOKENS = 2
+        final_report._SAMPLE_TOKENS = final_report._ROWS = final_report._TOKENS = 2
         prepare._baselines = lambda *_: {}
         prepare.measure_speed = lambda *_, **__: 1e9
-        saving._LONGEST_WAIT = 0.0  # tries again at every step
-        saving._LAST_WAITS = (0.0, 0.0, 0.0)
+        checkpoint_saver._LONGEST_WAIT = 0.0  # tries again at every step
+        checkpoint_saver._LAST_WAITS = (0.0, 0.0, 0.0)
 
 
 def request(folder: Path, out: Path, *, steps: int = 8, **overrides: Any) -> RunRequest:
@@ -87,7 +88,7 @@ def request(folder: Path, out: Path, *, steps: int = 8, **overrides: Any) -> Run
 
 def sitting(wanted: RunRequest, **values: Any) -> Iterator[RunReport]:
     """Begins the run or, where it has begun, goes on with it."""
-    if (run_state.folder(wanted.out) / "run.json").exists():
+    if (state.folder(wanted.out) / "run.json").exists():
         return runs.resume(ResumeRequest(out=wanted.out, threads=1), **values)
     return runs.start(wanted, **values)
 
@@ -138,14 +139,14 @@ def said_of(report: RunReport) -> str | None:
         return f"{report.resumed_at_step} state"
     if isinstance(report, EvalReport):
         return f"{report.step} {'best' if report.best else 'state'}"
-    if isinstance(report, BackReport):
+    if isinstance(report, RollbackReport):
         return f"{report.step} state"
     return None
 
 
 def kept(out: Path) -> dict[str, str]:
     """Hashes of what a finished run leaves, but for the time of day: model, newest state, log."""
-    saved = run_state.load_state(out, run=run_state.load_run(out)[0]["run_id"])
+    saved = state.load_state(out, run=state.load_run(out)[0]["run_id"])
     assert saved
     assert not saved.set_aside, saved.set_aside
     found = {path.name: digest(path) for path in out.iterdir() if path.is_file()}
@@ -153,7 +154,7 @@ def kept(out: Path) -> dict[str, str]:
     for name, array in saved.arrays.items():
         found[f"state {name}"] = hashlib.sha256(array.tobytes()).hexdigest()
     found["progress"] = json.dumps(_timeless(saved.progress))
-    records = [record for record in run_log.read(out) if record["kind"] in TRAINED]
+    records = [record for record in log.read(out) if record["kind"] in TRAINED]
     return found | {f"log {i}": json.dumps(_timeless(r)) for i, r in enumerate(records)}
 
 

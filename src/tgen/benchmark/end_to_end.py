@@ -28,7 +28,7 @@ from tgen.config import Draft, StoredAs
 from tgen.errors import TgenError, UsageError
 from tgen.reports import EndToEndReport, TrialReport
 
-_CHILD = "tgen.benchmark.one_shot"
+_CHILD = "tgen.benchmark.timed_child"
 
 
 def measure(

@@ -5,10 +5,10 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from tgen import files
 from tgen.errors import TgenError
-from tgen.model.processors import n_processors
+from tgen.model.cpu_count import cpu_count
 from tgen.reports import Machine
+from tgen.storage import files
 
 _PACKAGES = ("tgen-lm", "torch", "numpy", "numba", "llvmlite", "transformers", "llama-cpp-python")
 
@@ -18,7 +18,7 @@ def describe_machine() -> Machine:
     return Machine(
         cpu=_cpu_name(),
         load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        processors=n_processors(),
+        processors=cpu_count(),
         versions={"python": platform.python_version()}
         | {name: found for name in _PACKAGES if (found := _version(name))},
     )

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from tgen import files
+from tgen.storage import files
 
 _STATUS = Path("/proc/self/status")
 

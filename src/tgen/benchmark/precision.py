@@ -8,7 +8,7 @@ import numpy as np
 from tgen.config import SamplingConfig
 from tgen.engine.base import Engine, Logits, reset
 from tgen.generation.loop import generate
-from tgen.generation.truncation import softmax
+from tgen.generation.samplers import softmax
 from tgen.reports import PrecisionReport
 
 _TEXTS, _TOKENS = 8, 256

@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 
-from tgen.benchmark.statistics import bootstrap, doubts, middle, timing
-from tgen.benchmark.throughput import Test, Trial
+from tgen.benchmark.statistics import bootstrap, doubts, hodges_lehmann, timing
+from tgen.benchmark.throughput import Trial, Workload
 from tgen.reports import ThroughputReport
 
 _TOO_FAST = "it is above the limit that was measured: something else was running then"
 
 
 def throughput_report(
-    test: Test,
+    test: Workload,
     trials: Sequence[Trial],
     *,
     engine: str,
@@ -34,7 +34,7 @@ def throughput_report(
         n_gen=test.n_gen,
         n_depth=test.n_depth,
         seconds=timing(seconds),
-        rate=middle([n_tokens / one for one in seconds]),
+        rate=hodges_lehmann([n_tokens / one for one in seconds]),
         bootstrapped=bootstrap([n_tokens / one for one in seconds]),
         first_token=timing([t.prompt / 1e9 for t in trials]) if test.n_prompt else None,
         cache_bytes_per_token=None if held is None else held / (test.batch * test.n_tokens),

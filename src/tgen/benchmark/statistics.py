@@ -30,7 +30,7 @@ def timing(seconds: Sequence[float]) -> Timing:
     return Timing(seconds=list(seconds), median=float(median), low=float(low), high=float(high))
 
 
-def middle(values: Sequence[float], *, confidence: float = 0.95) -> Interval:
+def hodges_lehmann(values: Sequence[float], *, confidence: float = 0.95) -> Interval:
     """Where the middle lies of what positive values come from.
 
     The ends are 0 and infinite where there are too few for that confidence: below 6 for 95 %, below
@@ -43,7 +43,7 @@ def middle(values: Sequence[float], *, confidence: float = 0.95) -> Interval:
 
 def paired_ratio(a: Sequence[float], b: Sequence[float], *, confidence: float) -> Interval:
     """How many times `b` is as large as `a`, trial by trial: of trials that took turns."""
-    return middle((np.asarray(b) / np.asarray(a)).tolist(), confidence=confidence)
+    return hodges_lehmann((np.asarray(b) / np.asarray(a)).tolist(), confidence=confidence)
 
 
 def ratio(a: Sequence[float], b: Sequence[float], *, confidence: float) -> Interval:

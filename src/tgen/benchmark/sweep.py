@@ -7,17 +7,24 @@ from pathlib import Path
 
 import numpy as np
 
-from tgen.benchmark.differences import against
-from tgen.benchmark.peers import Peer
+from tgen.benchmark.comparison import against
+from tgen.benchmark.machine_probe import MachineProbe
+from tgen.benchmark.other_engines import Peer
 from tgen.benchmark.report import throughput_report
-from tgen.benchmark.throughput import Arm, EngineArm, Test, Trial, measure, random_tokens
-from tgen.benchmark.work import Work, work_of
-from tgen.benchmark.yardstick import Yardstick
-from tgen.checkpoint.directory import load
+from tgen.benchmark.roofline import PassCost, work_of
+from tgen.benchmark.throughput import (
+    Backend,
+    EngineBackend,
+    Trial,
+    Workload,
+    measure,
+    random_tokens,
+)
+from tgen.checkpoint.model_dir import load
 from tgen.config import StoredAs
 from tgen.engine import EngineKind, open_engine
 from tgen.errors import UsageError
-from tgen.model.processors import n_processors
+from tgen.model.cpu_count import cpu_count
 from tgen.reports import Difference, Limits, ThroughputReport
 
 _LIMIT_SECONDS = 1.0  # of reading, and of multiplying
@@ -33,8 +40,8 @@ class Setup:
     threads: int
     device: str  # cpu, cuda or mps
     context_length: int
-    arm: EngineArm
-    work: Work
+    arm: EngineBackend
+    work: PassCost
     limits: Limits | None
 
 
@@ -51,15 +58,15 @@ def open_setups(
     """A setup for each combination. Raises UsageError for one that cannot be had."""
     setups = []
     for n in threads:
-        if n is not None and not 1 <= n <= n_processors():
-            raise UsageError(f"--threads is {n}", f"this machine has {n_processors()} processors")
+        if n is not None and not 1 <= n <= cpu_count():
+            raise UsageError(f"--threads is {n}", f"this machine has {cpu_count()} processors")
     for kind, held, n in product(kinds, weights, threads):
         bundle = load(path)
         arrays = dict(bundle.arrays)  # those of the bundle go over to the engine
         engine = open_engine(bundle, device=device, threads=n, weights=held, kind=kind)
         place = "cpu" if engine.name == "kernels" else _torch_device(engine)
         narrow = engine.name == "torch" and engine.stored == "bfloat16"
-        n_threads = n or n_processors()
+        n_threads = n or cpu_count()
         tokens = random_tokens(bundle.config.vocab_size, engine.context_length, seed=seed)
         setups.append(
             Setup(
@@ -68,7 +75,7 @@ def open_setups(
                 threads=n_threads,
                 device=place,
                 context_length=engine.context_length,
-                arm=EngineArm(engine, tokens, threads=n_threads),
+                arm=EngineBackend(engine, tokens, threads=n_threads),
                 work=work_of(bundle.config, arrays, engine.stored, narrow_cache=narrow),
                 limits=None,
             )
@@ -79,7 +86,7 @@ def open_setups(
 def with_limits(setups: Sequence[Setup]) -> list[Setup]:
     """With the machine's limits measured, or measured again: the better ones are kept, since
     something else may have run."""
-    from tgen.benchmark.limits import measure_limits  # torch is loaded only for this
+    from tgen.benchmark.peak_rates import measure_limits  # torch is loaded only for this
 
     measured: dict[tuple[object, ...], Limits] = {}
     found = []
@@ -105,7 +112,7 @@ def with_limits(setups: Sequence[Setup]) -> list[Setup]:
 
 def sweep(
     setups: Sequence[Setup],
-    tests: Sequence[Test],
+    tests: Sequence[Workload],
     *,
     trials: int,
     progress: Callable[[float], None] = lambda _: None,
@@ -113,7 +120,7 @@ def sweep(
     """Every test of every setup, in turns."""
     pairs = [(i, test) for i in range(len(setups)) for test in tests]
     rounds: list[list[Trial]] = []
-    yardstick, yards = Yardstick(max(setup.threads for setup in setups)), []
+    yardstick, yards = MachineProbe(max(setup.threads for setup in setups)), []
     for found in measure([(setups[i].arm, test) for i, test in pairs], trials=trials):
         rounds.append(found)
         yards.append(yardstick.seconds())
@@ -128,9 +135,9 @@ def sweep(
 
 def compare_arms(
     setup: Setup,
-    peer: Arm,
+    peer: Backend,
     name: str,
-    tests: Sequence[Test],
+    tests: Sequence[Workload],
     *,
     trials: int,
     progress: Callable[[float], None] = lambda _: None,
@@ -168,7 +175,7 @@ def check_trials(trials: int) -> None:
 
 
 def _report(
-    setup: Setup, test: Test, trials: Sequence[Trial], yards: Sequence[float] = ()
+    setup: Setup, test: Workload, trials: Sequence[Trial], yards: Sequence[float] = ()
 ) -> ThroughputReport:
     least = None if setup.limits is None else setup.work.least(test, setup.limits)
     return throughput_report(
@@ -182,7 +189,7 @@ def _report(
     )
 
 
-def largest_difference(arm: EngineArm, peer: Peer, test: Test) -> float:
+def largest_difference(arm: EngineBackend, peer: Peer, test: Workload) -> float:
     """Of a peer's logits from ours, after a test's prompt, or its first token."""
     for one in (arm, peer):
         one.prepare(test)

@@ -21,7 +21,7 @@ _REST = 0.25  # seconds, until the threads of the arm before have stopped lookin
 
 
 @dataclass(frozen=True, kw_only=True)
-class Test:
+class Workload:
     """What is timed."""
 
     n_prompt: int = 0
@@ -55,15 +55,15 @@ class Test:
             )
 
 
-class Arm(Protocol):
+class Backend(Protocol):
     """Something with the model loaded that a test can be run on. Nothing else is in the clock."""
 
     runs_on: str  # arms that run on the same have the same threads
 
-    def prepare(self, test: Test) -> None:
+    def prepare(self, test: Workload) -> None:
         """Leaves `test.batch` rows that hold `n_depth` tokens each."""
 
-    def prompt(self, test: Test) -> None:
+    def prompt(self, test: Workload) -> None:
         """Reads `n_prompt` tokens into each row, until the logits that follow are there."""
 
     def step(self) -> None:
@@ -74,7 +74,7 @@ class Arm(Protocol):
         """Bytes of keys and values held; None: not known."""
 
 
-class EngineArm:
+class EngineBackend:
     """An engine of ours."""
 
     def __init__(
@@ -85,7 +85,7 @@ class EngineArm:
         self._logits: Logits = np.zeros((1, 0), np.float32)
         self.runs_on = engine.name
 
-    def prepare(self, test: Test) -> None:
+    def prepare(self, test: Workload) -> None:
         """What is there already of the depth stays."""
         if self.engine.name == "torch":  # which has one number of threads for all
             from tgen.model.device import set_threads
@@ -97,7 +97,7 @@ class EngineArm:
                 self._extend(test.n_depth)
         self.engine.rewind([test.n_depth] * test.batch)
 
-    def prompt(self, test: Test) -> None:
+    def prompt(self, test: Workload) -> None:
         """In one call."""
         self._extend(test.n_prompt)
 
@@ -138,12 +138,12 @@ class Trial:
         return (self.prompt + self.steps) / 1e9
 
 
-def measure(tests: Sequence[tuple[Arm, Test]], *, trials: int) -> Iterator[list[Trial]]:
+def measure(tests: Sequence[tuple[Backend, Workload]], *, trials: int) -> Iterator[list[Trial]]:
     """Rounds of one trial of each test, in the order of `tests`; the first, which warms up, is not
     among them but takes its time. Raises UsageError for fewer than one."""
     if trials < 1:
         raise UsageError(f"-r is {trials}", "at least one trial is needed")
-    before: Arm | None = None
+    before: Backend | None = None
     for number in range(-1, trials):
         found: dict[int, Trial] = {}
         order = list(range(len(tests)))
@@ -157,7 +157,7 @@ def measure(tests: Sequence[tuple[Arm, Test]], *, trials: int) -> Iterator[list[
             yield [found[i] for i in order]
 
 
-def _warm(arm: Arm, test: Test) -> None:
+def _warm(arm: Backend, test: Workload) -> None:
     """What a rest has let cool down: caches, clocks, threads that sleep."""
     arm.prepare(test)
     if test.n_prompt:
@@ -166,7 +166,7 @@ def _warm(arm: Arm, test: Test) -> None:
         arm.step()
 
 
-def run(arm: Arm, test: Test) -> Trial:
+def run(arm: Backend, test: Workload) -> Trial:
     """One trial."""
     arm.prepare(test)
     begin = time.perf_counter_ns()

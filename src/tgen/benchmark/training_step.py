@@ -22,13 +22,13 @@ import torch
 from tgen.benchmark.memory import peak_memory_bytes
 from tgen.benchmark.statistics import timing
 from tgen.config import ModelConfig, TrainConfig
-from tgen.corpus import TokenStore
+from tgen.corpus import TokenDataset
 from tgen.errors import UsageError
 from tgen.model.device import choose_device, memory_bytes, set_threads
 from tgen.reports import TrainingStepReport, TrialReport
 from tgen.training.loop import train
-from tgen.training.memory import check_memory
-from tgen.training.shape import flops_per_token
+from tgen.training.plan.memory_check import check_memory
+from tgen.training.plan.model_size import flops_per_token
 from tgen.training.state import new_state
 
 _ENDLESS = 1 << 40  # steps
@@ -52,12 +52,12 @@ class Run:
         return self.state.progress.step - before
 
 
-def random_text(model: ModelConfig, config: TrainConfig) -> TokenStore:
+def random_text(model: ModelConfig, config: TrainConfig) -> TokenDataset:
     """Tokens drawn from the whole vocabulary, to be learnt in windows of the whole context."""
     kind = np.uint16 if model.vocab_size <= 1 << 16 else np.uint32
     n = max(_TOKENS, 2 * model.context_length)
     random = np.random.default_rng(config.seed)
-    return TokenStore(
+    return TokenDataset(
         train=random.integers(model.vocab_size, size=n, dtype=kind),
         held_out=np.zeros(0, kind),
         held_out_bytes=0,

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tgen.checkpoint import chat_template
-from tgen.checkpoint.chat_template import REMEDY
+from tgen.checkpoint.hf import chat_template
+from tgen.checkpoint.hf.chat_template import REMEDY
 from tgen.errors import ModelError
 
 _LONGEST = 1 << 20  # characters

@@ -8,20 +8,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tgen import files
-from tgen.checkpoint import (
-    chat_template,
-    directory,
-    families,
-    gguf_file,
-    gguf_tokenizer,
-    tensors,
-)
-from tgen.checkpoint.directory import WEIGHTS, ModelBundle
+from tgen.checkpoint import model_dir, safetensors_file
 from tgen.checkpoint.dtypes import Array, Dtype, cast, dtype_of
-from tgen.checkpoint.gguf import GgufType, check, require_package, write_gguf
-from tgen.checkpoint.ngrams import FILE as NGRAMS
+from tgen.checkpoint.gguf import header, tokenizer
+from tgen.checkpoint.gguf.writer import GgufType, check, require_package, write_gguf
+from tgen.checkpoint.hf import chat_template, tensor_names
+from tgen.checkpoint.model_dir import WEIGHTS, ModelBundle
+from tgen.checkpoint.ngram_tables import FILE as NGRAMS
 from tgen.errors import ModelError, UsageError
+from tgen.storage import files
 
 TYPES: dict[str, GgufType] = {
     "f32": "float32",
@@ -86,7 +81,7 @@ def to_gguf(
     check(bundle.config)
     described = _described(bundle.path)
     end = bundle.tokenizer.end_of_text
-    vocabulary = gguf_tokenizer.to_fields(
+    vocabulary = tokenizer.to_fields(
         bundle.tokenizer,
         bundle.config.vocab_size,
         ends=sorted(bundle.end_ids, key=lambda i: (i != end, i)),
@@ -119,12 +114,14 @@ def to_transformers(
     A tensor that is larger has a shard of its own. Raises ModelError for numbers that are too large
     for `dtype`.
     """
-    arrays = families.to_layout(bundle.config, bundle.arrays)
+    arrays = tensor_names.to_layout(bundle.config, bundle.arrays)
     shards = _shards(arrays, _ITEM_BYTES[dtype], max_shard_bytes)
     with files.staged(out.resolve()) as place:
         done, total = 0, sum(array.size for array in arrays.values())
         for file, names in shards.items():
-            content = tensors.serialise_weights({n: cast(n, arrays[n], dtype) for n in names})
+            content = safetensors_file.serialize_weights(
+                {n: cast(n, arrays[n], dtype) for n in names}
+            )
             files.put_into(place, file, content)
             done += sum(arrays[name].size for name in names)
             progress(done / total)
@@ -166,7 +163,7 @@ def _index(shards: Mapping[str, list[str]], n_numbers: int, dtype: Dtype) -> byt
 def _descriptions(bundle: ModelBundle, dtype: Dtype) -> dict[str, bytes]:
     """All files but the weights: the model's own, but for the type in its config."""
     if bundle.path.is_file():
-        texts = directory.descriptions(bundle.config, bundle.tokenizer)
+        texts = model_dir.descriptions(bundle.config, bundle.tokenizer)
         described: dict[str, Any] = json.loads(texts["config.json"])
         template = _chat_template(bundle.path)
         if template:
@@ -186,7 +183,7 @@ def _descriptions(bundle: ModelBundle, dtype: Dtype) -> dict[str, bytes]:
 
 def _described(path: Path) -> dict[str, Any]:
     """config.json's content; for a GGUF file nothing, since its tokenizer says the same."""
-    return {} if path.is_file() else directory.read_json(path / "config.json")
+    return {} if path.is_file() else model_dir.read_json(path / "config.json")
 
 
 def _chat_template(path: Path) -> str | None:
@@ -214,7 +211,7 @@ def _not_of_a_model(path: Path) -> list[str]:
             if not entry.is_file() or (entry.name not in known and entry.suffix != ".safetensors")
         ]
     try:
-        gguf_file.read_header(path)
+        header.read_header(path)
     except ModelError:
         return ["it is no GGUF file"]
     return []

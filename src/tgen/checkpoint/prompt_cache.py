@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen import files
-from tgen.checkpoint import tensors
+from tgen.checkpoint import safetensors_file
 from tgen.config import ModelConfig, StoredAs
 from tgen.errors import ModelError, TgenError, UsageError
+from tgen.storage import files
 
 VERSION = 1  # of the file, and of how keys and values are computed
 _ANOTHER = "write another with --save-cache"
@@ -52,13 +52,13 @@ def save(path: Path, arrays: Mapping[str, NDArray[Any]], owner: Owner) -> None:
         "sha256": _digest(arrays),
     }
     kept = {name: np.frombuffer(text, np.uint8) for name, text in labels.items()}
-    files.publish(path.resolve(), tensors.serialise({**arrays, **kept}))
+    files.publish(path.resolve(), safetensors_file.serialize({**arrays, **kept}))
 
 
 def load(path: Path, config: ModelConfig, owner: Owner) -> dict[str, NDArray[Any]]:
     """What `save` wrote; raises ModelError if it is of another model, or damaged."""
     header = _header(path)
-    kept = tensors.read(path, {name: header[name] for name in _LABELS})
+    kept = safetensors_file.read(path, {name: header[name] for name in _LABELS})
     labels = {name: kept[name].tobytes()[:1000] for name in _LABELS}
     if labels["model"] != f"{VERSION} {owner.digest}".encode():
         name = os.fsdecode(labels["name"])
@@ -75,15 +75,15 @@ def load(path: Path, config: ModelConfig, owner: Owner) -> dict[str, NDArray[Any
     shape = (config.n_layers, config.n_kv_heads, n, config.head_dim)
     if n > config.context_length or {header["keys"].shape, header["values"].shape} != {shape}:
         raise ModelError(f"{path} does not fit its model", _ANOTHER)
-    arrays = tensors.read(path, {name: header[name] for name in _KINDS})
+    arrays = safetensors_file.read(path, {name: header[name] for name in _KINDS})
     if labels["sha256"] != _digest(arrays):
         raise ModelError(f"{path} is damaged: it is not what was written", _ANOTHER)
     return arrays
 
 
-def _header(path: Path) -> dict[str, tensors.Entry]:
+def _header(path: Path) -> dict[str, safetensors_file.Entry]:
     try:
-        header = tensors.read_header(path)
+        header = safetensors_file.read_header(path)
     except ModelError as error:
         raise ModelError(error.message, _ANOTHER) from None
     kinds = {name: (entry.dtype, len(entry.shape)) for name, entry in header.items()}

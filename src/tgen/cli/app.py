@@ -16,12 +16,12 @@ from typer.exceptions import TyperException
 
 from tgen import __version__
 from tgen.cli import console, signals
-from tgen.cli.bench import bench
+from tgen.cli.bench.command import bench
 from tgen.cli.export import export
-from tgen.cli.generate import generate
-from tgen.cli.inspect import inspect
-from tgen.cli.train import train
-from tgen.distributed import first_tells, launched, ranks
+from tgen.cli.generate.command import generate
+from tgen.cli.inspect.command import inspect
+from tgen.cli.train.command import train
+from tgen.distributed import launched, rank_zero_reports, ranks
 from tgen.errors import ModelError, RankError, TgenError, UsageError, is_out_of_memory
 
 app = typer.Typer(
@@ -81,12 +81,12 @@ def _tgen(
 
 def main() -> None:
     """Runs the command line and leaves the process with its exit status."""
-    console.occupy_streams()
+    console.ensure_standard_fds()
     for stream in (sys.stdout, sys.stderr):  # what is written does not depend on the locale
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     status = run(sys.argv[1:])
-    signals.let_go()
+    signals.restore_default_handlers()
     if launched():  # torch's threads go on, may want Python once more, and would die of its end
         console.flush()
         os._exit(status)
@@ -102,36 +102,36 @@ def run(arguments: list[str]) -> int:
         result = app(arguments, prog_name="tgen", standalone_mode=False)
         console.close()
         return result if isinstance(result, int) else 0
-    except (console.ReaderGoneError, BrokenPipeError):
-        console.reader_gone()
+    except (console.StdoutClosedError, BrokenPipeError):
+        console.discard_stdout()
         return 0
     except SystemExit as stop:  # typer's own answer to a closed pipe while it shows help
-        console.reader_gone()
+        console.discard_stdout()
         return 0 if isinstance(stop.__context__, BrokenPipeError) else int(stop.code or 0)
     except RankError as error:  # it has been told
         return error.exit_status
     except TgenError as error:
-        if isinstance(error, (UsageError, ModelError)) and not first_tells():
+        if isinstance(error, (UsageError, ModelError)) and not rank_zero_reports():
             return error.exit_status
-        console.complain(error.message, error.hint)
+        console.print_error(error.message, error.hint)
         return error.exit_status
     except TyperException as error:
         return _usage(error, arguments)
     except KeyboardInterrupt:
         return 130
     except ModuleNotFoundError as error:
-        console.complain(
+        console.print_error(
             f"tgen lacks the package {error.name}", "install it again: pip install tgen-lm"
         )
         return 1
     except OSError as error:  # a full disk, a folder that may not be written
-        console.reader_gone()
+        console.discard_stdout()
         where = f": {error.filename}" if error.filename else ""
-        console.complain(f"{error.strerror}{where}", _DISK.get(error.errno or 0, ""))
+        console.print_error(f"{error.strerror}{where}", _DISK.get(error.errno or 0, ""))
         return 1
     except Exception as error:
         if is_out_of_memory(error):
-            console.complain(*_NO_MEMORY)
+            console.print_error(*_NO_MEMORY)
             return 1
         # A bug: the user sees one line, we need the traceback
         return _crash(error, debug="--debug" in arguments)
@@ -141,11 +141,11 @@ def _usage(error: TyperException, arguments: list[str]) -> int:
     message = " ".join(error.format_message().split())
     if not arguments:  # help was shown
         return 0
-    if not first_tells():
+    if not rank_zero_reports():
         return error.exit_code
     commands = ("train", "generate", "inspect", "bench", "export")
     command = next((a for a in arguments if a in commands), "")
-    console.complain(
+    console.print_error(
         message[:1].lower() + message[1:],
         f"`tgen {command} --help` lists the options".replace("  ", " "),
     )
@@ -158,7 +158,7 @@ def _crash(error: Exception, *, debug: bool) -> int:
     else:
         with tempfile.NamedTemporaryFile("w", prefix="tgen-", suffix=".log", delete=False) as log:
             traceback.print_exception(error, file=log)
-        console.complain(
+        console.print_error(
             f"internal error: {type(error).__name__}: {error}"[:300],
             f"this is a bug; the traceback is in {log.name}",
         )

@@ -55,7 +55,7 @@ def _stderr() -> TextIO | None:
     return stream
 
 
-class ReaderGoneError(Exception):
+class StdoutClosedError(Exception):
     """Whoever read stdout has closed it: there is nothing left to do, and no error."""
 
     exit_status = 0
@@ -66,7 +66,7 @@ class _Output(Console):
 
     def on_broken_pipe(self) -> None:
         """Says so, where rich would end the process."""
-        raise ReaderGoneError
+        raise StdoutClosedError
 
 
 err = Console(
@@ -76,7 +76,7 @@ out = _Output(highlight=False, markup=False, emoji=False)
 _wide = _Output(highlight=False, markup=False, emoji=False, width=1000)  # where nothing has to fit
 
 
-def occupy_streams() -> None:
+def ensure_standard_fds() -> None:
     """Puts something where stdin, stdout or stderr was closed: or the next file would be there,
     and get what a library writes to stderr."""
     for number in range(3):
@@ -114,17 +114,17 @@ def show(*things: object, wrap: bool = True) -> None:
         sys.stdout.flush()
 
 
-def note(text: str, *, quiet: bool = False) -> None:
+def print_status(text: str, *, quiet: bool = False) -> None:
     """One line of commentary."""
     if not quiet:
         err.print(text)
 
 
-def complain(message: str, hint: str = "") -> None:
+def print_error(message: str, hint: str = "") -> None:
     """What is wrong, and what to do about it, on a line each."""
-    note(f"error: {message}")
+    print_status(f"error: {message}")
     if hint:
-        note(f"hint: {hint}")
+        print_status(f"hint: {hint}")
 
 
 def close() -> None:
@@ -147,13 +147,13 @@ def _stdout_errors() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        raise ReaderGoneError from None
+        raise StdoutClosedError from None
     except OSError as error:
-        reader_gone()
+        discard_stdout()
         raise TgenError(f"stdout cannot be written: {error.strerror}") from None
 
 
-def reader_gone() -> None:
+def discard_stdout() -> None:
     """Keeps Python from complaining about stdout once more when it exits."""
     if sys.stdout is not None:
         _silence(sys.stdout)

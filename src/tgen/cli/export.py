@@ -71,8 +71,8 @@ def export(
     if to == "transformers" and out is None:
         raise UsageError("--to transformers needs --out", "name the directory to write")
     from tgen.checkpoint import export as exporting
-    from tgen.checkpoint.directory import load
-    from tgen.checkpoint.find import find_model
+    from tgen.checkpoint.model_dir import load
+    from tgen.checkpoint.model_lookup import find_model
 
     most = parse_size("--max-shard-size", max_shard_size) or exporting.MAX_SHARD_BYTES
     path = find_model(model).path
@@ -87,7 +87,7 @@ def export(
         out = Path(f"{name}-{short}.gguf")
         exporting.check_target(out, path, to_file=to == "gguf", overwrite=overwrite)
     n = sum(array.size for array in bundle.arrays.values())
-    console.note(
+    console.print_status(
         f"{path}: {bundle.config.family}, {n:,} parameters -> {out}, {to}, {short}", quiet=quiet
     )
     with console.progress("writing", quiet=quiet) as progress:
@@ -98,8 +98,8 @@ def export(
                 bundle, out, dtype=stored, max_shard_bytes=most, progress=progress
             )
     took = time.monotonic() - began
-    console.note(f"done: {_size(out) / 1e6:,.1f} MB in {out}, {took:.1f} s", quiet=quiet)
-    console.note(
+    console.print_status(f"done: {_size(out) / 1e6:,.1f} MB in {out}, {took:.1f} s", quiet=quiet)
+    console.print_status(
         f'try: tgen generate --model {shlex.quote(str(out))} --prompt "What is"', quiet=quiet
     )
 

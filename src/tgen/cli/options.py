@@ -14,7 +14,7 @@ from tgen.errors import UsageError
 
 def _model_names(incomplete: str) -> list[str]:
     """For the shell: the models that are found by name."""
-    from tgen.checkpoint.find import known_names
+    from tgen.checkpoint.model_lookup import known_names
 
     return [name for name in known_names() if name.startswith(incomplete)]
 

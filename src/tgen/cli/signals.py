@@ -9,7 +9,7 @@ from tgen import distributed
 from tgen.cli import console
 
 
-class Signals:
+class StopSignal:
     """Once the run stands, the first signal asks it to save and stop; another ends the process."""
 
     def __init__(self) -> None:
@@ -26,8 +26,10 @@ class Signals:
     def explain(self) -> None:
         """Says why nothing is there, where one came before there was something to save."""
         if self.number and not self.begun:
-            quiet = not distributed.is_first()
-            console.note("stopped before the first step: there was nothing to save", quiet=quiet)
+            quiet = not distributed.is_rank_zero()
+            console.print_status(
+                "stopped before the first step: there was nothing to save", quiet=quiet
+            )
 
     def _catch(self, number: int, frame: Any) -> None:
         del frame
@@ -46,7 +48,7 @@ def listen() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def let_go() -> None:
+def restore_default_handlers() -> None:
     """From here on a signal ends the process and says nothing: Python is on its way out."""
     for number in _not_ignored():
         signal.signal(number, signal.SIG_DFL)

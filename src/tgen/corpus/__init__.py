@@ -3,14 +3,14 @@
 paths -> documents -> train and held-out documents -> tokens -> batch(step)
 """
 
+from tgen.corpus.dataset import Batch, TokenDataset
 from tgen.corpus.documents import Corpus, Document, size, sizes
-from tgen.corpus.duplicates import shared_share
-from tgen.corpus.hold_out import Split, split
 from tgen.corpus.ngrams import ngram_tables
-from tgen.corpus.reading import read
-from tgen.corpus.thin import MAX_HELD_OUT_BYTES, thin
-from tgen.corpus.token_store import Batch, TokenStore
-from tgen.corpus.tokens import Tokenised, arrays, tokenise, tokenising
+from tgen.corpus.overlap import overlap_fraction
+from tgen.corpus.reader import read
+from tgen.corpus.subsample import MAX_HELD_OUT_BYTES, subsample
+from tgen.corpus.tokenize import TokenizedCorpus, arrays, tokenising, tokenize
+from tgen.corpus.train_val_split import Split, train_val_split
 
 __all__ = [
     "MAX_HELD_OUT_BYTES",
@@ -18,16 +18,16 @@ __all__ = [
     "Corpus",
     "Document",
     "Split",
-    "TokenStore",
-    "Tokenised",
+    "TokenDataset",
+    "TokenizedCorpus",
     "arrays",
     "ngram_tables",
+    "overlap_fraction",
     "read",
-    "shared_share",
     "size",
     "sizes",
-    "split",
-    "thin",
-    "tokenise",
+    "subsample",
     "tokenising",
+    "tokenize",
+    "train_val_split",
 ]

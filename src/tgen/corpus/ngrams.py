@@ -7,7 +7,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from tgen.stored import Array
+from tgen.storage.disk_array import Array
 
 Tokens = NDArray[np.uint16 | np.uint32]
 

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tgen import files
 from tgen.errors import CorpusError, TgenError
+from tgen.storage import files
 
 _BLOCK = 1 << 22  # bytes of stdin that are read together
 _STDIN_IN_MEMORY = 1 << 24  # bytes; what is longer goes to a temporary file

@@ -1,34 +1,34 @@
 """Ranks: the processes that torchrun starts to do one piece of work together."""
 
-from tgen.distributed.environment import Ranks, is_first, launched, ranks, share
-from tgen.distributed.exchange import (
-    agree,
-    any_of,
+from tgen.distributed.collectives import (
+    all_gather,
+    all_reduce_sum,
+    any_rank,
+    assert_same,
+    barrier,
+    broadcast,
     clock,
-    everyones,
-    from_first,
-    gathered,
-    summed,
+    gather,
     total,
-    wait_for_all,
 )
-from tgen.distributed.joining import first_tells, joined
+from tgen.distributed.environment import Ranks, is_rank_zero, launched, ranks, share
+from tgen.distributed.process_group import join_process_group, rank_zero_reports
 
 __all__ = [
     "Ranks",
-    "agree",
-    "any_of",
+    "all_gather",
+    "all_reduce_sum",
+    "any_rank",
+    "assert_same",
+    "barrier",
+    "broadcast",
     "clock",
-    "everyones",
-    "first_tells",
-    "from_first",
-    "gathered",
-    "is_first",
-    "joined",
+    "gather",
+    "is_rank_zero",
+    "join_process_group",
     "launched",
+    "rank_zero_reports",
     "ranks",
     "share",
-    "summed",
     "total",
-    "wait_for_all",
 ]

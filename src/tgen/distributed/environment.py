@@ -37,7 +37,7 @@ def launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def is_first() -> bool:
+def is_rank_zero() -> bool:
     """Whether this process is the one that shows and writes."""
     return not launched() or os.environ["RANK"] == "0"
 

@@ -8,11 +8,11 @@ from typing import Literal
 
 import numpy as np
 
-from tgen.checkpoint.directory import ModelBundle
+from tgen.checkpoint.model_dir import ModelBundle
 from tgen.config import StoredAs
 from tgen.engine.base import Engine
 from tgen.errors import UsageError
-from tgen.model.processors import n_processors
+from tgen.model.cpu_count import cpu_count
 
 EngineKind = Literal["auto", "kernels", "torch"]
 # What Linux shows of a GPU that torch can use: NVIDIA's, AMD's, and those inside WSL.
@@ -80,23 +80,23 @@ def missing_kernels() -> str | None:
     if sys.platform == "win32":
         return "they need Linux or macOS"
     try:
-        if not kernels_are_kept():
+        if not kernels_cached():
             import numba  # noqa: F401
     except ImportError as error:
         return str(error)
     return None
 
 
-def kernels_are_kept() -> bool:
+def kernels_cached() -> bool:
     """Whether the kernels were compiled before; if not, the first engine takes some seconds."""
-    from tgen.engine.cpu.compiled import kept
+    from tgen.engine.cpu.kernel_cache import kept
 
     return kept()
 
 
 def compile_kernels() -> None:
     """Compiles what is not kept yet, some seconds long."""
-    from tgen.engine.cpu.compiled import kernels
+    from tgen.engine.cpu.kernel_cache import kernels
 
     kernels()
 
@@ -107,7 +107,7 @@ def _cpu_engine(bundle: ModelBundle, threads: int | None, weights: StoredAs | No
     return CpuEngine(
         bundle.config,
         bundle.arrays,
-        n_threads=min(threads or n_processors(), n_processors()),  # more would only wait
+        n_threads=min(threads or cpu_count(), cpu_count()),  # more would only wait
         stored=weights or _as_stored(bundle),
     )
 

@@ -20,7 +20,7 @@ class PromptCache(NamedTuple):
     values: Floats
 
 
-def n_alike(a: Sequence[int], b: Sequence[int]) -> int:
+def common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
     """How many tokens two texts begin with alike."""
     pairs = zip(a, b, strict=False)
     return next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))

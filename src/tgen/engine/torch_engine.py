@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tgen.config import StoredAs
 from tgen.engine.base import Floats, Logits, lengths_after
-from tgen.engine.captured_step import Stepper
+from tgen.engine.cuda_graph import GraphedStep
 from tgen.model.kv_cache import KVCache
 from tgen.model.transformer import Transformer
 
@@ -39,7 +39,7 @@ class TorchEngine:
             cache_enabled=False,  # a graph must not read casts that will be freed
         )
         self._cache = KVCache(model.config, 1, device=weight.device, dtype=weight.dtype)
-        self._stepper = Stepper(model, self._cache)
+        self._stepper = GraphedStep(model, self._cache)
 
     @property
     def context_length(self) -> int:

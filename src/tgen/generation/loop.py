@@ -17,22 +17,22 @@ from typing import NamedTuple
 import numpy as np
 
 from tgen.config import SamplingConfig
-from tgen.engine.base import Engine, Logits, PromptCache, n_alike, reset
-from tgen.generation.drafts import Drafts
-from tgen.generation.draw import draw, row_seed
-from tgen.generation.row import Request, Row, window_start
-from tgen.generation.rules import Rules
-from tgen.generation.thoughts import Pick, at, reports
-from tgen.generation.vocabulary import Vocabulary
+from tgen.engine.base import Engine, Logits, PromptCache, common_prefix_length, reset
+from tgen.generation.logits_processors import LogitsProcessors
+from tgen.generation.logprobs import Pick, at, reports
+from tgen.generation.ngram_drafter import NgramDrafter
+from tgen.generation.sampling import row_seed, sample
+from tgen.generation.sequence import Request, SequenceState, window_start
+from tgen.generation.token_bytes import Vocabulary
 from tgen.reports import Removed, Token
 
 _MOST_RULES = 1000  # kept for rows to come
 
 # Gives the next request. None: there is none now, or, if the caller can wait, there is no more.
-Waiting = Callable[[bool], Request | None]
+RequestSource = Callable[[bool], Request | None]
 
 
-def in_turn(requests: Iterable[Request]) -> Waiting:
+def in_turn(requests: Iterable[Request]) -> RequestSource:
     """Gives one after another of those that are known."""
     left = iter(requests)
     return lambda _: next(left, None)
@@ -45,7 +45,7 @@ def generate(
     sampling: SamplingConfig,
     stop: Collection[int] = (),
     kv_cache: bool = True,
-    drafts: Drafts | None = None,
+    drafts: NgramDrafter | None = None,
     prompt_cache: PromptCache | None = None,
 ) -> Iterator[Token]:
     """Yields the Tokens of all rows; a row ends with a token of `stop`, or as `sampling` says.
@@ -69,12 +69,12 @@ def generate(
 
 def generate_rows(
     engine: Engine,
-    waiting: Waiting,
+    waiting: RequestSource,
     *,
     n_rows: int,
     vocabulary: Vocabulary,
     kv_cache: bool = True,
-    drafts: Drafts | None = None,
+    drafts: NgramDrafter | None = None,
     prompt_cache: PromptCache | None = None,
 ) -> Iterator[Token]:
     """Yields the Tokens of all requests, `n_rows` at a time; a row is numbered as it comes.
@@ -84,11 +84,11 @@ def generate_rows(
     same engine computes each row's whole window again for every token, and nothing is guessed. A
     request for no tokens has none.
     """
-    rules: dict[SamplingConfig, Rules] = {}
-    rows: list[Row] = []
+    rules: dict[SamplingConfig, LogitsProcessors] = {}
+    rows: list[SequenceState] = []
     number = 0
     while True:
-        new: list[Row] = []
+        new: list[SequenceState] = []
         while len(rows) + len(new) < n_rows:
             request = waiting(not rows and not new)
             if request is None:
@@ -96,10 +96,10 @@ def generate_rows(
             if len(rules) > _MOST_RULES:
                 rules = {row.sampling: row.rules for row in (*rows, *new)}
             if request.sampling not in rules:
-                rules[request.sampling] = Rules(request.sampling, vocabulary)
+                rules[request.sampling] = LogitsProcessors(request.sampling, vocabulary)
             rule = rules[request.sampling]
             if request.sampling.max_new_tokens:
-                new.append(Row(number, request, vocabulary, rule, engine.context_length))
+                new.append(SequenceState(number, request, vocabulary, rule, engine.context_length))
             number += 1
         if new:
             _admit(engine, rows, new, prompt_cache, kv_cache=kv_cache)
@@ -117,7 +117,7 @@ def generate_rows(
 
 def begin_with(engine: Engine, tokens: Sequence[int], cache: PromptCache | None) -> int:
     """Leaves one row with as many of the first tokens as the cache has; how many they are."""
-    n = n_alike(tokens, cache.tokens) if cache else 0
+    n = common_prefix_length(tokens, cache.tokens) if cache else 0
     if cache and n:
         engine.restore(cache.keys[:, :, :n], cache.values[:, :, :n])
     else:
@@ -126,7 +126,12 @@ def begin_with(engine: Engine, tokens: Sequence[int], cache: PromptCache | None)
 
 
 def _admit(
-    engine: Engine, rows: list[Row], new: list[Row], cache: PromptCache | None, *, kv_cache: bool
+    engine: Engine,
+    rows: list[SequenceState],
+    new: list[SequenceState],
+    cache: PromptCache | None,
+    *,
+    kv_cache: bool,
 ) -> None:
     """Gives new rows places in the engine, samples of one prompt a common one, with what can be had
     of their beginnings without computing it."""
@@ -150,11 +155,13 @@ def _admit(
         row.place = n_old + prompts.index(row.text)
 
 
-def _n_held(row: Row, prompt: list[int], context_length: int) -> int:
+def _n_held(row: SequenceState, prompt: list[int], context_length: int) -> int:
     """How many tokens of a prompt a row holds."""
     if row.start or len(prompt) > context_length:  # one has slid
         return 0
-    return min(n_alike(prompt, row.text), len(row.text) - 1)  # behind that there may be guesses
+    return min(
+        common_prefix_length(prompt, row.text), len(row.text) - 1
+    )  # behind that there may be guesses
 
 
 def _begin(
@@ -164,16 +171,16 @@ def _begin(
     if not share or max(map(len, texts)) > engine.context_length:  # one that slid shares nothing
         reset(engine, 1)
         return
-    n_shared = min(n_alike(min(texts), max(texts)), min(map(len, texts)) - 1)
+    n_shared = min(common_prefix_length(min(texts), max(texts)), min(map(len, texts)) - 1)
     shared = texts[0][:n_shared]  # each has at least one token more
     n = begin_with(engine, shared, cache)
     if len(texts) > 1 and n < n_shared:
         engine.extend([shared[n:]])
 
 
-def _settle(engine: Engine, rows: list[Row]) -> list[Row]:
+def _settle(engine: Engine, rows: list[SequenceState]) -> list[SequenceState]:
     """Gives every row a place of its own, and moves as few as can be."""
-    settled: dict[int, Row] = {}
+    settled: dict[int, SequenceState] = {}
     others = []
     for row in rows:
         if row.place < len(rows) and row.place not in settled:
@@ -192,7 +199,7 @@ def _settle(engine: Engine, rows: list[Row]) -> list[Row]:
 
 
 def _step(
-    engine: Engine, rows: list[Row], drafts: Drafts | None, *, kv_cache: bool
+    engine: Engine, rows: list[SequenceState], drafts: NgramDrafter | None, *, kv_cache: bool
 ) -> tuple[list[Pick], Logits]:
     """One pass, and what is picked by it."""
     first = {row.place: row for row in reversed(rows)}  # a place's rows are alike up to here
@@ -206,7 +213,7 @@ def _step(
     return _pick(logits, rows, guesses), logits
 
 
-def _prepare(engine: Engine, rows: list[Row], *, kv_cache: bool) -> list[list[int]]:
+def _prepare(engine: Engine, rows: list[SequenceState], *, kv_cache: bool) -> list[list[int]]:
     """Rewinds rows that slid (or, uncached, all) and wrong guesses; what each row needs next."""
     held = engine.lengths
     for place, row in enumerate(rows):
@@ -218,29 +225,33 @@ def _prepare(engine: Engine, rows: list[Row], *, kv_cache: bool) -> list[list[in
     return [row.text[row.start + held[place] :] for place, row in enumerate(rows)]
 
 
-def _guess(drafts: Drafts, row: Row, context_length: int, *, n_rows: int) -> list[int]:
+def _guess(
+    drafts: NgramDrafter, row: SequenceState, context_length: int, *, n_rows: int
+) -> list[int]:
     room = min(row.start + context_length, row.longest - 1) - len(row.text)
-    return drafts.guess(row.number, row.text, n_rows=n_rows, most=room)
+    return drafts.propose(row.number, row.text, n_rows=n_rows, most=room)
 
 
 def _extend(engine: Engine, new: list[list[int]], guesses: list[list[int]]) -> Logits:
     """Logits after each row's last token and after each of its guesses, (N, V)."""
     if not any(guesses):
         return engine.extend(new)
-    tokens = [last + guess for last, guess in zip(new, guesses, strict=True)]
+    tokens = [last + propose for last, propose in zip(new, guesses, strict=True)]
     return np.concatenate(engine.extend(tokens, every_position=True))
 
 
 class _Turn(NamedTuple):
     """A row and the place of the logits that say what follows it."""
 
-    row: Row
+    row: SequenceState
     place: int
 
 
-def _pick(logits: Logits, rows: list[Row], guesses: list[list[int]]) -> list[Pick]:
+def _pick(logits: Logits, rows: list[SequenceState], guesses: list[list[int]]) -> list[Pick]:
     """Lengthens each row by what the sampler picks, once more after each guess that was right."""
-    expected = [guess for guessed in guesses for guess in (*guessed, None)]  # a place of the logits
+    expected = [
+        propose for guessed in guesses for propose in (*guessed, None)
+    ]  # a place of the logits
     firsts = list(accumulate((len(guessed) + 1 for guessed in guesses), initial=0))
     going = [_Turn(row, firsts[row.place]) for row in rows]
     picks: list[Pick] = []
@@ -263,7 +274,7 @@ def _pick(logits: Logits, rows: list[Row], guesses: list[list[int]]) -> list[Pic
 def _draw(logits: Logits, turns: list[_Turn]) -> list[tuple[int, list[Removed]]]:
     """A token for each row, and what was removed before; rows that are drawn alike, together."""
     drawn: list[tuple[int, list[Removed]]] = [(0, []) for _ in turns]
-    alike: dict[Rules, list[int]] = {}
+    alike: dict[LogitsProcessors, list[int]] = {}
     for i, turn in enumerate(turns):
         alike.setdefault(turn.row.rules, []).append(i)
     for members in alike.values():
@@ -275,7 +286,7 @@ def _draw(logits: Logits, turns: list[_Turn]) -> list[tuple[int, list[Removed]]]
             for values, turn in zip(asked, some, strict=True):
                 turn.row.rule(values)
         explanations: list[list[Removed]] = [[] for _ in some if sampling.explain]
-        tokens = draw(
+        tokens = sample(
             asked,
             sampling,
             seeds=[turn.row.sampling.seed for turn in some],

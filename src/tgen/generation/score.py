@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from tgen.engine.base import Engine, reset
-from tgen.generation.row import window_start
-from tgen.generation.truncation import softmax
+from tgen.generation.samplers import softmax
+from tgen.generation.sequence import window_start
 
 
-def surprise(engine: Engine, ids: Sequence[int]) -> float:
+def total_nll(engine: Engine, ids: Sequence[int]) -> float:
     """Nats of all ids but the first, which begins the text.
 
     Past the context every token is predicted from at least the half before it.

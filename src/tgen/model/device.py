@@ -6,7 +6,7 @@ import torch
 
 from tgen import distributed
 from tgen.errors import UsageError
-from tgen.model.processors import n_processors
+from tgen.model.cpu_count import cpu_count
 
 Device = torch.device
 
@@ -60,7 +60,7 @@ def torch_version() -> str:
     return str(torch.__version__)
 
 
-def what_computes(device: Device) -> dict[str, str | int]:
+def describe_device(device: Device) -> dict[str, str | int]:
     """What the last bits of results depend on."""
     return {
         "torch": torch_version(),
@@ -74,9 +74,9 @@ def set_threads(n: int | None) -> None:
     """Limits the processor threads that torch uses, to those there are; None: its own choice, or
     this rank's share of them."""
     if n is None and distributed.launched():  # torchrun says 1
-        n = n_processors(shared_by=distributed.ranks().local_world_size)
+        n = cpu_count(shared_by=distributed.ranks().local_world_size)
     if n is not None:
-        torch.set_num_threads(min(n, n_processors()))
+        torch.set_num_threads(min(n, cpu_count()))
 
 
 def n_threads() -> int:

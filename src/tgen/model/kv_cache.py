@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tgen.config import ModelConfig
-from tgen.model.positions import visible
+from tgen.model.attention_mask import causal_mask
 
 
 class KVCache:
@@ -47,9 +47,9 @@ class KVCache:
             self._positions, positions = None, first + new  # (T,)
             if all_near and (first == 0 or n_new == 1):
                 return positions, None
-            return positions, visible(positions, end, self.window)
+            return positions, causal_mask(positions, end, self.window)
         self._positions = torch.tensor(self._start, device=device)[:, None] + new  # (B, T)
-        return self._positions, visible(self._positions, end, self.window)[:, None]
+        return self._positions, causal_mask(self._positions, end, self.window)[:, None]
 
     def reserve(self, n: int) -> None:
         """Makes room for rows of `n` tokens."""

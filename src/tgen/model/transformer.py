@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tgen.config import ModelConfig
+from tgen.model.attention_mask import document_mask, in_order, rotate
 from tgen.model.dropout import Dropout
 from tgen.model.kv_cache import KVCache
-from tgen.model.position_tables import rotary_tables, sinusoid
-from tgen.model.positions import in_order, rotate, within_documents
+from tgen.model.rope import rotary_tables, sinusoid
 
 
 class Recorder(Protocol):
@@ -36,7 +36,7 @@ class Recorder(Protocol):
         up to the query; mixed (B, H, T, D)."""
 
 
-class Carried(NamedTuple):
+class ForwardContext(NamedTuple):
     """What goes through all blocks beside the vectors."""
 
     rope: tuple[Tensor, Tensor] | None  # cos and sin of the positions, broadcast to (B, H, T, D/2)
@@ -110,7 +110,7 @@ class CausalSelfAttention(nn.Module):
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
         self.dropout = dropout
 
-    def forward(self, x: Tensor, carried: Carried) -> Tensor:
+    def forward(self, x: Tensor, carried: ForwardContext) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
         B, T, _ = x.shape
         q, k, v = self.qkv_proj(x).split(self.sizes, dim=-1)
@@ -170,7 +170,7 @@ class Block(nn.Module):
         self.feed_forward_norm = make_norm(config)
         self.feed_forward = FeedForward(config, dropout)
 
-    def forward(self, x: Tensor, carried: Carried) -> Tensor:
+    def forward(self, x: Tensor, carried: ForwardContext) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
         if self.post_norm:
             x = self.attention_norm(x + self.attention(x, carried))
@@ -252,7 +252,7 @@ class Transformer(nn.Module):
         elif documents is None:
             positions, mask = in_order(T, self.config.sliding_window, tokens.device)
         else:
-            positions, mask = within_documents(documents, self.config.sliding_window)
+            positions, mask = document_mask(documents, self.config.sliding_window)
         # Padding behind a shorter row may pass the context's end; its results are thrown away.
         positions = positions.clamp(max=self.config.context_length - 1)  # (T,) or (B, T)
         x = self.token_embedding(tokens)  # (B, T, C)
@@ -266,7 +266,7 @@ class Transformer(nn.Module):
             x = x + self.sinusoid[positions]
         x = self.dropout(x)
         for block in self.blocks:
-            x = block(x, Carried(rope, mask, cache, recorder))
+            x = block(x, ForwardContext(rope, mask, cache, recorder))
         out: Tensor = self.final_norm(x)
         return out
 

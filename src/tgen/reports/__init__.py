@@ -3,7 +3,21 @@
 The terminal is one reader of these, `--json` another, tests a third.
 """
 
-from tgen.reports.as_json import json_record, json_text, json_value
+from tgen.reports.benchmark import (
+    Difference,
+    EndToEndReport,
+    Growth,
+    Interval,
+    LengthReport,
+    Limits,
+    Machine,
+    PrecisionReport,
+    ThroughputReport,
+    Timing,
+    TrainingStepReport,
+    TrialReport,
+    Verdict,
+)
 from tgen.reports.generation import Finish, Removed, Token
 from tgen.reports.inspection import (
     CLEAR,
@@ -22,31 +36,17 @@ from tgen.reports.inspection import (
     TokenReport,
     WhyReport,
 )
-from tgen.reports.measuring import (
-    Difference,
-    EndToEndReport,
-    Growth,
-    Interval,
-    LengthReport,
-    Limits,
-    Machine,
-    PrecisionReport,
-    ThroughputReport,
-    Timing,
-    TrainingStepReport,
-    TrialReport,
-    Verdict,
-)
+from tgen.reports.to_json import json_record, json_text, json_value
 from tgen.reports.training import (
-    BackReport,
     Choice,
     DoneReport,
     EvalReport,
     EventsReport,
-    MemorisationReport,
+    MemorizationReport,
     PlanReport,
     PreparingReport,
     RankMemory,
+    RollbackReport,
     RunReport,
     SampleReport,
     SavingReport,
@@ -58,7 +58,6 @@ from tgen.reports.training import (
 __all__ = [
     "CLEAR",
     "AttentionReport",
-    "BackReport",
     "Check",
     "Choice",
     "Contribution",
@@ -77,7 +76,7 @@ __all__ = [
     "Limits",
     "Machine",
     "Matrix",
-    "MemorisationReport",
+    "MemorizationReport",
     "ModelSummary",
     "PlanReport",
     "PositionsReport",
@@ -86,6 +85,7 @@ __all__ = [
     "PreparingReport",
     "RankMemory",
     "Removed",
+    "RollbackReport",
     "RolloutReport",
     "RunReport",
     "SampleReport",

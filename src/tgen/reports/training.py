@@ -132,7 +132,7 @@ class SampleReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BackReport:
+class RollbackReport:
     """The run goes on from an earlier state of its own."""
 
     step: int  # of that state
@@ -160,7 +160,7 @@ class EventsReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemorisationReport:
+class MemorizationReport:
     """Whether a model writes or recites."""
 
     longest_run_bytes: int  # that its samples share with the training text
@@ -191,10 +191,10 @@ RunReport = (
     | StepReport
     | EvalReport
     | SampleReport
-    | BackReport
+    | RollbackReport
     | SavingReport
     | EventsReport
-    | MemorisationReport
+    | MemorizationReport
     | DoneReport
 )
 

@@ -6,7 +6,7 @@ The newest state and the best weights are on disk whenever an EvalReport or the 
 unless a SavingReport said that the disk refused them. The run's directory is locked before torch is
 imported.
 
-Of ranks that share a run, inside `distributed.joined`, each iterates over it; the first owns the
+Of ranks that share a run, inside `distributed.join_process_group`, each iterates over it; the first owns the
 directory, and is the only one to write there.
 """
 
@@ -15,8 +15,15 @@ from collections.abc import Callable, Iterator
 from tgen import distributed
 from tgen.errors import UsageError
 from tgen.reports import PlanReport, RunReport
-from tgen.runs.owner import check_begun, check_free, check_launched, held_back, may_be_owned, owned
 from tgen.runs.request import ResumeRequest, RunRequest
+from tgen.runs.run_lock import (
+    check_begun,
+    check_free,
+    check_launched,
+    defer_signals,
+    may_be_owned,
+    run_lock,
+)
 
 __all__ = ["ResumeRequest", "RunRequest", "dry_run", "resume", "start"]
 
@@ -29,15 +36,15 @@ def start(
     Raises CorpusError, UsageError, TrainingError, LockedError.
     """
     check_launched(request.parallel)
-    if distributed.is_first() and not may_be_owned(request.out):  # or its owner is named first
+    if distributed.is_rank_zero() and not may_be_owned(request.out):  # or its owner is named first
         check_free(request.out, overwrite=request.overwrite)
-    with owned(request.out):
-        if distributed.is_first():
+    with run_lock(request.out):
+        if distributed.is_rank_zero():
             check_free(request.out, overwrite=request.overwrite)
-        with held_back():
-            from tgen.runs import sitting
+        with defer_signals():
+            from tgen.runs import session
 
-        yield from sitting.start(request, stopped=stopped)
+        yield from session.start(request, stopped=stopped)
 
 
 def resume(
@@ -50,11 +57,11 @@ def resume(
     """
     check_launched(request.parallel)
     check_begun(request.out)
-    with owned(request.out):
-        with held_back():
-            from tgen.runs import sitting
+    with run_lock(request.out):
+        with defer_signals():
+            from tgen.runs import session
 
-        yield from sitting.resume(request, stopped=stopped)
+        yield from session.resume(request, stopped=stopped)
 
 
 def dry_run(request: RunRequest) -> PlanReport:
@@ -63,7 +70,7 @@ def dry_run(request: RunRequest) -> PlanReport:
     if distributed.ranks().world_size > 1:
         raise UsageError("--dry-run on several ranks", "leave torchrun away: --ranks N plans for N")
     check_free(request.out, overwrite=True)
-    with held_back():
-        from tgen.runs import sitting
+    with defer_signals():
+        from tgen.runs import session
 
-    return sitting.dry_run(request)
+    return session.dry_run(request)

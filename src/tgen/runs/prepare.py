@@ -8,30 +8,30 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tgen import corpus, distributed
-from tgen.checkpoint import directory
-from tgen.checkpoint.find import find_model
+from tgen.checkpoint import model_dir
+from tgen.checkpoint.model_lookup import find_model
 from tgen.config import TrainConfig
 from tgen.errors import CorpusError, UsageError
 from tgen.model.device import Device, choose_device, memory_bytes, n_threads, set_threads
 from tgen.reports import Choice, PlanReport, PreparingReport
-from tgen.runs import ranks
-from tgen.runs.prepared import Prepared
-from tgen.runs.record import RunRecord
+from tgen.runs import rank_sync
+from tgen.runs.data import Texts, joined, split, tokenised, total
+from tgen.runs.prepared import PreparedRun
 from tgen.runs.request import RunRequest
-from tgen.runs.texts import Texts, joined, split, tokenised, total
+from tgen.runs.run_record import RunRecord
 from tgen.tokenizer import Tokenizer, make_tokenizer
-from tgen.training.baselines import ngram_bits_per_byte, xz_bits_per_byte
 from tgen.training.calibrate import measure_speed
-from tgen.training.overrides import parse_overrides
-from tgen.training.plan import (
+from tgen.training.plan.model_size import PlanInputs
+from tgen.training.plan.overrides import parse_overrides
+from tgen.training.plan.param_shapes import n_parameters
+from tgen.training.plan.plan import (
     CALIBRATION_SHARE,
     choose_tokenizer,
     make_plan,
     readable_bytes,
 )
-from tgen.training.scaling import scaling_report
-from tgen.training.shape import Facts
-from tgen.training.weights import n_parameters
+from tgen.training.plan.scaling_estimate import scaling_report
+from tgen.training.report.baselines import ngram_bits_per_byte, xz_bits_per_byte
 
 _TOKENIZER_BYTES = 1 << 23  # of text that a tokenizer is learnt from
 _BASELINE_BYTES_PER_SECOND = 5e5
@@ -42,7 +42,7 @@ _PROMPT_FROM = 1 << 16  # bytes of a document whose first words are a sample's p
 
 def prepare(
     request: RunRequest, *, folder: Path | None, with_baselines: bool = True
-) -> Generator[PreparingReport, None, Prepared]:
+) -> Generator[PreparingReport, None, PreparedRun]:
     """Reads, splits and tokenises the corpus, times the machine, and plans; tokens that are too
     many for the memory are kept in `folder` (None: with temporary files).
 
@@ -53,24 +53,24 @@ def prepare(
     device = choose_device(request.device)
     set_threads(request.threads)
     wanted = request.start_from
-    source = None if wanted is None else directory.load(find_model(str(wanted)).path)
+    source = None if wanted is None else model_dir.load(find_model(str(wanted)).path)
     weights = None if source is None else source.arrays
     given = {"compile": _compile(request, device)} | parse_overrides(request.overrides)[1]
     config = replace(request.train, **given)
     share = 0.0 if config.steps else CALIBRATION_SHARE
-    ranks.check_alike(device)
-    memory = ranks.least_memory(device)
+    rank_sync.check_alike(device)
+    memory = rank_sync.least_memory(device)
     if source is not None and distributed.ranks().world_size > 1:
-        distributed.agree("the model", directory.digest(source)[:16])
+        distributed.assert_same("the model", model_dir.digest(source)[:16])
     speed = sum(
-        distributed.everyones(measure_speed(device, seconds=min(2.0, config.minutes * 60 * share)))
+        distributed.all_gather(measure_speed(device, seconds=min(2.0, config.minutes * 60 * share)))
     )
     most = readable_bytes(request.size, config, speed, None if source is None else source.config)
     text = corpus.read(request.corpus)
-    distributed.agree("the corpus", text.sha256)
-    if not distributed.is_first():
+    distributed.assert_same("the corpus", text.sha256)
+    if not distributed.is_rank_zero():
         text.close()
-        return ranks.told(None, device, weights)
+        return rank_sync.broadcast_prepared(None, device, weights)
     texts = split(text, config, most)
     tokenizer, tokenizer_choice = _tokenizer(request, source, texts)
     train, held_out = yield from tokenised(
@@ -79,7 +79,7 @@ def prepare(
     if train.scored_bytes == 0:
         raise CorpusError("no row has a completion to learn", "add --set loss_on=all for prompts")
     elsewhere = request.n_ranks is not None or request.device_memory is not None
-    facts = Facts(
+    facts = PlanInputs(
         vocab_size=tokenizer.vocab_size,
         train_tokens=len(train.tokens),
         held_out_tokens=len(held_out.tokens),
@@ -132,12 +132,12 @@ def prepare(
             on_gpu=request.device_memory is not None or device.type == "cuda",
             text_tokens=round(facts.train_tokens * texts.whole_bytes / total(texts.train)),
         )
-    parallel = ranks.choose(plan, device, memory, request.parallel)
-    prepared = Prepared(record, tokenizer, tokens, device, weights, parallel, scaling)
-    return ranks.told(prepared, device, weights)
+    parallel = rank_sync.choose(plan, device, memory, request.parallel)
+    prepared = PreparedRun(record, tokenizer, tokens, device, weights, parallel, scaling)
+    return rank_sync.broadcast_prepared(prepared, device, weights)
 
 
-def plan_report(out: Path, prepared: Prepared, *, step: int = 0) -> PlanReport:
+def plan_report(out: Path, prepared: PreparedRun, *, step: int = 0) -> PlanReport:
     """What the run is going to do after `step`."""
     record, plan = prepared.record, prepared.record.plan
     model = plan.model
@@ -170,11 +170,11 @@ def plan_report(out: Path, prepared: Prepared, *, step: int = 0) -> PlanReport:
 
 
 def _tokenizer(
-    request: RunRequest, source: directory.ModelBundle | None, texts: Texts
+    request: RunRequest, source: model_dir.ModelBundle | None, texts: Texts
 ) -> tuple[Tokenizer, Choice]:
     if source is not None:
         return source.tokenizer, Choice("tokenizer", "given", "that of the model it starts from")
-    sample = corpus.thin(texts.train, _TOKENIZER_BYTES)
+    sample = corpus.subsample(texts.train, _TOKENIZER_BYTES)
     parts = [part[:] for document in sample for part in document]
     kind, vocab_size, why = request.tokenizer, request.vocab_size, "asked for"
     if kind == "auto":

@@ -9,20 +9,20 @@ from numpy.typing import NDArray
 
 from tgen import corpus
 from tgen.config import Parallel
-from tgen.corpus import TokenStore
+from tgen.corpus import TokenDataset
 from tgen.model.device import Device
 from tgen.reports import ScalingReport
-from tgen.runs.record import RunRecord
-from tgen.stored import Array
+from tgen.runs.run_record import RunRecord
+from tgen.storage.disk_array import Array
 from tgen.tokenizer import Tokenizer
-from tgen.training.shape import n_weights
+from tgen.training.plan.model_size import matmul_params
 from tgen.training.state import TrainState, new_state
 
 _TABLES_SHARE = 1 / 40  # of the weights' bytes: n-grams stay small beside them
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRun:
     """All that a run is made of."""
 
     record: RunRecord
@@ -47,13 +47,13 @@ class Prepared:
         """What usually follows in the text, where the model is to come with it."""
         if not self.record.ngrams:
             return {}
-        most_bytes = round(_TABLES_SHARE * 4 * n_weights(self.record.plan.model))
+        most_bytes = round(_TABLES_SHARE * 4 * matmul_params(self.record.plan.model))
         return corpus.ngram_tables(self.tokens["train"], most_bytes=most_bytes)
 
-    def store(self) -> TokenStore:
+    def store(self) -> TokenDataset:
         """The tokens as batches."""
         plan = self.record.plan
-        return TokenStore(
+        return TokenDataset(
             **self.tokens,
             end_of_text=self.tokenizer.end_of_text,
             merge_pairs=self.tokenizer.merge_pairs if plan.train.token_split > 0 else None,

@@ -9,10 +9,10 @@ training    new ones, by characters or by byte pairs
 stream      token after token into whole characters
 """
 
-from tgen.tokenizer.spelling import BYTE_CHARACTERS
+from tgen.tokenizer.byte_alphabet import BYTE_CHARACTERS
 from tgen.tokenizer.stream import TextStream
 from tgen.tokenizer.tokenizer import END_OF_TEXT, PAD, Tokenizer
-from tgen.tokenizer.training import DEFAULT_VOCAB_SIZE, make_tokenizer, train_bpe, train_char
+from tgen.tokenizer.train import DEFAULT_VOCAB_SIZE, make_tokenizer, train_bpe, train_char
 
 __all__ = [
     "BYTE_CHARACTERS",

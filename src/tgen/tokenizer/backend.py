@@ -4,15 +4,15 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from tgen.errors import TokenizerError
-from tgen.tokenizer.allowed import DAMAGED, damaged
-from tgen.tokenizer.layout import Layout
+from tgen.tokenizer.allowlist import DAMAGED, damaged
+from tgen.tokenizer.byte_alphabet import SPACE
 from tgen.tokenizer.patterns import DIGIT, DIGITS, GPT2
-from tgen.tokenizer.spelling import SPACE
+from tgen.tokenizer.spec import TokenizerSpec
 
 __all__ = ["Backend", "make_backends"]
 
 
-def make_backends(layout: Layout) -> tuple[Backend, Backend]:
+def make_backends(layout: TokenizerSpec) -> tuple[Backend, Backend]:
     """For the beginning of a text, and for what continues one: there nothing is put before it.
 
     They share the vocabulary, and are one where nothing ever is. Raises TokenizerError if merges
@@ -37,7 +37,7 @@ def make_backends(layout: Layout) -> tuple[Backend, Backend]:
     return first, inner
 
 
-def _backend(model: models.Model, layout: Layout, prefix: str) -> Backend:
+def _backend(model: models.Model, layout: TokenizerSpec, prefix: str) -> Backend:
     backend = Backend(model)
     if layout.byte_level:
         backend.normalizer = normalizers.NFC() if layout.nfc else None
@@ -65,7 +65,7 @@ def _backend(model: models.Model, layout: Layout, prefix: str) -> Backend:
     return backend
 
 
-def _words(layout: Layout, prefix: str) -> pre_tokenizers.PreTokenizer:
+def _words(layout: TokenizerSpec, prefix: str) -> pre_tokenizers.PreTokenizer:
     """The byte-level kind's splitters, one after the other; the last writes bytes in stand-ins."""
     own = layout.splits[-1:] == (GPT2,)  # the last has this pattern built in
     splitters: list[pre_tokenizers.PreTokenizer] = [

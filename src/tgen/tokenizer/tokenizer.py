@@ -12,11 +12,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.tokenizer.allowed import read
+from tgen.tokenizer.allowlist import read
 from tgen.tokenizer.backend import Backend, make_backends
-from tgen.tokenizer.cutting import blocks, where_to_cut
-from tgen.tokenizer.layout import Layout, check
-from tgen.tokenizer.spelling import BYTE_CHARACTERS, BYTE_TOKENS, byte_level, sentencepiece
+from tgen.tokenizer.byte_alphabet import BYTE_CHARACTERS, BYTE_TOKENS, byte_level, sentencepiece
+from tgen.tokenizer.chunking import blocks, where_to_cut
+from tgen.tokenizer.spec import TokenizerSpec, check
 
 END_OF_TEXT, PAD = "<|endoftext|>", "<|pad|>"
 _AT_ONCE = 4  # blocks of a text, a thread each; the library takes a hundred times their bytes
@@ -144,7 +144,7 @@ def _encode(backend: Backend, texts: list[str]) -> list[NDArray[np.uint32]]:
     return found
 
 
-def _spelled(layout: Layout, size: int) -> tuple[list[bytes], list[int]]:
+def _spelled(layout: TokenizerSpec, size: int) -> tuple[list[bytes], list[int]]:
     """What each id stands for, and each byte's id."""
     spell, bytes_names = (
         (byte_level, BYTE_CHARACTERS) if layout.byte_level else (sentencepiece, BYTE_TOKENS)

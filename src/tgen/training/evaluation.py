@@ -82,7 +82,7 @@ def loss_sum(model: Transformer, batch: DeviceBatch) -> Tensor:
         return cross_entropy(x, model.head, batch.tokens[:, 1:].flatten(), scored)
 
 
-class Learner(nn.Module):
+class LossModule(nn.Module):
     """A model with its loss: what is computed as one where ranks share the work."""
 
     def __init__(self, model: Transformer, *, compiled: bool = False) -> None:
@@ -112,15 +112,15 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(
-    learner: Learner, batches: Batches, *, max_tokens: int = TrainConfig().eval_tokens
+    learner: LossModule, batches: Batches, *, max_tokens: int = TrainConfig().eval_tokens
 ) -> Evaluation:
     """Of the held-out text, each scored token predicted once; ranks share the windows.
 
     Of a text of more than `max_tokens` only windows spread evenly over it are predicted.
     """
     bytes_per_token = batches.held_out_bytes / batches.held_out_tokens
-    mine = _nats(learner, _dealt(batches.held_out_windows(max_tokens)))
-    turns = zip_longest(*distributed.everyones(mine), fillvalue=[])
+    mine = _nats(learner, _shard_windows(batches.held_out_windows(max_tokens)))
+    turns = zip_longest(*distributed.all_gather(mine), fillvalue=[])
     rows = [row for turn in turns for group in turn for row in group]
     if not rows:  # a text too short for one window
         return Evaluation(0.0, 0.0, None)
@@ -134,11 +134,11 @@ def evaluate(
 def evaluate_train(model: Transformer, batches: Batches, *, max_tokens: int) -> float:
     """Nats a token on text that the model has learnt from; for one rank."""
     windows = ((group, True) for group in batches.train_windows(max_tokens))
-    rows = np.concatenate([np.zeros((0, 2)), *_nats(Learner(model), windows)])
+    rows = np.concatenate([np.zeros((0, 2)), *_nats(LossModule(model), windows)])
     return float(rows[:, 0].sum() / max(1.0, rows[:, 1].sum()))
 
 
-def _dealt(windows: Iterator[Windows]) -> Iterator[tuple[Windows, bool]]:
+def _shard_windows(windows: Iterator[Windows]) -> Iterator[tuple[Windows, bool]]:
     """Every W-th group for each of W ranks, as many for all: one that does not count where a rank
     would have none, since all that share a model compute at once."""
     rank, n_ranks, *_ = distributed.ranks()
@@ -148,7 +148,7 @@ def _dealt(windows: Iterator[Windows]) -> Iterator[tuple[Windows, bool]]:
 
 @torch.no_grad()
 def _nats(
-    learner: Learner, windows: Iterable[tuple[Windows, bool]]
+    learner: LossModule, windows: Iterable[tuple[Windows, bool]]
 ) -> list[list[tuple[float, int]]]:
     """Of each group that counts, each row's nats and how many tokens they are of."""
     device = learner.model.token_embedding.weight.device

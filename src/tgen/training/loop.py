@@ -13,16 +13,16 @@ from tgen.config import TrainConfig
 from tgen.errors import DivergedError
 from tgen.model.transformer import Transformer
 from tgen.reports import DoneReport, EvalReport, StepReport
-from tgen.training.evaluation import Batches, count_scored, evaluate, split, to_device
-from tgen.training.optim import rate_factor
-from tgen.training.schedule import (
+from tgen.training.early_stopping import (
     begin_decay_if_due,
     decays,
     evaluation_is_due,
     note_evaluation,
     seconds_per_step,
 )
-from tgen.training.state import Progress, TrainState, whole
+from tgen.training.evaluation import Batches, count_scored, evaluate, split, to_device
+from tgen.training.optimizers import rate_factor
+from tgen.training.state import Progress, TrainState, full_tensor
 
 _SKIPS = 3  # unsound steps in a row that end a run
 _READ_EVERY = 10  # steps whose losses are fetched from a GPU together: it never waits for us
@@ -124,9 +124,9 @@ def _step(model: Transformer, batches: Batches, config: TrainConfig, state: Trai
             loss = state.step_loss(part) / n_scored
             (loss * n_ranks).backward()  # of which the ranks' mean is taken
         losses.append(loss.detach())
-    total = distributed.summed(torch.stack(losses).sum())
+    total = distributed.all_reduce_sum(torch.stack(losses).sum())
     learning = [p for group in groups for p in group["params"] if p.grad is not None]
-    norm = whole(torch.nn.utils.get_total_norm([p.grad for p in learning]))
+    norm = full_tensor(torch.nn.utils.get_total_norm([p.grad for p in learning]))
     unsound = ~(norm.isfinite() & total.isfinite())
     torch.nn.utils.clip_grads_with_norm_(learning, config.grad_clip, norm)
     for optimizer in state.optimizers:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.nn.parallel import DistributedDataParallel
 
 from tgen.config import Parallel
-from tgen.training.evaluation import Learner
+from tgen.training.evaluation import LossModule
 
 _BUFFERS_STAY = ("forward_sync_buffers", "broadcast_buffers")  # torch's names, the new one first
 
@@ -27,7 +27,7 @@ def all_ranks(device: torch.device) -> DeviceMesh:
     return init_device_mesh(device.type, (dist.get_world_size(),))
 
 
-def spread(learner: Learner, parallel: Parallel, mesh: DeviceMesh) -> nn.Module:
+def parallelize(learner: LossModule, parallel: Parallel, mesh: DeviceMesh) -> nn.Module:
     """What a step calls in place of `learner`, on all ranks alike; with `fsdp` the parameters of
     its model are DTensors on the mesh's devices from here on."""
     if parallel == "ddp":
@@ -41,7 +41,7 @@ def spread(learner: Learner, parallel: Parallel, mesh: DeviceMesh) -> nn.Module:
     return learner
 
 
-def dealt(tensor: Tensor, like: Tensor) -> Tensor:
+def broadcast_or_shard(tensor: Tensor, like: Tensor) -> Tensor:
     """Rank 0's tensor, on all ranks: in shares where it has the shape of a parameter `like` that
     is in shares. The others give one of the same shape and dtype, on the same device."""
     dist.broadcast(tensor, 0)
@@ -50,7 +50,7 @@ def dealt(tensor: Tensor, like: Tensor) -> Tensor:
     return tensor
 
 
-def shared_out(
+def one_rank_per_matrix(
     function: Callable[[Tensor], Tensor], mesh: DeviceMesh
 ) -> Callable[[Tensor], Tensor]:
     """`function` of matrices (N, m, n) -> (N, m, n), each of which one rank computes for all."""

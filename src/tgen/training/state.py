@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from tgen import distributed
 from tgen.config import ModelConfig, Parallel, TrainConfig
 from tgen.model.transformer import Transformer
-from tgen.training.evaluation import Learner
-from tgen.training.optim import Orthogonalise, make_optimizers, orthogonalise
+from tgen.training.evaluation import LossModule
+from tgen.training.optimizers import Orthogonalize, make_optimizers, orthogonalize
 
 
 @dataclass
@@ -66,15 +66,19 @@ class TrainState:
         if parallel != "fsdp":  # of which a device takes a share at a time
             model = model.to(device)
         self.model, self.parallel = model, parallel
-        self.learner = Learner(model, compiled=config.compile)
+        self.learner = LossModule(model, compiled=config.compile)
         self.step_loss: nn.Module = self.learner  # what a step calls
-        way: Orthogonalise = orthogonalise
+        way: Orthogonalize = orthogonalize
         if parallel:
-            from tgen.training.parallel import all_ranks, shared_out, spread  # seconds to import
+            from tgen.training.parallel import (  # seconds to import
+                all_ranks,
+                one_rank_per_matrix,
+                parallelize,
+            )
 
             mesh = all_ranks(device)
-            self.step_loss = spread(self.learner, parallel, mesh)
-            way = shared_out(orthogonalise, mesh)
+            self.step_loss = parallelize(self.learner, parallel, mesh)
+            way = one_rank_per_matrix(orthogonalize, mesh)
         self.optimizers = make_optimizers(model, config, orthogonalise=way)
         self.progress = Progress()
 
@@ -88,14 +92,14 @@ class TrainState:
 
     def is_finite(self) -> bool:
         """Whether all weights that this rank has are."""
-        return all(bool(own(p).isfinite().all()) for p in self.model.parameters())
+        return all(bool(local_tensor(p).isfinite().all()) for p in self.model.parameters())
 
     def whole_model(self) -> Transformer | None:
         """A model with all weights, to write with or to look at; on rank 0 alone."""
         if self.parallel == "fsdp":
             arrays = _copies(self.model.named_parameters())
             return Transformer.from_arrays(self.model.config, arrays) if arrays else None
-        return self.model if distributed.is_first() else None
+        return self.model if distributed.is_rank_zero() else None
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Copies of weights and moments by name (`weights_of`); on rank 0 alone."""
@@ -113,15 +117,15 @@ class TrainState:
             for parameter in group["params"]
         }
         kinds = {path: (array.shape, array.dtype) for path, array in arrays.items()}
-        for path, (shape, dtype) in distributed.from_first(kinds).items():
+        for path, (shape, dtype) in distributed.broadcast(kinds).items():
             key, name = path.split("/", 1)
             parameter = parameters[name]
             array = arrays[path].copy() if path in arrays else np.empty(shape, dtype)
             tensor = torch.from_numpy(array).to(parameter.device)
             if self.parallel:
-                from tgen.training.parallel import dealt
+                from tgen.training.parallel import broadcast_or_shard
 
-                tensor = dealt(tensor, parameter)
+                tensor = broadcast_or_shard(tensor, parameter)
             if path.startswith(_WEIGHTS):
                 parameter.data.copy_(tensor)
             else:
@@ -159,12 +163,12 @@ def weights_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     return {name.removeprefix(_WEIGHTS): arrays[name] for name in of_model}
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """All of a tensor, of which each rank may have a share: then all ranks call this."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def own(tensor: Tensor) -> Tensor:
+def local_tensor(tensor: Tensor) -> Tensor:
     """What this rank has of a tensor, in the same memory."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
@@ -172,7 +176,7 @@ def own(tensor: Tensor) -> Tensor:
 def _copies(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, NDArray[Any]]:
     arrays = {}
     for name, tensor in tensors:
-        everything = whole(tensor.detach())
-        if distributed.is_first():
+        everything = full_tensor(tensor.detach())
+        if distributed.is_rank_zero():
             arrays[name] = everything.cpu().numpy().copy()
     return arrays

@@ -1,5 +1,5 @@
 """python -m tgen.engine.cpu: compiles the kernels ahead of the first use."""
 
-from tgen.engine.cpu.compiled import kernels
+from tgen.engine.cpu.kernel_cache import kernels
 
 kernels()

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tgen.config import ModelConfig
-from tgen.engine.cpu import layout
-from tgen.engine.cpu.layout import LANES
+from tgen.engine.cpu import job_layout
+from tgen.engine.cpu.job_layout import LANES
 from tgen.engine.cpu.weights import Array, whole
 
 _SMALLEST = 64
@@ -84,10 +84,10 @@ class Cache:
     def facts(self) -> dict[int, int]:
         """The job's fields that follow from the storage."""
         return {
-            layout.KEYS_AT: self.keys.ctypes.data,
-            layout.VALUES_AT: self.values.ctypes.data,
-            layout.CAPACITY: self.values.shape[3],
-            layout.N_ROWS: self.values.shape[1],
+            job_layout.KEYS_AT: self.keys.ctypes.data,
+            job_layout.VALUES_AT: self.values.ctypes.data,
+            job_layout.CAPACITY: self.values.shape[3],
+            job_layout.N_ROWS: self.values.shape[1],
         }
 
     def _change(self, rows: Sequence[int], capacity: int) -> None:

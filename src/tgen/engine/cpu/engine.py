@@ -7,12 +7,12 @@ import numpy as np
 
 from tgen.config import ModelConfig, StoredAs
 from tgen.engine.base import Logits, lengths_after
-from tgen.engine.cpu import layout
+from tgen.engine.cpu import job_layout
 from tgen.engine.cpu.cache import Cache
 from tgen.engine.cpu.threads import MAX_LAYERS, threads
 from tgen.engine.cpu.weights import Array, Weights, to_float32, whole
 from tgen.errors import ModelError
-from tgen.model.position_tables import rotary_tables, sinusoid
+from tgen.model.rope import rotary_tables, sinusoid
 
 _TOGETHER = 96  # tokens in a pass: each reads the weights from afar once
 _CHUNK_BYTES = 1 << 18  # of weights, to stay near the processor while a pass's tokens use them
@@ -42,12 +42,12 @@ class CpuEngine:
         self.stored: StoredAs = stored
         self._cache = Cache(config)
         self._n_threads = n_threads
-        self._job = np.zeros(layout.JOB_SIZE, np.int64)
-        self._tokens = np.zeros((_TOGETHER, layout.TOKEN_COLUMNS), np.int64)
-        self._buffers: dict[int, Array] = {layout.TOKENS_AT: self._tokens}
+        self._job = np.zeros(job_layout.JOB_SIZE, np.int64)
+        self._tokens = np.zeros((_TOGETHER, job_layout.TOKEN_COLUMNS), np.int64)
+        self._buffers: dict[int, Array] = {job_layout.TOKENS_AT: self._tokens}
         self._n_angles = 0
         self._make_buffers()
-        self._set(self._weights.facts() | {layout.N_THREADS: n_threads})
+        self._set(self._weights.facts() | {job_layout.N_THREADS: n_threads})
 
     @property
     def context_length(self) -> int:
@@ -85,13 +85,13 @@ class CpuEngine:
         all_ids = np.concatenate([np.asarray(row, np.int64) for row in tokens])
         if all_ids.min() < 0 or all_ids.max() >= self.config.vocab_size:
             raise IndexError(f"a token is outside the vocabulary of {self.config.vocab_size}")
-        places = np.zeros((len(all_ids), layout.TOKEN_COLUMNS), np.int64)
+        places = np.zeros((len(all_ids), job_layout.TOKEN_COLUMNS), np.int64)
         ends = np.cumsum(counts)
         for row, (start, n, end) in enumerate(zip(before, counts, ends, strict=True)):
-            places[end - n : end, layout.POSITION] = np.arange(start, start + n)
-            places[end - n : end, layout.ROW] = row
-        places[:, layout.SCORED] = every_position
-        places[ends - 1, layout.SCORED] = 1
+            places[end - n : end, job_layout.POSITION] = np.arange(start, start + n)
+            places[end - n : end, job_layout.ROW] = row
+        places[:, job_layout.SCORED] = every_position
+        places[ends - 1, job_layout.SCORED] = 1
         parts = [
             self._pass(all_ids[i : i + _TOGETHER], places[i : i + _TOGETHER])
             for i in range(0, len(all_ids), _TOGETHER)
@@ -119,18 +119,18 @@ class CpuEngine:
     def _pass(self, ids: Array, places: Array) -> Logits:
         """(n,) ids and their places -> (n scored, V)."""
         n, width = len(ids), self.config.d_model
-        x = self._buffers[layout.X_AT]
+        x = self._buffers[job_layout.X_AT]
         x[:n, :width] = self._weights.embed(ids)
         if self._positions is not None:
-            x[:n, :width] += self._positions[places[:, layout.POSITION]]
+            x[:n, :width] += self._positions[places[:, job_layout.POSITION]]
         self._tokens[:n] = places
-        n_scored = int(places[:, layout.SCORED].sum())
+        n_scored = int(places[:, job_layout.SCORED].sum())
         logits = np.empty((n_scored, self.config.vocab_size), np.float32)
         self._set(
             {
-                layout.N_TOKENS: n,
-                layout.N_SCORED: n_scored,
-                layout.LOGITS_AT: logits.ctypes.data,
+                job_layout.N_TOKENS: n,
+                job_layout.N_SCORED: n_scored,
+                job_layout.LOGITS_AT: logits.ctypes.data,
             }
         )
         threads().run(self._job, self.config.n_layers, self._n_threads)
@@ -145,25 +145,25 @@ class CpuEngine:
         if self.config.position == "rotary" and n > self._n_angles:
             self._n_angles = n
             cos, sin = rotary_tables(self.config, n)
-            self._buffers |= {layout.COS_AT: cos, layout.SIN_AT: sin}
-            self._set({layout.COS_AT: cos.ctypes.data, layout.SIN_AT: sin.ctypes.data})
+            self._buffers |= {job_layout.COS_AT: cos, job_layout.SIN_AT: sin}
+            self._set({job_layout.COS_AT: cos.ctypes.data, job_layout.SIN_AT: sin.ctypes.data})
 
     def _make_buffers(self) -> None:
         config = self.config
         width, feed, head = whole(config.d_model), whole(config.d_ff), whole(config.head_dim)
         sizes = {
-            layout.X_AT: width,
-            layout.Y_AT: width,
-            layout.QKV_AT: (config.n_heads + 2 * config.n_kv_heads) * head,
-            layout.MIXED_AT: config.n_heads * head,
-            layout.HIDDEN_AT: feed,
+            job_layout.X_AT: width,
+            job_layout.Y_AT: width,
+            job_layout.QKV_AT: (config.n_heads + 2 * config.n_kv_heads) * head,
+            job_layout.MIXED_AT: config.n_heads * head,
+            job_layout.HIDDEN_AT: feed,
         }
         for name, size in sizes.items():
             self._buffers[name] = np.zeros((_TOGETHER, size), np.float32)
         gate, scores = _TOGETHER * width, _TOGETHER * (width + feed)
         # A page apart, so that no thread writes where another reads.
         local = whole(scores + config.context_length) + 1024
-        self._buffers[layout.LOCAL_AT] = np.zeros((self._n_threads, local), np.float32)
+        self._buffers[job_layout.LOCAL_AT] = np.zeros((self._n_threads, local), np.float32)
         self._positions = None
         if config.position == "learned":
             assert self._weights.positions is not None
@@ -173,15 +173,16 @@ class CpuEngine:
         self._set({name: buffer.ctypes.data for name, buffer in self._buffers.items()})
         largest = max(config.d_ff * width, config.d_model * feed, max(sizes.values()) * width)
         facts = {
-            layout.LOCAL_STEP: 4 * local,
-            layout.GATE_OFFSET: 4 * gate,
-            layout.SCORES_OFFSET: 4 * scores,
-            layout.N_CHUNKS: self._n_chunks(4 * largest),
-            layout.N_HEAD_CHUNKS: self._n_chunks(4 * config.vocab_size * width),
+            job_layout.LOCAL_STEP: 4 * local,
+            job_layout.GATE_OFFSET: 4 * gate,
+            job_layout.SCORES_OFFSET: 4 * scores,
+            job_layout.N_CHUNKS: self._n_chunks(4 * largest),
+            job_layout.N_HEAD_CHUNKS: self._n_chunks(4 * config.vocab_size * width),
         }
         self._set(facts)
 
     def _n_chunks(self, n_bytes: int) -> int:
         return min(
-            layout.MAX_CHUNKS, max(_CHUNKS_A_THREAD * self._n_threads, -(-n_bytes // _CHUNK_BYTES))
+            job_layout.MAX_CHUNKS,
+            max(_CHUNKS_A_THREAD * self._n_threads, -(-n_bytes // _CHUNK_BYTES)),
         )

@@ -7,9 +7,9 @@ import numba
 from numba import njit
 
 from tgen.engine.cpu.forward import forward
-from tgen.engine.cpu.lanes import int_at
-from tgen.engine.cpu.layout import JOB_SIZE, N_THREADS
-from tgen.engine.cpu.sharing import begin, breathe, give_way, load_word, store_word
+from tgen.engine.cpu.job_layout import JOB_SIZE, N_THREADS
+from tgen.engine.cpu.simd import int_at
+from tgen.engine.cpu.work_queue import begin, breathe, give_way, load_word, store_word
 
 _FROM_C = {"sched_yield", "erff", "memset", "memcpy", "memmove"}
 _EAGER, _PATIENT = 20_000, 40_000  # looks for a pass: without and with giving way

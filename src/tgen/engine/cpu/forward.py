@@ -18,10 +18,10 @@ from tgen.engine.cpu.kernels import (
     rms_norm,
     rotate,
 )
-from tgen.engine.cpu.lanes import float_at, float_of_bits, int_at, put_float
-from tgen.engine.cpu.sharing import chunk_done, claim, wait
+from tgen.engine.cpu.simd import float_at, float_of_bits, int_at, put_float
+from tgen.engine.cpu.work_queue import chunk_done, claim, wait
 
-from tgen.engine.cpu.layout import (  # isort: skip
+from tgen.engine.cpu.job_layout import (  # isort: skip
     ACTIVATION, ATTENTION_NORM, CAPACITY, COLUMNS, COS_AT, DOWN, EPS_BITS, FEED, FEED_NORM,
     FEED_STEP, GATE, GATE_BIAS, GATE_OFFSET, HEAD, HEAD_DIM, HEAD_STEP, HIDDEN_AT, KEYS_AT,
     K_NORM, LANES, LAYERS_AT, LAYER_NORM, LOCAL_AT, LOCAL_STEP, LOGITS_AT, MIXED_AT, N_CHUNKS,

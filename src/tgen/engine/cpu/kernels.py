@@ -11,15 +11,7 @@ import math
 import numpy as np
 from numba import njit
 
-from tgen.engine.cpu.lanes import (
-    float_at,
-    float_of_bits,
-    make_mix,
-    make_scores,
-    make_tile,
-    put_float,
-)
-from tgen.engine.cpu.layout import (
+from tgen.engine.cpu.job_layout import (
     BFLOAT16,
     FLOAT32,
     GELU_TANH,
@@ -28,6 +20,14 @@ from tgen.engine.cpu.layout import (
     INT8,
     RELU,
     SWIGLU,
+)
+from tgen.engine.cpu.simd import (
+    float_at,
+    float_of_bits,
+    make_mix,
+    make_scores,
+    make_tile,
+    put_float,
 )
 
 _score_64, _score_16 = make_scores(4), make_scores(1)

@@ -9,8 +9,8 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.engine.cpu.compiled import kernels
-from tgen.engine.cpu.layout import JOB_SIZE, PHASES_A_LAYER, WORDS, WORDS_AT
+from tgen.engine.cpu.job_layout import JOB_SIZE, PHASES_A_LAYER, WORDS, WORDS_AT
+from tgen.engine.cpu.kernel_cache import kernels
 
 MAX_LAYERS = 1000
 

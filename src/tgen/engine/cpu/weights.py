@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgen.config import ModelConfig, StoredAs
-from tgen.engine.cpu import layout
-from tgen.engine.cpu.layout import (
+from tgen.engine.cpu import job_layout
+from tgen.engine.cpu.job_layout import (
     BFLOAT16,
     FLOAT32,
     GELU,
@@ -29,19 +29,19 @@ Array = NDArray[Any]
 _TOGETHER = 4096  # rows of a matrix that are converted at a time
 _ACTIVATIONS = {"swiglu": SWIGLU, "relu": RELU, "gelu_tanh": GELU_TANH, "gelu": GELU}
 _NAMES = {
-    layout.ATTENTION_NORM: "attention_norm.weight",
-    layout.ATTENTION_NORM_BIAS: "attention_norm.bias",
-    layout.Q_NORM: "attention.q_norm.weight",
-    layout.K_NORM: "attention.k_norm.weight",
-    layout.OUT_BIAS: "attention.o_proj.bias",
-    layout.FEED_NORM: "feed_forward_norm.weight",
-    layout.FEED_NORM_BIAS: "feed_forward_norm.bias",
-    layout.GATE: "feed_forward.gate_proj.weight",
-    layout.GATE_BIAS: "feed_forward.gate_proj.bias",
-    layout.UP: "feed_forward.up_proj.weight",
-    layout.UP_BIAS: "feed_forward.up_proj.bias",
-    layout.DOWN: "feed_forward.down_proj.weight",
-    layout.DOWN_BIAS: "feed_forward.down_proj.bias",
+    job_layout.ATTENTION_NORM: "attention_norm.weight",
+    job_layout.ATTENTION_NORM_BIAS: "attention_norm.bias",
+    job_layout.Q_NORM: "attention.q_norm.weight",
+    job_layout.K_NORM: "attention.k_norm.weight",
+    job_layout.OUT_BIAS: "attention.o_proj.bias",
+    job_layout.FEED_NORM: "feed_forward_norm.weight",
+    job_layout.FEED_NORM_BIAS: "feed_forward_norm.bias",
+    job_layout.GATE: "feed_forward.gate_proj.weight",
+    job_layout.GATE_BIAS: "feed_forward.gate_proj.bias",
+    job_layout.UP: "feed_forward.up_proj.weight",
+    job_layout.UP_BIAS: "feed_forward.up_proj.bias",
+    job_layout.DOWN: "feed_forward.down_proj.weight",
+    job_layout.DOWN_BIAS: "feed_forward.down_proj.bias",
 }
 
 
@@ -55,15 +55,15 @@ class Weights:
         self.config = config
         take: Callable[..., Any] = arrays.pop
         self.stored = {"float32": FLOAT32, "bfloat16": BFLOAT16, "int8": INT8}[stored]
-        self.table = np.zeros((config.n_layers + 1, layout.COLUMNS), np.int64)
+        self.table = np.zeros((config.n_layers + 1, job_layout.COLUMNS), np.int64)
         self._kept: list[Array] = []
         for layer in range(config.n_layers):
             mine = {name: take(f"blocks.{layer}.{full}", None) for name, full in _NAMES.items()}
             block = f"blocks.{layer}.attention."
-            mine[layout.QKV] = _filled_heads(take(f"{block}qkv_proj.weight"), config)
+            mine[job_layout.QKV] = _filled_heads(take(f"{block}qkv_proj.weight"), config)
             if (bias := take(f"{block}qkv_proj.bias", None)) is not None:
-                mine[layout.QKV_BIAS] = _filled_heads(bias[:, None], config)[:, 0]
-            mine[layout.OUT] = _filled_inputs(take(f"{block}o_proj.weight"), config)
+                mine[job_layout.QKV_BIAS] = _filled_heads(bias[:, None], config)[:, 0]
+            mine[job_layout.OUT] = _filled_inputs(take(f"{block}o_proj.weight"), config)
             for name, array in mine.items():
                 self._put(layer, name, array)
         self._put_last(take)
@@ -72,16 +72,16 @@ class Weights:
     def _put_last(self, take: Callable[..., Any]) -> None:
         last = self.config.n_layers
         if self.config.post_norm:  # no norm of its own: the last block's stands after it
-            source, target = layout.FEED_NORM, layout.ATTENTION_NORM
+            source, target = job_layout.FEED_NORM, job_layout.ATTENTION_NORM
             self.table[last, target : target + 2] = self.table[last - 1, source : source + 2]
         else:
-            self._put(last, layout.ATTENTION_NORM, take("final_norm.weight"))
-            self._put(last, layout.ATTENTION_NORM_BIAS, take("final_norm.bias", None))
+            self._put(last, job_layout.ATTENTION_NORM, take("final_norm.weight"))
+            self._put(last, job_layout.ATTENTION_NORM_BIAS, take("final_norm.bias", None))
         self._embedding = self._held(take("token_embedding.weight"))
         if self.config.tied_embeddings:
-            self.table[last, layout.HEAD] = self._embedding.ctypes.data
+            self.table[last, job_layout.HEAD] = self._embedding.ctypes.data
         else:
-            self._put(last, layout.HEAD, take("lm_head.weight"))
+            self._put(last, job_layout.HEAD, take("lm_head.weight"))
 
     def _put(self, layer: int, name: int, array: Array | None) -> None:
         if array is not None:
@@ -110,26 +110,26 @@ class Weights:
         """The job's fields that follow from the model."""
         config = self.config
         return {
-            layout.N_LAYERS: config.n_layers,
-            layout.WIDTH: config.d_model,
-            layout.WIDTH_STEP: whole(config.d_model),
-            layout.N_HEADS: config.n_heads,
-            layout.N_KV_HEADS: config.n_kv_heads,
-            layout.HEAD_DIM: config.head_dim,
-            layout.HEAD_STEP: whole(config.head_dim),
-            layout.FEED: config.d_ff,
-            layout.FEED_STEP: whole(config.d_ff),
-            layout.VOCABULARY: config.vocab_size,
-            layout.STORED: self.stored,
-            layout.LAYER_NORM: config.norm == "layer_norm",
-            layout.POST_NORM: config.post_norm,
-            layout.ACTIVATION: _ACTIVATIONS[config.activation],
-            layout.QK_NORM: config.qk_norm,
-            layout.ROTARY: config.position == "rotary",
-            layout.WINDOW: config.sliding_window or 0,
-            layout.EPS_BITS: _bits(config.norm_eps),
-            layout.SCALE_BITS: _bits(config.head_dim**-0.5),
-            layout.LAYERS_AT: self.table.ctypes.data,
+            job_layout.N_LAYERS: config.n_layers,
+            job_layout.WIDTH: config.d_model,
+            job_layout.WIDTH_STEP: whole(config.d_model),
+            job_layout.N_HEADS: config.n_heads,
+            job_layout.N_KV_HEADS: config.n_kv_heads,
+            job_layout.HEAD_DIM: config.head_dim,
+            job_layout.HEAD_STEP: whole(config.head_dim),
+            job_layout.FEED: config.d_ff,
+            job_layout.FEED_STEP: whole(config.d_ff),
+            job_layout.VOCABULARY: config.vocab_size,
+            job_layout.STORED: self.stored,
+            job_layout.LAYER_NORM: config.norm == "layer_norm",
+            job_layout.POST_NORM: config.post_norm,
+            job_layout.ACTIVATION: _ACTIVATIONS[config.activation],
+            job_layout.QK_NORM: config.qk_norm,
+            job_layout.ROTARY: config.position == "rotary",
+            job_layout.WINDOW: config.sliding_window or 0,
+            job_layout.EPS_BITS: _bits(config.norm_eps),
+            job_layout.SCALE_BITS: _bits(config.head_dim**-0.5),
+            job_layout.LAYERS_AT: self.table.ctypes.data,
         }
 
 

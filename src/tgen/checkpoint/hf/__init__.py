@@ -1,0 +1,1 @@
+"""The Hugging Face model directory: config keys, tensor names, defaults, chat template."""

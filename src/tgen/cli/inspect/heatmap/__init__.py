@@ -1,0 +1,1 @@
+"""Attention heat maps: terminal, SVG, PNG, Vega-Lite."""

@@ -1,0 +1,1 @@
+"""The HTML page of `tgen inspect --html`."""

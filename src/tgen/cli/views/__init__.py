@@ -1,1 +1,0 @@
-"""Reports -> what a person sees."""

@@ -1,0 +1,1 @@
+"""A run on disk: training state, log, manifest, and the order in which they are written."""

@@ -1,0 +1,1 @@
+"""The only doors to the disk: files, locks, arrays read by position."""

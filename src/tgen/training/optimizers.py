@@ -1,0 +1,161 @@
+"""The optimizers, and the learning rate as a function of the step.
+
+Matrices inside the blocks go to Muon (Jordan et al. 2024): momentum, then the nearest orthogonal
+matrix by Newton-Schulz iterations, so that every direction of the update has the same size. The
+embeddings, norms and biases go to AdamW (Loshchilov & Hutter 2019).
+
+They are no subclasses of torch's, which import its compiler: that takes as long as torch itself.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+from tgen.config import TrainConfig
+from tgen.model.transformer import Transformer
+
+# The quintic that Muon's authors chose: singular values from 0 to 1 end near 1 after five rounds.
+_A, _B, _C = 3.4445, -4.7750, 2.0315
+_ROUNDS = 5
+
+Orthogonalize = Callable[[Tensor], Tensor]  # (N, m, n) -> (N, m, n)
+
+
+class AdamW:
+    """Torch's fused one."""
+
+    def __init__(self, groups: list[dict[str, Any]], *, beta1: float, beta2: float) -> None:
+        self.param_groups = groups  # of params, lr and weight_decay each
+        self.beta1, self.beta2 = beta1, beta2
+        self.state: dict[Tensor, dict[str, Tensor]] = {}
+
+    @torch.no_grad()
+    def step(self, *, found_inf: Tensor | None = None) -> None:
+        """Updates every parameter from its gradient, if it has one; where `found_inf` (), is 1 a
+        step changes nothing: the decision stays on the device."""
+        for group in self.param_groups:
+            learning: list[Tensor] = [p for p in group["params"] if p.grad is not None]
+            for parameter in learning:
+                if parameter not in self.state:
+                    self.state[parameter] = {
+                        "step": torch.zeros((), device=parameter.device),
+                        "exp_avg": torch.zeros_like(parameter),
+                        "exp_avg_sq": torch.zeros_like(parameter),
+                    }
+            states = [self.state[parameter] for parameter in learning]
+            adamw(
+                learning,
+                [p.grad for p in learning if p.grad is not None],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                [state["step"] for state in states],
+                fused=True,
+                found_inf=found_inf,
+                amsgrad=False,
+                beta1=self.beta1,
+                beta2=self.beta2,
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                eps=1e-8,
+                maximize=False,
+            )
+
+
+class Muon:
+    """Momentum, orthogonalised; matrices of one shape are done in one batch."""
+
+    def __init__(
+        self,
+        parameters: list[nn.Parameter],
+        *,
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        orthogonalise: Orthogonalize,
+    ) -> None:
+        settings = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        self.param_groups: list[dict[str, Any]] = [{"params": parameters, **settings}]
+        self.state: dict[Tensor, dict[str, Tensor]] = {}
+        self._orthogonalise = orthogonalise
+
+    @torch.no_grad()
+    def step(self, *, found_inf: Tensor | None = None) -> None:
+        """Updates every matrix from its gradient, or none: see AdamW."""
+        for group in self.param_groups:
+            device = group["params"][0].device
+            sound = torch.tensor(True, device=device) if found_inf is None else found_inf == 0
+            by_shape: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
+            for parameter in group["params"]:
+                by_shape[parameter.shape].append(parameter)
+            for shape, parameters in by_shape.items():
+                updates = []
+                for parameter in parameters:
+                    if parameter not in self.state:
+                        self.state[parameter] = {"momentum": torch.zeros_like(parameter)}
+                    state = self.state[parameter]
+                    gradient = parameter.grad
+                    assert gradient is not None
+                    gradient = gradient.where(sound, state["momentum"])
+                    state["momentum"].lerp_(gradient, 1 - group["momentum"])
+                    updates.append(gradient.lerp(state["momentum"], group["momentum"]))  # Nesterov
+                orthogonal = self._orthogonalise(torch.stack(updates))
+                scale = max(1.0, shape[0] / shape[1]) ** 0.5  # tall matrices: the same rms a row
+                rate = group["lr"] * sound
+                for parameter, update in zip(parameters, orthogonal, strict=True):
+                    parameter.mul_(1 - rate * group["weight_decay"])
+                    parameter.sub_(update * (rate * scale))
+
+
+def orthogonalize(x: Tensor) -> Tensor:
+    """(N, m, n) -> each matrix with its singular values moved close to 1 (Newton-Schulz)."""
+    tall = x.shape[1] > x.shape[2]
+    x = x.mT if tall else x
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(_ROUNDS):
+        gram = x @ x.mT
+        x = _A * x + torch.baddbmm(gram, gram, gram, beta=_B, alpha=_C) @ x
+    return x.mT if tall else x
+
+
+def make_optimizers(
+    model: Transformer, config: TrainConfig, *, orthogonalise: Orthogonalize = orthogonalize
+) -> list[AdamW | Muon]:
+    """Muon for the blocks' matrices, AdamW for the rest; weight decay on matrices only."""
+    inside = {id(p) for p in model.blocks.parameters() if p.dim() == 2}
+    matrices = [p for p in model.parameters() if id(p) in inside]
+    tables = [p for p in model.parameters() if p.dim() == 2 and id(p) not in inside]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    rest = AdamW(
+        [
+            {"params": tables, "lr": config.learning_rate, "weight_decay": config.weight_decay},
+            {"params": vectors, "lr": config.learning_rate, "weight_decay": 0.0},
+        ],
+        beta1=config.beta1,
+        beta2=config.beta2,
+    )
+    if config.optimizer == "adamw":
+        rest.param_groups[0]["params"] += matrices
+        return [rest]
+    muon = Muon(
+        matrices,
+        lr=config.matrix_learning_rate,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        orthogonalise=orthogonalise,
+    )
+    return [muon, rest]
+
+
+def rate_factor(
+    step: int, *, warmup_steps: int, decay_start: int | None, total_steps: int | None
+) -> float:
+    """What the learning rates are multiplied with at `step`: up, level, and straight down to 0."""
+    up = min(1.0, (step + 1) / (warmup_steps + 1))
+    if decay_start is None or total_steps is None or step < decay_start:
+        return up
+    return up * max(0.0, (total_steps - step) / (total_steps - decay_start + 1))

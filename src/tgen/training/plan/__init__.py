@@ -1,0 +1,1 @@
+"""The training plan: what to train and why, computed without torch."""

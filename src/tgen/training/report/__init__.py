@@ -1,0 +1,1 @@
+"""Measures of a finished run: baselines, memorization, TensorBoard events."""

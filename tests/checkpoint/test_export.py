@@ -1,0 +1,268 @@
+"""`tgen export`: the same model in another form, or one clear error and nothing written."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save
+
+from support.command import tgen
+from support.models import make_model
+from tgen.checkpoint import dtypes, export, model_dir
+from tgen.checkpoint.dtypes import cast, to_float32
+from tgen.checkpoint.gguf import header
+from tgen.checkpoint.gguf import reader as gguf_reader
+from tgen.cli.app import run
+from tgen.errors import ModelError
+from tgen.model.transformer import Transformer
+from tgen.storage import files
+from tgen.tokenizer import END_OF_TEXT, PAD
+
+TORCH = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+@pytest.fixture
+def model(tokenizer, tmp_path):
+    """A directory with a chat template and a file of its own kind."""
+    made = make_model("qwen3", vocab_size=tokenizer.vocab_size)
+    model_dir.save(tmp_path / "model", made.config, tokenizer, made.to_arrays())
+    (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    described = json.loads((tmp_path / "model" / "config.json").read_bytes())
+    described |= {"their_own": 1}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(described))
+    return tmp_path / "model"
+
+
+def exported(model, *options):
+    out = model.parent / "out"
+    assert run(["export", str(model), "--out", str(out), "-q", *map(str, options)]) == 0
+    return out
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("size", [None, "20KB"])
+def test_transformers_loads_each_type_and_shards(kind, size, model, caplog):
+    transformers = pytest.importorskip("transformers")
+    shards = [] if size is None else ["--max-shard-size", size]
+    out = exported(model, "--to", "transformers", "--type", kind, *shards)
+    theirs, info = transformers.AutoModelForCausalLM.from_pretrained(
+        out, output_loading_info=True, dtype="auto"
+    )
+    assert not any(info.values())
+    assert not caplog.records
+    assert theirs.dtype == TORCH[kind]
+    bundle = model_dir.load(out)
+    ours = Transformer.from_arrays(bundle.config, bundle.arrays)
+    tokens = torch.arange(40)[None]
+    with torch.no_grad():
+        difference = theirs.float().eval()(tokens).logits - ours(tokens)
+    assert difference.abs().max() <= 1e-5
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    text = "What is naïve 🦋?"
+    assert tokenizer.encode(text) == bundle.tokenizer.encode(text.encode())
+    assert tokenizer.chat_template == "{{ messages[0].content }}"
+
+
+def test_all_but_the_weights_is_kept(model):
+    out = exported(model, "--to", "transformers", "--type", "bf16")
+    for path in model.iterdir():
+        if path.name not in ("config.json", "model.safetensors"):
+            assert (out / path.name).read_bytes() == path.read_bytes()
+    before, after = (json.loads((p / "config.json").read_bytes()) for p in (model, out))
+    assert after == before | {"torch_dtype": "bfloat16"}
+
+
+def test_shards_have_an_index_and_stay_small(model):
+    out = exported(model, "--to", "transformers", "--max-shard-size", "20KB")
+    index = json.loads((out / "model.safetensors.index.json").read_bytes())
+    shards = sorted(out.glob("*.safetensors"))
+    n = len(shards)
+    assert [p.name for p in shards] == [
+        f"model-{i:05d}-of-{n:05d}.safetensors" for i in range(1, n + 1)
+    ]
+    found = {name: (p.name, array) for p in shards for name, array in load_file(p).items()}
+    assert index["weight_map"] == {name: file for name, (file, _) in found.items()}
+    assert index["metadata"]["total_size"] == sum(a.nbytes for _, a in found.values())
+    whole = load_file(model / "model.safetensors")
+    assert found.keys() == whole.keys()
+    assert all(np.array_equal(array, whole[name]) for name, (_, array) in found.items())
+    for path in shards:
+        arrays = load_file(path)
+        assert len(arrays) == 1 or sum(a.nbytes for a in arrays.values()) <= 20_000
+
+
+def test_numbers_are_rounded_to_nearest_and_ties_to_even():
+    odd = np.array([1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11, 1 + 3 * 2**-11, -0.0, 1e-40], np.float32)
+    random = np.random.default_rng(0).normal(size=1000).astype(np.float32)
+    for wide in (odd, random):
+        for kind in ("f16", "bf16"):
+            theirs = torch.from_numpy(wide).to(TORCH[kind]).float().numpy()
+            ours = to_float32(cast("x", wide, export.TYPES[kind]))
+            assert ours.tobytes() == theirs.tobytes()
+            assert cast("x", ours, "float32") is ours
+    halves = cast("x", random, "float16")
+    assert np.array_equal(
+        to_float32(cast("x", halves, "bfloat16")),
+        torch.from_numpy(halves).bfloat16().float().numpy(),
+    )
+    with pytest.raises(ModelError, match="x holds 7e\\+04: too large for float16"):
+        cast("x", np.array([7e4], np.float32), "float16")
+    assert dtypes.dtype_of(halves) == "float16"
+
+
+def test_without_a_type_weights_stay_as_they_are(model):
+    half = exported(model, "--to", "transformers", "--type", "f16")
+    again = model.parent / "again"
+    assert run(["export", str(half), "--to", "transformers", "--out", str(again), "-q"]) == 0
+    assert (again / "model.safetensors").read_bytes() == (half / "model.safetensors").read_bytes()
+
+
+def test_a_file_becomes_a_directory_again(model):
+    first = model.parent / "m.gguf"
+    assert run(["export", str(model), "--to", "gguf", "--out", str(first), "-q"]) == 0
+    out = exported(first, "--to", "transformers")
+    wanted, found = model_dir.load(model), model_dir.load(out)
+    assert found.config == wanted.config
+    assert all(np.array_equal(found.arrays[n], a) for n, a in wanted.arrays.items())
+    text = "What is naïve 🦋? 123".encode()
+    assert found.tokenizer.encode(text) == wanted.tokenizer.encode(text)
+    assert (out / "chat_template.jinja").read_text() == "{{ messages[0].content }}"
+
+
+def test_gguf_says_what_the_model_says(model, monkeypatch):
+    gguf = pytest.importorskip("gguf", reason="NO GGUF")
+    monkeypatch.chdir(model.parent)
+    assert run(["export", "model", "--to", "gguf", "--type", "q8_0", "-q"]) == 0
+    reader = gguf.GGUFReader("model-q8_0.gguf")
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    assert fields["general.name"] == "model"
+    assert fields["tokenizer.chat_template"] == "{{ messages[0].content }}"
+    assert fields["tokenizer.ggml.pre"] == "llama-bpe"
+    assert fields["tokenizer.ggml.add_bos_token"] is False
+    source, named = gguf_reader.chat_template(model.parent / "model-q8_0.gguf")
+    assert source == fields["tokenizer.chat_template"]
+    assert named == dict(bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, pad_token=PAD)
+    ids = [fields[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos", "padding")]
+    assert ids == [0, 0, 1]
+    assert fields["tokenizer.ggml.token_type"][:3] == [3, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        (["--to", "transformers"], 2, "--to transformers needs --out"),
+        (["--to", "transformers", "--type", "q8_0", "--out", "x"], 2, "q8_0 is GGUF's own"),
+        (["--to", "gguf", "--max-shard-size", "1MB"], 2, "--max-shard-size is for"),
+        (["--to", "transformers", "--out", "x", "--max-shard-size", "big"], 2, "'big' is no size"),
+        (["--to", "transformers", "--out", "model"], 2, "is or holds the model itself"),
+        (["--to", "transformers", "--out", ".", "--overwrite"], 2, "is or holds the model itself"),
+        (["--to", "transformers", "--out", "other", "--overwrite"], 2, "holds other things: src"),
+        (["--to", "gguf", "--out", "text", "--overwrite"], 2, "it is no GGUF file"),
+        (["--to", "gguf", "--out", "other", "--overwrite"], 2, "is a directory, not a file"),
+        (["--to", "transformers", "--out", "text", "--overwrite"], 2, "is a file, not a directory"),
+        (
+            ["--to", "transformers", "--out", "run", "--overwrite"],
+            2,
+            "holds other things: training",
+        ),
+    ],
+)
+def test_wrong_use_is_refused_and_nothing_written(
+    options, status, message, model, monkeypatch, capsys
+):
+    monkeypatch.chdir(model.parent)
+    (model.parent / "other" / "src").mkdir(parents=True)
+    (model.parent / "other" / "config.json").write_text("{}")
+    (model.parent / "text").write_text("mine")
+    (model.parent / "run" / "training").mkdir(parents=True)
+    (model.parent / "run" / "config.json").write_text("{}")
+    before = sorted(model.parent.rglob("*"))
+    assert run(["export", "model", *options]) == status
+    lines = capsys.readouterr().err.splitlines()
+    assert message in lines[0]
+    assert lines[1].startswith("hint: ")
+    assert sorted(model.parent.rglob("*")) == before
+    assert (model.parent / "text").read_text() == "mine"
+
+
+def test_a_model_that_is_there_is_replaced_only_on_request(model, capsys):
+    for to in ("gguf", "transformers"):
+        out = str(model.parent / f"out.{to}")
+        asked = ["export", str(model), "--to", to, "--out", out]
+        assert run(asked) == 0
+        assert run(asked) == 2
+        assert "already holds a model" in capsys.readouterr().err
+        assert run([*asked, "--type", "f16", "--overwrite"]) == 0
+        arrays = model_dir.load(model.parent / f"out.{to}").arrays
+        assert arrays["token_embedding.weight"].dtype == np.float16
+    assert not list(model.parent.glob(files.TEMPORARY + "*"))
+
+
+@pytest.mark.parametrize("to", ["gguf", "transformers"])
+@pytest.mark.parametrize("name", ["fsync", "replace"])
+def test_what_fails_half_way_leaves_the_old_and_nothing_else(to, name, model, monkeypatch):
+    out = exported(model, "--to", to)
+    before = {p: p.read_bytes() for p in model.parent.rglob("*") if p.is_file()}
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, name, fail)
+    bundle, told = model_dir.load(model), []
+    write = {
+        "gguf": partial(export.to_gguf, name="m", stored="float16"),
+        "transformers": partial(export.to_transformers, dtype="float16", max_shard_bytes=20_000),
+    }[to]
+    with pytest.raises(OSError, match="No space left"):
+        write(bundle, out, progress=told.append)
+    assert {p: p.read_bytes() for p in model.parent.rglob("*") if p.is_file()} == before
+    assert told == sorted(told)
+    assert name == "fsync" or told[-1] == 1
+
+
+def test_the_old_family_has_no_place_in_gguf(tokenizer, tmp_path):
+    classic = make_model("classic", vocab_size=tokenizer.vocab_size)
+    model_dir.save(tmp_path / "m", classic.config, tokenizer, classic.to_arrays())
+    result = tgen("export", tmp_path / "m", "--to", "gguf", "--out", tmp_path / "m.gguf")
+    assert result.returncode == 1
+    assert b"llama.cpp has no norms after each addition" in result.stderr
+    assert not (tmp_path / "m.gguf").exists()
+    result = tgen("export", tmp_path / "m", "--to", "transformers", "--out", tmp_path / "again")
+    assert result.returncode == 0, result.stderr
+    assert not result.stdout
+    first, last = result.stderr.decode().splitlines()[:2]
+    assert "classic" in first
+    assert "float32" in first or "f32" in first
+    assert str(tmp_path / "again") in last
+
+
+def test_a_file_is_named_after_its_model(model, monkeypatch):
+    monkeypatch.chdir(model.parent)
+    model.rename("Qwen2.5-0.5B")
+    assert run(["export", "Qwen2.5-0.5B/", "--to", "gguf"]) == 0
+    fields = header.read_header(Path("Qwen2.5-0.5B-f32.gguf")).fields
+    assert fields["general.name"] == "Qwen2.5-0.5B"
+    assert run(["export", "Qwen2.5-0.5B-f32.gguf", "--to", "gguf", "--type", "f16"]) == 0
+    assert Path("Qwen2.5-0.5B-f32-f16.gguf").exists()
+
+
+def test_float64_weights_are_written_as_float32(model):
+    path = model / "model.safetensors"
+    wide = {name: array.astype(np.float64) for name, array in load_file(path).items()}
+    path.write_bytes(save(wide, metadata={"format": "pt"}))
+    before = model_dir.load(model).arrays
+    again = model_dir.load(exported(model, "--to", "gguf")).arrays
+    assert all(np.array_equal(before[name], again[name]) for name in before)
+
+
+@pytest.mark.parametrize("tokens", [{"bos_token_id": -1}, {"eos_token_id": [0, 99999, -3]}])
+def test_tokens_that_there_are_not_are_passed_over(model, tokens):
+    for name in ("config.json", "generation_config.json"):
+        described = json.loads((model / name).read_bytes()) | tokens
+        (model / name).write_text(json.dumps(described))
+    assert model_dir.load(model).end_ids == {0}
+    fields = header.read_header(exported(model, "--to", "gguf")).fields
+    assert fields["tokenizer.ggml.bos_token_id"] == fields["tokenizer.ggml.eos_token_id"] == 0

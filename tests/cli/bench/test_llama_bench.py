@@ -1,0 +1,228 @@
+"""`tgen bench` in llama-bench's formats, and its commands from end to end."""
+
+import csv
+import io
+import json
+import re
+
+import pytest
+
+from support.command import tgen
+from tgen.benchmark import throughput
+from tgen.benchmark.report import throughput_report
+from tgen.benchmark.throughput import Trial
+from tgen.cli.app import run
+from tgen.cli.bench import llama_bench
+from tgen.cli.ranges import parse_sizes
+from tgen.errors import UsageError
+from tgen.reports import Machine, ModelSummary
+
+# As llama-bench b6000 and later print them.
+THEIRS = """\
+| model                          |       size |     params | backend    | threads |            test |                  t/s |
+| ------------------------------ | ---------: | ---------: | ---------- | ------: | --------------: | -------------------: |
+| llama 7B mostly Q4_0           |   3.56 GiB |     6.74 B | CPU        |       8 |            pp64 |         32.29 ± 1.21 |
+"""  # noqa: E501
+# What a program that compares runs asks for, and joins by: none may be missing or null.
+KEYS = {
+    "build_commit", "test_time", "avg_ts", "cpu_info", "gpu_info", "backends", "n_gpu_layers",
+    "tensor_buft_overrides", "model_filename", "model_type", "n_batch", "n_ubatch", "embeddings",
+    "cpu_mask", "cpu_strict", "poll", "n_threads", "type_k", "type_v", "use_mmap", "no_kv_offload",
+    "split_mode", "main_gpu", "tensor_split", "flash_attn", "n_prompt", "n_gen", "n_depth",
+}  # fmt: skip
+
+
+def rows_of(*tests, seconds=(0.1, 0.2, 0.3), n_parameters=6_740_000_000):
+    summary = ModelSummary(
+        path="m", family="llama", fields={"context_length": 64, "n_layers": 2}, parameters=[],
+        n_parameters=n_parameters, n_embedding_parameters=0, weight_bytes=1,
+        cache_bytes_per_token=8, attention_bytes=1,
+    )  # fmt: skip
+    machine = Machine(cpu="A", load=None, processors=2, versions={"python": "3"})
+    facts = llama_bench.facts(summary, machine, "float32", "")
+    trials = [Trial(prompt=round(s * 1e9), steps=0, cache_bytes=None) for s in seconds]
+    options = {"engine": "kernels", "stored": "float32", "threads": 8, "least": None}
+    return [
+        llama_bench.row(
+            throughput_report(test, trials, **options),
+            summary, machine, facts=facts, limits=None, seed=1, peak_memory=None,
+        )
+        for test in tests
+    ]  # fmt: skip
+
+
+test_of = throughput.Workload
+
+
+def test_markdown_stands_under_llama_benchs_own():
+    lines = llama_bench.as_markdown(rows_of(test_of(n_prompt=64), test_of(n_gen=8))).splitlines()
+    theirs = THEIRS.splitlines()
+    assert lines[:2] == theirs[:2]
+    for line in lines[2:4]:
+        bars = [i for i, c in enumerate(line) if c == "|"]
+        assert bars == [i for i, c in enumerate(theirs[2]) if c == "|"]
+    assert "llama 6.7B F32" in lines[2]
+    assert "25.11 GiB" in lines[2]
+    assert "6.74 B" in lines[2]
+    assert "391.11 ± 222.04" in lines[2]  # the mean and sample deviation of 640, 320, 213.3
+    assert lines[4] == ""
+    assert re.fullmatch(r"build: \S+ \(0\)", lines[5])
+    swept = rows_of(test_of(n_prompt=4), test_of(n_prompt=4, batch=2), n_parameters=1000)
+    head, _, one, two, *_ = llama_bench.as_markdown(swept).splitlines()
+    assert "|   batch |" in head
+    assert one.split("|")[6].strip() + two.split("|")[6].strip() == "12"
+
+
+def test_records_have_every_field_in_llama_benchs_order():
+    (row,) = rows_of(test_of(n_prompt=64, n_depth=3))
+    assert tuple(row)[: len(llama_bench.FIELDS)] == llama_bench.FIELDS
+    assert set(row) >= KEYS
+    assert all(row[name] is not None for name in KEYS)
+    assert row["avg_ns"] == 200_000_000
+    assert row["stddev_ns"] == 100_000_000
+    assert row["samples_ns"] == [100_000_000, 200_000_000, 300_000_000]
+    assert row["ci95_ts"] == [None, None]  # three trials are too few
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", row["test_time"])
+    rows = rows_of(test_of(n_prompt=64), test_of(n_gen=2))
+    assert json.loads(llama_bench.as_json(rows)) == rows
+    assert [json.loads(line) for line in llama_bench.as_jsonl(rows).splitlines()] == rows
+    text = llama_bench.as_csv(rows)
+    assert text.splitlines()[1].startswith(f'"{row["build_commit"]}","0",')
+    read = list(csv.DictReader(io.StringIO(text)))
+    assert set(read[0]) >= set(llama_bench.FIELDS)
+    assert (read[1]["n_gen"], read[1]["cpu_strict"], read[0]["limit_ts"]) == ("2", "0", "")
+    assert rows_of(test_of(n_gen=1), seconds=[0.1])[0]["stddev_ts"] == 0
+
+
+def test_lists_and_ranges():
+    assert parse_sizes("-p", ["512"]) == [512]
+    assert parse_sizes("-p", ["128,256", "128"]) == [128, 256]
+    assert parse_sizes("-p", ["16-64+16"]) == [16, 32, 48, 64]
+    assert parse_sizes("-p", ["16-100*2,7"]) == [16, 32, 64, 7]
+    assert parse_sizes("-p", ["3-5"]) == [3, 4, 5]
+    for wrong in ("", "a", "-1", "5-3", "1-9+0", "1-9*1", "0-9*2", "1.5", "1-999999999"):
+        with pytest.raises(UsageError, match="-p"):
+            parse_sizes("-p", [wrong])
+
+
+def test_a_run_is_saved_and_compared(trained, tmp_path, capsysbinary, monkeypatch):
+    then = tmp_path / "then.json"
+    base = ["bench", "-m", str(trained), "-r", "8", "--no-limits", "-q"]
+    assert run([*base, "-p", "4", "-n", "2", "--threads", "1", "--save", str(then)]) == 0
+    rows = json.loads(then.read_text())
+    assert [(row["n_prompt"], row["n_gen"], row["n_threads"]) for row in rows] == [
+        (4, 0, 1),
+        (0, 2, 1),
+    ]
+    capsysbinary.readouterr()
+    assert run([*base, "--compare", str(then), "--json"]) == 0
+    record = json.loads(capsysbinary.readouterr().out)
+    assert [one["label"] for one in record["differences"]] == ["pp4", "tg2"]
+    assert record["before"] == rows
+    # Then a nanosecond a trial: no noise that a machine makes is as large as this change.
+    quick = [row | {"samples_ns": [1 for _ in row["samples_ns"]]} for row in rows]
+    then.write_text(json.dumps(quick))
+    assert run([*base, "--compare", str(then)]) == 0
+    assert b"slower" in capsysbinary.readouterr().out
+    assert run([*base, "--compare", str(then), "--fail-if-slower", "5%"]) == 1
+    assert b"of its speed then" in capsysbinary.readouterr().err
+    then.write_text(json.dumps([row | {"cpu_info": "another"} for row in rows]))
+    assert run([*base, "--compare", str(then)]) == 2
+    assert b"'another' then" in capsysbinary.readouterr().err
+    odd = [
+        rows[0] | {name: value}
+        for name, value in [("samples_ns", ["a"]), ("samples_ns", [0]), ("n_prompt", -5),
+                            ("n_depth", [1]), ("weights", "x"), ("engine", None), ("batch", "1")]
+    ]  # fmt: skip
+    lacking = [{name: v for name, v in rows[0].items() if name != "n_depth"}]
+    bad_files = ["", "{}", "[1]", '[{"samples_ns": [1]}]', "[" * 9999, "[]", json.dumps(lacking)]
+    for bad in [*bad_files, *(json.dumps([one]) for one in odd)]:
+        then.write_text(bad)
+        assert run([*base, "--compare", str(then)]) == 2
+        assert b"no figures" in capsysbinary.readouterr().err
+    then.write_text(json.dumps(rows))
+    monkeypatch.setattr(throughput, "run", None)  # is refused before anything is measured
+    for more in (["-p", "5"], ["-d", "3", "-p", "4"], ["--batch", "2", "-p", "4"]):
+        assert run([*base, "--compare", str(then), *more]) == 2
+        assert b"has no pp" in capsysbinary.readouterr().err
+
+
+def test_a_run_of_many_setups_is_compared_with_itself(trained, tmp_path, capsysbinary):
+    then = tmp_path / "then.json"
+    base = ["bench", "-m", str(trained), "-r", "5", "--no-limits", "-q", "-o", "json"]
+    swept = [
+        "--weights",
+        "float32,int8",
+        "-d",
+        "0,20",
+        "--batch",
+        "1,2",
+        "-n",
+        "0",
+        "--threads",
+        "1",
+    ]
+    assert run([*base, *swept, "--save", str(then)]) == 0
+    rows = json.loads(capsysbinary.readouterr().out)
+    assert len(rows) == 8
+    assert run([*base, "--compare", str(then)]) == 0
+    record = json.loads(capsysbinary.readouterr().out)
+    assert len(record["differences"]) == 8
+    names = ("test", "weights", "batch", "n_depth", "n_threads")
+    assert [[row[n] for n in names] for row in record["rows"]] == [
+        [row[n] for n in names] for row in rows
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["-p", "999"], "pp999"),
+        (["-p", "0", "-n", "0"], "no tokens"),
+        (["-r", "0"], "--trials"),
+        (["--compare", "nothing.json"], "nothing.json"),
+        (["--against", "nobody"], "--against"),
+        (["--against", "self", "-r", "3"], "-r is 3"),
+        (["--against", "self", "--compare", "x"], "exclude"),
+        (["--kv-cache", "--train"], "exclude"),
+        (["--kv-cache", "-l", "999"], "999"),
+        (["--train", "-p", "4"], "--n-prompt"),
+        (["--fail-if-slower", "5%"], "--compare"),
+        (["--compare", "x", "--fail-if-slower", "much"], "--fail-if-slower"),
+        (["--pg", "4"], "--pg"),
+        (["--engine", "gpu"], "--engine"),
+        (["--weights", "int3"], "--weights"),
+        (["--save", "no/such/folder/x"], "--save"),
+        (["-o", "md", "--kv-cache"], "-o md"),
+        (["--batch", "0"], "--batch"),
+        (["--train", "--batch", "2,4"], "2 batches"),
+        (["--end-to-end", "-p", "2,4"], "2 prompts"),
+        (["--train", "--weights", "int8"], "--weights"),
+        (["-r", "1001"], "--trials"),
+        (["--threads", "99"], "--threads is 99"),
+        (["--end-to-end", "-p", "999"], "do not fit"),
+        (["--end-to-end", "-p", "0"], "do not fit"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_measured(
+    trained, arguments, why, capsysbinary, monkeypatch
+):
+    monkeypatch.setattr(throughput, "run", None)
+    status = run(["bench", "-m", str(trained), "-q", "--no-limits", *arguments])
+    said = capsysbinary.readouterr().err.decode()
+    assert status in (1, 2), said
+    assert why in said
+    assert len(said.splitlines()) <= 3
+
+
+def test_the_formats_of_the_command(trained):
+    arguments = ["bench", "-m", trained, "-r", 6, "-p", 4, "-n", 2, "--batch", "1,2", "--no-limits"]
+    shown = tgen(*arguments).stdout.decode()
+    assert [line.split()[0] for line in shown.splitlines()[1:5]] == ["pp4", "tg2", "pp4", "tg2"]
+    assert "bytes a token" in shown
+    assert tgen(*arguments, "-o", "md").stdout.decode().splitlines()[0].startswith("| model")
+    for form in ("json", "jsonl"):
+        text = tgen(*arguments, "-o", form).stdout
+        rows = json.loads(text) if form == "json" else [json.loads(x) for x in text.splitlines()]
+        assert [(row["n_prompt"], row["batch"]) for row in rows] == [(4, 1), (0, 1), (4, 2), (0, 2)]
+    assert len(tgen(*arguments, "-o", "csv").stdout.splitlines()) == 5

@@ -1,0 +1,295 @@
+"""Pictures of a matrix: SVG, PNG and Vega-Lite show every value, no other, and every label."""
+
+import base64
+import io
+import json
+import re
+import sys
+import time
+import xml.etree.ElementTree as ET
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tgen.cli.inspect.heatmap.heatmap import HeatMap, Scale
+from tgen.cli.inspect.heatmap.layout import Layout, TextBox, pixels
+from tgen.cli.inspect.heatmap.png import png
+from tgen.cli.inspect.heatmap.svg import svg
+from tgen.cli.inspect.heatmap.vega import vega
+from tgen.cli.render.colormap import color_at, to_hex
+from tgen.errors import UsageError
+
+HOSTILE = [
+    "[/x]",
+    "[red]",
+    "</script>",
+    "</title><b>",
+    "<img onerror=alert(1)>",
+    "\"'`&amp;&",
+    ":smile:",
+    "]]>",
+    "日本",
+    "‹U+202E›",
+]
+SHAPES = [(1, 1), (5, 5), (24, 24), (48, 48), (100, 100), (256, 256), (128, 64), (12, 300)]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def attention(n: int, *, labels: list[str] | None = None, scale: Scale = "sqrt") -> HeatMap:
+    """Random weights whose rows sum to 1, some of them too small to see."""
+    scores = np.tril(np.random.default_rng(n).normal(size=(n, n)).astype(np.float32) * 3)
+    weights = np.tril(np.exp(scores))
+    names = [(labels or HOSTILE)[i % len(labels or HOSTILE)] for i in range(n)]
+    return HeatMap(
+        title="Layer 2 & head <3>",
+        values=(weights / weights.sum(1, keepdims=True)).astype(np.float32),
+        rows=names,
+        columns=names,
+        scale=scale,
+        unit="percent of all",
+    )
+
+
+def positions(n_rows: int, n_columns: int) -> HeatMap:
+    """Noise from -1 to 1, whose labels are the indexes."""
+    noise = np.random.default_rng(n_rows).uniform(-1, 1, (n_rows, n_columns))
+    return HeatMap(
+        title="Positions",
+        values=noise.astype(np.float32),
+        rows=[str(i) for i in range(n_rows)],
+        columns=[str(i) for i in range(n_columns)],
+        row_name="position",
+        column_name="dimension",
+        low=-1,
+        high=1,
+        scale="linear",
+        causal=False,
+        percent=False,
+        unit="",
+    )
+
+
+def colours(heat: HeatMap) -> dict[tuple[int, int], tuple[int, int, int]]:
+    """The colour of each cell that is there."""
+    shades = heat.shades()
+    n_rows, n_columns = shades.shape
+    return {
+        (i, j): color_at(float(shades[i, j]))
+        for i in range(n_rows)
+        for j in range(n_columns)
+        if j <= i or not heat.causal
+    }
+
+
+def texts(root: ET.Element) -> list[str]:
+    return [element.text or "" for element in root.iter(SVG + "text")]
+
+
+def shapes(root: ET.Element) -> list[ET.Element]:
+    return [rect for rect in root.iter(SVG + "rect") if rect.find(SVG + "title") is not None]
+
+
+def picture(data: bytes) -> NDArray[np.uint8]:
+    image = pytest.importorskip("PIL.Image").open(io.BytesIO(data))
+    return np.asarray(image.convert("RGBA"))
+
+
+def layout(heat: HeatMap) -> Layout:
+    """As the PNG has it."""
+    font = pytest.importorskip("PIL.ImageFont").load_default
+    return Layout(heat, lambda text, size: font(size).getlength(text))
+
+
+@pytest.mark.parametrize("heat", [attention(40), attention(30, scale="log"), positions(9, 17)])
+def test_vega_has_every_value_exactly(heat: HeatMap):
+    heat.values[-1, :4] = [0, 1e-45, 1.1754944e-38, 1 / 3]
+    cells = json.loads(json.dumps(vega(heat), allow_nan=False))["datasets"]["cells"]
+    read = {(cell["row"], cell["column"]): cell for cell in cells}
+    assert read.keys() == colours(heat).keys()
+    assert len(cells) == len(read)
+    for (i, j), cell in read.items():
+        assert np.float32(cell["value"]) == heat.values[i, j]
+        assert (cell["row_label"], cell["column_label"]) == (heat.rows[i], heat.columns[j])
+
+
+@pytest.mark.parametrize("heat", [attention(9), attention(9, scale="log"), positions(75, 70)])
+def test_vega_opens_in_altair(heat: HeatMap):
+    altair = pytest.importorskip("altair")
+    spec = json.loads(json.dumps(vega(heat)))
+    opened = json.loads(altair.Chart.from_dict(spec).to_json())  # validated twice
+    assert opened["encoding"]["color"]["scale"]["type"] == heat.scale
+    assert opened["datasets"]["cells"] == spec["datasets"]["cells"]
+
+
+def test_vega_labels_are_data():
+    spec = vega(attention(12))
+    names = {param["name"]: param["value"] for param in spec["params"]}
+    assert names["row_names"] == [f"{i} {HOSTILE[i % 10]}" for i in range(12)]
+    expressions = re.findall(r'"labelExpr": "([^"]*)"', json.dumps(spec))
+    assert expressions == ["column_names[datum.value]", "row_names[datum.value]"]
+    scale = spec["encoding"]["color"]["scale"]
+    assert (scale["domain"], scale["range"][0], len(scale["range"])) == ([0, 1], "#440154", 8)
+    assert vega(positions(3, 3))["params"][0]["value"] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("heat", [attention(1), attention(20), attention(48), positions(12, 48)])
+def test_svg_cells_are_shapes_with_their_values(heat: HeatMap):
+    root = ET.fromstring(svg(heat))
+    found = {}
+    for rect in shapes(root):
+        row, column, value = (rect.findtext(SVG + "title") or "").split("\n")
+        i, j = int(row.split()[1]), int(column.split()[1])
+        found[i, j] = rect.get("fill")
+        number = 100 * float(heat.values[i, j]) if heat.percent else float(heat.values[i, j])
+        assert float(value.removesuffix(" %")) == pytest.approx(number, rel=6e-3, abs=1e-30)
+        label = "" if heat.rows[i] == str(i) else f" {heat.rows[i]}"
+        assert row == f"{heat.row_name} {i}{label}"
+    assert found == {cell: to_hex(of) for cell, of in colours(heat).items()}
+    assert root.find(SVG + "image") is None
+
+
+@pytest.mark.parametrize("heat", [attention(49), attention(100, scale="log"), positions(128, 64)])
+def test_svg_of_a_large_matrix_is_one_image(heat: HeatMap):
+    root = ET.fromstring(svg(heat))
+    (image,) = root.iter(SVG + "image")
+    kind, data = image.get("href", "").split(",")
+    assert kind == "data:image/png;base64"
+    assert not shapes(root)
+    read = picture(base64.b64decode(data, validate=True))
+    assert read.shape == (*heat.values.shape, 4)
+    there = colours(heat)
+    for i, j in np.ndindex(heat.values.shape):
+        expected = (*there[i, j], 255) if (i, j) in there else (255, 255, 255, 0)
+        assert tuple(read[i, j].tolist()) == expected
+
+
+@pytest.mark.parametrize("n", [10, 60])
+def test_svg_is_self_contained_and_labels_survive(n: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)  # needed by nothing here
+    text = svg(attention(n))
+    root = ET.fromstring(text)
+    assert re.findall(r"https?:[^\"]*", text) == ["http://www.w3.org/2000/svg"]
+    assert re.findall(r"url\([^)]*\)|@import|xlink|<script|<b>|<img", text) == ["url(#ramp)"]
+    labels = HOSTILE if n == 10 else HOSTILE[::2]
+    assert all(texts(root).count(label) >= 2 for label in labels)
+    assert root.findtext(SVG + "title") == "Layer 2 & head <3>"
+    assert {"Layer 2 & head <3>", "query", "key", "percent of all, square-root scale"} <= {
+        *texts(root)
+    }
+
+
+def test_long_labels_are_cut_beside_cells_and_whole_in_them():
+    long = "日" * 8 + "x" * 30
+    root = ET.fromstring(svg(attention(2, labels=[long])))
+    assert texts(root).count("日" * 8 + "x" * 7 + "…") == 4
+    assert shapes(root)[0].findtext(SVG + "title") == f"query 0 {long}\nkey 0 {long}\n100 %"
+
+
+def test_cells_say_their_numbers_where_there_is_room():
+    heat = attention(4)
+    heat.values[3] = [0.004, 0.994, 0.996, 0.47]
+    written = texts(ET.fromstring(svg(heat)))[-10:]
+    assert written[-4:] == ["·", "99", "100", "47"]
+    heat = positions(3, 3)
+    heat.values[2] = [-0.001, -1, 0.256]
+    assert texts(ET.fromstring(svg(heat)))[-3:] == ["0.00", "-1.00", "0.26"]
+    heat.values[2, 0] = 12345.6
+    assert "0.26" not in texts(ET.fromstring(svg(heat)))
+
+
+def test_the_legend_names_its_scale_and_its_ends():
+    for heat, name, ends in (
+        (attention(3), "percent of all, square-root scale", ("0", "100")),
+        (attention(3, scale="log"), "percent of all, log scale", ("0.01", "100")),
+        (positions(3, 3), "linear scale", ("-1", "1")),
+    ):
+        words = layout(heat).words
+        at = next(i for i, word in enumerate(words) if word.text == name)
+        ticks = words[at + 1 : at + 6]
+        assert (ticks[0].text, ticks[-1].text) == ends
+        assert all(left.x < right.x for left, right in pairwise(ticks))
+
+
+def box(words: TextBox, width: float) -> tuple[float, float, float, float]:
+    """Left, top, right and bottom; letters are some 0.8 of their size high."""
+    before = {"start": 0.0, "middle": width / 2, "end": width}[words.anchor]
+    half = 0.4 * words.size
+    if words.turned:
+        return words.x - half, words.y - (width - before), words.x + half, words.y + before
+    return words.x - before, words.y - half, words.x - before + width, words.y + half
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("labelled", [True, False])
+def test_words_are_inside_and_apart(shape: tuple[int, int], labelled: bool):
+    heat = positions(*shape)
+    if labelled:
+        heat = HeatMap(
+            title="A title of many words that go on " * 5,
+            values=np.abs(heat.values),
+            rows=[HOSTILE[i % 10] * 3 for i in range(shape[0])],
+            columns=[HOSTILE[i % 10] for i in range(shape[1])],
+        )
+    place = Layout(heat, lambda text, size: 0.6 * size * len(text))
+    boxes = [box(word, 0.6 * word.size * len(word.text)) for word in place.words if word.text]
+    for left, top, right, bottom in boxes:
+        assert 0 < left < right < place.width
+        assert 0 < top < bottom < place.height
+    beside = [b for b in boxes if b[0] < place.left or b[1] > place.end or b[3] < place.top]
+    for a, b in combinations(beside, 2):
+        assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1], (a, b)
+
+
+@pytest.mark.parametrize("heat", [attention(100), attention(256), positions(128, 64)])
+def test_png_shows_every_cell(heat: HeatMap):
+    read, place = picture(png(heat)), layout(heat)
+    assert read.shape[:2] == (place.height, place.width)
+    matrix = read[place.top : place.end, place.left : place.right, :3]
+    expected = np.full((*heat.values.shape, 3), 255, np.uint8)
+    for cell, of in colours(heat).items():
+        expected[cell] = of
+    assert np.array_equal(matrix, expected.repeat(place.cell, 0).repeat(place.cell, 1))
+    assert np.array_equal(pixels(heat), expected)
+
+
+def test_png_of_a_small_matrix_has_numbers_in_its_cells():
+    heat = attention(12)
+    read, place = picture(png(heat)), layout(heat)
+    assert place.cell == 40
+    matrix = read[place.top : place.end, place.left : place.right, :3]
+    there = colours(heat)
+    for i, j in np.ndindex(heat.values.shape):
+        cell = matrix[40 * i : 40 * i + 39, 40 * j : 40 * j + 39]
+        assert tuple(cell[1, 1].tolist()) == there.get((i, j), (255, 255, 255))
+        assert (len(np.unique(cell.reshape(-1, 3), axis=0)) > 1) == ((i, j) in there)
+
+
+def test_png_tells_characters_apart_that_its_font_lacks():
+    pytest.importorskip("PIL")
+    drawings = [png(attention(3, labels=[label] * 3)) for label in ("日", "本", "é", "⏎", "n")]
+    assert len({*drawings}) == 5
+
+
+def test_pictures_of_256_tokens_are_small_and_quick():
+    noise = positions(256, 256)
+    for heat in (attention(256), noise):
+        start = time.process_time()
+        drawing = svg(heat).encode()
+        assert len(drawing) < 200_000
+        assert len(vega(heat)["datasets"]["cells"]) == len(colours(heat))
+        assert time.process_time() - start < 2
+    pytest.importorskip("PIL")
+    for heat in (attention(256), noise):
+        start = time.process_time()
+        assert len(png(heat)) < 400_000
+        assert time.process_time() - start < 2
+
+
+def test_png_needs_pillow(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(UsageError) as caught:
+        png(attention(3))
+    assert caught.value.message == "--png needs Pillow"
+    assert caught.value.hint == "pip install 'tgen-lm[png]'"

@@ -1,0 +1,222 @@
+"""The command as people run it: pipes, signals, and the shipped model."""
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.command import clean_environment, start, tgen
+from support.models import TEXT
+from tgen.tokenizer import Tokenizer
+
+SHIPPED = Path(__file__).parents[2] / "models" / "shakespeare"
+
+
+def test_help_is_quick_to_show_and_never_loads_torch():
+    for arguments in (["--help"], ["train", "--help"], ["generate", "-h"], ["--version"], []):
+        code = (
+            f"import sys; from tgen.cli.app import run; status = run({arguments!r}); "
+            "assert not {'torch', 'tokenizers'} & sys.modules.keys(); sys.exit(status)"
+        )
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+        assert result.returncode == 0, result.stderr.decode()
+        assert result.stdout
+
+
+def test_stdout_is_the_continuation_and_not_one_byte_more(trained):
+    options = ["-m", trained, "-n", 40, "--seed", 7]
+    plain = tgen("generate", *options, "-p", "What is")
+    assert plain.returncode == 0
+    assert b"seed 7" in plain.stderr
+    record = json.loads(tgen("generate", *options, "-p", "What is", "--json").stdout)
+    text = base64.b64decode(record["bytes"]) if "bytes" in record else record["text"].encode()
+    assert plain.stdout == text
+    assert record["seed"] == 7
+    assert len(record["tokens"]) == 40
+    echoed = tgen("generate", *options, "-p", "What is", "--echo", "-q")
+    assert echoed.stdout == b"What is" + plain.stdout
+    assert echoed.stderr == b""
+    piped = tgen("generate", *options, stdin=b"What is")
+    dashed = tgen("generate", *options, "-p", "-", stdin=b"What is")
+    uncached = tgen("generate", *options, "-p", "What is", "--no-kv-cache")
+    assert plain.stdout == piped.stdout == dashed.stdout == uncached.stdout
+
+
+def test_any_bytes_reach_the_tokenizer_and_come_out(trained):
+    prompt = "é🦋\n".encode() + b"\xff\xfe"
+    piped = tgen("generate", "-m", trained, "-n", 5, "--seed", 1, "--echo", "-q", stdin=prompt)
+    assert piped.stdout.startswith(prompt)
+    argument = tgen(
+        "generate", "-m", trained, "-n", 5, "--seed", 1, "--echo", "-q", "-p", os.fsdecode(prompt)
+    )
+    assert argument.stdout == piped.stdout
+    for locale in (
+        {"LC_ALL": "C"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"},
+    ):
+        other = tgen(
+            "generate", "-m", trained, "-n", 5, "--seed", 1, "--echo", "-q", stdin=prompt, **locale
+        )
+        assert other.stdout == piped.stdout
+
+
+def test_a_loop_around_prompt_keeps_its_own_stdin(trained):
+    command = f'{sys.executable} -m tgen generate -q -n 1 -m {trained} -p "$line"'
+    loop = f"while read -r line; do {command}; echo; done"
+    result = subprocess.run(
+        ["sh", "-c", loop],
+        input=b"one\ntwo\n",
+        capture_output=True,
+        env=clean_environment(),
+        check=True,
+    )
+    assert result.stdout.count(b"\n") >= 2
+
+
+def test_the_printed_seed_reproduces_the_text(trained):
+    first = tgen("generate", "-m", trained, "-n", 30, "-p", "The")
+    seed = first.stderr.decode().split("seed ")[1].split()[0]
+    assert (
+        tgen("generate", "-m", trained, "-n", 30, "-p", "The", "--seed", seed).stdout
+        == first.stdout
+    )
+    assert tgen("generate", "-m", trained, "-n", 30, "-p", "The").stdout != first.stdout
+
+
+def test_a_reader_that_leaves_ends_it_silently(trained):
+    with start(
+        "generate",
+        "-q",
+        "-m",
+        trained,
+        "-n",
+        1_000_000,
+        "-p",
+        "The",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.wait(timeout=60) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_lost_output_is_never_success(trained):
+    for arguments in (
+        ["generate", "-m", trained, "-p", "a", "-n", 5],
+        ["inspect", "-m", trained, "-p", "a"],
+        ["--help"],
+    ):
+        with Path("/dev/full").open("wb") as full:
+            result = subprocess.run(
+                [sys.executable, "-m", "tgen", *map(str, arguments)],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                env=clean_environment(),
+                check=False,
+            )
+        assert result.returncode == 1
+        assert b"No space left on device" in result.stderr
+        assert b"Traceback" not in result.stderr
+
+
+def test_stdin_can_be_trained_on_and_the_result_generated_from(tmp_path):
+    result = tgen(
+        "train",
+        "-",
+        "--steps",
+        4,
+        "--out",
+        tmp_path / "m",
+        "--set",
+        "d_model=16",
+        "--set",
+        "n_heads=2",
+        stdin=TEXT,
+    )
+    assert result.returncode == 0, result.stderr.decode()
+    assert b"validation" in result.stderr
+    assert result.stdout == b""
+    assert b"\x1b" not in result.stderr
+    said = tgen("generate", "-m", tmp_path / "m", "-n", 3, "-q", stdin=b"")
+    assert said.returncode == 0
+
+
+def test_a_char_model_of_json_reports(tmp_path):
+    (tmp_path / "corpus.txt").write_bytes(TEXT)
+    result = tgen(
+        "train",
+        tmp_path / "corpus.txt",
+        "--tokenizer",
+        "char",
+        "--steps",
+        2,
+        "--size",
+        "tiny",
+        "--family",
+        "classic",
+        "--json",
+        "-q",
+        cwd=tmp_path,
+    )
+    reports = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [r["kind"] for r in reports] == [
+        "PlanReport",
+        "StepReport",
+        "StepReport",
+        "EvalReport",
+        "SampleReport",
+        "MemorisationReport",
+        "DoneReport",
+    ]
+    assert result.stderr == b""
+    out = tmp_path / "models" / "corpus"  # the default place
+    tokenizer = Tokenizer((out / "tokenizer.json").read_text())
+    assert len(tokenizer.encode("日".encode())) == 1
+    assert b"models/corpus" in tgen("generate", "-p", "T", "-n", 1, cwd=tmp_path).stderr
+
+
+def test_a_run_outlives_its_terminal_and_its_reader(tmp_path):
+    (tmp_path / "corpus.txt").write_bytes(TEXT)
+    small = ["--steps", 40, "--set", "d_model=16", "--set", "n_heads=2", "--set", "eval_every=10"]
+    for name, stream in (("a", "stderr"), ("b", "stdout")):
+        arguments = ["train", tmp_path / "corpus.txt", "--out", tmp_path / name, *small]
+        arguments += ["--json"] if stream == "stdout" else []
+        pipes = {"stderr": subprocess.DEVNULL} | {stream: subprocess.PIPE}
+        with start(*arguments, **pipes) as process:
+            pipe = getattr(process, stream)
+            pipe.read(1)
+            pipe.close()
+            assert process.wait(timeout=100) == 0
+        assert (tmp_path / name / "model.safetensors").exists()
+        assert (tmp_path / name / "training" / "state-00000040").exists()
+
+
+def test_the_shipped_model_answers_where_nothing_was_trained(tmp_path):
+    assert sum(p.stat().st_size for p in SHIPPED.iterdir()) < 10_000_000
+    assert {p.name for p in SHIPPED.iterdir()} == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "ngrams.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    config = json.loads((SHIPPED / "config.json").read_bytes())
+    assert config["max_position_embeddings"] >= 256
+    result = tgen("generate", "--prompt", "What is", "-n", 100, "--seed", 1, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr.decode()
+    assert b"shakespeare" in result.stderr
+    words = {word.strip(".,;:!?'").lower() for word in result.stdout.decode().split()}
+    assert (
+        len(words & {"the", "and", "to", "of", "i", "a", "my", "is", "in", "that", "not", "you"})
+        >= 3
+    )

@@ -1,0 +1,117 @@
+"""Signals to the command: before it begins, while it runs, at its end."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from support.command import clean_environment, start, tgen
+from support.models import TEXT
+from tgen import __main__
+from tgen.runs.storage import state
+
+
+def test_ctrl_c_saves_and_the_printed_command_goes_on(tmp_path):
+    (tmp_path / "corpus.txt").write_bytes(TEXT)
+    arguments = [
+        "train",
+        tmp_path / "corpus.txt",
+        "--steps",
+        200,
+        "--set",
+        "d_model=16",
+        "--set",
+        "n_heads=2",
+        "--set",
+        "eval_every=20",
+    ]
+    assert tgen(*arguments, "--out", tmp_path / "whole").returncode == 0
+    with start(*arguments, "--out", tmp_path / "parts", stderr=subprocess.PIPE) as process:
+        folder = tmp_path / "parts" / "training"
+        while process.poll() is None and not any(folder.glob("state-*20")):
+            time.sleep(0.01)  # a poll for the state of step 20, not a guess at a time
+        process.send_signal(signal.SIGINT)
+        _, message = process.communicate(timeout=60)
+    assert process.returncode == 130, message.decode()
+    assert b"Traceback" not in message
+    command = message.decode().split("go on with: tgen ")[1].strip().split()
+    assert tgen(*command).returncode == 0
+    whole, parts = (tmp_path / name / "model.safetensors" for name in ("whole", "parts"))
+    assert whole.read_bytes() == parts.read_bytes()
+
+
+def test_ctrl_c_before_the_command_is_there_is_no_traceback(monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(signal, "getsignal", interrupted)
+    with pytest.raises(SystemExit, match="130"):
+        __main__.main()
+
+
+DROPPED = """
+import os, signal, weakref
+from tgen.cli import app
+from tgen.runs import prepare
+class Thing:
+    pass
+read = prepare.corpus.read
+def reading(paths):
+    thing = Thing()
+    reference = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGTERM))
+    del thing  # what is raised in there goes no further
+    return read(paths)
+prepare.corpus.read = reading
+os._exit(app.run({arguments!r}))
+"""
+
+
+def test_a_signal_whose_exception_python_drops_stops_the_run_at_its_first_step(on_ranks, tmp_path):
+    (tmp_path / "corpus.txt").write_bytes(TEXT)
+    out = tmp_path / "out"
+    arguments = ["train", str(tmp_path / "corpus.txt"), "-o", str(out), "--steps", "9"]
+    [run] = on_ranks(code=DROPPED.format(arguments=[*arguments, "--size", "nano"]), n=1)
+    assert (run.status, "stopped and saved" in run.err) == (143, True)
+    assert state.load_state(out, run=state.load_run(out)[0]["run_id"]).progress["step"] == 1
+
+
+IMPORTING = """
+import signal, sys
+from tgen.cli import app
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == "torch.nn":
+            signal.raise_signal(signal.SIGTERM)
+sys.meta_path.insert(0, Finder)
+status = app.run(sys.argv[1:])
+print(status, "torch.nn" in sys.modules, file=sys.stderr)
+"""
+
+
+def test_a_signal_waits_for_the_import_of_torch(tmp_path):
+    (tmp_path / "corpus.txt").write_bytes(TEXT)
+    arguments = ["train", "corpus.txt", "-o", "models/out", "--steps", "9"]
+    ended = subprocess.run(
+        [sys.executable, "-c", IMPORTING, *arguments],
+        capture_output=True,
+        cwd=tmp_path,
+        env=clean_environment(),
+        check=False,
+    )
+    said, how = ended.stderr.decode().splitlines()
+    assert said.startswith("stopped before the first step")
+    assert how == "143 True"
+    assert not (tmp_path / "models").exists()
+
+
+def test_a_signal_while_python_ends_is_quiet():
+    code = (
+        "import atexit, signal, sys; atexit.register(signal.raise_signal, signal.SIGINT);"
+        "sys.argv = ['tgen', '--version']; from tgen.__main__ import main; main()"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, env=clean_environment(), check=False
+    )
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, b"")

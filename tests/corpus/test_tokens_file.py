@@ -1,0 +1,191 @@
+"""The tokens of a run on the disk: read by position, and never those of another text."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+
+from support.runs import contents, request, resume
+from tgen import corpus, runs
+from tgen.checkpoint import safetensors_file
+from tgen.config import TrainConfig
+from tgen.corpus import TokenDataset, tokenize
+from tgen.errors import TgenError, TrainingError
+from tgen.reports import DoneReport
+from tgen.runs.storage import state
+from tgen.storage import files
+from tgen.storage.disk_array import DiskArray
+from tgen.tokenizer import train_char
+
+CHAR = train_char([b"abc"])
+RUN = {"corpus_sha256": "c", "tokenizer_sha256": "t"}
+
+
+@pytest.fixture
+def on_disk(monkeypatch):
+    """Nothing is short enough for the memory."""
+    monkeypatch.setattr(safetensors_file, "IN_MEMORY", -1)
+    monkeypatch.setattr(tokenize, "IN_MEMORY", 50)
+    monkeypatch.setattr("tgen.storage.disk_array._BLOCK", 64)
+
+
+def kept(out, arrays):
+    (out / "training").mkdir(parents=True, exist_ok=True)
+    return state.load_tokens(out, state.save_tokens(out, RUN, arrays))
+
+
+@given(
+    st.lists(st.tuples(st.binary(max_size=30), st.binary(max_size=20)), min_size=3, max_size=30),
+    st.integers(1, 20),
+    st.booleans(),
+    st.sampled_from([0.0, 0.4]),
+)
+@settings(deadline=None, max_examples=60)
+def test_batches_from_the_disk_are_those_from_memory(
+    tmp_path_factory, tokenizer, rows, context_length, masked, token_split
+):
+    rows = [(first, b"end" + second) for first, second in rows]
+    documents = rows if masked else [(first + second,) for first, second in rows]
+    sides = [corpus.tokenize(part, tokenizer) for part in (documents[:-1], documents[-1:])]
+    arrays = corpus.arrays(*sides)
+    known = dict(
+        held_out_bytes=1,
+        context_length=min(context_length, len(arrays["train"]) - 1),
+        batch_size=3,
+        seed=5,
+        end_of_text=tokenizer.end_of_text,
+        merge_pairs=tokenizer.merge_pairs,
+    )
+    memory = TokenDataset(**arrays, **known)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(safetensors_file, "IN_MEMORY", -1)
+        patch.setattr("tgen.storage.disk_array._BLOCK", 64)
+        found = kept(tmp_path_factory.mktemp("run"), arrays)
+        assert all(isinstance(array, DiskArray) for array in found.values())
+        disk = TokenDataset(**found, **known)
+        assert (disk.train_tokens, disk.held_out_tokens) == (
+            memory.train_tokens,
+            memory.held_out_tokens,
+        )
+        pairs = [
+            *(
+                (s.batch(step, token_split=token_split) for s in (memory, disk))
+                for step in range(4)
+            ),
+            *zip(memory.held_out_windows(40), disk.held_out_windows(40), strict=True),
+            *zip(memory.train_windows(40), disk.train_windows(40), strict=True),
+        ]
+        for here, there in pairs:
+            for one, other in zip(here, there, strict=True):
+                assert (one is None) == (other is None)
+                assert one is None or (np.array_equal(one, other) and one.dtype == other.dtype)
+
+
+@pytest.mark.usefixtures("on_disk")
+def test_the_library_reads_the_file(tmp_path):
+    text = corpus.tokenize([(b"ab", b"c" * 90), (b"a", b"b")], CHAR)
+    assert isinstance(text.tokens, DiskArray)
+    assert isinstance(text.scored, DiskArray)
+    arrays = corpus.arrays(text, corpus.tokenize([(b"cab",)], CHAR))
+    found = kept(tmp_path, arrays)
+    theirs = load_file(tmp_path / "training" / "tokens.safetensors")
+    assert set(theirs) == set(found) == {"train", "train_scored", "held_out"}
+    for name, array in theirs.items():
+        assert array.tolist() == found[name][:].tolist() == arrays[name][:].tolist()
+        assert array.dtype == arrays[name].dtype
+
+
+def test_a_run_that_reads_from_the_disk_is_the_same_run(tmp_path, monkeypatch):
+    list(runs.start(request(tmp_path, "memory", overrides={"loss_on": "all"})))
+    monkeypatch.setattr(safetensors_file, "IN_MEMORY", -1)
+    monkeypatch.setattr(tokenize, "IN_MEMORY", 50)
+    list(runs.start(request(tmp_path, "disk", overrides={"loss_on": "all"})))
+    assert contents(tmp_path / "disk") == contents(tmp_path / "memory")
+
+
+@pytest.fixture
+def paused(tmp_path):
+    """A run that was stopped after its sixth step."""
+    stops = iter([False] * 6 + [True])
+    list(runs.start(request(tmp_path), stopped=lambda: next(stops)))
+    return tmp_path / "model"
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES = {
+    "a bit": flip,
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-10]),
+    "empty": lambda path: path.write_bytes(b""),
+    "gone": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_tokens_are_refused_and_made_anew_from_the_same_corpus(tmp_path, paused, damage):
+    path = paused / "training" / "tokens.safetensors"
+    good = path.read_bytes()
+    DAMAGES[damage](path)
+    with pytest.raises(TrainingError, match=r"tokens\.safetensors are"):
+        list(resume(paused, threads=1))
+    done = list(resume(paused, corpus=[str(tmp_path / "corpus.txt")], threads=1))[-1]
+    assert isinstance(done, DoneReport)
+    assert done.finished
+    assert path.read_bytes() == good
+    list(runs.start(request(tmp_path, "whole")))
+    weights = [out / "model.safetensors" for out in (paused, tmp_path / "whole")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_tokens_of_another_text_are_never_used(tmp_path, paused):
+    (tmp_path / "other.txt").write_bytes((tmp_path / "corpus.txt").read_bytes().swapcase())
+    other = request(tmp_path, "other", corpus=[str(tmp_path / "other.txt")])
+    list(runs.start(other))
+    files.publish(
+        paused / "training" / "tokens.safetensors",
+        (tmp_path / "other" / "training" / "tokens.safetensors").read_bytes(),
+    )
+    with pytest.raises(TrainingError, match="are damaged, or of another run"):
+        list(resume(paused, threads=1))
+    with pytest.raises(TrainingError, match="the corpus has changed"):
+        list(resume(paused, corpus=[str(tmp_path / "other.txt")], threads=1))
+
+
+def test_another_tokenizer_is_refused(paused):
+    path = paused / "training" / "tokenizer.json"
+    path.write_bytes(path.read_bytes() + b"\n")
+    with pytest.raises(TrainingError, match=r"tokenizer\.json has changed"):
+        list(resume(paused, threads=1))
+
+
+def test_a_run_of_a_version_without_these_records_goes_on(paused):
+    path = paused / "training" / "run.json"
+    run = json.loads(path.read_text())
+    for name in ("tokens", "tokenizer_sha256", "read_bytes"):
+        del run[name]
+    path.write_text(json.dumps(run))
+    assert list(resume(paused, threads=1))[-1].finished
+
+
+@pytest.mark.usefixtures("on_disk")
+def test_a_file_that_shrinks_under_a_run_is_an_error(tmp_path):
+    arrays = corpus.arrays(corpus.tokenize([(b"abc" * 40,)], CHAR), corpus.tokenize([], CHAR))
+    found = kept(tmp_path, arrays)
+    path = tmp_path / "training" / "tokens.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(TgenError, match="have become fewer"):
+        found["train"][:]
+
+
+@pytest.mark.usefixtures("on_disk")
+def test_a_dry_run_writes_nothing_but_leaves_nothing_out(tmp_path):
+    plan = runs.dry_run(request(tmp_path, train=TrainConfig(steps=3)))
+    assert plan.train_tokens > 100
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]

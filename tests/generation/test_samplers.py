@@ -1,0 +1,246 @@
+"""Every sampler is the reference's, or the plainest reading of its definition; draws follow it."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.generation import logits_process as reference
+
+from tgen.config import SAMPLERS, SamplingConfig
+from tgen.generation import penalties, samplers
+from tgen.generation.logits_processors import LogitsProcessors
+from tgen.generation.sampling import sample
+from tgen.generation.token_bytes import Vocabulary
+
+OFF = dict(temperature=1.0, top_k=0)
+
+
+def random_logits(seed, rows=4, size=60, spread=3.0):
+    values = np.random.default_rng(seed).normal(size=(rows, size)) * spread
+    return values.astype(np.float32)
+
+
+def ours(logits, apply):
+    """What remains, by token: (B, V)."""
+    ids, ranked = samplers.sort_candidates(logits, 0)
+    out = np.full(logits.shape, -np.inf)
+    np.put_along_axis(out, ids, apply(ranked), axis=1)
+    return out
+
+
+def theirs(logits, processor, text=None):
+    ids = torch.tensor(text if text is not None else [[0]] * len(logits))
+    return processor(ids, torch.tensor(logits, dtype=torch.float64)).numpy()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_truncation_is_that_of_transformers(seed):
+    logits, random = random_logits(seed), np.random.default_rng(seed)
+    p, k = float(random.uniform(0.05, 0.99)), int(random.integers(1, 70))
+    pairs = [
+        (lambda x: samplers.top_k(x, k), reference.TopKLogitsWarper(k)),
+        (lambda x: samplers.top_p(x, p), reference.TopPLogitsWarper(p)),
+        (lambda x: samplers.min_p(x, p), reference.MinPLogitsWarper(p)),
+        (lambda x: samplers.typical_p(x, p), reference.TypicalLogitsWarper(p)),
+    ]
+    for apply, processor in pairs:
+        np.testing.assert_array_equal(ours(logits, apply), theirs(logits, processor))
+    t = float(random.uniform(0.1, 3))
+    found = samplers.softmax(ours(logits, lambda x: samplers.apply_temperature(x, t)))
+    wanted = samplers.softmax(theirs(logits, reference.TemperatureLogitsWarper(t)))
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_transformers_does_not_have_is_its_definition(seed):
+    logits = random_logits(seed).astype(np.float64).astype(np.float32)
+    n, threshold = 0.3 + seed / 4, 0.02 * (seed + 1)
+    kept = ours(logits, lambda x: samplers.top_n_sigma(x, n)) > -np.inf
+    for row, mask in zip(logits.astype(np.float64), kept, strict=True):
+        assert mask.tolist() == (row >= row.max() - n * row.std()).tolist()
+    chosen = np.array([True, False, True, True])
+    kept = ours(logits, lambda x: samplers.xtc(x, threshold, chosen)) > -np.inf
+    for row, mask, drawn in zip(logits, kept, chosen, strict=True):
+        p = samplers.softmax(row[None])[0]
+        probable = sorted((i for i in range(len(p)) if p[i] >= threshold), key=lambda i: -p[i])
+        dropped = set(probable[:-1]) if drawn else set()
+        assert set(np.flatnonzero(~mask)) == dropped
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(0, 99))
+@settings(deadline=None)
+def test_penalties_are_the_references(text, seed):
+    logits = random_logits(seed, 1, 10)[0]
+    found = logits.astype(np.float64)
+    penalties.penalise_repetition(found, text, repetition=1.3)
+    wanted = theirs(logits[None], reference.RepetitionPenaltyLogitsProcessor(1.3), [text])[0]
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    found = logits.astype(np.float64)
+    penalties.penalise_repetition(found, text, presence=0.5, frequency=0.25)
+    counts = Counter(text)
+    for i in range(10):
+        assert found[i] == pytest.approx(logits[i] - 0.25 * counts[i] - 0.5 * (counts[i] > 0))
+    for n in (1, 2, 3):
+        found = logits.astype(np.float64)
+        penalties.forbid_repeated_ngrams(found, text, n)
+        wanted = theirs(logits[None], reference.NoRepeatNGramLogitsProcessor(n), [text])[0]
+        np.testing.assert_array_equal(found, wanted)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=25), st.sets(st.integers(0, 3)))
+@settings(deadline=None)
+def test_dry_is_its_definition(text, breakers):
+    found = np.zeros(4)
+    penalties.penalise_long_repeats(
+        found, text, multiplier=0.8, base=1.75, allowed_length=2, breakers=breakers
+    )
+    for token in range(4):
+        longest = 0
+        for n in range(
+            1, len(text)
+        ):  # the text's last n tokens, and before them the same, then token
+            end = text[-n:]
+            if breakers & set(end):
+                break
+            if any(text[i : i + n] == end and text[i + n] == token for i in range(len(text) - n)):
+                longest = n
+        penalised = longest >= 2 and token not in breakers
+        assert found[token] == pytest.approx(-0.8 * 1.75 ** (longest - 2) if penalised else 0)
+
+
+def likelihoods(logits, sampling, seen):
+    """Each token's chance by the references alone; xtc averaged over its coin."""
+    row = logits.astype(np.float64)[None]
+    if sampling.repetition_penalty != 1:
+        processor = reference.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)
+        row = theirs(row, processor, [seen])
+    if sampling.no_repeat_ngram:
+        row = theirs(row, reference.NoRepeatNGramLogitsProcessor(sampling.no_repeat_ngram), [seen])
+    warpers = {
+        "top_k": sampling.top_k and reference.TopKLogitsWarper(sampling.top_k),
+        "top_p": sampling.top_p < 1 and reference.TopPLogitsWarper(sampling.top_p),
+        "min_p": sampling.min_p and reference.MinPLogitsWarper(sampling.min_p),
+        "typical_p": sampling.typical_p < 1 and reference.TypicalLogitsWarper(sampling.typical_p),
+        "temperature": reference.TemperatureLogitsWarper(sampling.temperature),
+    }
+    for name in sampling.samplers:
+        if warpers.get(name):
+            row = theirs(row, warpers[name])
+    return samplers.softmax(row)[0]
+
+
+# What each of twenty mistakes would draw instead: a setting, and the wrong one in its place.
+MISTAKES = [
+    (dict(temperature=0.7), dict(temperature=0.74)),
+    (dict(temperature=1.5), dict(temperature=1.0)),
+    (dict(temperature=0.5), dict(temperature=2.0)),
+    (dict(top_k=3), dict(top_k=4)),
+    (dict(top_k=3), dict(top_k=2)),
+    (dict(top_k=1), dict(top_k=0)),
+    (dict(top_p=0.8), dict(top_p=0.95)),
+    (dict(top_p=0.8), dict(top_p=0.5)),
+    (dict(top_p=0.5), dict(top_p=1.0)),
+    (dict(min_p=0.1), dict(min_p=0.0)),
+    (dict(min_p=0.2), dict(min_p=0.4)),
+    (dict(min_p=0.3), dict(min_p=0.1)),
+    (dict(typical_p=0.6), dict(typical_p=1.0)),
+    (dict(typical_p=0.6), dict(top_p=0.6)),
+    (dict(repetition_penalty=1.5), dict(repetition_penalty=1.0)),
+    (dict(repetition_penalty=1.5), dict(repetition_penalty=1.3)),
+    (dict(no_repeat_ngram=2), dict(no_repeat_ngram=0)),
+    (dict(no_repeat_ngram=2), dict(no_repeat_ngram=1)),
+    (
+        dict(top_p=0.7, temperature=2.0),
+        dict(top_p=0.7, temperature=2.0, samplers=("temperature", "top_p")),
+    ),
+    (
+        dict(min_p=0.3, temperature=2.0, samplers=("temperature", "min_p")),
+        dict(min_p=0.3, temperature=2.0),
+    ),
+]
+LOGITS = np.array([0.0, 1.0, 2.0, 0.5, -1.0, 1.5, 1.8, -0.5], np.float32)
+SEEN = [2, 5, 1, 5, 2]
+
+
+def border(degrees, alpha):
+    """The value that chi-square with these degrees passes with probability alpha (Wilson and
+    Hilferty 1931)."""
+    z = -float(torch.special.ndtri(torch.tensor(alpha, dtype=torch.float64)))
+    return degrees * (1 - 2 / (9 * degrees) + z * math.sqrt(2 / (9 * degrees))) ** 3
+
+
+@pytest.mark.parametrize("number", range(len(MISTAKES)))
+def test_draws_follow_the_distribution_and_not_that_of_a_mistake(number):
+    right, wrong = (SamplingConfig(**(OFF | fields), seed=number) for fields in MISTAKES[number])
+    n = 40_000
+    ruled = LOGITS.copy()
+    LogitsProcessors(right, Vocabulary()).apply(ruled, SEEN, 0, b"", n)
+    logits = np.repeat(ruled[None], n, axis=0)
+    drawn = sample(logits, right, seeds=range(n), positions=[5] * n)
+    counts = np.bincount(drawn, minlength=len(LOGITS))
+
+    def fits(sampling):
+        p = likelihoods(LOGITS, sampling, SEEN)
+        if counts[p == 0].any():
+            return False
+        expected = p[p > 0] * n
+        if len(expected) == 1:
+            return True
+        chi_square = ((counts[p > 0] - expected) ** 2 / expected).sum()
+        return chi_square < border(len(expected) - 1, 1e-6 / len(MISTAKES))
+
+    assert fits(right)
+    assert not fits(wrong)
+
+
+def test_xtc_tosses_its_coin_apart_from_the_draw():
+    sampling = SamplingConfig(**OFF, xtc_probability=0.4, xtc_threshold=0.15, seed=9)
+    n = 40_000
+    drawn = sample(np.repeat(LOGITS[None], n, axis=0), sampling, seeds=range(n), positions=[5] * n)
+    p = samplers.softmax(LOGITS[None])[0]
+    probable = np.flatnonzero(p >= 0.15)
+    excluded = p.copy()
+    excluded[[i for i in probable if p[i] > p[probable].min()]] = 0
+    chances = 0.6 * p + 0.4 * excluded / excluded.sum()
+    counts = np.bincount(drawn, minlength=len(LOGITS))
+    chi_square = ((counts - chances * n) ** 2 / (chances * n)).sum()
+    assert chi_square < border(len(LOGITS) - 1, 1e-6)
+    wrong = ((counts - p * n) ** 2 / (p * n)).sum()
+    assert wrong > border(len(LOGITS) - 1, 1e-6)
+
+
+@given(
+    seed=st.integers(0, 1000),
+    temperature=st.sampled_from([0.0, 1e-30, 0.8, 1e30]),
+    top_k=st.integers(0, 9),
+    shares=st.tuples(*[st.floats(1e-6, 1)] * 4),
+    sigma=st.floats(0, 5),
+    order=st.permutations(SAMPLERS),
+)
+@settings(deadline=None)
+def test_any_settings_in_any_order_leave_something_to_draw(
+    seed, temperature, top_k, shares, sigma, order
+):
+    sampling = SamplingConfig(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=shares[0],
+        min_p=shares[1],
+        typical_p=shares[2],
+        top_n_sigma=sigma,
+        xtc_probability=0.5,
+        xtc_threshold=shares[3],
+        samplers=tuple(order),
+        seed=seed,
+    )
+    logits = random_logits(seed, 3, 8, spread=20.0)
+    logits[0, :3] = -np.inf
+    drawn = sample(logits, sampling, seeds=[seed, seed + 1, seed + 2], positions=[4, 5, 6])
+    assert drawn[0] >= 3
+    for row in range(3):  # neighbours change nothing
+        alone = sample(logits[row : row + 1], sampling, seeds=[seed + row], positions=[4 + row])
+        assert alone == drawn[row : row + 1]

@@ -1,0 +1,192 @@
+"""The model against itself: cached and not, recorded and fused, causal, and able to learn."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from support.models import make_model
+from tgen.config import FAMILIES, ModelConfig, RopeScaling
+from tgen.engine.torch_engine import TorchEngine
+from tgen.errors import UsageError
+from tgen.model.cpu_count import cpu_count
+from tgen.model.device import set_threads
+from tgen.model.kv_cache import KVCache
+from tgen.model.rope import sinusoid
+from tgen.model.transformer import Transformer
+
+
+def cache_of(model: Transformer, n_rows: int = 1) -> KVCache:
+    weight = model.token_embedding.weight
+    return KVCache(model.config, n_rows, device=weight.device, dtype=weight.dtype)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-9)])
+def test_cached_logits_equal_uncached_at_every_position_and_split(family, dtype, tolerance):
+    model = make_model(family).to(dtype)
+    tokens = torch.randint(300, (2, 20), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        whole = model(tokens)
+        for split in range(1, 20):
+            cache = cache_of(model, 2)
+            parts = [model(tokens[:, :split], cache=cache)]
+            middle = split + (20 - split) // 2  # a chunk onto a cache that is not empty
+            if middle > split:
+                parts.append(model(tokens[:, split:middle], cache=cache))
+            parts += [model(tokens[:, i : i + 1], cache=cache) for i in range(middle, 20)]
+            assert (torch.cat(parts, dim=1) - whole).abs().max() <= tolerance
+
+
+def test_rows_of_different_lengths_equal_each_row_alone(family):
+    model = make_model(family).double()
+    rows = [[5, 6, 7], [8], [9, 10, 11, 12, 13]]
+    more = [[1, 2], [3, 4, 5, 6], [7]]
+    engine = TorchEngine(model)
+    engine.select([0, 0, 0])
+    engine.extend(rows)
+    together = engine.extend(more, every_position=True)
+    for row, (first, then) in enumerate(zip(rows, more, strict=True)):
+        alone = TorchEngine(model)
+        alone.extend([first])
+        (logits,) = alone.extend([then], every_position=True)
+        assert abs(together[row] - logits).max() <= 1e-6
+
+
+def test_rewinding_and_selecting_rows_keep_what_they_hold(family):
+    model = make_model(family).double()
+    engine = TorchEngine(model)
+    engine.select([0, 0])
+    engine.extend([[1, 2, 3, 4], [5, 6]])
+    engine.select([1, 0, 0])
+    engine.rewind([2, 3, 1])
+    assert engine.lengths == [2, 3, 1]
+    logits = engine.extend([[7], [8], [9]])
+    for row, text in enumerate([[5, 6, 7], [1, 2, 3, 8], [1, 9]]):
+        assert abs(logits[row] - TorchEngine(model).extend([text])[0]).max() <= 1e-6
+
+
+def test_padding_past_the_context_changes_nothing(family):
+    """A full row beside one that gets many tokens: the padding runs over the context's end."""
+    model = make_model(family, context_length=8).double()
+    engine = TorchEngine(model)
+    engine.select([0, 0])
+    engine.extend([[1, 2, 3, 4, 5, 6, 7], [1]])
+    logits = engine.extend([[8], [2, 3, 4, 5]])
+    assert abs(logits[0] - TorchEngine(model).extend([[1, 2, 3, 4, 5, 6, 7, 8]])[0]).max() <= 1e-6
+    assert abs(logits[1] - TorchEngine(model).extend([[1, 2, 3, 4, 5]])[0]).max() <= 1e-6
+    with pytest.raises(ValueError, match="context of 8"):
+        engine.extend([[1], [1]])
+
+
+def test_no_position_sees_the_future(family):
+    model = make_model(family)
+    tokens = torch.randint(300, (1, 16), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        before = model(tokens)
+        for t in range(16):
+            changed = tokens.clone()
+            changed[0, t] = (tokens[0, t] + 1) % 300
+            after = model(changed)
+            assert torch.equal(before[:, :t], after[:, :t])
+            assert not torch.allclose(before[:, t], after[:, t])
+
+
+def test_one_batch_can_be_learnt_by_heart(family):
+    torch.manual_seed(0)
+    model = Transformer(
+        ModelConfig.of(family, vocab_size=50, n_layers=2, d_model=32, n_heads=4, context_length=16)
+    )
+    tokens = torch.randint(50, (4, 17))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(300):
+        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if loss.item() < 0.05:
+            break
+    assert loss.item() < 0.05
+
+
+def test_saved_arrays_make_the_same_model(family):
+    model = make_model(family)
+    again = Transformer.from_arrays(model.config, model.to_arrays())
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        assert torch.equal(model(tokens), again(tokens))
+
+
+def test_the_sinusoid_is_the_papers():
+    table = torch.from_numpy(sinusoid(50, 16)).double()
+    for p in (0, 1, 7, 49):
+        for i in range(8):
+            angle = torch.tensor(p / 10_000 ** (2 * i / 16), dtype=torch.float64)
+            assert abs(table[p, 2 * i] - angle.sin()) < 1e-6
+            assert abs(table[p, 2 * i + 1] - angle.cos()) < 1e-6
+
+
+TABLE = {  # the rows of docs/architecture.md
+    "classic": ("sinusoidal", "layer_norm", True, "relu", True, False),
+    "gpt2": ("learned", "layer_norm", False, "gelu_tanh", True, False),
+    "llama": ("rotary", "rms_norm", False, "swiglu", False, False),
+    "mistral": ("rotary", "rms_norm", False, "swiglu", False, False),
+    "qwen2": ("rotary", "rms_norm", False, "swiglu", True, False),
+    "qwen3": ("rotary", "rms_norm", False, "swiglu", False, True),
+}
+
+
+def test_families_are_the_rows_of_the_table():
+    assert set(TABLE) == set(FAMILIES)
+    for family, row in TABLE.items():
+        c = ModelConfig.of(family, vocab_size=300)
+        assert (c.position, c.norm, c.post_norm, c.activation, c.attention_bias, c.qk_norm) == row
+        assert c.output_bias == c.feed_forward_bias == (c.attention_bias and family != "qwen2")
+        names = Transformer(c).state_dict()
+        assert ("position_embedding.weight" in names) == (c.position == "learned")
+        assert ("final_norm.weight" in names) == (not c.post_norm)
+        assert ("blocks.0.attention.qkv_proj.bias" in names) == c.attention_bias
+        assert ("blocks.0.feed_forward.gate_proj.weight" in names) == (c.activation == "swiglu")
+        assert ("blocks.0.attention.q_norm.weight" in names) == c.qk_norm
+        assert ("lm_head.weight" in names) == (family == "mistral")
+    assert ModelConfig.of("classic", vocab_size=300, d_model=64, n_heads=4).d_ff == 256
+
+
+@pytest.mark.parametrize(
+    ("family", "values"),
+    [
+        ("qwen3", {"n_heads": 0}),
+        ("qwen3", {"n_heads": 5, "d_model": 32}),
+        ("llama", {"n_heads": 4, "n_kv_heads": 3}),
+        ("gpt2", {"n_heads": 4, "n_kv_heads": 2}),
+        ("qwen3", {"d_model": -8}),
+        ("qwen3", {"rope_theta": float("nan")}),
+        ("nonsense", {}),
+        ("qwen3", {"layers": 3}),
+        ("qwen3", {"head_dim": 7}),
+    ],
+)
+def test_impossible_shapes_are_refused_with_a_hint(family, values):
+    with pytest.raises(UsageError) as caught:
+        ModelConfig.of(family, vocab_size=300, **values)
+    assert caught.value.hint
+
+
+def test_stretched_rotary_positions_are_causal_and_cached_alike():
+    scaling = RopeScaling(
+        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context_length=16
+    )
+    model = make_model("llama", rope_scaling=scaling).double()
+    tokens = torch.arange(30)[None]
+    cache = cache_of(model)
+    with torch.no_grad():
+        steps = torch.cat([model(tokens[:, i : i + 1], cache=cache) for i in range(30)], dim=1)
+        assert (steps - model(tokens)).abs().max() <= 1e-9
+        assert not torch.allclose(steps, make_model("llama").double()(tokens), atol=1e-3)
+
+
+def test_no_more_threads_than_processors():
+    before = torch.get_num_threads()
+    try:
+        set_threads(1024)
+        assert torch.get_num_threads() == cpu_count()
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,196 @@
+"""A run's log: every number once, whatever happened to the run."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from support.runs import TRAINED, request, resume
+from tgen import runs
+from tgen.errors import ModelError
+from tgen.reports import RollbackReport, SampleReport, StepReport, json_record
+from tgen.runs import final_report
+from tgen.runs.storage import log as run_log
+from tgen.runs.storage.log import RunLog
+
+
+def step(number: int, loss: float = 1.0) -> StepReport:
+    return StepReport(
+        step=number,
+        loss=loss,
+        learning_rate=0.1,
+        tokens_per_second=9.0,
+        seconds=float(number),
+        fraction_done=0.0,
+        seconds_left=0.0,
+    )
+
+
+def numbers(out: Path) -> list[tuple[object, ...]]:
+    """What training computed, in the order of the log."""
+    return [
+        (r["kind"], r["step"], r.get("loss"), r.get("bits_per_byte"), r.get("text"))
+        for r in run_log.read(out)
+        if r["kind"] in TRAINED
+    ]
+
+
+def test_the_log_holds_every_report_as_it_was(tmp_path):
+    reports = list(runs.start(request(tmp_path)))
+    records = run_log.read(tmp_path / "model")
+    assert records == [json.loads(json.dumps(json_record(report))) for report in reports]
+    assert [r["step"] for r in records if r["kind"] == "StepReport"] == [*range(1, 15)]
+
+
+def test_killed_anywhere_and_resumed_it_equals_the_uninterrupted_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(final_report, "_SAMPLE_TOKENS", 2)
+    n_reports = len(list(runs.start(request(tmp_path, "whole"))))
+    whole = [n for n in numbers(tmp_path / "whole") if n[0] != "SampleReport"]
+    # The plan; steps; step 5, its evaluation, its sample, a step on; the last but one.
+    for killed_after in (1, 4, 6, 7, 8, 9, n_reports - 1):
+        out = tmp_path / f"killed-{killed_after}"
+        with monkeypatch.context() as patch:
+            patch.setattr(RunLog, "__exit__", lambda *_: None)  # a killed process writes no rest
+            patch.setattr(run_log, "_TOGETHER", 2)  # so that the log is ahead of the state too
+            reports = runs.start(request(tmp_path, out.name))
+            for _ in range(killed_after):
+                next(reports)
+            reports.close()
+            if killed_after > 1:
+                with (out / "training" / "log.jsonl").open("a") as file:
+                    file.write('{"kind": "Step')
+        list(resume(out, threads=1))
+        assert [n for n in numbers(out) if n[0] != "SampleReport"] == whole, killed_after
+        kinds = [r["kind"] for r in run_log.read(out)]
+        assert kinds.count("PlanReport") == (2 if killed_after > 1 else 1)  # one a sitting
+        assert kinds[-1] == "DoneReport"
+
+
+def test_lines_gather_until_there_are_enough_or_the_run_ends_however(tmp_path):
+    path = tmp_path / "training" / "log.jsonl"
+    path.parent.mkdir()
+
+    def interrupted() -> None:
+        with RunLog(tmp_path) as log:
+            for number in range(1, 100):
+                log.add(step(number))
+            assert not path.exists()
+            log.add(step(100))
+            assert len(run_log.read(tmp_path)) == 100
+            log.add(step(101))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert len(run_log.read(tmp_path)) == 101
+
+
+@pytest.mark.parametrize("truncates", [True, False])
+def test_what_fails_half_way_is_written_later_and_once(tmp_path, monkeypatch, truncates):
+    (tmp_path / "training").mkdir()
+    log, write = RunLog(tmp_path), os.write
+    log.add(step(1))
+    log.flush()
+
+    def full_disk(fd: int, content: bytes) -> int:
+        if len(content) > 10:
+            return write(fd, content[:10])
+        raise OSError(28, "No space left on device")
+
+    def broken_disk(*_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_log.files.os, "write", full_disk)
+        if not truncates:
+            patch.setattr(run_log.files.os, "ftruncate", broken_disk)
+        for number in range(2, 102):  # so many that they are written, or would be
+            log.add(step(number))
+        with pytest.raises(OSError, match="No space" if truncates else "Input"):
+            log.flush()
+    if truncates:
+        assert [record["step"] for record in run_log.read(tmp_path)] == [1]
+    log.flush()
+    assert [record["step"] for record in run_log.read(tmp_path)] == list(range(1, 102))
+
+
+def test_what_a_way_back_drops_needs_no_room_and_goes_in_the_end(tmp_path, monkeypatch):
+    (tmp_path / "training").mkdir()
+    log = RunLog(tmp_path)
+
+    def fails(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def written() -> list[int]:
+        return [record["step"] for record in run_log.read(tmp_path)]
+
+    for number in range(1, 6):
+        log.add(step(number))
+    log.flush()
+    with monkeypatch.context() as patch:
+        patch.setattr(run_log.files.os, "write", fails)
+        log.trim(4)
+        assert written() == [1, 2, 3, 4]
+        patch.setattr(run_log.files.os, "ftruncate", fails)
+        with pytest.raises(OSError, match="No space"):
+            log.trim(2)
+    log.add(step(3, 7.0))
+    log.add(step(4, 8.0))
+    log.flush()
+    assert written() == [1, 2, 3, 4]
+    assert run_log.read(tmp_path)[-1]["loss"] == 8.0
+
+
+def test_a_way_back_that_the_state_does_not_know_of_is_told_once_more_not_twice(tmp_path):
+    (tmp_path / "training").mkdir()
+    back = RollbackReport(step=2, left_step=6, reason="", rate_scale=1.0)
+    with RunLog(tmp_path) as log:
+        for report in (step(1), back, step(2), back):
+            log.add(report)
+    with RunLog(tmp_path) as log:
+        log.trim(2, ways_back=2)
+        assert len(run_log.read(tmp_path)) == 4
+        log.trim(2, ways_back=1)
+    assert [r["kind"] for r in run_log.read(tmp_path)] == ["StepReport", "BackReport", "StepReport"]
+
+
+def test_any_bytes_of_a_sample_are_text_in_the_log(tmp_path):
+    (tmp_path / "training").mkdir()
+    with RunLog(tmp_path) as log:
+        log.add(SampleReport(step=1, prompt="é\u2028".encode(), text=b"a\xff\n"))
+    (record,) = run_log.read(tmp_path)
+    assert record == {
+        "kind": "SampleReport",
+        "step": 1,
+        "prompt": "é\u2028",
+        "text": "a\ufffd\n",
+        "bytes": "Yf8K",
+    }
+
+
+def test_a_torn_last_line_is_left_out_and_another_is_named(tmp_path):
+    (tmp_path / "training").mkdir()
+    with RunLog(tmp_path) as log:
+        log.add(step(1))
+        log.add(step(2))
+    path = tmp_path / "training" / "log.jsonl"
+    whole = path.read_bytes()
+    first = whole.index(b"\n") + 1
+    for end in range(first, len(whole)):
+        path.write_bytes(whole[:end])
+        assert [r["step"] for r in run_log.read(tmp_path)] == [1]
+    for damage in (b"{", b"[1]", b"[" * 100_000, b'{"step": 1}', b"\xff", b""):
+        path.write_bytes(whole[:first] + damage + b"\n" + whole[first:])
+        with pytest.raises(ModelError, match="damaged at line 2"):
+            run_log.read(tmp_path)
+    with RunLog(tmp_path) as log:
+        log.trim(1)
+    assert path.read_bytes() == whole[:first]
+
+
+def test_no_log_is_said_with_the_place(tmp_path):
+    with pytest.raises(ModelError, match=r"has no training log"):
+        run_log.read(tmp_path)
+    with pytest.raises(ModelError, match=r"nowhere does not exist"):
+        run_log.read(tmp_path / "nowhere")

@@ -1,0 +1,181 @@
+"""A disk that refuses: the best is never lost, and what is told is what is there."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support.runs import request
+from tgen import runs
+from tgen.checkpoint import model_dir
+from tgen.config import TrainConfig
+from tgen.errors import TrainingError
+from tgen.reports import DoneReport, RollbackReport, RunReport, SavingReport
+from tgen.runs import checkpoint_saver
+from tgen.runs.storage import state as run_state
+from tgen.training import loop
+
+BEST = 4
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
+    monkeypatch.setattr(checkpoint_saver, "_LONGEST_WAIT", 0.0)  # it tries again at every step
+    monkeypatch.setattr(checkpoint_saver, "_LAST_WAITS", (0.0,))
+
+
+def train(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str = "model",
+    *,
+    refuses: Callable[[int], bool] = lambda _: False,
+    also_weights: bool = False,
+    reason: int = errno.ENOSPC,
+    meanwhile: Callable[[RunReport], None] = lambda _: None,
+) -> list[RunReport]:
+    """A run whose second evaluation, at step 4, is its best, and that goes back at step 8; the
+    disk refuses some steps' states."""
+    step, n_evaluations = [0], [0]
+    real, save, save_weights = loop.evaluate, run_state.save_state, model_dir.save
+    real_step = loop._step
+
+    def evaluate(*given, **named):
+        loss, _, error = real(*given, **named)
+        n_evaluations[0] += 1
+        return loss, 5.0 + (0 if n_evaluations[0] == BEST // 2 else n_evaluations[0]), error
+
+    def counted(model, batches, config, state):
+        step[0] = state.progress.step + 1
+        return real_step(model, batches, config, state)
+
+    def refused(*given, **named):
+        if refuses(step[0]):
+            raise OSError(reason, os.strerror(reason))
+        return save(*given, **named)
+
+    def weights_refused(*given, **named):
+        if also_weights and refuses(step[0]):
+            raise OSError(reason, os.strerror(reason))
+        return save_weights(*given, **named)
+
+    settings = {"patience": "2", "eval_every": "2", "decay_fraction": "0.1"}
+    asked = request(folder, name, train=TrainConfig(steps=20), overrides=settings)
+    reports = []
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "evaluate", evaluate)
+        patch.setattr(loop, "_step", counted)
+        patch.setattr(run_state, "save_state", refused)
+        patch.setattr(model_dir, "save", weights_refused)
+        for report in runs.start(asked):
+            reports.append(report)
+            meanwhile(report)
+    return reports
+
+
+@pytest.mark.parametrize(
+    ("refused", "also_weights", "back_to"),
+    [
+        ([4], False, 5),
+        ([4, 5, 6], True, 7),
+        ([4, 5, 6, 7, 8], False, 8),
+        ([4, 5, 6, 7, 8], True, 8),
+    ],
+)
+def test_a_best_step_whose_save_failed_is_kept_all_the_same(
+    tmp_path, monkeypatch, refused, also_weights, back_to
+):
+    best = {}
+
+    def note(report: RunReport) -> None:
+        if getattr(report, "best", False):
+            best[report.step] = (tmp_path / "well" / model_dir.WEIGHTS).read_bytes()
+
+    reports = train(tmp_path, monkeypatch, "well", meanwhile=note)
+    assert [r.step for r in reports if isinstance(r, RollbackReport)] == [BEST]
+    reports = train(
+        tmp_path, monkeypatch, refuses=lambda step: step in refused, also_weights=also_weights
+    )
+    (back,) = [r for r in reports if isinstance(r, RollbackReport)]
+    assert (back.step, back.left_step) == (back_to, 8)
+    assert ("could be saved" in back.reason) == (back_to == 8)
+    done = reports[-1]
+    assert isinstance(done, DoneReport)
+    assert (done.best_step, done.best_bits_per_byte) == (BEST, 5.0)
+    assert (tmp_path / "model" / model_dir.WEIGHTS).read_bytes() == best[BEST]
+
+
+def test_a_damaged_best_state_is_told_and_the_next_is_gone_back_to(tmp_path, monkeypatch):
+    def damage(report: RunReport) -> None:
+        if getattr(report, "bits_per_byte", 0) and report.step == 8:
+            (tmp_path / "model/training/state-00000004/state.safetensors").write_bytes(b"")
+
+    reports = train(tmp_path, monkeypatch, meanwhile=damage)
+    (back,) = [r for r in reports if isinstance(r, RollbackReport)]
+    assert back.step == 6
+    assert "set aside as damaged-state-00000004" in back.reason
+
+
+def test_states_of_a_left_way_that_would_not_go_go_with_the_next_save(tmp_path, monkeypatch):
+    reports = train(tmp_path, monkeypatch, "well")
+    remove = run_state.files.remove
+    refused = []
+
+    def stays(path: Path) -> None:
+        if path.name == "state-00000008" and not refused:
+            refused.append(path)
+            raise OSError(errno.EIO, "Input/output error")
+        remove(path)
+
+    monkeypatch.setattr(run_state.files, "remove", stays)
+    again = train(tmp_path, monkeypatch)
+    assert refused
+    assert [type(r) for r in again] == [type(r) for r in reports]
+    kept = [
+        sorted(p.name for p in (tmp_path / name / "training").glob("state-*"))
+        for name in ("well", "model")
+    ]
+    assert kept[0] == kept[1]
+
+
+def test_what_cannot_be_noted_after_a_way_back_stops_nothing(tmp_path, monkeypatch):
+    def unreadable(*_: object) -> None:
+        raise TrainingError("the manifest cannot be opened")
+
+    def after_the_start(report: RunReport) -> None:
+        if getattr(report, "step", 0) == 8:
+            monkeypatch.setattr(run_state, "save_progress", unreadable)
+
+    reports = train(tmp_path, monkeypatch, meanwhile=after_the_start)
+    assert isinstance(reports[-1], DoneReport)
+
+
+def test_after_a_thousand_failures_it_still_tries_again(tmp_path, monkeypatch):
+    begin = checkpoint_saver.CheckpointSaver.__init__
+
+    def failed_often(self, *given):
+        begin(self, *given)
+        self._failures = 1_100
+
+    monkeypatch.setattr(checkpoint_saver.CheckpointSaver, "__init__", failed_often)
+    reports = train(tmp_path, monkeypatch, refuses=lambda step: step in (1, 2))
+    saved = [(r.step, bool(r.failed)) for r in reports if isinstance(r, SavingReport)]
+    assert saved == [(1, True), (2, True), (3, False)]
+
+
+def test_a_disk_that_does_not_say_what_is_free_stops_nothing(tmp_path, monkeypatch):
+    def unknown(_: Path) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(checkpoint_saver.files, "free_bytes", unknown)
+    reports = train(tmp_path, monkeypatch, refuses=lambda step: step == 2)
+    assert isinstance(reports[-1], DoneReport)
+
+
+def test_the_end_that_could_not_be_saved_says_why(tmp_path, monkeypatch):
+    with pytest.raises(
+        TrainingError, match=r"Permission denied; it needs [\d,]+ bytes, [\d,]+ are"
+    ):
+        train(tmp_path, monkeypatch, refuses=lambda step: step > 2, reason=errno.EACCES)

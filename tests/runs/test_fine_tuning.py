@@ -1,0 +1,164 @@
+"""A run that starts from a model: its tokenizer, its shape, its weights; and how runs end."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.command import tgen
+from support.models import TEXT
+from support.runs import progress, request, resume
+from tgen import corpus, runs
+from tgen.checkpoint import model_dir
+from tgen.config import TrainConfig
+from tgen.errors import UsageError
+from tgen.reports import DoneReport, EvalReport, MemorizationReport, PlanReport
+from tgen.runs.storage import state
+
+SLOW = {"learning_rate": "1e-9", "matrix_learning_rate": "1e-9"}
+
+
+@pytest.fixture
+def source(tmp_path):
+    list(runs.start(request(tmp_path, "source", family="llama")))
+    return tmp_path / "source"
+
+
+def fine_tune(folder, source, **values):
+    """A run from `source` with nothing set of the model."""
+    overrides = {"eval_every": "3", "dropout": "0"} | values.pop("overrides", {})
+    plain = request(folder, "tuned", train=TrainConfig(steps=6), **values)
+    return dataclasses.replace(plain, start_from=source, overrides=overrides)
+
+
+def test_it_begins_with_the_weights_the_tokenizer_and_the_shape_of_its_source(tmp_path, source):
+    old = model_dir.load(source)
+    evaluations = [
+        r
+        for r in runs.start(fine_tune(tmp_path, source, overrides=SLOW))
+        if isinstance(r, EvalReport)
+    ]
+    new = model_dir.load(tmp_path / "tuned")
+    assert new.config == old.config
+    assert new.tokenizer.json == old.tokenizer.json
+    for name, array in old.arrays.items():
+        assert np.allclose(array, new.arrays[name], atol=1e-6), name
+    wanted = progress(source)["best_bits_per_byte"]
+    assert evaluations[0].bits_per_byte == pytest.approx(wanted, abs=1e-4)
+
+
+def test_it_learns_resumes_exactly_and_needs_its_source_only_to_begin(tmp_path, source):
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{i}:", "completion": " yes"}) + "\n" for i in range(60))
+    )
+    rows = {"corpus": [str(tmp_path / "rows.jsonl")]}
+    whole = list(runs.start(fine_tune(tmp_path, source, **rows)))
+    assert isinstance(whole[-1], DoneReport)
+    stop = iter([False] * 4 + [True])
+    again = dataclasses.replace(fine_tune(tmp_path, source, **rows), out=tmp_path / "parts")
+    list(runs.start(again, stopped=lambda: next(stop)))
+    source.rename(tmp_path / "moved")
+    list(resume(tmp_path / "parts", threads=1))
+    weights = [(tmp_path / n / "model.safetensors").read_bytes() for n in ("tuned", "parts")]
+    assert weights[0] == weights[1]
+    assert weights[0] != (tmp_path / "moved" / "model.safetensors").read_bytes()
+
+
+def test_a_source_that_calls_the_end_of_text_otherwise_keeps_its_name(tmp_path, source):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        text = (source / name).read_text().replace("<|endoftext|>", "<eos>")
+        (source / name).write_text(text)
+    (end,) = model_dir.load(source).end_ids
+    (tmp_path / "rows.jsonl").write_text('{"text": "to be"}\n{"text": "or not"}\n' * 9)
+    stop = iter([False] * 4 + [True])
+    tuned = fine_tune(tmp_path, source, corpus=[str(tmp_path / "rows.jsonl")])
+    list(runs.start(tuned, stopped=lambda: next(stop)))
+    list(resume(tmp_path / "tuned", threads=1))
+    tokens = state.load_run(tmp_path / "tuned")[1]["train"]
+    assert (tokens == end).any()
+    new = model_dir.load(tmp_path / "tuned")
+    assert new.tokenizer.end_of_text == end
+    assert new.end_ids == {end}
+    described = json.loads((tmp_path / "tuned" / "tokenizer_config.json").read_text())
+    assert described["eos_token"] == "<eos>"
+
+
+@pytest.mark.parametrize("named", [9999, ord("e"), [True, -1], "<eos>"])
+def test_an_end_of_text_that_is_none_is_not_believed(source, named):
+    described = json.loads((source / "config.json").read_text())
+    (source / "generation_config.json").unlink()
+    (source / "config.json").write_text(json.dumps(described | {"eos_token_id": named}))
+    loaded = model_dir.load(source)
+    assert loaded.tokenizer.end_of_text == described["eos_token_id"]
+
+
+def test_of_several_ends_ours_is_taken_only_if_the_model_names_it(source):
+    described = json.loads((source / "config.json").read_text())
+    (source / "generation_config.json").unlink()
+    ours, pad = described["eos_token_id"], described["pad_token_id"]
+    for ends, wanted in [([pad, ours], ours), ([pad], pad), (pad, pad)]:
+        (source / "config.json").write_text(json.dumps(described | {"eos_token_id": ends}))
+        assert model_dir.load(source).tokenizer.end_of_text == wanted
+
+
+def test_a_text_shorter_than_the_models_context_gets_shorter_windows(tmp_path, source):
+    (tmp_path / "short.txt").write_bytes(b"to be or not")
+    asked = fine_tune(tmp_path, source, overrides={"context_length": "5"})
+    assert runs.dry_run(asked).context_length == 5
+    short = fine_tune(tmp_path, source, corpus=[str(tmp_path / "short.txt")])
+    plan = next(runs.start(short))
+    assert isinstance(plan, PlanReport)
+    assert plan.context_length < model_dir.load(source).config.context_length
+    with pytest.raises(UsageError, match="n_layers=3 does not go with --from"):
+        next(
+            runs.start(dataclasses.replace(short, out=tmp_path / "b", overrides={"n_layers": "3"}))
+        )
+
+
+def test_the_command_refuses_what_the_source_brings(tmp_path, source):
+    (tmp_path / "corpus.txt").write_bytes(TEXT)
+    for option in (["--family", "gpt2"], ["--size", "tiny"], ["--tokenizer", "char"]):
+        refused = tgen("train", "corpus.txt", "--from", source, *option, cwd=tmp_path)
+        assert refused.returncode == 2
+        assert f"{option[0]} does not go with --from".encode() in refused.stderr
+    shown = tgen("train", "corpus.txt", "--from", source, "--dry-run", cwd=tmp_path)
+    assert shown.returncode == 0
+    assert b"that of the model it starts from" in shown.stderr
+    both = tgen("train", "corpus.txt", "--minutes", 1, "--steps", 1, cwd=tmp_path)
+    assert both.returncode == 2
+    assert not (tmp_path / "models").exists()
+
+
+def test_the_end_says_whether_it_memorises_and_what_others_make_of_the_text(tmp_path):
+    (tmp_path / "corpus.txt").write_bytes(TEXT)
+    reports = list(runs.start(request(tmp_path, train=TrainConfig(steps=5, minutes=60))))
+    (memory,) = [r for r in reports if isinstance(r, MemorizationReport)]
+    assert memory.held_out_bits_per_byte == reports[-1].best_bits_per_byte
+    assert "memorise" in memory.verdict
+    assert set(reports[-1].baselines) == {"xz -9", "order-5 n-grams"}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    texts=st.lists(st.text("ab\n é", min_size=1, max_size=80), min_size=1, max_size=6),
+    most=st.integers(1, 200),
+)
+def test_thinned_text_is_whole_pieces_in_order_and_no_more_than_asked(texts, most):
+    documents = [(text.encode(),) for text in texts]
+    kept = corpus.subsample(documents, most)
+    if sum(len(d[0]) for d in documents) <= most:
+        assert kept is documents
+    joined, place = b"\0".join(d[0] for d in documents), 0
+    for (piece,) in kept:
+        piece.decode()  # no character is cut
+        place = joined.index(piece, place) + len(piece)
+    assert len(kept) == 1 or sum(len(d[0]) for d in kept) <= most
+
+
+def test_thinned_text_is_spread_evenly():
+    documents = [(bytes([i]) * 10,) for i in range(100)]
+    kept = [piece[0] for (piece,) in corpus.subsample(documents, 250)]
+    assert kept == list(range(3, 100, 4))

@@ -1,0 +1,57 @@
+"""A run's record: what is read is what was written, or an error that says so."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+
+from support.runs import request, resume
+from tgen import runs
+from tgen.errors import TrainingError
+from tgen.runs.run_record import RunRecord
+from tgen.runs.storage import state as run_state
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    asked = request(tmp_path_factory.mktemp("record"))
+    next(runs.start(asked))
+    return run_state.load_run(asked.out)[0]
+
+
+def test_a_record_survives_the_way_through_json(written):
+    record = dataclasses.replace(RunRecord.from_dict(written), sample_prompt=b"\xff na\xc3\xafve")
+    assert RunRecord.from_dict(json.loads(json.dumps(record.to_dict()))) == record
+    assert RunRecord.from_dict(written).to_dict() == written
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"sample_prompt": None},
+        {"plan": {}},
+        {"tokenizer": "bpe"},
+        {"of_another_version": 1},
+    ],
+)
+def test_a_damaged_record_is_refused(written, damage):
+    with pytest.raises(TrainingError, match="another version or damaged"):
+        RunRecord.from_dict(written | damage)
+
+
+def test_an_absurd_or_missing_field_is_refused(written):
+    wild = {"plan": written["plan"] | {"train": written["plan"]["train"] | {"dropout": 7}}}
+    missing = {name: written[name] for name in written if name != "threads"}
+    for values in (written | wild, missing):
+        with pytest.raises(TrainingError, match="another version or damaged"):
+            RunRecord.from_dict(values)
+
+
+def test_a_run_that_lost_its_state_does_not_begin_anew(tmp_path):
+    stops = iter([False, True])
+    list(runs.start(request(tmp_path), stopped=lambda: next(stops)))
+    for state in (tmp_path / "model" / "training").glob("state-*"):
+        shutil.rmtree(state)
+    with pytest.raises(TrainingError, match="has lost its state"):
+        list(resume(tmp_path / "model"))

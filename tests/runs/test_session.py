@@ -1,0 +1,172 @@
+"""Runs: resumed equals uninterrupted, what is kept, who owns a run."""
+
+import json
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from support.models import TEXT
+from support.runs import TRAINED, contents, progress, request, resume
+from tgen import runs
+from tgen.checkpoint import model_dir
+from tgen.config import Family, TrainConfig
+from tgen.corpus import TokenDataset
+from tgen.errors import CorpusError, LockedError, TrainingError, UsageError
+from tgen.model.transformer import Transformer
+from tgen.reports import DoneReport, EvalReport, SampleReport, StepReport
+from tgen.runs.storage import state
+from tgen.storage import locks
+from tgen.training.evaluation import LossModule, evaluate
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+@pytest.mark.parametrize("family", get_args(Family))
+def test_resumed_equals_uninterrupted_byte_for_byte(tmp_path, family, optimizer):
+    values = {"family": family, "overrides": {"optimizer": optimizer}}
+    list(runs.start(request(tmp_path, "whole", **values)))
+    stops = iter([3, 5, 6, 11])  # before, at and after evaluations, more than once
+    stop = next(stops)
+    step = 0
+
+    def stopped() -> bool:
+        return step == stop
+
+    reports = runs.start(request(tmp_path, "parts", **values), stopped=stopped)
+    while True:
+        last = None
+        for last in reports:
+            step = getattr(last, "step", step)
+        assert isinstance(last, DoneReport)
+        if last.finished:
+            break
+        assert last.step == stop
+        stop = next(stops, -1)
+        reports = resume(tmp_path / "parts", stopped=stopped, threads=1)
+    parts = contents(tmp_path / "parts")
+    for name, digest in contents(tmp_path / "whole").items():
+        if "state-" not in name or "00000014" in name:
+            assert parts[name] == digest, name
+    assert progress(tmp_path / "parts") == progress(tmp_path / "whole")
+
+    def log(out: str) -> list[tuple[object, ...]]:
+        lines = (tmp_path / out / "training" / "log.jsonl").read_text().splitlines()
+        reports = [json.loads(line) for line in lines]
+        return [(r["kind"], r["step"], r.get("loss")) for r in reports if r["kind"] in TRAINED]
+
+    assert log("parts") == log("whole")
+
+
+def test_the_best_weights_are_kept_and_score_what_was_reported(tmp_path):
+    wild = {"dropout": "0", "learning_rate": "20", "optimizer": "adamw", "decay_fraction": "0"}
+    wild["warmup_steps"] = "0"
+    reports = list(runs.start(request(tmp_path, overrides=wild)))
+    evaluations = [r for r in reports if isinstance(r, EvalReport)]
+    best = min(evaluations, key=lambda r: r.bits_per_byte)
+    assert [r.step for r in evaluations] == [5, 10, 14]
+    assert best.step != 14  # or the test shows nothing
+    bundle = model_dir.load(tmp_path / "model")
+    run, tokens = state.load_run(tmp_path / "model")
+    store = TokenDataset(
+        train=tokens["train"],
+        held_out=tokens["held_out"],
+        batch_size=1,
+        seed=0,
+        held_out_bytes=run["held_out_bytes"],
+        context_length=16,
+    )
+    _, bits, _ = evaluate(LossModule(Transformer.from_arrays(bundle.config, bundle.arrays)), store)
+    assert bits == pytest.approx(best.bits_per_byte, abs=1e-6)
+    assert isinstance(reports[-1], DoneReport)
+    assert reports[-1].best_bits_per_byte == best.bits_per_byte
+
+
+def test_a_corpus_shorter_than_the_context_gets_a_smaller_one(tmp_path):
+    (tmp_path / "corpus.txt").write_bytes(b"to be or not to be")
+    plan = runs.dry_run(request(tmp_path, overrides={"context_length": None}))
+    assert plan.context_length == 2  # an eighth of 16 bytes to train on
+    with pytest.raises(CorpusError, match="context_length=64 is longer than the text: 16 tokens"):
+        list(runs.start(request(tmp_path, overrides={"context_length": "64"})))
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize(
+    "text", [b"ab", b"\xff\xfe\x00", "é".encode(), b"x" * 50, b"\r\n.\r\n" * 9]
+)
+def test_any_bytes_train(tmp_path, text):
+    (tmp_path / "corpus.txt").write_bytes(text)
+    reports = list(runs.start(request(tmp_path, overrides={"context_length": None})))
+    assert isinstance(reports[-1], DoneReport)
+    model_dir.load(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    "text", [b"x" * 90 + b" " * 60, b"\n" * 80 + b"x", b'{"prompt": "", "completion": "ab"}\n' * 9]
+)
+def test_whatever_the_samples_would_start_with_a_run_goes_on(tmp_path, text):
+    name = "corpus.jsonl" if text.startswith(b"{") else "corpus.txt"
+    (tmp_path / name).write_bytes(text)
+    reports = list(runs.start(request(tmp_path, corpus=[str(tmp_path / name)])))
+    assert any(isinstance(report, SampleReport) for report in reports)
+
+
+def test_with_nothing_held_out_the_last_weights_are_saved_as_it_goes(tmp_path):
+    reports = runs.start(request(tmp_path, train=TrainConfig(steps=14, val_fraction=0)))
+    for report in reports:
+        if isinstance(report, StepReport) and report.step == 5:
+            break
+    assert progress(tmp_path / "model")["step"] == 5
+    early = model_dir.load(tmp_path / "model")
+    reports.close()
+    list(resume(tmp_path / "model", threads=1))
+    late = model_dir.load(tmp_path / "model")
+    assert any(not np.array_equal(early.arrays[n], late.arrays[n]) for n in late.arrays)
+
+
+def test_the_largest_seed_works(tmp_path):
+    last = list(runs.start(request(tmp_path, train=TrainConfig(steps=1, seed=2**63 - 1))))[-1]
+    assert isinstance(last, DoneReport)
+
+
+def test_a_run_in_use_is_refused_and_readers_are_not(tmp_path):
+    list(runs.start(request(tmp_path)))
+    with locks.lock(tmp_path / "model" / "training" / "LOCK"):
+        with pytest.raises(LockedError, match="in use by process"):
+            next(resume(tmp_path / "model"))
+        model_dir.load(tmp_path / "model")
+
+
+def test_nothing_is_overwritten_unasked(tmp_path):
+    list(runs.start(request(tmp_path)))
+    before = contents(tmp_path / "model")
+    with pytest.raises(UsageError, match="already holds a model"):
+        next(runs.start(request(tmp_path)))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("mine")
+    with pytest.raises(UsageError, match="holds other files"):
+        next(runs.start(request(tmp_path, "other", overwrite=True)))
+    assert contents(tmp_path / "model") == before
+    (tmp_path / "model" / "notes.txt").write_text("mine")
+    list(runs.start(request(tmp_path, overwrite=True, train=TrainConfig(steps=14, seed=1))))
+    assert (tmp_path / "model" / "notes.txt").read_text() == "mine"
+    after = contents(tmp_path / "model")
+    assert after["model.safetensors"] != before["model.safetensors"]
+
+
+def test_an_old_model_stays_until_there_is_a_new_one(tmp_path):
+    list(runs.start(request(tmp_path)))
+    before = (tmp_path / "model" / "model.safetensors").read_bytes()
+    next(runs.start(request(tmp_path, overwrite=True, overrides={"d_model": "32"})))
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == before
+    assert model_dir.load(tmp_path / "model").config.d_model == 16
+    list(resume(tmp_path / "model", threads=1))
+    assert model_dir.load(tmp_path / "model").config.d_model == 32
+
+
+def test_a_changed_corpus_is_refused_on_resume(tmp_path):
+    list(runs.start(request(tmp_path)))
+    (tmp_path / "corpus.txt").write_bytes(TEXT + b"more")
+    with pytest.raises(TrainingError, match="has changed"):
+        next(resume(tmp_path / "model", corpus=[str(tmp_path / "corpus.txt")]))
+    with pytest.raises(TrainingError, match="no run"):
+        next(resume(tmp_path / "nowhere"))

@@ -1,0 +1,114 @@
+"""Who owns a folder: one process, whatever others do to the folder meanwhile."""
+
+import errno
+import os
+import signal
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from support.runs import contents, request, resume
+from tgen import runs
+from tgen.errors import LockedError, UsageError
+from tgen.runs import run_lock
+from tgen.runs.storage import state
+from tgen.storage import locks
+
+
+def test_a_folder_that_another_start_took_away_is_made_again(tmp_path, monkeypatch):
+    left = [3]
+
+    def gone(*given, **named):
+        if left[0]:
+            left[0] -= 1
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+        return open(*given, **named)
+
+    monkeypatch.setattr(locks, "open", gone, raising=False)
+    with locks.lock(tmp_path / "m" / "LOCK"):
+        assert (tmp_path / "m" / "LOCK").read_text() == str(os.getpid())
+    left[0] = 1_000  # but not for ever
+    with pytest.raises(FileNotFoundError), locks.lock(tmp_path / "n" / "LOCK"):
+        pass
+
+
+def test_only_a_lock_that_is_held_is_in_use(tmp_path, monkeypatch):
+    import fcntl
+
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.raises(OSError, match="No locks available"), locks.lock(tmp_path / "LOCK"):
+        pass
+
+
+def test_on_windows_every_process_locks_the_same_byte_past_what_is_written(tmp_path, monkeypatch):
+    held = set()
+
+    def locking(fd: int, _mode: int, n: int) -> None:
+        place = os.fstat(fd).st_ino, os.lseek(fd, 0, os.SEEK_CUR), n
+        assert place[1] > 1 << 20
+        if place in held:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        held.add(place)
+
+    monkeypatch.setitem(sys.modules, "msvcrt", SimpleNamespace(LK_NBLCK=2, locking=locking))
+    monkeypatch.setattr(locks, "sys", SimpleNamespace(platform="win32"))
+    with (
+        locks.lock(tmp_path / "LOCK"),
+        pytest.raises(LockedError, match=f"in use by process {os.getpid()}"),
+        locks.lock(tmp_path / "LOCK"),
+    ):
+        pass
+
+
+def test_a_refused_start_removes_nothing_that_was_there(tmp_path):
+    out = tmp_path / "model"
+    list(runs.start(request(tmp_path)))
+    (out / "training" / "run.json").unlink()
+    before = contents(out)
+    with pytest.raises(UsageError, match="already holds a model"):
+        next(runs.start(request(tmp_path)))
+    assert contents(out) == before
+
+
+def test_a_start_that_fails_leaves_nothing_of_itself(tmp_path, monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(state, "save_tokens", full)
+        with pytest.raises(OSError, match="No space"):
+            list(runs.start(request(tmp_path)))
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_run_removes_what_an_interrupted_one_left(tmp_path):
+    out = tmp_path / "model"
+    list(runs.start(request(tmp_path)))
+    for go_on in (lambda: runs.start(request(tmp_path, overwrite=True)), lambda: resume(out)):
+        for folder in (out, out / "training", out / "training" / "state-00000014"):
+            (folder / ".tmp-deadbeef").write_bytes(b"half")
+        list(go_on())
+        assert not list(out.rglob(".tmp-*"))
+
+
+def test_a_signal_while_the_lock_is_taken_leaves_nothing(tmp_path, monkeypatch):
+    taken, handled = locks._locked, signal.getsignal(signal.SIGTERM)
+
+    def interrupted(path):
+        file = taken(path)
+        signal.raise_signal(signal.SIGTERM)
+        return file
+
+    monkeypatch.setattr(locks, "_locked", interrupted)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        with pytest.raises(SystemExit) as stop, run_lock.run_lock(tmp_path / "out"):
+            pass
+        assert stop.value.code == 143
+    finally:
+        signal.signal(signal.SIGTERM, handled)
+    assert not (tmp_path / "out").exists()

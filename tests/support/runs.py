@@ -1,0 +1,60 @@
+"""A tiny training run: its request, its resumption, and what it leaves on disk."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from support.models import TEXT
+from tgen import runs
+from tgen.config import TrainConfig
+from tgen.reports import RunReport
+from tgen.runs import ResumeRequest, RunRequest
+from tgen.runs.storage import state as run_state
+
+TRAINED = ("StepReport", "EvalReport", "SampleReport")  # not what each sitting begins and ends with
+
+
+def request(folder: Path, name: str = "model", **values: object) -> RunRequest:
+    corpus = folder / "corpus.txt"
+    if not corpus.exists():
+        corpus.write_bytes(TEXT)
+    overrides = {
+        "d_model": "16",
+        "n_layers": "1",
+        "n_heads": "2",
+        "context_length": "16",
+        "batch_size": "4",
+        "eval_every": "5",
+        "dropout": "0.1",
+    }
+    overrides |= values.pop("overrides", {})
+    overrides = {name: value for name, value in overrides.items() if value is not None}
+    defaults = {
+        "corpus": [str(corpus)],
+        "out": folder / name,
+        "train": TrainConfig(steps=14),
+        "overrides": overrides,
+        "threads": 1,
+    }
+    return RunRequest(**defaults | values)
+
+
+def resume(
+    out: Path, *, stopped: Callable[[], bool] = lambda: False, **values: object
+) -> Iterator[RunReport]:
+    return runs.resume(ResumeRequest(out=out, **values), stopped=stopped)
+
+
+def contents(out: Path) -> dict[str, str]:
+    """Hashes of all that a run leaves, but for what carries the time of day."""
+    found = {}
+    for path in sorted(out.rglob("*")):
+        if path.is_file() and path.name not in ("LOCK", "log.jsonl", "manifest.json", "run.json"):
+            found[str(path.relative_to(out))] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def progress(out: Path) -> dict[str, object]:
+    saved = run_state.load_state(out, run=run_state.load_run(out)[0]["run_id"])
+    assert saved
+    return {k: v for k, v in saved.progress.items() if "seconds" not in k}

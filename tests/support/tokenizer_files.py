@@ -1,0 +1,189 @@
+"""Small tokenizer.json files like those of the field's models, and a text with everything in it."""
+
+import json
+import random
+from functools import cache
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+
+from tgen.tokenizer.patterns import _MARKS, _O200K, _TEKKEN, GPT2, QWEN2, WORDS
+
+SOURCE = Path(__file__).parents[1] / "tokenizer" / "test_tokenizer.py"
+SPECIAL = ["<|endoftext|>", "<s>", "</s>"]
+PROSE = (
+    "the King's don't I'LL we've naïve Über İstanbul Wörter straße 日本語 中文字符 한국어 текст "
+    "עברית हिन्दी ไทย 🦋 👩‍👩‍👧 🇩🇪 e\u0301 A\u030a\u0301 ﬁ Ⅷ ½ ² 3.14 12345678 x_y HTTPServer"
+)
+ODD = "\0 \a \x1b[0m \x7f \x85 \xa0 \u200b \u2028 \u3000 ▁ \ufeff"
+WHITE = " |  |   |        |\n|\n\n|\n\n\n|\r\n|\t| \n |\n\t|!\n/|?!\n\n"
+
+
+@cache
+def mixed(size: int, seed: int = 0) -> str:
+    """About `size` bytes of code, prose, emoji, CJK, marks, control characters, runs of white."""
+    rng = random.Random(seed)
+    words, odd, white = PROSE.split(" "), ODD.split(" "), WHITE.split("|")
+    code = SOURCE.read_text().splitlines(keepends=True)
+    parts, n = [], 0
+    while n < size:
+        kind = rng.random()
+        if kind < 0.2:
+            part = rng.choice(code)
+        elif kind < 0.3:
+            part = rng.choice(white)
+        elif kind < 0.33:
+            part = rng.choice(odd) + chr(rng.choice([0, 0xE000]) + rng.randrange(0xD800))
+        else:
+            end = rng.choice([" ", ". ", ",", "\n"])
+            part = " ".join(rng.choices(words, k=rng.randrange(1, 9))) + end
+        parts.append(part)
+        n += len(part.encode())
+    return "".join(parts)
+
+
+def added(names, first=None, **flags):
+    """Entries of added_tokens, from id `first` on."""
+    rest = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return [
+        {"id": first + i, "content": name, **rest, "special": True, **flags}
+        for i, name in enumerate(names)
+    ]
+
+
+def template(token, i):
+    piece = {"SpecialToken": {"id": token, "type_id": 0}}
+    text = [{"Sequence": {"id": name, "type_id": k}} for k, name in enumerate("AB")]
+    named = {token: {"id": token, "ids": [i], "tokens": [token]}}
+    return {
+        "type": "TemplateProcessing",
+        "single": [piece, text[0]],
+        "pair": [piece, *text],
+        "special_tokens": named,
+    }
+
+
+def level(prefix=False, regex=True):
+    return {
+        "type": "ByteLevel",
+        "add_prefix_space": prefix,
+        "trim_offsets": True,
+        "use_regex": regex,
+    }
+
+
+def split(pattern):
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+def sequence(key, *parts):
+    return {"type": "Sequence", key: list(parts)}
+
+
+@cache
+def _learned(pattern: str) -> str:
+    """A BPE model's JSON, byte-level by words of a pattern, or of characters where it is empty."""
+    backend = Tokenizer(models.BPE())
+    alphabet = []
+    if pattern:
+        words = pre_tokenizers.Split(Regex(pattern), "isolated")
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [words, pre_tokenizers.ByteLevel(False, use_regex=False)]
+        )
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.BpeTrainer(
+        vocab_size=1500, initial_alphabet=alphabet, limit_alphabet=300, show_progress=False
+    )
+    backend.train_from_iterator([mixed(60_000, 1)], trainer)
+    return json.dumps(json.loads(backend.to_str())["model"])
+
+
+def byte_level(
+    pattern=GPT2, *, splitter=None, names=SPECIAL, normalizer=None, post=None, special=True, **model
+):
+    found = json.loads(_learned(pattern)) | model
+    if found["ignore_merges"]:  # words that no merges lead to
+        found["merges"] = found["merges"][::2]
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added(names, len(found["vocab"]), special=special),
+        "normalizer": normalizer,
+        "pre_tokenizer": splitter or sequence("pretokenizers", split(pattern), level(regex=False)),
+        "post_processor": post(len(found["vocab"])) if post else level(),
+        "decoder": level(),
+        "model": found,
+    }
+
+
+def sentencepiece(*, normalizer=None, splitter=None, more=(), lines=False, **model):
+    """BPE of characters with byte fallback; with `lines` tokens hold line breaks too."""
+    learned = json.loads(_learned(""))
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    names += [name for name in learned["vocab"] if "\n" not in name or lines]
+    kept = set(names)
+    merges = [[a, b] for a, b in learned["merges"] if {a, b, a + b} <= kept]
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    spaces = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [*added(names[:3], 0), *more],
+        "normalizer": normalizer,
+        "pre_tokenizer": splitter,
+        "post_processor": template("<s>", 1),
+        "decoder": sequence("decoders", spaces, {"type": "ByteFallback"}, {"type": "Fuse"}, strip),
+        "model": learned
+        | {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True}
+        | {"vocab": {name: i for i, name in enumerate(names)}, "merges": merges}
+        | model,
+    }
+
+
+LEGACY = sequence(
+    "normalizers",
+    {"type": "Prepend", "prepend": "▁"},
+    {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+)
+
+
+def metaspace(scheme, split=False):
+    return {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": split}
+
+
+def begin(n):
+    return sequence("processors", level(), template("<s>", n + 1))
+
+
+def files():
+    """By name: a tokenizer.json, the model type and the tokenizer class that go with it."""
+    fast, nfc, thought = "PreTrainedTokenizerFast", {"type": "NFC"}, ["<think>", "¿té?"]
+    smollm = sequence("pretokenizers", {"type": "Digits", "individual_digits": True}, level())
+    first = metaspace("first")
+    thinking = byte_level(QWEN2, normalizer=nfc, names=thought, special=False)
+    return {
+        "gpt2": (byte_level(splitter=level()), "gpt2", "GPT2Tokenizer"),
+        "llama3": (byte_level(WORDS, post=begin, ignore_merges=True), "llama", fast),
+        "qwen2": (byte_level(QWEN2, normalizer=nfc), "qwen2", "Qwen2Tokenizer"),
+        # transformers' GPT2Tokenizer would lose the splitter of the digits.
+        "smollm": (byte_level(splitter=smollm), "llama", fast),
+        "llama2": (sentencepiece(normalizer=LEGACY), "llama", fast),
+        "mistral": (sentencepiece(splitter=first), "mistral", "LlamaTokenizer"),
+        # More of the same kinds:
+        "prefix-space": (byte_level(splitter=level(prefix=True)), "gpt2", fast),
+        "thinking": (thinking, "qwen3", fast),
+        "marks": (byte_level(_MARKS, normalizer=nfc), "llama", fast),
+        "o200k": (byte_level(_O200K), "llama", fast),
+        "tekken": (byte_level(_TEKKEN), "mistral", "LlamaTokenizer"),
+        "whole": (byte_level(splitter=level(regex=False)), "llama", fast),
+        "llama2-saved-anew": (sentencepiece(splitter=first), "llama", "LlamaTokenizer"),
+        "always": (sentencepiece(splitter=metaspace("always", True), lines=True), "llama", fast),
+        "never": (sentencepiece(splitter=metaspace("never")), "llama", fast),
+    }
+
+
+MAIN = ["gpt2", "llama3", "qwen2", "smollm", "llama2", "mistral"]

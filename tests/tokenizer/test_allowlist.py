@@ -1,0 +1,252 @@
+"""The allow-list: a tokenizer.json that means harm is one error, before the library sees it."""
+
+import copy
+import json
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.tokenizer_files import (
+    LEGACY,
+    added,
+    begin,
+    byte_level,
+    level,
+    metaspace,
+    mixed,
+    sentencepiece,
+    sequence,
+    split,
+)
+from tgen.errors import TokenizerError
+from tgen.tokenizer import Tokenizer, train_bpe
+from tgen.tokenizer.backend import Backend
+from tgen.tokenizer.patterns import WORDS
+
+OURS = json.loads(train_bpe([mixed(5000).encode()], vocab_size=300).json)
+LLAMA3 = byte_level(WORDS, post=begin)
+LLAMA2 = sentencepiece(normalizer=LEGACY)
+BASES = {"ours": OURS, "llama2": LLAMA2, "llama3": LLAMA3}
+N = len(LLAMA3["model"]["vocab"])
+
+
+def refused(text: str) -> str:
+    with pytest.raises(TokenizerError) as caught:
+        Tokenizer(text)
+    assert "\n" not in caught.value.message + caught.value.hint
+    assert len(caught.value.message) < 400
+    return caught.value.message
+
+
+def changed(base, path, value):
+    """The file with another value, or with one more: `path` is a/b/0."""
+    file = copy.deepcopy(base)
+    *parents, last = [int(key) if key.isdigit() else key for key in path.split("/")]
+    inside = file
+    for key in parents:
+        inside = inside[key]
+    inside[last] = value
+    return json.dumps(file)
+
+
+precompiled = {"type": "Precompiled", "precompiled_charsmap": "ALQCAACEAAAAAACA"}
+replace = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "b"}
+REFUSED = [
+    # What a text is made into before it is looked up.
+    ("(x+x+)+y", "pre_tokenizer/pretokenizers/0/pattern", {"Regex": "(x+x+)+y"}),
+    ("String", "pre_tokenizer/pretokenizers/0/pattern", {"String": " "}),
+    ("each digit", "pre_tokenizer/pretokenizers/0", split("each digit")),
+    ("Removed", "pre_tokenizer/pretokenizers/0/behavior", "Removed"),
+    ("invert", "pre_tokenizer/pretokenizers/0/invert", True),
+    ("Whitespace", "pre_tokenizer/pretokenizers/0", {"type": "Whitespace"}),
+    ("Sequence", "pre_tokenizer/pretokenizers/0", sequence("pretokenizers", level())),
+    ("41 parts", "pre_tokenizer/pretokenizers", [split(WORDS)] * 40 + [level()]),
+    ("ByteLevel before another", "pre_tokenizer/pretokenizers", [level(), split(WORDS)]),
+    ("add_prefix_space", "pre_tokenizer/pretokenizers/1/add_prefix_space", True),
+    ("without add_prefix_space", "pre_tokenizer", {"type": "ByteLevel", "use_regex": True}),
+    ("Precompiled", "normalizer", precompiled),
+    ("Precompiled", "normalizer", sequence("normalizers", precompiled)),
+    ("NFKC", "normalizer", {"type": "NFKC"}),
+    ("Replace with ByteLevel", "normalizer", replace),
+    ("9 parts", "normalizer", sequence("normalizers", *[{"type": "NFC"}] * 9)),
+    ("Prepend", "normalizer", {"type": "Prepend", "prepend": "x" * 1000}),
+    ("None", "decoder", None),
+    ("WordPiece", "decoder", {"type": "WordPiece", "prefix": "##", "cleanup": True}),
+    ("Fuse", "decoder", sequence("decoders", level(), {"type": "Fuse"})),
+    ("RobertaProcessing", "post_processor", {"type": "RobertaProcessing"}),
+    ("4294967295", "post_processor/processors/1/special_tokens/<s>/ids", [2**32 - 1]),
+    ("SpecialToken", "post_processor/processors/1/single/0", {"SpecialToken": {"id": "<z>"}}),
+    ("SpecialToken", "post_processor/processors/1/special_tokens", {}),
+    ("without the text", "post_processor/processors/1/single", []),
+    ("template", "post_processor/processors/1/single", [7]),
+    ("two templates", "post_processor/processors/0", begin(N)["processors"][1]),
+    # The vocabulary and its merges.
+    ("'Unigram'", "model", {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 7}),
+    ("'WordLevel'", "model/type", "WordLevel"),
+    ("0.1", "model/dropout", 0.1),
+    ("continuing_subword_prefix", "model/continuing_subword_prefix", "##longer than all"),
+    ("end_of_word_suffix", "model/end_of_word_suffix", "</w>"),
+    ("byte_fallback 1", "model/byte_fallback", 1),
+    ("'cache'", "model/cache", 2**63),
+    ("4294967295", "model/vocab/a", 2**32 - 1),
+    ("-1", "model/vocab/a", -1),
+    ("True", "model/vocab/a", True),
+    ("1.0", "model/vocab/a", 1.0),
+    ("with the id 5", "model/vocab/a", 5),
+    ("empty token", "model/vocab/", N),
+    ("no tokens", "model/vocab", {}),
+    ("vocab []", "model/vocab", []),
+    ("byte tokens", "model/vocab", {"a": 0}),
+    ("out of vocabulary", "model/merges/0", ["a", "nothing"]),
+    ("out of vocabulary", "model/merges/0", ["Ġthe", "Ġthe"]),
+    ("no pairs", "model/merges/0", ["a"]),
+    ("no pairs", "model/merges/0", "a b c"),
+    ("no pairs", "model/merges/0", [1, 2]),
+    ("no pairs", "model/merges/0", {"a": 1, "b": 2}),
+    ("no pairs", "model/merges/0", 7),
+    # Added tokens.
+    ("0 bytes", "added_tokens/0/content", ""),
+    ("513 bytes", "added_tokens/0/content", "x" * 513),
+    ("twice", "added_tokens/0/content", "<s>"),
+    ("twice", "added_tokens/0/id", N + 1),
+    (str(2**32), "added_tokens/0/id", 2**32),
+    ("special 1", "added_tokens/0/special", 1),
+    ("surrogates", "added_tokens/0/content", "\ud800"),
+    (f"two tokens with the id {N}", "model/vocab/a hole before it", N),
+    (f"as {N + 1}, but it is {N}", "added_tokens", added(["<next>", "<s>"], N + 1)),
+    ("byte tokens", "added_tokens/0/content", "a"),
+    ("as an added token", "added_tokens/0", None),
+    ("10,001", "added_tokens", added([f"<{n}>" for n in range(10_001)], N)),
+    ("added tokens", "added_tokens", {"a": 1}),
+    # The rest.
+    ("version", "version", "2.0"),
+    ("'extra'", "extra", 1),
+]
+
+
+@pytest.mark.parametrize(("said", "path", "value"), REFUSED, ids=lambda v: str(v)[:30])
+def test_what_is_not_known_is_refused_by_name(said, path, value):
+    assert said in refused(changed(LLAMA3, path, value))
+
+
+@pytest.mark.parametrize(
+    ("said", "path", "value"),
+    [
+        ("byte tokens", "model/vocab", {"a": 0}),
+        ("byte_fallback", "model/byte_fallback", False),
+        ("Prepend of 'x'", "normalizer/normalizers/0/prepend", "x"),
+        ("Replace", "normalizer/normalizers/1/content", "▁" * 1000),
+        ("Regex", "normalizer/normalizers/1/pattern", {"Regex": " +"}),
+        ("nothing to replace", "normalizer", None),
+        ("Metaspace", "pre_tokenizer", metaspace("first")),
+        ("the decoder Fuse", "decoder", {"type": "Fuse"}),
+        ("Strip of 'x'", "decoder/decoders/3/content", "x"),
+        ("Strip", "decoder/decoders/3/stop", 2**63),
+        ("ByteLevel", "decoder/decoders/1", level()),
+    ],
+    ids=lambda v: str(v)[:30],
+)
+def test_what_is_not_known_of_sentencepiece_is_refused_by_name(said, path, value):
+    assert said in refused(changed(LLAMA2, path, value))
+
+
+@pytest.mark.parametrize("scheme", ["sometimes", "first"])
+def test_a_metaspace_that_contradicts_itself_is_refused(scheme):
+    file = sentencepiece(splitter=metaspace(scheme) | {"add_prefix_space": False})
+    assert scheme in refused(json.dumps(file))
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ("'model' is there twice", '{"model": {}, "model": {}}'),
+        ("'a' is there twice", '{"model": {"vocab": {"a": 0, "a": 1}}}'),
+        ("NaN", '{"model": NaN}'),
+        ("Infinity", '{"model": -Infinity}'),
+        ("recursion", "[" * 100_000),
+        ("None", '{"a": ' * 900 + "1" + "}" * 900),
+        ("not a JSON object", "[]"),
+        ("digits", '{"a": ' + "9" * 5000 + "}"),
+        ("cannot be read", "\ufeff{}"),
+    ],
+)
+def test_json_that_can_be_read_two_ways_is_refused(said, text):
+    assert said in refused(text)
+
+
+def test_truncation_and_padding_are_left_out():
+    file = LLAMA3 | {
+        "truncation": {
+            "direction": "Right",
+            "max_length": 3,
+            "strategy": "LongestFirst",
+            "stride": 9,
+        },
+        "padding": {"strategy": {"Fixed": 2 * 10**8}, "direction": "Left", "pad_id": 0},
+    }
+    assert Tokenizer(json.dumps(file)).encode(b"one two three") == Tokenizer(
+        json.dumps(LLAMA3)
+    ).encode(b"one two three")
+
+
+def test_older_spellings_are_read():
+    older = copy.deepcopy(LLAMA3)
+    older["model"]["merges"] = ["#version: 0.2", *map(" ".join, older["model"]["merges"])]
+    del older["model"]["type"], older["version"]
+    newer, text = Tokenizer(json.dumps(LLAMA3)), mixed(5000).encode()
+    assert Tokenizer(json.dumps(older)).encode(text) == newer.encode(text)
+    never = {"type": "Metaspace", "replacement": "▁", "add_prefix_space": False}
+    assert Tokenizer(json.dumps(sentencepiece(splitter=never))).encode(b"") == []
+
+
+def places(value, path=()):
+    """Every place in a JSON value; of long lists and objects the first few."""
+    yield path
+    if isinstance(value, dict | list):
+        inside = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, part in list(inside)[:12]:
+            yield from places(part, (*path, key))
+
+
+def mutate(file, rng):
+    """One value replaced, taken away, or put where another was."""
+    *parents, last = rng.choice([path for path in places(file) if path])
+    inside = file
+    for key in parents:
+        inside = inside[key]
+    odd = ["", "a", "▁", " ", "\0", -1, 0, 1, 2, 255, 2**31, 2**32 - 1, 2**63, 0.5, 1e308]
+    odd += [None, True, False, [], {}, [[]], ["a", "b"], {"type": "NFC"}, {"String": ""}, level()]
+    what = rng.random()
+    if what < 0.25:
+        del inside[last]
+    elif what < 0.6:
+        inside[last] = copy.deepcopy(rng.choice(odd))
+    elif what < 0.8:
+        other = file
+        for key in rng.choice(list(places(file))[1:]):
+            other = other[key]
+        inside[last] = copy.deepcopy(other)
+    elif isinstance(inside, dict):
+        inside[str(rng.choice(odd))] = copy.deepcopy(rng.choice(odd))
+    else:
+        inside.insert(0, copy.deepcopy(rng.choice([*odd, *inside])))
+
+
+@given(st.integers(0, 2**32), st.sampled_from(sorted(BASES)))
+@settings(max_examples=300, deadline=None)
+def test_a_changed_file_is_refused_or_read_as_the_library_reads_it(seed, base):
+    rng, file = random.Random(seed), copy.deepcopy(BASES[base])
+    for _ in range(rng.choice([1, 1, 1, 2, 3])):
+        mutate(file, rng)
+    text = json.dumps(file)
+    try:
+        ours = Tokenizer(text)
+    except TokenizerError:
+        return
+    file |= {"truncation": None, "padding": None, "post_processor": None}  # nothing to these ids
+    library = Backend.from_str(json.dumps(file))
+    library.encode_special_tokens = True
+    said = mixed(300, seed=rng.randrange(50))
+    assert ours.encode(said.encode()) == library.encode(said, add_special_tokens=False).ids

@@ -1,0 +1,158 @@
+"""Bytes in, the same bytes out; streamed as decoded; characters are single tokens."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.models import TEXT
+from tgen.errors import TokenizerError, UsageError
+from tgen.tokenizer import (
+    END_OF_TEXT,
+    TextStream,
+    Tokenizer,
+    make_tokenizer,
+    train_bpe,
+    train_char,
+)
+from tgen.tokenizer.chunking import blocks, bounded
+from tgen.tokenizer.patterns import LINES
+
+CHAR, BPE = train_char([TEXT]), train_bpe([TEXT], vocab_size=320)
+KINDS = [CHAR, BPE]
+# Bytes of every kind: text with characters of 1 to 4 bytes, and bytes that are no text.
+anything = st.one_of(
+    st.binary(),
+    st.text().map(str.encode),
+    st.lists(
+        st.one_of(
+            st.binary(max_size=3),
+            st.sampled_from(["日本", "🦋", "é", "the king", END_OF_TEXT]).map(str.encode),
+        )
+    ).map(b"".join),
+)
+
+
+@given(anything)
+@settings(max_examples=300, deadline=None)
+def test_any_bytes_survive(data):
+    for tokenizer in KINDS:
+        assert tokenizer.decode(tokenizer.encode(data)) == data
+
+
+@given(anything)
+@settings(max_examples=300, deadline=None)
+def test_streamed_text_is_the_decoded_text_in_whole_characters(data):
+    for tokenizer in KINDS:
+        stream = TextStream()
+        pieces = [stream.feed(tokenizer.token_bytes(i)) for i in tokenizer.encode(data)]
+        assert b"".join(pieces) + stream.flush() == data
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            continue
+        for piece in pieces:
+            piece.decode()  # valid text is never handed out in part
+
+
+@given(st.binary(), st.lists(st.integers(0, 40)))
+@settings(max_examples=300, deadline=None)
+def test_however_bytes_are_cut_the_stream_gives_them_back(data, cuts):
+    stream, out, start = TextStream(), b"", 0
+    for size in cuts:
+        out += stream.feed(data[start : start + size])
+        start += size
+    assert out + stream.feed(data[start:]) + stream.flush() == data
+
+
+def test_a_character_is_handed_out_with_its_last_byte():
+    stream = TextStream()
+    assert [stream.feed(bytes([b])) for b in "é🦋!".encode()] == [
+        b"",
+        "é".encode(),
+        b"",
+        b"",
+        b"",
+        "🦋".encode(),
+        b"!",
+    ]
+    assert stream.feed("日".encode()[:2]) == b""
+    assert stream.flush() == "日".encode()[:2]
+
+
+def test_char_makes_every_seen_character_one_token():
+    for character in set(TEXT.decode()):
+        assert len(CHAR.encode(character.encode())) == 1
+    assert len(CHAR.encode("ж".encode())) == 2  # unseen: its bytes
+
+
+def test_char_keeps_the_most_frequent_characters_within_its_vocabulary():
+    tokenizer = train_char(["日日日本".encode()], vocab_size=260)
+    assert tokenizer.vocab_size == 260
+    assert len(tokenizer.encode("日".encode())) == 1
+    assert len(tokenizer.encode("本".encode())) > 1
+
+
+def test_special_tokens_written_in_a_text_stay_text():
+    for tokenizer in KINDS:
+        ids = tokenizer.encode(f"a{END_OF_TEXT}b".encode())
+        assert tokenizer.end_of_text not in ids
+        assert tokenizer.decode([tokenizer.end_of_text]) == b""
+
+
+def test_saved_is_loaded():
+    for tokenizer in KINDS:
+        again = Tokenizer(tokenizer.json)
+        assert again.encode(TEXT) == tokenizer.encode(TEXT)
+        assert (again.vocab_size, again.end_of_text, again.pad) == (tokenizer.vocab_size, 0, 1)
+
+
+def test_training_twice_gives_the_same_tokenizer():
+    assert train_bpe([TEXT], vocab_size=320).json == BPE.json
+    assert train_char([TEXT]).json == CHAR.json
+
+
+def test_long_texts_are_cut_where_no_token_crosses(monkeypatch):
+    text = "and more.\n\nWhat,\n\nthree\n four 'tis\r\n\r\nfive!\n\t six\nseven" * 50
+    whole = BPE.encode(text.encode())
+    monkeypatch.setattr("tgen.tokenizer.chunking._BLOCK", 7)
+    assert len(list(blocks(text, LINES))) > 50
+    assert BPE.encode(text.encode()) == whole
+
+
+@pytest.mark.parametrize("kind", ["a", "é", "字", "\n", " ", "-", "_", "=_", "\t\n"])
+def test_a_word_without_end_is_learnt_from_in_parts(kind):
+    words = "word " * 10
+    for n, n_parts in [(1024, 1), (1025, 9), (5000, 40)]:
+        text = words + "x1" + (kind * n)[:n] + "7" + words
+        parts = list(bounded(text))
+        assert "".join(parts) == text
+        assert len(parts) == n_parts
+    text = (kind * 100_000).encode()
+    learnt = train_bpe([text], vocab_size=270)
+    assert learnt.vocab_size > 258
+    assert learnt.decode(learnt.encode(text[:3000])) == text[:3000]
+    assert len(learnt.encode(text)) < len(text) / 50
+
+
+def test_words_that_end_are_learnt_from_whole(monkeypatch):
+    text = ("word, 'tis\r\n\n" + "a" * 1024 + " " * 1024 + "-" * 1024 + "12345" * 1000) * 3
+    assert list(bounded(text)) == [text]
+    learnt = train_bpe([text.encode()], vocab_size=300)
+    monkeypatch.setattr("tgen.tokenizer.train.bounded", lambda text: [text])
+    assert train_bpe([text.encode()], vocab_size=300).json == learnt.json
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "[]", "null", '{"decoder": null}', '{"decoder": {"type": "ByteLevel"}}', "\0"],
+)
+def test_what_is_no_byte_level_tokenizer_is_refused(text):
+    with pytest.raises(TokenizerError):
+        Tokenizer(text)
+
+
+def test_impossible_tokenizers_are_refused():
+    with pytest.raises(UsageError):
+        make_tokenizer("char", [TEXT], vocab_size=200)
+    with pytest.raises(UsageError):
+        make_tokenizer("no/such/file", [TEXT])

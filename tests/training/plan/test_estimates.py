@@ -1,0 +1,245 @@
+"""The arithmetic of a larger run, held against tensors that are really there."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+
+from support.command import tgen
+from support.runs import request
+from tgen import runs
+from tgen.config import ModelConfig, TrainConfig
+from tgen.errors import UsageError
+from tgen.model.transformer import Transformer
+from tgen.reports import json_record
+from tgen.training.loss import cross_entropy
+from tgen.training.plan.memory_estimate import activation_bytes, choose_parallel, rank_memory
+from tgen.training.plan.param_shapes import block_tensors, n_parameters, outer_tensors
+from tgen.training.plan.scaling_estimate import EFFICIENCY, sent_bytes
+from tgen.training.state import new_state
+
+GB = 10**9
+SHAPES = [
+    ("classic", {}),
+    ("gpt2", {"tied_embeddings": False}),
+    ("llama", {"attention_bias": True, "output_bias": True, "feed_forward_bias": True}),
+    ("llama", {"n_kv_heads": 2, "tied_embeddings": False}),
+    ("qwen3", {"head_dim": 24}),
+]
+
+
+def small(family: str, **more: object) -> ModelConfig:
+    shape = dict(n_layers=3, d_model=64, n_heads=4, context_length=48) | more
+    return ModelConfig.of(family, **shape, vocab_size=101)
+
+
+def billions() -> ModelConfig:
+    """About seven: the shape of LLaMA 7B."""
+    shape = dict(n_layers=32, d_model=4096, n_heads=32, d_ff=11008, context_length=4096)
+    return ModelConfig.of("llama", **shape, vocab_size=32_000, tied_embeddings=False)
+
+
+@pytest.mark.parametrize(("family", "more"), SHAPES)
+def test_every_tensor_is_counted(family, more):
+    config = small(family, **more)
+    counted = outer_tensors(config) + config.n_layers * block_tensors(config)
+    real = [tuple(p.shape) for p in Transformer(config).parameters()]
+    assert sorted(counted) == sorted(real)
+    assert n_parameters(config) == sum(p.numel() for p in Transformer(config).parameters())
+
+
+def test_a_model_of_seven_billion_is_counted_as_its_authors_do():
+    assert n_parameters(billions()) == 6_738_415_616  # that of the weights they published
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+@pytest.mark.parametrize(("family", "more"), SHAPES)
+def test_what_a_rank_holds_is_what_a_run_holds(family, more, optimizer):
+    config, train = small(family, **more), TrainConfig(optimizer=optimizer)
+    state = new_state(config, train, torch.device("cpu"))
+    x = state.model.hidden(torch.zeros(1, 8, dtype=torch.int64)).flatten(0, 1)
+    cross_entropy(x, state.model.head, torch.ones(8, dtype=torch.int64)).backward()
+    for made in state.optimizers:
+        made.step()
+    parameters = list(state.model.parameters())
+    moments = [
+        tensor
+        for made in state.optimizers
+        for held in made.state.values()
+        for tensor in held.values()
+        if tensor.dim() > 0  # AdamW counts its steps beside
+    ]
+    foretold = rank_memory(config, train, context=48, n_ranks=1, parallel="ddp", on_gpu=False)
+    assert foretold.weights == sum(p.nbytes for p in parameters)
+    assert foretold.gradients == sum(p.grad.nbytes for p in parameters)
+    assert foretold.optimizer == sum(tensor.nbytes for tensor in moments)
+
+
+@pytest.mark.parametrize(("documents", "dropout"), [(False, 0.0), (True, 0.1)])
+@pytest.mark.parametrize(("family", "more"), SHAPES)
+def test_what_a_pass_keeps_is_a_little_less_than_foretold(family, more, documents, dropout):
+    config, rows = small(family, **more, n_layers=8), 8
+    model = Transformer(config, dropout=dropout)
+    ours = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
+    kept: dict[int, torch.Tensor] = {}  # alive, so that no two have one address
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    starts = (torch.arange(48) >= 20).long().expand(rows, 48).contiguous() if documents else None
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.hidden(torch.zeros(rows, 48, dtype=torch.int64), documents=starts)
+    n_bytes = sum(t.untyped_storage().nbytes() for at, t in kept.items() if at not in ours)
+    train = TrainConfig(batch_size=rows, dropout=dropout)
+    foretold = activation_bytes(config, train, context=48, on_gpu=False)
+    assert 0.65 < n_bytes / foretold < 1
+
+
+def test_shares_of_a_model_are_those_of_its_rows():
+    config, train = billions(), TrainConfig(batch_size=1)
+    whole, share = (
+        rank_memory(config, train, context=4096, n_ranks=64, parallel=way, on_gpu=True)
+        for way in ("ddp", "fsdp")
+    )
+    assert share.activations == whole.activations
+    for name in ("weights", "gradients", "optimizer"):
+        assert getattr(whole, name) == 64 * getattr(share, name)  # 64 divides all rows there
+    assert whole.gradients == whole.weights == 4 * n_parameters(config)
+    assert whole.optimizer < 1.1 * whole.weights  # of Muon's matrices there is one moment
+    adamw = dataclasses.replace(train, optimizer="adamw")
+    both = rank_memory(config, adamw, context=4096, n_ranks=64, parallel="ddp", on_gpu=True)
+    assert both.optimizer == 2 * both.weights
+    assert both.update == 0
+
+
+@pytest.mark.parametrize(("family", "more"), SHAPES)
+def test_the_largest_share_is_the_first(family, more):
+    config = small(family, **more)  # fully_shard gives the first rank the first of these chunks
+    shares = sum(p.chunk(6)[0].nbytes for p in Transformer(config).parameters())
+    told = dict(context=48, n_ranks=6, parallel="fsdp", on_gpu=False)
+    assert rank_memory(config, TrainConfig(), **told).weights == shares
+
+
+def chosen(memory: int | None, n_ranks: int = 64, **more: object) -> str:
+    train = TrainConfig(batch_size=1)
+    told = dict(context=4096, n_ranks=n_ranks, memory=memory, on_gpu=True)
+    return choose_parallel(billions(), train, **told | more)
+
+
+def test_a_model_is_shared_out_only_where_a_rank_cannot_hold_it():
+    assert chosen(None) == "ddp"
+    assert chosen(None, wanted="fsdp") == "fsdp"
+    assert chosen(1000 * GB) == chosen(1000 * GB, n_ranks=1) == "ddp"
+    assert chosen(80 * GB) == "fsdp"
+    assert chosen(1000 * GB, wanted="fsdp") == "fsdp"
+
+
+def refused(call: Callable[[], object]) -> tuple[str, str]:
+    with pytest.raises(UsageError) as error:
+        call()
+    return error.value.message, error.value.hint
+
+
+def test_what_fits_no_rank_says_what_it_needs_and_what_would_do():
+    message, hint = refused(lambda: chosen(80 * GB, wanted="ddp"))
+    assert "with DDP; 80.0 GB are given" in message
+    assert hint == "--parallel fsdp would fit"
+    message, hint = refused(lambda: chosen(80 * GB, n_ranks=2))
+    assert "each of 2 ranks needs" in message
+    assert "with FSDP" in message
+    enough = int(hint.split()[0])
+    assert chosen(80 * GB, n_ranks=enough) == "fsdp"
+    refused(lambda: chosen(80 * GB, n_ranks=enough // 2))
+    assert "accumulation" in refused(lambda: chosen(16 * GB))[1]
+
+
+def test_more_ranks_never_need_more_memory_each():
+    train = TrainConfig(batch_size=1)
+    totals = [
+        rank_memory(
+            billions(), train, context=4096, n_ranks=2**n, parallel="fsdp", on_gpu=True
+        ).total
+        for n in range(10)
+    ]
+    assert all(b < a for a, b in pairwise(totals))
+
+
+def test_messages_are_those_of_rings():
+    weights, train = 4 * n_parameters(billions()), TrainConfig(optimizer="adamw")
+    assert sent_bytes(billions(), train, 1, "ddp") == sent_bytes(billions(), train, 1, "fsdp") == 0
+    assert sent_bytes(billions(), train, 2, "ddp") == weights
+    assert sent_bytes(billions(), train, 64, "fsdp") == 3 * 63 * weights // 64
+    parts = dataclasses.replace(train, accumulation=4)
+    assert sent_bytes(billions(), parts, 2, "ddp") == weights
+    assert sent_bytes(billions(), parts, 2, "fsdp") == 4 * sent_bytes(billions(), train, 2, "fsdp")
+    muon = dataclasses.replace(train, optimizer="muon")
+    assert 1.4 * weights < sent_bytes(billions(), muon, 2, "ddp") < 1.5 * weights
+
+
+LARGE = {
+    "context_length": "16",
+    "d_model": "4096",
+    "n_layers": "32",
+    "n_heads": "32",
+    "batch_size": "2",
+}
+
+
+def large(tmp_path, **more):
+    """A dry run of over six billion parameters."""
+    return request(tmp_path, overrides=LARGE, train=TrainConfig(steps=9), **more)
+
+
+def test_a_model_that_no_rank_could_hold_is_planned_without_making_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("tgen.runs.prepared.new_state", None)
+    shown = runs.dry_run(large(tmp_path, n_ranks=64, device_memory=80 * GB))
+    assert shown.n_parameters > 6e9
+    assert shown.scaling is not None
+    found = shown.scaling
+    assert (found.parallel, found.batch_size, found.step_tokens) == ("fsdp", 128, 128 * 16)
+    assert (found.steps, found.tokens) == (9, 9 * 128 * 16)
+    assert found.tokens_per_parameter == found.tokens / shown.n_parameters
+    assert found.epochs == found.tokens / shown.train_tokens  # all of so short a text is read
+    assert found.optimal_tokens == 20 * shown.n_parameters
+    assert found.seconds * found.tokens_per_second == pytest.approx(found.tokens)
+    assert [rank.parallel for rank in found.ranks] == list(found.sent_bytes) == ["ddp", "fsdp"]
+    assert json.loads(json.dumps(json_record(shown)))["scaling"]["ranks"][0]["weights"] > 24e9
+    with pytest.raises(UsageError, match=r"needs .* GB with FSDP; 80.0 GB are given"):
+        runs.dry_run(large(tmp_path, n_ranks=2, device_memory=80 * GB))
+    monkeypatch.setattr("tgen.runs.prepare.memory_bytes", {torch.device("cpu"): 80 * GB}.get)
+    with pytest.raises(UsageError, match="a step needs about"):  # on this machine
+        runs.dry_run(large(tmp_path))
+
+
+def test_ranks_are_as_fast_as_this_machine_and_a_little_less(tmp_path, monkeypatch):
+    monkeypatch.setattr("tgen.runs.prepare.measure_speed", lambda *_, **__: 1e11)
+    one = runs.dry_run(request(tmp_path, n_ranks=1)).scaling
+    many = runs.dry_run(request(tmp_path, n_ranks=10)).scaling
+    assert one is not None
+    assert many is not None
+    assert many.tokens_per_second == pytest.approx(10 * EFFICIENCY * one.tokens_per_second)
+    assert (one.parallel, many.parallel, one.on_gpu) == ("ddp", "ddp", False)
+    assert runs.dry_run(request(tmp_path)).scaling is None
+
+
+def test_the_command_prints_it(tmp_path):
+    (tmp_path / "corpus.txt").write_text("What is a text? " * 300)
+    small_run = ["train", "corpus.txt", "--steps", "3", "--size", "nano"]
+    shown = tgen(*small_run, "--dry-run", "--ranks", "64", "--device-memory", "80GB", cwd=tmp_path)
+    assert shown.returncode == 0
+    assert b"64 GPUs" in shown.stderr
+    assert b"of 80.0 GB each" in shown.stderr
+    too_small = ["--dry-run", "--ranks", "2", "--device-memory", "1KiB"]
+    refused = tgen(*small_run, *too_small, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert b"0.001 MB are given" in refused.stderr
+    lonely = tgen(*small_run, "--ranks", "2", cwd=tmp_path)
+    assert (lonely.returncode, b"goes with --dry-run" in lonely.stderr) == (2, True)
+    odd = tgen(*small_run, "--dry-run", "--device-memory", "lots", cwd=tmp_path)
+    assert b"--device-memory 'lots' is no size" in odd.stderr
+    bare = tgen(*small_run, "--dry-run", "--device-memory", "80", cwd=tmp_path)
+    assert (bare.returncode, b"--device-memory '80' has no unit" in bare.stderr) == (2, True)

@@ -1,0 +1,120 @@
+"""Numbers that are no longer finite: skipped, rolled back, given up, and never saved."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from support.runs import request, resume
+from tgen import runs
+from tgen.checkpoint import model_dir
+from tgen.config import ModelConfig, TrainConfig
+from tgen.corpus import TokenDataset
+from tgen.errors import TrainingError
+from tgen.model.transformer import Transformer
+from tgen.reports import DoneReport, RollbackReport, StepReport
+from tgen.runs.storage import log as run_log
+from tgen.training import evaluation, loop
+from tgen.training.evaluation import Evaluation
+from tgen.training.state import TrainState
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, bad: Callable[[int], bool]) -> None:
+    """Makes the n-th loss that is taken, and so its gradient, not a number where `bad(n)`."""
+    original, taken = evaluation.loss_sum, iter(range(10**6))
+
+    def loss(model, batch):
+        return original(model, batch) * (float("nan") if bad(next(taken)) else 1)
+
+    monkeypatch.setattr(evaluation, "loss_sum", loss)
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_a_step_that_is_not_finite_changes_nothing(monkeypatch, optimizer):
+    poison(monkeypatch, lambda n: n == 2)
+    config = TrainConfig(steps=5, batch_size=2, eval_every=100, optimizer=optimizer)
+    torch.manual_seed(0)
+    state = TrainState(
+        Transformer(
+            ModelConfig.of(
+                "qwen3", vocab_size=40, n_layers=1, d_model=16, n_heads=2, context_length=8
+            )
+        ),
+        config,
+    )
+    tokens = np.arange(40, dtype=np.uint16)
+    store = TokenDataset(
+        train=tokens,
+        held_out=tokens[:0],
+        held_out_bytes=0,
+        context_length=8,
+        batch_size=2,
+        seed=0,
+    )
+    seen, losses = [], []
+    for report in loop.train(state.model, store, config, state):
+        if isinstance(report, StepReport):
+            losses.append(report.loss)
+            seen.append(state.to_arrays())
+    assert [loss is None for loss in losses] == [False, False, True, False, False]
+    for name, array in seen[1].items():
+        assert np.array_equal(array, seen[2][name]), name
+        assert np.isfinite(seen[4][name]).all(), name
+    assert any(not np.array_equal(seen[2][name], seen[3][name]) for name in seen[2])
+
+
+def test_three_in_a_row_go_back_to_the_last_good_state_at_half_the_rate(tmp_path, monkeypatch):
+    poison(monkeypatch, lambda n: 7 <= n < 10)
+    reports = list(runs.start(request(tmp_path)))
+    (back,) = [r for r in reports if isinstance(r, RollbackReport)]
+    assert (back.step, back.left_step, back.rate_scale) == (5, 10, 0.5)
+    assert isinstance(reports[-1], DoneReport)
+    assert reports[-1].step == 14
+    rates = {r.step: r.learning_rate for r in reports if isinstance(r, StepReport)}
+    assert rates[8] == pytest.approx(0.5 * reports[0].learning_rate)
+
+
+def test_a_return_to_the_best_step_keeps_the_halved_rate(tmp_path, monkeypatch):
+    poison(monkeypatch, lambda n: 7 <= n < 10)
+    worse = iter(range(3, 100))
+    scores = (Evaluation(1.0, float(bits), None) for bits in worse)
+    monkeypatch.setattr(loop, "evaluate", lambda *_, **__: next(scores))
+    reports = list(
+        runs.start(request(tmp_path, overrides={"patience": "1", "decay_fraction": "0.1"}))
+    )
+    scales = [r.rate_scale for r in reports if isinstance(r, RollbackReport)]
+    assert scales[0] == 0.5
+    assert len(scales) > 1
+    assert set(scales) == {0.5}
+
+
+def test_what_diverges_again_and_again_ends_and_keeps_the_last_good_model(tmp_path, monkeypatch):
+    poison(monkeypatch, lambda n: n >= 7)
+    with pytest.raises(TrainingError, match="after 3 returns"):
+        list(runs.start(request(tmp_path)))
+    log = run_log.read(tmp_path / "model")
+    scales = [r["rate_scale"] for r in log if r["kind"] == "BackReport"]
+    assert scales == [0.5, 0.25, 0.125]
+    bundle = model_dir.load(tmp_path / "model")  # of step 5
+    assert all(np.isfinite(array).all() for array in bundle.arrays.values())
+
+
+def test_returns_to_the_start_are_counted_across_sittings(tmp_path, monkeypatch):
+    poison(monkeypatch, lambda n: n >= 0)
+    backs = 0
+    sitting = runs.start(request(tmp_path))
+    while backs < 2:
+        backs += isinstance(next(sitting), RollbackReport)
+    sitting.close()  # as if killed
+    with pytest.raises(TrainingError, match="after 3 returns"):
+        list(resume(tmp_path / "model"))
+    log = run_log.read(tmp_path / "model")
+    assert [r["rate_scale"] for r in log if r["kind"] == "BackReport"] == [0.5, 0.25, 0.125]
+
+
+def test_a_rate_that_makes_a_weight_infinite_saves_nothing(tmp_path):
+    wild = {"learning_rate": "1e38", "optimizer": "adamw", "grad_clip": "1e30", "warmup_steps": "0"}
+    with pytest.raises(TrainingError):
+        list(runs.start(request(tmp_path, overrides=wild)))
+    assert not (tmp_path / "model" / "config.json").exists()

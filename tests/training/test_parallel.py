@@ -1,0 +1,286 @@
+"""Training on several ranks is the training of one process, and leaves the same directory."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tgen import runs
+from tgen.checkpoint import model_dir, safetensors_file
+from tgen.cli import app
+from tgen.errors import UsageError
+from tgen.runs import ResumeRequest, RunRequest
+from tgen.runs.storage import log, state
+from tgen.training.plan.overrides import parse_overrides
+
+SHAPE = {"d_model": 32, "n_layers": 2, "n_heads": 2, "context_length": 16, "eval_every": 10}
+STEPS = 50
+CLOSE = 1e-4  # nats: float32 sums in another order, fifty steps on
+# A text that repeats itself has gradients of few directions; along the others there is only the
+# rounding, which Muon makes as large as them.
+LETTERS = np.random.default_rng(0).integers(97, 123, 20_000).astype(np.uint8)
+LETTERS[np.random.default_rng(1).random(len(LETTERS)) < 0.2] = ord(" ")
+VARIED = LETTERS.tobytes()
+TERM = "os.kill(os.getpid(), signal.SIGTERM)"
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
+    path.write_bytes(VARIED)
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(corpus, tmp_path_factory):
+    """One process's run, to its end."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    assert app.run([str(one) for one in command(corpus, out)]) == 0
+    return out
+
+
+def command(corpus: Path, out: Path, *more: object, batch: int = 6, **settings: object) -> list:
+    settings = SHAPE | {"batch_size": batch} | settings
+    given = [f"--set={name}={value}" for name, value in settings.items() if value is not None]
+    return ["train", corpus, "-o", out, "--steps", STEPS, "--threads", 1, "-q", *given, *more]
+
+
+def then(arguments: list, *, action: str, at: int) -> str:
+    """Code for each rank: the command, and what rank 1 does after a step."""
+    return f"""
+import os, signal
+from tgen.cli import app
+from tgen.cli.train import progress
+shown = progress.TrainingProgress.show
+def show(view, report):
+    shown(view, report)
+    if getattr(report, "step", 0) == {at} and os.environ.get("RANK", "1") == "1":
+        {action}
+progress.TrainingProgress.show = show
+os._exit(app.run({[str(one) for one in arguments]!r}))
+"""
+
+
+def losses(out: Path) -> dict[tuple[str, int], float]:
+    """Of all steps and evaluations, each once."""
+    records = [r for r in log.read(out) if r["kind"] in ("StepReport", "EvalReport")]
+    found = {(r["kind"], r["step"]): r["loss"] for r in records}
+    assert len(found) == len(records)
+    return found
+
+
+def names(out: Path) -> list[str]:
+    return sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
+
+
+def assert_same(out: Path, whole: Path) -> None:
+    """Two runs took the same steps, and left the same files but for rounding."""
+    ours, theirs = losses(out), losses(whole)
+    assert ours.keys() == theirs.keys()
+    assert max(step for _, step in ours) == STEPS
+    assert max(abs(ours[key] - theirs[key]) for key in ours) <= CLOSE
+    assert names(out) == names(whole)
+    for name in ("config.json", "tokenizer.json", "training/tokens.safetensors"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+    plans = [json.loads((folder / "training/run.json").read_bytes()) for folder in (out, whole)]
+    assert plans[0]["plan"]["train"] == plans[1]["plan"]["train"]
+    for name in names(whole):
+        if name.endswith(".safetensors"):
+            headers = [safetensors_file.read_header(folder / name) for folder in (out, whole)]
+            assert headers[0] == headers[1]
+    assert model_dir.load(out).config == model_dir.load(whole).config
+
+
+def go_on_alone(out: Path) -> None:
+    list(runs.resume(ResumeRequest(out=out, threads=1)))
+
+
+def statuses(ranks: list) -> list[int]:
+    return [rank.status for rank in ranks]
+
+
+def complaint(ranks: list) -> str:
+    """The one that all ranks together made."""
+    [line] = [line for rank in ranks for line in rank.err.splitlines() if "error: " in line]
+    return line
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_ranks_learn_what_one_process_does(on_ranks, corpus, whole, tmp_path, parallel):
+    out = tmp_path / "two"
+    given = command(corpus, out, "--parallel", parallel, batch=3)
+    ranks = on_ranks(given, given)
+    assert statuses(ranks) == [0, 0], ranks
+    assert not any(rank.err for rank in ranks)
+    assert_same(out, whole)
+
+
+def test_three_ranks_share_rows_with_masks_parts_dropout_and_split_tokens(on_ranks, tmp_path):
+    corpus, whole = tmp_path / "rows.jsonl", tmp_path / "whole"
+    words = VARIED.decode().split()
+    some = [" ".join(words[i : i + 5]) for i in range(1000)]
+    rows = [{"prompt": some[i], "completion": some[i + 100]} for i in range(900)]
+    corpus.write_text("\n".join(map(json.dumps, rows)))
+    settings = {"accumulation": 2, "token_split": 0.2, "split_in_decay": "true", "dropout": 0.2}
+    settings |= {"optimizer": "adamw", "learning_rate": 0.002}
+    more = ("--tokenizer", "bpe", "--vocab-size", 300)
+    assert statuses(on_ranks(command(corpus, whole, *more, batch=12, **settings))) == [0]
+    out = tmp_path / "three"
+    given = command(corpus, out, *more, "--parallel", "fsdp", batch=4, **settings)
+    ranks = on_ranks(*[given] * 3)
+    assert statuses(ranks) == [0, 0, 0], ranks
+    assert_same(out, whole)
+
+
+def test_a_run_of_two_ranks_goes_on_in_one_process(on_ranks, corpus, whole, tmp_path):
+    out = tmp_path / "out"
+    given = command(corpus, out, "--parallel", "fsdp", batch=3)
+    ranks = on_ranks(code=then(given, action=TERM, at=25), n=2)
+    assert statuses(ranks) == [143, 143], ranks
+    assert losses(out).keys() == {key for key in losses(whole) if key[1] <= 25}
+    go_on_alone(out)
+    assert_same(out, whole)
+
+
+def test_a_run_of_one_process_goes_on_with_two_ranks(on_ranks, corpus, whole, tmp_path):
+    out = tmp_path / "out"
+    ranks = on_ranks(code=then(command(corpus, out), action=TERM, at=25), n=1)
+    assert statuses(ranks) == [143]
+    given = ["train", "--resume", "-o", out, "-q", "--parallel", "fsdp"]
+    ranks = on_ranks(given, given)
+    assert statuses(ranks) == [0, 0], ranks
+    assert_same(out, whole)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_rank_is_killed_and_the_others_end(on_ranks, corpus, whole, tmp_path, parallel):
+    out = tmp_path / "killed"
+    given = command(corpus, out, "--parallel", parallel, batch=3)
+    ranks = on_ranks(code=then(given, action=KILL, at=25), n=2)
+    assert statuses(ranks) == [1, -9], ranks
+    assert "a rank has ended without a word" in ranks[0].err
+    state.load_run(out)
+    go_on_alone(out)
+    assert_same(out, whole)
+
+
+def test_a_fine_tuned_model_is_the_same_on_all_ranks(on_ranks, corpus, whole, tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    shape = dict.fromkeys(("d_model", "n_layers", "n_heads"))
+    assert statuses(on_ranks(command(corpus, one, "--from", whole, **shape))) == [0]
+    given = command(corpus, two, "--from", whole, "--parallel", "fsdp", batch=3, **shape)
+    assert statuses(on_ranks(given, given)) == [0, 0]
+    assert_same(two, one)
+    (tmp_path / "there").mkdir()
+    given = command(corpus, tmp_path / "none", "--from", "one")
+    folders = [str(tmp_path), str(tmp_path / "there")]
+    where = f"import os; os.chdir({folders}[int(os.environ['RANK'])])\n"
+    ranks = on_ranks(code=where + then(given, action="0", at=-1), n=2)
+    assert statuses(ranks) == [1, 1]
+    assert "one" in complaint(ranks)
+    assert not (tmp_path / "none").exists()
+
+
+def test_ranks_go_back_together_and_end_by_one_clock(on_ranks, corpus, tmp_path):
+    worse = {"patience": 1, "learning_rate": 30, "optimizer": "adamw", "warmup_steps": 0}
+    for name, more in (("steps", ()), ("minutes", ("--minutes", 0.05))):
+        out = tmp_path / name
+        settings = worse | {"eval_every": 2, "accumulation": 2}
+        given = command(corpus, out, "--parallel", "ddp", *more, batch=3, **settings)
+        if more:
+            at = given.index("--steps")
+            del given[at : at + 2]
+        ranks = on_ranks(given, given)
+        assert statuses(ranks) == [0, 0], ranks
+        kinds = [record["kind"] for record in log.read(out)]
+        assert kinds[-1] == "DoneReport"
+        assert more or "BackReport" in kinds
+
+
+def test_a_rank_that_sees_another_run_is_told(on_ranks, corpus, whole, tmp_path):
+    places = [tmp_path / name for name in ("here", "there")]
+    for place in places:
+        place.mkdir()
+    shutil.copytree(whole, places[1] / "out")
+    given = command(corpus, Path("out"))
+    where = f"import os; os.chdir({list(map(str, places))}[int(os.environ['RANK'])])\n"
+    ranks = on_ranks(code=where + then(given, action="0", at=-1), n=2)
+    assert statuses(ranks) == [1, 1]
+    assert "rank 1 does not see the run in out" in complaint(ranks)
+
+
+def test_ranks_that_differ_are_told_so_once(on_ranks, corpus, tmp_path):
+    out, there = tmp_path / "out", tmp_path / "there"
+    there.mkdir()
+    (there / "corpus.txt").write_bytes(VARIED + b"more")
+    here = str(corpus.parent)
+    where = f"import os; os.chdir([{here!r}, {str(there)!r}][int(os.environ['RANK'])])\n"
+    ranks = on_ranks(code=where + then(command("corpus.txt", out), action="0", at=-1), n=2)
+    assert statuses(ranks) == [1, 1]
+    assert "the corpus differs: " in complaint(ranks)
+    version = "import os, tgen.runs.rank_sync as r; r.__version__ += os.environ['RANK']\n"
+    ranks = on_ranks(code=version + then(command(corpus, out), action="0", at=-1), n=2)
+    assert "the version of tgen differs: " in complaint(ranks)
+    ranks = on_ranks(command(corpus, out), command(corpus, out, "--seed", 2))
+    assert "the command line differs: " in complaint(ranks)
+    assert not out.exists()
+
+
+def test_what_cannot_be_trained_is_said_once_before_anything_begins(on_ranks, corpus, tmp_path):
+    out = tmp_path / "models" / "out"
+    huge = {"d_model": 32768, "n_layers": 100, "n_heads": 64}
+    for parallel in ("ddp", "fsdp"):
+        given = command(corpus, out, "--parallel", parallel, **huge)
+        ranks = on_ranks(given, given)
+        assert statuses(ranks) == [2, 2], ranks
+        assert "each of 2 ranks needs " in complaint(ranks)
+    for given, what in (
+        (command("-", out), "stdin cannot be shared"),
+        (command("missing.txt", out), "missing.txt does not exist"),
+        (command(corpus, out, "--from", "nowhere"), "nowhere"),
+        (command(corpus, out, "--dry-run"), "--dry-run on several ranks"),
+    ):
+        assert what in complaint(on_ranks(given, given))
+    assert not out.parent.exists()
+
+
+def test_a_batch_is_given_as_that_of_one_rank(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert parse_overrides({"batch_size": "3"})[1] == {"batch_size": 12}
+
+
+def test_ways_to_share_a_model_need_someone_to_share_it_with(corpus, tmp_path):
+    assert "RANK" not in os.environ
+    asked = RunRequest(corpus=[str(corpus)], out=tmp_path / "out", parallel="fsdp")
+    with pytest.raises(UsageError, match="--parallel fsdp with one process"):
+        next(runs.start(asked))
+    assert not (tmp_path / "out").exists()
+
+
+def test_matrices_that_ranks_share_out_are_those_of_one(on_ranks):
+    code = """
+import torch
+from torch.distributed.tensor import Shard, distribute_tensor
+from tgen import distributed
+from tgen.training.optimizers import orthogonalize
+from tgen.training.parallel import all_ranks, one_rank_per_matrix
+with distributed.joined():
+    mesh = all_ranks(torch.device("cpu"))
+    for n, rows, columns in ((5, 6, 4), (1, 7, 9), (2, 4, 4)):
+        stack = torch.randn(n, rows, columns, generator=torch.Generator().manual_seed(n))
+        wanted = orthogonalize(stack)
+        close = dict(rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(one_rank_per_matrix(orthogonalize, mesh)(stack), wanted, **close)
+        for axis in (0, 1, 2):
+            shares = distribute_tensor(stack, mesh, [Shard(axis)])
+            done = one_rank_per_matrix(orthogonalize, mesh)(shares)
+            assert done.placements == shares.placements
+            torch.testing.assert_close(done.full_tensor(), wanted, **close)
+"""
+    ranks = on_ranks(code=code, n=3)
+    assert statuses(ranks) == [0, 0, 0], ranks
