@@ -20,7 +20,6 @@ from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import ModelError, UsageError
 from tgen.model.transformer import Transformer
 
-Workload.__test__ = False
 STRETCHED = RopeScaling(
     factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context_length=16
 )

@@ -165,10 +165,10 @@ os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
 try:
     from tgen.api import Model
-    from tgen.checkpoint import directory
+    from tgen.checkpoint import model_dir
     from tgen.checkpoint.model_lookup import shipped_model
     from tgen.engine.cpu.engine import CpuEngine
-    bundle = directory.load(shipped_model())
+    bundle = model_dir.load(shipped_model())
     model = Model(bundle, CpuEngine(bundle.config, dict(bundle.arrays), n_threads=2))
     print(end="".join(model.generate("What is", max_new_tokens=20, temperature=0)))
 finally:

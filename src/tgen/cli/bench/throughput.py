@@ -19,6 +19,7 @@ from tgen.storage import files
 
 if TYPE_CHECKING:
     from tgen.benchmark.sweep import Setup
+    from tgen.benchmark.throughput import Workload
 
 _PROMPT, _GEN = 512, 128  # llama-bench's
 _OLD_LIMIT = 64 << 20  # bytes of an earlier run's file

@@ -37,7 +37,7 @@ def highlight(shade: float) -> Style:
     """Text on the ramp's colour; not in a terminal's own black and white, which may be greys."""
     back = color_at(shade)
     front = (0, 0, 0) if is_light(back) else (255, 255, 255)
-    return Style(color=Color.from_rgb(*front), bgcolor=RGB.from_rgb(*back))
+    return Style(color=Color.from_rgb(*front), bgcolor=Color.from_rgb(*back))
 
 
 def to_hex(of: RGB) -> str:
