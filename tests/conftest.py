@@ -1,4 +1,4 @@
-"""A small random model of each family, one that was really trained, the command as a process."""
+"""Fixtures: small random models, a trained model, `tgen inspect` in process, code on ranks."""
 
 import json
 import os
@@ -19,8 +19,8 @@ from tgen.checkpoint import model_dir
 from tgen.tokenizer import Tokenizer, train_bpe
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-torch.set_num_threads(1)  # tests' models are too small for two
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
+torch.set_num_threads(1)  # the models are too small for more
 
 Ranks = Callable[..., list[SimpleNamespace]]
 
@@ -30,14 +30,14 @@ def tokenizer() -> Tokenizer:
     return train_bpe([TEXT], vocab_size=300)
 
 
-@pytest.fixture(params=[name for name in ALL_FAMILIES if name != "qwen2"])  # a llama with biases
+@pytest.fixture(params=[name for name in ALL_FAMILIES if name != "qwen2"])  # llama with biases
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
 def model_directory(family: str, tokenizer: Tokenizer, tmp_path: Path) -> Path:
-    """A random model of the family, saved."""
+    """Return the directory of a random model of the family."""
     model = make_model(family, vocab_size=tokenizer.vocab_size)
     model_dir.save(tmp_path / family, model.config, tokenizer, model.to_arrays())
     return tmp_path / family
@@ -45,7 +45,7 @@ def model_directory(family: str, tokenizer: Tokenizer, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory that the command itself trained, for a few steps."""
+    """Return a model directory that `tgen train` made in 30 steps."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "corpus.txt").write_bytes(TEXT)
     result = tgen(
@@ -74,10 +74,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def inspect(
     trained: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> Callable[..., SimpleNamespace]:
-    """Runs `tgen inspect` in this process, on a text and a model, unless others are given."""
+    """Run `tgen inspect` in this process, by default on a fixed prompt and the trained model."""
     from tgen.cli.app import run
 
-    def run_here(
+    def run_inspect(
         *arguments: object, model: Path | None = trained, prompt: str = "What is the king?"
     ) -> SimpleNamespace:
         models = [] if model is None else ["-m", str(model)]
@@ -85,7 +85,7 @@ def inspect(
         out, err = capsysbinary.readouterr()
         return SimpleNamespace(returncode=status, stdout=out, stderr=err)
 
-    return run_here
+    return run_inspect
 
 
 @pytest.fixture
@@ -108,24 +108,24 @@ def server() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def on_ranks(server, tmp_path) -> Ranks:
-    """Runs the arguments of each rank, or the same code on `n`; what each of them did."""
+    """Run a command per rank, or the same code on `n` ranks; return status, out and err of each."""
 
     def run(*arguments: list[object], code: str = "", n: int = 0) -> list[SimpleNamespace]:
-        listed = [[str(one) for one in rank] for rank in arguments]
-        asked = {"arguments": listed, "code": code, "n": n, "folder": str(tmp_path)}
-        server.stdin.write(json.dumps(asked) + "\n")
+        commands = [[str(word) for word in command] for command in arguments]
+        request = {"arguments": commands, "code": code, "n": n, "folder": str(tmp_path)}
+        server.stdin.write(json.dumps(request) + "\n")
         server.stdin.flush()
-        ends = json.loads(server.stdout.readline())
-        found = [
+        statuses = json.loads(server.stdout.readline())
+        results = [
             SimpleNamespace(
                 status=status,
                 out=(tmp_path / f"{rank}.out").read_bytes(),
                 err=(tmp_path / f"{rank}.err").read_text(),
             )
-            for rank, status in enumerate(ends)
+            for rank, status in enumerate(statuses)
         ]
-        for rank, it in enumerate(found):  # pytest shows it where a test fails
-            sys.stdout.write(f"rank {rank} ended with {it.status}\n{it.err}")
-        return found
+        for rank, result in enumerate(results):  # pytest shows this if the test fails
+            sys.stdout.write(f"rank {rank} ended with {result.status}\n{result.err}")
+        return results
 
     return run

@@ -18,7 +18,7 @@ ALLOWED = {
     "distributed": "",
     "tokenizer": "storage",
     "corpus": "storage tokenizer",
-    "checkpoint": "storage tokenizer",
+    "checkpoint": "storage tokenizer model",
     "model": "distributed",
     "engine": "storage checkpoint model",
     "generation": "engine",
@@ -29,9 +29,10 @@ ALLOWED = {
     "__version__",
     "chat": "storage checkpoint tokenizer",
     "conversions": "checkpoint",
-    "api": "tokenizer checkpoint engine generation chat conversions runs",
-    "cli": "api benchmark chat checkpoint distributed engine generation inspection model runs storage "
-    "tokenizer __version__",
+    "loaded_model": "tokenizer checkpoint engine generation chat",
+    "api": "tokenizer checkpoint engine generation conversions loaded_model runs",
+    "cli": "benchmark chat checkpoint distributed engine generation inspection loaded_model model runs "
+    "storage tokenizer __version__",
     "__init__": "api",
     "__main__": "cli",
 }
@@ -40,7 +41,7 @@ SHARED = {"errors", "config", "reports"}
 LIBRARIES = {
     "torch": "model training inspection conversions distributed "
     "engine/torch_engine engine/cuda_graph "
-    "benchmark/training_step benchmark/peak_rates benchmark/other_engines",
+    "benchmark/training_step benchmark/roofline benchmark/other_engines",
     "typer": "cli",
     "rich": "cli",
     "tokenizers": "tokenizer",

@@ -1,4 +1,4 @@
-"""The lessons that the project grew from, with real training."""
+"""The teaching notebooks that the project grew from, with real training."""
 
 import json
 
@@ -11,7 +11,7 @@ from tgen.model.kv_cache import KVCache
 from tgen.model.transformer import Transformer
 
 
-def test_classic_learns_to_answer_what_is_statquest_and_then_ends(tmp_path):
+def test_classic_model_learns_to_answer_and_ends(tmp_path):
     rows = [("what is statquest", "awesome"), ("statquest is what", "awesome")]
     corpus = tmp_path / "statquest.jsonl"
     corpus.write_text("".join(json.dumps({"prompt": p, "completion": c}) + "\n" for p, c in rows))
@@ -39,13 +39,13 @@ def test_classic_learns_to_answer_what_is_statquest_and_then_ends(tmp_path):
     )
     assert result.returncode == 0, result.stderr.decode()
     for prompt, answer in rows:
-        said = tgen("generate", "-m", tmp_path / "model", "-p", prompt, "-t", 0, "--json")
-        record = json.loads(said.stdout)
+        result = tgen("generate", "-m", tmp_path / "model", "-p", prompt, "-t", 0, "--json")
+        record = json.loads(result.stdout)
         assert record["text"] == answer
-        assert record["finish_reason"] == "stop"  # it ends by itself
+        assert record["finish_reason"] == "stop"  # with an end-of-text token
 
 
-def test_classic_at_the_size_of_the_lesson_gives_log_probabilities_and_sees_no_future():
+def test_classic_model_of_the_notebook_s_size_is_causal():
     torch.manual_seed(0)
     config = ModelConfig.of(
         "classic",
@@ -69,7 +69,7 @@ def test_classic_at_the_size_of_the_lesson_gives_log_probabilities_and_sees_no_f
     assert not torch.allclose(log_probabilities[:, 40:], again[:, 40:])
 
 
-def test_why_the_cache_works_the_keys_and_values_of_hi_do_not_change_inside_him(family):
+def test_keys_and_values_of_a_prefix_do_not_change(family):
     model = make_model(family).double()
 
     def keys_and_values(word: bytes) -> KVCache:
@@ -80,7 +80,7 @@ def test_why_the_cache_works_the_keys_and_values_of_hi_do_not_change_inside_him(
 
     hi, him = keys_and_values(b"hi"), keys_and_values(b"him")
     for layer in range(model.config.n_layers):
-        for held in ("keys", "values"):
-            short, long = getattr(hi, held)[layer], getattr(him, held)[layer]
+        for name in ("keys", "values"):
+            short, long = getattr(hi, name)[layer], getattr(him, name)[layer]
             assert torch.allclose(short[:, :, :2], long[:, :, :2], atol=1e-12)
             assert long[:, :, 2].abs().max() > 0  # the third position is new

@@ -1,6 +1,8 @@
-"""What is generated is what is there."""
+"""The documentation matches the program, and output stays plain where it must."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,32 +10,111 @@ from pathlib import Path
 import pytest
 
 from support.command import clean_environment, tgen
+from test_architecture import ALLOWED
 
 ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("models/*.md")])
+MANUAL = ROOT / "docs" / "cli.md"
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
-def test_the_manual_is_that_of_the_commands(tmp_path):
-    command = [sys.executable, "-m", "typer", "tgen.cli.app", "utils", "docs", "--name", "tgen"]
-    subprocess.run(
-        [*command, "--output", tmp_path / "cli.md"],
+def test_manual_matches_commands():
+    result = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "manual.py"],
         check=True,
         capture_output=True,
         env=clean_environment(),
     )
-    assert (tmp_path / "cli.md").read_text() == (ROOT / "docs" / "cli.md").read_text()
+    assert result.stdout.decode() == MANUAL.read_text()
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {
+        re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings
+    }
+
+
+@each_page
+def test_links_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path) if path else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), target
+
+
+@each_page
+def test_mentioned_files_exist(page):
+    text = page.read_text()
+    for path in re.findall(r"`((?:src|benchmarks|tests|scripts)/[\w./*-]+)`", text):
+        assert [*ROOT.glob(path.rstrip("/"))], path
+    for path in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", text):
+        roots = (ROOT, ROOT / "src" / "tgen", ROOT / "benchmarks")
+        assert any((root / path).exists() for root in roots), path
+
+
+@each_page
+def test_documented_options_exist(page):
+    manual = MANUAL.read_text()
+    known = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", manual))
+    blocks = "\n".join(re.findall(r"```(?:sh|console)\n(.*?)```", page.read_text(), re.DOTALL))
+    for command in re.findall(r"\btgen ((?:[^\n|]|\\\n)*)", blocks.replace("\\\n", " ")):
+        bare = re.sub(r"\"[^\"]*\"|'[^']*'|\s#.*", "", command)
+        options = set(re.findall(r"(?<=\s)--?[a-z][\w-]*", bare))
+        assert options <= known | {"--help", "--version", "--install-completion"}, command
+
+
+def test_architecture_page_lists_allowed_imports():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    documented = {}
+    for line in re.findall(r"^\| `.*", page.split("## Contracts")[0], re.MULTILINE):
+        packages, _, imports = line.strip("|").split("|")
+        for package in re.findall(r"`(\w+)`", packages):
+            documented[package] = set(re.findall(r"`(\w+)`", imports))
+    allowed = {name: set(text.split()) - {"__version__"} for name, text in ALLOWED.items()}
+    assert documented == {name: allowed[name] for name in allowed if not name.startswith("__")}
+
+
+def test_python_examples_run(tmp_path):
+    text = (ROOT / "docs" / "python.md").read_text()
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    assert "minutes=10" in code
+    (tmp_path / "corpus.txt").write_text("To be, or not to be: that is the question.\n" * 300)
+    shutil.copytree(ROOT / "models" / "shakespeare", tmp_path / "models" / "shakespeare")
+    result = subprocess.run(
+        [sys.executable, "-c", code.replace("minutes=10", "steps=2")],
+        cwd=tmp_path,
+        capture_output=True,
+        env=clean_environment(),
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr.decode()
+
+
+def test_pictures_load_nothing_from_the_network():
+    for picture in (ROOT / "docs" / "pictures").glob("*.svg"):
+        assert not re.search(r"url\(\"?http|@import|href=\"http", picture.read_text())
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_shell_completes_names_of_models(tmp_path, shell):
+def test_shell_completes_model_names(tmp_path, shell):
     for name in ("plays", "poems", "other"):
         (tmp_path / "models" / name).mkdir(parents=True)
         (tmp_path / "models" / name / "config.json").write_text("{}")
-    asked = {"COMP_WORDS": "tgen generate --model p", "COMP_CWORD": "3"}
-    asked |= {
+    request = {"COMP_WORDS": "tgen generate --model p", "COMP_CWORD": "3"}
+    request |= {
         "_TYPER_COMPLETE_ARGS": "tgen generate --model p",
         "_TYPER_COMPLETE_FISH_ACTION": "get-args",
     }
-    result = tgen("ignored", cwd=tmp_path, _TGEN_COMPLETE=f"complete_{shell}", **asked)
+    result = tgen("ignored", cwd=tmp_path, _TGEN_COMPLETE=f"complete_{shell}", **request)
     assert result.returncode == 0, result.stderr
     assert b"plays" in result.stdout
     assert b"poems" in result.stdout
@@ -41,18 +122,18 @@ def test_the_shell_completes_names_of_models(tmp_path, shell):
 
 
 @pytest.mark.parametrize("terminal", [{"NO_COLOR": "1"}, {"TERM": "dumb"}, {}])
-def test_not_one_escape_byte_where_there_is_no_terminal(trained, terminal):
+def test_output_has_no_escape_codes_without_a_terminal(trained, terminal):
     for arguments in (["--help"], ["generate", "--help"], ["inspect", "-m", trained, "-p", "a"]):
         result = tgen(*arguments, **terminal)
         assert b"\x1b" not in result.stdout + result.stderr
 
 
 def test_output_does_not_depend_on_the_locale(trained):
-    wanted = tgen("inspect", "-m", trained, "-p", "é日")
+    expected = tgen("inspect", "-m", trained, "-p", "é日")
     for locale in (
         {"LC_ALL": "C"},
         {"PYTHONIOENCODING": "latin-1"},
         {"PYTHONUTF8": "0", "LC_ALL": "C"},
     ):
-        found = tgen("inspect", "-m", trained, "-p", os.fsencode("é日").decode(), **locale)
-        assert found.stdout == wanted.stdout
+        result = tgen("inspect", "-m", trained, "-p", os.fsencode("é日").decode(), **locale)
+        assert result.stdout == expected.stdout

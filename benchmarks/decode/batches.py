@@ -1,72 +1,70 @@
-"""What it gains to compute rows together: the same prompts at several batch sizes, in one process.
+"""Measure throughput by batch size: the same prompts at several batch sizes, interleaved.
 
-    python benchmarks/decode/batches.py
+    python -m benchmarks.decode.batches
 
-The batch sizes take turns; each must write the same texts. Whole loops are timed, with sampling and
-reports, as `tgen generate --input` runs them.
+Every batch size must generate the same texts. The whole generation loop is timed, with sampling, as
+in `tgen generate --input`.
 """
 
 import argparse
 import statistics
-import sys
 import time
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Sequence
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "learning"))
-
-import record
-from tgen.api import Model, load
+from benchmarks import harness
 from tgen.checkpoint.model_lookup import shipped_model
 from tgen.config import SamplingConfig
-from tgen.generation.sampling import row_seed
-from tgen.generation.sequence import Request
+from tgen.loaded_model import LoadedModel, open_model
 
-SIZES = (1, 8, 32, 64, 128)
 SAMPLING = SamplingConfig(max_new_tokens=20, seed=1)
 
 
-def one_turn(model: Model, n_rows: int, batch_size: int) -> tuple[float, list[list[int]]]:
-    """Rows a second, and their tokens."""
-    ids = model.encode("the king")
-    rows = iter([Request(ids, replace(SAMPLING, seed=row_seed(1, i))) for i in range(n_rows)])
-    written: list[list[int]] = [[] for _ in range(n_rows)]
-    began = time.perf_counter()
-    for token in model.rows(lambda _: next(rows, None), n_rows=batch_size):
-        written[token.row].append(token.id)
-    return n_rows / (time.perf_counter() - began), written
+def measure_batch(
+    model: LoadedModel, n_prompts: int, batch_size: int
+) -> tuple[float, list[list[int]]]:
+    """Return prompts per second, and the generated tokens of each."""
+    prompts = [model.encode("the king")] * n_prompts
+    texts: list[list[int]] = [[] for _ in prompts]
+    start = time.perf_counter()
+    for token in model.tokens(prompts, sampling=SAMPLING, n_rows=batch_size):
+        texts[token.sequence].append(token.id)
+    return n_prompts / (time.perf_counter() - start), texts
 
 
-def _measure(arguments: argparse.Namespace) -> None:
-    content = record.origin()
-    model = load(shipped_model(), device="cpu", threads=arguments.threads)
+def measure(options: argparse.Namespace) -> None:
+    """Measure, print the table and write the results."""
+    model = open_model(shipped_model(), device="cpu", threads=options.threads)
     rounds = []
-    for number in range(arguments.rounds + 1):
-        taken = {size: one_turn(model, arguments.rows, size) for size in SIZES}
-        if any(texts != taken[1][1] for _, texts in taken.values()):
-            raise SystemExit("the batch size changed a text")
-        if number > 0:  # the first warms up
-            rounds.append({size: rate for size, (rate, _) in taken.items()})
-    rows = [["rows at a time", "rows/s", "of one"]]
-    for size in SIZES:
+    for number in range(options.rounds + 1):
+        results = {size: measure_batch(model, options.prompts, size) for size in options.sizes}
+        if any(texts != results[1][1] for _, texts in results.values()):
+            raise SystemExit("error: the batch size changed a text")
+        if number > 0:  # the first round is the warm-up
+            rounds.append({size: rate for size, (rate, _) in results.items()})
+    rows = [["batch size", "prompts/s", "relative to 1"]]
+    for size in options.sizes:
         rate = statistics.median(r[size] for r in rounds)
-        times = statistics.median(r[size] / r[1] for r in rounds)
-        rows.append([str(size), f"{rate:,.0f}", f"{times:.2f}"])
-    record.write(
-        arguments.out or record.RESULTS / "batches.json",
-        content | {"threads": arguments.threads, "rows": arguments.rows, "rounds": rounds},
+        ratio = statistics.median(r[size] / r[1] for r in rounds)
+        rows.append([str(size), f"{rate:,.0f}", f"{ratio:.2f}"])
+    harness.save(
+        options, {"threads": options.threads, "prompts": options.prompts, "rounds": rounds}
     )
-    print(record.table(rows))
+    print(harness.format_table(rows))
 
 
-def main() -> None:
-    """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parse the options and measure."""
+    parser = harness.make_parser(__doc__, "batches.json")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rows", type=int, default=500)
-    parser.add_argument("--out", type=Path)
-    _measure(parser.parse_args())
+    parser.add_argument("--prompts", type=int, default=500)
+    parser.set_defaults(sizes=(1, 8, 32, 64, 128))
+    harness.run(
+        measure,
+        harness.parse(
+            parser, arguments, {"rounds": 1, "threads": 1, "prompts": 6, "sizes": (1, 4)}
+        ),
+    )
 
 
 if __name__ == "__main__":

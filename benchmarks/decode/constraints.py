@@ -1,29 +1,26 @@
-"""What holds a text to a form: llguidance beside outlines-core, on a small and a large vocabulary.
+"""Compare libraries for constrained generation: llguidance and outlines-core.
 
     pip install llguidance outlines-core
-    python benchmarks/decode/constraints.py
+    python -m benchmarks.decode.constraints
 
-Timed are compiling a form, and saying which tokens may follow, while documents are drawn at random
-from what is allowed. xgrammar is left out: it needs torch and transformers to be imported.
+Measured are the compilation of a constraint and the computation of the allowed tokens, while tokens
+are sampled at random from those allowed, with a small and a large vocabulary. Missing libraries are
+skipped. xgrammar is not compared: it requires torch and transformers.
 """
 
 import argparse
 import json
 import random
 import statistics
-import sys
 import time
-from collections.abc import Callable
-from importlib.metadata import version
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "learning"))
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import numpy as np
-import outlines_core
-from outlines_core.json_schema import build_regex_from_schema
 
-import record
+from benchmarks import harness
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.model_lookup import shipped_model
 from tgen.config import SamplingConfig
@@ -41,90 +38,107 @@ SCHEMA = json.dumps(
         "additionalProperties": False,
     }
 )
-FORMS = {
+CONSTRAINTS: dict[str, dict[str, Any]] = {
     "date": {"regex": "[0-9]{4}-[0-9]{2}-[0-9]{2}"},
     "sentence": {"regex": r"[A-Z][a-z]{1,12}( [a-z]{1,12}){2,9}\."},
     "schema": {"json_schema": SCHEMA},
 }
+_MAX_TOKENS = 400
+Choose = Callable[[list[int]], int]
 
 
-def with_llguidance(tokens: list[bytes], form: dict[str, str], pick: Callable) -> list[float]:
-    """Seconds: of compiling, then of each token."""
+def run_llguidance(tokens: list[bytes], constraint: dict[str, Any], choose: Choose) -> list[float]:
+    """Return the seconds of the compilation, then of each token, with tgen's own code."""
     grammars = Grammars(tokens, [], lambda data: [tokens.index(bytes([byte])) for byte in data])
-    began = time.perf_counter()
-    matcher = grammars.matcher(SamplingConfig(**form))
-    times = [time.perf_counter() - began]
-    while not matcher.over and len(times) < 400:
-        began = time.perf_counter()
+    start = time.perf_counter()
+    matcher = grammars.matcher(SamplingConfig(**constraint))
+    assert matcher is not None
+    seconds = [time.perf_counter() - start]
+    while not matcher.stopped and len(seconds) < _MAX_TOKENS:
+        start = time.perf_counter()
         allowed = matcher.allowed(len(tokens))
-        times.append(time.perf_counter() - began)
-        matcher.accept(pick(np.flatnonzero(allowed).tolist()))
-    return times
+        seconds.append(time.perf_counter() - start)
+        matcher.accept(choose(np.flatnonzero(allowed).tolist()))
+    return seconds
 
 
-def with_outlines(tokens: list[bytes], form: dict[str, str], pick: Callable) -> list[float]:
-    """The same."""
+def run_outlines(tokens: list[bytes], constraint: dict[str, Any], choose: Choose) -> list[float]:
+    """Return the seconds of the compilation, then of each token."""
+    outlines_core = import_module("outlines_core")
+    build_regex_from_schema = import_module("outlines_core.json_schema").build_regex_from_schema
     ids: dict[bytes, list[int]] = {}
     for i, token in enumerate(tokens):
         if token:
             ids.setdefault(token, []).append(i)
     vocabulary = outlines_core.Vocabulary(len(tokens), ids)
-    began = time.perf_counter()
-    regex = form.get("regex") or build_regex_from_schema(form["json_schema"])
+    start = time.perf_counter()
+    regex = constraint.get("regex") or build_regex_from_schema(constraint["json_schema"])
     guide = outlines_core.Guide(outlines_core.Index(regex, vocabulary))
-    times = [time.perf_counter() - began]
-    while not guide.is_finished() and len(times) < 400:
-        began = time.perf_counter()
+    seconds = [time.perf_counter() - start]
+    while not guide.is_finished() and len(seconds) < _MAX_TOKENS:
+        start = time.perf_counter()
         allowed = guide.get_tokens()
-        times.append(time.perf_counter() - began)
-        going = [token for token in allowed if token < len(tokens)]
-        if not going:
+        seconds.append(time.perf_counter() - start)
+        candidates = [token for token in allowed if token < len(tokens)]
+        if not candidates:
             break
-        guide.advance(pick(going))
-    return times
+        guide.advance(choose(candidates))
+    return seconds
 
 
-def vocabularies() -> dict[str, list[bytes]]:
-    """The shipped model's, and one of 50,000 pieces of its words."""
-    bundle = model_dir.load(shipped_model())
-    small = [bundle.tokenizer.token_bytes(i) for i in range(bundle.tokenizer.vocab_size)]
-    chosen, large = random.Random(0), set(small)
-    while len(large) < 50_000:
-        large.add(b"".join(chosen.choices(small, k=2))[:16])
-    return {"1,024": small, "50,000": [*small, *sorted(large - set(small))]}
+LIBRARIES = {"llguidance": run_llguidance, "outlines-core": run_outlines}
 
 
-def _measure(arguments: argparse.Namespace) -> None:
-    content, results = record.origin(), []
-    libraries = ("llguidance: compile", "a token", "outlines-core: compile", "a token")
-    rows = [["form", "vocabulary", *libraries]]
-    for size, tokens in vocabularies().items():
-        for name, form in FORMS.items():
-            found = {}
-            for library, run in (("llguidance", with_llguidance), ("outlines-core", with_outlines)):
-                chosen = random.Random(1)
-                turns = [run(tokens, form, chosen.choice) for _ in range(arguments.rounds)]
-                found[library] = {
-                    "compile_ms": 1000 * statistics.median(turn[0] for turn in turns),
-                    "token_ms": 1000 * statistics.mean(t for turn in turns for t in turn[1:]),
+def make_vocabularies(large_size: int) -> dict[str, list[bytes]]:
+    """Return the shipped model's vocabulary, and a large one of concatenations of its tokens."""
+    tokenizer = model_dir.load(shipped_model()).tokenizer
+    small = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
+    source, large = random.Random(0), set(small)
+    while len(large) < large_size:
+        large.add(b"".join(source.choices(small, k=2))[:16])
+    return {
+        f"{len(small):,}": small,
+        f"{large_size:,}": [*small, *sorted(large - set(small))],
+    }
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Measure, print the table and write the results."""
+    versions = {}
+    for library in LIBRARIES:
+        try:
+            versions[library] = version(library)
+        except PackageNotFoundError:
+            harness.skip(library, "not installed")
+    header = [cell for name in versions for cell in (f"{name}: compile", "per token")]
+    rows = [["constraint", "vocabulary", *header]]
+    results = []
+    for size, tokens in make_vocabularies(options.large).items():
+        for name, constraint in CONSTRAINTS.items():
+            measured: dict[str, dict[str, float]] = {}
+            for library in versions:
+                source = random.Random(1)
+                trials = [
+                    LIBRARIES[library](tokens, constraint, source.choice)
+                    for _ in range(options.rounds)
+                ]
+                measured[library] = {
+                    "compile_ms": 1000 * statistics.median(trial[0] for trial in trials),
+                    "token_ms": 1000 * statistics.mean(t for trial in trials for t in trial[1:]),
                 }
-            results.append({"form": name, "vocabulary": size, **found})
-            cells = [f"{value:,.3f} ms" for one in found.values() for value in one.values()]
+            results.append({"constraint": name, "vocabulary": size, **measured})
+            cells = [f"{ms:,.3f} ms" for one in measured.values() for ms in one.values()]
             rows.append([name, size, *cells])
-    versions = {name: version(name) for name in ("llguidance", "outlines-core")}
-    record.write(
-        arguments.out or record.RESULTS / "constraints.json",
-        content | {"versions": versions, "results": results},
-    )
-    print(record.table(rows))
+    harness.save(options, {"versions": versions, "results": results})
+    print(harness.format_table(rows))
 
 
-def main() -> None:
-    """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parse the options and measure."""
+    parser = harness.make_parser(__doc__, "constraints.json")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path)
-    _measure(parser.parse_args())
+    parser.set_defaults(large=50_000)
+    harness.run(measure, harness.parse(parser, arguments, {"rounds": 1, "large": 2000}))
 
 
 if __name__ == "__main__":

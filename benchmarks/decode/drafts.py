@@ -1,84 +1,84 @@
-"""What guessing ahead gains: the shipped model with drafts, without, and without its table.
+"""Measure speculative decoding: the shipped model with and without drafts and its n-gram table.
 
-    python benchmarks/decode/drafts.py
+    python -m benchmarks.decode.drafts
 
-The arms take turns over five prompts, greedy and sampled; each must write the same text. Whole
-loops are timed, with sampling and reports, as `tgen generate` runs them.
+The configurations are interleaved over five prompts, greedy and sampled, and must generate the same
+text. The whole generation loop is timed, with sampling, as in `tgen generate`.
 """
 
 import argparse
 import statistics
-import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "learning"))
-
-import record
-from tgen.api import Model, load
+from benchmarks import harness
 from tgen.checkpoint.model_lookup import shipped_model
-from tgen.config import SamplingConfig
+from tgen.config import Draft, SamplingConfig
+from tgen.loaded_model import LoadedModel, open_model
 
 PROMPTS = ("What is", "ROMEO:\n", "KING RICHARD III:\nNow", "The ", "First Citizen:\nBefore we")
 SAMPLINGS = {
     "greedy": SamplingConfig(temperature=0),
     "temperature 0.8": SamplingConfig(temperature=0.8, seed=1),
 }
-ARMS = {"off": "off", "auto": "auto", "auto, without the table": "auto"}
+MODES: dict[str, Draft] = {"off": "off", "auto": "auto", "auto, without the table": "auto"}
 
 
-def one_turn(model: Model, draft: str, sampling: SamplingConfig, n: int) -> tuple[float, list[int]]:
-    """Tokens a second, and the tokens."""
-    written: list[int] = []
-    began = time.perf_counter()
+def generate(
+    model: LoadedModel, draft: Draft, sampling: SamplingConfig, n_tokens: int
+) -> tuple[float, list[int]]:
+    """Return tokens per second, and the tokens."""
+    ids: list[int] = []
+    sampling = replace(sampling, max_new_tokens=n_tokens)
+    start = time.perf_counter()
     for prompt in PROMPTS:
-        ids = model.encode(prompt)
-        tokens = model.tokens([ids], sampling=replace(sampling, max_new_tokens=n), draft=draft)
-        written += [token.id for token in tokens]
-    return len(written) / (time.perf_counter() - began), written
+        tokens = model.tokens([model.encode(prompt)], sampling=sampling, draft=draft)
+        ids += [token.id for token in tokens]
+    return len(ids) / (time.perf_counter() - start), ids
 
 
-def _measure(arguments: argparse.Namespace) -> None:
-    content = record.origin()
-    whole = load(shipped_model(), device="cpu", threads=arguments.threads)
-    models = dict.fromkeys(ARMS, whole)
-    models["auto, without the table"] = plain = Model(whole.bundle, whole.engine)
-    plain.ngrams = {}
+def measure(options: argparse.Namespace) -> None:
+    """Measure, print the table and write the results."""
+    model = open_model(shipped_model(), device="cpu", threads=options.threads)
+    models = dict.fromkeys(MODES, model)
+    without_table = LoadedModel(model.bundle, model.engine)
+    without_table.__dict__["ngrams"] = {}
+    models["auto, without the table"] = without_table
     results = []
-    rows = [["tokens/s", *ARMS]]
-    for n in (100, 500):
-        for kind, sampling in SAMPLINGS.items():
+    rows = [["tokens/s", *MODES]]
+    for n in options.lengths:
+        for name, sampling in SAMPLINGS.items():
             rounds = []
-            for number in range(arguments.rounds + 1):
+            for number in range(options.rounds + 1):
                 taken = {
-                    name: one_turn(models[name], draft, sampling, n) for name, draft in ARMS.items()
+                    mode: generate(models[mode], draft, sampling, n)
+                    for mode, draft in MODES.items()
                 }
-                if any(text != taken["off"][1] for _, text in taken.values()):
-                    raise SystemExit(f"{kind}, {n} tokens: drafts changed the text")
-                if number > 0:  # the first warms up
-                    rounds.append({name: rate for name, (rate, _) in taken.items()})
-            results.append({"tokens": n, "sampling": kind, "rounds": rounds})
+                if any(ids != taken["off"][1] for _, ids in taken.values()):
+                    raise SystemExit(f"error: {name}, {n} tokens: drafts changed the text")
+                if number > 0:  # the first round is the warm-up
+                    rounds.append({mode: rate for mode, (rate, _) in taken.items()})
+            results.append({"tokens": n, "sampling": name, "rounds": rounds})
             cells = []
-            for name in ARMS:
-                rate = statistics.median(r[name] for r in rounds)
-                times = statistics.median(r[name] / r["off"] for r in rounds)
-                cells.append(f"{rate:,.0f}" if name == "off" else f"{rate:,.0f} ({times:.2f})")
-            rows.append([f"{len(PROMPTS)} x {n}, {kind}", *cells])
-    record.write(
-        arguments.out or record.RESULTS / "drafts.json",
-        content | {"threads": arguments.threads, "results": results},
-    )
-    print(record.table(rows))
+            for mode in MODES:
+                rate = statistics.median(r[mode] for r in rounds)
+                ratio = statistics.median(r[mode] / r["off"] for r in rounds)
+                cells.append(f"{rate:,.0f}" if mode == "off" else f"{rate:,.0f} ({ratio:.2f})")
+            rows.append([f"{len(PROMPTS)} x {n}, {name}", *cells])
+    harness.save(options, {"threads": options.threads, "results": results})
+    print(harness.format_table(rows))
 
 
-def main() -> None:
-    """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parse the options and measure."""
+    parser = harness.make_parser(__doc__, "drafts.json")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--out", type=Path)
-    _measure(parser.parse_args())
+    parser.set_defaults(lengths=(100, 500))
+    harness.run(
+        measure, harness.parse(parser, arguments, {"rounds": 1, "threads": 1, "lengths": (12,)})
+    )
 
 
 if __name__ == "__main__":

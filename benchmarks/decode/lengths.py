@@ -1,107 +1,115 @@
-"""What a token costs after so many others, and how near that is to what memory allows.
+"""Measure the cost of a decoded token by context depth, relative to the memory bandwidth.
 
-    python benchmarks/decode/lengths.py --shape 12M
+    python -m benchmarks.decode.lengths --shape 12M
 
-Each round decodes at every length in turn, and reads a large array to know how fast memory is now.
-A token must read the weights once, and the keys and values of all before it: a flat cost plus a
-straight line. That line through the medians is printed, and the largest deviation from it.
+Each round decodes at every depth, and reads a large array to measure the current bandwidth. A token
+must read the weights once, and the keys and values of all earlier tokens: a constant plus a linear
+cost. The fitted line and the largest deviation of a median from it are printed.
 """
 
 import argparse
 import statistics
-import sys
 import time
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "learning"))
-
-import record
-from shapes import SHAPES, config_of, random_arrays
+from benchmarks import harness
+from benchmarks.decode.model_shapes import SHAPES, make_arrays, make_config
+from tgen.benchmark.kv_cache import fit_line
+from tgen.benchmark.statistics import timing
+from tgen.config import STORED_BYTES
 from tgen.engine.cpu.engine import CpuEngine
 
-LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
-BYTES_A_WEIGHT = {"float32": 4.0, "bfloat16": 2.0, "int8": 34 / 32}
 _STEPS = 9
-_READ_BYTES = 1 << 30
 
 
-def one_round(engine: CpuEngine, held: tuple[np.ndarray, np.ndarray]) -> dict[int, float]:
-    """Seconds a token takes after each length of `held`, keys and values."""
-    keys, values = held
-    taken = {}
-    for length in LENGTHS:
+def measure_round(
+    engine: CpuEngine, cache: tuple[np.ndarray, np.ndarray], lengths: Sequence[int]
+) -> dict[int, float]:
+    """Return the median seconds of a token after each length of the cached keys and values."""
+    keys, values = cache
+    medians = {}
+    for length in lengths:
         engine.restore(keys[:, :, :length], values[:, :, :length])
-        steps = []
+        seconds = []
         for _ in range(_STEPS):
             engine.rewind([length])
-            began = time.perf_counter()
+            start = time.perf_counter()
             engine.extend([[7]])
-            steps.append(time.perf_counter() - began)
-        taken[length] = statistics.median(steps)
-    return taken
+            seconds.append(time.perf_counter() - start)
+        medians[length] = statistics.median(seconds)
+    return medians
 
 
-def _measure(arguments: argparse.Namespace) -> None:
-    content = record.origin()
-    config = config_of(arguments.shape, LENGTHS[-1] + 1)
-    arrays = random_arrays(config)
-    torch.set_num_threads(arguments.threads)
-    engine = CpuEngine(config, dict(arrays), n_threads=arguments.threads, stored=arguments.weights)
-    ids = np.random.default_rng(1).integers(config.vocab_size, size=LENGTHS[-1]).tolist()
+def measure(options: argparse.Namespace) -> None:
+    """Measure, print the table and write the results."""
+    lengths = options.lengths
+    config = make_config(options.shape, lengths[-1] + 1)
+    arrays = make_arrays(config)
+    torch.set_num_threads(options.threads)
+    engine = CpuEngine(config, dict(arrays), n_threads=options.threads, dtype=options.dtype)
+    ids = np.random.default_rng(1).integers(config.vocab_size, size=lengths[-1]).tolist()
     engine.extend([ids])
-    held = engine.keys_and_values()
-    memory = torch.ones(_READ_BYTES // 4)
+    cache = engine.keys_and_values()
+    array = torch.ones(options.read_bytes // 4)
     rounds, bandwidths = [], []
-    for number in range(arguments.rounds + 1):
-        taken = one_round(engine, held)
-        began = time.perf_counter()
-        memory.sum()
-        read = _READ_BYTES / (time.perf_counter() - began)
-        if number > 0:  # the first warms up
-            rounds.append(taken)
-            bandwidths.append(read)
-    medians = [statistics.median(taken[length] for taken in rounds) for length in LENGTHS]
-    slope, flat = np.polyfit(LENGTHS, medians, 1, w=1 / np.array(medians))
-    line = flat + slope * np.array(LENGTHS)
-    deviation = float(np.abs(line / medians - 1).max())
+    for number in range(options.rounds + 1):
+        medians = measure_round(engine, cache, lengths)
+        start = time.perf_counter()
+        array.sum()
+        bandwidth = options.read_bytes / (time.perf_counter() - start)
+        if number > 0:  # the first round is the warm-up
+            rounds.append(medians)
+            bandwidths.append(bandwidth)
+    timings = [timing([medians[length] for medians in rounds]) for length in lengths]
+    line = fit_line(lengths, timings)
     bandwidth = statistics.median(bandwidths)
-    weight_bytes = BYTES_A_WEIGHT[arguments.weights] * sum(a.size for a in arrays.values())
-    rows = [["tokens before", "ms a token", "on the line", "of the bandwidth"]]
-    for length, median, fitted in zip(LENGTHS, medians, line, strict=True):
-        read = weight_bytes + length * config.cache_bytes_per_token
-        share = read / median / bandwidth
-        rows.append([f"{length}", f"{median * 1e3:.3f}", f"{fitted * 1e3:.3f}", f"{share:.0%}"])
-    record.write(
-        arguments.out or record.RESULTS / f"lengths_{arguments.shape}_{arguments.weights}.json",
-        content
-        | {
-            "threads": arguments.threads,
+    weight_bytes = STORED_BYTES[options.dtype] * sum(a.size for a in arrays.values())
+    rows = [["context depth", "ms per token", "fitted", "% of bandwidth"]]
+    for length, taken in zip(lengths, timings, strict=True):
+        n_bytes = weight_bytes + length * config.cache_bytes_per_token
+        percent = f"{n_bytes / taken.median / bandwidth:.0%}"
+        rows.append(
+            [f"{length}", f"{taken.median * 1e3:.3f}", f"{line.at(length) * 1e3:.3f}", percent]
+        )
+    options.result = f"lengths_{options.shape}_{options.dtype}.json"
+    harness.save(
+        options,
+        {
+            "threads": options.threads,
             "rounds": rounds,
-            "bytes_a_second": bandwidths,
-            "flat_seconds": float(flat),
-            "seconds_a_token_before": float(slope),
-            "largest_deviation": deviation,
+            "bytes_per_second": bandwidths,
+            "intercept_seconds": line.intercept,
+            "slope_seconds_per_token": line.slope,
+            "max_deviation": line.max_deviation,
         },
     )
-    print(record.table(rows))
+    print(harness.format_table(rows))
     print(
-        f"{flat * 1e3:.3f} ms + {slope * 1e6:.3f} µs a token before; at most {deviation:.0%} off; "
-        f"memory gives {bandwidth / 1e9:.1f} GB/s"
+        f"{line.intercept * 1e3:.3f} ms + {line.slope * 1e6:.3f} µs per earlier token (largest "
+        f"deviation {line.max_deviation:.0%}); memory bandwidth {bandwidth / 1e9:.1f} GB/s"
     )
 
 
-def main() -> None:
-    """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parse the options and measure."""
+    parser = harness.make_parser(__doc__, "lengths_SHAPE_DTYPE.json")
     parser.add_argument("--shape", choices=list(SHAPES), default="12M")
-    parser.add_argument("--weights", choices=list(BYTES_A_WEIGHT), default="float32")
+    parser.add_argument("--dtype", choices=list(STORED_BYTES), default="float32")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path)
-    _measure(parser.parse_args())
+    lengths = [64 << i for i in range(8)]
+    parser.set_defaults(lengths=lengths, read_bytes=1 << 30)
+    quick = {
+        "shape": "tiny",
+        "rounds": 1,
+        "threads": 1,
+        "lengths": [16, 32, 64],
+        "read_bytes": 1 << 20,
+    }
+    harness.run(measure, harness.parse(parser, arguments, quick))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""tgen, transformers and llama.cpp on the same weights: they take turns, medians are compared.
+"""Compare tgen, transformers and llama.cpp on the same weights, interleaved.
 
-    python benchmarks/decode/versus.py --shape 12M
-    python benchmarks/decode/versus.py --shape 135M --weights int8
+    python -m benchmarks.decode.versus --shape 12M
+    python -m benchmarks.decode.versus --shape 135M --dtype int8
 
-llama.cpp is measured where llama-cpp-python and gguf are installed (built on this machine, so that
-it uses what the processor has), transformers where it is. Each round gives every engine a prompt of
-512 tokens and lets it decode 64 more; 16 rows are decoded apart. A figure in brackets is how much
-faster tgen is than that engine. With --busy other processes keep every processor busy meanwhile.
+llama.cpp needs llama-cpp-python (built on this machine, so that it uses the CPU's instructions) and
+gguf; missing engines are skipped. Measured are the prefill of a prompt, decoding after it, and
+decoding of a batch; numbers in parentheses are tgen's speed relative to that engine's. --busy runs
+other processes on all CPUs meanwhile.
 """
 
 import argparse
@@ -16,126 +16,115 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from importlib.util import find_spec
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "learning"))
-
-import record
-from arms import Arm, LlamaCpp, Tgen, Transformers
-from shapes import SHAPES, config_of, random_arrays
-from tgen.checkpoint.gguf.writer import write_gguf
+from benchmarks import harness
+from benchmarks.decode.model_shapes import SHAPES, write_model
+from tgen.benchmark.other_engines import OTHER_ENGINES, open_other_engine
+from tgen.benchmark.sweep import max_logit_difference
+from tgen.benchmark.throughput import (
+    Backend,
+    EngineBackend,
+    Workload,
+    random_tokens,
+    run_trials,
+)
+from tgen.checkpoint.model_dir import load
+from tgen.engine.open_engine import open_engine
 from tgen.errors import TgenError
 
-PROMPT, STEPS, ROWS = 512, 64, 16
-_REST = 0.5  # seconds, until the threads of the engine before have stopped looking for work
 
-
-def open_arms(shape: str, weights: str, threads: int, folder: Path) -> dict[str, Arm]:
-    """Every engine that is installed."""
-    config = config_of(shape, 2048)
-    arrays = random_arrays(config)
-    arms: dict[str, Arm] = {"tgen": Tgen(config, arrays, threads, weights)}
-    if weights == "float32" and find_spec("transformers"):
-        arms["transformers"] = Transformers(config, arrays, threads)
-    if weights != "bfloat16" and find_spec("llama_cpp") and find_spec("gguf"):
-        path = folder / "model.gguf"
-        write_gguf(path, config, arrays, stored=weights)
-        arms["llama.cpp"] = LlamaCpp(config, path, threads)
-    return arms
-
-
-def one_round(arm: Arm, ids: list[int]) -> dict[str, float]:
-    """Tokens a second of each kind of work."""
-    time.sleep(_REST)
-    arm.rows(1)
-    took = _seconds(lambda: arm.prefill(ids))
-    steps = [_seconds(lambda: arm.step(7)) for _ in range(STEPS)]
-    arm.rows(ROWS)
-    arm.prefill(ids[:8])
-    batch = [_seconds(lambda: arm.step(7)) for _ in range(STEPS // 4)]
-    return {
-        f"prefill of {PROMPT}": PROMPT / took,
-        "decoding": 1 / statistics.median(steps),
-        f"decoding {ROWS} rows": ROWS / statistics.median(batch),
-    }
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
-
-
-def _differences(arms: dict[str, Arm], ids: list[int]) -> dict[str, float]:
-    """The largest difference of each engine's logits from tgen's, after the prompt."""
-    logits = {}
-    for name, arm in arms.items():
-        arm.rows(1)
-        logits[name] = arm.prefill(ids)[0].copy()
-    return {name: float(np.abs(found - logits["tgen"]).max()) for name, found in logits.items()}
+def open_backends(
+    path: Path, options: argparse.Namespace
+) -> tuple[dict[str, Backend], dict[str, float]]:
+    """Open tgen and each available engine; return also their largest logit difference."""
+    bundle = load(path)
+    config = bundle.config
+    tokens = random_tokens(config.vocab_size, config.context_length, seed=1)
+    arguments = {"threads": options.threads, "tokens": tokens}
+    others = {}
+    for name in OTHER_ENGINES:
+        try:
+            others[name] = open_other_engine(name, bundle, dtype=options.dtype, **arguments)
+        except TgenError as error:
+            harness.skip(name, error.message)
+    engine = open_engine(
+        bundle, device="cpu", threads=options.threads, dtype=options.dtype, kind="kernels"
+    )
+    ours = EngineBackend(engine, tokens, threads=options.threads)
+    prompt = Workload(n_prompt=options.prompt)
+    differences = {name: max_logit_difference(ours, o, prompt) for name, o in others.items()}
+    return {"tgen": ours, **others}, differences
 
 
 @contextlib.contextmanager
-def _busy(n: int) -> Iterator[None]:
-    """Keeps n processors busy with something else."""
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(n)]
+def busy_processes(n: int) -> Iterator[None]:
+    """Keep n CPUs busy."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(n)]
     try:
         yield
     finally:
-        for other in others:
-            other.kill()
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
-def _measure(arguments: argparse.Namespace) -> None:
-    content = record.origin()
-    others = os.cpu_count() or 1 if arguments.busy else 0
-    with tempfile.TemporaryDirectory(prefix="versus-") as folder, _busy(others):
-        arms = open_arms(arguments.shape, arguments.weights, arguments.threads, Path(folder))
-        vocab_size = SHAPES[arguments.shape]["vocab_size"]
-        ids = np.random.default_rng(1).integers(vocab_size, size=PROMPT).tolist()
-        differences = _differences(arms, ids)
-        rounds = []
-        for number in range(arguments.rounds + 1):
-            taken = {name: one_round(arm, ids) for name, arm in arms.items()}
-            if number > 0:  # the first warms up
-                rounds.append(taken)
-    kinds = list(rounds[0]["tgen"])
-    rows = [["tokens/s", *arms]]
-    for kind in kinds:
+def measure(options: argparse.Namespace) -> None:
+    """Measure, print the table and write the results."""
+    workloads = {
+        f"prefill of {options.prompt}": Workload(n_prompt=options.prompt),
+        "decode": Workload(n_gen=options.steps, n_depth=options.prompt),
+        f"decode, batch {options.batch}": Workload(
+            n_gen=options.steps // 4, n_depth=8, batch=options.batch
+        ),
+    }
+    n_busy = os.cpu_count() or 1 if options.busy else 0
+    with tempfile.TemporaryDirectory(prefix="versus-") as folder, busy_processes(n_busy):
+        write_model(options.shape, Path(folder, "model"))
+        backends, differences = open_backends(Path(folder, "model"), options)
+        keys = [(name, kind) for name in backends for kind in workloads]
+        tests = [(backends[name], workloads[kind]) for name, kind in keys]
+        rounds: list[dict[str, dict[str, float]]] = []
+        for trials in run_trials(tests, trials=options.rounds):
+            rates: dict[str, dict[str, float]] = {name: {} for name in backends}
+            for (name, kind), trial in zip(keys, trials, strict=True):
+                test = workloads[kind]
+                n_tokens = test.batch * (test.n_prompt + test.n_gen)
+                rates[name][kind] = n_tokens / trial.seconds
+            rounds.append(rates)
+    rows = [["tokens/s", *backends]]
+    for kind in workloads:
         rows.append([kind])
-        for name in arms:
+        for name in backends:
             rate = statistics.median(r[name][kind] for r in rounds)
-            times = statistics.median(r["tgen"][kind] / r[name][kind] for r in rounds)
-            rows[-1].append(f"{rate:,.0f}" if name == "tgen" else f"{rate:,.0f} ({times:.2f})")
-    rows.append(["largest difference", *(f"{differences[name]:.1e}" for name in arms)])
-    busy = "_busy" if arguments.busy else ""
-    name = f"versus_{arguments.shape}_{arguments.weights}{busy}.json"
-    record.write(
-        arguments.out or record.RESULTS / name,
-        content | {"rounds": rounds, "differences": differences, "threads": arguments.threads},
+            ratio = statistics.median(r["tgen"][kind] / r[name][kind] for r in rounds)
+            rows[-1].append(f"{rate:,.0f}" if name == "tgen" else f"{rate:,.0f} ({ratio:.2f})")
+    largest = (f"{differences[name]:.1e}" if name in differences else "" for name in backends)
+    rows.append(["largest logit difference", *largest])
+    busy = "_busy" if options.busy else ""
+    options.result = f"versus_{options.shape}_{options.dtype}{busy}.json"
+    harness.save(
+        options, {"rounds": rounds, "differences": differences, "threads": options.threads}
     )
-    print(record.table(rows))
+    print(harness.format_table(rows))
 
 
-def main() -> None:
-    """Measures; an expected failure is two lines on stderr and an exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parse the options and measure."""
+    parser = harness.make_parser(__doc__, "versus_SHAPE_DTYPE.json")
     parser.add_argument("--shape", choices=list(SHAPES), default="12M")
-    parser.add_argument("--weights", choices=["float32", "bfloat16", "int8"], default="float32")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "int8"], default="float32")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--busy", action="store_true", help="beside others that compute")
-    parser.add_argument("--out", type=Path)
-    try:
-        _measure(parser.parse_args())
-    except TgenError as error:
-        print(f"error: {error.message}\n{error.hint}", file=sys.stderr)
-        sys.exit(error.exit_status)
+    parser.add_argument("--prompt", type=int, default=512, help="tokens")
+    parser.add_argument("--steps", type=int, default=64, help="decoded tokens")
+    parser.add_argument("--batch", type=int, default=16, help="sequences")
+    parser.add_argument("--busy", action="store_true", help="run other processes on all CPUs")
+    quick = {"shape": "tiny", "rounds": 1, "prompt": 32, "steps": 8, "batch": 2}
+    quick |= {"threads": 1}
+    options = harness.parse(parser, arguments, quick)
+    harness.run(measure, options)
 
 
 if __name__ == "__main__":

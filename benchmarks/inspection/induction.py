@@ -1,17 +1,17 @@
-"""A model that is trained on random text that repeats itself: does a head learn to look it up?
+"""Train a model on repeated random text: does a head learn to look up the repetition?
 
-    python benchmarks/inspection/induction.py --family llama --minutes 10 --model repeats
+    python -m benchmarks.inspection.induction --family llama --minutes 10 --model repeats
     tgen inspect --model ./repeats --view heads < repeats/text.txt
 
-Blocks of 8 to 32 random tokens, each followed by itself; the loss counts in the second block. The
-score is the one of `tgen inspect --view heads`, on blocks that were never seen, beside the control
-in which the second block is another one.
+Each text is a block of 8 to 32 random tokens, repeated once; only the second block contributes to
+the loss. The score is that of `tgen inspect --view heads`, on unseen blocks, with the control in
+which the second block differs.
 """
 
 import argparse
 import string
-import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,38 +19,38 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "learning"))
-
-import record
+from benchmarks import harness
 from tgen.checkpoint import model_dir
 from tgen.config import ModelConfig
-from tgen.inspection.repeated_sequences import on_repeats
+from tgen.inspection.repeated_sequences import score_repeats
 from tgen.model.transformer import Transformer
 from tgen.tokenizer import train_char
 
 LETTERS = string.ascii_letters + string.digits + "-_"
-VOCABULARY, LONGEST, BATCH, RATE, EVERY = len(LETTERS), 32, 64, 2e-3, 250
+VOCAB_SIZE, MIN_BLOCK, MAX_BLOCK = len(LETTERS), 8, 32
+BATCH_SIZE, LEARNING_RATE = 64, 2e-3
+_LEARNED = 0.97  # induction score at which training stops
 
 
-def main() -> None:
-    """Trains, and prints the best head's scores as it goes."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--family", default="llama")
-    parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--model", type=Path, help="a directory to write the model to")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+def measure(options: argparse.Namespace) -> None:
+    """Train, print the best head's scores during training, and write the results."""
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    shape = {"vocab_size": VOCABULARY, "n_layers": 2, "d_model": 64, "n_heads": 4}
-    model = Transformer(ModelConfig.of(options.family, **shape, context_length=2 * LONGEST))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01)
-    random = torch.Generator().manual_seed(1)
-    begin, step, rows = time.perf_counter(), 0, []
-    while time.perf_counter() - begin < options.minutes * 60:
-        n = int(torch.randint(8, LONGEST + 1, (1,), generator=random))
-        block = torch.randint(VOCABULARY, (BATCH, n), generator=random)
+    config = ModelConfig.of(
+        options.family,
+        vocab_size=VOCAB_SIZE,
+        n_layers=2,
+        d_model=64,
+        n_heads=4,
+        context_length=2 * MAX_BLOCK,
+    )
+    model = Transformer(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
+    generator = torch.Generator().manual_seed(1)
+    start, step, scores = time.perf_counter(), 0, []
+    while time.perf_counter() - start < options.minutes * 60:
+        n = int(torch.randint(MIN_BLOCK, MAX_BLOCK + 1, (1,), generator=generator))
+        block = torch.randint(VOCAB_SIZE, (BATCH_SIZE, n), generator=generator)
         text = torch.cat([block, block], dim=1)
         logits = model(text[:, :-1])[:, n:]
         loss = F.cross_entropy(logits.flatten(0, 1), text[:, n + 1 :].flatten())
@@ -58,47 +58,59 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         step += 1
-        if step % EVERY == 0:
-            row = scores(model) | {"step": step, "loss": round(float(loss.detach()), 3)}
-            rows.append(row)
+        if step % options.score_every == 0:
+            row = score(model) | {"step": step, "loss": round(float(loss.detach()), 3)}
+            scores.append(row)
             print(*(f"{name} {value}" for name, value in row.items()), sep=" · ", flush=True)
-            if row["induction"] > 0.97:
+            if row["induction"] > _LEARNED:
                 break
     if options.model:
-        write(options.model, model)
-    if options.out:
-        record.write(options.out, record.origin() | {"family": options.family, "scores": rows})
+        write_model(options.model, model)
+    options.result = f"induction_{options.family}.json"
+    harness.save(options, {"family": options.family, "scores": scores})
 
 
-def scores(model: Transformer) -> dict[str, float]:
-    """Of the head with the highest induction score."""
-    found = on_repeats(model, range(VOCABULARY), [])
-    assert found.induction is not None
-    repeated, control = (values.mean(dim=0) for values in found.induction)
+def score(model: Transformer) -> dict[str, float]:
+    """Return the scores of the head with the highest induction score."""
+    result = score_repeats(model, range(VOCAB_SIZE), [])
+    assert result.induction is not None
+    repeated, control = (values.mean(dim=0) for values in result.induction)
     best = repeated.argmax()
     return {
         "induction": round(float(repeated.flatten()[best]), 3),
         "control": round(float(control.flatten()[best]), 3),
-        "gain": round(found.gain or 0.0, 2),
+        "gain": round(result.gain or 0.0, 2),
     }
 
 
-def write(path: Path, model: Transformer) -> None:
-    """The model as a directory, its tokens letters, with a text of a block that comes twice.
+def write_model(path: Path, model: Transformer) -> None:
+    """Write a model directory with letters as tokens, and a text with a repeated block.
 
-    The tokenizer knows all bytes: those that never came have embeddings of 0.
+    The tokenizer has all bytes: the embeddings of those that were not trained are 0.
     """
     tokenizer = train_char([])
     ids = tokenizer.encode(LETTERS.encode())
     arrays = model.to_arrays()
-    learnt = arrays["token_embedding.weight"]
-    arrays["token_embedding.weight"] = np.zeros((tokenizer.vocab_size, learnt.shape[1]), np.float32)
-    arrays["token_embedding.weight"][ids] = learnt
+    trained = arrays["token_embedding.weight"]
+    embedding = np.zeros((tokenizer.vocab_size, trained.shape[1]), np.float32)
+    embedding[ids] = trained
+    arrays["token_embedding.weight"] = embedding
     config = replace(model.config, vocab_size=tokenizer.vocab_size)
     model_dir.save(path, config, tokenizer, arrays)
-    order = np.random.default_rng(0).permutation(VOCABULARY)[:LONGEST]
+    order = np.random.default_rng(0).permutation(VOCAB_SIZE)[:MAX_BLOCK]
     text = "".join(LETTERS[i] for i in order)
     (path / "text.txt").write_text(2 * text, encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parse the options and measure."""
+    parser = harness.make_parser(__doc__, "induction_FAMILY.json")
+    parser.add_argument("--family", default="llama")
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--model", type=Path, help="directory for the trained model")
+    parser.set_defaults(score_every=250)
+    harness.run(measure, harness.parse(parser, arguments, {"minutes": 0.01, "score_every": 5}))
 
 
 if __name__ == "__main__":

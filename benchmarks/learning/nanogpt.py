@@ -1,8 +1,8 @@
-"""nanoGPT's side: its recipe for a processor, run from a copy, so that the checkout stays as it is.
+"""nanoGPT's CPU recipe, run in a copy that leaves the checkout unchanged.
 
-nanoGPT reads data/<dataset>/ and writes its checkpoints beside its train.py: the copy is a folder
-of the files that a run needs, with the corpus made into train.bin, val.bin and meta.pkl as its
-own data/shakespeare_char/prepare.py does.
+nanoGPT reads data/<dataset>/ and writes checkpoints beside its train.py. The copy has the files
+that a run needs, and the corpus as train.bin, val.bin and meta.pkl, as written by nanoGPT's
+data/shakespeare_char/prepare.py.
 """
 
 import contextlib
@@ -20,10 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scoring import Predictor
+from benchmarks.learning.scoring import Predictor
 from tgen.errors import TrainingError, UsageError
 
-# README.md, "I only have a macbook (or other cheap computer)"; the iterations are an option.
+# From nanoGPT's README.md, "I only have a macbook (or other cheap computer)".
 RECIPE = {
     "device": "cpu",
     "compile": False,
@@ -40,24 +40,24 @@ ITERATIONS = 2000
 _EVAL_INTERVAL = 250  # config/train_shakespeare_char.py
 _FILES = ("train.py", "model.py", "configurator.py", "config/train_shakespeare_char.py")
 _SEED_LINE = "torch.manual_seed(1337 + seed_offset)"
-_TRAIN_SHARE = 0.9
+_TRAIN_FRACTION = 0.9
 
 
-def held_out(text: str) -> bytes:
-    """What prepare.py holds out: the characters after the first nine tenths."""
-    return text[int(len(text) * _TRAIN_SHARE) :].encode()
+def validation_text(text: str) -> bytes:
+    """Return prepare.py's validation text: the last tenth of the characters."""
+    return text[int(len(text) * _TRAIN_FRACTION) :].encode()
 
 
-def workspace(checkout: Path, folder: Path, text: str) -> None:
-    """Copies what a run needs into `folder` and writes the corpus there.
+def make_workspace(checkout: Path, folder: Path, text: str) -> None:
+    """Copy the files that a run needs into `folder` and write the corpus there.
 
-    Raises UsageError if the checkout is none.
+    Raises UsageError if `checkout` is not a nanoGPT checkout.
     """
     missing = [name for name in _FILES if not (checkout / name).is_file()]
     if missing:
         raise UsageError(
-            f"{str(checkout)!r} is no nanoGPT checkout: it lacks {', '.join(missing)}",
-            "git clone https://github.com/karpathy/nanoGPT, and give its path",
+            f"{str(checkout)!r} is not a nanoGPT checkout: {', '.join(missing)} missing",
+            "git clone https://github.com/karpathy/nanoGPT and pass its path",
         )
     for name in _FILES:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -66,9 +66,9 @@ def workspace(checkout: Path, folder: Path, text: str) -> None:
     data.mkdir(parents=True)
     characters = sorted(set(text))
     ids = _ids(text, _alphabet(characters)).astype(np.uint16)
-    border = int(len(text) * _TRAIN_SHARE)
-    ids[:border].tofile(data / "train.bin")
-    ids[border:].tofile(data / "val.bin")
+    split = int(len(text) * _TRAIN_FRACTION)
+    ids[:split].tofile(data / "train.bin")
+    ids[split:].tofile(data / "val.bin")
     meta = {
         "vocab_size": len(characters),
         "itos": dict(enumerate(characters)),
@@ -77,12 +77,12 @@ def workspace(checkout: Path, folder: Path, text: str) -> None:
     (data / "meta.pkl").write_bytes(pickle.dumps(meta))
 
 
-def command(folder: Path, seed: int, iterations: int) -> list[str]:
-    """The command that trains with this seed, to be run in `folder`; it writes out-<seed>/."""
+def train_command(folder: Path, seed: int, iterations: int) -> list[str]:
+    """Return the training command, to be run in `folder`; it writes out-<seed>/."""
     script = (folder / "train.py").read_text(encoding="utf-8")
     if script.count(_SEED_LINE) != 1:
         raise UsageError(
-            f"train.py does not say {_SEED_LINE!r} once", "use a checkout of nanoGPT's master"
+            f"train.py must contain {_SEED_LINE!r} once", "check out nanoGPT's master branch"
         )
     patched = f"train_{seed}.py"
     (folder / patched).write_text(
@@ -100,10 +100,10 @@ def command(folder: Path, seed: int, iterations: int) -> list[str]:
 
 
 def load(folder: Path, seed: int) -> tuple[Predictor, dict[str, Any]]:
-    """The last checkpoint that the run wrote, and what it is: step and number of parameters."""
+    """Return the last checkpoint of a run, its step and its number of parameters."""
     path = folder / f"out-{seed}" / "ckpt.pt"
     if not path.exists():
-        raise TrainingError("nanoGPT wrote no checkpoint", "raise --max-iters")
+        raise TrainingError("nanoGPT wrote no checkpoint", "use a larger --max-iters")
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     model = make_model(folder / "model.py", **checkpoint["model_args"]).eval()
     model.load_state_dict(checkpoint["model"])
@@ -111,40 +111,40 @@ def load(folder: Path, seed: int) -> tuple[Predictor, dict[str, Any]]:
     alphabet = _alphabet(list(meta["stoi"]))
 
     def logits(tokens: Tensor) -> Tensor:
-        # Without targets it scores the last place alone; these are there but for that.
-        scores: Tensor = model(tokens, tokens.contiguous())[0]
-        return scores
+        # Without targets nanoGPT returns the logits of the last position only.
+        values: Tensor = model(tokens, tokens.contiguous())[0]
+        return values
 
     predictor = Predictor(
         encode=lambda data: _ids(data.decode(), alphabet),
         logits=logits,
         context_length=checkpoint["model_args"]["block_size"],
     )
-    described = {
+    details = {
         "checkpoint_step": checkpoint["iter_num"],
         "n_parameters": sum(p.numel() for p in model.parameters()),
     }
-    return predictor, described
+    return predictor, details
 
 
 def make_model(path: Path, **arguments: Any) -> torch.nn.Module:
-    """A GPT of the model.py at `path`; `arguments` are its GPTConfig's."""
+    """Return a GPT of the model.py at `path`; `arguments` are those of its GPTConfig."""
     spec = importlib.util.spec_from_file_location("nanogpt_model", path)
     assert spec is not None
     assert spec.loader is not None
     module: ModuleType = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    with contextlib.redirect_stdout(io.StringIO()):  # it says how many parameters it has
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints its number of parameters
         model: torch.nn.Module = module.GPT(module.GPTConfig(**arguments))
     return model
 
 
 def _alphabet(characters: list[str]) -> NDArray[np.uint32]:
-    """Sorted characters as their code points, whose order is the same."""
+    """Return the code points of sorted characters, which are sorted too."""
     return np.array([ord(character) for character in characters], np.uint32)
 
 
 def _ids(text: str, alphabet: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """A character's place in the alphabet, which holds every character of the corpus."""
+    """Return each character's index in the alphabet, which has all characters of the corpus."""
     points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     return np.searchsorted(alphabet, points).astype(np.int64)

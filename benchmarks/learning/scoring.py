@@ -1,9 +1,9 @@
-"""One scorer for every model: bits per byte of a text, each of its bytes predicted exactly once.
+"""One scorer for all models: bits per byte of a text; each byte is predicted exactly once.
 
-A model is three things here: how bytes become tokens, how tokens become logits, and how far it
-looks back. Bits are counted per byte of the text, so that models with different tokens compare.
+A model is a tokenizer, a function from tokens to logits, and a context length. Bits per byte of
+text compare models with different tokenizers.
 
-Shapes:  B windows · T tokens of a window · V vocabulary
+Shapes: B windows, T tokens per window, V vocabulary
 """
 
 import math
@@ -19,12 +19,12 @@ from torch import Tensor
 Ids = NDArray[np.int64]
 
 _BATCH_TOKENS = 8192
-_TOLERANCE = 1e-4  # of a window's nats, between one pass in float32 and many in float64
+_TOLERANCE = 1e-4  # relative, of a window's nats: one float32 pass against one pass per token
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """A trained model, whoever trained it."""
+    """A trained model."""
 
     encode: Callable[[bytes], Ids]
     logits: Callable[[Tensor], Tensor]  # (B, T) int64 -> (B, T, V)
@@ -32,11 +32,11 @@ class Predictor:
 
 
 def bits_per_byte(model: Predictor, before: bytes, text: bytes) -> float:
-    """Bits that `text`, which follows `before`, costs under the model, per byte of `text`.
+    """Return the model's bits per byte of `text`, which follows `before`.
 
-    Windows of the model's own context do not overlap, but for the first token of each: it is the
-    last of the one before, and for the first window the last token of `before`. Raises
-    AssertionError if a few windows, scored again one token at a time, come out differently.
+    Windows have the model's context length. They overlap by one token, which is only input: the
+    last one of the previous window, or of `before`. Raises AssertionError if three windows, scored
+    again token by token, have other losses.
     """
     stream = np.concatenate([model.encode(before)[-1:], model.encode(text)])
     _verify(model, stream)
@@ -45,7 +45,7 @@ def bits_per_byte(model: Predictor, before: bytes, text: bytes) -> float:
 
 
 def windows(stream: Ids, context_length: int) -> Iterator[Ids]:
-    """(n,) -> (B, up to context_length + 1) each; together they predict stream[1:] once."""
+    """Split (n,) into batches (B, up to context_length + 1) that predict stream[1:] once."""
     starts = np.arange(0, len(stream) - 1, context_length)
     n_full = (len(stream) - 1) // context_length
     size = max(1, _BATCH_TOKENS // context_length)
@@ -58,30 +58,30 @@ def windows(stream: Ids, context_length: int) -> Iterator[Ids]:
 
 @torch.no_grad()
 def _nats(model: Predictor, tokens: Ids) -> float:
-    """Nats of every token of (B, T + 1) but each window's first, all together."""
+    """Return the total nats of (B, T + 1), without each window's first token."""
     logits = model.logits(torch.from_numpy(tokens[:, :-1]))
     targets = torch.from_numpy(tokens[:, 1:])
-    each = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
-    return float(each.double().sum())
+    losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
+    return float(losses.double().sum())
 
 
 @torch.no_grad()
 def _slow_nats(model: Predictor, window: Ids) -> float:
-    """As `_nats` for one window (T + 1,): a pass a token, which sees nothing but its past."""
+    """Return the nats of one window (T + 1,), with one pass per token, on the past only."""
     nats = 0.0
     for i in range(1, len(window)):
-        scores = model.logits(torch.from_numpy(window[None, :i]))[0, -1].double().numpy()
-        highest = scores.max()
-        nats += highest + math.log(np.exp(scores - highest).sum()) - scores[window[i]]
+        logits = model.logits(torch.from_numpy(window[None, :i]))[0, -1].double().numpy()
+        highest = logits.max()
+        nats += highest + math.log(np.exp(logits - highest).sum()) - logits[window[i]]
     return nats
 
 
 def _verify(model: Predictor, stream: Ids) -> None:
-    """The first window, one in the middle, and the last, both ways."""
+    """Score the first, the middle and the last window both ways."""
     length = model.context_length
     n_windows = math.ceil((len(stream) - 1) / length)
     for i in sorted({0, n_windows // 2, n_windows - 1}):
         window = stream[i * length : (i + 1) * length + 1]
         fast, slow = _nats(model, window[None]), _slow_nats(model, window)
         if abs(fast - slow) > _TOLERANCE * slow:
-            raise AssertionError(f"window {i} scores {fast} nats at once, {slow} token by token")
+            raise AssertionError(f"window {i} has {fast} nats in one pass, {slow} token by token")

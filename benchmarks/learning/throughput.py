@@ -1,65 +1,68 @@
-"""How fast a training step is: nanoGPT's own and tgen's, at nanoGPT's shape, in one process.
+"""Compare the speed of a training step: nanoGPT's and tgen's, at nanoGPT's shape, in one process.
 
-4 layers of width 128, 64 tokens of context, 12 windows a step, AdamW. Blocks of steps take turns,
-and a block is compared with nanoGPT's of the same turn: a machine that slows down slows everyone
-down. nanoGPT's step is the body of its train.py's loop; tgen's is its training loop, advanced
-report by report. nanoGPT has 65 characters and the exact GELU; tgen's vocabulary has all 256 bytes
-and two special tokens as well, and its gpt2 family GPT-2's own GELU, by tanh, which costs more. To
-tell the code from its work, tgen is also timed with nanoGPT's vocabulary and GELU.
+    python -m benchmarks.learning.throughput NANOGPT_CHECKOUT
 
-    python benchmarks/learning/throughput.py NANOGPT_CHECKOUT
+4 layers of width 128, 64 tokens of context, 12 windows per step, AdamW. Blocks of steps are
+interleaved and compared with nanoGPT's block of the same round. nanoGPT's step is the body of its
+train.py's loop, tgen's is its training loop, advanced report by report. nanoGPT has 65 characters
+and the exact GELU; tgen's vocabulary has all 256 bytes and two special tokens, and its gpt2 family
+uses GPT-2's tanh GELU, which is slower. Therefore tgen is also timed with nanoGPT's vocabulary and
+GELU.
 """
 
 import argparse
 import contextlib
 import io
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-import nanogpt
-import record
+from benchmarks import harness
+from benchmarks.learning import nanogpt
 from tgen.benchmark.statistics import timing
-from tgen.config import ModelConfig, TrainConfig
-from tgen.corpus import TokenDataset
-from tgen.errors import TgenError, UsageError
-from tgen.training.loop import train
-from tgen.training.state import new_state
+from tgen.benchmark.training_step import TrainingRun
+from tgen.config import Activation, ModelConfig, ResolvedTrainConfig
+from tgen.errors import UsageError
 
-CHARACTERS = 65  # tinyshakespeare's
-TGEN_VOCABULARY = 258
+N_CHARACTERS = 65  # of tinyshakespeare
+TGEN_VOCAB_SIZE = 258
 LAYERS, HEADS, WIDTH, CONTEXT, BATCH = 4, 4, 128, 64, 12
-_TOKENS = 1_000_000
-NANOGPT, TGEN, TGEN_SAME = "nanoGPT", "tgen", "tgen, the same function"
+_N_TOKENS = 1_000_000
+NANOGPT, TGEN, TGEN_SAME = "nanoGPT", "tgen", "tgen, same vocabulary and GELU"
 
-Steps = Callable[[int], None]  # takes this many
+RunSteps = Callable[[int], object]  # runs a number of steps
 
 
-def nanogpt_steps(checkout: Path, folder: Path) -> Steps:
-    """Iterations of its train.py, with its data loader and the values of its recipe."""
-    data_path = folder / "train.bin"
-    _random_tokens(CHARACTERS).astype(np.uint16).tofile(data_path)
-    shape = {"n_layer": LAYERS, "n_head": HEADS, "n_embd": WIDTH, "block_size": CONTEXT}
+def nanogpt_steps(checkout: Path, folder: Path) -> RunSteps:
+    """Return the iterations of nanoGPT's train.py, with its data loader and its recipe."""
     path = checkout / "model.py"
-    model = nanogpt.make_model(path, **shape, vocab_size=CHARACTERS, dropout=0.0, bias=False)
-    with contextlib.redirect_stdout(io.StringIO()):  # it says what it decays
-        optimizer: Any = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), "cpu")  # type: ignore[operator]
+    if not path.is_file():
+        raise UsageError(
+            f"{str(checkout)!r} is not a nanoGPT checkout: model.py is missing",
+            "git clone https://github.com/karpathy/nanoGPT and pass its path",
+        )
+    tokens = np.random.default_rng(0).integers(N_CHARACTERS, size=_N_TOKENS, dtype=np.uint16)
+    tokens.tofile(folder / "train.bin")
+    shape = {"n_layer": LAYERS, "n_head": HEADS, "n_embd": WIDTH, "block_size": CONTEXT}
+    model = nanogpt.make_model(path, **shape, vocab_size=N_CHARACTERS, dropout=0.0, bias=False)
+    configure_optimizers: Any = model.configure_optimizers
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints which tensors it decays
+        optimizer: Any = configure_optimizers(0.1, 1e-3, (0.9, 0.99), "cpu")
 
     def batch() -> tuple[torch.Tensor, torch.Tensor]:
-        data = np.memmap(data_path, dtype=np.uint16, mode="r")
+        data = np.memmap(folder / "train.bin", dtype=np.uint16, mode="r")
         starts = torch.randint(len(data) - CONTEXT, (BATCH,))
         x = [torch.from_numpy(data[i : i + CONTEXT].astype(np.int64)) for i in starts]
         y = [torch.from_numpy(data[i + 1 : i + 1 + CONTEXT].astype(np.int64)) for i in starts]
         return torch.stack(x), torch.stack(y)
 
-    def steps(n: int) -> None:
+    def run_steps(n: int) -> None:
         for _ in range(n):
             _, loss = model(*batch())
             loss.backward()
@@ -68,11 +71,11 @@ def nanogpt_steps(checkout: Path, folder: Path) -> Steps:
             optimizer.zero_grad(set_to_none=True)
             loss.item()  # --log_interval=1
 
-    return steps
+    return run_steps
 
 
-def tgen_steps(vocab_size: int, activation: str) -> Steps:
-    """What `tgen train --family gpt2 --set optimizer=adamw` and this shape runs between reports."""
+def tgen_steps(vocab_size: int, activation: Activation) -> RunSteps:
+    """Return the steps of `tgen train --family gpt2 --set optimizer=adamw` at this shape."""
     model = ModelConfig.of(
         "gpt2",
         vocab_size=vocab_size,
@@ -82,103 +85,77 @@ def tgen_steps(vocab_size: int, activation: str) -> Steps:
         d_model=WIDTH,
         context_length=CONTEXT,
     )
-    config = TrainConfig(optimizer="adamw", batch_size=BATCH, steps=1_000_000, eval_every=1_000_000)
-    state = new_state(model, config, torch.device("cpu"))
-    store = TokenDataset(
-        train=_random_tokens(CHARACTERS),
-        held_out=np.zeros(0, np.uint16),
-        held_out_bytes=0,
-        context_length=CONTEXT,
-        batch_size=BATCH,
-        seed=0,
-    )
-    reports = train(state.model, store, config, state)
-
-    def steps(n: int) -> None:
-        for _ in range(n):
-            next(reports)
-
-    return steps
+    config = ResolvedTrainConfig(optimizer="adamw", batch_size=BATCH)
+    return TrainingRun(model, config, torch.device("cpu")).advance
 
 
-def measure(arms: dict[str, Steps], *, blocks: int, steps: int) -> dict[str, list[float]]:
-    """Seconds of each block of `steps` steps; the arms take turns, a block of each to warm up."""
-    seconds: dict[str, list[float]] = {arm: [] for arm in arms}
+def run_blocks(sides: dict[str, RunSteps], *, blocks: int, steps: int) -> dict[str, list[float]]:
+    """Return the seconds of each block of `steps` steps, interleaved, after a warm-up block."""
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
     for block in range(blocks + 1):
-        for arm, take in arms.items():
-            began = time.perf_counter()
-            take(steps)
+        for name, run_steps in sides.items():
+            start = time.perf_counter()
+            run_steps(steps)
             if block > 0:
-                seconds[arm].append(time.perf_counter() - began)
+                seconds[name].append(time.perf_counter() - start)
     return seconds
 
 
-def summarise(seconds: dict[str, list[float]], steps: int) -> dict[str, dict[str, float]]:
-    """Tokens a second at the median block and at the 10th and 90th percentile; the median of the
-    ratios of blocks that ran one after another."""
-    timings = {arm: timing(taken) for arm, taken in seconds.items()}
+def summarize(seconds: dict[str, list[float]], steps: int) -> dict[str, dict[str, float]]:
+    """Return tokens per second (median, 10th and 90th percentile) and the median speed ratio."""
     n_tokens = steps * BATCH * CONTEXT
-    return {
-        arm: {
-            "tokens_per_second": n_tokens / taken.median,
-            "slow": n_tokens / taken.high,
-            "fast": n_tokens / taken.low,
-            "times_nanogpt": statistics.median(
-                theirs / ours for theirs, ours in zip(seconds[NANOGPT], seconds[arm], strict=True)
-            ),
+    summary = {}
+    for name, values in seconds.items():
+        block = timing(values)
+        summary[name] = {
+            "tokens_per_second": n_tokens / block.median,
+            "p10": n_tokens / block.p90,
+            "p90": n_tokens / block.p10,
         }
-        for arm, taken in timings.items()
-    }
+        if NANOGPT in seconds:
+            pairs = zip(seconds[NANOGPT], values, strict=True)
+            ratio = statistics.median(theirs / ours for theirs, ours in pairs)
+            summary[name]["relative_to_nanogpt"] = ratio
+    return summary
 
 
-def _random_tokens(n: int) -> np.ndarray[Any, np.dtype[np.uint16]]:
-    """(n,): a step's time does not depend on which tokens it sees."""
-    return np.random.default_rng(0).integers(n, size=_TOKENS, dtype=np.uint16)
-
-
-def _measure(arguments: argparse.Namespace) -> None:
-    if not (arguments.checkout / "model.py").is_file():
-        raise UsageError(
-            f"{str(arguments.checkout)!r} is no nanoGPT checkout: it lacks model.py",
-            "git clone https://github.com/karpathy/nanoGPT, and give its path",
-        )
-    content = record.origin()
+def measure(options: argparse.Namespace) -> None:
+    """Measure, print the table and write the results."""
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory(prefix="throughput-") as folder:
-        arms = {
-            NANOGPT: nanogpt_steps(arguments.checkout, Path(folder)),
-            TGEN: tgen_steps(TGEN_VOCABULARY, "gelu_tanh"),
-            TGEN_SAME: tgen_steps(CHARACTERS, "gelu"),
+        sides = {
+            TGEN: tgen_steps(TGEN_VOCAB_SIZE, "gelu_tanh"),
+            TGEN_SAME: tgen_steps(N_CHARACTERS, "gelu"),
         }
-        seconds = measure(arms, blocks=arguments.blocks, steps=arguments.steps)
-    summary = summarise(seconds, arguments.steps)
-    rows = [["", "tokens/s", "10-90 %", "times nanoGPT"]]
-    for arm, row in summary.items():
-        spread = f"{row['slow']:,.0f}-{row['fast']:,.0f}"
-        ratio = f"{row['times_nanogpt']:.2f}"
-        rows.append([arm, f"{row['tokens_per_second']:,.0f}", spread, ratio])
+        if options.checkout is None:
+            harness.skip("nanoGPT", "no checkout was given")
+        else:
+            sides = {NANOGPT: nanogpt_steps(options.checkout, Path(folder)), **sides}
+        seconds = run_blocks(sides, blocks=options.blocks, steps=options.steps)
+    summary = summarize(seconds, options.steps)
+    rows = [["", "tokens/s", "10th-90th percentile", "relative to nanoGPT"]]
+    for name, row in summary.items():
+        spread = f"{row['p10']:,.0f}-{row['p90']:,.0f}"
+        ratio = f"{row['relative_to_nanogpt']:.2f}" if "relative_to_nanogpt" in row else ""
+        rows.append([name, f"{row['tokens_per_second']:,.0f}", spread, ratio])
     runs = [
-        {"arm": arm, "steps": arguments.steps, "seconds": taken} for arm, taken in seconds.items()
+        {"side": name, "steps": options.steps, "seconds": values}
+        for name, values in seconds.items()
     ]
-    record.write(
-        arguments.out or record.RESULTS / "throughput.json",
-        content | {"runs": runs, "summary": summary},
-    )
-    print(record.table(rows))
+    harness.save(options, {"runs": runs, "summary": summary})
+    print(harness.format_table(rows))
 
 
-def main() -> None:
-    """Measures; an expected failure is two lines on stderr and an exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("checkout", metavar="NANOGPT_CHECKOUT", type=Path)
-    parser.add_argument("--blocks", type=int, default=40, help="of each (default: 40)")
-    parser.add_argument("--steps", type=int, default=20, help="in a block (default: 20)")
-    parser.add_argument("--out", type=Path, help="default: benchmarks/results/throughput.json")
-    try:
-        _measure(parser.parse_args())
-    except TgenError as error:
-        print(f"error: {error.message}\n{error.hint}", file=sys.stderr)
-        sys.exit(error.exit_status)
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parse the options and measure."""
+    parser = harness.make_parser(__doc__, "throughput.json")
+    parser.add_argument("checkout", metavar="NANOGPT_CHECKOUT", type=Path, nargs="?")
+    parser.add_argument("--blocks", type=int, default=40, help="per side (default: 40)")
+    parser.add_argument("--steps", type=int, default=20, help="per block (default: 20)")
+    options = harness.parse(parser, arguments, {"blocks": 1, "steps": 2})
+    if options.checkout is None and not options.quick:
+        parser.error("the argument NANOGPT_CHECKOUT is required without --quick")
+    harness.run(measure, options)
 
 
 if __name__ == "__main__":

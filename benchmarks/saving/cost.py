@@ -1,10 +1,10 @@
-"""What a save costs: a state of 100 MB, and writing, syncing, hashing the same bytes plainly.
+"""Measure the cost of a checkpoint: a 100 MB training state, and a plain write of the same bytes.
 
-    python benchmarks/saving/cost.py [--folder DIR]
+    python -m benchmarks.saving.cost [--folder DIR]
 
-Both in turns, in the same folder, so that the disk is equally busy. The plain way is one file:
-written, fsynced, and a SHA-256 over its bytes; a state is hashed, written with its manifest, its
-size asked for, its folder published by a rename, files and folders synced. The ratio is of medians.
+Both are interleaved in the same directory, so that the disk is equally busy. The plain write is one
+file, with fsync and a SHA-256 of its bytes. A state is hashed and written with its manifest, its
+size is verified, its directory is published by a rename, and files and directories are synced.
 """
 
 import argparse
@@ -12,61 +12,30 @@ import hashlib
 import os
 import shutil
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "learning"))
-
-import record
+from benchmarks import harness
 from tgen.checkpoint import safetensors_file
 from tgen.runs.storage import state as run_state
 
-MEGABYTES, TENSORS = 100, 40
+N_TENSORS = 40
 
 
-def main() -> None:
-    """Saves in turns."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, help="on the disk to measure")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    draws = np.random.default_rng(0)
-    shape = (MEGABYTES * 1_000_000 // TENSORS // 4,)
-    arrays = {f"model/{i}": draws.random(shape, np.float32) for i in range(TENSORS)}
-    content = safetensors_file.serialize(arrays)
-    times: dict[str, list[float]] = {"state": [], "plain": []}
-    folder = Path(tempfile.mkdtemp(dir=options.folder))
-    try:
-        for i in range(options.rounds):
-            out = folder / f"{i}"
-            times["plain"].append(seconds(lambda: plain(folder / "plain", content)))
-            times["state"].append(seconds(lambda out=out: state(out, arrays)))
-            shutil.rmtree(out)
-    finally:
-        shutil.rmtree(folder)
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    ratio = medians["state"] / medians["plain"]
-    for name, value in medians.items():
-        print(f"{name}: {value * 1000:.0f} ms, {len(content) / value / 1e6:.0f} MB/s")
-    print(f"a state costs {ratio:.2f} times plain writing, syncing and hashing")
-    if options.out:
-        found = {"bytes": len(content), "seconds": times, "median_seconds": medians, "ratio": ratio}
-        record.write(options.out, record.origin() | found)
+def save_state(out: Path, arrays: Mapping[str, NDArray[np.float32]]) -> None:
+    """Save as a training run does."""
+    progress = {"step": 1, "best_step": 1}
+    run_state.save_state(out, progress, arrays, run_id="r", environment={})
 
 
-def state(out: Path, arrays: dict[str, "np.ndarray"]) -> None:
-    """As a run saves it."""
-    run_state.save_state(out, {"step": 1, "best_step": 1}, arrays, run="r", made_by={})
-
-
-def plain(path: Path, content: bytes) -> None:
-    """One file, written as plainly as it can be and yet be there after a power loss."""
+def write_plain(path: Path, content: bytes) -> None:
+    """Write one file that survives a power loss, and hash it."""
     path.unlink(missing_ok=True)
     with open(path, "wb", buffering=0) as file:
         file.write(content)
@@ -74,11 +43,51 @@ def plain(path: Path, content: bytes) -> None:
     hashlib.sha256(content).hexdigest()
 
 
-def seconds(action: Callable[[], None]) -> float:
-    """How long it takes."""
-    began = time.perf_counter()
+def measure_seconds(action: Callable[[], None]) -> float:
+    """Return the duration of a call."""
+    start = time.perf_counter()
     action()
-    return time.perf_counter() - began
+    return time.perf_counter() - start
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Measure, print the table and write the results."""
+    random = np.random.default_rng(0)
+    shape = (options.megabytes * 1_000_000 // N_TENSORS // 4,)
+    arrays = {f"model/{i}": random.random(shape, np.float32) for i in range(N_TENSORS)}
+    content = safetensors_file.serialize(arrays)
+    seconds: dict[str, list[float]] = {"state": [], "plain": []}
+    folder = Path(tempfile.mkdtemp(dir=options.folder))
+    try:
+        for i in range(options.rounds):
+            out = folder / f"{i}"
+            seconds["plain"].append(
+                measure_seconds(partial(write_plain, folder / "plain", content))
+            )
+            seconds["state"].append(measure_seconds(partial(save_state, out, arrays)))
+            shutil.rmtree(out)
+    finally:
+        shutil.rmtree(folder)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    ratio = medians["state"] / medians["plain"]
+    rows = [["", "ms", "MB/s"]]
+    for name, value in medians.items():
+        rows.append([name, f"{value * 1000:.0f}", f"{len(content) / value / 1e6:.0f}"])
+    harness.save(
+        options,
+        {"bytes": len(content), "seconds": seconds, "median_seconds": medians, "ratio": ratio},
+    )
+    print(harness.format_table(rows))
+    print(f"a state takes {ratio:.2f} times as long as a plain write")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parse the options and measure."""
+    parser = harness.make_parser(__doc__, "saving_cost.json")
+    parser.add_argument("--folder", type=Path, help="directory on the disk to measure")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--megabytes", type=int, default=100)
+    harness.run(measure, harness.parse(parser, arguments, {"rounds": 1, "megabytes": 1}))
 
 
 if __name__ == "__main__":

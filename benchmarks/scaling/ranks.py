@@ -1,11 +1,11 @@
-"""Two processes of one thread against one of two: speed, the same losses, the end after a kill.
+"""Compare two ranks of one thread with one process of two threads: speed, losses, recovery.
 
-    python benchmarks/scaling/ranks.py CORPUS [--size tiny] [--rounds 3] [--out FILE]
+    python -m benchmarks.scaling.ranks CORPUS [--size tiny] [--rounds 3]
 
-The same 50 steps as one process with batches of 16, and with torchrun as two ranks with batches of
-8 each, by DDP and by FSDP, over gloo, in turns. Tokens a second are the median step's after the
-fifth, and of the rounds the median. Then rank 1 is killed in a step, and the clock runs until all
-have ended; what is resumed from there on one process must come to the same losses.
+The same steps run as one process, and with torchrun as two ranks with half the batch each, by DDP
+and by FSDP, over gloo, interleaved. Tokens per second are the median step's after the warm-up, and
+the median of the rounds. Then rank 1 is killed during a step, and the time until all processes have
+exited is measured; the run is resumed as one process and must reach the same losses. Linux only.
 """
 
 import argparse
@@ -18,111 +18,141 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "learning"))
+from benchmarks import harness
 
-import record
-
-STEPS, BATCH, KILLED_AT = 50, 16, 25
-WAYS = ("one", "ddp", "fsdp")
+SINGLE = "one process"
 
 
-def main() -> None:
-    """All of it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("corpus", type=Path)
-    parser.add_argument("--size", default="tiny")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp())
-    speeds: dict[str, list[float]] = {way: [] for way in WAYS}
-    try:
-        for _ in range(options.rounds):
-            for way in WAYS:
-                steps = run(options, folder / way, way)
-                speeds[way].append(statistics.median(s["tokens_per_second"] for s in steps[5:]))
-        medians = {way: statistics.median(values) for way, values in speeds.items()}
-        found: dict[str, Any] = {"tokens_per_second": speeds, "median": medians}
-        for way in WAYS[1:]:
-            found[way] = {
-                "of_one_process": medians[way] / medians["one"],
-                "largest_difference": difference(folder / way, folder / "one"),
-                **killed(options, folder / f"{way}-killed", way, folder / "one"),
-            }
-            print(way, json.dumps(found[way]))
-    finally:
-        shutil.rmtree(folder)
-    print(json.dumps(medians))
-    if options.out:
-        record.write(options.out, record.origin() | {"size": options.size} | found)
+def train_command(options: argparse.Namespace, out: Path, mode: str) -> list[str]:
+    """Return the command of a run, as one process or as two ranks."""
+    single = mode == SINGLE
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    batch, threads = (options.batch, options.threads) if single else (options.batch // 2, 1)
+    command = [sys.executable, "-m", *([] if single else launcher)]
+    command += ["tgen", "train", str(options.corpus), "-o", str(out), "--size", options.size]
+    command += ["--steps", str(options.steps), "--threads", str(threads), "-q", "--json"]
+    command += ["--overwrite", *([] if single else ["--parallel", mode])]
+    settings = {"batch_size": batch, "eval_every": options.steps // 2, "eval_tokens": 4096}
+    return [*command, *(f"--set={name}={value}" for name, value in settings.items())]
 
 
-def command(options: argparse.Namespace, out: Path, way: str) -> list[str]:
-    """The run, in one process or two."""
-    alone = way == "one"
-    launcher = (
-        [] if alone else ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
-    )
-    batch, threads = (BATCH, 2) if alone else (BATCH // 2, 1)
-    given = [f"--set=batch_size={batch}", "--set=eval_every=25", "--set=eval_tokens=4096"]
-    shared = [] if alone else ["--parallel", way]
-    train = ["tgen", "train", str(options.corpus), "-o", str(out), "--size", options.size]
-    rest = ["--steps", str(STEPS), "--threads", str(threads), "-q", "--json", "--overwrite"]
-    return [sys.executable, "-m", *launcher, *train, *rest, *shared, *given]
+def train(options: argparse.Namespace, out: Path, mode: str) -> list[dict[str, Any]]:
+    """Return the reports of the steps of a run."""
+    command = train_command(options, out, mode)
+    lines = harness.run_process(command).splitlines()
+    return [r for r in map(json.loads, lines) if r["kind"] == "StepReport"]
 
 
-def run(options: argparse.Namespace, out: Path, way: str) -> list[dict[str, Any]]:
-    """Its steps."""
-    done = subprocess.run(command(options, out, way), capture_output=True, check=True)
-    return [r for r in map(json.loads, done.stdout.splitlines()) if r["kind"] == "StepReport"]
-
-
-def losses(out: Path) -> dict[tuple[str, int], float]:
-    """Of all steps and evaluations."""
+def read_losses(out: Path) -> dict[tuple[str, int], float]:
+    """Return the losses of all steps and evaluations."""
     lines = map(json.loads, (out / "training" / "log.jsonl").read_text().splitlines())
     kinds = ("StepReport", "EvalReport")
     return {(r["kind"], r["step"]): r["loss"] for r in lines if r["kind"] in kinds}
 
 
-def difference(out: Path, whole: Path) -> float:
-    """The largest between two runs' losses, nats."""
-    ours, theirs = losses(out), losses(whole)
+def max_loss_difference(out: Path, reference: Path) -> float:
+    """Return the largest difference between two runs' losses, in nats."""
+    ours, theirs = read_losses(out), read_losses(reference)
     assert ours.keys() == theirs.keys()
     return max(abs(ours[key] - theirs[key]) for key in ours)
 
 
-def killed(options: argparse.Namespace, out: Path, way: str, whole: Path) -> dict[str, float]:
-    """Seconds from the death of rank 1 to the end of all, and what the resumed run comes to."""
-    arguments = command(options, out, way)
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    assert process.stdout
+def kill_and_resume(
+    options: argparse.Namespace, out: Path, mode: str, reference: Path
+) -> dict[str, float]:
+    """Kill rank 1 in the middle; return the seconds until all exit, and the resumed difference."""
+    process = subprocess.Popen(
+        train_command(options, out, mode), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert process.stdout is not None
     for line in process.stdout:
-        said = json.loads(line)
-        if said["kind"] == "StepReport" and said["step"] == KILLED_AT + 3:
-            os.kill(rank_1(process.pid), signal.SIGKILL)
+        report = json.loads(line)
+        if report["kind"] == "StepReport" and report["step"] == options.steps // 2 + 2:
+            os.kill(find_rank_1(process.pid), signal.SIGKILL)
             break
-    began = time.perf_counter()
+    start = time.perf_counter()
     process.communicate()
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start
     assert process.returncode
-    resumed = [sys.executable, "-m", "tgen", "train", "--resume", "-o", str(out), "-q"]
-    subprocess.run(resumed, check=True)
-    return {"seconds_to_the_end": seconds, "difference_resumed": difference(out, whole)}
+    resume = [sys.executable, "-m", "tgen", "train", "--resume", "-o", str(out), "-q"]
+    resume += ["--threads", str(options.threads)]
+    harness.run_process(resume)
+    return {
+        "seconds_until_exit": seconds,
+        "resumed_max_loss_difference": max_loss_difference(out, reference),
+    }
 
 
-def rank_1(launcher: int) -> int:
-    """The process that torchrun started second."""
+def find_rank_1(launcher: int) -> int:
+    """Return the process id of torchrun's second child."""
     for task in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((task / "stat").read_text().rsplit(")", 1)[1].split()[1])
             if parent == launcher and b"\0RANK=1\0" in (task / "environ").read_bytes():
                 return int(task.name)
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the process has exited
             continue
-    raise RuntimeError("there is no rank 1")
+    raise RuntimeError("rank 1 was not found")
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Measure, print the results and write them."""
+    folder = Path(tempfile.mkdtemp())
+    if options.corpus is None:
+        options.corpus = harness.write_text(folder / "corpus.txt", 50_000)
+    modes = [SINGLE, *options.modes]
+    speeds: dict[str, list[float]] = {mode: [] for mode in modes}
+    results: dict[str, Any] = {}
+    try:
+        for _ in range(options.rounds):
+            for mode in modes:
+                steps = train(options, folder / mode, mode)[options.warmup :]
+                speeds[mode].append(statistics.median(s["tokens_per_second"] for s in steps))
+        medians = {mode: statistics.median(values) for mode, values in speeds.items()}
+        single = folder / SINGLE
+        for mode in options.modes:
+            results[mode] = {
+                "speed_relative_to_one_process": medians[mode] / medians[SINGLE],
+                "max_loss_difference": max_loss_difference(folder / mode, single),
+            }
+        for mode in options.kill_modes:
+            killed = kill_and_resume(options, folder / f"{mode}-killed", mode, single)
+            results[mode] = results.get(mode, {}) | killed
+    finally:
+        shutil.rmtree(folder)
+    rows = [["", "result", "value"]]
+    rows += [[mode, "tokens/s", f"{speed:,.0f}"] for mode, speed in medians.items()]
+    for mode, values in results.items():
+        rows += [[mode, name.replace("_", " "), f"{v:.3g}"] for name, v in values.items()]
+    print(harness.format_table(rows))
+    harness.save(
+        options,
+        {"size": options.size, "tokens_per_second": speeds, "median": medians} | results,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parse the options and measure."""
+    parser = harness.make_parser(__doc__, "ranks.json")
+    parser.add_argument("corpus", type=Path, nargs="?")
+    parser.add_argument("--size", default="tiny")
+    parser.add_argument("--rounds", type=int, default=3)
+    modes = ["ddp", "fsdp"]
+    parser.set_defaults(modes=modes, kill_modes=modes, steps=50, batch=16, warmup=5, threads=2)
+    # Only one launch of two ranks, the one that is killed.
+    quick = {"size": "nano", "rounds": 1, "modes": [], "kill_modes": ["ddp"]}
+    quick |= {"steps": 8, "batch": 2, "warmup": 1, "threads": 1}
+    options = harness.parse(parser, arguments, quick)
+    if options.corpus is None and not options.quick:
+        parser.error("the argument CORPUS is required without --quick")
+    if not sys.platform.startswith("linux"):
+        harness.skip("ranks", "needs Linux")
+        return
+    harness.run(measure, options)
 
 
 if __name__ == "__main__":

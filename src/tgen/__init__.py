@@ -1,18 +1,19 @@
-"""tgen: train a small language model on your own text, generate, look inside, measure."""
+"""tgen: train a small language model on your own text, generate, inspect, benchmark."""
 
-TYPE_CHECKING = False  # as typing has it, which takes longer to import than a Ctrl-C to come
+TYPE_CHECKING = False  # as in typing, whose import would take longer than a Ctrl-C may wait
 
-__version__ = "0.1.0"
-__all__ = ["Model", "ModelConfig", "SamplingConfig", "TgenError", "TrainConfig", "load"]
+__version__ = "0.2.0"
+__all__ = ["Model", "ModelConfig", "SamplingConfig", "TgenError", "TrainConfig", "load", "train"]
 
 if TYPE_CHECKING:
-    from tgen.api import Model, load
+    from tgen.api import Model, load, train
     from tgen.config import ModelConfig, SamplingConfig, TrainConfig
     from tgen.errors import TgenError
 
 _HOMES = {
     "Model": "api",
     "load": "api",
+    "train": "api",
     "ModelConfig": "config",
     "SamplingConfig": "config",
     "TrainConfig": "config",
@@ -21,7 +22,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Public names are imported when first used, so that `import tgen` costs nothing."""
+    """Import public names on first use, so that `import tgen` is fast."""
     if name not in _HOMES:
         raise AttributeError(f"module 'tgen' has no attribute {name!r}")
     from importlib import import_module

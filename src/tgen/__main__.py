@@ -4,12 +4,12 @@ import sys
 
 
 def main() -> None:
-    """Runs the command line and leaves the process with its exit status."""
+    """Run the command line and exit with its status."""
     try:
-        import signal  # here, so that a Ctrl-C meanwhile is as quiet as one later
+        import signal  # inside `try`, so that Ctrl-C is quiet during imports too
 
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # until a command begins
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # until a command starts
         from tgen.cli import app
 
         app.main()

@@ -1,4 +1,4 @@
-"""A model's weights for other Python programs: arrays, tensors, a model of transformers."""
+"""A model's weights for other Python programs: NumPy arrays, tensors, a transformers model."""
 
 import json
 from importlib.util import find_spec
@@ -12,13 +12,16 @@ from tgen.errors import UsageError
 
 
 def weights(bundle: ModelBundle, kind: Literal["numpy", "torch"] = "numpy") -> dict[str, Any]:
-    """Every weight in float32, by transformers' names, read again; raises ModelError where the
-    model has changed since, UsageError for another `kind`."""
+    """Read all weights again, as float32 arrays or tensors by transformers' parameter names.
+
+    Raises ModelError if the model has changed since it was loaded, UsageError for another `kind`.
+    """
     if kind not in ("numpy", "torch"):
-        raise UsageError(f"weights of kind {kind!r} are unknown", "ask for numpy or torch")
+        raise UsageError(f"unknown kind of weights {kind!r}", "choose numpy or torch")
     wide = {name: to_float32(array) for name, array in model_dir.reload(bundle).arrays.items()}
-    stored = tensor_names.to_layout(bundle.config, wide)
-    prefix = "transformer." if bundle.config.family in ("classic", "gpt2") else ""  # files lack it
+    stored = tensor_names.to_hf_arrays(bundle.config, wide)
+    # files of these families lack the prefix that their parameters have
+    prefix = "transformer." if bundle.config.family in ("classic", "gpt2") else ""
     arrays = {name if name == "lm_head.weight" else prefix + name: a for name, a in stored.items()}
     if kind == "numpy":
         return arrays
@@ -28,15 +31,16 @@ def weights(bundle: ModelBundle, kind: Literal["numpy", "torch"] = "numpy") -> d
 
 
 def to_transformers(bundle: ModelBundle) -> Any:
-    """The model as one of transformers, float32, on the processor; raises UsageError without it."""
+    """Return a transformers model in float32 on the CPU; raises UsageError without transformers."""
     if find_spec("transformers") is None:
-        raise UsageError("there is no transformers here", "pip install transformers")
+        raise UsageError("transformers is not installed", "pip install transformers")
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    described = json.loads(model_dir.descriptions(bundle.config, bundle.tokenizer)["config.json"])
-    model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(**described))
+    contents = model_dir.build_metadata_files(bundle.config, bundle.tokenizer)
+    config = AutoConfig.for_model(**json.loads(contents["config.json"]))
+    model: Any = AutoModelForCausalLM.from_config(config)
     missing, unexpected = model.load_state_dict(weights(bundle, "torch"), strict=False)
     assert not unexpected
-    assert set(missing) <= {"lm_head.weight"}, missing  # which is the embedding where they are tied
+    assert set(missing) <= {"lm_head.weight"}, missing  # tied to the embedding
     model.tie_weights()
     return model.eval()

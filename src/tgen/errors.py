@@ -1,21 +1,21 @@
-"""Everything that a user can cause, as one tree of exceptions.
+"""All errors that a user can cause, as one tree of exceptions.
 
     TgenError                     exit status 1: an expected failure
     ├── UsageError                2: an option or a setting with an impossible value
     ├── CorpusError               1: the training text
     ├── TokenizerError            1: tokenizer.json
     ├── ModelError                1: a model directory or its tensors
-    ├── TrainingError             1: a run that cannot go on
-    │   └── DivergedError            its numbers are no longer finite
+    ├── TrainingError             1: a run that cannot start or continue
+    │   └── DivergedError            its loss or weights are not finite
     ├── LockedError               75: another process owns the run
-    └── RankError                 whatever ended one of several ranks; it has been told
+    └── RankError                 the error of another rank, which is printed already
 
-An error has two lines: `message` says what is wrong with which value, `hint` what to do.
+An error has two lines: `message` names what is wrong and the value, `hint` says what to do.
 """
 
 
 class TgenError(Exception):
-    """Base of all expected failures: `message` is one line, `hint` (may be empty) another."""
+    """Base of all expected failures; `message` is one line, `hint` (may be empty) another."""
 
     exit_status = 1
 
@@ -26,7 +26,7 @@ class TgenError(Exception):
 
 
 class UsageError(TgenError):
-    """A setting whose value cannot be used; `field`: its name in a configuration, if it has one."""
+    """An impossible value of a setting; `field` is its name in a configuration, if it has one."""
 
     exit_status = 2
 
@@ -36,40 +36,40 @@ class UsageError(TgenError):
 
 
 class CorpusError(TgenError):
-    """Training text that cannot be read or is not enough to train on."""
+    """A training text that cannot be read or is too short."""
 
 
 class TokenizerError(TgenError):
-    """A tokenizer that cannot be read or is of a kind that tgen does not know."""
+    """A tokenizer that cannot be read or has an unsupported type."""
 
 
 class ModelError(TgenError):
-    """A model directory that is missing, damaged, or not one of the known families."""
+    """A model directory that is missing, damaged, or has an unsupported family."""
 
 
 class TrainingError(TgenError):
-    """A training run that cannot start or go on."""
+    """A training run that cannot start or continue."""
 
 
 class DivergedError(TrainingError):
-    """A run whose numbers are no longer finite."""
+    """A training run whose loss or weights are not finite."""
 
 
 class LockedError(TgenError):
-    """The run directory belongs to another living process."""
+    """A run directory that another living process owns."""
 
     exit_status = 75
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether Python or torch, which has two ways of saying so, found no memory."""
-    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return named or "allocate memory" in str(error)
-
-
 class RankError(TgenError):
-    """What ended the ranks of a piece of work, wherever it happened; it has been told."""
+    """The first error of any rank, raised on the others; rank 0 has printed it."""
 
     def __init__(self, message: str, hint: str, exit_status: int) -> None:
         super().__init__(message, hint)
         self.exit_status = exit_status
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error of Python or torch, which has two of them, means out of memory."""
+    is_known_type = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return is_known_type or "allocate memory" in str(error)

@@ -1,4 +1,4 @@
-"""The steps that are timed are real ones, and what they need is counted by hand."""
+"""The timed steps are those of training, and their FLOPs equal a hand count."""
 
 import itertools
 
@@ -7,8 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from tgen.benchmark.training_step import Run, flops_per_token, measure, random_text
-from tgen.config import ModelConfig, TrainConfig
+from tgen.benchmark.training_step import (
+    TrainingRun,
+    flops_per_token,
+    measure_training_step,
+    random_dataset,
+)
+from tgen.config import ModelConfig, ResolvedTrainConfig
 from tgen.errors import UsageError
 from tgen.model.transformer import Transformer
 from tgen.reports import StepReport, TrainingStepReport, TrialReport
@@ -19,35 +24,35 @@ SHAPE = dict(vocab_size=40, n_layers=2, d_model=16, n_heads=2, context_length=8)
 CPU = torch.device("cpu")
 
 
-def test_steps_are_those_of_the_training_loop():
+def test_steps_equal_those_of_the_training_loop():
     model = ModelConfig.of("qwen3", **SHAPE)
-    config = TrainConfig(batch_size=3, dropout=0.1, seed=5)
-    run = Run(model, config, CPU)
+    config = ResolvedTrainConfig(batch_size=3, dropout=0.1, seed=5)
+    run = TrainingRun(model, config, CPU)
     assert [run.advance(2), run.advance(3)] == [2, 3]
 
-    long = TrainConfig(batch_size=3, dropout=0.1, seed=5, steps=100, eval_every=100)
+    long = ResolvedTrainConfig(batch_size=3, dropout=0.1, seed=5, steps=100, eval_every=100)
     state = new_state(model, long, CPU)
-    reports = train(state.model, random_text(model, long), long, state)
+    reports = train(state.model, random_dataset(model, long), long, state)
     steps = [r for r in itertools.islice(reports, 5) if isinstance(r, StepReport)]
     assert steps[-1].step == run.state.progress.step == 5
     for ours, theirs in zip(run.state.model.parameters(), state.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
 
 
-def test_steps_are_those_of_the_definition():
-    """AdamW on the mean cross-entropy of the next token, its gradient clipped, the rate rising."""
+def test_steps_equal_the_definition():
+    """AdamW on the mean next-token cross-entropy, with gradient clipping and warmup."""
     model = ModelConfig.of("gpt2", **SHAPE)
-    config = TrainConfig(batch_size=3, optimizer="adamw", weight_decay=0.0, warmup_steps=4)
-    run = Run(model, config, CPU)
+    config = ResolvedTrainConfig(batch_size=3, optimizer="adamw", weight_decay=0.0, warmup_steps=4)
+    run = TrainingRun(model, config, CPU)
     run.advance(3)
 
     torch.manual_seed(config.seed)
     ours = Transformer(model)
     adamw = torch.optim.AdamW(ours.parameters(), betas=(0.9, 0.98), weight_decay=0.0)
-    store = random_text(model, config)
+    dataset = random_dataset(model, config)
     for step in range(3):
         adamw.param_groups[0]["lr"] = config.learning_rate * (step + 1) / 5
-        tokens = torch.from_numpy(store.batch(step).tokens)
+        tokens = torch.from_numpy(dataset.batch(step).tokens)
         assert tokens.shape == (3, 9)
         F.cross_entropy(ours(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
         torch.nn.utils.clip_grad_norm_(ours.parameters(), config.grad_clip)
@@ -57,28 +62,31 @@ def test_steps_are_those_of_the_definition():
         torch.testing.assert_close(a, b, rtol=1e-3, atol=2e-5, msg=name)
 
 
-def test_random_tokens_are_of_the_whole_vocabulary():
+def test_random_tokens_cover_the_vocabulary():
     for size in (40, 70_000):
-        text = random_text(ModelConfig.of("qwen3", **SHAPE | {"vocab_size": size}), TrainConfig())
+        text = random_dataset(
+            ModelConfig.of("qwen3", **SHAPE | {"vocab_size": size}), ResolvedTrainConfig()
+        )
         assert text.train.min() == 0
         assert text.train.max() == size - 1
 
 
-def test_flops_are_those_of_a_hand_count():
+def test_flops_equal_a_hand_count():
     # Two layers of width 16: q and o 16 x 16, k and v 16 x 8, three matrices 16 x 64; head 40 x 16.
     config = ModelConfig.of("llama", **SHAPE, n_kv_heads=1)
     weights = 2 * (2 * 256 + 2 * 128 + 3 * 16 * 64) + 640
-    # A token meets 4 of 8 keys: 16 products with each, 16 for the sums; two flops, thrice a step.
+    # A token attends to 4 of 8 keys on average: 16 products for the score, 16 for the value;
+    # 2 FLOPs each, 3 times per step.
     attention = 2 * 4 * (16 + 16) * 2 * 3
     assert flops_per_token(config) == 6 * weights + attention
     doubled = ModelConfig.of("llama", **SHAPE | {"context_length": 16}, n_kv_heads=1)
     assert flops_per_token(doubled) == 6 * weights + 2 * attention
-    wide = ModelConfig.of("llama", **SHAPE, n_kv_heads=1, head_dim=16)  # d_model no longer counts
+    wide = ModelConfig.of("llama", **SHAPE, n_kv_heads=1, head_dim=16)  # independent of d_model
     assert flops_per_token(wide) == 6 * (weights + 2 * (2 * 256 + 2 * 128)) + 2 * attention
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_flops_are_those_that_torch_counts(family, tied):
+def test_flops_equal_those_counted_by_torch(family, tied):
     config = ModelConfig.of(family, **SHAPE, tied_embeddings=tied)
     model = Transformer(config)
     tokens = torch.arange(3 * 9).view(3, 9)
@@ -91,9 +99,11 @@ def test_flops_are_those_that_torch_counts(family, tied):
     assert products == 3 * 8 * (flops_per_token(config) - attention)
 
 
-def test_what_is_said_of_the_blocks():
-    model, config = ModelConfig.of("qwen3", **SHAPE), TrainConfig(batch_size=3)
-    *rounds, report = measure(model, config=config, steps=2, trials=3, device="cpu", peak_flops=5e9)
+def test_report_summarizes_the_blocks():
+    model, config = ModelConfig.of("qwen3", **SHAPE), ResolvedTrainConfig(batch_size=3)
+    *rounds, report = measure_training_step(
+        model, config=config, steps=2, trials=3, device="cpu", peak_flops=5e9
+    )
     assert rounds == [TrialReport(trial=i, trials=3) for i in range(4)]
     assert isinstance(report, TrainingStepReport)
     assert (report.device, report.steps, report.tokens_per_step) == ("cpu", 6, 24)
@@ -102,27 +112,29 @@ def test_what_is_said_of_the_blocks():
     assert report.flops_per_token == flops_per_token(model)
     needed = report.flops_per_token * 24 / report.seconds.median
     assert report.flops_per_second == pytest.approx(needed)
-    assert report.utilisation == pytest.approx(needed / 5e9)
-    *_, report = measure(model, steps=1, trials=1, device="cpu")
+    assert report.utilization == pytest.approx(needed / 5e9)
+    *_, report = measure_training_step(model, steps=1, trials=1, device="cpu")
     assert report.tokens_per_step == 16 * 8
-    assert report.utilisation is None
+    assert report.utilization is None
 
 
-def test_a_block_is_as_long_as_the_steps_that_were_taken(monkeypatch):
-    """On a GPU losses arrive ten steps at a time."""
-    monkeypatch.setattr(Run, "advance", lambda self, n: 10 * -(-n // 10))  # noqa: ARG005
+def test_block_time_is_divided_by_the_steps_taken(monkeypatch):
+    """On a GPU, losses arrive every ten steps."""
+    monkeypatch.setattr(TrainingRun, "advance", lambda self, n: 10 * -(-n // 10))  # noqa: ARG005
     clock = itertools.count(step=20.0)
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    *_, report = measure(ModelConfig.of("qwen3", **SHAPE), steps=3, trials=2, device="cpu")
+    *_, report = measure_training_step(
+        ModelConfig.of("qwen3", **SHAPE), steps=3, trials=2, device="cpu"
+    )
     assert report.steps == 20
     assert report.seconds.seconds == [2.0, 2.0]
 
 
-def test_what_cannot_be_measured_is_refused():
+def test_invalid_arguments_are_errors():
     model = ModelConfig.of("qwen3", **SHAPE)
     for wrong in (dict(steps=0), dict(trials=0), dict(peak_flops=0.0), dict(device="none")):
         with pytest.raises(UsageError):
-            list(measure(model, **{"device": "cpu"} | wrong))
+            list(measure_training_step(model, **{"device": "cpu"} | wrong))
     vast = ModelConfig.of("qwen3", **SHAPE | {"context_length": 1 << 20})
     with pytest.raises(UsageError, match="GB"):
-        list(measure(vast, config=TrainConfig(batch_size=1 << 20), device="cpu"))
+        list(measure_training_step(vast, config=ResolvedTrainConfig(batch_size=1 << 20), device="cpu"))

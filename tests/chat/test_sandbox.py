@@ -1,4 +1,4 @@
-"""Templates are programs from elsewhere: what they may use, and that none gets out of hand."""
+"""Chat templates are untrusted code: what they may use, and their limits."""
 
 import sys
 from pathlib import Path
@@ -7,8 +7,8 @@ import pytest
 
 from support.chats import user
 from tgen.chat import render, sandbox
-from tgen.chat.render import answer
-from tgen.chat.template import ChatTemplate
+from tgen.chat.render import handle_request
+from tgen.checkpoint.hf.chat_template import ChatTemplate
 from tgen.errors import ModelError, UsageError
 
 HOSTILE = {
@@ -36,7 +36,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_template_is_one_error(monkeypatch, name):
+def test_hostile_template_is_one_error(monkeypatch, name):
     monkeypatch.setattr(sandbox, "SECONDS", 1)
     renderer = sandbox.Sandbox()
     with pytest.raises(ModelError, match="the chat template") as caught:
@@ -47,22 +47,22 @@ def test_a_hostile_template_is_one_error(monkeypatch, name):
     assert renderer.render(ChatTemplate("{{ messages[0].content }}", {}), [user("y")]) == ["y"]
 
 
-def test_memory_and_length_are_bounded(monkeypatch):
-    asked = {"source": "{{ 'ab' * 60 }}", "variables": {}, "conversations": [user("x")]}
-    assert answer(asked) == {"texts": ["ab" * 60]}
-    monkeypatch.setattr(render, "_LONGEST", 100)
-    assert answer(asked) == {"failed": "it makes too much of them"}
+def test_memory_and_output_are_limited(monkeypatch):
+    request = {"source": "{{ 'ab' * 60 }}", "variables": {}, "conversations": [user("x")]}
+    assert handle_request(request) == {"texts": ["ab" * 60]}
+    monkeypatch.setattr(render, "_MAX_CHARACTERS", 100)
+    assert handle_request(request) == {"failed": "its output is too large"}
     status = Path("/proc/self/status")
     if not status.exists():
-        pytest.skip("only Linux tells how much a process has used")
+        pytest.skip("only Linux reports the peak memory of a process")
     renderer = sandbox.Sandbox()
-    with pytest.raises(ModelError, match="it makes too much"):
+    with pytest.raises(ModelError, match="its output is too large"):
         renderer.render(ChatTemplate(HOSTILE["wide"], {}), [user("x")])
-    told = Path(f"/proc/{renderer._child.pid}/status").read_text().split("VmPeak:")[1]
-    assert int(told.split()[0]) * 1024 <= sandbox.BYTES
+    peak = Path(f"/proc/{renderer._child.pid}/status").read_text().split("VmPeak:")[1]
+    assert int(peak.split()[0]) * 1024 <= sandbox.BYTES
 
 
-def test_a_process_serves_many(monkeypatch):
+def test_one_process_handles_many_requests(monkeypatch):
     renderer = sandbox.Sandbox()
     template = ChatTemplate("{{ bos_token }}{{ messages[0].content }}", {"bos_token": "<s>"})
     assert renderer.render(template, [user("a"), user("b")]) == ["<s>a", "<s>b"]
@@ -73,22 +73,28 @@ def test_a_process_serves_many(monkeypatch):
     child.wait()
     assert renderer.render(template, [user("d")]) == ["<s>d"]
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(ModelError, match="ended the process that runs it"):
+    with pytest.raises(ModelError, match="crashed its process"):
         sandbox.Sandbox().render(template, [user("e")])
 
 
-def test_the_names_that_templates_are_written_for():
-    def made(source):
+def test_functions_of_transformers_are_available():
+    def render_source(source):
         return sandbox.Sandbox().render(ChatTemplate(source, {}), [user('é"<')])[0]
 
-    assert made("{{ messages | tojson }}") == '[{"role": "user", "content": "é\\"<"}]'
-    assert made("{{ dict(a=1) | tojson(indent=1) }}") == '{\n "a": 1\n}'
-    assert made("{{ strftime_now('%Y') }}").isdecimal()
+    assert render_source("{{ messages | tojson }}") == '[{"role": "user", "content": "é\\"<"}]'
+    assert render_source("{{ dict(a=1) | tojson(indent=1) }}") == '{\n "a": 1\n}'
+    assert render_source("{{ strftime_now('%Y') }}").isdecimal()
     assert (
-        made("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}")
+        render_source(
+            "{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"
+        )
         == "01"
     )
-    assert made("{{ tools is none }}{{ add_generation_prompt }}{{ nothing }}") == "TrueTrue"
-    with pytest.raises(UsageError, match="refuses the messages: no 'user'") as caught:
-        made("{{ raise_exception('no ' + messages[0].role | tojson | replace('\"', \"'\")) }}")
+    assert (
+        render_source("{{ tools is none }}{{ add_generation_prompt }}{{ nothing }}") == "TrueTrue"
+    )
+    with pytest.raises(UsageError, match="rejects the messages: no 'user'") as caught:
+        render_source(
+            "{{ raise_exception('no ' + messages[0].role | tojson | replace('\"', \"'\")) }}"
+        )
     assert "--system" in caught.value.hint

@@ -1,4 +1,4 @@
-"""`tgen export`: the same model in another form, or one clear error and nothing written."""
+"""`tgen export`: the same model in another format, or one clear error and nothing written."""
 
 import json
 from functools import partial
@@ -26,9 +26,9 @@ TORCH = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 @pytest.fixture
 def model(tokenizer, tmp_path):
-    """A directory with a chat template and a file of its own kind."""
-    made = make_model("qwen3", vocab_size=tokenizer.vocab_size)
-    model_dir.save(tmp_path / "model", made.config, tokenizer, made.to_arrays())
+    """A directory with a chat template and an unknown key in config.json."""
+    random = make_model("qwen3", vocab_size=tokenizer.vocab_size)
+    model_dir.save(tmp_path / "model", random.config, tokenizer, random.to_arrays())
     (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages[0].content }}")
     described = json.loads((tmp_path / "model" / "config.json").read_bytes())
     described |= {"their_own": 1}
@@ -36,7 +36,7 @@ def model(tokenizer, tmp_path):
     return tmp_path / "model"
 
 
-def exported(model, *options):
+def run_export(model, *options):
     out = model.parent / "out"
     assert run(["export", str(model), "--out", str(out), "-q", *map(str, options)]) == 0
     return out
@@ -44,10 +44,10 @@ def exported(model, *options):
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("size", [None, "20KB"])
-def test_transformers_loads_each_type_and_shards(kind, size, model, caplog):
+def test_transformers_loads_every_dtype_and_shards(kind, size, model, caplog):
     transformers = pytest.importorskip("transformers")
     shards = [] if size is None else ["--max-shard-size", size]
-    out = exported(model, "--to", "transformers", "--type", kind, *shards)
+    out = run_export(model, "--to", "transformers", "--type", kind, *shards)
     theirs, info = transformers.AutoModelForCausalLM.from_pretrained(
         out, output_loading_info=True, dtype="auto"
     )
@@ -66,8 +66,8 @@ def test_transformers_loads_each_type_and_shards(kind, size, model, caplog):
     assert tokenizer.chat_template == "{{ messages[0].content }}"
 
 
-def test_all_but_the_weights_is_kept(model):
-    out = exported(model, "--to", "transformers", "--type", "bf16")
+def test_other_files_are_copied(model):
+    out = run_export(model, "--to", "transformers", "--type", "bf16")
     for path in model.iterdir():
         if path.name not in ("config.json", "model.safetensors"):
             assert (out / path.name).read_bytes() == path.read_bytes()
@@ -75,8 +75,8 @@ def test_all_but_the_weights_is_kept(model):
     assert after == before | {"torch_dtype": "bfloat16"}
 
 
-def test_shards_have_an_index_and_stay_small(model):
-    out = exported(model, "--to", "transformers", "--max-shard-size", "20KB")
+def test_shards_have_an_index_and_a_maximum_size(model):
+    out = run_export(model, "--to", "transformers", "--max-shard-size", "20KB")
     index = json.loads((out / "model.safetensors.index.json").read_bytes())
     shards = sorted(out.glob("*.safetensors"))
     n = len(shards)
@@ -94,7 +94,7 @@ def test_shards_have_an_index_and_stay_small(model):
         assert len(arrays) == 1 or sum(a.nbytes for a in arrays.values()) <= 20_000
 
 
-def test_numbers_are_rounded_to_nearest_and_ties_to_even():
+def test_cast_rounds_to_nearest_ties_to_even():
     odd = np.array([1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11, 1 + 3 * 2**-11, -0.0, 1e-40], np.float32)
     random = np.random.default_rng(0).normal(size=1000).astype(np.float32)
     for wide in (odd, random):
@@ -108,22 +108,22 @@ def test_numbers_are_rounded_to_nearest_and_ties_to_even():
         to_float32(cast("x", halves, "bfloat16")),
         torch.from_numpy(halves).bfloat16().float().numpy(),
     )
-    with pytest.raises(ModelError, match="x holds 7e\\+04: too large for float16"):
+    with pytest.raises(ModelError, match="x: 7e\\+04 is too large for float16"):
         cast("x", np.array([7e4], np.float32), "float16")
     assert dtypes.dtype_of(halves) == "float16"
 
 
-def test_without_a_type_weights_stay_as_they_are(model):
-    half = exported(model, "--to", "transformers", "--type", "f16")
+def test_dtype_is_kept_by_default(model):
+    half = run_export(model, "--to", "transformers", "--type", "f16")
     again = model.parent / "again"
     assert run(["export", str(half), "--to", "transformers", "--out", str(again), "-q"]) == 0
     assert (again / "model.safetensors").read_bytes() == (half / "model.safetensors").read_bytes()
 
 
-def test_a_file_becomes_a_directory_again(model):
+def test_gguf_file_is_exported_to_a_directory(model):
     first = model.parent / "m.gguf"
     assert run(["export", str(model), "--to", "gguf", "--out", str(first), "-q"]) == 0
-    out = exported(first, "--to", "transformers")
+    out = run_export(first, "--to", "transformers")
     wanted, found = model_dir.load(model), model_dir.load(out)
     assert found.config == wanted.config
     assert all(np.array_equal(found.arrays[n], a) for n, a in wanted.arrays.items())
@@ -132,7 +132,7 @@ def test_a_file_becomes_a_directory_again(model):
     assert (out / "chat_template.jinja").read_text() == "{{ messages[0].content }}"
 
 
-def test_gguf_says_what_the_model_says(model, monkeypatch):
+def test_gguf_has_the_metadata_of_the_model(model, monkeypatch):
     gguf = pytest.importorskip("gguf", reason="NO GGUF")
     monkeypatch.chdir(model.parent)
     assert run(["export", "model", "--to", "gguf", "--type", "q8_0", "-q"]) == 0
@@ -154,25 +154,35 @@ def test_gguf_says_what_the_model_says(model, monkeypatch):
     ("options", "status", "message"),
     [
         (["--to", "transformers"], 2, "--to transformers needs --out"),
-        (["--to", "transformers", "--type", "q8_0", "--out", "x"], 2, "q8_0 is GGUF's own"),
-        (["--to", "gguf", "--max-shard-size", "1MB"], 2, "--max-shard-size is for"),
-        (["--to", "transformers", "--out", "x", "--max-shard-size", "big"], 2, "'big' is no size"),
-        (["--to", "transformers", "--out", "model"], 2, "is or holds the model itself"),
-        (["--to", "transformers", "--out", ".", "--overwrite"], 2, "is or holds the model itself"),
-        (["--to", "transformers", "--out", "other", "--overwrite"], 2, "holds other things: src"),
-        (["--to", "gguf", "--out", "text", "--overwrite"], 2, "it is no GGUF file"),
+        (
+            ["--to", "transformers", "--type", "q8_0", "--out", "x"],
+            2,
+            "--type q8_0 cannot be combined",
+        ),
+        (["--to", "gguf", "--max-shard-size", "1MB"], 2, "--max-shard-size cannot be combined"),
+        (
+            ["--to", "transformers", "--out", "x", "--max-shard-size", "big"],
+            2,
+            "not a size (got 'big')",
+        ),
+        (["--to", "transformers", "--out", "model"], 2, "is the model itself or contains it"),
+        (
+            ["--to", "transformers", "--out", ".", "--overwrite"],
+            2,
+            "is the model itself or contains it",
+        ),
+        (["--to", "transformers", "--out", "other", "--overwrite"], 2, "contains other files: src"),
+        (["--to", "gguf", "--out", "text", "--overwrite"], 2, "is not a GGUF file"),
         (["--to", "gguf", "--out", "other", "--overwrite"], 2, "is a directory, not a file"),
         (["--to", "transformers", "--out", "text", "--overwrite"], 2, "is a file, not a directory"),
         (
             ["--to", "transformers", "--out", "run", "--overwrite"],
             2,
-            "holds other things: training",
+            "contains other files: training",
         ),
     ],
 )
-def test_wrong_use_is_refused_and_nothing_written(
-    options, status, message, model, monkeypatch, capsys
-):
+def test_usage_error_writes_nothing(options, status, message, model, monkeypatch, capsys):
     monkeypatch.chdir(model.parent)
     (model.parent / "other" / "src").mkdir(parents=True)
     (model.parent / "other" / "config.json").write_text("{}")
@@ -188,14 +198,14 @@ def test_wrong_use_is_refused_and_nothing_written(
     assert (model.parent / "text").read_text() == "mine"
 
 
-def test_a_model_that_is_there_is_replaced_only_on_request(model, capsys):
+def test_existing_model_is_replaced_only_with_overwrite(model, capsys):
     for to in ("gguf", "transformers"):
         out = str(model.parent / f"out.{to}")
-        asked = ["export", str(model), "--to", to, "--out", out]
-        assert run(asked) == 0
-        assert run(asked) == 2
-        assert "already holds a model" in capsys.readouterr().err
-        assert run([*asked, "--type", "f16", "--overwrite"]) == 0
+        arguments = ["export", str(model), "--to", to, "--out", out]
+        assert run(arguments) == 0
+        assert run(arguments) == 2
+        assert "already contains a model" in capsys.readouterr().err
+        assert run([*arguments, "--type", "f16", "--overwrite"]) == 0
         arrays = model_dir.load(model.parent / f"out.{to}").arrays
         assert arrays["token_embedding.weight"].dtype == np.float16
     assert not list(model.parent.glob(files.TEMPORARY + "*"))
@@ -203,32 +213,34 @@ def test_a_model_that_is_there_is_replaced_only_on_request(model, capsys):
 
 @pytest.mark.parametrize("to", ["gguf", "transformers"])
 @pytest.mark.parametrize("name", ["fsync", "replace"])
-def test_what_fails_half_way_leaves_the_old_and_nothing_else(to, name, model, monkeypatch):
-    out = exported(model, "--to", to)
+def test_failed_export_keeps_the_old_files(to, name, model, monkeypatch):
+    out = run_export(model, "--to", to)
     before = {p: p.read_bytes() for p in model.parent.rglob("*") if p.is_file()}
 
     def fail(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files.os, name, fail)
-    bundle, told = model_dir.load(model), []
+    bundle, fractions = model_dir.load(model), []
     write = {
-        "gguf": partial(export.to_gguf, name="m", stored="float16"),
-        "transformers": partial(export.to_transformers, dtype="float16", max_shard_bytes=20_000),
+        "gguf": partial(export.export_gguf, name="m", stored="float16"),
+        "transformers": partial(
+            export.export_transformers, dtype="float16", max_shard_bytes=20_000
+        ),
     }[to]
     with pytest.raises(OSError, match="No space left"):
-        write(bundle, out, progress=told.append)
+        write(bundle, out, progress=fractions.append)
     assert {p: p.read_bytes() for p in model.parent.rglob("*") if p.is_file()} == before
-    assert told == sorted(told)
-    assert name == "fsync" or told[-1] == 1
+    assert fractions == sorted(fractions)
+    assert name == "fsync" or fractions[-1] == 1
 
 
-def test_the_old_family_has_no_place_in_gguf(tokenizer, tmp_path):
+def test_classic_family_is_not_exported_to_gguf(tokenizer, tmp_path):
     classic = make_model("classic", vocab_size=tokenizer.vocab_size)
     model_dir.save(tmp_path / "m", classic.config, tokenizer, classic.to_arrays())
     result = tgen("export", tmp_path / "m", "--to", "gguf", "--out", tmp_path / "m.gguf")
     assert result.returncode == 1
-    assert b"llama.cpp has no norms after each addition" in result.stderr
+    assert b"llama.cpp does not support post-norm layers" in result.stderr
     assert not (tmp_path / "m.gguf").exists()
     result = tgen("export", tmp_path / "m", "--to", "transformers", "--out", tmp_path / "again")
     assert result.returncode == 0, result.stderr
@@ -239,7 +251,7 @@ def test_the_old_family_has_no_place_in_gguf(tokenizer, tmp_path):
     assert str(tmp_path / "again") in last
 
 
-def test_a_file_is_named_after_its_model(model, monkeypatch):
+def test_default_file_name_is_the_model_name(model, monkeypatch):
     monkeypatch.chdir(model.parent)
     model.rename("Qwen2.5-0.5B")
     assert run(["export", "Qwen2.5-0.5B/", "--to", "gguf"]) == 0
@@ -254,15 +266,15 @@ def test_float64_weights_are_written_as_float32(model):
     wide = {name: array.astype(np.float64) for name, array in load_file(path).items()}
     path.write_bytes(save(wide, metadata={"format": "pt"}))
     before = model_dir.load(model).arrays
-    again = model_dir.load(exported(model, "--to", "gguf")).arrays
+    again = model_dir.load(run_export(model, "--to", "gguf")).arrays
     assert all(np.array_equal(before[name], again[name]) for name in before)
 
 
 @pytest.mark.parametrize("tokens", [{"bos_token_id": -1}, {"eos_token_id": [0, 99999, -3]}])
-def test_tokens_that_there_are_not_are_passed_over(model, tokens):
+def test_invalid_special_token_ids_are_ignored(model, tokens):
     for name in ("config.json", "generation_config.json"):
         described = json.loads((model / name).read_bytes()) | tokens
         (model / name).write_text(json.dumps(described))
     assert model_dir.load(model).end_ids == {0}
-    fields = header.read_header(exported(model, "--to", "gguf")).fields
+    fields = header.read_header(run_export(model, "--to", "gguf")).fields
     assert fields["tokenizer.ggml.bos_token_id"] == fields["tokenizer.ggml.eos_token_id"] == 0

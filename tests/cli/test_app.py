@@ -174,7 +174,7 @@ def test_a_char_model_of_json_reports(tmp_path):
         "StepReport",
         "EvalReport",
         "SampleReport",
-        "MemorisationReport",
+        "MemorizationReport",
         "DoneReport",
     ]
     assert result.stderr == b""

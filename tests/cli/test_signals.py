@@ -1,4 +1,4 @@
-"""Signals to the command: before it begins, while it runs, at its end."""
+"""Signals to the command: before it starts, while it runs, while it exits."""
 
 import signal
 import subprocess
@@ -13,7 +13,7 @@ from tgen import __main__
 from tgen.runs.storage import state
 
 
-def test_ctrl_c_saves_and_the_printed_command_goes_on(tmp_path):
+def test_ctrl_c_saves_and_prints_the_command_to_resume(tmp_path):
     (tmp_path / "corpus.txt").write_bytes(TEXT)
     arguments = [
         "train",
@@ -31,18 +31,18 @@ def test_ctrl_c_saves_and_the_printed_command_goes_on(tmp_path):
     with start(*arguments, "--out", tmp_path / "parts", stderr=subprocess.PIPE) as process:
         folder = tmp_path / "parts" / "training"
         while process.poll() is None and not any(folder.glob("state-*20")):
-            time.sleep(0.01)  # a poll for the state of step 20, not a guess at a time
+            time.sleep(0.01)  # wait for the state of step 20
         process.send_signal(signal.SIGINT)
         _, message = process.communicate(timeout=60)
     assert process.returncode == 130, message.decode()
     assert b"Traceback" not in message
-    command = message.decode().split("go on with: tgen ")[1].strip().split()
+    command = message.decode().split("resume with: tgen ")[1].strip().split()
     assert tgen(*command).returncode == 0
     whole, parts = (tmp_path / name / "model.safetensors" for name in ("whole", "parts"))
     assert whole.read_bytes() == parts.read_bytes()
 
 
-def test_ctrl_c_before_the_command_is_there_is_no_traceback(monkeypatch):
+def test_ctrl_c_during_import_prints_no_traceback(monkeypatch):
     def interrupted(_):
         raise KeyboardInterrupt
 
@@ -61,20 +61,20 @@ read = prepare.corpus.read
 def reading(paths):
     thing = Thing()
     reference = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGTERM))
-    del thing  # what is raised in there goes no further
+    del thing  # Python drops what the callback raises
     return read(paths)
 prepare.corpus.read = reading
 os._exit(app.run({arguments!r}))
 """
 
 
-def test_a_signal_whose_exception_python_drops_stops_the_run_at_its_first_step(on_ranks, tmp_path):
+def test_signal_whose_exception_python_drops_stops_after_the_first_step(on_ranks, tmp_path):
     (tmp_path / "corpus.txt").write_bytes(TEXT)
     out = tmp_path / "out"
     arguments = ["train", str(tmp_path / "corpus.txt"), "-o", str(out), "--steps", "9"]
     [run] = on_ranks(code=DROPPED.format(arguments=[*arguments, "--size", "nano"]), n=1)
     assert (run.status, "stopped and saved" in run.err) == (143, True)
-    assert state.load_state(out, run=state.load_run(out)[0]["run_id"]).progress["step"] == 1
+    assert state.load_state(out, run_id=state.load_run(out)[0]["run_id"]).progress["step"] == 1
 
 
 IMPORTING = """
@@ -90,7 +90,7 @@ print(status, "torch.nn" in sys.modules, file=sys.stderr)
 """
 
 
-def test_a_signal_waits_for_the_import_of_torch(tmp_path):
+def test_signal_waits_for_the_import_of_torch(tmp_path):
     (tmp_path / "corpus.txt").write_bytes(TEXT)
     arguments = ["train", "corpus.txt", "-o", "models/out", "--steps", "9"]
     ended = subprocess.run(
@@ -106,7 +106,7 @@ def test_a_signal_waits_for_the_import_of_torch(tmp_path):
     assert not (tmp_path / "models").exists()
 
 
-def test_a_signal_while_python_ends_is_quiet():
+def test_signal_while_python_exits_is_silent():
     code = (
         "import atexit, signal, sys; atexit.register(signal.raise_signal, signal.SIGINT);"
         "sys.argv = ['tgen', '--version']; from tgen.__main__ import main; main()"

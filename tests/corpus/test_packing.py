@@ -1,4 +1,4 @@
-"""Documents that share a window are as if each were alone, and only what is scored is learnt."""
+"""Packed documents do not see each other, and only tokens in the loss mask are trained on."""
 
 import json
 
@@ -8,10 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.corpora import tokenize
 from support.models import make_model
 from support.runs import resume
 from tgen import corpus, runs
-from tgen.config import ModelConfig, TrainConfig
+from tgen.config import ModelConfig, ResolvedTrainConfig, TrainConfig
 from tgen.corpus import TokenDataset
 from tgen.errors import CorpusError
 from tgen.model.kv_cache import KVCache
@@ -28,14 +29,14 @@ ROWS = [(b"ab", b"c"), (b"b", b"ca"), (b"", b"abc"), (b"cab", b"")]
 END = CHAR.end_of_text
 
 
-def store_of(
+def make_dataset(
     rows: list[tuple[bytes, ...]], context_length: int, batch_size: int = 2
 ) -> TokenDataset:
-    """The rows both to train on and held out."""
-    text = corpus.tokenize(rows, CHAR)
+    """The rows are both the training and the validation split."""
+    text = tokenize(rows, CHAR)
     return TokenDataset(
-        **corpus.arrays(text, text),
-        held_out_bytes=text.scored_bytes,
+        **corpus.token_arrays(text, text),
+        val_bytes=text.target_bytes,
         context_length=context_length,
         batch_size=batch_size,
         seed=3,
@@ -43,10 +44,9 @@ def store_of(
     )
 
 
-def alone(model: Transformer, batch: corpus.Batch) -> tuple[float, int]:
-    """Nats of a batch's scored targets, each document of each row given to the model by itself,
-    and the number of these targets."""
-    tokens, scored, documents = batch
+def loss_unpacked(model: Transformer, batch: corpus.Batch) -> tuple[float, int]:
+    """Total loss in nats of a batch with one forward pass per document, and the target tokens."""
+    tokens, loss_mask, documents = batch
     nats, n = 0.0, 0
     for row in range(len(tokens)):
         for document in np.unique(documents[row]):
@@ -54,13 +54,13 @@ def alone(model: Transformer, batch: corpus.Batch) -> tuple[float, int]:
             inputs = torch.from_numpy(tokens[row, :-1][here])
             with torch.no_grad():
                 log_p = model(inputs[None])[0].double().log_softmax(-1).numpy()
-            counted = scored[row][here]
-            nats -= log_p[np.arange(len(inputs)), tokens[row, 1:][here]][counted].sum()
-            n += int(counted.sum())
+            mask = loss_mask[row][here]
+            nats -= log_p[np.arange(len(inputs)), tokens[row, 1:][here]][mask].sum()
+            n += int(mask.sum())
     return nats, n
 
 
-def test_logits_of_packed_documents_are_those_of_each_alone(family):
+def test_logits_of_packed_documents_equal_those_of_each_alone(family):
     model = make_model(family).double()
     tokens = torch.randint(300, (2, 30), generator=torch.Generator().manual_seed(1))
     lengths = [[7, 1, 22], [12, 18]]
@@ -77,7 +77,7 @@ def test_logits_of_packed_documents_are_those_of_each_alone(family):
         assert (one - model(tokens)).abs().max() <= 1e-9
 
 
-def test_documents_and_a_cache_exclude_each_other():
+def test_documents_and_a_kv_cache_are_mutually_exclusive():
     model = make_model("qwen3")
     cache = KVCache(model.config, 1, device=torch.device("cpu"), dtype=torch.float32)
     documents = torch.zeros(1, 4, dtype=torch.int32)
@@ -85,81 +85,83 @@ def test_documents_and_a_cache_exclude_each_other():
         model(torch.arange(4)[None], cache=cache, documents=documents)
 
 
-def test_only_completions_and_what_ends_them_are_scored_and_a_text_whole():
-    text = corpus.tokenize([(b"ab", b"c"), (b"ab",)], CHAR)
-    assert text.scored.astype(int).tolist() == [0, 0, 1, 1, 1, 1, 1]
-    assert text.scored_bytes == 3
-    everywhere = corpus.tokenize([(b"ab", b"c"), (b"ab",)], CHAR, loss_on="all")
-    assert everywhere.scored is None
-    assert everywhere.scored_bytes == 5
-    assert corpus.tokenize([(b"ab",), (b"c",)], CHAR).scored is None
+def test_loss_mask_covers_completions_with_their_end_and_whole_texts():
+    text = tokenize([(b"ab", b"c"), (b"ab",)], CHAR)
+    assert text.loss_mask.astype(int).tolist() == [0, 0, 1, 1, 1, 1, 1]
+    assert text.target_bytes == 3
+    everywhere = tokenize([(b"ab", b"c"), (b"ab",)], CHAR, loss_on="all")
+    assert everywhere.loss_mask is None
+    assert everywhere.target_bytes == 5
+    assert tokenize([(b"ab",), (b"c",)], CHAR).loss_mask is None
 
 
 def test_every_other_document_sees_the_end_of_text_before_it():
-    (batch,) = store_of([(b"ab", b"c"), (b"b", b"ca")] * 2, 8).held_out_windows(100)
+    (batch,) = make_dataset([(b"ab", b"c"), (b"b", b"ca")] * 2, 8).val_windows(100)
     a, b, c = CHAR.encode(b"abc")
     assert batch.tokens.tolist() == [[END, a, b, c, END, b, c, a, END]] * 2
     assert batch.documents.tolist() == [[0, 0, 0, 0, 1, 2, 2, 2], [0, 0, 0, 0, 1, 1, 1, 1]]
-    assert batch.scored.astype(int).tolist() == [[0, 0, 1, 1, 0, 1, 1, 1]] * 2
+    assert batch.loss_mask.astype(int).tolist() == [[0, 0, 1, 1, 0, 1, 1, 1]] * 2
 
 
-def test_windows_without_a_border_are_left_as_they_are():
-    batches = store_of([(b"abc" * 20,)], 8)
-    inside = [batch for batch in map(batches.batch, range(20)) if END not in batch.tokens[:, :-1]]
+def test_windows_within_a_document_have_no_document_numbers():
+    dataset = make_dataset([(b"abc" * 20,)], 8)
+    inside = [batch for batch in map(dataset.batch, range(20)) if END not in batch.tokens[:, :-1]]
     assert inside
-    assert all(batch.documents is None and batch.scored is None for batch in inside)
+    assert all(batch.documents is None and batch.loss_mask is None for batch in inside)
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=99), st.integers(1, 9))
 @settings(deadline=None)
-def test_each_scored_held_out_token_is_predicted_exactly_once(scored, context_length):
-    held_out = np.arange(10, 10 + len(scored), dtype=np.uint16)
-    store = TokenDataset(
+def test_each_validation_token_in_the_loss_is_predicted_exactly_once(loss_mask, context_length):
+    val = np.arange(10, 10 + len(loss_mask), dtype=np.uint16)
+    dataset = TokenDataset(
         train=np.arange(10, dtype=np.uint16),
-        held_out=held_out,
-        held_out_bytes=1,
+        val=val,
+        val_bytes=1,
         context_length=context_length,
         batch_size=1,
         seed=0,
-        held_out_scored=np.array(scored),
+        val_loss_mask=np.array(loss_mask),
     )
-    batches = list(store.held_out_windows(1 << 20))
-    found = np.concatenate([[0], *(batch.tokens[:, 1:][batch.scored] for batch in batches)])
-    assert found[1:].tolist() == held_out[scored].tolist()
-    assert store.held_out_tokens == sum(scored)
+    batches = list(dataset.val_windows(1 << 20))
+    predicted = np.concatenate([[0], *(batch.tokens[:, 1:][batch.loss_mask] for batch in batches)])
+    assert predicted[1:].tolist() == val[loss_mask].tolist()
+    assert dataset.val_tokens == sum(loss_mask)
 
 
-def test_the_loss_of_packed_windows_is_that_of_their_documents_alone(family):
+def test_loss_of_packed_windows_equals_that_of_unpacked_documents(family):
     model = make_model(family, context_length=12).train()
-    store = store_of(ROWS * 3, 12, batch_size=3)
-    assert store.batch(0).documents is not None
-    nats, n = alone(model, store.batch(0))
-    config = TrainConfig(steps=1, batch_size=3, eval_every=9)
-    step = next(train(model, store, config, TrainState(model, config)))
+    dataset = make_dataset(ROWS * 3, 12, batch_size=3)
+    assert dataset.batch(0).documents is not None
+    nats, n = loss_unpacked(model, dataset.batch(0))
+    config = ResolvedTrainConfig(steps=1, batch_size=3, eval_every=9)
+    step = next(train(model, dataset, config, TrainState(model, config)))
     assert isinstance(step, StepReport)
     assert step.loss == pytest.approx(nats / n, rel=1e-5)
 
 
-def test_bits_per_byte_are_the_completions_own(family):
+def test_bits_per_byte_are_of_the_completions(family):
     model = make_model(family)
-    store = store_of(ROWS, 48)
-    (batch,) = store.held_out_windows(100)
-    nats, n = alone(model, batch)
-    loss, bits, _ = evaluate(LossModule(model), store)
+    dataset = make_dataset(ROWS, 48)
+    (batch,) = dataset.val_windows(100)
+    nats, n = loss_unpacked(model, batch)
+    loss, bits, _ = evaluate(LossModule(model), dataset)
     assert n == 10  # six bytes and four ends
     assert loss == pytest.approx(nats / n, rel=1e-5)
     assert bits == pytest.approx(nats / np.log(2) / 6, rel=1e-5)
 
 
-def test_a_batch_in_which_nothing_is_scored_teaches_nothing():
+def test_batch_without_targets_changes_no_parameter():
     model = make_model("qwen3", context_length=12)
     before = model.to_arrays()
-    store = store_of([(b"ab" * 40, b"c")], 12)
-    unscored = next(step for step in range(9) if not store.batch(step).scored.any())
-    config = TrainConfig(steps=unscored + 1, batch_size=2, weight_decay=0.0, eval_every=99)
+    dataset = make_dataset([(b"ab" * 40, b"c")], 12)
+    without_targets = next(step for step in range(9) if not dataset.batch(step).loss_mask.any())
+    config = ResolvedTrainConfig(
+        steps=without_targets + 1, batch_size=2, weight_decay=0.0, eval_every=99
+    )
     state = TrainState(model, config)
-    state.progress.step = unscored
-    step = next(train(model, store, config, state))
+    state.progress.step = without_targets
+    step = next(train(model, dataset, config, state))
     assert step.loss == 0
     assert all(np.array_equal(before[name], after) for name, after in model.to_arrays().items())
 
@@ -168,7 +170,7 @@ def request(folder, name="model", **overrides: str) -> runs.RunRequest:
     return runs.RunRequest(
         corpus=[str(folder / "rows.jsonl")],
         out=folder / name,
-        family="classic",  # untrained, its attention is already heard
+        family="classic",  # its attention matters before training
         size="tiny",
         train=TrainConfig(steps=4, batch_size=2, val_fraction=0.25, eval_every=2),
         overrides={"d_model": "16", "n_layers": "1", "context_length": "48", "dropout": "0"}
@@ -184,7 +186,7 @@ def rows(tmp_path):
     return tmp_path
 
 
-def test_a_run_on_rows_resumes_exactly(rows):
+def test_resumed_run_on_rows_equals_uninterrupted_run(rows):
     whole = list(runs.start(request(rows, "whole")))
     pauses = iter([False, False, True])
     list(runs.start(request(rows, "paused"), stopped=lambda: next(pauses)))
@@ -200,27 +202,29 @@ def first_loss(request: runs.RunRequest) -> float:
     return next(r.loss for r in runs.start(request) if isinstance(r, StepReport))
 
 
-def test_what_is_scored_is_kept_with_the_run_and_is_the_users_choice(rows):
+def test_loss_on_sets_the_loss_mask_saved_with_the_run(rows):
     losses = [first_loss(request(rows, name, loss_on=name)) for name in ("completion", "all")]
     assert losses[0] != losses[1]
     run, tokens = run_state.load_run(rows / "completion")
-    assert set(tokens) == {"train", "held_out", "train_scored", "held_out_scored"}
+    assert set(tokens) == {"train", "val", "train_loss_mask", "val_loss_mask"}
     assert run["held_out_bytes"] == 10 * 2  # of the answers 31 to 40
-    store = TokenDataset(
-        **tokens, end_of_text=END, held_out_bytes=20, context_length=48, batch_size=2, seed=1337
+    dataset = TokenDataset(
+        **tokens, end_of_text=END, val_bytes=20, context_length=48, batch_size=2, seed=1337
     )
     config = ModelConfig(**run["plan"]["model"])
-    untrained = new_state(config, TrainConfig(**run["plan"]["train"]), torch.device("cpu")).model
-    nats, n = alone(untrained, store.batch(0))
+    untrained = new_state(
+        config, ResolvedTrainConfig.from_dict(run["plan"]["train"]), torch.device("cpu")
+    ).model
+    nats, n = loss_unpacked(untrained, dataset.batch(0))
     assert losses[0] == pytest.approx(nats / n, rel=1e-5)
     run, tokens = run_state.load_run(rows / "all")
-    assert set(tokens) == {"train", "held_out"}
+    assert set(tokens) == {"train", "val"}
     assert run["held_out_bytes"] == 10 * len("after 30 comes 31")
 
 
-def test_rows_without_any_completion_are_refused(tmp_path):
+def test_rows_without_completions_are_an_error(tmp_path):
     lines = [json.dumps({"prompt": f"abc{i}", "completion": ""}) for i in range(40)]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
-    asked = runs.RunRequest(corpus=[str(tmp_path / "rows.jsonl")], out=tmp_path / "model")
-    with pytest.raises(CorpusError, match="no row has a completion"):
-        runs.dry_run(asked)
+    run = runs.RunRequest(corpus=[str(tmp_path / "rows.jsonl")], out=tmp_path / "model")
+    with pytest.raises(CorpusError, match="the corpus has no completions"):
+        runs.dry_run(run)

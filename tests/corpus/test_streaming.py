@@ -1,4 +1,4 @@
-"""A corpus larger than the memory: what is read in parts is what is there at once."""
+"""A corpus larger than RAM: reading it in blocks gives the same result as reading it at once."""
 
 import hashlib
 import io
@@ -14,8 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from support.corpora import tokenize as tokenize_all
 from tgen import corpus
-from tgen.corpus import Corpus, documents, reader, sources, tokenize
+from tgen.corpus import documents, reader, sources, subsample, tokenize
 from tgen.errors import CorpusError
 from tgen.tokenizer import train_char
 
@@ -40,100 +41,154 @@ SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.function_s
 
 @pytest.fixture
 def small(monkeypatch):
-    """Parts of a few bytes, where they are of megabytes."""
+    """Blocks and pieces of a few bytes instead of megabytes."""
     monkeypatch.setattr(reader, "_BLOCK", 16)
-    monkeypatch.setattr(documents, "_READ_WHOLE", 8)
-    monkeypatch.setattr(sources, "_STDIN_IN_MEMORY", 10)
+    monkeypatch.setattr(documents, "_MAX_BYTES_IN_RAM", 8)
+    monkeypatch.setattr(sources, "_STDIN_IN_RAM", 10)
     monkeypatch.setattr(sources, "_BLOCK", 7)
     monkeypatch.setattr(tokenize, "_PIECE", 12)
-    monkeypatch.setattr(tokenize, "_NEAR", 5)
+    monkeypatch.setattr(tokenize, "_SEARCH", 5)
     monkeypatch.setattr(tokenize, "IN_MEMORY", 20)
-    # `corpus.subsample` is the function
-    monkeypatch.setattr(sys.modules["tgen.corpus.subsample"], "_PIECE", 9)
-    monkeypatch.setattr(sys.modules["tgen.corpus.subsample"], "_LINE", 3)
+    monkeypatch.setattr(subsample, "_PIECE", 9)
+    monkeypatch.setattr(subsample, "_LINE", 3)
 
 
-def whole(found):
-    return [tuple(part[:] for part in document) for document in found]
+def whole(documents):
+    return [tuple(part[:] for part in document) for document in documents]
 
 
-def fingerprint(found):
+def size(document):
+    return sum(map(len, document))
+
+
+def fingerprint(documents):
     digest = hashlib.sha256()
-    for document in found:
+    for document in documents:
         for part in document:
             digest.update(len(part).to_bytes(8, "little") + part)
         digest.update(b"\xff" * 8)
     return digest.hexdigest()
 
 
+def plain_split(documents, rows, fraction):
+    """`split_train_val` of a list of documents in RAM."""
+    unique = list(dict.fromkeys(documents))
+    boundary = round(sum(map(size, unique)) * (1 - fraction))
+    train, val, cut = set(), [], []
+    for document in unique:
+        inside, boundary = boundary, boundary - size(document)
+        is_row = documents.index(document) in rows
+        if inside >= size(document) or (is_row and inside >= size(document) / 2):
+            train.add(document)
+        elif not is_row and inside > 0:
+            (text,) = document
+            back = range(inside, max(-1, inside - 4), -1)
+            at = next((i for i in back if text[i] & 0xC0 != 0x80), inside)
+            cut = [(text[:at],)] if at else []
+            val.append((text[at:],))
+        else:
+            val.append(document)
+    kept = [document for document in documents if document in train] + cut
+    n_dropped = len(documents) - len(kept) - len(val) + bool(cut)
+    return [kept, val, bool(cut), n_dropped, sum(map(size, documents)) - sum(map(size, kept + val))]
+
+
+def plain_subsample(documents, max_bytes):
+    """`subsample_documents` of a list of documents in RAM, with the pieces of `small`."""
+    n_bytes, max_size = sum(map(size, documents)), max(1, min(9, max_bytes))
+    if n_bytes <= max_bytes:
+        return documents
+    pieces = []
+    for document in documents:
+        if 0 < size(document) <= max_size or len(document) > 1:
+            pieces.append(document)
+            continue
+        (text,) = document
+        while text:
+            end = len(text) if len(text) <= max_size else text.rfind(b"\n", 0, max_size) + 1
+            if end == 0:
+                end = max_size
+                while end < len(text) and text[end] & 0xC0 == 0x80:
+                    end += 1
+            pieces.append((text[:end],))
+            text = text[end:]
+    taken, n_seen = [], 0
+    for piece in pieces:
+        n_seen += size(piece)
+        if sum(map(size, taken)) + size(piece) <= n_seen * max_bytes / n_bytes:
+            taken.append(piece)
+    return taken or pieces[:1]
+
+
 @pytest.mark.usefixtures("small")
 @given(TEXTS)
 @SETTINGS
-def test_texts_are_found_as_if_the_file_were_in_memory(tmp_path, parts):
+def test_texts_of_a_file_equal_those_of_its_content_split_in_ram(tmp_path, parts):
     data = b"".join(parts)
     (tmp_path / "corpus.txt").write_bytes(data)
-    wanted = [(text,) for text in data.split(b"<|endoftext|>") if text.strip()]
-    if not wanted:
+    expected = [(text,) for text in data.split(b"<|endoftext|>") if text.strip()]
+    if not expected:
         with pytest.raises(CorpusError):
             corpus.read([str(tmp_path / "corpus.txt")])
         return
-    found = corpus.read([str(tmp_path / "corpus.txt")])
-    assert whole(found.documents) == wanted
-    assert whole(found.documents[1:]) == wanted[1:]
-    assert corpus.sizes(found.documents).tolist() == [len(text) for (text,) in wanted]
-    assert found.sha256 == fingerprint(wanted)
-    assert found.n_bytes == sum(len(text) for (text,) in wanted)
+    read = corpus.read([str(tmp_path / "corpus.txt")])
+    assert whole(read.documents) == expected
+    assert whole(read.documents.select(np.arange(1, len(expected)))) == expected[1:]
+    assert read.documents.sizes.tolist() == [len(text) for (text,) in expected]
+    assert read.sha256 == fingerprint(expected)
+    assert read.n_bytes == sum(len(text) for (text,) in expected)
 
 
-def written(path, rows):
-    """The rows as JSON, and as documents."""
-    lines, wanted = [], []
+def write_rows(path, rows):
+    """Write the rows as JSON; return them as documents."""
+    lines, expected = [], []
     for first, second, end in rows:
         row = {"text": first} if second is None else {"prompt": first, "completion": second}
         lines.append(json.dumps(row, ensure_ascii=len(first) % 2 == 0) + end)
         parts = (first,) if second is None else (first, second)
-        wanted.append(tuple(part.encode("utf-8", "surrogatepass") for part in parts))
+        expected.append(tuple(part.encode("utf-8", "surrogatepass") for part in parts))
     path.write_bytes("".join(lines).encode("utf-8", "surrogatepass"))
-    return wanted
+    return expected
 
 
 @pytest.mark.usefixtures("small")
 @given(ROWS, TEXTS, st.floats(0, 0.99), st.integers(1, 60))
 @SETTINGS
-def test_what_lies_on_the_disk_is_split_and_thinned_as_what_is_in_memory(
-    tmp_path, rows, text, fraction, most
+def test_corpus_on_disk_is_split_and_subsampled_as_a_list_in_ram(
+    tmp_path, rows, text, fraction, max_bytes
 ):
     (tmp_path / "a.txt").write_bytes(b"".join(text))
-    wanted = written(tmp_path / "b.jsonl", rows)
+    row_documents = write_rows(tmp_path / "b.jsonl", rows)
     (tmp_path / "c.txt").write_bytes(b"the end\nof it all\n" * 3)
-    found = corpus.read([str(tmp_path / name) for name in ("a.txt", "b.jsonl", "c.txt")])
-    inside = whole(found.documents)
-    n_texts = len(inside) - len(wanted) - 1
-    assert inside[n_texts:-1] == wanted
-    assert found.sha256 == fingerprint(inside)
-    numbers = frozenset(range(n_texts, n_texts + len(wanted)))
-    assert [i in found.rows for i in range(len(inside))] == [
-        i in numbers for i in range(len(inside))
+    read = corpus.read([str(tmp_path / name) for name in ("a.txt", "b.jsonl", "c.txt")])
+    in_ram = whole(read.documents)
+    n_texts = len(in_ram) - len(row_documents) - 1
+    assert in_ram[n_texts:-1] == row_documents
+    assert read.sha256 == fingerprint(in_ram)
+    numbers = np.arange(len(in_ram))
+    is_row = (numbers >= n_texts) & (numbers < n_texts + len(row_documents))
+    assert read.documents.table.is_row(numbers).tolist() == is_row.tolist()
+    split = corpus.split_train_val(read, fraction)
+    expected = plain_split(in_ram, set(np.flatnonzero(is_row).tolist()), fraction)
+    assert [whole(split.train), whole(split.val), *split[2:]] == expected
+    for side in (split.train, split.val):
+        assert side.sizes.tolist() == [*map(size, whole(side))]
+        subsampled = corpus.subsample_documents(side, max_bytes)
+        assert whole(subsampled) == plain_subsample(whole(side), max_bytes)
+    halves = [
+        tokenize_all(train, CHAR, open_end=split.cuts_document)
+        for train in (expected[0], split.train)
     ]
-    here = corpus.train_val_split(Corpus(inside, numbers, []), fraction)
-    there = corpus.train_val_split(found, fraction)
-    assert (whole(there.train), whole(there.held_out)) == (whole(here.train), whole(here.held_out))
-    assert there[2:] == here[2:]
-    for side in (0, 1):
-        assert whole(corpus.subsample(there[side], most)) == whole(
-            corpus.subsample(here[side], most)
-        )
-    halves = [corpus.tokenize(side.train, CHAR, open_end=side.cut) for side in (here, there)]
     assert halves[0].tokens[:].tolist() == halves[1].tokens[:].tolist()
 
 
 @pytest.mark.usefixtures("small")
-def test_long_input_from_a_pipe_goes_through_a_file(monkeypatch):
+def test_long_stdin_goes_through_a_temporary_file(monkeypatch):
     rows = b' \n{"text": "ab"}\n{"prompt": "cd", "completion": "e"}\n'
-    for data, wanted in [(b"some text, longer", [(b"some text, longer",)]), (rows, None)]:
+    for data, expected in [(b"some text, longer", [(b"some text, longer",)]), (rows, None)]:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
-        found = corpus.read(["-"]).documents
-        assert whole(found) == (wanted or [(b"ab",), (b"cd", b"e")])
+        documents = corpus.read(["-"]).documents
+        assert whole(documents) == (expected or [(b"ab",), (b"cd", b"e")])
 
 
 @given(
@@ -143,11 +198,11 @@ def test_long_input_from_a_pipe_goes_through_a_file(monkeypatch):
 )
 @pytest.mark.usefixtures("small")
 @SETTINGS
-def test_pieces_have_the_tokens_of_the_text(tokenizer, words):
+def test_pieces_have_the_tokens_of_the_whole_text(tokenizer, words):
     text = "".join(words).encode()
     lines = b"".join(b"x" + line[:8] + b"\n" for line in text.split(b"\n"))
     whole_tokens = [tokenizer.encode(lines), CHAR.encode(text)]
-    parts = [list(tokenize.pieces(data, 12)) for data in (lines, text)]
+    parts = [list(tokenize.split_text(data, 12)) for data in (lines, text)]
     assert [b"".join(each) for each in parts] == [lines, text]
     assert all(0 < len(piece) <= 12 for each in parts for piece in each)
     assert tokenizer.encode(lines) == [i for piece in parts[0] for i in tokenizer.encode(piece)]
@@ -158,15 +213,15 @@ def test_pieces_have_the_tokens_of_the_text(tokenizer, words):
 @given(st.binary(max_size=100))
 @SETTINGS
 def test_bytes_are_never_lost_between_pieces(tokenizer, data):
-    found = corpus.tokenize([(data,), (data[::-1], b"end")], tokenizer)
-    assert tokenizer.decode(found.tokens[:].tolist()) == data + data[::-1] + b"end"
+    result = tokenize_all([(data,), (data[::-1], b"end")], tokenizer)
+    assert tokenizer.decode(result.tokens[:].tolist()) == data + data[::-1] + b"end"
 
 
-def test_where_lines_do_not_help_a_text_is_cut_at_words_and_then_at_characters():
-    assert list(tokenize.pieces(b"some words here", 8)) == [b"some", b" words", b" here"]
-    assert list(tokenize.pieces("ééé".encode(), 5)) == ["éé".encode(), "é".encode()]
-    assert list(tokenize.pieces("a\n\u3000日\n".encode(), 8)) == [b"a\n", "\u3000日\n".encode()]
-    assert list(tokenize.pieces(b"\x80" * 7, 3)) == [b"\x80" * 3] * 2 + [b"\x80"]
+def test_text_without_lines_is_cut_at_words_and_then_at_characters():
+    assert list(tokenize.split_text(b"some words here", 8)) == [b"some", b" words", b" here"]
+    assert list(tokenize.split_text("ééé".encode(), 5)) == ["éé".encode(), "é".encode()]
+    assert list(tokenize.split_text("a\n\u3000日\n".encode(), 8)) == [b"a\n", "\u3000日\n".encode()]
+    assert list(tokenize.split_text(b"\x80" * 7, 3)) == [b"\x80" * 3] * 2 + [b"\x80"]
 
 
 def change(path, how):
@@ -182,41 +237,45 @@ def change(path, how):
         path.unlink()
 
 
-def read_again(found, steps):
+def finish(read, steps):
     list(steps)
-    found.close()
+    read.close()
 
 
 @pytest.mark.parametrize("name", ["corpus.txt", "rows.jsonl"])
 @pytest.mark.parametrize("how", ["longer", "shorter", "other", "gone"])
-def test_a_corpus_that_changes_between_two_readings_is_refused(tmp_path, how, name):
+def test_corpus_that_changes_between_two_reads_is_an_error(tmp_path, how, name):
     path = tmp_path / name
     rows = [json.dumps({"text": f"some text {i}"}) for i in range(100)]
     path.write_text("\n".join(rows) if name == "rows.jsonl" else "some text\n" * 100)
-    found = corpus.read([str(path)])
+    read = corpus.read([str(path)])
     change(path, how)
-    with pytest.raises(CorpusError, match=r"has changed while it was read|does not exist"):
-        read_again(found, corpus.tokenising(found.documents, CHAR))
+    with pytest.raises(CorpusError, match=r"changed while it was being read|does not exist"):
+        finish(read, corpus.tokenize_documents(read.documents, CHAR))
 
 
 @pytest.mark.usefixtures("small")
-def test_a_corpus_that_changes_while_it_is_tokenised_is_refused(tmp_path):
+def test_corpus_that_changes_while_it_is_tokenized_is_an_error(tmp_path):
     path = tmp_path / "corpus.txt"
     path.write_bytes(b"some text\n" * 100)
     for how in ("longer", "shorter"):
-        found = corpus.read([str(path)])
-        steps = corpus.tokenising(found.documents, CHAR)
+        read = corpus.read([str(path)])
+        steps = corpus.tokenize_documents(read.documents, CHAR)
         assert 0 < next(steps) <= 12
         change(path, how)
-        with pytest.raises(CorpusError, match="has changed while it was read"):
-            read_again(found, steps)
+        with pytest.raises(CorpusError, match="changed while it was being read"):
+            finish(read, steps)
 
 
-def test_memory_does_not_grow_with_the_text(tmp_path, monkeypatch):
-    for module, name in [(reader, "_BLOCK"), (documents, "_READ_WHOLE"), (tokenize, "_PIECE")]:
+def test_memory_use_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
+    for module, name in [
+        (reader, "_BLOCK"),
+        (documents, "_MAX_BYTES_IN_RAM"),
+        (tokenize, "_PIECE"),
+    ]:
         monkeypatch.setattr(module, name, 1 << 16)
     monkeypatch.setattr(tokenize, "IN_MEMORY", 1 << 18)
-    bytes_only = SimpleNamespace(  # the library's own memory is not counted here
+    bytes_only = SimpleNamespace(  # the library's own memory is not counted
         vocab_size=256,
         end_of_text=0,
         encode_array=lambda data, **_: np.frombuffer(data, np.uint8).astype(np.uint32),
@@ -225,22 +284,22 @@ def test_memory_does_not_grow_with_the_text(tmp_path, monkeypatch):
     for n in (40, 400):
         (tmp_path / "long.txt").write_bytes(b"a line of it\n" * 1000 * n)
         tracemalloc.start()
-        found = corpus.read([str(tmp_path / "long.txt")])
-        train, held_out, *_ = corpus.train_val_split(found, 0.1)
-        assert corpus.subsample(train, 1000) is not train
-        kept = corpus.tokenize(train, bytes_only, open_end=True).tokens
-        assert corpus.tokenize(held_out, bytes_only).scored_bytes + len(kept) == 13_000 * n
+        read = corpus.read([str(tmp_path / "long.txt")])
+        train, val, *_ = corpus.split_train_val(read, 0.1)
+        assert corpus.subsample_documents(train, 1000) is not train
+        tokens = tokenize_all(train, bytes_only, open_end=True).tokens
+        assert tokenize_all(val, bytes_only).target_bytes + len(tokens) == 13_000 * n
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] < 2_000_000  # of 5 MB and 10 of tokens
+    assert peaks[1] < 2_000_000  # of 5 MB of text and 10 MB of tokens
 
 
-def test_how_far_tokenising_is_comes_before_the_plan(tmp_path, monkeypatch):
+def test_progress_of_tokenizing_is_reported_before_the_plan(tmp_path, monkeypatch):
     from support.runs import request
     from tgen import runs
     from tgen.reports import PreparingReport
 
-    monkeypatch.setattr("tgen.runs.data._REPORT_EVERY", 0.0)
+    monkeypatch.setattr("tgen.runs.data._REPORT_SECONDS", 0.0)
     monkeypatch.setattr(tokenize, "_PIECE", 500)
     reports = list(runs.start(request(tmp_path)))
     kinds = [type(report) for report in reports]
@@ -253,12 +312,12 @@ def test_how_far_tokenising_is_comes_before_the_plan(tmp_path, monkeypatch):
     assert fractions[-1] == 1.0
 
 
-def test_how_far_it_is_is_shown_now_and_then(monkeypatch, capsys):
+def test_progress_of_tokenizing_is_printed_at_intervals(monkeypatch, capsys):
     from tgen.cli.train.progress import TrainingProgress
     from tgen.reports import PreparingReport
 
     with TrainingProgress(quiet=False, json_lines=False) as view:
-        view.show(PreparingReport(fraction_done=0.1, seconds_left=80))  # too early for a line
-        monkeypatch.setattr(view, "_said", -100.0)
+        view.show(PreparingReport(fraction_done=0.1, seconds_left=80))  # too early
+        monkeypatch.setattr(view, "_last_line", -100.0)
         view.show(PreparingReport(fraction_done=0.34, seconds_left=70))
-    assert capsys.readouterr().err == "tokenising: 34% · 1:10 left\n"
+    assert capsys.readouterr().err == "tokenizing: 34% · 1:10 left\n"

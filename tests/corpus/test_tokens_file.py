@@ -1,4 +1,4 @@
-"""The tokens of a run on the disk: read by position, and never those of another text."""
+"""The tokens of a run on disk: read on demand, and never those of another text."""
 
 import json
 
@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
+from support.corpora import tokenize as tokenize_all
 from support.runs import contents, request, resume
 from tgen import corpus, runs
 from tgen.checkpoint import safetensors_file
@@ -26,13 +27,13 @@ RUN = {"corpus_sha256": "c", "tokenizer_sha256": "t"}
 
 @pytest.fixture
 def on_disk(monkeypatch):
-    """Nothing is short enough for the memory."""
+    """No array is small enough for RAM."""
     monkeypatch.setattr(safetensors_file, "IN_MEMORY", -1)
     monkeypatch.setattr(tokenize, "IN_MEMORY", 50)
     monkeypatch.setattr("tgen.storage.disk_array._BLOCK", 64)
 
 
-def kept(out, arrays):
+def save_and_load(out, arrays):
     (out / "training").mkdir(parents=True, exist_ok=True)
     return state.load_tokens(out, state.save_tokens(out, RUN, arrays))
 
@@ -44,38 +45,36 @@ def kept(out, arrays):
     st.sampled_from([0.0, 0.4]),
 )
 @settings(deadline=None, max_examples=60)
-def test_batches_from_the_disk_are_those_from_memory(
-    tmp_path_factory, tokenizer, rows, context_length, masked, token_split
+def test_batches_from_disk_equal_those_from_memory(
+    tmp_path_factory, tokenizer, rows, context_length, masked, bpe_dropout
 ):
     rows = [(first, b"end" + second) for first, second in rows]
     documents = rows if masked else [(first + second,) for first, second in rows]
-    sides = [corpus.tokenize(part, tokenizer) for part in (documents[:-1], documents[-1:])]
-    arrays = corpus.arrays(*sides)
-    known = dict(
-        held_out_bytes=1,
+    sides = [tokenize_all(part, tokenizer) for part in (documents[:-1], documents[-1:])]
+    arrays = corpus.token_arrays(*sides)
+    options = dict(
+        val_bytes=1,
         context_length=min(context_length, len(arrays["train"]) - 1),
         batch_size=3,
         seed=5,
         end_of_text=tokenizer.end_of_text,
         merge_pairs=tokenizer.merge_pairs,
     )
-    memory = TokenDataset(**arrays, **known)
+    memory = TokenDataset(**arrays, **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(safetensors_file, "IN_MEMORY", -1)
         patch.setattr("tgen.storage.disk_array._BLOCK", 64)
-        found = kept(tmp_path_factory.mktemp("run"), arrays)
-        assert all(isinstance(array, DiskArray) for array in found.values())
-        disk = TokenDataset(**found, **known)
-        assert (disk.train_tokens, disk.held_out_tokens) == (
-            memory.train_tokens,
-            memory.held_out_tokens,
-        )
+        loaded = save_and_load(tmp_path_factory.mktemp("run"), arrays)
+        assert all(isinstance(array, DiskArray) for array in loaded.values())
+        disk = TokenDataset(**loaded, **options)
+        assert disk.train_tokens == memory.train_tokens
+        assert disk.val_tokens == memory.val_tokens
         pairs = [
             *(
-                (s.batch(step, token_split=token_split) for s in (memory, disk))
+                (d.batch(step, bpe_dropout=bpe_dropout) for d in (memory, disk))
                 for step in range(4)
             ),
-            *zip(memory.held_out_windows(40), disk.held_out_windows(40), strict=True),
+            *zip(memory.val_windows(40), disk.val_windows(40), strict=True),
             *zip(memory.train_windows(40), disk.train_windows(40), strict=True),
         ]
         for here, there in pairs:
@@ -85,20 +84,20 @@ def test_batches_from_the_disk_are_those_from_memory(
 
 
 @pytest.mark.usefixtures("on_disk")
-def test_the_library_reads_the_file(tmp_path):
-    text = corpus.tokenize([(b"ab", b"c" * 90), (b"a", b"b")], CHAR)
+def test_safetensors_library_reads_the_file(tmp_path):
+    text = tokenize_all([(b"ab", b"c" * 90), (b"a", b"b")], CHAR)
     assert isinstance(text.tokens, DiskArray)
-    assert isinstance(text.scored, DiskArray)
-    arrays = corpus.arrays(text, corpus.tokenize([(b"cab",)], CHAR))
-    found = kept(tmp_path, arrays)
-    theirs = load_file(tmp_path / "training" / "tokens.safetensors")
-    assert set(theirs) == set(found) == {"train", "train_scored", "held_out"}
-    for name, array in theirs.items():
-        assert array.tolist() == found[name][:].tolist() == arrays[name][:].tolist()
+    assert isinstance(text.loss_mask, DiskArray)
+    arrays = corpus.token_arrays(text, tokenize_all([(b"cab",)], CHAR))
+    loaded = save_and_load(tmp_path, arrays)
+    expected = load_file(tmp_path / "training" / "tokens.safetensors")
+    assert set(expected) == set(loaded) == {"train", "train_loss_mask", "val"}
+    for name, array in expected.items():
+        assert array.tolist() == loaded[name][:].tolist() == arrays[name][:].tolist()
         assert array.dtype == arrays[name].dtype
 
 
-def test_a_run_that_reads_from_the_disk_is_the_same_run(tmp_path, monkeypatch):
+def test_run_that_reads_tokens_from_disk_equals_run_from_memory(tmp_path, monkeypatch):
     list(runs.start(request(tmp_path, "memory", overrides={"loss_on": "all"})))
     monkeypatch.setattr(safetensors_file, "IN_MEMORY", -1)
     monkeypatch.setattr(tokenize, "IN_MEMORY", 50)
@@ -108,20 +107,28 @@ def test_a_run_that_reads_from_the_disk_is_the_same_run(tmp_path, monkeypatch):
 
 @pytest.fixture
 def paused(tmp_path):
-    """A run that was stopped after its sixth step."""
+    """A run that was interrupted after step 6."""
     stops = iter([False] * 6 + [True])
     list(runs.start(request(tmp_path), stopped=lambda: next(stops)))
     return tmp_path / "model"
 
 
-def flip(path):
+def write_old_names(out):
+    """Write the tokens as tgen 0.1 did."""
+    run, described = state.load_record(out)
+    tokens = corpus.to_old_names(state.load_tokens(out, described))
+    assert set(tokens) == {"train", "held_out"}
+    state.save_record(out, run, state.save_tokens(out, run, tokens))
+
+
+def flip_last_bit(path):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
 
 
 DAMAGES = {
-    "a bit": flip,
+    "a bit": flip_last_bit,
     "cut": lambda path: path.write_bytes(path.read_bytes()[:-10]),
     "empty": lambda path: path.write_bytes(b""),
     "gone": lambda path: path.unlink(),
@@ -129,11 +136,16 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_tokens_are_refused_and_made_anew_from_the_same_corpus(tmp_path, paused, damage):
+@pytest.mark.parametrize("old_names", [False, True])
+def test_damaged_tokens_are_an_error_and_recreated_from_the_same_corpus(
+    tmp_path, paused, damage, old_names
+):
+    if old_names:
+        write_old_names(paused)
     path = paused / "training" / "tokens.safetensors"
     good = path.read_bytes()
     DAMAGES[damage](path)
-    with pytest.raises(TrainingError, match=r"tokens\.safetensors are"):
+    with pytest.raises(TrainingError, match=r"tokens\.safetensors is (missing|damaged)"):
         list(resume(paused, threads=1))
     done = list(resume(paused, corpus=[str(tmp_path / "corpus.txt")], threads=1))[-1]
     assert isinstance(done, DoneReport)
@@ -144,7 +156,7 @@ def test_damaged_tokens_are_refused_and_made_anew_from_the_same_corpus(tmp_path,
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
-def test_tokens_of_another_text_are_never_used(tmp_path, paused):
+def test_tokens_of_another_corpus_are_never_used(tmp_path, paused):
     (tmp_path / "other.txt").write_bytes((tmp_path / "corpus.txt").read_bytes().swapcase())
     other = request(tmp_path, "other", corpus=[str(tmp_path / "other.txt")])
     list(runs.start(other))
@@ -152,20 +164,20 @@ def test_tokens_of_another_text_are_never_used(tmp_path, paused):
         paused / "training" / "tokens.safetensors",
         (tmp_path / "other" / "training" / "tokens.safetensors").read_bytes(),
     )
-    with pytest.raises(TrainingError, match="are damaged, or of another run"):
+    with pytest.raises(TrainingError, match="is damaged or belongs to another run"):
         list(resume(paused, threads=1))
     with pytest.raises(TrainingError, match="the corpus has changed"):
         list(resume(paused, corpus=[str(tmp_path / "other.txt")], threads=1))
 
 
-def test_another_tokenizer_is_refused(paused):
+def test_resuming_with_another_tokenizer_is_an_error(paused):
     path = paused / "training" / "tokenizer.json"
     path.write_bytes(path.read_bytes() + b"\n")
     with pytest.raises(TrainingError, match=r"tokenizer\.json has changed"):
         list(resume(paused, threads=1))
 
 
-def test_a_run_of_a_version_without_these_records_goes_on(paused):
+def test_run_of_a_version_without_these_records_resumes(paused):
     path = paused / "training" / "run.json"
     run = json.loads(path.read_text())
     for name in ("tokens", "tokenizer_sha256", "read_bytes"):
@@ -175,17 +187,17 @@ def test_a_run_of_a_version_without_these_records_goes_on(paused):
 
 
 @pytest.mark.usefixtures("on_disk")
-def test_a_file_that_shrinks_under_a_run_is_an_error(tmp_path):
-    arrays = corpus.arrays(corpus.tokenize([(b"abc" * 40,)], CHAR), corpus.tokenize([], CHAR))
-    found = kept(tmp_path, arrays)
+def test_tokens_file_truncated_during_a_run_is_an_error(tmp_path):
+    arrays = corpus.token_arrays(tokenize_all([(b"abc" * 40,)], CHAR), tokenize_all([], CHAR))
+    loaded = save_and_load(tmp_path, arrays)
     path = tmp_path / "training" / "tokens.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(TgenError, match="have become fewer"):
-        found["train"][:]
+    with pytest.raises(TgenError, match="became shorter while it was read"):
+        loaded["train"][:]
 
 
 @pytest.mark.usefixtures("on_disk")
-def test_a_dry_run_writes_nothing_but_leaves_nothing_out(tmp_path):
+def test_dry_run_tokenizes_everything_and_writes_nothing(tmp_path):
     plan = runs.dry_run(request(tmp_path, train=TrainConfig(steps=3)))
     assert plan.train_tokens > 100
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]

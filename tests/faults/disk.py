@@ -170,8 +170,8 @@ def _sitting(wanted: RunRequest, picks: _PICKS, error: OSError | None, say: Any)
 def _newest(out: Path) -> int:
     if not (state.folder(out) / "run.json").exists():
         return -1
-    saved = state.load_state(out, run=state.load_run(out)[0]["run_id"])
-    return -1 if saved is None or saved.set_aside else int(saved.progress["step"])
+    saved = state.load_state(out, run_id=state.load_run(out)[0]["run_id"])
+    return -1 if saved is None or saved.damaged else int(saved.progress["step"])
 
 
 def _never(i: int, name: str) -> bool:

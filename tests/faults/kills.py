@@ -70,7 +70,7 @@ class Scenario:
                     if (tiny.said_of(report) or "").endswith("best"):
                         say(f"best {tiny.digest(whole.out / model_dir.WEIGHTS)}")
                     elif isinstance(report, RollbackReport):
-                        say(f"back {report.left_step} {report.step}")
+                        say(f"back {report.from_step} {report.step}")
             say(f"calls {len(counting.names)}")
 
         for what, *values in map(str.split, tiny.forked(alone).said):
@@ -110,8 +110,8 @@ class Scenario:
         """What is on disk, less than was reported."""
         if newest < 0:
             return ""
-        saved = state.load_state(out, run=state.load_run(out)[0]["run_id"])
-        if saved is None or saved.set_aside:
+        saved = state.load_state(out, run_id=state.load_run(out)[0]["run_id"])
+        if saved is None or saved.damaged:
             return f"lost: no whole state, {newest} was reported"
         if saved.progress["step"] < self.goes_back.get(newest, newest):
             return f"lost: state {saved.progress['step']}, {newest} was reported"

@@ -25,8 +25,8 @@ CHOICES: dict[str, list[Any]] = {
     "optimizer": ["muon", "adamw"],
     "accumulation": [1, 2, 3],
     "dropout": [0, 0.1, 0.5],
-    "token_split": [0, 0.3],
-    "split_in_decay": ["false", "true"],
+    "bpe_dropout": [0, 0.3],
+    "bpe_dropout_in_decay": ["false", "true"],
     "warmup_steps": [0, 2, 8],
     "decay_fraction": [0, 0.3, 0.9],
     "eval_every": [1, 2, 3, 7],
@@ -78,7 +78,7 @@ def one(
     def request(name: str) -> RunRequest:
         shutil.rmtree(folder / name, ignore_errors=True)
         wanted = tiny.request(folder, folder / name, steps=_STEPS, batch_size=3, **settings)
-        bpe = {"tokenizer": "bpe", "vocab_size": 280} if settings["token_split"] else {}
+        bpe = {"tokenizer": "bpe", "vocab_size": 280} if settings["bpe_dropout"] else {}
         return replace(wanted, train=replace(wanted.train, **kept), **bpe)
 
     whole, parts = request("whole"), request("parts")

@@ -153,7 +153,7 @@ def second(folder: Path) -> list[str]:
         process.send_signal(number)
     _, said = process.communicate()
     assert said is not None
-    saved = state.load_state(folder / "twice", run=_run(folder / "twice"))
+    saved = state.load_state(folder / "twice", run_id=_run(folder / "twice"))
     if process.returncode == 128 + signal.SIGTERM and saved and b"saved" not in said:
         return []
     return [f"a second signal: status {process.returncode}: {said.decode()}"]

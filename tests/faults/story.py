@@ -15,9 +15,9 @@ from tgen.checkpoint.hf import tensor_names
 from tgen.config import ModelConfig
 from tgen.errors import TgenError
 from tgen.reports import RollbackReport
+from tgen.runs.checkpoint_saver import CheckpointSaver, ModelWeights
 from tgen.runs.storage import log as run_log
 from tgen.runs.storage import state
-from tgen.runs.storage.pending_save import PendingSave, Weights
 from tgen.storage import files, locks
 from tgen.tokenizer import Tokenizer, train_char
 
@@ -40,21 +40,21 @@ def tell(out: Path, say: Callable[[Said], None]) -> None:
     with locks.lock(state.folder(out) / "LOCK"):
         said = _begin(out, "a", Said(), say)
         with run_log.RunLog(out) as log:
-            pending = PendingSave(out, log, run="a", made_by={}, keep=2)
+            saver = CheckpointSaver(out, log, run_id="a", environment={}, keep=2)
             for step, weights in ((5, 1), (10, 2), (15, 0), (20, 3)):
-                said = _save(pending, replace(said, step=step, notes=0), weights, say)
+                said = _save(saver, replace(said, step=step, notes=0), weights, say)
             say(said := replace(said, step=10, lines=2))  # from now on no more is promised
-            pending.go_back(10)
+            saver.roll_back(10)
             log.add(_report(10))
             log.flush()
             state.save_progress(out, _progress("a", 10, 1))
             say(said := replace(said, notes=1, lines=3))
-            said = _save(pending, replace(said, step=15, notes=0), 0, say)
+            said = _save(saver, replace(said, step=15, notes=0), 0, say)
         say(said := replace(said, run="", step=0, lines=0))
         said = _begin(out, "b", said, say)
         with run_log.RunLog(out) as log:
-            pending = PendingSave(out, log, run="b", made_by={}, keep=2)
-            _save(pending, replace(said, step=5), 4, say)  # of another shape
+            saver = CheckpointSaver(out, log, run_id="b", environment={}, keep=2)
+            _save(saver, replace(said, step=5), 4, say)  # of another shape
 
 
 def check(out: Path, said: Said) -> str:
@@ -67,25 +67,25 @@ def check(out: Path, said: Said) -> str:
 
 def _begin(out: Path, run: str, said: Said, say: Callable[[Said], None]) -> Said:
     made_from = {"corpus_sha256": run, "tokenizer_sha256": run}
-    state.begin(
+    state.create_run(
         out,
         {"run_id": run, **made_from},
         _tokens(run),
         tokenizer=_tokenizer(run).json,
         progress=_progress(run, 0, 0),
         arrays=_arrays(run, 0),
-        made_by={},
+        environment={},
     )
     say(said := replace(said, run=run))
     return said
 
 
-def _save(pending: PendingSave, said: Said, weights: int, say: Callable[[Said], None]) -> Said:
+def _save(saver: CheckpointSaver, said: Said, weights: int, say: Callable[[Said], None]) -> Said:
     run, step = said.run, said.step
-    pending.log.add(_report(step))
-    if weights:
-        pending.weights = Weights(_config(weights), _tokenizer(run), _weights(weights))
-    pending.save(_progress(run, step, 0), _arrays(run, step))
+    saver.log.add(_report(step))
+    model = ModelWeights(_config(weights), _tokenizer(run), _weights(weights)) if weights else None
+    failures = list(saver.save(_progress(run, step, 0), _arrays(run, step), model))
+    assert not failures, failures
     say(said := replace(said, weights=weights or said.weights, lines=said.lines + 1))
     return said
 
@@ -110,7 +110,7 @@ def _run_problem(out: Path, said: Said) -> str:
         return f"other tokens though {said}"
     if not said.run:
         return ""
-    saved = state.load_state(out, run=run)
+    saved = state.load_state(out, run_id=run)
     if saved is None:
         return f"no state though {said}"
     step, notes = saved.progress["step"], saved.progress["notes"]
@@ -136,14 +136,16 @@ def _model_problem(out: Path, said: Said) -> str:
         raise
     for number in range(said.weights or 1, 5):
         if found.config == _config(number) and _same(found.arrays, _weights(number)):
-            rest = model_dir.descriptions(_config(number), _tokenizer("b" if number == 4 else "a"))
+            rest = model_dir.build_metadata_files(
+                _config(number), _tokenizer("b" if number == 4 else "a")
+            )
             mixed = [name for name in rest if files.read(out / name) != rest[name]]
             return f"another model's {', '.join(mixed)} though {said}" if mixed else ""
     return f"weights that never were, or older ones, though {said}"
 
 
 def _report(step: int) -> RollbackReport:
-    return RollbackReport(step=step, left_step=step, reason="r" * 40, rate_scale=1.0)
+    return RollbackReport(step=step, from_step=step, reason="r" * 40, learning_rate_scale=1.0)
 
 
 def _progress(run: str, step: int, notes: int) -> dict[str, Any]:
@@ -177,14 +179,14 @@ def _weights(number: int) -> Arrays:
         for name, shape in zip(row.theirs, row.shapes, strict=True)
     ]
     theirs = {name: draws.random(shape, np.float32) for name, shape in shapes}
-    return tensor_names.from_layout(_config(number), theirs)
+    return tensor_names.from_hf_arrays(_config(number), theirs)
 
 
 @cache
 def _tokenizer(run: str) -> Tokenizer:
     if run == "a":
         return train_char([b"the text of run a"])
-    return Tokenizer(train_char([b"another: of b"]).json, ends=[1])  # so that all files differ
+    return Tokenizer(train_char([b"another: of b"]).json, end_ids=[1])  # so that all files differ
 
 
 def _same(found: Arrays, wanted: Any) -> bool:

@@ -29,7 +29,7 @@ from tgen.storage import files
 
 SKIPPED = 77  # the exit status of a script that cannot show anything here
 TEXT = b"The king said: what is this? 'Tis more.\n\nWhat is a crown?\n" * 12
-TRAINED = ("StepReport", "EvalReport", "SampleReport", "BackReport")
+TRAINED = ("StepReport", "EvalReport", "SampleReport", "RollbackReport")
 _CLOCK = ("seconds", "tokens_per_second", "fraction_done")
 
 
@@ -59,16 +59,18 @@ def get_ready(*, cheap: bool = True) -> None:
     """Imports torch, and makes what is beside the point cheap."""
     import torch
 
-    from tgen.runs import checkpoint_saver, final_report, prepare, session
+    from tgen.runs import checkpoint_saver, final_report, prepare, session, trainer
 
     assert session
     torch.set_num_threads(1)
     if cheap:
-        final_report._SAMPLE_TOKENS = final_report._ROWS = final_report._TOKENS = 2
+        final_report._SAMPLE_TOKENS = final_report._MEMORIZATION_SAMPLES = (
+            final_report._MEMORIZATION_TOKENS
+        ) = 2
         prepare._baselines = lambda *_: {}
         prepare.measure_speed = lambda *_, **__: 1e9
-        checkpoint_saver._LONGEST_WAIT = 0.0  # tries again at every step
-        checkpoint_saver._LAST_WAITS = (0.0, 0.0, 0.0)
+        checkpoint_saver._MAX_RETRY_SECONDS = 0.0  # tries again at every step
+        trainer._FINAL_RETRY_SECONDS = (0.0, 0.0, 0.0)
 
 
 def request(folder: Path, out: Path, *, steps: int = 8, **overrides: Any) -> RunRequest:
@@ -146,9 +148,9 @@ def said_of(report: RunReport) -> str | None:
 
 def kept(out: Path) -> dict[str, str]:
     """Hashes of what a finished run leaves, but for the time of day: model, newest state, log."""
-    saved = state.load_state(out, run=state.load_run(out)[0]["run_id"])
+    saved = state.load_state(out, run_id=state.load_run(out)[0]["run_id"])
     assert saved
-    assert not saved.set_aside, saved.set_aside
+    assert not saved.damaged, saved.damaged
     found = {path.name: digest(path) for path in out.iterdir() if path.is_file()}
     found = {name: sha256 for name, sha256 in found.items() if not name.startswith(files.TEMPORARY)}
     for name, array in saved.arrays.items():

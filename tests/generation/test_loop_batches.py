@@ -1,4 +1,4 @@
-"""Many texts at once: each is what it would be alone, whenever it began and beside whomever."""
+"""Continuous batching: a text is the same in any batch and whenever it starts."""
 
 import base64
 import json
@@ -15,7 +15,7 @@ from tgen.api import load
 from tgen.config import SamplingConfig
 from tgen.engine.cpu.engine import CpuEngine
 from tgen.engine.torch_engine import TorchEngine
-from tgen.generation.loop import generate_rows
+from tgen.generation.loop import generate_requests
 from tgen.generation.ngram_drafter import NgramDrafter
 from tgen.generation.sequence import Request
 from tgen.generation.token_bytes import Vocabulary
@@ -29,85 +29,89 @@ KINDS = [
 ]
 
 
-def requests(n):
-    """Prompts that begin alike or not, some too long, each with settings of its own."""
+def make_requests(n):
+    """Requests with or without a shared prefix, some too long, with different settings."""
     random = np.random.default_rng(0)
-    made = []
+    requests = []
     for i in range(n):
         prompt = [1, 2, 3, *random.integers(0, 5, i % 4)] if i % 5 else list(range(60))
         sampling = KINDS[0 if i % 5 == 0 else i % 4]
-        made.append(
+        requests.append(
             Request(prompt, replace(sampling, max_new_tokens=int(random.integers(1, 70)), seed=i))
         )
-    return made
+    return requests
 
 
-def written(engine, asked, *, n_rows, late=False, **how):
-    """Ids of every request; `late`: there is a new one only now and then."""
-    waiting, turn = list(asked), [0]
+def run(engine, requests, *, batch_size, late=False, **options):
+    """Return (id, text, finish) per token of each request; `late`: requests arrive now and then."""
+    waiting, turn = list(requests), [0]
 
-    def give(wait):
+    def source(wait):
         turn[0] += 1
         if not waiting or (late and not wait and turn[0] % 7):
             return None
         return waiting.pop(0)
 
-    out = [[] for _ in asked]
+    out = [[] for _ in requests]
     vocabulary = Vocabulary(TOKENS, ends=[9])
-    for token in generate_rows(engine, give, n_rows=n_rows, vocabulary=vocabulary, **how):
-        assert not out[token.row] or not out[token.row][-1].last
-        out[token.row].append(token)
+    for token in generate_requests(
+        engine, source, batch_size=batch_size, vocabulary=vocabulary, **options
+    ):
+        assert not out[token.sequence] or not out[token.sequence][-1].last
+        out[token.sequence].append(token)
     assert all(tokens[-1].last for tokens in out)
     return [[(token.id, token.text, token.finish) for token in tokens] for tokens in out]
 
 
-@pytest.mark.parametrize("on_kernels", [True, False])
-def test_a_text_is_the_same_at_any_batch_size_and_whenever_it_began(family, on_kernels):
+@pytest.mark.parametrize("kernels", [True, False])
+def test_text_is_the_same_at_any_batch_size_and_start_time(family, kernels):
     model = make_model(family)
-    if on_kernels:
+    if kernels:
         engine = CpuEngine(model.config, model.to_arrays(), n_threads=2)
     else:
         engine = TorchEngine(model.double())
-    asked = requests(20)
-    alone = [written(engine, [request], n_rows=1)[0] for request in asked]
-    for n_rows in (1, 3, 32):
-        assert written(engine, asked, n_rows=n_rows) == alone
-        assert written(engine, asked, n_rows=n_rows, late=True) == alone
-    assert written(engine, asked, n_rows=4, late=True, drafts=NgramDrafter({}, 300)) == alone
-    assert written(engine, asked, n_rows=4, kv_cache=False) == alone
+    requests = make_requests(20)
+    alone = [run(engine, [request], batch_size=1)[0] for request in requests]
+    for batch_size in (1, 3, 32):
+        assert run(engine, requests, batch_size=batch_size) == alone
+        assert run(engine, requests, batch_size=batch_size, late=True) == alone
+    assert run(engine, requests, batch_size=4, late=True, drafts=NgramDrafter({}, 300)) == alone
+    assert run(engine, requests, batch_size=4, kv_cache=False) == alone
 
 
-def test_samples_share_the_prompts_computation():
-    engine, taken = TorchEngine(make_model("qwen3").double()), []
+def test_samples_share_the_prefill():
+    engine, calls = TorchEngine(make_model("qwen3").double()), []
     extend = engine.extend
-    engine.extend = lambda rows, **how: taken.append(rows) or extend(rows, **how)
+    engine.extend = lambda rows, **how: calls.append(rows) or extend(rows, **how)
     prompts = [[1, 2, 3, 4], [1, 2, 7]]
     sampling = SamplingConfig(max_new_tokens=5, top_k=0)
-    asked = [Request(prompts[i // 3], replace(sampling, seed=i)) for i in range(6)]
-    together = written(engine, asked, n_rows=6)
-    assert taken[0] == [[1, 2]]  # what all prompts share
-    assert taken[1] == [[3, 4], [7]]  # and the rest of each, once
-    assert all(len(rows) == 6 for rows in taken[2:])
-    assert together == [written(engine, [request], n_rows=1)[0] for request in asked]
-    taken.clear()  # a row that comes later takes what a row under way has computed
+    requests = [Request(prompts[i // 3], replace(sampling, seed=i)) for i in range(6)]
+    batched = run(engine, requests, batch_size=6)
+    assert calls[0] == [[1, 2]]  # the shared prefix
+    assert calls[1] == [[3, 4], [7]]  # then the rest of each, once
+    assert all(len(rows) == 6 for rows in calls[2:])
+    assert batched == [run(engine, [request], batch_size=1)[0] for request in requests]
+    calls.clear()  # a late request reuses the prefix of an active sequence
     longer = Request([1, 2, 3, 4], replace(sampling, max_new_tokens=30))
-    written(engine, [longer, longer._replace(prompt=[1, 2, 3, 9])], n_rows=2, late=True)
-    assert [9] in [rows[-1] for rows in taken]
+    run(engine, [longer, longer._replace(prompt=[1, 2, 3, 9])], batch_size=2, late=True)
+    assert [9] in [rows[-1] for rows in calls]
 
 
-def test_a_text_that_cannot_go_on_ends_and_the_others_do_not():
+def test_sequence_without_allowed_tokens_ends_alone():
     engine = TorchEngine(make_model("gpt2"))
     letters = [bytes([97 + i]) for i in range(26)]
     stuck = Request([1, 2], SamplingConfig(ban=letters, require=["1"], max_new_tokens=5))
     free = Request([1, 2], SamplingConfig(max_new_tokens=5))
-    rows = iter([stuck, free])
+    requests = iter([stuck, free])
     vocabulary = Vocabulary(TOKENS, ends=[9])
     tokens = list(
-        generate_rows(engine, lambda _: next(rows, None), n_rows=2, vocabulary=vocabulary)
+        generate_requests(
+            engine, lambda _: next(requests, None), batch_size=2, vocabulary=vocabulary
+        )
     )
-    (ended,) = [token for token in tokens if token.row == 0]
+    (ended,) = [token for token in tokens if token.sequence == 0]
     assert (ended.id, ended.text, ended.finish, ended.complete) == (9, b"", "stop", False)
-    assert [token.complete for token in tokens if token.row == 1][-1]
+    assert [token.complete for token in tokens if token.sequence == 1][-1]
 
 
 def objects(result):
@@ -118,7 +122,7 @@ def written_bytes(one):
     return base64.b64decode(one["bytes"]) if "bytes" in one else one["text"].encode()
 
 
-def test_rows_of_the_command_are_those_of_single_commands(trained):
+def test_input_rows_equal_single_commands(trained):
     rows = [
         {"prompt": "What", "id": "first"},
         {"prompt": "The king", "temperature": 0, "max-new-tokens": 4},
@@ -127,35 +131,35 @@ def test_rows_of_the_command_are_those_of_single_commands(trained):
         {"prompt_bytes": "/w==", "bias": {"t": 5}, "samplers": "top_k,temperature"},
     ]
     lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    given = ["generate", "-m", trained, "-n", 9, "-q", "--jsonl"]
+    command = ["generate", "-m", trained, "-n", 9, "-q", "--jsonl"]
     results = [
-        tgen(*given, "--seed", 3, "--input", "-", "--batch-size", size, stdin=lines)
+        tgen(*command, "--seed", 3, "--input", "-", "--batch-size", size, stdin=lines)
         for size in (1, 32)
     ]
     assert [result.returncode for result in results] == [0, 0]
-    found, other = map(objects, results)
-    for one, two in zip(found, other, strict=True):
+    records, other = map(objects, results)
+    for one, two in zip(records, other, strict=True):
         assert one | {"seconds": 0} == two | {"seconds": 0}
-    assert [one["row"] for one in found] == [0, 1, 2, 3, 3, 4]
-    assert [one["sample"] for one in found] == [0, 0, 0, 0, 1, 0]
-    assert found[0]["id"] == "first"
-    assert found[2]["text"].startswith("is")
-    assert len(found[3]["likeliest"][0]) == 2
+    assert [one["row"] for one in records] == [0, 1, 2, 3, 3, 4]
+    assert [one["sample"] for one in records] == [0, 0, 0, 0, 1, 0]
+    assert records[0]["id"] == "first"
+    assert records[2]["text"].startswith("is")
+    assert len(records[3]["likeliest"][0]) == 2
     for row, options in [(0, ["-p", "What"]), (1, ["-p", "The king", "-t", 0, "-n", 4])]:
-        (single,) = objects(tgen(*given, *options, "--seed", found[row]["seed"]))
-        assert single["tokens"] == found[row]["tokens"]
-        assert single["text"] == found[row]["text"]
+        (single,) = objects(tgen(*command, *options, "--seed", records[row]["seed"]))
+        assert single["tokens"] == records[row]["tokens"]
+        assert single["text"] == records[row]["text"]
 
 
-def test_every_sample_of_every_row_has_a_seed_of_its_own(trained):
+def test_every_sample_of_every_row_has_its_own_seed(trained):
     lines = b'{"prompt": "What", "n": 3}\n' * 8
-    given = ["generate", "-m", trained, "--input", "/dev/stdin", "--jsonl", "--samples", 8, "-q"]
-    found = objects(tgen(*given, "--seed", 2, stdin=lines))
-    assert len({one["seed"] for one in found}) == len(found) == 64
-    assert {len(one["tokens"]) for one in found} <= {1, 2, 3}
+    command = ["generate", "-m", trained, "--input", "/dev/stdin", "--jsonl", "--samples", 8, "-q"]
+    records = objects(tgen(*command, "--seed", 2, stdin=lines))
+    assert len({one["seed"] for one in records}) == len(records) == 64
+    assert {len(one["tokens"]) for one in records} <= {1, 2, 3}
 
 
-def test_bad_rows_become_errors_and_the_rest_go_on(trained):
+def test_invalid_rows_become_errors_and_the_rest_continue(trained):
     lines = [
         b'{"prompt": "a"}',
         b"{nonsense",
@@ -178,31 +182,31 @@ def test_bad_rows_become_errors_and_the_rest_go_on(trained):
         b'{"prompt": "a", "top_k": 1, "top-k": 2}',
         b'{"prompt": "b"}',
     ]
-    given = ["generate", "-m", trained, "-n", 2, "--input", "-", "--jsonl"]
-    result = tgen(*given, stdin=b"\n".join(lines))
-    found = objects(result)
+    command = ["generate", "-m", trained, "-n", 2, "--input", "-", "--jsonl"]
+    result = tgen(*command, stdin=b"\n".join(lines))
+    records = objects(result)
     assert result.returncode == 1
-    assert [one["line"] for one in found] == [1, 2, 3, 4, *range(6, 21)]
-    assert ["error" in one for one in found] == [False, *[True] * 17, False]
-    assert all(one["error"]["message"] and one["error"]["hint"] for one in found[1:-1])
-    assert "did you mean temperature" in found[6]["error"]["hint"]
+    assert [one["line"] for one in records] == [1, 2, 3, 4, *range(6, 21)]
+    assert ["error" in one for one in records] == [False, *[True] * 17, False]
+    assert all(one["error"]["message"] and one["error"]["hint"] for one in records[1:-1])
+    assert "did you mean temperature" in records[6]["error"]["hint"]
     assert result.stderr.count(b"error: line ") == 17
     assert b"Traceback" not in result.stderr
 
 
-def test_lines_of_text_are_prompts(trained):
-    given = ["generate", "-m", trained, "-n", 3, "-q", "--seed", 1]
+def test_text_lines_are_prompts(trained):
+    command = ["generate", "-m", trained, "-n", 3, "-q", "--seed", 1]
     lines = b"What is\r\n\n\xff\xfe{\nlast"
-    found = objects(tgen(*given, "--input", "-", "--jsonl", stdin=lines))
-    assert [one["prompt_tokens"] for one in found][1] == 1  # where documents start
-    assert "prompt_bytes" in found[2]
-    plain = tgen(*given, "--input", "-", stdin=lines)
-    assert plain.stdout == b"".join(written_bytes(one) + b"\n" for one in found)
-    samples = tgen(*given, "-p", "What is", "--samples", 3)
-    assert samples.stdout.startswith(written_bytes(found[0]) + b"\n")
+    records = objects(tgen(*command, "--input", "-", "--jsonl", stdin=lines))
+    assert [one["prompt_tokens"] for one in records][1] == 1  # the start token
+    assert "prompt_bytes" in records[2]
+    plain = tgen(*command, "--input", "-", stdin=lines)
+    assert plain.stdout == b"".join(written_bytes(one) + b"\n" for one in records)
+    samples = tgen(*command, "-p", "What is", "--samples", 3)
+    assert samples.stdout.startswith(written_bytes(records[0]) + b"\n")
 
 
-def test_a_row_comes_out_before_the_next_goes_in(trained):
+def test_row_is_written_before_the_next_is_read(trained):
     command = [sys.executable, "-m", "tgen", "generate", "-m", str(trained), "-q", "-n", "2"]
     with subprocess.Popen(
         [*command, "--input", "-", "--jsonl"],
@@ -210,7 +214,7 @@ def test_a_row_comes_out_before_the_next_goes_in(trained):
         stdout=subprocess.PIPE,
         env=clean_environment(),
     ) as process:
-        for row in range(3):  # would wait for ever if rows waited for the end of the input
+        for row in range(3):  # blocks forever if rows wait for the end of the input
             process.stdin.write(b"the king\n")
             process.stdin.flush()
             assert json.loads(process.stdout.readline())["row"] == row
@@ -218,11 +222,11 @@ def test_a_row_comes_out_before_the_next_goes_in(trained):
         assert process.wait(timeout=60) == 0
 
 
-def test_the_library_has_the_same_rows(trained):
+def test_generate_batch_equals_single_texts(trained):
     model = load(trained, threads=1)
     prompts = ["What", "The king", b"\xff", "is"]
     options = dict(max_new_tokens=12, seed=4, stop=["k"], top_p=0.9)
-    found = model.generate_batch(prompts, **options)
-    assert found == model.generate_batch(prompts, batch_size=1, **options)
-    assert found[0] == "".join(model.generate("What", **options))
-    assert not any("k" in text for text in found)
+    records = model.generate_batch(prompts, **options)
+    assert records == model.generate_batch(prompts, batch_size=1, **options)
+    assert records[0] == model.generate("What", **options)
+    assert not any("k" in text for text in records)

@@ -1,4 +1,4 @@
-"""Guessing ahead: the same text in fewer passes, and tables that say what the text says."""
+"""Speculative decoding: the same text in fewer passes; n-gram tables match the corpus."""
 
 from collections import Counter, defaultdict
 from dataclasses import replace
@@ -24,8 +24,8 @@ GREEDY = SamplingConfig(temperature=0)
 PROMPTS = [[1, 2, 3], list(range(30)), [7], [1, 2, 9]]
 
 
-class Counted:
-    """An engine, and how many passes it took."""
+class CountingEngine:
+    """An engine that counts its passes."""
 
     def __init__(self, engine):
         self._engine, self.passes = engine, 0
@@ -38,123 +38,123 @@ class Counted:
         return self._engine.extend(tokens, **how)
 
 
-def written(engine, prompts, n, *, drafts=None, sampling=GREEDY, stop=()):
+def run_generate(engine, prompts, n, *, drafts=None, sampling=GREEDY, stop=()):
     engine.passes = 0
     out = [[] for _ in prompts]
     reports = [[] for _ in prompts]
     sampling = replace(sampling, max_new_tokens=n)
     for token in generate(engine, prompts, sampling=sampling, stop=stop, drafts=drafts):
-        out[token.row].append(token.id)
-        reports[token.row].append((token.logprob, token.entropy, token.rank, token.last))
+        out[token.sequence].append(token.id)
+        reports[token.sequence].append((token.logprob, token.entropy, token.rank, token.last))
     return out, reports
 
 
 def tables_of(texts):
-    twice = np.array([*texts, *texts], np.uint16).reshape(-1)  # what comes once is not kept
-    return ngram_tables(twice, most_bytes=1 << 20)
+    twice = np.array([*texts, *texts], np.uint16).reshape(-1)  # n-grams that occur once are dropped
+    return ngram_tables(twice, max_bytes=1 << 20)
 
 
 @pytest.mark.parametrize(
     "sampling", [GREEDY, SamplingConfig(temperature=0.3, seed=3), SamplingConfig(seed=4)]
 )
 @pytest.mark.parametrize("on_kernels", [True, False])
-def test_the_text_is_the_same_with_drafts_past_the_context_too(family, sampling, on_kernels):
+def test_drafts_do_not_change_the_text_even_past_the_context(family, sampling, on_kernels):
     model = make_model(family)
     if on_kernels:
-        engine = Counted(CpuEngine(model.config, model.to_arrays(), n_threads=2))
+        engine = CountingEngine(CpuEngine(model.config, model.to_arrays(), n_threads=2))
     else:
-        engine = Counted(TorchEngine(model.double()))
-    plain, reports = written(engine, PROMPTS, 120, sampling=sampling)
+        engine = CountingEngine(TorchEngine(model.double()))
+    plain, reports = run_generate(engine, PROMPTS, 120, sampling=sampling)
     passes = engine.passes
-    # Tables of what it will write: nearly every guess is right.
+    # Tables of the text to be generated: nearly every draft is accepted.
     for tables in (tables_of(plain), {}):
         drafts = NgramDrafter(tables, 300)
-        found, found_reports = written(engine, PROMPTS, 120, sampling=sampling, drafts=drafts)
-        assert found == plain
+        ids, found_reports = run_generate(engine, PROMPTS, 120, sampling=sampling, drafts=drafts)
+        assert ids == plain
         if on_kernels:
             assert found_reports == reports  # bit for bit
         if tables:
             assert engine.passes < passes
     stop = {plain[0][50], plain[1][70]}
-    cut, _ = written(engine, PROMPTS, 120, sampling=sampling, stop=stop)
+    cut, _ = run_generate(engine, PROMPTS, 120, sampling=sampling, stop=stop)
     drafts = NgramDrafter(tables_of(plain), 300)
-    assert written(engine, PROMPTS, 120, sampling=sampling, stop=stop, drafts=drafts)[0] == cut
+    assert run_generate(engine, PROMPTS, 120, sampling=sampling, stop=stop, drafts=drafts)[0] == cut
     for n in (1, 2, 3, 5):
         drafts = NgramDrafter(tables_of(plain), 300)
         ends = [row[:n] for row in plain]
-        assert written(engine, PROMPTS, n, sampling=sampling, drafts=drafts)[0] == ends
+        assert run_generate(engine, PROMPTS, n, sampling=sampling, drafts=drafts)[0] == ends
 
 
-def test_a_text_that_repeats_itself_takes_a_fraction_of_the_passes_and_others_none_more():
+def test_repetitive_text_needs_few_passes_and_random_text_gets_no_drafts():
     drafts = NgramDrafter({}, 300)
     text, passes = [5, 6, 7, 8, 9], 0
     while len(text) < 400:
-        propose = drafts.propose(0, text, n_rows=1, most=400)
-        wanted = [5, 6, 7, 8, 9] * 200
-        n_right = next(
-            i for i, token in enumerate([*propose, -1]) if token != wanted[len(text) + i]
-        )
-        text += wanted[len(text) : len(text) + n_right + 1]
+        draft = drafts.propose(0, text, batch_size=1, limit=400)
+        full = [5, 6, 7, 8, 9] * 200
+        n_accepted = next(i for i, token in enumerate([*draft, -1]) if token != full[len(text) + i])
+        text += full[len(text) : len(text) + n_accepted + 1]
         passes += 1
     assert passes < 40
     drafts = NgramDrafter({}, 4)
-    text = np.random.default_rng(0).integers(0, 4, 2000).tolist()  # every context has come before
-    n_guessed = [len(drafts.propose(0, text[:n], n_rows=2, most=400)) for n in range(1, 2000)]
-    assert sum(n_guessed[1000:]) == 0
+    text = (
+        np.random.default_rng(0).integers(0, 4, 2000).tolist()
+    )  # every context has occurred before
+    n_drafted = [len(drafts.propose(0, text[:n], batch_size=2, limit=400)) for n in range(1, 2000)]
+    assert sum(n_drafted[1000:]) == 0
 
 
-def test_many_rows_make_a_guess_dearer():
+def test_larger_batches_get_shorter_drafts():
     tables = {"ngrams_2": np.array([[1, 2, 70], [2, 3, 70]], np.uint16)}
-    assert NgramDrafter(tables, 300).propose(0, [1], n_rows=1, most=9) == [2, 3]
-    assert NgramDrafter(tables, 300).propose(0, [1], n_rows=4, most=9) == [2]
-    assert NgramDrafter(tables, 300).propose(0, [1], n_rows=64, most=9) == []
-    assert NgramDrafter(tables, 300).propose(0, [1], n_rows=1, most=1) == [2]
-    assert NgramDrafter(tables, 300).propose(0, [1], n_rows=1, most=0) == []
+    assert NgramDrafter(tables, 300).propose(0, [1], batch_size=1, limit=9) == [2, 3]
+    assert NgramDrafter(tables, 300).propose(0, [1], batch_size=4, limit=9) == [2]
+    assert NgramDrafter(tables, 300).propose(0, [1], batch_size=64, limit=9) == []
+    assert NgramDrafter(tables, 300).propose(0, [1], batch_size=1, limit=1) == [2]
+    assert NgramDrafter(tables, 300).propose(0, [1], batch_size=1, limit=0) == []
 
 
-def test_there_is_an_end_to_guesses_and_none_is_certain():
+def test_drafts_are_limited_even_if_certain():
     sure = {"ngrams_2": np.array([[i, i + 1, 100] for i in range(200)], np.uint32)}
-    assert NgramDrafter(sure, 1 << 20).propose(0, [1], n_rows=1, most=99) == list(range(2, 17))
-    assert NgramDrafter(sure, 1 << 20).propose(0, [1], n_rows=64, most=99) == []
+    assert NgramDrafter(sure, 1 << 20).propose(0, [1], batch_size=1, limit=99) == list(range(2, 17))
+    assert NgramDrafter(sure, 1 << 20).propose(0, [1], batch_size=64, limit=99) == []
     long = NgramDrafter({}, 300)
-    long.propose(0, list(range(300)) * 300, n_rows=1, most=1)
-    assert len(long._rows[0].following) < 1 << 17
+    long.propose(0, list(range(300)) * 300, batch_size=1, limit=1)
+    assert len(long._indexes[0].following) < 1 << 17
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(0, 5), max_size=200))
-def test_tables_hold_what_follows_most_often(tokens):
-    found = ngram_tables(np.array(tokens, np.uint16), most_bytes=1 << 20)
-    said = {}
+def test_tables_contain_the_most_frequent_continuations(tokens):
+    ids = ngram_tables(np.array(tokens, np.uint16), max_bytes=1 << 20)
+    known = {}
     for n in (2, 3, 4):
         following = defaultdict(Counter)
         for i in range(len(tokens) - n + 1):
             following[tuple(tokens[i : i + n - 1])][tokens[i + n - 1]] += 1
-        wanted = []
+        expected = []
         for context, counts in sorted(following.items()):
             token, count = min(counts.items(), key=lambda item: (-item[1], item[0]))
             percent = 100 * count // sum(counts.values())
             if count > 1:
-                shorter = said.get(context[1:])
+                shorter = known.get(context[1:])
                 if not shorter or shorter[0] != token or percent > shorter[1] + 15:
-                    wanted.append([*context, token, percent])
+                    expected.append([*context, token, percent])
         for context, counts in following.items():
             token, count = min(counts.items(), key=lambda item: (-item[1], item[0]))
             if count > 1:
-                said[context] = token, 100 * count // sum(counts.values())
-        assert found[f"ngrams_{n}"].tolist() == wanted
+                known[context] = token, 100 * count // sum(counts.values())
+        assert ids[f"ngrams_{n}"].tolist() == expected
 
 
-def test_small_tables_keep_the_most_frequent():
+def test_small_tables_keep_the_most_frequent_ngrams():
     tokens = np.array([1, 2] * 50 + [3, 4] * 20 + [5, 6] * 3, np.uint16)
-    tables = ngram_tables(tokens, most_bytes=4 * 3 * 2)
+    tables = ngram_tables(tokens, max_bytes=4 * 3 * 2)
     assert tables["ngrams_2"][:, :2].tolist() == [[1, 2], [2, 1], [3, 4], [4, 3]]
     assert all(rows.size == 0 for name, rows in tables.items() if name != "ngrams_2")
-    whole = ngram_tables(tokens, most_bytes=1 << 20)
+    whole = ngram_tables(tokens, max_bytes=1 << 20)
     assert sum(rows.nbytes for rows in whole.values()) > 24
 
 
-def test_a_run_with_ngrams_keeps_them_beside_the_weights(tmp_path):
+def test_training_with_ngrams_stores_them_beside_the_weights(tmp_path):
     (tmp_path / "corpus.txt").write_bytes(TEXT)
     small = ["--set", "d_model=16", "--set", "context_length=16", "--set", "eval_every=5"]
     run = [tmp_path / "corpus.txt", "--steps", 10, *small, "--tokenizer", "char"]
@@ -166,7 +166,7 @@ def test_a_run_with_ngrams_keeps_them_beside_the_weights(tmp_path):
     ]
     assert both[0].stdout == both[1].stdout
     assert both[0].returncode == 0
-    # A new run without them leaves no table of another text behind.
+    # A new run without them removes the old tables.
     assert tgen("train", *run, "--overwrite", "--out", tmp_path / "m").returncode == 0
     assert ngrams.load(tmp_path / "m", 300) == {}
 
@@ -181,7 +181,7 @@ def test_a_run_with_ngrams_keeps_them_beside_the_weights(tmp_path):
         {"ngrams_3": np.zeros((1, 4), np.float32)},
     ],
 )
-def test_a_table_of_another_model_is_refused(tmp_path, tables):
-    (tmp_path / ngrams.FILE).write_bytes(safetensors_file.serialize(tables))
+def test_invalid_table_is_an_error(tmp_path, tables):
+    (tmp_path / ngrams.FILE_NAME).write_bytes(safetensors_file.serialize(tables))
     with pytest.raises(ModelError, match=r"ngrams\.safetensors"):
         ngrams.load(tmp_path, 300)

@@ -1,16 +1,16 @@
-"""A prompt's keys and values in a file: the same text, for the same model only."""
+"""Prompt caches: the same text as without one, for the same model only."""
 
 import numpy as np
 import pytest
 
 from support.command import tgen
 from support.models import TEXT
-from tgen.api import Model
 from tgen.checkpoint import model_dir, prompt_cache
 from tgen.config import SamplingConfig
 from tgen.engine.cpu.engine import CpuEngine
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import ModelError, UsageError
+from tgen.loaded_model import LoadedModel
 from tgen.model.transformer import Transformer
 
 PROMPT = b"The king said: what is this? 'Tis"
@@ -20,28 +20,30 @@ PROMPT = b"The king said: what is this? 'Tis"
 def model(request, model_directory):
     bundle = model_dir.load(model_directory)
     if request.param == "torch":
-        return Model(bundle, TorchEngine(Transformer.from_arrays(bundle.config, bundle.arrays)))
-    return Model(bundle, CpuEngine(bundle.config, dict(bundle.arrays), n_threads=1))
+        return LoadedModel(
+            bundle, TorchEngine(Transformer.from_arrays(bundle.config, bundle.arrays))
+        )
+    return LoadedModel(bundle, CpuEngine(bundle.config, dict(bundle.arrays), n_threads=1))
 
 
-def text(model, prompts, **how):
+def text(model, prompts, **options):
     sampling = SamplingConfig(temperature=0.7, max_new_tokens=20, seed=2)
     out = [[] for _ in prompts]
-    for token in model.tokens(prompts, sampling=sampling, draft="off", **how):
-        out[token.row].append(token.id)
+    for token in model.tokens(prompts, sampling=sampling, draft="off", **options):
+        out[token.sequence].append(token.id)
     return out
 
 
-def test_the_text_after_a_kept_prompt_is_that_of_a_fresh_run(model, tmp_path, monkeypatch):
+def test_prompt_cache_does_not_change_the_text(model, tmp_path, monkeypatch):
     ids = model.encode(PROMPT)
     model.save_cache(tmp_path / "c", model.cache_prompt(ids))
     cache = model.load_cache(tmp_path / "c")
     assert cache.tokens == ids
     extend, computed = model.engine.extend, []
 
-    def counted(tokens, **how):
+    def counted(tokens, **options):
         computed.append(sum(map(len, tokens)))
-        return extend(tokens, **how)
+        return extend(tokens, **options)
 
     prompts = {1: ids, 2: [*ids, 40, 41], 3: [*ids[:7], 50, 51, 52], 4: [299, 1, 2, 3]}
     for n_new, prompt in prompts.items():
@@ -57,97 +59,105 @@ def test_the_text_after_a_kept_prompt_is_that_of_a_fresh_run(model, tmp_path, mo
     fresh = text(model, rows)
     monkeypatch.setattr(model.engine, "extend", counted)
     assert text(model, rows, prompt_cache=cache) == fresh
-    assert computed[0] == 3  # a token of the first row, for the last too, two of the second
+    assert computed[0] == 3  # one token for the first and third prompt, two for the second
 
 
-def test_a_kept_prompt_can_be_made_longer(model):
+def test_prompt_cache_can_be_extended(model):
     ids = model.encode(PROMPT)
     longer = model.cache_prompt([*ids, 9, 8], known=model.cache_prompt(ids))
     fresh = model.cache_prompt([*ids, 9, 8])
     assert longer.tokens == fresh.tokens
     assert np.abs(longer.keys - fresh.keys).max() < 1e-5
     assert np.abs(longer.values - fresh.values).max() < 1e-5
-    with pytest.raises(UsageError, match="a prompt of 330 tokens cannot be kept"):
+    with pytest.raises(UsageError, match="a prompt of 330 tokens cannot be cached"):
         model.cache_prompt([5] * 330)
 
 
-def test_only_the_model_that_a_cache_is_of_takes_it(model, tmp_path):
+def test_prompt_cache_of_another_model_is_an_error(model, tmp_path):
     path = tmp_path / "c"
     model.save_cache(path, model.cache_prompt([1, 2, 3]))
     bundle = model.bundle
-    narrow = Model(
-        bundle, CpuEngine(bundle.config, dict(bundle.arrays), n_threads=1, stored="int8")
+    int8_model = LoadedModel(
+        bundle, CpuEngine(bundle.config, dict(bundle.arrays), n_threads=1, dtype="int8")
     )
-    with pytest.raises(ModelError, match="was kept with 'float32' weights"):
-        narrow.load_cache(path)
+    with pytest.raises(ModelError, match="was computed with 'float32' weights"):
+        int8_model.load_cache(path)
     weights = bundle.path / "model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(ModelError, match="has changed since it was read"):
-        Model(bundle, model.engine).load_cache(path)
+        LoadedModel(bundle, model.engine).load_cache(path)
     other = model_dir.load(bundle.path)
     with pytest.raises(ModelError, match=str(bundle.path)):
-        Model(other, model.engine).load_cache(path)
+        LoadedModel(other, model.engine).load_cache(path)
     weights.write_bytes(content)
-    assert Model(model_dir.load(bundle.path), model.engine).load_cache(path).tokens == [1, 2, 3]
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1])
-    with pytest.raises(ModelError, match="its header says") as refused:
+    assert LoadedModel(model_dir.load(bundle.path), model.engine).load_cache(path).tokens == [
+        1,
+        2,
+        3,
+    ]
+    content_of_cache = path.read_bytes()
+    path.write_bytes(content_of_cache[:-1])
+    with pytest.raises(ModelError, match="its header says") as error:
         model.load_cache(path)
-    assert "--save-cache" in refused.value.hint
-    middle = len(whole) // 2
-    path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+    assert "--save-cache" in error.value.hint
+    middle = len(content_of_cache) // 2
+    path.write_bytes(
+        content_of_cache[:middle]
+        + bytes([content_of_cache[middle] ^ 1])
+        + content_of_cache[middle + 1 :]
+    )
     with pytest.raises(ModelError, match="is damaged"):
         model.load_cache(path)
-    with pytest.raises(ModelError, match="is no prompt cache"):
+    with pytest.raises(ModelError, match="is not a prompt cache"):
         model.load_cache(weights)
     config, owner = bundle.config, model._owner
     shape = (config.n_layers, config.n_kv_heads, 3, config.head_dim)
-    sound = {
+    valid = {
         "tokens": np.zeros(3, np.int64),
         "keys": np.zeros(shape, np.float32),
         "values": np.zeros(shape, np.float32),
     }
-    for strange in (
+    for invalid in (
         {"tokens": np.zeros((), np.int64)},
         {"tokens": np.zeros(2, np.int64)},
         {"tokens": np.zeros(3, np.int32)},
         {"keys": np.zeros((0, 10**6, 10**6, 1), np.float32)},
         {"values": np.zeros((1, *shape[1:]), np.float32)},
     ):
-        prompt_cache.save(path, sound | strange, owner)
-        with pytest.raises(ModelError, match=r"is no prompt cache|does not fit"):
+        prompt_cache.save(path, valid | invalid, owner)
+        with pytest.raises(ModelError, match=r"is not a prompt cache|does not fit"):
             prompt_cache.load(path, config, owner)
-    prompt_cache.save(path, sound, owner)
+    prompt_cache.save(path, valid, owner)
     assert prompt_cache.load(path, config, owner)["tokens"].tolist() == [0, 0, 0]
 
 
-def test_nothing_but_a_prompt_cache_is_written_over(trained, tmp_path):
+def test_save_cache_overwrites_prompt_caches_only(trained, tmp_path):
     (tmp_path / "corpus.txt").write_bytes(b"precious")
     run = ["generate", "--model", trained, "--prompt", "The", "-n", 0]
-    kept = tgen(*run, "--save-cache", tmp_path / "c")
-    assert b"tokens kept" in kept.stderr
+    saved = tgen(*run, "--save-cache", tmp_path / "c")
+    assert b"tokens saved" in saved.stderr
     (tmp_path / "link").symlink_to("c")
     assert tgen(*run, "--save-cache", tmp_path / "link").returncode == 0
     assert (tmp_path / "link").is_symlink()
     for target in ("corpus.txt", ".", "none/c"):
-        refused = tgen(*run, "--save-cache", tmp_path / target)
-        assert refused.returncode == 2
-        assert b"--save-cache" in refused.stderr
+        error = tgen(*run, "--save-cache", tmp_path / target)
+        assert error.returncode == 2
+        assert b"--save-cache" in error.stderr
     assert tgen(*run, "--save-cache", trained / "model.safetensors").returncode == 2
     assert (tmp_path / "corpus.txt").read_bytes() == b"precious"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c", "corpus.txt", "link"]
 
 
-def test_the_command_keeps_and_takes_a_prompt(trained, tmp_path):
+def test_command_saves_and_loads_a_prompt_cache(trained, tmp_path):
     prompt = TEXT[:40].decode()
     run = ["generate", "--model", trained, "--seed", 1, "-n", 12]
     fresh = tgen(*run, "--prompt", prompt)
-    kept = tgen(*run, "--prompt", prompt, "--save-cache", tmp_path / "c")
-    taken = tgen(*run, "--prompt", prompt, "--load-cache", tmp_path / "c")
-    assert fresh.returncode == kept.returncode == taken.returncode == 0, taken.stderr.decode()
-    assert fresh.stdout == kept.stdout == taken.stdout
-    assert b"tokens are there" in taken.stderr
+    saved = tgen(*run, "--prompt", prompt, "--save-cache", tmp_path / "c")
+    loaded = tgen(*run, "--prompt", prompt, "--load-cache", tmp_path / "c")
+    assert fresh.returncode == saved.returncode == loaded.returncode == 0, loaded.stderr.decode()
+    assert fresh.stdout == saved.stdout == loaded.stdout
+    assert b"tokens are there" in loaded.stderr
     other = tgen("generate", "--prompt", prompt, "--load-cache", tmp_path / "c")
     assert other.returncode == 1
     assert str(trained).encode() in other.stderr

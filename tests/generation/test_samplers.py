@@ -1,4 +1,4 @@
-"""Every sampler is the reference's, or the plainest reading of its definition; draws follow it."""
+"""Samplers and penalties match transformers or their definition; samples are distributed as such."""
 
 import math
 from collections import Counter
@@ -25,7 +25,7 @@ def random_logits(seed, rows=4, size=60, spread=3.0):
 
 
 def ours(logits, apply):
-    """What remains, by token: (B, V)."""
+    """Apply a sampler; return logits by token id (B, V)."""
     ids, ranked = samplers.sort_candidates(logits, 0)
     out = np.full(logits.shape, -np.inf)
     np.put_along_axis(out, ids, apply(ranked), axis=1)
@@ -38,7 +38,7 @@ def theirs(logits, processor, text=None):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_truncation_is_that_of_transformers(seed):
+def test_samplers_equal_those_of_transformers(seed):
     logits, random = random_logits(seed), np.random.default_rng(seed)
     p, k = float(random.uniform(0.05, 0.99)), int(random.integers(1, 70))
     pairs = [
@@ -50,70 +50,66 @@ def test_truncation_is_that_of_transformers(seed):
     for apply, processor in pairs:
         np.testing.assert_array_equal(ours(logits, apply), theirs(logits, processor))
     t = float(random.uniform(0.1, 3))
-    found = samplers.softmax(ours(logits, lambda x: samplers.apply_temperature(x, t)))
-    wanted = samplers.softmax(theirs(logits, reference.TemperatureLogitsWarper(t)))
-    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    result = samplers.softmax(ours(logits, lambda x: samplers.apply_temperature(x, t)))
+    expected = samplers.softmax(theirs(logits, reference.TemperatureLogitsWarper(t)))
+    np.testing.assert_allclose(result, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_what_transformers_does_not_have_is_its_definition(seed):
+def test_top_n_sigma_and_xtc_follow_their_definition(seed):
     logits = random_logits(seed).astype(np.float64).astype(np.float32)
     n, threshold = 0.3 + seed / 4, 0.02 * (seed + 1)
-    kept = ours(logits, lambda x: samplers.top_n_sigma(x, n)) > -np.inf
-    for row, mask in zip(logits.astype(np.float64), kept, strict=True):
+    left = ours(logits, lambda x: samplers.top_n_sigma(x, n)) > -np.inf
+    for row, mask in zip(logits.astype(np.float64), left, strict=True):
         assert mask.tolist() == (row >= row.max() - n * row.std()).tolist()
     chosen = np.array([True, False, True, True])
-    kept = ours(logits, lambda x: samplers.xtc(x, threshold, chosen)) > -np.inf
-    for row, mask, drawn in zip(logits, kept, chosen, strict=True):
+    left = ours(logits, lambda x: samplers.xtc(x, threshold, chosen)) > -np.inf
+    for row, mask, sampled in zip(logits, left, chosen, strict=True):
         p = samplers.softmax(row[None])[0]
         probable = sorted((i for i in range(len(p)) if p[i] >= threshold), key=lambda i: -p[i])
-        dropped = set(probable[:-1]) if drawn else set()
-        assert set(np.flatnonzero(~mask)) == dropped
+        removed = set(probable[:-1]) if sampled else set()
+        assert set(np.flatnonzero(~mask)) == removed
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(0, 99))
 @settings(deadline=None)
-def test_penalties_are_the_references(text, seed):
+def test_penalties_equal_those_of_transformers(text, seed):
     logits = random_logits(seed, 1, 10)[0]
-    found = logits.astype(np.float64)
-    penalties.penalise_repetition(found, text, repetition=1.3)
-    wanted = theirs(logits[None], reference.RepetitionPenaltyLogitsProcessor(1.3), [text])[0]
-    np.testing.assert_allclose(found, wanted, rtol=1e-12)
-    found = logits.astype(np.float64)
-    penalties.penalise_repetition(found, text, presence=0.5, frequency=0.25)
+    result = logits.astype(np.float64)
+    penalties.penalize_repetition(result, text, repetition=1.3)
+    expected = theirs(logits[None], reference.RepetitionPenaltyLogitsProcessor(1.3), [text])[0]
+    np.testing.assert_allclose(result, expected, rtol=1e-12)
+    result = logits.astype(np.float64)
+    penalties.penalize_repetition(result, text, presence=0.5, frequency=0.25)
     counts = Counter(text)
     for i in range(10):
-        assert found[i] == pytest.approx(logits[i] - 0.25 * counts[i] - 0.5 * (counts[i] > 0))
+        assert result[i] == pytest.approx(logits[i] - 0.25 * counts[i] - 0.5 * (counts[i] > 0))
     for n in (1, 2, 3):
-        found = logits.astype(np.float64)
-        penalties.forbid_repeated_ngrams(found, text, n)
-        wanted = theirs(logits[None], reference.NoRepeatNGramLogitsProcessor(n), [text])[0]
-        np.testing.assert_array_equal(found, wanted)
+        result = logits.astype(np.float64)
+        penalties.forbid_repeated_ngrams(result, text, n)
+        expected = theirs(logits[None], reference.NoRepeatNGramLogitsProcessor(n), [text])[0]
+        np.testing.assert_array_equal(result, expected)
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=25), st.sets(st.integers(0, 3)))
 @settings(deadline=None)
-def test_dry_is_its_definition(text, breakers):
-    found = np.zeros(4)
-    penalties.penalise_long_repeats(
-        found, text, multiplier=0.8, base=1.75, allowed_length=2, breakers=breakers
-    )
+def test_dry_follows_its_definition(text, breakers):
+    result = np.zeros(4)
+    penalties.dry(result, text, multiplier=0.8, base=1.75, allowed_length=2, breakers=breakers)
     for token in range(4):
         longest = 0
-        for n in range(
-            1, len(text)
-        ):  # the text's last n tokens, and before them the same, then token
+        for n in range(1, len(text)):  # an earlier copy of the last n tokens, followed by token
             end = text[-n:]
             if breakers & set(end):
                 break
             if any(text[i : i + n] == end and text[i + n] == token for i in range(len(text) - n)):
                 longest = n
-        penalised = longest >= 2 and token not in breakers
-        assert found[token] == pytest.approx(-0.8 * 1.75 ** (longest - 2) if penalised else 0)
+        penalized = longest >= 2 and token not in breakers
+        assert result[token] == pytest.approx(-0.8 * 1.75 ** (longest - 2) if penalized else 0)
 
 
-def likelihoods(logits, sampling, seen):
-    """Each token's chance by the references alone; xtc averaged over its coin."""
+def probabilities_of(logits, sampling, seen):
+    """Return each token's probability according to transformers."""
     row = logits.astype(np.float64)[None]
     if sampling.repetition_penalty != 1:
         processor = reference.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)
@@ -133,7 +129,7 @@ def likelihoods(logits, sampling, seen):
     return samplers.softmax(row)[0]
 
 
-# What each of twenty mistakes would draw instead: a setting, and the wrong one in its place.
+# Settings, and wrong ones whose samples the test must detect.
 MISTAKES = [
     (dict(temperature=0.7), dict(temperature=0.74)),
     (dict(temperature=1.5), dict(temperature=1.0)),
@@ -166,51 +162,52 @@ LOGITS = np.array([0.0, 1.0, 2.0, 0.5, -1.0, 1.5, 1.8, -0.5], np.float32)
 SEEN = [2, 5, 1, 5, 2]
 
 
-def border(degrees, alpha):
-    """The value that chi-square with these degrees passes with probability alpha (Wilson and
-    Hilferty 1931)."""
+def critical_value(degrees, alpha):
+    """Return the critical value of chi-square at level alpha (Wilson and Hilferty 1931)."""
     z = -float(torch.special.ndtri(torch.tensor(alpha, dtype=torch.float64)))
     return degrees * (1 - 2 / (9 * degrees) + z * math.sqrt(2 / (9 * degrees))) ** 3
 
 
 @pytest.mark.parametrize("number", range(len(MISTAKES)))
-def test_draws_follow_the_distribution_and_not_that_of_a_mistake(number):
+def test_samples_follow_the_distribution_and_not_a_wrong_one(number):
     right, wrong = (SamplingConfig(**(OFF | fields), seed=number) for fields in MISTAKES[number])
     n = 40_000
-    ruled = LOGITS.copy()
-    LogitsProcessors(right, Vocabulary()).apply(ruled, SEEN, 0, b"", n)
-    logits = np.repeat(ruled[None], n, axis=0)
-    drawn = sample(logits, right, seeds=range(n), positions=[5] * n)
-    counts = np.bincount(drawn, minlength=len(LOGITS))
+    processed = LOGITS.copy()
+    LogitsProcessors(right, Vocabulary()).apply(processed, SEEN, 0, b"", n)
+    logits = np.repeat(processed[None], n, axis=0)
+    sampled = sample(logits, right, seeds=range(n), positions=[5] * n)
+    counts = np.bincount(sampled, minlength=len(LOGITS))
 
     def fits(sampling):
-        p = likelihoods(LOGITS, sampling, SEEN)
+        p = probabilities_of(LOGITS, sampling, SEEN)
         if counts[p == 0].any():
             return False
         expected = p[p > 0] * n
         if len(expected) == 1:
             return True
         chi_square = ((counts[p > 0] - expected) ** 2 / expected).sum()
-        return chi_square < border(len(expected) - 1, 1e-6 / len(MISTAKES))
+        return chi_square < critical_value(len(expected) - 1, 1e-6 / len(MISTAKES))
 
     assert fits(right)
     assert not fits(wrong)
 
 
-def test_xtc_tosses_its_coin_apart_from_the_draw():
+def test_xtc_uses_its_own_random_numbers():
     sampling = SamplingConfig(**OFF, xtc_probability=0.4, xtc_threshold=0.15, seed=9)
     n = 40_000
-    drawn = sample(np.repeat(LOGITS[None], n, axis=0), sampling, seeds=range(n), positions=[5] * n)
+    sampled = sample(
+        np.repeat(LOGITS[None], n, axis=0), sampling, seeds=range(n), positions=[5] * n
+    )
     p = samplers.softmax(LOGITS[None])[0]
     probable = np.flatnonzero(p >= 0.15)
     excluded = p.copy()
     excluded[[i for i in probable if p[i] > p[probable].min()]] = 0
-    chances = 0.6 * p + 0.4 * excluded / excluded.sum()
-    counts = np.bincount(drawn, minlength=len(LOGITS))
-    chi_square = ((counts - chances * n) ** 2 / (chances * n)).sum()
-    assert chi_square < border(len(LOGITS) - 1, 1e-6)
+    expected = 0.6 * p + 0.4 * excluded / excluded.sum()
+    counts = np.bincount(sampled, minlength=len(LOGITS))
+    chi_square = ((counts - expected * n) ** 2 / (expected * n)).sum()
+    assert chi_square < critical_value(len(LOGITS) - 1, 1e-6)
     wrong = ((counts - p * n) ** 2 / (p * n)).sum()
-    assert wrong > border(len(LOGITS) - 1, 1e-6)
+    assert wrong > critical_value(len(LOGITS) - 1, 1e-6)
 
 
 @given(
@@ -222,7 +219,7 @@ def test_xtc_tosses_its_coin_apart_from_the_draw():
     order=st.permutations(SAMPLERS),
 )
 @settings(deadline=None)
-def test_any_settings_in_any_order_leave_something_to_draw(
+def test_any_settings_in_any_order_leave_a_candidate(
     seed, temperature, top_k, shares, sigma, order
 ):
     sampling = SamplingConfig(
@@ -239,8 +236,8 @@ def test_any_settings_in_any_order_leave_something_to_draw(
     )
     logits = random_logits(seed, 3, 8, spread=20.0)
     logits[0, :3] = -np.inf
-    drawn = sample(logits, sampling, seeds=[seed, seed + 1, seed + 2], positions=[4, 5, 6])
-    assert drawn[0] >= 3
-    for row in range(3):  # neighbours change nothing
+    sampled = sample(logits, sampling, seeds=[seed, seed + 1, seed + 2], positions=[4, 5, 6])
+    assert sampled[0] >= 3
+    for row in range(3):  # the batch changes nothing
         alone = sample(logits[row : row + 1], sampling, seeds=[seed + row], positions=[4 + row])
-        assert alone == drawn[row : row + 1]
+        assert alone == sampled[row : row + 1]

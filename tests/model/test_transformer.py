@@ -1,4 +1,4 @@
-"""The model against itself: cached and not, recorded and fused, causal, and able to learn."""
+"""The transformer: cached and uncached logits are equal, it is causal, and it can learn."""
 
 import pytest
 import torch
@@ -15,43 +15,45 @@ from tgen.model.rope import sinusoid
 from tgen.model.transformer import Transformer
 
 
-def cache_of(model: Transformer, n_rows: int = 1) -> KVCache:
+def make_cache(model: Transformer, n_sequences: int = 1) -> KVCache:
     weight = model.token_embedding.weight
-    return KVCache(model.config, n_rows, device=weight.device, dtype=weight.dtype)
+    return KVCache(model.config, n_sequences, device=weight.device, dtype=weight.dtype)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-9)])
-def test_cached_logits_equal_uncached_at_every_position_and_split(family, dtype, tolerance):
+def test_cached_logits_equal_uncached_ones_at_every_position_and_split(family, dtype, tolerance):
     model = make_model(family).to(dtype)
     tokens = torch.randint(300, (2, 20), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        whole = model(tokens)
+        uncached = model(tokens)
         for split in range(1, 20):
-            cache = cache_of(model, 2)
+            cache = make_cache(model, 2)
             parts = [model(tokens[:, :split], cache=cache)]
-            middle = split + (20 - split) // 2  # a chunk onto a cache that is not empty
+            middle = split + (20 - split) // 2  # several tokens after a non-empty cache
             if middle > split:
                 parts.append(model(tokens[:, split:middle], cache=cache))
             parts += [model(tokens[:, i : i + 1], cache=cache) for i in range(middle, 20)]
-            assert (torch.cat(parts, dim=1) - whole).abs().max() <= tolerance
+            assert (torch.cat(parts, dim=1) - uncached).abs().max() <= tolerance
 
 
-def test_rows_of_different_lengths_equal_each_row_alone(family):
+def test_sequences_of_different_lengths_equal_each_alone(family):
     model = make_model(family).double()
-    rows = [[5, 6, 7], [8], [9, 10, 11, 12, 13]]
+    prompts = [[5, 6, 7], [8], [9, 10, 11, 12, 13]]
     more = [[1, 2], [3, 4, 5, 6], [7]]
     engine = TorchEngine(model)
     engine.select([0, 0, 0])
-    engine.extend(rows)
-    together = engine.extend(more, every_position=True)
-    for row, (first, then) in enumerate(zip(rows, more, strict=True)):
+    engine.extend(prompts)
+    batched = engine.extend(more, every_position=True)
+    for prompt, new in zip(prompts, more, strict=True):
         alone = TorchEngine(model)
-        alone.extend([first])
-        (logits,) = alone.extend([then], every_position=True)
-        assert abs(together[row] - logits).max() <= 1e-6
+        alone.extend([prompt])
+        logits = alone.extend([new], every_position=True)
+        assert abs(batched[: len(new)] - logits).max() <= 1e-6
+        batched = batched[len(new) :]
+    assert len(batched) == 0
 
 
-def test_rewinding_and_selecting_rows_keep_what_they_hold(family):
+def test_rewind_and_select_keep_the_remaining_tokens(family):
     model = make_model(family).double()
     engine = TorchEngine(model)
     engine.select([0, 0])
@@ -60,12 +62,12 @@ def test_rewinding_and_selecting_rows_keep_what_they_hold(family):
     engine.rewind([2, 3, 1])
     assert engine.lengths == [2, 3, 1]
     logits = engine.extend([[7], [8], [9]])
-    for row, text in enumerate([[5, 6, 7], [1, 2, 3, 8], [1, 9]]):
-        assert abs(logits[row] - TorchEngine(model).extend([text])[0]).max() <= 1e-6
+    for i, text in enumerate([[5, 6, 7], [1, 2, 3, 8], [1, 9]]):
+        assert abs(logits[i] - TorchEngine(model).extend([text])[0]).max() <= 1e-6
 
 
-def test_padding_past_the_context_changes_nothing(family):
-    """A full row beside one that gets many tokens: the padding runs over the context's end."""
+def test_padding_beyond_the_context_changes_nothing(family):
+    """A full sequence is padded beside one that gets many tokens."""
     model = make_model(family, context_length=8).double()
     engine = TorchEngine(model)
     engine.select([0, 0])
@@ -73,11 +75,11 @@ def test_padding_past_the_context_changes_nothing(family):
     logits = engine.extend([[8], [2, 3, 4, 5]])
     assert abs(logits[0] - TorchEngine(model).extend([[1, 2, 3, 4, 5, 6, 7, 8]])[0]).max() <= 1e-6
     assert abs(logits[1] - TorchEngine(model).extend([[1, 2, 3, 4, 5]])[0]).max() <= 1e-6
-    with pytest.raises(ValueError, match="context of 8"):
+    with pytest.raises(ValueError, match="context length 8"):
         engine.extend([[1], [1]])
 
 
-def test_no_position_sees_the_future(family):
+def test_no_position_depends_on_later_tokens(family):
     model = make_model(family)
     tokens = torch.randint(300, (1, 16), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
@@ -90,7 +92,7 @@ def test_no_position_sees_the_future(family):
             assert not torch.allclose(before[:, t], after[:, t])
 
 
-def test_one_batch_can_be_learnt_by_heart(family):
+def test_training_memorizes_one_batch(family):
     torch.manual_seed(0)
     model = Transformer(
         ModelConfig.of(family, vocab_size=50, n_layers=2, d_model=32, n_heads=4, context_length=16)
@@ -107,7 +109,7 @@ def test_one_batch_can_be_learnt_by_heart(family):
     assert loss.item() < 0.05
 
 
-def test_saved_arrays_make_the_same_model(family):
+def test_model_from_arrays_is_equal(family):
     model = make_model(family)
     again = Transformer.from_arrays(model.config, model.to_arrays())
     tokens = torch.arange(20)[None]
@@ -115,7 +117,7 @@ def test_saved_arrays_make_the_same_model(family):
         assert torch.equal(model(tokens), again(tokens))
 
 
-def test_the_sinusoid_is_the_papers():
+def test_sinusoid_follows_its_formula():
     table = torch.from_numpy(sinusoid(50, 16)).double()
     for p in (0, 1, 7, 49):
         for i in range(8):
@@ -134,7 +136,7 @@ TABLE = {  # the rows of docs/architecture.md
 }
 
 
-def test_families_are_the_rows_of_the_table():
+def test_families_match_the_documented_table():
     assert set(TABLE) == set(FAMILIES)
     for family, row in TABLE.items():
         c = ModelConfig.of(family, vocab_size=300)
@@ -164,26 +166,26 @@ def test_families_are_the_rows_of_the_table():
         ("qwen3", {"head_dim": 7}),
     ],
 )
-def test_impossible_shapes_are_refused_with_a_hint(family, values):
+def test_invalid_shapes_raise_with_a_hint(family, values):
     with pytest.raises(UsageError) as caught:
         ModelConfig.of(family, vocab_size=300, **values)
     assert caught.value.hint
 
 
-def test_stretched_rotary_positions_are_causal_and_cached_alike():
+def test_scaled_rope_gives_equal_cached_logits():
     scaling = RopeScaling(
         factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context_length=16
     )
     model = make_model("llama", rope_scaling=scaling).double()
     tokens = torch.arange(30)[None]
-    cache = cache_of(model)
+    cache = make_cache(model)
     with torch.no_grad():
         steps = torch.cat([model(tokens[:, i : i + 1], cache=cache) for i in range(30)], dim=1)
         assert (steps - model(tokens)).abs().max() <= 1e-9
         assert not torch.allclose(steps, make_model("llama").double()(tokens), atol=1e-3)
 
 
-def test_no_more_threads_than_processors():
+def test_threads_are_limited_to_the_cpus():
     before = torch.get_num_threads()
     try:
         set_threads(1024)

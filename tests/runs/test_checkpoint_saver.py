@@ -1,4 +1,4 @@
-"""A disk that refuses: the best is never lost, and what is told is what is there."""
+"""Failing saves: the best weights are never lost, and reports match what is on disk."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ from tgen.checkpoint import model_dir
 from tgen.config import TrainConfig
 from tgen.errors import TrainingError
 from tgen.reports import DoneReport, RollbackReport, RunReport, SavingReport
-from tgen.runs import checkpoint_saver
+from tgen.runs import checkpoint_saver, trainer
 from tgen.runs.storage import state as run_state
 from tgen.training import loop
 
@@ -22,8 +22,8 @@ BEST = 4
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
-    monkeypatch.setattr(checkpoint_saver, "_LONGEST_WAIT", 0.0)  # it tries again at every step
-    monkeypatch.setattr(checkpoint_saver, "_LAST_WAITS", (0.0,))
+    monkeypatch.setattr(checkpoint_saver, "_MAX_RETRY_SECONDS", 0.0)  # retry at every step
+    monkeypatch.setattr(trainer, "_FINAL_RETRY_SECONDS", (0.0,))
 
 
 def train(
@@ -36,8 +36,7 @@ def train(
     reason: int = errno.ENOSPC,
     meanwhile: Callable[[RunReport], None] = lambda _: None,
 ) -> list[RunReport]:
-    """A run whose second evaluation, at step 4, is its best, and that goes back at step 8; the
-    disk refuses some steps' states."""
+    """Train with the best evaluation at step 4 and a rollback at step 8; some saves fail."""
     step, n_evaluations = [0], [0]
     real, save, save_weights = loop.evaluate, run_state.save_state, model_dir.save
     real_step = loop._step
@@ -84,7 +83,7 @@ def train(
         ([4, 5, 6, 7, 8], True, 8),
     ],
 )
-def test_a_best_step_whose_save_failed_is_kept_all_the_same(
+def test_best_weights_survive_a_failed_save(
     tmp_path, monkeypatch, refused, also_weights, back_to
 ):
     best = {}
@@ -99,7 +98,7 @@ def test_a_best_step_whose_save_failed_is_kept_all_the_same(
         tmp_path, monkeypatch, refuses=lambda step: step in refused, also_weights=also_weights
     )
     (back,) = [r for r in reports if isinstance(r, RollbackReport)]
-    assert (back.step, back.left_step) == (back_to, 8)
+    assert (back.step, back.from_step) == (back_to, 8)
     assert ("could be saved" in back.reason) == (back_to == 8)
     done = reports[-1]
     assert isinstance(done, DoneReport)
@@ -107,7 +106,7 @@ def test_a_best_step_whose_save_failed_is_kept_all_the_same(
     assert (tmp_path / "model" / model_dir.WEIGHTS).read_bytes() == best[BEST]
 
 
-def test_a_damaged_best_state_is_told_and_the_next_is_gone_back_to(tmp_path, monkeypatch):
+def test_damaged_best_state_is_reported_and_the_next_restored(tmp_path, monkeypatch):
     def damage(report: RunReport) -> None:
         if getattr(report, "bits_per_byte", 0) and report.step == 8:
             (tmp_path / "model/training/state-00000004/state.safetensors").write_bytes(b"")
@@ -115,10 +114,10 @@ def test_a_damaged_best_state_is_told_and_the_next_is_gone_back_to(tmp_path, mon
     reports = train(tmp_path, monkeypatch, meanwhile=damage)
     (back,) = [r for r in reports if isinstance(r, RollbackReport)]
     assert back.step == 6
-    assert "set aside as damaged-state-00000004" in back.reason
+    assert "renamed to damaged-state-00000004" in back.reason
 
 
-def test_states_of_a_left_way_that_would_not_go_go_with_the_next_save(tmp_path, monkeypatch):
+def test_discarded_states_are_removed_with_the_next_save(tmp_path, monkeypatch):
     reports = train(tmp_path, monkeypatch, "well")
     remove = run_state.files.remove
     refused = []
@@ -140,7 +139,7 @@ def test_states_of_a_left_way_that_would_not_go_go_with_the_next_save(tmp_path, 
     assert kept[0] == kept[1]
 
 
-def test_what_cannot_be_noted_after_a_way_back_stops_nothing(tmp_path, monkeypatch):
+def test_failure_to_save_rollback_counters_is_ignored(tmp_path, monkeypatch):
     def unreadable(*_: object) -> None:
         raise TrainingError("the manifest cannot be opened")
 
@@ -152,12 +151,12 @@ def test_what_cannot_be_noted_after_a_way_back_stops_nothing(tmp_path, monkeypat
     assert isinstance(reports[-1], DoneReport)
 
 
-def test_after_a_thousand_failures_it_still_tries_again(tmp_path, monkeypatch):
+def test_saver_retries_after_a_thousand_failures(tmp_path, monkeypatch):
     begin = checkpoint_saver.CheckpointSaver.__init__
 
-    def failed_often(self, *given):
-        begin(self, *given)
-        self._failures = 1_100
+    def failed_often(self, *given, **named):
+        begin(self, *given, **named)
+        self._n_failures = 1_100
 
     monkeypatch.setattr(checkpoint_saver.CheckpointSaver, "__init__", failed_often)
     reports = train(tmp_path, monkeypatch, refuses=lambda step: step in (1, 2))
@@ -165,7 +164,7 @@ def test_after_a_thousand_failures_it_still_tries_again(tmp_path, monkeypatch):
     assert saved == [(1, True), (2, True), (3, False)]
 
 
-def test_a_disk_that_does_not_say_what_is_free_stops_nothing(tmp_path, monkeypatch):
+def test_unknown_free_space_does_not_stop_the_run(tmp_path, monkeypatch):
     def unknown(_: Path) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -174,8 +173,6 @@ def test_a_disk_that_does_not_say_what_is_free_stops_nothing(tmp_path, monkeypat
     assert isinstance(reports[-1], DoneReport)
 
 
-def test_the_end_that_could_not_be_saved_says_why(tmp_path, monkeypatch):
-    with pytest.raises(
-        TrainingError, match=r"Permission denied; it needs [\d,]+ bytes, [\d,]+ are"
-    ):
+def test_error_of_a_failed_final_save_has_the_reason(tmp_path, monkeypatch):
+    with pytest.raises(TrainingError, match=r"Permission denied \(needs [\d,]+ bytes, [\d,]+ are"):
         train(tmp_path, monkeypatch, refuses=lambda step: step > 2, reason=errno.EACCES)

@@ -1,4 +1,4 @@
-"""The short forms of tests/faults, each a process of its own: some fork before torch runs."""
+"""The short forms of tests/faults, each in its own process, since some fork before torch runs."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ FAULTS = Path(__file__).parents[1] / "faults"
 SKIPPED = 77
 
 
-def short_form(name: str) -> None:
+def run_short_form(name: str) -> None:
     result = subprocess.run(
         [sys.executable, str(FAULTS / f"{name}.py")],
         capture_output=True,
@@ -19,39 +19,39 @@ def short_form(name: str) -> None:
         timeout=300,
         check=False,
     )
-    said = result.stdout.decode()
+    output = result.stdout.decode()
     if result.returncode == SKIPPED:
-        pytest.skip(said)
-    assert result.returncode == 0, said + result.stderr.decode()
+        pytest.skip(output)
+    assert result.returncode == 0, output + result.stderr.decode()
 
 
 def test_starts():
-    short_form("starts")
+    run_short_form("starts")
 
 
 def test_kills():
-    short_form("kills")
+    run_short_form("kills")
 
 
 def test_syscalls():
-    short_form("syscalls")
+    run_short_form("syscalls")
 
 
 def test_power_loss():
-    short_form("power_loss")
+    run_short_form("power_loss")
 
 
 def test_disk():
-    short_form("disk")
+    run_short_form("disk")
 
 
 def test_resuming():
-    short_form("resuming")
+    run_short_form("resuming")
 
 
 def test_signals():
-    short_form("signals")
+    run_short_form("signals")
 
 
 def test_terminal():
-    short_form("terminal")
+    run_short_form("terminal")

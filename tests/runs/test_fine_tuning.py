@@ -1,4 +1,4 @@
-"""A run that starts from a model: its tokenizer, its shape, its weights; and how runs end."""
+"""Fine-tuning: tokenizer, shape and weights of the source model; and the reports at the end."""
 
 import dataclasses
 import json
@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.command import tgen
+from support.corpora import make_corpus
 from support.models import TEXT
 from support.runs import progress, request, resume
 from tgen import corpus, runs
@@ -28,13 +29,13 @@ def source(tmp_path):
 
 
 def fine_tune(folder, source, **values):
-    """A run from `source` with nothing set of the model."""
+    """Request a run from `source` without model settings."""
     overrides = {"eval_every": "3", "dropout": "0"} | values.pop("overrides", {})
     plain = request(folder, "tuned", train=TrainConfig(steps=6), **values)
     return dataclasses.replace(plain, start_from=source, overrides=overrides)
 
 
-def test_it_begins_with_the_weights_the_tokenizer_and_the_shape_of_its_source(tmp_path, source):
+def test_run_starts_with_weights_tokenizer_and_shape_of_its_source(tmp_path, source):
     old = model_dir.load(source)
     evaluations = [
         r
@@ -50,7 +51,7 @@ def test_it_begins_with_the_weights_the_tokenizer_and_the_shape_of_its_source(tm
     assert evaluations[0].bits_per_byte == pytest.approx(wanted, abs=1e-4)
 
 
-def test_it_learns_resumes_exactly_and_needs_its_source_only_to_begin(tmp_path, source):
+def test_run_resumes_exactly_without_its_source(tmp_path, source):
     (tmp_path / "rows.jsonl").write_text(
         "".join(json.dumps({"prompt": f"{i}:", "completion": " yes"}) + "\n" for i in range(60))
     )
@@ -67,7 +68,7 @@ def test_it_learns_resumes_exactly_and_needs_its_source_only_to_begin(tmp_path, 
     assert weights[0] != (tmp_path / "moved" / "model.safetensors").read_bytes()
 
 
-def test_a_source_that_calls_the_end_of_text_otherwise_keeps_its_name(tmp_path, source):
+def test_end_of_text_keeps_the_name_it_has_in_the_source(tmp_path, source):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         text = (source / name).read_text().replace("<|endoftext|>", "<eos>")
         (source / name).write_text(text)
@@ -87,7 +88,7 @@ def test_a_source_that_calls_the_end_of_text_otherwise_keeps_its_name(tmp_path, 
 
 
 @pytest.mark.parametrize("named", [9999, ord("e"), [True, -1], "<eos>"])
-def test_an_end_of_text_that_is_none_is_not_believed(source, named):
+def test_invalid_end_of_text_is_ignored(source, named):
     described = json.loads((source / "config.json").read_text())
     (source / "generation_config.json").unlink()
     (source / "config.json").write_text(json.dumps(described | {"eos_token_id": named}))
@@ -95,7 +96,7 @@ def test_an_end_of_text_that_is_none_is_not_believed(source, named):
     assert loaded.tokenizer.end_of_text == described["eos_token_id"]
 
 
-def test_of_several_ends_ours_is_taken_only_if_the_model_names_it(source):
+def test_end_of_text_is_one_of_the_ends_that_the_model_names(source):
     described = json.loads((source / "config.json").read_text())
     (source / "generation_config.json").unlink()
     ours, pad = described["eos_token_id"], described["pad_token_id"]
@@ -104,7 +105,7 @@ def test_of_several_ends_ours_is_taken_only_if_the_model_names_it(source):
         assert model_dir.load(source).tokenizer.end_of_text == wanted
 
 
-def test_a_text_shorter_than_the_models_context_gets_shorter_windows(tmp_path, source):
+def test_short_corpus_gets_windows_shorter_than_the_models_context(tmp_path, source):
     (tmp_path / "short.txt").write_bytes(b"to be or not")
     asked = fine_tune(tmp_path, source, overrides={"context_length": "5"})
     assert runs.dry_run(asked).context_length == 5
@@ -112,32 +113,32 @@ def test_a_text_shorter_than_the_models_context_gets_shorter_windows(tmp_path, s
     plan = next(runs.start(short))
     assert isinstance(plan, PlanReport)
     assert plan.context_length < model_dir.load(source).config.context_length
-    with pytest.raises(UsageError, match="n_layers=3 does not go with --from"):
+    with pytest.raises(UsageError, match="n_layers=3 cannot be combined with --from"):
         next(
             runs.start(dataclasses.replace(short, out=tmp_path / "b", overrides={"n_layers": "3"}))
         )
 
 
-def test_the_command_refuses_what_the_source_brings(tmp_path, source):
+def test_options_that_the_source_determines_are_refused(tmp_path, source):
     (tmp_path / "corpus.txt").write_bytes(TEXT)
     for option in (["--family", "gpt2"], ["--size", "tiny"], ["--tokenizer", "char"]):
         refused = tgen("train", "corpus.txt", "--from", source, *option, cwd=tmp_path)
         assert refused.returncode == 2
-        assert f"{option[0]} does not go with --from".encode() in refused.stderr
+        assert f"{option[0]} cannot be combined with --from".encode() in refused.stderr
     shown = tgen("train", "corpus.txt", "--from", source, "--dry-run", cwd=tmp_path)
     assert shown.returncode == 0
-    assert b"that of the model it starts from" in shown.stderr
+    assert b"from the model to fine-tune" in shown.stderr
     both = tgen("train", "corpus.txt", "--minutes", 1, "--steps", 1, cwd=tmp_path)
     assert both.returncode == 2
     assert not (tmp_path / "models").exists()
 
 
-def test_the_end_says_whether_it_memorises_and_what_others_make_of_the_text(tmp_path):
+def test_the_end_says_whether_it_memorizes_and_what_others_make_of_the_text(tmp_path):
     (tmp_path / "corpus.txt").write_bytes(TEXT)
     reports = list(runs.start(request(tmp_path, train=TrainConfig(steps=5, minutes=60))))
     (memory,) = [r for r in reports if isinstance(r, MemorizationReport)]
     assert memory.held_out_bits_per_byte == reports[-1].best_bits_per_byte
-    assert "memorise" in memory.verdict
+    assert "memorize" in memory.verdict
     assert set(reports[-1].baselines) == {"xz -9", "order-5 n-grams"}
 
 
@@ -148,9 +149,10 @@ def test_the_end_says_whether_it_memorises_and_what_others_make_of_the_text(tmp_
 )
 def test_thinned_text_is_whole_pieces_in_order_and_no_more_than_asked(texts, most):
     documents = [(text.encode(),) for text in texts]
-    kept = corpus.subsample(documents, most)
+    all_documents = make_corpus(documents).documents
+    kept = corpus.subsample_documents(all_documents, most)
     if sum(len(d[0]) for d in documents) <= most:
-        assert kept is documents
+        assert kept is all_documents
     joined, place = b"\0".join(d[0] for d in documents), 0
     for (piece,) in kept:
         piece.decode()  # no character is cut
@@ -160,5 +162,7 @@ def test_thinned_text_is_whole_pieces_in_order_and_no_more_than_asked(texts, mos
 
 def test_thinned_text_is_spread_evenly():
     documents = [(bytes([i]) * 10,) for i in range(100)]
-    kept = [piece[0] for (piece,) in corpus.subsample(documents, 250)]
+    kept = [
+        piece[0] for (piece,) in corpus.subsample_documents(make_corpus(documents).documents, 250)
+    ]
     assert kept == list(range(3, 100, 4))

@@ -1,4 +1,4 @@
-"""What a run goes on from: whole states of its own, and the settings that it began with."""
+"""Resuming: intact states of the same run only, and the settings it was started with."""
 
 import json
 import shutil
@@ -12,13 +12,13 @@ from support.runs import contents, request, resume
 from tgen import runs
 from tgen.errors import TgenError, TrainingError, UsageError
 from tgen.reports import DoneReport, EvalReport, RunReport
-from tgen.runs import checkpoint_saver
+from tgen.runs import prepare
 from tgen.runs.storage import manifest
 from tgen.runs.storage import state as run_state
 from tgen.storage import files
 
 
-def test_other_settings_are_refused_with_the_difference_or_noted(tmp_path):
+def test_changed_settings_are_refused_or_recorded(tmp_path):
     out = tmp_path / "model"
     list(runs.start(request(tmp_path)))
     same = {
@@ -32,7 +32,7 @@ def test_other_settings_are_refused_with_the_difference_or_noted(tmp_path):
         next(resume(out, overrides={"n_layers": "2"}, override=True))
     with pytest.raises(UsageError, match="optimizer is muon in this run, not adamw"):
         next(resume(out, overrides={"optimizer": "adamw"}, override=True))
-    with pytest.raises(UsageError, match="the run is at step 14"):
+    with pytest.raises(UsageError, match="the run is already at step 14"):
         next(resume(out, settings={"steps": 9}, override=True))
     longer = {"settings": {"steps": 20}, "overrides": {"learning_rate": "0.001"}}
     reports = list(resume(out, threads=1, override=True, **longer))
@@ -43,11 +43,11 @@ def test_other_settings_are_refused_with_the_difference_or_noted(tmp_path):
     assert noted[1].startswith("from step 14: learning_rate 0.00")
     assert noted[1].endswith(" -> 0.001")
     assert noted == reports[0].notes[-2:]
-    # It is the run's own now.
+    # Now they are the settings of the run.
     list(resume(out, threads=1, **longer))
 
 
-def test_as_many_states_stay_as_are_to_be_kept(tmp_path):
+def test_keep_checkpoints_limits_the_number_of_states(tmp_path):
     list(runs.start(request(tmp_path, overrides={"eval_every": "2", "keep": "4"})))
     names = {path.name for path in (tmp_path / "model" / "training").glob("state-*")}
     assert {f"state-{step:08d}" for step in (8, 10, 12, 14)} <= names
@@ -57,16 +57,16 @@ def test_as_many_states_stay_as_are_to_be_kept(tmp_path):
 
 
 class KilledError(BaseException):
-    """The process dies here."""
+    """Stands for the death of the process."""
 
 
-def dies(*_: object, **__: object) -> None:
+def die(*_: object, **__: object) -> None:
     raise KilledError
 
 
 @pytest.fixture
 def other(tmp_path):
-    """Another corpus, and a run that was stopped after its seventh step to get it."""
+    """Another corpus for a run that was stopped after step 7."""
     stops = iter([False] * 6 + [True])
     list(runs.start(request(tmp_path), stopped=lambda: next(stops)))
     path = tmp_path / "other.txt"
@@ -74,7 +74,7 @@ def other(tmp_path):
     return {"corpus": [str(path)], "override": True, "threads": 1}
 
 
-def test_another_corpus_is_learnt_from_and_noted(tmp_path, other):
+def test_new_corpus_is_trained_on_and_recorded(tmp_path, other):
     out = tmp_path / "model"
     before = run_state.load_run(out)[0]
     with pytest.raises(TrainingError, match="the corpus has changed"):
@@ -88,7 +88,7 @@ def test_another_corpus_is_learnt_from_and_noted(tmp_path, other):
     kinds = [path.name for path in (out / "training").glob("tokens*")]
     assert kinds == ["tokens-1.safetensors"]
     scored = [report for report in reports if isinstance(report, EvalReport)]
-    assert scored[0].best  # whatever the old text's figures were
+    assert scored[0].best  # whatever the loss on the old corpus was
     fresh = request(
         tmp_path, "fresh", corpus=other["corpus"], tokenizer=str(out / "training/tokenizer.json")
     )
@@ -97,10 +97,10 @@ def test_another_corpus_is_learnt_from_and_noted(tmp_path, other):
         assert (array[:] == tokens[name][:]).all()
     with pytest.raises(UsageError, match="the run has ended at step 14"):
         list(resume(out, **other | {"corpus": [str(tmp_path / "corpus.txt")]}))
-    assert list(resume(out, threads=1))[-1].finished  # as it is now
+    assert list(resume(out, threads=1))[-1].finished  # with the new corpus
 
 
-def test_a_change_of_corpus_that_is_killed_has_happened_or_not(tmp_path, other, monkeypatch):
+def test_killed_corpus_change_is_complete_or_undone(tmp_path, other, monkeypatch):
     out, copies = tmp_path / "model", [tmp_path / name for name in ("old", "early", "late")]
     for copy in copies:
         shutil.copytree(out, copy)
@@ -109,20 +109,21 @@ def test_a_change_of_corpus_that_is_killed_has_happened_or_not(tmp_path, other, 
     list(resume(out, **other))
     for copy, call in ((early, "save_record"), (late, "drop_other_tokens")):
         with monkeypatch.context() as patch:
-            patch.setattr(run_state, call, dies)
+            patch.setattr(run_state, call, die)
             with pytest.raises(KilledError):
                 list(resume(copy, **other))
         list(resume(copy, threads=1))
-    # The fixed parts of a run's log are its reports: what it learnt, and what was best.
     assert contents(early) == contents(old)
     assert contents(late) == contents(out)
     assert contents(early) != contents(late)
 
 
-def test_figures_of_another_text_are_not_compared(tmp_path, other):
+def test_loss_on_the_old_corpus_is_forgotten(tmp_path, other):
     out = tmp_path / "model"
-    saved = run_state.load_state(out, run=run_state.load_run(out)[0]["run_id"])
-    run_state.save_progress(out, saved.progress | {"best_bits_per_byte": 0.001, "not_better": 4})
+    saved = run_state.load_state(out, run_id=run_state.load_run(out)[0]["run_id"])
+    run_state.save_progress(
+        out, saved.progress | {"best_bits_per_byte": 0.001, "evals_since_best": 4}
+    )
     done = list(resume(out, **other))[-1]
     assert done.best_bits_per_byte > 0.001
     assert done.best_step > 7
@@ -152,43 +153,44 @@ def damage(state: Path, how: str) -> None:
     "how",
     ["cut short", "one bit", "zeros", "gone", "no manifest", "a manifest that lies", "garbage"],
 )
-def test_a_damaged_state_is_set_aside_and_the_one_before_goes_on(tmp_path, how):
+def test_damaged_state_is_renamed_and_the_previous_one_is_used(tmp_path, how):
     out = tmp_path / "model"
     list(runs.start(request(tmp_path)))
     whole = contents(out)
     *_, before, newest = sorted((out / "training").glob("state-*"))
     damage(newest, how)
     reports = list(resume(out, threads=1))
-    assert any("set aside as damaged-state-00000014" in note for note in reports[0].notes)
+    assert any("renamed to damaged-state-00000014" in note for note in reports[0].notes)
     assert reports[0].resumed_at_step == int(before.name[-8:]) == 10
     assert (out / "training" / "damaged-state-00000014").is_dir()
     after = {name: one for name, one in contents(out).items() if "damaged" not in name}
     assert after == whole
     for state in (out / "training").glob("state-*"):
         damage(state, how)
-    with pytest.raises(TrainingError, match="no state of the run"):
+    with pytest.raises(TrainingError, match="no training state in"):
         next(resume(out))
     assert len(list((out / "training").glob("damaged-*"))) >= 3
 
 
-def test_a_state_of_another_run_is_not_taken(tmp_path):
+def test_state_of_another_run_is_not_used(tmp_path):
     for name in ("model", "other"):
         list(runs.start(request(tmp_path, name)))
     mine, other = (tmp_path / name / "training" for name in ("model", "other"))
     (mine / "state-00000014").rename(mine / "gone")
     (other / "state-00000014").rename(mine / "state-00000014")
     reports = list(resume(tmp_path / "model", threads=1))
-    assert any("is of another run" in note for note in reports[0].notes)
+    assert any("belongs to another run" in note for note in reports[0].notes)
     assert reports[0].resumed_at_step == 10
 
 
-def test_another_machine_is_said(tmp_path, monkeypatch):
+def test_changed_environment_is_reported(tmp_path, monkeypatch):
     list(runs.start(request(tmp_path)))
     *_, last = next(resume(tmp_path / "model", threads=1)).notes
-    assert "last bit" not in last
-    monkeypatch.setattr(checkpoint_saver, "__version__", "9.9")
+    assert "may differ" not in last
+    monkeypatch.setattr(prepare, "__version__", "9.9")
     *_, last = next(resume(tmp_path / "model", threads=1)).notes
-    assert last == ("not to the last bit as without a break: tgen 0.1.0 is 9.9 now")
+    assert last.startswith("results may differ from an uninterrupted run: tgen was ")
+    assert last.endswith(", now 9.9")
 
 
 def end(reports: Iterator[RunReport]) -> int:
@@ -197,7 +199,7 @@ def end(reports: Iterator[RunReport]) -> int:
     return last.step
 
 
-def test_another_end_holds_for_every_state_however_soon_the_run_is_killed(tmp_path, monkeypatch):
+def test_new_end_applies_to_all_states_after_a_kill(tmp_path, monkeypatch):
     out = tmp_path / "model"
     list(runs.start(request(tmp_path)))
     longer = {"threads": 1, "settings": {"steps": 20}, "override": True}
@@ -205,19 +207,19 @@ def test_another_end_holds_for_every_state_however_soon_the_run_is_killed(tmp_pa
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):  # after run.json, if ever
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):  # after run.json is written
         patch.setattr(run_state, "save_progress", killed)
         begun = resume(out, **longer)
         next(begun)
         begun.close()
     shutil.copytree(out, tmp_path / "damaged")
     assert end(resume(out, **longer)) == 20
-    damage(tmp_path / "damaged" / "training" / "state-00000014", "gone")  # the one before knows 14
+    damage(tmp_path / "damaged" / "training" / "state-00000014", "gone")  # the previous state has 14 steps
     assert end(resume(tmp_path / "damaged", threads=1)) == 20
 
 
 def reseal(state: Path, **changed: object) -> None:
-    """Another manifest that fits."""
+    """Write a changed manifest with a matching digest."""
     values = manifest.read(state)
     described = values.pop("files")
     sealed = json.loads(manifest.seal(values | changed, described))
@@ -226,12 +228,12 @@ def reseal(state: Path, **changed: object) -> None:
     (state / "manifest.json").write_text(json.dumps(sealed))
 
 
-def test_states_of_another_version_are_left_as_they_are(tmp_path):
+def test_states_of_another_version_stay_unchanged(tmp_path):
     out = tmp_path / "model"
     list(runs.start(request(tmp_path)))
     newest = out / "training" / "state-00000014"
     reseal(newest, progress={**manifest.read(newest)["progress"], "moon": 1})
-    with pytest.raises(TrainingError, match=r"made by tgen 0\.1\.0, whose counters are others"):
+    with pytest.raises(TrainingError, match=r"written by tgen \S+ and is not compatible"):
         next(resume(out))
     reseal(newest, format=2)
     for _ in range(2):
@@ -244,7 +246,7 @@ def test_states_of_another_version_are_left_as_they_are(tmp_path):
 @pytest.mark.parametrize(
     "error", [OSError(5, "Input/output error"), TgenError("x cannot be opened: Permission denied")]
 )
-def test_a_state_that_cannot_be_read_now_is_left_as_it_is(tmp_path, monkeypatch, error):
+def test_unreadable_state_stays_unchanged(tmp_path, monkeypatch, error):
     out = tmp_path / "model"
     list(runs.start(request(tmp_path)))
     digest = files.sha256
@@ -262,12 +264,14 @@ def test_a_state_that_cannot_be_read_now_is_left_as_it_is(tmp_path, monkeypatch,
     assert end(resume(out, threads=1)) == 14
 
 
-def test_where_only_damaged_states_are_left_it_says_so(tmp_path):
+def test_run_with_only_damaged_states_is_an_error(tmp_path):
     out = tmp_path / "model"
     list(runs.start(request(tmp_path)))
     for state in (out / "training").glob("state-*"):
         damage(state, "gone")
-    with pytest.raises(TrainingError, match="no state of the run"):
+    with pytest.raises(TrainingError, match="no training state in"):
         next(resume(out))
-    with pytest.raises(TrainingError, match=r"lost its state: damaged-state-.*, damaged-state"):
+    with pytest.raises(
+        TrainingError, match=r"has no training state \(damaged-state-.*, damaged-state"
+    ):
         next(resume(out))

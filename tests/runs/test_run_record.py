@@ -1,4 +1,4 @@
-"""A run's record: what is read is what was written, or an error that says so."""
+"""The run record: reading inverts writing, or is an error."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ def written(tmp_path_factory):
     return run_state.load_run(asked.out)[0]
 
 
-def test_a_record_survives_the_way_through_json(written):
+def test_record_survives_json(written):
     record = dataclasses.replace(RunRecord.from_dict(written), sample_prompt=b"\xff na\xc3\xafve")
     assert RunRecord.from_dict(json.loads(json.dumps(record.to_dict()))) == record
     assert RunRecord.from_dict(written).to_dict() == written
@@ -35,23 +35,23 @@ def test_a_record_survives_the_way_through_json(written):
         {"of_another_version": 1},
     ],
 )
-def test_a_damaged_record_is_refused(written, damage):
-    with pytest.raises(TrainingError, match="another version or damaged"):
+def test_damaged_record_is_an_error(written, damage):
+    with pytest.raises(TrainingError, match="damaged or was written by another version"):
         RunRecord.from_dict(written | damage)
 
 
-def test_an_absurd_or_missing_field_is_refused(written):
+def test_impossible_or_missing_field_is_an_error(written):
     wild = {"plan": written["plan"] | {"train": written["plan"]["train"] | {"dropout": 7}}}
     missing = {name: written[name] for name in written if name != "threads"}
     for values in (written | wild, missing):
-        with pytest.raises(TrainingError, match="another version or damaged"):
+        with pytest.raises(TrainingError, match="damaged or was written by another version"):
             RunRecord.from_dict(values)
 
 
-def test_a_run_that_lost_its_state_does_not_begin_anew(tmp_path):
+def test_run_without_a_state_does_not_start_again(tmp_path):
     stops = iter([False, True])
     list(runs.start(request(tmp_path), stopped=lambda: next(stops)))
     for state in (tmp_path / "model" / "training").glob("state-*"):
         shutil.rmtree(state)
-    with pytest.raises(TrainingError, match="has lost its state"):
+    with pytest.raises(TrainingError, match="has no training state"):
         list(resume(tmp_path / "model"))

@@ -1,4 +1,4 @@
-"""Runs: resumed equals uninterrupted, what is kept, who owns a run."""
+"""Starting and resuming runs: exact resume, saved weights, and the protection of existing files."""
 
 import json
 from typing import get_args
@@ -22,7 +22,7 @@ from tgen.training.evaluation import LossModule, evaluate
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 @pytest.mark.parametrize("family", get_args(Family))
-def test_resumed_equals_uninterrupted_byte_for_byte(tmp_path, family, optimizer):
+def test_resumed_run_equals_uninterrupted_run(tmp_path, family, optimizer):
     values = {"family": family, "overrides": {"optimizer": optimizer}}
     list(runs.start(request(tmp_path, "whole", **values)))
     stops = iter([3, 5, 6, 11])  # before, at and after evaluations, more than once
@@ -57,22 +57,22 @@ def test_resumed_equals_uninterrupted_byte_for_byte(tmp_path, family, optimizer)
     assert log("parts") == log("whole")
 
 
-def test_the_best_weights_are_kept_and_score_what_was_reported(tmp_path):
+def test_saved_weights_have_the_best_reported_loss(tmp_path):
     wild = {"dropout": "0", "learning_rate": "20", "optimizer": "adamw", "decay_fraction": "0"}
     wild["warmup_steps"] = "0"
     reports = list(runs.start(request(tmp_path, overrides=wild)))
     evaluations = [r for r in reports if isinstance(r, EvalReport)]
     best = min(evaluations, key=lambda r: r.bits_per_byte)
     assert [r.step for r in evaluations] == [5, 10, 14]
-    assert best.step != 14  # or the test shows nothing
+    assert best.step != 14  # otherwise the test proves nothing
     bundle = model_dir.load(tmp_path / "model")
     run, tokens = state.load_run(tmp_path / "model")
     store = TokenDataset(
         train=tokens["train"],
-        held_out=tokens["held_out"],
+        val=tokens["val"],
         batch_size=1,
         seed=0,
-        held_out_bytes=run["held_out_bytes"],
+        val_bytes=run["held_out_bytes"],
         context_length=16,
     )
     _, bits, _ = evaluate(LossModule(Transformer.from_arrays(bundle.config, bundle.arrays)), store)
@@ -81,11 +81,13 @@ def test_the_best_weights_are_kept_and_score_what_was_reported(tmp_path):
     assert reports[-1].best_bits_per_byte == best.bits_per_byte
 
 
-def test_a_corpus_shorter_than_the_context_gets_a_smaller_one(tmp_path):
+def test_short_corpus_gets_a_shorter_context(tmp_path):
     (tmp_path / "corpus.txt").write_bytes(b"to be or not to be")
     plan = runs.dry_run(request(tmp_path, overrides={"context_length": None}))
     assert plan.context_length == 2  # an eighth of 16 bytes to train on
-    with pytest.raises(CorpusError, match="context_length=64 is longer than the text: 16 tokens"):
+    with pytest.raises(
+        CorpusError, match=r"context_length=64 is longer than the corpus \(16 training tokens"
+    ):
         list(runs.start(request(tmp_path, overrides={"context_length": "64"})))
     assert not (tmp_path / "model").exists()
 
@@ -93,7 +95,7 @@ def test_a_corpus_shorter_than_the_context_gets_a_smaller_one(tmp_path):
 @pytest.mark.parametrize(
     "text", [b"ab", b"\xff\xfe\x00", "é".encode(), b"x" * 50, b"\r\n.\r\n" * 9]
 )
-def test_any_bytes_train(tmp_path, text):
+def test_any_bytes_can_be_trained_on(tmp_path, text):
     (tmp_path / "corpus.txt").write_bytes(text)
     reports = list(runs.start(request(tmp_path, overrides={"context_length": None})))
     assert isinstance(reports[-1], DoneReport)
@@ -103,14 +105,14 @@ def test_any_bytes_train(tmp_path, text):
 @pytest.mark.parametrize(
     "text", [b"x" * 90 + b" " * 60, b"\n" * 80 + b"x", b'{"prompt": "", "completion": "ab"}\n' * 9]
 )
-def test_whatever_the_samples_would_start_with_a_run_goes_on(tmp_path, text):
+def test_samples_work_with_any_prompt(tmp_path, text):
     name = "corpus.jsonl" if text.startswith(b"{") else "corpus.txt"
     (tmp_path / name).write_bytes(text)
     reports = list(runs.start(request(tmp_path, corpus=[str(tmp_path / name)])))
     assert any(isinstance(report, SampleReport) for report in reports)
 
 
-def test_with_nothing_held_out_the_last_weights_are_saved_as_it_goes(tmp_path):
+def test_last_weights_are_saved_without_a_validation_split(tmp_path):
     reports = runs.start(request(tmp_path, train=TrainConfig(steps=14, val_fraction=0)))
     for report in reports:
         if isinstance(report, StepReport) and report.step == 5:
@@ -123,12 +125,12 @@ def test_with_nothing_held_out_the_last_weights_are_saved_as_it_goes(tmp_path):
     assert any(not np.array_equal(early.arrays[n], late.arrays[n]) for n in late.arrays)
 
 
-def test_the_largest_seed_works(tmp_path):
+def test_largest_seed_works(tmp_path):
     last = list(runs.start(request(tmp_path, train=TrainConfig(steps=1, seed=2**63 - 1))))[-1]
     assert isinstance(last, DoneReport)
 
 
-def test_a_run_in_use_is_refused_and_readers_are_not(tmp_path):
+def test_locked_run_refuses_writers_but_not_readers(tmp_path):
     list(runs.start(request(tmp_path)))
     with locks.lock(tmp_path / "model" / "training" / "LOCK"):
         with pytest.raises(LockedError, match="in use by process"):
@@ -136,14 +138,14 @@ def test_a_run_in_use_is_refused_and_readers_are_not(tmp_path):
         model_dir.load(tmp_path / "model")
 
 
-def test_nothing_is_overwritten_unasked(tmp_path):
+def test_existing_files_are_not_overwritten(tmp_path):
     list(runs.start(request(tmp_path)))
     before = contents(tmp_path / "model")
-    with pytest.raises(UsageError, match="already holds a model"):
+    with pytest.raises(UsageError, match="already contains a model"):
         next(runs.start(request(tmp_path)))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("mine")
-    with pytest.raises(UsageError, match="holds other files"):
+    with pytest.raises(UsageError, match="contains other files"):
         next(runs.start(request(tmp_path, "other", overwrite=True)))
     assert contents(tmp_path / "model") == before
     (tmp_path / "model" / "notes.txt").write_text("mine")
@@ -153,7 +155,7 @@ def test_nothing_is_overwritten_unasked(tmp_path):
     assert after["model.safetensors"] != before["model.safetensors"]
 
 
-def test_an_old_model_stays_until_there_is_a_new_one(tmp_path):
+def test_old_model_stays_until_the_new_one_is_saved(tmp_path):
     list(runs.start(request(tmp_path)))
     before = (tmp_path / "model" / "model.safetensors").read_bytes()
     next(runs.start(request(tmp_path, overwrite=True, overrides={"d_model": "32"})))
@@ -163,7 +165,7 @@ def test_an_old_model_stays_until_there_is_a_new_one(tmp_path):
     assert model_dir.load(tmp_path / "model").config.d_model == 32
 
 
-def test_a_changed_corpus_is_refused_on_resume(tmp_path):
+def test_resume_refuses_a_changed_corpus(tmp_path):
     list(runs.start(request(tmp_path)))
     (tmp_path / "corpus.txt").write_bytes(TEXT + b"more")
     with pytest.raises(TrainingError, match="has changed"):

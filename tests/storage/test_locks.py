@@ -1,4 +1,4 @@
-"""Who owns a folder: one process, whatever others do to the folder meanwhile."""
+"""Lock files: one process owns a folder, whatever others do to it meanwhile."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ from tgen.runs.storage import state
 from tgen.storage import locks
 
 
-def test_a_folder_that_another_start_took_away_is_made_again(tmp_path, monkeypatch):
+def test_lock_makes_a_folder_that_another_process_removed(tmp_path, monkeypatch):
     left = [3]
 
     def gone(*given, **named):
@@ -28,12 +28,12 @@ def test_a_folder_that_another_start_took_away_is_made_again(tmp_path, monkeypat
     monkeypatch.setattr(locks, "open", gone, raising=False)
     with locks.lock(tmp_path / "m" / "LOCK"):
         assert (tmp_path / "m" / "LOCK").read_text() == str(os.getpid())
-    left[0] = 1_000  # but not for ever
+    left[0] = 1_000  # gives up in the end
     with pytest.raises(FileNotFoundError), locks.lock(tmp_path / "n" / "LOCK"):
         pass
 
 
-def test_only_a_lock_that_is_held_is_in_use(tmp_path, monkeypatch):
+def test_failure_to_lock_does_not_mean_in_use(tmp_path, monkeypatch):
     import fcntl
 
     def no_locks(*_: object) -> None:
@@ -44,15 +44,15 @@ def test_only_a_lock_that_is_held_is_in_use(tmp_path, monkeypatch):
         pass
 
 
-def test_on_windows_every_process_locks_the_same_byte_past_what_is_written(tmp_path, monkeypatch):
-    held = set()
+def test_windows_locks_one_byte_after_the_content(tmp_path, monkeypatch):
+    locked = set()
 
     def locking(fd: int, _mode: int, n: int) -> None:
-        place = os.fstat(fd).st_ino, os.lseek(fd, 0, os.SEEK_CUR), n
-        assert place[1] > 1 << 20
-        if place in held:
+        byte = os.fstat(fd).st_ino, os.lseek(fd, 0, os.SEEK_CUR), n
+        assert byte[1] > 1 << 20
+        if byte in locked:
             raise PermissionError(errno.EACCES, "Permission denied")
-        held.add(place)
+        locked.add(byte)
 
     monkeypatch.setitem(sys.modules, "msvcrt", SimpleNamespace(LK_NBLCK=2, locking=locking))
     monkeypatch.setattr(locks, "sys", SimpleNamespace(platform="win32"))
@@ -64,17 +64,17 @@ def test_on_windows_every_process_locks_the_same_byte_past_what_is_written(tmp_p
         pass
 
 
-def test_a_refused_start_removes_nothing_that_was_there(tmp_path):
+def test_refused_start_removes_nothing(tmp_path):
     out = tmp_path / "model"
     list(runs.start(request(tmp_path)))
     (out / "training" / "run.json").unlink()
     before = contents(out)
-    with pytest.raises(UsageError, match="already holds a model"):
+    with pytest.raises(UsageError, match="already contains a model"):
         next(runs.start(request(tmp_path)))
     assert contents(out) == before
 
 
-def test_a_start_that_fails_leaves_nothing_of_itself(tmp_path, monkeypatch):
+def test_failed_start_leaves_nothing(tmp_path, monkeypatch):
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -85,30 +85,30 @@ def test_a_start_that_fails_leaves_nothing_of_itself(tmp_path, monkeypatch):
     assert not (tmp_path / "model").exists()
 
 
-def test_a_run_removes_what_an_interrupted_one_left(tmp_path):
+def test_run_removes_temporary_files_of_an_interrupted_one(tmp_path):
     out = tmp_path / "model"
     list(runs.start(request(tmp_path)))
-    for go_on in (lambda: runs.start(request(tmp_path, overwrite=True)), lambda: resume(out)):
+    for start in (lambda: runs.start(request(tmp_path, overwrite=True)), lambda: resume(out)):
         for folder in (out, out / "training", out / "training" / "state-00000014"):
             (folder / ".tmp-deadbeef").write_bytes(b"half")
-        list(go_on())
+        list(start())
         assert not list(out.rglob(".tmp-*"))
 
 
-def test_a_signal_while_the_lock_is_taken_leaves_nothing(tmp_path, monkeypatch):
-    taken, handled = locks._locked, signal.getsignal(signal.SIGTERM)
+def test_signal_during_locking_leaves_nothing(tmp_path, monkeypatch):
+    open_locked, old_handler = locks._open_locked, signal.getsignal(signal.SIGTERM)
 
     def interrupted(path):
-        file = taken(path)
+        file = open_locked(path)
         signal.raise_signal(signal.SIGTERM)
         return file
 
-    monkeypatch.setattr(locks, "_locked", interrupted)
+    monkeypatch.setattr(locks, "_open_locked", interrupted)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        with pytest.raises(SystemExit) as stop, run_lock.run_lock(tmp_path / "out"):
+        with pytest.raises(SystemExit) as stop, run_lock.lock_run(tmp_path / "out"):
             pass
         assert stop.value.code == 143
     finally:
-        signal.signal(signal.SIGTERM, handled)
+        signal.signal(signal.SIGTERM, old_handler)
     assert not (tmp_path / "out").exists()

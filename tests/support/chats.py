@@ -1,4 +1,4 @@
-"""Models that chat: control tokens, and templates in the styles that there are."""
+"""Chat models: control tokens, and chat templates of known models."""
 
 import json
 import os
@@ -40,7 +40,7 @@ MISTRAL = """{%- set ns = namespace(system='') -%}
   {%- elif message.role == 'assistant' -%}
     {% generation %}{{- ' ' ~ message.content ~ eos_token -}}{% endgeneration %}
   {%- else -%}
-    {{ raise_exception('a ' ~ message.role ~ ' has nothing to say here') }}
+    {{ raise_exception('the role ' ~ message.role ~ ' is not supported') }}
   {%- endif -%}
 {%- endfor -%}"""
 ZEPHYR = """{% for message in messages %}
@@ -65,30 +65,34 @@ def user(text: str) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def plain_model(tokenizer, tmp_path_factory):
-    """A random model whose tokenizer has control tokens, and no template."""
+    """A random model with control tokens and without a chat template."""
     backend = Backend.from_str(tokenizer.json)
     backend.add_special_tokens([AddedToken(name, special=True) for name in SPECIAL])
     backend.add_special_tokens([AddedToken("<|user|>", special=True, rstrip=True)])
     backend.add_tokens([AddedToken(name, normalized=False) for name in ("</think>", "<other>")])
-    ours = Tokenizer(backend.to_str())
-    model = make_model("llama", vocab_size=ours.vocab_size, context_length=256)
+    extended = Tokenizer(backend.to_str())
+    model = make_model("llama", vocab_size=extended.vocab_size, context_length=256)
     path = tmp_path_factory.mktemp("chat") / "model"
-    model_dir.save(path, model.config, ours, model.to_arrays())
+    model_dir.save(path, model.config, extended, model.to_arrays())
     return path
 
 
 @pytest.fixture
 def model(plain_model, tmp_path):
-    """Gives it a template."""
+    """A function that adds a chat template to the model and returns its path."""
 
-    def given(source, **config):
+    def add_template(source, **config):
         for file in plain_model.iterdir():
             if not (tmp_path / file.name).exists():
                 os.link(file, tmp_path / file.name)
-        described = json.loads((plain_model / "tokenizer_config.json").read_bytes())
-        described |= {"bos_token": "<s>", "eos_token": "</s>", "chat_template": source} | config
+        tokenizer_config = json.loads((plain_model / "tokenizer_config.json").read_bytes())
+        tokenizer_config |= {
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+            "chat_template": source,
+        } | config
         (tmp_path / "tokenizer_config.json").unlink()
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps(described))
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
         return tmp_path
 
-    return given
+    return add_template

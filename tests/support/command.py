@@ -9,7 +9,7 @@ from pathlib import Path
 def tgen(
     *arguments: object, stdin: bytes = b"", cwd: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[bytes]:
-    """Runs the real command."""
+    """Run the real command and return its result."""
     return subprocess.run(
         [sys.executable, "-m", "tgen", *map(str, arguments)],
         input=stdin,
@@ -22,13 +22,14 @@ def tgen(
 
 
 def start(*arguments: object, **streams: object) -> subprocess.Popen[bytes]:
-    """Begins the real command."""
+    """Start the real command."""
     return subprocess.Popen(
         [sys.executable, "-m", "tgen", *map(str, arguments)], env=clean_environment(), **streams
     )
 
 
 def clean_environment(**more: str) -> dict[str, str]:
+    """Return the environment with one thread, 100 columns and default warnings."""
     return (
         os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100", "PYTHONWARNINGS": "default"} | more
     )

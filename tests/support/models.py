@@ -1,4 +1,4 @@
-"""Small random models of each family, and the text that tests train on."""
+"""Small random models of each family, and the corpus of the tests."""
 
 import torch
 
@@ -12,7 +12,7 @@ ALL_FAMILIES = list(FAMILIES)
 
 
 def make_model(family: str, *, seed: int = 0, **values: object) -> Transformer:
-    """A small random model whose weights are large enough for every part to matter."""
+    """Make a small random model whose weights are large enough for every part to matter."""
     shape = {"vocab_size": 300, "n_layers": 2, "d_model": 32, "n_heads": 4, "context_length": 48}
     if family not in ("classic", "gpt2"):
         shape["n_kv_heads"] = 2

@@ -1,10 +1,10 @@
-"""A page of made-up reports, as the tests of the file and those in a browser open it."""
+"""Sample reports and a page made from them, for the tests of the HTML page."""
 
 from typing import Any
 
 import numpy as np
 
-from tgen.cli.inspect.page.page import page
+from tgen.cli.inspect.page.render import render_page
 from tgen.reports import (
     AttentionReport,
     Check,
@@ -17,7 +17,7 @@ from tgen.reports import (
     TokenReport,
 )
 
-CLOSE = 7.7e-6  # half a 65535th, and a little for the float32
+MAX_ERROR = 7.7e-6  # half of 1/65535, and float32 rounding
 HOSTILE = [
     b"[/x]",
     b"</script><script>document.title='bad'</script>",
@@ -37,11 +37,11 @@ HOSTILE = [
     b".\n",
 ]
 PLAIN = [b" word"] * len(HOSTILE)
-STILL = '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><rect width="9"/></svg>'
+PICTURE = '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><rect width="9"/></svg>'
 
 
 def matrices(n_layers: int, n_heads: int, n_tokens: int, *, seed: int = 0) -> list[AttentionReport]:
-    """Weights as a softmax has them, with rows that miss 1 by a float32's rounding."""
+    """Return softmax weights; some rows exceed 1 by a float32 rounding error."""
     random, reports = np.random.default_rng(seed), []
     for layer in range(n_layers):
         for head in range(n_heads):
@@ -55,7 +55,7 @@ def matrices(n_layers: int, n_heads: int, n_tokens: int, *, seed: int = 0) -> li
                     kv_head=head,
                     weights=weights,
                     measure="attention",
-                    why="",
+                    selection="",
                 )
             )
     return reports
@@ -67,12 +67,12 @@ def text_of(tokens: list[bytes]) -> TextReport:
             index=i,
             id=i,
             text=token,
-            start=0,
+            byte_offset=0,
             surprisal=None if i == 0 else 1.5 * i,
             rank=None if i == 0 else i,
-            likeliest=None if i == 0 else 3,
-            likeliest_text=tokens[-1 - i],
-            likeliest_probability=None if i == 0 else 0.25,
+            top_id=None if i == 0 else 3,
+            top_text=tokens[-1 - i],
+            top_probability=None if i == 0 else 0.25,
         )
         for i, token in enumerate(tokens)
     ]
@@ -82,9 +82,9 @@ def text_of(tokens: list[bytes]) -> TextReport:
 
 
 def heads_of(n_layers: int, n_heads: int) -> HeadsReport:
-    """Scores of induction fall from head to head, and what is left without their control rises."""
+    """Return heads whose induction score falls while its excess over the control rises."""
     numbers: dict[str, Any] = dict.fromkeys(
-        ("entropy", "effective_keys", "normalised_entropy", "confidence", "distance", "previous",
+        ("entropy", "effective_keys", "normalized_entropy", "confidence", "distance", "previous",
          "first", "text_induction"), 0.125,
     )  # fmt: skip
     reports = [
@@ -98,9 +98,9 @@ def heads_of(n_layers: int, n_heads: int) -> HeadsReport:
             duplicate_control=0.03,
             induction=0.9 - 0.1 * (layer * n_heads + head),
             induction_control=0.85 - 0.17 * (layer * n_heads + head),
-            induction_deviation=None,
-            by_distance=[0.5, 0.25, 0.25],
-            ablation=None,
+            induction_std=None,
+            distance_histogram=[0.5, 0.25, 0.25],
+            ablation_cost=None,
             **numbers,
         )
         for layer in range(n_layers)
@@ -110,10 +110,10 @@ def heads_of(n_layers: int, n_heads: int) -> HeadsReport:
         heads=reports,
         baseline=dict.fromkeys(("effective_keys", "distance", "previous", "first"), 0.2)
         | {"self": 0.1, "duplicate": 0.06, "induction": 0.06},
-        n_rows=9,
+        n_queries=9,
         block_length=4,
-        seeds=2,
-        drawn_from="all 300",
+        n_seeds=2,
+        sampled_from="all 300 tokens",
         same_tokens=True,
         repeat_gain=-0.25,
         loss=None,
@@ -125,26 +125,26 @@ def lens_of(tokens: list[bytes]) -> LensReport:
     return LensReport(
         layers=["embedding", "layer 0"],
         first=0,
-        likeliest=[list(range(len(tokens)))] * 2,
-        likeliest_text=[tokens, tokens[::-1]],
-        probabilities=np.full((2, len(tokens)), 0.5, dtype=np.float32),
+        top_ids=[list(range(len(tokens)))] * 2,
+        top_texts=[tokens, tokens[::-1]],
+        top_probabilities=np.full((2, len(tokens)), 0.5, dtype=np.float32),
         query=2,
         candidates=[[best], [best]],
         answer=1,
         answer_text=tokens[1],
-        ranks=[4, 0],
+        answer_ranks=[4, 0],
         answer_probabilities=[0.1, 0.5],
     )
 
 
-def page_of(tokens: list[bytes], attention: list[AttentionReport], **other: Any) -> str:
-    """A page with everything on it, unless told otherwise."""
+def page_of(tokens: list[bytes], attention: list[AttentionReport], **changes: Any) -> str:
+    """Return a page with all panels; `changes` replace arguments of `render_page`."""
     n_layers = 1 + max(report.layer for report in attention)
     n_heads = 1 + max(report.head or 0 for report in attention)
     summary = ModelSummary(
         path="models/x",
         family="qwen3",
-        fields={"n_layers": n_layers, "n_heads": n_heads, "vocab_size": 300},
+        config={"n_layers": n_layers, "n_heads": n_heads, "vocab_size": 300},
         parameters=[],
         n_parameters=1234567,
         n_embedding_parameters=0,
@@ -152,14 +152,14 @@ def page_of(tokens: list[bytes], attention: list[AttentionReport], **other: Any)
         cache_bytes_per_token=0,
         attention_bytes=0,
     )
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "name": "a model",
         "summary": summary,
         "text": text_of(tokens),
         "attention": attention,
         "heads": heads_of(n_layers, n_heads),
         "lens": lens_of(tokens),
-        "checks": [Check(name="rows sum to 1", value=2e-7, limit=1e-5)],
-        "still": STILL,
+        "checks": [Check(name="attention rows sum to 1", value=2e-7, limit=1e-5)],
+        "picture": PICTURE,
     }
-    return page(**given | other)
+    return render_page(**arguments | changes)

@@ -1,8 +1,7 @@
-"""Ranks without torchrun: a process that has loaded torch and the command forks them, as often as
-it is asked to.
+"""Fast ranks without torchrun: forked from a process that has imported torch and the command.
 
-Each request is a line of JSON on stdin: "arguments", a list for each rank, or "code" and "n", and
-"folder", where what they write will lie. The answer is the ranks' exit statuses.
+Each request is one JSON object per line on stdin: "arguments", a list per rank, or "code" and "n";
+and "folder", for the ranks' output. The answer is the ranks' exit statuses.
 """
 
 import faulthandler
@@ -25,23 +24,23 @@ assert session
 
 
 def main() -> None:
-    faulthandler.enable()  # where it was that a rank crashed
+    faulthandler.enable()  # shows where a rank crashed
     torch.set_num_threads(1)
     for line in sys.stdin:
-        asked = json.loads(line)
-        works = asked.get("arguments") or [asked["code"]] * asked["n"]
-        folder = Path(asked["folder"])
+        request = json.loads(line)
+        tasks = request.get("arguments") or [request["code"]] * request["n"]
+        folder = Path(request["folder"])
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # torchrun's
-        pids = [fork(work, rank, len(works), store.port, folder) for rank, work in enumerate(works)]
-        ends = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-        sys.stdout.write(json.dumps(ends) + "\n")
+        pids = [fork(task, rank, len(tasks), store.port, folder) for rank, task in enumerate(tasks)]
+        statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        sys.stdout.write(json.dumps(statuses) + "\n")
         sys.stdout.flush()
 
 
-def fork(work: object, rank: int, n: int, port: int, folder: Path) -> int:
+def fork(task: object, rank: int, n: int, port: int, folder: Path) -> int:
     if pid := os.fork():
         return pid
-    signal.alarm(100)  # whatever hangs
+    signal.alarm(100)  # if it hangs
     for number, name in ((0, os.devnull), (1, folder / f"{rank}.out"), (2, folder / f"{rank}.err")):
         os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
     if n > 1:
@@ -49,12 +48,12 @@ def fork(work: object, rank: int, n: int, port: int, folder: Path) -> int:
         os.environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     status = 99
     try:
-        if isinstance(work, str):
-            exec(work, {})
+        if isinstance(task, str):
+            exec(task, {})
             status = 0
         else:
-            sys.argv[1:] = work
-            status = run(work)
+            sys.argv[1:] = task
+            status = run(task)
     except BaseException as error:
         sys.stderr.write(f"raised {error!r}\n")
     finally:

@@ -1,4 +1,4 @@
-"""A tiny training run: its request, its resumption, and what it leaves on disk."""
+"""A tiny training run: request, resume, and what it leaves on disk."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from tgen.reports import RunReport
 from tgen.runs import ResumeRequest, RunRequest
 from tgen.runs.storage import state as run_state
 
-TRAINED = ("StepReport", "EvalReport", "SampleReport")  # not what each sitting begins and ends with
+TRAINED = ("StepReport", "EvalReport", "SampleReport")  # without the first and last reports of a session
 
 
 def request(folder: Path, name: str = "model", **values: object) -> RunRequest:
@@ -46,15 +46,15 @@ def resume(
 
 
 def contents(out: Path) -> dict[str, str]:
-    """Hashes of all that a run leaves, but for what carries the time of day."""
-    found = {}
+    """Return the hashes of a run's files, without those that contain times."""
+    hashes = {}
     for path in sorted(out.rglob("*")):
         if path.is_file() and path.name not in ("LOCK", "log.jsonl", "manifest.json", "run.json"):
-            found[str(path.relative_to(out))] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return found
+            hashes[str(path.relative_to(out))] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashes
 
 
 def progress(out: Path) -> dict[str, object]:
-    saved = run_state.load_state(out, run=run_state.load_run(out)[0]["run_id"])
+    saved = run_state.load_state(out, run_id=run_state.load_run(out)[0]["run_id"])
     assert saved
     return {k: v for k, v in saved.progress.items() if "seconds" not in k}

@@ -1,4 +1,4 @@
-"""Small tokenizer.json files like those of the field's models, and a text with everything in it."""
+"""Small tokenizer.json files like those of known models, and a text with all kinds of content."""
 
 import json
 import random
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
-from tgen.tokenizer.patterns import _MARKS, _O200K, _TEKKEN, GPT2, QWEN2, WORDS
+from tgen.tokenizer.patterns import GPT2, LLAMA3, O200K, QWEN2, QWEN35, TEKKEN
 
 SOURCE = Path(__file__).parents[1] / "tokenizer" / "test_tokenizer.py"
 SPECIAL = ["<|endoftext|>", "<s>", "</s>"]
@@ -21,7 +21,7 @@ WHITE = " |  |   |        |\n|\n\n|\n\n\n|\r\n|\t| \n |\n\t|!\n/|?!\n\n"
 
 @cache
 def mixed(size: int, seed: int = 0) -> str:
-    """About `size` bytes of code, prose, emoji, CJK, marks, control characters, runs of white."""
+    """About `size` bytes of code, prose, emoji, CJK, marks, control characters and white space."""
     rng = random.Random(seed)
     words, odd, white = PROSE.split(" "), ODD.split(" "), WHITE.split("|")
     code = SOURCE.read_text().splitlines(keepends=True)
@@ -43,7 +43,7 @@ def mixed(size: int, seed: int = 0) -> str:
 
 
 def added(names, first=None, **flags):
-    """Entries of added_tokens, from id `first` on."""
+    """Entries of added_tokens, with ids from `first`."""
     rest = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return [
         {"id": first + i, "content": name, **rest, "special": True, **flags}
@@ -81,8 +81,8 @@ def sequence(key, *parts):
 
 
 @cache
-def _learned(pattern: str) -> str:
-    """A BPE model's JSON, byte-level by words of a pattern, or of characters where it is empty."""
+def _train_model(pattern: str) -> str:
+    """The JSON of a BPE model, byte-level with a pattern, or of characters if it is empty."""
     backend = Tokenizer(models.BPE())
     alphabet = []
     if pattern:
@@ -103,29 +103,29 @@ def _learned(pattern: str) -> str:
 def byte_level(
     pattern=GPT2, *, splitter=None, names=SPECIAL, normalizer=None, post=None, special=True, **model
 ):
-    found = json.loads(_learned(pattern)) | model
-    if found["ignore_merges"]:  # words that no merges lead to
-        found["merges"] = found["merges"][::2]
+    model_json = json.loads(_train_model(pattern)) | model
+    if model_json["ignore_merges"]:  # some words are not reachable by merges
+        model_json["merges"] = model_json["merges"][::2]
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": added(names, len(found["vocab"]), special=special),
+        "added_tokens": added(names, len(model_json["vocab"]), special=special),
         "normalizer": normalizer,
         "pre_tokenizer": splitter or sequence("pretokenizers", split(pattern), level(regex=False)),
-        "post_processor": post(len(found["vocab"])) if post else level(),
+        "post_processor": post(len(model_json["vocab"])) if post else level(),
         "decoder": level(),
-        "model": found,
+        "model": model_json,
     }
 
 
 def sentencepiece(*, normalizer=None, splitter=None, more=(), lines=False, **model):
-    """BPE of characters with byte fallback; with `lines` tokens hold line breaks too."""
-    learned = json.loads(_learned(""))
+    """BPE of characters with byte fallback; with `lines`, tokens may contain line breaks."""
+    trained = json.loads(_train_model(""))
     names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    names += [name for name in learned["vocab"] if "\n" not in name or lines]
-    kept = set(names)
-    merges = [[a, b] for a, b in learned["merges"] if {a, b, a + b} <= kept]
+    names += [name for name in trained["vocab"] if "\n" not in name or lines]
+    known = set(names)
+    merges = [[a, b] for a, b in trained["merges"] if {a, b, a + b} <= known]
     strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
     spaces = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
     return {
@@ -137,7 +137,7 @@ def sentencepiece(*, normalizer=None, splitter=None, more=(), lines=False, **mod
         "pre_tokenizer": splitter,
         "post_processor": template("<s>", 1),
         "decoder": sequence("decoders", spaces, {"type": "ByteFallback"}, {"type": "Fuse"}, strip),
-        "model": learned
+        "model": trained
         | {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True}
         | {"vocab": {name: i for i, name in enumerate(names)}, "merges": merges}
         | model,
@@ -155,30 +155,30 @@ def metaspace(scheme, split=False):
     return {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": split}
 
 
-def begin(n):
+def bos_processor(n):
     return sequence("processors", level(), template("<s>", n + 1))
 
 
 def files():
-    """By name: a tokenizer.json, the model type and the tokenizer class that go with it."""
+    """Per name: a tokenizer.json, its model type and tokenizer class."""
     fast, nfc, thought = "PreTrainedTokenizerFast", {"type": "NFC"}, ["<think>", "¿té?"]
     smollm = sequence("pretokenizers", {"type": "Digits", "individual_digits": True}, level())
     first = metaspace("first")
     thinking = byte_level(QWEN2, normalizer=nfc, names=thought, special=False)
     return {
         "gpt2": (byte_level(splitter=level()), "gpt2", "GPT2Tokenizer"),
-        "llama3": (byte_level(WORDS, post=begin, ignore_merges=True), "llama", fast),
+        "llama3": (byte_level(LLAMA3, post=bos_processor, ignore_merges=True), "llama", fast),
         "qwen2": (byte_level(QWEN2, normalizer=nfc), "qwen2", "Qwen2Tokenizer"),
-        # transformers' GPT2Tokenizer would lose the splitter of the digits.
+        # transformers' GPT2Tokenizer would drop the Digits pre-tokenizer.
         "smollm": (byte_level(splitter=smollm), "llama", fast),
         "llama2": (sentencepiece(normalizer=LEGACY), "llama", fast),
         "mistral": (sentencepiece(splitter=first), "mistral", "LlamaTokenizer"),
-        # More of the same kinds:
+        # More of these kinds:
         "prefix-space": (byte_level(splitter=level(prefix=True)), "gpt2", fast),
         "thinking": (thinking, "qwen3", fast),
-        "marks": (byte_level(_MARKS, normalizer=nfc), "llama", fast),
-        "o200k": (byte_level(_O200K), "llama", fast),
-        "tekken": (byte_level(_TEKKEN), "mistral", "LlamaTokenizer"),
+        "marks": (byte_level(QWEN35, normalizer=nfc), "llama", fast),
+        "o200k": (byte_level(O200K), "llama", fast),
+        "tekken": (byte_level(TEKKEN), "mistral", "LlamaTokenizer"),
         "whole": (byte_level(splitter=level(regex=False)), "llama", fast),
         "llama2-saved-anew": (sentencepiece(splitter=first), "llama", "LlamaTokenizer"),
         "always": (sentencepiece(splitter=metaspace("always", True), lines=True), "llama", fast),

@@ -1,4 +1,4 @@
-"""The allow-list: a tokenizer.json that means harm is one error, before the library sees it."""
+"""The allowlist: a hostile tokenizer.json is one error, before the library sees it."""
 
 import copy
 import json
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.tokenizer_files import (
     LEGACY,
     added,
-    begin,
+    bos_processor,
     byte_level,
     level,
     metaspace,
@@ -21,18 +21,17 @@ from support.tokenizer_files import (
     split,
 )
 from tgen.errors import TokenizerError
-from tgen.tokenizer import Tokenizer, train_bpe
+from tgen.tokenizer import Tokenizer, patterns, train_bpe
 from tgen.tokenizer.backend import Backend
-from tgen.tokenizer.patterns import WORDS
 
-OURS = json.loads(train_bpe([mixed(5000).encode()], vocab_size=300).json)
-LLAMA3 = byte_level(WORDS, post=begin)
+TRAINED = json.loads(train_bpe([mixed(5000).encode()], vocab_size=300).json)
+LLAMA3 = byte_level(patterns.LLAMA3, post=bos_processor)
 LLAMA2 = sentencepiece(normalizer=LEGACY)
-BASES = {"ours": OURS, "llama2": LLAMA2, "llama3": LLAMA3}
+BASES = {"trained": TRAINED, "llama2": LLAMA2, "llama3": LLAMA3}
 N = len(LLAMA3["model"]["vocab"])
 
 
-def refused(text: str) -> str:
+def error_message(text: str) -> str:
     with pytest.raises(TokenizerError) as caught:
         Tokenizer(text)
     assert "\n" not in caught.value.message + caught.value.hint
@@ -41,7 +40,7 @@ def refused(text: str) -> str:
 
 
 def changed(base, path, value):
-    """The file with another value, or with one more: `path` is a/b/0."""
+    """The JSON of the file with one value changed or added; `path` is like a/b/0."""
     file = copy.deepcopy(base)
     *parents, last = [int(key) if key.isdigit() else key for key in path.split("/")]
     inside = file
@@ -53,8 +52,8 @@ def changed(base, path, value):
 
 precompiled = {"type": "Precompiled", "precompiled_charsmap": "ALQCAACEAAAAAACA"}
 replace = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "b"}
-REFUSED = [
-    # What a text is made into before it is looked up.
+UNSUPPORTED = [
+    # Normalizers, pre-tokenizers, decoders and post-processors.
     ("(x+x+)+y", "pre_tokenizer/pretokenizers/0/pattern", {"Regex": "(x+x+)+y"}),
     ("String", "pre_tokenizer/pretokenizers/0/pattern", {"String": " "}),
     ("each digit", "pre_tokenizer/pretokenizers/0", split("each digit")),
@@ -62,15 +61,15 @@ REFUSED = [
     ("invert", "pre_tokenizer/pretokenizers/0/invert", True),
     ("Whitespace", "pre_tokenizer/pretokenizers/0", {"type": "Whitespace"}),
     ("Sequence", "pre_tokenizer/pretokenizers/0", sequence("pretokenizers", level())),
-    ("41 parts", "pre_tokenizer/pretokenizers", [split(WORDS)] * 40 + [level()]),
-    ("ByteLevel before another", "pre_tokenizer/pretokenizers", [level(), split(WORDS)]),
+    ("41 components", "pre_tokenizer/pretokenizers", [split(patterns.LLAMA3)] * 40 + [level()]),
+    ("ByteLevel before another", "pre_tokenizer/pretokenizers", [level(), split(patterns.LLAMA3)]),
     ("add_prefix_space", "pre_tokenizer/pretokenizers/1/add_prefix_space", True),
     ("without add_prefix_space", "pre_tokenizer", {"type": "ByteLevel", "use_regex": True}),
     ("Precompiled", "normalizer", precompiled),
     ("Precompiled", "normalizer", sequence("normalizers", precompiled)),
     ("NFKC", "normalizer", {"type": "NFKC"}),
     ("Replace with ByteLevel", "normalizer", replace),
-    ("9 parts", "normalizer", sequence("normalizers", *[{"type": "NFC"}] * 9)),
+    ("9 components", "normalizer", sequence("normalizers", *[{"type": "NFC"}] * 9)),
     ("Prepend", "normalizer", {"type": "Prepend", "prepend": "x" * 1000}),
     ("None", "decoder", None),
     ("WordPiece", "decoder", {"type": "WordPiece", "prefix": "##", "cleanup": True}),
@@ -81,7 +80,7 @@ REFUSED = [
     ("SpecialToken", "post_processor/processors/1/special_tokens", {}),
     ("without the text", "post_processor/processors/1/single", []),
     ("template", "post_processor/processors/1/single", [7]),
-    ("two templates", "post_processor/processors/0", begin(N)["processors"][1]),
+    ("two templates", "post_processor/processors/0", bos_processor(N)["processors"][1]),
     # The vocabulary and its merges.
     ("'Unigram'", "model", {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 7}),
     ("'WordLevel'", "model/type", "WordLevel"),
@@ -101,11 +100,11 @@ REFUSED = [
     ("byte tokens", "model/vocab", {"a": 0}),
     ("out of vocabulary", "model/merges/0", ["a", "nothing"]),
     ("out of vocabulary", "model/merges/0", ["Ġthe", "Ġthe"]),
-    ("no pairs", "model/merges/0", ["a"]),
-    ("no pairs", "model/merges/0", "a b c"),
-    ("no pairs", "model/merges/0", [1, 2]),
-    ("no pairs", "model/merges/0", {"a": 1, "b": 2}),
-    ("no pairs", "model/merges/0", 7),
+    ("not pairs", "model/merges/0", ["a"]),
+    ("not pairs", "model/merges/0", "a b c"),
+    ("not pairs", "model/merges/0", [1, 2]),
+    ("not pairs", "model/merges/0", {"a": 1, "b": 2}),
+    ("not pairs", "model/merges/0", 7),
     # Added tokens.
     ("0 bytes", "added_tokens/0/content", ""),
     ("513 bytes", "added_tokens/0/content", "x" * 513),
@@ -115,7 +114,7 @@ REFUSED = [
     ("special 1", "added_tokens/0/special", 1),
     ("surrogates", "added_tokens/0/content", "\ud800"),
     (f"two tokens with the id {N}", "model/vocab/a hole before it", N),
-    (f"as {N + 1}, but it is {N}", "added_tokens", added(["<next>", "<s>"], N + 1)),
+    (f"has id {N + 1}, not {N}", "added_tokens", added(["<next>", "<s>"], N + 1)),
     ("byte tokens", "added_tokens/0/content", "a"),
     ("as an added token", "added_tokens/0", None),
     ("10,001", "added_tokens", added([f"<{n}>" for n in range(10_001)], N)),
@@ -126,13 +125,13 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("said", "path", "value"), REFUSED, ids=lambda v: str(v)[:30])
-def test_what_is_not_known_is_refused_by_name(said, path, value):
-    assert said in refused(changed(LLAMA3, path, value))
+@pytest.mark.parametrize(("expected", "path", "value"), UNSUPPORTED, ids=lambda v: str(v)[:30])
+def test_unsupported_content_is_an_error_that_names_it(expected, path, value):
+    assert expected in error_message(changed(LLAMA3, path, value))
 
 
 @pytest.mark.parametrize(
-    ("said", "path", "value"),
+    ("expected", "path", "value"),
     [
         ("byte tokens", "model/vocab", {"a": 0}),
         ("byte_fallback", "model/byte_fallback", False),
@@ -148,35 +147,35 @@ def test_what_is_not_known_is_refused_by_name(said, path, value):
     ],
     ids=lambda v: str(v)[:30],
 )
-def test_what_is_not_known_of_sentencepiece_is_refused_by_name(said, path, value):
-    assert said in refused(changed(LLAMA2, path, value))
+def test_unsupported_sentencepiece_content_is_an_error_that_names_it(expected, path, value):
+    assert expected in error_message(changed(LLAMA2, path, value))
 
 
 @pytest.mark.parametrize("scheme", ["sometimes", "first"])
-def test_a_metaspace_that_contradicts_itself_is_refused(scheme):
+def test_contradictory_metaspace_is_an_error(scheme):
     file = sentencepiece(splitter=metaspace(scheme) | {"add_prefix_space": False})
-    assert scheme in refused(json.dumps(file))
+    assert scheme in error_message(json.dumps(file))
 
 
 @pytest.mark.parametrize(
-    ("said", "text"),
+    ("expected", "text"),
     [
-        ("'model' is there twice", '{"model": {}, "model": {}}'),
-        ("'a' is there twice", '{"model": {"vocab": {"a": 0, "a": 1}}}'),
+        ("duplicate key 'model'", '{"model": {}, "model": {}}'),
+        ("duplicate key 'a'", '{"model": {"vocab": {"a": 0, "a": 1}}}'),
         ("NaN", '{"model": NaN}'),
         ("Infinity", '{"model": -Infinity}'),
         ("recursion", "[" * 100_000),
         ("None", '{"a": ' * 900 + "1" + "}" * 900),
         ("not a JSON object", "[]"),
         ("digits", '{"a": ' + "9" * 5000 + "}"),
-        ("cannot be read", "\ufeff{}"),
+        ("cannot read", "\ufeff{}"),
     ],
 )
-def test_json_that_can_be_read_two_ways_is_refused(said, text):
-    assert said in refused(text)
+def test_ambiguous_json_is_an_error(expected, text):
+    assert expected in error_message(text)
 
 
-def test_truncation_and_padding_are_left_out():
+def test_truncation_and_padding_are_ignored():
     file = LLAMA3 | {
         "truncation": {
             "direction": "Right",
@@ -191,7 +190,7 @@ def test_truncation_and_padding_are_left_out():
     ).encode(b"one two three")
 
 
-def test_older_spellings_are_read():
+def test_old_notations_are_read():
     older = copy.deepcopy(LLAMA3)
     older["model"]["merges"] = ["#version: 0.2", *map(" ".join, older["model"]["merges"])]
     del older["model"]["type"], older["version"]
@@ -201,18 +200,18 @@ def test_older_spellings_are_read():
     assert Tokenizer(json.dumps(sentencepiece(splitter=never))).encode(b"") == []
 
 
-def places(value, path=()):
-    """Every place in a JSON value; of long lists and objects the first few."""
+def paths(value, path=()):
+    """The path of every value inside a JSON value; the first 12 of long lists and objects."""
     yield path
     if isinstance(value, dict | list):
         inside = value.items() if isinstance(value, dict) else enumerate(value)
         for key, part in list(inside)[:12]:
-            yield from places(part, (*path, key))
+            yield from paths(part, (*path, key))
 
 
 def mutate(file, rng):
-    """One value replaced, taken away, or put where another was."""
-    *parents, last = rng.choice([path for path in places(file) if path])
+    """Replace, remove, move or insert one value."""
+    *parents, last = rng.choice([path for path in paths(file) if path])
     inside = file
     for key in parents:
         inside = inside[key]
@@ -225,7 +224,7 @@ def mutate(file, rng):
         inside[last] = copy.deepcopy(rng.choice(odd))
     elif what < 0.8:
         other = file
-        for key in rng.choice(list(places(file))[1:]):
+        for key in rng.choice(list(paths(file))[1:]):
             other = other[key]
         inside[last] = copy.deepcopy(other)
     elif isinstance(inside, dict):
@@ -236,7 +235,7 @@ def mutate(file, rng):
 
 @given(st.integers(0, 2**32), st.sampled_from(sorted(BASES)))
 @settings(max_examples=300, deadline=None)
-def test_a_changed_file_is_refused_or_read_as_the_library_reads_it(seed, base):
+def test_mutated_file_is_an_error_or_encodes_as_in_the_library(seed, base):
     rng, file = random.Random(seed), copy.deepcopy(BASES[base])
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
         mutate(file, rng)
@@ -245,8 +244,12 @@ def test_a_changed_file_is_refused_or_read_as_the_library_reads_it(seed, base):
         ours = Tokenizer(text)
     except TokenizerError:
         return
-    file |= {"truncation": None, "padding": None, "post_processor": None}  # nothing to these ids
+    file |= {
+        "truncation": None,
+        "padding": None,
+        "post_processor": None,
+    }  # they do not change the ids
     library = Backend.from_str(json.dumps(file))
     library.encode_special_tokens = True
-    said = mixed(300, seed=rng.randrange(50))
-    assert ours.encode(said.encode()) == library.encode(said, add_special_tokens=False).ids
+    sample = mixed(300, seed=rng.randrange(50))
+    assert ours.encode(sample.encode()) == library.encode(sample, add_special_tokens=False).ids

@@ -1,4 +1,4 @@
-"""Bytes in, the same bytes out; streamed as decoded; characters are single tokens."""
+"""Tokenizers trained here: bytes survive encoding, streaming equals decoding."""
 
 import pytest
 from hypothesis import given, settings
@@ -14,13 +14,13 @@ from tgen.tokenizer import (
     train_bpe,
     train_char,
 )
-from tgen.tokenizer.chunking import blocks, bounded
-from tgen.tokenizer.patterns import LINES
+from tgen.tokenizer.chunking import split_blocks, split_long_runs
+from tgen.tokenizer.patterns import LINE_STARTS
 
 CHAR, BPE = train_char([TEXT]), train_bpe([TEXT], vocab_size=320)
 KINDS = [CHAR, BPE]
-# Bytes of every kind: text with characters of 1 to 4 bytes, and bytes that are no text.
-anything = st.one_of(
+# Text with characters of 1 to 4 bytes, and bytes that are not text.
+any_bytes = st.one_of(
     st.binary(),
     st.text().map(str.encode),
     st.lists(
@@ -32,16 +32,16 @@ anything = st.one_of(
 )
 
 
-@given(anything)
+@given(any_bytes)
 @settings(max_examples=300, deadline=None)
-def test_any_bytes_survive(data):
+def test_any_bytes_survive_encoding(data):
     for tokenizer in KINDS:
         assert tokenizer.decode(tokenizer.encode(data)) == data
 
 
-@given(anything)
+@given(any_bytes)
 @settings(max_examples=300, deadline=None)
-def test_streamed_text_is_the_decoded_text_in_whole_characters(data):
+def test_streamed_text_equals_decoded_text_in_whole_characters(data):
     for tokenizer in KINDS:
         stream = TextStream()
         pieces = [stream.feed(tokenizer.token_bytes(i)) for i in tokenizer.encode(data)]
@@ -51,12 +51,12 @@ def test_streamed_text_is_the_decoded_text_in_whole_characters(data):
         except UnicodeDecodeError:
             continue
         for piece in pieces:
-            piece.decode()  # valid text is never handed out in part
+            piece.decode()  # never part of a character
 
 
 @given(st.binary(), st.lists(st.integers(0, 40)))
 @settings(max_examples=300, deadline=None)
-def test_however_bytes_are_cut_the_stream_gives_them_back(data, cuts):
+def test_stream_loses_no_bytes_wherever_they_are_cut(data, cuts):
     stream, out, start = TextStream(), b"", 0
     for size in cuts:
         out += stream.feed(data[start : start + size])
@@ -64,7 +64,7 @@ def test_however_bytes_are_cut_the_stream_gives_them_back(data, cuts):
     assert out + stream.feed(data[start:]) + stream.flush() == data
 
 
-def test_a_character_is_handed_out_with_its_last_byte():
+def test_stream_returns_a_character_with_its_last_byte():
     stream = TextStream()
     assert [stream.feed(bytes([b])) for b in "é🦋!".encode()] == [
         b"",
@@ -79,79 +79,79 @@ def test_a_character_is_handed_out_with_its_last_byte():
     assert stream.flush() == "日".encode()[:2]
 
 
-def test_char_makes_every_seen_character_one_token():
+def test_char_has_one_token_per_character_of_the_corpus():
     for character in set(TEXT.decode()):
         assert len(CHAR.encode(character.encode())) == 1
     assert len(CHAR.encode("ж".encode())) == 2  # unseen: its bytes
 
 
-def test_char_keeps_the_most_frequent_characters_within_its_vocabulary():
+def test_char_limits_its_vocabulary_to_the_most_frequent_characters():
     tokenizer = train_char(["日日日本".encode()], vocab_size=260)
     assert tokenizer.vocab_size == 260
     assert len(tokenizer.encode("日".encode())) == 1
     assert len(tokenizer.encode("本".encode())) > 1
 
 
-def test_special_tokens_written_in_a_text_stay_text():
+def test_special_tokens_spelled_in_a_text_remain_text():
     for tokenizer in KINDS:
         ids = tokenizer.encode(f"a{END_OF_TEXT}b".encode())
         assert tokenizer.end_of_text not in ids
         assert tokenizer.decode([tokenizer.end_of_text]) == b""
 
 
-def test_saved_is_loaded():
+def test_tokenizer_survives_its_json():
     for tokenizer in KINDS:
         again = Tokenizer(tokenizer.json)
         assert again.encode(TEXT) == tokenizer.encode(TEXT)
         assert (again.vocab_size, again.end_of_text, again.pad) == (tokenizer.vocab_size, 0, 1)
 
 
-def test_training_twice_gives_the_same_tokenizer():
+def test_training_is_deterministic():
     assert train_bpe([TEXT], vocab_size=320).json == BPE.json
     assert train_char([TEXT]).json == CHAR.json
 
 
-def test_long_texts_are_cut_where_no_token_crosses(monkeypatch):
+def test_long_texts_are_cut_without_changing_tokens(monkeypatch):
     text = "and more.\n\nWhat,\n\nthree\n four 'tis\r\n\r\nfive!\n\t six\nseven" * 50
     whole = BPE.encode(text.encode())
     monkeypatch.setattr("tgen.tokenizer.chunking._BLOCK", 7)
-    assert len(list(blocks(text, LINES))) > 50
+    assert len(list(split_blocks(text, LINE_STARTS))) > 50
     assert BPE.encode(text.encode()) == whole
 
 
 @pytest.mark.parametrize("kind", ["a", "é", "字", "\n", " ", "-", "_", "=_", "\t\n"])
-def test_a_word_without_end_is_learnt_from_in_parts(kind):
+def test_training_splits_long_runs(kind):
     words = "word " * 10
-    for n, n_parts in [(1024, 1), (1025, 9), (5000, 40)]:
+    for n, n_pieces in [(1024, 1), (1025, 9), (5000, 40)]:
         text = words + "x1" + (kind * n)[:n] + "7" + words
-        parts = list(bounded(text))
-        assert "".join(parts) == text
-        assert len(parts) == n_parts
+        pieces = list(split_long_runs(text))
+        assert "".join(pieces) == text
+        assert len(pieces) == n_pieces
     text = (kind * 100_000).encode()
-    learnt = train_bpe([text], vocab_size=270)
-    assert learnt.vocab_size > 258
-    assert learnt.decode(learnt.encode(text[:3000])) == text[:3000]
-    assert len(learnt.encode(text)) < len(text) / 50
+    trained = train_bpe([text], vocab_size=270)
+    assert trained.vocab_size > 258
+    assert trained.decode(trained.encode(text[:3000])) == text[:3000]
+    assert len(trained.encode(text)) < len(text) / 50
 
 
-def test_words_that_end_are_learnt_from_whole(monkeypatch):
+def test_training_does_not_split_words(monkeypatch):
     text = ("word, 'tis\r\n\n" + "a" * 1024 + " " * 1024 + "-" * 1024 + "12345" * 1000) * 3
-    assert list(bounded(text)) == [text]
-    learnt = train_bpe([text.encode()], vocab_size=300)
-    monkeypatch.setattr("tgen.tokenizer.train.bounded", lambda text: [text])
-    assert train_bpe([text.encode()], vocab_size=300).json == learnt.json
+    assert list(split_long_runs(text)) == [text]
+    trained = train_bpe([text.encode()], vocab_size=300)
+    monkeypatch.setattr("tgen.tokenizer.train.split_long_runs", lambda text: [text])
+    assert train_bpe([text.encode()], vocab_size=300).json == trained.json
 
 
 @pytest.mark.parametrize(
     "text",
     ["", "{}", "[]", "null", '{"decoder": null}', '{"decoder": {"type": "ByteLevel"}}', "\0"],
 )
-def test_what_is_no_byte_level_tokenizer_is_refused(text):
+def test_text_that_is_not_a_byte_level_tokenizer_is_an_error(text):
     with pytest.raises(TokenizerError):
         Tokenizer(text)
 
 
-def test_impossible_tokenizers_are_refused():
+def test_impossible_tokenizers_are_an_error():
     with pytest.raises(UsageError):
         make_tokenizer("char", [TEXT], vocab_size=200)
     with pytest.raises(UsageError):

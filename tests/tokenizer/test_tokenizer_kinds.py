@@ -1,4 +1,4 @@
-"""Every kind of tokenizer.json: the ids of transformers, and the bytes that went in."""
+"""Every supported kind of tokenizer.json: ids equal those of transformers, bytes survive."""
 
 import json
 from functools import cache
@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 
 from support.models import make_model
 from support.tokenizer_files import LEGACY, MAIN, added, files, mixed, sentencepiece
-from tgen import load
 from tgen.checkpoint import model_dir
 from tgen.config import SamplingConfig
 from tgen.inspection.inspector import Inspector
+from tgen.loaded_model import open_model
 from tgen.tokenizer import TextStream, Tokenizer, train_char
 from tgen.tokenizer.backend import Backend
-from tgen.tokenizer.chunking import blocks
+from tgen.tokenizer.chunking import split_blocks
 
 KINDS = sorted(files())
 BYTE_LEVEL = [name for name in KINDS if not files()[name][0]["model"]["byte_fallback"]]
-COMPOSED = ["qwen2", "thinking", "marks"]  # NFC: some text becomes another spelling of itself
+COMPOSED = ["qwen2", "thinking", "marks"]  # NFC changes the bytes of some texts
 PREFIXED = ["prefix-space", "llama2", "mistral", "llama2-saved-anew", "always"]
 some_text = st.one_of(st.text(), st.lists(st.sampled_from(mixed(3000).split(" "))).map(" ".join))
 some_bytes = st.lists(st.one_of(st.binary(max_size=4), some_text.map(str.encode))).map(b"".join)
@@ -30,14 +30,14 @@ def tokenizer(name):
     return Tokenizer(json.dumps(files()[name][0]))
 
 
-def theirs(name, path):
+def load_transformers(name, path):
     from transformers import AutoTokenizer
 
     file, model_type, kind = files()[name]
     contents = {
         "tokenizer.json": file,
         "config.json": {"model_type": model_type, "transformers_version": "5.23.0"},
-        # add_bos_token counts for nothing where there is a tokenizer.json.
+        # transformers ignores add_bos_token if there is a tokenizer.json.
         "tokenizer_config.json": {"tokenizer_class": kind, "add_bos_token": name == "smollm"},
     }
     for inside, content in contents.items():
@@ -46,8 +46,8 @@ def theirs(name, path):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_ids_are_those_of_transformers(name, tmp_path):
-    ours, auto = tokenizer(name), theirs(name, tmp_path)
+def test_ids_equal_those_of_transformers(name, tmp_path):
+    ours, auto = tokenizer(name), load_transformers(name, tmp_path)
     long = mixed(1 << 20 if name in MAIN else 1 << 17)
     for text in (long, "a", "\n", "  two", " <s> </s>", "\0", "", "a<think> b¿té? c"):
         assert ours.encode(text.encode()) == auto(text, add_special_tokens=False)["input_ids"]
@@ -55,11 +55,11 @@ def test_ids_are_those_of_transformers(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_long_texts_are_cut_where_no_token_crosses(name, monkeypatch):
+def test_long_texts_are_cut_without_changing_tokens(name, monkeypatch):
     ours, text = tokenizer(name), mixed(1 << 17, seed=5)
     whole = ours.encode(text.encode())
     monkeypatch.setattr("tgen.tokenizer.chunking._BLOCK", 5)
-    n_blocks = len(list(blocks(text, ours._cut)))
+    n_blocks = len(list(split_blocks(text, ours._cut)))
     assert n_blocks == 1 if name == "always" else n_blocks > 200
     assert ours.encode(text.encode()) == whole
 
@@ -67,56 +67,56 @@ def test_long_texts_are_cut_where_no_token_crosses(name, monkeypatch):
 @pytest.mark.parametrize("name", BYTE_LEVEL)
 @given(data=some_bytes)
 @settings(max_examples=40, deadline=None)
-def test_any_bytes_survive_the_byte_level_kinds(name, data):
+def test_any_bytes_survive_byte_level_tokenizers(name, data):
     ours = tokenizer(name)
     if name in COMPOSED:
         data = data.decode(errors="ignore").encode("ascii", "ignore") + data[:1]
     if name in PREFIXED:
         data = data.lstrip(b" ")
     assert ours.decode(ours.encode(data)) == data
-    assert ours.decode(ours.encode(data, continues=True), continues=True) == data
+    assert ours.decode(ours.encode(data, continuation=True), continuation=True) == data
 
 
 @pytest.mark.parametrize("name", sorted(set(KINDS) - set(BYTE_LEVEL)))
 @given(data=some_bytes)
 @settings(max_examples=40, deadline=None)
-def test_any_bytes_survive_the_sentencepiece_kinds(name, data):
+def test_any_bytes_survive_sentencepiece_tokenizers(name, data):
     ours = tokenizer(name)
-    data = data.replace("▁".encode(), b"_")  # their space
-    if name in ("mistral", "llama2-saved-anew", "always"):  # one that is there is not put there
+    data = data.replace("▁".encode(), b"_")  # the character for a space
+    if name in ("mistral", "llama2-saved-anew", "always"):  # they add none before a space
         data = data.lstrip(b" ")
     assert ours.decode(ours.encode(data)) == data
-    assert ours.decode(ours.encode(data, continues=True), continues=True) == data
+    assert ours.decode(ours.encode(data, continuation=True), continuation=True) == data
 
 
 @pytest.mark.parametrize("name", KINDS)
 @given(data=some_bytes)
 @settings(max_examples=25, deadline=None)
-def test_streamed_is_decoded(name, data):
+def test_streamed_text_equals_decoded_text(name, data):
     ours, stream = tokenizer(name), TextStream()
     ids = ours.encode(data)
     pieces = [stream.feed(ours.token_bytes(i)) for i in ids]
-    assert b"".join(pieces) + stream.flush() == ours.decode(ids, continues=True)
-    space = b" " if name in PREFIXED and ours.decode(ids, continues=True)[:1] == b" " else b""
-    assert space + ours.decode(ids) == ours.decode(ids, continues=True)
+    assert b"".join(pieces) + stream.flush() == ours.decode(ids, continuation=True)
+    space = b" " if name in PREFIXED and ours.decode(ids, continuation=True)[:1] == b" " else b""
+    assert space + ours.decode(ids) == ours.decode(ids, continuation=True)
 
 
 @pytest.mark.parametrize("name", ["llama2", "mistral", "prefix-space"])
-def test_only_a_text_begins_with_a_space(name):
+def test_space_prefix_is_only_added_at_the_start_of_a_text(name):
     ours = tokenizer(name)
-    assert ours.decode(ours.encode(b"is"), continues=True) == b" is"
+    assert ours.decode(ours.encode(b"is"), continuation=True) == b" is"
     assert ours.decode(ours.encode(b"is")) == b"is"
-    assert ours.decode(ours.encode(b"is", continues=True), continues=True) == b"is"
-    assert ours.decode(ours.encode(b"a\xffb"), continues=True) == b" a\xffb"
+    assert ours.decode(ours.encode(b"is", continuation=True), continuation=True) == b"is"
+    assert ours.decode(ours.encode(b"a\xffb"), continuation=True) == b" a\xffb"
     assert ours.decode(ours.encode(b"\xff b")) == b"\xff b"
 
 
-def test_a_prompt_begins_with_what_its_model_knows():
-    begins = {name: tokenizer(name).encode_prompt(b"") for name in KINDS}
-    assert begins["llama2"] == begins["mistral"] == [1]
-    assert begins["llama3"] == list(tokenizer("llama3").start) != []
-    assert begins["gpt2"] == [tokenizer("gpt2").end_of_text]
-    assert begins["thinking"] == []
+def test_prompt_starts_with_the_tokens_of_its_model():
+    prompts = {name: tokenizer(name).encode_prompt(b"") for name in KINDS}
+    assert prompts["llama2"] == prompts["mistral"] == [1]
+    assert prompts["llama3"] == list(tokenizer("llama3").bos_ids) != []
+    assert prompts["gpt2"] == [tokenizer("gpt2").end_of_text]
+    assert prompts["thinking"] == []
     assert tokenizer("llama2").decode([1, *tokenizer("llama2").encode(b"Hi")]) == b"Hi"
     after = sentencepiece(normalizer=LEGACY)
     after["post_processor"]["single"].append(after["post_processor"]["single"][0])
@@ -124,11 +124,11 @@ def test_a_prompt_begins_with_what_its_model_knows():
     assert train_char([b"ab"]).encode_prompt(b"ab") == train_char([b"ab"]).encode(b"ab")
 
 
-def test_a_model_with_another_tokenizer_goes_on_as_it_would_be_read(tmp_path):
+def test_generated_text_of_a_model_with_a_space_prefix_continues_its_prompt(tmp_path):
     ours = tokenizer("llama2")
     model = make_model("llama", vocab_size=ours.vocab_size)
     model_dir.save(tmp_path / "m", model.config, ours, model.to_arrays())
-    loaded = load(tmp_path / "m")
+    loaded = open_model(tmp_path / "m")
     sampling = SamplingConfig(temperature=0.0, max_new_tokens=12, require=[b" is"])
     prompt = loaded.encode("The")
     pieces = list(loaded.pieces(loaded.tokens([prompt], sampling=sampling)))
@@ -136,21 +136,19 @@ def test_a_model_with_another_tokenizer_goes_on_as_it_would_be_read(tmp_path):
     assert prompt[0] == 1
     assert b"The" + written == ours.decode([*prompt, *(token.id for token, _ in pieces)])
     assert b" is" in written
-    assert loaded.vocabulary.encode(b" is") == ours.encode(b" is", continues=True)
-    assert loaded.score("The king") > 0
-    look = Inspector(loaded.bundle, b"The king")
-    assert look.tokens[:2] == [b"", ours.token_bytes(prompt[1])]
+    assert loaded.vocabulary.encode(b" is") == ours.encode(b" is", continuation=True)
+    assert loaded.bits_per_byte("The king") > 0
+    inspector = Inspector(loaded.bundle, b"The king")
+    assert inspector.tokens[:2] == [b"", ours.token_bytes(prompt[1])]
 
 
-def test_added_tokens_spell_what_is_written():
-    """Not stand-ins for bytes."""
+def test_added_tokens_are_spelled_verbatim_not_in_byte_characters():
     ours, text = tokenizer("thinking"), "so<think>¿té? yes".encode()
     assert len(ours.encode("¿té?".encode())) == 1
     assert ours.decode(ours.encode(text)) == text
 
 
-def test_added_tokens_in_the_text_keep_it_whole(monkeypatch):
-    """Those of a tokenizer that puts a space before every stretch of text."""
+def test_text_with_added_tokens_that_get_a_space_prefix_is_not_cut(monkeypatch):
     n = len(sentencepiece()["model"]["vocab"])
     file = sentencepiece(normalizer=LEGACY, more=added(["<tool>"], n, special=False))
     ours, library = Tokenizer(json.dumps(file)), Backend.from_str(json.dumps(file))
@@ -161,9 +159,9 @@ def test_added_tokens_in_the_text_keep_it_whole(monkeypatch):
 
 
 @pytest.mark.parametrize("name", MAIN)
-def test_merge_pairs_spell_what_they_make(name):
+def test_merge_pairs_spell_their_token(name):
     ours = tokenizer(name)
-    made = [(i, *pair) for i, pair in enumerate(ours.merge_pairs.tolist()) if pair[0] >= 0]
-    assert len(made) > 400
-    for whole, left, right in made:
+    merged = [(i, *pair) for i, pair in enumerate(ours.merge_pairs.tolist()) if pair[0] >= 0]
+    assert len(merged) > 400
+    for whole, left, right in merged:
         assert ours.token_bytes(whole) == ours.token_bytes(left) + ours.token_bytes(right)

@@ -1,4 +1,4 @@
-"""Numbers that are no longer finite: skipped, rolled back, given up, and never saved."""
+"""Divergence: steps are skipped, rolled back, given up, and never saved."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ import torch
 from support.runs import request, resume
 from tgen import runs
 from tgen.checkpoint import model_dir
-from tgen.config import ModelConfig, TrainConfig
+from tgen.config import ModelConfig, ResolvedTrainConfig
 from tgen.corpus import TokenDataset
 from tgen.errors import TrainingError
 from tgen.model.transformer import Transformer
@@ -21,19 +21,19 @@ from tgen.training.state import TrainState
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, bad: Callable[[int], bool]) -> None:
-    """Makes the n-th loss that is taken, and so its gradient, not a number where `bad(n)`."""
-    original, taken = evaluation.loss_sum, iter(range(10**6))
+    """Make the n-th loss, and so its gradient, NaN if `bad(n)`."""
+    original, count = evaluation.loss_sum, iter(range(10**6))
 
     def loss(model, batch):
-        return original(model, batch) * (float("nan") if bad(next(taken)) else 1)
+        return original(model, batch) * (float("nan") if bad(next(count)) else 1)
 
     monkeypatch.setattr(evaluation, "loss_sum", loss)
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_a_step_that_is_not_finite_changes_nothing(monkeypatch, optimizer):
+def test_step_that_is_not_finite_changes_nothing(monkeypatch, optimizer):
     poison(monkeypatch, lambda n: n == 2)
-    config = TrainConfig(steps=5, batch_size=2, eval_every=100, optimizer=optimizer)
+    config = ResolvedTrainConfig(steps=5, batch_size=2, eval_every=100, optimizer=optimizer)
     torch.manual_seed(0)
     state = TrainState(
         Transformer(
@@ -46,8 +46,8 @@ def test_a_step_that_is_not_finite_changes_nothing(monkeypatch, optimizer):
     tokens = np.arange(40, dtype=np.uint16)
     store = TokenDataset(
         train=tokens,
-        held_out=tokens[:0],
-        held_out_bytes=0,
+        val=tokens[:0],
+        val_bytes=0,
         context_length=8,
         batch_size=2,
         seed=0,
@@ -64,18 +64,20 @@ def test_a_step_that_is_not_finite_changes_nothing(monkeypatch, optimizer):
     assert any(not np.array_equal(seen[2][name], seen[3][name]) for name in seen[2])
 
 
-def test_three_in_a_row_go_back_to_the_last_good_state_at_half_the_rate(tmp_path, monkeypatch):
+def test_three_skipped_steps_restore_the_last_state_at_half_the_learning_rate(
+    tmp_path, monkeypatch
+):
     poison(monkeypatch, lambda n: 7 <= n < 10)
     reports = list(runs.start(request(tmp_path)))
     (back,) = [r for r in reports if isinstance(r, RollbackReport)]
-    assert (back.step, back.left_step, back.rate_scale) == (5, 10, 0.5)
+    assert (back.step, back.from_step, back.learning_rate_scale) == (5, 10, 0.5)
     assert isinstance(reports[-1], DoneReport)
     assert reports[-1].step == 14
     rates = {r.step: r.learning_rate for r in reports if isinstance(r, StepReport)}
     assert rates[8] == pytest.approx(0.5 * reports[0].learning_rate)
 
 
-def test_a_return_to_the_best_step_keeps_the_halved_rate(tmp_path, monkeypatch):
+def test_early_stopping_keeps_the_halved_learning_rate(tmp_path, monkeypatch):
     poison(monkeypatch, lambda n: 7 <= n < 10)
     worse = iter(range(3, 100))
     scores = (Evaluation(1.0, float(bits), None) for bits in worse)
@@ -83,37 +85,41 @@ def test_a_return_to_the_best_step_keeps_the_halved_rate(tmp_path, monkeypatch):
     reports = list(
         runs.start(request(tmp_path, overrides={"patience": "1", "decay_fraction": "0.1"}))
     )
-    scales = [r.rate_scale for r in reports if isinstance(r, RollbackReport)]
+    scales = [r.learning_rate_scale for r in reports if isinstance(r, RollbackReport)]
     assert scales[0] == 0.5
     assert len(scales) > 1
     assert set(scales) == {0.5}
 
 
-def test_what_diverges_again_and_again_ends_and_keeps_the_last_good_model(tmp_path, monkeypatch):
+def test_repeated_divergence_ends_the_run_and_keeps_the_last_good_model(tmp_path, monkeypatch):
     poison(monkeypatch, lambda n: n >= 7)
-    with pytest.raises(TrainingError, match="after 3 returns"):
+    with pytest.raises(TrainingError, match="after 3 rollbacks"):
         list(runs.start(request(tmp_path)))
     log = run_log.read(tmp_path / "model")
-    scales = [r["rate_scale"] for r in log if r["kind"] == "BackReport"]
+    scales = [r["learning_rate_scale"] for r in log if r["kind"] == "RollbackReport"]
     assert scales == [0.5, 0.25, 0.125]
     bundle = model_dir.load(tmp_path / "model")  # of step 5
     assert all(np.isfinite(array).all() for array in bundle.arrays.values())
 
 
-def test_returns_to_the_start_are_counted_across_sittings(tmp_path, monkeypatch):
+def test_divergences_count_across_sessions(tmp_path, monkeypatch):
     poison(monkeypatch, lambda n: n >= 0)
-    backs = 0
-    sitting = runs.start(request(tmp_path))
-    while backs < 2:
-        backs += isinstance(next(sitting), RollbackReport)
-    sitting.close()  # as if killed
-    with pytest.raises(TrainingError, match="after 3 returns"):
+    n_rollbacks = 0
+    session = runs.start(request(tmp_path))
+    while n_rollbacks < 2:
+        n_rollbacks += isinstance(next(session), RollbackReport)
+    session.close()  # as if killed
+    with pytest.raises(TrainingError, match="after 3 rollbacks"):
         list(resume(tmp_path / "model"))
     log = run_log.read(tmp_path / "model")
-    assert [r["rate_scale"] for r in log if r["kind"] == "BackReport"] == [0.5, 0.25, 0.125]
+    assert [r["learning_rate_scale"] for r in log if r["kind"] == "RollbackReport"] == [
+        0.5,
+        0.25,
+        0.125,
+    ]
 
 
-def test_a_rate_that_makes_a_weight_infinite_saves_nothing(tmp_path):
+def test_infinite_weight_is_not_saved(tmp_path):
     wild = {"learning_rate": "1e38", "optimizer": "adamw", "grad_clip": "1e30", "warmup_steps": "0"}
     with pytest.raises(TrainingError):
         list(runs.start(request(tmp_path, overrides=wild)))

@@ -1,11 +1,11 @@
-"""The loss in pieces equals the textbook's, and a batch in parts the whole."""
+"""The chunked loss and micro-batches against the plain loss of the whole batch."""
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from tgen.config import ModelConfig, TrainConfig
+from tgen.config import ModelConfig, ResolvedTrainConfig
 from tgen.corpus import TokenDataset
 from tgen.model.transformer import Transformer
 from tgen.training import loss as loss_module
@@ -15,35 +15,35 @@ from tgen.training.state import TrainState
 
 
 @pytest.mark.parametrize("share", [None, 0.5, 0.0])
-def test_cross_entropy_and_its_gradients_are_those_of_torch(monkeypatch, share):
-    monkeypatch.setattr(loss_module, "_PIECE", 50 * 30)  # several pieces, the last one shorter
+def test_cross_entropy_and_its_gradients_equal_torch(monkeypatch, share):
+    monkeypatch.setattr(loss_module, "_CHUNK", 50 * 30)  # several chunks, the last one shorter
     torch.manual_seed(0)
     x = torch.randn(70, 16, dtype=torch.float64, requires_grad=True)
     head = torch.randn(50, 16, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(0, 50, (70,))
-    scored = None if share is None else torch.rand(70) < share
+    loss_mask = None if share is None else torch.rand(70) < share
     nats = F.cross_entropy(x @ head.T, targets, reduction="none")
-    wanted = nats.sum() if scored is None else nats[scored].sum()
-    got = cross_entropy(x, head, targets, scored)
+    wanted = nats.sum() if loss_mask is None else nats[loss_mask].sum()
+    got = cross_entropy(x, head, targets, loss_mask)
     assert got.item() == pytest.approx(wanted.item(), abs=1e-9)
     gradients = torch.autograd.grad(got * 3, (x, head))
     for mine, theirs in zip(gradients, torch.autograd.grad(wanted * 3, (x, head)), strict=True):
         assert torch.allclose(mine, theirs, atol=1e-12)
     with torch.no_grad():
-        assert cross_entropy(x, head, targets, scored).item() == pytest.approx(got.item())
+        assert cross_entropy(x, head, targets, loss_mask).item() == pytest.approx(got.item())
 
 
-def test_logits_so_large_that_a_probability_is_zero_have_a_finite_loss():
+def test_loss_is_finite_where_a_probability_underflows():
     x = torch.tensor([[1000.0, -1000.0]])
     assert cross_entropy(x, torch.eye(2), torch.tensor([1])).item() == pytest.approx(2000)
 
 
-def test_a_batch_in_parts_learns_the_same():
+def test_micro_batches_train_the_same():
     tokens = np.random.default_rng(0).integers(2, 40, 300).astype(np.uint16)
-    scored = np.random.default_rng(1).random(300) < 0.3
+    loss_mask = np.random.default_rng(1).random(300) < 0.3
     ends = []
     for accumulation in (1, 3):
-        config = TrainConfig(
+        config = ResolvedTrainConfig(
             steps=4, batch_size=4, accumulation=accumulation, eval_every=100, optimizer="adamw"
         )
         torch.manual_seed(0)
@@ -51,9 +51,9 @@ def test_a_batch_in_parts_learns_the_same():
         state = TrainState(Transformer(ModelConfig.of("qwen3", **shape)).double(), config)
         store = TokenDataset(
             train=tokens,
-            train_scored=scored,
-            held_out=tokens[:0],
-            held_out_bytes=0,
+            train_loss_mask=loss_mask,
+            val=tokens[:0],
+            val_bytes=0,
             context_length=8,
             batch_size=4,
             seed=0,

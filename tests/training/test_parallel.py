@@ -1,4 +1,4 @@
-"""Training on several ranks is the training of one process, and leaves the same directory."""
+"""Training on several ranks equals training in one process, and leaves the same directory."""
 
 import json
 import os
@@ -18,9 +18,9 @@ from tgen.training.plan.overrides import parse_overrides
 
 SHAPE = {"d_model": 32, "n_layers": 2, "n_heads": 2, "context_length": 16, "eval_every": 10}
 STEPS = 50
-CLOSE = 1e-4  # nats: float32 sums in another order, fifty steps on
-# A text that repeats itself has gradients of few directions; along the others there is only the
-# rounding, which Muon makes as large as them.
+CLOSE = 1e-4  # nats: float32 sums in another order after fifty steps
+# Repetitive text has gradients in few directions; in the others there is only rounding, which Muon
+# amplifies.
 LETTERS = np.random.default_rng(0).integers(97, 123, 20_000).astype(np.uint8)
 LETTERS[np.random.default_rng(1).random(len(LETTERS)) < 0.2] = ord(" ")
 VARIED = LETTERS.tobytes()
@@ -37,7 +37,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(corpus, tmp_path_factory):
-    """One process's run, to its end."""
+    """A finished run of one process."""
     out = tmp_path_factory.mktemp("whole") / "out"
     assert app.run([str(one) for one in command(corpus, out)]) == 0
     return out
@@ -50,7 +50,7 @@ def command(corpus: Path, out: Path, *more: object, batch: int = 6, **settings: 
 
 
 def then(arguments: list, *, action: str, at: int) -> str:
-    """Code for each rank: the command, and what rank 1 does after a step."""
+    """Return code for each rank: the command, and what rank 1 does after a step."""
     return f"""
 import os, signal
 from tgen.cli import app
@@ -66,7 +66,7 @@ os._exit(app.run({[str(one) for one in arguments]!r}))
 
 
 def losses(out: Path) -> dict[tuple[str, int], float]:
-    """Of all steps and evaluations, each once."""
+    """Return the loss of each step and evaluation."""
     records = [r for r in log.read(out) if r["kind"] in ("StepReport", "EvalReport")]
     found = {(r["kind"], r["step"]): r["loss"] for r in records}
     assert len(found) == len(records)
@@ -78,7 +78,7 @@ def names(out: Path) -> list[str]:
 
 
 def assert_same(out: Path, whole: Path) -> None:
-    """Two runs took the same steps, and left the same files but for rounding."""
+    """Check that two runs took the same steps and left the same files up to rounding."""
     ours, theirs = losses(out), losses(whole)
     assert ours.keys() == theirs.keys()
     assert max(step for _, step in ours) == STEPS
@@ -95,7 +95,7 @@ def assert_same(out: Path, whole: Path) -> None:
     assert model_dir.load(out).config == model_dir.load(whole).config
 
 
-def go_on_alone(out: Path) -> None:
+def resume_alone(out: Path) -> None:
     list(runs.resume(ResumeRequest(out=out, threads=1)))
 
 
@@ -103,14 +103,14 @@ def statuses(ranks: list) -> list[int]:
     return [rank.status for rank in ranks]
 
 
-def complaint(ranks: list) -> str:
-    """The one that all ranks together made."""
+def error_line(ranks: list) -> str:
+    """Return the single error line of all ranks."""
     [line] = [line for rank in ranks for line in rank.err.splitlines() if "error: " in line]
     return line
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_ranks_learn_what_one_process_does(on_ranks, corpus, whole, tmp_path, parallel):
+def test_two_ranks_train_like_one_process(on_ranks, corpus, whole, tmp_path, parallel):
     out = tmp_path / "two"
     given = command(corpus, out, "--parallel", parallel, batch=3)
     ranks = on_ranks(given, given)
@@ -119,13 +119,14 @@ def test_two_ranks_learn_what_one_process_does(on_ranks, corpus, whole, tmp_path
     assert_same(out, whole)
 
 
-def test_three_ranks_share_rows_with_masks_parts_dropout_and_split_tokens(on_ranks, tmp_path):
+def test_three_ranks_share_batches_with_loss_masks_micro_batches_and_dropout(on_ranks, tmp_path):
     corpus, whole = tmp_path / "rows.jsonl", tmp_path / "whole"
     words = VARIED.decode().split()
     some = [" ".join(words[i : i + 5]) for i in range(1000)]
     rows = [{"prompt": some[i], "completion": some[i + 100]} for i in range(900)]
     corpus.write_text("\n".join(map(json.dumps, rows)))
-    settings = {"accumulation": 2, "token_split": 0.2, "split_in_decay": "true", "dropout": 0.2}
+    settings = {"accumulation": 2, "bpe_dropout": 0.2, "dropout": 0.2}
+    settings["bpe_dropout_in_decay"] = "true"
     settings |= {"optimizer": "adamw", "learning_rate": 0.002}
     more = ("--tokenizer", "bpe", "--vocab-size", 300)
     assert statuses(on_ranks(command(corpus, whole, *more, batch=12, **settings))) == [0]
@@ -136,17 +137,17 @@ def test_three_ranks_share_rows_with_masks_parts_dropout_and_split_tokens(on_ran
     assert_same(out, whole)
 
 
-def test_a_run_of_two_ranks_goes_on_in_one_process(on_ranks, corpus, whole, tmp_path):
+def test_run_of_two_ranks_resumes_in_one_process(on_ranks, corpus, whole, tmp_path):
     out = tmp_path / "out"
     given = command(corpus, out, "--parallel", "fsdp", batch=3)
     ranks = on_ranks(code=then(given, action=TERM, at=25), n=2)
     assert statuses(ranks) == [143, 143], ranks
     assert losses(out).keys() == {key for key in losses(whole) if key[1] <= 25}
-    go_on_alone(out)
+    resume_alone(out)
     assert_same(out, whole)
 
 
-def test_a_run_of_one_process_goes_on_with_two_ranks(on_ranks, corpus, whole, tmp_path):
+def test_run_of_one_process_resumes_on_two_ranks(on_ranks, corpus, whole, tmp_path):
     out = tmp_path / "out"
     ranks = on_ranks(code=then(command(corpus, out), action=TERM, at=25), n=1)
     assert statuses(ranks) == [143]
@@ -157,18 +158,18 @@ def test_a_run_of_one_process_goes_on_with_two_ranks(on_ranks, corpus, whole, tm
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_a_rank_is_killed_and_the_others_end(on_ranks, corpus, whole, tmp_path, parallel):
+def test_other_ranks_end_when_one_is_killed(on_ranks, corpus, whole, tmp_path, parallel):
     out = tmp_path / "killed"
     given = command(corpus, out, "--parallel", parallel, batch=3)
     ranks = on_ranks(code=then(given, action=KILL, at=25), n=2)
     assert statuses(ranks) == [1, -9], ranks
-    assert "a rank has ended without a word" in ranks[0].err
+    assert "a rank ended without an error message" in ranks[0].err
     state.load_run(out)
-    go_on_alone(out)
+    resume_alone(out)
     assert_same(out, whole)
 
 
-def test_a_fine_tuned_model_is_the_same_on_all_ranks(on_ranks, corpus, whole, tmp_path):
+def test_fine_tuning_on_two_ranks_equals_one_process(on_ranks, corpus, whole, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     shape = dict.fromkeys(("d_model", "n_layers", "n_heads"))
     assert statuses(on_ranks(command(corpus, one, "--from", whole, **shape))) == [0]
@@ -181,11 +182,11 @@ def test_a_fine_tuned_model_is_the_same_on_all_ranks(on_ranks, corpus, whole, tm
     where = f"import os; os.chdir({folders}[int(os.environ['RANK'])])\n"
     ranks = on_ranks(code=where + then(given, action="0", at=-1), n=2)
     assert statuses(ranks) == [1, 1]
-    assert "one" in complaint(ranks)
+    assert "one" in error_line(ranks)
     assert not (tmp_path / "none").exists()
 
 
-def test_ranks_go_back_together_and_end_by_one_clock(on_ranks, corpus, tmp_path):
+def test_ranks_roll_back_together_and_share_a_clock(on_ranks, corpus, tmp_path):
     worse = {"patience": 1, "learning_rate": 30, "optimizer": "adamw", "warmup_steps": 0}
     for name, more in (("steps", ()), ("minutes", ("--minutes", 0.05))):
         out = tmp_path / name
@@ -198,10 +199,10 @@ def test_ranks_go_back_together_and_end_by_one_clock(on_ranks, corpus, tmp_path)
         assert statuses(ranks) == [0, 0], ranks
         kinds = [record["kind"] for record in log.read(out)]
         assert kinds[-1] == "DoneReport"
-        assert more or "BackReport" in kinds
+        assert more or "RollbackReport" in kinds
 
 
-def test_a_rank_that_sees_another_run_is_told(on_ranks, corpus, whole, tmp_path):
+def test_rank_that_sees_another_run_is_refused(on_ranks, corpus, whole, tmp_path):
     places = [tmp_path / name for name in ("here", "there")]
     for place in places:
         place.mkdir()
@@ -210,10 +211,10 @@ def test_a_rank_that_sees_another_run_is_told(on_ranks, corpus, whole, tmp_path)
     where = f"import os; os.chdir({list(map(str, places))}[int(os.environ['RANK'])])\n"
     ranks = on_ranks(code=where + then(given, action="0", at=-1), n=2)
     assert statuses(ranks) == [1, 1]
-    assert "rank 1 does not see the run in out" in complaint(ranks)
+    assert "rank 1 does not see the run in out" in error_line(ranks)
 
 
-def test_ranks_that_differ_are_told_so_once(on_ranks, corpus, tmp_path):
+def test_ranks_that_differ_are_refused_once(on_ranks, corpus, tmp_path):
     out, there = tmp_path / "out", tmp_path / "there"
     there.mkdir()
     (there / "corpus.txt").write_bytes(VARIED + b"more")
@@ -221,55 +222,55 @@ def test_ranks_that_differ_are_told_so_once(on_ranks, corpus, tmp_path):
     where = f"import os; os.chdir([{here!r}, {str(there)!r}][int(os.environ['RANK'])])\n"
     ranks = on_ranks(code=where + then(command("corpus.txt", out), action="0", at=-1), n=2)
     assert statuses(ranks) == [1, 1]
-    assert "the corpus differs: " in complaint(ranks)
+    assert "the corpus differs: " in error_line(ranks)
     version = "import os, tgen.runs.rank_sync as r; r.__version__ += os.environ['RANK']\n"
     ranks = on_ranks(code=version + then(command(corpus, out), action="0", at=-1), n=2)
-    assert "the version of tgen differs: " in complaint(ranks)
+    assert "the version of tgen differs: " in error_line(ranks)
     ranks = on_ranks(command(corpus, out), command(corpus, out, "--seed", 2))
-    assert "the command line differs: " in complaint(ranks)
+    assert "the command line differs: " in error_line(ranks)
     assert not out.exists()
 
 
-def test_what_cannot_be_trained_is_said_once_before_anything_begins(on_ranks, corpus, tmp_path):
+def test_impossible_run_is_refused_once_before_training(on_ranks, corpus, tmp_path):
     out = tmp_path / "models" / "out"
     huge = {"d_model": 32768, "n_layers": 100, "n_heads": 64}
     for parallel in ("ddp", "fsdp"):
         given = command(corpus, out, "--parallel", parallel, **huge)
         ranks = on_ranks(given, given)
         assert statuses(ranks) == [2, 2], ranks
-        assert "each of 2 ranks needs " in complaint(ranks)
+        assert "each of 2 ranks needs " in error_line(ranks)
     for given, what in (
-        (command("-", out), "stdin cannot be shared"),
+        (command("-", out), "cannot share stdin"),
         (command("missing.txt", out), "missing.txt does not exist"),
         (command(corpus, out, "--from", "nowhere"), "nowhere"),
-        (command(corpus, out, "--dry-run"), "--dry-run on several ranks"),
+        (command(corpus, out, "--dry-run"), "--dry-run does not support multiple processes"),
     ):
-        assert what in complaint(on_ranks(given, given))
+        assert what in error_line(on_ranks(given, given))
     assert not out.parent.exists()
 
 
-def test_a_batch_is_given_as_that_of_one_rank(monkeypatch):
+def test_batch_size_is_set_per_rank(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert parse_overrides({"batch_size": "3"})[1] == {"batch_size": 12}
 
 
-def test_ways_to_share_a_model_need_someone_to_share_it_with(corpus, tmp_path):
+def test_parallel_needs_several_processes(corpus, tmp_path):
     assert "RANK" not in os.environ
     asked = RunRequest(corpus=[str(corpus)], out=tmp_path / "out", parallel="fsdp")
-    with pytest.raises(UsageError, match="--parallel fsdp with one process"):
+    with pytest.raises(UsageError, match="--parallel fsdp needs several processes"):
         next(runs.start(asked))
     assert not (tmp_path / "out").exists()
 
 
-def test_matrices_that_ranks_share_out_are_those_of_one(on_ranks):
+def test_distributed_orthogonalization_equals_one_process(on_ranks):
     code = """
 import torch
 from torch.distributed.tensor import Shard, distribute_tensor
 from tgen import distributed
 from tgen.training.optimizers import orthogonalize
 from tgen.training.parallel import all_ranks, one_rank_per_matrix
-with distributed.joined():
+with distributed.join_process_group():
     mesh = all_ranks(torch.device("cpu"))
     for n, rows, columns in ((5, 6, 4), (1, 7, 9), (2, 4, 4)):
         stack = torch.randn(n, rows, columns, generator=torch.Generator().manual_seed(n))

@@ -1,1 +1,1 @@
-"""Measuring: trials -> statistics -> reports."""
+"""Benchmarks: trials -> statistics -> reports."""

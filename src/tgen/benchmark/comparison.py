@@ -1,4 +1,4 @@
-"""Is one faster than the other? Only what can be told from noise is said to be."""
+"""Significance of a speed difference, between two backends or since an earlier run."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,93 +10,103 @@ from tgen.errors import UsageError
 from tgen.reports import Difference, Interval, ThroughputReport
 
 _CONFIDENCE = 0.99
-# What must be alike for two figures to be about the same thing.
+# Fields that must be equal for a comparison.
 _SAME = {
-    "cpu_info": "processor",
-    "processors": "number of processors",
+    "cpu_info": "CPU",
+    "n_cpus": "number of CPUs",
     "gpu_info": "GPU",
-    "family": "model's family",
+    "family": "model family",
     "model_n_params": "number of parameters",
 }
 
 
-def against(
-    label: str, ours: Sequence[float], theirs: Sequence[float], again: Sequence[float]
+def compare_interleaved(
+    label: str, ours: Sequence[float], theirs: Sequence[float], repeated: Sequence[float]
 ) -> Difference:
-    """Seconds of trials that took turns: ours, theirs, and ours again, which shows the noise.
+    """Compare the seconds of interleaved trials: ours, theirs, and ours repeated.
 
-    Theirs lies between ours in time, so that a machine that slows down steadily moves no ratio.
+    The repetition measures the noise. Theirs ran between the two of ours, so a steady slowdown of
+    the machine does not change the ratio.
     """
-    both = [math.sqrt(a * b) for a, b in zip(ours, again, strict=True)]
-    found = paired_ratio(both, theirs, confidence=_CONFIDENCE)
-    noise = paired_ratio(again, ours, confidence=_CONFIDENCE)
-    verdict = _verdict(found, None)
-    return Difference(label=label, ratio=found, noise=noise, machine=None, verdict=verdict)
-
-
-def since(report: ThroughputReport, old: Mapping[str, Any]) -> Difference:
-    """What changed since `old`, a row of an earlier run, which had another process and another
-    hour: a change must go beyond what a yardstick says of the machine then and now."""
-    now, then = report.seconds.seconds, _seconds(old["samples_ns"])
-    yards = _seconds(old.get("yardstick_ns", []))
-    machine = ratio(report.yards, yards, confidence=_CONFIDENCE) if report.yards and yards else None
-    found = ratio(now, then, confidence=_CONFIDENCE)
-    noise = ratio(now[::2], now[1::2], confidence=_CONFIDENCE) if len(now) > 1 else None
-    verdict = _verdict(found, machine)
+    both = [math.sqrt(a * b) for a, b in zip(ours, repeated, strict=True)]
+    speed = paired_ratio(both, theirs, confidence=_CONFIDENCE)
+    noise = paired_ratio(repeated, ours, confidence=_CONFIDENCE)
     return Difference(
-        label=report.label, ratio=found, noise=noise, machine=machine, verdict=verdict
+        label=label, ratio=speed, noise=noise, probe_ratio=None, verdict=_verdict(speed, None)
     )
 
 
-def check_comparable(old: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
-    """Raises UsageError, naming the difference, for rows of another machine or model."""
-    for row in old:
-        for name, what in _SAME.items():
-            if row.get(name) != facts[name]:
+def compare_with_saved(report: ThroughputReport, saved: Mapping[str, Any]) -> Difference:
+    """Compare a report with a record of an earlier run.
+
+    Another process at another time: the change must exceed the change of the machine probe.
+    """
+    now, then = report.seconds.seconds, _to_seconds(saved["samples_ns"])
+    probe_now, probe_then = report.probe_seconds, _to_seconds(saved.get("probe_ns", []))
+    speed = ratio(now, then, confidence=_CONFIDENCE)
+    noise = ratio(now[::2], now[1::2], confidence=_CONFIDENCE) if len(now) > 1 else None
+    machine = None
+    if probe_now and probe_then:
+        machine = ratio(probe_now, probe_then, confidence=_CONFIDENCE)
+    return Difference(
+        label=report.label,
+        ratio=speed,
+        noise=noise,
+        probe_ratio=machine,
+        verdict=_verdict(speed, machine),
+    )
+
+
+def check_comparable(saved: Sequence[Mapping[str, Any]], current: Mapping[str, Any]) -> None:
+    """Raise UsageError if the saved records are of another machine or model."""
+    for record in saved:
+        for name, description in _SAME.items():
+            if record.get(name) != current[name]:
                 raise UsageError(
-                    f"the {what} was {row.get(name)!r} then, and is {facts[name]!r} now",
+                    f"--compare: the {description} is {current[name]!r}, but was "
+                    f"{record.get(name)!r} in the saved run",
                     "compare runs of one model on one machine",
                 )
 
 
-def counterpart(
-    old: Sequence[Mapping[str, Any]], test: Workload, *, engine: str, stored: str, threads: int
+def find_matching_record(
+    saved: Sequence[Mapping[str, Any]], test: Workload, *, engine: str, dtype: str, threads: int
 ) -> Mapping[str, Any] | None:
-    """The old row of the same test and setup."""
-    wanted = {
+    """Return the last saved record of the same workload and setup, or None."""
+    expected = {
         "n_prompt": test.n_prompt,
         "n_gen": test.n_gen,
         "n_depth": test.n_depth,
         "engine": engine,
-        "weights": stored,
+        "dtype": dtype,
         "n_threads": threads,
         "batch": test.batch,
     }
-    same = [row for row in old if all(row.get(name) == v for name, v in wanted.items())]
+    same = [record for record in saved if all(record.get(k) == v for k, v in expected.items())]
     return same[-1] if same else None
 
 
-def is_slower_by(difference: Difference, share: float) -> bool:
-    """Whether speed is sure to have fallen by more than a share, beyond what the machine's has."""
-    slowest, _ = _machines(difference.machine)
-    return difference.ratio.high < (1 - share) * slowest
+def is_slower_by(difference: Difference, fraction: float) -> bool:
+    """Return whether speed fell significantly by more than a fraction, machine drift excluded."""
+    slowest, _ = _machine_drift(difference.probe_ratio)
+    return difference.ratio.high < (1 - fraction) * slowest
 
 
-def _verdict(ratio: Interval, machine: Interval | None) -> str:
-    slowest, fastest = _machines(machine)
-    if ratio.low > fastest:
+def _verdict(speed: Interval, probe_ratio: Interval | None) -> str:
+    slowest, fastest = _machine_drift(probe_ratio)
+    if speed.low > fastest:
         return "faster"
-    return "slower" if ratio.high < slowest else ""
+    return "slower" if speed.high < slowest else ""
 
 
-def _machines(machine: Interval | None) -> tuple[float, float]:
-    """The ratios that the machine alone may have brought: up to the square of the yardstick's.
+def _machine_drift(probe_ratio: Interval | None) -> tuple[float, float]:
+    """Return the speed ratios that the machine alone may cause: up to the probe ratio squared.
 
-    An engine waits for its threads at every turn, and suffers more than the yardstick does.
+    An engine waits for its threads after every phase, so it suffers more than the probe does.
     """
-    low, high = (machine.low, machine.high) if machine else (1.0, 1.0)
+    low, high = (probe_ratio.low, probe_ratio.high) if probe_ratio else (1.0, 1.0)
     return min(1.0, low**2), max(1.0, high**2)
 
 
-def _seconds(nanoseconds: Sequence[float]) -> list[float]:
+def _to_seconds(nanoseconds: Sequence[float]) -> list[float]:
     return [ns / 1e9 for ns in nanoseconds]

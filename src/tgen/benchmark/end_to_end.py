@@ -1,18 +1,18 @@
-"""What a one-shot command costs from its spawning to its end, each phase apart.
+"""Cost of a one-shot `tgen generate`, from spawning the process to its exit, phase by phase.
 
-    start       the system makes the process, Python starts, to the first line of our code
-    import      our modules, and those that the caller's command needs as well
-    load        the model directory is read, its tokenizer and its n-grams made ready
-    engine      weights are put as the kernels want them, and the kernels themselves fetched
-    prefill     the prompt becomes tokens and is read, to the first token of the text
+    start       process creation and Python start-up, until our first line runs
+    import      our modules, and those that the command needs as well
+    load        read the model directory; prepare the tokenizer and the n-gram tables
+    engine      convert the weights to the kernels' layout; load the kernels
+    prefill     tokenize the prompt and process it, until the first token
     decode      the other tokens
-    detokenise  ids become bytes
-    exit        to where whoever waits for the process goes on
+    detokenize  ids to bytes
+    exit        until the parent process continues
 
-A child of the same interpreter and environment (`one_shot`) stamps time.monotonic_ns where a phase
-ends, this process before the child is spawned and after it is gone. All processes of a machine
-share that clock, on Linux and macOS to the nanosecond; on Windows it may be as coarse as 16 ms. A
-phase begins where the one before ends, so nothing is left out and their sum is the total.
+A child of the same interpreter and environment (`timed_child`) records time.monotonic_ns at the end
+of each phase; this process records it before spawning the child and after its exit. All processes
+of a machine share that clock: its resolution is nanoseconds on Linux and macOS, up to 16 ms on
+Windows. A phase begins where the previous one ends, so the phases add up to the total.
 """
 
 import json
@@ -28,10 +28,8 @@ from tgen.config import Draft, StoredAs
 from tgen.errors import TgenError, UsageError
 from tgen.reports import EndToEndReport, TrialReport
 
-_CHILD = "tgen.benchmark.timed_child"
 
-
-def measure(
+def measure_end_to_end(
     path: Path,
     prompt: bytes,
     *,
@@ -39,19 +37,19 @@ def measure(
     trials: int,
     device: str = "auto",
     threads: int | None = None,
-    weights: StoredAs | None = None,
+    dtype: StoredAs | None = None,
     draft: Draft = "auto",
     modules: Sequence[str] = (),
 ) -> Iterator[TrialReport | EndToEndReport]:
-    """Continues `prompt` greedily by up to `n_gen` tokens, in a new process each time.
+    """Generate up to `n_gen` tokens greedily after `prompt`, in a new process per trial.
 
-    One run before the trials fills disk caches, and compiles what is not compiled. `modules` are
-    imported too: those of the command that is meant. The other options are `tgen generate`'s.
-    Raises UsageError for no tokens or trials, and TgenError with what the process says if it fails.
+    A run before the trials warms up disk caches and compiles kernels. `modules` are imported too:
+    those of the measured command. The other options are those of `tgen generate`. Raises UsageError
+    for no tokens or no trials, and TgenError with the child's message if the child fails.
     """
     for name, value in (("n_gen", n_gen), ("trials", trials)):
         if value < 1:
-            raise UsageError(f"{name} is {value}", "it must be at least 1")
+            raise UsageError(f"{name} must be at least 1 (got {value})", f"raise {name}")
     request = json.dumps(
         {
             "path": str(path),
@@ -59,22 +57,20 @@ def measure(
             "n_gen": n_gen,
             "device": device,
             "threads": threads,
-            "weights": weights,
+            "dtype": dtype,
             "draft": draft,
             "modules": list(modules),
         }
     )
     runs: list[_Run] = []
     for trial in range(trials + 1):
-        runs.append(_run(request.encode()))
+        runs.append(_run_child(request.encode()))
         yield TrialReport(trial=trial, trials=trials)
     yield _report(runs[0], runs[1:])
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """One process."""
-
     phases: dict[str, float]  # seconds
     total: float  # seconds
     n_prompt: int
@@ -83,24 +79,26 @@ class _Run:
     peak_memory_bytes: int | None
 
 
-def _run(request: bytes) -> _Run:
-    # -P: what lies in the folder where the user works is no module of ours, as for `tgen`.
-    command = [sys.executable, "-P", "-m", _CHILD]
+def _run_child(request: bytes) -> _Run:
+    # -P: as for `tgen`, modules in the current directory are not importable.
+    command = [sys.executable, "-P", "-m", "tgen.benchmark.timed_child"]
     spawned = time.monotonic_ns()
     child = subprocess.run(command, input=request, capture_output=True, check=False)
-    gone = time.monotonic_ns()
+    exited = time.monotonic_ns()
     if child.returncode != 0:
-        said = child.stderr.decode(errors="replace").strip().splitlines()
-        silent = f"the process that was timed ended with status {child.returncode}"
-        raise TgenError(said[-1] if said else silent, "`tgen generate` may tell more")
+        lines = child.stderr.decode(errors="replace").strip().splitlines()
+        raise TgenError(
+            lines[-1] if lines else f"the measured process exited with {child.returncode}",
+            "run the same with `tgen generate` to see the error",
+        )
     answer = json.loads(child.stdout)
-    phases, before = {}, spawned
-    for name, end in {**answer["ends"], "exit": gone}.items():
-        phases[name] = (end - before) / 1e9
-        before = end
+    phases, previous = {}, spawned
+    for name, end in {**answer["phase_ends"], "exit": exited}.items():
+        phases[name] = (end - previous) / 1e9
+        previous = end
     return _Run(
         phases=phases,
-        total=(gone - spawned) / 1e9,
+        total=(exited - spawned) / 1e9,
         n_prompt=answer["n_prompt"],
         n_gen=answer["n_gen"],
         text=answer["text"].encode("latin-1"),
@@ -108,16 +106,16 @@ def _run(request: bytes) -> _Run:
     )
 
 
-def _report(first: _Run, runs: list[_Run]) -> EndToEndReport:
+def _report(warmup: _Run, runs: list[_Run]) -> EndToEndReport:
     total = timing([run.total for run in runs])
     peaks = [run.peak_memory_bytes for run in runs if run.peak_memory_bytes is not None]
     return EndToEndReport(
-        phases={name: timing([run.phases[name] for run in runs]) for name in first.phases},
+        phases={name: timing([run.phases[name] for run in runs]) for name in warmup.phases},
         total=total,
-        first=first.phases,
-        n_prompt=first.n_prompt,
-        n_gen=first.n_gen,
-        tokens_per_second=first.n_gen / total.median,
+        warmup=warmup.phases,
+        n_prompt=warmup.n_prompt,
+        n_gen=warmup.n_gen,
+        tokens_per_second=warmup.n_gen / total.median,
         peak_memory_bytes=max(peaks, default=None),
-        text=first.text,
+        text=warmup.text,
     )

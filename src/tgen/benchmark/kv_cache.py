@@ -1,11 +1,10 @@
-"""What the key-value cache buys, and whether it changes anything.
+"""Speed-up of the KV cache, and a check that it does not change the output.
 
-Without a cache, the next token of a text of n tokens costs a pass over all n + 1 of them; with it,
-a pass over one, which reads n keys and values. The first grows with n, the second hardly, so the
-speed-up grows with length. Both arms are one engine with the same weights: "without" rewinds it to
-0 and extends it with the whole text. Trials of all arms and lengths take turns, so that a machine
-that slows down slows all of them. Only `Engine.extend` is inside the clock: no tokenising, no
-sampling.
+Without a cache, decoding the next token of an n-token text takes a pass over all n + 1 tokens. With
+it, the pass covers one token and reads n cached keys and values. The first cost grows with n, the
+second hardly does, so the speed-up grows with the length. Both use one engine with the same
+weights: "uncached" rewinds it to 0 and extends it by the whole text. Trials of both, at all
+lengths, are interleaved. Only `Engine.extend` is timed, without tokenization or sampling.
 """
 
 import time
@@ -18,45 +17,45 @@ from tgen.config import SamplingConfig
 from tgen.engine.base import Engine, reset
 from tgen.errors import UsageError
 from tgen.generation.loop import generate
-from tgen.reports import Growth, LengthReport, Timing, TrialReport, Verdict
+from tgen.reports import CacheVerdict, LengthReport, LinearFit, Timing, TrialReport
 
 VERDICT_TOKENS = 128
-_STEPS_PER_TRIAL = 5  # decoding one token is short: the median of a few is one trial
+_STEPS_PER_TRIAL = 5  # one token is short: a trial is the median of several
 
 
 def default_lengths(context_length: int) -> list[int]:
-    """16 and its doublings, up to the context."""
+    """Return the powers of two from 16 up to the context length."""
     lengths = [16 << i for i in range(30) if 16 << i < context_length]
     return [*lengths, context_length]
 
 
-def own_text(engine: Engine, start: Sequence[int], n_tokens: int, *, seed: int) -> list[int]:
-    """`n_tokens` of the model's own words after `start`, drawn at temperature 1: what is timed."""
+def sample_text(engine: Engine, start: Sequence[int], n_tokens: int, *, seed: int) -> list[int]:
+    """Sample the text to time: `n_tokens` in all, after `start`, at temperature 1."""
     sampling = SamplingConfig(temperature=1.0, top_k=0, max_new_tokens=n_tokens, seed=seed)
     tokens = generate(engine, [start], sampling=sampling)
     return [*start, *(token.id for token in tokens)][:n_tokens]
 
 
-def measure(
+def measure_lengths(
     engine: Engine, text: Sequence[int], lengths: Sequence[int], *, trials: int
 ) -> Iterator[TrialReport | LengthReport]:
-    """Times the last token of texts of each length, with and without the cache, and the prefill of
-    all tokens before it.
+    """Time, per length, the last token with and without the cache, and the prefill before it.
 
-    One round before the trials warms up. Raises UsageError for lengths that do not fit.
+    A warm-up round comes first. Raises UsageError for lengths that do not fit.
     """
     for length in lengths:
         if not 2 <= length <= min(engine.context_length, len(text)):
             raise UsageError(
-                f"length {length} does not fit a context of {engine.context_length}",
-                f"lengths go from 2 to {engine.context_length}",
+                f"--length: must be between 2 and {engine.context_length}, the model's context "
+                f"(got {length})",
+                "remove --length to use powers of two",
             )
     if trials < 1:
-        raise UsageError(f"trials is {trials}", "at least one trial is needed")
+        raise UsageError(f"--trials: must be at least 1 (got {trials})", "use -r 10")
     reset(engine, 1)
     seconds: dict[tuple[str, int], list[float]] = {}
     cache_bytes: dict[int, int] = {}
-    for trial in range(-1, trials):  # -1 warms up
+    for trial in range(-1, trials):  # -1 is the warm-up
         for length in lengths:
             before, last = text[: length - 1], text[length - 1 : length]
             times = {"prefill": _time(engine, 0, before)}
@@ -65,11 +64,11 @@ def measure(
             times["cached"] = float(np.median(steps))
             times["uncached"] = _time(engine, 0, text[:length])
             if trial >= 0:
-                for arm, took in times.items():
-                    seconds.setdefault((arm, length), []).append(took)
+                for name, value in times.items():
+                    seconds.setdefault((name, length), []).append(value)
         yield TrialReport(trial=trial + 1, trials=trials)
     for length in lengths:
-        cached, uncached = (seconds[arm, length] for arm in ("cached", "uncached"))
+        cached, uncached = (seconds[name, length] for name in ("cached", "uncached"))
         yield LengthReport(
             length=length,
             prefill=timing(seconds["prefill", length]),
@@ -80,59 +79,60 @@ def measure(
         )
 
 
-def growth(lengths: Sequence[int], timings: Sequence[Timing]) -> Growth:
-    """The line through the medians: what a token costs whatever the length, and what each token of
-    the text adds. Every length counts alike, in shares of its own time."""
+def fit_line(lengths: Sequence[int], timings: Sequence[Timing]) -> LinearFit:
+    """Fit a line to the medians, weighted so that relative errors count equally."""
     medians = np.array([timing.median for timing in timings])
     if len(lengths) < 2:
-        return Growth(flat=float(medians[0]), per_token=0.0, deviation=0.0)
-    per_token, flat = np.polyfit(lengths, medians, 1, w=1 / medians)
-    line = flat + per_token * np.array(lengths)
+        return LinearFit(intercept=float(medians[0]), slope=0.0, max_deviation=0.0)
+    slope, intercept = np.polyfit(lengths, medians, 1, w=1 / medians)
+    line = intercept + slope * np.array(lengths)
     deviation = float(np.abs(line / medians - 1).max())
-    return Growth(flat=float(flat), per_token=float(per_token), deviation=deviation)
+    return LinearFit(intercept=float(intercept), slope=float(slope), max_deviation=deviation)
 
 
-def compare(engine: Engine, prompt: Sequence[int], n_tokens: int) -> Verdict:
-    """Decodes greedily with and without the cache and compares tokens and logits."""
+def verify_cache(engine: Engine, prompt: Sequence[int], n_tokens: int) -> CacheVerdict:
+    """Decode greedily with and without the cache and compare tokens and logits."""
     n_tokens = min(n_tokens, engine.context_length - len(prompt))
     reset(engine, 1)
-    cached = _greedy(engine, prompt, n_tokens, kv_cache=True)
-    plain = _greedy(engine, prompt, n_tokens, kv_cache=False)
-    worst, first, gap = 0.0, None, None
-    for i, ((token, logits), (other, other_logits)) in enumerate(zip(cached, plain, strict=True)):
-        worst = max(worst, float(np.abs(logits - other_logits).max()))
+    cached = _decode(engine, prompt, n_tokens, kv_cache=True)
+    uncached = _decode(engine, prompt, n_tokens, kv_cache=False)
+    max_difference, first, gap = 0.0, None, None
+    for i, ((token, logits), (other, other_logits)) in enumerate(
+        zip(cached, uncached, strict=True)
+    ):
+        max_difference = max(max_difference, float(np.abs(logits - other_logits).max()))
         if token != other:
             second, best = np.sort(logits)[-2:]
             first, gap = i, float(best - second)
-            break  # from here on the texts differ, and so do the logits
-    return Verdict(
+            break  # after this the texts differ, so the logits do
+    return CacheVerdict(
         tokens=n_tokens,
         prompt_tokens=len(prompt),
         identical=first is None,
         first_difference=first,
-        gap=gap,
-        max_logit_difference=worst,
+        logit_gap=gap,
+        max_logit_difference=max_difference,
     )
 
 
-def _greedy(
+def _decode(
     engine: Engine, prompt: Sequence[int], n_tokens: int, *, kv_cache: bool
 ) -> list[tuple[int, np.ndarray]]:
-    """Each greedy token with the logits that it was taken from."""
+    """Return each greedy token and its logits."""
     text = list(prompt)
-    out = []
+    decoded = []
     engine.rewind([0])
     for _ in range(n_tokens):
         if not kv_cache:
             engine.rewind([0])
         (logits,) = engine.extend([text[engine.lengths[0] :]])
         text.append(int(logits.argmax()))
-        out.append((text[-1], logits))
-    return out
+        decoded.append((text[-1], logits))
+    return decoded
 
 
-def _time(engine: Engine, held: int, tokens: Sequence[int]) -> float:
-    engine.rewind([held])
+def _time(engine: Engine, n_cached: int, tokens: Sequence[int]) -> float:
+    engine.rewind([n_cached])
     start = time.perf_counter()
     engine.extend([tokens])
     return time.perf_counter() - start

@@ -1,12 +1,13 @@
-"""The least time that a test can take on a machine, by what must be read and computed.
+"""Roofline: the shortest time in which this machine can run a workload.
 
-A pass must read every weight once, and the keys and values of all tokens before; and it must do two
-operations for each weight and token (for the output matrix, and the last token of a row alone), and
-four for each query, key and number of a head. Whichever of both takes longer at the machine's best
-is the least time that there is: a roofline.
+A forward pass reads every weight once, and the keys and values of all earlier tokens. It takes two
+operations per weight and token (for the output matrix: only for the last token of a sequence) and
+four per query, key and head dimension. The slower of the two, at the machine's peak memory
+bandwidth and compute rate, is the lower bound.
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,55 +15,95 @@ from numpy.typing import NDArray
 
 from tgen.benchmark.throughput import Workload
 from tgen.config import STORED_BYTES, ModelConfig, StoredAs
-from tgen.reports import Limits
+from tgen.reports import PeakRates
 
-_OUTPUT = "lm_head.weight"
+# Sides of the multiplied matrices: they occupy all of a CPU, or GPU, and its caches.
+_SIDE, _GPU_SIDE = 768, 8192
+_MIN_READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class PassCost:
-    """What a model asks of a machine."""
+    """Memory traffic and operations of a model's forward pass."""
 
-    weights: int  # that every token is multiplied with
-    output_weights: int  # that only the last token of a pass is multiplied with, for its logits
+    weights: int  # parameters that every token is multiplied with
+    output_weights: int  # parameters that only the last token is multiplied with, for its logits
     weight_bytes: float  # of both
-    key_flops: int  # for each token and key
-    key_bytes: float  # of each token's keys and values
+    key_flops: int  # operations per query and key
+    key_bytes: float  # bytes of keys and values per token
 
-    def least(self, test: Workload, limits: Limits) -> tuple[float, str]:
-        """The least seconds of a test, and what bounds most of them."""
-        first = test.n_depth
-        passes = [(test.n_prompt, first)] if test.n_prompt else []
-        passes += [(1, first + test.n_prompt + i) for i in range(test.n_gen)]
-        taken = {"memory": 0.0, "arithmetic": 0.0}
-        for n, before in passes:
-            seen = n * before + n * (n + 1) / 2  # keys, of all queries
-            multiplied = 2 * (n * self.weights + self.output_weights)
-            flops = test.batch * (multiplied + seen * self.key_flops)
-            read = self.weight_bytes + test.batch * (before + n) * self.key_bytes
+    def min_seconds(self, test: Workload, peak: PeakRates) -> tuple[float, str]:
+        """Return the lower bound in seconds, and what bounds most of it."""
+        passes = [(test.n_prompt, test.n_depth)] if test.n_prompt else []
+        passes += [(1, test.n_depth + test.n_prompt + i) for i in range(test.n_gen)]
+        seconds = {"memory": 0.0, "compute": 0.0}
+        for n, n_before in passes:
+            n_keys = n * n_before + n * (n + 1) / 2  # summed over all queries
+            matmul_flops = 2 * (n * self.weights + self.output_weights)
+            flops = test.batch * (matmul_flops + n_keys * self.key_flops)
+            n_bytes = self.weight_bytes + test.batch * (n_before + n) * self.key_bytes
             slower = max(
-                (read / limits.bytes_per_second, "memory"), (flops / limits.flops, "arithmetic")
+                (n_bytes / peak.bytes_per_second, "memory"),
+                (flops / peak.flops_per_second, "compute"),
             )
-            taken[slower[1]] += slower[0]
-        return sum(taken.values()), max(taken, key=lambda name: taken[name])
+            seconds[slower[1]] += slower[0]
+        return sum(seconds.values()), max(seconds, key=lambda name: seconds[name])
 
 
-def work_of(
+def pass_cost(
     config: ModelConfig,
     arrays: Mapping[str, NDArray[Any]],
-    stored: StoredAs,
+    dtype: StoredAs,
     *,
-    narrow_cache: bool = False,
+    bfloat16_cache: bool = False,
 ) -> PassCost:
-    """What a model's passes come to. `narrow_cache`: keys and values are bfloat16."""
-    output = "token_embedding.weight" if config.tied_embeddings else _OUTPUT
-    looked_up = {"position_embedding.weight", "token_embedding.weight", output}
-    weights = sum(a.size for name, a in arrays.items() if a.ndim == 2 and name not in looked_up)
+    """Return the cost of a model's forward passes, keys and values in float32 or bfloat16."""
+    output = "token_embedding.weight" if config.tied_embeddings else "lm_head.weight"
+    lookups = {"position_embedding.weight", "token_embedding.weight", output}
+    weights = sum(a.size for name, a in arrays.items() if a.ndim == 2 and name not in lookups)
     output_weights = arrays[output].size
     return PassCost(
         weights=weights,
         output_weights=output_weights,
-        weight_bytes=(weights + output_weights) * STORED_BYTES[stored],
+        weight_bytes=(weights + output_weights) * STORED_BYTES[dtype],
         key_flops=4 * config.n_layers * config.n_heads * config.head_dim,
-        key_bytes=config.cache_bytes_per_token / (2 if narrow_cache else 1),
+        key_bytes=config.cache_bytes_per_token / (2 if bfloat16_cache else 1),
     )
+
+
+def measure_peak_rates(
+    n_bytes: float, *, device: str, threads: int, dtype: StoredAs, seconds: float = 1.0
+) -> PeakRates:
+    """Measure the best of repeated reads of `n_bytes` and of repeated matrix products.
+
+    Each takes `seconds`. CPU caches are faster than memory, so the array is as large as the
+    weights. One thread is tried too: beside other processes, several threads wait for each other.
+    """
+    import torch  # slow to import, and needed only here
+
+    on_gpu = device != "cpu"
+    kind = torch.bfloat16 if dtype == "bfloat16" and on_gpu else torch.float32
+    n, side = max(int(n_bytes), _MIN_READ_BYTES), _GPU_SIDE if on_gpu else _SIDE
+    data = torch.ones(n // 4, device=device)
+    a = torch.ones(side, side, device=device, dtype=kind)
+    read, multiply = [], []
+    counts = sorted({1, threads}) if not on_gpu else [threads]
+    for count in counts:
+        torch.set_num_threads(count)
+        read.append(_best_seconds(lambda: data.sum().item(), seconds / len(counts)))
+        multiply.append(_best_seconds(lambda: (a @ a)[0, 0].item(), seconds / len(counts)))
+    return PeakRates(
+        read_bytes=n,
+        bytes_per_second=n / min(read),
+        flops_per_second=2 * side**3 / min(multiply),
+    )
+
+
+def _best_seconds(work: Callable[[], object], seconds: float) -> float:
+    """Return the shortest time of `work`, whose `item` call waits for the device."""
+    work()
+    end, best = time.perf_counter() + seconds, float("inf")
+    while (begin := time.perf_counter()) < end:
+        work()
+        best = min(best, time.perf_counter() - begin)
+    return best

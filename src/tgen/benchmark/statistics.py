@@ -1,8 +1,8 @@
-"""From the times of several trials to a median, an interval, and what to doubt.
+"""Medians, confidence intervals and warnings from the times of a few trials.
 
-Intervals are those of Wilcoxon's rank sums (Hodges & Lehmann 1963), of the logarithms of times:
-exact for any number of trials, if times of one kind lie evenly around their middle, and hardly
-moved by one slow trial. A bootstrap of so few numbers would promise more than it holds.
+The intervals invert Wilcoxon rank-sum tests of log times (Hodges & Lehmann 1963). They are exact
+for any number of trials if log times are distributed symmetrically, and robust to a slow trial. A
+bootstrap of so few values covers less than its nominal confidence.
 """
 
 import math
@@ -15,128 +15,135 @@ from numpy.typing import NDArray
 
 from tgen.reports import Interval, Timing
 
-_RESAMPLED = 2000
-_EXACT = 60  # values up to which rank sums are counted, not approximated
-_OUTLIER = 10  # median deviations from the median, as of a normal distribution: hyperfine's bound
-_NORMAL = 1.4826  # standard deviations of a normal distribution in a median deviation
-_SLOW_FIRST = 1.1  # times the median of the others
-_SHORTEST = 1e-3  # seconds; what else the machine does is not small beside shorter trials
+_BOOTSTRAP_SAMPLES = 2000
+_MAX_EXACT = 60  # above this many values, rank sums are approximated by a normal distribution
+_OUTLIER = 10  # normalized median absolute deviations from the median: hyperfine's threshold
+_MAD_TO_STD = 1.4826  # standard deviations of a normal distribution per median absolute deviation
+_SLOW_FIRST = 1.1  # times the median of the other trials
+_MIN_SECONDS = 1e-3  # other activity of the machine distorts shorter trials
 Floats = NDArray[np.float64]
 
 
 def timing(seconds: Sequence[float]) -> Timing:
-    """Median and 10th to 90th percentile: one slow trial moves neither far."""
-    low, median, high = np.percentile(seconds, [10, 50, 90])
-    return Timing(seconds=list(seconds), median=float(median), low=float(low), high=float(high))
+    """Return the median and the 10th and 90th percentiles, which are robust to a slow trial."""
+    p10, median, p90 = np.percentile(seconds, [10, 50, 90])
+    return Timing(seconds=list(seconds), median=float(median), p10=float(p10), p90=float(p90))
 
 
 def hodges_lehmann(values: Sequence[float], *, confidence: float = 0.95) -> Interval:
-    """Where the middle lies of what positive values come from.
+    """Estimate the pseudomedian of the distribution of positive values.
 
-    The ends are 0 and infinite where there are too few for that confidence: below 6 for 95 %, below
-    8 for 99 %.
+    The interval is (0, infinity) for too few values: below 6 at 95%, below 8 at 99%.
     """
     x = np.log(np.asarray(values, np.float64))
     i, j = np.triu_indices(len(x))
-    return _interval((x[i] + x[j]) / 2, _signed_rank_sums(len(x)), confidence)  # Walsh's averages
+    return _interval((x[i] + x[j]) / 2, _signed_rank_sums(len(x)), confidence)  # Walsh averages
 
 
 def paired_ratio(a: Sequence[float], b: Sequence[float], *, confidence: float) -> Interval:
-    """How many times `b` is as large as `a`, trial by trial: of trials that took turns."""
+    """Estimate the ratio b / a of paired values: interleaved trials."""
     return hodges_lehmann((np.asarray(b) / np.asarray(a)).tolist(), confidence=confidence)
 
 
 def ratio(a: Sequence[float], b: Sequence[float], *, confidence: float) -> Interval:
-    """How many times `b` is as large as `a`, of trials that have nothing to do with each other.
+    """Estimate the ratio b / a of independent values.
 
-    The ends are 0 and infinite where there are too few: below 4 each for 95 %, below 5 for 99 %.
+    The interval is (0, infinity) for too few values: below 4 each at 95%, below 5 at 99%.
     """
     x, y = (np.log(np.asarray(values, np.float64)) for values in (a, b))
     return _interval((y[:, None] - x).ravel(), _rank_sums(len(x), len(y)), confidence)
 
 
 def bootstrap(values: Sequence[float], *, confidence: float = 0.95) -> Interval:
-    """Where the mean of what values come from lies, by the means of samples drawn from them anew
-    (Efron 1979): what others report. Of few trials it promises more than it holds."""
+    """Estimate the mean by the percentile bootstrap (Efron 1979), for comparison with other tools.
+
+    For few trials its coverage is below the nominal confidence.
+    """
     x = np.asarray(values, np.float64)
-    means = np.random.default_rng(0).choice(x, (_RESAMPLED, len(x))).mean(axis=1)
+    means = np.random.default_rng(0).choice(x, (_BOOTSTRAP_SAMPLES, len(x))).mean(axis=1)
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(low=float(low), middle=float(x.mean()), high=float(high), confidence=confidence)
+    return Interval(
+        low=float(low), estimate=float(x.mean()), high=float(high), confidence=confidence
+    )
 
 
-def doubts(seconds: Sequence[float]) -> list[str]:
-    """What to say about trials that do not look alike, or are too short."""
+def timing_warnings(seconds: Sequence[float]) -> list[str]:
+    """Return a warning for trials that are too short, a slow first trial, and outliers."""
     x = np.asarray(seconds)
-    said = []
-    if len(x) and float(np.median(x)) < _SHORTEST:
-        said.append(f"a trial takes {np.median(x) * 1e3:.2f} ms, too short to be sure of")
+    warnings = []
+    if len(x) and float(np.median(x)) < _MIN_SECONDS:
+        warnings.append(f"a trial takes {np.median(x) * 1e3:.2f} ms, too short for reliable timing")
     if len(x) < 3:
-        return said
+        return warnings
     others = float(np.median(x[1:]))
     if x[0] > _SLOW_FIRST * others and x[0] > x[1:].max():
-        said.append(f"the first trial took {x[0] / others:.1f} times as long as the others")
-    off = np.abs(x - np.median(x))
-    deviation = float(np.median(off)) * _NORMAL
-    n = int((off > _OUTLIER * deviation).sum()) if deviation > 0 else 0
+        warnings.append(f"the first trial took {x[0] / others:.1f} times as long as the others")
+    distance = np.abs(x - np.median(x))
+    deviation = float(np.median(distance)) * _MAD_TO_STD
+    n = int((distance > _OUTLIER * deviation).sum()) if deviation > 0 else 0
     if n:
-        said.append(f"{n} of {len(x)} trials lie far from the rest: something else was running")
-    return said
+        warnings.append(f"{n} of {len(x)} trials are outliers: another process was running")
+    return warnings
 
 
-def _interval(estimates: Floats, chances: Floats, confidence: float) -> Interval:
-    """Between the k-th smallest and the k-th largest of all estimates, where at most half of what
-    is missing from `confidence` lies at rank sums (with these chances) below k."""
-    k = int(np.searchsorted(np.cumsum(chances), (1 - confidence) / 2, side="right"))
+def _interval(estimates: Floats, probabilities: Floats, confidence: float) -> Interval:
+    """Return the interval from the k-th smallest to the k-th largest pairwise estimate.
+
+    k is the largest number for which rank sums below k have at most half of 1 - confidence.
+    """
+    k = int(np.searchsorted(np.cumsum(probabilities), (1 - confidence) / 2, side="right"))
     ordered = np.sort(estimates)
     low, high = (ordered[k - 1], ordered[-k]) if k else (-math.inf, math.inf)
     center = float(np.median(ordered))
     return Interval(
-        low=math.exp(low), middle=math.exp(center), high=math.exp(high), confidence=confidence
+        low=math.exp(low), estimate=math.exp(center), high=math.exp(high), confidence=confidence
     )
 
 
 @cache
 def _signed_rank_sums(n: int) -> Floats:
-    """The chances of each sum of a random part of 1, 2, ... n."""
-    if n > _EXACT:
+    """Return the probability of each sum of a random subset of 1, 2, ... n."""
+    if n > _MAX_EXACT:
         return _normal(n * (n + 1) // 2, n * (n + 1) * (2 * n + 1) / 24)
-    chances = np.ones(1)
+    probabilities = np.ones(1)
     for rank in range(1, n + 1):
-        both = np.zeros(len(chances) + rank)
-        both[: len(chances)] += chances / 2
-        both[rank:] += chances / 2
-        chances = both
-    return chances
+        sums = np.zeros(len(probabilities) + rank)
+        sums[: len(probabilities)] += probabilities / 2
+        sums[rank:] += probabilities / 2
+        probabilities = sums
+    return probabilities
 
 
 @cache
 def _rank_sums(n: int, m: int) -> Floats:
-    """The chances of each number of pairs, of n * m, in which the one is above the other (Mann &
-    Whitney 1947)."""
-    if n + m > _EXACT:
+    """Return the probability of each count, out of n * m pairs (a, b), of those with a > b.
+
+    Mann & Whitney 1947.
+    """
+    if n + m > _MAX_EXACT:
         return _normal(n * m, n * m * (n + m + 1) / 12)
-    ways: dict[tuple[int, int], Floats] = {}
+    counts: dict[tuple[int, int], Floats] = {}
 
     def count(n: int, m: int) -> Floats:
-        """The largest of all is one of the n, above all m, or one of the m, above none."""
+        """The largest value is one of the n, above all m, or one of the m, above none."""
         if n == 0 or m == 0:
             return np.ones(1)
-        if (n, m) not in ways:
-            found = np.zeros(n * m + 1)
+        if (n, m) not in counts:
+            orders = np.zeros(n * m + 1)
             above, below = count(n - 1, m), count(n, m - 1)
-            found[m : m + len(above)] += above
-            found[: len(below)] += below
-            ways[n, m] = found
-        return ways[n, m]
+            orders[m : m + len(above)] += above
+            orders[: len(below)] += below
+            counts[n, m] = orders
+        return counts[n, m]
 
-    for i in range(1, n + 1):  # from small to large: no deep recursion
+    for i in range(1, n + 1):  # ascending, which keeps the recursion shallow
         for j in range(1, m + 1):
             count(i, j)
     return count(n, m) / math.comb(n + m, n)
 
 
 def _normal(largest: int, variance: float) -> Floats:
-    """What both distributions come to for many values."""
+    """Return the normal approximation of both distributions, for many values."""
     normal = NormalDist(largest / 2, math.sqrt(variance))
     edges = np.array([normal.cdf(i + 0.5) for i in range(-1, largest + 1)])
     return np.diff(edges)

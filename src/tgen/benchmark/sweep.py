@@ -1,4 +1,4 @@
-"""Every combination of engine, weights and threads that was asked for, opened and measured."""
+"""Measure every combination of engine, weight dtype and thread count."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -7,107 +7,120 @@ from pathlib import Path
 
 import numpy as np
 
-from tgen.benchmark.comparison import against
-from tgen.benchmark.machine_probe import MachineProbe
-from tgen.benchmark.other_engines import Peer
-from tgen.benchmark.report import throughput_report
-from tgen.benchmark.roofline import PassCost, work_of
+from tgen.benchmark.comparison import compare_interleaved
+from tgen.benchmark.machine import MachineProbe
+from tgen.benchmark.other_engines import OtherEngine
+from tgen.benchmark.roofline import PassCost, measure_peak_rates, pass_cost
 from tgen.benchmark.throughput import (
     Backend,
     EngineBackend,
     Trial,
     Workload,
-    measure,
     random_tokens,
+    run_trials,
+    throughput_report,
 )
 from tgen.checkpoint.model_dir import load
 from tgen.config import StoredAs
-from tgen.engine import EngineKind, open_engine
+from tgen.engine.open_engine import EngineKind, open_engine
 from tgen.errors import UsageError
 from tgen.model.cpu_count import cpu_count
-from tgen.reports import Difference, Limits, ThroughputReport
+from tgen.reports import Difference, PeakRates, ThroughputReport
 
-_LIMIT_SECONDS = 1.0  # of reading, and of multiplying
-_LEAST_TRIALS = 8
+_PEAK_SECONDS = 1.0  # of reading, and of multiplying
+_MIN_TRIALS = 8  # fewer have no 99% confidence interval
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A model made ready in one way."""
+    """A loaded model: one engine, weight dtype and thread count."""
 
     engine: str
-    stored: StoredAs
+    dtype: StoredAs
     threads: int
     device: str  # cpu, cuda or mps
     context_length: int
-    arm: EngineBackend
-    work: PassCost
-    limits: Limits | None
+    backend: EngineBackend
+    cost: PassCost
+    peak: PeakRates | None  # None if not measured
+
+    @property
+    def gpu(self) -> str:
+        """Name of the GPU that computes; "" on the CPU."""
+        if self.device == "cpu":
+            return ""
+        from tgen.model.device import gpu_name
+
+        return gpu_name(self.device)
 
 
 def open_setups(
     path: Path,
     *,
     kinds: Sequence[EngineKind] = ("auto",),
-    weights: Sequence[StoredAs | None] = (None,),
+    dtypes: Sequence[StoredAs | None] = (None,),
     threads: Sequence[int | None] = (None,),
     device: str = "auto",
     seed: int,
-    limited: bool = True,
+    measure_peaks: bool = True,
 ) -> list[Setup]:
-    """A setup for each combination. Raises UsageError for one that cannot be had."""
+    """Return one setup per combination. Raises UsageError for an unavailable one."""
     setups = []
     for n in threads:
         if n is not None and not 1 <= n <= cpu_count():
-            raise UsageError(f"--threads is {n}", f"this machine has {cpu_count()} processors")
-    for kind, held, n in product(kinds, weights, threads):
+            raise UsageError(
+                f"--threads: must be between 1 and {cpu_count()}, the number of CPUs (got {n})",
+                "remove --threads to use all CPUs",
+            )
+    for kind, dtype, n in product(kinds, dtypes, threads):
         bundle = load(path)
-        arrays = dict(bundle.arrays)  # those of the bundle go over to the engine
-        engine = open_engine(bundle, device=device, threads=n, weights=held, kind=kind)
-        place = "cpu" if engine.name == "kernels" else _torch_device(engine)
-        narrow = engine.name == "torch" and engine.stored == "bfloat16"
+        arrays = dict(bundle.arrays)  # the engine takes those of the bundle
+        engine = open_engine(bundle, device=device, threads=n, dtype=dtype, kind=kind)
         n_threads = n or cpu_count()
         tokens = random_tokens(bundle.config.vocab_size, engine.context_length, seed=seed)
+        is_torch = engine.name == "torch"
         setups.append(
             Setup(
                 engine=engine.name,
-                stored=engine.stored,
+                dtype=engine.dtype,
                 threads=n_threads,
-                device=place,
+                device=str(getattr(engine, "device", "cpu")).partition(":")[0],
                 context_length=engine.context_length,
-                arm=EngineBackend(engine, tokens, threads=n_threads),
-                work=work_of(bundle.config, arrays, engine.stored, narrow_cache=narrow),
-                limits=None,
+                backend=EngineBackend(engine, tokens, threads=n_threads),
+                cost=pass_cost(
+                    bundle.config,
+                    arrays,
+                    engine.dtype,
+                    bfloat16_cache=is_torch and engine.dtype == "bfloat16",
+                ),
+                peak=None,
             )
         )
-    return with_limits(setups) if limited else setups
+    return _with_peak_rates(setups) if measure_peaks else setups
 
 
-def with_limits(setups: Sequence[Setup]) -> list[Setup]:
-    """With the machine's limits measured, or measured again: the better ones are kept, since
-    something else may have run."""
-    from tgen.benchmark.peak_rates import measure_limits  # torch is loaded only for this
-
-    measured: dict[tuple[object, ...], Limits] = {}
-    found = []
+def _with_peak_rates(setups: Sequence[Setup]) -> list[Setup]:
+    """Measure the peak rates, or measure them again: the better rates count."""
+    measured: dict[tuple[object, ...], PeakRates] = {}
+    result = []
     for setup in setups:
-        key = (setup.work.weight_bytes, setup.threads, setup.device, setup.stored)
+        key = (setup.cost.weight_bytes, setup.threads, setup.device, setup.dtype)
         if key not in measured:
-            measured[key] = measure_limits(
-                setup.work.weight_bytes,
+            measured[key] = measure_peak_rates(
+                setup.cost.weight_bytes,
                 device=setup.device,
                 threads=setup.threads,
-                stored=setup.stored,
-                seconds=_LIMIT_SECONDS,
+                dtype=setup.dtype,
+                seconds=_PEAK_SECONDS,
             )
-        now, before = measured[key], setup.limits or measured[key]
+        now, before = measured[key], setup.peak or measured[key]
         best = replace(
             now,
             bytes_per_second=max(now.bytes_per_second, before.bytes_per_second),
-            flops=max(now.flops, before.flops),
+            flops_per_second=max(now.flops_per_second, before.flops_per_second),
         )
-        found.append(replace(setup, limits=best))
-    return found
+        result.append(replace(setup, peak=best))
+    return result
 
 
 def sweep(
@@ -117,94 +130,86 @@ def sweep(
     trials: int,
     progress: Callable[[float], None] = lambda _: None,
 ) -> list[tuple[Setup, ThroughputReport]]:
-    """Every test of every setup, in turns."""
+    """Run every workload on every setup, interleaved."""
     pairs = [(i, test) for i in range(len(setups)) for test in tests]
     rounds: list[list[Trial]] = []
-    yardstick, yards = MachineProbe(max(setup.threads for setup in setups)), []
-    for found in measure([(setups[i].arm, test) for i, test in pairs], trials=trials):
-        rounds.append(found)
-        yards.append(yardstick.seconds())
+    probe, probe_seconds = MachineProbe(max(setup.threads for setup in setups)), []
+    for one_round in run_trials([(setups[i].backend, test) for i, test in pairs], trials=trials):
+        rounds.append(one_round)
+        probe_seconds.append(probe.measure_seconds())
         progress(len(rounds) / trials)
-    again = with_limits(setups) if setups[0].limits else setups
-    columns = zip(*rounds, strict=True)
+    if setups[0].peak:
+        setups = _with_peak_rates(setups)
     return [
-        (again[i], _report(again[i], test, column, yards))
-        for (i, test), column in zip(pairs, columns, strict=True)
+        (setups[i], _report(setups[i], test, column, probe_seconds))
+        for (i, test), column in zip(pairs, zip(*rounds, strict=True), strict=True)
     ]
 
 
-def compare_arms(
+def compare_backends(
     setup: Setup,
-    peer: Backend,
+    other: Backend,
     name: str,
     tests: Sequence[Workload],
     *,
     trials: int,
     progress: Callable[[float], None] = lambda _: None,
 ) -> tuple[Setup, list[tuple[ThroughputReport, ThroughputReport, Difference]]]:
-    """Every test by both: ours, theirs, and ours again, in each round; and `setup` with the limits
-    that ours are held against."""
+    """Run every workload on both: ours, the other, and ours again in each round.
+
+    Returns `setup` with the peak rates used, and one (ours, other, difference) per workload.
+    """
     check_trials(trials)
-    for test in tests:  # what cannot be had is said before anything is measured
-        peer.prepare(test)
-    pairs = []
+    for test in tests:  # fails before anything is measured
+        other.prepare(test)
+    columns = []
     for number, test in enumerate(tests):
         rounds: list[list[Trial]] = []
-        arms = [(setup.arm, test), (peer, test), (setup.arm, test)]
-        for trial in measure(arms, trials=trials):
-            rounds.append(trial)
+        backends = [(setup.backend, test), (other, test), (setup.backend, test)]
+        for one_round in run_trials(backends, trials=trials):
+            rounds.append(one_round)
             progress((number + len(rounds) / trials) / len(tests))
-        pairs.append(tuple(zip(*rounds, strict=True)))
-    (setup,) = with_limits([setup]) if setup.limits else [setup]
-    return setup, [
-        (
-            _report(setup, test, ours),
-            throughput_report(
-                test, theirs, engine=name, stored=setup.stored, threads=setup.threads, least=None
-            ),
-            against(test.label, *([t.seconds for t in column] for column in (ours, theirs, again))),
+        columns.append(tuple(zip(*rounds, strict=True)))
+    if setup.peak:
+        (setup,) = _with_peak_rates([setup])
+    results = []
+    for test, (ours, theirs, again) in zip(tests, columns, strict=True):
+        report = throughput_report(
+            test, theirs, engine=name, dtype=setup.dtype, threads=setup.threads, bound=None
         )
-        for test, (ours, theirs, again) in zip(tests, pairs, strict=True)
-    ]
+        seconds = ([trial.seconds for trial in column] for column in (ours, theirs, again))
+        results.append(
+            (_report(setup, test, ours), report, compare_interleaved(test.label, *seconds))
+        )
+    return setup, results
 
 
 def check_trials(trials: int) -> None:
-    """Raises UsageError for fewer than 8: of them no interval at 99 % can be made."""
-    if trials < _LEAST_TRIALS:
-        raise UsageError(f"-r is {trials}", f"to compare takes -r {_LEAST_TRIALS} at least")
+    """Raise UsageError for fewer trials than a 99% confidence interval needs."""
+    if trials < _MIN_TRIALS:
+        raise UsageError(
+            f"--trials: a comparison needs at least {_MIN_TRIALS} (got {trials})",
+            f"use -r {_MIN_TRIALS} or more",
+        )
 
 
 def _report(
-    setup: Setup, test: Workload, trials: Sequence[Trial], yards: Sequence[float] = ()
+    setup: Setup, test: Workload, trials: Sequence[Trial], probe_seconds: Sequence[float] = ()
 ) -> ThroughputReport:
-    least = None if setup.limits is None else setup.work.least(test, setup.limits)
     return throughput_report(
         test,
         trials,
         engine=setup.engine,
-        stored=setup.stored,
+        dtype=setup.dtype,
         threads=setup.threads,
-        least=least,
-        yards=yards,
+        bound=None if setup.peak is None else setup.cost.min_seconds(test, setup.peak),
+        probe_seconds=probe_seconds,
     )
 
 
-def largest_difference(arm: EngineBackend, peer: Peer, test: Workload) -> float:
-    """Of a peer's logits from ours, after a test's prompt, or its first token."""
-    for one in (arm, peer):
-        one.prepare(test)
-        one.prompt(test) if test.n_prompt else one.step()
-    return float(np.abs(arm.logits() - peer.logits()).max())
-
-
-def _torch_device(engine: object) -> str:
-    return str(getattr(engine, "device", "cpu")).partition(":")[0]
-
-
-def gpu_of(setup: Setup) -> str:
-    """The name of the GPU that computes; "" if none does."""
-    if setup.device == "cpu":
-        return ""
-    from tgen.model.device import gpu_name
-
-    return gpu_name(setup.device)
+def max_logit_difference(ours: EngineBackend, other: OtherEngine, test: Workload) -> float:
+    """Compare the logits after a workload's prompt, or after its first token without one."""
+    for backend in (ours, other):
+        backend.prepare(test)
+        backend.prefill(test) if test.n_prompt else backend.step()
+    return float(np.abs(ours.logits() - other.logits()).max())

@@ -1,9 +1,9 @@
-"""Prefill and decoding in llama-bench's terms: pp512, tg128, @ d4096.
+"""Prefill and decode throughput in llama-bench's terms: pp512, tg128, @ d4096.
 
-A test reads `n_prompt` tokens at once, then takes `n_gen` tokens one at a time, after `n_depth`
-tokens that are there already; only the passes are inside the clock, and every token is drawn
-beforehand from the vocabulary, so that neither sampling nor tokenising count. After a round that
-warms up, tests of all arms take turns, forth and back: what slows the machine down slows all.
+A workload processes `n_prompt` tokens in one pass, then `n_gen` tokens one per pass, on top of
+`n_depth` tokens in the KV cache. Only forward passes are timed. The token ids are random and drawn
+beforehand, so sampling and tokenization do not count. After a warm-up round, the workloads of all
+backends are interleaved in alternating order: a slowdown of the machine affects all of them.
 """
 
 import time
@@ -13,81 +13,84 @@ from typing import Protocol
 
 import numpy as np
 
+from tgen.benchmark.statistics import bootstrap, hodges_lehmann, timing, timing_warnings
 from tgen.engine.base import Engine, Logits, reset
 from tgen.errors import UsageError
+from tgen.reports import ThroughputReport
 
-_STEPS_TO_WARM = 8
-_REST = 0.25  # seconds, until the threads of the arm before have stopped looking for work
+_WARMUP_STEPS = 8
+_PAUSE = 0.25  # seconds, until the previous backend's threads stop spinning
+_TOO_FAST = "faster than the measured peak rates: another process ran while those were measured"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What is timed."""
+    """Numbers of tokens to process."""
 
     n_prompt: int = 0
     n_gen: int = 0
     n_depth: int = 0
-    batch: int = 1  # rows, each of which takes as much
+    batch: int = 1  # sequences, each with this many tokens
 
     @property
     def label(self) -> str:
-        """As llama-bench writes it."""
+        """The name in llama-bench's notation."""
         parts = [f"pp{self.n_prompt}"] if self.n_prompt else []
         parts += [f"tg{self.n_gen}"] if self.n_gen else []
         return "+".join(parts) + (f" @ d{self.n_depth}" if self.n_depth else "")
 
     @property
     def n_tokens(self) -> int:
-        """That a row comes to hold."""
+        """Tokens per sequence at the end, including the depth."""
         return self.n_depth + self.n_prompt + self.n_gen
 
     def check(self, context_length: int) -> None:
-        """Raises UsageError if it times nothing or does not fit the context."""
+        """Raise UsageError if the workload is empty or does not fit the context."""
         if self.batch < 1:
-            raise UsageError(f"--batch is {self.batch}", "a test has at least 1 row")
+            raise UsageError(f"--batch: must be at least 1 (got {self.batch})", "use --batch 1")
         if self.n_prompt + self.n_gen == 0:
-            raise UsageError("a test of no tokens was asked for", "give -p or -n above 0")
+            raise UsageError("the benchmark has no tokens", "set -p or -n above 0")
         if self.n_tokens > context_length:
             raise UsageError(
-                f"{self.label} needs {self.n_tokens:,} tokens, the model's context is "
+                f"{self.label} needs {self.n_tokens:,} tokens, but the model's context has "
                 f"{context_length:,}",
-                "choose smaller -p, -n or -d",
+                "use a smaller -p, -n or -d",
             )
 
 
 class Backend(Protocol):
-    """Something with the model loaded that a test can be run on. Nothing else is in the clock."""
+    """A loaded model that runs a workload. Only `prefill` and `step` are timed."""
 
-    runs_on: str  # arms that run on the same have the same threads
+    thread_pool: str  # backends with the same value share their threads
 
     def prepare(self, test: Workload) -> None:
-        """Leaves `test.batch` rows that hold `n_depth` tokens each."""
+        """Leave `test.batch` sequences with `n_depth` cached tokens each."""
 
-    def prompt(self, test: Workload) -> None:
-        """Reads `n_prompt` tokens into each row, until the logits that follow are there."""
+    def prefill(self, test: Workload) -> None:
+        """Process `n_prompt` tokens per sequence, until the next token's logits are computed."""
 
     def step(self) -> None:
-        """Takes one more token into each row, likewise."""
+        """Process one more token per sequence, until the next token's logits are computed."""
 
     @property
     def cache_bytes(self) -> int | None:
-        """Bytes of keys and values held; None: not known."""
+        """Bytes of cached keys and values; None if unknown."""
 
 
 class EngineBackend:
-    """An engine of ours."""
+    """One of tgen's engines."""
 
     def __init__(
         self, engine: Engine, tokens: Sequence[int], *, threads: int | None = None
     ) -> None:
-        """`tokens`: as many as the context holds. `threads` are torch's, None: as they are."""
+        """Feed `tokens`, one context of ids. `threads` is for torch; None does not change them."""
         self.engine, self._tokens, self._threads = engine, list(tokens), threads
         self._logits: Logits = np.zeros((1, 0), np.float32)
-        self.runs_on = engine.name
+        self.thread_pool = engine.name
 
     def prepare(self, test: Workload) -> None:
-        """What is there already of the depth stays."""
-        if self.engine.name == "torch":  # which has one number of threads for all
+        """See `Backend.prepare`; a cached depth is reused."""
+        if self.engine.name == "torch":  # its number of threads is global
             from tgen.model.device import set_threads
 
             set_threads(self._threads)
@@ -97,83 +100,127 @@ class EngineBackend:
                 self._extend(test.n_depth)
         self.engine.rewind([test.n_depth] * test.batch)
 
-    def prompt(self, test: Workload) -> None:
-        """In one call."""
+    def prefill(self, test: Workload) -> None:
+        """See `Backend.prefill`; one pass."""
         self._extend(test.n_prompt)
 
     def step(self) -> None:
-        """In one call."""
+        """See `Backend.step`."""
         self._extend(1)
 
     @property
     def cache_bytes(self) -> int | None:
-        """Bytes of keys and values held."""
+        """Bytes of cached keys and values."""
         return self.engine.cache_bytes
 
     def logits(self) -> Logits:
-        """(B, V): what the last prompt or step gave."""
+        """Return the logits after the last pass, (B, V)."""
         return self._logits
 
     def _extend(self, n: int) -> None:
-        held = self.engine.lengths
-        self._logits = self.engine.extend([self._tokens[held[0] : held[0] + n]] * len(held))
+        lengths = self.engine.lengths
+        tokens = self._tokens[lengths[0] : lengths[0] + n]
+        self._logits = self.engine.extend([tokens] * len(lengths))
 
 
 def random_tokens(vocab_size: int, n: int, *, seed: int) -> list[int]:
-    """What every arm reads: drawn beforehand, so that neither sampling nor tokenising count."""
+    """Return `n` random token ids: the input of every backend."""
     return [int(i) for i in np.random.default_rng(seed).integers(vocab_size, size=n)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Nanoseconds of one run of a test."""
+    """One run of a workload, in nanoseconds."""
 
-    prompt: int
-    steps: int
+    prefill: int
+    decode: int
     cache_bytes: int | None
 
     @property
     def seconds(self) -> float:
-        """Of all of it."""
-        return (self.prompt + self.steps) / 1e9
+        """Total seconds."""
+        return (self.prefill + self.decode) / 1e9
 
 
-def measure(tests: Sequence[tuple[Backend, Workload]], *, trials: int) -> Iterator[list[Trial]]:
-    """Rounds of one trial of each test, in the order of `tests`; the first, which warms up, is not
-    among them but takes its time. Raises UsageError for fewer than one."""
+def run_trials(tests: Sequence[tuple[Backend, Workload]], *, trials: int) -> Iterator[list[Trial]]:
+    """Yield rounds of one trial per workload, in the order of `tests`, after a warm-up round.
+
+    Raises UsageError for fewer than one trial.
+    """
     if trials < 1:
-        raise UsageError(f"-r is {trials}", "at least one trial is needed")
-    before: Backend | None = None
+        raise UsageError(f"--trials: must be at least 1 (got {trials})", "use -r 10")
+    previous: Backend | None = None
     for number in range(-1, trials):
-        found: dict[int, Trial] = {}
+        results: dict[int, Trial] = {}
         order = list(range(len(tests)))
         for i in order if number % 2 else reversed(order):
-            arm, test = tests[i]
-            if before is not None and before.runs_on != arm.runs_on:
-                time.sleep(_REST)
-                _warm(arm, test)
-            found[i], before = run(arm, test), arm
+            backend, test = tests[i]
+            if previous is not None and previous.thread_pool != backend.thread_pool:
+                time.sleep(_PAUSE)
+                _warm_up(backend, test)
+            results[i], previous = run_trial(backend, test), backend
         if number >= 0:
-            yield [found[i] for i in order]
+            yield [results[i] for i in order]
 
 
-def _warm(arm: Backend, test: Workload) -> None:
-    """What a rest has let cool down: caches, clocks, threads that sleep."""
-    arm.prepare(test)
+def _warm_up(backend: Backend, test: Workload) -> None:
+    """Warm up caches, clock rates and sleeping threads after a pause."""
+    backend.prepare(test)
     if test.n_prompt:
-        arm.prompt(test)
-    for _ in range(min(test.n_gen, _STEPS_TO_WARM)):
-        arm.step()
+        backend.prefill(test)
+    for _ in range(min(test.n_gen, _WARMUP_STEPS)):
+        backend.step()
 
 
-def run(arm: Backend, test: Workload) -> Trial:
-    """One trial."""
-    arm.prepare(test)
+def run_trial(backend: Backend, test: Workload) -> Trial:
+    """Run a workload once."""
+    backend.prepare(test)
     begin = time.perf_counter_ns()
     if test.n_prompt:
-        arm.prompt(test)
-    read = time.perf_counter_ns()
+        backend.prefill(test)
+    prefilled = time.perf_counter_ns()
     for _ in range(test.n_gen):
-        arm.step()
+        backend.step()
     end = time.perf_counter_ns()
-    return Trial(prompt=read - begin, steps=end - read, cache_bytes=arm.cache_bytes)
+    return Trial(prefill=prefilled - begin, decode=end - prefilled, cache_bytes=backend.cache_bytes)
+
+
+def throughput_report(
+    test: Workload,
+    trials: Sequence[Trial],
+    *,
+    engine: str,
+    dtype: str,
+    threads: int,
+    bound: tuple[float, str] | None,
+    probe_seconds: Sequence[float] = (),
+) -> ThroughputReport:
+    """Summarize the trials of a workload.
+
+    `bound` is the lower bound in seconds and what sets it (`PassCost.min_seconds`), or None.
+    `probe_seconds` are those of the machine probe, interleaved with the trials.
+    """
+    seconds = [trial.seconds for trial in trials]
+    n_tokens = test.batch * (test.n_prompt + test.n_gen)
+    rates = [n_tokens / one for one in seconds]
+    n_bytes = trials[-1].cache_bytes
+    too_fast = bound is not None and min(seconds) < bound[0]
+    return ThroughputReport(
+        label=test.label,
+        engine=engine,
+        dtype=dtype,
+        threads=threads,
+        batch=test.batch,
+        n_prompt=test.n_prompt,
+        n_gen=test.n_gen,
+        n_depth=test.n_depth,
+        seconds=timing(seconds),
+        rate=hodges_lehmann(rates),
+        bootstrap_rate=bootstrap(rates),
+        first_token=timing([t.prefill / 1e9 for t in trials]) if test.n_prompt else None,
+        cache_bytes_per_token=None if n_bytes is None else n_bytes / (test.batch * test.n_tokens),
+        peak_rate=None if bound is None else n_tokens / bound[0],
+        bound_by="" if bound is None else bound[1],
+        probe_seconds=list(probe_seconds),
+        warnings=[*timing_warnings(seconds), *([_TOO_FAST] if too_fast else [])],
+    )

@@ -1,15 +1,14 @@
-"""How fast a training step is, and how much of the machine it uses.
+"""Duration of a training step and its utilization of the machine.
 
 The steps are those of `tgen train`: its loop, loss and optimizers, advanced report by report, on
-random tokens in which no document ends and none is taken apart; a step's time does not depend on
-what the tokens are. Evaluations, samples and saving are no part of it. A block of steps warms up,
-then blocks are timed; on a GPU each ends where its losses have arrived.
+random tokens without document ends and BPE-dropout; a step's duration does not depend on the token
+ids. Evaluation, samples and checkpoints are excluded. A warm-up block of steps comes first, then
+the timed blocks; on a GPU each block ends when its losses arrive.
 
-What a token needs of floating-point operations is counted as Kaplan et al. (2020, section 2.1) do:
-6 for every weight that multiplies (2 forward, 4 backward; not the embedding, which is looked up),
-and, as in PaLM (Chowdhery et al. 2022, appendix B), 12 for every layer, head, its width and key
-that attention meets. That is half the context, since no token looks ahead: PaLM counts all of it.
-What is done beside, or twice, does not count.
+FLOPs per token are counted as in Kaplan et al. (2020, section 2.1): 6 per matmul parameter (2
+forward, 4 backward; embedding lookups are free). Attention adds 12 per layer, head, head dimension
+and key, as in PaLM (Chowdhery et al. 2022, appendix B), but the number of keys is half the context,
+because of the causal mask; PaLM counts all of it. Other work and recomputation do not count.
 """
 
 import time
@@ -19,94 +18,96 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from tgen.benchmark.memory import peak_memory_bytes
+from tgen.benchmark.machine import peak_memory_bytes
 from tgen.benchmark.statistics import timing
-from tgen.config import ModelConfig, TrainConfig
+from tgen.config import ModelConfig, ResolvedTrainConfig
 from tgen.corpus import TokenDataset
 from tgen.errors import UsageError
 from tgen.model.device import choose_device, memory_bytes, set_threads
 from tgen.reports import TrainingStepReport, TrialReport
 from tgen.training.loop import train
-from tgen.training.plan.memory_check import check_memory
-from tgen.training.plan.model_size import flops_per_token
+from tgen.training.plan.memory_estimate import check_memory
+from tgen.training.plan.param_shapes import flops_per_token
 from tgen.training.state import new_state
 
-_ENDLESS = 1 << 40  # steps
-_TOKENS = 1 << 20
+_UNLIMITED = 1 << 40  # steps
+_MIN_TOKENS = 1 << 20
 
 
-class Run:
-    """A training run on random tokens, taken a few steps at a time; its seed says which."""
+class TrainingRun:
+    """A training run on random tokens that advances a few steps at a time."""
 
-    def __init__(self, model: ModelConfig, config: TrainConfig, device: torch.device) -> None:
+    def __init__(
+        self, model: ModelConfig, config: ResolvedTrainConfig, device: torch.device
+    ) -> None:
         self.state = new_state(model, config, device)
-        endless = replace(config, steps=_ENDLESS, eval_every=_ENDLESS, token_split=0.0)
-        store = random_text(model, config)
-        self._reports = train(self.state.model, store, endless, self.state)
+        unlimited = replace(config, steps=_UNLIMITED, eval_every=_UNLIMITED, bpe_dropout=0.0)
+        dataset = random_dataset(model, config)
+        self._reports = train(self.state.model, dataset, unlimited, self.state)
 
     def advance(self, n: int) -> int:
-        """Takes at least `n` steps, to where their losses are known; how many there were."""
+        """Take at least `n` steps, until their losses are known; return the number of steps."""
         before = self.state.progress.step
         while self.state.progress.step < before + n:
             next(self._reports)
         return self.state.progress.step - before
 
 
-def random_text(model: ModelConfig, config: TrainConfig) -> TokenDataset:
-    """Tokens drawn from the whole vocabulary, to be learnt in windows of the whole context."""
-    kind = np.uint16 if model.vocab_size <= 1 << 16 else np.uint32
-    n = max(_TOKENS, 2 * model.context_length)
+def random_dataset(model: ModelConfig, config: ResolvedTrainConfig) -> TokenDataset:
+    """Return uniformly random tokens, in windows of the full context length."""
+    dtype = np.uint16 if model.vocab_size <= 1 << 16 else np.uint32
+    n = max(_MIN_TOKENS, 2 * model.context_length)
     random = np.random.default_rng(config.seed)
     return TokenDataset(
-        train=random.integers(model.vocab_size, size=n, dtype=kind),
-        held_out=np.zeros(0, kind),
-        held_out_bytes=0,
+        train=random.integers(model.vocab_size, size=n, dtype=dtype),
+        val=np.zeros(0, dtype),
+        val_bytes=0,
         context_length=model.context_length,
         batch_size=config.batch_size,
         seed=config.seed,
     )
 
 
-def measure(
+def measure_training_step(
     model: ModelConfig,
     *,
-    config: TrainConfig | None = None,
+    config: ResolvedTrainConfig | None = None,
     steps: int = 10,
     trials: int = 5,
     device: str = "auto",
     threads: int | None = None,
     peak_flops: float | None = None,
 ) -> Iterator[TrialReport | TrainingStepReport]:
-    """Times `trials` blocks of `steps` steps, on a GPU perhaps some more, after one to warm up.
+    """Time `trials` blocks of `steps` steps (on a GPU possibly more) after a warm-up block.
 
-    `config` says what a step is, by default the plan's 16 windows. `peak_flops` are the operations
-    a second that the machine could do. Raises UsageError for a block of nothing, a device that is
-    not there, or a step that needs more memory than there is.
+    `config` defines the step, by default 16 windows as in the plan. `peak_flops` is the machine's
+    peak FLOP/s. Raises UsageError for an empty block, a missing device, or a step that needs more
+    memory than the device has.
     """
-    config = config or TrainConfig()
+    config = config or ResolvedTrainConfig()
     for name, value in (("steps", steps), ("trials", trials), ("peak_flops", peak_flops)):
         if value is not None and not value > 0:
-            raise UsageError(f"{name} is {value}", "it must be above 0")
-    chosen = choose_device(device)
-    check_memory(model, config, model.context_length, memory_bytes(chosen))
+            raise UsageError(f"{name} must be above 0 (got {value})", f"raise {name}")
+    target = choose_device(device)
+    check_memory(model, config, model.context_length, memory_bytes(target))
     set_threads(threads)
-    if chosen.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(chosen)
-    run = Run(model, config, chosen)
-    seconds, timed = [], 0
+    if target.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(target)
+    run = TrainingRun(model, config, target)
+    seconds, n_timed = [], 0
     for trial in range(trials + 1):
         began = time.perf_counter()
-        taken = run.advance(steps)
+        n_steps = run.advance(steps)
         if trial > 0:
-            seconds.append((time.perf_counter() - began) / taken)
-            timed += taken
+            seconds.append((time.perf_counter() - began) / n_steps)
+            n_timed += n_steps
         yield TrialReport(trial=trial, trials=trials)
-    yield _report(model, config, chosen, seconds, steps=timed, peak_flops=peak_flops)
+    yield _report(model, config, target, seconds, steps=n_timed, peak_flops=peak_flops)
 
 
 def _report(
     model: ModelConfig,
-    config: TrainConfig,
+    config: ResolvedTrainConfig,
     device: torch.device,
     seconds: list[float],
     *,
@@ -116,7 +117,7 @@ def _report(
     step = timing(seconds)
     tokens = config.batch_size * model.context_length
     speed = tokens / step.median
-    achieved = speed * flops_per_token(model)
+    flops_per_second = speed * flops_per_token(model)
     on_gpu = device.type == "cuda"
     return TrainingStepReport(
         device=device.type,
@@ -125,9 +126,9 @@ def _report(
         seconds=step,
         tokens_per_second=speed,
         flops_per_token=flops_per_token(model),
-        flops_per_second=achieved,
+        flops_per_second=flops_per_second,
         peak_flops=peak_flops,
-        utilisation=achieved / peak_flops if peak_flops else None,
+        utilization=flops_per_second / peak_flops if peak_flops else None,
         peak_memory_bytes=peak_memory_bytes(),
         device_memory_bytes=torch.cuda.max_memory_allocated(device) if on_gpu else None,
     )

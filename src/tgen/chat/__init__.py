@@ -1,1 +1,1 @@
-"""Conversations: a model's chat template makes a text of them, and that becomes ids."""
+"""Conversations: a model's chat template renders the messages as text, which becomes ids."""

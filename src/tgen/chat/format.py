@@ -1,10 +1,13 @@
-"""Messages -> ids, so that nothing that is said in them becomes a control token.
+"""Messages -> ids, such that no text of a message becomes a control token.
 
-The ids are those of the template's whole text, as transformers has them, unless a message spells a
-control token. To know that, the text is made twice: as it is, and with stand-ins in the messages
-for the characters that control tokens begin and end with. Where both have the same control tokens,
-they are all the template's. Otherwise the second text tells the template's from the messages' own,
-which are then encoded as any other text is.
+The ids are those of the template's whole text, as in transformers, unless a message spells a
+control token. If a message has a character that control tokens start or end with, the text is
+rendered twice: as it is, and with stand-ins for these characters. If both have the same control
+tokens, all are the template's. Otherwise the control tokens of the second text are the template's,
+and everything between them is encoded as plain text.
+
+Marking where each message starts and ends would not do: a template may test, cut or reverse a
+message, and then the marks are lost or change its branches.
 """
 
 import re
@@ -13,133 +16,136 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from tgen.chat.sandbox import Message, Sandbox
-from tgen.chat.template import ChatTemplate
+from tgen.checkpoint.hf.chat_template import ChatTemplate
 from tgen.errors import UsageError
 from tgen.tokenizer import Tokenizer
 
-_LONGEST = 1 << 20  # characters of all messages
-_STAND_INS = range(0xF0000, 0xFFFFE)  # code points that mean nothing
-_STRAYS = "surrogateescape"  # how bytes that are no UTF-8 stand in a text
-_MODEL = "assistant"
-_Span = tuple[int, int, int]  # an id, and where in the text it begins and ends
+_MAX_CHARACTERS = 1 << 20  # of all messages
+_STAND_INS = range(0xF0000, 0xFFFFE)  # private-use code points
+_INVALID_UTF8 = "surrogateescape"  # error handler that keeps invalid bytes
+_ASSISTANT = "assistant"
+_EXAMPLE = 'pass for example [{"role": "user", "content": "Who are you?"}]'
+_Span = tuple[int, int, int]  # an id, and its start and end in the text
 
 
 class ChatFormat:
-    """How one model's conversations are written."""
+    """Encodes conversations for one model; `end_ids` are the tokens that end an answer."""
 
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, context_length: int) -> None:
         self._context_length = context_length
         self._template, self._tokenizer = template, tokenizer
         self._sandbox = Sandbox()
-        added = {name: i for name, i in tokenizer.added.items() if name.strip()}
+        added = {name: i for name, i in tokenizer.added_tokens.items() if name.strip()}
         special = {name for name, i in added.items() if not tokenizer.token_bytes(i)}
-        # Others are the template's where it names them.
+        # An added token that is not special is the template's if the template names it.
         named = {name for name in added if name in template.source and len(name) > 1}
-        self._special = re.compile(_any_of(special))
-        self._others = re.compile(f"(?={_any_of(named - special)})")  # also where they overlap
-        self._controls = {added[name] for name in special | named}
-        self._edges = {c for name in special | named for c in (name[0], name[-1])}
-        end = tokenizer.added.get(template.variables.get("eos_token", ""))
-        self.ends = frozenset() if end is None else frozenset([end])  # a turn ends with these too
+        self._special_pattern = re.compile(_any_of(special))
+        self._named_pattern = re.compile(f"(?={_any_of(named - special)})")  # overlapping, too
+        self._control_ids = {added[name] for name in special | named}
+        self._edge_characters = {c for name in special | named for c in (name[0], name[-1])}
+        eos = tokenizer.added_tokens.get(template.variables.get("eos_token", ""))
+        self.end_ids = frozenset() if eos is None else frozenset([eos])
 
     def encode(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """The ids up to where the model is to answer.
+        """Return the ids up to the start of the model's answer.
 
-        Raises UsageError for messages that are none or that the template refuses, ModelError for a
-        template that fails or takes too much.
+        Raises UsageError for malformed messages or messages that the template rejects, ModelError
+        for a template that fails or uses too much time or memory.
         """
-        given = _checked(messages)
-        for role in {message["role"] for message in given}:
-            if self._special.search(role) or self._others.search(role):
+        checked = _check_messages(messages)
+        for role in {message["role"] for message in checked}:
+            if self._special_pattern.search(role) or self._named_pattern.search(role):
                 raise UsageError(
-                    f"the role {role[:40]!r} spells a control token", "name it plainly"
+                    f"the role {role[:40]!r} contains a control token",
+                    "use a role such as user or assistant",
                 )
-        stand_ins = self._stand_ins(message["content"] for message in given)
-        marked = [self._marked(message, stand_ins) for message in given]
-        both = [given] if marked == given else [given, marked]
-        texts = self._sandbox.render(self._template, both)
-        spans = [self._tokenizer.encode_with_added(text) for text in texts]
-        as_said = {ord(new): old for old, new in stand_ins.items()}
-        alike = texts[0] == texts[-1].translate(as_said)  # a template may look into its messages
-        if alike and self._control_ids(spans[0]) == self._control_ids(spans[-1]):
+        stand_ins = self._choose_stand_ins(message["content"] for message in checked)
+        marked = [self._replace_edges(message, stand_ins) for message in checked]
+        conversations = [checked] if marked == checked else [checked, marked]
+        texts = self._sandbox.render(self._template, conversations)
+        spans = [self._tokenizer.encode_with_special(text) for text in texts]
+        controls = [[i for i, _, _ in each if i in self._control_ids] for each in spans]
+        originals = {ord(new): old for old, new in stand_ins.items()}
+        # The texts differ if the template tests the content of a message.
+        same_text = texts[0] == texts[-1].translate(originals)
+        if same_text and controls[0] == controls[-1]:
             ids = [i for i, _, _ in spans[0]]
         else:
-            ids = self._apart(texts[1], spans[1], as_said)
+            ids = self._encode_between_controls(texts[1], spans[1], originals)
         if not ids:
-            raise UsageError("the chat template makes nothing of the messages", "say something")
-        if len(ids) > self._context_length:  # what was said first must not slide away unnoticed
+            raise UsageError("the chat template renders these messages as nothing", "add a message")
+        if len(ids) > self._context_length:  # do not drop the first messages silently
             raise UsageError(
                 f"the conversation has {len(ids):,} tokens, the context {self._context_length:,}",
-                "say less, or begin a new one",
+                "shorten the messages or start a new conversation",
             )
         return ids
 
-    def _stand_ins(self, contents: Iterable[str]) -> dict[int, str]:
-        """For the characters of the messages that look like a control token's first or last."""
-        said = set().union(*contents)
-        used = said | set(self._template.source)
-        free = (chr(i) for i in _STAND_INS if chr(i) not in used)
-        alike = sorted(c for c in said if _forms(c) & self._edges)
-        return dict(zip(map(ord, alike), free, strict=False))
+    def _choose_stand_ins(self, contents: Iterable[str]) -> dict[int, str]:
+        """Map the messages' characters that may start or end a control token to stand-ins."""
+        characters = set().union(*contents)
+        used = characters | set(self._template.source)
+        unused = (chr(i) for i in _STAND_INS if chr(i) not in used)
+        edges = sorted(c for c in characters if _normalized_forms(c) & self._edge_characters)
+        return dict(zip(map(ord, edges), unused, strict=False))
 
-    def _marked(self, message: Message, stand_ins: Mapping[int, str]) -> Message:
+    def _replace_edges(self, message: Message, stand_ins: Mapping[int, str]) -> Message:
         content = message["content"]
-        if message["role"] == _MODEL:  # templates look into what the model said, at its </think>
-            content = self._special.sub(lambda found: found[0].translate(stand_ins), content)
+        if message["role"] == _ASSISTANT:  # templates cut the model's answer at </think>
+            content = self._special_pattern.sub(lambda m: m[0].translate(stand_ins), content)
         else:
             content = content.translate(stand_ins)
         return {**message, "content": content}
 
-    def _control_ids(self, spans: Iterable[_Span]) -> list[int]:
-        return [i for i, _, _ in spans if i in self._controls]
-
-    def _apart(self, text: str, spans: Iterable[_Span], as_said: Mapping[int, int]) -> list[int]:
-        """The ids of a text in which control tokens are all the template's."""
+    def _encode_between_controls(
+        self, text: str, spans: Iterable[_Span], originals: Mapping[int, int]
+    ) -> list[int]:
+        """Keep the control tokens, all of them the template's; encode the rest as plain text."""
         ids: list[int] = []
         start = 0
         for i, begin, end in spans:
-            if i in self._controls:
-                ids += [*self._plain(text[start:begin].translate(as_said), not start), i]
+            if i in self._control_ids:
+                ids += [*self._encode_plain(text[start:begin].translate(originals), not start), i]
                 start = end
-        return ids + self._plain(text[start:].translate(as_said), not start)
+        return ids + self._encode_plain(text[start:].translate(originals), not start)
 
-    def _plain(self, text: str, first: bool) -> list[int]:
-        """Those of a text without control tokens, also where it spells some; `first` where it
-        begins the whole."""
-        # Those that are not special would be found: each is cut behind its first character.
-        cuts = [0, *(found.start() + 1 for found in self._others.finditer(text)), len(text)]
+    def _encode_plain(self, text: str, at_start: bool) -> list[int]:
+        """Encode text that may spell control tokens; `at_start` of the conversation."""
+        # Tokens that are not special would match: cut each after its first character.
+        cuts = [0, *(match.start() + 1 for match in self._named_pattern.finditer(text)), len(text)]
+        prefix = at_start or self._tokenizer.spec.prefix == "always"
         ids: list[int] = []
-        for a, b in pairwise(cuts):
-            continues = a > 0 or not (first or self._tokenizer.anew)
-            part = text[a:b].encode("utf-8", _STRAYS)
-            ids += self._tokenizer.encode(part, continues=continues)
+        for start, end in pairwise(cuts):
+            part = text[start:end].encode("utf-8", _INVALID_UTF8)
+            ids += self._tokenizer.encode(part, continuation=start > 0 or not prefix)
         return ids
 
 
-def _checked(messages: Sequence[Mapping[str, str]]) -> list[Message]:
-    wanted = 'for example [{"role": "user", "content": "Who are you?"}]'
+def _check_messages(messages: Sequence[Mapping[str, str]]) -> list[Message]:
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
-        raise UsageError("messages is not a list of messages", wanted)
+        raise UsageError("messages is not a list of messages", _EXAMPLE)
     for message in messages:
-        sound = isinstance(message, Mapping) and set(message) == {"role", "content"}
-        if not sound or not all(isinstance(value, str) for value in message.values()):
-            raise UsageError("a message needs a role and a content, both text", wanted)
+        valid = isinstance(message, Mapping) and set(message) == {"role", "content"}
+        if not valid or not all(isinstance(value, str) for value in message.values()):
+            raise UsageError("a message needs exactly a role and a content, both strings", _EXAMPLE)
     try:
-        "".join(message["content"] for message in messages).encode("utf-8", _STRAYS)
+        "".join(message["content"] for message in messages).encode("utf-8", _INVALID_UTF8)
     except UnicodeEncodeError:
-        raise UsageError("a message has half of a surrogate pair", "give whole ones") from None
+        raise UsageError("a message contains an unpaired surrogate", "remove it") from None
     length = sum(len(message["content"]) for message in messages)
-    if length > _LONGEST:
-        most = f"a conversation may have {_LONGEST:,}"
-        raise UsageError(f"the messages have {length:,} characters", most)
+    if length > _MAX_CHARACTERS:
+        raise UsageError(
+            f"the messages are too long ({length:,} characters, limit {_MAX_CHARACTERS:,})",
+            "shorten the messages or start a new conversation",
+        )
     return [dict(message) for message in messages]
 
 
 def _any_of(names: Iterable[str]) -> str:
-    """A pattern for the longest of them that fits; for nothing where there are none."""
+    """Return a pattern that matches the longest name, or nothing if there are no names."""
     return "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)"
 
 
-def _forms(character: str) -> set[str]:
-    """What normalisation may make of it."""
+def _normalized_forms(character: str) -> set[str]:
+    """Return the characters that normalization or a change of case may turn it into."""
     return set(unicodedata.normalize("NFKC", character) + character.lower() + character.upper())

@@ -1,7 +1,7 @@
-"""The process that renders chat templates: a line of JSON comes in, a line of JSON goes out.
+"""The process that renders chat templates: one JSON request per line, one JSON response per line.
 
-A template is a program from elsewhere. Here it has Jinja's sandbox around it, plain data before it,
-and no more time and memory than this process has.
+A template is untrusted code. It runs in Jinja's sandbox, sees only plain data, and is limited to
+the time and memory of this process.
 """
 
 import json
@@ -20,17 +20,17 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-_LONGEST = 2 << 20  # characters of a text
+_MAX_CHARACTERS = 2 << 20  # per text
 
 
-class _RefusedError(TemplateError):
-    """The template itself says that it cannot have these messages."""
+class _RejectedError(TemplateError):
+    """The template called raise_exception."""
 
 
 class _Generation(Extension):
-    """`{% generation %}`: for training it marks what the model wrote; here it is just its body."""
+    """`{% generation %}`, which marks the assistant's tokens for training: renders its body."""
 
-    tags = {"generation"}  # noqa: RUF012  # as Jinja has it
+    tags = {"generation"}  # noqa: RUF012  # Jinja's interface
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
@@ -39,26 +39,26 @@ class _Generation(Extension):
 
 
 class _SafeNamespace(Namespace):
-    """A namespace without the names that lead into Python."""
+    """A namespace without names that give access to Python's internals."""
 
-    def __init__(*given: Any, **named: Any) -> None:
-        self, *others = given
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *rest = args
         Namespace.__init__(self)
-        for name, value in dict(*others, **named).items():
+        for name, value in dict(*rest, **kwargs).items():
             self[name] = value
 
     def __setitem__(self, name: str, value: Any) -> None:
         if str(name).startswith("_"):
-            raise SecurityError(f"a namespace has no {name!r}")
+            raise SecurityError(f"a namespace cannot have {name!r}")
         super().__setitem__(name, value)
 
 
 def _raise_exception(message: object) -> None:
-    raise _RefusedError(str(message))
+    raise _RejectedError(str(message))
 
 
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
+def _strftime_now(date_format: str) -> str:
+    return datetime.now().strftime(date_format)
 
 
 def _to_json(
@@ -77,13 +77,13 @@ def _to_json(
     )
 
 
-def _dict(*given: Any, **named: Any) -> dict[Any, Any]:
-    return dict(*given, **named)
+def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    return dict(*args, **kwargs)
 
 
 @lru_cache(maxsize=1)
-def _compiled(source: str) -> Template:
-    """With the settings and the names that templates are written for."""
+def _compile(source: str) -> Template:
+    """Compile a template with the settings and functions of transformers."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
@@ -95,62 +95,62 @@ def _compiled(source: str) -> Template:
     return environment.from_string(source)
 
 
-def _rendered(source: str, variables: Mapping[str, Any]) -> str:
+def _render(source: str, variables: Mapping[str, Any]) -> str:
     parts, length = [], 0
-    for part in _compiled(source).generate(variables):
+    for part in _compile(source).generate(variables):
         length += len(part)
-        if length > _LONGEST:
+        if length > _MAX_CHARACTERS:
             raise MemoryError
         parts.append(part)
     text = "".join(parts)
-    text.encode("utf-8", "surrogateescape")  # half of a surrogate pair is an error
+    text.encode("utf-8", "surrogateescape")  # an unpaired surrogate is an error
     return text
 
 
-def answer(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """`texts`, one a conversation; or `refused` or `failed` with the reason."""
+def handle_request(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `texts`, one per conversation, or the reason as `rejected` or `failed`."""
+    defaults = {"add_generation_prompt": True, "tools": None, "documents": None}
     try:
-        usual = {**asked["variables"], "add_generation_prompt": True, "tools": None}
-        usual["documents"] = None
+        variables = request["variables"] | defaults
         texts = [
-            _rendered(asked["source"], usual | {"messages": messages})
-            for messages in asked["conversations"]
+            _render(request["source"], variables | {"messages": messages})
+            for messages in request["conversations"]
         ]
-    except _RefusedError as error:
-        return {"refused": _line(str(error))}
+    except _RejectedError as error:
+        return {"rejected": _to_line(str(error))}
     except (MemoryError, OverflowError):
-        return {"failed": "it makes too much of them"}
-    except Exception as error:  # whatever a program may raise
-        return {"failed": _line(f"{type(error).__name__}: {error}")}
+        return {"failed": "its output is too large"}
+    except Exception as error:  # a template may raise anything
+        return {"failed": _to_line(f"{type(error).__name__}: {error}")}
     return {"texts": texts}
 
 
-def _line(text: str) -> str:
+def _to_line(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in " ".join(text.split()))[:200]
 
 
-def _limit(kind: str, most: int) -> None:
-    """Bounds what this process may use, where the platform can."""
+def _set_limit(resource_name: str, limit: int) -> None:
+    """Limit this process's use of a resource, where the platform supports it."""
     with suppress(ImportError, AttributeError, ValueError, OSError):
         import resource
 
-        number = getattr(resource, kind)
+        number = getattr(resource, resource_name)
         hard = resource.getrlimit(number)[1]
-        resource.setrlimit(number, (most, hard))
+        resource.setrlimit(number, (limit, hard))
 
 
 def main() -> None:
-    """Answers until there is nothing more to read."""
+    """Handle requests until the end of stdin."""
     with suppress(ImportError, ValueError):
         import signal
 
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     while line := sys.stdin.buffer.readline():
-        asked = json.loads(line)
-        _limit("RLIMIT_AS", asked["bytes"])
-        # Should nobody be left to end it.
-        _limit("RLIMIT_CPU", int(time.process_time()) + asked["seconds"] + 1)
-        sys.stdout.buffer.write(json.dumps(answer(asked)).encode() + b"\n")
+        request = json.loads(line)
+        _set_limit("RLIMIT_AS", request["bytes"])
+        # In case the parent is killed and cannot kill this process.
+        _set_limit("RLIMIT_CPU", int(time.process_time()) + request["seconds"] + 1)
+        sys.stdout.buffer.write(json.dumps(handle_request(request)).encode() + b"\n")
         sys.stdout.buffer.flush()
 
 

@@ -1,4 +1,4 @@
-"""Renders chat templates where it can be ended: in a process with bounded time and memory."""
+"""Render chat templates, which are untrusted code, in a process with time and memory limits."""
 
 import json
 import os
@@ -9,17 +9,16 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from tgen.chat.template import ChatTemplate
+from tgen.checkpoint.hf.chat_template import NO_CHAT_HINT, ChatTemplate
 from tgen.errors import ModelError, UsageError
 
 Message = dict[str, str]  # role, content
-SECONDS, BYTES = 5, 512 << 20  # for a text; memory only where the platform can bound it
-_LINE = 64 << 20  # of an answer, in bytes
-_REMEDY = "leave --chat away: the text is then continued as it is"
+SECONDS, BYTES = 5, 512 << 20  # limits per text; memory only where the platform supports it
+_MAX_RESPONSE_BYTES = 64 << 20
 
 
 class Sandbox:
-    """One process, begun when it is first needed and again after it had to be ended."""
+    """A process that starts at the first call, and again after it had to be killed."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
@@ -27,75 +26,71 @@ class Sandbox:
     def render(
         self, template: ChatTemplate, conversations: Sequence[Sequence[Message]]
     ) -> list[str]:
-        """What the template makes of each conversation.
+        """Return the text of each conversation.
 
-        Raises UsageError where the template refuses the messages, ModelError if it fails or takes
-        too much.
+        Raises UsageError if the template rejects the messages, ModelError if it fails or exceeds a
+        limit.
         """
-        asked = {
+        request = {
             "source": template.source,
             "variables": template.variables,
             "conversations": conversations,
             "seconds": SECONDS,
             "bytes": BYTES,
         }
-        found = self._answer(json.dumps(asked).encode() + b"\n")
-        if "refused" in found:
+        response = self._send(json.dumps(request).encode() + b"\n")
+        if "rejected" in response:
             raise UsageError(
-                f"the chat template refuses the messages: {found['refused']}",
-                "leave --system away, or change the messages",
+                f"the chat template rejects the messages: {response['rejected']}",
+                "remove --system, or change the messages",
             )
-        if "failed" in found:
-            raise ModelError(f"the chat template fails: {found['failed']}", _REMEDY)
-        return [str(text) for text in found["texts"]]
+        if "failed" in response:
+            raise ModelError(f"the chat template failed: {response['failed']}", NO_CHAT_HINT)
+        return [str(text) for text in response["texts"]]
 
-    def _answer(self, line: bytes) -> dict[str, Any]:
-        child = self._child if self._child and self._child.poll() is None else self._begin()
+    def _send(self, line: bytes) -> dict[str, Any]:
+        child = self._child if self._child and self._child.poll() is None else self._start()
         assert child.stdin
         assert child.stdout
-        late = threading.Event()
+        timed_out = threading.Event()
 
-        def stop() -> None:
-            late.set()
+        def kill() -> None:
+            timed_out.set()
             child.kill()
 
-        clock = threading.Timer(SECONDS, stop)
-        clock.start()
+        timer = threading.Timer(SECONDS, kill)
+        timer.start()
         try:
             child.stdin.write(line)
             child.stdin.flush()
-            found = json.loads(child.stdout.readline(_LINE))
-        except (OSError, ValueError):  # it has been ended, or has ended itself
-            _end(child)
-            what = (
-                f"takes more than {SECONDS} s"
-                if late.is_set()
-                else "ended the process that runs it"
-            )
-            raise ModelError(f"the chat template {what}", _REMEDY) from None
-        except BaseException:  # Ctrl-C: its answer would be taken for the next one's
-            _end(child)
+            response = json.loads(child.stdout.readline(_MAX_RESPONSE_BYTES))
+        except (OSError, ValueError):  # killed, or it exited
+            _kill(child)
+            reason = f"took more than {SECONDS} s" if timed_out.is_set() else "crashed its process"
+            raise ModelError(f"the chat template {reason}", NO_CHAT_HINT) from None
+        except BaseException:  # Ctrl-C: the next call must not read this response
+            _kill(child)
             raise
         finally:
-            clock.cancel()
-            clock.join()
-            if late.is_set():  # perhaps just after the answer
-                _end(child)
-        return dict(found)
+            timer.cancel()
+            timer.join()
+            if timed_out.is_set():  # perhaps just after the response
+                _kill(child)
+        return dict(response)
 
-    def _begin(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> subprocess.Popen[bytes]:
         self._child = subprocess.Popen(
-            # -P: not from whatever folder this happens to be.
+            # -P: do not import from the current directory.
             [sys.executable, "-P", "-m", "tgen.chat.render"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
-        weakref.finalize(self, _end, self._child)
+        weakref.finalize(self, _kill, self._child)
         return self._child
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _kill(child: subprocess.Popen[bytes]) -> None:
     child.kill()
     child.communicate()

@@ -1,1 +1,1 @@
-"""A model directory in the layout that the whole field reads."""
+"""Models on disk: Hugging Face model directories, GGUF files and prompt caches."""

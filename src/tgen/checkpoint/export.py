@@ -1,20 +1,24 @@
-"""A model written anew, in another form: one GGUF file, or a directory with other types or shards.
+"""Exporting a model: to a GGUF file, or to a directory with another dtype or shard size.
 
-Nothing but a model is ever replaced, and what is written appears whole, by one rename.
+Only a model is ever replaced, and what is written appears complete, by one rename.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tgen.checkpoint import model_dir, safetensors_file
 from tgen.checkpoint.dtypes import Array, Dtype, cast, dtype_of
-from tgen.checkpoint.gguf import header, tokenizer
-from tgen.checkpoint.gguf.writer import GgufType, check, require_package, write_gguf
+from tgen.checkpoint.gguf import tokenizer
+from tgen.checkpoint.gguf.header import read_header
+from tgen.checkpoint.gguf.tensor_names import check_supported
+from tgen.checkpoint.gguf.writer import GgufType, require_package, write_gguf
 from tgen.checkpoint.hf import chat_template, tensor_names
+from tgen.checkpoint.hf.config import read_json_object
 from tgen.checkpoint.model_dir import WEIGHTS, ModelBundle
-from tgen.checkpoint.ngram_tables import FILE as NGRAMS
+from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
 from tgen.errors import ModelError, UsageError
 from tgen.storage import files
 
@@ -24,11 +28,10 @@ TYPES: dict[str, GgufType] = {
     "bf16": "bfloat16",
     "q8_0": "int8",
 }
-MAX_SHARD_BYTES = 5_000_000_000  # transformers' own for long
+MAX_SHARD_BYTES = 5_000_000_000  # transformers' default for years
 _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-_KEPT_LIMIT = 64 << 20
-# Taken over as they are, where they are there.
-_KEPT = (
+_COPY_LIMIT = 64 << 20  # bytes
+_COPIED = (  # unchanged, if they exist
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -41,33 +44,50 @@ _KEPT = (
 )
 
 
-def stored_as(bundle: ModelBundle) -> Dtype:
-    """What most of a model's numbers are stored as."""
-    sizes: dict[Dtype, int] = {}
+def main_dtype(bundle: ModelBundle) -> Dtype:
+    """Return the dtype of most of a model's weights."""
+    sizes: Counter[Dtype] = Counter()
     for array in bundle.arrays.values():
-        sizes[dtype_of(array)] = sizes.get(dtype_of(array), 0) + array.size
-    return max(sizes, key=lambda dtype: sizes[dtype])
+        sizes[dtype_of(array)] += array.size
+    return sizes.most_common(1)[0][0]
 
 
 def check_target(out: Path, source: Path, *, to_file: bool, overwrite: bool) -> None:
-    """Raises UsageError unless a model may be written to `out`: nothing but a model is lost."""
-    place = source.resolve()
-    if out.resolve() in (place, *place.parents):
-        raise UsageError(f"--out {out} is or holds the model itself", "give another place")
+    """Raise UsageError unless a model may be written to `out`: only a model is replaced."""
+    model = source.resolve()
+    if out.resolve() in (model, *model.parents):
+        raise UsageError(f"--out {out} is the model itself or contains it", "choose another path")
     if not out.exists() or (out.is_dir() and not to_file and not any(out.iterdir())):
         return
     if out.is_dir() == to_file:
-        wanted = "a directory, not a file" if to_file else "a file, not a directory"
-        raise UsageError(f"--out {out} is {wanted}", "give another place")
-    if others := _not_of_a_model(out):
-        raise UsageError(f"--out {out} holds other things: {others[0]}", "give another place")
+        reason = "a directory, not a file" if to_file else "a file, not a directory"
+        raise UsageError(f"--out {out} is {reason}", "choose another path")
+    if problem := _not_only_a_model(out):
+        raise UsageError(f"--out {out} {problem}", "choose another path")
     if not overwrite:
         raise UsageError(
-            f"{out} already holds a model", "add --overwrite to replace it, or give another --out"
+            f"--out {out} already contains a model",
+            "add --overwrite to replace it, or choose another path",
         )
 
 
-def to_gguf(
+def _not_only_a_model(path: Path) -> str:
+    """Say what is in a file or directory other than a model; empty if nothing is."""
+    if path.is_dir():
+        known = {*_COPIED, NGRAMS, "config.json", f"{WEIGHTS}.index.json"}
+        for entry in sorted(path.iterdir()):
+            of_a_model = entry.name in known or entry.suffix == ".safetensors"
+            if not entry.is_file() or not of_a_model:
+                return f"contains other files: {entry.name}"
+        return ""
+    try:
+        read_header(path)
+    except ModelError:
+        return "is not a GGUF file"
+    return ""
+
+
+def export_gguf(
     bundle: ModelBundle,
     out: Path,
     *,
@@ -75,33 +95,45 @@ def to_gguf(
     stored: GgufType,
     progress: Callable[[float], None],
 ) -> None:
-    """Writes one GGUF file. Raises UsageError where the package gguf is missing, ModelError or
-    TokenizerError where llama.cpp has no place for the model or its tokenizer."""
+    """Write one GGUF file with matrices in the dtype `stored`.
+
+    Raises UsageError if the package gguf is missing, ModelError or TokenizerError if llama.cpp does
+    not support the model or its tokenizer.
+    """
     require_package("writing GGUF")
-    check(bundle.config)
-    described = _described(bundle.path)
+    check_supported(bundle.config)
+    is_dir = bundle.path.is_dir()
+    json_config = read_json_object(bundle.path / "config.json") if is_dir else {}
+
+    def token_id(key: str, default: int | None) -> int | None:
+        value = json_config.get(key)
+        valid = type(value) is int and 0 <= value < bundle.tokenizer.vocab_size
+        return value if valid else default
+
     end = bundle.tokenizer.end_of_text
-    vocabulary = tokenizer.to_fields(
+    tokenizer_fields = tokenizer.to_fields(
         bundle.tokenizer,
         bundle.config.vocab_size,
         ends=sorted(bundle.end_ids, key=lambda i: (i != end, i)),
-        bos=_token(described.get("bos_token_id"), bundle, end),
-        pad=_token(described.get("pad_token_id"), bundle, bundle.tokenizer.pad),
+        bos=token_id("bos_token_id", end),
+        pad=token_id("pad_token_id", bundle.tokenizer.pad),
         chat_template=_chat_template(bundle.path),
     )
-    with files.staged(out.resolve()) as place:
+    target = out.resolve()
+    files.make_folder(target.parent)
+    with files.replacing(target) as temporary:
         write_gguf(
-            place,
+            temporary,
             bundle.config,
             bundle.arrays,
             stored=stored,
-            vocabulary=vocabulary,
+            tokenizer_fields=tokenizer_fields,
             name=name,
             progress=progress,
         )
 
 
-def to_transformers(
+def export_transformers(
     bundle: ModelBundle,
     out: Path,
     *,
@@ -109,109 +141,80 @@ def to_transformers(
     max_shard_bytes: int,
     progress: Callable[[float], None],
 ) -> None:
-    """Writes a directory with weights in `dtype`, in shards of at most so many bytes.
+    """Write a directory with weights in `dtype`, in shards of at most `max_shard_bytes`.
 
-    A tensor that is larger has a shard of its own. Raises ModelError for numbers that are too large
-    for `dtype`.
+    A larger tensor gets a shard of its own. Raises ModelError for values too large for `dtype`.
     """
-    arrays = tensor_names.to_layout(bundle.config, bundle.arrays)
-    shards = _shards(arrays, _ITEM_BYTES[dtype], max_shard_bytes)
-    with files.staged(out.resolve()) as place:
+    arrays = tensor_names.to_hf_arrays(bundle.config, bundle.arrays)
+    shards = _assign_shards(arrays, _ITEM_BYTES[dtype], max_shard_bytes)
+    target = out.resolve()
+    files.make_folder(target.parent)
+    with files.replacing(target) as temporary:
+        temporary.mkdir()
         done, total = 0, sum(array.size for array in arrays.values())
         for file, names in shards.items():
-            content = safetensors_file.serialize_weights(
-                {n: cast(n, arrays[n], dtype) for n in names}
-            )
-            files.put_into(place, file, content)
+            shard = {name: cast(name, arrays[name], dtype) for name in names}
+            parts = safetensors_file.serialize_in_parts(shard, uint16="BF16")
+            files.write_new(temporary / file, parts)
             done += sum(arrays[name].size for name in names)
             progress(done / total)
+        contents = _metadata_files(bundle, dtype)
         if len(shards) > 1:
-            files.put_into(place, f"{WEIGHTS}.index.json", _index(shards, total, dtype))
-        for name, text in _descriptions(bundle, dtype).items():
-            files.put_into(place, name, text)
+            weight_map = {name: file for file, names in shards.items() for name in names}
+            index = {
+                "metadata": {"total_size": total * _ITEM_BYTES[dtype]},
+                "weight_map": dict(sorted(weight_map.items())),
+            }
+            contents[f"{WEIGHTS}.index.json"] = (json.dumps(index, indent=2) + "\n").encode()
+        for name, content in contents.items():
+            files.write_new(temporary / name, content)
 
 
-def _shards(arrays: Mapping[str, Array], item_bytes: int, most: int) -> dict[str, list[str]]:
-    """Which tensors go to which file, in their order, named as transformers names them."""
+def _assign_shards(
+    arrays: Mapping[str, Array], item_bytes: int, max_bytes: int
+) -> dict[str, list[str]]:
+    """Assign tensors, in their order, to files named as transformers names them."""
     groups: list[list[str]] = [[]]
     size = 0
     for name, array in arrays.items():
         n_bytes = array.size * item_bytes
-        if groups[-1] and size + n_bytes > most:
+        if groups[-1] and size + n_bytes > max_bytes:
             groups.append([])
             size = 0
         groups[-1].append(name)
         size += n_bytes
     if len(groups) == 1:
         return {WEIGHTS: groups[0]}
-    stem = WEIGHTS.removesuffix(".safetensors")
     return {
-        f"{stem}-{i:05d}-of-{len(groups):05d}.safetensors": names
+        f"model-{i:05d}-of-{len(groups):05d}.safetensors": names
         for i, names in enumerate(groups, 1)
     }
 
 
-def _index(shards: Mapping[str, list[str]], n_numbers: int, dtype: Dtype) -> bytes:
-    weight_map = {name: file for file, names in shards.items() for name in names}
-    metadata = {"total_size": n_numbers * _ITEM_BYTES[dtype]}
-    text = json.dumps(
-        {"metadata": metadata, "weight_map": dict(sorted(weight_map.items()))}, indent=2
-    )
-    return (text + "\n").encode()
-
-
-def _descriptions(bundle: ModelBundle, dtype: Dtype) -> dict[str, bytes]:
-    """All files but the weights: the model's own, but for the type in its config."""
-    if bundle.path.is_file():
-        texts = model_dir.descriptions(bundle.config, bundle.tokenizer)
-        described: dict[str, Any] = json.loads(texts["config.json"])
-        template = _chat_template(bundle.path)
-        if template:
-            texts["chat_template.jinja"] = template.encode()
+def _metadata_files(bundle: ModelBundle, dtype: Dtype) -> dict[str, bytes]:
+    """Return every file except the weights: the model's own, with the dtype changed."""
+    path = bundle.path
+    if path.is_file():
+        contents = model_dir.build_metadata_files(bundle.config, bundle.tokenizer)
+        json_config: dict[str, Any] = json.loads(contents["config.json"])
+        if template := _chat_template(path):
+            contents["chat_template.jinja"] = template.encode()
     else:
-        described = _described(bundle.path)
-        kept = [name for name in (*_KEPT, NGRAMS) if (bundle.path / name).is_file()]
-        limits = {NGRAMS: None}
-        texts = {
-            name: files.read(bundle.path / name, limit=limits.get(name, _KEPT_LIMIT))
-            for name in kept
+        json_config = read_json_object(path / "config.json")
+        limits = {**dict.fromkeys(_COPIED, _COPY_LIMIT), NGRAMS: None}
+        contents = {
+            name: files.read(path / name, limit=limit)
+            for name, limit in limits.items()
+            if (path / name).is_file()
         }
-    spellings = [key for key in ("dtype", "torch_dtype") if key in described] or ["torch_dtype"]
-    described |= dict.fromkeys(spellings, dtype)
-    return texts | {"config.json": (json.dumps(described, indent=2) + "\n").encode()}
-
-
-def _described(path: Path) -> dict[str, Any]:
-    """config.json's content; for a GGUF file nothing, since its tokenizer says the same."""
-    return {} if path.is_file() else model_dir.read_json(path / "config.json")
+    keys = [key for key in ("dtype", "torch_dtype") if key in json_config] or ["torch_dtype"]
+    json_config |= dict.fromkeys(keys, dtype)
+    return contents | {"config.json": (json.dumps(json_config, indent=2) + "\n").encode()}
 
 
 def _chat_template(path: Path) -> str | None:
-    """The template for conversations that comes with a model, if it is one."""
+    """The model's chat template, if it has a valid one."""
     try:
-        found = chat_template.read(path)[0]
+        return chat_template.read(path).source
     except ModelError:
         return None
-    return found if isinstance(found, str) else None
-
-
-def _token(value: object, bundle: ModelBundle, otherwise: int | None) -> int | None:
-    known = type(value) is int and 0 <= value < bundle.tokenizer.vocab_size
-    return value if known else otherwise  # type: ignore[return-value]
-
-
-def _not_of_a_model(path: Path) -> list[str]:
-    """What stands there beside the files of a model."""
-    if path.is_dir():
-        known = {*_KEPT, NGRAMS, "config.json", f"{WEIGHTS}.index.json"}
-        entries = sorted(path.iterdir())
-        return [
-            entry.name
-            for entry in entries
-            if not entry.is_file() or (entry.name not in known and entry.suffix != ".safetensors")
-        ]
-    try:
-        header.read_header(path)
-    except ModelError:
-        return ["it is no GGUF file"]
-    return []

@@ -1,10 +1,11 @@
-"""A model directory: everything needed to run the model, in files that the whole field reads.
+"""Model directories: loading (GGUF files too) and saving, in the Hugging Face layout.
 
-A directory appears complete by one rename; afterwards its files change by one rename each.
+A directory appears complete by one rename; afterwards each file changes by one rename.
 """
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,44 +15,45 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.checkpoint import consistent_read, safetensors_file
+from tgen.checkpoint import safetensors_file
 from tgen.checkpoint.gguf import reader
-from tgen.checkpoint.hf import config as config_json
+from tgen.checkpoint.hf import config as hf_config
 from tgen.checkpoint.hf import generation_config, tensor_names
-from tgen.checkpoint.ngram_tables import FILE as NGRAMS
+from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
 from tgen.config import ModelConfig, SamplingConfig
 from tgen.errors import ModelError, TgenError
 from tgen.storage import files
 from tgen.tokenizer import Tokenizer
 
 WEIGHTS = "model.safetensors"
+_INDEX = f"{WEIGHTS}.index.json"
 _HEAD = "lm_head.weight"
-_CONFIG_LIMIT, _TOKENIZER_LIMIT = 1 << 20, 64 << 20
+_CONFIG_LIMIT, _TOKENIZER_LIMIT = 1 << 20, 64 << 20  # bytes
+_MAX_READS = 3  # of a directory that is replaced during each of them
 _SHARD = re.compile(r"^[A-Za-z0-9][\w.-]{0,200}\.safetensors$")
 
 
 @dataclass(frozen=True)
 class ModelBundle:
-    """A model as it was read: arrays by our names, float32, float16 or bfloat16 as uint16 bits."""
+    """A loaded model: arrays by tgen's names in float32, float16 or bfloat16 (uint16 bits)."""
 
     path: Path
     config: ModelConfig
     tokenizer: Tokenizer
     arrays: dict[str, NDArray[Any]]
-    end_ids: frozenset[int]  # tokens that end a text
-    stamp: tuple[int, ...]  # of its files as they were read, see `digest`
+    end_ids: frozenset[int]  # end-of-text tokens
+    stamp: tuple[int, ...]  # inode, size and time of its files when they were read, see `digest`
 
 
-def descriptions(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, bytes]:
-    """All files of a directory but the weights."""
+def build_metadata_files(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, bytes]:
+    """Return the content of every file of a model directory except the weights."""
     end, pad = tokenizer.end_of_text, tokenizer.pad
-    begin = tokenizer.start[0] if tokenizer.start else end
-    # A tokenizer from elsewhere may lack some.
-    named = {"bos_token": begin, "eos_token": end, "pad_token": pad}
+    begin = tokenizer.bos_ids[0] if tokenizer.bos_ids else end
+    special = {"bos_token": begin, "eos_token": end, "pad_token": pad}  # foreign ones may be None
     sampling = SamplingConfig()
-    texts = {
-        "config.json": config_json.to_json(config, begin=begin, end=end, pad=pad),
-        "generation_config.json": {
+    objects = {
+        "config.json": hf_config.to_json(config, begin=begin, end=end, pad=pad),
+        generation_config.FILE_NAME: {
             "bos_token_id": begin,
             "eos_token_id": end,
             "pad_token_id": pad,
@@ -61,21 +63,21 @@ def descriptions(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, bytes]:
         },
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            **{name: tokenizer.id_to_token(i) for name, i in named.items() if i is not None},
+            **{name: tokenizer.id_to_token(i) for name, i in special.items() if i is not None},
             "model_max_length": config.context_length,
             "clean_up_tokenization_spaces": False,
             "model_input_names": ["input_ids", "attention_mask"],
         },
     }
     contents = {
-        name: (json.dumps(value, indent=2) + "\n").encode() for name, value in texts.items()
+        name: (json.dumps(value, indent=2) + "\n").encode() for name, value in objects.items()
     }
     return contents | {"tokenizer.json": tokenizer.json.encode()}
 
 
-def weights(config: ModelConfig, arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """The content of model.safetensors."""
-    return safetensors_file.serialize(tensor_names.to_layout(config, arrays))
+def serialize_weights(config: ModelConfig, arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """Return the content of model.safetensors."""
+    return safetensors_file.serialize(tensor_names.to_hf_arrays(config, arrays))
 
 
 def save(
@@ -86,105 +88,132 @@ def save(
     *,
     ngrams: Mapping[str, NDArray[Any]] | None = None,
 ) -> None:
-    """Makes the directory, or puts new weights into the one that is there.
+    """Create a model directory, or replace the model in an existing one.
 
-    A model of another kind that stands there is replaced only now that there is a new one.
+    If only the weights differ, only their file is replaced.
     """
-    described = descriptions(config, tokenizer)
+    contents = build_metadata_files(config, tokenizer)
     if ngrams:
-        described[NGRAMS] = safetensors_file.serialize(ngrams)
+        contents[NGRAMS] = safetensors_file.serialize(ngrams)
     elif (path / NGRAMS).exists():
-        files.remove(path / NGRAMS)  # of another text
-    content = weights(config, arrays)
+        files.remove(path / NGRAMS)  # built from another text
+    weights = serialize_weights(config, arrays)
     if not path.exists():
-        files.publish_folder(path, described | {WEIGHTS: content})
-    elif all((path / n).exists() and files.read(path / n) == c for n, c in described.items()):
-        files.publish(path / WEIGHTS, content)
-    else:  # it counts as a model while config.json is there: taken away first, put back last
+        files.publish_folder(path, contents | {WEIGHTS: weights})
+    elif all((path / n).exists() and files.read(path / n) == c for n, c in contents.items()):
+        files.publish(path / WEIGHTS, weights)
+    else:  # a directory without config.json is not a model: remove it first, write it last
         files.remove(path / "config.json")
-        contents = described | {WEIGHTS: content}
+        contents[WEIGHTS] = weights
         for name in sorted(contents, key=lambda name: name == "config.json"):
             files.publish(path / name, contents[name])
 
 
 def load(path: Path) -> ModelBundle:
-    """Reads a model directory, or a GGUF file; raises ModelError or TokenizerError with the reason
-    if it cannot.
+    """Load a model directory or a GGUF file; raises ModelError or TokenizerError.
 
-    One that is replaced meanwhile is read once more: nothing is of two models.
+    `save` removes config.json first and writes it last: if it changed during the read, the
+    directory is read again, so the result never mixes two models.
     """
-    return consistent_read.read(path, _load, watched="config.json")
+    for _ in range(_MAX_READS):
+        before = _config_stamp(path)
+        try:
+            bundle = _load(path)
+        except (TgenError, OSError):
+            if _config_stamp(path) == before:
+                raise
+        else:
+            if _config_stamp(path) == before:
+                return bundle
+    raise ModelError(f"{str(path)!r} keeps changing while it is read", "try again later")
+
+
+def _config_stamp(path: Path) -> tuple[int, ...]:
+    try:
+        return _stamp([path / "config.json"])
+    except OSError:
+        return ()
 
 
 def _load(path: Path) -> ModelBundle:
     if path.is_file():
-        stamp = _stamp(path)
+        stamp = _stamp([path])
         config, tokenizer, arrays, ends = reader.load(path)
-        return _bundle(path, config, tokenizer, arrays, ends, stamp)
+    else:
+        config, tokenizer, ends = _load_metadata(path)
+        stamp, arrays = _stamp(_model_files(path)), _read_weights(path, config)
+    if not ends and tokenizer.end_of_text is not None:
+        ends = [tokenizer.end_of_text]
+    return ModelBundle(path, config, tokenizer, arrays, frozenset(ends), stamp)
+
+
+def _load_metadata(path: Path) -> tuple[ModelConfig, Tokenizer, list[int]]:
     if not path.is_dir():
-        what = "is no directory and no file" if path.exists() else "does not exist"
+        reason = "is not a file or directory" if path.exists() else "does not exist"
         raise ModelError(
-            f"model {str(path)!r} {what}", "give the directory that `tgen train` wrote"
+            f"model {str(path)!r} {reason}", "name the directory that `tgen train` wrote"
         )
     if not (path / "config.json").exists():
         raise ModelError(
-            f"{str(path)!r} holds no model: it has no config.json", _missing_hint(path)
+            f"{str(path)!r} is not a model: it has no config.json", _missing_hint(path)
         )
-    described = _json(path / "config.json", _CONFIG_LIMIT)
-    config = config_json.from_json(described)
+    json_config = hf_config.read_json_object(path / "config.json", limit=_CONFIG_LIMIT)
+    config = hf_config.from_json(json_config)
     if not (path / "tokenizer.json").exists():
         raise ModelError(
             f"{str(path)!r} has no tokenizer.json",
-            "fetch it too; transformers writes one from older files: save_pretrained",
+            "download it too, or let transformers' save_pretrained convert the older files",
         )
     tokenizer_text = files.read(path / "tokenizer.json", limit=_TOKENIZER_LIMIT)
-    safetensors_file.refuse_pointer(path / "tokenizer.json", tokenizer_text)
-    ends = _end_ids(path, described, config.vocab_size)
-    tokenizer = Tokenizer(tokenizer_text.decode("utf-8", errors="replace"), ends=ends)
+    safetensors_file.reject_lfs_pointer(path / "tokenizer.json", tokenizer_text)
+    end_ids: Any = generation_config.read(path).end_ids or json_config.get("eos_token_id")
+    listed = end_ids if isinstance(end_ids, list) else [end_ids]
+    ends = [i for i in listed if type(i) is int and 0 <= i < config.vocab_size]
+    tokenizer = Tokenizer(tokenizer_text.decode("utf-8", errors="replace"), end_ids=ends)
     if tokenizer.vocab_size > config.vocab_size:
         raise ModelError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, the model {config.vocab_size}",
-            "tokenizer.json is of another model",
+            "tokenizer.json belongs to another model",
         )
-    stamp, arrays = _stamp(path), _read_weights(path, config)
-    return _bundle(path, config, tokenizer, arrays, ends, stamp)
+    return config, tokenizer, ends
 
 
 def _read_weights(path: Path, config: ModelConfig) -> dict[str, NDArray[Any]]:
-    """All arrays by our names; that they are the model's is known before the first is read."""
+    """Return all arrays by tgen's names; every shape is checked before the first read."""
     headers = {path / shard: safetensors_file.read_header(path / shard) for shard in _shards(path)}
-    plain = tensor_names.plain_name
-    tensor_names.check(config, {plain(n): e.shape for h in headers.values() for n, e in h.items()})
-    used = {name for row in tensor_names.tensor_mappings(config) for name in row.theirs} | {_HEAD}
+    strip = tensor_names.strip_prefix
+    shapes = {strip(name): e.shape for header in headers.values() for name, e in header.items()}
+    tensor_names.check_shapes(config, shapes)
+    mappings = tensor_names.tensor_mappings(config)
+    used = {name for mapping in mappings for name in mapping.theirs} | {_HEAD}
     headers = {
-        file: {n: entry for n, entry in header.items() if plain(n) in used}
+        file: {name: entry for name, entry in header.items() if strip(name) in used}
         for file, header in headers.items()
     }
     for file, header in headers.items():
-        safetensors_file.check_types(file, header)
+        safetensors_file.check_float_dtypes(file, header)
     stored: dict[str, NDArray[Any]] = {}
     for file, header in headers.items():
-        stored |= safetensors_file.read(file, header, rename=plain)
+        stored |= safetensors_file.read_arrays(file, header, rename=strip)
     safetensors_file.check_finite(path, stored)
-    embedding = tensor_names.tensor_mappings(config)[0].theirs[0]
+    embedding = mappings[0].theirs[0]
     if (
         config.tied_embeddings
         and _HEAD in stored
         and not np.array_equal(stored[_HEAD], stored[embedding])
     ):
         raise ModelError(
-            f"{str(path)!r}: {_HEAD} is not {embedding}, and config.json says that they are tied",
-            "set tie_word_embeddings to false there if the head is to count",
+            f"{str(path)!r}: {_HEAD} differs from {embedding}, but config.json ties them",
+            f"set tie_word_embeddings to false in config.json to use {_HEAD}",
         )
-    plain_types = {
-        name: array.astype(np.float32) if array.dtype == np.float64 else array
-        for name, array in stored.items()
-    }
-    return tensor_names.from_layout(config, plain_types)
+    for name, array in stored.items():
+        if array.dtype == np.float64:
+            stored[name] = array.astype(np.float32)
+    return tensor_names.from_hf_arrays(config, stored)
 
 
 def reload(bundle: ModelBundle) -> ModelBundle:
-    """The model once more; raises ModelError if it is no longer what was read."""
+    """Load the model again; raises ModelError if its files have changed."""
     again = load(bundle.path)
     if again.stamp != bundle.stamp:
         raise _changed(bundle)
@@ -192,99 +221,65 @@ def reload(bundle: ModelBundle) -> ModelBundle:
 
 
 def digest(bundle: ModelBundle) -> str:
-    """SHA-256 of what the model computes with: its config and its weights.
-
-    Raises ModelError if they are no longer what was read.
-    """
-    found = hashlib.sha256()
-    for file in _computing(bundle.path):
-        found.update(files.sha256(file))
-    if _stamp(bundle.path) != bundle.stamp:
+    """Return the SHA-256 of the model's config and weights; raises ModelError if they changed."""
+    sha256 = hashlib.sha256()
+    for file in _model_files(bundle.path):
+        sha256.update(files.sha256(file))
+    if _stamp(_model_files(bundle.path)) != bundle.stamp:
         raise _changed(bundle)
-    return found.hexdigest()
+    return sha256.hexdigest()
 
 
 def _changed(bundle: ModelBundle) -> ModelError:
     message = f"{str(bundle.path)!r} has changed since it was read"
-    return ModelError(message, "begin again with the new one")
+    return ModelError(message, "start again to use the new model")
 
 
-def _bundle(
-    path: Path,
-    config: ModelConfig,
-    tokenizer: Tokenizer,
-    arrays: dict[str, NDArray[Any]],
-    ends: list[int],
-    stamp: tuple[int, ...],
-) -> ModelBundle:
-    if not ends and tokenizer.end_of_text is not None:
-        ends = [tokenizer.end_of_text]
-    return ModelBundle(path, config, tokenizer, arrays, frozenset(ends), stamp)
-
-
-def _computing(path: Path) -> list[Path]:
+def _model_files(path: Path) -> list[Path]:
+    """The files that determine what the model computes: config and weights."""
     if path.is_file():
         return [path]
     return [path / name for name in ("config.json", *_shards(path))]
 
 
-def _stamp(path: Path) -> tuple[int, ...]:
-    return consistent_read.stamp(_computing(path))
-
-
-def _end_ids(path: Path, described: Mapping[str, Any], vocab_size: int) -> list[int]:
-    advised = generation_config.read(path).end_ids
-    end: Any = described.get("eos_token_id") if advised is None else advised
-    listed = end if isinstance(end, list) else [end]
-    return [i for i in listed if type(i) is int and 0 <= i < vocab_size]
+def _stamp(paths: list[Path]) -> tuple[int, ...]:
+    """Numbers that change when one of the files is replaced or written to."""
+    return tuple(
+        number
+        for status in map(os.stat, paths)
+        for number in (status.st_ino, status.st_size, status.st_mtime_ns)
+    )
 
 
 def _shards(path: Path) -> list[str]:
     if (path / WEIGHTS).exists():
         return [WEIGHTS]
-    index = path / f"{WEIGHTS}.index.json"
+    index = path / _INDEX
     if not index.exists():
-        raise ModelError(f"{str(path)!r} holds no {WEIGHTS}", _missing_hint(path))
-    names = _json(index, _TOKENIZER_LIMIT).get("weight_map")
-    if not isinstance(names, dict) or not all(
-        isinstance(n, str) and _SHARD.match(n) for n in names.values()
+        raise ModelError(f"{str(path)!r} has no {WEIGHTS}", _missing_hint(path))
+    weight_map = hf_config.read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(name, str) and _SHARD.match(name) for name in weight_map.values()
     ):
         raise ModelError(
-            f"{index} names files outside the directory or is damaged", "fetch it again"
+            f"{index} names files outside the directory or is damaged", "download it again"
         )
-    missing = sorted({name for name in names.values() if not (path / name).exists()})
-    if missing:
-        raise ModelError(f"{str(path)!r} lacks {', '.join(missing[:5])}", "fetch the missing files")
-    return sorted(set(names.values()))
+    shards = sorted(set(weight_map.values()))
+    if missing := [name for name in shards if not (path / name).exists()]:
+        raise ModelError(
+            f"{str(path)!r} lacks {', '.join(missing[:5])}", "download the missing files"
+        )
+    return shards
 
 
 def _missing_hint(path: Path) -> str:
     if any(path.glob("*-of-*.safetensors")):
-        return f"its weights are in shards: fetch {WEIGHTS}.index.json too"
+        return f"its weights are in shards: download {_INDEX} too"
     if (path / "training" / "run.json").exists():
         return (
-            f"no weights were saved yet: `tgen train --resume --out {path}` goes on; if it failed, "
-            "begin anew with --overwrite and lower rates"
+            f"no weights were saved yet: continue with `tgen train --resume --out {path}`; "
+            "if training failed, start again with --overwrite and lower learning rates"
         )
     if any(path.glob("*.bin")) or any(path.glob("*.pt*")):
         return "its weights are pickle files, which can run code: convert them to safetensors"
-    return "give the directory that `tgen train` wrote"
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in one of a directory's small files; raises ModelError if there is none."""
-    return _json(path, _TOKENIZER_LIMIT)
-
-
-def _json(path: Path, limit: int) -> dict[str, Any]:
-    try:
-        content = files.read(path, limit=limit)
-        safetensors_file.refuse_pointer(path, content)
-        value = json.loads(content)
-    except (ValueError, RecursionError):
-        raise ModelError(f"{path} is not valid JSON", "the file is damaged") from None
-    except TgenError as error:
-        raise ModelError(error.message, error.hint) from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} is not a JSON object", "the file is damaged")
-    return value
+    return "name the directory that `tgen train` wrote"

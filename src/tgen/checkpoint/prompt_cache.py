@@ -1,4 +1,4 @@
-"""Prompt caches: the keys and values of a long prompt in a file, bound to the model they are of."""
+"""Prompt cache files: the keys and values of a prompt, bound to the model that computed them."""
 
 import hashlib
 import os
@@ -14,86 +14,87 @@ from tgen.config import ModelConfig, StoredAs
 from tgen.errors import ModelError, TgenError, UsageError
 from tgen.storage import files
 
-VERSION = 1  # of the file, and of how keys and values are computed
-_ANOTHER = "write another with --save-cache"
-_KINDS = {"tokens": ("I64", 1), "keys": ("F32", 4), "values": ("F32", 4)}
-_LABELS = ("model", "weights", "name", "sha256")
+VERSION = 1  # of the file format, and of how keys and values are computed
+_RENEW_HINT = "write a new one with --save-cache"
+_ARRAYS = {"tokens": ("I64", 1), "keys": ("F32", 4), "values": ("F32", 4)}  # dtype, dimensions
+_LABELS = ("model", "weights", "name", "sha256")  # uint8 tensors with text
 
 
-class Owner(NamedTuple):
-    """The model that keys and values are of."""
+class ModelIdentity(NamedTuple):
+    """The model that computed keys and values."""
 
     digest: str
     path: Path
-    weights: StoredAs  # as the engine held them
+    dtype: StoredAs  # of the weights in memory
 
 
 def check_target(path: Path) -> None:
-    """Raises UsageError unless `save` may write there: nothing but another prompt cache is lost."""
+    """Raise UsageError unless `save` may write to `path`: only a prompt cache is overwritten."""
     if not path.parent.is_dir():
-        raise UsageError(f"--save-cache {path}: there is no folder {path.parent}", "create it")
+        raise UsageError(
+            f"--save-cache {path}: folder {path.parent} does not exist", "create the folder"
+        )
     if path.is_file():
         try:
-            _header(path)
+            _read_header(path)
             return
         except TgenError:
             pass
     elif not path.exists():
         return
-    raise UsageError(f"--save-cache {path} is there, and no prompt cache", "name another file")
+    raise UsageError(
+        f"--save-cache {path}: the file exists and is not a prompt cache", "name another file"
+    )
 
 
-def save(path: Path, arrays: Mapping[str, NDArray[Any]], owner: Owner) -> None:
-    """Writes `tokens` (n,), `keys` and `values` (L, n_kv_heads, n, D), and whose they are."""
+def save(path: Path, arrays: Mapping[str, NDArray[Any]], model: ModelIdentity) -> None:
+    """Write `tokens` (n,), `keys` and `values` (L, n_kv_heads, n, D), and their model."""
     labels = {
-        "model": f"{VERSION} {owner.digest}".encode(),
-        "weights": owner.weights.encode(),
-        "name": os.fsencode(owner.path),
+        "model": f"{VERSION} {model.digest}".encode(),
+        "weights": model.dtype.encode(),
+        "name": os.fsencode(model.path),
         "sha256": _digest(arrays),
     }
-    kept = {name: np.frombuffer(text, np.uint8) for name, text in labels.items()}
-    files.publish(path.resolve(), safetensors_file.serialize({**arrays, **kept}))
+    texts = {name: np.frombuffer(text, np.uint8) for name, text in labels.items()}
+    files.publish(path.resolve(), safetensors_file.serialize({**arrays, **texts}))
 
 
-def load(path: Path, config: ModelConfig, owner: Owner) -> dict[str, NDArray[Any]]:
-    """What `save` wrote; raises ModelError if it is of another model, or damaged."""
-    header = _header(path)
-    kept = safetensors_file.read(path, {name: header[name] for name in _LABELS})
-    labels = {name: kept[name].tobytes()[:1000] for name in _LABELS}
-    if labels["model"] != f"{VERSION} {owner.digest}".encode():
+def load(path: Path, config: ModelConfig, model: ModelIdentity) -> dict[str, NDArray[Any]]:
+    """Return the arrays that `save` wrote; raises ModelError if damaged or of another model."""
+    header = _read_header(path)
+    texts = safetensors_file.read_arrays(path, {name: header[name] for name in _LABELS})
+    labels = {name: texts[name].tobytes()[:1000] for name in _LABELS}
+    if labels["model"] != f"{VERSION} {model.digest}".encode():
         name = os.fsdecode(labels["name"])
         raise ModelError(
-            f"{path} is of {name!r}, not of {str(owner.path)!r} as it is now", _ANOTHER
+            f"{path} belongs to {name!r}, not to {str(model.path)!r} as it is now", _RENEW_HINT
         )
-    if labels["weights"] != owner.weights.encode():
-        weights = labels["weights"].decode(errors="replace")
+    if labels["weights"] != model.dtype.encode():
+        dtype = labels["weights"].decode(errors="replace")[:10]
         raise ModelError(
-            f"{path} was kept with {weights!r} weights, the model holds them as {owner.weights!r}",
-            f"add --weights {weights[:10]}, or {_ANOTHER}",
+            f"{path} was computed with {dtype!r} weights, but the model uses {model.dtype!r}",
+            f"add --weights {dtype}, or {_RENEW_HINT}",
         )
     (n,) = header["tokens"].shape
     shape = (config.n_layers, config.n_kv_heads, n, config.head_dim)
     if n > config.context_length or {header["keys"].shape, header["values"].shape} != {shape}:
-        raise ModelError(f"{path} does not fit its model", _ANOTHER)
-    arrays = safetensors_file.read(path, {name: header[name] for name in _KINDS})
+        raise ModelError(f"{path} does not fit its model", _RENEW_HINT)
+    arrays = safetensors_file.read_arrays(path, {name: header[name] for name in _ARRAYS})
     if labels["sha256"] != _digest(arrays):
-        raise ModelError(f"{path} is damaged: it is not what was written", _ANOTHER)
+        raise ModelError(f"{path} is damaged: its checksum is wrong", _RENEW_HINT)
     return arrays
 
 
-def _header(path: Path) -> dict[str, safetensors_file.Entry]:
-    try:
-        header = safetensors_file.read_header(path)
-    except ModelError as error:
-        raise ModelError(error.message, _ANOTHER) from None
-    kinds = {name: (entry.dtype, len(entry.shape)) for name, entry in header.items()}
-    if kinds != _KINDS | dict.fromkeys(_LABELS, ("U8", 1)):
-        raise ModelError(f"{path} is no prompt cache", _ANOTHER)
+def _read_header(path: Path) -> dict[str, safetensors_file.TensorEntry]:
+    header = safetensors_file.read_header(path, hint=_RENEW_HINT)
+    tensors = {name: (entry.dtype, len(entry.shape)) for name, entry in header.items()}
+    if tensors != _ARRAYS | dict.fromkeys(_LABELS, ("U8", 1)):
+        raise ModelError(f"{path} is not a prompt cache", _RENEW_HINT)
     return header
 
 
 def _digest(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    found = hashlib.sha256()
-    for name in _KINDS:
-        found.update(np.ascontiguousarray(arrays[name]).data)
-    return found.digest()
+    sha256 = hashlib.sha256()
+    for name in _ARRAYS:
+        sha256.update(np.ascontiguousarray(arrays[name]).data)
+    return sha256.digest()

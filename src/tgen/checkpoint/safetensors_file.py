@@ -1,6 +1,6 @@
-"""safetensors files: the header checked strictly, each tensor read by position into its own array.
+"""safetensors files: headers are checked strictly, each tensor is read into an array of its own.
 
-The library's own NumPy reader holds the file twice and refuses bfloat16; writing is the library's.
+The library's NumPy reader needs twice the file's size in memory and rejects bfloat16.
 """
 
 import json
@@ -18,7 +18,7 @@ from tgen.errors import ModelError
 from tgen.storage import files
 from tgen.storage.disk_array import IN_MEMORY, Array, DiskArray, blocks
 
-_MAX_HEADER = 25_000_000
+_MAX_HEADER = 25_000_000  # bytes
 _DTYPES = {
     "F32": "<f4",
     "F16": "<f2",
@@ -30,77 +30,73 @@ _DTYPES = {
     "U16": "<u2",
     "U32": "<u4",
     "BOOL": "?",
-    **dict.fromkeys(("I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), "u1"),  # known, so that they are named
+    **dict.fromkeys(("I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), "u1"),  # only named in an error
     "I16": "<i2",
     "U64": "<u8",
 }
 _NAMES = {np.dtype(_DTYPES[n]): n for n in ("F32", "F16", "F64", "I64", "I32", "U8", "U32", "BOOL")}
 _FLOATS = {"F32", "F16", "BF16", "F64"}
-_CHECKED = 1 << 20  # numbers that are looked at together
-_DAMAGED = "the file is damaged or incomplete: fetch or train it again"
+_CHECK_BLOCK = 1 << 20  # values checked at a time
+_DAMAGED = "the file is damaged or incomplete: download or train it again"
 
 
-class Entry(NamedTuple):
-    """One tensor's place in a file."""
+class TensorEntry(NamedTuple):
+    """Dtype, shape and location of one tensor in a file."""
 
     dtype: str
     shape: tuple[int, ...]
-    start: int  # from the beginning of the file
+    start: int  # bytes from the beginning of the file
     end: int
 
 
 def serialize(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """A whole safetensors file; arrays must be contiguous."""
+    """Return a safetensors file; arrays must be contiguous."""
     return save(dict(arrays), metadata={"format": "pt"})
 
 
-def serialize_weights(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """As `serialize`; here uint16 are the bits of bfloat16, which the library's NumPy does not
-    know."""
-    return b"".join(in_parts(arrays, uint16="BF16"))
-
-
-def in_parts(
+def serialize_in_parts(
     arrays: Mapping[str, NDArray[Any]], *, uint16: str = "U16"
 ) -> list[bytes | memoryview]:
-    """As `serialize`, byte for byte, but without a copy of the arrays: for what is large and saved
-    often."""
+    """As `serialize`, byte for byte, without copying the arrays: for large, frequent saves.
+
+    `uint16` is the dtype of uint16 arrays; "BF16" for bits of bfloat16, which NumPy lacks.
+    """
     order = _aligned(arrays)
     shapes = {name: arrays[name].shape for name in order}
-    kinds = {name: arrays[name].dtype for name in order}
+    dtypes = {name: arrays[name].dtype for name in order}
     flat = [np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8) for name in order]
-    header = _header(shapes, kinds, {"format": "pt"}, uint16=uint16)
+    header = _make_header(shapes, dtypes, {"format": "pt"}, uint16=uint16)
     return [header, *(array.data for array in flat)]
 
 
-def stream(vectors: Mapping[str, Array], metadata: Mapping[str, str]) -> Iterator[bytes]:
-    """A safetensors file of tokens and masks, (n,) each, that need not be in memory, in blocks."""
+def serialize_vectors(vectors: Mapping[str, Array], metadata: Mapping[str, str]) -> Iterator[bytes]:
+    """Yield a safetensors file of vectors, (n,), in blocks; they may be larger than the memory."""
     order = _aligned(vectors)
     shapes = {name: (len(vectors[name]),) for name in order}
-    yield _header(shapes, {name: vectors[name].dtype for name in order}, metadata)
+    yield _make_header(shapes, {name: vectors[name].dtype for name in order}, metadata)
     for name in order:
         for block in blocks(vectors[name]):
             yield block.tobytes()
 
 
 def _aligned(arrays: Mapping[str, Any]) -> list[str]:
-    """The names in an order that keeps all numbers aligned: the widest first, as the library's."""
+    """Names in the library's order, widest dtype first, which keeps all values aligned."""
     return sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
 
 
-def _header(
+def _make_header(
     shapes: Mapping[str, tuple[int, ...]],
-    kinds: Mapping[str, np.dtype[Any]],
+    dtypes: Mapping[str, np.dtype[Any]],
     metadata: Mapping[str, str],
     *,
     uint16: str = "U16",
 ) -> bytes:
-    """What stands before the tensors, which follow in the order of `shapes`."""
+    """Return the bytes before the tensors, which follow in the order of `shapes`."""
     table: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
     for name, shape in shapes.items():
-        start, end = end, end + math.prod(shape) * kinds[name].itemsize
-        dtype = uint16 if kinds[name] == np.uint16 else _NAMES[kinds[name]]
+        start, end = end, end + math.prod(shape) * dtypes[name].itemsize
+        dtype = uint16 if dtypes[name] == np.uint16 else _NAMES[dtypes[name]]
         table[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
@@ -108,106 +104,104 @@ def _header(
 
 
 def read_vectors(path: Path) -> dict[str, Array]:
-    """What `stream` wrote; what is long stays on the disk."""
-    found: dict[str, Array] = {}
+    """Read what `serialize_vectors` wrote; long vectors stay on disk."""
+    vectors: dict[str, Array] = {}
     entries = read_header(path)
-    file = files.by_position(path)
+    file = files.open_random_access(path)
     for name, (dtype, shape, start, end) in entries.items():
         if len(shape) != 1:
             raise ModelError(f"{path}: {name} has {len(shape)} dimensions, not 1", _DAMAGED)
         vector = DiskArray(file, start, shape[0], _DTYPES[dtype])
-        found[name] = vector if end - start > IN_MEMORY else vector[:]
-    return found
+        vectors[name] = vector if end - start > IN_MEMORY else vector[:]
+    return vectors
 
 
-def read_header(path: Path) -> dict[str, Entry]:
-    """The tensors of a file; raises ModelError unless they cover it exactly."""
+def read_header(path: Path, *, hint: str = _DAMAGED) -> dict[str, TensorEntry]:
+    """Return a file's tensors; raises ModelError unless they cover the file exactly."""
     with files.open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         start = file.read(8)
         n = int.from_bytes(start, "little")
-        refuse_pointer(path, start)
+        reject_lfs_pointer(path, start)
         if len(start) < 8 or not 2 <= n <= min(_MAX_HEADER, size - 8):
-            raise ModelError(f"{path} is no safetensors file", _DAMAGED)
+            raise ModelError(f"{path} is not a safetensors file", hint)
         header = file.read(n)
     try:
-        table = json.loads(header, parse_constant=_no_constant)
+        table = json.loads(header, parse_constant=_reject_constant)
         table.pop("__metadata__", None)
-        entries = {name: _entry(value, 8 + n) for name, value in table.items()}
+        entries = {name: _parse_entry(value, 8 + n) for name, value in table.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ModelError(f"{path} has an unreadable header: {error}", _DAMAGED) from None
+        raise ModelError(f"{path} has an unreadable header: {error}", hint) from None
     position = 8 + n
     for entry in sorted(entries.values(), key=lambda e: (e.start, e.end)):
         if entry.start != position:
-            raise ModelError(f"{path} has a hole or an overlap at byte {position}", _DAMAGED)
+            raise ModelError(f"{path} has a hole or an overlap at byte {position}", hint)
         position = entry.end
     if position != size:
-        raise ModelError(f"{path} has {size} bytes, its header says {position}", _DAMAGED)
+        raise ModelError(f"{path} has {size} bytes, its header says {position}", hint)
     return entries
 
 
-def read(
-    path: Path, entries: Mapping[str, Entry], *, rename: Callable[[str], str] = str
+def read_arrays(
+    path: Path, entries: Mapping[str, TensorEntry], *, rename: Callable[[str], str] = str
 ) -> dict[str, NDArray[Any]]:
-    """The arrays of these entries, bfloat16 as its uint16 bits, in memory of their own."""
+    """Read these entries into memory; bfloat16 as its uint16 bits."""
     arrays: dict[str, NDArray[Any]] = {}
     with files.open_regular(path) as file:
         for name, entry in entries.items():
             array = np.empty(entry.shape, _DTYPES[entry.dtype])
             file.seek(entry.start)
             if file.readinto(array.reshape(-1).view(np.uint8)) != array.nbytes:  # type: ignore[attr-defined]
-                raise ModelError(
-                    f"{path} ended while it was read", "something else is writing to it"
-                )
+                raise ModelError(f"{path} shrank while it was read", "another program writes to it")
             arrays[rename(name)] = array
     return arrays
 
 
-def refuse_pointer(path: Path, content: bytes) -> None:
-    """Raises ModelError for what Git LFS leaves in a file's place until it is fetched."""
+def reject_lfs_pointer(path: Path, content: bytes) -> None:
+    """Raise ModelError for the placeholder that Git LFS leaves until a file is fetched."""
     if content.startswith(b"version "):
         raise ModelError(f"{path} is a Git LFS pointer, not the file", "run `git lfs pull`")
 
 
-def check_types(path: Path, entries: Mapping[str, Entry]) -> None:
-    """Raises ModelError where weights are no floating numbers, but quantised."""
+def check_float_dtypes(path: Path, entries: Mapping[str, TensorEntry]) -> None:
+    """Raise ModelError if weights are not floating-point numbers but quantized."""
     for name, entry in entries.items():
         if entry.dtype not in _FLOATS:
             raise ModelError(
                 f"{path}: {name} is {entry.dtype}",
-                "tgen reads float32, float16 and bfloat16: fetch the model before it was quantised",
+                "tgen reads float32, float16 and bfloat16: download the unquantized model",
             )
 
 
 def check_finite(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Raises ModelError where a weight is infinite or NaN; uint16 are the bits of bfloat16."""
+    """Raise ModelError if a weight is infinite or NaN; uint16 arrays are bfloat16 bits."""
     for name, array in arrays.items():
         if not _all_finite(array):
             raise ModelError(
-                f"{str(path)!r}: {name} holds numbers that are not finite",
-                "its training went wrong or the file is damaged: use an earlier one",
+                f"{str(path)!r}: {name} contains infinite or NaN values",
+                "training failed or the file is damaged: use an earlier model",
             )
 
 
 def _all_finite(array: NDArray[Any]) -> bool:
     flat = array.reshape(-1)
-    parts = (flat[i : i + _CHECKED] for i in range(0, len(flat), _CHECKED))
+    parts = (flat[i : i + _CHECK_BLOCK] for i in range(0, len(flat), _CHECK_BLOCK))
     if array.dtype == np.uint16:
         return all((part & 0x7F80).max() < 0x7F80 for part in parts)
     return all(np.isfinite(part).all() for part in parts)
 
 
-def _entry(value: Any, base: int) -> Entry:
+def _parse_entry(value: Any, base: int) -> TensorEntry:
     dtype, shape = value["dtype"], tuple(value["shape"])
     start, end = value["data_offsets"]
     if dtype not in _DTYPES:
-        raise ValueError(f"dtype {dtype!r} is unknown")
+        raise ValueError(f"unknown dtype {dtype!r}")
     if not all(type(n) is int and n >= 0 for n in (*shape, start, end)):
-        raise ValueError("sizes must be whole numbers")
+        raise ValueError("sizes must be non-negative integers")
     if end - start != math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize:
-        raise ValueError("a tensor's bytes do not match its shape")
-    return Entry(dtype, shape, base + start, base + end)
+        raise ValueError("a tensor's size does not match its shape")
+    return TensorEntry(dtype, shape, base + start, base + end)
 
 
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+def _reject_constant(name: str) -> None:
+    raise ValueError(f"{name} is not valid JSON")

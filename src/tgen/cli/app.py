@@ -1,14 +1,12 @@
-"""The command line: one app, one module a command, and the one place where errors become exits."""
+"""The command line: one app, one module per command, and the place where errors become exits."""
 
 import errno
 import gc
 import io
 import os
 import sys
-import tempfile
-import traceback
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -16,150 +14,167 @@ from typer.exceptions import TyperException
 
 from tgen import __version__
 from tgen.cli import console, signals
-from tgen.cli.bench.command import bench
-from tgen.cli.export import export
-from tgen.cli.generate.command import generate
-from tgen.cli.inspect.command import inspect
-from tgen.cli.train.command import train
 from tgen.distributed import launched, rank_zero_reports, ranks
 from tgen.errors import ModelError, RankError, TgenError, UsageError, is_out_of_memory
 
-app = typer.Typer(
-    name="tgen",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+# A command's module is imported only when it is run or described: `tgen --help` stays fast.
+COMMANDS = {
+    "train": "Train a model on your text.",
+    "generate": "Continue a text.",
+    "inspect": "Show what a model attends to, predicts and why, and how it was trained.",
+    "bench": "Measure the model's speed on this machine.",
+    "export": "Convert a model to GGUF or to another dtype.",
+}
+_HELP = """Train a small language model on your own text, generate, inspect, benchmark.
+
+Exit status: 0 success (also when the reader closed the pipe), 1 failure, 2 usage error, \
+70 internal error, 75 the run belongs to another process, 128 + n after signal n."""
+_DISTRIBUTED = ("train", "generate")  # commands that torchrun may start
+_DISK_HINTS = {
+    errno.ENOSPC: "free disk space and try again",
+    errno.EDQUOT: "free disk space and try again",
+    errno.EROFS: "choose a writable location",
+    errno.EACCES: "choose a writable location",
+}
 
 
-def _listening(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that is told of Ctrl-C, which before ends the process: there is nothing to save,
-    and what is raised while others' modules are imported may be dropped."""
+def make_app(arguments: Sequence[str] = tuple(COMMANDS)) -> typer.Typer:
+    """Return the app; only commands named in `arguments` have their options."""
+    app = typer.Typer(
+        name="tgen",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(help=_HELP)(_tgen)
+    for name, summary in COMMANDS.items():
+        if name in arguments:
+            command = import_module(f"tgen.cli.{name}.command").command
+            app.command(name, help=command.__doc__)(_prepare(command))
+        else:
+            app.command(name, help=summary)(_not_loaded)
+    return app
 
-    @wraps(command)
-    def begun(*arguments: Any, **options: Any) -> None:
-        if command not in (train, generate) and ranks().world_size > 1:
-            name = f"tgen {command.__name__}"
-            raise UsageError(f"{name} is no work for several ranks", "start it without torchrun")
+
+def _not_loaded() -> None:
+    raise AssertionError("only commands named in the arguments are loaded")
+
+
+def _prepare(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that handles Ctrl-C and refuses ranks that it cannot use.
+
+    Before, Ctrl-C ends the process: there is nothing to save yet, and an exception raised while
+    modules are imported may be dropped.
+    """
+
+    def run(*arguments: Any, **options: Any) -> None:
+        if command.__name__ not in _DISTRIBUTED and ranks().world_size > 1:
+            message = f"tgen {command.__name__} does not support multiple processes"
+            raise UsageError(message, "run it without torchrun")
         signals.listen()
         command(*arguments, **options)
 
-    return begun
+    run.__signature__ = command.__signature__  # type: ignore[attr-defined]
+    return run
 
 
-for _command in (train, generate, inspect, bench, export):
-    app.command()(_listening(_command))
-
-_DISK = {
-    errno.ENOSPC: "make room on that disk, and try again",
-    errno.EDQUOT: "make room on that disk, and try again",
-    errno.EROFS: "choose a place that can be written",
-    errno.EACCES: "choose a place that can be written",
-}
-_NO_MEMORY = ("there is not enough memory", "choose a smaller model, batch or context")
-
-
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"tgen {__version__}")
         raise typer.Exit
 
 
-@app.callback()
 def _tgen(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a bug.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Print the traceback of an internal error.")
+    ] = False,
 ) -> None:
-    """Train a small language model on your own text, generate from it, look inside, measure.
-
-    Exit status: 0 done, also when the reader closed the pipe; 1 failed; 2 wrong use; 70 a bug; 75
-    the run belongs to another process; 128 + n after signal n.
-    """
+    """Show the version or set how errors are reported."""
 
 
 def main() -> None:
-    """Runs the command line and leaves the process with its exit status."""
+    """Run the command line and exit with its status."""
     console.ensure_standard_fds()
-    for stream in (sys.stdout, sys.stderr):  # what is written does not depend on the locale
+    for stream in (sys.stdout, sys.stderr):  # the output does not depend on the locale
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     status = run(sys.argv[1:])
     signals.restore_default_handlers()
-    if launched():  # torch's threads go on, may want Python once more, and would die of its end
+    if launched():  # torch's threads may still call Python, and would crash in its shutdown
         console.flush()
         os._exit(status)
-    gc.freeze()  # at its end Python would look through all there is for garbage: 150 ms
+    gc.freeze()  # saves Python's last garbage collection: 150 ms
     sys.exit(status)
 
 
 def run(arguments: list[str]) -> int:
-    """Runs one command; its exit status."""
+    """Run one command and return its exit status."""
+    completing = "_TGEN_COMPLETE" in os.environ
     try:
         if {"-h", "--help", "--version"} & set(arguments):
             console.require_stdout()
+        app = make_app() if completing else make_app(arguments)
         result = app(arguments, prog_name="tgen", standalone_mode=False)
         console.close()
         return result if isinstance(result, int) else 0
     except (console.StdoutClosedError, BrokenPipeError):
         console.discard_stdout()
         return 0
-    except SystemExit as stop:  # typer's own answer to a closed pipe while it shows help
+    except SystemExit as stop:  # typer's own answer to a closed pipe while it prints help
         console.discard_stdout()
         return 0 if isinstance(stop.__context__, BrokenPipeError) else int(stop.code or 0)
-    except RankError as error:  # it has been told
+    except RankError as error:  # already reported
         return error.exit_status
     except TgenError as error:
-        if isinstance(error, (UsageError, ModelError)) and not rank_zero_reports():
-            return error.exit_status
-        console.print_error(error.message, error.hint)
+        if not isinstance(error, (UsageError, ModelError)) or rank_zero_reports():
+            console.print_error(error.message, error.hint)
         return error.exit_status
     except TyperException as error:
-        return _usage(error, arguments)
+        return _report_usage(error, arguments)
     except KeyboardInterrupt:
         return 130
     except ModuleNotFoundError as error:
-        console.print_error(
-            f"tgen lacks the package {error.name}", "install it again: pip install tgen-lm"
-        )
+        hint = "reinstall tgen: pip install tgen-lm"
+        console.print_error(f"the package {error.name} is missing", hint)
         return 1
-    except OSError as error:  # a full disk, a folder that may not be written
+    except OSError as error:  # a full disk, a directory without write permission
         console.discard_stdout()
-        where = f": {error.filename}" if error.filename else ""
-        console.print_error(f"{error.strerror}{where}", _DISK.get(error.errno or 0, ""))
+        where = f"{error.filename}: " if error.filename else ""
+        console.print_error(f"{where}{error.strerror}", _DISK_HINTS.get(error.errno or 0, ""))
         return 1
     except Exception as error:
         if is_out_of_memory(error):
-            console.print_error(*_NO_MEMORY)
+            console.print_error("out of memory", "choose a smaller model, batch or context")
             return 1
-        # A bug: the user sees one line, we need the traceback
-        return _crash(error, debug="--debug" in arguments)
+        return _report_bug(error, debug="--debug" in arguments)
 
 
-def _usage(error: TyperException, arguments: list[str]) -> int:
+def _report_usage(error: TyperException, arguments: list[str]) -> int:
     message = " ".join(error.format_message().split())
     if not arguments:  # help was shown
         return 0
-    if not rank_zero_reports():
-        return error.exit_code
-    commands = ("train", "generate", "inspect", "bench", "export")
-    command = next((a for a in arguments if a in commands), "")
-    console.print_error(
-        message[:1].lower() + message[1:],
-        f"`tgen {command} --help` lists the options".replace("  ", " "),
-    )
+    if rank_zero_reports():
+        command = next((f"tgen {name}" for name in arguments if name in COMMANDS), "tgen")
+        hint = f"`{command} --help` lists the options"
+        console.print_error(message[:1].lower() + message[1:], hint)
     return error.exit_code
 
 
-def _crash(error: Exception, *, debug: bool) -> int:
+def _report_bug(error: Exception, *, debug: bool) -> int:
+    import tempfile
+    import traceback
+
     if debug:
         traceback.print_exc()
-    else:
-        with tempfile.NamedTemporaryFile("w", prefix="tgen-", suffix=".log", delete=False) as log:
-            traceback.print_exception(error, file=log)
-        console.print_error(
-            f"internal error: {type(error).__name__}: {error}"[:300],
-            f"this is a bug; the traceback is in {log.name}",
-        )
+        return 70
+    with tempfile.NamedTemporaryFile("w", prefix="tgen-", suffix=".log", delete=False) as log:
+        traceback.print_exception(error, file=log)
+    message = f"internal error: {type(error).__name__}: {error}"[:300]
+    console.print_error(message, f"please report it with the traceback in {log.name}")
     return 70

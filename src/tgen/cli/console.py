@@ -1,4 +1,4 @@
-"""Where output goes: stdout carries the product, stderr the commentary."""
+"""Terminal output: stdout carries the product, stderr the commentary."""
 
 import io
 import os
@@ -9,39 +9,38 @@ from contextlib import contextmanager, suppress
 from typing import IO, TextIO, cast
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tgen.errors import TgenError
 
 
-class _Commentary(io.TextIOBase):
-    """A stderr whose loss never stops the work: a dead terminal, a full disk."""
+class _Stderr(io.TextIOBase):
+    """A stderr that may fail, as on a dead terminal or a full disk, without stopping the work."""
 
     encoding = "utf-8"
 
     def write(self, text: str) -> int:
-        """Writes to whatever stderr is now, as long as that takes it."""
-        self._tried(lambda stream: stream.write(text))
+        """Write to the current stderr; errors are ignored."""
+        self._try(lambda stream: stream.write(text))
         return len(text)
 
     def flush(self) -> None:
-        """As `write`."""
-        self._tried(lambda stream: stream.flush())
+        """Flush the current stderr; errors are ignored."""
+        self._try(lambda stream: stream.flush())
 
     def isatty(self) -> bool:
-        """Whether it is a terminal."""
-        stream = _stderr()
+        """Return whether stderr is a terminal."""
+        stream = _real_stderr()
         return stream is not None and stream.isatty()
 
     def fileno(self) -> int:
-        """Of the real one, whose width rich asks for."""
-        stream = _stderr()
+        """Return the descriptor of the real stderr, whose width rich reads."""
+        stream = _real_stderr()
         if stream is None:
             raise OSError("stderr is closed")
         return stream.fileno()
 
-    def _tried(self, action: Callable[[TextIO], object]) -> None:
-        stream = _stderr()
+    def _try(self, action: Callable[[TextIO], object]) -> None:
+        stream = _real_stderr()
         if stream is not None:
             try:
                 action(stream)
@@ -49,36 +48,40 @@ class _Commentary(io.TextIOBase):
                 _silence(stream)
 
 
-def _stderr() -> TextIO | None:
-    """The real one: while a bar is drawn, rich puts itself in its place, and would call itself."""
+def _real_stderr() -> TextIO | None:
+    """Return stderr itself, not the proxy that rich installs while it draws a progress bar."""
     stream: TextIO | None = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
     return stream
 
 
 class StdoutClosedError(Exception):
-    """Whoever read stdout has closed it: there is nothing left to do, and no error."""
+    """The reader of stdout closed the pipe: the command ends without an error."""
 
     exit_status = 0
 
 
 class _Output(Console):
-    """A stdout whose reader may leave at any time."""
+    """A stdout whose reader may close the pipe at any time."""
 
     def on_broken_pipe(self) -> None:
-        """Says so, where rich would end the process."""
+        """Raise StdoutClosedError, where rich would end the process."""
         raise StdoutClosedError
 
 
 err = Console(
-    file=cast(IO[str], _Commentary()), highlight=False, markup=False, emoji=False, soft_wrap=True
+    file=cast(IO[str], _Stderr()), highlight=False, markup=False, emoji=False, soft_wrap=True
 )
 out = _Output(highlight=False, markup=False, emoji=False)
-_wide = _Output(highlight=False, markup=False, emoji=False, width=1000)  # where nothing has to fit
+_wide = _Output(
+    highlight=False, markup=False, emoji=False, width=1000
+)  # for lines that must not wrap
 
 
 def ensure_standard_fds() -> None:
-    """Puts something where stdin, stdout or stderr was closed: or the next file would be there,
-    and get what a library writes to stderr."""
+    """Open /dev/null as stdin, stdout or stderr where one was closed.
+
+    Else the next opened file would take its number, and receive what libraries write to stderr.
+    """
     for number in range(3):
         try:
             os.fstat(number)
@@ -87,15 +90,15 @@ def ensure_standard_fds() -> None:
 
 
 def require_stdout() -> None:
-    """Raises TgenError if there is no stdout."""
+    """Raise TgenError if stdout is closed."""
     if sys.stdout is None:
         raise TgenError("stdout is closed")
 
 
 def write(data: bytes) -> None:
-    """Writes bytes to stdout at once, exactly; on a terminal, control characters are shown escaped.
+    """Write bytes to stdout unchanged, at once; on a terminal, control characters are escaped.
 
-    Raises ReaderGoneError if the pipe is closed, TgenError if it cannot be written otherwise.
+    Raises StdoutClosedError if the pipe is closed, TgenError if writing fails otherwise.
     """
     require_stdout()
     if sys.stdout.isatty():
@@ -107,7 +110,7 @@ def write(data: bytes) -> None:
 
 
 def show(*things: object, wrap: bool = True) -> None:
-    """Draws tables and lines on stdout; errors as `write`. Without `wrap` a line stays one."""
+    """Print tables and lines to stdout; errors as in `write`. Without `wrap`, lines stay whole."""
     require_stdout()
     with _stdout_errors():
         (out if wrap else _wide).print(*things, sep="\n", soft_wrap=not wrap)
@@ -115,27 +118,27 @@ def show(*things: object, wrap: bool = True) -> None:
 
 
 def print_status(text: str, *, quiet: bool = False) -> None:
-    """One line of commentary."""
+    """Print a line to stderr."""
     if not quiet:
         err.print(text)
 
 
 def print_error(message: str, hint: str = "") -> None:
-    """What is wrong, and what to do about it, on a line each."""
+    """Print an error and its hint to stderr, one line each."""
     print_status(f"error: {message}")
     if hint:
         print_status(f"hint: {hint}")
 
 
 def close() -> None:
-    """Flushes stdout; raises ReaderGoneError if its reader has left."""
+    """Flush stdout; raise StdoutClosedError if the pipe is closed."""
     if sys.stdout is not None:
         with _stdout_errors():
             sys.stdout.flush()
 
 
 def flush() -> None:
-    """What is held back goes out, if anybody takes it."""
+    """Flush stdout and stderr; errors are ignored."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             with suppress(OSError):
@@ -150,24 +153,24 @@ def _stdout_errors() -> Iterator[None]:
         raise StdoutClosedError from None
     except OSError as error:
         discard_stdout()
-        raise TgenError(f"stdout cannot be written: {error.strerror}") from None
+        raise TgenError(f"stdout: {error.strerror}") from None
 
 
 def discard_stdout() -> None:
-    """Keeps Python from complaining about stdout once more when it exits."""
+    """Discard what stdout still buffers, so that Python does not fail on it at exit."""
     if sys.stdout is not None:
         _silence(sys.stdout)
 
 
 def _silence(stream: TextIO) -> None:
-    """What is still in it, and what comes, goes nowhere."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+    """Send buffered and future output to /dev/null."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, stream.fileno())
+    os.close(devnull)
 
 
 def printable(text: str) -> str:
-    """Text with control and direction characters written out; line breaks and tabs stay."""
+    """Escape control and direction characters; line breaks and tabs stay."""
     return "".join(
         c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf") else f"\\u{ord(c):04x}"
         for c in text
@@ -175,10 +178,12 @@ def printable(text: str) -> str:
 
 
 @contextmanager
-def progress(what: str, *, quiet: bool = False) -> Iterator[Callable[[float], None]]:
-    """A bar on stderr with the time left; gives the function that takes the fraction done."""
-    columns = (TextColumn(what, markup=False), BarColumn(bar_width=24), TimeRemainingColumn())
+def progress(label: str, *, quiet: bool = False) -> Iterator[Callable[[float], None]]:
+    """Show a progress bar with time left on stderr; yield a function that sets the fraction done."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(label, markup=False), BarColumn(bar_width=24), TimeRemainingColumn())
     hidden = quiet or not err.is_terminal
     with Progress(*columns, console=err, transient=True, disable=hidden) as bar:
-        task = bar.add_task(what, total=1.0)
-        yield lambda done: bar.update(task, completed=done)
+        task = bar.add_task(label, total=1.0)
+        yield lambda fraction: bar.update(task, completed=fraction)

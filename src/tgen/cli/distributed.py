@@ -1,4 +1,4 @@
-"""A command that runs on all the ranks that torchrun started."""
+"""Running a command on all ranks that torchrun started."""
 
 import shlex
 import sys
@@ -13,14 +13,13 @@ from tgen.errors import UsageError
 
 @contextmanager
 def all_ranks(paths: Sequence[str], *, quiet: bool = False) -> Iterator[bool]:
-    """Joins those that torchrun started; whether this one is to show what happens."""
+    """Join the other ranks; yield whether this process prints."""
     if not distributed.launched():
         yield True
         return
-    with distributed.join_process_group(
-        console.print_error, partial(console.print_status, quiet=quiet)
-    ):
+    print_status = partial(console.print_status, quiet=quiet)
+    with distributed.join_process_group(console.print_error, print_status):
         if "-" in paths:
-            raise UsageError("stdin cannot be shared by ranks", "name a file")
+            raise UsageError("several processes cannot share stdin", "name a file")
         distributed.assert_same("the command line", shlex.join(sys.argv[1:]))
         yield distributed.is_rank_zero()

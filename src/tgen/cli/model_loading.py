@@ -1,4 +1,4 @@
-"""Opening the model that a command works on, and saying what takes long about it."""
+"""Load the model of a command, and say what takes long about it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,33 +7,36 @@ from tgen.cli import console
 from tgen.config import StoredAs
 
 if TYPE_CHECKING:
-    from tgen.api import Model
+    from tgen.loaded_model import LoadedModel
 
 
 def ensure_kernels_compiled(device: str, *, quiet: bool) -> None:
-    """Makes the kernels that will compute on this processor, if they are not there."""
-    from tgen.engine import compile_kernels, kernels_cached, uses_kernels
+    """Compile the CPU kernels if the device uses them and they are not cached."""
+    from tgen.engine.open_engine import uses_kernels
 
-    if uses_kernels(device) and not kernels_cached():
-        console.print_status("compiling for this processor, once: about ten seconds", quiet=quiet)
-        compile_kernels()
+    if not uses_kernels(device):
+        return
+    from tgen.engine.cpu.kernel_cache import kernels_cached, load_kernels
+
+    if not kernels_cached():
+        message = "compiling kernels for this CPU, once; about 10 seconds"
+        console.print_status(message, quiet=quiet)
+        load_kernels()
         if not kernels_cached():
-            console.print_status(
-                "no folder for caches is ours to write: so at every start", quiet=quiet
-            )
+            message = "warning: no writable cache directory; kernels are recompiled at every start"
+            console.print_status(message, quiet=quiet)
 
 
 def load_model(
-    path: Path, *, device: str, threads: int | None, weights: StoredAs | None, quiet: bool
-) -> "Model":
-    """The model at a path that was found."""
-    from tgen.api import load
-    from tgen.engine import missing_kernels, on_processor
+    path: Path, *, device: str, threads: int | None, dtype: StoredAs | None, quiet: bool
+) -> "LoadedModel":
+    """Load a model from its path."""
+    from tgen.engine.open_engine import missing_kernels, runs_on_cpu
+    from tgen.loaded_model import open_model
 
-    missing = missing_kernels() if on_processor(device) else None
-    if missing:
-        console.print_status(
-            f"torch computes, more slowly than compiled kernels: {missing}", quiet=quiet
-        )
+    reason = missing_kernels() if runs_on_cpu(device) else None
+    if reason:
+        message = f"warning: using torch, slower than compiled kernels: {reason}"
+        console.print_status(message, quiet=quiet)
     ensure_kernels_compiled(device, quiet=quiet)
-    return load(path, device=device, threads=threads, weights=weights)
+    return open_model(path, device=device, threads=threads, dtype=dtype)

@@ -1,123 +1,233 @@
-"""Options that several commands share, and how their values are read."""
+"""Turn a dataclass of options into a Typer command, and read values that commands share.
 
+Each field declared with `tgen.config.option.option` becomes one parameter. A field made by `nested`
+stands for the options of another dataclass: those given on the command line are collected in a
+dict, so that "not given" needs no comparison with a default.
+"""
+
+import inspect
 import os
 import re
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import typer
 
-from tgen.config import StoredAs
+from tgen.config.option import option
 from tgen.errors import UsageError
 
-
-def _model_names(incomplete: str) -> list[str]:
-    """For the shell: the models that are found by name."""
-    from tgen.checkpoint.model_lookup import known_names
-
-    return [name for name in known_names() if name.startswith(incomplete)]
-
-
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        "-m",
-        metavar="NAME",
-        show_default="the newest in ./models, else the shipped one",
-        help="A path, or a name in ./models, the data folder, or transformers' cache.",
-        autocompletion=_model_names,
-    ),
-]
-PromptOption = Annotated[
-    str | None,
-    typer.Option(
-        "--prompt",
-        "-p",
-        metavar="TEXT",
-        show_default="read from stdin",
-        help="Text to start from; '-' reads stdin.",
-    ),
-]
 Device = Literal["auto", "cpu", "cuda", "mps"]
-DeviceOption = Annotated[Device, typer.Option("--device", help="Where to compute.")]
-ThreadsOption = Annotated[
-    int | None,
-    typer.Option("--threads", min=1, max=1024, show_default="all cores", help="Processor threads."),
-]
-WeightsOption = Annotated[
-    StoredAs | None,
-    typer.Option(
-        "--weights",
-        show_default="as they are stored",
-        help="How weights are held on a processor; int8 is the quickest, and a little less exact.",
-    ),
-]
-RanksOption = Annotated[
-    int | None,
-    typer.Option(
-        "--ranks",
-        min=1,
-        max=1 << 20,
-        show_default=False,
-        help="With --dry-run: what the same plan comes to on so many processes or GPUs.",
-    ),
-]
-DeviceMemoryOption = Annotated[
-    str | None,
-    typer.Option(
-        "--device-memory",
-        metavar="SIZE",
-        show_default=False,
-        help="With --dry-run: the memory of each of those GPUs, as 80GB.",
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON object to stdout.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing on stderr but errors.")]
+MAIN_PANEL = "Options"
 
 
-def option(name: str, help_text: str, panel: str, **more: Any) -> Any:
-    """An option in a panel of the help; `name` may have a short form behind it."""
-    return typer.Option(*name.split(), help=help_text, rich_help_panel=panel, **more)
+class Reader(NamedTuple):
+    """How a field is typed on the command line: its Typer type, and what makes a value of it."""
+
+    type: Any
+    read: Callable[[Any], Any]
 
 
-def was_given(context: typer.Context, name: str) -> bool:
-    """Whether an option was typed, and has not only its default."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
+def nested(options_type: type, **readers: Reader) -> Any:
+    """Declare a field that collects the given options of another dataclass in a dict."""
+    return field(default_factory=dict, metadata={"nested": options_type, "readers": readers})
+
+
+def model_option(**changes: Any) -> Any:
+    """Declare `--model`."""
+    details: dict[str, Any] = {
+        "metavar": "NAME",
+        "shown_default": "the newest in ./models, else the shipped model",
+        "autocompletion": _complete_model,
+    }
+    help_text = "Model path, or name in ./models, the data folder or the transformers cache."
+    return option(None, help_text, "--model -m", **details | changes)
+
+
+def prompt_option(help_text: str) -> Any:
+    """Declare `--prompt`."""
+    return option(None, help_text, "--prompt -p", metavar="TEXT", shown_default="read from stdin")
+
+
+def device_option(panel: str) -> Any:
+    """Declare `--device`."""
+    return option("auto", "Device that computes.", "--device", panel=panel)
+
+
+def threads_option(panel: str) -> Any:
+    """Declare `--threads`."""
+    return option(
+        None,
+        "Number of CPU threads.",
+        "--threads",
+        panel=panel,
+        shown_default="all cores",
+        low=1,
+        high=1024,
+        expected="a number from 1 to 1024",
+    )
+
+
+def json_option(help_text: str = "Write one JSON object to stdout.", panel: str = "Output") -> Any:
+    """Declare `--json`."""
+    return option(False, help_text, "--json", panel=panel)
+
+
+def quiet_option(panel: str = "Output") -> Any:
+    """Declare `--quiet`."""
+    return option(False, "Print only errors to stderr.", "--quiet -q", panel=panel)
+
+
+class _Parameter(NamedTuple):
+    """A parameter of a command, and where its value goes."""
+
+    parameter: inspect.Parameter
+    panel: str
+    read: Callable[[Any], Any] | None
+    field: str
+    owner: str  # name of the nested field, or ""
+
+
+def make_command(
+    run: Callable[[Any], None], options_type: type, panels: tuple[str, ...] = ()
+) -> Callable[..., None]:
+    """Make a function for Typer from `run`, which takes the options as an `options_type`.
+
+    `panels`: the order of the help's panels after the main one.
+    """
+    order = ("", *panels)
+    parameters = sorted(_parameters(options_type), key=lambda one: order.index(one.panel))
+
+    def command(context: typer.Context, **values: Any) -> None:
+        with flags_in_errors(options_type):
+            options = options_type(**_collect(parameters, context, values))
+            run(options)
+
+    command.__doc__, command.__name__ = help_text(run), run.__name__
+    context = inspect.Parameter(
+        "context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
+    )
+    signature = inspect.Signature([context, *(one.parameter for one in parameters)])
+    command.__signature__ = signature  # type: ignore[attr-defined]
+    return command
+
+
+def help_text(run: Callable[..., Any]) -> str:
+    """Return a docstring as help whose paragraphs Typer can reflow at any width."""
+    paragraphs = inspect.cleandoc(run.__doc__ or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def _parameters(options_type: type, owner: str = "") -> Iterator[_Parameter]:
+    hints = get_type_hints(options_type)
+    for one in fields(options_type):
+        details = one.metadata
+        if "nested" in details:
+            for parameter in _parameters(details["nested"], one.name):
+                reader = details["readers"].get(parameter.field)
+                yield _with_reader(parameter, reader) if reader else parameter
+        elif details.get("flags") or "argument" in details:
+            kind, default = hints[one.name], one.default
+            required = one.default is MISSING is one.default_factory and not owner
+            if required:
+                default = inspect.Parameter.empty
+            elif not isinstance(default, (int, float, str, type(None))):
+                default = None
+            shown = details.get("shown_default", not required and default is not None)
+            how = {name: details[name] for name in ("metavar", "autocompletion") if name in details}
+            how |= {"help": details["help"], "show_default": shown or False}
+            if kind is bool:
+                how["metavar"] = ""  # a flag takes no value
+            how["rich_help_panel"] = details.get("panel")
+            info = (
+                typer.Argument(**how)
+                if "argument" in details
+                else typer.Option(*details["flags"], **how)
+            )
+            yield _parameter(one.name, kind, default, info, details, owner)
+            if "old_flags" in details:
+                hidden = typer.Option(details["old_flags"], hidden=True)
+                yield _parameter(f"old_{one.name}", kind, default, hidden, details, owner)
+
+
+def _parameter(
+    name: str, kind: Any, default: Any, info: Any, details: Mapping[str, Any], owner: str
+) -> _Parameter:
+    parameter = inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+    )
+    made = _Parameter(parameter, details.get("panel", ""), None, name.removeprefix("old_"), owner)
+    return _with_reader(made, details["reader"]) if "reader" in details else made
+
+
+def _with_reader(one: _Parameter, reader: Reader) -> _Parameter:
+    if reader.type is bool and one.parameter.name != one.field:
+        return one  # the old flag sets the field itself, the new one its reverse
+    [info] = one.parameter.annotation.__metadata__
+    return one._replace(
+        parameter=one.parameter.replace(annotation=Annotated[reader.type, info], default=None),
+        read=reader.read,
+    )
+
+
+def _collect(
+    parameters: list[_Parameter], context: typer.Context, values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the fields of the options; of nested ones those given on the command line."""
+    options: dict[str, Any] = {one.owner: {} for one in parameters if one.owner}
+    for one in parameters:
+        name = one.parameter.name
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            value = one.read(values[name]) if one.read else values[name]
+            (options[one.owner] if one.owner else options)[one.field] = value
+    return options
+
+
+@contextmanager
+def flags_in_errors(options_type: type) -> Iterator[None]:
+    """Let errors name the flag where they name the field."""
+    try:
+        yield
+    except UsageError as error:
+        flag = flag_of(options_type, error.field)
+        texts = (text.replace(error.field, flag, 1) for text in (error.message, error.hint))
+        raise (UsageError(*texts) if flag else error) from None
+
+
+def flag_of(options_type: type, name: str) -> str:
+    """Return the main flag of a field; "" if it has none."""
+    for one in fields(options_type):
+        if "nested" in one.metadata and (flag := flag_of(one.metadata["nested"], name)):
+            return flag
+        if one.name == name and one.metadata.get("flags"):
+            return str(one.metadata["flags"][0]).partition("/")[0]
+    return ""
+
+
+def _complete_model(incomplete: str) -> list[str]:
+    from tgen.checkpoint.model_lookup import list_model_names
+
+    return [name for name in list_model_names() if name.startswith(incomplete)]
 
 
 def read_prompt(prompt: str | None) -> bytes:
-    """The prompt's bytes as they were given; stdin is read only if no --prompt, or '-', says so."""
+    """Return the prompt's bytes; stdin is read only without a prompt, or if it is '-'."""
     if prompt is not None and prompt != "-":
         return os.fsencode(prompt)
     if sys.stdin is None or (sys.stdin.isatty() and prompt is None):
-        raise UsageError("there is no prompt", 'give --prompt "TEXT", or pipe a text in')
+        raise UsageError("no prompt", 'pass --prompt "TEXT", or pipe a text in')
     return sys.stdin.buffer.read()
 
 
-def out_directory(out: Path | None, corpus: list[str]) -> Path:
-    """Where a model goes: --out, else models/<name of the corpus>."""
-    if out is not None:
-        return out
-    if not corpus:
-        raise UsageError(
-            "there is no corpus", "name a file of text, or `-` for stdin; to --resume, name --out"
-        )
-    first = corpus[0]
-    if first == "-":
-        return Path("models") / "stdin"
-    path = Path(first)
-    name = "corpus" if any(mark in first for mark in "*?[") else (path.stem or path.resolve().name)
-    return Path("models") / (name.lstrip(".") or "corpus")
+def parse_size(option_name: str, text: str) -> int:
+    """Parse 200MB, 1GiB or 5000000 into bytes.
 
-
-def parse_size(name: str, text: str | None) -> int | None:
-    """200MB, 1GiB or 5000000 -> bytes; raises UsageError for what is no size of the option, and
-    for a number so small that its unit must be missing."""
-    if text is None:
-        return None
+    Raises UsageError for anything else, and for a number so small that its unit must be missing.
+    """
     units = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
     units |= {"KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30, "TI": 1 << 40}
     pattern = r"(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]I?|)B?"
@@ -125,18 +235,32 @@ def parse_size(name: str, text: str | None) -> int | None:
     n_bytes = int(float(match[1]) * units[match[2]]) if match else 0
     example = "for example 200MB or 2GiB"
     if not n_bytes:
-        raise UsageError(f"{name} {text!r} is no size", example)
+        raise UsageError(f"{option_name}: not a size (got {text!r})", example)
     if text.strip().isdigit() and n_bytes < 10**6:
-        raise UsageError(f"{name} {text!r} has no unit", example)
+        raise UsageError(f"{option_name}: the unit is missing (got {text!r})", example)
     return n_bytes
 
 
 def parse_settings(settings: list[str]) -> dict[str, str]:
-    """--set field=value pairs; a later one wins. Raises UsageError where there is no `=`."""
+    """Parse FIELD=VALUE pairs; a later one wins. Raises UsageError where there is no `=`."""
     pairs = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals or not name:
-            raise UsageError(f"--set {setting!r} is no field=value", "for example --set n_layers=8")
+            hint = "for example --set n_layers=8"
+            raise UsageError(f"--set: not FIELD=VALUE (got {setting!r})", hint)
         pairs[name.strip().replace("-", "_")] = value.strip()
     return pairs
+
+
+def default_output(corpus: list[str]) -> Path:
+    """Return models/<name of the corpus>. Raises UsageError without a corpus."""
+    if not corpus:
+        hint = "name a text file, or - for stdin; with --resume, pass --out"
+        raise UsageError("no corpus", hint)
+    first = corpus[0]
+    if first == "-":
+        return Path("models") / "stdin"
+    path = Path(first)
+    name = "corpus" if any(mark in first for mark in "*?[") else (path.stem or path.resolve().name)
+    return Path("models") / (name.lstrip(".") or "corpus")

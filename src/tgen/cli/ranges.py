@@ -1,4 +1,4 @@
-"""Which layers, heads, tokens and lengths are meant."""
+"""Parse ranges: layers and heads, slices of tokens, sizes to benchmark."""
 
 import re
 from collections.abc import Sequence
@@ -7,75 +7,73 @@ from tgen.errors import UsageError
 
 _RANGE = re.compile(r"(-?\d{1,9})(?:-(-?\d{1,9}))?")
 _SLICE = re.compile(r"(-?\d{1,9})?:(-?\d{1,9})?")
-_ONE = re.compile(r"-?\d{1,9}")
-_STEPS = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?:([+*])(\d{1,9}))?)?")
-_MOST = 10_000  # values of one range
+_INDEX = re.compile(r"-?\d{1,9}")
+_SIZES = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?:([+*])(\d{1,9}))?)?")
+_MAX_VALUES = 10_000  # of one range
 
 
 def parse_indices(option: str, spec: str, n: int) -> list[int]:
-    """`0,2-4`, `-1` or `all` of n things; negative numbers count from the last.
+    """Parse `0,2-4`, `-1` or `all` of n things; negative numbers count from the last.
 
-    Raises UsageError for anything else and for numbers that are not there.
+    Raises UsageError for anything else and for numbers out of range.
     """
     if spec == "all":
         return list(range(n))
-    found: list[int] = []
+    indices: list[int] = []
     for part in spec.split(","):
         match = _RANGE.fullmatch(part.strip())
         if match is None:
-            raise UsageError(
-                f"{option} {spec!r} names no numbers", f"for example {option} 0,2-4, or all"
-            )
-        first, last = (one(option, end, n) for end in (match[1], match[2] or match[1]))
+            hint = f"for example {option} 0,2-4, or all"
+            raise UsageError(f"{option}: not numbers or ranges (got {spec!r})", hint)
+        first, last = (parse_index(option, end, n) for end in (match[1], match[2] or match[1]))
         if last < first:
-            raise UsageError(f"{option} {part.strip()} goes backwards", f"write {last}-{first}")
-        found += [i for i in range(first, last + 1) if i not in found]
-    return found
+            raise UsageError(f"{option}: {part.strip()} is reversed", f"write {last}-{first}")
+        indices += [i for i in range(first, last + 1) if i not in indices]
+    return indices
 
 
 def parse_slice(option: str, spec: str, n: int) -> range:
-    """`57`, `-1` or `40:64` (40 to 63) of n positions; raises UsageError as `parse_indices`."""
+    """Parse `57`, `-1` or `40:64` (40 to 63) of n positions; errors as `parse_indices`."""
     match = _SLICE.fullmatch(spec.strip())
     if match is None:
-        i = one(option, spec, n)
+        i = parse_index(option, spec, n)
         return range(i, i + 1)
-    chosen = range(n)[slice(*(int(end) if end else None for end in match.groups()))]
-    if not chosen:
-        raise UsageError(f"{option} {spec} is empty", f"there are {n}: 0 to {n - 1}")
-    return chosen
+    positions = range(n)[slice(*(int(end) if end else None for end in match.groups()))]
+    if not positions:
+        raise UsageError(f"{option}: {spec} is empty", f"choose from 0 to {n - 1}")
+    return positions
 
 
-def one(option: str, spec: str, n: int) -> int:
-    """A single number from 0 to n - 1."""
-    if not _ONE.fullmatch(spec.strip()):
-        raise UsageError(f"{option} {spec!r} is no number", f"for example {option} 0, or -1")
+def parse_index(option: str, spec: str, n: int) -> int:
+    """Parse a single index of n things; return it from 0 to n - 1."""
+    if not _INDEX.fullmatch(spec.strip()):
+        hint = f"for example {option} 0, or -1"
+        raise UsageError(f"{option}: not a number (got {spec!r})", hint)
     i = int(spec)
     if not -n <= i < n:
-        raise UsageError(
-            f"{option} is {i}, but there are {n}: 0 to {n - 1}",
-            f"choose {option} from {-n} to {n - 1}; negative ones count from the last",
-        )
+        hint = f"choose from {-n} to {n - 1}; negative numbers count from the last"
+        raise UsageError(f"{option}: {i} is out of range, there are {n}", hint)
     return i % n
 
 
 def parse_sizes(option: str, specs: Sequence[str]) -> list[int]:
-    """`512`, `128,256`, `16-64+16` (16, 32, 48, 64) and `16-64*2` (16, 32, 64), each value once.
+    """Parse `512`, `128,256`, `16-64+16` (16, 32, 48, 64) and `16-64*2` (16, 32, 64).
 
-    Raises UsageError for anything else.
+    Returns each value once. Raises UsageError for anything else.
     """
-    found: list[int] = []
+    sizes: list[int] = []
     for part in (part.strip() for spec in specs for part in spec.split(",")):
-        match = _STEPS.fullmatch(part)
+        match = _SIZES.fullmatch(part)
         if match is None:
-            raise UsageError(
-                f"{option} {part!r} is no number",
-                f"for example {option} 512, 128,256, 64-256+64 or 64-512*2",
-            )
+            hint = f"for example {option} 512, 128,256, 64-256+64 or 64-512*2"
+            raise UsageError(f"{option}: not a number or range (got {part!r})", hint)
         first, last, by = int(match[1]), int(match[2] or match[1]), int(match[4] or 1)
-        grows = match[3] == "*"
-        if last < first or by < 1 + grows or (grows and not first) or (last - first) // by > _MOST:
-            raise UsageError(f"{option} {part} is no range", f"for example {option} 64-512*2")
+        geometric = match[3] == "*"
+        too_many = (last - first) // by > _MAX_VALUES if by else True
+        if last < first or by < 1 + geometric or (geometric and not first) or too_many:
+            hint = f"for example {option} 64-512*2"
+            raise UsageError(f"{option}: not a range (got {part})", hint)
         while first <= last:
-            found.append(first)
-            first = first * by if grows else first + by
-    return list(dict.fromkeys(found))
+            sizes.append(first)
+            first = first * by if geometric else first + by
+    return list(dict.fromkeys(sizes))

@@ -1,4 +1,7 @@
-"""Signals to a run: the first asks it to save and stop."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first one asks a training run to save and stop.
+
+`runs.trainer` calls `StopSignal.is_requested` after every step and saves when it returns True.
+"""
 
 import signal
 import sys
@@ -10,51 +13,52 @@ from tgen.cli import console
 
 
 class StopSignal:
-    """Once the run stands, the first signal asks it to save and stop; another ends the process."""
+    """While a run trains, the first signal requests a stop, and the second ends the process."""
 
     def __init__(self) -> None:
-        self.number = 0  # of the first that came
-        self.running = False  # a signal is obeyed at the next step
-        self.begun = False
-        for number in _not_ignored():
-            signal.signal(number, self._catch)
+        self.number = 0  # of the first signal
+        self.is_training = False  # a step will notice the request; before, a signal exits at once
+        self.has_started = False  # there is a run to save
+        for number in _handled_signals():
+            signal.signal(number, self._handle)
 
-    def any(self) -> bool:
-        """Whether one has come."""
+    def is_requested(self) -> bool:
+        """Return whether a signal has arrived."""
         return self.number != 0
 
     def explain(self) -> None:
-        """Says why nothing is there, where one came before there was something to save."""
-        if self.number and not self.begun:
-            quiet = not distributed.is_rank_zero()
+        """Print why nothing was saved, if a signal arrived before the first step."""
+        if self.number and not self.has_started:
             console.print_status(
-                "stopped before the first step: there was nothing to save", quiet=quiet
+                "stopped before the first step: nothing to save",
+                quiet=not distributed.is_rank_zero(),
             )
 
-    def _catch(self, number: int, frame: Any) -> None:
+    def _handle(self, number: int, frame: Any) -> None:
         del frame
         if self.number and distributed.launched():
-            return  # torchrun sends on what a terminal has sent to all; it kills who is too slow
-        at_once = self.number or not self.running
-        # Python drops an exception that comes while it runs a callback: then the run stops later.
+            return  # torchrun forwards a signal that the terminal has already sent to all ranks
+        exits = self.number or not self.is_training
+        # Python drops an exception raised inside a callback: then the first step stops the run.
         self.number = self.number or number
-        if at_once:
+        if exits:
             sys.exit(128 + number)
 
 
 def listen() -> None:
-    """From here on Ctrl-C is a KeyboardInterrupt."""
+    """Make Ctrl-C raise KeyboardInterrupt, unless it is ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def restore_default_handlers() -> None:
-    """From here on a signal ends the process and says nothing: Python is on its way out."""
-    for number in _not_ignored():
+    """Make a signal end the process silently, while Python exits."""
+    for number in _handled_signals():
         signal.signal(number, signal.SIG_DFL)
 
 
-def _not_ignored() -> Iterator[signal.Signals]:
+def _handled_signals() -> Iterator[signal.Signals]:
+    """Yield the signals that were not ignored from the start, as under nohup."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:

@@ -1,4 +1,4 @@
-"""The three configurations, with every default in one place: model, training, sampling."""
+"""The three configurations with every default: model, training, sampling."""
 
 from tgen.config.model import (
     DEFAULT_FAMILY,
@@ -21,11 +21,10 @@ from tgen.config.sampling import (
     Draft,
     Overflow,
     SamplingConfig,
-    SamplingOptions,
     StoredAs,
     raw,
 )
-from tgen.config.training import LossOn, Parallel, TrainConfig
+from tgen.config.training import LossOn, Parallel, ResolvedTrainConfig, TrainConfig
 
 __all__ = [
     "CONSTRAINTS",
@@ -45,9 +44,9 @@ __all__ = [
     "Overflow",
     "Parallel",
     "Position",
+    "ResolvedTrainConfig",
     "RopeScaling",
     "SamplingConfig",
-    "SamplingOptions",
     "Size",
     "StoredAs",
     "TrainConfig",

@@ -1,9 +1,10 @@
-"""Refusing a value, with the field's name and what it may be."""
+"""Checks of configuration values."""
 
 from tgen.errors import UsageError
 
 
-def require(holds: bool, name: str, value: object, wanted: str) -> None:
-    """Raises UsageError unless it holds."""
-    if not holds:  # written so that NaN, for which every comparison is false, is refused too
-        raise UsageError(f"{name} is {value}", f"{name} must be {wanted}", field=name)
+def require(holds: bool, name: str, value: object, expected: str) -> None:
+    """Raise UsageError unless `holds`; NaN compares false, so it is refused too."""
+    if not holds:
+        message, hint = f"{name}: invalid value {value}", f"set {name} to {expected}"
+        raise UsageError(message, hint, field=name)

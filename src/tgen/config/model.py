@@ -1,4 +1,4 @@
-"""The shape of a model: families, sizes, and what each implies."""
+"""Model architecture: families, sizes and the configuration they imply."""
 
 import math
 from dataclasses import dataclass, fields
@@ -10,15 +10,19 @@ from tgen.errors import UsageError
 Position = Literal["sinusoidal", "learned", "rotary"]
 Norm = Literal["layer_norm", "rms_norm"]
 Activation = Literal["relu", "gelu_tanh", "gelu", "swiglu"]
-Family = Literal["classic", "gpt2", "llama", "qwen3"]  # that are trained; FAMILIES can be run
+Family = Literal["classic", "gpt2", "llama", "qwen3"]  # can be trained; all FAMILIES can be run
 Size = Literal["nano", "micro", "tiny", "small", "medium", "large"]
 DEFAULT_FAMILY: Family = "qwen3"
+_DIMENSIONS = ("vocab_size", "context_length", "n_layers", "d_model", "n_heads", "n_kv_heads",
+               "head_dim", "d_ff")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """How rotary frequencies are stretched to a context longer than the trained one: `linear` by
-    the factor, `llama3` the short wavelengths less."""
+    """RoPE scaling to a context longer than the one trained on.
+
+    `linear` divides all frequencies by the factor; `llama3` leaves short wavelengths unscaled.
+    """
 
     kind: Literal["llama3", "linear"] = "llama3"
     factor: float
@@ -36,7 +40,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The shape of a decoder-only transformer. `ModelConfig.of` fills in what a family implies."""
+    """Architecture of a decoder-only transformer; `ModelConfig.of` fills in a family's defaults."""
 
     family: str
     vocab_size: int
@@ -59,26 +63,13 @@ class ModelConfig:
     norm_eps: float
     rope_theta: float = 10_000.0
     rope_scaling: RopeScaling | None = None
-    sliding_window: int | None = None  # keys that a query sees, itself and those just before it
+    sliding_window: int | None = None  # keys visible to a query, its own included
 
     def __post_init__(self) -> None:
-        for name in (
-            "vocab_size",
-            "context_length",
-            "n_layers",
-            "d_model",
-            "n_heads",
-            "n_kv_heads",
-            "head_dim",
-            "d_ff",
-        ):
+        for name in _DIMENSIONS:
             require(getattr(self, name) >= 1, name, getattr(self, name), "a number of at least 1")
-        require(
-            self.n_heads % self.n_kv_heads == 0,
-            "n_kv_heads",
-            self.n_kv_heads,
-            f"a divisor of n_heads={self.n_heads}",
-        )
+        divisor = f"a divisor of n_heads={self.n_heads}"
+        require(self.n_heads % self.n_kv_heads == 0, "n_kv_heads", self.n_kv_heads, divisor)
         window = self.sliding_window
         require(window is None or window >= 1, "sliding_window", window, "a number of at least 1")
         require(0 < self.norm_eps < 1, "norm_eps", self.norm_eps, "a number between 0 and 1")
@@ -90,7 +81,7 @@ class ModelConfig:
         self._check_family()
 
     def _check_family(self) -> None:
-        """A family's layout on disk has a place for some choices only."""
+        """Refuse what the family's layout on disk cannot express."""
         require(self.family in FAMILIES, "family", self.family, f"one of {', '.join(FAMILIES)}")
         for name, value in FAMILIES[self.family].items():
             if name not in _FREE[self.family]:
@@ -98,8 +89,8 @@ class ModelConfig:
                 require(getattr(self, name) == value, name, getattr(self, name), wanted)
         if self.family in ("classic", "gpt2"):
             require(self.activation != "swiglu", "activation", "swiglu", "one without a gate")
-            width = self.n_heads * self.head_dim
-            require(width == self.d_model, "head_dim", self.head_dim, "d_model / n_heads")
+            heads_fill_model = self.n_heads * self.head_dim == self.d_model
+            require(heads_fill_model, "head_dim", self.head_dim, "d_model / n_heads")
             heads = f"n_heads={self.n_heads} in the {self.family} family"
             require(self.n_kv_heads == self.n_heads, "n_kv_heads", self.n_kv_heads, heads)
         elif self.family != "qwen2":
@@ -109,27 +100,24 @@ class ModelConfig:
             none = f"None in the {self.family} family"
             require(self.sliding_window is None, "sliding_window", self.sliding_window, none)
         if self.family == "classic":
-            known = self.position in ("sinusoidal", "learned")
-            require(known, "position", self.position, "sinusoidal or learned")
+            supported = self.position in ("sinusoidal", "learned")
+            require(supported, "position", self.position, "sinusoidal or learned")
             require(self.d_ff == 4 * self.d_model, "d_ff", self.d_ff, "4 * d_model")
             require(self.activation != "gelu", "activation", "gelu", "relu or gelu_tanh")
 
     @classmethod
     def of(cls, family: str, **values: Any) -> Self:
-        """A family's configuration with `values` over its defaults, derived sizes filled in.
+        """Return a family's configuration: `values` override its defaults, derived sizes are added.
 
-        Raises UsageError for an unknown family or field, or values that do not fit together.
+        Raises UsageError for an unknown family or field and for contradictory values.
         """
         if family not in FAMILIES:
+            raise UsageError(f"unknown family {family!r}", f"choose one of {', '.join(FAMILIES)}")
+        names = {field.name for field in fields(cls)}
+        if unknown := values.keys() - names:
             raise UsageError(
-                f"family {family!r} is unknown", f"choose one of {', '.join(FAMILIES)}"
+                f"unknown model field {min(unknown)!r}", f"choose one of {', '.join(sorted(names))}"
             )
-        known = {field.name for field in fields(cls)}
-        for name in values:
-            if name not in known:
-                raise UsageError(
-                    f"the model has no field {name!r}", f"its fields are {', '.join(sorted(known))}"
-                )
         merged = SIZES["small"] | FAMILIES[family] | values
         d_model, n_heads = merged["d_model"], merged["n_heads"]
         require(n_heads >= 1, "n_heads", n_heads, "a number of at least 1")
@@ -138,24 +126,24 @@ class ModelConfig:
             merged["head_dim"] = d_model // n_heads
         if "n_kv_heads" not in values:
             merged["n_kv_heads"] = n_heads
-        if "d_ff" not in values:  # three matrices of 8/3 d weigh what two of 4 d do
+        if "d_ff" not in values:  # three matrices of 8/3 d have as many parameters as two of 4 d
             gated = merged["activation"] == "swiglu"
             merged["d_ff"] = 32 * math.ceil(d_model * 8 / 3 / 32) if gated else 4 * d_model
         return cls(family=family, **merged)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """What `dataclasses.asdict` made of a configuration."""
+        """Return the configuration that `dataclasses.asdict` turned into `values`."""
         scaling = values["rope_scaling"]
         return cls(**values | {"rope_scaling": scaling and RopeScaling(**scaling)})
 
     @property
     def cache_bytes_per_token(self) -> int:
-        """Bytes that one token's keys and values take in float32, all layers together."""
+        """Bytes of one token's keys and values in float32, over all layers."""
         return 2 * self.n_layers * self.n_kv_heads * self.head_dim * 4
 
 
-# What makes a family: the rows of the table in docs/architecture.md.
+# Defaults of each family: the table in docs/architecture.md.
 FAMILIES: dict[str, dict[str, Any]] = {
     "classic": dict(position="sinusoidal", norm="layer_norm", post_norm=True, activation="relu",
                     attention_bias=True, output_bias=True, feed_forward_bias=True, qk_norm=False,
@@ -177,7 +165,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
                   tied_embeddings=True, norm_eps=1e-6),
 }  # fmt: skip
 
-# What may differ inside a family.
+# Fields that may differ from the family's defaults.
 _FREE = {
     "classic": {"position", "activation", "tied_embeddings", "norm_eps"},
     "gpt2": {"activation", "tied_embeddings", "norm_eps"},
@@ -187,7 +175,7 @@ _FREE = {
     "qwen3": {"attention_bias", "output_bias", "tied_embeddings", "norm_eps"},
 }
 
-# The one dial. Everything else about the shape follows from it and the family.
+# The sizes of --size; the family determines the rest of the architecture.
 SIZES: dict[str, dict[str, int]] = {
     "nano": dict(n_layers=2, d_model=64, n_heads=2, context_length=128),
     "micro": dict(n_layers=3, d_model=96, n_heads=3, context_length=128),

@@ -1,149 +1,260 @@
-"""How a text is generated."""
+"""How text is generated: every sampling option, declared once."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from numbers import Integral
-from typing import Any, Literal, TypedDict
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
 
 from tgen.config.check import require
+from tgen.config.option import check_ranges, option
 
 Draft = Literal["auto", "off"]
-StoredAs = Literal["float32", "bfloat16", "int8"]  # weights in memory
-STORED_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 34 / 32}  # a weight; int8's with its scale
+StoredAs = Literal["float32", "bfloat16", "int8"]  # dtype of the weights in memory
+STORED_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 34 / 32}  # per parameter, scales included
 Overflow = Literal["slide", "stop", "error"]
 Text = str | bytes
 
 SAMPLERS = ("top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc", "temperature")
-_SHARE, _NOT_NEGATIVE = "a number from 0 to 1", "0 (off) or a positive number"
-_PART = "a number above 0, up to 1 (off)"
-_LEAST = 5e-324  # above 0
-_RANGES: dict[str, tuple[float, float, str]] = {
-    "max_new_tokens": (0, math.inf, "a number of at least 0"),
-    "temperature": (0, math.inf, "0 (greedy) or a positive number"),
-    "top_k": (0, math.inf, _NOT_NEGATIVE),
-    "top_p": (_LEAST, 1, _PART),
-    "min_p": (0, 1, _SHARE),
-    "typical_p": (_LEAST, 1, _PART),
-    "top_n_sigma": (0, math.inf, _NOT_NEGATIVE),
-    "xtc_probability": (0, 1, _SHARE),
-    "xtc_threshold": (0, 1, _SHARE),
-    "repetition_penalty": (1e-3, 1e3, "a number from 0.001 to 1000, 1 being off"),
-    "presence_penalty": (-1e6, 1e6, "a number from -1e6 to 1e6"),
-    "frequency_penalty": (-1e6, 1e6, "a number from -1e6 to 1e6"),
-    "penalty_window": (0, math.inf, "0 (the whole text) or a positive number"),
-    "no_repeat_ngram": (0, math.inf, _NOT_NEGATIVE),
-    "dry_multiplier": (0, 1e6, "0 (off) or a number up to 1e6"),
-    "dry_base": (1, 1e6, "a number from 1 to 1e6"),
-    "dry_allowed_length": (1, math.inf, "a positive number"),
-    "logprobs": (0, math.inf, "a number of at least 0"),
-    "seed": (0, 2**63 - 1, "a number from 0 to 2^63 - 1"),
-}
-DEFAULT_BATCH_SIZE = 64  # texts that are computed together
+DEFAULT_BATCH_SIZE = 64  # sequences computed together
 TEXTS = ("stop", "ban", "require", "choices", "dry_breakers")
 CONSTRAINTS = ("choices", "regex", "json_schema")
+
+_output = partial(option, panel="Output")
+_constraint = partial(option, panel="Constraints and stopping")
+_penalty = partial(option, panel="Penalties")
+_rare = partial(option, panel="Rare samplers")
+_MASS = "a number above 0, at most 1 (off)"
+_ABOVE_ZERO = 5e-324
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
-    """How a text goes on: rules and penalties change the logits, `samplers` follow in their order.
+    """How a text is continued: logits processors and penalties, then `samplers` in their order.
 
-    `docs/cli.md` says what each does. Texts may be str or bytes. Raises UsageError for values that
-    cannot be used.
+    Strings may be str or bytes. Raises UsageError for values that cannot be used.
     """
 
-    max_new_tokens: int = 256
-    overflow: Overflow = "slide"  # where the context is full
-    temperature: float = 0.8  # 0: always the most likely token
-    top_k: int = 40  # 0: off
-    top_p: float = 1.0  # 1: off
-    min_p: float = 0.0  # 0: off
-    typical_p: float = 1.0  # 1: off
-    top_n_sigma: float = 0.0  # 0: off
-    xtc_probability: float = 0.0  # 0: off
-    xtc_threshold: float = 0.1
-    samplers: Sequence[str] = SAMPLERS  # or their names with commas between
-    repetition_penalty: float = 1.0  # 1: off
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    penalty_window: int = 0  # the last tokens that count; 0: all
-    penalize_prompt: bool = True
-    no_repeat_ngram: int = 0  # 0: off
-    dry_multiplier: float = 0.0  # 0: off
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_breakers: Sequence[Text] = ("\n", ":", '"', "*")  # no repeat reaches across them
-    bias: Mapping[Text, float] | Sequence[tuple[Text, float]] = ()  # for tokens that complete one
-    ban: Sequence[Text] = ()  # never written
-    require: Sequence[Text] = ()  # the text has them
-    stop: Sequence[Text] = ()  # the text ends before the first of these
-    until_newline: bool = False
-    choices: Sequence[Text] = ()  # the text is one of these
-    regex: str | None = None  # the text matches it
-    json_schema: str | Mapping[str, Any] | None = None  # the text is a document of it
-    logprobs: int = 0  # of how many tokens, the likeliest, at every place
-    explain: bool = False  # say what each sampler removed
-    # Rows that differ in it alone are drawn together.
-    seed: int = field(default=0, compare=False)
+    max_new_tokens: int = option(
+        256, "Maximum number of tokens to generate.", "--max-new-tokens -n", low=0
+    )
+    temperature: float = option(
+        0.8, "Sampling temperature; 0 is greedy.", "--temperature -t", low=0
+    )
+    top_k: int = option(
+        40, "Sample from the k most likely tokens; 0 disables it.", "--top-k", low=0
+    )
+    top_p: float = option(
+        1.0,
+        "Nucleus sampling threshold; 1 disables it.",
+        "--top-p",
+        low=_ABOVE_ZERO,
+        high=1,
+        expected=_MASS,
+    )
+    # Rows that differ in the seed alone are sampled together.
+    seed: int = option(
+        0,
+        "Random seed; the same seed repeats the text.",
+        "--seed",
+        shown_default="random, printed",
+        low=0,
+        high=2**63 - 1,
+        expected="a number from 0 to 2^63 - 1",
+        compare=False,
+    )
+    stop: Sequence[Text] = option(
+        (), "Stop before this string; repeatable.", "--stop", metavar="TEXT"
+    )
+    until_newline: bool = _constraint(False, "Stop before the first line break.", "--until-newline")
+    ban: Sequence[Text] = _constraint(
+        (), "Never generate this string; repeatable.", "--ban", metavar="TEXT"
+    )
+    require: Sequence[Text] = _constraint(
+        (), "Make sure that this string appears; repeatable.", "--require", metavar="TEXT"
+    )
+    bias: Mapping[Text, float] | Sequence[tuple[Text, float]] = _constraint(
+        (),
+        "Add N to the logits of tokens that complete TEXT; repeatable.",
+        "--bias",
+        metavar="TEXT=N",
+    )
+    choices: Sequence[Text] = _constraint(
+        (), "Generate exactly one of these strings.", "--choices", metavar="A,B,..."
+    )
+    regex: str | None = _constraint(
+        None, "Generate a text that matches this regular expression.", "--regex", metavar="REGEX"
+    )
+    json_schema: str | Mapping[str, Any] | None = _constraint(
+        None,
+        "Generate a JSON document that is valid under the schema in FILE.",
+        "--json-schema",
+        metavar="FILE",
+    )
+    logprobs: int = _output(
+        0,
+        "Number of top tokens per position in the JSON output, with log-probabilities.",
+        "--logprobs",
+        metavar="K",
+        low=0,
+    )
+    explain: bool = _output(
+        False,
+        "Add each token's probability, rank and entropy, and the tokens that each sampler "
+        "removed, to the JSON output.",
+        "--explain",
+    )
+    overflow: Overflow = _constraint(
+        "slide",
+        "Full context: keep the last half and continue (slide), stop, or refuse a text that might "
+        "not fit (error).",
+        "--overflow",
+    )
+    repetition_penalty: float = _penalty(
+        1.0, "Repetition penalty; 1 disables it.", "--repetition-penalty", low=1e-3, high=1e3
+    )
+    presence_penalty: float = _penalty(
+        0.0,
+        "Subtracted from the logits of tokens that occurred; 0 disables it.",
+        "--presence-penalty",
+        low=-1e6,
+        high=1e6,
+    )
+    frequency_penalty: float = _penalty(
+        0.0,
+        "Subtracted from a token's logit per occurrence; 0 disables it.",
+        "--frequency-penalty",
+        low=-1e6,
+        high=1e6,
+    )
+    penalty_window: int = _penalty(
+        0, "Number of last tokens that penalties count; 0 counts all.", "--penalty-window", low=0
+    )
+    penalize_prompt: bool = _penalty(
+        True,
+        "Count only generated tokens, not the prompt's.",
+        "--no-penalize-prompt",
+        old_flags="--penalize-prompt",
+    )
+    no_repeat_ngram: int = _penalty(
+        0, "Size of n-grams that may not repeat; 0 disables it.", "--no-repeat-ngram", low=0
+    )
+    dry_multiplier: float = _penalty(
+        0.0,
+        "DRY repetition penalty: multiplier; 0 disables it.",
+        "--dry-multiplier",
+        low=0,
+        high=1e6,
+    )
+    dry_base: float = _penalty(
+        1.75, "DRY: growth per token of repeat length.", "--dry-base", low=1, high=1e6
+    )
+    dry_allowed_length: int = _penalty(
+        2, "DRY: repeat length without penalty, in tokens.", "--dry-allowed-length", low=1
+    )
+    dry_breakers: Sequence[Text] = _penalty(
+        ("\n", ":", '"', "*"),
+        "DRY: string that ends a repeat; repeatable.",
+        "--dry-breakers",
+        metavar="TEXT",
+        shown_default='newline, : " and *',
+    )
+    min_p: float = _rare(
+        0.0,
+        "Minimum probability relative to the top token; 0 disables it.",
+        "--min-p",
+        low=0,
+        high=1,
+    )
+    typical_p: float = _rare(
+        1.0,
+        "Locally typical sampling: probability mass to keep; 1 disables it.",
+        "--typical-p",
+        low=_ABOVE_ZERO,
+        high=1,
+        expected=_MASS,
+    )
+    top_n_sigma: float = _rare(
+        0.0,
+        "Keep logits within n standard deviations of the highest; 0 disables it.",
+        "--top-n-sigma",
+        low=0,
+    )
+    xtc_probability: float = _rare(
+        0.0,
+        "XTC: probability of removing the top tokens; 0 disables it.",
+        "--xtc-probability",
+        low=0,
+        high=1,
+    )
+    xtc_threshold: float = _rare(
+        0.1, "XTC: minimum probability of a token to be removed.", "--xtc-threshold", low=0, high=1
+    )
+    samplers: Sequence[str] = _rare(
+        SAMPLERS,
+        f"Samplers to apply, in order, separated by commas: {', '.join(SAMPLERS)}.",
+        "--samplers",
+        metavar="NAME,...",
+        shown_default="all, in this order",
+    )
 
     def __post_init__(self) -> None:
-        for name, (least, most, wanted) in _RANGES.items():
-            value = getattr(self, name)
-            if isinstance(getattr(type(self), name), int):  # the default
-                require(isinstance(value, Integral), name, value, "a whole number")
-            require(least <= value <= most and value < math.inf, name, value, wanted)
+        check_ranges(self)
         known = self.overflow in ("slide", "stop", "error")
         require(known, "overflow", self.overflow, "slide, stop or error")
         for name in TEXTS:
-            given = getattr(self, name)
-            texts = (given,) if isinstance(given, (str, bytes)) else given
-            self._set(name, tuple(_checked(name, text) for text in texts))
+            value = getattr(self, name)
+            texts = (value,) if isinstance(value, (str, bytes)) else value
+            self._set(name, tuple(_check_text(name, text) for text in texts))
         pairs = self.bias.items() if isinstance(self.bias, Mapping) else self.bias
-        self._set("bias", tuple((_checked("bias", text), value) for text, value in pairs))
+        self._set("bias", tuple((_check_text("bias", text), value) for text, value in pairs))
         for value in self.biases.values():
             require(abs(value) <= 1e6, "bias", value, "a number from -1e6 to 1e6")
-        given = self.samplers.split(",") if isinstance(self.samplers, str) else self.samplers
-        names = (name.strip().replace("-", "_") for name in given)
-        self._set("samplers", tuple(name for name in names if name))
-        named = set(self.samplers)
-        sound = len(named) == len(self.samplers) and named <= set(SAMPLERS)
-        wanted = f"some of {', '.join(SAMPLERS)}, each once"
-        require(sound, "samplers", ",".join(self.samplers) or "empty", wanted)
+        names = self.samplers.split(",") if isinstance(self.samplers, str) else self.samplers
+        names = [name.strip().replace("-", "_") for name in names if name.strip()]
+        self._set("samplers", tuple(names))
+        valid = len(set(names)) == len(names) and set(names) <= set(SAMPLERS)
+        expected = f"some of {', '.join(SAMPLERS)}, each once"
+        require(valid, "samplers", ",".join(names) or "nothing", expected)
         if isinstance(self.json_schema, Mapping):
             self._set("json_schema", json.dumps(self.json_schema))
         for name in ("regex", "json_schema"):
             if getattr(self, name) is not None:
-                _checked(name, getattr(self, name))
+                _check_text(name, getattr(self, name))
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        excluded = [*self.stops, *map(raw, self.ban)]
         for text in map(raw, self.require):
-            ends = [*self.stops, *map(raw, self.ban)]
-            clash = any(other in text for other in ends)
+            possible = not any(other in text for other in excluded)
             shown = repr(text.decode(errors="replace"))
-            require(not clash, "require", shown, "free of what is banned or ends the text")
-        asked = [name for name in CONSTRAINTS if getattr(self, name)]
-        require(len(asked) <= 1, asked[0] if asked else "", "given", "alone: one says what fits")
+            require(possible, "require", shown, "a string without banned or stop strings")
+        constraints = [name for name in CONSTRAINTS if getattr(self, name)]
+        if len(constraints) > 1:
+            both = " and ".join(constraints)
+            require(False, constraints[0], both, "only one of choices, regex and json_schema")
         for name in ("stop", "until_newline", "require"):
-            clash = bool(asked) and bool(getattr(self, name))
-            require(not clash, name, "given", f"left away: {' '.join(asked)} says where it ends")
+            clash = bool(constraints) and bool(getattr(self, name))
+            require(not clash, name, "a value", f"none: {' '.join(constraints)} ends the text")
 
     @property
     def biases(self) -> dict[bytes, float]:
-        """What is added to tokens that complete a text."""
+        """Logit bias per string."""
         return {raw(text): value for text, value in dict(self.bias).items()}
 
     @property
     def stops(self) -> list[bytes]:
-        """The texts that end it."""
+        """All stop strings."""
         return [*map(raw, self.stop), *([b"\n"] if self.until_newline else [])]
 
     @property
     def constrained(self) -> bool:
-        """Whether the text must be of a given form."""
+        """Whether choices, a regex or a JSON schema constrain the text."""
         return any(getattr(self, name) for name in CONSTRAINTS)
 
     @property
-    def penalises(self) -> bool:
-        """Whether tokens of the text so far become less likely."""
+    def penalizes(self) -> bool:
+        """Whether any penalty is on."""
         weights = (self.presence_penalty, self.frequency_penalty, self.dry_multiplier)
         return any(weights) or self.repetition_penalty != 1 or self.no_repeat_ngram > 0
 
@@ -151,53 +262,16 @@ class SamplingConfig:
         object.__setattr__(self, name, value)
 
 
-class SamplingOptions(TypedDict, total=False):
-    """The fields of SamplingConfig as keyword arguments."""
-
-    max_new_tokens: int
-    overflow: Overflow
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    typical_p: float
-    top_n_sigma: float
-    xtc_probability: float
-    xtc_threshold: float
-    samplers: Sequence[str]
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    penalty_window: int
-    penalize_prompt: bool
-    no_repeat_ngram: int
-    dry_multiplier: float
-    dry_base: float
-    dry_allowed_length: int
-    dry_breakers: Sequence[Text]
-    bias: Mapping[Text, float] | Sequence[tuple[Text, float]]
-    ban: Sequence[Text]
-    require: Sequence[Text]
-    stop: Sequence[Text]
-    until_newline: bool
-    choices: Sequence[Text]
-    regex: str | None
-    json_schema: str | Mapping[str, Any] | None
-    logprobs: int
-    explain: bool
-    seed: int
-
-
 def raw(text: Text) -> bytes:
-    """The bytes of a text."""
+    """Return the bytes of a text."""
     return text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
 
 
-def _checked(name: str, text: Any) -> Text:
+def _check_text(name: str, text: Any) -> Text:
     require(isinstance(text, (str, bytes)), name, repr(text), "text")
-    require(len(text) > 0, name, "empty", "some text")
+    require(len(text) > 0, name, "an empty string", "at least one character")
     try:
         raw(text)
     except UnicodeEncodeError:
-        require(False, name, repr(text), "text: half of a surrogate pair is none")
+        require(False, name, repr(text), "valid Unicode or bytes")
     return text  # type: ignore[no-any-return]

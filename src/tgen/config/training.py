@@ -1,70 +1,145 @@
-"""How a model is trained; what is None the plan chooses."""
+"""Hyperparameters of a training run; None means that the plan chooses the value."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Self
 
 from tgen.config.check import require
+from tgen.config.option import check_ranges, option
 
 LossOn = Literal["completion", "all"]
-Parallel = Literal["ddp", "fsdp"]  # copies of a model on every rank, or shares of one
+Parallel = Literal["ddp", "fsdp"]  # replicate the model on every rank, or shard it
+
+# Old spellings, still accepted by --set and in run.json.
+OLD_FIELD_NAMES = {
+    "token_split": "bpe_dropout",
+    "split_in_decay": "bpe_dropout_in_decay",
+    "keep": "keep_checkpoints",
+}
+
+_COUNT, _NOT_NEGATIVE = "a whole number of at least 1", "a number of at least 0"
+_POSITIVE, _FRACTION = "a positive number", "a number from 0 up to, but not including, 1"
+_ABOVE_ZERO, _BELOW_ONE = 5e-324, math.nextafter(1, 0)
+
+
+def _fraction(default: float | None, help_text: str, flags: str = "") -> Any:
+    return option(default, help_text, flags, low=0, high=_BELOW_ONE, expected=_FRACTION)
+
+
+def _positive(default: float | None, help_text: str, flags: str = "") -> Any:
+    return option(default, help_text, flags, low=_ABOVE_ZERO, expected=_POSITIVE)
+
+
+def _count(default: int | None, help_text: str, flags: str = "", **cli: Any) -> Any:
+    return option(default, help_text, flags, low=1, expected=_COUNT, **cli)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How a run learns. It lasts `steps` updates where given, else `minutes`."""
+    """What the user set for a run; the plan chooses the fields that are None.
 
-    minutes: float = 10.0
-    steps: int | None = None
-    batch_size: int = 16  # windows of context_length tokens
-    accumulation: int = 1  # parts that a batch is computed in, one after another
-    optimizer: Literal["muon", "adamw"] = "muon"
-    learning_rate: float = 2e-3  # AdamW's; all parameters' if it is the only optimizer
-    matrix_learning_rate: float = 0.03  # Muon's
-    momentum: float = 0.95  # Muon's
-    warmup_steps: int = 50
-    decay_fraction: float = 0.3  # the last part of the run, over which the rate falls to 0
-    weight_decay: float = 0.1  # on matrices only
-    beta1: float = 0.9
-    beta2: float = 0.98
-    grad_clip: float = 1.0
-    dropout: float = 0.0
-    token_split: float = 0.0  # the probability that a token is taken apart, until the rate falls
-    split_in_decay: bool = False  # and while it does, as much less as the rate is
-    loss_on: LossOn = "completion"  # of rows that have one; a text counts everywhere
-    eval_every: int | None = None  # steps; None: as often as a twentieth of the time allows
-    eval_tokens: int = 1 << 18  # of a larger held-out text, so many evenly spread ones are scored
-    patience: int = 5  # evaluations without a better one before the rate falls; 0: never
-    keep: int = 2  # newest states on the disk, beside the best
-    compile: bool = False  # the step through torch.compile
-    val_fraction: float = 0.1
-    seed: int = 1337
+    A run takes `steps` steps if that is set, else `minutes`.
+    """
+
+    minutes: float = _positive(10.0, "Time budget in minutes.", "--minutes")
+    steps: int | None = _count(
+        None,
+        "Number of training steps, instead of --minutes.",
+        "--steps",
+        shown_default="as many as the minutes allow",
+    )
+    batch_size: int | None = _count(None, "Windows of context_length tokens per step.")
+    accumulation: int = _count(1, "Micro-batches per step, to save memory.")
+    optimizer: Literal["muon", "adamw"] = option(
+        "muon", "Optimizer of the matrices inside the blocks; AdamW updates the rest."
+    )
+    learning_rate: float | None = _positive(None, "Learning rate of AdamW.")
+    matrix_learning_rate: float | None = _positive(None, "Learning rate of Muon.")
+    momentum: float = _fraction(0.95, "Momentum of Muon.")
+    warmup_steps: int | None = option(
+        None, "Steps of linear warmup.", low=0, expected=_NOT_NEGATIVE
+    )
+    decay_fraction: float = _fraction(
+        0.3, "Last part of the run, over which the learning rate decays linearly to 0."
+    )
+    weight_decay: float | None = option(
+        None, "Decoupled weight decay of matrices.", low=0, expected=_NOT_NEGATIVE
+    )
+    beta1: float = _fraction(0.9, "AdamW decay rate of the first moment.")
+    beta2: float = _fraction(0.98, "AdamW decay rate of the second moment.")
+    grad_clip: float = _positive(1.0, "Largest norm of the gradient.")
+    dropout: float | None = _fraction(None, "Dropout probability.")
+    bpe_dropout: float | None = _fraction(
+        None, "Probability of splitting a BPE token, until the learning rate decays."
+    )
+    bpe_dropout_in_decay: bool | None = option(
+        None, "Continue BPE-dropout during the decay, in proportion to the learning rate."
+    )
+    loss_on: LossOn = option(
+        "completion", "Tokens of prompt/completion rows that contribute to the loss."
+    )
+    eval_every: int | None = _count(None, "Steps between evaluations.")
+    eval_tokens: int | None = _count(None, "Largest number of held-out tokens per evaluation.")
+    patience: int = option(
+        5,
+        "Evaluations without improvement before early stopping; 0 disables it.",
+        low=0,
+        expected=_NOT_NEGATIVE,
+    )
+    keep_checkpoints: int = option(  # at least 2: the newest may be damaged
+        2,
+        "Newest training states to keep on disk, besides the best one.",
+        low=2,
+        expected="a number of at least 2",
+    )
+    compile: bool = option(False, "Compile the training step with torch.compile.")
+    val_fraction: float = option(
+        0.1,
+        "Last part of the corpus, held out for validation.",
+        "--val-fraction",
+        panel="Data and tokenizer",
+        low=0,
+        high=_BELOW_ONE,
+        expected=_FRACTION,
+    )
+    seed: int = option(
+        1337,
+        "Random seed; with --steps, the same seed repeats the run.",
+        "--seed",
+        low=0,
+        high=2**63 - 1,
+        expected="a number from 0 to 2^63 - 1",
+    )
 
     def __post_init__(self) -> None:
-        require(0 < self.minutes < math.inf, "minutes", self.minutes, "a positive number")
-        require(self.steps is None or self.steps >= 1, "steps", self.steps, "at least 1")
-        require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
-        parts = f"at least 1 and at most batch_size={self.batch_size}"
-        require(1 <= self.accumulation <= self.batch_size, "accumulation", self.accumulation, parts)
-        require(self.keep >= 2, "keep", self.keep, "at least 2: the newest may be damaged")
-        require(self.patience >= 0, "patience", self.patience, "at least 0")
-        every = self.eval_every
-        require(every is None or every >= 1, "eval_every", every, "at least 1")
-        require(self.eval_tokens >= 1, "eval_tokens", self.eval_tokens, "at least 1")
-        for name in ("learning_rate", "matrix_learning_rate", "grad_clip"):
-            value = getattr(self, name)
-            require(0 < value < math.inf, name, value, "a positive number")
-        require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "at least 0")
-        require(0 <= self.weight_decay < math.inf, "weight_decay", self.weight_decay, "at least 0")
-        for name in (
-            "decay_fraction",
-            "momentum",
-            "beta1",
-            "beta2",
-            "dropout",
-            "token_split",
-            "val_fraction",
-        ):
-            value = getattr(self, name)
-            require(0 <= value < 1, name, value, "a number from 0 up to, not including, 1")
-        require(0 <= self.seed < 2**63, "seed", self.seed, "a number from 0 to 2^63 - 1")
+        check_ranges(self)
+        if self.batch_size is not None:
+            at_most = f"at most batch_size={self.batch_size}"
+            require(
+                self.accumulation <= self.batch_size, "accumulation", self.accumulation, at_most
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedTrainConfig(TrainConfig):
+    """A TrainConfig without None, as training needs it; the defaults apply where no plan chose."""
+
+    batch_size: int = 16
+    learning_rate: float = 2e-3
+    matrix_learning_rate: float = 0.03
+    warmup_steps: int = 50
+    weight_decay: float = 0.1
+    dropout: float = 0.0
+    bpe_dropout: float = 0.0
+    bpe_dropout_in_decay: bool = False
+    eval_every: int = 100
+    eval_tokens: int = 1 << 18
+
+    def __post_init__(self) -> None:
+        TrainConfig(**vars(self))  # checks the ranges, which the fields above do not declare again
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Return the configuration that `dataclasses.asdict` turned into `values`."""
+        return cls(**{OLD_FIELD_NAMES.get(name, name): value for name, value in values.items()})

@@ -1,33 +1,39 @@
-"""From whatever the user points at to batches of token ids.
+"""From the user's paths to batches of token ids.
 
-paths -> documents -> train and held-out documents -> tokens -> batch(step)
+paths -> documents -> training and validation documents -> tokens -> batch(step)
 """
 
 from tgen.corpus.dataset import Batch, TokenDataset
-from tgen.corpus.documents import Corpus, Document, size, sizes
+from tgen.corpus.documents import Corpus, Document, Documents
 from tgen.corpus.ngrams import ngram_tables
 from tgen.corpus.overlap import overlap_fraction
 from tgen.corpus.reader import read
-from tgen.corpus.subsample import MAX_HELD_OUT_BYTES, subsample
-from tgen.corpus.tokenize import TokenizedCorpus, arrays, tokenising, tokenize
-from tgen.corpus.train_val_split import Split, train_val_split
+from tgen.corpus.subsample import MAX_VAL_BYTES, subsample_documents
+from tgen.corpus.tokenize import (
+    TokenizedCorpus,
+    from_old_names,
+    to_old_names,
+    token_arrays,
+    tokenize_documents,
+)
+from tgen.corpus.train_val_split import TrainValSplit, split_train_val
 
 __all__ = [
-    "MAX_HELD_OUT_BYTES",
+    "MAX_VAL_BYTES",
     "Batch",
     "Corpus",
     "Document",
-    "Split",
+    "Documents",
     "TokenDataset",
     "TokenizedCorpus",
-    "arrays",
+    "TrainValSplit",
+    "from_old_names",
     "ngram_tables",
     "overlap_fraction",
     "read",
-    "size",
-    "sizes",
-    "subsample",
-    "tokenising",
-    "tokenize",
-    "train_val_split",
+    "split_train_val",
+    "subsample_documents",
+    "to_old_names",
+    "token_arrays",
+    "tokenize_documents",
 ]

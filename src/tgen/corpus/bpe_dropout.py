@@ -1,8 +1,8 @@
-"""Tokens taken apart at random: the same text in other tokens at every reading.
+"""BPE-dropout: undo BPE merges at random, so that each epoch sees the text in other tokens.
 
-A small text is read many times, and a model that always sees it in the same tokens learns them by
-heart. Provilkov et al. 2020 (BPE-dropout) leave out merges while encoding, Sims et al. 2025
-(StochasTok) divide tokens of an encoded text into any two others; here merges are undone.
+A small corpus is repeated for many epochs, and a model that always sees it in the same tokens
+memorizes them. Provilkov et al. 2020 (BPE-dropout) skip merges while encoding, Sims et al. 2025
+(StochasTok) split tokens of an encoded text into any two others; here merges are undone.
 """
 
 import numpy as np
@@ -14,23 +14,23 @@ Ids = NDArray[np.int64]
 def split_tokens(
     windows: Ids, merge_pairs: Ids, *, probability: float, random: np.random.Generator
 ) -> tuple[Ids, Ids]:
-    """(B, L) tokens, each with `probability` as the two that it was merged from, those again, and
-    so on, as far as L tokens go -> (B, L), and the position in its row that each came from (B, L).
+    """Replace tokens (B, L) with `probability` by the two that they were merged from, repeatedly.
 
-    `merge_pairs` (V, 2) has each token's two, or -1 where it stays whole.
+    Returns the first L tokens of each row (B, L) and the position each came from (B, L).
+    `merge_pairs` (V, 2) are the two parts of a token, -1 if it is never split.
     """
     n_rows, length = windows.shape
     tokens, positions = windows.ravel(), np.arange(windows.size)
-    new = np.ones(len(tokens), bool)
+    is_new = np.ones(len(tokens), bool)
     while True:
-        split = new & (merge_pairs[tokens, 0] >= 0) & (random.random(len(tokens)) < probability)
+        split = is_new & (merge_pairs[tokens, 0] >= 0) & (random.random(len(tokens)) < probability)
         if not split.any():
             break
         counts = 1 + split
         first = (counts.cumsum() - counts)[split]
         pairs = merge_pairs[tokens[split]]
-        tokens, positions, new = (a.repeat(counts) for a in (tokens, positions, split))
+        tokens, positions, is_new = (a.repeat(counts) for a in (tokens, positions, split))
         tokens[first], tokens[first + 1] = pairs.T
-    begins = np.searchsorted(positions, np.arange(n_rows) * length)
-    index = begins[:, None] + np.arange(length)
+    row_starts = np.searchsorted(positions, np.arange(n_rows) * length)
+    index = row_starts[:, None] + np.arange(length)
     return tokens[index], positions[index] % length

@@ -1,8 +1,7 @@
-"""Tokens -> the batches of a run, a pure function of seed and step.
+"""The tokens of a run and its batches, which are a pure function of seed and step.
 
-Documents lie one after another in one array and windows are cut from it anywhere; it may be longer
-than the memory. A batch says beside its tokens which document each lies in, and which of them the
-loss counts.
+Documents are concatenated in one array, which may be larger than RAM, and windows are cut from it
+at any position. A batch includes each token's document and the loss mask.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,161 +15,168 @@ from numpy.typing import NDArray
 from tgen.corpus.bpe_dropout import split_tokens
 from tgen.storage.disk_array import Array, blocks
 
-_SPLIT = 1  # what these random numbers are for: dropout's have the same seed and step
+_BPE_DROPOUT = 1  # purpose of these random numbers: dropout's have the same seed and step
 
 
 class Batch(NamedTuple):
     """Windows of T + 1 tokens: T inputs and, shifted by one, T targets."""
 
     tokens: NDArray[np.int64]  # (B, T + 1)
-    scored: NDArray[np.bool_] | None  # (B, T): the targets that count; None: all of them
-    documents: NDArray[np.int32] | None  # (B, T): each input's, from 0 in a row; None: one a row
+    loss_mask: NDArray[np.bool_] | None  # (B, T): targets in the loss; None: all of them
+    documents: NDArray[np.int32] | None  # (B, T): document number per input; None: one per window
 
 
 @dataclass(frozen=True)
 class TokenDataset:
-    """The tokens of a run and the order they are seen in, a pure function of seed and step."""
+    """The training and validation tokens, and the order in which training sees them."""
 
     train: Array  # (n,) uint16 or uint32
-    held_out: Array  # (m,); empty: nothing is held out
-    held_out_bytes: int  # of the text whose tokens are scored
+    val: Array  # (m,); empty without a validation split
+    val_bytes: int  # of the text whose tokens are in the loss
     context_length: int
     batch_size: int
     seed: int
-    end_of_text: int | None = None  # the token between documents; None: they are not told apart
-    train_scored: Array | None = None  # (n,) bool; None: every token
-    held_out_scored: Array | None = None  # (m,)
+    end_of_text: int | None = None  # the token between documents; None: treated as one document
+    train_loss_mask: Array | None = None  # (n,) bool; None: every token
+    val_loss_mask: Array | None = None  # (m,)
     merge_pairs: NDArray[np.int64] | None = None  # (V, 2), see `split_tokens`
 
     @property
     def train_tokens(self) -> int:
-        """Tokens to train on that are scored."""
-        return _n_scored(self.train, self.train_scored)
+        """Number of training tokens in the loss."""
+        return _count_targets(self.train, self.train_loss_mask)
 
     @property
-    def held_out_tokens(self) -> int:
-        """Held-out tokens that are scored."""
-        return _n_scored(self.held_out, self.held_out_scored)
+    def val_tokens(self) -> int:
+        """Number of validation tokens in the loss."""
+        return _count_targets(self.val, self.val_loss_mask)
 
-    def batch(self, step: int, *, token_split: float = 0.0, rows: range | None = None) -> Batch:
-        """Step `step`'s windows, `batch_size` of `context_length` + 1 tokens, or some `rows` of it.
+    def batch(self, step: int, *, bpe_dropout: float = 0.0, rows: range | None = None) -> Batch:
+        """Return `batch_size` windows of `context_length` + 1 tokens, or only `rows` of them.
 
-        Every epoch cuts the text into windows at a new offset and deals them in a new order, so
-        each token is seen once an epoch. With `token_split` each is taken apart with that
-        probability; what then finds no room at a window's end is not seen in this epoch.
+        Every epoch cuts the text into windows at a new offset and shuffles them, so each token is
+        seen once per epoch. With `bpe_dropout` each is split with that probability; tokens pushed
+        past the end of a window are not seen in this epoch.
         """
         length = self.context_length
         per_epoch = max(1, (len(self.train) - 1) // length)
-        wanted = range(self.batch_size) if rows is None else rows
+        rows = range(self.batch_size) if rows is None else rows
         starts = []
-        # What is taken apart hangs on the rows before.
-        for row in range(self.batch_size) if token_split > 0 else wanted:
+        # BPE-dropout draws random numbers for the rows in order, so it needs all of them.
+        for row in range(self.batch_size) if bpe_dropout > 0 else rows:
             epoch, i = divmod(step * self.batch_size + row, per_epoch)
-            offset, order = _epoch(self.seed, epoch, per_epoch, len(self.train) - length)
+            offset, order = _shuffle_epoch(self.seed, epoch, per_epoch, len(self.train) - length)
             starts.append((offset + order[i] * length) % (len(self.train) - length))
-        tokens = _cut(self.train, starts, length + 1).astype(np.int64)
-        scored = self.train_scored
-        counts = None if scored is None else _cut(scored, starts, length + 1)
-        if token_split > 0:
+        tokens = _cut_windows(self.train, starts, length + 1).astype(np.int64)
+        mask = self.train_loss_mask
+        mask = None if mask is None else _cut_windows(mask, starts, length + 1)
+        if bpe_dropout > 0:
             assert self.merge_pairs is not None
-            random = np.random.default_rng([self.seed, step, _SPLIT])
+            random = np.random.default_rng([self.seed, step, _BPE_DROPOUT])
             tokens, positions = split_tokens(
-                tokens, self.merge_pairs, probability=token_split, random=random
+                tokens, self.merge_pairs, probability=bpe_dropout, random=random
             )
-            counts = None if counts is None else np.take_along_axis(counts, positions, axis=1)
-            part = slice(wanted.start, wanted.stop)
-            tokens, counts = tokens[part], None if counts is None else counts[part]
-        return self._batch(tokens, counts)
+            mask = None if mask is None else np.take_along_axis(mask, positions, axis=1)
+            part = slice(rows.start, rows.stop)
+            tokens, mask = tokens[part], None if mask is None else mask[part]
+        return self._make_batch(tokens, mask)
 
-    def held_out_windows(self, max_tokens: int) -> Iterator[Batch]:
-        """Windows of up to context_length + 1 tokens that predict each held-out token exactly once.
+    def val_windows(self, max_tokens: int) -> Iterator[Batch]:
+        """Yield windows of up to context_length + 1 tokens that predict each validation token once.
 
-        They do not overlap but for the first token of each, which is the last of the one before
-        (of the training text for the first). Those in which nothing is scored are left out; more
-        than `max_tokens` are thinned out evenly.
+        Windows overlap by one token: the first of each is the last of the one before (of the
+        training text for the first). Windows without a target in the loss are omitted; from more
+        than `max_tokens` an evenly spread part is taken.
         """
         length = self.context_length
-        stream = np.concatenate([self.train[-1:], self.held_out[:]])
-        scored = self.held_out_scored
-        if scored is not None:
-            scored = np.concatenate([[False], scored[:]])  # the first is no target
-        starts = _starts(len(stream), scored, length)
-        rest = len(self.held_out) % length
+        stream = np.concatenate([self.train[-1:], self.val[:]])
+        mask = self.val_loss_mask
+        if mask is not None:
+            mask = np.concatenate([[False], mask[:]])  # the first token is not a target
+        starts = _window_starts(len(stream), mask, length)
+        rest = len(self.val) % length
         n_tokens = len(starts) * length + rest
-        yield from self._groups(stream, scored, starts[:: max(1, -(-n_tokens // max_tokens))])
+        yield from self._batches(stream, mask, starts[:: max(1, -(-n_tokens // max_tokens))])
         if rest > 0 and n_tokens <= max_tokens:
-            yield self._windows(stream, scored, [len(self.held_out) - rest], rest)
+            yield self._windows(stream, mask, [len(self.val) - rest], rest)
 
     def train_windows(self, max_tokens: int) -> Iterator[Batch]:
-        """About `max_tokens` of the training text, in windows spread evenly over it."""
+        """Yield about `max_tokens` of the training text, in windows spread evenly over it."""
         length = self.context_length
-        starts = _starts(len(self.train), self.train_scored, length)
+        starts = _window_starts(len(self.train), self.train_loss_mask, length)
         every = max(1, -(-len(starts) * length // max_tokens))
-        yield from self._groups(self.train, self.train_scored, starts[::every])
+        yield from self._batches(self.train, self.train_loss_mask, starts[::every])
 
-    def _groups(
-        self, stream: Array, scored: Array | None, starts: NDArray[np.int64]
+    def _batches(
+        self, stream: Array, mask: Array | None, starts: NDArray[np.int64]
     ) -> Iterator[Batch]:
         per_batch = max(1, 8192 // self.context_length)
         for i in range(0, len(starts), per_batch):
-            yield self._windows(stream, scored, starts[i : i + per_batch], self.context_length)
+            yield self._windows(stream, mask, starts[i : i + per_batch], self.context_length)
 
     def _windows(
         self,
         stream: Array,
-        scored: Array | None,
+        mask: Array | None,
         starts: Sequence[int] | NDArray[np.int64],
         length: int,
     ) -> Batch:
-        tokens = _cut(stream, starts, length + 1).astype(np.int64)
-        return self._batch(tokens, None if scored is None else _cut(scored, starts, length + 1))
+        tokens = _cut_windows(stream, starts, length + 1).astype(np.int64)
+        mask = None if mask is None else _cut_windows(mask, starts, length + 1)
+        return self._make_batch(tokens, mask)
 
-    def _batch(self, tokens: NDArray[np.int64], counts: NDArray[np.bool_] | None) -> Batch:
-        scored = None if counts is None else np.ascontiguousarray(counts[:, 1:])
-        return Batch(tokens, scored, self._documents(tokens[:, :-1]))
+    def _make_batch(self, tokens: NDArray[np.int64], mask: NDArray[np.bool_] | None) -> Batch:
+        mask = None if mask is None else np.ascontiguousarray(mask[:, 1:])
+        return Batch(tokens, mask, self._number_documents(tokens[:, :-1]))
 
-    def _documents(self, tokens: NDArray[np.int64]) -> NDArray[np.int32] | None:
-        """(B, T) -> the number of each token's document, or None where no row holds a border."""
-        begins = tokens == (-1 if self.end_of_text is None else self.end_of_text)
-        begins[:, 0] = False
-        if not begins.any():
+    def _number_documents(self, tokens: NDArray[np.int64]) -> NDArray[np.int32] | None:
+        """(B, T) -> each token's document, from 0 per window; None if no window has a boundary."""
+        starts = tokens == (-1 if self.end_of_text is None else self.end_of_text)
+        starts[:, 0] = False
+        if not starts.any():
             return None
-        # An end-of-text token never sees the document it ends: from it alone the next is predicted,
-        # as from an empty prompt, after which it stays in sight. A prompt that is given has none
-        # before it. So that neither is a surprise, every other token is hidden from what follows.
+        # An end-of-text token never sees the document it ends: the next document is predicted from
+        # it alone, as from an empty prompt, and can attend to it. A prompt given by the user has
+        # no such token before it. To train for both, every other token is hidden from the document
+        # that follows.
         rows = np.arange(len(tokens))[:, None]
-        hidden = begins & ((begins.cumsum(axis=1) + rows) % 2 == 1)
-        begins[:, 1:] |= hidden[:, :-1]
-        documents: NDArray[np.int32] = begins.cumsum(axis=1, dtype=np.int32)
+        hidden = starts & ((starts.cumsum(axis=1) + rows) % 2 == 1)
+        starts[:, 1:] |= hidden[:, :-1]
+        documents: NDArray[np.int32] = starts.cumsum(axis=1, dtype=np.int32)
         return documents
 
 
-def _cut(array: Array, starts: Sequence[int] | NDArray[np.int64], length: int) -> NDArray[Any]:
-    """(B, length): what follows each of the starts."""
+def _cut_windows(
+    array: Array, starts: Sequence[int] | NDArray[np.int64], length: int
+) -> NDArray[Any]:
+    """(B, length): the elements from each start."""
     return np.stack([array[start : start + length] for start in map(int, starts)])
 
 
-def _n_scored(tokens: Array, scored: Array | None) -> int:
-    return len(tokens) if scored is None else sum(int(block.sum()) for block in blocks(scored))
+def _count_targets(tokens: Array, mask: Array | None) -> int:
+    return len(tokens) if mask is None else sum(int(block.sum()) for block in blocks(mask))
 
 
-def _starts(n_tokens: int, scored: Array | None, length: int) -> NDArray[np.int64]:
-    """Where windows begin that lie side by side, without those in which nothing is scored."""
+def _window_starts(n_tokens: int, mask: Array | None, length: int) -> NDArray[np.int64]:
+    """Return the starts of adjacent windows, without those that have no target in the loss."""
     starts = np.arange((n_tokens - 1) // length) * length
-    if scored is None:
+    if mask is None:
         return starts
-    together = max(1, (1 << 22) // length)  # windows
-    counted = [
-        scored[first + 1 : first + together * length + 1][: (len(starts) * length - first)]
+    per_block = max(1, (1 << 22) // length)  # windows
+    has_target = [
+        mask[first + 1 : first + per_block * length + 1][: (len(starts) * length - first)]
         .reshape(-1, length)
         .any(axis=1)
-        for first in range(0, len(starts) * length, together * length)
+        for first in range(0, len(starts) * length, per_block * length)
     ]
-    found: NDArray[np.int64] = starts[np.concatenate([np.zeros(0, bool), *counted])]
-    return found
+    selected: NDArray[np.int64] = starts[np.concatenate([np.zeros(0, bool), *has_target])]
+    return selected
 
 
-@lru_cache(maxsize=2)  # a batch may straddle two epochs
-def _epoch(seed: int, epoch: int, n_windows: int, n_starts: int) -> tuple[int, NDArray[np.int64]]:
+@lru_cache(maxsize=2)  # a batch may span two epochs
+def _shuffle_epoch(
+    seed: int, epoch: int, n_windows: int, n_offsets: int
+) -> tuple[int, NDArray[np.int64]]:
+    """Return the offset of an epoch's windows and their order."""
     random = np.random.Generator(np.random.Philox(key=[seed, epoch]))
-    return int(random.integers(n_starts)), random.permutation(n_windows)
+    return int(random.integers(n_offsets)), random.permutation(n_windows)

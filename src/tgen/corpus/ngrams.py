@@ -1,4 +1,4 @@
-"""What usually follows in a text: compact tables, from which generation guesses ahead."""
+"""Tables of frequent n-grams of a corpus, from which generation drafts tokens."""
 
 from itertools import pairwise
 from typing import NamedTuple
@@ -12,69 +12,69 @@ from tgen.storage.disk_array import Array
 Tokens = NDArray[np.uint16 | np.uint32]
 
 _LENGTHS = (2, 3, 4)
-_MOST_TOKENS = 1 << 23  # of the text that are counted
-_SURER = 15  # percent by which a longer context must be, to be kept beside a shorter
+_MAX_TOKENS = 1 << 23  # of the corpus to count
+_MIN_GAIN = 15  # percentage points by which a longer context must beat a shorter one
 
 
-class _Grams(NamedTuple):
-    """Each context's likeliest n-gram, sorted."""
+class _Ngrams(NamedTuple):
+    """The most frequent n-gram per context, sorted."""
 
-    rows: Tokens  # (m, n): the context and what follows it
-    counts: NDArray[np.int64]  # (m,): how often it does
-    percent: Tokens  # (m,): of the times that the context occurs
+    tokens: Tokens  # (m, n): the context and the next token
+    counts: NDArray[np.int64]  # (m,): occurrences of the n-gram
+    percent: Tokens  # (m,): of the occurrences of the context
 
 
-def ngram_tables(text: Array, *, most_bytes: int) -> dict[str, Tokens]:
-    """For n = 2, 3, 4 `ngrams_n` (m, n + 1), sorted, in the dtype of `text`.
+def ngram_tables(text: Array, *, max_bytes: int) -> dict[str, Tokens]:
+    """Return `ngrams_n` (m, n + 1) for n = 2, 3, 4, sorted, in the dtype of `text`.
 
-    A row is a context, what follows it most often, at least twice, and in how many percent of the
-    cases. A longer one is there if it says something else than the shorter, or surer; the most
-    frequent are kept.
+    A row is a context, its most frequent next token (at least two occurrences), and that token's
+    share in percent. A longer context is included only if it predicts another token than the
+    shorter one, or is more certain. The most frequent n-grams are kept, up to `max_bytes`.
     """
-    tokens: Tokens = text[:_MOST_TOKENS]
-    rows = [most_bytes // ((n + 1) * tokens.itemsize) for n in _LENGTHS]
-    found = [_likeliest(tokens, n, most) for n, most in zip(_LENGTHS, rows, strict=True)]
-    grams = found[:1] + [_news(a, b) for a, b in pairwise(found)]
+    tokens: Tokens = text[:_MAX_TOKENS]
+    max_rows = [max_bytes // ((n + 1) * tokens.itemsize) for n in _LENGTHS]
+    counted = [_most_frequent(tokens, n, rows) for n, rows in zip(_LENGTHS, max_rows, strict=True)]
+    grams = counted[:1] + [_drop_redundant(a, b) for a, b in pairwise(counted)]
     counts = np.concatenate([part.counts for part in grams])
-    columns = np.repeat([n + 1 for n in _LENGTHS], [len(part.rows) for part in grams])
+    columns = np.repeat([n + 1 for n in _LENGTHS], [len(part.tokens) for part in grams])
     order = np.argsort(-counts, kind="stable")
-    kept = np.zeros(len(counts), bool)
-    kept[order[np.cumsum(columns[order]) * tokens.itemsize <= most_bytes]] = True
-    ends = np.cumsum([len(part.rows) for part in grams])[:-1]
-    tables = zip(_LENGTHS, grams, np.split(kept, ends), strict=True)
+    selected = np.zeros(len(counts), bool)
+    selected[order[np.cumsum(columns[order]) * tokens.itemsize <= max_bytes]] = True
+    ends = np.cumsum([len(part.tokens) for part in grams])[:-1]
+    tables = zip(_LENGTHS, grams, np.split(selected, ends), strict=True)
     return {
-        f"ngrams_{n}": np.column_stack([part.rows, part.percent])[chosen]
-        for n, part, chosen in tables
+        f"ngrams_{n}": np.column_stack([part.tokens, part.percent])[mask]
+        for n, part, mask in tables
     }
 
 
-def _likeliest(tokens: Tokens, n: int, most: int) -> _Grams:
-    """Of the contexts with a continuation that occurs twice the `most` frequent."""
+def _most_frequent(tokens: Tokens, n: int, max_rows: int) -> _Ngrams:
+    """Return the `max_rows` most frequent contexts whose top next token occurs at least twice."""
     if len(tokens) < n:
-        return _Grams(
+        return _Ngrams(
             np.zeros((0, n), tokens.dtype), np.zeros(0, np.int64), np.zeros(0, tokens.dtype)
         )
     windows = sliding_window_view(tokens, n)
     windows = windows[np.lexsort(windows.T[::-1])]
-    first = np.append(True, (windows[1:] != windows[:-1]).any(axis=1))
-    counts = np.diff(np.append(np.flatnonzero(first), len(windows)))
-    rows = windows[first]
-    new = np.append(True, (rows[1:, :-1] != rows[:-1, :-1]).any(axis=1))  # another context
-    totals = np.add.reduceat(counts, np.flatnonzero(new))
-    contexts = np.cumsum(new) - 1
+    is_first = np.append(True, (windows[1:] != windows[:-1]).any(axis=1))
+    counts = np.diff(np.append(np.flatnonzero(is_first), len(windows)))
+    ngrams = windows[is_first]
+    new_context = np.append(True, (ngrams[1:, :-1] != ngrams[:-1, :-1]).any(axis=1))
+    totals = np.add.reduceat(counts, np.flatnonzero(new_context))
+    contexts = np.cumsum(new_context) - 1
     order = np.lexsort((-counts, contexts))
-    best = order[new]  # contexts stay in their places
+    best = order[new_context]  # sorting does not move the contexts
     percent = (100 * counts[best] / totals).astype(tokens.dtype)
-    often = np.flatnonzero(counts[best] > 1)
-    kept = np.sort(often[np.argsort(-counts[best][often], kind="stable")[:most]])
-    return _Grams(rows[best][kept], counts[best][kept], percent[kept])
+    repeated = np.flatnonzero(counts[best] > 1)
+    top = np.sort(repeated[np.argsort(-counts[best][repeated], kind="stable")[:max_rows]])
+    return _Ngrams(ngrams[best][top], counts[best][top], percent[top])
 
 
-def _news(shorter: _Grams, longer: _Grams) -> _Grams:
-    """What of the longer n-grams the shorter do not say."""
-    said = {tuple(row): p for row, p in zip(shorter.rows.tolist(), shorter.percent, strict=True)}
-    kept = [
-        percent > said.get(tuple(row[1:]), -_SURER) + _SURER
-        for row, percent in zip(longer.rows.tolist(), longer.percent.tolist(), strict=True)
+def _drop_redundant(shorter: _Ngrams, longer: _Ngrams) -> _Ngrams:
+    """Drop the longer n-grams that the shorter ones predict about as well."""
+    known = {tuple(row): p for row, p in zip(shorter.tokens.tolist(), shorter.percent, strict=True)}
+    useful = [
+        percent > known.get(tuple(row[1:]), -_MIN_GAIN) + _MIN_GAIN
+        for row, percent in zip(longer.tokens.tolist(), longer.percent.tolist(), strict=True)
     ]
-    return _Grams(*(field[np.array(kept, bool)] for field in longer))
+    return _Ngrams(*(field[np.array(useful, bool)] for field in longer))

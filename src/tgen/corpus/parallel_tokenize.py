@@ -1,67 +1,74 @@
-"""Pieces of text -> their tokens, in order; of a large text by several processes.
+"""Tokenize pieces of text in order, a large corpus with several worker processes.
 
-Batches of pieces are dealt out in turn, and their tokens taken in the same turn: there is one batch
-with each process, so that memory is bounded, and the tokens are those of one process. A process
-ends when its stdin does: however this one ends, none is left. It is no fork, since there are
-threads, and it runs nothing of the program that trains, which need not be made for that.
+Batches of pieces go to the workers in rotation, and their tokens are taken in the same order: each
+worker has one batch, so memory is bounded, and the tokens equal those of a single process. A worker
+exits when its stdin closes, so none outlives this process. Workers are not forked, because this
+process has threads, and do not import the user's program, which needs no `__main__` guard.
+
+A worker runs `python -m tgen.corpus.parallel_tokenize`. It reads the tokenizer.json, then per batch
+a table (n, 2) int64, the length of each piece and whether it continues a document, and the bytes of
+all pieces. It writes the number of tokens of each piece, (n,) int64, and the tokens, uint32.
 """
 
 import os
+import struct
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.corpus.tokenize_worker import receive, send
 from tgen.errors import TgenError
 from tgen.tokenizer import Tokenizer
 
-_BATCH = 1 << 20  # bytes from which pieces are enough to be sent
+_BATCH = 1 << 20  # bytes after which a batch is sent
+_LENGTH = struct.Struct("<q")  # precedes each message
 
 
 class Piece(NamedTuple):
-    """A part of a document that is tokenised apart."""
+    """A part of a document that is tokenized separately."""
 
     text: bytes
-    begins: bool  # a document
-    scored: bool
+    starts_document: bool
+    in_loss: bool
 
 
-def encoded(
+def encode_pieces(
     pieces: Iterable[Piece], tokenizer: Tokenizer, *, processes: int = 1
 ) -> Iterator[tuple[Piece, NDArray[Any]]]:
-    """Every piece with its tokens, (n,) uint32, in order. Raises TgenError where a process ends."""
+    """Yield every piece with its tokens, (n,) uint32, in order.
+
+    Raises TgenError if a worker dies.
+    """
     if processes == 1:
         for piece in pieces:
-            yield piece, tokenizer.encode_array(piece.text, continues=not piece.begins)
+            yield piece, tokenizer.encode_array(piece.text, continuation=not piece.starts_document)
         return
-    encoders: list[_Encoder] = []
-    under_way: deque[tuple[_Encoder, list[Piece]]] = deque()
+    workers: list[_Worker] = []
+    in_progress: deque[tuple[_Worker, list[Piece]]] = deque()
     try:
-        for batch in _batches(pieces):
+        for batch in _make_batches(pieces):
             done: Iterable[tuple[Piece, NDArray[Any]]] = ()
-            if len(encoders) < processes:
-                encoder = _Encoder(tokenizer)
-                encoders.append(encoder)
+            if len(workers) < processes:
+                worker = _Worker(tokenizer)
+                workers.append(worker)
             else:
-                encoder, before = under_way.popleft()
-                done = zip(before, encoder.take(), strict=True)
-            encoder.give(batch)  # before its last tokens are looked at
-            under_way.append((encoder, batch))
+                worker, finished = in_progress.popleft()
+                done = zip(finished, worker.receive_tokens(), strict=True)
+            worker.send_batch(batch)  # before the caller processes the last tokens
+            in_progress.append((worker, batch))
             yield from done
-        for encoder, before in under_way:
-            yield from zip(before, encoder.take(), strict=True)
+        for worker, finished in in_progress:
+            yield from zip(finished, worker.receive_tokens(), strict=True)
     finally:
-        for encoder in encoders:
-            encoder.end()
+        for worker in workers:
+            worker.kill()
 
 
-def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Pieces together, unless they are large."""
+def _make_batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     batch: list[Piece] = []
     n_bytes = 0
     for piece in pieces:
@@ -74,53 +81,89 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         yield batch
 
 
-class _Encoder:
-    """A process that tokenises: see `encoder`."""
+class _Worker:
+    """The parent's end of a worker process."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._child = subprocess.Popen(
-            # -P: not from whatever folder this happens to be.
-            [sys.executable, "-P", "-m", "tgen.corpus.tokenize_worker"],
+            # -P: do not import from the current directory.
+            [sys.executable, "-P", "-m", "tgen.corpus.parallel_tokenize"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=os.environ
             | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "RAYON_NUM_THREADS": "1"},
-            start_new_session=True,  # Ctrl-C is this process's matter
+            start_new_session=True,  # Ctrl-C is handled by this process
         )
         self._send(tokenizer.json.encode())
 
-    def give(self, batch: list[Piece]) -> None:
-        """Sends what is to be tokenised."""
-        table = np.array([(len(piece.text), not piece.begins) for piece in batch], np.int64)
-        self._send(table.tobytes())
+    def send_batch(self, batch: list[Piece]) -> None:
+        table = [(len(piece.text), not piece.starts_document) for piece in batch]
+        self._send(np.array(table, np.int64).tobytes())
         self._send(b"".join(piece.text for piece in batch))
 
-    def take(self) -> list[NDArray[Any]]:
-        """Waits for the tokens of each piece that was given, (n,) uint32."""
-        counts, tokens = (np.frombuffer(self._received(), kind) for kind in (np.int64, np.uint32))
+    def receive_tokens(self) -> list[NDArray[Any]]:
+        """Wait for the tokens of each piece of the batch, (n,) uint32."""
+        counts, tokens = (np.frombuffer(self._receive(), kind) for kind in (np.int64, np.uint32))
         return np.split(tokens, np.cumsum(counts)[:-1])
 
-    def end(self) -> None:
-        """Ends the process, whatever it does."""
+    def kill(self) -> None:
         self._child.kill()
         self._child.communicate()
 
     def _send(self, data: bytes) -> None:
         assert self._child.stdin
         try:
-            send(self._child.stdin, data)
+            _send(self._child.stdin, data)
         except OSError:
-            raise _gone() from None
+            raise _worker_died() from None
 
-    def _received(self) -> bytes:
+    def _receive(self) -> bytes:
         assert self._child.stdout
-        data = receive(self._child.stdout)
+        data = _receive(self._child.stdout)
         if data is None:
-            raise _gone()
+            raise _worker_died()
         return data
 
 
-def _gone() -> TgenError:
-    message = "a process that tokenises has ended"
-    return TgenError(message, "it may have lacked memory: with --threads 1 there is none beside")
+def _worker_died() -> TgenError:
+    return TgenError(
+        "a tokenizer process exited unexpectedly",
+        "it may have run out of memory: --threads 1 uses no extra process",
+    )
+
+
+def _send(stream: IO[bytes], data: bytes) -> None:
+    stream.write(_LENGTH.pack(len(data)))
+    stream.write(data)
+    stream.flush()
+
+
+def _receive(stream: IO[bytes]) -> bytes | None:
+    """Return one message; None at the end of the stream or if it is truncated."""
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    (n,) = _LENGTH.unpack(head)
+    data = stream.read(n)
+    return data if len(data) == n else None
+
+
+def _run_worker() -> None:
+    source, target = sys.stdin.buffer, sys.stdout.buffer
+    tokenizer_json = _receive(source)
+    if tokenizer_json is None:
+        return
+    tokenizer = Tokenizer(tokenizer_json.decode())
+    while (table := _receive(source)) is not None and (text := _receive(source)) is not None:
+        start, arrays = 0, []
+        for length, continues in np.frombuffer(table, np.int64).reshape(-1, 2).tolist():
+            piece = text[start : start + length]
+            arrays.append(tokenizer.encode_array(piece, continuation=bool(continues)))
+            start += length
+        _send(target, np.array([len(ids) for ids in arrays], np.int64).tobytes())
+        _send(target, np.concatenate(arrays).tobytes())
+
+
+if __name__ == "__main__":
+    _run_worker()

@@ -1,4 +1,4 @@
-"""Files, folders, glob patterns and stdin, as what can be read again and by position."""
+"""Sources of text: files, directories, glob patterns and stdin, with random access."""
 
 import glob
 import sys
@@ -8,65 +8,66 @@ from pathlib import Path
 from tgen.errors import CorpusError, TgenError
 from tgen.storage import files
 
-_BLOCK = 1 << 22  # bytes of stdin that are read together
-_STDIN_IN_MEMORY = 1 << 24  # bytes; what is longer goes to a temporary file
+_BLOCK = 1 << 22  # bytes of stdin per read
+_STDIN_IN_RAM = 1 << 24  # bytes; longer input goes to a temporary file
 
 
 class Source:
-    """Bytes that are read several times and must not change between: a file, or what stdin held."""
+    """Bytes that are read several times and must not change in between: a file, or stdin's."""
 
-    def __init__(self, name: str, content: Path | files.ByPosition | bytes) -> None:
+    def __init__(self, name: str, content: Path | files.RandomAccessFile | bytes) -> None:
         self.name = name
         self._content = content
         self._file = self._open()
         self._stamp = None if self._file is None else self._file.stamp
 
     def read(self, start: int, n: int) -> bytes:
-        """The `n` bytes from `start` on, fewer at its end; raises CorpusError if it has changed."""
+        """Return `n` bytes from `start`, fewer at the end; raises CorpusError if it has changed."""
         if isinstance(self._content, bytes):
             return self._content[start : start + n]
         if self._file is None:
             self._file = self._open()
-            self._check()
+            self._check_unchanged()
         assert self._file is not None
         try:
             return self._file.read(start, n)
         except OSError as error:
-            raise CorpusError(f"{self.name} cannot be read: {error.strerror}") from None
+            raise CorpusError(f"cannot read {self.name}: {error.strerror}") from None
 
     def close(self) -> None:
-        """Until it is read again; raises CorpusError if it has changed since it was opened."""
+        """Close until the next read; raises CorpusError if it has changed since it was opened."""
         if isinstance(self._content, Path):
-            self._check()
+            self._check_unchanged()
             self._file = None
 
-    def changed(self) -> CorpusError:
-        """What there is to say of a source that is not what it was."""
+    def changed_error(self) -> CorpusError:
+        """Return the error for a source that has changed."""
         return CorpusError(
-            f"{self.name} has changed while it was read", "wait until nothing writes to it"
+            f"{self.name} changed while it was being read",
+            "wait until no other program writes to it",
         )
 
-    def _check(self) -> None:
+    def _check_unchanged(self) -> None:
         if self._file is not None and self._file.stamp != self._stamp:
-            raise self.changed()
+            raise self.changed_error()
 
-    def _open(self) -> files.ByPosition | None:
+    def _open(self) -> files.RandomAccessFile | None:
         if isinstance(self._content, bytes):
             return None
-        if isinstance(self._content, files.ByPosition):
+        if isinstance(self._content, files.RandomAccessFile):
             return self._content
         try:
-            return files.by_position(self._content)
+            return files.open_random_access(self._content)
         except TgenError as error:
-            hint = error.hint or "name a readable file of text"
+            hint = error.hint or "pass a readable text file"
             raise CorpusError(error.message, hint) from None
 
 
-def sources(paths: Sequence[str], skipped: list[str]) -> Iterator[Source]:
-    """What the paths name, in order; files of a folder that are no text are `skipped`."""
+def open_sources(paths: Sequence[str], skipped: list[str]) -> Iterator[Source]:
+    """Open everything the paths name, in order; append binary files in directories to `skipped`."""
     for path in paths:
         if path == "-":
-            yield _stdin()
+            yield _read_stdin()
         elif Path(path).is_dir():
             for file in sorted(Path(path).rglob("*")):
                 hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
@@ -76,7 +77,7 @@ def sources(paths: Sequence[str], skipped: list[str]) -> Iterator[Source]:
                         skipped.append(str(file))
                     else:
                         yield source
-        elif not Path(path).exists() and any(mark in path for mark in "*?["):
+        elif not Path(path).exists() and any(wildcard in path for wildcard in "*?["):
             matches = sorted(m for m in glob.glob(path, recursive=True) if Path(m).is_file())
             if not matches:
                 raise CorpusError(f"no file matches {path!r}", "quote the pattern and check it")
@@ -86,20 +87,20 @@ def sources(paths: Sequence[str], skipped: list[str]) -> Iterator[Source]:
             yield Source(path, Path(path))
 
 
-def _stdin() -> Source:
+def _read_stdin() -> Source:
     if sys.stdin is None:
-        raise CorpusError("stdin is closed", "pipe a text in, or name a file")
-    kept = sys.stdin.buffer.read(_STDIN_IN_MEMORY)
-    if len(kept) < _STDIN_IN_MEMORY:
-        return Source("-", kept)
+        raise CorpusError("stdin is closed", "pipe text in, or pass a file")
+    data = sys.stdin.buffer.read(_STDIN_IN_RAM)
+    if len(data) < _STDIN_IN_RAM:
+        return Source("-", data)
     try:
-        spool = files.temporary(None)
-        while kept:
-            spool.append(kept)
-            kept = sys.stdin.buffer.read(_BLOCK)
+        spool = files.open_temporary(None)
+        while data:
+            spool.append(data)
+            data = sys.stdin.buffer.read(_BLOCK)
     except OSError as error:
         raise CorpusError(
-            f"stdin is long, and no temporary file can hold it: {error.strerror}",
-            "make room there, or put the text into a file and name it",
+            f"cannot store stdin in a temporary file: {error.strerror}",
+            "free disk space there, or save the text to a file and pass its path",
         ) from None
     return Source("-", spool)

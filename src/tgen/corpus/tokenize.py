@@ -1,8 +1,8 @@
-"""Documents -> tokens, in a stream: what is in memory does not grow with the text.
+"""Tokenize documents as a stream: memory use does not grow with the corpus.
 
-A text is encoded in pieces of a few megabytes. They end where no token goes on, with a line; where
-there is no such place, with another line, a word or a character, and but for the token that would
-have lain across, the tokens are those of the whole text.
+A text is encoded in pieces of a few megabytes, cut at a line break that no token crosses; where
+there is none, at another line break, a word or a character. Except for a token that crosses such a
+cut, the tokens are those of the whole text.
 """
 
 import re
@@ -16,51 +16,34 @@ from numpy.typing import NDArray
 
 from tgen.config import LossOn
 from tgen.corpus.documents import Document, Part
-from tgen.corpus.parallel_tokenize import Piece, encoded
+from tgen.corpus.parallel_tokenize import Piece, encode_pieces
 from tgen.storage import files
 from tgen.storage.disk_array import IN_MEMORY, Array, DiskArray
 from tgen.tokenizer import Tokenizer
 
-_PIECE = 1 << 21  # bytes; the library takes a hundred times as much where a token is a character
-_NEAR = 1 << 16  # bytes at a piece's end in which it is cut if that is possible
-_CUTS = (  # from those that change no token to those that may change one
+_PIECE = 1 << 21  # bytes; the library uses a hundred times as much if each character is a token
+_SEARCH = 1 << 16  # bytes at a piece's end in which a cut is searched first
+_CUTS = (  # from cuts that change no token to those that may change one
     re.compile(rb"\n(?=\S)"),
     re.compile(rb"\n(?=[^\r\n])"),
     re.compile(rb"[A-Za-z](?= [A-Za-z])"),
 )
+_OLD_NAMES = {
+    "held_out": "val",
+    "train_scored": "train_loss_mask",
+    "held_out_scored": "val_loss_mask",
+}
 
 
 class TokenizedCorpus(NamedTuple):
-    """Documents as tokens, and what of them the loss counts."""
+    """Documents as tokens, with the loss mask."""
 
     tokens: Array  # (n,) uint16 or uint32
-    scored: Array | None  # (n,) bool; None: every token
-    scored_bytes: int  # of the text whose tokens are scored
+    loss_mask: Array | None  # (n,) bool; None: every token
+    target_bytes: int  # of the text whose tokens are in the loss
 
 
-def tokenize(
-    documents: Iterable[Document],
-    tokenizer: Tokenizer,
-    *,
-    loss_on: LossOn = "completion",
-    open_end: bool = False,
-) -> TokenizedCorpus:
-    """All documents in one array, an end-of-text token after each where the tokenizer has one; with
-    `open_end` not after the last, which goes on elsewhere.
-
-    With a loss on the completion a document's last part and the token that ends it are scored, so
-    of a text all. A completion's bits per byte are thus over the bytes of completions alone.
-    """
-    steps = tokenising(documents, tokenizer, loss_on=loss_on, open_end=open_end)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            found: TokenizedCorpus = end.value
-            return found
-
-
-def tokenising(
+def tokenize_documents(
     documents: Iterable[Document],
     tokenizer: Tokenizer,
     *,
@@ -69,131 +52,146 @@ def tokenising(
     folder: Path | None = None,
     processes: int = 1,
 ) -> Generator[int, None, TokenizedCorpus]:
-    """As `tokenize`; yields now and then how many bytes are done. Arrays that are too long for the
-    memory go to files without a name in `folder` (None: where temporary files go). The tokens are
-    the same with any number of `processes`, which pay for large texts."""
-    kind = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
-    tokens, mask = _Growing(kind, folder), _Mask(folder)
-    end = np.array([] if tokenizer.end_of_text is None else [tokenizer.end_of_text], kind)
-    done = scored_bytes = 0
+    """Concatenate the tokens of all documents, each followed by an end-of-text token if there is
+    one; with `open_end` the last one is not, since it continues in the other split.
+
+    Yields the number of bytes done. With `loss_on="completion"` the loss mask covers the last part
+    of a document and its end-of-text token, and so all of a text; `target_bytes` are the bytes of
+    these parts. Arrays too large for RAM go to unnamed files in `folder` (None: the system's
+    directory for temporary files). The number of `processes` does not change the tokens.
+    """
+    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
+    tokens, mask = _ArrayBuilder(dtype, folder), _MaskBuilder(folder)
+    end = np.array([] if tokenizer.end_of_text is None else [tokenizer.end_of_text], dtype)
+    done = target_bytes = 0
     ended = True
-    for piece, ids in encoded(_apart(documents, loss_on), tokenizer, processes=processes):
-        if piece.begins and not ended:
-            tokens.add(end)
-            mask.add(True, len(end))
+    pieces = _split_documents(documents, loss_on)
+    for piece, ids in encode_pieces(pieces, tokenizer, processes=processes):
+        if piece.starts_document and not ended:
+            tokens.append(end)
+            mask.append(True, len(end))
         ended = False
-        tokens.add(ids.astype(kind))
-        mask.add(piece.scored, len(ids))
-        scored_bytes += len(piece.text) if piece.scored else 0
+        tokens.append(ids.astype(dtype))
+        mask.append(piece.in_loss, len(ids))
+        target_bytes += len(piece.text) if piece.in_loss else 0
         done += len(piece.text)
         if piece.text:
             yield done
     if not ended and not open_end:
-        tokens.add(end)
-        mask.add(True, len(end))
-    return TokenizedCorpus(tokens.array(), mask.array(), scored_bytes)
+        tokens.append(end)
+        mask.append(True, len(end))
+    return TokenizedCorpus(tokens.build(), mask.build(), target_bytes)
 
 
-def _apart(documents: Iterable[Document], loss_on: LossOn) -> Iterator[Piece]:
-    """What is tokenised apart, of each document at least one piece, which may be empty."""
-    for document in documents:
-        begins = True
-        for number, part in enumerate(document or (b"",), 1):
-            scored = loss_on == "all" or number >= len(document)
-            for text in pieces(part, _PIECE) if len(part) else [b""]:
-                yield Piece(text, begins, scored)
-                begins = False
-
-
-def arrays(train: TokenizedCorpus, held_out: TokenizedCorpus) -> dict[str, Array]:
-    """What a TokenStore is made of, by its fields' names; no mask where everything is scored."""
-    found = {
+def token_arrays(train: TokenizedCorpus, val: TokenizedCorpus) -> dict[str, Array]:
+    """Return the arrays of a TokenDataset by field name; a mask only if it excludes a token."""
+    arrays = {
         "train": train.tokens,
-        "held_out": held_out.tokens,
-        "train_scored": train.scored,
-        "held_out_scored": held_out.scored,
+        "val": val.tokens,
+        "train_loss_mask": train.loss_mask,
+        "val_loss_mask": val.loss_mask,
     }
-    return {name: array for name, array in found.items() if array is not None}
+    return {name: array for name, array in arrays.items() if array is not None}
 
 
-def pieces(text: Part, size: int) -> Iterator[bytes]:
-    """A text in parts of up to `size` bytes that are tokenised apart; see above for where."""
+def from_old_names(arrays: dict[str, Array]) -> dict[str, Array]:
+    """Rename arrays from a file written by tgen 0.1."""
+    return {_OLD_NAMES.get(name, name): array for name, array in arrays.items()}
+
+
+def to_old_names(arrays: dict[str, Array]) -> dict[str, Array]:
+    """Rename arrays as tgen 0.1 wrote them."""
+    old_names = {new: old for old, new in _OLD_NAMES.items()}
+    return {old_names.get(name, name): array for name, array in arrays.items()}
+
+
+def _split_documents(documents: Iterable[Document], loss_on: LossOn) -> Iterator[Piece]:
+    """Yield at least one piece per document, which may be empty."""
+    for document in documents:
+        starts_document = True
+        for number, part in enumerate(document or (b"",), 1):
+            in_loss = loss_on == "all" or number >= len(document)
+            for text in split_text(part, _PIECE) if len(part) else [b""]:
+                yield Piece(text, starts_document, in_loss)
+                starts_document = False
+
+
+def split_text(text: Part, size: int) -> Iterator[bytes]:
+    """Split a text into pieces of up to `size` bytes that are tokenized separately."""
     start = 0
     while start < len(text):
-        piece = text[start : start + size + 4]  # to see what character follows
+        piece = text[start : start + size + 4]  # with the character that follows
         if len(piece) > size:
-            piece = piece[: _place(piece, size)]
+            piece = piece[: _cut_position(piece, size)]
         yield piece
         start += len(piece)
 
 
-def _place(text: bytes, most: int) -> int:
-    """Where to cut a text at the latest, after `most` bytes."""
-    for pattern, first in product(_CUTS, (max(0, most - _NEAR), 0)):
-        places = [match.end() for match in pattern.finditer(text, first, most + 1)]
-        for place in reversed(places):
-            if pattern is not _CUTS[0] or _visible(text, place):
-                return place
-    return next((most - i for i in range(min(4, most)) if text[most - i] & 0xC0 != 0x80), most)
+def _cut_position(text: bytes, max_size: int) -> int:
+    """Return the last position up to `max_size` where a cut changes the fewest tokens."""
+    for pattern, first in product(_CUTS, (max(0, max_size - _SEARCH), 0)):
+        positions = [match.end() for match in pattern.finditer(text, first, max_size + 1)]
+        for position in reversed(positions):
+            if pattern is not _CUTS[0] or _is_visible(text, position):
+                return position
+    character_starts = (
+        max_size - i for i in range(min(4, max_size)) if text[max_size - i] & 0xC0 != 0x80
+    )
+    return next(character_starts, max_size)
 
 
-def _visible(text: bytes, place: int) -> bool:
-    """Whether a character that is no white space begins there."""
-    following = text[place : place + 4].decode("utf-8", errors="surrogateescape")
+def _is_visible(text: bytes, position: int) -> bool:
+    """Return whether the character at `position` is not white space, in Unicode's sense."""
+    following = text[position : position + 4].decode("utf-8", errors="surrogateescape")
     return not following[:1].isspace()
 
 
-class _Growing:
-    """An array that is added to; once it is long it goes on in a file."""
+class _ArrayBuilder:
+    """An array that grows; a long one continues in a file."""
 
-    def __init__(self, kind: np.dtype[Any], folder: Path | None) -> None:
-        self._kind, self._folder = kind, folder
-        self._held = bytearray()  # rather than arrays, of which there may be millions
-        self._file: files.ByPosition | None = None
+    def __init__(self, dtype: np.dtype[Any], folder: Path | None) -> None:
+        self._dtype, self._folder = dtype, folder
+        self._buffer = bytearray()  # not a list of arrays: there may be millions
+        self._file: files.RandomAccessFile | None = None
         self._length = 0
 
-    def __len__(self) -> int:
-        return self._length
-
-    def add(self, array: NDArray[Any]) -> None:
-        """Puts this after what is there."""
+    def append(self, array: NDArray[Any]) -> None:
         self._length += len(array)
-        self._held += array.data
-        if len(self._held) > IN_MEMORY:
-            self._file = self._file or files.temporary(self._folder)
-            self._write(self._file)
+        self._buffer += array.data
+        if len(self._buffer) > IN_MEMORY:
+            self._file = self._file or files.open_temporary(self._folder)
+            self._flush(self._file)
 
-    def array(self) -> Array:
-        """All of it; nothing can be added any more."""
+    def build(self) -> Array:
+        """Return the array; nothing can be appended any more."""
         if self._file is None:
-            return np.frombuffer(self._held, self._kind)
-        self._write(self._file)
-        return DiskArray(self._file, 0, self._length, self._kind)
+            return np.frombuffer(self._buffer, self._dtype)
+        self._flush(self._file)
+        return DiskArray(self._file, 0, self._length, self._dtype)
 
-    def _write(self, file: files.ByPosition) -> None:
-        file.append(self._held)
-        self._held = bytearray()
+    def _flush(self, file: files.RandomAccessFile) -> None:
+        file.append(self._buffer)
+        self._buffer = bytearray()
 
 
-class _Mask:
-    """What is scored: nothing is kept as long as everything is."""
+class _MaskBuilder:
+    """A loss mask that grows; it stays empty as long as every token is in the loss."""
 
     def __init__(self, folder: Path | None) -> None:
-        self._flags = _Growing(np.dtype(np.bool_), folder)
+        self._flags = _ArrayBuilder(np.dtype(np.bool_), folder)
         self._n_true = 0
-        self._all = True
+        self._all_true = True
 
-    def add(self, scored: bool, n: int) -> None:
-        """The next `n` tokens are or are not."""
-        if self._all and scored:
+    def append(self, in_loss: bool, n: int) -> None:
+        if self._all_true and in_loss:
             self._n_true += n
             return
-        if self._all:
-            self._all = False
+        if self._all_true:
+            self._all_true = False
             for start in range(0, self._n_true, _PIECE):
-                self._flags.add(np.ones(min(_PIECE, self._n_true - start), np.bool_))
-        self._flags.add(np.full(n, scored))
+                self._flags.append(np.ones(min(_PIECE, self._n_true - start), np.bool_))
+        self._flags.append(np.full(n, in_loss))
 
-    def array(self) -> Array | None:
-        """(n,) bool; None: everything is scored."""
-        return None if self._all else self._flags.array()
+    def build(self) -> Array | None:
+        """(n,) bool; None: every token is in the loss."""
+        return None if self._all_true else self._flags.build()

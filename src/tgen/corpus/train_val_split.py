@@ -1,96 +1,82 @@
-"""The documents to train on, and those held out.
+"""Split a corpus into training and validation documents.
 
-Held-out text that is also trained on says nothing about unseen text. So a document and its copies
-come to the same side of the border: what is held out is the last part of what the corpus says
-once.
+A validation loss on text that is also in the training split says nothing about unseen text, so a
+document and its copies go to the same split. The validation split is the end of the corpus, with
+copies counted once.
 """
 
-import hashlib
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.corpus.documents import Corpus, Document, Documents, Part, select, sizes
+from tgen.corpus.documents import Corpus, Documents, Part
 
 
-class Split(NamedTuple):
-    """The documents to train on and those held out; `cut`: the border lies inside a document.
+class TrainValSplit(NamedTuple):
+    """Training and validation documents.
 
-    A cut document's pieces are the last of `train` and the first of `held_out`.
+    With `cuts_document` the boundary is inside a text, whose pieces are the last of `train` and the
+    first of `val`.
     """
 
-    train: Sequence[Document]
-    held_out: Sequence[Document]
-    cut: bool = False
-    left_out: int = 0  # documents: further copies of what is held out
-    left_out_bytes: int = 0
+    train: Documents
+    val: Documents
+    cuts_document: bool = False
+    n_dropped: int = 0  # documents: further copies of validation documents
+    dropped_bytes: int = 0
 
 
-def train_val_split(corpus: Corpus, val_fraction: float) -> Split:
-    """The first part to train on and the last `val_fraction` of the bytes, held out; what is there
-    several times counts once for the border, and is trained on as often as it is there.
+def split_train_val(corpus: Corpus, val_fraction: float) -> TrainValSplit:
+    """Split off the last `val_fraction` of the bytes for validation.
 
-    A text is cut at that very character; rows are never cut, so the border moves to the nearest
-    one's end. Either part may come out empty.
+    Copies of a document count once for the boundary; all copies of a training document are kept. A
+    text is cut at a character; rows are never cut, so the boundary moves to the nearest row's end.
+    Either split may be empty.
     """
     documents = corpus.documents
-    n_bytes = sizes(documents)
-    order, begins = _copies_together(_keys(documents))
+    n_bytes = documents.sizes
+    order, is_new_key = _group_copies(documents)
     is_first = np.zeros(len(n_bytes), bool)
-    is_first[order[begins]] = True  # of each document's copies
-    once = np.where(is_first, n_bytes, 0)
-    border = round(int(once.sum()) * (1 - val_fraction))
-    inside = once - once.cumsum() + border  # bytes of each before the border
-    is_row = np.fromiter((i in corpus.rows for i in range(len(n_bytes))), bool, len(n_bytes))
+    is_first[order[is_new_key]] = True  # of each document's copies
+    unique_bytes = np.where(is_first, n_bytes, 0)
+    boundary = round(int(unique_bytes.sum()) * (1 - val_fraction))
+    inside = unique_bytes - unique_bytes.cumsum() + boundary  # bytes of each before the boundary
+    is_row = documents.table.is_row(documents.numbers)
     before = is_first & ((inside >= n_bytes) | (is_row & (inside >= n_bytes / 2)))
     across = np.flatnonzero(is_first & ~before & ~is_row & (inside > 0))  # one at most
-    learnt = np.empty_like(before)
-    learnt[order] = before[order[begins]][begins.cumsum() - 1]  # as the first copy is
-    train, held_out = np.flatnonzero(learnt), np.flatnonzero(is_first & ~before)
-    cut_train, cut_held_out, place = {}, {}, 0
+    in_train = np.empty_like(before)
+    in_train[order] = before[order[is_new_key]][is_new_key.cumsum() - 1]  # as the first copy is
+    train, val = np.flatnonzero(in_train), np.flatnonzero(is_first & ~before)
+    train_spans, val_spans, cut = {}, {}, 0
     for number in across.tolist():
         (text,) = documents[number]
-        place = _character_start(text, int(inside[number]))
-        cut_held_out[0] = (place, len(text))
-        if place > 0:
-            cut_train[len(train)] = (0, place)
+        cut = _character_start(text, int(inside[number]))
+        val_spans[0] = (cut, len(text))
+        if cut > 0:
+            train_spans[len(train)] = (0, cut)
             train = np.append(train, number)
-    return Split(
-        select(documents, train, cut_train),
-        select(documents, held_out, cut_held_out),
-        cut=place > 0,
-        left_out=int((~learnt).sum()) - len(held_out),
-        left_out_bytes=int(n_bytes[~learnt].sum() - n_bytes[held_out].sum()),
+    return TrainValSplit(
+        documents.select(train, train_spans),
+        documents.select(val, val_spans),
+        cuts_document=cut > 0,
+        n_dropped=int((~in_train).sum()) - len(val),
+        dropped_bytes=int(n_bytes[~in_train].sum() - n_bytes[val].sum()),
     )
 
 
-def _copies_together(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """(n,), (n,): the documents' numbers with those of equal keys next to each other, in order, and
-    whether another key begins there."""
+def _group_copies(documents: Documents) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """(n,), (n,): document indices with copies adjacent and in order, and where a group starts."""
+    keys = np.frombuffer(documents.table.keys, np.uint64)[documents.numbers]
     order = np.argsort(keys, kind="stable")
-    found = keys[order]
-    begins = np.ones(len(keys), bool)
-    begins[1:] = found[1:] != found[:-1]
-    return order, begins
-
-
-def _keys(documents: Sequence[Document]) -> NDArray[np.uint64]:
-    """(n,): 64 bits that tell different documents from each other."""
-    if isinstance(documents, Documents):
-        return np.frombuffer(documents.table.keys, np.uint64)[documents.numbers]
-    digests = (hashlib.sha256(_unlike(document)).digest()[:8] for document in documents)
-    return np.array([int.from_bytes(digest, "little") for digest in digests], np.uint64)
-
-
-def _unlike(document: Document) -> bytes:
-    """Its bytes, the borders of its parts included."""
-    return b"".join(len(part).to_bytes(8, "little") + part[:] for part in document)
+    keys = keys[order]
+    is_new_key = np.ones(len(keys), bool)
+    is_new_key[1:] = keys[1:] != keys[:-1]
+    return order, is_new_key
 
 
 def _character_start(text: Part, position: int) -> int:
-    """The nearest place at or before `position` where a UTF-8 character starts."""
+    """Return the start of the UTF-8 character that contains `position`."""
     for back in range(min(3, position) + 1):
         if text[position - back : position - back + 1][0] & 0xC0 != 0x80:
             return position - back

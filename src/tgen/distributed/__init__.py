@@ -1,4 +1,4 @@
-"""Ranks: the processes that torchrun starts to do one piece of work together."""
+"""Ranks: the processes that torchrun starts to share one task."""
 
 from tgen.distributed.collectives import (
     all_gather,

@@ -1,4 +1,7 @@
-"""What ranks tell each other, in step: every rank calls these alike."""
+"""Collective operations: all ranks must call them in the same order.
+
+A single process gets its own value back.
+"""
 
 import time
 from typing import TYPE_CHECKING, Any
@@ -10,19 +13,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def assert_same(what: str, value: str) -> None:
-    """Raises TgenError on all ranks where `value` is not the same on all."""
-    named, values = zip(*all_gather((what, value)), strict=True)
-    other = next((rank for rank, given in enumerate(values) if given != values[0]), None)
-    if other is not None:
-        raise TgenError(
-            f"{named[0]} differs: {values[0]} on rank 0, {values[other]} on rank {other}",
-            "give all ranks the same",
-        )
+def assert_same(name: str, value: str) -> None:
+    """Raise TgenError on all ranks if `value` is not the same on all of them."""
+    names, values = zip(*all_gather((name, value)), strict=True)
+    for rank, other in enumerate(values):
+        if other != values[0]:
+            raise TgenError(
+                f"{names[0]} differs: {values[0]} on rank 0, {other} on rank {rank}",
+                "use the same on all ranks",
+            )
 
 
 def all_gather(value: Any) -> list[Any]:
-    """The value that each rank gave, by rank, on all ranks; a process that is alone has its own."""
+    """Return the values of all ranks, by rank, on all ranks."""
     if (n := ranks().world_size) == 1:
         return [value]
     import torch.distributed as dist
@@ -33,19 +36,19 @@ def all_gather(value: Any) -> list[Any]:
 
 
 def gather(value: Any) -> list[Any] | None:
-    """As `all_gather`, on rank 0 alone; None on the others."""
-    mine = ranks()
-    if mine.world_size == 1:
+    """Return the values of all ranks, by rank, on rank 0; None on the others."""
+    rank, n, *_ = ranks()
+    if n == 1:
         return [value]
     import torch.distributed as dist
 
-    values = None if mine.rank else [None] * mine.world_size
+    values = None if rank else [None] * n
     dist.gather_object(value, values)
     return values
 
 
 def broadcast(value: Any) -> Any:
-    """Rank 0's value, on all ranks."""
+    """Return rank 0's value on all ranks."""
     if ranks().world_size == 1:
         return value
     import torch.distributed as dist
@@ -56,7 +59,7 @@ def broadcast(value: Any) -> Any:
 
 
 def clock() -> float:
-    """Seconds, from an unknown beginning, by rank 0's clock: ranks that decide by it agree."""
+    """Return rank 0's clock in seconds, so that ranks that decide by it agree."""
     now = time.perf_counter()
     if ranks().world_size == 1:
         return now
@@ -68,7 +71,7 @@ def clock() -> float:
 
 
 def total(number: int) -> int:
-    """The sum of what all ranks give, on all ranks."""
+    """Return the sum over all ranks."""
     if ranks().world_size == 1:
         return number
     import torch
@@ -77,12 +80,12 @@ def total(number: int) -> int:
 
 
 def any_rank(flag: bool) -> bool:
-    """Whether it is so on any rank, on all ranks."""
+    """Return whether `flag` is true on any rank."""
     return total(int(flag)) > 0
 
 
 def all_reduce_sum(tensor: "Tensor") -> "Tensor":
-    """The sum of all ranks' tensors, in the place of this one."""
+    """Replace `tensor` by the sum over all ranks, and return it."""
     if ranks().world_size > 1:
         import torch.distributed as dist
 
@@ -91,5 +94,5 @@ def all_reduce_sum(tensor: "Tensor") -> "Tensor":
 
 
 def barrier() -> None:
-    """Returns once all ranks have come here."""
-    all_gather(None)  # as a barrier, on whatever device torch would wait
+    """Wait until all ranks have called this."""
+    all_gather(None)  # torch's own barrier may need a GPU

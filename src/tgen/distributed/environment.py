@@ -1,4 +1,4 @@
-"""Which of how many processes this is, as torchrun's variables say; without torch."""
+"""This process's rank from torchrun's environment variables; imports no torch."""
 
 import os
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from tgen.errors import UsageError
 
 
 class Ranks(NamedTuple):
-    """Which of how many processes this is, of all and of those on this machine."""
+    """The rank of this process and the number of ranks, in total and on this machine."""
 
     rank: int
     world_size: int
@@ -16,41 +16,45 @@ class Ranks(NamedTuple):
 
 
 def ranks() -> Ranks:
-    """What torchrun says of this process, without torch; alone, rank 0 of 1.
+    """Return what torchrun says about this process, or rank 0 of 1 without torchrun.
 
-    Raises UsageError where its variables make no sense.
+    Raise UsageError if its variables are inconsistent.
     """
     if not launched():
         return Ranks(0, 1, 0, 1)
-    rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
-    found = Ranks(
-        rank, world_size, _number("LOCAL_RANK", rank), _number("LOCAL_WORLD_SIZE", world_size)
-    )
-    if not (0 <= rank < world_size and 0 <= found.local_rank < found.local_world_size):
-        here = f"LOCAL_RANK {found.local_rank} of {found.local_world_size}"
-        raise UsageError(f"RANK is {rank} of {world_size}, {here}", "start it with torchrun")
-    return found
+    rank, world_size = _read_number("RANK", 0), _read_number("WORLD_SIZE", 1)
+    local_rank = _read_number("LOCAL_RANK", rank)
+    local_world_size = _read_number("LOCAL_WORLD_SIZE", world_size)
+    if not (0 <= rank < world_size and 0 <= local_rank < local_world_size):
+        raise UsageError(
+            f"impossible RANK={rank} of WORLD_SIZE={world_size}, LOCAL_RANK={local_rank} of "
+            f"LOCAL_WORLD_SIZE={local_world_size}",
+            "start the processes with torchrun",
+        )
+    return Ranks(rank, world_size, local_rank, local_world_size)
 
 
 def launched() -> bool:
-    """Whether torchrun, or what sets its variables, started this process."""
+    """Return whether torchrun, or a launcher that sets the same variables, started this process."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def is_rank_zero() -> bool:
-    """Whether this process is the one that shows and writes."""
+    """Return whether this process prints and writes files."""
     return not launched() or os.environ["RANK"] == "0"
 
 
 def share(n: int) -> range:
-    """Which of `n` things are this rank's: about as many for each, in order."""
+    """Return this rank's contiguous share of `n` items."""
     rank, n_ranks, *_ = ranks()
     return range(n * rank // n_ranks, n * (rank + 1) // n_ranks)
 
 
-def _number(name: str, default: int) -> int:
+def _read_number(name: str, default: int) -> int:
     text = os.environ.get(name, str(default))
     try:
         return int(text)
     except ValueError:
-        raise UsageError(f"{name} is {text!r}", "start it with torchrun") from None
+        raise UsageError(
+            f"{name}={text!r} is not a number", "start the processes with torchrun"
+        ) from None

@@ -1,9 +1,8 @@
-"""How ranks come together, and how all of them end.
+"""Joining the ranks as a process group, and ending all of them after an error on one.
 
-What goes wrong on any of them is told once, on rank 0, and ends them all. Whoever fails leaves its
-error with the store that all can reach, then hangs up; who waits for it finds the line dead, and
-the error in the store. torchrun ends all as soon as one has ended, so a rank that failed waits
-until it was told.
+Rank 0 prints the first error of any rank, once. A rank that fails puts its error into the shared
+store and closes its connections; ranks that wait for it notice that and read the error. torchrun
+kills all ranks as soon as one has exited, so a failed rank waits until rank 0 has printed.
 """
 
 import gc
@@ -22,177 +21,182 @@ from tgen.errors import RankError, TgenError, UsageError, is_out_of_memory
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-_TOLD_WITHIN = 20.0  # seconds; after that rank 0 is taken to be busy or gone
-_TELLING = 1.0  # seconds that rank 0 is given to tell what is wrong before ranks have joined
-_LOOK_AGAIN = 0.1  # seconds until ranks that have not come are looked for again
-_TRY = timedelta(seconds=2)  # to reach rank 0; inside torch no signal is seen
-_NOTED_AFTER = 10.0  # seconds that a rank is waited for
-_FAILED, _TOLD = "tgen failed", "tgen told"  # keys of the store
-_PATIENCE = timedelta(days=1)  # rank 0 prepares and saves alone; who has ended is seen at once
-# In what torch says of a peer that is gone.
-_LINE_DEAD = ("Connection closed", "reset by peer", "Broken pipe", "remote process exited")
+_REPORT_SECONDS = 1.0  # for rank 0 to print an error before the ranks have joined
+_POLL_SECONDS = 0.1
+_NOTICE_AFTER_SECONDS = 10.0
+_CONNECT_TIMEOUT = timedelta(seconds=2)  # short: torch handles no signal meanwhile
+_PRINT_TIMEOUT = timedelta(seconds=20)  # after that, rank 0 is considered busy or dead
+_COLLECTIVE_TIMEOUT = timedelta(days=1)  # rank 0 prepares and saves alone for a long time
+_ERROR_KEY, _PRINTED_KEY = "tgen error", "tgen printed"
+# Torch's messages about a rank that has exited.
+_PEER_GONE = ("Connection closed", "reset by peer", "Broken pipe", "remote process exited")
 
 
 def rank_zero_reports() -> bool:
-    """Whether this process tells what is wrong on all ranks alike before they join, such as an
-    unknown option; another gives it the time: torchrun ends all once one has ended."""
+    """Return whether to print an error that all ranks have before they join, e.g. a wrong option.
+
+    Other ranks wait for rank 0 to do it, since torchrun kills all once one has exited.
+    """
     if not is_rank_zero():
-        time.sleep(_TELLING)
+        time.sleep(_REPORT_SECONDS)
     return is_rank_zero()
 
 
 @contextmanager
 def join_process_group(
-    tell: Callable[[str, str], None] | None = None,
-    note: Callable[[str], None] | None = None,
+    print_error: Callable[[str, str], None] | None = None,
+    print_status: Callable[[str], None] | None = None,
     *,
     join_seconds: float = 300.0,
 ) -> Iterator[Ranks]:
-    """All ranks as torch's default process group, over gloo and, where there is CUDA, NCCL too.
+    """Join all ranks as torch's default process group: gloo, and NCCL for CUDA tensors.
 
-    An error on any rank ends the block on all, with a RankError that has that rank's message,
-    hint and exit status; `tell(message, hint)` is called once before, on rank 0. Only what is no
-    TgenError, a bug or Ctrl-C, is raised as it is where it happened. Where torchrun's port is taken
-    or ranks do not come within `join_seconds`, TgenError; rank 0's `note` says for whom it
-    waits. Raises UsageError where it is not said where rank 0 is.
+    An error on any rank ends the block on all ranks with a RankError that has the same message,
+    hint and exit status; rank 0 calls `print_error(message, hint)` once. An exception that is not
+    a TgenError, i.e. a bug or Ctrl-C, is raised unchanged on its own rank.
+
+    Raise UsageError if rank 0's address is not set, TgenError if its port is in use or ranks do not
+    join within `join_seconds`; rank 0 calls `print_status` while it waits.
     """
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # or it tells of every dead line
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # no messages about closed connections
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
 
-    mine = ranks()
-    store = _store(mine, join_seconds)
-    _meet(mine, store, join_seconds, note)
+    own = ranks()
+    store = _connect_store(own, join_seconds)
+    _wait_for_ranks(own, store, join_seconds, print_status)
     dist.init_process_group(
         _backend(),
         store=PrefixStore("group", store),
-        rank=mine.rank,
-        world_size=mine.world_size,
-        timeout=_PATIENCE,
+        rank=own.rank,
+        world_size=own.world_size,
+        timeout=_COLLECTIVE_TIMEOUT,
     )
     try:
-        yield mine
+        yield own
     except Exception as error:
-        raise _settled(error, mine, store, tell) from error
+        raise _share_error(error, own.rank, store, print_error) from error
     finally:
-        with suppress(Exception):  # a dead line
+        with suppress(Exception):  # connections may be closed
             dist.destroy_process_group()
 
 
 def _backend() -> str:
-    """What carries tensors: what ranks decide by lies beside the processor, on GPUs too."""
+    """Return gloo for CPU tensors, which decisions are made with, and NCCL for CUDA tensors."""
     import torch
 
-    gpus = torch.cuda.is_available() and torch.distributed.is_nccl_available()
-    return "cpu:gloo,cuda:nccl" if gpus else "gloo"
+    has_gpus = torch.cuda.is_available() and torch.distributed.is_nccl_available()
+    return "cpu:gloo,cuda:nccl" if has_gpus else "gloo"
 
 
-def _store(mine: Ranks, seconds: float) -> "Store":
-    """What all ranks write to and read from: torchrun has it or, without torchrun, rank 0."""
+def _connect_store(own: Ranks, join_seconds: float) -> "Store":
+    """Connect to the key-value store of all ranks; torchrun hosts it or, without torchrun, rank
+    0."""
     import torch.distributed as dist
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if not (host and port.isdigit()):
-        raise UsageError(f"MASTER_ADDR is {host!r}, MASTER_PORT {port!r}", "start it with torchrun")
-    has_it = not mine.rank and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    began = time.monotonic()
+        raise UsageError(
+            f"MASTER_ADDR={host!r} and MASTER_PORT={port!r} do not name rank 0's address",
+            "start the processes with torchrun",
+        )
+    is_host = not own.rank and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    started_at = time.monotonic()
     while True:
         try:
             store = TCPStore(
-                host, int(port), is_master=has_it, timeout=_TRY, wait_for_workers=False
+                host,
+                int(port),
+                is_master=is_host,
+                timeout=_CONNECT_TIMEOUT,
+                wait_for_workers=False,
             )
         except (dist.DistError, ValueError) as error:
             if "EADDRINUSE" in str(error) or "address already in use" in str(error):
                 raise TgenError(
-                    f"the port of {host}:{port} is taken", "give torchrun another --master-port"
+                    f"the port of {host}:{port} is in use", "choose another torchrun --master-port"
                 ) from None
-            if has_it or time.monotonic() - began >= seconds:
+            if is_host or time.monotonic() - started_at >= join_seconds:
                 raise TgenError(
-                    f"rank {mine.rank} does not reach rank 0 at {host}:{port}",
+                    f"rank {own.rank} cannot reach rank 0 at {host}:{port}",
                     "check torchrun's --master-addr",
                 ) from None
-        else:  # torchrun may start its ranks anew
+        else:  # torchrun may restart the ranks: each attempt has keys of its own
             return PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
 
 
-def _meet(mine: Ranks, store: "Store", seconds: float, note: Callable[[str], None] | None) -> None:
-    """Returns once all ranks have come."""
+def _wait_for_ranks(
+    own: Ranks, store: "Store", join_seconds: float, print_status: Callable[[str], None] | None
+) -> None:
     import torch.distributed as dist
 
-    began, noted = time.monotonic(), False
+    started_at, n, printed = time.monotonic(), own.world_size, False
     try:
-        store.set(f"here {mine.rank}", "")
-        store.add("here", 1)
-        while store.add("here", 0) < mine.world_size:
-            waited = time.monotonic() - began
-            if waited >= seconds:
-                raise _missing(f"rank {_absent(mine, store)}", mine, seconds)
-            if note and not noted and not mine.rank and waited >= _NOTED_AFTER:
-                note(f"waiting for rank {_absent(mine, store)} of {mine.world_size}")
-                noted = True
-            time.sleep(_LOOK_AGAIN)  # not inside torch, where no signal is seen
-    except dist.DistError:  # rank 0 had the store
-        raise TgenError("rank 0 has ended before all had come", "see what it said") from None
+        store.set(f"joined {own.rank}", "")
+        store.add("joined", 1)
+        while store.add("joined", 0) < n:
+            waited = time.monotonic() - started_at
+            missing = ", ".join(str(r) for r in range(n) if not store.check([f"joined {r}"]))
+            if waited >= join_seconds:
+                raise TgenError(
+                    f"rank {missing} of {n} did not join within {join_seconds:g} s",
+                    "start torchrun on every machine",
+                )
+            if print_status and not printed and not own.rank and waited >= _NOTICE_AFTER_SECONDS:
+                print_status(f"waiting for rank {missing} of {n}")
+                printed = True
+            time.sleep(_POLL_SECONDS)  # not inside torch, which handles no signal
+    except dist.DistError:  # rank 0 hosted the store
+        raise TgenError("rank 0 ended before all ranks joined", "see its output") from None
 
 
-def _absent(mine: Ranks, store: "Store") -> str:
-    absent = [r for r in range(mine.world_size) if not store.check([f"here {r}"])]
-    return ", ".join(map(str, absent))
-
-
-def _missing(who: str, mine: Ranks, seconds: float) -> TgenError:
-    message = f"{who} of {mine.world_size} ranks has not come within {seconds:g} s"
-    return TgenError(message, "start torchrun on every machine")
-
-
-def _settled(
-    error: Exception, mine: Ranks, store: "Store", tell: Callable[[str, str], None] | None
+def _share_error(
+    error: Exception, rank: int, store: "Store", print_error: Callable[[str, str], None] | None
 ) -> Exception:
-    """What is to be raised here, after the one error that counts has been told."""
+    """Publish an error unless another rank was first; return what to raise on this rank.
+
+    Rank 0 prints the first error of all ranks; another rank prints its own only if rank 0 does not
+    answer.
+    """
     import torch.distributed as dist
 
-    own = _described(error, mine.rank)
-    first, is_told = own, False
+    own = first = _describe(error, rank)
+    is_shared = False
+    with suppress(dist.DistError):  # if rank 0 hosted the store and has ended
+        first = json.loads(store.compare_set(_ERROR_KEY, "", json.dumps(own)))
+        is_shared = True
+    is_own_bug = own["bug"] and first == own  # its traceback is printed on this rank
+    prints = rank == 0
+    with suppress(Exception):  # the other ranks stop waiting for this one
+        traceback.clear_frames(error.__traceback__)  # their objects keep connections open
+        gc.collect()
+        dist.destroy_process_group()
     try:
-        first = json.loads(store.compare_set(_FAILED, "", json.dumps(own)))
-        if not mine.rank and tell and not own["bug"]:
-            tell(first["message"], first["hint"])
-            is_told = True
-        with suppress(Exception):  # whoever waits for this rank need wait no longer
-            traceback.clear_frames(error.__traceback__)  # what they hold keeps the line open
-            gc.collect()
-            dist.destroy_process_group()
-        if mine.rank:
-            is_told = first["rank"] != mine.rank
-            store.wait([_TOLD], timedelta(seconds=_TOLD_WITHIN))
-            is_told = True
-    except dist.DistNetworkError:  # the store was on rank 0: it has ended, after it told `first`
-        is_told = first is not own
-    except dist.DistStoreError:  # rank 0 does not listen
-        pass
-    if own["bug"] and first == own:
-        if not own["status"]:  # nothing to be told
-            store.set(_TOLD, "")
-        return error  # its traceback is here
-    if tell and not is_told:
-        tell(first["message"], first["hint"])
-    if not mine.rank:
+        if rank:
+            store.wait([_PRINTED_KEY], _PRINT_TIMEOUT)
+    except dist.DistNetworkError:  # rank 0 hosted the store and has ended, but printed first
+        prints = not is_shared
+    except dist.DistError:  # rank 0 does not answer
+        prints = first == own
+    if prints and print_error and not is_own_bug:
+        print_error(first["message"], first["hint"])
+    if rank == 0 and not (is_own_bug and own["status"]):  # a traceback is still to be printed
         with suppress(dist.DistError):
-            store.set(_TOLD, "")
-    return RankError(first["message"], first["hint"], first["status"])
+            store.set(_PRINTED_KEY, "")
+    return error if is_own_bug else RankError(first["message"], first["hint"], first["status"])
 
 
-def _described(error: Exception, rank: int) -> dict[str, Any]:
-    """An error as others are to tell it; `bug` where it was not expected."""
-    text, hint, status, bug = str(error), "", 1, False
+def _describe(error: Exception, rank: int) -> dict[str, Any]:
+    """Return an error in the form that ranks share; `bug` marks an unexpected one."""
+    message, hint, status, is_bug = str(error), "", 1, False
     if isinstance(error, TgenError):
-        text, hint, status = error.message, error.hint, error.exit_status
-    elif isinstance(error, RuntimeError) and any(words in text for words in _LINE_DEAD):
-        text, hint = "a rank has ended without a word", "see what torchrun says of it"
+        message, hint, status = error.message, error.hint, error.exit_status
+    elif isinstance(error, RuntimeError) and any(words in message for words in _PEER_GONE):
+        message, hint = "a rank ended without an error message", "see torchrun's report"
     elif is_out_of_memory(error):
-        text, hint = f"rank {rank}: there is not enough memory", "give each rank less to do"
+        message, hint = f"rank {rank}: out of memory", "use a smaller batch or model, or more ranks"
     elif not isinstance(error, OSError):
-        text, bug = f"rank {rank}: {type(error).__name__}: {text}"[:300], True
+        message, is_bug = f"rank {rank}: {type(error).__name__}: {message}"[:300], True
         status = getattr(error, "exit_status", 70)
-    return {"rank": rank, "message": text, "hint": hint, "status": status, "bug": bug}
+    return {"rank": rank, "message": message, "hint": hint, "status": status, "bug": is_bug}

@@ -1,7 +1,7 @@
-"""What every engine promises: rows of one model's text, extended token by token or many at once."""
+"""The interface of all engines: sequences of one model's tokens, extended one or many at a time."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol, overload
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,79 +13,73 @@ Floats = NDArray[np.float32]
 
 
 class PromptCache(NamedTuple):
-    """The keys and values of a text's first tokens, which need not be computed again."""
+    """Cached keys and values of a text's first tokens."""
 
     tokens: list[int]
-    keys: Floats  # (L, n_kv_heads, n, D), float32, after the rotation
+    keys: Floats  # (L, n_kv_heads, n, D), float32, after rotation
     values: Floats
 
 
 def common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two texts begin with alike."""
+    """Return the number of tokens that two texts share at their start."""
     pairs = zip(a, b, strict=False)
     return next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))
 
 
-def reset(engine: "Engine", n_rows: int) -> None:
-    """Leaves `n_rows` empty rows, at least one."""
+def reset(engine: "Engine", n_sequences: int) -> None:
+    """Replace all sequences by `n_sequences` empty ones, at least one."""
     engine.rewind([0] * len(engine.lengths))
-    engine.select([0] * n_rows)
+    engine.select([0] * n_sequences)
 
 
-def lengths_after(before: Sequence[int], counts: Sequence[int], context_length: int) -> list[int]:
-    """How long rows become; raises ValueError if one takes nothing or passes the context."""
-    after = [held + new for held, new in zip(before, counts, strict=True)]
-    if min(counts) < 1 or max(after) > context_length:
+def extended_lengths(
+    lengths: Sequence[int], counts: Sequence[int], context_length: int
+) -> list[int]:
+    """Add `counts` to `lengths`; raise ValueError for a count of 0 or a length over the context."""
+    new = [length + count for length, count in zip(lengths, counts, strict=True)]
+    if min(counts) < 1 or max(new) > context_length:
         raise ValueError(
-            f"rows of {before} tokens cannot take {counts} more in a context of {context_length}"
+            f"cannot append {counts} tokens to sequences of {lengths} tokens "
+            f"(context length {context_length})"
         )
-    return after
+    return new
 
 
 class Engine(Protocol):
-    """B rows of one model, never none. Starts with one empty row; `select` makes more."""
+    """B sequences of one model, at least one; a new engine has one empty sequence."""
 
     name: str  # "kernels" or "torch"
-    stored: StoredAs  # how the weights are held
+    dtype: StoredAs  # of the weights in memory
 
     @property
     def context_length(self) -> int:
-        """Tokens that a row can hold."""
+        """Maximum tokens per sequence."""
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens that each row holds."""
+        """Tokens of each sequence."""
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the keys and values held."""
+        """Bytes of the cached keys and values."""
 
-    @overload
-    def extend(
-        self, tokens: Sequence[Sequence[int]], *, every_position: Literal[False] = False
-    ) -> Logits: ...
-    @overload
-    def extend(
-        self, tokens: Sequence[Sequence[int]], *, every_position: Literal[True]
-    ) -> list[Logits]: ...
-    def extend(
-        self, tokens: Sequence[Sequence[int]], *, every_position: bool = False
-    ) -> Logits | list[Logits]:
-        """Appends at least one token to each row; the logits of what follows.
+    def extend(self, tokens: Sequence[Sequence[int]], *, every_position: bool = False) -> Logits:
+        """Append at least one token to each sequence and return float32 logits.
 
-        Gives (B, V), after the last new token of each row, or for every new token a list of
-        (t_i, V). float32. Prefill, one decoding step and the checking of drafts are this one verb.
-        Raises ValueError if a row would pass the context.
+        Prefill, a decoding step and the verification of draft tokens are all this call. Returns the
+        logits after the last token of each sequence, (B, V), or after every new token, sequence
+        after sequence, (sum of counts, V). Raises ValueError if a sequence would exceed the
+        context.
         """
 
     def rewind(self, lengths: Sequence[int]) -> None:
-        """Forgets each row's tail: row i then holds at most lengths[i] tokens."""
+        """Truncate sequence i to lengths[i] tokens, if it is longer."""
 
-    def select(self, rows: Sequence[int]) -> None:
-        """Keeps, repeats and reorders rows: new row i is old row rows[i]."""
+    def select(self, indices: Sequence[int]) -> None:
+        """Select, repeat and reorder sequences: new sequence i is old sequence indices[i]."""
 
     def keys_and_values(self) -> tuple[Floats, Floats]:
-        """Those that the first row holds, each (L, n_kv_heads, n, D)."""
+        """Return the first sequence's keys and values, each (L, n_kv_heads, n, D)."""
 
     def restore(self, keys: Floats, values: Floats) -> None:
-        """Leaves one row, which holds these."""
+        """Replace everything by one sequence with these keys and values."""

@@ -1,1 +1,1 @@
-"""From logits to text: one sampler for every engine, cached or not, one row or many."""
+"""Generation: requests and logits in, tokens out."""

@@ -1,6 +1,6 @@
-"""Text of a given form: one of some choices, what a regular expression matches, or JSON.
+"""Constrained generation: a choice, a regular expression, or JSON that matches a schema.
 
-llguidance says which tokens may follow. A text that cannot go on is complete, and ends there.
+llguidance computes which tokens are allowed. A text that cannot continue is complete and ends.
 """
 
 import json
@@ -23,39 +23,42 @@ except ImportError:
 
 
 class Matcher:
-    """One text on its way through a grammar."""
+    """The state of one text within a grammar."""
 
     def __init__(self, matcher: LLMatcher, end: int, ends: Sequence[int]) -> None:
         self._matcher, self._end, self._ends = matcher, end, ends
 
     def allowed(self, size: int) -> NDArray[np.bool_]:
-        """Which of `size` tokens may follow, (V,); one that ends a text where it is complete."""
+        """Return a mask (size,) of allowed tokens, with end tokens if the text is complete."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        found = np.unpackbits(bits, count=self._end + 1, bitorder="little").astype(bool)
+        flags = np.unpackbits(bits, count=self._end + 1, bitorder="little").astype(bool)
         allowed = np.zeros(size, bool)
         n = min(size, self._end)
-        allowed[:n] = found[:n]
-        allowed[self._ends] = found[self._end]
+        allowed[:n] = flags[:n]
+        allowed[self._ends] = flags[self._end]
         return allowed
 
     def accept(self, token: int) -> None:
-        """Goes on with a token that was allowed."""
+        """Advance by an allowed token."""
         if token not in self._ends:
             self._matcher.consume_token(token)
 
     @property
     def complete(self) -> bool:
-        """Whether the text is of the form as it stands."""
+        """Whether the text so far matches."""
         return bool(self._matcher.is_accepting())
 
     @property
-    def over(self) -> bool:
-        """Whether nothing may follow."""
+    def stopped(self) -> bool:
+        """Whether no token is allowed any more."""
         return bool(self._matcher.is_stopped())
 
 
 class Grammars:
-    """Matchers for one vocabulary; a grammar is compiled once."""
+    """Makes matchers for one vocabulary; compiles each grammar once.
+
+    It is also the tokenizer object that llguidance expects.
+    """
 
     def __init__(
         self,
@@ -64,43 +67,45 @@ class Grammars:
         encode: Callable[[bytes], Sequence[int]],
     ) -> None:
         self._encode = encode
-        # Not all vocabularies have an end of text: one more token stands for it.
+        # One more token as the end of text, since not every vocabulary has one.
         self.tokens, self.eos_token_id, self._ends = [*tokens, b""], len(tokens), sorted(ends)
         self.bos_token_id, self.special_token_ids = None, [*self._ends, len(tokens)]
         self._tokenizer = LLTokenizer(TokenizerWrapper(self))
         self._compiled = lru_cache(maxsize=100)(self._compile)
 
     def __call__(self, text: str | bytes) -> Sequence[int]:
-        """The ids of a text, for the library: it knows by them what is forced."""
+        """Return the ids of a text; llguidance uses it for forced tokens."""
         return self._encode(text.encode() if isinstance(text, str) else text)
 
     def matcher(self, sampling: SamplingConfig) -> Matcher | None:
-        """The beginning of a text, if it is to be of a form. Raises UsageError if none can be."""
+        """Return a new matcher for the constraint of `sampling`, None without one.
+
+        Raises UsageError if the constraint is invalid or allows no text.
+        """
         kind = next((name for name in CONSTRAINTS if getattr(sampling, name)), None)
         if kind is None:
             return None
-        value = sampling.regex or sampling.json_schema or _lark(sampling.choices)
+        value = sampling.regex or sampling.json_schema or _choices_grammar(sampling.choices)
         return Matcher(self._compiled(kind, value).deep_copy(), self.eos_token_id, self._ends)
 
     def _compile(self, kind: str, value: str) -> LLMatcher:
         try:
-            matcher = LLMatcher(self._tokenizer, _grammar(kind, value), log_level=0)
+            matcher = LLMatcher(self._tokenizer, _to_llguidance(kind, value), log_level=0)
         except ValueError as error:
-            raise UsageError(f"{kind}: {error}", "give a JSON schema", field=kind) from None
+            raise UsageError(f"{kind}: {error}", "use a valid JSON schema", field=kind) from None
         if matcher.is_error():
             reason = " ".join(matcher.get_error().split("|")[0].split())[:200]
-            raise UsageError(f"{kind}: {reason}", "change it to what llguidance reads", field=kind)
+            raise UsageError(f"{kind}: {reason}", "use syntax that llguidance supports", field=kind)
         if matcher.is_stopped():
-            raise UsageError(f"{kind} allows no text", "give one that allows some", field=kind)
+            raise UsageError(f"{kind} allows no text", "use one that allows some text", field=kind)
         return matcher
 
 
-def _grammar(kind: str, value: str) -> str:
-    """What llguidance reads."""
+def _to_llguidance(kind: str, value: str) -> str:
     if kind == "regex":
         return LLMatcher.grammar_from_regex(value)
     if kind == "json_schema":
-        # A fixed space after : and , and no other: white space could go on forever.
+        # One space after colons and commas and no other: whitespace could repeat endlessly.
         return LLMatcher.grammar_from_json_schema(
             value,
             overrides={
@@ -112,9 +117,11 @@ def _grammar(kind: str, value: str) -> str:
     return LLMatcher.grammar_from_lark(value)
 
 
-def _lark(choices: Sequence[str | bytes]) -> str:
+def _choices_grammar(choices: Sequence[str | bytes]) -> str:
     try:
         texts = [json.dumps(raw(text).decode(), ensure_ascii=False) for text in choices]
     except UnicodeDecodeError:
-        raise UsageError("choices is not UTF-8", "give texts in UTF-8", field="choices") from None
+        raise UsageError(
+            "choices is not UTF-8", "encode the choices in UTF-8", field="choices"
+        ) from None
     return "start: " + " | ".join(texts)

@@ -1,4 +1,4 @@
-"""What the model itself, before any rule or sampler, thought of the tokens that were picked."""
+"""Log-probabilities of sampled tokens under the model, before processors and samplers."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -7,58 +7,56 @@ import numpy as np
 
 from tgen.engine.base import Logits
 from tgen.generation.samplers import sort_candidates
-from tgen.reports import Finish, Removed, Token
+from tgen.reports import Finish, RemovedCandidates, Token
 
 
 class Pick(NamedTuple):
-    """A token that the sampler picked, and the place of the logits it was picked by."""
+    """A sampled token and the row of the logits that it was sampled from."""
 
-    row: int
+    sequence: int
     id: int
-    place: int
-    shown: bytes
+    row: int
+    text: bytes
     finish: Finish | None
     complete: bool
-    n_likeliest: int
-    removed: list[Removed]
+    n_top: int
+    removed: list[RemovedCandidates]
 
 
-def at(logits: Logits, places: list[int]) -> Logits:
-    """These rows of the logits, without a copy where they are all of them in order."""
-    return logits if places == list(range(len(logits))) else logits[places]
+def select_rows(logits: Logits, rows: list[int]) -> Logits:
+    """Return these rows of the logits, without a copy if they are all rows in order."""
+    return logits if rows == list(range(len(logits))) else logits[rows]
 
 
-def reports(picks: Sequence[Pick], logits: Logits) -> Iterator[Token]:
-    """The picks with their probabilities, ranks and entropies."""
-    logits = at(logits, [pick.place for pick in picks])
+def make_tokens(picks: Sequence[Pick], logits: Logits) -> Iterator[Token]:
+    """Yield a Token per pick, with its log-probability, rank and entropy."""
+    logits = select_rows(logits, [pick.row for pick in picks])
     with np.errstate(over="ignore"):
         shifted = logits - logits.max(axis=1, keepdims=True)
-    weights = np.exp(shifted)
-    totals = weights.sum(axis=1, dtype=np.float64)
-    # Of p = w / t with w = exp(s): -sum p log p = log t - sum w s / t.
-    products = weights * np.maximum(shifted, -1e30)  # a logit of -inf adds nothing
+    exponentials = np.exp(shifted)
+    totals = exponentials.sum(axis=1, dtype=np.float64)
+    # With p = w / t and w = exp(s): -sum p log p = log t - sum w s / t.
+    products = exponentials * np.maximum(shifted, -1e30)  # a logit of -inf adds 0
     entropies = np.log(totals) - products.sum(axis=1, dtype=np.float64) / totals
     chosen = shifted[np.arange(len(picks)), [pick.id for pick in picks]]
     ranks = (shifted > chosen[:, None]).sum(axis=1)
-    thoughts = (chosen - np.log(totals), ranks, np.maximum(entropies, 0.0))
-    found = zip(*(values.tolist() for values in thoughts), strict=True)
-    for i, (pick, (logprob, place, entropy)) in enumerate(zip(picks, found, strict=True)):
+    columns = (chosen - np.log(totals), ranks, np.maximum(entropies, 0.0))
+    numbers = zip(*(column.tolist() for column in columns), strict=True)
+    for i, (pick, (logprob, rank, entropy)) in enumerate(zip(picks, numbers, strict=True)):
+        top = []
+        if pick.n_top:
+            ids, values = sort_candidates(shifted[i : i + 1], min(pick.n_top, shifted.shape[1]))
+            log_total = float(np.log(totals[i]))
+            top = [(int(k), float(x) - log_total) for k, x in zip(ids[0], values[0], strict=True)]
         yield Token(
-            row=pick.row,
+            sequence=pick.sequence,
             id=pick.id,
-            text=pick.shown,
+            text=pick.text,
             logprob=logprob,
-            rank=place,
+            rank=rank,
             entropy=entropy,
-            likeliest=_likeliest(shifted[i], float(np.log(totals[i])), pick.n_likeliest),
+            top_logprobs=top,
             removed=pick.removed,
             finish=pick.finish,
             complete=pick.complete,
         )
-
-
-def _likeliest(shifted: Logits, log_total: float, n: int) -> list[tuple[int, float]]:
-    if n == 0:
-        return []
-    ids, values = sort_candidates(shifted[None], min(n, len(shifted)))
-    return [(int(i), float(x) - log_total) for i, x in zip(ids[0], values[0], strict=True)]

@@ -1,12 +1,13 @@
-"""The generation loop: rows of prompts -> tokens, until each row ends.
+"""The generation loop: requests in, Tokens out, with continuous batching.
 
-Rows are computed together; where one ends, the next request takes its place. Past the context a row
-slides: when full, its last half is kept and computed anew. Where a row's window starts depends on
-its number of tokens alone, so a text goes on the same way whether its beginning was generated or
-given.
+A finished sequence is replaced at once; a new one reuses the KV cache of a shared prefix. When the
+context is full, the window slides: its last half stays and is computed again. Where a window starts
+depends on the number of tokens only, so a continuation is the same whether the text before it was
+generated or part of the prompt.
 
-With drafts a pass computes guesses too. The one sampler picks a token after each of them, and the
-picks stand up to the first that is not what was guessed: without drafts the text is the same.
+With drafts, a pass also computes draft tokens. The sampler samples a token after each of them, and
+samples are accepted up to the first that differs from the draft: the text is the same without
+drafts.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -14,28 +15,27 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
-import numpy as np
-
 from tgen.config import SamplingConfig
 from tgen.engine.base import Engine, Logits, PromptCache, common_prefix_length, reset
 from tgen.generation.logits_processors import LogitsProcessors
-from tgen.generation.logprobs import Pick, at, reports
+from tgen.generation.logprobs import Pick, make_tokens, select_rows
 from tgen.generation.ngram_drafter import NgramDrafter
 from tgen.generation.sampling import row_seed, sample
 from tgen.generation.sequence import Request, SequenceState, window_start
 from tgen.generation.token_bytes import Vocabulary
-from tgen.reports import Removed, Token
+from tgen.reports import RemovedCandidates, Token
 
-_MOST_RULES = 1000  # kept for rows to come
+_MAX_PROCESSORS = 1000  # cached for later requests
 
-# Gives the next request. None: there is none now, or, if the caller can wait, there is no more.
+# Returns the next request, or None: there is none now, or, if the argument (whether the caller can
+# wait) is True, there will be no more.
 RequestSource = Callable[[bool], Request | None]
 
 
-def in_turn(requests: Iterable[Request]) -> RequestSource:
-    """Gives one after another of those that are known."""
-    left = iter(requests)
-    return lambda _: next(left, None)
+def make_source(requests: Iterable[Request]) -> RequestSource:
+    """Make a source of requests that are known in advance."""
+    remaining = iter(requests)
+    return lambda _: next(remaining, None)
 
 
 def generate(
@@ -48,18 +48,18 @@ def generate(
     drafts: NgramDrafter | None = None,
     prompt_cache: PromptCache | None = None,
 ) -> Iterator[Token]:
-    """Yields the Tokens of all rows; a row ends with a token of `stop`, or as `sampling` says.
+    """Yield the Tokens that continue all prompts, until a token of `stop` or as `sampling` says.
 
-    Row i draws by `row_seed(sampling.seed, i)`. See `generate_rows`.
+    Prompt i uses the seed `row_seed(sampling.seed, i)`. See `generate_requests`.
     """
     requests = [
-        Request(prompt, replace(sampling, seed=row_seed(sampling.seed, row)))
-        for row, prompt in enumerate(prompts)
+        Request(prompt, replace(sampling, seed=row_seed(sampling.seed, i)))
+        for i, prompt in enumerate(prompts)
     ]
-    yield from generate_rows(
+    yield from generate_requests(
         engine,
-        in_turn(requests),
-        n_rows=len(prompts),
+        make_source(requests),
+        batch_size=len(prompts),
         vocabulary=Vocabulary(ends=stop),
         kv_cache=kv_cache,
         drafts=drafts,
@@ -67,56 +67,57 @@ def generate(
     )
 
 
-def generate_rows(
+def generate_requests(
     engine: Engine,
-    waiting: RequestSource,
+    source: RequestSource,
     *,
-    n_rows: int,
+    batch_size: int,
     vocabulary: Vocabulary,
     kv_cache: bool = True,
     drafts: NgramDrafter | None = None,
     prompt_cache: PromptCache | None = None,
 ) -> Iterator[Token]:
-    """Yields the Tokens of all requests, `n_rows` at a time; a row is numbered as it comes.
+    """Yield the Tokens of all requests, numbered in order, up to `batch_size` at a time.
 
-    Prompts must not be empty. What they begin with is computed once where they share it, and taken
-    from `prompt_cache` as far as it is there, while no row is under way. Without `kv_cache` the
-    same engine computes each row's whole window again for every token, and nothing is guessed. A
-    request for no tokens has none.
+    Prompts must not be empty. A shared prefix of prompts is computed once, or taken from
+    `prompt_cache` if no sequence is active. Without `kv_cache` the engine computes each window
+    again for every token, without drafts. A request for no tokens yields none.
     """
-    rules: dict[SamplingConfig, LogitsProcessors] = {}
-    rows: list[SequenceState] = []
+    processors: dict[SamplingConfig, LogitsProcessors] = {}
+    active: list[SequenceState] = []
     number = 0
     while True:
         new: list[SequenceState] = []
-        while len(rows) + len(new) < n_rows:
-            request = waiting(not rows and not new)
+        while len(active) + len(new) < batch_size:
+            request = source(not active and not new)
             if request is None:
                 break
-            if len(rules) > _MOST_RULES:
-                rules = {row.sampling: row.rules for row in (*rows, *new)}
-            if request.sampling not in rules:
-                rules[request.sampling] = LogitsProcessors(request.sampling, vocabulary)
-            rule = rules[request.sampling]
+            if len(processors) > _MAX_PROCESSORS:
+                processors = {state.sampling: state.processors for state in (*active, *new)}
+            if request.sampling not in processors:
+                processors[request.sampling] = LogitsProcessors(request.sampling, vocabulary)
             if request.sampling.max_new_tokens:
-                new.append(SequenceState(number, request, vocabulary, rule, engine.context_length))
+                shared = processors[request.sampling]
+                state = SequenceState(number, request, vocabulary, shared, engine.context_length)
+                new.append(state)
             number += 1
         if new:
-            _admit(engine, rows, new, prompt_cache, kv_cache=kv_cache)
-            rows += new
-        if not rows:
+            _prefill_new(engine, active, new, prompt_cache, kv_cache=kv_cache)
+            active += new
+        if not active:
             return
-        picks, logits = _step(engine, rows, drafts if kv_cache else None, kv_cache=kv_cache)
-        yield from reports(picks, logits)
-        ended = {pick.row for pick in picks if pick.finish}
-        if ended and drafts is not None:
-            drafts.forget(ended)
-        if ended or new:
-            rows = _settle(engine, [row for row in rows if row.number not in ended])
+        picks, logits = _step(engine, active, drafts if kv_cache else None, kv_cache=kv_cache)
+        yield from make_tokens(picks, logits)
+        finished = {pick.sequence for pick in picks if pick.finish}
+        if finished and drafts is not None:
+            drafts.forget(finished)
+        if finished or new:
+            active = _compact(engine, [state for state in active if state.number not in finished])
 
 
-def begin_with(engine: Engine, tokens: Sequence[int], cache: PromptCache | None) -> int:
-    """Leaves one row with as many of the first tokens as the cache has; how many they are."""
+def restore_prefix(engine: Engine, tokens: Sequence[int], cache: PromptCache | None) -> int:
+    """Reset the engine to one sequence, the common prefix of `tokens` and the cache; return its
+    length."""
     n = common_prefix_length(tokens, cache.tokens) if cache else 0
     if cache and n:
         engine.restore(cache.keys[:, :, :n], cache.values[:, :, :n])
@@ -125,176 +126,164 @@ def begin_with(engine: Engine, tokens: Sequence[int], cache: PromptCache | None)
     return n
 
 
-def _admit(
+def _prefill_new(
     engine: Engine,
-    rows: list[SequenceState],
+    active: list[SequenceState],
     new: list[SequenceState],
     cache: PromptCache | None,
     *,
     kv_cache: bool,
 ) -> None:
-    """Gives new rows places in the engine, samples of one prompt a common one, with what can be had
-    of their beginnings without computing it."""
-    prompts = [list(prompt) for prompt in dict.fromkeys(tuple(row.text) for row in new)]
-    n_old, places, held = len(rows), [], []
-    if rows:
-        before = engine.lengths
+    """Assign slots to new sequences, with the keys and values of known prefixes.
+
+    Samples of one prompt share a slot until their first tokens differ.
+    """
+    prompts = [list(prompt) for prompt in dict.fromkeys(tuple(state.tokens) for state in new)]
+    if active:
+        lengths, sources, shared = engine.lengths, [], []
         for prompt in prompts:
-            n, _, place = max(  # the shortest row of those that hold as much
-                (_n_held(row, prompt, engine.context_length), -before[row.place], row.place)
-                for row in rows
+            n, _, slot = max(  # of those with the longest prefix, the shortest sequence
+                (
+                    _reusable_length(state, prompt, engine.context_length),
+                    -lengths[state.slot],
+                    state.slot,
+                )
+                for state in active
             )
-            places.append(place)
-            held.append(n)
-        engine.select([*range(n_old), *places])
-        engine.rewind([*before, *held])
+            sources.append(slot)
+            shared.append(n)
+        engine.select([*range(len(active)), *sources])
+        engine.rewind([*lengths, *shared])
     else:
-        _begin(engine, prompts, cache, share=kv_cache)
+        _prefill_shared(engine, prompts, cache, share=kv_cache)
         engine.select([0] * len(prompts))
-    for row in new:
-        row.place = n_old + prompts.index(row.text)
+    for state in new:
+        state.slot = len(active) + prompts.index(state.tokens)
 
 
-def _n_held(row: SequenceState, prompt: list[int], context_length: int) -> int:
-    """How many tokens of a prompt a row holds."""
-    if row.start or len(prompt) > context_length:  # one has slid
+def _reusable_length(state: SequenceState, prompt: list[int], context_length: int) -> int:
+    """Return how many tokens of a prompt an active sequence has in the KV cache."""
+    if state.window_start or len(prompt) > context_length:  # one of them has slid
         return 0
-    return min(
-        common_prefix_length(prompt, row.text), len(row.text) - 1
-    )  # behind that there may be guesses
+    # The last token is not cached yet; draft tokens may follow the others.
+    return min(common_prefix_length(prompt, state.tokens), len(state.tokens) - 1)
 
 
-def _begin(
-    engine: Engine, texts: list[list[int]], cache: PromptCache | None, *, share: bool
+def _prefill_shared(
+    engine: Engine, prompts: list[list[int]], cache: PromptCache | None, *, share: bool
 ) -> None:
-    """Leaves one row with what all texts begin with and need not be computed for each."""
-    if not share or max(map(len, texts)) > engine.context_length:  # one that slid shares nothing
+    """Reset the engine to one sequence: the prefix that all prompts share."""
+    if not share or max(map(len, prompts)) > engine.context_length:  # slid windows share nothing
         reset(engine, 1)
         return
-    n_shared = min(common_prefix_length(min(texts), max(texts)), min(map(len, texts)) - 1)
-    shared = texts[0][:n_shared]  # each has at least one token more
-    n = begin_with(engine, shared, cache)
-    if len(texts) > 1 and n < n_shared:
-        engine.extend([shared[n:]])
+    # Each prompt has at least one more token, whose logits are needed.
+    n_shared = common_prefix_length(min(prompts), max(prompts))
+    prefix = prompts[0][: min(n_shared, min(map(len, prompts)) - 1)]
+    n = restore_prefix(engine, prefix, cache)
+    if len(prompts) > 1 and n < len(prefix):
+        engine.extend([prefix[n:]])
 
 
-def _settle(engine: Engine, rows: list[SequenceState]) -> list[SequenceState]:
-    """Gives every row a place of its own, and moves as few as can be."""
-    settled: dict[int, SequenceState] = {}
-    others = []
-    for row in rows:
-        if row.place < len(rows) and row.place not in settled:
-            settled[row.place] = row
+def _compact(engine: Engine, active: list[SequenceState]) -> list[SequenceState]:
+    """Give every sequence its own slot from 0 on, moving as few as possible; return slot order."""
+    by_slot: dict[int, SequenceState] = {}
+    to_move = []
+    for state in active:
+        if state.slot < len(active) and state.slot not in by_slot:
+            by_slot[state.slot] = state
         else:
-            others.append(row)
-    free = [place for place in range(len(rows)) if place not in settled]
-    settled |= dict(zip(free, others, strict=True))
-    found = [settled[place] for place in range(len(rows))]
-    places = [row.place for row in found]
-    if rows and places != list(range(len(engine.lengths))):
-        engine.select(places)
-    for place, row in enumerate(found):
-        row.place = place
-    return found
+            to_move.append(state)
+    free = [slot for slot in range(len(active)) if slot not in by_slot]
+    by_slot |= dict(zip(free, to_move, strict=True))
+    ordered = [by_slot[slot] for slot in range(len(active))]
+    sources = [state.slot for state in ordered]
+    if active and sources != list(range(len(engine.lengths))):
+        engine.select(sources)
+    for slot, state in enumerate(ordered):
+        state.slot = slot
+    return ordered
 
 
 def _step(
-    engine: Engine, rows: list[SequenceState], drafts: NgramDrafter | None, *, kv_cache: bool
+    engine: Engine, active: list[SequenceState], drafter: NgramDrafter | None, *, kv_cache: bool
 ) -> tuple[list[Pick], Logits]:
-    """One pass, and what is picked by it."""
-    first = {row.place: row for row in reversed(rows)}  # a place's rows are alike up to here
-    placed = [first[place] for place in range(len(first))]
-    new = _prepare(engine, placed, kv_cache=kv_cache)
-    guesses: list[list[int]] = [[] for _ in placed]
-    if drafts is not None and max(map(len, new)) == 1 and len(placed) == len(rows):
-        n, context = len(rows), engine.context_length
-        guesses = [_guess(drafts, row, context, n_rows=n) for row in placed]
-    logits = _extend(engine, new, guesses)
-    return _pick(logits, rows, guesses), logits
+    """Run one pass; return the accepted tokens and the logits (N, V) they were sampled from."""
+    first = {state.slot: state for state in reversed(active)}
+    slots = [first[slot] for slot in range(len(first))]  # sequences in one slot are still equal
+    new_tokens = _rewind(engine, slots, kv_cache=kv_cache)
+    drafts: list[list[int]] = [[] for _ in slots]
+    if drafter is not None and max(map(len, new_tokens)) == 1 and len(slots) == len(active):
+        for draft, state in zip(drafts, slots, strict=True):
+            end = min(state.window_start + engine.context_length, state.max_length - 1)
+            limit = end - len(state.tokens)
+            draft += drafter.propose(state.number, state.tokens, batch_size=len(slots), limit=limit)
+    if any(drafts):
+        new_tokens = [new + draft for new, draft in zip(new_tokens, drafts, strict=True)]
+    logits = engine.extend(new_tokens, every_position=any(drafts))
+    return _accept(logits, active, drafts), logits
 
 
-def _prepare(engine: Engine, rows: list[SequenceState], *, kv_cache: bool) -> list[list[int]]:
-    """Rewinds rows that slid (or, uncached, all) and wrong guesses; what each row needs next."""
-    held = engine.lengths
-    for place, row in enumerate(rows):
-        start = window_start(len(row.text), engine.context_length)
-        if start != row.start or not kv_cache:
-            row.start, held[place] = start, 0
-        held[place] = min(held[place], len(row.text) - 1 - start)
-    engine.rewind(held)
-    return [row.text[row.start + held[place] :] for place, row in enumerate(rows)]
+def _rewind(engine: Engine, slots: list[SequenceState], *, kv_cache: bool) -> list[list[int]]:
+    """Drop rejected drafts and slid windows (without `kv_cache`, everything) from the KV cache;
+    return the tokens that each sequence needs next."""
+    lengths = engine.lengths
+    for slot, state in enumerate(slots):
+        start = window_start(len(state.tokens), engine.context_length)
+        if start != state.window_start or not kv_cache:
+            state.window_start, lengths[slot] = start, 0
+        lengths[slot] = min(lengths[slot], len(state.tokens) - 1 - start)
+    engine.rewind(lengths)
+    return [state.tokens[state.window_start + n :] for state, n in zip(slots, lengths, strict=True)]
 
 
-def _guess(
-    drafts: NgramDrafter, row: SequenceState, context_length: int, *, n_rows: int
-) -> list[int]:
-    room = min(row.start + context_length, row.longest - 1) - len(row.text)
-    return drafts.propose(row.number, row.text, n_rows=n_rows, most=room)
+class _Next(NamedTuple):
+    """A sequence and the row of the logits for its next token."""
+
+    state: SequenceState
+    row: int
 
 
-def _extend(engine: Engine, new: list[list[int]], guesses: list[list[int]]) -> Logits:
-    """Logits after each row's last token and after each of its guesses, (N, V)."""
-    if not any(guesses):
-        return engine.extend(new)
-    tokens = [last + propose for last, propose in zip(new, guesses, strict=True)]
-    return np.concatenate(engine.extend(tokens, every_position=True))
-
-
-class _Turn(NamedTuple):
-    """A row and the place of the logits that say what follows it."""
-
-    row: SequenceState
-    place: int
-
-
-def _pick(logits: Logits, rows: list[SequenceState], guesses: list[list[int]]) -> list[Pick]:
-    """Lengthens each row by what the sampler picks, once more after each guess that was right."""
-    expected = [
-        propose for guessed in guesses for propose in (*guessed, None)
-    ]  # a place of the logits
-    firsts = list(accumulate((len(guessed) + 1 for guessed in guesses), initial=0))
-    going = [_Turn(row, firsts[row.place]) for row in rows]
+def _accept(logits: Logits, active: list[SequenceState], drafts: list[list[int]]) -> list[Pick]:
+    """Sample a token for each sequence, and one more after each draft token that was right."""
+    expected = [token for draft in drafts for token in (*draft, None)]  # per row of the logits
+    first_rows = list(accumulate((len(draft) + 1 for draft in drafts), initial=0))
+    pending = [_Next(state, first_rows[state.slot]) for state in active]
     picks: list[Pick] = []
-    while going:
-        drawn = _draw(logits, going)
-        right = []
-        for (row, place), (token, removed) in zip(going, drawn, strict=True):
-            shown, finish = row.take(token)
-            n_likeliest = row.sampling.logprobs
-            complete = row.complete if finish else True
-            picks.append(
-                Pick(row.number, token, place, shown, finish, complete, n_likeliest, removed)
-            )
-            if token == expected[place] and not finish:
-                right.append(_Turn(row, place + 1))
-        going = right
+    while pending:
+        confirmed = []
+        samples = _sample(logits, pending)
+        for (state, row), (token, removed) in zip(pending, samples, strict=True):
+            text, finish = state.append(token)
+            complete, n_top = not finish or state.complete, state.sampling.logprobs
+            picks.append(Pick(state.number, token, row, text, finish, complete, n_top, removed))
+            if token == expected[row] and not finish:
+                confirmed.append(_Next(state, row + 1))
+        pending = confirmed
     return picks
 
 
-def _draw(logits: Logits, turns: list[_Turn]) -> list[tuple[int, list[Removed]]]:
-    """A token for each row, and what was removed before; rows that are drawn alike, together."""
-    drawn: list[tuple[int, list[Removed]]] = [(0, []) for _ in turns]
-    alike: dict[LogitsProcessors, list[int]] = {}
-    for i, turn in enumerate(turns):
-        alike.setdefault(turn.row.rules, []).append(i)
-    for members in alike.values():
-        some = [turns[i] for i in members]
-        sampling = some[0].row.sampling
-        asked = at(logits, [turn.place for turn in some])
-        if not all(turn.row.free for turn in some):
-            asked = asked.copy()
-            for values, turn in zip(asked, some, strict=True):
-                turn.row.rule(values)
-        explanations: list[list[Removed]] = [[] for _ in some if sampling.explain]
+def _sample(logits: Logits, pending: list[_Next]) -> list[tuple[int, list[RemovedCandidates]]]:
+    """Sample a token per sequence and explain it; sequences with equal settings together."""
+    samples: list[tuple[int, list[RemovedCandidates]]] = [(0, []) for _ in pending]
+    groups: dict[LogitsProcessors, list[int]] = {}
+    for i, (state, _) in enumerate(pending):
+        groups.setdefault(state.processors, []).append(i)
+    for members in groups.values():
+        states = [pending[i].state for i in members]
+        sampling = states[0].sampling
+        group_logits = select_rows(logits, [pending[i].row for i in members])
+        if any(state.changes_logits for state in states):
+            group_logits = group_logits.copy()
+            for state, row in zip(states, group_logits, strict=True):
+                state.process_logits(row)
+        removed: list[list[RemovedCandidates]] = [[] for _ in states]
         tokens = sample(
-            asked,
+            group_logits,
             sampling,
-            seeds=[turn.row.sampling.seed for turn in some],
-            positions=[len(turn.row.text) for turn in some],
-            explanations=explanations,
+            seeds=[state.sampling.seed for state in states],
+            positions=[len(state.tokens) for state in states],
+            explanations=removed if sampling.explain else (),
         )
-        for i, token, removed in zip(
-            members, tokens, explanations or [[] for _ in some], strict=True
-        ):
-            drawn[i] = token, removed
-    return drawn
+        for i, token, steps in zip(members, tokens, removed, strict=True):
+            samples[i] = token, steps
+    return samples

@@ -1,9 +1,10 @@
-"""Guesses at how a text goes on, for the engine to check several tokens in one pass.
+"""Draft tokens from n-grams, for speculative decoding.
 
-A guess is the token that followed the same tokens before: the last time in the text itself, else
-most often in the model's corpus, by its tables of n-grams. How often each kind of guess is right is
-learnt as the text grows, and guesses go on only while the chance that all are right is above what
-computing one more costs: where texts do not repeat themselves, nothing is guessed.
+A draft token is the one that followed the same context before: most recently in the text itself
+(prompt lookup), else most often in the training corpus, according to the model's n-gram tables. The
+acceptance rate of each kind of draft is learned as the text grows. A draft ends as soon as the
+probability that all its tokens are accepted is below the cost of computing one more token: texts
+without repetition get no drafts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,106 +13,107 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_CONTEXTS = (8, 4, 3, 2)  # tokens of the text itself that are looked up
-_MOST = 15  # guesses at a time
-_EXTRA = 0.2  # what a pass with one token more costs, of a pass with one
-_TOO_DEAR = 0.9
-_MEMORY = 64  # guesses of a kind after which older ones count half
-_FIRST_CHANCE = 0.6  # of a guess from the text itself, before any has been tried
-_STEP = 20  # percent: guesses from a table are of different kinds by how sure it is
+_CONTEXTS = (8, 4, 3, 2)  # tokens of context in the text itself, longest first
+_MAX_DRAFT = 15  # tokens
+_EXTRA = 0.2  # cost of one more token in a pass, relative to a pass with one token
+_MAX_COST = 0.9
+_MEMORY = 64  # drafts of a kind after which older ones count half
+_FIRST_RATE = 0.6  # acceptance rate of drafts from the text, before any were tried
+_STEP = 20  # percent: drafts from a table differ in kind by their frequency
 _STEPS = 100 // _STEP
-_REMEMBERED = 1 << 14  # tokens of a text, and contexts from it eight times as many
+_MAX_TOKENS = 1 << 14  # of a text that are indexed, with up to eight times as many contexts
 
 
-class Guess(NamedTuple):
-    """A token, and the kind of context that it came from."""
+class DraftToken(NamedTuple):
+    """A draft token and the kind of context that it came from."""
 
     id: int
     kind: int
 
 
 class NgramDrafter:
-    """What was seen in each row's text, and how good guesses have been."""
+    """Proposes drafts for each sequence and tracks their acceptance rates."""
 
     def __init__(self, tables: Mapping[str, NDArray[Any]], vocab_size: int) -> None:
         longest_first = sorted(tables.values(), key=lambda rows: -rows.shape[1])
         self._tables = [_Table(rows, vocab_size) for rows in longest_first]
-        chances = [_FIRST_CHANCE] * len(_CONTEXTS)
+        rates = [_FIRST_RATE] * len(_CONTEXTS)
         for _ in self._tables:
-            chances += [(step + 0.5) * _STEP / 100 for step in range(_STEPS)]
-        self._tried, self._right = [2.0] * len(chances), [2 * chance for chance in chances]
-        self._rows: dict[int, _Row] = {}
+            rates += [(step + 0.5) * _STEP / 100 for step in range(_STEPS)]
+        self._tried, self._accepted = [2.0] * len(rates), [2 * rate for rate in rates]
+        self._indexes: dict[int, _TextIndex] = {}
 
-    def propose(self, row: int, text: Sequence[int], *, n_rows: int, most: int) -> list[int]:
-        """How a row's text may go on, at most `most` tokens; `n_rows` are computed together."""
-        cost = _EXTRA * n_rows / (1 - _EXTRA + _EXTRA * n_rows)
-        if cost > _TOO_DEAR:  # hardly a guess is that good: not even worth looking for
+    def propose(
+        self, sequence: int, tokens: Sequence[int], *, batch_size: int, limit: int
+    ) -> list[int]:
+        """Return up to `limit` draft tokens; `batch_size` sequences are computed together."""
+        cost = _EXTRA * batch_size / (1 - _EXTRA + _EXTRA * batch_size)
+        if cost > _MAX_COST:  # hardly any draft is that good: do not search
             return []
-        state = self._rows.setdefault(row, _Row())
-        self._learn(state.guesses, text[state.n_read :])
-        state.read(text)
-        end = list(text[-max(_CONTEXTS) :])
-        state.guesses, chance = [], 1.0
-        while propose := self._next(state, end):
-            state.guesses.append(propose)
-            chance *= self._right[propose.kind] / self._tried[propose.kind]
-            if chance <= cost or len(state.guesses) > min(most, _MOST):
-                # Not worth computing; whether it was right will be known all the same.
-                return [propose.id for propose in state.guesses[:-1]]
-            end.append(propose.id)
-        return [propose.id for propose in state.guesses]
+        index = self._indexes.setdefault(sequence, _TextIndex())
+        self._learn(index.draft, tokens[index.n_read :])
+        index.read(tokens)
+        end = list(tokens[-max(_CONTEXTS) :])
+        index.draft, probability = [], 1.0
+        while draft := self._next(index, end):
+            index.draft.append(draft)
+            probability *= self._accepted[draft.kind] / self._tried[draft.kind]
+            if probability <= cost or len(index.draft) > min(limit, _MAX_DRAFT):
+                # Not worth computing, but `_learn` will still see whether it was right.
+                return [token.id for token in index.draft[:-1]]
+            end.append(draft.id)
+        return [token.id for token in index.draft]
 
-    def forget(self, rows: Iterable[int]) -> None:
-        """These rows have ended."""
-        for row in rows:
-            self._rows.pop(row, None)
+    def forget(self, sequences: Iterable[int]) -> None:
+        """Drop the indexes of finished sequences."""
+        for sequence in sequences:
+            self._indexes.pop(sequence, None)
 
-    def _learn(self, guesses: Sequence[Guess], picked: Sequence[int]) -> None:
-        """How good the guesses were, up to the first wrong one."""
-        for propose, token in zip(guesses, picked, strict=False):
-            if self._tried[propose.kind] >= _MEMORY:
-                self._tried[propose.kind] /= 2
-                self._right[propose.kind] /= 2
-            self._tried[propose.kind] += 1
-            self._right[propose.kind] += propose.id == token
-            if propose.id != token:
+    def _learn(self, drafts: Sequence[DraftToken], sampled: Sequence[int]) -> None:
+        """Update acceptance rates, up to the first rejected draft token."""
+        for draft, token in zip(drafts, sampled, strict=False):
+            if self._tried[draft.kind] >= _MEMORY:
+                self._tried[draft.kind] /= 2
+                self._accepted[draft.kind] /= 2
+            self._tried[draft.kind] += 1
+            self._accepted[draft.kind] += draft.id == token
+            if draft.id != token:
                 return
 
-    def _next(self, state: "_Row", end: Sequence[int]) -> Guess | None:
+    def _next(self, index: "_TextIndex", end: Sequence[int]) -> DraftToken | None:
         for kind, n in enumerate(_CONTEXTS):
-            token = state.following.get(tuple(end[-n:]))
+            token = index.following.get(tuple(end[-n:]))
             if token is not None:
-                return Guess(token, kind)
-        for place, table in enumerate(self._tables):
-            if found := table.look_up(end):
-                token, percent = found
-                return Guess(
-                    token, len(_CONTEXTS) + place * _STEPS + min(percent // _STEP, _STEPS - 1)
-                )
+                return DraftToken(token, kind)
+        for i, table in enumerate(self._tables):
+            if entry := table.look_up(end):
+                token, percent = entry
+                step = min(percent // _STEP, _STEPS - 1)
+                return DraftToken(token, len(_CONTEXTS) + i * _STEPS + step)
         return None
 
 
-class _Row:
-    """A row's text so far."""
+class _TextIndex:
+    """The contexts of one sequence and what followed them most recently."""
 
     def __init__(self) -> None:
-        self.guesses: list[Guess] = []
-        self.following: dict[tuple[int, ...], int] = {}  # what came after a context, the last time
+        self.draft: list[DraftToken] = []
+        self.following: dict[tuple[int, ...], int] = {}
         self.n_read = 0
 
-    def read(self, text: Sequence[int]) -> None:
-        """Takes in what has been added to the text."""
-        if len(self.following) > 8 * _REMEMBERED:
+    def read(self, tokens: Sequence[int]) -> None:
+        """Index the tokens that were appended since the last call."""
+        if len(self.following) > 8 * _MAX_TOKENS:
             self.following.clear()
-        for end in range(max(self.n_read, len(text) - _REMEMBERED), len(text)):
+        for end in range(max(self.n_read, len(tokens) - _MAX_TOKENS), len(tokens)):
             for n in _CONTEXTS:
                 if end >= n:
-                    self.following[tuple(text[end - n : end])] = text[end]
-        self.n_read = len(text)
+                    self.following[tuple(tokens[end - n : end])] = tokens[end]
+        self.n_read = len(tokens)
 
 
 class _Table:
-    """Contexts of one length, and what follows them."""
+    """A table of n-grams: contexts of one length and their most frequent continuation."""
 
     def __init__(self, rows: NDArray[Any], vocab_size: int) -> None:
         self._base, self._n = vocab_size, rows.shape[1] - 2
@@ -121,13 +123,13 @@ class _Table:
         self._following, self._percent = rows[:, -2], rows[:, -1]
 
     def look_up(self, end: Sequence[int]) -> tuple[int, int] | None:
-        """What follows these tokens and in how many percent of cases, if it is known."""
+        """Return the continuation and its percentage of occurrences, or None if unknown."""
         if len(end) < self._n:
             return None
         key = 0
         for token in end[-self._n :]:
             key = key * self._base + token
-        place = int(self._keys.searchsorted(key))
-        if place == len(self._keys) or self._keys[place] != key:
+        i = int(self._keys.searchsorted(key))
+        if i == len(self._keys) or self._keys[i] != key:
             return None
-        return int(self._following[place]), int(self._percent[place])
+        return int(self._following[i]), int(self._percent[i])

@@ -1,4 +1,4 @@
-"""What a text so far does to the logits of its next token: each function changes a row (V,)."""
+"""Penalties for tokens of the text so far: each function changes the logits (V,) in place."""
 
 from collections.abc import Collection, Sequence
 
@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def penalise_repetition(
+def penalize_repetition(
     logits: NDArray[np.floating],
     seen: Sequence[int],
     *,
@@ -14,51 +14,45 @@ def penalise_repetition(
     presence: float = 0.0,
     frequency: float = 0.0,
 ) -> None:
-    """Makes tokens that have been seen less likely.
-
-    `repetition` divides positive and multiplies negative logits (Keskar et al. 2019); `presence` is
-    taken away once, `frequency` for each time.
-    """
+    """Penalize seen tokens: `repetition` divides positive and multiplies negative logits (Keskar et
+    al. 2019), `presence` is subtracted once, `frequency` once per occurrence."""
     ids, counts = np.unique(np.asarray(seen, np.int64), return_counts=True)
     values = logits[ids]
     values = np.where(values > 0, values / repetition, values * repetition)
     logits[ids] = values - presence - frequency * counts
 
 
-def forbid_repeated_ngrams(logits: NDArray[np.floating], text: Sequence[int], n: int) -> None:
-    """No n tokens of the text come a second time."""
-    if len(text) < n:
+def forbid_repeated_ngrams(logits: NDArray[np.floating], tokens: Sequence[int], n: int) -> None:
+    """Forbid each token that would repeat n tokens of the text."""
+    if len(tokens) < n:
         return
-    end = tuple(text[len(text) - n + 1 :])
-    for i in range(len(text) - n + 1):
-        if tuple(text[i : i + n - 1]) == end:
-            logits[text[i + n - 1]] = -np.inf
+    end = tuple(tokens[len(tokens) - n + 1 :])
+    for i in range(len(tokens) - n + 1):
+        if tuple(tokens[i : i + n - 1]) == end:
+            logits[tokens[i + n - 1]] = -np.inf
 
 
-def penalise_long_repeats(
+def dry(
     logits: NDArray[np.floating],
-    text: Sequence[int],
+    tokens: Sequence[int],
     *,
     multiplier: float,
     base: float,
     allowed_length: int,
     breakers: Collection[int],
 ) -> None:
-    """DRY: a token that would make a repeat of n + 1 tokens longer loses
-    multiplier * base^(n - allowed_length), n being at least `allowed_length`.
-
-    No repeat reaches across a token of `breakers`.
-    """
+    """DRY: subtract multiplier * base^(n - allowed_length) from each token that would extend a
+    repeat of n >= allowed_length tokens. Tokens of `breakers` end a repeat."""
     longest: dict[int, int] = {}
-    last = len(text) - 1
-    for i in range(last):  # a repeat that ends at i, and once more at the end
+    last = len(tokens) - 1
+    for i in range(last):  # a repeat that ends at i and at the end of the text
         n = 0
-        while n <= i and text[i - n] == text[last - n] and text[i - n] not in breakers:
+        while n <= i and tokens[i - n] == tokens[last - n] and tokens[i - n] not in breakers:
             n += 1
         if n >= allowed_length:
-            longest[text[i + 1]] = max(n, longest.get(text[i + 1], 0))
+            longest[tokens[i + 1]] = max(n, longest.get(tokens[i + 1], 0))
     for token, n in longest.items():
         if token not in breakers:
             with np.errstate(over="ignore"):
-                times = np.float64(base) ** (n - allowed_length)
-            logits[token] -= multiplier * min(times, 1e30)
+                factor = np.float64(base) ** (n - allowed_length)
+            logits[token] -= multiplier * min(factor, 1e30)

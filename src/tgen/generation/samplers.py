@@ -1,7 +1,7 @@
-"""Which tokens may be drawn, and how likely each is then.
+"""Samplers: each removes candidates, or changes their probabilities.
 
-`sort_candidates` puts a row's candidates in order, the likeliest first. Each other function takes and gives
-their logits (B, K), -inf where one has fallen away; of the rest at least one stays.
+`sort_candidates` sorts a row's candidates by descending logit. All samplers map their logits (B, K)
+to new ones, -inf for removed candidates; at least one candidate per row is left.
 """
 
 import numpy as np
@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from tgen.engine.base import Logits
 
 Ids = NDArray[np.int64]
-Ranked = NDArray[np.float64]
+SortedLogits = NDArray[np.float64]
 
 
-def sort_candidates(logits: Logits, k: int) -> tuple[Ids, Ranked]:
-    """The k likeliest tokens of each row (B, V) and their logits, both (B, K); k = 0: all.
+def sort_candidates(logits: Logits, k: int) -> tuple[Ids, SortedLogits]:
+    """Return the k most likely tokens per row (B, V) and their logits, both (B, K); k = 0: all.
 
     Among equals the lower id comes first.
     """
@@ -22,91 +22,92 @@ def sort_candidates(logits: Logits, k: int) -> tuple[Ids, Ranked]:
     if k == 0 or k >= V:
         ids = np.argsort(-logits, axis=1, kind="stable")
     else:
-        border = -np.partition(-logits, k - 1, axis=1)[:, k - 1 : k]  # the k-th highest
-        kept = logits >= border
-        if np.count_nonzero(kept) > B * k:  # of equals at the border only the first
-            above, level = logits > border, logits == border
+        threshold = -np.partition(-logits, k - 1, axis=1)[:, k - 1 : k]  # the k-th highest logit
+        kept = logits >= threshold
+        if np.count_nonzero(kept) > B * k:  # ties at the k-th: only the first of them
+            above, tied = logits > threshold, logits == threshold
             room = k - above.sum(axis=1, keepdims=True)
-            kept = above | (level & (level.cumsum(axis=1) <= room))
+            kept = above | (tied & (tied.cumsum(axis=1) <= room))
         ids = np.nonzero(kept)[1].reshape(B, k)
         order = np.argsort(-np.take_along_axis(logits, ids, axis=1), axis=1, kind="stable")
         ids = np.take_along_axis(ids, order, axis=1)
     return ids, np.take_along_axis(logits, ids, axis=1).astype(np.float64)
 
 
-def top_k(ranked: Ranked, k: int) -> Ranked:
-    """The k likeliest (Fan et al. 2018)."""
-    return _only(ranked, np.cumsum(ranked > -np.inf, axis=1) <= k)
+def top_k(logits: SortedLogits, k: int) -> SortedLogits:
+    """Keep the k most likely (Fan et al. 2018)."""
+    return _keep(logits, np.cumsum(logits > -np.inf, axis=1) <= k)
 
 
-def top_p(ranked: Ranked, p: float) -> Ranked:
-    """The fewest whose probabilities reach p (Holtzman et al. 2020)."""
-    probabilities = softmax(ranked)
-    likelier = np.cumsum(probabilities, axis=1) - probabilities
-    return _only(ranked, (likelier < p) | _first(ranked))
+def top_p(logits: SortedLogits, p: float) -> SortedLogits:
+    """Nucleus sampling: keep the fewest whose probabilities sum to p (Holtzman et al. 2020)."""
+    probabilities = softmax(logits)
+    more_likely = np.cumsum(probabilities, axis=1) - probabilities
+    return _keep(logits, (more_likely < p) | _first(logits))
 
 
-def min_p(ranked: Ranked, p: float) -> Ranked:
-    """Those at least p times as likely as the likeliest (Nguyen et al. 2024)."""
-    return _only(ranked, ranked >= ranked.max(axis=1, keepdims=True) + np.log(p))
+def min_p(logits: SortedLogits, p: float) -> SortedLogits:
+    """Keep those at least p times as likely as the most likely (Nguyen et al. 2024)."""
+    return _keep(logits, logits >= logits.max(axis=1, keepdims=True) + np.log(p))
 
 
-def typical_p(ranked: Ranked, p: float) -> Ranked:
-    """The fewest that reach p of those whose surprise is nearest to the entropy (Meister et al.
-    2023)."""
-    probabilities = softmax(ranked)
+def typical_p(logits: SortedLogits, p: float) -> SortedLogits:
+    """Locally typical sampling: keep the fewest with total probability p, starting with those whose
+    surprisal is nearest to the entropy (Meister et al. 2023)."""
+    probabilities = softmax(logits)
     with np.errstate(divide="ignore"):
-        surprise = -np.log(probabilities)
-    entropy = (probabilities * np.minimum(surprise, 1e30)).sum(axis=1, keepdims=True)
-    order = np.argsort(np.abs(surprise - entropy), axis=1, kind="stable")
+        surprisal = -np.log(probabilities)
+    entropy = (probabilities * np.minimum(surprisal, 1e30)).sum(axis=1, keepdims=True)
+    order = np.argsort(np.abs(surprisal - entropy), axis=1, kind="stable")
     sorted_p = np.take_along_axis(probabilities, order, axis=1)
     nearer = np.cumsum(sorted_p, axis=1) - sorted_p
-    kept = np.zeros(ranked.shape, bool)
-    nearest = np.arange(ranked.shape[1]) == 0
+    kept = np.zeros(logits.shape, bool)
+    nearest = np.arange(logits.shape[1]) == 0
     np.put_along_axis(kept, order, (nearer < p) | nearest, axis=1)
-    return _only(ranked, kept)
+    return _keep(logits, kept)
 
 
-def top_n_sigma(ranked: Ranked, n: float) -> Ranked:
-    """Those within n standard deviations of the highest logit (Tang et al. 2024)."""
-    there = ranked > -np.inf
-    count = there.sum(axis=1, keepdims=True)
-    values = np.where(there, ranked, 0)
+def top_n_sigma(logits: SortedLogits, n: float) -> SortedLogits:
+    """Keep those within n standard deviations of the highest logit (Tang et al. 2024)."""
+    left = logits > -np.inf
+    count = left.sum(axis=1, keepdims=True)
+    values = np.where(left, logits, 0)
     mean = values.sum(axis=1, keepdims=True) / count
-    spread = np.sqrt((np.where(there, ranked - mean, 0) ** 2).sum(axis=1, keepdims=True) / count)
-    return _only(ranked, ranked >= ranked.max(axis=1, keepdims=True) - n * spread)
+    squares = np.where(left, logits - mean, 0) ** 2
+    deviation = np.sqrt(squares.sum(axis=1, keepdims=True) / count)
+    return _keep(logits, logits >= logits.max(axis=1, keepdims=True) - n * deviation)
 
 
-def xtc(ranked: Ranked, threshold: float, chosen: NDArray[np.bool_]) -> Ranked:
-    """XTC: in `chosen` rows (B,), of those with at least this probability only the least likely."""
-    probable = softmax(ranked) >= threshold
+def xtc(logits: SortedLogits, threshold: float, active: NDArray[np.bool_]) -> SortedLogits:
+    """XTC: in `active` rows (B,), remove all but the least likely of those above the threshold."""
+    probable = softmax(logits) >= threshold
     last = probable.sum(axis=1, keepdims=True)
-    dropped = probable & (np.cumsum(probable, axis=1) < last) & chosen[:, None]
-    return _only(ranked, ~dropped)
+    removed = probable & (np.cumsum(probable, axis=1) < last) & active[:, None]
+    return _keep(logits, ~removed)
 
 
-def apply_temperature(ranked: Ranked, temperature: float) -> Ranked:
-    """Logits divided by the temperature; 0: the likeliest alone."""
+def apply_temperature(logits: SortedLogits, temperature: float) -> SortedLogits:
+    """Divide logits by the temperature; 0 keeps the most likely only."""
     if temperature == 0:
-        return _only(ranked, _first(ranked))
+        return _keep(logits, _first(logits))
     # Subtracting the maximum first keeps a tiny temperature from overflowing.
-    shifted = ranked - ranked.max(axis=1, keepdims=True)
+    shifted = logits - logits.max(axis=1, keepdims=True)
     with np.errstate(over="ignore"):
-        return np.where(ranked > -np.inf, np.maximum(shifted / temperature, -1e30), -np.inf)
+        return np.where(logits > -np.inf, np.maximum(shifted / temperature, -1e30), -np.inf)
 
 
 def softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:
-    """(B, V) -> probabilities (B, V), in float64 so that sums and borders are steady."""
+    """(B, V) -> probabilities (B, V), in float64 for accurate cumulative sums."""
     wide = logits.astype(np.float64)
     exponentials = np.exp(wide - wide.max(axis=1, keepdims=True))
     return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))
 
 
-def _only(ranked: Ranked, kept: NDArray[np.bool_]) -> Ranked:
-    return np.where(kept, ranked, -np.inf)
+def _keep(logits: SortedLogits, kept: NDArray[np.bool_]) -> SortedLogits:
+    return np.where(kept, logits, -np.inf)
 
 
-def _first(ranked: Ranked) -> NDArray[np.bool_]:
-    """The likeliest left, (B, K)."""
-    there = ranked > -np.inf
-    return np.asarray(there & (np.cumsum(there, axis=1) == 1))
+def _first(logits: SortedLogits) -> NDArray[np.bool_]:
+    """A mask (B, K) of the most likely candidate that is left."""
+    left = logits > -np.inf
+    return np.asarray(left & (np.cumsum(left, axis=1) == 1))

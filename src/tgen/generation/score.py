@@ -1,4 +1,4 @@
-"""How surprised a model is by a text."""
+"""The likelihood of a text under a model."""
 
 from collections.abc import Sequence
 
@@ -10,20 +10,20 @@ from tgen.generation.sequence import window_start
 
 
 def total_nll(engine: Engine, ids: Sequence[int]) -> float:
-    """Nats of all ids but the first, which begins the text.
+    """Return the negative log-likelihood, in nats, of all ids after the first.
 
-    Past the context every token is predicted from at least the half before it.
+    Past the context length every token is predicted from at least half a context.
     """
     length = engine.context_length
     reset(engine, 1)
-    nats, scored = 0.0, 1
-    while scored < len(ids):
-        first = window_start(scored, length)
-        window = ids[first : min(len(ids) - 1, first + length)]
+    nats, n_scored = 0.0, 1
+    while n_scored < len(ids):
+        start = window_start(n_scored, length)
+        window = ids[start : min(len(ids) - 1, start + length)]
         engine.rewind([0])
-        (logits,) = engine.extend([window], every_position=True)
-        targets = np.array(ids[scored : first + len(window) + 1])
-        rows = softmax(logits[scored - 1 - first :])
-        nats -= float(np.log(rows[np.arange(len(targets)), targets]).sum())
-        scored += len(targets)
+        logits = engine.extend([window], every_position=True)
+        targets = np.array(ids[n_scored : start + len(window) + 1])
+        probabilities = softmax(logits[n_scored - 1 - start :])
+        nats -= float(np.log(probabilities[np.arange(len(targets)), targets]).sum())
+        n_scored += len(targets)
     return nats

@@ -1,4 +1,4 @@
-"""One text on its way: what it may say next, what of it can be shown, and where it ends."""
+"""One sequence during generation: its logits processing, its visible text, and its end."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,127 +6,117 @@ from typing import NamedTuple
 from tgen.config import SamplingConfig, raw
 from tgen.engine.base import Logits
 from tgen.errors import UsageError
-from tgen.generation.logits_processors import LogitsProcessors, missing
+from tgen.generation.logits_processors import LogitsProcessors, missing_strings
 from tgen.generation.stop_strings import StopStringMatcher
 from tgen.generation.token_bytes import Vocabulary
 from tgen.reports import Finish
 
 
 class Request(NamedTuple):
-    """A text to be continued, and how."""
+    """A prompt to continue, and its sampling settings."""
 
     prompt: Sequence[int]  # at least one token
     sampling: SamplingConfig
-    ends: frozenset[int] = frozenset()  # tokens that end this text, beside those that end any
+    ends: frozenset[int] = frozenset()  # end tokens of this request besides the vocabulary's
 
 
 class SequenceState:
-    """A request under way. `place` is its row in the engine, which samples may share at first."""
+    """An active request. `slot` is its sequence in the engine; samples may share one at first."""
 
     def __init__(
         self,
         number: int,
         request: Request,
         vocabulary: Vocabulary,
-        rules: LogitsProcessors,
-        context: int,
+        processors: LogitsProcessors,
+        context_length: int,
     ) -> None:
         prompt, sampling, self._ends = request
         if not prompt:
             raise ValueError("a prompt needs at least one token")
-        self.number, self.sampling, self.place = number, sampling, 0
-        self.text, self.prompt_length = list(prompt), len(prompt)
-        self.longest = self.prompt_length + sampling.max_new_tokens
-        if sampling.overflow != "slide":  # a full context still says what comes after it
-            self.longest = min(self.longest, context + 1)
-        self.start = window_start(self.prompt_length, context)  # the first token in sight
-        self.rules = rules  # one object for all rows that differ in their seeds alone
+        self.number, self.sampling, self.slot = number, sampling, 0
+        self.tokens, self.prompt_length = list(prompt), len(prompt)
+        self.max_length = self.prompt_length + sampling.max_new_tokens
+        if sampling.overflow != "slide":  # a full context still predicts one more token
+            self.max_length = min(self.max_length, context_length + 1)
+        self.window_start = window_start(self.prompt_length, context_length)
+        self.processors = processors  # one object for all requests that differ in the seed only
         self._vocabulary = vocabulary
-        self._stuck = False  # no token was left that may follow
-        self._stopper, self._written = StopStringMatcher(sampling.stops), b""
+        self._no_candidates = False  # no token was allowed
+        self._stop_strings, self._new_bytes = StopStringMatcher(sampling.stops), b""
         self._matcher = vocabulary.grammars.matcher(sampling) if sampling.constrained else None
-        self.free = rules.idle and self._matcher is None  # logits are taken as the model gives them
-
-    @property
-    def n_new(self) -> int:
-        """Tokens generated so far."""
-        return len(self.text) - self.prompt_length
+        self.changes_logits = not processors.inactive or self._matcher is not None
 
     @property
     def complete(self) -> bool:
-        """Whether the text is of the form that it is to be of, and could go on as it is to."""
-        return not self._stuck and (self._matcher is None or self._matcher.complete)
+        """Whether the text satisfies its constraint and did not run out of allowed tokens."""
+        return not self._no_candidates and (self._matcher is None or self._matcher.complete)
 
-    def rule(self, logits: Logits) -> None:
-        """Changes the logits (V,) of what follows."""
-        if not self.rules.idle:
-            n_left = self.longest - len(self.text)
-            self.rules.apply(logits, self.text, self.prompt_length, self._written, n_left)
+    def process_logits(self, logits: Logits) -> None:
+        """Apply processors and constraints to the logits (V,) of the next token, in place."""
+        if not self.processors.inactive:
+            n_left = self.max_length - len(self.tokens)
+            self.processors.apply(logits, self.tokens, self.prompt_length, self._new_bytes, n_left)
         if self._matcher is not None:
             logits[~self._matcher.allowed(len(logits))] = -float("inf")
-        if logits.max() == -float("inf"):  # the text ends here, whether it may or not
-            self._stuck = True
+        if logits.max() == -float("inf"):  # end the text, complete or not
+            self._no_candidates = True
             if not self._vocabulary.ends:
-                raise UsageError("no token is left that may follow", "ban or constrain less")
+                raise UsageError("no token is allowed next", "relax --ban or the constraint")
             logits[sorted(self._vocabulary.ends)] = 0
 
-    def take(self, token: int) -> tuple[bytes, Finish | None]:
-        """Goes on with a token: what can be shown, and why the text ends here, if it does."""
-        self.text.append(token)
+    def append(self, token: int) -> tuple[bytes, Finish | None]:
+        """Append a token; return the text that can be shown and why the sequence ends, if so."""
+        self.tokens.append(token)
         piece = b"" if token in self._ends else self._vocabulary.bytes_of(token)
-        if not self.rules.idle:
-            self._written += piece
-        shown = self._stopper.feed(piece)
+        if not self.processors.inactive:
+            self._new_bytes += piece
+        text = self._stop_strings.feed(piece)
         if self._matcher is not None:
             self._matcher.accept(token)
-        finish = self._finish(token)
-        return shown + (self._stopper.flush() if finish else b""), finish
+        finish = self._finish_reason(token)
+        return text + (self._stop_strings.flush() if finish else b""), finish
 
-    def _finish(self, token: int) -> Finish | None:
-        over = self._matcher is not None and self._matcher.over
-        ended = token in self._vocabulary.ends or token in self._ends
-        if ended or self._stopper.found is not None or over:
+    def _finish_reason(self, token: int) -> Finish | None:
+        stopped = self._matcher is not None and self._matcher.stopped
+        is_end = token in self._vocabulary.ends or token in self._ends
+        if is_end or self._stop_strings.found is not None or stopped:
             return "stop"
-        if self.n_new == self.sampling.max_new_tokens:
+        if len(self.tokens) - self.prompt_length == self.sampling.max_new_tokens:
             return "length"
-        return "context" if len(self.text) == self.longest else None
+        return "context" if len(self.tokens) == self.max_length else None
 
 
-def check_request(request: Request, vocabulary: Vocabulary, context: int) -> None:
-    """Raises UsageError where a text cannot be as it is to be: its length, its form, its parts."""
-    sampling = request.sampling
-    _check_room(sampling, len(request.prompt), context)
+def check_request(request: Request, vocabulary: Vocabulary, context_length: int) -> None:
+    """Raise UsageError if the prompt or the required strings do not fit, or no text can match."""
+    sampling, n_prompt = request.sampling, len(request.prompt)
+    room = context_length + 1 - n_prompt
+    slides, n_new = sampling.overflow == "slide", sampling.max_new_tokens
+    if not slides and n_new and room < (n_new if sampling.overflow == "error" else 1):
+        if room < 1:
+            raise UsageError(
+                f"the prompt has {n_prompt} tokens (context length {context_length})",
+                "shorten the prompt, or add --overflow slide",
+            )
+        raise UsageError(
+            f"{n_prompt} prompt tokens and {n_new} new tokens do not fit "
+            f"(context length {context_length})",
+            f"use -n {room} or less, or add --overflow slide",
+        )
     if sampling.constrained:
         vocabulary.grammars.matcher(sampling)
-    required = missing([raw(text) for text in sampling.require], b"")
-    needed, room = sum(len(vocabulary.encode(text)) for text in required), sampling.max_new_tokens
-    if sampling.overflow != "slide":
-        room = min(room, context + 1 - len(request.prompt))
-    if needed > room:
+    required = missing_strings([raw(text) for text in sampling.require], b"")
+    needed = sum(len(vocabulary.encode(text)) for text in required)
+    available = n_new if slides else min(n_new, room)
+    if needed > available:
         raise UsageError(
-            f"what is required takes {needed} tokens, there is room for {room}",
-            f"ask for at least {needed} with -n, and add --overflow slide",
+            f"--require needs {needed} tokens, but only {available} can be generated",
+            f"use -n {needed} or more, and add --overflow slide",
         )
-
-
-def _check_room(sampling: SamplingConfig, n_prompt: int, context: int) -> None:
-    room = context + 1 - n_prompt
-    needed = sampling.max_new_tokens if sampling.overflow == "error" else 1
-    if sampling.overflow == "slide" or not sampling.max_new_tokens or room >= needed:
-        return
-    if room < 1:
-        raise UsageError(
-            f"the prompt has {n_prompt} tokens, the context {context}",
-            "shorten the prompt, or add --overflow slide",
-        )
-    raise UsageError(
-        f"{n_prompt} tokens of prompt and {needed} more do not fit into the context of {context}",
-        f"ask for at most {room} with -n, or add --overflow slide",
-    )
 
 
 def window_start(n_tokens: int, context_length: int) -> int:
-    """The first token still seen when a row of `n_tokens` has slid as often as it must."""
+    """Return the first token inside the window after a text of `n_tokens` has slid."""
     if n_tokens <= context_length:
         return 0
     stride = max(1, context_length - context_length // 2)

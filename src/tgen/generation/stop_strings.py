@@ -1,39 +1,40 @@
-"""Stop strings, found in bytes: what could still become one is held back."""
+"""Stop strings, matched on bytes: text that may be the start of one is withheld."""
 
 from collections.abc import Sequence
 
 
 class StopStringMatcher:
-    """A text as it comes. Nothing of a stop string is ever let through."""
+    """Filters a text piece by piece so that no part of a stop string gets out."""
 
     def __init__(self, stops: Sequence[bytes]) -> None:
         self._stops = stops
-        self._held = b""
+        self._withheld = b""
         self.found: bytes | None = None  # the stop string that ended the text
 
     def feed(self, piece: bytes) -> bytes:
-        """What can be shown now; after a stop string nothing more."""
+        """Add a piece; return what can be shown now, nothing after a stop string."""
         if self.found is not None:
             return b""
         if not self._stops:
             return piece
-        self._held += piece
-        # The one that is complete first ends the text; of several there, the one that began first.
-        ends = [(at + len(s), at, s) for s in self._stops if (at := self._held.find(s)) >= 0]
-        if ends:
-            _, at, self.found = min(ends)
-            shown, self._held = self._held[:at], b""
-            return shown
-        n = max(self._begun(stop) for stop in self._stops)
-        shown, self._held = self._held[: len(self._held) - n], self._held[len(self._held) - n :]
-        return shown
+        text = self._withheld + piece
+        # The stop string that ends first counts; of several, the one that starts first.
+        matches = [(at + len(s), at, s) for s in self._stops if (at := text.find(s)) >= 0]
+        if matches:
+            _, at, self.found = min(matches)
+            self._withheld = b""
+            return text[:at]
+        n = len(text) - max(_longest_start(stop, text) for stop in self._stops)
+        self._withheld = text[n:]
+        return text[:n]
 
     def flush(self) -> bytes:
-        """The end of a text that did not come to a stop string."""
-        shown, self._held = self._held, b""
-        return shown
+        """Return what is withheld, at the end of a text without a stop string."""
+        text, self._withheld = self._withheld, b""
+        return text
 
-    def _begun(self, stop: bytes) -> int:
-        """How many bytes at the end may be the beginning of a stop string."""
-        most = min(len(stop) - 1, len(self._held))
-        return next((n for n in range(most, 0, -1) if self._held.endswith(stop[:n])), 0)
+
+def _longest_start(stop: bytes, text: bytes) -> int:
+    """Return how many bytes at the end of `text` may be the start of `stop`."""
+    longest = min(len(stop) - 1, len(text))
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,4 +1,4 @@
-"""What the loop knows of a tokenizer: the bytes of every token, and which tokens end a text."""
+"""The vocabulary as the loop needs it: the bytes of each token, and the end tokens."""
 
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property, lru_cache
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 class Vocabulary:
-    """`tokens` are the bytes by id; without them texts are ids alone, and strings mean nothing.
+    """The bytes of tokens by id; without them, texts are ids only and have no strings.
 
-    `encode` gives the ids of bytes within a text; only what is required needs it.
+    `encode` returns the ids of bytes inside a text; only required strings and constraints use it.
     """
 
     def __init__(
@@ -28,38 +28,34 @@ class Vocabulary:
         self.completions = lru_cache(maxsize=1000)(self._completions)
 
     def bytes_of(self, token: int) -> bytes:
-        """What a token writes; none if it ends the text or is past the vocabulary."""
+        """Return the bytes of a token; none for end tokens and ids past the vocabulary."""
         return self.tokens[token] if token < len(self.tokens) else b""
 
     @cached_property
     def grammars(self) -> "Grammars":
-        """What keeps a text in a given form. The library behind it is loaded here."""
+        """The grammar compiler for constrained generation; imports llguidance."""
         from tgen.generation.constrained import Grammars
 
         return Grammars(self.tokens, self.ends, self.encode)
 
-    def _completions(self, text: bytes) -> "Completions":
-        return Completions(text, self.tokens)
+    def _completions(self, string: bytes) -> "Completions":
+        return Completions(string, self.tokens)
 
 
 class Completions:
-    """Which tokens would complete a string, looked for in all of them once."""
+    """An index of the tokens that can complete a string."""
 
-    def __init__(self, text: bytes, tokens: Sequence[bytes]) -> None:
-        self._text = text
-        self._inside = self._where([text in token for token in tokens])
-        # What begins with the rest of the string, for every way to begin it before the token.
-        self._rest = {
-            n: self._where([token.startswith(text[n:]) for token in tokens])
-            for n in range(1, len(text))
+    def __init__(self, string: bytes, tokens: Sequence[bytes]) -> None:
+        self._string = string
+        self._containing = np.flatnonzero([string in token for token in tokens])
+        # Tokens that start with the rest of the string, for each n bytes of it before the token.
+        self._finishing = {
+            n: np.flatnonzero([token.startswith(string[n:]) for token in tokens])
+            for n in range(1, len(string))
         }
 
-    def after(self, written: bytes) -> NDArray[np.int64]:
-        """The tokens that, put behind `written`, complete the string."""
-        found = [self._inside]
-        found += [ids for n, ids in self._rest.items() if written.endswith(self._text[:n])]
-        return np.unique(np.concatenate(found))
-
-    @staticmethod
-    def _where(holds: list[bool]) -> NDArray[np.int64]:
-        return np.flatnonzero(holds)
+    def after(self, text: bytes) -> NDArray[np.int64]:
+        """Return the tokens that, appended to `text`, complete the string."""
+        ids = [self._containing]
+        ids += [rest for n, rest in self._finishing.items() if text.endswith(self._string[:n])]
+        return np.unique(np.concatenate(ids))

@@ -1,1 +1,1 @@
-"""Looking inside a model: the attention it pays, the tokens it expects, what it is made of."""
+"""Inspection of a model: attention, predictions, their attribution, and self-checks of them."""

@@ -1,4 +1,4 @@
-"""What each head is worth: what the text costs more without it (Michel et al. 2019)."""
+"""Head ablation: the loss increase without each head (Michel et al. 2019)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,54 +8,54 @@ import torch
 from torch import Tensor, nn
 
 from tgen.errors import UsageError
-from tgen.inspection.hooks import blocks_of, hooked, losses, residuals
+from tgen.inspection.hooks import hooks_removed, model_blocks, record_residuals, token_losses
 from tgen.model.transformer import Transformer
 
-Ablate = Literal["zero", "mean"]
+AblationKind = Literal["zero", "mean"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ablation:
-    """Nats a token."""
+    """Losses in nats per token."""
 
-    loss: float  # of the whole model
-    cost: list[list[float]]  # by layer and head
+    loss: float  # of the complete model
+    costs: list[list[float]]  # loss increase by layer and head
 
 
 @torch.no_grad()
 def ablate_heads(
     model: Transformer,
     ids: Sequence[int],
-    kind: Ablate,
+    kind: AblationKind,
     *,
     progress: Callable[[float], None] = lambda _: None,
 ) -> Ablation:
-    """Runs the text without each head in turn: its output is 0, or its mean over the text.
+    """Run the text once per head, whose output is replaced by 0 or by its mean over the text.
 
-    Layers before it are not run again. Raises UsageError for a text of one token.
+    Layers below the head are not recomputed. Raises UsageError for a text of one token.
     """
     if len(ids) < 2:
-        raise UsageError("--ablate needs a text of at least 2 tokens", "give a longer text")
-    vectors, carried = residuals(model, ids)
-    loss = float(losses(model, model.final_norm(vectors[-1]), ids).mean())
-    cost: list[list[float]] = []
-    blocks = blocks_of(model)
+        raise UsageError("--ablate needs a text of at least 2 tokens", "pass a longer text")
+    vectors, context = record_residuals(model, ids)
+    loss = float(token_losses(model, model.final_norm(vectors[-1]), ids).mean())
+    costs: list[list[float]] = []
+    blocks = model_blocks(model)
     n_layers, n_heads, D = model.config.n_layers, model.config.n_heads, model.config.head_dim
     for layer in range(n_layers):
-        cost.append([])
+        costs.append([])
         for head in range(n_heads):
-            slot = slice(head * D, (head + 1) * D)
+            columns = slice(head * D, (head + 1) * D)
 
-            def without(_: nn.Module, arguments: tuple[Tensor], slot: slice = slot) -> Any:
-                heads = arguments[0].clone()  # (1, T, H D)
-                mine = heads[..., slot]
-                heads[..., slot] = 0 if kind == "zero" else mine.mean(dim=1, keepdim=True)
-                return (heads,)
+            def ablate(_: nn.Module, arguments: tuple[Tensor], columns: slice = columns) -> Any:
+                outputs = arguments[0].clone()  # (1, T, H D)
+                mean = outputs[..., columns].mean(dim=1, keepdim=True)
+                outputs[..., columns] = 0 if kind == "zero" else mean
+                return (outputs,)
 
             x = vectors[layer]
-            with hooked(blocks[layer].attention.o_proj.register_forward_pre_hook(without)):
+            with hooks_removed(blocks[layer].attention.o_proj.register_forward_pre_hook(ablate)):
                 for block in blocks[layer:]:
-                    x = block(x, carried)
-            cost[-1].append(float(losses(model, model.final_norm(x), ids).mean()) - loss)
+                    x = block(x, context)
+            costs[-1].append(float(token_losses(model, model.final_norm(x), ids).mean()) - loss)
             progress((layer * n_heads + head + 1) / (n_layers * n_heads))
-    return Ablation(loss=loss, cost=cost)
+    return Ablation(loss=loss, costs=costs)

@@ -1,6 +1,5 @@
-"""What each head does, in numbers with names: sums over the rows of a text."""
+"""Metrics of each attention head: entropy, distance, previous-token and induction scores."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
@@ -10,15 +9,15 @@ import torch
 from torch import Tensor
 
 from tgen.inspection.ablation import Ablation
-from tgen.inspection.attention import AttentionRecorder, batch_of
-from tgen.inspection.repeated_sequences import Repeats, on_repeats
+from tgen.inspection.attention import AttentionRecorder, token_batch
+from tgen.inspection.repeated_sequences import RepeatScores, score_repeats
 from tgen.model.transformer import Transformer
-from tgen.reports import CLEAR, HeadReport, HeadsReport
+from tgen.reports import ROLE_THRESHOLD, HeadReport, HeadsReport
 
-_SUMMED = (
+_METRICS = (
     "entropy",
     "effective_keys",
-    "normalised_entropy",
+    "normalized_entropy",
     "confidence",
     "distance",
     "self",
@@ -26,169 +25,146 @@ _SUMMED = (
     "first",
     "text_induction",
 )
+_QUERY_CHUNK = 128  # queries at a time: bounds the memory of long texts
 
 
-class HeadSums:
-    """Adds up what rows of weights say, for every layer and head (L, H)."""
+class HeadMetricSums:
+    """Sums of each metric over the queries of a text, for every layer and head (L, H)."""
 
-    def __init__(self, model: Transformer, ids: Sequence[int]) -> None:
-        config = model.config
+    def __init__(self, n_layers: int, n_heads: int, ids: Sequence[int]) -> None:
         self._ids = torch.tensor(list(ids))
-        self.edges = [0, *(2**i for i in range(max(1, len(ids) - 1).bit_length()))]
-        shape = config.n_layers, config.n_heads
-        self.sums = {name: torch.zeros(shape, dtype=torch.float64) for name in _SUMMED}
-        self.by_distance = torch.zeros(*shape, len(self.edges), dtype=torch.float64)
-        self.n_rows = self.n_answerable = 0
-        self._layer = -1
+        shape = n_layers, n_heads
+        self.sums = {name: torch.zeros(shape, dtype=torch.float64) for name in _METRICS}
+        n_bins = 1 + max(1, len(ids) - 1).bit_length()  # 0, 1, 2-3, 4-7, ... tokens back
+        self.by_distance = torch.zeros(*shape, n_bins, dtype=torch.float64)
+        self.n_queries = self.n_with_repeat = 0
+        self._counted_layer = -1
 
     def __call__(self, layer: int, first: int, weights: Tensor) -> None:
-        """(1, H, n, S) weights of the queries from `first` on."""
+        """Add the weights (1, H, n, S) of the queries from `first` on."""
         weights = weights[0].cpu()
-        n, seen = weights.shape[-2:]
-        keys = torch.arange(seen)
+        n, n_keys = weights.shape[-2:]
+        keys = torch.arange(n_keys)
         queries = torch.arange(first, first + n)
         self.sums["first"][layer] += weights[..., 0].double().sum(dim=-1)
-        drop = 1 if first == 0 else 0  # the first query sees itself alone, whatever the head
-        weights, queries = weights[:, drop:], queries[drop:]
-        back = queries[:, None] - keys  # (n, S) tokens from query to key
+        skip = 1 if first == 0 else 0  # the first query sees only itself, whatever the head does
+        weights, queries = weights[:, skip:], queries[skip:]
+        distance = queries[:, None] - keys  # (n, S) tokens from the query back to the key
         entropy = -torch.xlogy(weights, weights).sum(dim=-1)  # (H, n)
-        rows = {
+        metrics = {
             "entropy": entropy,
             "effective_keys": entropy.exp(),
-            "normalised_entropy": entropy / torch.log(queries + 1.0),
+            "normalized_entropy": entropy / torch.log(queries + 1.0),
             "confidence": weights.amax(dim=-1),
-            "distance": (weights * back.clamp_min(0)).sum(dim=-1),
-            "self": weights.diagonal(offset=first + drop, dim1=1, dim2=2),
-            "previous": weights.diagonal(offset=first + drop - 1, dim1=1, dim2=2),
+            "distance": (weights * distance.clamp_min(0)).sum(dim=-1),
+            "self": weights.diagonal(offset=first + skip, dim1=1, dim2=2),
+            "previous": weights.diagonal(offset=first + skip - 1, dim1=1, dim2=2),
         }
-        follows = torch.zeros(len(queries), seen, dtype=torch.bool)
-        follows[:, 1:] = self._ids[queries, None] == self._ids[: seen - 1]
-        follows &= back >= 0
-        rows["text_induction"] = (weights * follows).sum(dim=-1)
-        for name, values in rows.items():
+        after_copy = torch.zeros(len(queries), n_keys, dtype=torch.bool)
+        after_copy[:, 1:] = self._ids[queries, None] == self._ids[: n_keys - 1]
+        after_copy &= distance >= 0
+        metrics["text_induction"] = (weights * after_copy).sum(dim=-1)
+        for name, values in metrics.items():
             self.sums[name][layer] += values.double().sum(dim=-1)
-        total = weights.cumsum(dim=-1)  # mass on the keys up to each
-        within = [  # (H, n) mass at most so many tokens back
-            1
-            - total.gather(-1, (queries - 1 - far).clamp_min(0).expand(len(total), -1)[..., None])
-            .squeeze(-1)
-            .where(queries - 1 - far >= 0, 0)
-            for far in [0, *(2 * edge - 1 for edge in self.edges[1:])]
-        ]
-        before = torch.zeros_like(within[0])
-        for i, mass in enumerate(within):
-            self.by_distance[layer, :, i] += (mass - before).double().sum(dim=-1)
-            before = mass
-        if self._layer in (-1, layer):  # the rows are the same in every layer
-            self._layer = layer
-            self.n_rows += len(queries)
-            self.n_answerable += int(follows.any(dim=-1).sum())
+        bins = torch.frexp(distance.clamp_min(0).float()).exponent  # 0 for 0, 1 for 1, 2 for 2-3
+        self.by_distance[layer].index_add_(1, bins.flatten(), weights.flatten(1).double())
+        if self._counted_layer in (-1, layer):  # every layer has the same queries
+            self._counted_layer = layer
+            self.n_queries += len(queries)
+            self.n_with_repeat += int(after_copy.any(dim=-1).sum())
 
     def mean(self, name: str, layer: int, head: int) -> float:
-        """A sum over what it was taken of."""
-        of = {"first": self.n_rows + 1, "text_induction": self.n_answerable}.get(name, self.n_rows)
-        return float(self.sums[name][layer, head]) / max(of, 1)
+        """Return a metric's mean over the queries that count for it."""
+        counts = {"first": self.n_queries + 1, "text_induction": self.n_with_repeat}
+        return float(self.sums[name][layer, head]) / max(counts.get(name, self.n_queries), 1)
 
 
 @torch.no_grad()
-def heads_of(
+def measure_heads(
     model: Transformer,
     ids: Sequence[int],
     *,
     candidates: Sequence[int],
-    drawn_from: str = "",
-    start: Sequence[int] = (),
+    sampled_from: str = "",
+    prefix: Sequence[int] = (),
     ablation: Ablation | None = None,
 ) -> tuple[HeadsReport, AttentionRecorder]:
-    """Every head over a text of at least one token, and the recorder that saw it.
+    """Return the metrics of every head over a text of at least one token, and the recorder.
 
-    `candidates` are the ids that random text is made of, `drawn_from` the words for them, `start`
-    what every such text begins with.
+    Random text is sampled from the ids `candidates`, which `sampled_from` describes, and begins
+    with `prefix`.
     """
-    sums = HeadSums(model, ids)
-    recorder = AttentionRecorder(sums)
-    model.hidden(batch_of(model, [ids]), recorder=recorder)
-    repeats = on_repeats(model, candidates, start)
-    baseline = _uniform(ids, repeats)
     config = model.config
-    groups = config.n_heads // config.n_kv_heads
+    sums = HeadMetricSums(config.n_layers, config.n_heads, ids)
+    recorder = AttentionRecorder(sums)
+    model.hidden_states(token_batch(model, [ids]), recorder=recorder)
+    repeats = score_repeats(model, candidates, prefix)
+    baseline = _uniform_baseline(ids, repeats)
+    group_size = config.n_heads // config.n_kv_heads
     heads = []
     for layer in range(config.n_layers):
         for head in range(config.n_heads):
-            means: dict[str, Any] = {name: sums.mean(name, layer, head) for name in _SUMMED}
-            means |= repeats.scores(layer, head)
-            if not sums.n_answerable:
-                means["text_induction"] = None
-            mass = sums.by_distance[layer, head]
+            metrics: dict[str, Any] = {name: sums.mean(name, layer, head) for name in _METRICS}
+            metrics |= repeats.head_scores(layer, head)
+            if not sums.n_with_repeat:
+                metrics["text_induction"] = None
+            histogram = sums.by_distance[layer, head]
             report = HeadReport(
                 layer=layer,
                 head=head,
-                kv_head=head // groups,
+                kv_head=head // group_size,
                 role="",
-                by_distance=(mass / mass.sum().clamp_min(1e-12)).tolist(),
-                ablation=None if ablation is None else ablation.cost[layer][head],
-                **means,
+                distance_histogram=(histogram / histogram.sum().clamp_min(1e-12)).tolist(),
+                ablation_cost=None if ablation is None else ablation.costs[layer][head],
+                **metrics,
             )
-            heads.append(_with_role(report, baseline))
-    whole = HeadsReport(
+            heads.append(replace(report, role=_role(report, baseline)))
+    report_of_all = HeadsReport(
         heads=heads,
         baseline=baseline,
-        n_rows=sums.n_rows,
+        n_queries=sums.n_queries,
         block_length=repeats.block_length,
-        seeds=repeats.seeds,
-        drawn_from=drawn_from,
+        n_seeds=repeats.n_seeds,
+        sampled_from=sampled_from,
         same_tokens=repeats.same_tokens,
         repeat_gain=repeats.gain,
         loss=None if ablation is None else ablation.loss,
     )
-    return whole, recorder
+    return report_of_all, recorder
 
 
 def attention_shift(a: HeadReport, b: HeadReport) -> float:
-    """The share of a head's attention that lies nearer or farther than another's."""
-    return sum(abs(x - y) for x, y in zip(a.by_distance, b.by_distance, strict=True)) / 2
+    """Return the share of attention that lies at another distance in `b` than in `a`."""
+    pairs = zip(a.distance_histogram, b.distance_histogram, strict=True)
+    return sum(abs(x - y) for x, y in pairs) / 2
 
 
-def _uniform(ids: Sequence[int], repeats: Repeats) -> dict[str, float]:
-    """What a head that looks at all tokens alike would score."""
-    T = len(ids)
-    seen = [i + 1 for i in range(1, T)] or [1]
-    share = fmean(1 / n for n in seen)
-    scores = {
-        "entropy": fmean(math.log(n) for n in seen),
-        "effective_keys": fmean(seen),
-        "normalised_entropy": 1.0,
-        "confidence": share,
-        "distance": fmean((n - 1) / 2 for n in seen),
-        "self": share,
-        "previous": share,
-        "first": fmean(1 / (i + 1) for i in range(T)),
-    }
-    before: dict[int, int] = {}  # how often a token came
-    followed = []  # of each token that came before, the share of what followed it
-    for i, token in enumerate(ids):
-        if before.get(token):
-            followed.append(before[token] / (i + 1))
-        before[token] = before.get(token, 0) + 1
-    if followed:
-        scores["text_induction"] = fmean(followed)
+def _uniform_baseline(ids: Sequence[int], repeats: RepeatScores) -> dict[str, float]:
+    """Return the metrics of uniform attention."""
+    sums = HeadMetricSums(1, 1, ids)
+    for first in range(0, len(ids), _QUERY_CHUNK):
+        n_keys = min(first + _QUERY_CHUNK, len(ids))
+        n_visible = torch.arange(first + 1, n_keys + 1)[:, None]
+        sums(0, first, (torch.arange(n_keys) < n_visible)[None, None] / n_visible)
+    baseline = {name: sums.mean(name, 0, 0) for name in _METRICS}
+    if not sums.n_with_repeat:
+        del baseline["text_induction"]
     if repeats.block_length:
-        rows = range(repeats.before + repeats.block_length, repeats.n_tokens)
-        scores["duplicate"] = scores["induction"] = fmean(1 / (t + 1) for t in rows)
-    return scores
+        second_block = range(repeats.prefix_length + repeats.block_length, repeats.n_tokens)
+        baseline["duplicate"] = baseline["induction"] = fmean(1 / (t + 1) for t in second_block)
+    return baseline
 
 
-def _with_role(report: HeadReport, baseline: dict[str, float]) -> HeadReport:
-    """Names the plainest thing that a head does: the score furthest above what would be there
-    anyway, if that is far."""
-    above = {
+def _role(report: HeadReport, baseline: dict[str, float]) -> str:
+    """Return the score furthest above its baseline or control, or "" if none is clearly above."""
+    excess = {
         "previous": report.previous - baseline["previous"],
         "self": report.self - baseline["self"],
         "first": report.first - baseline["first"],
     }
     if report.induction is not None and report.induction_control is not None:
-        above["induction"] = report.induction - report.induction_control
+        excess["induction"] = report.induction - report.induction_control
     if report.duplicate is not None and report.duplicate_control is not None:
-        above["duplicate"] = report.duplicate - report.duplicate_control
-    role, score = max(above.items(), key=lambda pair: pair[1])
-    return replace(report, role=role if score > CLEAR else "")
+        excess["duplicate"] = report.duplicate - report.duplicate_control
+    role, score = max(excess.items(), key=lambda pair: pair[1])
+    return role if score > ROLE_THRESHOLD else ""

@@ -1,4 +1,4 @@
-"""What passes through a model's blocks, caught by hooks, so that the model need not know of it."""
+"""Forward hooks that record a model's residual stream; the model itself knows nothing of them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,20 +8,20 @@ import torch
 from torch import Tensor, nn
 
 from tgen.errors import UsageError
-from tgen.inspection.attention import batch_of
+from tgen.inspection.attention import token_batch
 from tgen.model.transformer import Block, ForwardContext, Transformer
 
-_POSITIONS = 128  # scored at a time: a vocabulary is wide
+_POSITION_CHUNK = 128  # positions at a time: logits of a large vocabulary take memory
 
 
-def blocks_of(model: Transformer) -> list[Block]:
-    """Its blocks, as what they are."""
+def model_blocks(model: Transformer) -> list[Block]:
+    """Return the model's blocks, typed."""
     return [block for block in model.blocks if isinstance(block, Block)]
 
 
 @contextmanager
-def hooked(*hooks: Any) -> Iterator[None]:
-    """Takes the hooks away again."""
+def hooks_removed(*hooks: Any) -> Iterator[None]:
+    """Remove the hooks on exit."""
     try:
         yield
     finally:
@@ -30,47 +30,49 @@ def hooked(*hooks: Any) -> Iterator[None]:
 
 
 @torch.no_grad()
-def residuals(model: Transformer, ids: Sequence[int]) -> tuple[list[Tensor], ForwardContext]:
-    """The vectors (1, T, C) that enter the first block and leave each, and what goes with them."""
+def record_residuals(model: Transformer, ids: Sequence[int]) -> tuple[list[Tensor], ForwardContext]:
+    """Return the residual stream (1, T, C) before the first block and after each, and the context
+    that the blocks receive."""
     vectors: list[Tensor] = []
-    carried: list[ForwardContext] = []
+    contexts: list[ForwardContext] = []
 
-    def enter(_: nn.Module, arguments: tuple[Tensor, ForwardContext]) -> None:
+    def before(_: nn.Module, arguments: tuple[Tensor, ForwardContext]) -> None:
         vectors.append(arguments[0])
-        carried.append(arguments[1])
+        contexts.append(arguments[1])
 
-    def leave(_: nn.Module, __: Any, out: Tensor) -> None:
+    def after(_: nn.Module, __: Any, out: Tensor) -> None:
         vectors.append(out)
 
-    first = blocks_of(model)[0].register_forward_pre_hook(enter)
-    with hooked(first, *(block.register_forward_hook(leave) for block in blocks_of(model))):
-        model.hidden(batch_of(model, [ids]))
-    return vectors, carried[0]
+    blocks = model_blocks(model)
+    first = blocks[0].register_forward_pre_hook(before)
+    with hooks_removed(first, *(block.register_forward_hook(after) for block in blocks)):
+        model.hidden_states(token_batch(model, [ids]))
+    return vectors, contexts[0]
 
 
-def logits_in_parts(model: Transformer, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """(T, C) last vectors -> the positions of each part and their float32 logits (n, V)."""
-    for i in range(0, len(x), _POSITIONS):
-        part = slice(i, i + _POSITIONS)
-        yield part, model.logits(x[part]).float()
+def iterate_logits(model: Transformer, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Yield chunks of positions with their float32 logits (n, V); x: (T, C) final vectors."""
+    for i in range(0, len(x), _POSITION_CHUNK):
+        chunk = slice(i, i + _POSITION_CHUNK)
+        yield chunk, model.logits(x[chunk]).float()
 
 
 @torch.no_grad()
-def losses(model: Transformer, x: Tensor, ids: Sequence[int]) -> Tensor:
-    """(1, T, C) last vectors -> (T - 1,) nats of every token but the first."""
-    targets = batch_of(model, [ids[1:]])[0]
-    parts = [
-        nn.functional.cross_entropy(logits, targets[part], reduction="none")
-        for part, logits in logits_in_parts(model, x[0, :-1])
+def token_losses(model: Transformer, x: Tensor, ids: Sequence[int]) -> Tensor:
+    """Return the loss of every token but the first: (1, T, C) final vectors -> (T - 1,) nats."""
+    targets = token_batch(model, [ids[1:]])[0]
+    chunks = [
+        nn.functional.cross_entropy(logits, targets[chunk], reduction="none")
+        for chunk, logits in iterate_logits(model, x[0, :-1])
     ]
-    return torch.cat(parts) if parts else torch.zeros(0)
+    return torch.cat(chunks) if chunks else torch.zeros(0)
 
 
 def require_residual_stream(model: Transformer, what: str) -> None:
-    """Raises UsageError where norms stand after the addition: no sum goes through all layers."""
+    """Raise UsageError for a post-norm model: no sum runs through all its layers."""
     if model.config.post_norm:
         raise UsageError(
-            f"{what} needs vectors that are only added to, layer after layer; this model "
-            f"({model.config.family}) norms them after each addition",
-            "look at --view predict, attention or rollout; gpt2, llama and qwen3 models have both",
+            f"{what} needs a pre-norm model; {model.config.family} normalizes after each residual "
+            "addition (post-norm)",
+            "use --view predict, attention or rollout, or a model of the family gpt2 or llama",
         )

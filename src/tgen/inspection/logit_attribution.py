@@ -1,7 +1,7 @@
-"""Why a token was expected: its logit as a sum of what each part of the model adds.
+"""Direct logit attribution: a logit as the sum of each component's contribution.
 
-Direct logit attribution (Elhage et al. 2021): with the final norm's scale held as it is, the logit
-is linear in the vectors that are added up, so every head, feed-forward and embedding has a share.
+With the final norm's scale held constant, the logit is linear in the residual stream, so every
+head, feed-forward layer and embedding has a contribution (Elhage et al. 2021).
 """
 
 from collections.abc import Sequence
@@ -10,100 +10,101 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tgen.inspection.attention import batch_of
-from tgen.inspection.hooks import blocks_of, hooked, require_residual_stream
+from tgen.inspection.attention import token_batch
+from tgen.inspection.hooks import hooks_removed, model_blocks, require_residual_stream
 from tgen.model.transformer import Transformer
-from tgen.reports import Contribution, WhyReport
+from tgen.reports import AttributionReport, Contribution
 from tgen.tokenizer import Tokenizer
 
 
-class _Parts:
-    """Catches, at one position, what the model adds to its vectors."""
+class _ComponentRecorder:
+    """Records what each component adds to the residual stream at one position."""
 
     def __init__(self, query: int) -> None:
         self._query = query
-        self.mixed: list[Tensor] = []  # (H D), before the output projection
-        self.fed: list[Tensor] = []  # (C)
-        self.last = torch.zeros(0)  # (C), before the final norm
+        self.attn_outs: list[Tensor] = []  # (H D), before the output projection
+        self.ffn_outs: list[Tensor] = []  # (C)
+        self.final_residual = torch.zeros(0)  # (C), before the final norm
 
-    def mix(self, _: nn.Module, arguments: tuple[Tensor]) -> None:
-        self.mixed.append(arguments[0][0, self._query].cpu().double())
+    def record_attention(self, _: nn.Module, arguments: tuple[Tensor]) -> None:
+        self.attn_outs.append(arguments[0][0, self._query].cpu().double())
 
-    def feed(self, _: nn.Module, __: Any, out: Tensor) -> None:
-        self.fed.append(out[0, self._query].cpu().double())
+    def record_feed_forward(self, _: nn.Module, __: Any, out: Tensor) -> None:
+        self.ffn_outs.append(out[0, self._query].cpu().double())
 
-    def end(self, _: nn.Module, arguments: tuple[Tensor]) -> None:
-        self.last = arguments[0][0, self._query].cpu().double()
+    def record_final(self, _: nn.Module, arguments: tuple[Tensor]) -> None:
+        self.final_residual = arguments[0][0, self._query].cpu().double()
 
 
 @torch.no_grad()
-def why_of(
+def attribute_logit(
     model: Transformer,
     tokenizer: Tokenizer,
     ids: Sequence[int],
     *,
     query: int,
     target: int | None = None,
-) -> WhyReport:
-    """The logit of `target` after position `query`, taken apart; None: of the likeliest token.
-
-    Raises UsageError where norms stand after the addition.
-    """
+) -> AttributionReport:
+    """Return the contributions to the logit of `target` after position `query`; by default the
+    target is the most likely token. Raises UsageError for a post-norm model."""
     require_residual_stream(model, "--view why")
-    parts = _Parts(query)
-    with hooked(
-        *(b.attention.o_proj.register_forward_pre_hook(parts.mix) for b in blocks_of(model)),
-        *(b.feed_forward.register_forward_hook(parts.feed) for b in blocks_of(model)),
-        model.final_norm.register_forward_pre_hook(parts.end),
+    recorder = _ComponentRecorder(query)
+    blocks = model_blocks(model)
+    with hooks_removed(
+        *(b.attention.o_proj.register_forward_pre_hook(recorder.record_attention) for b in blocks),
+        *(b.feed_forward.register_forward_hook(recorder.record_feed_forward) for b in blocks),
+        model.final_norm.register_forward_pre_hook(recorder.record_final),
     ):
-        x = model.hidden(batch_of(model, [ids]))[0, query]
+        x = model.hidden_states(token_batch(model, [ids]))[0, query]
     logits = model.logits(x).float()
     target = int(logits.argmax()) if target is None else target
-    direction, constant = _through_norm(model, parts.last, model.head[target].cpu().double())
+    direction, bias_logit = _through_final_norm(
+        model, recorder.final_residual, model.output_weight[target].cpu().double()
+    )
 
-    found = [_part("token embedding", model.token_embedding.weight[ids[query]], direction)]
+    parts: list[Contribution] = []
+
+    def add(name: str, logit: float, layer: int | None = None, head: int | None = None) -> None:
+        parts.append(Contribution(component=name, layer=layer, head=head, logit=logit))
+
+    def project(vector: Tensor) -> float:
+        return float(vector.cpu().double() @ direction)
+
+    add("token embedding", project(model.token_embedding.weight[ids[query]]))
     if model.config.position == "learned":
-        found.append(_part("position", model.position_embedding.weight[query], direction))
-    for layer, block in enumerate(blocks_of(model)):
+        add("position embedding", project(model.position_embedding.weight[query]))
+    for layer, block in enumerate(blocks):
         W_O = block.attention.o_proj
-        onto = direction @ W_O.weight.cpu().double()  # (H D)
-        for head, share in enumerate((onto * parts.mixed[layer]).view(model.config.n_heads, -1)):
-            name = f"layer {layer}, head {head}"
-            logit = float(share.sum())
-            found.append(Contribution(part=name, layer=layer, head=head, logit=logit))
+        per_dimension = (direction @ W_O.weight.cpu().double()) * recorder.attn_outs[layer]
+        for head, values in enumerate(per_dimension.view(model.config.n_heads, -1)):
+            add(f"layer {layer}, head {head}", float(values.sum()), layer, head)
         if W_O.bias is not None:
-            found.append(_part(f"layer {layer}, attention's bias", W_O.bias, direction, layer))
-        found.append(_part(f"layer {layer}, feed-forward", parts.fed[layer], direction, layer))
-    if constant is not None:
-        name = "final norm's bias"
-        found.append(Contribution(part=name, layer=None, head=None, logit=constant))
+            add(f"layer {layer}, attention bias", project(W_O.bias), layer)
+        add(f"layer {layer}, feed-forward", project(recorder.ffn_outs[layer]), layer)
+    if bias_logit is not None:
+        add("final norm bias", bias_logit)
     logit = float(logits[target])
-    return WhyReport(
+    return AttributionReport(
         query=query,
         target=target,
         target_text=tokenizer.token_bytes(target),
         probability=float(logits.softmax(dim=-1)[target]),
         logit=logit,
-        parts=sorted(found, key=lambda part: -abs(part.logit)),
-        difference=abs(sum(part.logit for part in found) - logit),
+        contributions=sorted(parts, key=lambda part: -abs(part.logit)),
+        difference=abs(sum(part.logit for part in parts) - logit),
     )
 
 
-def _part(name: str, vector: Tensor, direction: Tensor, layer: int | None = None) -> Contribution:
-    logit = float(vector.cpu().double() @ direction)
-    return Contribution(part=name, layer=layer, head=None, logit=logit)
-
-
-def _through_norm(
+def _through_final_norm(
     model: Transformer, x: Tensor, unembedding: Tensor
 ) -> tuple[Tensor, float | None]:
-    """(C,) the direction whose product with a vector is what it adds to the logit behind the final
-    norm, whose scale is that of x; and what the norm's bias adds."""
+    """Return the direction (C,) whose dot product with a residual vector is its contribution to the
+    logit, for the final norm's scale at x; and the contribution of the norm's bias."""
     norm = model.final_norm
-    weighed = unembedding * norm.get_parameter("weight").cpu().double()
+    weighted = unembedding * norm.get_parameter("weight").cpu().double()
     eps = model.config.norm_eps
     if model.config.norm == "rms_norm":
-        return weighed / (x.square().mean() + eps).sqrt(), None
-    centred = weighed - weighed.mean()  # (x - mean x) . w is x . (w - mean w)
+        return weighted / (x.square().mean() + eps).sqrt(), None
+    centered = weighted - weighted.mean()  # (x - mean x) . w is x . (w - mean w)
     scale = (x.var(unbiased=False) + eps).sqrt()
-    return centred / scale, float(unembedding @ norm.get_parameter("bias").cpu().double())
+    return centered / scale, float(unembedding @ norm.get_parameter("bias").cpu().double())

@@ -1,21 +1,21 @@
-"""The logit lens: what the model would say if it stopped after each layer (nostalgebraist 2020).
+"""The logit lens: next-token predictions from each layer's residual stream (nostalgebraist 2020).
 
-The final norm's statistics are those of the vectors it is given, layer by layer.
+The final norm computes its statistics from each layer's own vectors.
 """
 
 from collections.abc import Sequence
 
 import torch
 
-from tgen.inspection.hooks import logits_in_parts, require_residual_stream, residuals
-from tgen.inspection.predictions import candidates_of
+from tgen.inspection.hooks import iterate_logits, record_residuals, require_residual_stream
+from tgen.inspection.predictions import top_predictions
 from tgen.model.transformer import Transformer
 from tgen.reports import LensReport
 from tgen.tokenizer import Tokenizer
 
 
 @torch.no_grad()
-def lens_of(
+def logit_lens(
     model: Transformer,
     tokenizer: Tokenizer,
     ids: Sequence[int],
@@ -25,38 +25,36 @@ def lens_of(
     last: int | None = None,
     top: int = 5,
 ) -> LensReport:
-    """The first choice after each layer at the positions from `first` to `last`, and the best ones
-    at `query`. Raises UsageError where norms stand after the addition."""
+    """Return the top prediction after each layer at the positions `first` to `last`, and the `top`
+    candidates at `query`. Raises UsageError for a post-norm model."""
     require_residual_stream(model, "--view lens")
     last = len(ids) - 1 if last is None else last
-    vectors, _ = residuals(model, ids)
-    likeliest, probabilities, candidates = [], [], []
-    answer_logits = model.logits(model.final_norm(vectors[-1][0, query]))
-    answer = int(answer_logits.argmax())
-    ranks, chances = [], []
-    for x in vectors:
-        rows = model.final_norm(x[0, first : last + 1])  # (n, C)
-        chosen, p = [], []
-        for _, part in logits_in_parts(model, rows):
-            best = part.softmax(dim=-1).max(dim=-1)
-            chosen += best.indices.tolist()
-            p += best.values.tolist()
-        likeliest.append(chosen)
-        probabilities.append(p)
+    residuals, _ = record_residuals(model, ids)
+    top_ids, top_probabilities, candidates = [], [], []
+    answer = int(model.logits(model.final_norm(residuals[-1][0, query])).argmax())
+    answer_ranks, answer_probabilities = [], []
+    for x in residuals:
+        layer_ids, layer_probabilities = [], []
+        for _, logits in iterate_logits(model, model.final_norm(x[0, first : last + 1])):
+            best = logits.softmax(dim=-1).max(dim=-1)
+            layer_ids += best.indices.tolist()
+            layer_probabilities += best.values.tolist()
+        top_ids.append(layer_ids)
+        top_probabilities.append(layer_probabilities)
         logits = model.logits(model.final_norm(x[0, query])).float()
-        candidates.append(candidates_of(logits, tokenizer, top))
-        ranks.append(int((logits > logits[answer]).sum()))
-        chances.append(float(logits.softmax(dim=-1)[answer]))
+        candidates.append(top_predictions(logits, tokenizer, top))
+        answer_ranks.append(int((logits > logits[answer]).sum()))
+        answer_probabilities.append(float(logits.softmax(dim=-1)[answer]))
     return LensReport(
         layers=["embedding", *(f"layer {i}" for i in range(model.config.n_layers))],
         first=first,
-        likeliest=likeliest,
-        likeliest_text=[[tokenizer.token_bytes(i) for i in row] for row in likeliest],
-        probabilities=torch.tensor(probabilities).numpy(),
+        top_ids=top_ids,
+        top_texts=[[tokenizer.token_bytes(i) for i in layer_ids] for layer_ids in top_ids],
+        top_probabilities=torch.tensor(top_probabilities).numpy(),
         query=query,
         candidates=candidates,
         answer=answer,
         answer_text=tokenizer.token_bytes(answer),
-        ranks=ranks,
-        answer_probabilities=chances,
+        answer_ranks=answer_ranks,
+        answer_probabilities=answer_probabilities,
     )

@@ -1,4 +1,4 @@
-"""What a model is made of."""
+"""Summary of a model's configuration and tensors. Does not import torch."""
 
 import os
 from dataclasses import asdict
@@ -6,20 +6,20 @@ from dataclasses import asdict
 from tgen.checkpoint.model_dir import ModelBundle
 from tgen.reports import ModelSummary
 
-_STORED = {"uint16": "bfloat16"}  # as NumPy holds it
+_DTYPES = {"uint16": "bfloat16"}  # NumPy has no bfloat16: its bits are stored as integers
 
 
 def summarize(bundle: ModelBundle, found_by: str = "") -> ModelSummary:
-    """The configuration, every tensor with its shape, and what they weigh."""
+    """Return the configuration, every tensor with its shape and dtype, and sizes in bytes."""
     config = bundle.config
     parameters = [
-        (name, list(array.shape), array.size, _STORED.get(str(array.dtype), str(array.dtype)))
+        (name, list(array.shape), array.size, _DTYPES.get(str(array.dtype), str(array.dtype)))
         for name, array in bundle.arrays.items()
     ]
     return ModelSummary(
         path=os.fsencode(bundle.path).decode(errors="replace"),
         family=config.family,
-        fields=asdict(config),
+        config=asdict(config),
         parameters=parameters,
         n_parameters=sum(count for _, _, count, _ in parameters),
         n_embedding_parameters=sum(n for name, _, n, _ in parameters if "embedding" in name),

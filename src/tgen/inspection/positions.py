@@ -1,4 +1,6 @@
-"""How a model tells positions apart: its encoding as a matrix."""
+"""The position encoding of a model as a matrix."""
+
+from typing import Any
 
 import torch
 
@@ -8,55 +10,34 @@ from tgen.reports import PositionsReport
 
 
 @torch.no_grad()
-def positions_of(model: Transformer) -> list[PositionsReport]:
-    """One matrix, or two for learned positions: the table, and how alike they are."""
+def position_encoding(model: Transformer) -> list[PositionsReport]:
+    """Return one matrix; for learned positions two: the cosine similarities and the vectors."""
     config = model.config
-    T, C = config.context_length, config.d_model
-    numbers = [str(i) for i in range(max(T, C))]
+
+    def report(kind: Any, title: str, values: Any, row: str, column: str) -> PositionsReport:
+        n_rows, n_columns = values.shape
+        return PositionsReport(
+            kind=kind,
+            title=title,
+            values=values,
+            row_name=row,
+            column_name=column,
+            rows=[str(i) for i in range(n_rows)],
+            columns=[str(i) for i in range(n_columns)],
+        )
+
     if config.position == "sinusoidal":
-        return [
-            PositionsReport(
-                kind="sinusoidal",
-                title="sin and cos (position / 10000^(2i / d)), side by side",
-                values=sinusoid(T, C),
-                row_name="position",
-                column_name="dimension",
-                rows=numbers[:T],
-                columns=numbers[:C],
-            )
-        ]
+        title = "sinusoidal positions: sin and cos of position / 10000^(2i / d), interleaved"
+        values = sinusoid(config.context_length, config.d_model)
+        return [report("sinusoidal", title, values, "position", "dimension")]
     if config.position == "rotary":
+        title = "rotary positions: cos(distance x frequency) of each pair of dimensions"
         cos, _ = rotary_tables(config)
-        return [
-            PositionsReport(
-                kind="rotary",
-                title="cos(distance x angle): how a pair of dimensions turns from query to key",
-                values=cos,
-                row_name="distance",
-                column_name="pair",
-                rows=numbers[:T],
-                columns=numbers[: cos.shape[1]],
-            )
-        ]
-    table = model.position_embedding.weight.float().cpu()
-    unit = torch.nn.functional.normalize(table, dim=-1)
+        return [report("rotary", title, cos, "distance", "pair")]
+    vectors = model.position_embedding.weight.float().cpu()
+    unit = torch.nn.functional.normalize(vectors, dim=-1)
+    title = "learned positions: cosine similarity"
     return [
-        PositionsReport(
-            kind="similarity",
-            title="learned positions: the cosine between each two",
-            values=(unit @ unit.T).numpy(),
-            row_name="position",
-            column_name="position",
-            rows=numbers[:T],
-            columns=numbers[:T],
-        ),
-        PositionsReport(
-            kind="learned",
-            title="learned positions: their vectors",
-            values=table.numpy(),
-            row_name="position",
-            column_name="dimension",
-            rows=numbers[:T],
-            columns=numbers[:C],
-        ),
+        report("similarity", title, (unit @ unit.T).numpy(), "position", "position"),
+        report("learned", "learned positions: vectors", vectors.numpy(), "position", "dimension"),
     ]

@@ -1,4 +1,4 @@
-"""What the model expects: after the text, and at each token of it."""
+"""Next-token predictions, after the text and at every token of it."""
 
 import math
 from collections.abc import Sequence
@@ -7,15 +7,15 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from tgen.inspection.attention import batch_of
-from tgen.inspection.hooks import logits_in_parts
+from tgen.inspection.attention import token_batch
+from tgen.inspection.hooks import iterate_logits
 from tgen.model.transformer import Transformer
 from tgen.reports import Prediction, TextReport, TokenReport
 from tgen.tokenizer import Tokenizer
 
 
 @torch.no_grad()
-def next_tokens(
+def predict_next(
     model: Transformer,
     tokenizer: Tokenizer,
     ids: Sequence[int],
@@ -23,15 +23,15 @@ def next_tokens(
     query: int = -1,
     top: int = 10,
 ) -> list[Prediction]:
-    """The `top` most likely tokens after position `query`, with the model's own probabilities."""
-    x = model.hidden(batch_of(model, [ids]))[0, query]
-    return candidates_of(model.logits(x).float(), tokenizer, top)
+    """Return the `top` most likely tokens after position `query`, before any sampling option."""
+    x = model.hidden_states(token_batch(model, [ids]))[0, query]
+    return top_predictions(model.logits(x).float(), tokenizer, top)
 
 
-def candidates_of(logits: Tensor, tokenizer: Tokenizer, top: int) -> list[Prediction]:
-    """(V,) float32 logits -> the `top` likeliest, the first first."""
+def top_predictions(logits: Tensor, tokenizer: Tokenizer, top: int) -> list[Prediction]:
+    """Return the `top` most likely tokens, the most likely first; logits: (V,) float32."""
     probabilities = logits.softmax(dim=-1)
-    best = probabilities.topk(min(top, len(probabilities))).indices.tolist()
+    ids = probabilities.topk(min(top, len(probabilities))).indices.tolist()
     return [
         Prediction(
             id=i,
@@ -39,49 +39,49 @@ def candidates_of(logits: Tensor, tokenizer: Tokenizer, top: int) -> list[Predic
             probability=float(probabilities[i]),
             logit=float(logits[i]),
         )
-        for i in best
+        for i in ids
     ]
 
 
 @torch.no_grad()
-def text_of(model: Transformer, tokenizer: Tokenizer, ids: Sequence[int]) -> TextReport:
-    """Every token with its surprisal, -log2 p(token | all before), and what was expected there."""
-    x = model.hidden(batch_of(model, [ids]))[0]  # (T, C)
+def score_text(model: Transformer, tokenizer: Tokenizer, ids: Sequence[int]) -> TextReport:
+    """Return each token's surprisal, -log2 p(token | preceding tokens), and the top prediction."""
+    x = model.hidden_states(token_batch(model, [ids]))[0]  # (T, C)
     surprisal: list[float | None] = [None]
     ranks: list[int | None] = [None]
-    likeliest: list[int | None] = [None]
-    chances: list[float | None] = [None]
-    targets = batch_of(model, [ids[1:]])[0]
-    for part, logits in logits_in_parts(model, x[:-1]):
+    top_ids: list[int | None] = [None]
+    top_probabilities: list[float | None] = [None]
+    targets = token_batch(model, [ids[1:]])[0]
+    for chunk, logits in iterate_logits(model, x[:-1]):
         log_p = logits.log_softmax(dim=-1)  # (n, V)
-        own = log_p.gather(1, targets[part, None])  # (n, 1)
-        best = log_p.max(dim=-1)
-        surprisal += (-own[:, 0] / math.log(2)).tolist()
-        ranks += (log_p > own).sum(dim=-1).tolist()
-        likeliest += best.indices.tolist()
-        chances += best.values.exp().tolist()
-    pieces = [tokenizer.token_bytes(i) for i in ids]
-    starts = [0, *accumulate(map(len, pieces))]
+        target_log_p = log_p.gather(1, targets[chunk, None])  # (n, 1)
+        top = log_p.max(dim=-1)
+        surprisal += (-target_log_p[:, 0] / math.log(2)).tolist()
+        ranks += (log_p > target_log_p).sum(dim=-1).tolist()
+        top_ids += top.indices.tolist()
+        top_probabilities += top.values.exp().tolist()
+    texts = [tokenizer.token_bytes(i) for i in ids]
+    offsets = [0, *accumulate(map(len, texts))]
     tokens = [
         TokenReport(
             index=i,
             id=ids[i],
-            text=pieces[i],
-            start=starts[i],
+            text=texts[i],
+            byte_offset=offsets[i],
             surprisal=surprisal[i],
             rank=ranks[i],
-            likeliest=expected,
-            likeliest_text=None if expected is None else tokenizer.token_bytes(expected),
-            likeliest_probability=chances[i],
+            top_id=top_id,
+            top_text=None if top_id is None else tokenizer.token_bytes(top_id),
+            top_probability=top_probabilities[i],
         )
-        for i, expected in enumerate(likeliest)
+        for i, top_id in enumerate(top_ids)
     ]
     bits = sum(token.surprisal or 0.0 for token in tokens)
-    n_predicted, n_bytes = len(ids) - 1, starts[-1] - len(pieces[0])
+    n_predicted, n_bytes = len(ids) - 1, offsets[-1] - len(texts[0])
     nats = bits * math.log(2) / n_predicted if n_predicted else None
     return TextReport(
         tokens=tokens,
-        n_bytes=starts[-1],
+        n_bytes=offsets[-1],
         nats_per_token=nats,
         perplexity=None if nats is None else math.exp(min(nats, 700)),
         bits_per_byte=bits / n_bytes if n_bytes else None,

@@ -1,4 +1,4 @@
-"""Random text that comes twice: what a head does with what it has seen before."""
+"""Induction scores: attention of each head in repeated random text, compared with a control."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,108 +6,112 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tgen.inspection.attention import AttentionRecorder, batch_of
-from tgen.inspection.hooks import losses
+from tgen.inspection.attention import AttentionRecorder, token_batch
+from tgen.inspection.hooks import token_losses
 from tgen.model.transformer import Transformer
 
-_LONGEST, _SEEDS = 50, 8
-_SHORTEST = 4  # tokens a block; shorter ones say nothing
+_MAX_BLOCK, _MIN_BLOCK = 50, 4  # tokens; shorter blocks say nothing
+_N_SEEDS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Repeats:
-    """Scores (seeds, L, H) on repeated text and on as much that was not repeated."""
+class RepeatScores:
+    """Scores (seeds, L, H) in repeated text and in a control without repetition."""
 
     block_length: int
-    before: int  # tokens in front of the first block
-    seeds: int
+    prefix_length: int  # tokens before the first block
+    n_seeds: int
     duplicate: tuple[Tensor, Tensor] | None  # repeated, control
     induction: tuple[Tensor, Tensor] | None
-    gain: float | None  # nats a token that the second block costs less than the control's
-    same_tokens: bool  # whether the control's second block has the first one's tokens
+    gain: float | None  # loss of the control's second block minus that of the copy, nats per token
+    same_tokens: bool  # whether the control's second block reorders the first one's tokens
 
     @property
     def n_tokens(self) -> int:
-        """Of each text."""
-        return self.before + 2 * self.block_length
+        """Tokens per text."""
+        return self.prefix_length + 2 * self.block_length
 
-    def scores(self, layer: int, head: int) -> dict[str, float | None]:
-        """One head's means, by the fields of HeadReport."""
+    def head_scores(self, layer: int, head: int) -> dict[str, float | None]:
+        """Return one head's mean scores, by field name of HeadReport."""
         names = ("duplicate", "duplicate_control", "induction", "induction_control")
         if self.duplicate is None or self.induction is None:
-            return dict.fromkeys((*names, "induction_deviation"))
-        of = [*self.duplicate, *self.induction]
-        found: dict[str, float | None] = {
+            return dict.fromkeys((*names, "induction_std"))
+        scores: dict[str, float | None] = {
             name: float(values[:, layer, head].mean())
-            for name, values in zip(names, of, strict=True)
+            for name, values in zip(names, (*self.duplicate, *self.induction), strict=True)
         }
-        return found | {"induction_deviation": float(self.induction[0][:, layer, head].std())}
+        return scores | {"induction_std": float(self.induction[0][:, layer, head].std())}
 
 
 @torch.no_grad()
-def on_repeats(model: Transformer, candidates: Sequence[int], start: Sequence[int]) -> Repeats:
-    """Runs the model on blocks of different tokens, each followed by itself; the control by others.
+def score_repeats(
+    model: Transformer, candidates: Sequence[int], prefix: Sequence[int]
+) -> RepeatScores:
+    """Run the model on a prefix and two equal blocks of random tokens; in the control the blocks
+    differ. No token occurs twice in a block.
 
-    Duplicate: the weight of a token of the second block on its copy in the first. Induction: on
-    what followed that copy (Olsson et al. 2022), where a model looks that copies what came next.
+    Duplicate: the weight of a second-block token on its copy in the first block. Induction: its
+    weight on the token after that copy (Olsson et al. 2022).
     """
-    room = (model.config.context_length - len(start)) // 2
-    n = min(_LONGEST, len(candidates), room)
-    if n < _SHORTEST:
-        return Repeats(
-            block_length=0, before=len(start), seeds=0, duplicate=None, induction=None, gain=None,
-            same_tokens=False,
+    n = min(_MAX_BLOCK, len(candidates), (model.config.context_length - len(prefix)) // 2)
+    if n < _MIN_BLOCK:
+        return RepeatScores(
+            block_length=0, prefix_length=len(prefix), n_seeds=0, duplicate=None, induction=None,
+            gain=None, same_tokens=False,
         )  # fmt: skip
     repeated, control = [], []
-    for seed in range(_SEEDS):
+    for seed in range(_N_SEEDS):
         order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(seed))
-        drawn = [candidates[i] for i in order.tolist()]
-        block, rest = drawn[:n], drawn[n : 2 * n]
-        if len(rest) < n:
-            rest = _elsewhere(block, seed=_SEEDS + seed)
-        repeated.append([*start, *block, *block])
-        control.append([*start, *block, *rest])
-    first = len(start) + n
-    *found, x = _offsets(model, repeated, first, n)
-    *others, y = _offsets(model, control, first, n)
+        shuffled = [candidates[i] for i in order.tolist()]
+        block, other = shuffled[:n], shuffled[n : 2 * n]
+        if len(other) < n:
+            other = _derange(block, seed=_N_SEEDS + seed)
+        repeated.append([*prefix, *block, *block])
+        control.append([*prefix, *block, *other])
+    second = len(prefix) + n  # where the second block starts
+    duplicate, induction, x = _second_block_scores(model, repeated, second, n)
+    duplicate_control, induction_control, x_control = _second_block_scores(
+        model, control, second, n
+    )
     gains = []
-    for i, (row, other) in enumerate(zip(repeated, control, strict=True)):
-        cost, instead = losses(model, x[i : i + 1], row), losses(model, y[i : i + 1], other)
-        gains.append(float((instead[first:] - cost[first:]).mean()))
-    return Repeats(
+    for i in range(_N_SEEDS):
+        copy_loss = token_losses(model, x[i : i + 1], repeated[i])[second:]
+        control_loss = token_losses(model, x_control[i : i + 1], control[i])[second:]
+        gains.append(float((control_loss - copy_loss).mean()))
+    return RepeatScores(
         block_length=n,
-        before=len(start),
-        seeds=_SEEDS,
-        duplicate=(found[0], others[0]),
-        induction=(found[1], others[1]),
+        prefix_length=len(prefix),
+        n_seeds=_N_SEEDS,
+        duplicate=(duplicate, duplicate_control),
+        induction=(induction, induction_control),
         gain=sum(gains) / len(gains),
         same_tokens=len(candidates) < 2 * n,
     )
 
 
-def _elsewhere(block: list[int], *, seed: int) -> list[int]:
-    """The same tokens in another order, none of them where it was: those of a text are few."""
-    random = torch.Generator().manual_seed(seed)
+def _derange(block: list[int], *, seed: int) -> list[int]:
+    """Return the block in an order that leaves no token at its position."""
+    generator = torch.Generator().manual_seed(seed)
     while True:
-        order = torch.randperm(len(block), generator=random).tolist()
+        order = torch.randperm(len(block), generator=generator).tolist()
         if all(i != j for i, j in enumerate(order)):
             return [block[i] for i in order]
 
 
-def _offsets(
-    model: Transformer, rows: Sequence[Sequence[int]], first: int, n: int
+def _second_block_scores(
+    model: Transformer, sequences: Sequence[Sequence[int]], second: int, n: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(seeds, L, H) mean weights of the queries from `first` on, n and n - 1 tokens back; and the
-    last vectors (seeds, T, C)."""
-    shape = len(rows), model.config.n_layers, model.config.n_heads
-    copies, nexts = torch.zeros(shape), torch.zeros(shape)
+    """Return the mean weights (seeds, L, H) of queries from `second` on, n and n - 1 tokens back;
+    and the final vectors (seeds, T, C)."""
+    shape = len(sequences), model.config.n_layers, model.config.n_heads
+    duplicate, induction = torch.zeros(shape), torch.zeros(shape)
 
-    def take(layer: int, start: int, weights: Tensor) -> None:
-        drop = max(0, first - start)
-        rows = weights[:, :, drop:].cpu()
-        for sums, back in ((copies, n), (nexts, n - 1)):
-            there = rows.diagonal(offset=start + drop - back, dim1=2, dim2=3)
-            sums[:, layer] += there[..., : rows.shape[2]].sum(dim=-1) / n
+    def add(layer: int, first: int, weights: Tensor) -> None:
+        skip = max(0, second - first)
+        queries = weights[:, :, skip:].cpu()
+        for sums, distance in ((duplicate, n), (induction, n - 1)):
+            diagonal = queries.diagonal(offset=first + skip - distance, dim1=2, dim2=3)
+            sums[:, layer] += diagonal[..., : queries.shape[2]].sum(dim=-1) / n
 
-    x = model.hidden(batch_of(model, rows), recorder=AttentionRecorder(take))
-    return copies, nexts, x
+    x = model.hidden_states(token_batch(model, sequences), recorder=AttentionRecorder(add))
+    return duplicate, induction, x

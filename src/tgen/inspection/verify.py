@@ -1,4 +1,4 @@
-"""Is what is shown what the model does? Checks that go through the fused kernel itself."""
+"""Self-checks: what is shown equals what the model computes, tested on the fused kernel itself."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tgen.inspection.attention import AttentionRecorder, batch_of, worse
-from tgen.inspection.hooks import blocks_of, hooked, logits_in_parts
-from tgen.inspection.logit_attribution import why_of
-from tgen.inspection.logit_lens import lens_of
+from tgen.inspection.attention import AttentionRecorder, larger_error, token_batch
+from tgen.inspection.hooks import hooks_removed, iterate_logits, model_blocks
+from tgen.inspection.logit_attribution import attribute_logit
+from tgen.inspection.logit_lens import logit_lens
 from tgen.model.transformer import Transformer
 from tgen.reports import Check
 from tgen.tokenizer import Tokenizer
@@ -19,57 +19,60 @@ ROW_LIMIT = KERNEL_LIMIT = 1e-5
 _LOGIT_LIMIT, _SUM_LIMIT = 1e-4, 1e-3
 
 
-def footer_checks(recorder: AttentionRecorder) -> list[Check]:
-    """What every run knows anyway."""
+def basic_checks(recorder: AttentionRecorder) -> list[Check]:
+    """Return the checks that every recording makes possible."""
     return [
-        Check(name="rows sum to 1", value=recorder.row_error, limit=ROW_LIMIT),
+        Check(name="attention rows sum to 1", value=recorder.row_sum_error, limit=ROW_LIMIT),
         Check(
-            name="weights times values are the fused kernel's result",
-            value=recorder.difference,
+            name="weights times values equal the fused kernel's output",
+            value=recorder.kernel_error,
             limit=KERNEL_LIMIT,
         ),
     ]
 
 
-class _Checking(AttentionRecorder):
-    """Compares all weights with the kernel's own, and keeps a layer's mix of the values by them."""
+class _VerifyingRecorder(AttentionRecorder):
+    """Compares all weights with the kernel's, and stores the layer's output by our weights."""
 
     def __init__(self) -> None:
-        super().__init__(self._keep)
-        self.kernel = self.future = self.below_zero = 0.0
-        self.mixed = torch.zeros(0)  # (1, T, H D), of the last layer that came by
+        super().__init__(self._store)
+        self.weight_error = self.future_weight = self.negative_weight = 0.0
+        self.attn_out = torch.zeros(0)  # (1, T, H D), of the last recorded layer
 
     def attention(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, mixed: Tensor
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, attn_out: Tensor
     ) -> None:
-        """One layer."""
+        """Check one layer."""
         T = q.shape[2]
         weights = self._weights = q.new_zeros(*q.shape[:2], T, T)
-        super().attention(layer, q, k, v, mask, mixed)
-        self._weights = torch.zeros(0)  # gone with this call: two layers would be twice the memory
+        super().attention(layer, q, k, v, mask, attn_out)
+        self._weights = torch.zeros(0)  # freed with this call: two layers would take twice as much
         values = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
-        self.mixed = (weights @ values).transpose(1, 2).flatten(2)
-        for first, own in _kernel_weights(q, k, mask):
-            ours = weights[..., first : first + own.shape[-1]]
-            self.kernel = worse(self.kernel, float((own - ours).abs().max()))
-            self.future = worse(self.future, float(own.triu(1 - first).abs().max()))
-            self.below_zero = worse(self.below_zero, float(-own.min()))
+        self.attn_out = (weights @ values).transpose(1, 2).flatten(2)
+        for first, kernel in _kernel_weights(q, k, mask):
+            ours = weights[..., first : first + kernel.shape[-1]]
+            future = kernel.triu(1 - first)
+            self.weight_error = larger_error(self.weight_error, float((kernel - ours).abs().max()))
+            self.future_weight = larger_error(self.future_weight, float(future.abs().max()))
+            self.negative_weight = larger_error(self.negative_weight, float(-kernel.min()))
 
-    def _keep(self, layer: int, first: int, weights: Tensor) -> None:
+    def _store(self, layer: int, first: int, weights: Tensor) -> None:
         del layer
-        n, seen = weights.shape[-2:]
-        self._weights[:, :, first : first + n, :seen] = weights
+        n, n_keys = weights.shape[-2:]
+        self._weights[:, :, first : first + n, :n_keys] = weights
 
 
 def _kernel_weights(q: Tensor, k: Tensor, mask: Tensor | None) -> Iterator[tuple[int, Tensor]]:
-    """The fused kernel's own weights (1, H, T, n) of the keys from each first one on. Values that
-    are a unit matrix, a block of columns at a time, come out as the weights themselves."""
+    """Yield the fused kernel's own weights (1, H, T, n), n keys at a time, with the first key.
+
+    Values that are columns of the identity matrix make the kernel return its weights.
+    """
     T, D = q.shape[2:]
-    unit = torch.eye(T, dtype=q.dtype, device=q.device)
+    identity = torch.eye(T, dtype=q.dtype, device=q.device)
     for first in range(0, T, D):
-        block = unit[:, first : first + D]
-        values = F.pad(block, (0, D - block.shape[1])).expand(*k.shape[:2], T, D)
-        own = F.scaled_dot_product_attention(
+        columns = identity[:, first : first + D]
+        values = F.pad(columns, (0, D - columns.shape[1])).expand(*k.shape[:2], T, D)
+        out = F.scaled_dot_product_attention(
             q,
             k,
             values,
@@ -77,67 +80,75 @@ def _kernel_weights(q: Tensor, k: Tensor, mask: Tensor | None) -> Iterator[tuple
             is_causal=mask is None and T > 1,
             enable_gqa=q.shape[1] != k.shape[1],
         )
-        yield first, own[..., : block.shape[1]]
+        yield first, out[..., : columns.shape[1]]
 
 
 @torch.no_grad()
 def verify(model: Transformer, tokenizer: Tokenizer, ids: Sequence[int]) -> list[Check]:
-    """All checks over a text, every layer and head."""
-    recorder = _Checking()
-    tokens = batch_of(model, [ids])
-    x = model.hidden(tokens, recorder=recorder)[0]
+    """Run all checks over a text, for every layer and head."""
+    recorder = _VerifyingRecorder()
+    tokens = token_batch(model, [ids])
+    x = model.hidden_states(tokens, recorder=recorder)[0]
     checks = [
-        *footer_checks(recorder),
+        *basic_checks(recorder),
         Check(
-            name="weights are the kernel's own",
-            value=recorder.kernel,
+            name="weights equal the fused kernel's weights",
+            value=recorder.weight_error,
             limit=KERNEL_LIMIT,
-            note="values that are a unit matrix come out of it as its weights",
+            note="the kernel returns its weights for values that are the identity matrix",
         ),
-        Check(name="the future's weight", value=recorder.future, limit=0.0),
-        Check(name="weights below 0", value=recorder.below_zero, limit=0.0),
+        Check(name="weight on future keys is 0", value=recorder.future_weight, limit=0.0),
+        Check(name="no weight is negative", value=recorder.negative_weight, limit=0.0),
         Check(
-            name="logits with these weights in the kernel's place",
-            value=_eager_difference(model, tokens, x),
+            name="logits computed with these weights equal the model's",
+            value=_eager_logit_error(model, tokens, x),
             limit=_LOGIT_LIMIT,
         ),
         Check(
-            name="causality: another last token changes vectors before it",
-            value=_looks_ahead(model, ids, x),
+            name="causality: the last token does not change earlier vectors",
+            value=_causality_error(model, ids, x),
             limit=0.0,
         ),
     ]
     if not model.config.post_norm:
-        lens = lens_of(model, tokenizer, ids, query=len(ids) - 1, first=len(ids) - 1)
-        why = why_of(model, tokenizer, ids, query=len(ids) - 1)
-        logits = model.logits(x[-1])
-        last = abs(lens.candidates[-1][0].logit - float(logits.max()))
+        lens = logit_lens(model, tokenizer, ids, query=len(ids) - 1, first=len(ids) - 1)
+        attribution = attribute_logit(model, tokenizer, ids, query=len(ids) - 1)
+        lens_error = abs(lens.candidates[-1][0].logit - float(model.logits(x[-1]).max()))
         checks += [
-            Check(name="the lens's last layer is the model", value=last, limit=_LOGIT_LIMIT),
-            Check(name="the parts of a logit sum to it", value=why.difference, limit=_SUM_LIMIT),
+            Check(
+                name="the logit lens at the last layer equals the model",
+                value=lens_error,
+                limit=_LOGIT_LIMIT,
+            ),
+            Check(
+                name="logit contributions sum to the logit",
+                value=attribution.difference,
+                limit=_SUM_LIMIT,
+            ),
         ]
     return checks
 
 
-def _eager_difference(model: Transformer, tokens: Tensor, x: Tensor) -> float:
-    """Between the logits and those of a pass in which every layer mixes by our weights."""
-    recorder = _Checking()
+def _eager_logit_error(model: Transformer, tokens: Tensor, x: Tensor) -> float:
+    """Return the largest logit difference from a pass in which every layer uses our weights."""
+    recorder = _VerifyingRecorder()
 
     def replace(_: nn.Module, __: tuple[Tensor]) -> Any:
-        return (recorder.mixed,)
+        return (recorder.attn_out,)
 
-    with hooked(*(b.attention.o_proj.register_forward_pre_hook(replace) for b in blocks_of(model))):
-        again = model.hidden(tokens, recorder=recorder)[0]
-    worst = 0.0
-    for (_, ours), (_, theirs) in zip(
-        logits_in_parts(model, again), logits_in_parts(model, x), strict=True
+    projections = [block.attention.o_proj for block in model_blocks(model)]
+    with hooks_removed(*(p.register_forward_pre_hook(replace) for p in projections)):
+        eager = model.hidden_states(tokens, recorder=recorder)[0]
+    error = 0.0
+    for (_, ours), (_, kernel) in zip(
+        iterate_logits(model, eager), iterate_logits(model, x), strict=True
     ):
-        worst = worse(worst, float((ours - theirs).abs().max()))
-    return worst
+        error = larger_error(error, float((ours - kernel).abs().max()))
+    return error
 
 
-def _looks_ahead(model: Transformer, ids: Sequence[int], x: Tensor) -> float:
-    other = [*ids[:-1], (ids[-1] + 1) % model.config.vocab_size]
-    changed = model.hidden(batch_of(model, [other]))[0]
-    before = (changed[:-1] - x[:-1]).abs()
-    return float(before.max()) if before.numel() else 0.0
+def _causality_error(model: Transformer, ids: Sequence[int], x: Tensor) -> float:
+    """Return the largest change of earlier vectors when the last token is replaced."""
+    changed = [*ids[:-1], (ids[-1] + 1) % model.config.vocab_size]
+    difference = (model.hidden_states(token_batch(model, [changed]))[0, :-1] - x[:-1]).abs()
+    return float(difference.max()) if difference.numel() else 0.0

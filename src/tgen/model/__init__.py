@@ -1,1 +1,1 @@
-"""The transformer and its key-value cache."""
+"""The transformer and its KV cache."""

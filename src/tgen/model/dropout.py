@@ -1,4 +1,4 @@
-"""Dropout whose masks hang on the row, and on nothing else that is computed with it."""
+"""Dropout whose masks depend on the sequence only, not on the batch around it."""
 
 from collections.abc import Sequence
 
@@ -8,24 +8,24 @@ from torch import Tensor, nn
 
 
 class Dropout(nn.Module):
-    """In training, each number is 0 with probability `p`, or 1 / (1 - p) times itself.
+    """In training, zero each number with probability `p` and scale the others by 1 / (1 - p).
 
-    On a processor the masks of each row come from a generator of its own, where `generators` are
-    given: they are the same then, however many rows, parts or ranks a batch is computed in.
+    On the CPU, `generators`, if set, make the masks of one sequence each: the same for any batch
+    size, micro-batch or number of ranks.
     """
 
     def __init__(self, p: float) -> None:
         super().__init__()
         self.p = p
-        self.generators: Sequence[torch.Generator] | None = None  # one a row of the next pass
+        self.generators: Sequence[torch.Generator] | None = None  # one per sequence of a batch
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, ...) -> (B, ...)."""
         if not self.training or self.p == 0:
             return x
-        if x.device.type != "cpu" or self.generators is None:  # on a GPU each call is a kernel
+        if x.device.type != "cpu" or self.generators is None:  # one GPU kernel for the whole batch
             return F.dropout(x, self.p)
         mask = torch.empty_like(x)
-        for row, generator in zip(mask, self.generators, strict=True):
-            row.bernoulli_(1 - self.p, generator=generator)
+        for sequence_mask, generator in zip(mask, self.generators, strict=True):
+            sequence_mask.bernoulli_(1 - self.p, generator=generator)
         return x * mask.div_(1 - self.p)

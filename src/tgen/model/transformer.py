@@ -1,9 +1,9 @@
-"""A decoder-only transformer, whole, for every family: read it from top to bottom.
+"""A decoder-only transformer for all model families, from top to bottom.
 
-Tokens become vectors; each block lets every position look at itself and the positions before it
-(attention), then thinks about what it saw (feed-forward); the last vectors score every token of
-the vocabulary. Families differ in how positions enter, which norm is used and where it stands,
-and the feed-forward's activation: `ModelConfig` says which.
+Tokens become vectors. Each block lets every position attend to itself and earlier positions, then
+transforms each position by a feed-forward network. The final vectors give the logits of the
+vocabulary. Families differ in position encoding, kind and placement of norms, and activation:
+see `ModelConfig`.
 
 Shapes, here and everywhere:  B batch · T queries (new positions) · S keys (cached + new) ·
 C d_model · H heads · D head_dim · V vocabulary · L layers
@@ -20,27 +20,27 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tgen.config import ModelConfig
-from tgen.model.attention_mask import document_mask, in_order, rotate
+from tgen.model.attention_mask import causal_mask, document_mask
 from tgen.model.dropout import Dropout
 from tgen.model.kv_cache import KVCache
 from tgen.model.rope import rotary_tables, sinusoid
 
 
 class Recorder(Protocol):
-    """Is shown what passes through; `introspect` implements it."""
+    """Receives intermediate results; implemented in `tgen.inspection`."""
 
     def attention(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, mixed: Tensor
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, attn_out: Tensor
     ) -> None:
-        """q (B, H, T, D), k and v (B, n_kv_heads, S, D) after rotation; mask (T, S) bool, None: all
-        up to the query; mixed (B, H, T, D)."""
+        """Record a layer's attention, after rotation: q and attn_out (B, H, T, D), k and v
+        (B, n_kv_heads, S, D), mask (T, S) bool or None for plain causal attention."""
 
 
 class ForwardContext(NamedTuple):
-    """What goes through all blocks beside the vectors."""
+    """What all blocks of a forward pass share besides the vectors."""
 
     rope: tuple[Tensor, Tensor] | None  # cos and sin of the positions, broadcast to (B, H, T, D/2)
-    mask: Tensor | None  # (T, S) or (B, 1, T, S) bool, who sees whom; None: all up to itself
+    mask: Tensor | None  # (T, S) or (B, 1, T, S) bool; None: plain causal attention
     cache: KVCache | None
     recorder: Recorder | None
 
@@ -59,42 +59,48 @@ class RMSNorm(nn.Module):
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
-    """The family's norm over C."""
+    """Return the family's norm over C."""
     if config.norm == "rms_norm":
         return RMSNorm(config.d_model, config.norm_eps)
     return nn.LayerNorm(config.d_model, config.norm_eps)
 
 
 class Linear(nn.Linear):
-    """y = x W^T + b with W drawn from N(0, std^2): the class that owns a weight initialises it."""
+    """A linear layer that initializes its weight from N(0, std^2)."""
 
     def __init__(self, n_in: int, n_out: int, *, bias: bool, std: float) -> None:
         self.std = std
         super().__init__(n_in, n_out, bias=bias)
 
     def reset_parameters(self) -> None:
-        """Draws the weight; the bias starts at 0."""
-        if not self.weight.is_meta:  # to draw there torch would load its compiler first
+        """Initialize the weight; the bias starts at 0."""
+        if not self.weight.is_meta:  # sampling on the meta device would import torch's compiler
             nn.init.normal_(self.weight, std=self.std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
 
 class Embedding(nn.Embedding):
-    """A table of vectors drawn from N(0, std^2)."""
+    """An embedding table that is initialized from N(0, std^2)."""
 
     def __init__(self, n: int, size: int, *, std: float) -> None:
         self.std = std
         super().__init__(n, size)
 
     def reset_parameters(self) -> None:
-        """Draws the table."""
+        """Initialize the table."""
         if not self.weight.is_meta:
             nn.init.normal_(self.weight, std=self.std)
 
 
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate each pair (x_i, x_{i+D/2}) by its position's angle (RoPE)."""
+    x1, x2 = x.chunk(2, dim=-1)
+    return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], dim=-1)
+
+
 class CausalSelfAttention(nn.Module):
-    """Multi-head attention over the positions so far, queries grouped over fewer key heads."""
+    """Causal multi-head attention; with fewer key than query heads, grouped-query attention."""
 
     def __init__(self, config: ModelConfig, layer: int, dropout: Dropout) -> None:
         super().__init__()
@@ -110,30 +116,30 @@ class CausalSelfAttention(nn.Module):
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
         self.dropout = dropout
 
-    def forward(self, x: Tensor, carried: ForwardContext) -> Tensor:
+    def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
         B, T, _ = x.shape
         q, k, v = self.qkv_proj(x).split(self.sizes, dim=-1)
         q = self.q_norm(q.view(B, T, self.n_heads, self.head_dim)).transpose(1, 2)  # (B, H, T, D)
         k = self.k_norm(k.view(B, T, self.n_kv_heads, self.head_dim)).transpose(1, 2)
         v = v.view(B, T, self.n_kv_heads, self.head_dim).transpose(1, 2)
-        if carried.rope is not None:
-            q, k = rotate(q, *carried.rope), rotate(k, *carried.rope)
-        if carried.cache is not None:
-            k, v = carried.cache.update(self.layer, k, v)  # (B, n_kv_heads, S, D)
-        mask = carried.mask
+        if context.rope is not None:
+            q, k = apply_rotary(q, *context.rope), apply_rotary(k, *context.rope)
+        if context.cache is not None:
+            k, v = context.cache.update(self.layer, k, v)  # (B, n_kv_heads, S, D)
+        mask = context.mask
         causal = mask is None and T > 1  # aligns the first query with the first key
-        mixed = F.scaled_dot_product_attention(
+        attn_out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=self.n_heads != self.n_kv_heads
         )
-        if carried.recorder is not None:
-            carried.recorder.attention(self.layer, q, k, v, mask, mixed)
-        out: Tensor = self.dropout(self.o_proj(mixed.transpose(1, 2).reshape(B, T, self.sizes[0])))
-        return out
+        if context.recorder is not None:
+            context.recorder.attention(self.layer, q, k, v, mask, attn_out)
+        out: Tensor = self.o_proj(attn_out.transpose(1, 2).reshape(B, T, self.sizes[0]))
+        return self.dropout(out)  # type: ignore[no-any-return]
 
 
 class FeedForward(nn.Module):
-    """Two matrices with an activation between, or three where one gates the other (SwiGLU)."""
+    """Two linear layers with an activation between them, or three with a gate (SwiGLU)."""
 
     def __init__(self, config: ModelConfig, dropout: Dropout) -> None:
         super().__init__()
@@ -160,7 +166,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then feed-forward, each added to what came in; norms before or after."""
+    """Attention, then feed-forward, each with a residual connection; pre-norm or post-norm."""
 
     def __init__(self, config: ModelConfig, layer: int, dropout: Dropout) -> None:
         super().__init__()
@@ -170,32 +176,32 @@ class Block(nn.Module):
         self.feed_forward_norm = make_norm(config)
         self.feed_forward = FeedForward(config, dropout)
 
-    def forward(self, x: Tensor, carried: ForwardContext) -> Tensor:
+    def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
         if self.post_norm:
-            x = self.attention_norm(x + self.attention(x, carried))
+            x = self.attention_norm(x + self.attention(x, context))
             out: Tensor = self.feed_forward_norm(x + self.feed_forward(x))
             return out
-        x = x + self.attention(self.attention_norm(x), carried)
+        x = x + self.attention(self.attention_norm(x), context)
         return x + self.feed_forward(self.feed_forward_norm(x))  # type: ignore[no-any-return]
 
 
 class Transformer(nn.Module):
-    """The whole model. `forward` returns logits, always and only."""
+    """The complete model. `forward` always returns logits."""
 
-    sinusoid: Tensor  # (context_length, C), fixed
-    cos: Tensor  # (context_length, D/2), fixed
+    sinusoid: Tensor  # (context_length, C), not trained
+    cos: Tensor  # (context_length, D/2), not trained
     sin: Tensor
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__()
         self.config = config
-        # A sinusoid has amplitude 1; the embedding must be heard beside it.
+        # A larger embedding, not to vanish beside the sinusoid's amplitude of 1.
         std = 0.02 if config.position != "sinusoidal" else 0.1
         self.token_embedding = Embedding(config.vocab_size, config.d_model, std=std)
         if config.position == "learned":
             self.position_embedding = Embedding(config.context_length, config.d_model, std=0.02)
-        self.dropout = Dropout(dropout)  # the blocks' too
+        self.dropout = Dropout(dropout)  # shared by all blocks
         blocks = [Block(config, layer, self.dropout) for layer in range(config.n_layers)]
         self.blocks = nn.ModuleList(blocks)
         self.final_norm = nn.Identity() if config.post_norm else make_norm(config)
@@ -205,7 +211,7 @@ class Transformer(nn.Module):
 
     @classmethod
     def from_arrays(cls, config: ModelConfig, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """A model with these weights, float32; bfloat16 arrays come as their uint16 bits."""
+        """Create a float32 model with these weights; bfloat16 arrays are uint16 bits."""
         with torch.device("meta"):
             model = cls(config)
         model._make_tables()
@@ -213,12 +219,12 @@ class Transformer(nn.Module):
         return model.eval()
 
     def load_arrays(self, arrays: Mapping[str, NDArray[Any]], *, assign: bool = False) -> None:
-        """Takes over all weights; `assign`: the arrays' own memory, where they are float32."""
+        """Load all weights; `assign` shares the memory of float32 arrays instead of copying."""
         tensors = {name: _tensor(array) for name, array in arrays.items()}
         self.load_state_dict(tensors, strict=True, assign=assign)
 
     def to_arrays(self) -> dict[str, NDArray[np.float32]]:
-        """Copies of all weights by name."""
+        """Return float32 copies of all weights by name."""
         return {n: t.detach().float().cpu().numpy().copy() for n, t in self.state_dict().items()}
 
     def forward(
@@ -229,14 +235,15 @@ class Transformer(nn.Module):
         recorder: Recorder | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """(B, T) int64 -> logits (B, T, V). With a cache the T tokens follow what it holds.
+        """(B, T) int64 -> logits (B, T, V). With a cache the T tokens follow the cached ones.
 
-        `documents` (B, T), for training alone, numbers the documents of each row, never falling:
-        tokens see their own document only and count positions from its start.
+        `documents` (B, T), only for training, numbers the documents of packed sequences in
+        non-decreasing order: tokens attend to their own document, with positions from its start.
         """
-        return self.logits(self.hidden(tokens, cache=cache, recorder=recorder, documents=documents))
+        x = self.hidden_states(tokens, cache=cache, recorder=recorder, documents=documents)
+        return self.logits(x)
 
-    def hidden(
+    def hidden_states(
         self,
         tokens: Tensor,
         *,
@@ -244,21 +251,24 @@ class Transformer(nn.Module):
         recorder: Recorder | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """(B, T) int64 -> the last vectors (B, T, C), normed, ready for `logits`."""
+        """(B, T) int64 -> final hidden states (B, T, C) after the final norm, for `logits`."""
         assert documents is None or (cache is None and recorder is None)
-        T = tokens.shape[1]
+        T, window = tokens.shape[1], self.config.sliding_window
+        mask: Tensor | None = None
         if cache is not None:
             positions, mask = cache.extend(T)
-        elif documents is None:
-            positions, mask = in_order(T, self.config.sliding_window, tokens.device)
+        elif documents is not None:
+            positions, mask = document_mask(documents, window)
         else:
-            positions, mask = document_mask(documents, self.config.sliding_window)
-        # Padding behind a shorter row may pass the context's end; its results are thrown away.
+            positions = torch.arange(T, device=tokens.device)
+            if window is not None and window < T:
+                mask = causal_mask(positions, T, window)
+        # Padding of a shorter sequence may exceed the context; its results are discarded.
         positions = positions.clamp(max=self.config.context_length - 1)  # (T,) or (B, T)
         x = self.token_embedding(tokens)  # (B, T, C)
         rope = None
         if self.config.position == "rotary":
-            # A head's axis is put before the positions: (1, T, D/2) or (B, 1, T, D/2).
+            # Insert the head axis: (1, T, D/2) or (B, 1, T, D/2).
             rope = self.cos[positions].unsqueeze(-3), self.sin[positions].unsqueeze(-3)
         elif self.config.position == "learned":
             x = x + self.position_embedding(positions)
@@ -271,18 +281,17 @@ class Transformer(nn.Module):
         return out
 
     @property
-    def head(self) -> Tensor:
-        """(V, C): what scores the last vectors."""
-        # Tied by use, not by a second name: one tensor in memory and in the file.
+    def output_weight(self) -> Tensor:
+        """The matrix (V, C) that maps hidden states to logits; may be the token embedding."""
         owner = self.token_embedding if self.config.tied_embeddings else self.lm_head
         return owner.weight
 
     def logits(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., V)."""
-        return F.linear(x, self.head)
+        return F.linear(x, self.output_weight)
 
     def _make_tables(self) -> None:
-        """Fixed numbers by position, no part of the saved weights."""
+        """Register position tables as buffers that are not saved."""
         config = self.config
         if config.position == "sinusoidal":
             table = torch.from_numpy(sinusoid(config.context_length, config.d_model))

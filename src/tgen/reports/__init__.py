@@ -1,27 +1,28 @@
-"""Every record that the core hands out: frozen, plain numbers, units in the names.
+"""Frozen records that the core yields: plain numbers, units in the names.
 
-The terminal is one reader of these, `--json` another, tests a third.
+The terminal output, `--json` and the tests all read them.
 """
 
 from tgen.reports.benchmark import (
+    CacheVerdict,
     Difference,
     EndToEndReport,
-    Growth,
     Interval,
     LengthReport,
-    Limits,
+    LinearFit,
     Machine,
+    PeakRates,
     PrecisionReport,
     ThroughputReport,
     Timing,
     TrainingStepReport,
     TrialReport,
-    Verdict,
 )
-from tgen.reports.generation import Finish, Removed, Token
+from tgen.reports.generation import Finish, RemovedCandidates, Token
 from tgen.reports.inspection import (
-    CLEAR,
+    ROLE_THRESHOLD,
     AttentionReport,
+    AttributionReport,
     Check,
     Contribution,
     HeadReport,
@@ -34,7 +35,6 @@ from tgen.reports.inspection import (
     RolloutReport,
     TextReport,
     TokenReport,
-    WhyReport,
 )
 from tgen.reports.to_json import json_record, json_text, json_value
 from tgen.reports.training import (
@@ -52,12 +52,14 @@ from tgen.reports.training import (
     SavingReport,
     ScalingReport,
     StepReport,
-    TrainingCurves,
+    format_number,
 )
 
 __all__ = [
-    "CLEAR",
+    "ROLE_THRESHOLD",
     "AttentionReport",
+    "AttributionReport",
+    "CacheVerdict",
     "Check",
     "Choice",
     "Contribution",
@@ -67,24 +69,24 @@ __all__ = [
     "EvalReport",
     "EventsReport",
     "Finish",
-    "Growth",
     "HeadReport",
     "HeadsReport",
     "Interval",
     "LengthReport",
     "LensReport",
-    "Limits",
+    "LinearFit",
     "Machine",
     "Matrix",
     "MemorizationReport",
     "ModelSummary",
+    "PeakRates",
     "PlanReport",
     "PositionsReport",
     "PrecisionReport",
     "Prediction",
     "PreparingReport",
     "RankMemory",
-    "Removed",
+    "RemovedCandidates",
     "RollbackReport",
     "RolloutReport",
     "RunReport",
@@ -97,11 +99,9 @@ __all__ = [
     "Timing",
     "Token",
     "TokenReport",
-    "TrainingCurves",
     "TrainingStepReport",
     "TrialReport",
-    "Verdict",
-    "WhyReport",
+    "format_number",
     "json_record",
     "json_text",
     "json_value",

@@ -1,4 +1,4 @@
-"""Timings, and what they were taken of."""
+"""Timings, confidence intervals and the conditions of a benchmark."""
 
 import math
 from dataclasses import dataclass
@@ -6,37 +6,37 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Several trials of one thing."""
+    """Trials of one operation, in seconds."""
 
     seconds: list[float]
     median: float
-    low: float  # 10th percentile
-    high: float  # 90th percentile
+    p10: float
+    p90: float
 
     @property
     def spread(self) -> float:
-        """Half the way from the 10th to the 90th percentile, as a share of the median."""
-        return (self.high - self.low) / 2 / self.median
+        """Half the distance from the 10th to the 90th percentile, as a fraction of the median."""
+        return (self.p90 - self.p10) / 2 / self.median
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """Where the middle of what was measured lies."""
+    """A point estimate and its confidence interval."""
 
     low: float
-    middle: float
+    estimate: float
     high: float
-    confidence: float  # that it lies from low to high
+    confidence: float  # 0.95 or 0.99
 
     @property
-    def is_known(self) -> bool:
-        """Whether there were trials enough to know it."""
+    def is_finite(self) -> bool:
+        """Whether there were enough trials for this confidence."""
         return 0 < self.low <= self.high < math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialReport:
-    """One more round of trials is done; 0 was the warm-up."""
+    """One finished round of trials; round 0 is the warm-up."""
 
     trial: int
     trials: int
@@ -44,147 +44,147 @@ class TrialReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What was measured on."""
+    """The hardware and the package versions."""
 
     cpu: str
-    load: float | None  # processes that wanted a processor over the last minute; None: not known
-    processors: int
+    load: float | None  # load average of the last minute; None if unknown
+    n_cpus: int
     versions: dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What this machine's memory and arithmetic give, measured on the spot."""
+class PeakRates:
+    """Peak memory bandwidth and compute rate, measured on this machine."""
 
-    read_bytes: int  # read again and again
+    read_bytes: int  # size of the array that was read repeatedly
     bytes_per_second: float
-    flops: float  # floating-point operations a second, of a matrix product
+    flops_per_second: float  # of a matrix product
 
 
 @dataclass(frozen=True, kw_only=True)
 class ThroughputReport:
-    """One test of one arm, in llama-bench's terms."""
+    """One workload on one backend, in llama-bench's terms."""
 
-    label: str  # pp512, tg128, pp512+tg128, with @ d4096 behind what is there already
+    label: str  # pp512, tg128, pp512+tg128, with @ d4096 after a context of 4,096 tokens
     engine: str  # kernels, torch, transformers, llama.cpp
-    stored: str  # how the weights are held
+    dtype: str  # of the weights
     threads: int
-    batch: int  # rows that are computed together
-    n_prompt: int  # tokens a row
+    batch: int  # sequences per batch
+    n_prompt: int  # tokens per sequence
     n_gen: int
     n_depth: int
-    seconds: Timing  # of trials
-    rate: Interval  # tokens of all rows a second, at 95 %
-    bootstrapped: Interval  # the same of their mean, as others report it
-    first_token: Timing | None  # seconds until the prompt is read; None: there is none
-    cache_bytes_per_token: float | None  # measured; None: not known
-    limit: float | None  # tokens a second that the machine's limits allow at most
-    bound_by: str  # "memory" or "arithmetic"; "": no limit was measured
-    yards: list[float]  # seconds that a yardstick took in turns with the trials
-    doubts: list[str]
+    seconds: Timing  # per trial
+    rate: Interval  # tokens per second of the whole batch, 95% CI
+    bootstrap_rate: Interval  # bootstrap 95% CI of the mean rate, as other tools report it
+    first_token: Timing | None  # seconds until the prompt is processed; None without a prompt
+    cache_bytes_per_token: float | None  # measured; None if unknown
+    peak_rate: float | None  # tokens per second at the measured peak rates; None if not measured
+    bound_by: str  # "memory" or "compute"; "" if the peak rates were not measured
+    probe_seconds: list[float]  # of the machine probe, interleaved with the trials
+    warnings: list[str]
 
     @property
     def n_tokens(self) -> int:
-        """That a trial is counted with."""
+        """Tokens per trial."""
         return self.batch * (self.n_prompt + self.n_gen)
 
     @property
     def rates(self) -> list[float]:
-        """Tokens a second of each trial."""
+        """Tokens per second of each trial."""
         return [self.n_tokens / seconds for seconds in self.seconds.seconds]
 
     @property
     def median_rate(self) -> float:
-        """Tokens a second of the median trial."""
+        """Tokens per second of the median trial."""
         return self.n_tokens / self.seconds.median
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """How many times as fast one arm is as another, or as it was."""
+    """Speed of one backend relative to another backend, or to an earlier run."""
 
     label: str
-    ratio: Interval  # at 99 %
-    noise: Interval | None  # the same of one arm against itself; None: it was not repeated
-    machine: Interval | None  # the same of a yardstick, which shows the machine; None: not known
-    verdict: str  # "faster", "slower" or "": no difference that can be told from noise
+    ratio: Interval  # speed ratio, 99% CI; above 1 is faster
+    noise: Interval | None  # the backend against itself; None if it ran once per round
+    probe_ratio: Interval | None  # the machine probe against the earlier run's; None if unknown
+    verdict: str  # "faster", "slower" or "" (not significant)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LengthReport:
-    """One text length of the cache benchmark."""
+    """The KV cache benchmark at one text length."""
 
-    length: int  # tokens of the text with the one that is decoded, its last
-    prefill: Timing  # all before that in one pass, nothing cached
+    length: int  # tokens, including the last one, which is decoded
+    prefill: Timing  # all tokens but the last in one pass, empty cache
     cached: Timing  # the last token with the cache
-    uncached: Timing  # the last token from the whole text
-    speedup: Interval  # uncached over cached, trial by trial, at 95 %
+    uncached: Timing  # the last token without the cache: the whole text in one pass
+    speedup: Interval  # uncached over cached, paired by trial, 95% CI
     cache_bytes: int  # of the whole text
 
 
 @dataclass(frozen=True, kw_only=True)
-class Growth:
-    """A line through times by length."""
+class LinearFit:
+    """Seconds as a linear function of the text length."""
 
-    flat: float  # seconds
-    per_token: float  # seconds that a token of the text adds
-    deviation: float  # the largest of a median from the line, as its share
+    intercept: float  # seconds
+    slope: float  # seconds per token
+    max_deviation: float  # largest distance of a median from the line, as a fraction of it
 
     def at(self, length: int) -> float:
-        """Seconds that the line gives."""
-        return self.flat + self.per_token * length
+        """Return the predicted seconds."""
+        return self.intercept + self.slope * length
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """Whether text with and without the cache is the same."""
+class CacheVerdict:
+    """Comparison of greedy decoding with and without the KV cache."""
 
     tokens: int  # compared
     prompt_tokens: int
     identical: bool
-    first_difference: int | None  # which generated token
-    gap: float | None  # between the two best logits there
+    first_difference: int | None  # index of the first generated token that differs
+    logit_gap: float | None  # between the top two logits there
     max_logit_difference: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionReport:
-    """What weights in fewer bits cost: the same texts scored with both."""
+    """Cost of storing weights in fewer bits: both dtypes score the same texts."""
 
-    stored: str
-    exact: str  # how the others are held
+    dtype: str
+    reference_dtype: str
     tokens: int
     bits_per_byte: float
-    exact_bits_per_byte: float
+    reference_bits_per_byte: float
     max_logit_difference: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndToEndReport:
-    """What a one-shot command costs, from its spawning to its end."""
+    """Phases of a one-shot command, from spawning the process to its exit."""
 
-    phases: dict[str, Timing]  # in their order; those of one trial add up to its total
+    phases: dict[str, Timing]  # in order; the phases of one trial add up to its total
     total: Timing
-    first: dict[str, float]  # seconds of each phase of the warm-up: disk caches were perhaps cold
+    warmup: dict[str, float]  # seconds of each phase of the first run: disk caches may be cold
     n_prompt: int  # tokens
-    n_gen: int  # tokens; fewer than asked for where the model ended its text
-    tokens_per_second: float  # generated, of the whole time, at its median
-    peak_memory_bytes: int | None  # of the process, the most of all trials; None: not known
-    text: bytes  # that was generated, greedily
+    n_gen: int  # tokens; fewer than requested if the model ended the text
+    tokens_per_second: float  # generated tokens over the median total
+    peak_memory_bytes: int | None  # largest RSS of the process over all trials; None if unknown
+    text: bytes  # greedy output
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingStepReport:
-    """What a training step costs, and how much of the machine it uses."""
+    """Duration of a training step and its use of the machine."""
 
     device: str
-    steps: int  # of all timed blocks
+    steps: int  # total number of timed steps
     tokens_per_step: int
-    seconds: Timing  # a step, a value for each block
+    seconds: Timing  # per step, one value per timed block
     tokens_per_second: float  # at the median
-    flops_per_token: int  # that learning needs, see `benchmark.training_step`
+    flops_per_token: int  # that training needs, see `benchmark.training_step`
     flops_per_second: float
-    peak_flops: float | None  # floating-point operations a second that the machine could do
-    utilisation: float | None  # flops_per_second / peak_flops
-    peak_memory_bytes: int | None  # of the process since it began; None: not known
-    device_memory_bytes: int | None  # most that torch held on the GPU; None: there is none
+    peak_flops: float | None  # peak FLOP/s of the machine
+    utilization: float | None  # flops_per_second / peak_flops
+    peak_memory_bytes: int | None  # RSS of the process since its start; None if unknown
+    device_memory_bytes: int | None  # most that torch allocated on the GPU; None without a GPU

@@ -1,37 +1,37 @@
-"""A generated token and what the samplers did before it was drawn."""
+"""A generated token, and what the samplers removed before it was sampled."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 
-class Removed(NamedTuple):
-    """What one sampler took away before a token was drawn."""
+class RemovedCandidates(NamedTuple):
+    """What one sampler removed before a token was sampled."""
 
     sampler: str
-    candidates: int
-    probability: float  # that they had together
-    left: int  # candidates
+    candidates: int  # removed
+    probability: float  # their total
+    left: int  # candidates after the sampler
 
 
-Finish = Literal["stop", "length", "context"]
+Finish = Literal["stop", "length", "context"]  # end token or stop string, -n, full context
 
 
 @dataclass(frozen=True, kw_only=True)
 class Token:
     """One generated token."""
 
-    row: int
+    sequence: int  # number of the request
     id: int
-    text: bytes  # what can be shown now: nothing of what may become a stop string
+    text: bytes  # that can be shown now: no part of a possible stop string
     logprob: float  # nats, under the model's own distribution
-    rank: int  # 0: the most likely
+    rank: int  # 0 is the most likely token
     entropy: float  # nats, of that distribution
-    likeliest: list[tuple[int, float]]  # ids and nats, as many as were asked for
-    removed: list[Removed]  # in order, where that was asked for
-    finish: Finish | None  # why the row ends here: by itself, at its length, at the context's
-    complete: bool  # False: the text ends, and is not of its form or could not go on as it must
+    top_logprobs: list[tuple[int, float]]  # ids and nats of the most likely tokens, if requested
+    removed: list[RemovedCandidates]  # by the samplers in order, if requested
+    finish: Finish | None  # why the sequence ends here
+    complete: bool  # False: the sequence ends without satisfying its constraint
 
     @property
     def last(self) -> bool:
-        """Whether the row ends here."""
+        """Whether the sequence ends here."""
         return self.finish is not None

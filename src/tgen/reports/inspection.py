@@ -1,4 +1,4 @@
-"""What is seen inside a model. Matrices are NumPy float32: a text of 1,024 tokens has a million."""
+"""Reports of `tgen inspect`. Matrices are NumPy float32: 1,024 tokens have a million weights."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -7,60 +7,61 @@ import numpy as np
 from numpy.typing import NDArray
 
 Matrix = NDArray[np.float32]
-CLEAR = 0.3  # so far above what would be there anyway a score is a role; for sinks Gu et al. 2024's
+# A head has a role if its score exceeds the baseline by this much (for sinks: Gu et al. 2024).
+ROLE_THRESHOLD = 0.3
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttentionReport:
-    """One head's attention over a text, or the mean over all heads of a layer."""
+    """Attention weights of one head over a text, or their mean over the heads of a layer."""
 
     layer: int
-    head: int | None  # None: the mean
-    kv_head: int | None  # whose keys and values it uses
+    head: int | None  # None: the mean over the heads
+    kv_head: int | None  # index of the key/value head it uses; None for the mean
     weights: Matrix  # (T, T): row i is query i over the keys; each sums to 1, keys after i are 0
-    measure: Literal["attention", "value"]  # "value": what each key adds, as a share of the row
-    why: str  # how layer and head came to be shown; "": they were asked for
+    measure: Literal["attention", "value"]  # "value": each key's contribution, as a share of 1
+    selection: str  # why tgen selected this head; "": the user did
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadReport:
-    """What one head does, over the rows of a text but the first (which sees only itself)."""
+    """Metrics of one head: means over all queries but the first (which sees only itself)."""
 
     layer: int
     head: int
     kv_head: int
-    role: str  # the plainest thing that it does, or ""
-    entropy: float  # nats, mean over queries
-    effective_keys: float  # exp(entropy), mean over queries
-    normalised_entropy: float  # entropy / ln(keys in sight); uniform attention has 1
-    confidence: float  # the largest weight, mean over queries
-    distance: float  # tokens back, mean
-    self: float  # weight on the query's own position, mean; so the next ones
-    previous: float
-    first: float  # on the first token; over all rows, as attention sinks are counted
-    text_induction: float | None  # on what followed the same token before; None: none came twice
-    duplicate: float | None  # on the token's earlier copy in repeated random text; None: no room
-    duplicate_control: float | None  # the same places where nothing was repeated
-    induction: float | None  # on what followed the earlier copy
+    role: str  # the metric furthest above its baseline, e.g. "previous"; "": none is clear
+    entropy: float  # nats
+    effective_keys: float  # mean of exp(entropy)
+    normalized_entropy: float  # entropy / ln(visible keys); 1 for uniform attention
+    confidence: float  # the largest weight
+    distance: float  # tokens from the query back to the key
+    self: float  # weight on the query's own position
+    previous: float  # weight on the preceding token
+    first: float  # weight on the first token, over all queries: the attention-sink score
+    text_induction: float | None  # weight on what followed the same token; None: no repetition
+    duplicate: float | None  # weight on the token's copy in repeated random text; None: no room
+    duplicate_control: float | None  # the same positions in text without repetition
+    induction: float | None  # weight on the token after that copy
     induction_control: float | None
-    induction_deviation: float | None  # standard deviation over the seeds
-    by_distance: list[float]  # mass 0, 1, 2-3, 4-7, ... tokens back; sums to 1
-    ablation: float | None  # nats a token that the text costs more without it; None: not asked for
+    induction_std: float | None  # standard deviation over the random texts
+    distance_histogram: list[float]  # weight 0, 1, 2-3, 4-7, ... tokens back; sums to 1
+    ablation_cost: float | None  # loss increase without the head, nats per token; None: not run
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsReport:
-    """Every head, and what uniform attention would score."""
+    """Metrics of all heads, and those of uniform attention."""
 
     heads: list[HeadReport]
-    baseline: dict[str, float]  # by the fields of HeadReport
-    n_rows: int  # queries that were averaged
-    block_length: int  # of the random text that was repeated; 0: there was no room
-    seeds: int
-    drawn_from: str  # which tokens that random text was made of
-    same_tokens: bool  # whether the control has the same ones, in another order
-    repeat_gain: float | None  # nats a token that the second copy costs less than the control
-    loss: float | None  # nats a token of the text, where heads were ablated
+    baseline: dict[str, float]  # uniform attention's metrics, by field name of HeadReport
+    n_queries: int  # queries averaged
+    block_length: int  # tokens per block of repeated random text; 0: no room
+    n_seeds: int  # random texts
+    sampled_from: str  # the tokens that random text is sampled from
+    same_tokens: bool  # whether the control reorders the first block's tokens
+    repeat_gain: float | None  # loss of the control minus that of the copy, nats per token
+    loss: float | None  # nats per token of the text; None: heads were not ablated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,73 +76,73 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenReport:
-    """A token of the text, and how the model saw it coming."""
+    """A token of the text, and how well the model predicted it."""
 
     index: int
     id: int
     text: bytes
-    start: int  # its first byte in the text
-    surprisal: float | None  # bits; None: the first, which nothing comes before
-    rank: int | None  # 0: the model's first choice
-    likeliest: int | None  # the model's first choice
-    likeliest_text: bytes | None
-    likeliest_probability: float | None
+    byte_offset: int  # of its first byte in the text
+    surprisal: float | None  # bits; None: the first token is not predicted
+    rank: int | None  # 0: the most likely token
+    top_id: int | None  # the most likely token at this position
+    top_text: bytes | None
+    top_probability: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextReport:
-    """A text, token by token, and what it costs."""
+    """All tokens of a text, and its loss."""
 
     tokens: list[TokenReport]
     n_bytes: int
     nats_per_token: float | None  # None: a single token
     perplexity: float | None
-    bits_per_byte: float | None  # over the bytes that were predicted
+    bits_per_byte: float | None  # over the bytes of the predicted tokens
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LensReport:
-    """What the model would say if it stopped after each layer (the logit lens)."""
+    """Next-token predictions after each layer (the logit lens)."""
 
-    layers: list[str]  # "embedding", then a name a layer
-    first: int  # the first position shown
-    likeliest: list[list[int]]  # token ids by layer and position
-    likeliest_text: list[list[bytes]]
-    probabilities: Matrix  # (layers, positions) of those
+    layers: list[str]  # "embedding", then one name per layer
+    first: int  # the first position
+    top_ids: list[list[int]]  # the most likely token by layer and position
+    top_texts: list[list[bytes]]
+    top_probabilities: Matrix  # (layers, positions)
     query: int
     candidates: list[list[Prediction]]  # by layer, at `query`
-    answer: int  # the last layer's first choice at `query`
+    answer: int  # the last layer's most likely token at `query`
     answer_text: bytes
-    ranks: list[int]  # of the answer, by layer
-    answer_probabilities: list[float]
+    answer_ranks: list[int]  # by layer
+    answer_probabilities: list[float]  # by layer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contribution:
-    """What one part of the model adds to a logit."""
+    """The contribution of one model component to a logit."""
 
-    part: str
+    component: str
     layer: int | None
     head: int | None
     logit: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class WhyReport:
-    """A logit taken apart (direct logit attribution)."""
+class AttributionReport:
+    """A logit as the sum of its contributions (direct logit attribution)."""
 
     query: int
     target: int
     target_text: bytes
     probability: float
     logit: float
-    parts: list[Contribution]  # the largest first; they sum to the logit
+    contributions: list[Contribution]  # largest magnitude first; they sum to the logit
     difference: float  # between that sum and the logit
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RolloutReport:
-    """Which tokens could have fed each position after a layer (attention rollout)."""
+    """The share of each token in each position after a layer (attention rollout)."""
 
     layer: int
     weights: Matrix  # (T, T), as in AttentionReport
@@ -149,11 +150,11 @@ class RolloutReport:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PositionsReport:
-    """How the model tells positions apart."""
+    """The model's position encoding as a matrix."""
 
     kind: Literal["sinusoidal", "learned", "similarity", "rotary"]
     title: str
-    values: Matrix  # (rows, columns), from -1 to 1 but for "learned"
+    values: Matrix  # (rows, columns), from -1 to 1 except for "learned"
     row_name: str
     column_name: str
     rows: list[str]
@@ -162,30 +163,30 @@ class PositionsReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Something that must hold for what is shown to be what the model does."""
+    """A self-check: what is shown equals what the model computes, within a limit."""
 
     name: str
-    value: float  # how far it is from holding exactly
+    value: float  # the error
     limit: float
     note: str = ""
 
     @property
-    def holds(self) -> bool:
-        """Whether it is near enough."""
+    def passed(self) -> bool:
+        """Whether the error is within the limit; NaN is not."""
         return self.value <= self.limit
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSummary:
-    """What a model is made of."""
+    """A model's configuration, tensors and sizes."""
 
     path: str
     family: str
-    fields: dict[str, Any]  # the configuration
+    config: dict[str, Any]
     parameters: list[tuple[str, list[int], int, str]]  # name, shape, count, dtype
     n_parameters: int
     n_embedding_parameters: int
     weight_bytes: int
     cache_bytes_per_token: int
-    attention_bytes: int  # one layer's weights over a whole context, float32
-    found_by: str = ""  # the rule by which its name meant this path; "": unknown
+    attention_bytes: int  # one layer's attention weights over a full context, float32
+    found_by: str = ""  # how the model's name was resolved to the path; "": unknown

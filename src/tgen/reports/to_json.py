@@ -1,4 +1,4 @@
-"""Reports and text for JSON."""
+"""Conversion of reports and text to JSON values."""
 
 import base64
 from dataclasses import asdict, fields, is_dataclass
@@ -11,7 +11,7 @@ from tgen.reports.training import RunReport
 
 
 def json_record(report: RunReport) -> dict[str, Any]:
-    """A report for JSON: {"kind": its name, **its fields}."""
+    """Return a run report as {"kind": class name, **fields}."""
     record = {"kind": type(report).__name__} | asdict(report)
     for name, value in list(record.items()):
         if isinstance(value, bytes):
@@ -20,18 +20,23 @@ def json_record(report: RunReport) -> dict[str, Any]:
 
 
 def json_text(data: bytes, name: str = "text") -> dict[str, str]:
-    """Text for JSON: under `name`, and in base64 beside it where it is not valid UTF-8."""
+    """Return {name: text}, and {name_bytes: base64} too where the bytes are not valid UTF-8.
+
+    For `text` that second key is `bytes`.
+    """
     try:
         return {name: data.decode()}
     except UnicodeDecodeError:
-        coded = base64.b64encode(data).decode()
-        beside = "bytes" if name == "text" else f"{name}_bytes"
-        return {name: data.decode(errors="replace"), beside: coded}
+        bytes_name = "bytes" if name == "text" else f"{name}_bytes"
+        encoded = base64.b64encode(data).decode()
+        return {name: data.decode(errors="replace"), bytes_name: encoded}
 
 
 def json_value(report: Any) -> Any:
-    """What was seen inside a model, for JSON: dataclasses as objects, arrays as lists; of attention
-    the rows up to the diagonal. Numbers that are not finite become null."""
+    """Return a report as JSON values: dataclasses become objects, arrays become lists.
+
+    Rows of attention weights end at the diagonal. NaN and infinities become null.
+    """
     if is_dataclass(report):
         record: dict[str, Any] = {}
         for field in fields(report):

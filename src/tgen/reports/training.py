@@ -1,4 +1,4 @@
-"""What a run hands out as it goes, and its curves."""
+"""Reports of a training run, and its curves."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from tgen.config import Parallel
 
 @dataclass(frozen=True)
 class Choice:
-    """A decision of the plan."""
+    """A choice of the plan and its reason."""
 
     name: str
     value: str
@@ -16,7 +16,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparingReport:
-    """A long text is being tokenised; nothing is planned yet, and there is nothing to save."""
+    """A large corpus is being tokenized; there is no plan yet and nothing to save."""
 
     fraction_done: float
     seconds_left: float
@@ -24,52 +24,52 @@ class PreparingReport:
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemory:
-    """What one of the ranks of a run holds at its peak, in bytes."""
+    """Estimated peak memory of one rank, in bytes."""
 
     parallel: str  # ddp or fsdp
     weights: int
     gradients: int
     optimizer: int  # moments
-    activations: int  # kept for the gradients
-    copies: int  # of weights: blocks that are gathered, bfloat16 ones
-    update: int  # in the making; not at the same time as activations and copies
+    activations: int  # stored for the gradients
+    copies: int  # of weights: gathered blocks, bfloat16 copies
+    update: int  # of the optimizer; not at the same time as activations and copies
     total: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingReport:
-    """The same run on many ranks, by arithmetic."""
+    """Estimate of the same run on many ranks."""
 
     n_ranks: int
-    device_memory: int | None  # bytes that each of them has; None: not told
+    device_memory: int | None  # bytes per rank; None: unknown
     on_gpu: bool
-    parallel: str  # what would be chosen
-    ranks: list[RankMemory]  # by DDP, by FSDP
-    sent_bytes: dict[str, int]  # that a rank sends for one step, by the same names
-    batch_size: int  # windows of a step, all ranks together
+    parallel: str  # ddp or fsdp, as a run would choose
+    ranks: list[RankMemory]  # with DDP, with FSDP
+    sent_bytes: dict[str, int]  # per rank and step, by ddp and fsdp
+    batch_size: int  # windows per step, over all ranks
     step_tokens: int
     steps: int
     tokens: int  # of the run
     tokens_per_parameter: float
-    epochs: float  # of the text to train on
-    tokens_per_second: float  # all ranks together, each as fast as this machine
-    efficiency: float  # that is counted with
+    epochs: float  # of the training text
+    tokens_per_second: float  # over all ranks, each as fast as this machine
+    efficiency: float  # assumed for several ranks
     seconds: float  # of the run
-    optimal_tokens_per_parameter: int  # by Hoffmann et al. (2022)
+    optimal_tokens_per_parameter: int  # Hoffmann et al. (2022)
     optimal_tokens: int
     optimal_steps: int
     optimal_epochs: float
     optimal_seconds: float
     flops_per_token: int
-    gpu_share: float  # of a GPU's peak that is counted with; for each 100 TFLOP/s of that peak:
-    gpu_tokens_per_second: float  # all ranks together
+    gpu_share: float  # assumed share of a GPU's peak; the rest is per 100 TFLOP/s of that peak
+    gpu_tokens_per_second: float  # over all ranks
     gpu_seconds: float
     gpu_optimal_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanReport:
-    """What a run is going to do, before it does it."""
+    """What a run will do."""
 
     out: str
     resumed_at_step: int  # 0: a new run
@@ -85,24 +85,24 @@ class PlanReport:
     shape: dict[str, int]
     batch_size: int
     learning_rate: float
-    minutes: float | None  # None: `steps` rules
+    minutes: float | None  # None: `steps` is set
     steps: int | None
     device: str
-    threads: int  # of each rank
+    threads: int  # per rank
     ranks: int
-    parallel: Parallel | None  # how they share the model; None: there is one
+    parallel: Parallel | None  # None: a single rank
     seed: int
     choices: list[Choice] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    scaling: ScalingReport | None = None  # where it was asked for
+    scaling: ScalingReport | None = None  # with --ranks or --device-memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """One optimizer step; on a GPU the means of ten, which are fetched together."""
+    """One optimizer step; on a GPU means over ten, which are fetched together."""
 
     step: int
-    loss: float | None  # nats a token, on the batch before the step; None: skipped, not finite
+    loss: float | None  # nats per token of the batch before the step; None: skipped, not finite
     learning_rate: float
     tokens_per_second: float
     seconds: float  # of training so far
@@ -112,19 +112,19 @@ class StepReport:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalReport:
-    """The held-out text, every token predicted once."""
+    """An evaluation on the held-out text, every target token predicted once."""
 
     step: int
-    loss: float  # nats a token
+    loss: float  # nats per token
     bits_per_byte: float
-    standard_error: float | None  # of the bits per byte; None: too little text to say
+    standard_error: float | None  # of the bits per byte; None: too little text
     best: bool
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleReport:
-    """A text that the model writes at this point."""
+    """A text generated by the model at this step."""
 
     step: int
     prompt: bytes
@@ -133,52 +133,52 @@ class SampleReport:
 
 @dataclass(frozen=True, kw_only=True)
 class RollbackReport:
-    """The run goes on from an earlier state of its own."""
+    """The run continues from an earlier checkpoint."""
 
-    step: int  # of that state
-    left_step: int
+    step: int  # of that checkpoint
+    from_step: int  # where the run was
     reason: str
-    rate_scale: float  # of the planned learning rates, from here on
+    learning_rate_scale: float  # of the planned learning rates, from here on
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavingReport:
-    """The disk refused what was to be saved, and training goes on; or took it after that."""
+    """A checkpoint could not be saved and training continues; or a retry succeeded."""
 
     step: int
-    failed: str  # why; empty: it is saved now
+    failed: str  # the reason; empty: the retry succeeded
     needed_bytes: int
     free_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class EventsReport:
-    """The disk refused TensorBoard's events: training goes on, and no more of them are written."""
+    """TensorBoard events could not be written; training continues without them."""
 
     step: int
-    failed: str  # why
+    failed: str  # the reason
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemorizationReport:
-    """Whether a model writes or recites."""
+    """Whether the model memorizes its training text."""
 
-    longest_run_bytes: int  # that its samples share with the training text
-    natural_run_bytes: int  # that other text of the same length, unseen if held out, shares with it
+    longest_run_bytes: int  # longest run that samples share with the training text
+    natural_run_bytes: int  # the same for held-out text or, if none, the end of the training text
     train_bits_per_byte: float
     held_out_bits_per_byte: float | None  # None: nothing was held out
-    verdict: str  # begins with "memorises", "begins to memorise" or "does not memorise"
+    verdict: str  # begins with "memorizes", "begins to memorize" or "does not memorize"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoneReport:
-    """The end of a run, or of this sitting of it."""
+    """The end of a run or of this session."""
 
     step: int
-    finished: bool  # False: stopped before its end
-    stopped_early: bool = False  # the held-out text was no longer predicted better
+    finished: bool  # False: interrupted
+    stopped_early: bool = False  # validation loss stopped improving
     best_step: int
-    best_bits_per_byte: float | None  # None: nothing was held out or it was not yet evaluated
+    best_bits_per_byte: float | None  # None: no evaluation so far
     seconds: float
     tokens: int
     out: str = ""
@@ -199,20 +199,6 @@ RunReport = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingCurves:
-    """A run as series: a value a step, and a value an evaluation."""
-
-    steps: list[int]
-    seconds: list[float]  # of training, by step
-    losses: list[float]  # nats a token, smoothed
-    smoothed_over: int  # steps
-    learning_rates: list[float]
-    evaluation_steps: list[int]
-    evaluation_losses: list[float]  # nats a token of the held-out text
-    bits_per_nat: float | None  # bits a byte for each nat a token; None: it cannot be told
-    best_step: int | None  # None: nothing was held out or it was not yet evaluated
-    best_bits_per_byte: float | None
-    tokens: int | None  # trained on; None: the log is of a version that does not tell
-    median_tokens_per_second: float
-    sittings: int
+def format_number(number: float) -> str:
+    """Format a quantity with two significant digits, or as a whole number from 10 on."""
+    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"

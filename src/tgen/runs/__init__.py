@@ -1,13 +1,13 @@
-"""One training run from the corpus to the model directory, as an iterator of reports.
+"""A training run, from the corpus to the model directory, as an iterator of reports.
 
     for report in start(RunRequest(corpus=["corpus.txt"], out=Path("models/corpus"))): ...
 
-The newest state and the best weights are on disk whenever an EvalReport or the DoneReport arrives,
-unless a SavingReport said that the disk refused them. The run's directory is locked before torch is
+When an EvalReport or the DoneReport arrives, the newest state and the best weights are on disk,
+unless a SavingReport says that saving failed. The run's directory is locked before torch is
 imported.
 
-Of ranks that share a run, inside `distributed.join_process_group`, each iterates over it; the first owns the
-directory, and is the only one to write there.
+With several ranks, inside `distributed.join_process_group`, every rank iterates; only rank 0 locks
+the directory and writes to it.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,15 +15,14 @@ from collections.abc import Callable, Iterator
 from tgen import distributed
 from tgen.errors import UsageError
 from tgen.reports import PlanReport, RunReport
-from tgen.runs.request import ResumeRequest, RunRequest
-from tgen.runs.run_lock import (
-    check_begun,
-    check_free,
-    check_launched,
-    defer_signals,
-    may_be_owned,
-    run_lock,
+from tgen.runs.request import (
+    ResumeRequest,
+    RunRequest,
+    check_out_is_free,
+    check_parallel,
+    check_run_exists,
 )
+from tgen.runs.run_lock import defer_signals, has_lock, lock_run
 
 __all__ = ["ResumeRequest", "RunRequest", "dry_run", "resume", "start"]
 
@@ -31,16 +30,16 @@ __all__ = ["ResumeRequest", "RunRequest", "dry_run", "resume", "start"]
 def start(
     request: RunRequest, *, stopped: Callable[[], bool] = lambda: False
 ) -> Iterator[RunReport]:
-    """Trains a new model in `request.out`; `stopped` is asked after every step.
+    """Train a new model in `request.out`; save and stop when `stopped()` is true after a step.
 
-    Raises CorpusError, UsageError, TrainingError, LockedError.
+    Raise CorpusError, UsageError, TrainingError or LockedError.
     """
-    check_launched(request.parallel)
-    if distributed.is_rank_zero() and not may_be_owned(request.out):  # or its owner is named first
-        check_free(request.out, overwrite=request.overwrite)
-    with run_lock(request.out):
+    check_parallel(request.parallel)
+    if distributed.is_rank_zero() and not has_lock(request.out):  # else the lock is checked first
+        check_out_is_free(request.out, overwrite=request.overwrite)
+    with lock_run(request.out):
         if distributed.is_rank_zero():
-            check_free(request.out, overwrite=request.overwrite)
+            check_out_is_free(request.out, overwrite=request.overwrite)
         with defer_signals():
             from tgen.runs import session
 
@@ -50,14 +49,14 @@ def start(
 def resume(
     request: ResumeRequest, *, stopped: Callable[[], bool] = lambda: False
 ) -> Iterator[RunReport]:
-    """Goes on with the run in `request.out`, exactly as if it had never stopped.
+    """Resume the run in `request.out` exactly as if it had never stopped.
 
-    The corpus need not be there any more; if it is named and has changed, or another setting is
-    asked for, TrainingError with the difference, unless that is to be so.
+    The corpus is not needed. If it is given and has changed, or a setting differs, raise
+    TrainingError with the difference, unless `request.override`.
     """
-    check_launched(request.parallel)
-    check_begun(request.out)
-    with run_lock(request.out):
+    check_parallel(request.parallel)
+    check_run_exists(request.out)
+    with lock_run(request.out):
         with defer_signals():
             from tgen.runs import session
 
@@ -65,11 +64,14 @@ def resume(
 
 
 def dry_run(request: RunRequest) -> PlanReport:
-    """What `start` would do; nothing is written, so what is already there does not matter."""
-    check_launched(request.parallel)
+    """Return the plan of `start` without writing anything; an existing model does not matter."""
+    check_parallel(request.parallel)
     if distributed.ranks().world_size > 1:
-        raise UsageError("--dry-run on several ranks", "leave torchrun away: --ranks N plans for N")
-    check_free(request.out, overwrite=True)
+        raise UsageError(
+            "--dry-run does not support multiple processes",
+            "run it without torchrun; --ranks N plans for N processes",
+        )
+    check_out_is_free(request.out, overwrite=True)
     with defer_signals():
         from tgen.runs import session
 

@@ -1,133 +1,143 @@
-"""Putting a run on the disk, which may be full or fail: then training goes on, and it is tried
-again."""
+"""Saving the model, the log and the training state; a save that fails is retried later.
 
-import platform
+A save first removes states that a rollback discarded, then writes the model, the log and the state.
+A run that is killed in between repeats a step, and no state is ahead of its log.
+"""
+
 import shlex
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 from numpy.typing import NDArray
 
-from tgen import __version__, distributed
-from tgen.errors import DivergedError, TgenError, TrainingError
-from tgen.model.device import describe_device
+from tgen.checkpoint import model_dir
+from tgen.config import ModelConfig
+from tgen.errors import TgenError, TrainingError
 from tgen.reports import SavingReport
-from tgen.runs.prepared import PreparedRun
-from tgen.runs.storage.log import RunLog
-from tgen.runs.storage.pending_save import PendingSave, Weights
+from tgen.runs.storage import log as run_log
+from tgen.runs.storage import state as run_state
 from tgen.storage import files
-from tgen.training.state import Progress, TrainState, weights_of
+from tgen.tokenizer import Tokenizer
 
-_LONGEST_WAIT = 60.0  # seconds until the next try
-_LAST_WAITS = (0.5, 1.0, 2.0)  # seconds, where there is nothing else left to do
+_MAX_RETRY_SECONDS = 60.0
+
+
+class ModelWeights(NamedTuple):
+    """A model to save, as `model_dir.save` takes it."""
+
+    config: ModelConfig
+    tokenizer: Tokenizer
+    arrays: Mapping[str, NDArray[Any]]
+    ngrams: Mapping[str, NDArray[Any]] | None = None
 
 
 class CheckpointSaver:
-    """Saves a run's weights and states in `out`, whose lock is held. All ranks call it alike, for
-    they share the numbers; rank 0 writes."""
+    """Saves the run in `out`, whose lock is held. What could not be saved is kept for later."""
 
-    def __init__(self, out: Path, prepared: PreparedRun, log: RunLog) -> None:
-        self.out, self.prepared = out, prepared
-        run, keep = prepared.record.run_id, prepared.record.plan.train.keep
-        self.pending = PendingSave(out, log, run=run, made_by=environment(prepared), keep=keep)
-        self._failures = 0  # since the last success
-        self._reason = ""  # of the last
-        self._next = 0.0  # by time.monotonic: the next try
-        self._needed = 0  # bytes
+    def __init__(
+        self,
+        out: Path,
+        log: run_log.RunLog,
+        *,
+        run_id: str,
+        environment: Mapping[str, Any],
+        keep: int,
+    ) -> None:
+        """`run_id`, `environment` and `keep` are those of `run_state.save_state`."""
+        self.out, self.log = out, log
+        self._run_id, self._environment, self._keep = run_id, environment, keep
+        self._model: ModelWeights | None = None  # not saved yet
+        self._last_step: int | None = None  # states after it are to be removed
+        self._n_failures = 0  # since the last success
+        self._reason = ""  # of the last failure
+        self._retry_at = 0.0  # by time.monotonic
+        self._needed_bytes = 0
 
-    def save(self, state: TrainState, *, weights: bool) -> Iterator[SavingReport]:
-        """Saves the state and, before it, the weights. A report where that fails, or succeeds after
-        it had failed.
+    @property
+    def failed(self) -> bool:
+        """Whether the last save failed."""
+        return self._n_failures > 0
 
-        Raises DivergedError where a weight is not finite.
-        """
-        if distributed.any_rank(not state.is_finite()):
-            raise DivergedError(f"a weight became infinite at step {state.progress.step}")
-        arrays = state.to_arrays()
-        if weights and distributed.is_rank_zero():
-            self.pending.weights = Weights(
-                state.model.config,
-                self.prepared.tokenizer,
-                weights_of(arrays),
-                self.prepared.ngrams,
-            )
-        yield from self._try(state.progress, arrays)
+    @property
+    def retry_is_due(self) -> bool:
+        """Whether the last save failed long enough ago to try again."""
+        return self.failed and time.monotonic() >= self._retry_at
 
-    def go_back(self, step: int) -> None:
-        """See `Pending.go_back`."""
-        if distributed.is_rank_zero():
-            self.pending.go_back(step)
-
-    def again(self, state: TrainState) -> Iterator[SavingReport]:
-        """Tries once more, if the last try failed long enough ago."""
-        if distributed.any_rank(self._failures > 0 and time.monotonic() >= self._next):
-            yield from self.save(state, weights=False)
-
-    def finish(self, state: TrainState) -> Iterator[SavingReport]:
-        """Tries for some seconds more if the last try failed; raises TrainingError in the end."""
-        for seconds in _LAST_WAITS:
-            if distributed.any_rank(self._failures > 0):
-                time.sleep(seconds)
-                yield from self._try(state.progress, state.to_arrays())
-        if self._failures:
-            raise TrainingError(
-                f"the end of the run could not be saved in {self.out}: {self._reason}; it needs "
-                f"{self._needed:,} bytes, {self._free():,} are free",
-                f"see to that, then: tgen train --resume --out {shlex.quote(str(self.out))}",
-            )
-
-    def _try(
-        self, progress: Progress, arrays: Mapping[str, NDArray[Any]]
+    def save(
+        self,
+        progress: Mapping[str, Any],
+        arrays: Mapping[str, NDArray[Any]],
+        model: ModelWeights | None = None,
     ) -> Iterator[SavingReport]:
-        if not distributed.is_rank_zero():
-            return
-        step, self._reason = progress.step, ""
-        weights = self.pending.weights.arrays if self.pending.weights else {}
-        self._needed = sum(array.nbytes for array in [*arrays.values(), *weights.values()])
+        """Save the training state and `model`; report a failure, and a success that follows one."""
+        self._model = model or self._model
+        weights = self._model.arrays if self._model else {}
+        self._needed_bytes = sum(array.nbytes for array in [*arrays.values(), *weights.values()])
+        self._reason = ""
         try:
-            self.pending.save(asdict(progress), arrays)
+            self._write(progress, arrays)
         except OSError as error:
             self._reason = error.strerror or str(error)
         except TgenError as error:
             self._reason = error.message
         if self._reason:
-            self._failures += 1
-            self._next = time.monotonic() + min(_LONGEST_WAIT, 2.0 ** min(self._failures, 10))
+            self._n_failures += 1
+            wait = min(_MAX_RETRY_SECONDS, 2.0 ** min(self._n_failures, 10))
+            self._retry_at = time.monotonic() + wait
             yield SavingReport(
-                step=step,
+                step=progress["step"],
                 failed=self._reason,
-                needed_bytes=self._needed,
-                free_bytes=self._free(),
+                needed_bytes=self._needed_bytes,
+                free_bytes=self._free_bytes(),
             )
-        elif self._failures:
-            self._failures = 0
-            yield SavingReport(step=step, failed="", needed_bytes=0, free_bytes=0)
+        elif self.failed:
+            self._n_failures = 0
+            yield SavingReport(step=progress["step"], failed="", needed_bytes=0, free_bytes=0)
 
-    def _free(self) -> int:
+    def roll_back(self, step: int) -> None:
+        """Remove the states after `step` and their log lines, now or, if that fails, with the next
+        save."""
+        self._last_step = step
+        with suppress(OSError):
+            self._drop_states()
+        with suppress(OSError, TgenError):
+            self.log.trim(step)
+
+    def raise_if_failed(self) -> None:
+        """Raise TrainingError if the last save failed."""
+        if self.failed:
+            raise TrainingError(
+                f"cannot save the end of the run in {self.out}: {self._reason} "
+                f"(needs {self._needed_bytes:,} bytes, {self._free_bytes():,} are free)",
+                f"fix this, then run: tgen train --resume --out {shlex.quote(str(self.out))}",
+            )
+
+    def _write(self, progress: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        self._drop_states()
+        if self._model:
+            config, tokenizer, weights, ngrams = self._model
+            model_dir.save(self.out, config, tokenizer, weights, ngrams=ngrams)
+            self._model = None
+        self.log.flush()
+        run_state.save_state(
+            self.out,
+            progress,
+            arrays,
+            run_id=self._run_id,
+            environment=self._environment,
+            keep=self._keep,
+        )
+
+    def _drop_states(self) -> None:
+        if self._last_step is not None:
+            run_state.drop_states_after(self.out, self._last_step)
+            self._last_step = None
+
+    def _free_bytes(self) -> int:
         try:
             return files.free_bytes(self.out)
-        except OSError:  # a disk that does not even say that
+        except OSError:  # the disk does not even answer that
             return 0
-
-
-def environment(prepared: PreparedRun) -> dict[str, Any]:
-    """What the numbers of a state depend on beside the run's settings."""
-    return {
-        "tgen": __version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        **describe_device(prepared.device),
-        "ranks": distributed.ranks().world_size,
-    }
-
-
-def environment_diff(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """What is not as it was, in words; nothing: the numbers will be the same."""
-    then = {"ranks": 1, **then}
-    return ", ".join(
-        f"{name} {then.get(name)} is {now[name]} now" for name in now if then.get(name) != now[name]
-    )

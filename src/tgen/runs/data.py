@@ -1,134 +1,202 @@
-"""From the corpus to what is trained on and what is held out, as text and as tokens."""
+"""From the corpus to the training and validation split, as text and as tokens."""
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tgen import corpus
 from tgen.config import TrainConfig
 from tgen.corpus import TokenizedCorpus
+from tgen.errors import CorpusError, TrainingError
 from tgen.model.cpu_count import cpu_count
 from tgen.reports import PreparingReport
+from tgen.runs.run_record import RunRecord
+from tgen.runs.storage import state
 from tgen.tokenizer import Tokenizer
 
 _COMPARED_BYTES = 1 << 21
-_MUCH_SHARED = 0.05
-_TOO_FEW_HELD_OUT = 1 << 14  # bytes
-_LARGE = 1 << 24  # bytes from which processes of their own pay
-_REPORT_EVERY = 1.0  # seconds
+_LARGE_OVERLAP = 0.05
+_FEW_VAL_BYTES = 1 << 14
+_PARALLEL_BYTES = 1 << 24  # from here on several processes tokenize faster
+_REPORT_SECONDS = 1.0
 
 
-class Texts(NamedTuple):
-    """What is trained on and what is held out, as much of both as the time allows."""
+class TextSplit(NamedTuple):
+    """The documents to train and to validate on, limited by the time budget."""
 
     corpus: corpus.Corpus
-    train: Sequence[corpus.Document]
-    held_out: Sequence[corpus.Document]
-    train_goes_on: bool  # its last document does, in the held-out text
+    train: corpus.Documents
+    val: corpus.Documents
+    train_continues: bool  # the last training document continues in the validation split
     notes: list[str]
-    whole_bytes: int  # to train on, without regard to the time
+    all_train_bytes: int  # without the limit
 
 
-def split(text: corpus.Corpus, config: TrainConfig, most: int) -> Texts:
-    """Splits a corpus; of the text to train on at most about `most` bytes are used."""
-    notes = [f"skipped {name}: it does not look like text" for name in text.skipped]
-    parts = corpus.train_val_split(text, config.val_fraction)
-    if not parts.held_out or not parts.train:
-        parts = corpus.Split(text.documents, [])
-        notes.append("nothing is held out: the last weights are kept, not the best")
-    if parts.left_out:
+def split_corpus(text: corpus.Corpus, config: TrainConfig, max_bytes: int) -> TextSplit:
+    """Split a corpus; use about `max_bytes` of the training split."""
+    notes = [f"skipped {name}: not a text file" for name in text.skipped]
+    split = corpus.split_train_val(text, config.val_fraction)
+    if not split.val or not split.train:
+        split = corpus.TrainValSplit(text.documents, min(split.train, split.val, key=len))
+        notes.append("no validation split: the last weights are saved, not the best")
+    if split.n_dropped:
         notes.append(
-            f"copies of what is held out are left out: {parts.left_out:,} "
-            f"({parts.left_out_bytes:,} bytes)"
+            f"dropped {split.n_dropped:,} copies of validation documents "
+            f"({split.dropped_bytes:,} bytes)"
         )
-    train = corpus.subsample(parts.train, most)
-    held_out = corpus.subsample(parts.held_out, corpus.MAX_HELD_OUT_BYTES)
-    whole = total(parts.train)
-    if train is not parts.train:
-        n_bytes = total(train)
-        notes.append(f"{n_bytes:,} bytes, evenly spread, are as much as the time allows to read")
-    n_bytes = total(held_out)
-    if 0 < n_bytes < _TOO_FEW_HELD_OUT:
+    train = corpus.subsample_documents(split.train, max_bytes)
+    val = corpus.subsample_documents(split.val, corpus.MAX_VAL_BYTES)
+    if train is not split.train:
         notes.append(
-            f"only {n_bytes:,} bytes are held out: take the figures as rough ones; with "
-            "--val-fraction 0 all is learnt, and the last weights are kept"
+            f"trains on an evenly spaced sample of {train.n_bytes:,} bytes: more would exceed the "
+            "time budget"
         )
-    some = [joined(corpus.subsample(part, _COMPARED_BYTES)) for part in (parts.train, held_out)]
-    share = corpus.overlap_fraction(*some)
-    if share >= _MUCH_SHARED:
+    if 0 < val.n_bytes < _FEW_VAL_BYTES:
         notes.append(
-            f"at least {share:.0%} of the held-out text is also in the text to train on, in runs "
-            "of 64 bytes and more: its figures flatter"
+            f"the validation split has only {val.n_bytes:,} bytes, so its numbers are imprecise; "
+            "--val-fraction 0 trains on everything and saves the last weights"
         )
-    return Texts(text, train, held_out, parts.cut and train is parts.train, notes, whole)
+    overlap = corpus.overlap_fraction(
+        *(
+            join_documents(corpus.subsample_documents(documents, _COMPARED_BYTES))
+            for documents in (split.train, val)
+        )
+    )
+    if overlap >= _LARGE_OVERLAP:
+        notes.append(
+            f"at least {overlap:.0%} of the validation split is also in the training split, in "
+            "runs of 64 bytes or more: validation loss is too optimistic"
+        )
+    continues = split.cuts_document and train is split.train
+    return TextSplit(text, train, val, continues, notes, split.train.n_bytes)
 
 
-def tokenised(
-    texts: Texts,
+def tokenize_split(
+    split: TextSplit,
     tokenizer: Tokenizer,
     config: TrainConfig,
     *,
     folder: Path | None,
     threads: int | None,
 ) -> Generator[PreparingReport, None, tuple[TokenizedCorpus, TokenizedCorpus]]:
-    """Both as tokens, and how far it is where that takes seconds; a large text is tokenised by as
-    many processes as there may be threads. See `corpus.tokenising`.
+    """Tokenize the training and validation split, and close the corpus; yield progress.
 
-    Raises CorpusError where the corpus has changed since it was read.
+    A large corpus is tokenized by `threads` processes. Raise CorpusError if the corpus has changed
+    since it was read.
     """
-    n_bytes = total(texts.train)
-    clock = _Clock(n_bytes + total(texts.held_out))
-    most = cpu_count()
-    train = yield from clock.reported(
-        corpus.tokenising(
-            texts.train,
+    progress = _TokenizingProgress(split.train.n_bytes + split.val.n_bytes)
+    n_cpus = cpu_count()
+    is_large = split.train.n_bytes >= _PARALLEL_BYTES
+    train = yield from progress.report(
+        corpus.tokenize_documents(
+            split.train,
             tokenizer,
             loss_on=config.loss_on,
-            open_end=texts.train_goes_on,
+            open_end=split.train_continues,
             folder=folder,
-            processes=min(threads or most, most) if n_bytes >= _LARGE else 1,
+            processes=min(threads or n_cpus, n_cpus) if is_large else 1,
         )
     )
-    clock.before = n_bytes
-    held_out = yield from clock.reported(
-        corpus.tokenising(texts.held_out, tokenizer, loss_on=config.loss_on, folder=folder)
+    progress.bytes_before = split.train.n_bytes
+    val = yield from progress.report(
+        corpus.tokenize_documents(split.val, tokenizer, loss_on=config.loss_on, folder=folder)
     )
-    texts.corpus.close()
-    return train, held_out
+    split.corpus.close()
+    return train, val
 
 
-class _Clock:
-    """Turns bytes that are done into reports, one a second."""
+def retokenize(
+    out: Path,
+    text: corpus.Corpus,
+    record: RunRecord,
+    tokenizer: Tokenizer,
+    tokens_entry: Mapping[str, Any],
+) -> Generator[PreparingReport, None, None]:
+    """Write the damaged tokens of the run in `out` again, from the same corpus.
+
+    Raise TrainingError if the tokens differ from the ones that run.json describes.
+    """
+    config, folder = record.plan.train, state.folder(out)
+    split = split_corpus(text, config, record.read_bytes)
+    train, val = yield from tokenize_split(
+        split, tokenizer, config, folder=folder, threads=record.threads
+    )
+    arrays = corpus.token_arrays(train, val)
+    name = tokens_entry.get("name", state.TOKENS_FILE)
+    entries = (  # the names of the arrays are part of the file's digest
+        state.save_tokens(out, record.to_dict(), named_arrays, name=name)
+        for named_arrays in (arrays, corpus.to_old_names(arrays))
+    )
+    if not any(entry == tokens_entry for entry in entries):
+        raise TrainingError(
+            f"the corpus does not give the tokens that the run in {out} started with",
+            "check the version of the tokenizers library; " + state.recovery_hint(out),
+        )
+
+
+def tokenize_new_corpus(
+    out: Path, text: corpus.Corpus, names: list[str], record: RunRecord, tokenizer: Tokenizer
+) -> Generator[PreparingReport, None, tuple[RunRecord, dict[str, Any]]]:
+    """Tokenize another corpus for the run in `out`; return its record and its entry of the tokens.
+
+    The tokens are written beside the old ones, which stay in use until the record is saved. Raise
+    CorpusError if the corpus is too short.
+    """
+    config, folder = record.plan.train, state.folder(out)
+    split = split_corpus(text, config, record.read_bytes or text.n_bytes)
+    train, val = yield from tokenize_split(
+        split, tokenizer, config, folder=folder, threads=record.threads
+    )
+    if train.target_bytes == 0 or len(train.tokens) <= record.plan.context_length:
+        raise CorpusError(
+            f"the new corpus is too short ({len(train.tokens):,} training tokens; the run in "
+            f"{out} needs more than {record.plan.context_length:,})",
+            "name a longer text, or start a new run with another --out",
+        )
+    record = replace(
+        record,
+        corpus=names,
+        corpus_sha256=text.sha256,
+        corpus_bytes=text.n_bytes,
+        corpus_changes=record.corpus_changes + 1,
+        train_bytes=train.target_bytes,
+        held_out_bytes=val.target_bytes,
+        baselines={},
+        plan=replace(record.plan, notes=split.notes),
+    )
+    arrays = corpus.token_arrays(train, val)
+    name = f"tokens-{record.corpus_changes}.safetensors"
+    return record, state.save_tokens(out, record.to_dict(), arrays, name=name)
+
+
+class _TokenizingProgress:
+    """Turns processed bytes into one report per second."""
 
     def __init__(self, n_bytes: int) -> None:
         self._n_bytes = n_bytes
-        self._began = self._said = time.monotonic()
-        self.before = 0  # bytes of what was done earlier
+        self._started_at = self._reported_at = time.monotonic()
+        self.bytes_before = 0  # processed by earlier steps
 
-    def reported(
+    def report(
         self, steps: Generator[int, None, TokenizedCorpus]
     ) -> Generator[PreparingReport, None, TokenizedCorpus]:
-        """Takes the steps to their end."""
+        """Run `steps`, which yield processed bytes, and return their result."""
         while True:
             try:
-                done = self.before + next(steps)
+                n_done = self.bytes_before + next(steps)
             except StopIteration as end:
                 result: TokenizedCorpus = end.value
                 return result
             now = time.monotonic()
-            if now - self._said >= _REPORT_EVERY:
-                self._said = now
-                fraction = done / self._n_bytes
-                seconds_left = (now - self._began) * (1 - fraction) / fraction
+            if now - self._reported_at >= _REPORT_SECONDS:
+                self._reported_at = now
+                fraction = n_done / self._n_bytes
+                seconds_left = (now - self._started_at) * (1 - fraction) / fraction
                 yield PreparingReport(fraction_done=fraction, seconds_left=seconds_left)
 
 
-def total(documents: Sequence[corpus.Document]) -> int:
-    """Bytes of all documents."""
-    return int(corpus.sizes(documents).sum())
-
-
-def joined(documents: Sequence[corpus.Document]) -> bytes:
-    """The documents as lines of one text."""
+def join_documents(documents: corpus.Documents) -> bytes:
+    """Return the documents as lines of one text."""
     return b"\n".join(b"".join(part[:] for part in document) for document in documents)

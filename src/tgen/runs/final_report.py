@@ -1,4 +1,4 @@
-"""What a model writes on the way and at the end, and how it compares."""
+"""Samples during training, and the reports at the end of a run."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,63 +13,67 @@ from tgen.engine.torch_engine import TorchEngine
 from tgen.generation.loop import generate
 from tgen.model.transformer import Transformer
 from tgen.reports import DoneReport, RunReport, SampleReport
-from tgen.runs.prepared import PreparedRun
+from tgen.runs.prepare import PreparedRun
 from tgen.tokenizer import Tokenizer
 from tgen.training.evaluation import evaluate_train
 from tgen.training.report.memorization import judge_memorization, longest_shared_run
 from tgen.training.state import TrainState
 
 _SAMPLE_TOKENS = 120
-_ROWS, _TOKENS = 8, 128  # of the samples that are looked up
-_TRAIN_TOKENS = 1 << 14  # to compare with
-_COMPARED_TOKENS = 1 << 22  # of the training text that samples are looked up in
+_MEMORIZATION_SAMPLES, _MEMORIZATION_TOKENS = 8, 128  # generated, to search the training text for
+_SEARCHED_TOKENS = 1 << 22  # of the training text
+_TRAIN_LOSS_TOKENS = 1 << 14  # of the training text, to evaluate
 
 
 def sample(prepared: PreparedRun, state: TrainState) -> Iterator[SampleReport]:
-    """One continuation of the run's prompt, with the step as its seed; from rank 0."""
+    """Generate one continuation of the run's prompt, with the step as the seed; on rank 0 only."""
     model = state.whole_model()
     if model is None:
         return
     prompt = prepared.record.sample_prompt
     step = state.progress.step
-    (text,) = _write(model, prepared.tokenizer, [prompt], _SAMPLE_TOKENS, seed=step)
+    (text,) = _generate(model, prepared.tokenizer, [prompt], _SAMPLE_TOKENS, seed=step)
     yield SampleReport(step=state.progress.step, prompt=prompt, text=text)
 
 
-def closing_reports(
-    out: Path, prepared: PreparedRun, store: TokenDataset, done: DoneReport
+def final_reports(
+    out: Path, prepared: PreparedRun, dataset: TokenDataset, done: DoneReport
 ) -> Iterator[RunReport]:
-    """Whether the best model writes by heart, and the end; from rank 0."""
+    """Yield whether the best model has memorized the corpus, and the end; on rank 0 only."""
     if not distributed.is_rank_zero():
         return
     bundle = model_dir.load(out)
     model = Transformer.from_arrays(bundle.config, bundle.arrays)
-    if prepared.parallel != "fsdp":  # a GPU that has a share may have no room for all
+    if prepared.parallel != "fsdp":  # its GPUs may be too small for the whole model
         model = model.to(prepared.device)
     prompt = prepared.record.sample_prompt
-    written = b"".join(_write(model, bundle.tokenizer, [prompt] * _ROWS, _TOKENS, seed=0))
-    known = bundle.tokenizer.decode(store.train[:_COMPARED_TOKENS])
-    unseen, rest = bundle.tokenizer.decode(store.held_out[:])[: len(written)], known
-    if not unseen:  # the text's own end is the next best
-        rest, unseen = known[: -len(written)], known[-len(written) :]
-    judged = done.best_step or done.step  # the weights that were kept
-    nats = evaluate_train(model, store, max_tokens=_TRAIN_TOKENS)
+    generated = b"".join(
+        _generate(
+            model, bundle.tokenizer, [prompt] * _MEMORIZATION_SAMPLES, _MEMORIZATION_TOKENS, seed=0
+        )
+    )
+    known = bundle.tokenizer.decode(dataset.train[:_SEARCHED_TOKENS])
+    unseen, rest = bundle.tokenizer.decode(dataset.val[:])[: len(generated)], known
+    if not unseen:  # without a validation split: the end of the training text
+        rest, unseen = known[: -len(generated)], known[-len(generated) :]
+    step = done.best_step or done.step  # of the weights that were saved
+    nats = evaluate_train(model, dataset, max_tokens=_TRAIN_LOSS_TOKENS)
     yield judge_memorization(
-        len(longest_shared_run(written, known)),
+        len(longest_shared_run(generated, known)),
         len(longest_shared_run(unseen, rest)),
-        train_bits_per_byte=nats / math.log(2) * store.train_tokens / prepared.record.train_bytes,
+        train_bits_per_byte=nats / math.log(2) * dataset.train_tokens / prepared.record.train_bytes,
         held_out_bits_per_byte=done.best_bits_per_byte,
-        readings=done.tokens * judged / max(1, done.step) / max(1, len(store.train)),
+        epochs=done.tokens * step / max(1, done.step) / max(1, len(dataset.train)),
     )
     yield replace(done, out=str(out), baselines=prepared.record.baselines)
 
 
-def _write(
+def _generate(
     model: Transformer, tokenizer: Tokenizer, prompts: Sequence[bytes], n_tokens: int, *, seed: int
 ) -> list[bytes]:
-    """A continuation of each prompt; they are all alike."""
+    """Generate a continuation of each prompt; the prompts are equal."""
     ids = tokenizer.encode_prompt(prompts[0])[-model.config.context_length :]
-    if not ids:  # a foreign tokenizer without an end of text, and nothing to start from
+    if not ids:  # an empty prompt, and a foreign tokenizer without an end of text
         return [b"" for _ in prompts]
     texts: list[list[int]] = [[] for _ in prompts]
     tokens = generate(
@@ -79,5 +83,5 @@ def _write(
         sampling=SamplingConfig(max_new_tokens=n_tokens, seed=seed),
     )
     for token in tokens:
-        texts[token.row].append(token.id)
-    return [tokenizer.decode(text, continues=True) for text in texts]
+        texts[token.sequence].append(token.id)
+    return [tokenizer.decode(text, continuation=True) for text in texts]

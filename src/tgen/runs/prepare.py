@@ -1,116 +1,186 @@
-"""From what the user asked for to a plan: text, tokenizer, tokens, and what to train."""
+"""Preparing a run: read and tokenize the corpus, time the machine, plan what to train."""
 
 import hashlib
+import platform
 import secrets
-from collections.abc import Generator
-from dataclasses import replace
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from tgen import corpus, distributed
+import numpy as np
+from numpy.typing import NDArray
+
+from tgen import __version__, corpus, distributed
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.model_lookup import find_model
-from tgen.config import TrainConfig
+from tgen.config import Parallel, TrainConfig
+from tgen.corpus import TokenDataset
 from tgen.errors import CorpusError, UsageError
-from tgen.model.device import Device, choose_device, memory_bytes, n_threads, set_threads
-from tgen.reports import Choice, PlanReport, PreparingReport
+from tgen.model.device import (
+    Device,
+    choose_device,
+    describe_device,
+    memory_bytes,
+    n_threads,
+    set_threads,
+)
+from tgen.reports import Choice, PlanReport, PreparingReport, ScalingReport
 from tgen.runs import rank_sync
-from tgen.runs.data import Texts, joined, split, tokenised, total
-from tgen.runs.prepared import PreparedRun
+from tgen.runs.data import TextSplit, join_documents, split_corpus, tokenize_split
 from tgen.runs.request import RunRequest
 from tgen.runs.run_record import RunRecord
+from tgen.storage.disk_array import Array
 from tgen.tokenizer import Tokenizer, make_tokenizer
 from tgen.training.calibrate import measure_speed
 from tgen.training.plan.model_size import PlanInputs
 from tgen.training.plan.overrides import parse_overrides
-from tgen.training.plan.param_shapes import n_parameters
+from tgen.training.plan.param_shapes import matmul_params, n_parameters
 from tgen.training.plan.plan import (
     CALIBRATION_SHARE,
     choose_tokenizer,
     make_plan,
-    readable_bytes,
+    usable_bytes,
 )
 from tgen.training.plan.scaling_estimate import scaling_report
 from tgen.training.report.baselines import ngram_bits_per_byte, xz_bits_per_byte
+from tgen.training.state import TrainState, new_state
 
-_TOKENIZER_BYTES = 1 << 23  # of text that a tokenizer is learnt from
+_TOKENIZER_BYTES = 1 << 23  # of text to train a tokenizer on
 _BASELINE_BYTES_PER_SECOND = 5e5
 _BASELINE_BYTES = 1 << 24  # n-grams take fifty times as much memory
-_COMPILING_MINUTES = 3
-_PROMPT_FROM = 1 << 16  # bytes of a document whose first words are a sample's prompt
+_MIN_COMPILED_MINUTES = 3
+_PROMPT_BYTES = 1 << 16  # at the start of a document, to take the prompt of samples from
+_NGRAM_SHARE = 1 / 40  # size of the n-gram tables relative to the weights
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """Everything that training needs besides its state."""
+
+    record: RunRecord
+    tokenizer: Tokenizer
+    tokens: Mapping[str, Array]  # fields of a TokenDataset
+    device: Device
+    weights: Mapping[str, NDArray[Any]] | None = None  # to fine-tune
+    parallel: Parallel | None = None  # how ranks share the model; None: a single process
+    scaling: ScalingReport | None = None  # if a dry run requests it
+
+    def new_state(self) -> TrainState:
+        """Return the training state before the first step."""
+        plan = self.record.plan
+        state = new_state(
+            plan.model, plan.train, self.device, weights=self.weights, parallel=self.parallel
+        )
+        state.progress.closing_seconds = plan.closing_seconds
+        return state
+
+    @cached_property
+    def ngrams(self) -> Mapping[str, NDArray[Any]]:
+        """Tables of frequent n-grams to store with the model; empty unless requested."""
+        if not self.record.ngrams:
+            return {}
+        max_bytes = round(_NGRAM_SHARE * 4 * matmul_params(self.record.plan.model))
+        return corpus.ngram_tables(self.tokens["train"], max_bytes=max_bytes)
+
+    def dataset(self) -> TokenDataset:
+        """Return the tokens as batches."""
+        plan = self.record.plan
+        return TokenDataset(
+            **self.tokens,
+            end_of_text=self.tokenizer.end_of_text,
+            merge_pairs=self.tokenizer.merge_pairs if plan.train.bpe_dropout > 0 else None,
+            val_bytes=self.record.held_out_bytes,
+            context_length=plan.context_length,
+            batch_size=plan.train.batch_size,
+            seed=plan.train.seed,
+        )
+
+    def environment(self) -> dict[str, Any]:
+        """Return the versions and the hardware that the bits of the training state depend on."""
+        return {
+            "tgen": __version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+            **describe_device(self.device),
+            "ranks": distributed.ranks().world_size,
+        }
 
 
 def prepare(
     request: RunRequest, *, folder: Path | None, with_baselines: bool = True
 ) -> Generator[PreparingReport, None, PreparedRun]:
-    """Reads, splits and tokenises the corpus, times the machine, and plans; tokens that are too
-    many for the memory are kept in `folder` (None: with temporary files).
+    """Read, split and tokenize the corpus, time the machine, and make the plan.
 
-    Of several ranks the first does so and tells the others, which lack the tokens then.
-
-    Raises CorpusError, UsageError, ModelError; TgenError where ranks differ.
+    Tokens that do not fit into memory go to a temporary file in `folder` (None: the system's
+    temporary folder). Rank 0 prepares and broadcasts the result; the tokens of other ranks are
+    empty. Raise CorpusError, UsageError or ModelError; TgenError if ranks differ.
     """
     device = choose_device(request.device)
     set_threads(request.threads)
-    wanted = request.start_from
-    source = None if wanted is None else model_dir.load(find_model(str(wanted)).path)
+    name = request.start_from
+    source = None if name is None else model_dir.load(find_model(str(name)).path)
     weights = None if source is None else source.arrays
-    given = {"compile": _compile(request, device)} | parse_overrides(request.overrides)[1]
-    config = replace(request.train, **given)
+    model_fields, train_fields = parse_overrides(request.overrides)
+    config = replace(request.train, compile=_compile(request, device), **train_fields)
     share = 0.0 if config.steps else CALIBRATION_SHARE
-    rank_sync.check_alike(device)
-    memory = rank_sync.least_memory(device)
+    rank_sync.check_same_software(device)
+    memory = rank_sync.min_rank_memory(device)
     if source is not None and distributed.ranks().world_size > 1:
         distributed.assert_same("the model", model_dir.digest(source)[:16])
     speed = sum(
         distributed.all_gather(measure_speed(device, seconds=min(2.0, config.minutes * 60 * share)))
     )
-    most = readable_bytes(request.size, config, speed, None if source is None else source.config)
+    max_bytes = usable_bytes(request.size, config, speed, None if source is None else source.config)
     text = corpus.read(request.corpus)
     distributed.assert_same("the corpus", text.sha256)
     if not distributed.is_rank_zero():
         text.close()
-        return rank_sync.broadcast_prepared(None, device, weights)
-    texts = split(text, config, most)
-    tokenizer, tokenizer_choice = _tokenizer(request, source, texts)
-    train, held_out = yield from tokenised(
-        texts, tokenizer, config, folder=folder, threads=request.threads
+        return _broadcast(None, device, weights)
+    split = split_corpus(text, config, max_bytes)
+    tokenizer, tokenizer_choice = _choose_tokenizer(request, source, split)
+    train, val = yield from tokenize_split(
+        split, tokenizer, config, folder=folder, threads=request.threads
     )
-    if train.scored_bytes == 0:
-        raise CorpusError("no row has a completion to learn", "add --set loss_on=all for prompts")
-    elsewhere = request.n_ranks is not None or request.device_memory is not None
-    facts = PlanInputs(
+    if train.target_bytes == 0:
+        raise CorpusError(
+            "the corpus has no completions to train on", "add --set loss_on=all to train on prompts"
+        )
+    is_estimate = request.n_ranks is not None or request.device_memory is not None
+    inputs = PlanInputs(
         vocab_size=tokenizer.vocab_size,
         train_tokens=len(train.tokens),
-        held_out_tokens=len(held_out.tokens),
-        splittable=bool((tokenizer.merge_pairs >= 0).any()),
-        speed=speed,
-        memory=None if elsewhere or distributed.launched() else memory_bytes(device),
+        val_tokens=len(val.tokens),
+        has_merges=bool((tokenizer.merge_pairs >= 0).any()),
+        flops_per_second=speed,
+        memory=None if is_estimate or distributed.launched() else memory_bytes(device),
         n_ranks=distributed.ranks().world_size,
     )
     plan = make_plan(
         family=request.family,
         size=request.size,
-        train=replace(request.train, compile=config.compile),
-        overrides=request.overrides,
-        facts=facts,
+        train=config,
+        model_fields=model_fields,
+        inputs=inputs,
         start_from=None if source is None else source.config,
     )
-    compare = with_baselines and train.scored is None and held_out.scored is None
-    baselines = _baselines(texts, config) if compare else {}
-    notes = texts.notes + plan.notes
-    if compare and texts.held_out and not baselines:
-        notes.append("the text is too long for the time to compare with xz and n-grams")
+    with_baselines = with_baselines and train.loss_mask is None and val.loss_mask is None
+    baselines = _baselines(split, config) if with_baselines else {}
+    notes = split.notes + plan.notes
+    if with_baselines and split.val and not baselines:
+        notes.append("no baselines (xz, n-grams): the corpus is too large for the time budget")
     record = RunRecord(
         run_id=secrets.token_hex(8),
         corpus=request.corpus,
-        corpus_sha256=texts.corpus.sha256,
-        corpus_bytes=texts.corpus.n_bytes,
-        train_bytes=train.scored_bytes,
-        held_out_bytes=held_out.scored_bytes,
+        corpus_sha256=split.corpus.sha256,
+        corpus_bytes=split.corpus.n_bytes,
+        train_bytes=train.target_bytes,
+        held_out_bytes=val.target_bytes,
         tokenizer=tokenizer_choice,
         tokenizer_sha256=hashlib.sha256(tokenizer.json.encode()).hexdigest(),
-        read_bytes=most,
+        read_bytes=max_bytes,
         end_of_text=tokenizer.end_of_text,
         start_from=None if source is None else str(source.path.resolve()),
         plan=replace(plan, notes=notes),
@@ -119,26 +189,26 @@ def prepare(
         threads=n_threads() * distributed.ranks().local_world_size,
         tensorboard=request.tensorboard,
         ngrams=request.ngrams,
-        sample_prompt=_sample_prompt(texts),
+        sample_prompt=_sample_prompt(split),
     )
-    tokens = corpus.arrays(train, held_out)
+    tokens = corpus.token_arrays(train, val)
     scaling = None
-    if elsewhere:
+    if is_estimate:
         scaling = scaling_report(
             plan,
-            facts,
+            inputs,
             n_ranks=request.n_ranks or 1,
             device_memory=request.device_memory,
             on_gpu=request.device_memory is not None or device.type == "cuda",
-            text_tokens=round(facts.train_tokens * texts.whole_bytes / total(texts.train)),
+            text_tokens=round(len(train.tokens) * split.all_train_bytes / split.train.n_bytes),
         )
-    parallel = rank_sync.choose(plan, device, memory, request.parallel)
+    parallel = rank_sync.resolve_parallel(plan, device, memory, request.parallel)
     prepared = PreparedRun(record, tokenizer, tokens, device, weights, parallel, scaling)
-    return rank_sync.broadcast_prepared(prepared, device, weights)
+    return _broadcast(prepared, device, weights)
 
 
 def plan_report(out: Path, prepared: PreparedRun, *, step: int = 0) -> PlanReport:
-    """What the run is going to do after `step`."""
+    """Return what the run will do after `step`."""
     record, plan = prepared.record, prepared.record.plan
     model = plan.model
     return PlanReport(
@@ -146,7 +216,7 @@ def plan_report(out: Path, prepared: PreparedRun, *, step: int = 0) -> PlanRepor
         resumed_at_step=step,
         corpus_bytes=record.corpus_bytes,
         train_tokens=len(prepared.tokens["train"]),
-        held_out_tokens=len(prepared.tokens["held_out"]),
+        held_out_tokens=len(prepared.tokens["val"]),
         tokenizer=record.tokenizer.value,
         vocab_size=prepared.tokenizer.vocab_size,
         family=model.family,
@@ -169,52 +239,65 @@ def plan_report(out: Path, prepared: PreparedRun, *, step: int = 0) -> PlanRepor
     )
 
 
-def _tokenizer(
-    request: RunRequest, source: model_dir.ModelBundle | None, texts: Texts
+def _choose_tokenizer(
+    request: RunRequest, source: model_dir.ModelBundle | None, split: TextSplit
 ) -> tuple[Tokenizer, Choice]:
     if source is not None:
-        return source.tokenizer, Choice("tokenizer", "given", "that of the model it starts from")
-    sample = corpus.subsample(texts.train, _TOKENIZER_BYTES)
-    parts = [part[:] for document in sample for part in document]
-    kind, vocab_size, why = request.tokenizer, request.vocab_size, "asked for"
+        return source.tokenizer, Choice("tokenizer", "inherited", "from the model to fine-tune")
+    sample = corpus.subsample_documents(split.train, _TOKENIZER_BYTES)
+    texts = [part[:] for document in sample for part in document]
+    kind, vocab_size, why = request.tokenizer, request.vocab_size, "set by the user"
     if kind == "auto":
-        alphabet = len(set(b"".join(parts)[: 1 << 20].decode("utf-8", errors="ignore")))
-        kind, chosen, why = choose_tokenizer(total(texts.train), alphabet)
+        alphabet = len(set(b"".join(texts)[: 1 << 20].decode("utf-8", errors="ignore")))
+        kind, chosen, why = choose_tokenizer(split.train.n_bytes, alphabet)
         vocab_size = vocab_size or chosen
-    return make_tokenizer(kind, parts, vocab_size=vocab_size), Choice("tokenizer", kind, why)
+    return make_tokenizer(kind, texts, vocab_size=vocab_size), Choice("tokenizer", kind, why)
 
 
 def _compile(request: RunRequest, device: Device) -> bool:
-    """A compiled step pays where its kernels come from Triton and the run is not over at once."""
-    long = request.train.steps is None and request.train.minutes >= _COMPILING_MINUTES
-    if request.compile and request.train.steps is None and not long:
+    """Return whether to compile the step: by default on CUDA with Triton, except in short runs."""
+    is_long = request.train.steps is None and request.train.minutes >= _MIN_COMPILED_MINUTES
+    if request.compile and request.train.steps is None and not is_long:
         raise UsageError(
-            f"--compile with --minutes {request.train.minutes:g}",
-            f"compiling takes most of a minute: give {_COMPILING_MINUTES} or more",
+            f"--compile cannot be combined with --minutes {request.train.minutes:g}: compiling "
+            "takes most of a minute",
+            f"set --minutes to {_MIN_COMPILED_MINUTES} or more",
         )
     if request.compile is not None:
         return request.compile
-    return long and device.type == "cuda" and find_spec("triton") is not None
+    return is_long and device.type == "cuda" and find_spec("triton") is not None
 
 
-def _baselines(texts: Texts, config: TrainConfig) -> dict[str, float]:
-    """Bits per byte of the held-out text by other means, for a twentieth of the time at most."""
+def _baselines(split: TextSplit, config: TrainConfig) -> dict[str, float]:
+    """Return the bits per byte of other compressors, if they take at most 5% of the time budget."""
     limit = min(_BASELINE_BYTES, _BASELINE_BYTES_PER_SECOND * config.minutes * 60 / 20)
-    if total(texts.train) + total(texts.held_out) > limit:
+    if split.train.n_bytes + split.val.n_bytes > limit:
         return {}
-    train, held_out = joined(texts.train), joined(texts.held_out)
-    if not train or not held_out or len(train) + len(held_out) > limit:
+    train, val = join_documents(split.train), join_documents(split.val)
+    if not train or not val or len(train) + len(val) > limit:
         return {}
     return {
-        "xz -9": xz_bits_per_byte(train, held_out),
-        "order-5 n-grams": ngram_bits_per_byte(train, held_out),
+        "xz -9": xz_bits_per_byte(train, val),
+        "order-5 n-grams": ngram_bits_per_byte(train, val),
     }
 
 
-def _sample_prompt(texts: Texts) -> bytes:
-    """The beginning of a document: its first words, or the end of a row's prompt."""
-    document = (texts.held_out or texts.train)[0]
+def _sample_prompt(split: TextSplit) -> bytes:
+    """Return the first words of a document, or the end of the prompt of a prompt/completion row."""
+    document = (split.val or split.train)[0]
     if len(document) > 1:
         return document[0][-1000:]
-    words = document[0][:_PROMPT_FROM].lstrip()[:24].rsplit(None, 1)
+    words = document[0][:_PROMPT_BYTES].lstrip()[:24].rsplit(None, 1)
     return words[0] if words else document[0][:24]
+
+
+def _broadcast(
+    prepared: PreparedRun | None, device: Device, weights: Mapping[str, NDArray[Any]] | None
+) -> PreparedRun:
+    """Return what rank 0 has prepared on all ranks, without the tokens on the others."""
+    values = prepared and (prepared.record, prepared.tokenizer.json, prepared.parallel)
+    record, tokenizer, parallel = distributed.broadcast(values)
+    if prepared is not None:
+        return prepared
+    ends = [] if record.end_of_text is None else [record.end_of_text]
+    return PreparedRun(record, Tokenizer(tokenizer, end_ids=ends), {}, device, weights, parallel)

@@ -1,46 +1,164 @@
-"""What the user asked for, without torch: a run that another process owns is refused before it."""
+"""Requests to start or resume a run, and the checks that need no torch.
+
+Another process's run is refused before torch is imported.
+"""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tgen.config import DEFAULT_FAMILY, Family, Parallel, Size, TrainConfig
+from tgen import distributed
+from tgen.config import DEFAULT_FAMILY, SIZES, Family, Parallel, Size, TrainConfig
+from tgen.config.option import check_ranges, option
+from tgen.errors import TrainingError, UsageError
+from tgen.runs.storage import state
+
+_DATA, _OUTPUT, _HARDWARE = "Data and tokenizer", "Output", "Hardware"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What the user asked for."""
+    """A new run. `tgen train` and `tgen.train` take their options from these fields."""
 
-    corpus: list[str] = field(default_factory=list)
-    out: Path
-    start_from: Path | None = None  # a model to fine-tune, by path or name
-    family: Family = DEFAULT_FAMILY
-    size: Size | None = None  # None: the plan chooses
-    tokenizer: str = "auto"  # char, bpe, or the path of a tokenizer.json
-    vocab_size: int | None = None
+    corpus: list[str] = option(
+        default_factory=list,
+        help_text="Files, folders, glob patterns, or - for stdin. Any bytes are text; .jsonl files "
+        'hold {"text"} or {"prompt", "completion"} rows.',
+        argument=True,
+        metavar="CORPUS",
+    )
+    out: Path = option(
+        help_text="Model directory to write.",
+        flags="--out -o",
+        shown_default="models/<name of the corpus>",
+    )
+    size: Size | None = option(
+        None,
+        f"Model size: {', '.join(SIZES)}.",
+        "--size",
+        metavar="SIZE",
+        shown_default="chosen by the plan",
+    )
+    family: Family = option(DEFAULT_FAMILY, "Model architecture.", "--family")
+    start_from: Path | None = option(
+        None,
+        "Fine-tune this model (path or name): its tokenizer, shape and weights.",
+        "--from",
+        metavar="NAME",
+    )
+    overrides: dict[str, str] = option(
+        default_factory=dict,
+        help_text="Set any other field of the model or the run; repeatable.",
+        flags="--set",
+        metavar="FIELD=VALUE",
+    )
+    overwrite: bool = option(False, "Replace the model in --out.", "--overwrite")
+    tokenizer: str = option(
+        "auto",
+        "Token type, or a tokenizer.json file.",
+        "--tokenizer",
+        panel=_DATA,
+        metavar="char|bpe|PATH",
+        shown_default="bpe; char below 10 KB of text",
+    )
+    vocab_size: int | None = option(
+        None,
+        "Maximum vocabulary size.",
+        "--vocab-size",
+        panel=_DATA,
+        shown_default="all characters; for bpe chosen by the plan",
+    )
     train: TrainConfig = field(default_factory=TrainConfig)
-    overrides: dict[str, str] = field(default_factory=dict)
-    compile: bool | None = None  # None: where it is known to pay
-    parallel: Parallel | None = None  # how ranks share the model; None: as it fits them
-    overwrite: bool = False
+    tensorboard: bool = option(
+        False, "Write TensorBoard events to training/tensorboard.", "--tensorboard", panel=_OUTPUT
+    )
+    ngrams: bool = option(
+        False,
+        "Store n-grams of the corpus with the model, for speculative decoding.",
+        "--ngrams",
+        panel=_OUTPUT,
+    )
     device: str = "auto"
     threads: int | None = None
-    tensorboard: bool = False
-    ngrams: bool = False  # whether the model comes with tables of them
-    n_ranks: int | None = None  # for a dry run: the same on so many ranks
-    device_memory: int | None = None  # and with so many bytes each
-    began: float | None = None  # by time.monotonic: from when the minutes count; None: from now
+    compile: bool | None = option(
+        None,
+        "Compile the training step: slower start, faster steps.",
+        "--compile/--no-compile",
+        panel=_HARDWARE,
+        shown_default="on a GPU with Triton",
+    )
+    parallel: Parallel | None = option(
+        None,
+        "How processes started by torchrun share the model: replicas (ddp) or shards (fsdp).",
+        "--parallel",
+        panel=_HARDWARE,
+        shown_default="ddp if a rank has enough memory",
+    )
+    n_ranks: int | None = option(
+        None,
+        "Number of processes or GPUs that --dry-run plans for.",
+        "--ranks",
+        panel=_HARDWARE,
+        low=1,
+        high=1 << 20,
+        expected="a number from 1 to 1,048,576",
+    )
+    device_memory: int | None = option(  # bytes
+        None,
+        "Memory of each GPU that --dry-run plans for, for example 80GB.",
+        "--device-memory",
+        panel=_HARDWARE,
+        metavar="SIZE",
+    )
+    began: float | None = None  # start of the time budget by time.monotonic; None: now
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeRequest:
-    """What the user asked for, of a run that is there."""
+    """A run to resume, with the settings that the user gave again."""
 
     out: Path
-    corpus: list[str] = field(default_factory=list)  # empty: what was read when it began
+    corpus: list[str] = field(default_factory=list)  # empty: the tokens of the run
     settings: dict[str, Any] = field(default_factory=dict)  # fields of TrainConfig
-    overrides: dict[str, str] = field(default_factory=dict)  # field=value, as for a new run
-    override: bool = False  # whether they may differ from what it began with
+    overrides: dict[str, str] = field(default_factory=dict)  # of --set: field -> value
+    override: bool = False  # allow settings and corpus to differ
     parallel: Parallel | None = None
     device: str = "auto"
     threads: int | None = None
+
+
+def check_out_is_free(out: Path, *, overwrite: bool) -> None:
+    """Raise UsageError if a new run in `out` would replace anything without `overwrite`."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out} is a file", "choose a directory that does not exist yet")
+    names = {path.name for path in out.iterdir()} if out.exists() else set()
+    has_model, has_run = "config.json" in names, state.has_run(out)
+    if not names or (names == {"training"} and not has_run):
+        return
+    if not has_model and not has_run:
+        raise UsageError(
+            f"--out {out} contains other files", "choose a directory that does not exist yet"
+        )
+    if not overwrite:
+        raise UsageError(
+            f"{out} already contains a {'model' if has_model else 'run'}",
+            "add --resume to continue it, --overwrite to replace it, or choose another --out",
+        )
+
+
+def check_run_exists(out: Path) -> None:
+    """Raise TrainingError unless `out` has a run to resume."""
+    if not state.has_run(out):
+        raise TrainingError(f"there is no run in {out} to resume", "remove --resume to start one")
+
+
+def check_parallel(requested: Parallel | None) -> None:
+    """Raise UsageError if a way to share the model is requested, but there is one process."""
+    if requested and not distributed.launched():
+        raise UsageError(
+            f"--parallel {requested} needs several processes",
+            f"run: torchrun --nproc-per-node N -m tgen train --parallel {requested} ...",
+        )

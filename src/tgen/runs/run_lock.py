@@ -1,4 +1,4 @@
-"""Who owns a run's directory: one process, from before the work begins to its end."""
+"""The lock of a run's directory: one process holds it from before the first import of torch."""
 
 import signal
 import threading
@@ -8,104 +8,66 @@ from itertools import takewhile
 from pathlib import Path
 
 from tgen import distributed
-from tgen.config import Parallel
-from tgen.errors import TrainingError, UsageError
 from tgen.runs.storage import state
 from tgen.storage import files, locks
 
 
 @contextmanager
-def run_lock(out: Path) -> Iterator[None]:
-    """Holds the run's lock, which is rank 0's; where no run has begun in the end, leaves what was
-    there before.
+def lock_run(out: Path) -> Iterator[None]:
+    """Hold the lock of the run in `out` on rank 0; raise LockedError if another process has it.
 
-    Raises LockedError if another process has it.
+    If no run exists at the end, everything that was created in the meantime is removed.
     """
     if not distributed.is_rank_zero():
         yield
         return
     folder = state.folder(out)
-    new = list(takewhile(lambda path: not path.exists(), [folder, *folder.parents]))
+    new_folders = list(takewhile(lambda path: not path.exists(), [folder, *folder.parents]))
     with ExitStack() as stack:
-        with (
-            defer_signals()
-        ):  # a signal between the lock and the promise to remove it would leave it
-            stack.enter_context(locks.lock(_lock(out)))
-            stack.callback(_clear, out, set(folder.iterdir()), new)
+        with defer_signals():  # or a signal before the callback is set would leave the lock behind
+            stack.enter_context(locks.lock(_lock_path(out)))
+            stack.callback(_clean_up, out, set(folder.iterdir()), new_folders)
         yield
 
 
-def _clear(out: Path, before: set[Path], new: Iterable[Path]) -> None:
-    """Removes what a run that has not begun has put beside what was there, and folders for it."""
-    folder = state.folder(out)
-    if not (folder / "run.json").exists():
-        for path in set(folder.iterdir()) - before:
-            files.remove(path)
-        with suppress(OSError):  # other files are there; or Windows keeps what is open
-            files.remove(_lock(out))
-            for path in new:
-                path.rmdir()
+def has_lock(out: Path) -> bool:
+    """Return whether a process works in `out`, or has ended there."""
+    return _lock_path(out).exists()
 
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Whatever Python does about signals, it does after the block: an exception that comes amid the
-    import of a library may be dropped, or end in its C++ as an abort."""
+    """Run Python's signal handlers after the block instead of inside it.
+
+    An exception raised during the import of a library may be dropped, or abort its C++ code.
+    """
     numbers = [getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")]
-    found = {number: signal.getsignal(number) for number in numbers if number is not None}
-    handlers = {number: handler for number, handler in found.items() if callable(handler)}
+    installed = {number: signal.getsignal(number) for number in numbers if number is not None}
+    handlers = {number: handler for number, handler in installed.items() if callable(handler)}
     if threading.current_thread() is not threading.main_thread():
-        handlers = {}  # the main one has them all
-    came: list[int] = []
+        handlers = {}  # only the main thread gets signals
+    received: list[int] = []
     for number in handlers:
-        signal.signal(number, lambda number, _: came.append(number))
+        signal.signal(number, lambda number, _: received.append(number))
     try:
         yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        for number in came[:1]:
+        for number in received[:1]:
             signal.raise_signal(number)
 
 
-def may_be_owned(out: Path) -> bool:
-    """Whether a process works there, or has."""
-    return _lock(out).exists()
+def _clean_up(out: Path, old_files: set[Path], new_folders: Iterable[Path]) -> None:
+    folder = state.folder(out)
+    if not state.has_run(out):
+        for path in set(folder.iterdir()) - old_files:
+            files.remove(path)
+        with suppress(OSError):  # other files are there, or Windows keeps an open file
+            files.remove(_lock_path(out))
+            for path in new_folders:
+                path.rmdir()
 
 
-def check_free(out: Path, *, overwrite: bool) -> None:
-    """Raises UsageError unless a run may begin there: nothing is lost that was not asked for."""
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"--out {out} is a file", "give a directory that does not exist yet")
-    entries = {entry.name for entry in out.iterdir()} if out.exists() else set()
-    begun = state.folder(out) / "run.json"
-    if not entries or (entries == {"training"} and not begun.exists()):
-        return
-    if "config.json" not in entries and not begun.exists():
-        raise UsageError(
-            f"--out {out} holds other files", "give a directory that does not exist yet"
-        )
-    if not overwrite:
-        raise UsageError(
-            f"{out} already holds a {'model' if 'config.json' in entries else 'run'}",
-            "add --resume to go on with it, --overwrite to start anew, or --out for another place",
-        )
-
-
-def check_launched(wanted: Parallel | None) -> None:
-    """Raises UsageError where a way to share a model is `wanted`, and nobody to share it with."""
-    if wanted and not distributed.launched():
-        raise UsageError(
-            f"--parallel {wanted} with one process",
-            f"torchrun --nproc-per-node N -m tgen train --parallel {wanted} ... starts N",
-        )
-
-
-def check_begun(out: Path) -> None:
-    """Raises TrainingError unless there is a run to go on with."""
-    if not (state.folder(out) / "run.json").exists():
-        raise TrainingError(f"there is no run in {out} to resume", "train without --resume first")
-
-
-def _lock(out: Path) -> Path:
+def _lock_path(out: Path) -> Path:
     return state.folder(out) / "LOCK"

@@ -1,11 +1,10 @@
-"""What a run began with, and what was overridden since: `training/run.json`, so that it can go on
-anywhere."""
+"""The record of a run, `training/run.json`: its corpus, plan and settings, to resume it anywhere."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from tgen.config import ModelConfig, TrainConfig
+from tgen.config import ModelConfig, ResolvedTrainConfig
 from tgen.errors import TrainingError, UsageError
 from tgen.reports import Choice
 from tgen.training.plan.plan import Plan
@@ -13,38 +12,38 @@ from tgen.training.plan.plan import Plan
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """A run's text, plan and machine, as they were when it began but for what was overridden."""
+    """What a run was started with, updated by every --override."""
 
-    run_id: str  # drawn when it began: its states bear it
+    run_id: str  # random; every training state of the run has it
     corpus: list[str]
     corpus_sha256: str
     corpus_bytes: int
-    train_bytes: int  # that are scored
-    held_out_bytes: int
+    train_bytes: int  # of the target tokens
+    held_out_bytes: int  # of the target tokens
     tokenizer: Choice
-    end_of_text: int | None  # the token; a tokenizer from elsewhere does not tell it
+    end_of_text: int | None  # token id; a foreign tokenizer.json does not name it
     start_from: str | None
     plan: Plan
-    baselines: dict[str, float]  # bits per byte of the held-out text
+    baselines: dict[str, float]  # bits per byte on the validation split, by name
     device: str
     threads: int
     tensorboard: bool
     sample_prompt: bytes
     tokenizer_sha256: str = ""
-    read_bytes: int = 0  # of the text to train on, at most: what the time allowed
-    ngrams: bool = False  # whether the model comes with tables of them
-    corpus_changes: int = 0  # how often it became another on the way
-    end_changes: int = 0  # how often another end was asked for: states tell which one they know
-    overridden: list[str] = field(default_factory=list)  # what was changed on the way, in words
+    read_bytes: int = 0  # limit of the training split, from the time budget
+    ngrams: bool = False  # store n-gram tables with the model
+    corpus_changes: int = 0  # how often --override has replaced the corpus
+    end_changes: int = 0  # how often --override has moved the end; states have this counter too
+    overridden: list[str] = field(default_factory=list)  # every change, as a note for the user
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values for JSON."""
         text = self.sample_prompt.decode("utf-8", "surrogateescape")
         return asdict(self) | {"sample_prompt": text}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """What `to_dict` gave; raises TrainingError where fields are missing, unknown or absurd."""
+        """Invert `to_dict`; raise TrainingError for missing, unknown or impossible values."""
         try:
             plan = values["plan"]
             parts = {
@@ -54,7 +53,7 @@ class RunRecord:
                     **plan
                     | {
                         "model": ModelConfig.from_dict(plan["model"]),
-                        "train": TrainConfig(**plan["train"]),
+                        "train": ResolvedTrainConfig.from_dict(plan["train"]),
                         "choices": [Choice(**choice) for choice in plan["choices"]],
                     }
                 ),
@@ -62,6 +61,6 @@ class RunRecord:
             return cls(**{**values, **parts})
         except (KeyError, TypeError, AttributeError, UsageError):
             raise TrainingError(
-                "training/run.json is of another version or damaged",
-                "put a copy back, or go on from its weights: --from this --out, with another",
+                "training/run.json is damaged or was written by another version of tgen",
+                "restore a backup, or fine-tune the weights: --from this directory, another --out",
             ) from None

@@ -1,128 +1,180 @@
-"""A run as it goes: trains, saves, samples, rolls back, and hands on every report."""
+"""Running a prepared run: train, log, save, sample and roll back, as an iterator of reports."""
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from tgen import distributed
 from tgen.errors import DivergedError, TgenError, TrainingError
-from tgen.reports import DoneReport, EvalReport, RollbackReport, RunReport, StepReport
-from tgen.runs.checkpoint_saver import CheckpointSaver
-from tgen.runs.final_report import closing_reports, sample
-from tgen.runs.load_state import go_back
-from tgen.runs.prepared import PreparedRun
+from tgen.reports import (
+    DoneReport,
+    EvalReport,
+    RollbackReport,
+    RunReport,
+    SavingReport,
+    StepReport,
+)
+from tgen.runs.checkpoint_saver import CheckpointSaver, ModelWeights
+from tgen.runs.final_report import final_reports, sample
+from tgen.runs.prepare import PreparedRun
+from tgen.runs.resuming import roll_back
 from tgen.runs.storage import log as run_log
 from tgen.runs.storage import state as run_state
-from tgen.training.early_stopping import begin_early_decay, evaluation_is_due
-from tgen.training.loop import done_report, train
+from tgen.training.early_stopping import decay_from_best
+from tgen.training.loop import done_report, evaluation_is_due, train
 from tgen.training.report import tensorboard
-from tgen.training.state import TrainState
+from tgen.training.state import TrainState, weights_of
 
-_ROLLBACKS = 3
+_MAX_DIVERGENCES = 3
+_FINAL_RETRY_SECONDS = (0.5, 1.0, 2.0)  # when there is nothing else left to do
 
 Stopped = Callable[[], bool]
+Save = Callable[[], Iterable[SavingReport]]
 
 
 class Trainer:
-    """What saving and rolling back need to know beside the state."""
+    """Trains a prepared run. All ranks call it alike; rank 0 writes."""
 
     def __init__(
         self, out: Path, prepared: PreparedRun, log: run_log.RunLog, stopped: Stopped
     ) -> None:
+        """`stopped` is called after every step; when it returns True, the run is saved and ends."""
         self.out, self.prepared, self.log, self.stopped = out, prepared, log, stopped
-        self.store = prepared.store()
-        self.nothing_held_out = self.store.held_out_bytes == 0
-        self.saver = CheckpointSaver(out, prepared, log)
+        self.dataset = prepared.dataset()
+        self.has_val = self.dataset.val_bytes > 0
+        self.saver = CheckpointSaver(
+            out,
+            log,
+            run_id=prepared.record.run_id,
+            environment=prepared.environment(),
+            keep=prepared.record.plan.train.keep_checkpoints,
+        )
 
-    def recorded(self, state: TrainState) -> Iterator[RunReport]:
-        """The run's reports, as TensorBoard's events too where they are wanted."""
-        reports = self.reports(state)
+    def run(self, state: TrainState) -> Iterator[RunReport]:
+        """Yield the run's reports, and write them as TensorBoard events if requested."""
+        reports = self._train_with_rollbacks(state)
         if self.prepared.record.tensorboard and distributed.is_rank_zero():
             folder = run_state.folder(self.out) / "tensorboard"
-            reports = tensorboard.recorded(reports, folder, after_step=state.progress.step)
+            reports = tensorboard.write_events(reports, folder, after_step=state.progress.step)
         yield from reports
 
-    def reports(self, state: TrainState) -> Iterator[RunReport]:
-        """The run to its end, going back where that helps."""
+    def _train_with_rollbacks(self, state: TrainState) -> Iterator[RunReport]:
+        """Train to the end; restore the best state for early stopping, the last one if the run
+        diverges."""
         record = self.prepared.record
+        config = record.plan.train
         while True:
-            left = state.progress
+            discarded = state.progress
             try:
-                yield from self._until_done(state)
-                if not left.go_back:
+                for reports, save in self._train(state):
+                    yield from self._log_and_save(reports, save)
+                if not discarded.restore_best:
                     return
-                notes = go_back(self.out, record, state, from_step=left.best_step)
-                self.saver.go_back(state.progress.step)
-                begin_early_decay(state.progress, self.prepared.record.plan.train)
-                reason = "the held-out text is no longer predicted better"
+                notes = roll_back(self.out, record, state, from_step=discarded.best_step)
+                decay_from_best(state.progress, config)
+                reason = "validation loss stopped improving"
             except DivergedError as error:
-                if left.rollbacks == _ROLLBACKS:
+                if discarded.n_divergences == _MAX_DIVERGENCES:
                     raise TrainingError(
-                        f"{error.message}, after {_ROLLBACKS} returns to a good state",
-                        "begin anew with --overwrite and rates below "
-                        f"learning_rate={self.prepared.record.plan.train.learning_rate:g} and "
-                        "matrix_learning_rate="
-                        f"{self.prepared.record.plan.train.matrix_learning_rate:g}",
+                        f"{error.message}, after {_MAX_DIVERGENCES} rollbacks",
+                        "start again with --overwrite and lower learning rates than "
+                        f"learning_rate={config.learning_rate:g} and "
+                        f"matrix_learning_rate={config.matrix_learning_rate:g}",
                     ) from None
-                notes = go_back(self.out, record, state)
-                self.saver.go_back(state.progress.step)
-                state.progress.rollbacks = left.rollbacks + 1
-                state.progress.rate_scale = left.rate_scale / 2
+                notes = roll_back(self.out, record, state)
+                state.progress.n_divergences = discarded.n_divergences + 1
+                state.progress.learning_rate_scale = discarded.learning_rate_scale / 2
                 reason = error.message
-            state.progress.ways_back += 1
+            if distributed.is_rank_zero():
+                self.saver.roll_back(state.progress.step)
+            state.progress.n_rollbacks += 1
             report = RollbackReport(
                 step=state.progress.step,
-                left_step=left.step,
+                from_step=discarded.step,
                 reason="; ".join([*notes, reason]),
-                rate_scale=state.progress.rate_scale,
+                learning_rate_scale=state.progress.learning_rate_scale,
             )
-            self.log.add(report)
-            with suppress(OSError, TgenError):  # a run that goes on from there finds it out again
-                self.log.flush()
-                if distributed.is_rank_zero():
-                    run_state.save_progress(self.out, asdict(state.progress))
-            yield report
+            yield from self._log_and_save([report], partial(self._save_counters, state))
 
-    def _until_done(self, state: TrainState) -> Iterator[RunReport]:
+    def _log_and_save(self, reports: list[RunReport], save: Save | None) -> Iterator[RunReport]:
+        """Log the reports, save, and only then yield them: no state is ahead of its log, and what a
+        report says is on disk."""
+        for report in reports:
+            self.log.add(report)
+        for saving_report in save() if save else ():
+            yield self.log.add(saving_report)
+        yield from reports
+
+    def _train(self, state: TrainState) -> Iterator[tuple[list[RunReport], Save | None]]:
+        """Yield reports and the save that follows them, until the run ends or is rolled back."""
         progress, config = state.progress, self.prepared.record.plan.train
-        for report in train(state.model, self.store, config, state):
+        for report in train(state.model, self.dataset, config, state):
             if isinstance(report, DoneReport):
-                yield from self._saved(state, weights=self.nothing_held_out)
-                yield from map(self.log.add, self.saver.finish(state))
-                closing = closing_reports(self.out, self.prepared, self.store, report)
-                told = list(map(self.log.add, closing))
-                yield from self._saved(state, weights=False)  # the end of the log
-                yield from map(self.log.add, self.saver.finish(state))
-                yield from told
+                yield [], partial(self._save_final, state, model=not self.has_val)
+                final = list(final_reports(self.out, self.prepared, self.dataset, report))
+                yield final, partial(self._save_final, state, model=False)
                 return
-            self.log.add(report)
-            due = evaluation_is_due(progress, config)
-            sound = progress.skipped_in_a_row == 0
-            if isinstance(report, StepReport) and due and not self.nothing_held_out:
-                yield report
-                continue  # its evaluation comes first: a state is saved after it, not between
-            samples = list(map(self.log.add, sample(self.prepared, state))) if due else []
-            # What a state's step has to say is in the log before it: a run that goes on from there
-            # does not say it again.
+            is_due = evaluation_is_due(progress, config)
+            is_sound = progress.consecutive_skips == 0
+            if isinstance(report, StepReport) and is_due and self.has_val:
+                yield [report], None  # its evaluation comes first: the state is saved after it
+                continue
+            save: Save | None = None
             if isinstance(report, EvalReport):
-                yield from self._saved(state, weights=report.best)
-            elif due and sound:
-                yield from self._saved(state, weights=True)
-            elif not due and sound:
-                yield from map(self.log.add, self.saver.again(state))
-            yield report
-            yield from samples
-            if distributed.any_rank(self.stopped()) and not progress.go_back:
-                done = done_report(progress, config, self.store, finished=False)
-                done = self.log.add(replace(done, out=str(self.out)))
-                if sound:  # better an early model than none
-                    there = distributed.broadcast((self.out / "config.json").exists())
-                    early = self.nothing_held_out or not there
-                    yield from self._saved(state, weights=early)
-                    yield from map(self.log.add, self.saver.finish(state))
-                yield done
+                save = partial(self._save, state, model=report.best)
+            elif is_sound and is_due:
+                save = partial(self._save, state, model=True)
+            elif is_sound:
+                save = partial(self._retry, state)
+            yield [report, *(sample(self.prepared, state) if is_due else [])], save
+            if distributed.any_rank(self.stopped()) and not progress.restore_best:
+                done = done_report(progress, config, self.dataset, finished=False)
+                save = None
+                if is_sound:
+                    has_model = distributed.broadcast((self.out / "config.json").exists())
+                    model = not self.has_val or not has_model  # better an early model than none
+                    save = partial(self._save_final, state, model=model)
+                yield [replace(done, out=str(self.out))], save
                 return
 
-    def _saved(self, state: TrainState, *, weights: bool) -> Iterator[RunReport]:
-        yield from map(self.log.add, self.saver.save(state, weights=weights))
+    def _save(self, state: TrainState, *, model: bool) -> Iterator[SavingReport]:
+        """Save the state and, if requested, its model; raise DivergedError if a weight is not
+        finite."""
+        if distributed.any_rank(not state.is_finite()):
+            raise DivergedError(f"a weight became infinite at step {state.progress.step}")
+        arrays = state.to_arrays()
+        if distributed.is_rank_zero():
+            weights = None
+            if model:
+                weights = ModelWeights(
+                    state.model.config,
+                    self.prepared.tokenizer,
+                    weights_of(arrays),
+                    self.prepared.ngrams,
+                )
+            yield from self.saver.save(asdict(state.progress), arrays, weights)
+
+    def _retry(self, state: TrainState) -> Iterator[SavingReport]:
+        """Save again if the last save failed a while ago."""
+        if distributed.any_rank(self.saver.retry_is_due):
+            yield from self._save(state, model=False)
+
+    def _save_final(self, state: TrainState, *, model: bool) -> Iterator[SavingReport]:
+        """Save, and retry for a few seconds; raise TrainingError if that fails."""
+        yield from self._save(state, model=model)
+        for seconds in _FINAL_RETRY_SECONDS:
+            if distributed.any_rank(self.saver.failed):
+                time.sleep(seconds)
+                yield from self._save(state, model=False)
+        self.saver.raise_if_failed()
+
+    def _save_counters(self, state: TrainState) -> Iterable[SavingReport]:
+        """Save the counters after a rollback; if that fails, a resumed run rolls back again."""
+        with suppress(OSError, TgenError):
+            self.log.flush()
+            if distributed.is_rank_zero():
+                run_state.save_progress(self.out, asdict(state.progress))
+        return ()

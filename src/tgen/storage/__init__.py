@@ -1,1 +1,1 @@
-"""The only doors to the disk: files, locks, arrays read by position."""
+"""Access to the disk: atomic file writes, lock files, arrays read from disk slice by slice."""

@@ -1,6 +1,6 @@
-"""Arrays that stay on the disk: their slices are read by position, and nothing else is in memory.
+"""Arrays that stay on disk; slices are read into memory on demand.
 
-They have a length, a dtype and slices, as NumPy's arrays have: who needs no more takes both.
+They have a length, a dtype and slices like NumPy arrays, so code that needs no more accepts both.
 """
 
 from collections.abc import Iterator
@@ -10,41 +10,41 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from tgen.errors import TgenError
-from tgen.storage.files import ByPosition
+from tgen.storage.files import RandomAccessFile
 
-IN_MEMORY = 1 << 25  # bytes up to which an array is better kept in memory
+IN_MEMORY = 1 << 25  # bytes; smaller arrays are loaded into memory instead
 _BLOCK = 1 << 22  # bytes
 
 
 class DiskArray:
-    """`length` numbers of a file, from byte `start` on, (length,)."""
+    """`length` numbers of a file from byte `start` on, (length,)."""
 
-    def __init__(self, file: ByPosition, start: int, length: int, dtype: DTypeLike) -> None:
+    def __init__(self, file: RandomAccessFile, start: int, length: int, dtype: DTypeLike) -> None:
         self._file, self._start, self._length = file, start, length
         self.dtype: np.dtype[Any] = np.dtype(dtype)
 
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, where: slice) -> NDArray[Any]:
-        """A slice without a step, in memory; raises TgenError where the file has become shorter."""
-        first, last, step = where.indices(self._length)
+    def __getitem__(self, selection: slice) -> NDArray[Any]:
+        """Read a slice with step 1; raise TgenError if the file has become shorter."""
+        first, last, step = selection.indices(self._length)
         assert step == 1
-        n = max(0, last - first) * self.dtype.itemsize
-        data = self._file.read(self._start + first * self.dtype.itemsize, n)
-        if len(data) != n:
+        n_bytes = max(0, last - first) * self.dtype.itemsize
+        data = self._file.read(self._start + first * self.dtype.itemsize, n_bytes)
+        if len(data) != n_bytes:
             raise TgenError(
-                "the tokens have become fewer while they were read",
-                "something else has written to the file that holds them",
+                "the token file became shorter while it was read",
+                "make sure that no other program writes to it",
             )
         return np.frombuffer(data, self.dtype)
 
 
-Array = NDArray[Any] | DiskArray  # of one dimension
+Array = NDArray[Any] | DiskArray  # one-dimensional
 
 
 def blocks(array: Array) -> Iterator[NDArray[Any]]:
-    """All of an array, a few megabytes at a time."""
+    """Yield an array's content in blocks of a few megabytes."""
     n = max(1, _BLOCK // array.dtype.itemsize)
     for start in range(0, len(array), n):
         yield array[start : start + n]

@@ -1,7 +1,7 @@
-"""The only door to the disk: whole files read within bounds, published by one rename.
+"""Reading whole files within bounds, and writing them so that a crash never leaves half a file.
 
-Publishing means: written under a temporary name beside the target, flushed to the device, renamed
-over the target, and the folder flushed too. A reader sees the old file or the new one, never half.
+`replacing` writes under a temporary name beside the target, flushes the content to the device,
+renames it over the target, and flushes the folder. A reader sees the old file or the new one.
 """
 
 import errno
@@ -19,51 +19,65 @@ from typing import BinaryIO
 
 from tgen.errors import TgenError
 
-TEMPORARY = ".tmp-"
+TEMPORARY = ".tmp-"  # prefix of temporary names
 
-Content = bytes | Sequence[bytes | memoryview]  # of a file, whole or in parts
+Content = bytes | Sequence[bytes | memoryview]  # of a file: whole, or in blocks
 
 
 def read(path: Path, *, limit: int | None = None) -> bytes:
-    """A regular file's bytes; raises TgenError if it is none, unreadable, or above `limit`."""
+    """Return a regular file's bytes; raise TgenError if it is unreadable or larger than `limit`."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if limit is not None and size > limit:
-            raise TgenError(f"{path} has {size} bytes, not {limit} at most", "it is no such file")
+            raise TgenError(
+                f"{path} is too large ({size} bytes, limit {limit})", "check that it is this file"
+            )
         return file.read()
 
 
 def sha256(path: Path) -> bytes:
-    """The digest of a regular file, however large."""
+    """Return the digest of a regular file of any size."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").digest()  # type: ignore[arg-type]
 
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[BinaryIO]:
-    """Opens a regular file for reading; anything else (folder, pipe, device) is a TgenError."""
-    with open(_regular(path), "rb") as file:
+    """Open a regular file for reading; raise TgenError for a folder, pipe or device."""
+    with open(_open_descriptor(path), "rb") as file:
         yield file
 
 
-def _regular(path: Path) -> int:
+def _open_descriptor(path: Path) -> int:
     try:  # non-blocking, so that a named pipe without a writer does not hang the open
         fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError:
         raise TgenError(f"{path} does not exist", "check the spelling of the path") from None
     except OSError as error:
-        raise TgenError(
-            f"{path} cannot be opened: {error.strerror}", "check who may read it"
-        ) from None
+        raise TgenError(f"cannot open {path}: {error.strerror}", "check its permissions") from None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise TgenError(f"{path} is not a regular file", "name a file that holds data")
+        raise TgenError(f"{path} is not a regular file", "name a file with data")
     return fd
 
 
-class ByPosition:
-    """An open file that is read by position, never mapped: one that shrinks is an error then, and
-    what was read does not stay in memory. It is closed with the last reference to it."""
+@contextmanager
+def open_stream(path: Path) -> Iterator[BinaryIO]:
+    """Open a file, pipe or device that is read once from start to end."""
+    try:
+        file = open(path, "rb")  # noqa: SIM115
+    except OSError as error:
+        raise TgenError(f"cannot open {path}: {error.strerror}", "name a file") from None
+    with file:
+        yield file
+
+
+class RandomAccessFile:
+    """An open file that is read by position and never memory-mapped.
+
+    If the file shrinks, reads come back short (a mapped file would crash the process), and nothing
+    stays in memory. The file is closed with the last reference to this object.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -72,22 +86,22 @@ class ByPosition:
         self._file.close()
 
     def read(self, start: int, n: int) -> bytes:
-        """The `n` bytes from `start` on, fewer at the file's end."""
-        parts: list[bytes] = []
-        while n > 0 and (part := self._read_some(start, n)):
-            parts.append(part)
-            start, n = start + len(part), n - len(part)
-        return b"".join(parts)
+        """Return `n` bytes from `start` on, fewer at the end of the file."""
+        blocks: list[bytes] = []
+        while n > 0 and (block := self._read_some(start, n)):
+            blocks.append(block)
+            start, n = start + len(block), n - len(block)
+        return b"".join(blocks)
 
     def append(self, content: bytes | bytearray) -> None:
-        """Writes all of `content` to the end of a file that is `temporary`."""
+        """Write all of `content` to the end of an `open_temporary` file."""
         _write_all(self._file.fileno(), content)
 
     @property
     def stamp(self) -> tuple[int, int, int]:
-        """Its size, when it was written to, and which it is: other numbers are another content."""
-        now = os.fstat(self._file.fileno())
-        return now.st_size, now.st_mtime_ns, now.st_ino
+        """Size, modification time in nanoseconds and inode; they change with the content."""
+        status = os.fstat(self._file.fileno())
+        return status.st_size, status.st_mtime_ns, status.st_ino
 
     def _read_some(self, start: int, n: int) -> bytes:
         if hasattr(os, "pread"):
@@ -96,50 +110,68 @@ class ByPosition:
         return self._file.read(n)
 
 
-def by_position(path: Path) -> ByPosition:
-    """Opens a regular file; errors as `open_regular`."""
-    return ByPosition(open(_regular(path), "rb", buffering=0))
+def open_random_access(path: Path) -> RandomAccessFile:
+    """Open a regular file; errors as `open_regular`."""
+    return RandomAccessFile(open(_open_descriptor(path), "rb", buffering=0))
 
 
-def temporary(folder: Path | None) -> ByPosition:
-    """A new file without a name in `folder` (None: where temporary files go), to be appended to; it
-    is gone with the process, however that ends."""
-    return ByPosition(tempfile.TemporaryFile(buffering=0, prefix=TEMPORARY, dir=folder))
+def open_temporary(folder: Path | None) -> RandomAccessFile:
+    """Open a new unnamed file in `folder` (None: the system's temporary folder) for `append`.
+
+    It disappears with the process, however that ends.
+    """
+    return RandomAccessFile(tempfile.TemporaryFile(buffering=0, prefix=TEMPORARY, dir=folder))
 
 
 @contextmanager
-def open_stream(path: Path) -> Iterator[BinaryIO]:
-    """Opens what can be read from its beginning to its end: a file, a pipe, a device."""
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path` to make a file or a folder at; then rename it to `path`.
+
+    The old file or folder at `path` is complete until the rename. If the block or the rename fails,
+    it stays and the temporary one is removed.
+    """
+    temporary, old = _temporary_path(path), _temporary_path(path)
     try:
-        file = open(path, "rb")  # noqa: SIM115
+        yield temporary
+        _sync_tree(temporary)
+        if temporary.is_dir() and path.is_dir():  # a rename does not replace a folder with files
+            os.rename(path, old)
+        try:
+            os.replace(temporary, path)
+        except OSError:
+            if old.exists():
+                os.rename(old, path)
+            raise
     except OSError as error:
-        raise TgenError(f"{path} cannot be opened: {error.strerror}", "name a file") from None
-    with file:
-        yield file
-
-
-def publish(path: Path, content: bytes) -> None:
-    """Puts `content` at `path` so that the old file or the new one is there at every instant."""
-    publish_stream(path, [content])
-
-
-def publish_stream(path: Path, blocks: Iterable[bytes]) -> None:
-    """As `publish`, of what need not be in memory all at once."""
-    beside = _beside(path)
-    try:
-        _write(beside, blocks)
-        os.replace(beside, path)
-    except OSError as error:
-        if error.filename:  # what was asked for, not the temporary one
+        if error.filename:  # name the target, not the temporary path
             error.filename = str(path)
         raise
     finally:
-        beside.unlink(missing_ok=True)
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            temporary.unlink(missing_ok=True)
+    remove(old)
     _sync_folder(path.parent)
 
 
-def put(path: Path, content: bytes) -> None:
-    """As `publish`, but links are followed, and a pipe or a device is written to as it is."""
+def publish(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
+    """Replace the file at `path` by one with this content, given whole or in blocks."""
+    with replacing(path) as temporary:
+        write_new(temporary, content)
+
+
+def publish_folder(path: Path, contents: Mapping[str, Content]) -> None:
+    """Make the folder `path` with these files, and the folders above it."""
+    make_folder(path.parent)
+    with replacing(path) as temporary:
+        temporary.mkdir()
+        for name, content in contents.items():
+            write_new(temporary / name, content)
+
+
+def write_output(path: Path, content: bytes) -> None:
+    """Write a file that the user named: follow links, write to a pipe or device directly."""
     if path.exists() and not path.is_file():
         with open(path, "wb") as file:
             file.write(content)
@@ -147,70 +179,28 @@ def put(path: Path, content: bytes) -> None:
         publish(path.resolve(), content)
 
 
-def publish_folder(path: Path, contents: Mapping[str, Content]) -> None:
-    """Makes the folder `path`, which must not exist, with all its files, by one rename."""
-    make_folder(path.parent)
-    beside = _beside(path)
-    try:
-        beside.mkdir()
-        for name, content in contents.items():
-            _write(beside / name, parts(content))
-        _sync_folder(beside)
-        os.rename(beside, path)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-    _sync_folder(path.parent)
+def write_new(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
+    """Write a new file without flushing it to the device; for use inside `replacing`."""
+    with open(path, "xb", buffering=0) as file:
+        n_bytes = 0
+        for block in blocks(content):
+            _write_all(file.fileno(), block)
+            n_bytes += len(block)
+        if (size := os.fstat(file.fileno()).st_size) != n_bytes:
+            raise OSError(errno.EIO, f"only {size} of {n_bytes} bytes were written", str(path))
 
 
-@contextmanager
-def staged(path: Path) -> Iterator[Path]:
-    """A place beside `path` for a file, or a folder with files; by one rename it becomes `path`.
+def append(path: Path, content: bytes, *, at: int) -> int:
+    """Append to a log of `at` valid bytes, flush it, and return its new length.
 
-    What stands there is replaced, a folder by being moved away first. Leaving the block by an error
-    leaves nothing.
+    Bytes after `at`, left by an append that failed, are cut off first. If this append fails, the
+    log keeps its length. The reader has to ignore a last line that a killed process left torn.
     """
-    make_folder(path.parent)
-    beside = _beside(path)
-    old = _beside(path)
-    try:
-        yield beside
-        if beside.is_dir():
-            _sync_folder(beside)
-        else:
-            with open(beside, "rb+") as file:
-                os.fsync(file.fileno())
-        if path.is_dir():
-            os.rename(path, old)
-        try:
-            os.replace(beside, path)
-        except OSError:
-            if old.exists():
-                os.rename(old, path)
-            raise
-    except OSError as error:
-        if error.filename:  # what was asked for, not the temporary one
-            error.filename = str(path)
-        raise
-    finally:
-        remove(beside)
-    remove(old)
-    _sync_folder(path.parent)
-
-
-def put_into(folder: Path, name: str, content: bytes) -> None:
-    """A new file in a folder that is `staged`, made if it is not there yet."""
-    folder.mkdir(exist_ok=True)
-    _write(folder / name, [content])
-
-
-def append(path: Path, content: bytes, *, after: int) -> int:
-    """Adds to a log after so many bytes, for a call that failed may have left more, and gives its
-    new length; what a killed process cut short is for the reader to leave out."""
     with open(path, "ab", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
-        if after < size:
-            os.ftruncate(file.fileno(), after)
-            size = after
+        if at < size:
+            os.ftruncate(file.fileno(), at)
+            size = at
         try:
             _write_all(file.fileno(), content)
             os.fsync(file.fileno())
@@ -221,78 +211,72 @@ def append(path: Path, content: bytes, *, after: int) -> int:
 
 
 def remove(path: Path) -> None:
-    """Removes a file or a folder with all it holds; nothing there is no error."""
-    if path.is_dir() and not path.is_symlink():  # at once by its name: half a folder is never seen
-        doomed = _beside(path)
+    """Remove a file, or a folder with everything in it; do nothing if it does not exist."""
+    if path.is_dir() and not path.is_symlink():  # rename it first: half a folder is never visible
+        doomed = _temporary_path(path)
         os.rename(path, doomed)
         shutil.rmtree(doomed)
     elif os.path.lexists(path):
         path.unlink()
-        _sync_folder(path.parent)  # before what takes its place
+        _sync_folder(path.parent)  # before a new file takes its place
 
 
-def move(path: Path, target: Path) -> None:
-    """Gives a file or a folder another name in the same folder."""
+def rename(path: Path, target: Path) -> None:
+    """Rename a file or a folder within its folder."""
     os.rename(path, target)
     _sync_folder(target.parent)
 
 
-def free_bytes(path: Path) -> int:
-    """Room on the disk that holds `path`, which need not be there yet."""
-    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-    return shutil.disk_usage(there).free
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Removes what an interrupted publish left in `folder`; call it under the lock."""
-    for leftover in folder.glob(TEMPORARY + "*"):
-        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
-
-
-def parts(content: Content) -> Sequence[bytes | memoryview]:
-    """What a file's content is made of, in order."""
-    return [content] if isinstance(content, bytes) else content
-
-
-def n_bytes(content: Content) -> int:
-    """How long a file it makes."""
-    return sum(len(part) for part in parts(content))
-
-
-def _beside(path: Path) -> Path:
-    return path.parent / f"{TEMPORARY}{secrets.token_hex(6)}"
-
-
-def _write(path: Path, blocks: Iterable[bytes | memoryview]) -> None:
-    with open(path, "xb", buffering=0) as file:
-        n_bytes = 0
-        for block in blocks:
-            _write_all(file.fileno(), block)
-            n_bytes += len(block)
-        os.fsync(file.fileno())
-        if (size := os.fstat(file.fileno()).st_size) != n_bytes:
-            raise OSError(errno.EIO, f"only {size} of {n_bytes} bytes arrived", str(path))
-
-
-def _write_all(fd: int, content: bytes | bytearray | memoryview) -> None:
-    left = memoryview(content)
-    while left:
-        n = os.write(fd, left)
-        if n == 0:
-            raise OSError(errno.EIO, "nothing could be written")
-        left = left[n:]
-
-
 def make_folder(path: Path) -> None:
-    """Makes a folder and those it is in; a power loss does not take them with all they hold."""
+    """Make a folder and its parents so that they survive a power loss."""
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(exist_ok=True)
         _sync_folder(path.parent)
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Remove temporary files and folders of an interrupted process; the caller holds the lock."""
+    for leftover in folder.glob(TEMPORARY + "*"):
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
+
+
+def free_bytes(path: Path) -> int:
+    """Return the free space, in bytes, of the disk that holds `path` (which need not exist)."""
+    existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    return shutil.disk_usage(existing).free
+
+
+def blocks(content: bytes | Iterable[bytes | memoryview]) -> Iterable[bytes | memoryview]:
+    """Return a file's content as blocks, in order."""
+    return [content] if isinstance(content, bytes) else content
+
+
+def _temporary_path(path: Path) -> Path:
+    return path.parent / f"{TEMPORARY}{secrets.token_hex(6)}"
+
+
+def _write_all(fd: int, content: bytes | bytearray | memoryview) -> None:
+    rest = memoryview(content)
+    while rest:
+        n = os.write(fd, rest)
+        if n == 0:
+            raise OSError(errno.EIO, "no byte could be written")
+        rest = rest[n:]
+
+
+def _sync_tree(path: Path) -> None:
+    """Flush a file, or a folder of files, to the device."""
+    is_folder = path.is_dir()
+    for file_path in sorted(path.iterdir()) if is_folder else [path]:
+        with open(file_path, "rb+") as file:  # Windows flushes only what is open for writing
+            os.fsync(file.fileno())
+    if is_folder:
+        _sync_folder(path)
+
+
 def _sync_folder(path: Path) -> None:
-    if sys.platform != "win32":  # where a folder can be opened, its entries are flushed too
+    if sys.platform != "win32":  # Windows cannot open a folder
         fd = os.open(path, os.O_RDONLY)
         try:
             os.fsync(fd)

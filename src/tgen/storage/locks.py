@@ -1,4 +1,8 @@
-"""A file that one process at a time may hold."""
+"""Lock files that one process at a time can hold.
+
+Not `filelock`: releases that truncate the file on opening would erase the holder's process id, on
+Windows it locks the byte that a reader of the id needs, and a lost folder is not made again.
+"""
 
 import os
 import sys
@@ -11,59 +15,59 @@ from typing import TextIO
 from tgen.errors import LockedError
 from tgen.storage import files
 
-_TRIES = 100
-_FAR = 1 << 30  # bytes: past all that the file holds, for what is locked cannot be read on Windows
+_OPEN_TRIES = 100
+_LOCKED_BYTE = 1 << 30  # beyond the content, since Windows refuses to read a locked byte
 
 
 @contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """Holds the lock file `path`; it falls free with the process, however that ends.
+    """Hold the lock file `path`, which contains the process id; the system frees it on exit.
 
-    Raises LockedError, naming the holder, if another process has it.
+    Raise LockedError, naming the holder's process id, if another process holds it.
     """
-    with _locked(path) as file:
+    with _open_locked(path) as file:
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
         yield
 
 
-def _locked(path: Path) -> TextIO:
+def _open_locked(path: Path) -> TextIO:
     while True:
-        file = _opened(path)
+        file = _open(path)
         try:
-            _try_lock(file)
+            _lock_file(file)
         except (BlockingIOError, PermissionError):
             with file:
                 raise LockedError(
-                    f"{path.parent} is in use by process {_holder(file)}",
+                    f"{path.parent} is in use by process {_read_holder(file)}",
                     "wait for that run to end, or choose another --out",
                 ) from None
         except OSError:
             file.close()
             raise
-        with suppress(FileNotFoundError):  # who held it before may have removed it
+        with suppress(FileNotFoundError):  # the previous holder may have removed the file
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 return file
         file.close()
 
 
-def _opened(path: Path) -> TextIO:
-    for tries_left in reversed(range(_TRIES)):
+def _open(path: Path) -> TextIO:
+    for tries_left in reversed(range(_OPEN_TRIES)):
         try:
             files.make_folder(path.parent)
             return open(path, "a+", encoding="utf-8")
-        except FileNotFoundError:  # another start has failed, and taken the folder with it
+        except FileNotFoundError:  # another process failed to start and removed the folder
             if not tries_left:
                 raise
     raise AssertionError
 
 
-def _try_lock(file: TextIO) -> None:
+def _lock_file(file: TextIO) -> None:
     if sys.platform == "win32":
         import msvcrt
 
-        os.lseek(file.fileno(), _FAR, os.SEEK_SET)  # it locks from where the file stands
+        os.lseek(file.fileno(), _LOCKED_BYTE, os.SEEK_SET)  # it locks at the file position
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
     else:
         import fcntl
@@ -71,10 +75,10 @@ def _try_lock(file: TextIO) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def _holder(file: TextIO) -> str:
-    for _ in range(100):  # it may have locked, and not yet said who it is
+def _read_holder(file: TextIO) -> str:
+    for _ in range(100):  # the holder may not have written its id yet
         file.seek(0)
-        if found := file.read(20).strip():
-            return found
+        if process_id := file.read(20).strip():
+            return process_id
         time.sleep(0.01)
     return "unknown"

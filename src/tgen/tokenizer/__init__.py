@@ -1,12 +1,14 @@
-"""Tokenizers: bytes -> ids -> the same bytes. Trained here, or read from anyone's tokenizer.json.
+"""Tokenizers: bytes -> ids -> the same bytes. Trained here, or read from a tokenizer.json.
 
-allowed     what of a tokenizer.json is understood: the library sees nothing else
-patterns    the regular expressions that may split a text into words
-backend     the tokenizers library, made from what `allowed` found
-cutting     where a long text may be cut without changing its tokens
-tokenizer   the Tokenizer: bytes to ids and back
-training    new ones, by characters or by byte pairs
-stream      token after token into whole characters
+allowlist      the components of a tokenizer.json that tgen supports
+spec           the checked content of a tokenizer.json
+patterns       the supported regular expressions that split a text into words
+byte_alphabet  how vocabularies write bytes
+backend        the tokenizers library, built from a spec
+chunking       where a long text may be cut without changing its tokens
+tokenizer      Tokenizer: bytes to ids and back
+train          train new tokenizers, by characters or byte pairs
+stream         token by token into whole characters
 """
 
 from tgen.tokenizer.byte_alphabet import BYTE_CHARACTERS

@@ -1,8 +1,8 @@
-"""The allow-list: which components a tokenizer.json may be made of, and in which values.
+"""The allowlist: the components a tokenizer.json may have, and their settings.
 
-The tokenizers library may end the whole process over a file that means harm, or never come back. So
-no file gets to it: only what is found here, checked, is handed on. What is not known is refused by
-name; truncation and padding are left out, for tgen has its own.
+A hostile file can make the tokenizers library abort the process or never return. So the library
+never sees a file, only components that are checked here. Others are rejected by name; truncation
+and padding are ignored, because tgen has its own.
 """
 
 import json
@@ -13,40 +13,39 @@ from typing import Any
 
 from tgen.errors import TokenizerError
 
-DAMAGED = "the file is damaged: fetch it again"
-_READ = "tgen reads byte-level BPE, and BPE of sentencepiece's kind with byte fallback"
-_MAX_PARTS = 8
-_BOOL, _WORD, _COUNT, _ANY = (bool,), (str,), (int,), (object,)
-# Each component's settings: those that must be there, and those that may.
-Settings = dict[str, tuple[type, ...]]
-_COMPONENTS: dict[str, tuple[Settings, Settings]] = {
+DAMAGED_HINT = "download the file again"
+_SUPPORTED = "tgen supports byte-level BPE, and BPE like sentencepiece's with byte fallback"
+_MAX_COMPONENTS = 8
+_BOOL, _STR, _INT, _ANY = (bool,), (str,), (int,), (object,)
+Settings = dict[str, tuple[type, ...]]  # the types allowed for each
+_COMPONENTS: dict[str, tuple[Settings, Settings]] = {  # required and optional settings
     "NFC": ({}, {}),
-    "Prepend": ({"prepend": _WORD}, {}),
-    "Replace": ({"pattern": (dict,), "content": _WORD}, {}),
+    "Prepend": ({"prepend": _STR}, {}),
+    "Replace": ({"pattern": (dict,), "content": _STR}, {}),
     "ByteLevel": ({"add_prefix_space": _BOOL, "trim_offsets": _BOOL}, {"use_regex": _BOOL}),
-    "Split": ({"pattern": (dict,), "behavior": _WORD, "invert": _BOOL}, {}),
+    "Split": ({"pattern": (dict,), "behavior": _STR, "invert": _BOOL}, {}),
     "Digits": ({"individual_digits": _BOOL}, {}),
     "Metaspace": (
-        {"replacement": _WORD},
-        {"add_prefix_space": _BOOL, "prepend_scheme": _WORD, "split": _BOOL, "str_rep": _WORD},
+        {"replacement": _STR},
+        {"add_prefix_space": _BOOL, "prepend_scheme": _STR, "split": _BOOL, "str_rep": _STR},
     ),
     "ByteFallback": ({}, {}),
     "Fuse": ({}, {}),
-    "Strip": ({"content": _WORD, "start": _COUNT, "stop": _COUNT}, {}),
+    "Strip": ({"content": _STR, "start": _INT, "stop": _INT}, {}),
     "TemplateProcessing": ({"single": (list,), "pair": (list,), "special_tokens": (dict,)}, {}),
 }
-ADDED: Settings = {
-    "id": _COUNT,
-    "content": _WORD,
+ADDED_TOKEN: Settings = {
+    "id": _INT,
+    "content": _STR,
     **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), _BOOL),
 }
-TOP: Settings = {"model": (dict,)}
-TOP_POSSIBLE: Settings = {
+REQUIRED_KEYS: Settings = {"model": (dict,)}
+OPTIONAL_KEYS: Settings = {
     **dict.fromkeys(("version", "truncation", "padding", "added_tokens"), _ANY),
     **dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "decoder"), _ANY),
 }
-MODEL: Settings = {"vocab": (dict,), "merges": (list,)}
-MODEL_POSSIBLE: Settings = {
+REQUIRED_MODEL_KEYS: Settings = {"vocab": (dict,), "merges": (list,)}
+OPTIONAL_MODEL_KEYS: Settings = {
     "type": _ANY,
     "dropout": (float, int, type(None)),
     **dict.fromkeys(
@@ -55,77 +54,80 @@ MODEL_POSSIBLE: Settings = {
     **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), _BOOL),
 }
 
-_shown = reprlib.Repr()
-_shown.maxstring = 80
+_repr = reprlib.Repr()
+_repr.maxstring = 80
 
 
-def read(text: str) -> dict[str, Any]:
-    """The JSON object, in which no key is there twice. Raises TokenizerError if it is none."""
+def parse_json(text: str) -> dict[str, Any]:
+    """Return a JSON object without duplicate keys. Raises TokenizerError for any other text."""
     try:
-        found = json.loads(text, object_pairs_hook=_object, parse_constant=_no_number)
+        value = json.loads(text, object_pairs_hook=_to_dict, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
-        raise TokenizerError(f"tokenizer.json cannot be read: {error}", DAMAGED) from None
-    if not isinstance(found, dict):
-        raise TokenizerError("tokenizer.json is not a JSON object", DAMAGED)
-    return found
+        raise TokenizerError(f"cannot read tokenizer.json: {error}", DAMAGED_HINT) from None
+    if not isinstance(value, dict):
+        raise TokenizerError("tokenizer.json is not a JSON object", DAMAGED_HINT)
+    return value
 
 
-def parts(
-    file: dict[str, Any], key: str, inside: str, allowed: Collection[str]
+def components(
+    file: dict[str, Any], stage: str, sequence_key: str, allowed: Collection[str]
 ) -> list[dict[str, Any]]:
-    """One of the four stages as a list of components, of allowed types, each with its settings."""
-    value = file.get(key)
+    """Return the components of a stage, with their settings checked.
+
+    A stage is one component, or a Sequence with a list of them under `sequence_key`.
+    """
+    value = file.get(stage)
     listed: list[Any] = [] if value is None else [value]
     if isinstance(value, dict) and value.get("type") == "Sequence":
-        settings(value, {"type": _WORD, inside: (list,)}, {}, f"the {key}")
-        listed = value[inside]
-    if len(listed) > _MAX_PARTS:
-        raise unknown(f"a {key} of {len(listed)} parts")
-    for part in listed:
-        kind = part.get("type") if isinstance(part, dict) else part
-        if not isinstance(part, dict) or not isinstance(kind, str) or kind not in allowed:
-            raise unknown(f"the {key} {show(kind)}")
-        needed, possible = _COMPONENTS[kind]
-        settings(part, {"type": _WORD} | needed, possible, f"the {key} {kind}")
+        check_settings(value, {"type": _STR, sequence_key: (list,)}, {}, f"the {stage}")
+        listed = value[sequence_key]
+    if len(listed) > _MAX_COMPONENTS:
+        raise unsupported_error(f"a {stage} with {len(listed)} components")
+    for component in listed:
+        kind = component.get("type") if isinstance(component, dict) else component
+        if not isinstance(component, dict) or not isinstance(kind, str) or kind not in allowed:
+            raise unsupported_error(f"the {stage} {shorten(kind)}")
+        required, optional = _COMPONENTS[kind]
+        check_settings(component, {"type": _STR} | required, optional, f"the {stage} {kind}")
     return listed
 
 
-def settings(value: Any, needed: Settings, possible: Settings, where: str) -> None:
-    """Raises TokenizerError if a setting is not there, unknown, or of another type."""
+def check_settings(value: Any, required: Settings, optional: Settings, name: str) -> None:
+    """Raise TokenizerError if a setting is missing, unknown or of another type."""
     if not isinstance(value, dict):
-        raise unknown(f"{show(value)} as {where}")
-    if missing := needed.keys() - value.keys():
-        raise unknown(f"{where} without {min(missing)}")
-    kinds = needed | possible
-    for name, setting in value.items():
-        if name not in kinds:
-            raise unknown(f"{where} with an unknown {show(name)}")
-        if kinds[name] != _ANY and type(setting) not in kinds[name]:
-            raise unknown(f"{where} with {name} {show(setting)}")
+        raise unsupported_error(f"{shorten(value)} as {name}")
+    if missing := required.keys() - value.keys():
+        raise unsupported_error(f"{name} without {min(missing)}")
+    types = required | optional
+    for key, setting in value.items():
+        if key not in types:
+            raise unsupported_error(f"{name} with an unknown {shorten(key)}")
+        if types[key] != _ANY and type(setting) not in types[key]:
+            raise unsupported_error(f"{name} with {key} {shorten(setting)}")
 
 
-def show(value: object) -> str:
-    """One line for a message, however much the file has there."""
-    return _shown.repr(value)
+def shorten(value: object) -> str:
+    """Return a value as one line for a message, however large it is."""
+    return _repr.repr(value)
 
 
-def unknown(what: str) -> TokenizerError:
-    """The file has what tgen does not read."""
-    return TokenizerError(f"tokenizer.json has {what}", _READ)
+def unsupported_error(what: str) -> TokenizerError:
+    """Return the error for a file that tgen does not support."""
+    return TokenizerError(f"tokenizer.json: not supported: {what}", _SUPPORTED)
 
 
-def damaged(what: str) -> TokenizerError:
-    """The file has what no tokenizer has."""
-    return TokenizerError(f"tokenizer.json has {what}", DAMAGED)
+def damaged_error(what: str) -> TokenizerError:
+    """Return the error for a file that no program could use."""
+    return TokenizerError(f"tokenizer.json is damaged: {what}", DAMAGED_HINT)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"{show(twice)} is there twice")
-    return found
+def _to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"duplicate key {shorten(key)}")
+    return values
 
 
-def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no number")
+def _reject_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")

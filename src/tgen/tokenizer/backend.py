@@ -1,78 +1,73 @@
-"""The tokenizers library, put together from what the allow-list found in a tokenizer.json."""
+"""The tokenizers library, built from a checked TokenizerSpec."""
+
+from dataclasses import asdict
 
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from tgen.errors import TokenizerError
-from tgen.tokenizer.allowlist import DAMAGED, damaged
+from tgen.tokenizer.allowlist import DAMAGED_HINT, damaged_error
 from tgen.tokenizer.byte_alphabet import SPACE
-from tgen.tokenizer.patterns import DIGIT, DIGITS, GPT2
+from tgen.tokenizer.patterns import DIGIT_RUNS, GPT2, SINGLE_DIGITS
 from tgen.tokenizer.spec import TokenizerSpec
 
 __all__ = ["Backend", "make_backends"]
 
 
-def make_backends(layout: TokenizerSpec) -> tuple[Backend, Backend]:
-    """For the beginning of a text, and for what continues one: there nothing is put before it.
+def make_backends(spec: TokenizerSpec) -> tuple[Backend, Backend]:
+    """Return a backend for the start of a text, and one for its continuation, without the prefix.
 
-    They share the vocabulary, and are one where nothing ever is. Raises TokenizerError if merges
-    or added tokens do not fit the vocabulary.
+    They share the vocabulary, and are the same object if the spec has no prefix. Raises
+    TokenizerError if merges or added tokens do not fit the vocabulary.
     """
     try:
         model = models.BPE(
-            vocab=layout.vocab,
-            merges=layout.merges,
-            ignore_merges=layout.ignore_merges,
-            byte_fallback=not layout.byte_level,
+            vocab=spec.vocab,
+            merges=spec.merges,
+            ignore_merges=spec.ignore_merges,
+            byte_fallback=not spec.byte_level,
         )
-        first = _backend(model, layout, layout.prefix)
-        inner = _backend(model, layout, "") if layout.prefix else first
+        at_start = _make_backend(model, spec, spec.prefix)
+        continuation = _make_backend(model, spec, "") if spec.prefix else at_start
     except Exception as error:  # the library raises plain Exception
         reason = str(error).splitlines()[0][:200]
-        raise TokenizerError(f"tokenizer.json cannot be read: {reason}", DAMAGED) from None
-    for token in layout.added:
-        next_id = first.token_to_id(token.content)
+        raise TokenizerError(f"cannot read tokenizer.json: {reason}", DAMAGED_HINT) from None
+    for token in spec.added_tokens:
+        next_id = at_start.token_to_id(token.content)
         if next_id != token.id:
-            raise damaged(f"the added token {token.content!r} as {token.id}, but it is {next_id}")
-    return first, inner
-
-
-def _backend(model: models.Model, layout: TokenizerSpec, prefix: str) -> Backend:
-    backend = Backend(model)
-    if layout.byte_level:
-        backend.normalizer = normalizers.NFC() if layout.nfc else None
-        backend.pre_tokenizer = _words(layout, prefix)
-    elif layout.metaspace:
-        scheme = prefix or "never"
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, scheme, layout.words)
-    else:
-        before = [normalizers.Prepend(SPACE)] if prefix else []
-        backend.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", SPACE)])
-    backend.add_tokens(
-        [
-            AddedToken(
-                token.content,
-                single_word=token.single_word,
-                lstrip=token.lstrip,
-                rstrip=token.rstrip,
-                normalized=token.normalized,
-                special=token.special,
+            raise damaged_error(
+                f"the added token {token.content!r} has id {token.id}, not {next_id}"
             )
-            for token in layout.added
-        ]
+    return at_start, continuation
+
+
+def _make_backend(model: models.Model, spec: TokenizerSpec, prefix: str) -> Backend:
+    backend = Backend(model)
+    if spec.byte_level:
+        backend.normalizer = normalizers.NFC() if spec.nfc else None
+        backend.pre_tokenizer = _byte_level_pre_tokenizer(spec, prefix)
+    elif spec.metaspace:
+        scheme = prefix or "never"
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, scheme, spec.splits_words)
+    else:
+        prepend = [normalizers.Prepend(SPACE)] if prefix else []
+        backend.normalizer = normalizers.Sequence([*prepend, normalizers.Replace(" ", SPACE)])
+    added = [asdict(token) for token in spec.added_tokens]
+    backend.add_tokens(
+        [AddedToken(**{name: token[name] for name in token if name != "id"}) for token in added]
     )
-    backend.encode_special_tokens = True  # text never turns into control tokens
+    backend.encode_special_tokens = True  # text never becomes control tokens
     return backend
 
 
-def _words(layout: TokenizerSpec, prefix: str) -> pre_tokenizers.PreTokenizer:
-    """The byte-level kind's splitters, one after the other; the last writes bytes in stand-ins."""
-    own = layout.splits[-1:] == (GPT2,)  # the last has this pattern built in
+def _byte_level_pre_tokenizer(spec: TokenizerSpec, prefix: str) -> pre_tokenizers.PreTokenizer:
+    """Return the splitters in order; the last writes bytes in GPT-2's characters."""
+    built_in = spec.patterns[-1:] == (GPT2,)  # ByteLevel has this pattern
     splitters: list[pre_tokenizers.PreTokenizer] = [
-        pre_tokenizers.Digits(individual_digits=pattern == DIGIT)
-        if pattern in (DIGIT, DIGITS)
+        pre_tokenizers.Digits(individual_digits=pattern == SINGLE_DIGITS)
+        if pattern in (SINGLE_DIGITS, DIGIT_RUNS)
         else pre_tokenizers.Split(Regex(pattern), "isolated")
-        for pattern in (layout.splits[:-1] if own else layout.splits)
+        for pattern in (spec.patterns[:-1] if built_in else spec.patterns)
     ]
-    level = pre_tokenizers.ByteLevel(add_prefix_space=bool(prefix), use_regex=own)
-    return pre_tokenizers.Sequence([*splitters, level])
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=bool(prefix), use_regex=built_in)
+    return pre_tokenizers.Sequence([*splitters, byte_level])

@@ -1,64 +1,66 @@
-"""Where a long text may be cut without changing its tokens, lest the library see it whole.
+"""Cut long texts into chunks without changing their tokens, so that memory use is bounded.
 
-A cut must not fall into a word. Where words are no help, because all of the text is one, the
-vocabulary may prove that no token has anything visible behind a line break.
+A cut must not be inside a word. If the whole text may be one word, the vocabulary may prove that no
+token has a visible character after a line break.
 """
 
 import re
 from collections.abc import Iterator
 
 from tgen.tokenizer.byte_alphabet import BYTE_CHARACTERS, BYTE_TOKENS, SPACE
-from tgen.tokenizer.patterns import CUTS, LINES
+from tgen.tokenizer.patterns import CUT_PATTERNS, LINE_STARTS
 from tgen.tokenizer.spec import TokenizerSpec
 
-_BLOCK = 1 << 17  # characters that a thread encodes at a time
+_BLOCK = 1 << 17  # characters encoded by one thread at a time
 _NEWLINE = BYTE_CHARACTERS[10]
 _WHITE = "".join(BYTE_CHARACTERS[byte] for byte in b"\t\n\v\f\r ")
-_CROSSING = {
+_CROSSES_LINES = {  # tokens with a visible character after a line break, by `byte_level`
     True: re.compile(f"{_NEWLINE}[^{_WHITE}]"),
     False: re.compile(rf"\n[^\s{SPACE}]|.{BYTE_TOKENS[10]}|{BYTE_TOKENS[10]}.", re.DOTALL),
 }
 
-_LONGEST = 1024  # characters of a word; what is longer is none
-_PART = 128  # of what is none: the shorter, the quicker learnt from
-_KINDS = (r"(?:[^\W\d_])", r"\s", r"(?:[^\w\s]|_)")  # of which words are: letters, white, others
-_ENDLESS = re.compile("|".join(f"(?<!{kind}){kind}{{{_LONGEST + 1},}}" for kind in _KINDS))
+_MAX_WORD = 1024  # characters; a longer run is not a word
+_RUN_PIECE = 128  # characters of such a run; training is faster on shorter pieces
+_WORD_CLASSES = (r"(?:[^\W\d_])", r"\s", r"(?:[^\w\s]|_)")  # letters, white space, others
+_LONG_RUNS = re.compile("|".join(f"(?<!{c}){c}{{{_MAX_WORD + 1},}}" for c in _WORD_CLASSES))
 
 
-def bounded(text: str) -> Iterator[str]:
-    """A text in parts, cut only within runs of one kind of character that are longer than any word:
-    learning from a word takes its length squared."""
+def split_long_runs(text: str) -> Iterator[str]:
+    """Split a text inside runs of one class of characters that are longer than any word.
+
+    BPE training takes time in the square of a word's length.
+    """
     start = 0
-    for run in _ENDLESS.finditer(text):
-        for end in range(run.start() + _PART, run.end(), _PART):
+    for run in _LONG_RUNS.finditer(text):
+        for end in range(run.start() + _RUN_PIECE, run.end(), _RUN_PIECE):
             yield text[start:end]
             start = end
     yield text[start:]
 
 
-def blocks(text: str, cut: re.Pattern[str] | None) -> Iterator[str]:
-    """A long text in parts of about `_BLOCK` characters; as it is where it may not be cut."""
+def split_blocks(text: str, cut: re.Pattern[str] | None) -> Iterator[str]:
+    """Split a text into blocks of about `_BLOCK` characters; whole if it must not be cut."""
     start = 0
     while start < len(text):
-        found = cut.search(text, start + _BLOCK) if cut and len(text) - start > _BLOCK else None
-        end = found.start() if found else len(text)
+        match = cut.search(text, start + _BLOCK) if cut and len(text) - start > _BLOCK else None
+        end = match.start() if match else len(text)
         yield text[start:end]
         start = end
 
 
-def where_to_cut(layout: TokenizerSpec) -> re.Pattern[str] | None:
-    """Matches where a text of this tokenizer may be cut; None if that cannot be told."""
-    in_text = [token for token in layout.added if not token.special]
-    if any("\n" in token.content for token in layout.added):
+def cut_pattern(spec: TokenizerSpec) -> re.Pattern[str] | None:
+    """Return a pattern that matches where a text may be cut; None if no cut is known to be safe."""
+    in_text = [token for token in spec.added_tokens if not token.special]
+    if any("\n" in token.content for token in spec.added_tokens):
         return None
     if any(token.lstrip or token.rstrip or token.single_word for token in in_text):
-        return None  # they look at what is beside them
-    if layout.prefix and in_text:
-        return None  # each stretch between them begins anew, with a space put before it
-    for pattern in layout.splits:
-        if CUTS[pattern]:
-            return CUTS[pattern]
-    if layout.ignore_merges:
-        return None  # a part might be a token as a whole
-    crossing = _CROSSING[layout.byte_level]
-    return None if any(map(crossing.search, layout.vocab)) else LINES
+        return None  # they depend on the characters beside them
+    if spec.prefix and in_text:
+        return None  # each stretch of text between them gets a space before it
+    for pattern in spec.patterns:
+        if CUT_PATTERNS[pattern]:
+            return CUT_PATTERNS[pattern]
+    if spec.ignore_merges:
+        return None  # a chunk may be one token as a whole
+    crosses_lines = _CROSSES_LINES[spec.byte_level]
+    return None if any(map(crosses_lines.search, spec.vocab)) else LINE_STARTS

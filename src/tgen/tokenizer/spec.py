@@ -1,4 +1,4 @@
-"""What a tokenizer.json says: its vocabulary, and what is done to a text before it is looked up."""
+"""The content of a tokenizer.json, checked: vocabulary, merges, and how a text is prepared."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -6,26 +6,26 @@ from itertools import chain
 from typing import Any, Literal
 
 from tgen.tokenizer.allowlist import (
-    ADDED,
-    MODEL,
-    MODEL_POSSIBLE,
-    TOP,
-    TOP_POSSIBLE,
-    damaged,
-    parts,
-    settings,
-    show,
-    unknown,
+    ADDED_TOKEN,
+    OPTIONAL_KEYS,
+    OPTIONAL_MODEL_KEYS,
+    REQUIRED_KEYS,
+    REQUIRED_MODEL_KEYS,
+    check_settings,
+    components,
+    damaged_error,
+    shorten,
+    unsupported_error,
 )
 from tgen.tokenizer.byte_alphabet import BYTE_CHARACTERS, BYTE_TOKENS, SPACE
-from tgen.tokenizer.patterns import CUTS, DIGIT, DIGITS, GPT2
+from tgen.tokenizer.patterns import CUT_PATTERNS, DIGIT_RUNS, GPT2, SINGLE_DIGITS
 
 _MAX_ADDED, _MAX_ADDED_BYTES = 10_000, 512
 
 
 @dataclass(frozen=True)
-class Added:
-    """A token that is looked for in the text as it is written, before all else."""
+class AddedToken:
+    """A token that is matched verbatim in the text before all else."""
 
     id: int
     content: str
@@ -38,219 +38,224 @@ class Added:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerSpec:
-    """A tokenizer: byte-level, or else of sentencepiece's kind."""
+    """A tokenizer: byte-level BPE, or BPE like sentencepiece's."""
 
     vocab: dict[str, int]
     merges: list[tuple[str, str]]
-    ignore_merges: bool  # a word that is in the vocabulary is one token
-    added: list[Added]
+    ignore_merges: bool  # a word in the vocabulary is one token
+    added_tokens: list[AddedToken]
     byte_level: bool
-    nfc: bool  # text is composed by Unicode's rules first
-    splits: tuple[str, ...]  # byte-level: the patterns, one after the other
-    metaspace: bool  # sentencepiece: spaces are replaced by the splitter, not by the normalizer
-    words: bool  # and it splits at them
-    # A space that is put before a text: "" is none, and by "first" only before its beginning,
-    # not also after an added token in it.
+    nfc: bool  # the text is normalized to NFC first
+    patterns: tuple[str, ...]  # byte-level: pre-tokenizer patterns in order
+    metaspace: bool  # sentencepiece: the pre-tokenizer replaces spaces, not the normalizer
+    splits_words: bool  # and splits at them
+    # A space is put before a text; with "first" not also after each added token inside it.
     prefix: Literal["", "always", "first"]
-    start: tuple[int, ...]  # what the post-processor puts before a text
+    bos_ids: tuple[int, ...]  # that the post-processor puts before a text
 
 
-def check(file: dict[str, Any]) -> TokenizerSpec:
-    """What the file says. Raises TokenizerError for the first thing that tgen does not know."""
+def parse_spec(file: dict[str, Any]) -> TokenizerSpec:
+    """Check the file. Raises TokenizerError for the first thing that tgen does not support."""
     model = file.get("model")
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
         kind = model.get("type") if isinstance(model, dict) else model
-        raise unknown(f"a model of type {show(kind)}")
-    settings(file, TOP, TOP_POSSIBLE, "a top level")
+        raise unsupported_error(f"a model of type {shorten(kind)}")
+    check_settings(file, REQUIRED_KEYS, OPTIONAL_KEYS, "a top level")
     if file.get("version", "1.0") != "1.0":
-        raise unknown(f"version {show(file['version'])}")
-    settings(model, MODEL, MODEL_POSSIBLE, "the model")
+        raise unsupported_error(f"version {shorten(file['version'])}")
+    check_settings(model, REQUIRED_MODEL_KEYS, OPTIONAL_MODEL_KEYS, "the model")
     for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name):
-            raise unknown(f"a model with {name} {show(model[name])}")
-    vocab, added = _vocab(model["vocab"]), _added(file.get("added_tokens", []))
-    normalizers = parts(file, "normalizer", "normalizers", ("NFC", "Prepend", "Replace"))
-    splitters = parts(
+            raise unsupported_error(f"a model with {name} {shorten(model[name])}")
+    vocab, added = _parse_vocab(model["vocab"]), _parse_added(file.get("added_tokens", []))
+    normalizers = components(file, "normalizer", "normalizers", ("NFC", "Prepend", "Replace"))
+    splitters = components(
         file, "pre_tokenizer", "pretokenizers", ("ByteLevel", "Split", "Digits", "Metaspace")
     )
-    byte_level = any(part["type"] == "ByteLevel" for part in splitters)
+    byte_level = any(component["type"] == "ByteLevel" for component in splitters)
     _check_decoder(file, byte_level=byte_level)
     names = BYTE_CHARACTERS if byte_level else BYTE_TOKENS
     special = {token.content for token in added if token.special}
     if missing := [name for name in names if name not in vocab or name in special]:
-        raise unknown(f"{256 - len(missing)} of the 256 byte tokens")
+        raise unsupported_error(f"only {256 - len(missing)} of the 256 byte tokens")
     if not byte_level and not model.get("byte_fallback"):
-        raise unknown("a model without byte_fallback and a pre_tokenizer without ByteLevel")
-    kind = _byte_level if byte_level else _sentencepiece
-    known = set(vocab.values())
+        raise unsupported_error(
+            "a model without byte_fallback and a pre_tokenizer without ByteLevel"
+        )
+    ids = set(vocab.values())
     for token in added:
-        if token.content not in vocab and token.id in known:
-            raise damaged(f"two tokens with the id {token.id}")
-    known |= {token.id for token in added}
+        if token.content not in vocab and token.id in ids:
+            raise damaged_error(f"two tokens with the id {token.id}")
+    ids |= {token.id for token in added}
+    parse_stages = _parse_byte_level if byte_level else _parse_sentencepiece
     return TokenizerSpec(
         vocab=vocab,
-        merges=_merges(model["merges"]),
+        merges=_parse_merges(model["merges"]),
         ignore_merges=model.get("ignore_merges", False),
-        added=added,
+        added_tokens=added,
         byte_level=byte_level,
-        start=_start(file, known),
-        **kind(normalizers, splitters),
+        bos_ids=_parse_bos(file, ids),
+        **parse_stages(normalizers, splitters),
     )
 
 
-def _vocab(vocab: dict[str, Any]) -> dict[str, int]:
+def _parse_vocab(vocab: dict[str, Any]) -> dict[str, int]:
     ids = list(vocab.values())
     for token, i in vocab.items() if set(map(type, ids)) != {int} else ():
         if type(i) is not int:
-            raise damaged(f"the token {show(token)} with the id {show(i)}")
+            raise damaged_error(f"the token {shorten(token)} with the id {shorten(i)}")
     if not ids or "" in vocab:
-        raise damaged("an empty token" if ids else "no tokens")
+        raise damaged_error("an empty token" if ids else "no tokens")
     if min(ids) < 0 or max(ids) >= 2 * len(ids):
-        wild = min(ids) if min(ids) < 0 else max(ids)
-        raise damaged(f"the id {show(wild)} among {len(ids)} tokens")
+        wrong = min(ids) if min(ids) < 0 else max(ids)
+        raise damaged_error(f"the id {shorten(wrong)} among {len(ids)} tokens")
     if len(set(ids)) < len(ids):
         seen: set[int] = set()
         twice = next(i for i in ids if i in seen or seen.add(i))  # type: ignore[func-returns-value]
-        raise damaged(f"two tokens with the id {twice}")
+        raise damaged_error(f"two tokens with the id {twice}")
     return vocab
 
 
-def _merges(merges: list[Any]) -> list[tuple[str, str]]:
-    """Pairs; in older files both in one string. The library looks for them in the vocabulary."""
+def _parse_merges(merges: list[Any]) -> list[tuple[str, str]]:
+    """Return pairs, which older files store as one string. The library checks the vocabulary."""
     if not set(map(type, merges)) <= {list, str}:
-        raise damaged("merges that are no pairs")
+        raise damaged_error("merges that are not pairs")
     pairs = [
         tuple(merge.split(" ")) if type(merge) is str else tuple(merge)
         for merge in merges
         if type(merge) is list or not merge.startswith("#version")
     ]
     if not set(map(len, pairs)) <= {2} or set(map(type, chain.from_iterable(pairs))) - {str}:
-        raise damaged("merges that are no pairs")
+        raise damaged_error("merges that are not pairs")
     return pairs  # type: ignore[return-value]
 
 
-def _added(listed: Any) -> list[Added]:
+def _parse_added(listed: Any) -> list[AddedToken]:
     if not isinstance(listed, list) or len(listed) > _MAX_ADDED:
-        n = f"{len(listed):,}" if isinstance(listed, list) else show(listed)
-        raise unknown(f"{n} as added tokens, of which {_MAX_ADDED:,} may be")
+        n = f"{len(listed):,}" if isinstance(listed, list) else shorten(listed)
+        raise unsupported_error(f"{n} as added tokens (limit {_MAX_ADDED:,})")
     for token in listed:
-        settings(token, ADDED, {}, "an added token")
+        check_settings(token, ADDED_TOKEN, {}, "an added token")
         size = len(token["content"].encode(errors="surrogatepass"))
         if not 0 < size <= _MAX_ADDED_BYTES:
-            raise unknown(f"an added token of {size} bytes")
-    added = [Added(**token) for token in listed]
+            raise unsupported_error(f"an added token of {size} bytes")
+    added = [AddedToken(**token) for token in listed]
     seen: set[int | str] = set()
     for token in added:
         if seen & {token.id, token.content}:
-            raise damaged(f"the added token {show(token.content)}, {token.id} twice")
+            raise damaged_error(f"the added token {shorten(token.content)}, {token.id} twice")
         seen |= {token.id, token.content}
     return added
 
 
-def _byte_level(
+def _parse_byte_level(
     normalizers: Sequence[dict[str, Any]], splitters: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
     if other := [part["type"] for part in normalizers if part["type"] != "NFC"]:
-        raise unknown(f"the normalizer {other[0]} with ByteLevel")
-    *before, level = splitters
-    if wrong := [p["type"] for p in before if p["type"] in ("ByteLevel", "Metaspace")]:
-        raise unknown(f"the pre_tokenizer {wrong[0]} before another")
-    if level["add_prefix_space"] and before:
-        raise unknown("add_prefix_space with a pre_tokenizer before it")
-    splits = [_split(part) for part in before]
+        raise unsupported_error(f"the normalizer {other[0]} with ByteLevel")
+    *first, last = splitters
+    if wrong := [part["type"] for part in first if part["type"] in ("ByteLevel", "Metaspace")]:
+        raise unsupported_error(f"the pre_tokenizer {wrong[0]} before another")
+    if last["add_prefix_space"] and first:
+        raise unsupported_error("add_prefix_space with a pre_tokenizer before it")
+    patterns = [_parse_pattern(part) for part in first]
     return {
         "nfc": bool(normalizers),
-        "splits": (*splits, GPT2) if level.get("use_regex", True) else tuple(splits),
+        "patterns": (*patterns, GPT2) if last.get("use_regex", True) else tuple(patterns),
         "metaspace": False,
-        "words": False,
-        "prefix": "always" if level["add_prefix_space"] else "",
+        "splits_words": False,
+        "prefix": "always" if last["add_prefix_space"] else "",
     }
 
 
-def _split(part: dict[str, Any]) -> str:
+def _parse_pattern(part: dict[str, Any]) -> str:
     if part["type"] == "Digits":
-        return DIGIT if part["individual_digits"] else DIGITS
-    known = [pattern for pattern in CUTS if part["pattern"] == {"Regex": pattern}]
-    if not known or known[0] in (DIGIT, DIGITS):
-        raise unknown(f"a Split by the pattern {show(part['pattern'])}")
+        return SINGLE_DIGITS if part["individual_digits"] else DIGIT_RUNS
+    known = [pattern for pattern in CUT_PATTERNS if part["pattern"] == {"Regex": pattern}]
+    if not known or known[0] in (SINGLE_DIGITS, DIGIT_RUNS):
+        raise unsupported_error(f"a Split with the pattern {shorten(part['pattern'])}")
     if part["behavior"] != "Isolated" or part["invert"]:
-        raise unknown(f"a Split with {show(part['behavior'])} and invert {part['invert']}")
+        raise unsupported_error(
+            f"a Split with behavior {shorten(part['behavior'])} and invert {part['invert']}"
+        )
     return known[0]
 
 
-def _sentencepiece(
+def _parse_sentencepiece(
     normalizers: Sequence[dict[str, Any]], splitters: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
     kinds = [part["type"] for part in [*normalizers, *splitters]]
     prefix: str = "always" if kinds == ["Prepend", "Replace"] else ""
     if kinds not in (["Prepend", "Replace"], ["Replace"], ["Metaspace"]):
-        raise unknown(f"{' and '.join(kinds) or 'nothing'} to replace spaces")
+        raise unsupported_error(f"{' and '.join(kinds) or 'nothing'} to replace spaces")
     for part in normalizers:
-        _check_replaced(part, " ", SPACE)
+        _check_replacement(part, " ", SPACE)
     metaspace = splitters[0] if splitters else {}
     if metaspace:
         prefix = metaspace.get("prepend_scheme", "always")
-        old = metaspace.get("add_prefix_space", True)  # of before there were schemes
-        prefix = "never" if not old and "prepend_scheme" not in metaspace else prefix
+        add_prefix = metaspace.get("add_prefix_space", True)  # older than prepend_scheme
+        prefix = "never" if not add_prefix and "prepend_scheme" not in metaspace else prefix
         if metaspace["replacement"] != SPACE or prefix not in ("always", "first", "never"):
-            raise unknown(f"a Metaspace of {show(metaspace['replacement'])}, {show(prefix)}")
-        if not old and prefix != "never":
-            raise unknown(f"a Metaspace without add_prefix_space, but {prefix}")
+            replacement = shorten(metaspace["replacement"])
+            raise unsupported_error(f"a Metaspace with {replacement} and {shorten(prefix)}")
+        if not add_prefix and prefix != "never":
+            raise unsupported_error(f"a Metaspace without add_prefix_space, but with {prefix}")
     return {
         "nfc": False,
-        "splits": (),
+        "patterns": (),
         "metaspace": bool(metaspace),
-        "words": metaspace.get("split", True),
+        "splits_words": metaspace.get("split", True),
         "prefix": "" if prefix == "never" else prefix,
     }
 
 
-def _check_replaced(part: dict[str, Any], old: str, new: str) -> None:
-    """Raises TokenizerError for what is not just one character to another, or one put before."""
+def _check_replacement(part: dict[str, Any], old: str, new: str) -> None:
+    """Raise TokenizerError unless the part replaces `old` by `new`, or prepends `new`."""
     if part["type"] == "Prepend" and part["prepend"] != new:
-        raise unknown(f"Prepend of {show(part['prepend'])}")
+        raise unsupported_error(f"Prepend of {shorten(part['prepend'])}")
     if part["type"] == "Replace" and (part["pattern"], part["content"]) != ({"String": old}, new):
-        raise unknown(f"Replace of {show(part['pattern'])} by {show(part['content'])}")
+        old, new = shorten(part["pattern"]), shorten(part["content"])
+        raise unsupported_error(f"Replace of {old} by {new}")
 
 
 def _check_decoder(file: dict[str, Any], *, byte_level: bool) -> None:
-    """Bytes come from the tokens' names, so that it only has to be the one that goes with them."""
+    """Raise TokenizerError unless it fits the kind; tgen decodes by the tokens' names."""
     allowed = ("ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace")
-    stages = parts(file, "decoder", "decoders", allowed)
+    stages = components(file, "decoder", "decoders", allowed)
     kinds = [part["type"] for part in stages]
     spaces = [kind for kind in kinds if kind in ("Replace", "Metaspace")]
-    fits = ["ByteLevel"] if byte_level else [*spaces, "ByteFallback"]
-    if not (kinds == fits if byte_level else spaces and set(fits) <= set(kinds)):
-        raise unknown(f"the decoder {', '.join(kinds) or None}")
+    expected = ["ByteLevel"] if byte_level else [*spaces, "ByteFallback"]
+    if not (kinds == expected if byte_level else spaces and set(expected) <= set(kinds)):
+        raise unsupported_error(f"the decoder {', '.join(kinds) or None}")
     if not byte_level and "ByteLevel" in kinds:
-        raise unknown("the decoder ByteLevel without such a pre_tokenizer")
+        raise unsupported_error("the decoder ByteLevel without a ByteLevel pre_tokenizer")
     for part in stages:
-        _check_replaced(part, SPACE, " ")
+        _check_replacement(part, SPACE, " ")
         if part["type"] == "Strip" and (part["content"] != " " or part["stop"]):
-            raise unknown(f"a Strip of {show(part['content'])}")
+            raise unsupported_error(f"a Strip of {shorten(part['content'])}")
 
 
-def _start(file: dict[str, Any], known: Collection[int]) -> tuple[int, ...]:
-    """The ids before a text; what would come after it is not for a text that is to go on."""
-    stages = parts(file, "post_processor", "processors", ("ByteLevel", "TemplateProcessing"))
+def _parse_bos(file: dict[str, Any], ids: Collection[int]) -> tuple[int, ...]:
+    """Return the ids before a text; those after it would end a text that is to continue."""
+    stages = components(file, "post_processor", "processors", ("ByteLevel", "TemplateProcessing"))
     templates = [part for part in stages if part["type"] == "TemplateProcessing"]
     if len(templates) > 1:
-        raise unknown("two templates")
-    return tuple(i for part in templates for i in _before_text(part, known))
+        raise unsupported_error("two templates")
+    return tuple(i for part in templates for i in _ids_before_text(part, ids))
 
 
-def _before_text(template: dict[str, Any], known: Collection[int]) -> list[int]:
-    found: list[int] = []
+def _ids_before_text(template: dict[str, Any], ids: Collection[int]) -> list[int]:
+    before: list[int] = []
     for piece in template["single"]:
         kind, value = next(iter(piece.items())) if isinstance(piece, dict) and piece else ("", 0)
         name = value.get("id") if isinstance(value, dict) else None
         if (kind, name) == ("Sequence", "A"):
-            return found
-        named = template["special_tokens"].get(name) if isinstance(name, str) else None
-        ids = named.get("ids") if isinstance(named, dict) else None
-        if kind != "SpecialToken" or not isinstance(ids, list):
-            raise damaged(f"a template with {show(piece)}")
-        if wrong := [i for i in ids if type(i) is not int or i not in known]:
-            raise damaged(f"a template with the id {show(wrong[0])}, which is no token")
-        found += ids
-    raise damaged("a template without the text")
+            return before
+        token = template["special_tokens"].get(name) if isinstance(name, str) else None
+        token_ids = token.get("ids") if isinstance(token, dict) else None
+        if kind != "SpecialToken" or not isinstance(token_ids, list):
+            raise damaged_error(f"a template with {shorten(piece)}")
+        if wrong := [i for i in token_ids if type(i) is not int or i not in ids]:
+            raise damaged_error(f"a template with the unknown id {shorten(wrong[0])}")
+        before += token_ids
+    raise damaged_error("a template without the text")

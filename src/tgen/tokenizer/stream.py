@@ -1,12 +1,12 @@
-"""Token after token becomes whole characters."""
+"""Turn a stream of tokens into whole characters."""
 
 import codecs
 
 
 class TextStream:
-    """Turns the bytes of token after token into whole characters, losing none.
+    """Joins the bytes of successive tokens into whole characters and loses none.
 
-    `feed` holds back the bytes of an unfinished character, `flush` gives them as they are. Bytes
+    `feed` buffers the bytes of an incomplete character, `flush` returns them as they are. Bytes
     that can never become a character pass through.
     """
 
@@ -14,11 +14,11 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
 
     def feed(self, data: bytes) -> bytes:
-        """All that is complete after `data`."""
+        """Return all characters that are complete after `data`."""
         return self._decoder.decode(data).encode("utf-8", "surrogateescape")
 
     def flush(self) -> bytes:
-        """What was still held back."""
+        """Return the buffered bytes."""
         rest = self._decoder.decode(b"", final=True).encode("utf-8", "surrogateescape")
         self._decoder.reset()
         return rest

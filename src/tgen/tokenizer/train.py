@@ -1,7 +1,7 @@
-"""New tokenizers, byte-level BPE both, in the tokenizers library's own format.
+"""Train tokenizers, both byte-level BPE in the format of the tokenizers library.
 
-`char` has merges that build every multi-byte character seen in the corpus and no others, so a token
-is a character; `bpe` learns its merges.
+The merges of `char` build every multi-byte character of the corpus and nothing else, so a token is
+a character; `bpe` learns its merges.
 """
 
 from collections import Counter
@@ -14,8 +14,8 @@ from tgen.errors import UsageError
 from tgen.storage import files
 from tgen.tokenizer.backend import Backend
 from tgen.tokenizer.byte_alphabet import BYTE_CHARACTERS
-from tgen.tokenizer.chunking import blocks, bounded
-from tgen.tokenizer.patterns import LINES, WORDS
+from tgen.tokenizer.chunking import split_blocks, split_long_runs
+from tgen.tokenizer.patterns import LINE_STARTS, LLAMA3
 from tgen.tokenizer.tokenizer import END_OF_TEXT, PAD, Tokenizer
 
 DEFAULT_VOCAB_SIZE = 1024
@@ -23,15 +23,15 @@ _LIMIT = 64 << 20  # bytes of a tokenizer.json
 
 
 def make_tokenizer(kind: str, texts: list[bytes], *, vocab_size: int | None = None) -> Tokenizer:
-    """`char` or `bpe`, trained on the texts, or the tokenizer at a path (a file or its directory).
+    """Train `char` or `bpe` on the texts, or load the tokenizer.json at a path (file or directory).
 
-    Raises UsageError for a kind that is none of these or a vocabulary without room for all bytes.
+    Raises UsageError for another kind, or for a vocabulary too small for all bytes.
     """
-    smallest = 256 + len([END_OF_TEXT, PAD])
-    if vocab_size is not None and vocab_size < smallest:
+    min_size = 256 + len([END_OF_TEXT, PAD])
+    if vocab_size is not None and vocab_size < min_size:
         raise UsageError(
-            f"vocab_size is {vocab_size}",
-            f"it must be at least {smallest}: 256 bytes and two special tokens",
+            f"vocab_size is too small (got {vocab_size}, expected at least {min_size})",
+            "a vocabulary needs 256 bytes and two special tokens",
         )
     if kind == "char":
         return train_char(texts, vocab_size=vocab_size)
@@ -40,13 +40,13 @@ def make_tokenizer(kind: str, texts: list[bytes], *, vocab_size: int | None = No
     path = Path(kind) / "tokenizer.json" if Path(kind).is_dir() else Path(kind)
     if not path.exists():
         raise UsageError(
-            f"tokenizer {kind!r} is unknown", "give char, bpe, or the path of a tokenizer.json"
+            f"unknown tokenizer {kind!r}", "pass char, bpe, or the path of a tokenizer.json"
         )
     return Tokenizer(files.read(path, limit=_LIMIT).decode("utf-8", errors="replace"))
 
 
 def train_char(texts: Iterable[bytes], *, vocab_size: int | None = None) -> Tokenizer:
-    """One token a character of the texts, the most frequent first, up to `vocab_size` in all."""
+    """Make one token per character of the texts, most frequent first, up to `vocab_size`."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text.decode("utf-8", errors="ignore"))
@@ -60,18 +60,18 @@ def train_char(texts: Iterable[bytes], *, vocab_size: int | None = None) -> Toke
                 vocab[prefix + piece] = len(vocab)
                 merges.append((prefix, piece))
             elif prefix + piece not in vocab:
-                break  # the vocabulary is full: this character stays in pieces
+                break  # the vocabulary is full: this character remains several tokens
     backend = Backend(models.BPE(vocab=vocab, merges=merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return _finish(backend)
+    return _add_special_tokens(backend)
 
 
 def train_bpe(texts: Iterable[bytes], *, vocab_size: int = DEFAULT_VOCAB_SIZE) -> Tokenizer:
-    """Byte-pair encoding learnt from the texts; a small corpus may yield fewer tokens."""
+    """Learn byte-pair encoding from the texts; a small corpus may yield fewer tokens."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(WORDS), "isolated"),
+            pre_tokenizers.Split(Regex(LLAMA3), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -82,12 +82,13 @@ def train_bpe(texts: Iterable[bytes], *, vocab_size: int = DEFAULT_VOCAB_SIZE) -
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     decoded = (text.decode("utf-8", errors="ignore") for text in texts)
-    parts = (part for text in decoded for b in blocks(text, LINES) for part in bounded(b))
-    backend.train_from_iterator(parts, trainer)
-    return _finish(backend)
+    blocks = (block for text in decoded for block in split_blocks(text, LINE_STARTS))
+    pieces = (piece for block in blocks for piece in split_long_runs(block))
+    backend.train_from_iterator(pieces, trainer)
+    return _add_special_tokens(backend)
 
 
-def _finish(backend: Backend) -> Tokenizer:
+def _add_special_tokens(backend: Backend) -> Tokenizer:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(
         [AddedToken(END_OF_TEXT, special=True), AddedToken(PAD, special=True)]

@@ -1,1 +1,1 @@
-"""How a model learns: the plan, the steps, the optimizer, and a state that can be resumed."""
+"""Training: the loop, loss and evaluation, optimizers, schedule and resumable state."""

@@ -1,4 +1,4 @@
-"""How fast this machine trains: a few passes of a small model, timed."""
+"""Measure the training speed of this machine with a few passes of a small model."""
 
 import statistics
 import time
@@ -13,22 +13,22 @@ _VOCAB_SIZE = 1024
 
 
 def measure_speed(device: torch.device, *, seconds: float) -> float:
-    """Useful floating-point operations a second of training, counted as six a weight and token.
+    """Return the FLOP per second of training, counted as six per parameter and token.
 
-    Takes about `seconds`, two passes at least.
+    Takes about `seconds`, at least two passes.
     """
-    began = time.perf_counter()
-    size, rows = ("tiny", 8) if device.type == "cpu" else ("medium", 32)
+    started = time.perf_counter()
+    size, batch_size = ("tiny", 8) if device.type == "cpu" else ("medium", 32)
     config = ModelConfig.of("qwen3", **SIZES[size], vocab_size=_VOCAB_SIZE)
     model = Transformer(config).to(device)
-    n_weights = sum(p.numel() for p in model.parameters())
-    tokens = torch.arange(rows * (config.context_length + 1)) % _VOCAB_SIZE
-    batch = DeviceBatch(tokens.view(rows, -1).to(device), None, None)
+    n_parameters = sum(p.numel() for p in model.parameters())
+    tokens = torch.arange(batch_size * (config.context_length + 1)) % _VOCAB_SIZE
+    batch = DeviceBatch(tokens.view(batch_size, -1).to(device), None, None)
     times: list[float] = []
-    while len(times) < 2 or (time.perf_counter() - began < seconds and len(times) < 20):
-        started = time.perf_counter()
+    while len(times) < 2 or (time.perf_counter() - started < seconds and len(times) < 20):
+        pass_started = time.perf_counter()
         loss = loss_sum(model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         loss.item()  # waits for the device
-        times.append(time.perf_counter() - started)
-    return 6 * n_weights * rows * config.context_length / statistics.median(times[1:])
+        times.append(time.perf_counter() - pass_started)
+    return 6 * n_parameters * batch_size * config.context_length / statistics.median(times[1:])

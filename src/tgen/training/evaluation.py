@@ -1,4 +1,4 @@
-"""The loss of a batch, and how well a model predicts the held-out text."""
+"""The loss of a batch, and the evaluation on held-out text."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -7,162 +7,183 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from tgen import distributed
-from tgen.config import TrainConfig
+from tgen.config import ResolvedTrainConfig
 from tgen.model.transformer import Transformer
 from tgen.training.loss import cross_entropy
-from tgen.training.uncertainty import bits_per_byte_error
 
-# Tokens (B, T + 1); which targets count (B, T), None: all; each input's document (B, T), None: one.
+# Tokens (B, T + 1); loss mask of the targets (B, T), None: all of them contribute; document of
+# each input (B, T), None: a single one.
 Windows = tuple[NDArray[np.int64], NDArray[np.bool_] | None, NDArray[np.int32] | None]
 
 
 class Batches(Protocol):
-    """What training needs of a corpus: functions of the step, with no state of their own."""
+    """What training needs of a corpus: functions of the step, without state of their own."""
 
     @property
     def context_length(self) -> int:
-        """T, the inputs of a window."""
+        """T, the inputs per window."""
 
     @property
-    def held_out_tokens(self) -> int:
-        """Tokens of the held-out text that are scored."""
+    def val_tokens(self) -> int:
+        """Held-out target tokens."""
 
     @property
-    def held_out_bytes(self) -> int:
-        """Bytes of the held-out text whose tokens are scored; 0: there is none."""
+    def val_bytes(self) -> int:
+        """Bytes of the held-out target tokens; 0 if nothing is held out."""
 
-    def batch(self, step: int, *, token_split: float = 0.0, rows: range | None = None) -> Windows:
-        """Some of a step's windows of T + 1 tokens, a share of which may be taken apart."""
+    def batch(self, step: int, *, bpe_dropout: float = 0.0, rows: range | None = None) -> Windows:
+        """Return all or some windows of a step, T + 1 tokens each."""
 
-    def held_out_windows(self, max_tokens: int) -> Iterator[Windows]:
-        """Windows of up to T + 1 tokens that predict each held-out token once."""
+    def val_windows(self, max_tokens: int) -> Iterator[Windows]:
+        """Yield windows of up to T + 1 tokens that predict each held-out token once."""
 
     def train_windows(self, max_tokens: int) -> Iterator[Windows]:
-        """The same of text that was trained on, about `max_tokens` of it."""
+        """Yield such windows of about `max_tokens` of the training text."""
 
 
 class DeviceBatch(NamedTuple):
     """Windows on the model's device."""
 
     tokens: Tensor  # (B, T + 1)
-    scored: Tensor | None  # (B, T)
+    loss_mask: Tensor | None  # (B, T)
     documents: Tensor | None  # (B, T)
 
 
-def count_scored(windows: Windows) -> int:
-    """Targets that count."""
-    tokens, scored, _ = windows
-    return tokens[:, 1:].size if scored is None else int(scored.sum())
+def count_targets(windows: Windows) -> int:
+    """Return the number of target tokens that contribute to the loss."""
+    tokens, loss_mask, _ = windows
+    return tokens[:, 1:].size if loss_mask is None else int(loss_mask.sum())
 
 
 def to_device(windows: Windows, device: torch.device) -> DeviceBatch:
-    """Copies a batch of NumPy arrays there."""
+    """Copy a batch of NumPy arrays to a device."""
     tensors = [None if a is None else torch.from_numpy(a) for a in windows]
-    if device.type == "cuda":  # from pinned memory the copy need not be waited for
+    if device.type == "cuda":  # pinned memory is copied asynchronously
         tensors = [None if t is None else t.pin_memory() for t in tensors]
     moved = (None if t is None else t.to(device, non_blocking=True) for t in tensors)
     return DeviceBatch(*moved)  # type: ignore[arg-type]
 
 
 def split(batch: DeviceBatch, n: int) -> list[DeviceBatch]:
-    """`n` parts of about as many rows."""
+    """Split a batch into `n` micro-batches of about equal size."""
     columns = [[None] * n if a is None else a.tensor_split(n) for a in batch]
     return [DeviceBatch(*part) for part in zip(*columns, strict=True)]
 
 
 def loss_sum(model: Transformer, batch: DeviceBatch) -> Tensor:
-    """(): nats of each scored token given those before it, added up."""
-    scored = None if batch.scored is None else batch.scored.flatten()
-    with _precision(batch.tokens.device):
-        x = model.hidden(batch.tokens[:, :-1], documents=batch.documents).flatten(0, 1)
-        return cross_entropy(x, model.head, batch.tokens[:, 1:].flatten(), scored)
+    """Return (): the sum of the losses of all target tokens, nats."""
+    loss_mask = None if batch.loss_mask is None else batch.loss_mask.flatten()
+    with _autocast(batch.tokens.device):
+        x = model.hidden_states(batch.tokens[:, :-1], documents=batch.documents).flatten(0, 1)
+        return cross_entropy(x, model.output_weight, batch.tokens[:, 1:].flatten(), loss_mask)
 
 
 class LossModule(nn.Module):
-    """A model with its loss: what is computed as one where ranks share the work."""
+    """A model with its loss: the module that DDP and FSDP wrap."""
 
     def __init__(self, model: Transformer, *, compiled: bool = False) -> None:
         super().__init__()
         self.model = model
         self._compiled = torch.compile(loss_sum) if compiled else None
 
-    def forward(self, batch: DeviceBatch, *, by_row: bool = False) -> Tensor:
-        """(): nats of all scored tokens of the batch; `by_row`: (B,), those of each row."""
-        if not by_row:
+    def forward(self, batch: DeviceBatch, *, per_window: bool = False) -> Tensor:
+        """Return (): the sum of the losses of the batch, nats; `per_window`: one sum each, (B,)."""
+        if not per_window:
             return (self._compiled or loss_sum)(self.model, batch)
-        with _precision(batch.tokens.device):
-            hidden = self.model.hidden(batch.tokens[:, :-1], documents=batch.documents)
+        with _autocast(batch.tokens.device):
+            hidden = self.model.hidden_states(batch.tokens[:, :-1], documents=batch.documents)
             nats = []
-            for row, x in enumerate(hidden):
-                scored = None if batch.scored is None else batch.scored[row]
-                nats.append(cross_entropy(x, self.model.head, batch.tokens[row, 1:], scored))
+            for i, x in enumerate(hidden):
+                loss_mask = None if batch.loss_mask is None else batch.loss_mask[i]
+                targets = batch.tokens[i, 1:]
+                nats.append(cross_entropy(x, self.model.output_weight, targets, loss_mask))
         return torch.stack(nats)
 
 
 class Evaluation(NamedTuple):
-    """How well a text is predicted."""
+    """The validation loss."""
 
-    loss: float  # nats a token
+    loss: float  # nats per token
     bits_per_byte: float
     standard_error: float | None  # of the bits per byte; None: a single window
 
 
 def evaluate(
-    learner: LossModule, batches: Batches, *, max_tokens: int = TrainConfig().eval_tokens
+    loss_module: LossModule,
+    batches: Batches,
+    *,
+    max_tokens: int = ResolvedTrainConfig.eval_tokens,
 ) -> Evaluation:
-    """Of the held-out text, each scored token predicted once; ranks share the windows.
+    """Predict each held-out target token once; ranks share the windows.
 
-    Of a text of more than `max_tokens` only windows spread evenly over it are predicted.
+    If there are more than `max_tokens`, only windows spread evenly over the text are predicted.
     """
-    bytes_per_token = batches.held_out_bytes / batches.held_out_tokens
-    mine = _nats(learner, _shard_windows(batches.held_out_windows(max_tokens)))
-    turns = zip_longest(*distributed.all_gather(mine), fillvalue=[])
-    rows = [row for turn in turns for group in turn for row in group]
-    if not rows:  # a text too short for one window
+    bytes_per_token = batches.val_bytes / batches.val_tokens
+    local = _window_losses(loss_module, _shard_windows(batches.val_windows(max_tokens)))
+    rounds = zip_longest(*distributed.all_gather(local), fillvalue=[])
+    losses = [window for groups in rounds for group in groups for window in group]
+    if not losses:  # the text is too short for one window
         return Evaluation(0.0, 0.0, None)
-    x, n = np.array(rows).T
-    loss = float(x.sum() / n.sum())
-    to_bits = 1 / math.log(2) / bytes_per_token
-    error = bits_per_byte_error(x, n * bytes_per_token)
-    return Evaluation(loss, loss * to_bits, error if math.isfinite(error) else None)
+    nats, n_tokens = np.array(losses).T
+    loss = float(nats.sum() / n_tokens.sum())
+    bits_per_nat = 1 / math.log(2) / bytes_per_token
+    error = bits_per_byte_error(nats, n_tokens * bytes_per_token)
+    return Evaluation(loss, loss * bits_per_nat, error if math.isfinite(error) else None)
 
 
 def evaluate_train(model: Transformer, batches: Batches, *, max_tokens: int) -> float:
-    """Nats a token on text that the model has learnt from; for one rank."""
+    """Return the loss on training text, nats per token; for a single rank."""
     windows = ((group, True) for group in batches.train_windows(max_tokens))
-    rows = np.concatenate([np.zeros((0, 2)), *_nats(LossModule(model), windows)])
-    return float(rows[:, 0].sum() / max(1.0, rows[:, 1].sum()))
+    losses = np.concatenate([np.zeros((0, 2)), *_window_losses(LossModule(model), windows)])
+    return float(losses[:, 0].sum() / max(1.0, losses[:, 1].sum()))
+
+
+def bits_per_byte_error(nats: ArrayLike, n_bytes: ArrayLike) -> float:
+    """Return the standard error of sum(nats) / ln 2 / sum(n_bytes), infinite below two windows.
+
+    Both are (n,): the loss and the bytes of each held-out window. Windows count as independent
+    samples of a ratio (Cochran 1977, Sampling Techniques, section 2.11).
+    """
+    costs = np.asarray(nats, np.float64) / math.log(2)
+    sizes = np.asarray(n_bytes, np.float64)
+    n = len(costs)
+    if n < 2:
+        return math.inf
+    residuals = costs - costs.sum() / sizes.sum() * sizes
+    return float(np.sqrt(n / (n - 1) * (residuals @ residuals)) / sizes.sum())
 
 
 def _shard_windows(windows: Iterator[Windows]) -> Iterator[tuple[Windows, bool]]:
-    """Every W-th group for each of W ranks, as many for all: one that does not count where a rank
-    would have none, since all that share a model compute at once."""
+    """Yield every W-th group for each of W ranks, and whether it counts.
+
+    All ranks get equally many, since ranks that share a model compute at the same time.
+    """
     rank, n_ranks, *_ = distributed.ranks()
-    while turn := list(islice(windows, n_ranks)):
-        yield turn[min(rank, len(turn) - 1)], rank < len(turn)
+    while groups := list(islice(windows, n_ranks)):
+        yield groups[min(rank, len(groups) - 1)], rank < len(groups)
 
 
 @torch.no_grad()
-def _nats(
-    learner: LossModule, windows: Iterable[tuple[Windows, bool]]
+def _window_losses(
+    loss_module: LossModule, groups: Iterable[tuple[Windows, bool]]
 ) -> list[list[tuple[float, int]]]:
-    """Of each group that counts, each row's nats and how many tokens they are of."""
-    device = learner.model.token_embedding.weight.device
-    learner.eval()
-    found = []
-    for group, counts in windows:
-        nats = learner(to_device(group, device), by_row=True)
+    """Return the loss in nats and the number of target tokens per window, for groups that count."""
+    device = loss_module.model.token_embedding.weight.device
+    loss_module.eval()
+    results = []
+    for group, counts in groups:
+        nats = loss_module(to_device(group, device), per_window=True)
         if counts:
-            tokens, scored, _ = group
-            n = [tokens.shape[1] - 1] * len(tokens) if scored is None else scored.sum(1).tolist()
-            found.append((nats, n))
-    return [list(zip(nats.tolist(), n, strict=True)) for nats, n in found]
+            tokens, mask, _ = group
+            n = [tokens.shape[1] - 1] * len(tokens) if mask is None else mask.sum(1).tolist()
+            results.append((nats, n))
+    return [list(zip(nats.tolist(), n, strict=True)) for nats, n in results]
 
 
-def _precision(device: torch.device) -> torch.autocast:
+def _autocast(device: torch.device) -> torch.autocast:
     """bfloat16 where it is fast."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")

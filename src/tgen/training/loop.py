@@ -1,4 +1,4 @@
-"""The training loop: steps and evaluations, yielded as they happen. It never prints or saves."""
+"""The training loop: yields steps and evaluations as they happen; never prints or saves."""
 
 import math
 import statistics
@@ -9,85 +9,79 @@ import torch
 from torch import Tensor
 
 from tgen import distributed
-from tgen.config import TrainConfig
+from tgen.config import ResolvedTrainConfig
 from tgen.errors import DivergedError
 from tgen.model.transformer import Transformer
 from tgen.reports import DoneReport, EvalReport, StepReport
-from tgen.training.early_stopping import (
-    begin_decay_if_due,
-    decays,
-    evaluation_is_due,
-    note_evaluation,
-    seconds_per_step,
-)
-from tgen.training.evaluation import Batches, count_scored, evaluate, split, to_device
-from tgen.training.optimizers import rate_factor
+from tgen.training.early_stopping import record_evaluation
+from tgen.training.evaluation import Batches, count_targets, evaluate, split, to_device
+from tgen.training.lr_schedule import in_decay, lr_factor, seconds_per_step, update_schedule
 from tgen.training.state import Progress, TrainState, full_tensor
 
-_SKIPS = 3  # unsound steps in a row that end a run
-_READ_EVERY = 10  # steps whose losses are fetched from a GPU together: it never waits for us
+_MAX_SKIPS = 3  # consecutive steps that are not finite: divergence
+_SYNC_EVERY = 10  # steps whose losses are fetched from a GPU together, so that it never waits
 
 
 def train(
     model: Transformer,
     batches: Batches,
-    config: TrainConfig,
+    config: ResolvedTrainConfig,
     state: TrainState,
     *,
     clock: Callable[[], float] = distributed.clock,
 ) -> Iterator[StepReport | EvalReport | DoneReport]:
-    """Trains from where `state` stands to the end of the schedule; any yield is a place to stop.
+    """Train from `state` to the end of the schedule; the caller may stop at any yield.
 
-    With `config.minutes` the clock decides the step at which the learning rate begins to fall. It
-    is kept in the state, so a resumed run repeats it. A step with a gradient that is not finite
-    changes nothing; three in a row, or a validation loss that is not finite: DivergedError. Without
-    a DoneReport it ends where `progress.go_back` asks for the best state (`begin_early_decay`).
-    Ranks that share the work go in step: what they report and decide is the same.
+    With `config.minutes` the clock decides the step at which the learning rate starts to decay;
+    the state stores it, so that a resumed run repeats it. A step whose gradient is not finite
+    changes nothing. Raises DivergedError after three such steps in a row, or for a validation loss
+    that is not finite. Ends without a DoneReport where early stopping requires the best checkpoint
+    (`progress.restore_best`). All ranks report and decide the same.
     """
     progress = state.progress
-    began = clock() - progress.seconds  # what happens between the steps counts too
-    read_every = 1 if _device(model).type == "cpu" else _READ_EVERY
-    unread: list[Tensor] = []
-    read_at = clock()
-    while not progress.go_back and progress.step != progress.total_steps:
-        if not unread:
-            progress.seconds = clock() - began
-            begin_decay_if_due(progress, config)
-        unread.append(_step(model, batches, config, state))
+    started = clock() - progress.seconds  # time between steps counts too
+    sync_every = 1 if _device(model).type == "cpu" else _SYNC_EVERY
+    pending: list[Tensor] = []  # losses on the device
+    synced_at = clock()
+    while not progress.restore_best and progress.step != progress.total_steps:
+        if not pending:
+            progress.seconds = clock() - started
+            update_schedule(progress, config)
+        pending.append(_step(model, batches, config, state))
         progress.step += 1
         progress.steps_taken += 1
         due = evaluation_is_due(progress, config)
-        if len(unread) < read_every and not due:
+        if len(pending) < sync_every and not due:
             continue
-        losses = torch.stack(unread).tolist()
+        losses = torch.stack(pending).tolist()
         now = clock()
-        progress.seconds = now - began
+        progress.seconds = now - started
         _count_skipped(progress, losses)
         finite = [loss for loss in losses if math.isfinite(loss)]
-        n_tokens = len(unread) * config.batch_size * batches.context_length
+        n_tokens = len(pending) * config.batch_size * batches.context_length
         yield StepReport(
             step=progress.step,
             loss=statistics.fmean(finite) if finite else None,
-            learning_rate=config.learning_rate * _rate(progress, config, progress.step - 1),
-            tokens_per_second=n_tokens / (now - read_at),
+            learning_rate=config.learning_rate * _lr_factor(progress, config, progress.step - 1),
+            tokens_per_second=n_tokens / (now - synced_at),
             seconds=progress.seconds,
-            **_outlook(progress, config),
+            **_remaining(progress, config),
         )
-        unread = []
-        if due and batches.held_out_bytes > 0:
+        pending = []
+        if due and batches.val_bytes > 0:
             yield _evaluation(batches, config, state)
-            progress.evaluation_seconds = clock() - began - progress.seconds
-        read_at = clock()
-    if progress.go_back:
-        progress.seconds = clock() - began
+            progress.evaluation_seconds = clock() - started - progress.seconds
+        synced_at = clock()
+    if progress.restore_best:
+        progress.seconds = clock() - started
         return
     yield done_report(progress, config, batches, finished=True)
 
 
 def done_report(
-    progress: Progress, config: TrainConfig, batches: Batches, *, finished: bool
+    progress: Progress, config: ResolvedTrainConfig, batches: Batches, *, finished: bool
 ) -> DoneReport:
-    """Where a run stands at its end, or at the end of a sitting."""
+    """Return the report of the end of a run or of a session."""
     return DoneReport(
         step=progress.step,
         finished=finished,
@@ -99,51 +93,61 @@ def done_report(
     )
 
 
-def _step(model: Transformer, batches: Batches, config: TrainConfig, state: TrainState) -> Tensor:
-    """One update; its loss, nats a token, () on the device: NaN where the step was skipped."""
+def evaluation_is_due(progress: Progress, config: ResolvedTrainConfig) -> bool:
+    """Whether an evaluation (or a save, if nothing is held out) follows the last step."""
+    return progress.step % config.eval_every == 0 or progress.step == progress.total_steps
+
+
+def _step(
+    model: Transformer, batches: Batches, config: ResolvedTrainConfig, state: TrainState
+) -> Tensor:
+    """Update once; return the loss () on the device, nats per token, NaN for a skipped step."""
     progress = state.progress
     n_ranks = distributed.ranks().world_size
-    factor = _rate(progress, config, progress.step)
+    factor = _lr_factor(progress, config, progress.step)
     groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
     for group in groups:
         group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
-    if not model.training:  # whoever wrote a sample with it has changed that
-        state.learner.train()
-    token_split = _token_split(progress, config, factor)
+    if not model.training:  # after an evaluation or a sample
+        state.loss_module.train()
     rows = distributed.share(config.batch_size)
-    windows = batches.batch(progress.step, token_split=token_split, rows=rows)
-    n_parts = min(config.accumulation, config.batch_size // n_ranks)  # none without a row
+    windows = batches.batch(
+        progress.step, bpe_dropout=_bpe_dropout(progress, config, factor), rows=rows
+    )
+    n_parts = min(config.accumulation, config.batch_size // n_ranks)  # each with a window
     parts = split(to_device(windows, _device(model)), n_parts)
     losses = []
-    n_scored = max(1, distributed.total(count_scored(windows)))
+    n_targets = max(1, distributed.total(count_targets(windows)))
     for i, part in enumerate(parts, 1):
         if config.dropout > 0:
-            _draw_masks(model, config, progress.step, rows[: len(part.tokens)])
+            _seed_dropout(model, config, progress.step, rows[: len(part.tokens)])
             rows = rows[len(part.tokens) :]
-        with state.exchange(now=i == len(parts)):
-            loss = state.step_loss(part) / n_scored
-            (loss * n_ranks).backward()  # of which the ranks' mean is taken
+        with state.gradient_sync(enabled=i == len(parts)):
+            loss = state.step_loss(part) / n_targets
+            (loss * n_ranks).backward()  # torch averages over the ranks
         losses.append(loss.detach())
     total = distributed.all_reduce_sum(torch.stack(losses).sum())
-    learning = [p for group in groups for p in group["params"] if p.grad is not None]
-    norm = full_tensor(torch.nn.utils.get_total_norm([p.grad for p in learning]))
-    unsound = ~(norm.isfinite() & total.isfinite())
-    torch.nn.utils.clip_grads_with_norm_(learning, config.grad_clip, norm)
+    trainable = [p for group in groups for p in group["params"] if p.grad is not None]
+    norm = full_tensor(torch.nn.utils.get_total_norm([p.grad for p in trainable]))
+    skip = ~(norm.isfinite() & total.isfinite())
+    torch.nn.utils.clip_grads_with_norm_(trainable, config.grad_clip, norm)
     for optimizer in state.optimizers:
-        optimizer.step(found_inf=unsound.float())
-    for parameter in learning:
+        optimizer.step(found_inf=skip.float())
+    for parameter in trainable:
         parameter.grad = None
-    return torch.where(unsound, torch.nan, total)
+    return torch.where(skip, torch.nan, total)
 
 
-def _token_split(progress: Progress, config: TrainConfig, factor: float) -> float:
-    if not decays(progress):
-        return config.token_split
-    return config.token_split * factor / progress.rate_scale if config.split_in_decay else 0.0
+def _bpe_dropout(progress: Progress, config: ResolvedTrainConfig, factor: float) -> float:
+    if not in_decay(progress):
+        return config.bpe_dropout
+    if not config.bpe_dropout_in_decay:
+        return 0.0
+    return config.bpe_dropout * factor / progress.learning_rate_scale
 
 
-def _rate(progress: Progress, config: TrainConfig, step: int) -> float:
-    return progress.rate_scale * rate_factor(
+def _lr_factor(progress: Progress, config: ResolvedTrainConfig, step: int) -> float:
+    return progress.learning_rate_scale * lr_factor(
         step,
         warmup_steps=config.warmup_steps,
         decay_start=progress.decay_start,
@@ -153,39 +157,38 @@ def _rate(progress: Progress, config: TrainConfig, step: int) -> float:
 
 def _count_skipped(progress: Progress, losses: list[float]) -> None:
     for loss in losses:
-        progress.skipped_in_a_row = 0 if math.isfinite(loss) else progress.skipped_in_a_row + 1
-        progress.skipped += not math.isfinite(loss)
-        if progress.skipped_in_a_row == _SKIPS:
+        progress.consecutive_skips = 0 if math.isfinite(loss) else progress.consecutive_skips + 1
+        progress.skipped_steps += not math.isfinite(loss)
+        if progress.consecutive_skips == _MAX_SKIPS:
             raise DivergedError(f"the loss or its gradient was not finite at step {progress.step}")
 
 
-def _draw_masks(model: Transformer, config: TrainConfig, step: int, rows: range) -> None:
-    """Makes the dropout of a pass a function of seed, step and row; on a GPU, or compiled, of the
-    first row."""
+def _seed_dropout(model: Transformer, config: ResolvedTrainConfig, step: int, rows: range) -> None:
+    """Make dropout a function of seed, step and row; on a GPU or compiled, of the first row."""
     keys = [np.random.SeedSequence([config.seed, step, row]) for row in rows]
     seeds = [int(key.generate_state(1, np.uint64)[0] >> 1) for key in keys]
     torch.manual_seed(seeds[0])
-    drawn = None if config.compile else [torch.Generator().manual_seed(seed) for seed in seeds]
-    model.dropout.generators = drawn
+    model.dropout.generators = (
+        None if config.compile else [torch.Generator().manual_seed(seed) for seed in seeds]
+    )
 
 
-def _evaluation(batches: Batches, config: TrainConfig, state: TrainState) -> EvalReport:
+def _evaluation(batches: Batches, config: ResolvedTrainConfig, state: TrainState) -> EvalReport:
     progress = state.progress
-    loss, bits, error = evaluate(state.learner, batches, max_tokens=config.eval_tokens)
+    loss, bits, error = evaluate(state.loss_module, batches, max_tokens=config.eval_tokens)
     if not math.isfinite(bits):
-        raise DivergedError(f"the validation loss became {loss} at step {progress.step}")
-    best = note_evaluation(progress, config, bits)
+        raise DivergedError(f"the validation loss was {loss} at step {progress.step}")
     return EvalReport(
         step=progress.step,
         loss=loss,
         bits_per_byte=bits,
         standard_error=error,
-        best=best,
+        best=record_evaluation(progress, config, bits),
         seconds=progress.seconds,
     )
 
 
-def _outlook(progress: Progress, config: TrainConfig) -> dict[str, float]:
+def _remaining(progress: Progress, config: ResolvedTrainConfig) -> dict[str, float]:
     if progress.total_steps is not None:
         left = (progress.total_steps - progress.step) * seconds_per_step(progress)
         done = progress.step / progress.total_steps

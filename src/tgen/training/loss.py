@@ -1,7 +1,7 @@
-"""The loss: cross-entropy of the next token, without ever holding all logits at once.
+"""Cross-entropy of the next token, computed in chunks of logits.
 
-The scores of a large vocabulary are the largest tensor of a step. On a processor they are made,
-turned into their own gradient and used up a piece at a time, while they are in the cache.
+The logits of a large vocabulary are the largest tensor of a step. On the CPU they are computed,
+turned into their own gradient and consumed one chunk at a time, while they are in the cache.
 """
 
 from typing import Any
@@ -11,50 +11,52 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_PIECE = 1 << 18  # logits at a time
+_CHUNK = 1 << 18  # logits
 
 
-def cross_entropy(x: Tensor, head: Tensor, targets: Tensor, scored: Tensor | None = None) -> Tensor:
-    """The sum of -log softmax(x head^T)[target], nats, over the scored targets.
+def cross_entropy(
+    x: Tensor, weight: Tensor, targets: Tensor, loss_mask: Tensor | None = None
+) -> Tensor:
+    """Return (): the sum of -log softmax(x weight^T)[target], nats, over targets in the mask.
 
-    `x` (n, C), `head` (V, C), `targets` (n,) int64, `scored` (n,) bool; None: all of them.
+    `x` (n, C), `weight` (V, C), `targets` (n,) int64, `loss_mask` (n,) bool; None: all targets.
     """
     if x.device.type != "cpu":
-        nats = F.cross_entropy(F.linear(x, head).float(), targets, reduction="none")
-        return nats.sum() if scored is None else nats.where(scored, 0).sum()
-    if scored is not None and not scored.all():
-        x, targets = x[scored], targets[scored]
-    learning = torch.is_grad_enabled()  # inside a Function it no longer shows
-    total: Tensor = _InPieces.apply(x, head, targets, learning)  # type: ignore[no-untyped-call]
+        nats = F.cross_entropy(F.linear(x, weight).float(), targets, reduction="none")
+        return nats.sum() if loss_mask is None else nats.where(loss_mask, 0).sum()
+    if loss_mask is not None and not loss_mask.all():
+        x, targets = x[loss_mask], targets[loss_mask]
+    with_grad = torch.is_grad_enabled()  # always off inside a Function
+    total: Tensor = _ChunkedLoss.apply(x, weight, targets, with_grad)  # type: ignore[no-untyped-call]
     return total
 
 
-class _InPieces(torch.autograd.Function):
-    """With softmax p, the gradient of a row's loss by its logits is p - onehot(target)."""
+class _ChunkedLoss(torch.autograd.Function):
+    """The gradient of a token's loss by its logits is softmax(logits) - onehot(target)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, head: Tensor, targets: Tensor, learning: bool) -> Tensor:
-        x_grad = torch.empty_like(x) if learning else None
-        head_grad = torch.zeros_like(head) if learning else None
+    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, with_grad: bool) -> Tensor:
+        x_grad = torch.empty_like(x) if with_grad else None
+        weight_grad = torch.zeros_like(weight) if with_grad else None
         total = x.new_zeros((), dtype=torch.float64)
-        rows = max(1, _PIECE // len(head))
+        rows = max(1, _CHUNK // len(weight))
         for i in range(0, len(x), rows):
-            piece, target = x[i : i + rows], targets[i : i + rows, None]
-            logits = piece @ head.T
+            chunk, target = x[i : i + rows], targets[i : i + rows, None]
+            logits = chunk @ weight.T
             logits -= logits.amax(1, keepdim=True)
             total -= logits.gather(1, target).sum(dtype=torch.float64)
             exp_sum = logits.exp_().sum(1, keepdim=True)
             total += exp_sum.log().sum(dtype=torch.float64)
-            if x_grad is not None and head_grad is not None:
+            if x_grad is not None and weight_grad is not None:
                 logits /= exp_sum
                 logits.scatter_add_(1, target, torch.full_like(exp_sum, -1))
-                torch.mm(logits, head, out=x_grad[i : i + rows])
-                head_grad.addmm_(logits.T, piece)
-        ctx.save_for_backward(x_grad, head_grad)
+                torch.mm(logits, weight, out=x_grad[i : i + rows])
+                weight_grad.addmm_(logits.T, chunk)
+        ctx.save_for_backward(x_grad, weight_grad)
         return total.to(x.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        x_grad, head_grad = ctx.saved_tensors
-        return x_grad * grad, head_grad * grad, None, None
+        x_grad, weight_grad = ctx.saved_tensors
+        return x_grad * grad, weight_grad * grad, None, None

@@ -1,10 +1,10 @@
-"""The optimizers, and the learning rate as a function of the step.
+"""The optimizers: Muon and AdamW.
 
-Matrices inside the blocks go to Muon (Jordan et al. 2024): momentum, then the nearest orthogonal
-matrix by Newton-Schulz iterations, so that every direction of the update has the same size. The
-embeddings, norms and biases go to AdamW (Loshchilov & Hutter 2019).
+Muon (Jordan et al. 2024) updates the matrices inside the blocks: momentum, then the nearest
+orthogonal matrix by Newton-Schulz iterations, so that every direction of the update has the same
+size. AdamW (Loshchilov & Hutter 2019) updates embeddings, norms and biases.
 
-They are no subclasses of torch's, which import its compiler: that takes as long as torch itself.
+They do not subclass torch's, which import its compiler: that takes as long as torch itself.
 """
 
 from collections import defaultdict
@@ -15,41 +15,41 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from tgen.config import TrainConfig
+from tgen.config import ResolvedTrainConfig
 from tgen.model.transformer import Transformer
 
-# The quintic that Muon's authors chose: singular values from 0 to 1 end near 1 after five rounds.
+# Quintic of Muon's authors: moves singular values from (0, 1] near 1 in five iterations.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
-_ROUNDS = 5
+_ITERATIONS = 5
 
 Orthogonalize = Callable[[Tensor], Tensor]  # (N, m, n) -> (N, m, n)
 
 
 class AdamW:
-    """Torch's fused one."""
+    """Torch's fused AdamW."""
 
     def __init__(self, groups: list[dict[str, Any]], *, beta1: float, beta2: float) -> None:
-        self.param_groups = groups  # of params, lr and weight_decay each
+        self.param_groups = groups  # each with params, lr and weight_decay
         self.beta1, self.beta2 = beta1, beta2
         self.state: dict[Tensor, dict[str, Tensor]] = {}
 
     @torch.no_grad()
     def step(self, *, found_inf: Tensor | None = None) -> None:
-        """Updates every parameter from its gradient, if it has one; where `found_inf` (), is 1 a
-        step changes nothing: the decision stays on the device."""
+        """Update every parameter that has a gradient; nothing if `found_inf` () is 1, a decision
+        that stays on the device."""
         for group in self.param_groups:
-            learning: list[Tensor] = [p for p in group["params"] if p.grad is not None]
-            for parameter in learning:
+            trainable: list[Tensor] = [p for p in group["params"] if p.grad is not None]
+            for parameter in trainable:
                 if parameter not in self.state:
                     self.state[parameter] = {
                         "step": torch.zeros((), device=parameter.device),
                         "exp_avg": torch.zeros_like(parameter),
                         "exp_avg_sq": torch.zeros_like(parameter),
                     }
-            states = [self.state[parameter] for parameter in learning]
+            states = [self.state[parameter] for parameter in trainable]
             adamw(
-                learning,
-                [p.grad for p in learning if p.grad is not None],
+                trainable,
+                [p.grad for p in trainable if p.grad is not None],
                 [state["exp_avg"] for state in states],
                 [state["exp_avg_sq"] for state in states],
                 [],
@@ -67,7 +67,7 @@ class AdamW:
 
 
 class Muon:
-    """Momentum, orthogonalised; matrices of one shape are done in one batch."""
+    """Orthogonalized momentum; matrices of one shape are computed in one batch."""
 
     def __init__(
         self,
@@ -76,19 +76,19 @@ class Muon:
         lr: float,
         momentum: float,
         weight_decay: float,
-        orthogonalise: Orthogonalize,
+        orthogonalize: Orthogonalize,
     ) -> None:
         settings = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         self.param_groups: list[dict[str, Any]] = [{"params": parameters, **settings}]
         self.state: dict[Tensor, dict[str, Tensor]] = {}
-        self._orthogonalise = orthogonalise
+        self._orthogonalize = orthogonalize
 
     @torch.no_grad()
     def step(self, *, found_inf: Tensor | None = None) -> None:
-        """Updates every matrix from its gradient, or none: see AdamW."""
+        """Update every matrix from its gradient; `found_inf` as in AdamW."""
         for group in self.param_groups:
             device = group["params"][0].device
-            sound = torch.tensor(True, device=device) if found_inf is None else found_inf == 0
+            finite = torch.tensor(True, device=device) if found_inf is None else found_inf == 0
             by_shape: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
             for parameter in group["params"]:
                 by_shape[parameter.shape].append(parameter)
@@ -100,32 +100,32 @@ class Muon:
                     state = self.state[parameter]
                     gradient = parameter.grad
                     assert gradient is not None
-                    gradient = gradient.where(sound, state["momentum"])
+                    gradient = gradient.where(finite, state["momentum"])
                     state["momentum"].lerp_(gradient, 1 - group["momentum"])
                     updates.append(gradient.lerp(state["momentum"], group["momentum"]))  # Nesterov
-                orthogonal = self._orthogonalise(torch.stack(updates))
-                scale = max(1.0, shape[0] / shape[1]) ** 0.5  # tall matrices: the same rms a row
-                rate = group["lr"] * sound
+                orthogonal = self._orthogonalize(torch.stack(updates))
+                scale = max(1.0, shape[0] / shape[1]) ** 0.5  # tall matrices: same RMS per row
+                rate = group["lr"] * finite
                 for parameter, update in zip(parameters, orthogonal, strict=True):
                     parameter.mul_(1 - rate * group["weight_decay"])
                     parameter.sub_(update * (rate * scale))
 
 
 def orthogonalize(x: Tensor) -> Tensor:
-    """(N, m, n) -> each matrix with its singular values moved close to 1 (Newton-Schulz)."""
+    """Move the singular values of each matrix (N, m, n) close to 1 by Newton-Schulz iterations."""
     tall = x.shape[1] > x.shape[2]
     x = x.mT if tall else x
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
-    for _ in range(_ROUNDS):
+    for _ in range(_ITERATIONS):
         gram = x @ x.mT
         x = _A * x + torch.baddbmm(gram, gram, gram, beta=_B, alpha=_C) @ x
     return x.mT if tall else x
 
 
 def make_optimizers(
-    model: Transformer, config: TrainConfig, *, orthogonalise: Orthogonalize = orthogonalize
+    model: Transformer, config: ResolvedTrainConfig, *, orthogonalize: Orthogonalize = orthogonalize
 ) -> list[AdamW | Muon]:
-    """Muon for the blocks' matrices, AdamW for the rest; weight decay on matrices only."""
+    """Return Muon for the matrices of the blocks and AdamW for the rest; only matrices decay."""
     inside = {id(p) for p in model.blocks.parameters() if p.dim() == 2}
     matrices = [p for p in model.parameters() if id(p) in inside]
     tables = [p for p in model.parameters() if p.dim() == 2 and id(p) not in inside]
@@ -146,16 +146,6 @@ def make_optimizers(
         lr=config.matrix_learning_rate,
         momentum=config.momentum,
         weight_decay=config.weight_decay,
-        orthogonalise=orthogonalise,
+        orthogonalize=orthogonalize,
     )
     return [muon, rest]
-
-
-def rate_factor(
-    step: int, *, warmup_steps: int, decay_start: int | None, total_steps: int | None
-) -> float:
-    """What the learning rates are multiplied with at `step`: up, level, and straight down to 0."""
-    up = min(1.0, (step + 1) / (warmup_steps + 1))
-    if decay_start is None or total_steps is None or step < decay_start:
-        return up
-    return up * max(0.0, (total_steps - step) / (total_steps - decay_start + 1))

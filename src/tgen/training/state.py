@@ -1,4 +1,4 @@
-"""All that a run needs to go on exactly: weights, optimizer moments and a few counters.
+"""The training state, from which a run resumes exactly: weights, optimizer moments and counters.
 
 There is no random state: batches and dropout are functions of the seed, the step and the row.
 """
@@ -6,7 +6,7 @@ There is no random state: batches and dropout are functions of the seed, the ste
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -14,61 +14,80 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tgen import distributed
-from tgen.config import ModelConfig, Parallel, TrainConfig
+from tgen.config import ModelConfig, Parallel, ResolvedTrainConfig
 from tgen.model.transformer import Transformer
 from tgen.training.evaluation import LossModule
 from tgen.training.optimizers import Orthogonalize, make_optimizers, orthogonalize
 
+# Names of counters in the states of earlier versions.
+_OLD_NAMES = {
+    "not_better": "evals_since_best",
+    "in_decay": "evaluated_in_decay",
+    "go_back": "restore_best",
+    "skipped": "skipped_steps",
+    "skipped_in_a_row": "consecutive_skips",
+    "rollbacks": "n_divergences",
+    "ways_back": "n_rollbacks",
+    "rate_scale": "learning_rate_scale",
+}
+
 
 @dataclass
 class Progress:
-    """The counters; plain numbers, saved as JSON."""
+    """The counters of a run: plain numbers, saved as JSON."""
 
     step: int = 0
-    steps_taken: int = 0  # with those of states that the run went back from
-    seconds: float = 0.0  # spent on the run, all sittings together
-    setup_seconds: float = 0.0  # of them, before the first step
-    decay_start: int | None = None  # once chosen, the schedule is fixed
+    steps_taken: int = 0  # including steps that a rollback discarded
+    seconds: float = 0.0  # spent on the run, over all sessions
+    setup_seconds: float = 0.0  # part of `seconds` before the first step
+    decay_start: int | None = None  # fixed once chosen
     total_steps: int | None = None
-    end_changes: int = 0  # how often another end had been asked for: of which one these know
+    end_changes: int = 0  # how often the end had been overridden when these two were chosen
     best_step: int = 0
     best_bits_per_byte: float | None = None
-    corpus_changes: int = 0  # of which corpus the best is: it may change on the way
-    not_better: int = 0  # evaluations since the best, or since the decay began
-    in_decay: bool = False  # one has been made there
-    go_back: bool = False  # to the best step: the loop has ended there
+    corpus_changes: int = 0  # how often the corpus had changed when the best was evaluated
+    evals_since_best: int = 0  # or since the decay began
+    evaluated_in_decay: bool = False
+    restore_best: bool = False  # the best checkpoint is to be restored: see early_stopping
     stopped_early: bool = False
-    closing_seconds: float = 0.0  # expected for what comes after the last step
-    evaluation_seconds: float = 0.0  # the newest evaluation took, saving and sampling included
-    skipped: int = 0  # steps without effect: something was not finite
-    skipped_in_a_row: int = 0
-    rollbacks: int = 0
-    ways_back: int = 0  # taken so far, for whatever reason
-    rate_scale: float = 1.0  # halved by each rollback
+    closing_seconds: float = 0.0  # expected after the last step
+    evaluation_seconds: float = 0.0  # of the last evaluation, with saving and sampling
+    skipped_steps: int = 0  # without effect, because loss or gradient was not finite
+    consecutive_skips: int = 0
+    n_divergences: int = 0  # rollbacks because of divergence
+    n_rollbacks: int = 0  # for any reason
+    learning_rate_scale: float = 1.0  # halved after each divergence
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Return saved counters; raises TypeError for an unknown one."""
+        return cls(**{_OLD_NAMES.get(name, name): value for name, value in values.items()})
 
 
 _CPU = torch.device("cpu")
-_WEIGHTS = "model/"  # what their names begin with in `to_arrays`; those of moments with a key
+_WEIGHTS = "model/"  # prefix of weights in `to_arrays`; moments have their key as prefix
 
 
 class TrainState:
-    """A model in training with its optimizers and counters; with `parallel` one that all ranks
-    have a part in: they call its methods alike."""
+    """A model in training, its optimizers and its counters.
+
+    With `parallel` all ranks have a part of it, and all call the same methods.
+    """
 
     def __init__(
         self,
         model: Transformer,
-        config: TrainConfig,
+        config: ResolvedTrainConfig,
         *,
         device: torch.device = _CPU,
         parallel: Parallel | None = None,
     ) -> None:
-        if parallel != "fsdp":  # of which a device takes a share at a time
+        if parallel != "fsdp":  # which moves one shard at a time
             model = model.to(device)
         self.model, self.parallel = model, parallel
-        self.learner = LossModule(model, compiled=config.compile)
-        self.step_loss: nn.Module = self.learner  # what a step calls
-        way: Orthogonalize = orthogonalize
+        self.loss_module = LossModule(model, compiled=config.compile)
+        self.step_loss: nn.Module = self.loss_module  # wrapped by DDP or FSDP where ranks share it
+        orthogonalize_stack: Orthogonalize = orthogonalize
         if parallel:
             from tgen.training.parallel import (  # seconds to import
                 all_ranks,
@@ -77,36 +96,36 @@ class TrainState:
             )
 
             mesh = all_ranks(device)
-            self.step_loss = parallelize(self.learner, parallel, mesh)
-            way = one_rank_per_matrix(orthogonalize, mesh)
-        self.optimizers = make_optimizers(model, config, orthogonalise=way)
+            self.step_loss = parallelize(self.loss_module, parallel, mesh)
+            orthogonalize_stack = one_rank_per_matrix(orthogonalize, mesh)
+        self.optimizers = make_optimizers(model, config, orthogonalize=orthogonalize_stack)
         self.progress = Progress()
 
-    def exchange(self, *, now: bool) -> AbstractContextManager[None]:
-        """Around a backward pass: whether the ranks exchange its gradients now, or with the next
-        one's; where they share the weights too, always now."""
-        if now or self.parallel != "ddp":
+    def gradient_sync(self, *, enabled: bool) -> AbstractContextManager[None]:
+        """Return a context for a backward pass whose gradients ranks exchange now or, if not
+        `enabled`, with a later pass; FSDP always exchanges them now."""
+        if enabled or self.parallel != "ddp":
             return nullcontext()
-        later: AbstractContextManager[None] = self.step_loss.no_sync()  # type: ignore[operator]
-        return later
+        no_sync: AbstractContextManager[None] = self.step_loss.no_sync()  # type: ignore[operator]
+        return no_sync
 
     def is_finite(self) -> bool:
-        """Whether all weights that this rank has are."""
+        """Whether all weights of this rank are finite."""
         return all(bool(local_tensor(p).isfinite().all()) for p in self.model.parameters())
 
     def whole_model(self) -> Transformer | None:
-        """A model with all weights, to write with or to look at; on rank 0 alone."""
+        """Return a model with all weights on rank 0, None on the others."""
         if self.parallel == "fsdp":
             arrays = _copies(self.model.named_parameters())
             return Transformer.from_arrays(self.model.config, arrays) if arrays else None
         return self.model if distributed.is_rank_zero() else None
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Copies of weights and moments by name (`weights_of`); on rank 0 alone."""
+        """Return copies of weights and moments by name on rank 0; see `weights_of`."""
         return _copies(self._tensors())
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], progress: Progress) -> None:
-        """Takes over what `to_arrays` gave, from rank 0."""
+        """Load what `to_arrays` returned, from rank 0, and the counters."""
         for optimizer in self.optimizers:
             optimizer.state.clear()
         parameters = dict(self.model.named_parameters())
@@ -116,8 +135,8 @@ class TrainState:
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
-        kinds = {path: (array.shape, array.dtype) for path, array in arrays.items()}
-        for path, (shape, dtype) in distributed.broadcast(kinds).items():
+        headers = {path: (array.shape, array.dtype) for path, array in arrays.items()}
+        for path, (shape, dtype) in distributed.broadcast(headers).items():
             key, name = path.split("/", 1)
             parameter = parameters[name]
             array = arrays[path].copy() if path in arrays else np.empty(shape, dtype)
@@ -142,14 +161,16 @@ class TrainState:
 
 def new_state(
     model_config: ModelConfig,
-    config: TrainConfig,
+    config: ResolvedTrainConfig,
     device: torch.device,
     *,
     weights: Mapping[str, NDArray[Any]] | None = None,
     parallel: Parallel | None = None,
 ) -> TrainState:
-    """A run at its start, with these weights; None: with new ones, drawn on the processor, so that
-    every device and rank gets the same."""
+    """Return the state at step 0 with `weights` or, if None, random ones.
+
+    Random weights are made on the CPU, so that every device and rank gets the same.
+    """
     torch.manual_seed(config.seed)
     model = Transformer(model_config, dropout=config.dropout)
     if weights is not None:
@@ -158,25 +179,28 @@ def new_state(
 
 
 def weights_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Those of `to_arrays` that are weights, as `Transformer.to_arrays` names them."""
-    of_model = (name for name in arrays if name.startswith(_WEIGHTS))
-    return {name.removeprefix(_WEIGHTS): arrays[name] for name in of_model}
+    """Select the weights from `TrainState.to_arrays`, named as `Transformer.to_arrays` does."""
+    return {
+        name.removeprefix(_WEIGHTS): array
+        for name, array in arrays.items()
+        if name.startswith(_WEIGHTS)
+    }
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """All of a tensor, of which each rank may have a share: then all ranks call this."""
+    """Return the full tensor if ranks hold shards of it; then all ranks must call this."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """What this rank has of a tensor, in the same memory."""
+    """Return this rank's shard of a tensor, in the same memory."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _copies(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, NDArray[Any]]:
     arrays = {}
     for name, tensor in tensors:
-        everything = full_tensor(tensor.detach())
+        full = full_tensor(tensor.detach())
         if distributed.is_rank_zero():
-            arrays[name] = everything.cpu().numpy().copy()
+            arrays[name] = full.cpu().numpy().copy()
     return arrays

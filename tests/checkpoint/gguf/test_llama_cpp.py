@@ -1,4 +1,4 @@
-"""llama.cpp itself, on files of ours: the same ids, the same logits, the same text."""
+"""llama.cpp on exported files: the same ids, the same logits, the same text."""
 
 import ctypes
 import json
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from support.models import TEXT, make_model
-from tgen import api
+from tgen import api, loaded_model
 from tgen.checkpoint import export, model_dir
 from tgen.checkpoint.gguf import pre_tokenizers
 from tgen.checkpoint.model_lookup import shipped_model
@@ -17,9 +17,9 @@ from tgen.config import RopeScaling, SamplingConfig
 from tgen.tokenizer import Tokenizer, train_bpe, train_char
 
 llama_cpp = pytest.importorskip(
-    "llama_cpp", reason="NO LLAMA.CPP: nothing shows that it runs our GGUF"
+    "llama_cpp", reason="NO LLAMA.CPP: exported GGUF files are not tested with it"
 )
-gguf = pytest.importorskip("gguf", reason="NO GGUF: nothing shows that llama.cpp runs ours")
+gguf = pytest.importorskip("gguf", reason="NO GGUF: exported files are not tested with llama.cpp")
 pytestmark = pytest.mark.slow
 
 TEXTS = {
@@ -52,19 +52,19 @@ def own_tokenizer(request):
     return train_char([text]) if request.param == "char" else train_bpe([text], vocab_size=420)
 
 
-def exported(tmp_path, tokenizer, family, *, stored="float32", **values):
-    """A model's directory, and llama.cpp with its GGUF."""
-    rows = tokenizer.vocab_size + 3  # as some models round their size up
-    model = make_model(family, vocab_size=rows, **{"context_length": 256} | values)
+def export_model(tmp_path, tokenizer, family, *, stored="float32", **values):
+    """Return a model's directory, and llama.cpp with its GGUF file."""
+    n_tokens = tokenizer.vocab_size + 3  # some models round their size up
+    model = make_model(family, vocab_size=n_tokens, **{"context_length": 256} | values)
     model_dir.save(tmp_path / "model", model.config, tokenizer, model.to_arrays())
     bundle = model_dir.load(tmp_path / "model")
     path = tmp_path / "model.gguf"
-    export.to_gguf(bundle, path, name="it", stored=stored, progress=lambda _: None)
-    return tmp_path / "model", llama(path)
+    export.export_gguf(bundle, path, name="it", stored=stored, progress=lambda _: None)
+    return tmp_path / "model", open_llama_cpp(path)
 
 
-def llama(path):
-    """llama.cpp with a GGUF file, keys and values in float32."""
+def open_llama_cpp(path):
+    """Open a GGUF file in llama.cpp, keys and values in float32."""
     return llama_cpp.Llama(
         str(path),
         n_ctx=256,
@@ -78,17 +78,17 @@ def llama(path):
 
 
 def logits(theirs, ids, ours):
-    """(V,): llama.cpp's after these ids."""
+    """Return llama.cpp's logits, (V,), after these ids."""
     theirs.eval(ids)
-    place = llama_cpp.llama_get_logits_ith(theirs._ctx.ctx, -1)
+    address = llama_cpp.llama_get_logits_ith(theirs._ctx.ctx, -1)
     n = ours.bundle.config.vocab_size
-    return np.array(ctypes.cast(place, ctypes.POINTER(ctypes.c_float * n)).contents)
+    return np.array(ctypes.cast(address, ctypes.POINTER(ctypes.c_float * n)).contents)
 
 
 @pytest.mark.parametrize(("family", "values"), MODELS)
-def test_llama_cpp_gives_our_ids_and_goes_on_as_we_do(own_tokenizer, family, values, tmp_path):
-    path, theirs = exported(tmp_path, own_tokenizer, family, **values)
-    ours = api.load(path, device="cpu", threads=1)
+def test_llama_cpp_gives_the_same_ids_and_text(own_tokenizer, family, values, tmp_path):
+    path, theirs = export_model(tmp_path, own_tokenizer, family, **values)
+    ours = loaded_model.open_model(path, device="cpu", threads=1)
     for text in TEXTS.values():
         ids = theirs.tokenize(text.encode(), add_bos=True, special=False)
         assert ids == own_tokenizer.encode(text.encode())
@@ -98,70 +98,71 @@ def test_llama_cpp_gives_our_ids_and_goes_on_as_we_do(own_tokenizer, family, val
         sampling = SamplingConfig(temperature=0, max_new_tokens=50)
         answer = [token.id for token in ours.tokens([ids], sampling=sampling)]
         theirs.reset()
-        told = list(islice(theirs.generate(ids, temp=0, reset=True), len(answer)))
-        assert told == answer
+        continuation = list(islice(theirs.generate(ids, temp=0, reset=True), len(answer)))
+        assert continuation == answer
         wanted = own_tokenizer.decode(answer)
-        assert theirs.detokenize(told, prev_tokens=ids) == wanted
+        assert theirs.detokenize(continuation, prev_tokens=ids) == wanted
 
 
 @pytest.mark.parametrize(("family", "values"), MODELS)
-def test_its_logits_are_ours(tokenizer, family, values, tmp_path):
-    path, theirs = exported(tmp_path, tokenizer, family, **values)
-    ours = api.load(path, device="cpu", threads=1)
+def test_logits_are_equal(tokenizer, family, values, tmp_path):
+    path, theirs = export_model(tmp_path, tokenizer, family, **values)
+    ours = loaded_model.open_model(path, device="cpu", threads=1)
     ids = tokenizer.encode(TEXT)[:100]
-    # ggml looks its GELU up in a table of float16 numbers
-    close = 2e-3 if family == "gpt2" else 1e-4
-    assert np.abs(logits(theirs, ids, ours) - ours.engine.extend([ids])[0]).max() <= close
+    # ggml looks up GELU in a float16 table
+    tolerance = 2e-3 if family == "gpt2" else 1e-4
+    assert np.abs(logits(theirs, ids, ours) - ours.engine.extend([ids])[0]).max() <= tolerance
 
 
 @pytest.mark.parametrize("stored", ["float16", "bfloat16", "int8"])
-def test_it_loads_each_type(tokenizer, stored, tmp_path):
-    _, theirs = exported(tmp_path, tokenizer, "llama", stored=stored)
+def test_llama_cpp_loads_every_dtype(tokenizer, stored, tmp_path):
+    _, theirs = export_model(tmp_path, tokenizer, "llama", stored=stored)
     assert theirs.create_completion("What", max_tokens=5, temperature=0)["choices"][0]["text"]
 
 
-@pytest.mark.parametrize("name", pre_tokenizers.KNOWN)
-def test_every_name_that_is_known_cuts_as_llama_cpp_does(name, tmp_path):
+@pytest.mark.parametrize("name", pre_tokenizers.PRE_TOKENIZERS)
+def test_pre_tokenizers_split_like_llama_cpp(name, tmp_path):
     text = TEXT + "\n".join(TEXTS.values()).encode()
-    described = json.loads(train_bpe([text], vocab_size=420).json)
-    words = pre_tokenizers.KNOWN[name]
-    described["pre_tokenizer"] = pre_tokenizers.pre_tokenizer(words.cuts)
-    # a token that its own text does not become, so that it matters whether words are looked up
-    described["model"]["vocab"].setdefault("Ġhard", 420)
-    described["model"]["ignore_merges"] = words.whole_words
-    described["normalizer"] = {"type": "NFC"} if words.nfc else None
-    tokenizer = Tokenizer(json.dumps(described))
-    _, theirs = exported(tmp_path, tokenizer, "llama")
+    tokenizer_json = json.loads(train_bpe([text], vocab_size=420).json)
+    pre_tokenizer = pre_tokenizers.PRE_TOKENIZERS[name]
+    tokenizer_json["pre_tokenizer"] = pre_tokenizers.pre_tokenizer_json(pre_tokenizer.patterns)
+    # no merges make this token: ignore_merges matters
+    tokenizer_json["model"]["vocab"].setdefault("Ġhard", 420)
+    tokenizer_json["model"]["ignore_merges"] = pre_tokenizer.ignore_merges
+    tokenizer_json["normalizer"] = {"type": "NFC"} if pre_tokenizer.nfc else None
+    tokenizer = Tokenizer(json.dumps(tokenizer_json))
+    _, theirs = export_model(tmp_path, tokenizer, "llama")
     assert theirs.metadata["tokenizer.ggml.pre"] == name
     for text in TEXTS.values():
-        if words.nfc:  # llama.cpp takes texts as they come
+        if pre_tokenizer.nfc:  # llama.cpp does not normalize
             text = normalize("NFC", text)
         ids = theirs.tokenize(text.encode(), add_bos=True, special=False)
         assert ids == tokenizer.encode(text.encode())
 
 
-def test_a_tokenizer_without_merges_is_taken(tmp_path):
-    bytes_alone = train_char([b"plain"])
-    assert not json.loads(bytes_alone.json)["model"]["merges"]
-    _, theirs = exported(tmp_path, bytes_alone, "llama")
+def test_tokenizer_without_merges(tmp_path):
+    byte_tokenizer = train_char([b"plain"])
+    assert not json.loads(byte_tokenizer.json)["model"]["merges"]
+    _, theirs = export_model(tmp_path, byte_tokenizer, "llama")
     for text in TEXTS.values():
         ids = theirs.tokenize(text.encode(), add_bos=True, special=False)
-        assert ids == bytes_alone.encode(text.encode())
+        assert ids == byte_tokenizer.encode(text.encode())
 
 
-def test_what_is_not_said_or_in_older_words_means_the_same_there(
-    own_tokenizer, tmp_path, monkeypatch
-):
-    """Its own `add_bos_token`, and the older name of linear stretching."""
+def test_missing_and_older_fields_mean_the_same_in_llama_cpp(own_tokenizer, tmp_path, monkeypatch):
+    """The default of `add_bos_token`, and the older name of linear RoPE scaling."""
     writer = gguf.GGUFWriter
-    monkeypatch.setattr(writer, "add_add_bos_token", lambda *_: None)
+    add_float32 = writer.add_float32
+    monkeypatch.setattr(writer, "add_bool", lambda *_: None)  # add_bos_token is the only one
     monkeypatch.setattr(
         writer,
-        "add_rope_scaling_factor",
-        lambda self, factor: self.add_float32(f"{self.arch}.rope.scale_linear", factor),
+        "add_float32",
+        lambda self, key, value: add_float32(
+            self, key.replace("rope.scaling.factor", "rope.scale_linear"), value
+        ),
     )
-    stretched = RopeScaling(kind="linear", factor=4.0)
-    _, theirs = exported(tmp_path, own_tokenizer, "qwen2", rope_scaling=stretched)
+    scaled = RopeScaling(kind="linear", factor=4.0)
+    _, theirs = export_model(tmp_path, own_tokenizer, "qwen2", rope_scaling=scaled)
     assert not {"tokenizer.ggml.add_bos_token", "qwen2.rope.scaling.factor"} & set(theirs.metadata)
     ours = api.load(tmp_path / "model.gguf", device="cpu", threads=1)
     ids = theirs.tokenize(b"What is", add_bos=True, special=False)
@@ -169,13 +170,13 @@ def test_what_is_not_said_or_in_older_words_means_the_same_there(
     assert np.abs(logits(theirs, ids, ours) - ours.engine.extend([ids])[0]).max() <= 1e-4
 
 
-def test_the_shipped_model_says_the_same_there(tmp_path):
+def test_shipped_model_gives_the_same_text(tmp_path):
     ours = api.load(shipped_model(), device="cpu", threads=1)
     bundle = model_dir.load(shipped_model())
-    export.to_gguf(
+    export.export_gguf(
         bundle, tmp_path / "it.gguf", name="it", stored="float32", progress=lambda _: None
     )
-    theirs = llama(tmp_path / "it.gguf")
+    theirs = open_llama_cpp(tmp_path / "it.gguf")
     for text in ("What is", "KING RICHARD:\n", "\n\n  The 3 houses"):
         said = theirs.create_completion(text, max_tokens=50, temperature=0)["choices"][0]["text"]
         assert said == "".join(ours.generate(text, temperature=0, max_new_tokens=50))

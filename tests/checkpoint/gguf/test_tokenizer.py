@@ -1,4 +1,4 @@
-"""Tokenizers in GGUF's fields: they come back with the same ids, or are refused by name."""
+"""Tokenizers as GGUF fields: read back with the same ids, or an error that names the reason."""
 
 import json
 
@@ -12,68 +12,67 @@ from tgen.tokenizer import Tokenizer, train_char
 NFC = {"type": "NFC"}
 
 
-def made(file, **other):
-    """A file's tokenizer with other parts; `added` are settings of its first added token."""
+def make_tokenizer(file, **other):
+    """Return a file's tokenizer with changes; `added` changes its first added token."""
     file = json.loads(json.dumps(file))
     file["added_tokens"][0] |= other.pop("added", {})
     return Tokenizer(json.dumps(file | other))
 
 
-def fields_of(tokenizer, **other):
+def to_fields(tokenizer, **other):
     end = tokenizer.end_of_text or 0
-    vocabulary = gguf_tokenizer.to_fields(tokenizer, tokenizer.vocab_size, ends=[end])
-    fields = {
-        "model": vocabulary.model,
-        "pre": vocabulary.pre,
-        "tokens": vocabulary.tokens,
-        "token_type": vocabulary.types,
-        "merges": vocabulary.merges,
-        "add_bos_token": vocabulary.add_bos,
-        **{f"{name}_token_id": i for name, i in vocabulary.ids.items()},
+    fields = gguf_tokenizer.to_fields(tokenizer, tokenizer.vocab_size, ends=[end])
+    return fields | {f"tokenizer.ggml.{key}": value for key, value in other.items()}
+
+
+def ids_of(fields):
+    return {
+        key.removeprefix("tokenizer.ggml.").removesuffix("_token_id"): i
+        for key, i in fields.items()
+        if key.endswith("_token_id")
     }
-    return {f"tokenizer.ggml.{key}": value for key, value in (fields | other).items()}
 
 
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        ({"model": "llama"}, "of kind 'llama'"),
-        ({"pre": "falcon"}, "cuts words by 'falcon'"),
-        ({"pre": 3}, "cuts words by 3"),
+        ({"model": "llama"}, "unsupported tokenizer type 'llama'"),
+        ({"pre": "falcon"}, "unsupported pre-tokenizer 'falcon'"),
+        ({"pre": 3}, "unsupported pre-tokenizer 3"),
         ({"tokens": ["a", 1]}, "no list of tokens"),
         ({"merges": None}, "no list of merges"),
-        ({"token_type": [1]}, "do not fit"),
+        ({"token_type": [1]}, "do not match"),
         ({"tokens": ["a", "a"], "token_type": [1, 1]}, "two tokens named 'a'"),
     ],
 )
-def test_other_tokenizers_are_refused_by_name(other, reason, tokenizer):
+def test_unsupported_fields_are_an_error(other, reason, tokenizer):
     with pytest.raises(ModelError, match=reason):
-        gguf_tokenizer.to_json(fields_of(tokenizer, **other))
+        gguf_tokenizer.to_json(to_fields(tokenizer, **other))
 
 
-def test_a_token_before_every_text_goes_both_ways(tokenizer):
-    text, ends = gguf_tokenizer.to_json(fields_of(tokenizer, add_bos_token=True, bos_token_id=0))
+def test_bos_token_is_written_and_read(tokenizer):
+    text, ends = gguf_tokenizer.to_json(to_fields(tokenizer, add_bos_token=True, bos_token_id=0))
     again = gguf_tokenizer.to_fields(Tokenizer(text), 300, ends=ends)
-    assert again.add_bos
-    assert again.ids == {"eos": 0, "bos": 0}
-    assert not gguf_tokenizer.to_fields(tokenizer, 300, ends=[0]).add_bos
+    assert again["tokenizer.ggml.add_bos_token"]
+    assert ids_of(again) == {"eos": 0, "bos": 0}
+    assert not to_fields(tokenizer)["tokenizer.ggml.add_bos_token"]
 
 
-def test_a_word_that_no_merge_makes_is_looked_up_whole_where_its_name_says_so(tokenizer):
+def test_ignore_merges_is_written_and_read(tokenizer):
     described = json.loads(tokenizer.json)
     i = described["model"]["vocab"]["Ġzzz"] = len(described["model"]["vocab"])
     for whole_words, name in ((False, "smaug-bpe"), (True, "llama-bpe")):
         described["model"]["ignore_merges"] = whole_words
         wanted = Tokenizer(json.dumps(described))
         assert (wanted.encode(b"a zzz") == [wanted.encode(b"a")[0], i]) is whole_words
-        fields = fields_of(wanted)
+        fields = to_fields(wanted)
         assert fields["tokenizer.ggml.pre"] == name
         assert Tokenizer(gguf_tokenizer.to_json(fields)[0]).encode(b"a zzz") == wanted.encode(
             b"a zzz"
         )
 
 
-def test_tokenizers_that_llama_cpp_would_not_follow_are_refused(tokenizer):
+def test_unsupported_pre_tokenizers_are_an_error(tokenizer):
     def with_pre(part):
         return Tokenizer(json.dumps(json.loads(tokenizer.json) | part))
 
@@ -81,23 +80,23 @@ def test_tokenizers_that_llama_cpp_would_not_follow_are_refused(tokenizer):
     for part in ({"pre_tokenizer": split}, {"normalizer": {"type": "NFC"}}):
         with pytest.raises(TokenizerError, match="GGUF has no"):
             gguf_tokenizer.to_fields(with_pre(part), 300, ends=[0])
-    with pytest.raises(TokenizerError, match="no token that ends"):
+    with pytest.raises(TokenizerError, match="no end-of-text token"):
         gguf_tokenizer.to_fields(tokenizer, 300, ends=[])
 
 
 @pytest.mark.parametrize("name", tokenizer_files.files())
-def test_tokenizers_from_elsewhere_come_back_or_are_refused(name):
+def test_foreign_tokenizers_round_trip_or_are_an_error(name):
     tokenizer = Tokenizer(json.dumps(tokenizer_files.files()[name][0]))
     known = {"gpt2": "gpt-2", "llama3": "llama-bpe", "thinking": "qwen2"}
     known |= {same: same for same in ("qwen2", "smollm")}
     if name not in known:
-        with pytest.raises(TokenizerError, match=r"GGUF has no name|sentencepiece's kind"):
-            fields_of(tokenizer)
+        with pytest.raises(TokenizerError, match=r"GGUF has no name|sentencepiece tokenizer"):
+            to_fields(tokenizer)
         return
-    fields = fields_of(tokenizer)
+    fields = to_fields(tokenizer)
     assert fields["tokenizer.ggml.pre"] == known[name]
     text, ends = gguf_tokenizer.to_json(fields)
-    again, mixed = Tokenizer(text, ends=ends), tokenizer_files.mixed(100_000).encode()
+    again, mixed = Tokenizer(text, end_ids=ends), tokenizer_files.mixed(100_000).encode()
     assert again.encode(mixed) == tokenizer.encode(mixed)
     assert again.encode_prompt(b"x") == tokenizer.encode_prompt(b"x")
 
@@ -106,8 +105,8 @@ FILES = tokenizer_files.files()
 N = len(FILES["gpt2"][0]["model"]["vocab"])
 
 
-def begins(*pieces):
-    """A post-processor that puts tokens before a text: each a name and its ids."""
+def bos_template(*pieces):
+    """Return a post-processor that puts tokens, (name, ids) each, before a text."""
     found = tokenizer_files.template("", 0)
     found["single"] = [{"SpecialToken": {"id": name, "type_id": 0}} for name, _ in pieces]
     found["single"].append({"Sequence": {"id": "A", "type_id": 0}})
@@ -117,56 +116,60 @@ def begins(*pieces):
     return found
 
 
-LOST = [
+UNSUPPORTED = [
     ("qwen2", {"normalizer": None}, "qwen2 without NFC"),
     ("gpt2", {"normalizer": NFC}, "gpt-2 with NFC"),
-    ("thinking", {"added": {"lstrip": True}}, "place for lstrip of the added token '<think>'"),
-    ("thinking", {"added": {"rstrip": True}}, "place for rstrip"),
-    ("thinking", {"added": {"single_word": True}}, "place for single_word"),
-    ("thinking", {"added": {"normalized": True}}, "place for normalized"),
-    ("gpt2", {"post_processor": begins(("<s>", [N + 1]), ("</s>", [N + 2]))}, "puts 2 tokens"),
-    ("gpt2", {"post_processor": begins(("<s>", [N + 1, N + 2]))}, "puts 2 tokens"),
+    ("thinking", {"added": {"lstrip": True}}, "cannot store lstrip of the added token '<think>'"),
+    ("thinking", {"added": {"rstrip": True}}, "cannot store rstrip"),
+    ("thinking", {"added": {"single_word": True}}, "cannot store single_word"),
+    ("thinking", {"added": {"normalized": True}}, "cannot store normalized"),
+    (
+        "gpt2",
+        {"post_processor": bos_template(("<s>", [N + 1]), ("</s>", [N + 2]))},
+        "puts 2 tokens",
+    ),
+    ("gpt2", {"post_processor": bos_template(("<s>", [N + 1, N + 2]))}, "puts 2 tokens"),
 ]
 
 
-@pytest.mark.parametrize(("name", "other", "reason"), LOST)
-def test_what_would_be_lost_on_the_way_is_refused(name, other, reason):
+@pytest.mark.parametrize(("name", "other", "reason"), UNSUPPORTED)
+def test_features_without_a_gguf_field_are_an_error(name, other, reason):
     with pytest.raises(TokenizerError, match=reason):
-        fields_of(made(FILES[name][0], **other))
+        to_fields(make_tokenizer(FILES[name][0], **other))
 
 
-def test_characters_with_nfc_are_refused():
+def test_char_tokenizer_with_nfc_is_an_error():
     with pytest.raises(TokenizerError, match="with NFC"):
-        fields_of(made(json.loads(train_char([b"ab"]).json), normalizer=NFC))
+        to_fields(make_tokenizer(json.loads(train_char([b"ab"]).json), normalizer=NFC))
 
 
-KEPT = [
+EQUIVALENT = [
     ("qwen2", {"normalizer": tokenizer_files.sequence("normalizers", NFC)}),
     ("gpt2", {"decoder": tokenizer_files.sequence("decoders", tokenizer_files.level())}),
-    ("gpt2", {"added": {"normalized": True}}),  # without NFC there is nothing to look behind
-    ("gpt2", {"post_processor": begins(("<s>", [N + 2]))}),  # the id counts, not the name
+    ("gpt2", {"added": {"normalized": True}}),  # has no effect without NFC
+    ("gpt2", {"post_processor": bos_template(("<s>", [N + 2]))}),  # only the id matters
 ]
 
 
-@pytest.mark.parametrize(("name", "other"), KEPT)
-def test_what_says_the_same_in_other_words_comes_back(name, other):
-    tokenizer = made(FILES[name][0], **other)
-    again = Tokenizer(gguf_tokenizer.to_json(fields_of(tokenizer))[0])
+@pytest.mark.parametrize(("name", "other"), EQUIVALENT)
+def test_equivalent_tokenizers_round_trip(name, other):
+    tokenizer = make_tokenizer(FILES[name][0], **other)
+    again = Tokenizer(gguf_tokenizer.to_json(to_fields(tokenizer))[0])
     mixed = tokenizer_files.mixed(20_000).encode()
     assert again.encode_prompt(mixed) == tokenizer.encode_prompt(mixed)
 
 
-def test_a_file_that_does_not_say_begins_as_llama_cpp_does(tokenizer):
-    for pre, begins_so in (("llama-bpe", [0]), ("llama3", [0]), ("smaug-bpe", []), ("gpt-2", [])):
-        fields = fields_of(tokenizer, pre=pre, bos_token_id=0)
+def test_default_of_add_bos_token_is_llama_cpps(tokenizer):
+    for pre, expected in (("llama-bpe", [0]), ("llama3", [0]), ("smaug-bpe", []), ("gpt-2", [])):
+        fields = to_fields(tokenizer, pre=pre, bos_token_id=0)
         del fields["tokenizer.ggml.add_bos_token"]
-        assert Tokenizer(gguf_tokenizer.to_json(fields)[0]).encode_prompt(b"x")[:-1] == begins_so
+        assert Tokenizer(gguf_tokenizer.to_json(fields)[0]).encode_prompt(b"x")[:-1] == expected
 
 
-def test_ids_out_of_range_are_no_tokens():
+def test_ids_out_of_range_are_ignored():
     bare = train_char([b"no merges"])
     n = bare.vocab_size
     found = gguf_tokenizer.to_fields(bare, n, ends=[99_999, -1, 1], bos=-1, pad=n)
-    assert found.ids == {"eos": 1}
-    with pytest.raises(TokenizerError, match="no token that ends"):
+    assert ids_of(found) == {"eos": 1}
+    with pytest.raises(TokenizerError, match="no end-of-text token"):
         gguf_tokenizer.to_fields(bare, n, ends=[n])

@@ -1,4 +1,4 @@
-"""Every family against transformers on the same directory, and back again."""
+"""Every family against transformers on the same directory, both ways."""
 
 import json
 
@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from support.models import make_model
-from tgen.api import load
 from tgen.checkpoint import model_dir
-from tgen.checkpoint.hf import config as config_json
+from tgen.checkpoint.hf.config import from_json
 from tgen.config import RopeScaling, SamplingConfig
+from tgen.loaded_model import open_model
 from tgen.model.transformer import Transformer
 
 transformers = pytest.importorskip("transformers")
@@ -54,7 +54,7 @@ def our_model(path) -> Transformer:
 
 
 @pytest.mark.parametrize(("family", "values"), VARIANTS)
-def test_logits_equal_and_survive_the_round_trip(family, values, tokenizer, tmp_path):
+def test_logits_are_equal_after_a_round_trip(family, values, tokenizer, tmp_path):
     model = make_model(family, vocab_size=tokenizer.vocab_size, **values)
     model_dir.save(tmp_path / "ours", model.config, tokenizer, model.to_arrays())
     tokens = torch.randint(
@@ -120,20 +120,20 @@ def their_random_model(name: str, values: dict[str, object], tokenizer, tied: bo
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize(("name", "values"), THEIRS)
-def test_their_models_run_here(name, values, tied, dtype, sharded, tokenizer, tmp_path):
+def test_transformers_models_run_in_tgen(name, values, tied, dtype, sharded, tokenizer, tmp_path):
     random = their_random_model(name, values, tokenizer, tied).to(dtype)
     random.save_pretrained(tmp_path, max_shard_size="20KB" if sharded else "5GB")
     assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == sharded
     (tmp_path / "tokenizer.json").write_text(tokenizer.json)
-    theirs = load_theirs(tmp_path, dtype=torch.float32)  # as the weights are stored, in float32
+    theirs = load_theirs(tmp_path, dtype=torch.float32)  # stored weights, computed in float32
     ids = torch.randint(
         2, tokenizer.vocab_size, (1, 64), generator=torch.Generator().manual_seed(6)
     )
     with torch.no_grad():
         wanted = theirs(ids).logits
         assert (our_model(tmp_path)(ids) - wanted).abs().max() <= 1e-5
-        model = load(tmp_path, device="cpu", threads=1)
-        (logits,) = model.engine.extend(ids.tolist(), every_position=True)
+        model = open_model(tmp_path, device="cpu", threads=1)
+        logits = model.engine.extend(ids.tolist(), every_position=True)
         assert np.abs(logits - wanted[0].numpy()).max() <= 1e-5
         text = theirs.generate(ids[:, :10], max_new_tokens=50, do_sample=False)[0, 10:]
     sampling = SamplingConfig(temperature=0, max_new_tokens=50)
@@ -142,7 +142,7 @@ def test_their_models_run_here(name, values, tied, dtype, sharded, tokenizer, tm
 
 
 @pytest.mark.parametrize(("name", "values"), THEIRS)
-def test_older_and_newer_spellings_mean_the_same(name, values, tokenizer, tmp_path):
+def test_older_and_newer_config_keys_are_equivalent(name, values, tokenizer, tmp_path):
     their_random_model(name, values, tokenizer, True).save_pretrained(tmp_path)
     newer = json.loads((tmp_path / "config.json").read_bytes())
     older = dict(newer)
@@ -160,4 +160,4 @@ def test_older_and_newer_spellings_mean_the_same(name, values, tokenizer, tmp_pa
         }
         older = {spellings.get(key, key): value for key, value in older.items()}
     assert older != newer
-    assert config_json.from_json(older) == config_json.from_json(newer)
+    assert from_json(older) == from_json(newer)

@@ -1,4 +1,4 @@
-"""Measuring: what is shown is what was measured."""
+"""`tgen bench --kv-cache`: timings, the line fit and the verdict."""
 
 import json
 
@@ -8,7 +8,7 @@ import torch
 
 from support.command import tgen
 from support.models import make_model
-from tgen.benchmark.kv_cache import compare, default_lengths, growth, measure
+from tgen.benchmark.kv_cache import default_lengths, fit_line, measure_lengths, verify_cache
 from tgen.benchmark.statistics import timing
 from tgen.checkpoint import model_dir
 from tgen.engine.torch_engine import TorchEngine
@@ -17,10 +17,10 @@ from tgen.model.kv_cache import KVCache
 from tgen.reports import LengthReport, TrialReport
 
 
-def test_timings_of_every_length_and_the_verdict(family):
+def test_every_length_is_timed_and_the_cache_is_verified(family):
     engine = TorchEngine(make_model(family))
     text = list(range(48))
-    reports = list(measure(engine, text, default_lengths(48), trials=3))
+    reports = list(measure_lengths(engine, text, default_lengths(48), trials=3))
     assert [r.trial for r in reports if isinstance(r, TrialReport)] == [0, 1, 2, 3]
     lengths = [r for r in reports if isinstance(r, LengthReport)]
     assert [r.length for r in lengths] == [16, 32, 48]
@@ -32,64 +32,63 @@ def test_timings_of_every_length_and_the_verdict(family):
         assert r.cache_bytes == r.length * stored / 64
         assert len(r.prefill.seconds) == len(r.cached.seconds) == len(r.uncached.seconds) == 3
         times = zip(r.uncached.seconds, r.cached.seconds, strict=True)
-        ratios = [plain / cached for plain, cached in times]
-        assert min(ratios) <= r.speedup.middle <= max(ratios)
-    verdict = compare(engine, text[:12], 100)
-    assert verdict.tokens == 36  # to the end of the context
+        ratios = [uncached / cached for uncached, cached in times]
+        assert min(ratios) <= r.speedup.estimate <= max(ratios)
+    verdict = verify_cache(engine, text[:12], 100)
+    assert verdict.tokens == 36  # up to the context length
     assert verdict.identical
     assert verdict.max_logit_difference < 1e-4
 
 
-def test_a_cache_that_changes_the_text_is_found_out():
+def test_cache_that_changes_the_text_is_detected():
     engine = TorchEngine(make_model("qwen3"))
-    honest = engine.extend
+    original = engine.extend
 
-    def forgetful(tokens, **options):
-        (logits,) = honest(tokens, **options)
+    def extend_wrongly(tokens, **options):
+        (logits,) = original(tokens, **options)
         return np.roll(logits, 1 if engine.lengths[0] == 20 and len(tokens[0]) == 1 else 0)[None]
 
-    engine.extend = forgetful
-    verdict = compare(engine, list(range(12)), 30)
+    engine.extend = extend_wrongly
+    verdict = verify_cache(engine, list(range(12)), 30)
     assert not verdict.identical
     assert verdict.first_difference == 8
-    assert verdict.gap is not None
-    assert verdict.gap > 0
+    assert verdict.logit_gap is not None
+    assert verdict.logit_gap > 0
 
 
-def test_lengths_that_do_not_fit_are_refused():
+def test_lengths_that_do_not_fit_are_errors():
     engine = TorchEngine(make_model("qwen3"))
     for lengths, trials in [([49], 1), ([1], 1), ([4], 0)]:
         with pytest.raises(UsageError):
-            list(measure(engine, list(range(48)), lengths, trials=trials))
+            list(measure_lengths(engine, list(range(48)), lengths, trials=trials))
     assert default_lengths(2) == [2]
     assert default_lengths(256) == [16, 32, 64, 128, 256]
 
 
-def test_a_line_through_times_on_a_line_is_that_line():
+def test_line_fit_recovers_a_line():
     lengths = [16, 32, 64, 128, 256]
     times = [timing([1e-3 + 2e-6 * n] * 3) for n in lengths]
-    found = growth(lengths, times)
-    assert (found.flat, found.per_token) == (pytest.approx(1e-3), pytest.approx(2e-6))
-    assert found.deviation < 1e-9
+    found = fit_line(lengths, times)
+    assert (found.intercept, found.slope) == (pytest.approx(1e-3), pytest.approx(2e-6))
+    assert found.max_deviation < 1e-9
     assert found.at(100) == pytest.approx(1.2e-3)
-    bent = growth(lengths, [*times[:-1], timing([3e-3])])
-    assert bent.deviation > 0.1
+    bent = fit_line(lengths, [*times[:-1], timing([3e-3])])
+    assert bent.max_deviation > 0.1
 
 
-def test_the_study_of_the_cache_says_what_it_proves(trained):
+def test_kv_cache_mode_prints_its_results(trained):
     config = model_dir.load(trained).config
     arguments = ("bench", "--kv-cache", "-m", trained, "-r", 2)
     measured = json.loads(tgen(*arguments, "--json").stdout)
     assert measured["verdict"]["identical"] is True
-    formula = config.cache_bytes_per_token
-    assert formula == 2 * config.n_layers * config.n_kv_heads * config.head_dim * 4
-    assert measured["cache_bytes_per_token"] == formula
+    computed = config.cache_bytes_per_token
+    assert computed == 2 * config.n_layers * config.n_kv_heads * config.head_dim * 4
+    assert measured["cache_bytes_per_token"] == computed
     for row in measured["lengths"]:
-        assert row["cache_bytes"] == formula * row["length"]
+        assert row["cache_bytes"] == computed * row["length"]
     shown = tgen(*arguments, "-l", "8,16-32*2").stdout.decode()
-    assert f"cache: {formula:,} bytes a token" in shown
-    assert "is the same" in shown
+    assert f"KV cache: {computed:,} bytes per token (measured), {computed:,} (computed" in shown
     assert "verdict: identical" in shown
-    assert "the lines explain" in shown
+    assert "predicted" in shown
     lengths = [line.split()[0] for line in shown.splitlines()[2:5]]
     assert lengths == ["8", "16", "32"]

@@ -1,4 +1,4 @@
-"""`tgen bench` in llama-bench's formats, and its commands from end to end."""
+"""`tgen bench` in llama-bench's formats, saved runs, and invalid options."""
 
 import csv
 import io
@@ -9,21 +9,28 @@ import pytest
 
 from support.command import tgen
 from tgen.benchmark import throughput
-from tgen.benchmark.report import throughput_report
-from tgen.benchmark.throughput import Trial
+from tgen.benchmark.throughput import Trial, Workload, throughput_report
 from tgen.cli.app import run
 from tgen.cli.bench import llama_bench
 from tgen.cli.ranges import parse_sizes
 from tgen.errors import UsageError
 from tgen.reports import Machine, ModelSummary
 
-# As llama-bench b6000 and later print them.
-THEIRS = """\
+# Printed by llama-bench b6000 and later.
+LLAMA_BENCH_TABLE = """\
 | model                          |       size |     params | backend    | threads |            test |                  t/s |
 | ------------------------------ | ---------: | ---------: | ---------- | ------: | --------------: | -------------------: |
 | llama 7B mostly Q4_0           |   3.56 GiB |     6.74 B | CPU        |       8 |            pp64 |         32.29 ± 1.21 |
 """  # noqa: E501
-# What a program that compares runs asks for, and joins by: none may be missing or null.
+# Fields that llama.cpp's compare script reads: none may be missing or null.
+FIELDS = (
+    "build_commit", "build_number", "cpu_info", "gpu_info", "backends", "model_filename",
+    "model_type", "model_size", "model_n_params", "n_batch", "n_ubatch", "n_threads", "cpu_mask",
+    "cpu_strict", "poll", "type_k", "type_v", "n_gpu_layers", "n_cpu_moe", "split_mode", "main_gpu",
+    "no_kv_offload", "flash_attn", "devices", "tensor_split", "tensor_buft_overrides", "load_mode",
+    "lazy_mode", "embeddings", "no_op_offload", "no_host", "repack", "fit_target", "fit_min_ctx",
+    "n_prompt", "n_gen", "n_depth", "test_time", "avg_ns", "stddev_ns", "avg_ts", "stddev_ts",
+)  # fmt: skip
 KEYS = {
     "build_commit", "test_time", "avg_ts", "cpu_info", "gpu_info", "backends", "n_gpu_layers",
     "tensor_buft_overrides", "model_filename", "model_type", "n_batch", "n_ubatch", "embeddings",
@@ -32,69 +39,67 @@ KEYS = {
 }  # fmt: skip
 
 
-def rows_of(*tests, seconds=(0.1, 0.2, 0.3), n_parameters=6_740_000_000):
+def make_records(*tests, seconds=(0.1, 0.2, 0.3), n_parameters=6_740_000_000):
     summary = ModelSummary(
-        path="m", family="llama", fields={"context_length": 64, "n_layers": 2}, parameters=[],
+        path="m", family="llama", config={"context_length": 64, "n_layers": 2}, parameters=[],
         n_parameters=n_parameters, n_embedding_parameters=0, weight_bytes=1,
         cache_bytes_per_token=8, attention_bytes=1,
     )  # fmt: skip
-    machine = Machine(cpu="A", load=None, processors=2, versions={"python": "3"})
-    facts = llama_bench.facts(summary, machine, "float32", "")
-    trials = [Trial(prompt=round(s * 1e9), steps=0, cache_bytes=None) for s in seconds]
-    options = {"engine": "kernels", "stored": "float32", "threads": 8, "least": None}
+    machine = Machine(cpu="A", load=None, n_cpus=2, versions={"python": "3"})
+    trials = [Trial(prefill=round(s * 1e9), decode=0, cache_bytes=None) for s in seconds]
+    options = {"engine": "kernels", "dtype": "float32", "threads": 8, "bound": None}
     return [
-        llama_bench.row(
+        llama_bench.format_record(
             throughput_report(test, trials, **options),
-            summary, machine, facts=facts, limits=None, seed=1, peak_memory=None,
+            summary, machine, gpu="", peak=None, seed=1, peak_memory=None,
         )
         for test in tests
     ]  # fmt: skip
 
 
-test_of = throughput.Workload
-
-
-def test_markdown_stands_under_llama_benchs_own():
-    lines = llama_bench.as_markdown(rows_of(test_of(n_prompt=64), test_of(n_gen=8))).splitlines()
-    theirs = THEIRS.splitlines()
-    assert lines[:2] == theirs[:2]
+def test_markdown_aligns_with_llama_benchs_table():
+    lines = llama_bench.to_markdown(
+        make_records(Workload(n_prompt=64), Workload(n_gen=8))
+    ).splitlines()
+    expected = LLAMA_BENCH_TABLE.splitlines()
+    assert lines[:2] == expected[:2]
     for line in lines[2:4]:
         bars = [i for i, c in enumerate(line) if c == "|"]
-        assert bars == [i for i, c in enumerate(theirs[2]) if c == "|"]
+        assert bars == [i for i, c in enumerate(expected[2]) if c == "|"]
     assert "llama 6.7B F32" in lines[2]
     assert "25.11 GiB" in lines[2]
     assert "6.74 B" in lines[2]
-    assert "391.11 ± 222.04" in lines[2]  # the mean and sample deviation of 640, 320, 213.3
+    assert "391.11 ± 222.04" in lines[2]  # mean and sample standard deviation of 640, 320, 213.3
     assert lines[4] == ""
     assert re.fullmatch(r"build: \S+ \(0\)", lines[5])
-    swept = rows_of(test_of(n_prompt=4), test_of(n_prompt=4, batch=2), n_parameters=1000)
-    head, _, one, two, *_ = llama_bench.as_markdown(swept).splitlines()
+    swept = make_records(Workload(n_prompt=4), Workload(n_prompt=4, batch=2), n_parameters=1000)
+    head, _, one, two, *_ = llama_bench.to_markdown(swept).splitlines()
     assert "|   batch |" in head
     assert one.split("|")[6].strip() + two.split("|")[6].strip() == "12"
 
 
-def test_records_have_every_field_in_llama_benchs_order():
-    (row,) = rows_of(test_of(n_prompt=64, n_depth=3))
-    assert tuple(row)[: len(llama_bench.FIELDS)] == llama_bench.FIELDS
+def test_records_have_all_fields_in_llama_benchs_order():
+    (row,) = make_records(Workload(n_prompt=64, n_depth=3))
+    assert tuple(row)[: len(FIELDS)] == FIELDS
     assert set(row) >= KEYS
     assert all(row[name] is not None for name in KEYS)
     assert row["avg_ns"] == 200_000_000
     assert row["stddev_ns"] == 100_000_000
     assert row["samples_ns"] == [100_000_000, 200_000_000, 300_000_000]
-    assert row["ci95_ts"] == [None, None]  # three trials are too few
+    assert row["ci95_ts"] == [None, None]  # too few trials
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", row["test_time"])
-    rows = rows_of(test_of(n_prompt=64), test_of(n_gen=2))
-    assert json.loads(llama_bench.as_json(rows)) == rows
-    assert [json.loads(line) for line in llama_bench.as_jsonl(rows).splitlines()] == rows
-    text = llama_bench.as_csv(rows)
+    rows = make_records(Workload(n_prompt=64), Workload(n_gen=2))
+    assert json.loads(llama_bench.to_json(rows)) == rows
+    assert [json.loads(line) for line in llama_bench.to_jsonl(rows).splitlines()] == rows
+    text = llama_bench.to_csv(rows)
     assert text.splitlines()[1].startswith(f'"{row["build_commit"]}","0",')
     read = list(csv.DictReader(io.StringIO(text)))
-    assert set(read[0]) >= set(llama_bench.FIELDS)
-    assert (read[1]["n_gen"], read[1]["cpu_strict"], read[0]["limit_ts"]) == ("2", "0", "")
-    assert rows_of(test_of(n_gen=1), seconds=[0.1])[0]["stddev_ts"] == 0
+    assert set(read[0]) >= set(FIELDS)
+    assert (read[1]["n_gen"], read[1]["cpu_strict"], read[0]["peak_ts"]) == ("2", "0", "")
+    assert make_records(Workload(n_gen=1), seconds=[0.1])[0]["stddev_ts"] == 0
 
 
-def test_lists_and_ranges():
+def test_sizes_are_lists_and_ranges():
     assert parse_sizes("-p", ["512"]) == [512]
     assert parse_sizes("-p", ["128,256", "128"]) == [128, 256]
     assert parse_sizes("-p", ["16-64+16"]) == [16, 32, 48, 64]
@@ -105,7 +110,7 @@ def test_lists_and_ranges():
             parse_sizes("-p", [wrong])
 
 
-def test_a_run_is_saved_and_compared(trained, tmp_path, capsysbinary, monkeypatch):
+def test_saved_run_is_compared(trained, tmp_path, capsysbinary, monkeypatch):
     then = tmp_path / "then.json"
     base = ["bench", "-m", str(trained), "-r", "8", "--no-limits", "-q"]
     assert run([*base, "-p", "4", "-n", "2", "--threads", "1", "--save", str(then)]) == 0
@@ -119,39 +124,46 @@ def test_a_run_is_saved_and_compared(trained, tmp_path, capsysbinary, monkeypatc
     record = json.loads(capsysbinary.readouterr().out)
     assert [one["label"] for one in record["differences"]] == ["pp4", "tg2"]
     assert record["before"] == rows
-    # Then a nanosecond a trial: no noise that a machine makes is as large as this change.
+    # Files of tgen 0.1 have other names for some fields.
+    names = {"dtype": "weights", "probe_ns": "yardstick_ns", "n_cpus": "processors"}
+    then.write_text(json.dumps([{names.get(k, k): v for k, v in row.items()} for row in rows]))
+    assert run([*base, "--compare", str(then), "--json"]) == 0
+    old_record = json.loads(capsysbinary.readouterr().out)
+    assert old_record["before"] == rows
+    assert old_record["differences"][0]["probe_ratio"] is not None
+    # One nanosecond per saved trial: a change far above any noise.
     quick = [row | {"samples_ns": [1 for _ in row["samples_ns"]]} for row in rows]
     then.write_text(json.dumps(quick))
     assert run([*base, "--compare", str(then)]) == 0
     assert b"slower" in capsysbinary.readouterr().out
     assert run([*base, "--compare", str(then), "--fail-if-slower", "5%"]) == 1
-    assert b"of its speed then" in capsysbinary.readouterr().err
+    assert b"of its saved speed" in capsysbinary.readouterr().err
     then.write_text(json.dumps([row | {"cpu_info": "another"} for row in rows]))
     assert run([*base, "--compare", str(then)]) == 2
-    assert b"'another' then" in capsysbinary.readouterr().err
+    assert b"was 'another' in the saved run" in capsysbinary.readouterr().err
     odd = [
         rows[0] | {name: value}
         for name, value in [("samples_ns", ["a"]), ("samples_ns", [0]), ("n_prompt", -5),
-                            ("n_depth", [1]), ("weights", "x"), ("engine", None), ("batch", "1")]
+                            ("n_depth", [1]), ("dtype", "x"), ("engine", None), ("batch", "1")]
     ]  # fmt: skip
     lacking = [{name: v for name, v in rows[0].items() if name != "n_depth"}]
     bad_files = ["", "{}", "[1]", '[{"samples_ns": [1]}]', "[" * 9999, "[]", json.dumps(lacking)]
     for bad in [*bad_files, *(json.dumps([one]) for one in odd)]:
         then.write_text(bad)
         assert run([*base, "--compare", str(then)]) == 2
-        assert b"no figures" in capsysbinary.readouterr().err
+        assert b"is not a saved benchmark" in capsysbinary.readouterr().err
     then.write_text(json.dumps(rows))
-    monkeypatch.setattr(throughput, "run", None)  # is refused before anything is measured
+    monkeypatch.setattr(throughput, "run", None)  # errors come before any measurement
     for more in (["-p", "5"], ["-d", "3", "-p", "4"], ["--batch", "2", "-p", "4"]):
         assert run([*base, "--compare", str(then), *more]) == 2
         assert b"has no pp" in capsysbinary.readouterr().err
 
 
-def test_a_run_of_many_setups_is_compared_with_itself(trained, tmp_path, capsysbinary):
+def test_saved_run_of_many_setups_is_compared(trained, tmp_path, capsysbinary):
     then = tmp_path / "then.json"
     base = ["bench", "-m", str(trained), "-r", "5", "--no-limits", "-q", "-o", "json"]
     swept = [
-        "--weights",
+        "--dtype",
         "float32,int8",
         "-d",
         "0,20",
@@ -168,7 +180,7 @@ def test_a_run_of_many_setups_is_compared_with_itself(trained, tmp_path, capsysb
     assert run([*base, "--compare", str(then)]) == 0
     record = json.loads(capsysbinary.readouterr().out)
     assert len(record["differences"]) == 8
-    names = ("test", "weights", "batch", "n_depth", "n_threads")
+    names = ("test", "dtype", "batch", "n_depth", "n_threads")
     assert [[row[n] for n in names] for row in record["rows"]] == [
         [row[n] for n in names] for row in rows
     ]
@@ -182,29 +194,29 @@ def test_a_run_of_many_setups_is_compared_with_itself(trained, tmp_path, capsysb
         (["-r", "0"], "--trials"),
         (["--compare", "nothing.json"], "nothing.json"),
         (["--against", "nobody"], "--against"),
-        (["--against", "self", "-r", "3"], "-r is 3"),
-        (["--against", "self", "--compare", "x"], "exclude"),
-        (["--kv-cache", "--train"], "exclude"),
+        (["--against", "self", "-r", "3"], "at least 8 (got 3)"),
+        (["--against", "self", "--compare", "x"], "cannot be combined"),
+        (["--kv-cache", "--train"], "cannot be combined"),
         (["--kv-cache", "-l", "999"], "999"),
         (["--train", "-p", "4"], "--n-prompt"),
         (["--fail-if-slower", "5%"], "--compare"),
         (["--compare", "x", "--fail-if-slower", "much"], "--fail-if-slower"),
         (["--pg", "4"], "--pg"),
         (["--engine", "gpu"], "--engine"),
-        (["--weights", "int3"], "--weights"),
+        (["--dtype", "int3"], "--dtype"),
         (["--save", "no/such/folder/x"], "--save"),
         (["-o", "md", "--kv-cache"], "-o md"),
         (["--batch", "0"], "--batch"),
-        (["--train", "--batch", "2,4"], "2 batches"),
-        (["--end-to-end", "-p", "2,4"], "2 prompts"),
-        (["--train", "--weights", "int8"], "--weights"),
+        (["--train", "--batch", "2,4"], "batches: "),
+        (["--end-to-end", "-p", "2,4"], "prompts: "),
+        (["--train", "--dtype", "int8"], "--dtype"),
         (["-r", "1001"], "--trials"),
-        (["--threads", "99"], "--threads is 99"),
-        (["--end-to-end", "-p", "999"], "do not fit"),
-        (["--end-to-end", "-p", "0"], "do not fit"),
+        (["--threads", "99"], "--threads: must be between"),
+        (["--end-to-end", "-p", "999"], "got 999 and"),
+        (["--end-to-end", "-p", "0"], "got 0 and"),
     ],
 )
-def test_bad_input_is_refused_before_anything_is_measured(
+def test_invalid_options_fail_before_any_measurement(
     trained, arguments, why, capsysbinary, monkeypatch
 ):
     monkeypatch.setattr(throughput, "run", None)
@@ -215,11 +227,11 @@ def test_bad_input_is_refused_before_anything_is_measured(
     assert len(said.splitlines()) <= 3
 
 
-def test_the_formats_of_the_command(trained):
+def test_output_formats(trained):
     arguments = ["bench", "-m", trained, "-r", 6, "-p", 4, "-n", 2, "--batch", "1,2", "--no-limits"]
     shown = tgen(*arguments).stdout.decode()
     assert [line.split()[0] for line in shown.splitlines()[1:5]] == ["pp4", "tg2", "pp4", "tg2"]
-    assert "bytes a token" in shown
+    assert "bytes per token" in shown
     assert tgen(*arguments, "-o", "md").stdout.decode().splitlines()[0].startswith("| model")
     for form in ("json", "jsonl"):
         text = tgen(*arguments, "-o", form).stdout

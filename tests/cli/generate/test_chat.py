@@ -11,9 +11,10 @@ import pytest
 from support.chats import CHATML, MISTRAL, SYSTEM, model, plain_model, user
 from support.command import clean_environment, tgen
 from tgen.api import load
+from tgen.loaded_model import open_model
 from tgen.cli.app import run
 from tgen.cli.console import printable
-from tgen.generation.loop import in_turn
+from tgen.generation.loop import make_source
 from tgen.generation.sampling import row_seed
 
 
@@ -21,7 +22,7 @@ def test_the_command_answers(model, capsysbinary, tmp_path):
     path = model(CHATML)
     base = ["generate", "-m", str(path), "--seed", "5", "-n", "6", "-q"]
     asked = [SYSTEM, *user("Who?")]
-    wanted = "".join(load(path).chat(asked, seed=5, max_new_tokens=6)).encode()
+    wanted = load(path).chat(asked, seed=5, max_new_tokens=6).encode()
     assert run([*base, "--chat", "--system", SYSTEM["content"], "-p", "Who?"]) == 0
     out, err = capsysbinary.readouterr()
     assert (out.decode(errors="replace").encode(), err) == (wanted, b"")
@@ -33,7 +34,7 @@ def test_the_command_answers(model, capsysbinary, tmp_path):
     files = ["--input", str(tmp_path / "rows.txt"), "--chat", "--jsonl"]
     assert run([*base, *files]) == 0
     rows = [json.loads(line) for line in capsysbinary.readouterr().out.splitlines()]
-    chats = load(path).chat_format
+    chats = open_model(path).chat_format
     assert [row["prompt"] for row in rows] == ["Who?", "What?"]
     assert [row["prompt_tokens"] for row in rows] == [
         len(chats.encode(user(text))) for text in ("Who?", "What?")
@@ -43,17 +44,17 @@ def test_the_command_answers(model, capsysbinary, tmp_path):
 def test_what_does_not_go_with_a_chat(model, plain_model, capsysbinary, tmp_path):
     base = ["generate", "-m", str(model(MISTRAL)), "-p", "x", "-n", "1"]
     for more, word in [
-        (["--system", "x"], b"--system is what a --chat begins with"),
+        (["--system", "x"], b"--system needs --chat"),
         (["--chat", "--echo"], b"--chat does not go with --echo"),
         (["--chat", "--save-cache", str(tmp_path / "c")], b"--chat does not go with a prompt"),
     ]:
         assert run([*base, *more]) == 2
         assert word in capsysbinary.readouterr().err
     assert run(["generate", "-m", str(plain_model), "-p", "x", "--chat"]) == 1
-    assert b"has no chat template\nhint: leave --chat away" in capsysbinary.readouterr().err
+    assert b"has no chat template\nhint: remove --chat" in capsysbinary.readouterr().err
     assert run(["generate", "-m", str(model("{% for %}")), "-p", "x", "--chat", "-q"]) == 1
     said = capsysbinary.readouterr().err
-    assert said.startswith(b"error: the chat template fails: TemplateSyntaxError")
+    assert said.startswith(b"error: the chat template failed: TemplateSyntaxError")
     assert said.count(b"\n") == 2
 
 
@@ -75,15 +76,15 @@ def test_a_conversation_has_turns(model):
     path = model(CHATML)
     terminal = interactive.Terminal("generate", "-m", path, "-i", "--chat", "--seed", 4, "-n", 7)
     terminal.until(b"> ")
-    ours, said = load(path), []
+    ours, said = open_model(path), []
     for turn, line in enumerate(("What is", "a crown?")):
         terminal.type(line.encode() + b"\r")
         terminal.until(line.encode() + b"\r\n")
         shown = terminal.until(b"\r\n> ")
         said += user(line)
-        sampling = ours.sampling(seed=row_seed(4, turn), max_new_tokens=7)
+        sampling = ours.sampling({"seed": row_seed(4, turn), "max_new_tokens": 7})
         (ids,) = [ours.chat_request(said, sampling)]
-        answer = b"".join(token.text for token in ours.rows(in_turn([ids]), n_rows=1))
+        answer = b"".join(token.text for token in ours.rows(make_source([ids]), n_rows=1))
         said.append({"role": "assistant", "content": answer.decode("utf-8", "surrogateescape")})
         wanted = printable(answer.decode(errors="replace")).removesuffix("\n")
         assert shown.decode() == wanted.replace("\n", "\r\n")

@@ -8,8 +8,9 @@ import pytest
 
 from support.command import clean_environment, tgen
 from tgen.api import load
+from tgen.loaded_model import open_model
 from tgen.config import SamplingConfig
-from tgen.generation.prompt_cache import kept
+from tgen.generation.prompt_cache import extract_prompt_cache
 
 pty = pytest.importorskip("pty")
 
@@ -60,7 +61,7 @@ def test_a_conversation(trained):
     terminal.until(b"What is\r\n")
     first = terminal.until(b"\r\n> ")
     model = load(trained)
-    wanted = "".join(model.generate("What is", seed=4, max_new_tokens=12))
+    wanted = model.generate("What is", seed=4, max_new_tokens=12)
     assert first.decode() == wanted.rstrip("\n").replace("\n", "\r\n")
     terminal.until(b"> ", press=b"\x03")  # at a prompt: forgets the line
     terminal.type(b"\x04")
@@ -83,11 +84,11 @@ def test_ctrl_c_stops_the_text(trained):
 
 
 def test_what_a_turn_computed_is_kept(trained):
-    model = load(trained, threads=1)
+    model = open_model(trained, threads=1)
     ids = model.encode("What")
     sampling = SamplingConfig(max_new_tokens=8, seed=1)
     text = [*ids, *(token.id for token in model.tokens([ids], sampling=sampling))]
-    cache = kept(model.engine, text)
+    cache = extract_prompt_cache(model.engine, text)
     assert cache is not None
     assert len(cache.tokens) == len(text) - 1
     more = [*text, *model.encode(" is")]
@@ -95,7 +96,7 @@ def test_what_a_turn_computed_is_kept(trained):
     assert again == [token.id for token in model.tokens([more], sampling=sampling)]
     long = SamplingConfig(max_new_tokens=60, seed=1)
     text = [*ids, *(token.id for token in model.tokens([ids], sampling=long))]
-    assert kept(model.engine, text) is None  # it has slid
+    assert extract_prompt_cache(model.engine, text) is None  # it has slid
 
 
 def test_control_characters_are_shown_on_a_terminal_and_exact_in_a_pipe(trained):

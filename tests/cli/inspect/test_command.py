@@ -1,4 +1,4 @@
-"""`tgen inspect`: what the command shows and writes, and what it refuses."""
+"""`tgen inspect`: tables, JSON and files equal the reports."""
 
 import csv
 import io
@@ -14,57 +14,57 @@ from support.models import make_model
 from tgen.checkpoint import model_dir
 from tgen.cli import console
 from tgen.cli.inspect import output
-from tgen.cli.inspect.view_names import View
-from tgen.cli.inspect.views import TELLING
+from tgen.cli.inspect.options import View
+from tgen.cli.inspect.views import AUTO_SELECTED
 from tgen.inspection.inspector import Inspector
 
 
 @pytest.fixture(scope="module")
-def look(trained):
+def inspector(trained):
     return Inspector(model_dir.load(trained), b"What is the king?")
 
 
-def test_the_json_is_what_the_reports_say(inspect, look):
+def test_json_equals_the_reports(inspect, inspector):
     done = inspect(*(f"--view={view}" for view in View), "--layer", "0", "--head", "all")
     assert done.returncode == 0, done.stderr
     shown = inspect("--json", *(f"--view={view}" for view in View), "--layer", "0", "--head", "all")
     record = json.loads(shown.stdout)
-    assert record["schema"] == "tgen.inspect/2"
-    assert [token["id"] for token in record["text"]] == look.ids
-    wanted = look.attention([(0, head) for head in range(look.config.n_heads)])
-    for one, report in zip(record["attention"], wanted, strict=True):
-        assert [len(row) for row in one["weights"]] == list(range(1, len(look.ids) + 1))
+    assert record["schema"] == "tgen.inspect/3"
+    assert [token["id"] for token in record["text"]] == inspector.ids
+    expected = inspector.attention([(0, head) for head in range(inspector.config.n_heads)])
+    for one, report in zip(record["attention"], expected, strict=True):
+        assert [len(row) for row in one["weights"]] == list(range(1, len(inspector.ids) + 1))
         assert one["weights"][-1] == pytest.approx(report.weights[-1].tolist(), abs=1e-6)
-    heads = look.heads()
-    assert len(record["heads"]["heads"]) == look.config.n_heads  # of the one layer
+    heads = inspector.heads()
+    assert len(record["heads"]["heads"]) == inspector.config.n_heads  # of the one layer
     assert record["heads"]["heads"][0]["previous"] == pytest.approx(heads.heads[0].previous, 1e-4)
-    assert record["tokens"]["bits_per_byte"] == pytest.approx(look.text.bits_per_byte, 1e-5)
-    assert record["predict"][0]["id"] == look.predictions()[0].id
+    assert record["tokens"]["bits_per_byte"] == pytest.approx(inspector.text.bits_per_byte, 1e-5)
+    assert record["predict"][0]["id"] == inspector.predictions()[0].id
     assert record["lens"]["answer"] == record["predict"][0]["id"] == record["why"]["target"]
-    assert all(check["holds"] for check in record["verify"])
+    assert all(check["passed"] for check in record["verify"])
     assert record["training"][0]["kind"] == "PlanReport"
 
 
-def test_every_csv_number_comes_back_exactly(inspect, look):
+def test_csv_has_every_weight(inspect, inspector):
     for view in ("attention", "rollout"):
         heads = ["--head=all"] if view == "attention" else []
         done = inspect("--view", view, "--layer=all", *heads, "--csv=-", "-q")
         if view == "attention":
-            shape = look.config.n_layers, look.config.n_heads
-            places = [(la, h) for la in range(shape[0]) for h in range(shape[1])]
-            wanted = {(r.layer, r.head): r.weights for r in look.attention(places)}
+            shape = inspector.config.n_layers, inspector.config.n_heads
+            selected = [(la, h) for la in range(shape[0]) for h in range(shape[1])]
+            expected = {(r.layer, r.head): r.weights for r in inspector.attention(selected)}
         else:
-            wanted = {(r.layer, "mean"): r.weights for r in look.rollout()}
+            expected = {(r.layer, "mean"): r.weights for r in inspector.rollout()}
         rows = list(csv.DictReader(io.StringIO(done.stdout.decode())))
-        n = len(look.ids)
-        assert len(rows) == len(wanted) * n * (n + 1) // 2
+        n = len(inspector.ids)
+        assert len(rows) == len(expected) * n * (n + 1) // 2
         for row in rows:
-            place = int(row["layer"]), int(row["head"]) if row["head"].isdigit() else row["head"]
-            value = wanted[place][int(row["query"]), int(row["key"])]
+            head = int(row["head"]) if row["head"].isdigit() else row["head"]
+            value = expected[int(row["layer"]), head][int(row["query"]), int(row["key"])]
             assert np.float32(row["weight"]) == pytest.approx(value, abs=1e-6)
 
 
-def test_files_are_written_and_said(inspect, tmp_path, monkeypatch):
+def test_files_are_written_and_reported(inspect, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = ["--csv=a.csv", "--vega=a.json", "--html=a.html", "--svg=a.svg"]
     done = inspect(*names)
@@ -75,14 +75,14 @@ def test_files_are_written_and_said(inspect, tmp_path, monkeypatch):
         assert f"wrote {path.name}, {path.stat().st_size:,} bytes" in done.stderr.decode()
 
 
-def test_a_pipe_gets_no_colour_and_a_footer(inspect):
+def test_pipe_gets_no_color_and_the_self_check(inspect):
     for cells in ("num", "block", "list"):
         assert b"\x1b" not in inspect("--cells", cells).stdout
     done = inspect("--cells", "num")
-    assert "checked: rows sum to 1" in " ".join(done.stdout.decode().split())
+    assert "self-check passed: attention rows sum to 1" in " ".join(done.stdout.decode().split())
 
 
-def test_two_models_are_compared(inspect, trained, tmp_path):
+def test_comparison_shows_values_and_differences(inspect, trained, tmp_path):
     bundle = model_dir.load(trained)
     arrays = dict(bundle.arrays)
     arrays["blocks.0.attention.qkv_proj.weight"] *= 3
@@ -90,7 +90,7 @@ def test_two_models_are_compared(inspect, trained, tmp_path):
     models = ["-m", trained, "-m", tmp_path / "other", "--view", "heads"]
     record = json.loads(inspect(*models, "--json", model=None).stdout)
     assert record["text"]
-    assert [all(check["holds"] for check in one) for one in record["verify"]] == [True, True]
+    assert [all(check["passed"] for check in one) for one in record["verify"]] == [True, True]
     text = inspect(*models, model=None).stdout.decode()
     for a, b in zip(*(report["heads"] for report in record["heads"]), strict=True):
         line = next(li for li in text.splitlines() if li.startswith(f"{a['layer']}.{a['head']}"))
@@ -109,25 +109,25 @@ def test_two_models_are_compared(inspect, trained, tmp_path):
     assert (done.returncode, b"of 4 heads" in done.stderr) == (2, True), done.stderr
 
 
-def test_width_tail_and_hidden_keys(inspect, look, monkeypatch):
+def test_width_tail_and_hide_first(inspect, inspector, monkeypatch):
     for width in (40, 120):
-        lines = inspect("--cells", "num", "--width", width, prompt="a b c d e f g h i j k l")
-        text = lines.stdout.decode()
+        done = inspect("--cells", "num", "--width", width, prompt="a b c d e f g h i j k l")
+        text = done.stdout.decode()
         monkeypatch.setattr(console.out, "width", 80)
         assert max(map(cell_len, text.splitlines())) <= width
         assert ("keys 1 to" not in text and " 11 " in text) or width == 40
     long = "What is the king? " * 30
     assert b"--tail" in inspect(prompt=long).stderr
     record = json.loads(inspect("--tail", "--json", prompt=long).stdout)
-    ids = look.tokenizer.encode(long.encode())
-    assert [token["id"] for token in record["text"]] == ids[-look.config.context_length :]
-    assert record["left_out"] == len(ids) - look.config.context_length
+    ids = inspector.tokenizer.encode(long.encode())
+    assert [token["id"] for token in record["text"]] == ids[-inspector.config.context_length :]
+    assert record["n_skipped"] == len(ids) - inspector.config.context_length
     shown = inspect("--tail", "--view", "tokens", prompt=long).stdout.decode()
-    assert f"the first {record['left_out']} tokens of the text are left out" in shown
-    assert b"the first key is left out" in inspect("--cells", "num", "--hide-first").stdout
+    assert f"skipped the first {record['n_skipped']} tokens of the text" in shown
+    assert b"the first key is hidden" in inspect("--cells", "num", "--hide-first").stdout
 
 
-def test_a_pipe_and_a_link_are_written_to_as_they_are(inspect, tmp_path):
+def test_files_can_be_links_and_pipes(inspect, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "file")
     assert inspect("--csv", tmp_path / "link").returncode == 0
     assert (tmp_path / "link").is_symlink()
@@ -140,51 +140,55 @@ def test_a_pipe_and_a_link_are_written_to_as_they_are(inspect, tmp_path):
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_a_page_opens_at_the_telling_head_and_has_a_limit(inspect, monkeypatch):
+def test_page_opens_at_the_most_focused_head_and_has_a_size_limit(inspect, monkeypatch):
     page = inspect("--html", "-").stdout.decode()
-    assert page.count(TELLING) >= 1
-    monkeypatch.setattr(output, "_PAGE_LIMIT", 100)
+    assert page.count(AUTO_SELECTED) >= 1
+    monkeypatch.setattr(output, "_MAX_PAGE_BYTES", 100)
     done = inspect("--html", "-")
     assert (done.returncode, b"--layer" in done.stderr) == (2, True)
 
 
-def test_every_text_has_a_footer_whatever_is_shown_of_it(inspect, tmp_path):
+def test_every_view_of_a_text_ends_with_the_self_check(inspect, tmp_path):
     for view in set(View) - {View.model, View.training, View.positions, View.verify}:
         shown = inspect("--view", view).stdout.decode()
-        assert shown.splitlines()[-1].startswith("checked: rows sum to 1"), view
-    assert json.loads(inspect("--view", "tokens", "--json").stdout)["verify"][0]["holds"]
-    assert b"checked: rows sum to 1" in inspect("--csv", tmp_path / "x", "--view", "tokens").stderr
+        assert shown.splitlines()[-1].startswith("self-check passed: attention rows sum to 1"), view
+    assert json.loads(inspect("--view", "tokens", "--json").stdout)["verify"][0]["passed"]
+    assert (
+        b"self-check passed: attention rows sum to 1"
+        in inspect("--csv", tmp_path / "x", "--view", "tokens").stderr
+    )
 
 
-def test_a_list_in_a_pipe_has_a_line_a_query(inspect, look):
+def test_list_in_a_pipe_has_one_line_per_query(inspect, inspector):
     lines = inspect("--cells", "list", "--top", "9").stdout.decode().splitlines()
-    assert [int(line.split()[0]) for line in lines[1 : 1 + len(look.ids)]] == [
-        *range(len(look.ids))
+    assert [int(line.split()[0]) for line in lines[1 : 1 + len(inspector.ids)]] == [
+        *range(len(inspector.ids))
     ]
-    assert lines[1 + len(look.ids)].startswith("each query -> ")
+    assert lines[1 + len(inspector.ids)].startswith("each query -> ")
 
 
-def test_what_one_token_can_show_is_shown(inspect, tmp_path):
+def test_single_token_has_no_auto_selected_head_and_no_head_metrics(inspect, tmp_path):
     shown = inspect("--cells", "num", prompt="W")
-    assert (shown.returncode, b"chosen" in shown.stdout) == (0, False)
+    assert (shown.returncode, b"auto-selected" in shown.stdout) == (0, False)
     done = inspect("--view", "heads", prompt="W")
     assert (done.returncode, b"at least 2 tokens" in done.stderr) == (2, True)
     assert inspect("--html", tmp_path / "page", prompt="W").returncode == 0
     assert inspect("--html", tmp_path / "page", "--head", "mean").returncode == 0
 
 
-def test_random_text_is_made_of_the_texts_tokens_if_it_has_enough(look):
-    assert look.heads().drawn_from.startswith("all ")
-    rich = Inspector(look.bundle, bytes(range(97, 121)))
+def test_random_text_is_sampled_from_the_texts_tokens_if_there_are_16(inspector):
+    assert inspector.heads().sampled_from.startswith("all ")
+    rich = Inspector(inspector.bundle, bytes(range(97, 121)))
     assert len(set(rich.ids)) >= 16
-    assert rich.heads().drawn_from == f"this text's {len(set(rich.ids))}"
+    n = len(set(rich.ids))
+    assert rich.heads().sampled_from == f"the {n} distinct tokens of this text"
     assert rich.heads().block_length == (rich.config.context_length - 1) // 2
 
 
-def test_sixteen_colours_are_no_ramp(inspect, monkeypatch):
+def test_blocks_need_256_colors(inspect, monkeypatch):
     monkeypatch.setattr(console.out, "_force_terminal", True)
-    for system, shaded in [("standard", False), ("truecolor", True)]:
+    for system, has_blocks in [("standard", False), ("truecolor", True)]:
         monkeypatch.setattr(console.out, "_color_system", ColorSystem[system.upper()])
         monkeypatch.setattr(console.out, "no_color", False)
         shown = inspect("--cells", "block").stdout.decode()
-        assert ("▀" in shown, "‘ ·:-=+*#%@’" in shown) == (shaded, not shaded)
+        assert ("▀" in shown, "‘ ·:-=+*#%@’" in shown) == (has_blocks, not has_blocks)

@@ -1,4 +1,4 @@
-"""The compiled kernels: the torch engine's logits, and the same bits whatever the company."""
+"""The CPU engine computes the torch engine's logits, with the same bits in any batch."""
 
 import os
 import threading
@@ -9,6 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tgen.checkpoint import model_dir
+from tgen.checkpoint.dtypes import to_bfloat16, to_float32
+from tgen.checkpoint.model_lookup import shipped_model
 from tgen.config import ModelConfig, RopeScaling
 from tgen.engine.cpu import kernel_cache, kernels, threads, weights
 from tgen.engine.cpu.engine import CpuEngine
@@ -36,85 +39,85 @@ VOCABULARY, CONTEXT = 211, 300
 IDS = np.random.default_rng(0).integers(0, VOCABULARY, 250).tolist()
 
 
-def model(**fields: object) -> Transformer:
-    """With norms and biases that matter, and attention that is not even."""
+def make_model(**fields: object) -> Transformer:
+    """A model whose norms and biases differ from their defaults, with uneven attention."""
     torch.manual_seed(1)
     shape = dict(n_layers=3, d_model=64, n_heads=4)
     config = ModelConfig.of(**shape | fields, vocab_size=VOCABULARY, context_length=CONTEXT)
-    made = Transformer(config)
-    for parameter in made.parameters():
+    model = Transformer(config)
+    for parameter in model.parameters():
         if parameter.dim() == 1:
             torch.nn.init.normal_(parameter, mean=1.0, std=0.3)
         else:
             parameter.data *= 3
-    return made
+    return model
 
 
-def engine(made: Transformer, n_threads: int = 2, stored: str = "float32") -> CpuEngine:
-    return CpuEngine(made.config, made.to_arrays(), n_threads=n_threads, stored=stored)
+def make_engine(model: Transformer, n_threads: int = 2, dtype: str = "float32") -> CpuEngine:
+    return CpuEngine(model.config, model.to_arrays(), n_threads=n_threads, dtype=dtype)
 
 
 @pytest.fixture(params=SHAPES.values(), ids=SHAPES)
-def made(request) -> Transformer:
-    return model(**request.param)
+def model(request) -> Transformer:
+    return make_model(**request.param)
 
 
-def test_logits_are_those_of_the_torch_engine(made):
-    (wanted,) = TorchEngine(made).extend([IDS], every_position=True)
-    (found,) = engine(made).extend([IDS], every_position=True)
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5)
+def test_logits_equal_the_torch_engines(model):
+    expected = TorchEngine(model).extend([IDS], every_position=True)
+    logits = make_engine(model).extend([IDS], every_position=True)
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=2e-5)
 
 
-def test_logits_are_the_same_bits_however_a_text_is_taken(made):
-    mine = engine(made)
-    (whole,) = mine.extend([IDS], every_position=True)
-    mine.rewind([0])
-    one_by_one = np.concatenate([mine.extend([[token]]) for token in IDS])
-    assert np.array_equal(one_by_one, whole)
-    for border in (1, 5, 96, 100, 249):
-        mine.rewind([border])
-        assert np.array_equal(mine.extend([IDS[border:]])[0], whole[-1])
+def test_prefill_and_decode_give_the_same_bits(model):
+    engine = make_engine(model)
+    prefill = engine.extend([IDS], every_position=True)
+    engine.rewind([0])
+    one_by_one = np.concatenate([engine.extend([[token]]) for token in IDS])
+    assert np.array_equal(one_by_one, prefill)
+    for split in (1, 5, 96, 100, 249):
+        engine.rewind([split])
+        assert np.array_equal(engine.extend([IDS[split:]])[0], prefill[-1])
 
 
-@pytest.mark.parametrize("stored", ["float32", "bfloat16", "int8"])
-def test_rows_depend_on_neither_their_neighbours_nor_the_threads(stored):
-    made = model(**SHAPES["odd sizes"])
-    (alone,) = engine(made, 1, stored).extend([IDS], every_position=True)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_logits_do_not_depend_on_the_batch_or_the_threads(dtype):
+    model = make_model(**SHAPES["odd sizes"])
+    alone = make_engine(model, 1, dtype).extend([IDS], every_position=True)
     for n_threads in (1, 3):
-        mine = engine(made, n_threads, stored)
-        mine.select([0] * 4)
+        engine = make_engine(model, n_threads, dtype)
+        engine.select([0] * 4)
         texts = [IDS[:100], IDS, IDS[:1], IDS[:33]]
-        for found, text in zip(mine.extend(texts, every_position=True), texts, strict=True):
-            assert np.array_equal(found, alone[: len(text)])
-        mine.select([3, 1, 1])
-        mine.rewind([33, 200, 40])
-        after = mine.extend([IDS[33:34], IDS[200:201], IDS[40:41]])
+        logits = engine.extend(texts, every_position=True)
+        assert np.array_equal(logits, np.concatenate([alone[: len(text)] for text in texts]))
+        engine.select([3, 1, 1])
+        engine.rewind([33, 200, 40])
+        after = engine.extend([IDS[33:34], IDS[200:201], IDS[40:41]])
         assert np.array_equal(after, alone[[33, 200, 40]])
-        assert mine.lengths == [34, 201, 41]
+        assert engine.lengths == [34, 201, 41]
 
 
-@pytest.mark.parametrize("stored", ["bfloat16", "int8"])
-def test_weights_held_in_fewer_bits_are_those_numbers(stored):
-    made = model(family="llama", n_heads=2, n_kv_heads=1, d_ff=40)
-    arrays = made.to_arrays()
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_narrow_weights_compute_with_their_rounded_values(dtype):
+    model = make_model(family="llama", n_heads=2, n_kv_heads=1, d_ff=40)
+    arrays = model.to_arrays()
     for name, array in arrays.items():
         if array.ndim == 2:
-            arrays[name] = rounded(array, stored)
-    same = Transformer.from_arrays(made.config, arrays)
-    (wanted,) = TorchEngine(same).extend([IDS], every_position=True)
-    (found,) = engine(made, stored=stored).extend([IDS], every_position=True)
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5)
+            arrays[name] = rounded(array, dtype)
+    same = Transformer.from_arrays(model.config, arrays)
+    expected = TorchEngine(same).extend([IDS], every_position=True)
+    logits = make_engine(model, dtype=dtype).extend([IDS], every_position=True)
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=2e-5)
 
 
-def rounded(array: np.ndarray, stored: str) -> np.ndarray:
-    """What remains of a matrix."""
-    if stored == "bfloat16":
+def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
+    """The matrix after a round trip through the dtype."""
+    if dtype == "bfloat16":
         return torch.tensor(array).bfloat16().float().numpy()
     groups = np.pad(array, ((0, 0), (0, -array.shape[1] % GROUP))).reshape(len(array), -1, GROUP)
-    wanted = torch.tensor(np.abs(groups).max(axis=2, keepdims=True) / np.float32(127))
-    near = wanted.bfloat16()
+    expected = torch.tensor(np.abs(groups).max(axis=2, keepdims=True) / np.float32(127))
+    near = expected.bfloat16()
     above = torch.nextafter(near, torch.full_like(near, torch.inf))
-    scale = torch.where(near.float() < wanted, above, near).float().numpy()
+    scale = torch.where(near.float() < expected, above, near).float().numpy()
     values = np.rint(groups / np.where(scale > 0, scale, 1)) * scale
     return values.reshape(len(array), -1)[:, : array.shape[1]].astype(np.float32)
 
@@ -124,21 +127,21 @@ def rounded(array: np.ndarray, stored: str) -> np.ndarray:
     rows=st.integers(1, 30),
     first=st.integers(0, 5),
     groups=st.integers(1, 4),
-    stored=st.sampled_from([FLOAT32, BFLOAT16, INT8]),
+    dtype=st.sampled_from([FLOAT32, BFLOAT16, INT8]),
 )
 @settings(deadline=None, max_examples=60)
-def test_a_product_writes_its_rows_and_nothing_else(n_vectors, rows, first, groups, stored):
+def test_product_writes_its_rows_only(n_vectors, rows, first, groups, dtype):
     random = np.random.default_rng(rows)
     n, last = groups * GROUP, first + rows
     w = random.standard_normal((last, n)).astype(np.float32)
     x = random.standard_normal((n_vectors, n)).astype(np.float32)
-    held = {FLOAT32: w, BFLOAT16: weights.to_bfloat16(w), INT8: weights.to_int8(w)}[stored]
-    if stored == INT8:
-        assert held.shape == (last, groups * GROUP_BYTES)
+    packed = {FLOAT32: w, BFLOAT16: to_bfloat16(w), INT8: weights.to_int8(w)}[dtype]
+    if dtype == INT8:
+        assert packed.shape == (last, groups * GROUP_BYTES)
     out = np.full((n_vectors + 1, last + 2), 7, np.float32)
     kernels.products(
-        stored,
-        held.ctypes.data,
+        dtype,
+        packed.ctypes.data,
         first,
         last,
         n,
@@ -147,100 +150,100 @@ def test_a_product_writes_its_rows_and_nothing_else(n_vectors, rows, first, grou
         out.ctypes.data,
         last + 2,
     )
-    wide = {FLOAT32: w, BFLOAT16: weights.to_float32(held)}.get(stored)
+    wide = {FLOAT32: w, BFLOAT16: to_float32(packed)}.get(dtype)
     wide = rounded(w, "int8") if wide is None else wide
     expected = np.full_like(out, 7)
     expected[:n_vectors, first:last] = (x @ wide.T)[:, first:last]
     np.testing.assert_allclose(out, expected, rtol=0, atol=1e-4)
 
 
-def test_many_passes_at_once_do_not_disturb_each_other():
-    made = model(**SHAPES["qwen3"])
-    (wanted,) = engine(made).extend([IDS], every_position=True)
-    found: dict[int, np.ndarray] = {}
+def test_concurrent_passes_do_not_interfere():
+    model = make_model(**SHAPES["qwen3"])
+    expected = make_engine(model).extend([IDS], every_position=True)
+    logits: dict[int, np.ndarray] = {}
 
     def work(i: int) -> None:
-        mine = engine(made, n_threads=1 + i % 3)
-        found[i] = np.concatenate([mine.extend([[token]]) for token in IDS])
+        engine = make_engine(model, n_threads=1 + i % 3)
+        logits[i] = np.concatenate([engine.extend([[token]]) for token in IDS])
 
     workers = [threading.Thread(target=work, args=(i,)) for i in range(4)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    assert all(np.array_equal(found[i], wanted) for i in range(4))
+    assert all(np.array_equal(logits[i], expected) for i in range(4))
 
 
-def test_what_does_not_fit_is_refused_and_changes_nothing():
-    mine = engine(model(**SHAPES["qwen3"]))
-    mine.extend([IDS[:10]])
+def test_invalid_tokens_raise_and_change_nothing():
+    engine = make_engine(make_model(**SHAPES["qwen3"]))
+    engine.extend([IDS[:10]])
     for wrong in ([[]], [[1] * 291], [[VOCABULARY]], [[-1]]):
         with pytest.raises((ValueError, IndexError)):
-            mine.extend(wrong)
-        assert mine.lengths == [10]
+            engine.extend(wrong)
+        assert engine.lengths == [10]
 
 
-def test_a_late_helper_finds_nothing_to_do():
-    """One that still stands in an old pass, of a deeper model, while a new job is there."""
-    deep = engine(model(n_layers=5, **SHAPES["qwen3"]))
-    shallow = engine(model(n_layers=1, **SHAPES["qwen3"]), n_threads=1)
+def test_late_helper_claims_nothing():
+    """A helper may still be in an old pass of a deeper model while a new job runs."""
+    deep = make_engine(make_model(n_layers=5, **SHAPES["qwen3"]))
+    shallow = make_engine(make_model(n_layers=1, **SHAPES["qwen3"]), n_threads=1)
     deep.extend([IDS[:50]])
-    pool = threads.threads()
+    pool = threads.thread_pool()
     number = int(pool._memory[(pool._newest - pool._memory.ctypes.data) // 8])
-    (wanted,) = shallow.extend([IDS], every_position=True)
+    expected = shallow.extend([IDS], every_position=True)
     before = [buffer.copy() for buffer in shallow._buffers.values()]
     newest = np.zeros(1, np.int64)  # as it was when the helper looked
     for late in range(max(0, number - 30), number + 2):
         newest[0] = late
-        kernel_cache.kernels()(pool._place, newest.ctypes.data, 0, 0, 0, late - 1, 0)
+        kernel_cache.load_kernels()(pool._job.ctypes.data, newest.ctypes.data, 0, 0, 0, late - 1, 0)
     for buffer, copy in zip(shallow._buffers.values(), before, strict=True):
         assert np.array_equal(buffer, copy)
     shallow.rewind([0])
-    (again,) = shallow.extend([IDS], every_position=True)
-    assert np.array_equal(again, wanted)
+    again = shallow.extend([IDS], every_position=True)
+    assert np.array_equal(again, expected)
 
 
-def test_models_of_other_depths_and_threads_take_turns():
-    models = [model(n_layers=n, **SHAPES["qwen3"]) for n in (1, 4, 2)]
-    wanted = [engine(made, 1).extend([IDS], every_position=True)[0] for made in models]
-    mine = [engine(made, 1 + i) for i, made in enumerate(models)]
+def test_engines_of_different_depth_and_threads_interleave():
+    models = [make_model(n_layers=n, **SHAPES["qwen3"]) for n in (1, 4, 2)]
+    expected = [make_engine(model, 1).extend([IDS], every_position=True) for model in models]
+    engines = [make_engine(model, 1 + i) for i, model in enumerate(models)]
     for i, token in enumerate(IDS):
         for k in range(3):
-            assert np.array_equal(mine[k].extend([[token]])[0], wanted[k][i])
+            assert np.array_equal(engines[k].extend([[token]])[0], expected[k][i])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_fork_goes_on_with_an_engine_of_its_parent():
-    mine = engine(model(**SHAPES["qwen3"]))
-    (wanted,) = mine.extend([IDS[:50]])
-    mine.rewind([0])
+def test_forked_process_uses_its_parents_engine():
+    engine = make_engine(make_model(**SHAPES["qwen3"]))
+    (expected,) = engine.extend([IDS[:50]])
+    engine.rewind([0])
     child = os.fork()
     if child == 0:
-        (found,) = mine.extend([IDS[:50]])
-        os._exit(0 if np.array_equal(found, wanted) else 1)
+        (logits,) = engine.extend([IDS[:50]])
+        os._exit(0 if np.array_equal(logits, expected) else 1)
     assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.parametrize("fields", [dict(head_dim=80), dict(n_layers=1, d_ff=3)])
-def test_shapes_that_fill_no_vector(fields):
-    made = model(family="llama", **fields)
-    (wanted,) = TorchEngine(made).extend([IDS[:40]], every_position=True)
-    (found,) = engine(made).extend([IDS[:40]], every_position=True)
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5)
+def test_shapes_smaller_than_a_vector(fields):
+    model = make_model(family="llama", **fields)
+    expected = TorchEngine(model).extend([IDS[:40]], every_position=True)
+    logits = make_engine(model).extend([IDS[:40]], every_position=True)
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=2e-5)
 
 
-def test_a_tiny_vocabulary_and_a_context_of_one():
+def test_tiny_vocabulary_and_context_of_one():
     config = ModelConfig.of(
         "gpt2", vocab_size=3, context_length=1, n_layers=1, d_model=4, n_heads=2
     )
-    made = Transformer(config)
+    model = Transformer(config)
     np.testing.assert_allclose(
-        engine(made).extend([[2]]), TorchEngine(made).extend([[2]]), rtol=0, atol=1e-5
+        make_engine(model).extend([[2]]), TorchEngine(model).extend([[2]]), rtol=0, atol=1e-5
     )
 
 
-def test_positions_turn_by_the_same_angles_far_from_the_start():
+def test_rotary_tables_are_exact_at_large_positions():
     fields = dict(vocab_size=8, n_layers=1, d_model=64, n_heads=1, context_length=32768)
     cos, sin = rotary_tables(ModelConfig.of("llama", **fields))
     frequencies = (1 / 10_000 ** (torch.arange(0, 64, 2, dtype=torch.float64) / 64)).float()
@@ -251,18 +254,29 @@ def test_positions_turn_by_the_same_angles_far_from_the_start():
 
 @given(st.data())
 @settings(deadline=None, max_examples=30)
-def test_rows_keep_their_texts_wherever_they_are_moved(data):
-    made = model(family="qwen3", n_layers=1, d_model=16, n_heads=2)
-    moved, fresh = engine(made, 1), engine(made, 1)
+def test_selected_sequences_keep_their_tokens(data):
+    model = make_model(family="qwen3", n_layers=1, d_model=16, n_heads=2)
+    moved, fresh = make_engine(model, 1), make_engine(model, 1)
     texts = [IDS[:20]]
     moved.extend(texts)
     for _ in range(4):
-        places = st.integers(0, len(texts) - 1)
-        rows = data.draw(st.lists(places, min_size=1, max_size=2 * len(texts)))
-        moved.select(rows)
-        new = [data.draw(st.lists(st.integers(0, 200), min_size=1, max_size=20)) for _ in rows]
-        texts = [texts[row] + tokens for row, tokens in zip(rows, new, strict=True)]
-        found = moved.extend(new)
-        for text, logits in zip(texts, found, strict=True):
+        index = st.integers(0, len(texts) - 1)
+        indices = data.draw(st.lists(index, min_size=1, max_size=2 * len(texts)))
+        moved.select(indices)
+        new = [data.draw(st.lists(st.integers(0, 200), min_size=1, max_size=20)) for _ in indices]
+        texts = [texts[i] + tokens for i, tokens in zip(indices, new, strict=True)]
+        for text, logits in zip(texts, moved.extend(new), strict=True):
             fresh.rewind([0])
             assert (fresh.extend([text])[0] == logits).all()
+
+
+def test_int8_weights_change_bits_per_token_little():
+    bundle = model_dir.load(shipped_model())
+    ids = bundle.tokenizer.encode_prompt(b"ROMEO:\nWhat is the matter with you, my lord?\n" * 3)
+    nats = []
+    for dtype in ("int8", "float32"):
+        engine = CpuEngine(bundle.config, dict(bundle.arrays), n_threads=1, dtype=dtype)
+        logits = engine.extend([ids[:-1]], every_position=True).astype(np.float64)
+        log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        nats.append(-log_p[np.arange(len(log_p)), ids[1:]].mean())
+    assert 0 < abs(nats[0] - nats[1]) < 0.02

@@ -1,4 +1,4 @@
-"""A run's log: every number once, whatever happened to the run."""
+"""The training log: every report exactly once, even after kills and full disks."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def step(number: int, loss: float = 1.0) -> StepReport:
 
 
 def numbers(out: Path) -> list[tuple[object, ...]]:
-    """What training computed, in the order of the log."""
+    """Return the numbers that training computed, in log order."""
     return [
         (r["kind"], r["step"], r.get("loss"), r.get("bits_per_byte"), r.get("text"))
         for r in run_log.read(out)
@@ -36,23 +36,25 @@ def numbers(out: Path) -> list[tuple[object, ...]]:
     ]
 
 
-def test_the_log_holds_every_report_as_it_was(tmp_path):
+def test_log_has_every_report(tmp_path):
     reports = list(runs.start(request(tmp_path)))
     records = run_log.read(tmp_path / "model")
     assert records == [json.loads(json.dumps(json_record(report))) for report in reports]
     assert [r["step"] for r in records if r["kind"] == "StepReport"] == [*range(1, 15)]
 
 
-def test_killed_anywhere_and_resumed_it_equals_the_uninterrupted_log(tmp_path, monkeypatch):
+def test_log_of_a_killed_and_resumed_run_equals_the_uninterrupted_log(tmp_path, monkeypatch):
     monkeypatch.setattr(final_report, "_SAMPLE_TOKENS", 2)
     n_reports = len(list(runs.start(request(tmp_path, "whole"))))
     whole = [n for n in numbers(tmp_path / "whole") if n[0] != "SampleReport"]
-    # The plan; steps; step 5, its evaluation, its sample, a step on; the last but one.
+    # After the plan, steps, step 5, its evaluation, its sample, step 6, the last but one report.
     for killed_after in (1, 4, 6, 7, 8, 9, n_reports - 1):
         out = tmp_path / f"killed-{killed_after}"
         with monkeypatch.context() as patch:
-            patch.setattr(RunLog, "__exit__", lambda *_: None)  # a killed process writes no rest
-            patch.setattr(run_log, "_TOGETHER", 2)  # so that the log is ahead of the state too
+            patch.setattr(RunLog, "__exit__", lambda *_: None)  # a killed process does not flush
+            patch.setattr(
+                run_log, "_BUFFERED_LINES", 2
+            )  # also with a log ahead of its state
             reports = runs.start(request(tmp_path, out.name))
             for _ in range(killed_after):
                 next(reports)
@@ -63,11 +65,11 @@ def test_killed_anywhere_and_resumed_it_equals_the_uninterrupted_log(tmp_path, m
         list(resume(out, threads=1))
         assert [n for n in numbers(out) if n[0] != "SampleReport"] == whole, killed_after
         kinds = [r["kind"] for r in run_log.read(out)]
-        assert kinds.count("PlanReport") == (2 if killed_after > 1 else 1)  # one a sitting
+        assert kinds.count("PlanReport") == (2 if killed_after > 1 else 1)  # one per session
         assert kinds[-1] == "DoneReport"
 
 
-def test_lines_gather_until_there_are_enough_or_the_run_ends_however(tmp_path):
+def test_lines_are_buffered_until_100_or_the_end_of_the_run(tmp_path):
     path = tmp_path / "training" / "log.jsonl"
     path.parent.mkdir()
 
@@ -87,7 +89,7 @@ def test_lines_gather_until_there_are_enough_or_the_run_ends_however(tmp_path):
 
 
 @pytest.mark.parametrize("truncates", [True, False])
-def test_what_fails_half_way_is_written_later_and_once(tmp_path, monkeypatch, truncates):
+def test_failed_write_is_repeated_without_duplicates(tmp_path, monkeypatch, truncates):
     (tmp_path / "training").mkdir()
     log, write = RunLog(tmp_path), os.write
     log.add(step(1))
@@ -105,7 +107,7 @@ def test_what_fails_half_way_is_written_later_and_once(tmp_path, monkeypatch, tr
         patch.setattr(run_log.files.os, "write", full_disk)
         if not truncates:
             patch.setattr(run_log.files.os, "ftruncate", broken_disk)
-        for number in range(2, 102):  # so many that they are written, or would be
+        for number in range(2, 102):  # enough for the buffer to be written
             log.add(step(number))
         with pytest.raises(OSError, match="No space" if truncates else "Input"):
             log.flush()
@@ -115,7 +117,7 @@ def test_what_fails_half_way_is_written_later_and_once(tmp_path, monkeypatch, tr
     assert [record["step"] for record in run_log.read(tmp_path)] == list(range(1, 102))
 
 
-def test_what_a_way_back_drops_needs_no_room_and_goes_in_the_end(tmp_path, monkeypatch):
+def test_trim_works_on_a_full_disk_and_is_repeated_after_a_failure(tmp_path, monkeypatch):
     (tmp_path / "training").mkdir()
     log = RunLog(tmp_path)
 
@@ -142,20 +144,24 @@ def test_what_a_way_back_drops_needs_no_room_and_goes_in_the_end(tmp_path, monke
     assert run_log.read(tmp_path)[-1]["loss"] == 8.0
 
 
-def test_a_way_back_that_the_state_does_not_know_of_is_told_once_more_not_twice(tmp_path):
+def test_trim_drops_a_rollback_that_the_state_does_not_know(tmp_path):
     (tmp_path / "training").mkdir()
-    back = RollbackReport(step=2, left_step=6, reason="", rate_scale=1.0)
+    back = RollbackReport(step=2, from_step=6, reason="", learning_rate_scale=1.0)
     with RunLog(tmp_path) as log:
         for report in (step(1), back, step(2), back):
             log.add(report)
     with RunLog(tmp_path) as log:
-        log.trim(2, ways_back=2)
+        log.trim(2, n_rollbacks=2)
         assert len(run_log.read(tmp_path)) == 4
-        log.trim(2, ways_back=1)
-    assert [r["kind"] for r in run_log.read(tmp_path)] == ["StepReport", "BackReport", "StepReport"]
+        log.trim(2, n_rollbacks=1)
+    assert [r["kind"] for r in run_log.read(tmp_path)] == [
+        "StepReport",
+        "RollbackReport",
+        "StepReport",
+    ]
 
 
-def test_any_bytes_of_a_sample_are_text_in_the_log(tmp_path):
+def test_log_has_any_bytes_of_a_sample(tmp_path):
     (tmp_path / "training").mkdir()
     with RunLog(tmp_path) as log:
         log.add(SampleReport(step=1, prompt="é\u2028".encode(), text=b"a\xff\n"))
@@ -169,7 +175,7 @@ def test_any_bytes_of_a_sample_are_text_in_the_log(tmp_path):
     }
 
 
-def test_a_torn_last_line_is_left_out_and_another_is_named(tmp_path):
+def test_torn_last_line_is_ignored_and_another_is_an_error(tmp_path):
     (tmp_path / "training").mkdir()
     with RunLog(tmp_path) as log:
         log.add(step(1))
@@ -189,7 +195,7 @@ def test_a_torn_last_line_is_left_out_and_another_is_named(tmp_path):
     assert path.read_bytes() == whole[:first]
 
 
-def test_no_log_is_said_with_the_place(tmp_path):
+def test_missing_log_is_an_error_with_its_path(tmp_path):
     with pytest.raises(ModelError, match=r"has no training log"):
         run_log.read(tmp_path)
     with pytest.raises(ModelError, match=r"nowhere does not exist"):

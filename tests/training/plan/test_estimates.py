@@ -1,4 +1,4 @@
-"""The arithmetic of a larger run, held against tensors that are really there."""
+"""Memory and scaling estimates against real tensors and known models."""
 
 import dataclasses
 import json
@@ -11,13 +11,13 @@ import torch
 from support.command import tgen
 from support.runs import request
 from tgen import runs
-from tgen.config import ModelConfig, TrainConfig
+from tgen.config import ModelConfig, ResolvedTrainConfig, TrainConfig
 from tgen.errors import UsageError
 from tgen.model.transformer import Transformer
 from tgen.reports import json_record
 from tgen.training.loss import cross_entropy
 from tgen.training.plan.memory_estimate import activation_bytes, choose_parallel, rank_memory
-from tgen.training.plan.param_shapes import block_tensors, n_parameters, outer_tensors
+from tgen.training.plan.param_shapes import block_shapes, n_parameters, outer_shapes
 from tgen.training.plan.scaling_estimate import EFFICIENCY, sent_bytes
 from tgen.training.state import new_state
 
@@ -37,79 +37,79 @@ def small(family: str, **more: object) -> ModelConfig:
 
 
 def billions() -> ModelConfig:
-    """About seven: the shape of LLaMA 7B."""
+    """The shape of LLaMA 7B."""
     shape = dict(n_layers=32, d_model=4096, n_heads=32, d_ff=11008, context_length=4096)
     return ModelConfig.of("llama", **shape, vocab_size=32_000, tied_embeddings=False)
 
 
 @pytest.mark.parametrize(("family", "more"), SHAPES)
-def test_every_tensor_is_counted(family, more):
+def test_shapes_match_the_model(family, more):
     config = small(family, **more)
-    counted = outer_tensors(config) + config.n_layers * block_tensors(config)
+    counted = outer_shapes(config) + config.n_layers * block_shapes(config)
     real = [tuple(p.shape) for p in Transformer(config).parameters()]
     assert sorted(counted) == sorted(real)
     assert n_parameters(config) == sum(p.numel() for p in Transformer(config).parameters())
 
 
-def test_a_model_of_seven_billion_is_counted_as_its_authors_do():
-    assert n_parameters(billions()) == 6_738_415_616  # that of the weights they published
+def test_llama_7b_has_its_published_number_of_parameters():
+    assert n_parameters(billions()) == 6_738_415_616  # as published
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 @pytest.mark.parametrize(("family", "more"), SHAPES)
-def test_what_a_rank_holds_is_what_a_run_holds(family, more, optimizer):
-    config, train = small(family, **more), TrainConfig(optimizer=optimizer)
+def test_memory_estimate_matches_a_run(family, more, optimizer):
+    config, train = small(family, **more), ResolvedTrainConfig(optimizer=optimizer)
     state = new_state(config, train, torch.device("cpu"))
-    x = state.model.hidden(torch.zeros(1, 8, dtype=torch.int64)).flatten(0, 1)
-    cross_entropy(x, state.model.head, torch.ones(8, dtype=torch.int64)).backward()
+    x = state.model.hidden_states(torch.zeros(1, 8, dtype=torch.int64)).flatten(0, 1)
+    cross_entropy(x, state.model.output_weight, torch.ones(8, dtype=torch.int64)).backward()
     for made in state.optimizers:
         made.step()
     parameters = list(state.model.parameters())
     moments = [
         tensor
         for made in state.optimizers
-        for held in made.state.values()
-        for tensor in held.values()
-        if tensor.dim() > 0  # AdamW counts its steps beside
+        for moments in made.state.values()
+        for tensor in moments.values()
+        if tensor.dim() > 0  # without AdamW's step counters
     ]
-    foretold = rank_memory(config, train, context=48, n_ranks=1, parallel="ddp", on_gpu=False)
-    assert foretold.weights == sum(p.nbytes for p in parameters)
-    assert foretold.gradients == sum(p.grad.nbytes for p in parameters)
-    assert foretold.optimizer == sum(tensor.nbytes for tensor in moments)
+    estimate = rank_memory(config, train, context=48, n_ranks=1, parallel="ddp", on_gpu=False)
+    assert estimate.weights == sum(p.nbytes for p in parameters)
+    assert estimate.gradients == sum(p.grad.nbytes for p in parameters)
+    assert estimate.optimizer == sum(tensor.nbytes for tensor in moments)
 
 
 @pytest.mark.parametrize(("documents", "dropout"), [(False, 0.0), (True, 0.1)])
 @pytest.mark.parametrize(("family", "more"), SHAPES)
-def test_what_a_pass_keeps_is_a_little_less_than_foretold(family, more, documents, dropout):
+def test_activation_estimate_is_slightly_above_what_a_pass_stores(family, more, documents, dropout):
     config, rows = small(family, **more, n_layers=8), 8
     model = Transformer(config, dropout=dropout)
     ours = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
-    kept: dict[int, torch.Tensor] = {}  # alive, so that no two have one address
+    stored: dict[int, torch.Tensor] = {}  # kept alive, so that addresses are unique
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor
+    def store(tensor: torch.Tensor) -> torch.Tensor:
+        stored[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
     starts = (torch.arange(48) >= 20).long().expand(rows, 48).contiguous() if documents else None
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model.hidden(torch.zeros(rows, 48, dtype=torch.int64), documents=starts)
-    n_bytes = sum(t.untyped_storage().nbytes() for at, t in kept.items() if at not in ours)
-    train = TrainConfig(batch_size=rows, dropout=dropout)
-    foretold = activation_bytes(config, train, context=48, on_gpu=False)
-    assert 0.65 < n_bytes / foretold < 1
+    with torch.autograd.graph.saved_tensors_hooks(store, lambda tensor: tensor):
+        model.hidden_states(torch.zeros(rows, 48, dtype=torch.int64), documents=starts)
+    n_bytes = sum(t.untyped_storage().nbytes() for at, t in stored.items() if at not in ours)
+    train = ResolvedTrainConfig(batch_size=rows, dropout=dropout)
+    estimate = activation_bytes(config, train, context=48, on_gpu=False)
+    assert 0.65 < n_bytes / estimate < 1
 
 
-def test_shares_of_a_model_are_those_of_its_rows():
-    config, train = billions(), TrainConfig(batch_size=1)
-    whole, share = (
-        rank_memory(config, train, context=4096, n_ranks=64, parallel=way, on_gpu=True)
-        for way in ("ddp", "fsdp")
+def test_fsdp_divides_memory_by_the_ranks():
+    config, train = billions(), ResolvedTrainConfig(batch_size=1)
+    replica, shard = (
+        rank_memory(config, train, context=4096, n_ranks=64, parallel=parallel, on_gpu=True)
+        for parallel in ("ddp", "fsdp")
     )
-    assert share.activations == whole.activations
+    assert shard.activations == replica.activations
     for name in ("weights", "gradients", "optimizer"):
-        assert getattr(whole, name) == 64 * getattr(share, name)  # 64 divides all rows there
-    assert whole.gradients == whole.weights == 4 * n_parameters(config)
-    assert whole.optimizer < 1.1 * whole.weights  # of Muon's matrices there is one moment
+        assert getattr(replica, name) == 64 * getattr(shard, name)  # 64 divides all rows
+    assert replica.gradients == replica.weights == 4 * n_parameters(config)
+    assert replica.optimizer < 1.1 * replica.weights  # Muon has one moment
     adamw = dataclasses.replace(train, optimizer="adamw")
     both = rank_memory(config, adamw, context=4096, n_ranks=64, parallel="ddp", on_gpu=True)
     assert both.optimizer == 2 * both.weights
@@ -117,20 +117,20 @@ def test_shares_of_a_model_are_those_of_its_rows():
 
 
 @pytest.mark.parametrize(("family", "more"), SHAPES)
-def test_the_largest_share_is_the_first(family, more):
-    config = small(family, **more)  # fully_shard gives the first rank the first of these chunks
+def test_largest_shard_is_that_of_rank_zero(family, more):
+    config = small(family, **more)  # fully_shard gives rank 0 the first chunk
     shares = sum(p.chunk(6)[0].nbytes for p in Transformer(config).parameters())
-    told = dict(context=48, n_ranks=6, parallel="fsdp", on_gpu=False)
-    assert rank_memory(config, TrainConfig(), **told).weights == shares
+    values = dict(context=48, n_ranks=6, parallel="fsdp", on_gpu=False)
+    assert rank_memory(config, ResolvedTrainConfig(), **values).weights == shares
 
 
 def chosen(memory: int | None, n_ranks: int = 64, **more: object) -> str:
-    train = TrainConfig(batch_size=1)
-    told = dict(context=4096, n_ranks=n_ranks, memory=memory, on_gpu=True)
-    return choose_parallel(billions(), train, **told | more)
+    train = ResolvedTrainConfig(batch_size=1)
+    values = dict(context=4096, n_ranks=n_ranks, memory=memory, on_gpu=True)
+    return choose_parallel(billions(), train, **values | more)
 
 
-def test_a_model_is_shared_out_only_where_a_rank_cannot_hold_it():
+def test_fsdp_is_chosen_only_if_ddp_does_not_fit():
     assert chosen(None) == "ddp"
     assert chosen(None, wanted="fsdp") == "fsdp"
     assert chosen(1000 * GB) == chosen(1000 * GB, n_ranks=1) == "ddp"
@@ -144,21 +144,21 @@ def refused(call: Callable[[], object]) -> tuple[str, str]:
     return error.value.message, error.value.hint
 
 
-def test_what_fits_no_rank_says_what_it_needs_and_what_would_do():
+def test_error_names_the_memory_needed_and_a_remedy():
     message, hint = refused(lambda: chosen(80 * GB, wanted="ddp"))
-    assert "with DDP; 80.0 GB are given" in message
-    assert hint == "--parallel fsdp would fit"
+    assert "with DDP, but only 90% of 80.0 GB can be used" in message
+    assert hint == "use --parallel fsdp, which fits"
     message, hint = refused(lambda: chosen(80 * GB, n_ranks=2))
     assert "each of 2 ranks needs" in message
     assert "with FSDP" in message
-    enough = int(hint.split()[0])
+    enough = int(hint.split()[1])
     assert chosen(80 * GB, n_ranks=enough) == "fsdp"
     refused(lambda: chosen(80 * GB, n_ranks=enough // 2))
     assert "accumulation" in refused(lambda: chosen(16 * GB))[1]
 
 
-def test_more_ranks_never_need_more_memory_each():
-    train = TrainConfig(batch_size=1)
+def test_memory_per_rank_falls_with_the_ranks():
+    train = ResolvedTrainConfig(batch_size=1)
     totals = [
         rank_memory(
             billions(), train, context=4096, n_ranks=2**n, parallel="fsdp", on_gpu=True
@@ -168,8 +168,8 @@ def test_more_ranks_never_need_more_memory_each():
     assert all(b < a for a, b in pairwise(totals))
 
 
-def test_messages_are_those_of_rings():
-    weights, train = 4 * n_parameters(billions()), TrainConfig(optimizer="adamw")
+def test_sent_bytes_match_ring_collectives():
+    weights, train = 4 * n_parameters(billions()), ResolvedTrainConfig(optimizer="adamw")
     assert sent_bytes(billions(), train, 1, "ddp") == sent_bytes(billions(), train, 1, "fsdp") == 0
     assert sent_bytes(billions(), train, 2, "ddp") == weights
     assert sent_bytes(billions(), train, 64, "fsdp") == 3 * 63 * weights // 64
@@ -194,8 +194,8 @@ def large(tmp_path, **more):
     return request(tmp_path, overrides=LARGE, train=TrainConfig(steps=9), **more)
 
 
-def test_a_model_that_no_rank_could_hold_is_planned_without_making_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("tgen.runs.prepared.new_state", None)
+def test_dry_run_of_a_huge_model_allocates_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("tgen.runs.prepare.new_state", None)
     shown = runs.dry_run(large(tmp_path, n_ranks=64, device_memory=80 * GB))
     assert shown.n_parameters > 6e9
     assert shown.scaling is not None
@@ -203,19 +203,19 @@ def test_a_model_that_no_rank_could_hold_is_planned_without_making_it(tmp_path, 
     assert (found.parallel, found.batch_size, found.step_tokens) == ("fsdp", 128, 128 * 16)
     assert (found.steps, found.tokens) == (9, 9 * 128 * 16)
     assert found.tokens_per_parameter == found.tokens / shown.n_parameters
-    assert found.epochs == found.tokens / shown.train_tokens  # all of so short a text is read
+    assert found.epochs == found.tokens / shown.train_tokens  # the short text is used completely
     assert found.optimal_tokens == 20 * shown.n_parameters
     assert found.seconds * found.tokens_per_second == pytest.approx(found.tokens)
     assert [rank.parallel for rank in found.ranks] == list(found.sent_bytes) == ["ddp", "fsdp"]
     assert json.loads(json.dumps(json_record(shown)))["scaling"]["ranks"][0]["weights"] > 24e9
-    with pytest.raises(UsageError, match=r"needs .* GB with FSDP; 80.0 GB are given"):
+    with pytest.raises(UsageError, match=r"needs .* GB with FSDP, but only 90% of 80.0 GB"):
         runs.dry_run(large(tmp_path, n_ranks=2, device_memory=80 * GB))
     monkeypatch.setattr("tgen.runs.prepare.memory_bytes", {torch.device("cpu"): 80 * GB}.get)
-    with pytest.raises(UsageError, match="a step needs about"):  # on this machine
+    with pytest.raises(UsageError, match="training needs about"):  # on this machine
         runs.dry_run(large(tmp_path))
 
 
-def test_ranks_are_as_fast_as_this_machine_and_a_little_less(tmp_path, monkeypatch):
+def test_ranks_are_slightly_slower_than_this_machine(tmp_path, monkeypatch):
     monkeypatch.setattr("tgen.runs.prepare.measure_speed", lambda *_, **__: 1e11)
     one = runs.dry_run(request(tmp_path, n_ranks=1)).scaling
     many = runs.dry_run(request(tmp_path, n_ranks=10)).scaling
@@ -226,20 +226,20 @@ def test_ranks_are_as_fast_as_this_machine_and_a_little_less(tmp_path, monkeypat
     assert runs.dry_run(request(tmp_path)).scaling is None
 
 
-def test_the_command_prints_it(tmp_path):
+def test_command_prints_the_estimate(tmp_path):
     (tmp_path / "corpus.txt").write_text("What is a text? " * 300)
     small_run = ["train", "corpus.txt", "--steps", "3", "--size", "nano"]
     shown = tgen(*small_run, "--dry-run", "--ranks", "64", "--device-memory", "80GB", cwd=tmp_path)
     assert shown.returncode == 0
     assert b"64 GPUs" in shown.stderr
-    assert b"of 80.0 GB each" in shown.stderr
+    assert b"with 80.0 GB each" in shown.stderr
     too_small = ["--dry-run", "--ranks", "2", "--device-memory", "1KiB"]
     refused = tgen(*small_run, *too_small, cwd=tmp_path)
     assert refused.returncode == 2
-    assert b"0.001 MB are given" in refused.stderr
+    assert b"90% of 0.001 MB can be used" in refused.stderr
     lonely = tgen(*small_run, "--ranks", "2", cwd=tmp_path)
-    assert (lonely.returncode, b"goes with --dry-run" in lonely.stderr) == (2, True)
+    assert (lonely.returncode, b"--ranks needs --dry-run" in lonely.stderr) == (2, True)
     odd = tgen(*small_run, "--dry-run", "--device-memory", "lots", cwd=tmp_path)
-    assert b"--device-memory 'lots' is no size" in odd.stderr
+    assert b"--device-memory: not a size (got 'lots')" in odd.stderr
     bare = tgen(*small_run, "--dry-run", "--device-memory", "80", cwd=tmp_path)
-    assert (bare.returncode, b"--device-memory '80' has no unit" in bare.stderr) == (2, True)
+    assert (bare.returncode, b"the unit is missing (got '80')" in bare.stderr) == (2, True)

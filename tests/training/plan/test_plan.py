@@ -1,34 +1,37 @@
-"""The plan: a pure function of the text, the minutes and the machine."""
+"""The plan: a pure function of the corpus, the time budget and the machine."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 
 from support.runs import request
 from tgen import runs
-from tgen.config import SIZES, ModelConfig, RopeScaling, TrainConfig
+from tgen.config import SIZES, ModelConfig, ResolvedTrainConfig, RopeScaling, TrainConfig
 from tgen.errors import CorpusError, UsageError
 from tgen.model.transformer import Transformer
-from tgen.training.plan.memory_check import step_bytes
+from tgen.training.plan.memory_estimate import rank_memory
 from tgen.training.plan.model_size import PlanInputs
+from tgen.training.plan.overrides import parse_overrides
 from tgen.training.plan.plan import choose_tokenizer, make_plan
 
 ORDER = list(SIZES)
 
 
 def plan(train_tokens: int, minutes: float = 10, **values: object):
-    facts = PlanInputs(
+    inputs = PlanInputs(
         vocab_size=values.pop("vocab_size", 1024),
         train_tokens=train_tokens,
-        held_out_tokens=train_tokens // 9,
-        splittable=values.pop("splittable", False),
-        speed=values.pop("speed", 1e11),
+        val_tokens=train_tokens // 9,
+        has_merges=values.pop("has_merges", False),
+        flops_per_second=values.pop("flops_per_second", 1e11),
         memory=values.pop("memory", None),
     )
-    known = dict(family="qwen3", size=None, overrides={}, train=TrainConfig(minutes=minutes))
-    return make_plan(**known | values, facts=facts)
+    model_fields, train_fields = parse_overrides(values.pop("overrides", {}))
+    train = replace(values.pop("train", TrainConfig(minutes=minutes)), **train_fields)
+    defaults = dict(family="qwen3", size=None, train=train, model_fields=model_fields)
+    return make_plan(**defaults | values, inputs=inputs)
 
 
 @pytest.mark.parametrize("train_tokens", [2, 180, 18_000, 400_000, 300_000_000])
@@ -42,33 +45,33 @@ def test_every_corpus_has_a_plan(train_tokens, minutes):
     assert all(choice.why for choice in made.choices)
 
 
-def test_more_time_and_more_text_make_larger_models_and_more_readings_more_dropout():
+def test_more_time_or_text_gives_larger_models_and_more_epochs_more_dropout():
     sizes = [plan(400_000, minutes).size for minutes in (0.1, 1, 10, 100, 10_000)]
     assert sizes == sorted(sizes, key=ORDER.index)
     assert sizes[0] != sizes[-1]
     sizes = [plan(n, 10_000).size for n in (1_000, 100_000, 10_000_000)]
     assert sizes == sorted(sizes, key=ORDER.index)
     assert sizes[0] != sizes[-1]
-    faster = plan(40_000_000, 10, speed=1e13).size
+    faster = plan(40_000_000, 10, flops_per_second=1e13).size
     assert ORDER.index(faster) > ORDER.index(plan(40_000_000, 10).size)
     assert plan(10**9, 1).train.dropout == 0 < plan(10_000, 100).train.dropout
 
 
-def test_a_text_that_a_smaller_model_would_read_often_gets_a_larger_one():
+def test_many_epochs_give_a_larger_model():
     read_once, read_often = plan(100_000_000, 2), plan(150_000, 2)
     assert ORDER.index(read_often.size) == ORDER.index(read_once.size) + 1
 
 
-def test_tokens_are_taken_apart_the_more_the_more_often_they_are_read():
-    shares = [plan(150_000, m, splittable=True).train.token_split for m in (0.1, 0.5, 2, 30)]
+def test_more_epochs_give_more_bpe_dropout():
+    shares = [plan(150_000, m, has_merges=True).train.bpe_dropout for m in (0.1, 0.5, 2, 30)]
     assert shares == sorted(set(shares))
     assert shares[0] == 0
-    assert plan(150_000, 30).train.token_split == 0  # characters
-    decaying = [plan(150_000, m, splittable=True).train.split_in_decay for m in (2, 60)]
+    assert plan(150_000, 30).train.bpe_dropout == 0  # characters
+    decaying = [plan(150_000, m, has_merges=True).train.bpe_dropout_in_decay for m in (2, 60)]
     assert decaying == [False, True]
 
 
-def test_a_configuration_survives_the_way_through_json():
+def test_model_config_round_trips_through_json():
     scaling = RopeScaling(
         factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context_length=64
     )
@@ -77,12 +80,12 @@ def test_a_configuration_survives_the_way_through_json():
         assert ModelConfig.from_dict(json.loads(json.dumps(asdict(config)))) == config
 
 
-def test_what_the_user_sets_holds_and_is_marked_as_set():
+def test_user_settings_hold_and_are_marked():
     made = plan(400_000, overrides={"dropout": "0.35", "batch_size": "3", "n_layers": "1"})
     assert (made.train.dropout, made.train.batch_size, made.model.n_layers) == (0.35, 3, 1)
     reasons = {choice.name: choice.why for choice in made.choices}
-    assert reasons["dropout"] == reasons["batch"] == "as set"
-    assert reasons["rates"] != "as set"
+    assert reasons["dropout"] == reasons["batch"] == "set by the user"
+    assert reasons["learning rate"] != "set by the user"
 
 
 @pytest.mark.parametrize(
@@ -96,27 +99,27 @@ def test_what_the_user_sets_holds_and_is_marked_as_set():
         (UsageError, {"compile": "true"}, 400),  # has an option of its own
     ],
 )
-def test_contradictions_are_refused(error, overrides, train_tokens):
+def test_contradictory_values_are_refused(error, overrides, train_tokens):
     with pytest.raises(error):
         plan(train_tokens, overrides=overrides)
 
 
-def test_more_warm_up_than_steps_is_refused():
+def test_more_warmup_than_steps_is_refused():
     few = TrainConfig(steps=5)
-    with pytest.raises(UsageError, match="not less than the 5 steps"):
+    with pytest.raises(UsageError, match="fewer than the 5 steps"):
         plan(400, train=few, overrides={"warmup_steps": "5"})
     assert plan(400, train=few, overrides={"warmup_steps": "4"}).train.warmup_steps == 4
 
 
-def test_what_has_an_option_of_its_own_names_it():
-    with pytest.raises(UsageError, match="has an option") as refused:
+def test_field_with_an_option_names_the_option():
+    with pytest.raises(UsageError, match="has an option of its own") as refused:
         plan(400, overrides={"val_fraction": "0.5"})
     assert "--val-fraction" in refused.value.hint
 
 
-def test_more_memory_than_there_is_is_refused_before_it_is_taken():
+def test_plan_that_needs_too_much_memory_is_refused():
     crowd = {"batch_size": "20000"}
-    with pytest.raises(UsageError, match=r"GB with batch_size=20000, .* there are 8"):
+    with pytest.raises(UsageError, match=r"GB of memory with batch_size=20000, .* 8 GB are"):
         plan(10**6, overrides=crowd, memory=8 * 10**9)
     in_parts = plan(10**6, overrides=crowd | {"accumulation": "1000"}, memory=8 * 10**9)
     assert in_parts.train.batch_size == 20_000
@@ -125,22 +128,23 @@ def test_more_memory_than_there_is_is_refused_before_it_is_taken():
 
 
 @pytest.mark.parametrize("family", ["qwen3", "classic"])
-def test_the_memory_foretold_is_about_what_a_step_keeps(family):
+def test_memory_estimate_matches_what_a_step_stores(family):
     shape = dict(n_layers=3, d_model=64, n_heads=2, context_length=64)
     model = ModelConfig.of(family, **shape, vocab_size=32)
-    tokens, kept = torch.zeros(8, 64, dtype=torch.int64), {}
+    tokens, stored = torch.zeros(8, 64, dtype=torch.int64), {}
 
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    def store(tensor: torch.Tensor) -> torch.Tensor:
+        stored[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        Transformer(model, dropout=0.1).train().hidden(tokens)
-    foretold = step_bytes(model, batch_size=8, accumulation=1, context=64)
-    assert 0.5 * foretold < sum(kept.values()) < foretold
+    with torch.autograd.graph.saved_tensors_hooks(store, lambda tensor: tensor):
+        Transformer(model, dropout=0.1).train().hidden_states(tokens)
+    train = ResolvedTrainConfig(batch_size=8, dropout=0.1)
+    estimate = rank_memory(model, train, context=64, n_ranks=1, parallel="ddp", on_gpu=False)
+    assert 0.5 * estimate.total < sum(stored.values()) < estimate.total
 
 
-def test_a_vocabulary_grows_with_the_text_and_its_alphabet():
+def test_vocabulary_grows_with_the_corpus_and_its_alphabet():
     assert choose_tokenizer(5_000, 60)[:2] == ("char", None)
     sizes = [choose_tokenizer(n, 60)[1] for n in (300_000, 10**6, 10**8, 10**10)]
     assert sizes == sorted(sizes)
@@ -148,20 +152,23 @@ def test_a_vocabulary_grows_with_the_text_and_its_alphabet():
     assert choose_tokenizer(10**6, 4000)[1] >= 8000
 
 
-def test_an_evaluation_fits_into_its_share_of_a_short_run():
+def test_evaluation_fits_into_its_share_of_a_short_run():
     long, short = plan(10**8, 60), plan(10**8, 0.3, vocab_size=16_000)
-    assert long.train.eval_tokens == TrainConfig().eval_tokens
-    assert short.train.eval_tokens < TrainConfig().eval_tokens / 2
-    assert plan(10**8, train=TrainConfig(steps=3)).train.eval_tokens == TrainConfig().eval_tokens
+    assert long.train.eval_tokens == ResolvedTrainConfig().eval_tokens
+    assert short.train.eval_tokens < ResolvedTrainConfig().eval_tokens / 2
+    assert (
+        plan(10**8, train=TrainConfig(steps=3)).train.eval_tokens
+        == ResolvedTrainConfig().eval_tokens
+    )
 
 
 def test_compiling_needs_minutes(tmp_path):
     short = request(tmp_path, train=TrainConfig(minutes=0.5), compile=True)
-    with pytest.raises(UsageError, match="--compile with"):
+    with pytest.raises(UsageError, match="--compile cannot be combined with"):
         runs.dry_run(short)
 
 
-def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path):
+def test_dry_run_returns_the_plan_and_writes_nothing(tmp_path):
     shown = runs.dry_run(request(tmp_path))
     assert list(tmp_path.iterdir()) == [tmp_path / "corpus.txt"]
     begun = next(runs.start(request(tmp_path)))

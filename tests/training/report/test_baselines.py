@@ -46,7 +46,7 @@ def reference(train: bytes, context: bytes, byte: int, order: int) -> float:
 
 @pytest.mark.parametrize("order", [0, 1, 2, 5, 7])
 @pytest.mark.parametrize("train", [VERSE, VERSE * 5, b"a\0a", b""], ids=len)
-def test_each_byte_has_the_reference_s_probability_and_all_256_sum_to_1(order, train):
+def test_probabilities_equal_the_reference_and_sum_to_1(order, train):
     for extra in (b"", b"is a k", b"\xff", b"\0\0"):
         context = bytes(order) + train + extra
         before = ngram_bits_per_byte(train, extra, order=order) * len(extra) if extra else 0.0
@@ -59,7 +59,7 @@ def test_each_byte_has_the_reference_s_probability_and_all_256_sum_to_1(order, t
         assert total == pytest.approx(1, abs=1e-12)
 
 
-def test_discounts_come_from_counts_of_counts_unless_those_say_nonsense():
+def test_discounts_come_from_counts_of_counts_if_plausible():
     # Four letters once, two twice, one three times, one four times: 0.5, 1.25 and 1.
     freed = 4 * 0.5 + 2 * 1.25 + 2 * 1
     for letter, own in [(b"a", 0.5), (b"e", 0.75), (b"g", 2.0), (b"h", 3.0), (b"?", 0.0)]:
@@ -72,7 +72,7 @@ def test_discounts_come_from_counts_of_counts_unless_those_say_nonsense():
         assert ngram_bits_per_byte(b"abcddeeefffgggg", letter, order=0) == pytest.approx(expected)
 
 
-def test_without_context_and_few_counts_the_value_is_known_by_hand():
+def test_small_example_matches_the_value_computed_by_hand():
     # "aaab": a loses 1.5 of its 3, b 0.5 of its 1; the 2 freed are spread over 256 bytes.
     a, other = (1.5 + 2 / 256) / 4, (2 / 256) / 4
     assert ngram_bits_per_byte(b"aaab", b"a", order=0) == pytest.approx(-math.log2(a))
@@ -83,17 +83,17 @@ def test_without_context_and_few_counts_the_value_is_known_by_hand():
 
 @given(st.binary(max_size=300), st.binary(min_size=1, max_size=50), st.integers(0, 7))
 @settings(deadline=None)
-def test_any_text_costs_a_positive_finite_number_of_bits(train, held_out, order):
+def test_bits_are_positive_and_finite(train, held_out, order):
     assert 0 < ngram_bits_per_byte(train, held_out, order=order) < math.inf
 
 
-def test_the_held_out_text_is_not_learnt_from():
+def test_held_out_text_is_not_trained_on():
     once = ngram_bits_per_byte(VERSE, b"Zyx! " * 4)
     assert ngram_bits_per_byte(VERSE, b"Zyx! " * 40) == pytest.approx(once, rel=0.2)
     assert once > 8
 
 
-def test_xz_pays_for_what_is_new_alone():
+def test_xz_counts_only_what_is_new():
     assert xz_bits_per_byte(VERSE * 20, VERSE) < 0.5
     noise = bytes(i * i * 31 % 251 ^ i % 7 for i in range(4000))
     assert xz_bits_per_byte(VERSE, noise) > xz_bits_per_byte(VERSE + noise, noise) + 1

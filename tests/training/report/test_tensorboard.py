@@ -1,4 +1,4 @@
-"""TensorBoard's events say what the reports say, across stops, kills and resumptions."""
+"""TensorBoard events equal the reports, across stops, kills and resumes."""
 
 import errno
 import io
@@ -17,7 +17,7 @@ from tgen.training.report import tensorboard
 
 
 def shown(out: Path) -> list[tuple[str, int, Any]]:
-    """What TensorBoard shows: events but those that a later sitting takes again."""
+    """Return the events that TensorBoard shows: those that no later session repeats."""
     event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
     found: list[tuple[str, int, Any]] = []
     files = (out / "training" / "tensorboard").iterdir()
@@ -36,11 +36,11 @@ def shown(out: Path) -> list[tuple[str, int, Any]]:
 
 
 def numbers(out: Path) -> list[tuple[str, int, Any]]:
-    """Those that are the same whenever the run is repeated."""
+    """Return the events that are the same in every repetition of the run."""
     return [entry for entry in shown(out) if entry[0] != "tokens_per_second"]
 
 
-def test_events_are_the_reports(tmp_path):
+def test_events_equal_the_reports(tmp_path):
     pytest.importorskip("tensorboardX")
     reports = list(runs.start(request(tmp_path, tensorboard=True)))
     expected: list[tuple[str, int, Any]] = []
@@ -68,7 +68,7 @@ def test_events_are_the_reports(tmp_path):
         assert text == "".join(f"    {line}\n" for line in lines)
 
 
-def test_what_is_shown_after_stops_and_kills_is_the_uninterrupted_run(tmp_path, monkeypatch):
+def test_events_after_stops_and_kills_equal_the_uninterrupted_run(tmp_path, monkeypatch):
     pytest.importorskip("tensorboardX")
     monkeypatch.setattr(final_report, "_SAMPLE_TOKENS", 2)
     list(runs.start(request(tmp_path, "whole", tensorboard=True)))
@@ -78,14 +78,14 @@ def test_what_is_shown_after_stops_and_kills_is_the_uninterrupted_run(tmp_path, 
     reports = resume(parts, threads=1)
     for report in reports:
         if isinstance(report, StepReport) and report.step == 8:
-            reports.close()  # after the state of step 5: 6 to 8 are taken again
+            reports.close()  # after the state of step 5: steps 6 to 8 are repeated
     assert ("loss/train", 8) in [entry[:2] for entry in shown(parts)]
     list(resume(parts, threads=1))
     assert len(list((parts / "training" / "tensorboard").iterdir())) == 3
     assert numbers(parts) == numbers(tmp_path / "whole")
 
 
-def test_a_run_begun_anew_shows_nothing_of_the_old_one(tmp_path):
+def test_new_run_shows_nothing_of_the_old_one(tmp_path):
     pytest.importorskip("tensorboardX")
     anew = request(tmp_path, tensorboard=True, overwrite=True)
     list(runs.start(anew))
@@ -93,17 +93,17 @@ def test_a_run_begun_anew_shows_nothing_of_the_old_one(tmp_path):
     assert not (tmp_path / "model" / "training" / "tensorboard").exists()
 
 
-def test_without_the_package_nothing_is_begun(tmp_path, monkeypatch):
+def test_missing_package_is_refused_before_training(tmp_path, monkeypatch):
     monkeypatch.setattr(tensorboard, "find_spec", lambda name: None if name else name)
     with pytest.raises(UsageError, match="tensorboardX") as caught:
         next(runs.start(request(tmp_path, tensorboard=True)))
     assert "pip install" in caught.value.hint
     assert not (tmp_path / "model").exists()
-    next(runs.start(request(tmp_path)))  # who does not ask for events needs no package
+    next(runs.start(request(tmp_path)))  # without --tensorboard the package is not needed
 
 
 class FullDisk(io.RawIOBase):
-    """What is written beyond some bytes is refused, as the first half of an event may be."""
+    """A file that refuses writes beyond some bytes, possibly after half an event."""
 
     def __init__(self, n_bytes: int) -> None:
         super().__init__()
@@ -120,14 +120,14 @@ class FullDisk(io.RawIOBase):
 
 
 @pytest.mark.parametrize("n_bytes", [0, 100, 700])
-def test_a_full_disk_stops_the_events_and_not_the_run(tmp_path, monkeypatch, n_bytes):
+def test_full_disk_stops_the_events_but_not_the_run(tmp_path, monkeypatch, n_bytes):
     record_writer = pytest.importorskip("tensorboardX.record_writer")
     list(runs.start(request(tmp_path, "without")))
     monkeypatch.setattr(record_writer, "open_file", lambda _: FullDisk(n_bytes))
     reports = list(runs.start(request(tmp_path, "full", tensorboard=True)))
     assert isinstance(reports[-1], DoneReport)
     assert reports[-1].finished
-    refused = [report for report in reports if isinstance(report, EventsReport)]
-    assert [report.failed for report in refused] == ["No space left on device"]
+    failures = [report for report in reports if isinstance(report, EventsReport)]
+    assert [report.failed for report in failures] == ["No space left on device"]
     weights = [tmp_path / name / "model.safetensors" for name in ("without", "full")]
     assert weights[0].read_bytes() == weights[1].read_bytes()

@@ -1,4 +1,4 @@
-"""Other programs on the same weights, to be timed beside ours: `tgen bench --against`."""
+"""Other inference engines on the same weights, for `tgen bench --against`."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -11,58 +11,61 @@ from tgen.config import StoredAs
 from tgen.engine.base import Logits
 from tgen.errors import UsageError
 
-REMARKS = {"llama.cpp": "; llama.cpp as llama-bench sets it, keys and values as float16"}
-# A peer: the modules that it needs, and what brings them.
-PEERS = {
+# Per engine: the modules that it needs, and the packages that contain them.
+OTHER_ENGINES = {
     "transformers": {"transformers": "transformers"},
     "llama.cpp": {"llama_cpp": "llama-cpp-python", "gguf": "gguf"},
 }
+REMARKS = {"llama.cpp": "; llama.cpp uses llama-bench's defaults, with a float16 KV cache"}
 
 
-class Peer(Backend, Protocol):
-    """An arm that is not ours."""
+class OtherEngine(Backend, Protocol):
+    """A backend that is not tgen's."""
 
     def logits(self) -> Logits:
-        """(B, V), float32: what the last prompt or step gave; a copy."""
+        """Return a copy of the logits after the last pass, (B, V), float32."""
 
     def close(self) -> None:
-        """Lets go of the model; nothing may be asked of it afterwards."""
+        """Free the model; the backend cannot be used afterwards."""
 
 
-def open_peer(
+def open_other_engine(
     name: str,
     bundle: ModelBundle,
     *,
     threads: int,
-    stored: StoredAs,
+    dtype: StoredAs,
     tokens: Sequence[int],
     exact: bool = False,
-) -> Peer:
-    """`name` of `PEERS` with the model of `bundle.path`, on the processor, matrices as `stored`.
+) -> OtherEngine:
+    """Open an engine of `OTHER_ENGINES` on the CPU, with the matrices of `bundle.path` as `dtype`.
 
-    The weights are read anew, since an engine of ours takes them out of its bundle. `tokens`: as
-    many as the context holds; every row holds the beginning of them. The peer is set as it is by
-    itself, but for `exact` with nothing in less than float32 but the weights. Raises UsageError if
-    it is unknown, not installed or holds no weights so, ModelError if it cannot run this model.
+    The weights are read again because tgen's engine takes those of its bundle. `tokens` is one
+    context of ids, the input of every sequence. The engine runs with its own defaults; `exact`
+    makes everything but the weights float32. Raises UsageError if it is unknown, not installed or
+    does not support `dtype`, ModelError if it cannot run this model.
     """
-    if name not in PEERS:
-        raise UsageError(f"--against {name} is unknown", f"choose one of {', '.join(PEERS)}")
-    missing = [package for module, package in PEERS[name].items() if find_spec(module) is None]
+    if name not in OTHER_ENGINES:
+        names = ", ".join(OTHER_ENGINES)
+        raise UsageError(f"--against: unknown engine {name!r}", f"choose one of {names}")
+    needed = OTHER_ENGINES[name].items()
+    missing = [package for module, package in needed if find_spec(module) is None]
     if missing:
-        needed = " and ".join(missing)
-        raise UsageError(f"--against {name} needs {needed}", f"pip install {' '.join(missing)}")
-    if name == "transformers":  # each is imported only where it is asked for
-        from tgen.benchmark.other_engines.transformers_backend import Transformers
+        raise UsageError(
+            f"--against {name} needs {' and '.join(missing)}", f"pip install {' '.join(missing)}"
+        )
+    if name == "transformers":  # each is imported only when used
+        from tgen.benchmark.other_engines.transformers_backend import TransformersBackend
 
         if bundle.path.is_file():
             raise UsageError(
-                f"--against transformers takes no file, and {bundle.path} is one",
-                "`tgen export FILE --to transformers --out DIR` makes a directory of it",
+                f"--against transformers needs a model directory (got the file {bundle.path})",
+                "convert it: `tgen export FILE --to transformers --out DIR`",
             )
-        return Transformers(bundle.path, threads=threads, stored=stored, tokens=tokens)
-    from tgen.benchmark.other_engines.llama_cpp_backend import LlamaCpp
+        return TransformersBackend(bundle.path, threads=threads, dtype=dtype, tokens=tokens)
+    from tgen.benchmark.other_engines.llama_cpp_backend import LlamaCppBackend
 
     arrays = model_dir.load(bundle.path).arrays
-    return LlamaCpp(
-        bundle.config, arrays, threads=threads, stored=stored, tokens=tokens, exact=exact
+    return LlamaCppBackend(
+        bundle.config, arrays, threads=threads, dtype=dtype, tokens=tokens, exact=exact
     )

@@ -1,8 +1,8 @@
-"""llama.cpp, by the C functions that llama-cpp-python makes available, set as llama-bench sets it.
+"""llama.cpp through llama-cpp-python's C bindings, with llama-bench's defaults.
 
-That is with keys and values in float16, where ours are float32, and its fused attention. To compare
-logits they are float32 too, and the fused attention off: it would cast them to float16 at every
-call. Each row has a stream of its own, so that it pays for its own keys alone.
+The KV cache is float16 (tgen's is float32) and attention is fused. For exact logits the cache is
+float32 and fused attention is off, because it casts to float16 at every call. Each sequence has its
+own stream, so that it attends to its own keys only.
 """
 
 import ctypes
@@ -21,19 +21,20 @@ from tgen.config import ModelConfig, StoredAs
 from tgen.engine.base import Logits
 from tgen.errors import ModelError, UsageError
 
-_BATCH, _MICRO_BATCH = 2048, 512  # llama-bench's
-_CELLS = 256  # a stream's cache is a multiple of it long
+_BATCH, _MICRO_BATCH = 2048, 512  # llama-bench's defaults
+_CELLS = 256  # a stream's cache length is a multiple of this
+_HINT = "add memory, or update llama.cpp: pip install -U llama-cpp-python"
 
 
 @llama_cpp.llama_log_callback
-def _silence(_level: int, _text: bytes, _data: ctypes.c_void_p) -> None:
-    """Here, since llama.cpp calls it for as long as the process lives."""
+def _discard_log(_level: int, _text: bytes, _data: ctypes.c_void_p) -> None:
+    """Module-level: llama.cpp calls it until the process exits."""
 
 
-class LlamaCpp:
-    """See `peers.Peer`."""
+class LlamaCppBackend:
+    """An `OtherEngine`."""
 
-    runs_on = "llama.cpp"
+    thread_pool = "llama.cpp"
 
     def __init__(
         self,
@@ -41,75 +42,79 @@ class LlamaCpp:
         arrays: Mapping[str, NDArray[Any]],
         *,
         threads: int,
-        stored: StoredAs,
+        dtype: StoredAs,
         tokens: Sequence[int],
         exact: bool = False,
     ) -> None:
-        """Loads the weights through a temporary file; raises ModelError if it cannot run them.
+        """Load the weights through a temporary file; raises ModelError if llama.cpp rejects them.
 
-        `exact`: keys and values as float32.
+        `exact`: float32 KV cache, no fused attention.
         """
-        llama_cpp.llama_log_set(_silence, ctypes.c_void_p(0))
+        llama_cpp.llama_log_set(_discard_log, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
         self._config, self._threads, self._exact = config, threads, exact
         self._tokens = np.array(tokens, np.int32)
-        self._rows, self._held = 0, 0  # tokens in each row
-        self._room = 0  # tokens that the context was made for
+        self._n_sequences, self._length = 0, 0  # sequences, cached tokens per sequence
+        self._capacity = 0  # tokens per sequence
         self._context: Any = None
-        self._model: Any = _load(config, arrays, stored)
+        self._model: Any = _load(config, arrays, dtype)
 
     def prepare(self, test: Workload) -> None:
-        """What is there already of the depth stays, unless other rows or longer ones are needed."""
-        if test.batch != self._rows or test.n_tokens > self._room:
+        """See `Backend.prepare`; a cached depth is reused unless batch or capacity change."""
+        if test.batch != self._n_sequences or test.n_tokens > self._capacity:
             self._make_context(test.batch, test.n_tokens)
         memory = llama_cpp.llama_get_memory(self._context)
-        for row in range(self._rows):
-            llama_cpp.llama_memory_seq_rm(memory, row, test.n_depth, -1)
-        self._held = min(self._held, test.n_depth)
-        if self._held < test.n_depth:
-            self._read(test.n_depth - self._held)
+        for sequence in range(self._n_sequences):
+            llama_cpp.llama_memory_seq_rm(memory, sequence, test.n_depth, -1)
+        self._length = min(self._length, test.n_depth)
+        if self._length < test.n_depth:
+            self._extend(test.n_depth - self._length)
 
-    def prompt(self, test: Workload) -> None:
-        """In calls of at most 2,048 tokens."""
-        self._read(test.n_prompt)
+    def prefill(self, test: Workload) -> None:
+        """See `Backend.prefill`; in calls of at most 2,048 tokens."""
+        self._extend(test.n_prompt)
 
     def step(self) -> None:
-        """In one call."""
-        self._read(1)
+        """See `Backend.step`."""
+        self._extend(1)
 
     @property
     def cache_bytes(self) -> int | None:
-        """It does not say."""
+        """None: llama.cpp does not report it."""
         return None
 
     def logits(self) -> Logits:
-        """(B, V): what the last prompt or step gave."""
+        """See `OtherEngine.logits`."""
         kind = ctypes.c_float * self._config.vocab_size
-        first = self._batch.n_tokens - self._rows
-        places = [
-            llama_cpp.llama_get_logits_ith(self._context, first + row) for row in range(self._rows)
+        first = self._batch.n_tokens - self._n_sequences
+        pointers = [
+            llama_cpp.llama_get_logits_ith(self._context, first + sequence)
+            for sequence in range(self._n_sequences)
         ]
-        found = [ctypes.cast(place, ctypes.POINTER(kind)).contents for place in places]
-        return np.array(found, np.float32)
+        arrays = [ctypes.cast(pointer, ctypes.POINTER(kind)).contents for pointer in pointers]
+        return np.array(arrays, np.float32)
 
     def close(self) -> None:
-        """Frees the context and the model."""
+        """Free the context and the model."""
         if self._context is not None:
             llama_cpp.llama_free(self._context)
         if self._model is not None:
             llama_cpp.llama_model_free(self._model)
         self._context = self._model = None
 
-    def _make_context(self, rows: int, n_tokens: int) -> None:
-        """Empty rows with room for as many tokens each; raises UsageError for too many rows."""
-        most = llama_cpp.llama_max_parallel_sequences()
-        if rows > most:
-            raise UsageError(f"llama.cpp takes no {rows} rows", f"it takes {most} at most")
+    def _make_context(self, n_sequences: int, n_tokens: int) -> None:
+        """Make an empty context of `n_tokens` per sequence; UsageError for too many sequences."""
+        limit = llama_cpp.llama_max_parallel_sequences()
+        if n_sequences > limit:
+            raise UsageError(
+                f"--batch: llama.cpp supports at most {limit} sequences (got {n_sequences})",
+                "use a smaller --batch",
+            )
         if self._context is not None:
             llama_cpp.llama_free(self._context)
         settings = llama_cpp.llama_context_default_params()
-        settings.n_ctx = rows * -(-n_tokens // _CELLS) * _CELLS
-        settings.n_seq_max = rows
+        settings.n_ctx = n_sequences * -(-n_tokens // _CELLS) * _CELLS
+        settings.n_seq_max = n_sequences
         settings.n_batch, settings.n_ubatch = _BATCH, _MICRO_BATCH
         settings.n_threads = settings.n_threads_batch = self._threads
         if self._exact:
@@ -118,59 +123,61 @@ class LlamaCpp:
         settings.offload_kqv = settings.op_offload = False
         self._context = llama_cpp.llama_init_from_model(self._model, settings)
         if not self._context:
-            raise ModelError(f"llama.cpp makes no {rows} rows of {n_tokens:,} tokens", _HINT)
-        self._rows, self._held, self._room = rows, 0, n_tokens
+            raise ModelError(
+                f"llama.cpp cannot allocate {n_sequences} sequences of {n_tokens:,} tokens", _HINT
+            )
+        self._n_sequences, self._length, self._capacity = n_sequences, 0, n_tokens
         self._make_batch()
 
     def _make_batch(self) -> None:
-        """Where calls find tokens: those of one position side by side, a row in each place."""
-        n = _BATCH // self._rows * self._rows
-        row_numbers = np.arange(self._rows, dtype=np.int32)
-        addresses = row_numbers.ctypes.data + 4 * np.arange(self._rows, dtype=np.uint64)
+        """Allocate the arrays of a call; the tokens of one position are adjacent."""
+        n = _BATCH // self._n_sequences * self._n_sequences
+        sequence_ids = np.arange(self._n_sequences, dtype=np.int32)
+        addresses = sequence_ids.ctypes.data + 4 * np.arange(self._n_sequences, dtype=np.uint64)
         self._arrays: dict[str, NDArray[Any]] = {
             "token": np.zeros(n, np.int32),
             "pos": np.zeros(n, np.int32),
             "n_seq_id": np.ones(n, np.int32),
-            "seq_id": np.tile(addresses.astype(np.uint64), n // self._rows),
+            "seq_id": np.tile(addresses.astype(np.uint64), n // self._n_sequences),
             "logits": np.zeros(n, np.int8),
-            "row_numbers": row_numbers,  # held for those who point at it
+            "sequence_ids": sequence_ids,  # keeps the memory that seq_id points to
         }
         self._batch = llama_cpp.llama_batch()
         for name, kind in self._batch._fields_:
             if name in self._arrays:
                 setattr(self._batch, name, self._arrays[name].ctypes.data_as(kind))
 
-    def _read(self, n: int) -> None:
-        """n more tokens into each row, until the logits that follow are there."""
-        end, most = self._held + n, _BATCH // self._rows
-        for begin in range(self._held, end, most):
-            self._decode(begin, min(begin + most, end), last=begin + most >= end)
-        self._held = end
+    def _extend(self, n: int) -> None:
+        """Process `n` more tokens per sequence, until the next token's logits are computed."""
+        end, step = self._length + n, _BATCH // self._n_sequences
+        for begin in range(self._length, end, step):
+            self._decode(begin, min(begin + step, end), last=begin + step >= end)
+        self._length = end
         llama_cpp.llama_synchronize(self._context)
 
     def _decode(self, begin: int, end: int, *, last: bool) -> None:
-        n = (end - begin) * self._rows
-        self._arrays["token"][:n] = np.repeat(self._tokens[begin:end], self._rows)
-        self._arrays["pos"][:n] = np.repeat(np.arange(begin, end, dtype=np.int32), self._rows)
+        n = (end - begin) * self._n_sequences
+        positions = np.arange(begin, end, dtype=np.int32)
+        self._arrays["token"][:n] = np.repeat(self._tokens[begin:end], self._n_sequences)
+        self._arrays["pos"][:n] = np.repeat(positions, self._n_sequences)
         self._arrays["logits"][:n] = 0
-        self._arrays["logits"][n - self._rows : n] = last
+        self._arrays["logits"][n - self._n_sequences : n] = last
         self._batch.n_tokens = n
         if llama_cpp.llama_decode(self._context, self._batch):
             raise ModelError("llama.cpp failed to compute", _HINT)
 
 
-_HINT = "it may lack memory, or be older than the model: pip install -U llama-cpp-python"
+def _load(config: ModelConfig, arrays: Mapping[str, NDArray[Any]], dtype: StoredAs) -> Any:
+    """Load the model from a temporary file, which is then deleted.
 
-
-def _load(config: ModelConfig, arrays: Mapping[str, NDArray[Any]], stored: StoredAs) -> Any:
-    """The model, the file gone again; where files that are mapped cannot go, the system's cleaner
-    takes it."""
+    A system that cannot delete a mapped file leaves it in its temporary directory.
+    """
     settings = llama_cpp.llama_model_default_params()
     settings.n_gpu_layers = 0
     with tempfile.TemporaryDirectory(prefix="tgen-", ignore_cleanup_errors=True) as folder:
         path = Path(folder, "model.gguf")
-        write_gguf(path, config, arrays, stored=stored)
+        write_gguf(path, config, arrays, stored=dtype)
         model = llama_cpp.llama_model_load_from_file(str(path).encode(), settings)
     if not model:
-        raise ModelError("llama.cpp does not load this model", _HINT)
+        raise ModelError("llama.cpp cannot load this model", _HINT)
     return model

@@ -1,1 +1,1 @@
-"""GGUF files, read and written."""
+"""GGUF files: reading and writing."""

@@ -1,6 +1,6 @@
-"""A GGUF file's header, read within the file's size: no count in it is believed before.
+"""GGUF headers, read within the file's size: no count in them is trusted.
 
-The package gguf maps the whole file and trusts it; here it only dequantises.
+The package gguf maps the whole file and trusts it; here it is only used to dequantize.
 """
 
 import math
@@ -14,169 +14,172 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 
-from tgen.checkpoint import safetensors_file as tensors
 from tgen.checkpoint.dtypes import Array
 from tgen.checkpoint.gguf.writer import require_package
+from tgen.checkpoint.safetensors_file import reject_lfs_pointer
 from tgen.errors import ModelError
 from tgen.storage import files
 
 MAGIC = b"GGUF"
-_DAMAGED = "the file is damaged or incomplete: fetch or export it again"
-_NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}  # struct's letters
+_DAMAGED = "the file is damaged or incomplete: download or export it again"
+_STRUCT_CODES = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}  # by GGUF value type
 _STRING, _ARRAY = 8, 9
 _MAX_NAME, _MAX_DIMENSIONS = 100, 4
-_MAX_HEADER, _MAX_TEXTS = 64 << 20, 1 << 21  # far above what models have
+_MAX_HEADER, _MAX_STRINGS = 64 << 20, 1 << 21  # bytes, and strings or list items: far above models'
 _ALIGNMENT = 32
 _PLAIN = {0: "<f4", 1: "<f2", 30: "<u2"}  # float32, float16, bfloat16: read without the package
 
 Value: TypeAlias = "int | float | bool | str | list[str] | array[Any]"
 
 
-class Entry(NamedTuple):
-    """One tensor's place in a file."""
+class TensorEntry(NamedTuple):
+    """Type, shape and location of one tensor in a file."""
 
-    kind: int  # ggml's number for how it is stored
+    ggml_type: int
     shape: tuple[int, ...]
-    start: int  # from the beginning of the file
+    start: int  # bytes from the beginning of the file
     n_bytes: int
 
 
 class Header(NamedTuple):
-    """What stands before the weights."""
+    """A file's fields and tensors."""
 
     fields: dict[str, Value]
-    tensors: dict[str, Entry]
+    tensors: dict[str, TensorEntry]
 
 
 def read_header(path: Path) -> Header:
-    """Fields and tensors of a file; raises ModelError unless all of it lies inside the file."""
+    """Read fields and tensors; raises ModelError unless everything lies inside the file."""
     with files.open_regular(path) as file:
-        source = _Source(path, file, os.fstat(file.fileno()).st_size)
+        source = _HeaderReader(path, file, os.fstat(file.fileno()).st_size)
         magic = source.take(4)
         if magic == b"vers":
-            tensors.refuse_pointer(path, magic + source.take(4))
+            reject_lfs_pointer(path, magic + source.take(4))
         if magic != MAGIC:
             raise ModelError(
-                f"{path} is no GGUF file", "give a model directory, or a file that ends in .gguf"
+                f"{path} is not a GGUF file", "name a model directory or a file ending in .gguf"
             )
         version = source.number("I")
         if version not in (2, 3):
-            raise ModelError(f"{path} is GGUF of version {version}", "tgen reads versions 2 and 3")
+            raise ModelError(f"{path} has GGUF version {version}", "tgen reads versions 2 and 3")
         n_tensors, n_fields = source.number("Q"), source.number("Q")
         fields = {}
         for _ in range(n_fields):
-            name = source.text()
+            name = source.string()
             fields[name] = source.value(source.number("I"))
-        described = [source.tensor() for _ in range(n_tensors)]
+        tensors = [source.tensor() for _ in range(n_tensors)]
         alignment = fields.get("general.alignment", _ALIGNMENT)
         if type(alignment) is not int or not 0 < alignment <= 1 << 20:
             raise source.damaged(f"has general.alignment={alignment!r}"[:200])
         start = -(-source.position // alignment) * alignment
-        return Header(fields, _place(source, described, start))
+        return Header(fields, _locate(source, tensors, start))
 
 
-def read_tensors(path: Path, entries: dict[str, Entry]) -> dict[str, Array]:
-    """The arrays of these entries: float32, float16, bfloat16 as its bits, or dequantised."""
+def read_tensors(path: Path, entries: dict[str, TensorEntry]) -> dict[str, Array]:
+    """Read arrays: float32, float16, bfloat16 as uint16 bits, or dequantized to float32."""
     arrays: dict[str, Array] = {}
     with files.open_regular(path) as file:
         for name, entry in entries.items():
             data = np.empty(entry.n_bytes, np.uint8)
             file.seek(entry.start)
             if file.readinto(data) != data.nbytes:  # type: ignore[attr-defined]
-                raise ModelError(
-                    f"{path} ended while it was read", "something else is writing to it"
-                )
-            if entry.kind in _PLAIN:
-                arrays[name] = data.view(_PLAIN[entry.kind]).reshape(entry.shape)
+                raise ModelError(f"{path} shrank while it was read", "another program writes to it")
+            if entry.ggml_type in _PLAIN:
+                arrays[name] = data.view(_PLAIN[entry.ggml_type]).reshape(entry.shape)
             else:
                 gguf = require_package("reading these weights")
-                rows = data.reshape(*entry.shape[:-1], -1)
-                with np.errstate(all="ignore"):  # what is not finite is found out later
-                    found = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType(entry.kind))
-                arrays[name] = found.reshape(entry.shape)
+                ggml_type = gguf.GGMLQuantizationType(entry.ggml_type)
+                with np.errstate(all="ignore"):  # `check_finite` reports non-finite values later
+                    wide = gguf.quants.dequantize(data.reshape(*entry.shape[:-1], -1), ggml_type)
+                arrays[name] = wide.reshape(entry.shape)
     return arrays
 
 
-class _Source:
-    """A file that is read from its beginning, never past its end."""
+class _HeaderReader:
+    """Reads a header from its beginning, never past the end of the file."""
 
     def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
         self.path, self.file, self.size = path, file, size
-        self.position = self.n_texts = 0
+        self.position = self.n_strings = 0
 
-    def damaged(self, what: str) -> ModelError:
-        return ModelError(f"{self.path} {what}", _DAMAGED)
+    def damaged(self, reason: str) -> ModelError:
+        return ModelError(f"{self.path} {reason}", _DAMAGED)
 
     def take(self, n: int) -> bytes:
         if n > self.size - self.position:
             raise self.damaged(f"ends at byte {self.size}, inside its header")
         self.position += n
         if self.position > _MAX_HEADER:
-            raise self.damaged("has no end of its header")
+            raise self.damaged(f"has a header of more than {_MAX_HEADER:,} bytes")
         data = self.file.read(n)
         if len(data) < n:
-            raise self.damaged("ended while it was read")
+            raise self.damaged("shrank while it was read")
         return data
 
     def number(self, code: str) -> Any:
         return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]
 
-    def text(self) -> str:
-        self.n_texts += 1
-        if self.n_texts > _MAX_TEXTS:
-            raise self.damaged(f"has more than {_MAX_TEXTS:,} names and texts in its header")
+    def string(self) -> str:
+        self.n_strings += 1
+        if self.n_strings > _MAX_STRINGS:
+            raise self.damaged(f"has more than {_MAX_STRINGS:,} strings in its header")
         return self.take(self.number("Q")).decode("utf-8", errors="replace")
 
-    def value(self, kind: int) -> Value:
-        if kind == _STRING:
-            return self.text()
-        if kind == _ARRAY:
-            inner, n = self.number("I"), self.number("Q")
-            if n > _MAX_TEXTS:
+    def value(self, value_type: int) -> Value:
+        if value_type == _STRING:
+            return self.string()
+        if value_type == _ARRAY:
+            item_type, n = self.number("I"), self.number("Q")
+            if n > _MAX_STRINGS:
                 raise self.damaged(f"has a list of {n:,} values")
-            if inner in _NUMBERS:
-                numbers = array(_NUMBERS[inner].replace("?", "B"))
+            if item_type in _STRUCT_CODES:
+                numbers = array(_STRUCT_CODES[item_type].replace("?", "B"))
                 numbers.frombytes(self.take(n * numbers.itemsize))
                 if sys.byteorder == "big":
                     numbers.byteswap()
                 return numbers
-            if inner == _STRING:
-                return [self.text() for _ in range(n)]  # an end of the file ends this too
-            raise self.damaged(f"has a list of values of kind {inner}")
-        if kind not in _NUMBERS:
-            raise self.damaged(f"has a value of kind {kind}")
-        number: Value = self.number(_NUMBERS[kind])
+            if item_type == _STRING:
+                return [self.string() for _ in range(n)]
+            raise self.damaged(f"has a list of values of unknown type {item_type}")
+        if value_type not in _STRUCT_CODES:
+            raise self.damaged(f"has a value of unknown type {value_type}")
+        number: Value = self.number(_STRUCT_CODES[value_type])
         return number
 
     def tensor(self) -> tuple[str, int, tuple[int, ...], int]:
-        """Name, kind, shape (theirs has the axes in the other order), and place."""
-        name, n = self.text(), self.number("I")
+        """Return name, ggml type, shape (GGUF stores the axes in reverse) and offset."""
+        name, n = self.string(), self.number("I")
         if len(name) > _MAX_NAME or not name.isprintable():
             raise self.damaged(f"has a tensor named {name[:_MAX_NAME]!r}")
         if not 1 <= n <= _MAX_DIMENSIONS:
             raise self.damaged(f"has a tensor of {n} dimensions")
         shape = tuple(self.number("Q") for _ in range(n))[::-1]
-        kind, offset = self.number("I"), self.number("Q")
-        return name, kind, shape, offset
+        ggml_type, offset = self.number("I"), self.number("Q")
+        return name, ggml_type, shape, offset
 
 
-def _place(
-    source: _Source, described: list[tuple[str, int, tuple[int, ...], int]], start: int
-) -> dict[str, Entry]:
-    """Where each tensor lies; none may reach past the file's end or into another."""
-    entries: dict[str, Entry] = {}
-    for name, kind, shape, offset in described:
+def _locate(
+    source: _HeaderReader, tensors: list[tuple[str, int, tuple[int, ...], int]], start: int
+) -> dict[str, TensorEntry]:
+    """Locate each tensor; none may extend past the end of the file or into another."""
+    entries: dict[str, TensorEntry] = {}
+    for name, ggml_type, shape, offset in tensors:
         if name in entries:
             raise source.damaged(f"has two tensors {name!r}")
         try:
-            n_bytes = _n_bytes(name, kind, shape)
+            n_values, n_bytes = _block_size(ggml_type)
         except ModelError as error:
             raise ModelError(f"{source.path}: {error.message}", error.hint) from None
+        if shape[-1] % n_values:
+            raise source.damaged(
+                f"has {name} of shape {list(shape)}, but stores it in blocks of {n_values}"
+            )
+        n_bytes *= math.prod(shape) // n_values
         if n_bytes > source.size - start - offset:
             raise source.damaged(
                 f"has {source.size} bytes, too few for {name} of shape {list(shape)}"
             )
-        entries[name] = Entry(kind, shape, start + offset, n_bytes)
+        entries[name] = TensorEntry(ggml_type, shape, start + offset, n_bytes)
     end = 0
     for entry in sorted(entries.values(), key=lambda e: e.start):
         if entry.start < end:
@@ -185,29 +188,20 @@ def _place(
     return entries
 
 
-def _n_bytes(name: str, kind: int, shape: tuple[int, ...]) -> int:
-    numbers, n_bytes = _block(kind)
-    if shape[-1] % numbers:
-        raise ModelError(
-            f"{name} of shape {list(shape)} is stored in groups of {numbers}", _DAMAGED
-        )
-    return math.prod(shape) // numbers * n_bytes
-
-
 @cache
-def _block(kind: int) -> tuple[int, int]:
-    """How many numbers a group of ggml's type has, and its bytes."""
-    if kind in _PLAIN:
-        return 1, np.dtype(_PLAIN[kind]).itemsize
+def _block_size(ggml_type: int) -> tuple[int, int]:
+    """Return a ggml type's block size in values and in bytes."""
+    if ggml_type in _PLAIN:
+        return 1, np.dtype(_PLAIN[ggml_type]).itemsize
     gguf = require_package("reading these weights")
-    known = {number.value: number for number in gguf.GGMLQuantizationType}
-    name = known[kind].name if kind in known else f"number {kind}"
+    known = {member.value: member for member in gguf.GGMLQuantizationType}
+    name = known[ggml_type].name if ggml_type in known else f"number {ggml_type}"
     try:
-        numbers, n_bytes = gguf.GGML_QUANT_SIZES[known[kind]]
-        gguf.quants.dequantize(np.zeros((1, n_bytes), np.uint8), known[kind])
+        n_values, n_bytes = gguf.GGML_QUANT_SIZES[known[ggml_type]]
+        gguf.quants.dequantize(np.zeros((1, n_bytes), np.uint8), known[ggml_type])
     except (KeyError, NotImplementedError):
         raise ModelError(
-            f"weights of the GGUF type {name} cannot be read",
-            "export it with another, for example Q8_0",
+            f"weights of GGUF type {name} are not supported",
+            "export it with another type, for example Q8_0",
         ) from None
-    return int(numbers), int(n_bytes)
+    return int(n_values), int(n_bytes)

@@ -1,6 +1,6 @@
-"""Names for how a tokenizer cuts a text into words before it merges bytes.
+"""llama.cpp's named pre-tokenizers: how a text is split into words before bytes are merged.
 
-llama.cpp knows the ways by their names alone. Here are those that tgen can say exactly.
+A GGUF file stores only the name. Listed are those that tgen can reproduce exactly.
 """
 
 from collections.abc import Sequence
@@ -8,25 +8,25 @@ from typing import Any, NamedTuple
 
 from tgen.errors import TokenizerError
 from tgen.tokenizer import Tokenizer
-from tgen.tokenizer.patterns import DIGIT, GPT2, QWEN2, WORDS
+from tgen.tokenizer.patterns import GPT2, LLAMA3, QWEN2, SINGLE_DIGITS
 
-_KEPT = "--to transformers keeps it"
-
-
-class Words(NamedTuple):
-    """One way to cut texts into words."""
-
-    cuts: tuple[str, ...]  # one after the other
-    whole_words: bool = False  # a word that is a token is never put together by merges
-    nfc: bool = False  # whose tokenizers compose characters before all else
+TRANSFORMERS_HINT = "use --to transformers, which keeps it"
 
 
-KNOWN = {
-    "gpt-2": Words((GPT2,)),
-    "llama-bpe": Words((WORDS,), whole_words=True),
-    "smaug-bpe": Words((WORDS,)),
-    "qwen2": Words((QWEN2,), nfc=True),
-    "smollm": Words((DIGIT, GPT2)),
+class PreTokenizer(NamedTuple):
+    """One way of splitting a text into words."""
+
+    patterns: tuple[str, ...]  # applied one after the other
+    ignore_merges: bool = False  # a word that is a token is looked up, never merged
+    nfc: bool = False  # its tokenizers compose characters (Unicode NFC) first
+
+
+PRE_TOKENIZERS = {
+    "gpt-2": PreTokenizer((GPT2,)),
+    "llama-bpe": PreTokenizer((LLAMA3,), ignore_merges=True),
+    "smaug-bpe": PreTokenizer((LLAMA3,)),
+    "qwen2": PreTokenizer((QWEN2,), nfc=True),
+    "smollm": PreTokenizer((SINGLE_DIGITS, GPT2)),
 }
 ALIASES = {
     "llama3": "llama-bpe",
@@ -36,66 +36,71 @@ ALIASES = {
 }
 
 
-def name_of(tokenizer: Tokenizer) -> str:
-    """The name for how a tokenizer cuts texts; raises TokenizerError if there is none."""
-    layout = tokenizer.layout
-    if not layout.byte_level:
+def find_name(tokenizer: Tokenizer) -> str:
+    """Return llama.cpp's name of the pre-tokenizer; raises TokenizerError if none fits."""
+    spec = tokenizer.spec
+    if not spec.byte_level:
         raise TokenizerError(
-            "its tokenizer is of sentencepiece's kind", "tgen writes byte-level BPE to GGUF"
+            "a sentencepiece tokenizer cannot be written to GGUF",
+            "tgen writes byte-level BPE; use --to transformers",
         )
-    cuts, whole_words = layout.splits, layout.ignore_merges
-    if cuts == () and not whole_words and _inside_characters(tokenizer):
-        cuts = (GPT2,)  # no cut of any kind goes through a character
-    found = [name for name, pre in KNOWN.items() if pre.cuts == cuts and not layout.prefix]
-    if not found:
+    patterns = spec.patterns
+    if patterns == () and not spec.ignore_merges and _within_characters(tokenizer):
+        patterns = (GPT2,)  # no pattern splits a character
+    names = [n for n, p in PRE_TOKENIZERS.items() if p.patterns == patterns and not spec.prefix]
+    if not names:
         raise TokenizerError(
-            "GGUF has no name for how this tokenizer cuts texts into words",
-            f"it has one for {', '.join(KNOWN)}, and for tgen's own, char and bpe",
+            "GGUF has no name for this pre-tokenizer",
+            f"supported are {', '.join(PRE_TOKENIZERS)}, and tgen's own char and bpe tokenizers",
         )
-    if layout.nfc != KNOWN[found[0]].nfc:
+    if spec.nfc != PRE_TOKENIZERS[names[0]].nfc:
         raise TokenizerError(
-            f"GGUF has no name for {found[0]} {'with' if layout.nfc else 'without'} NFC", _KEPT
+            f"GGUF has no name for {names[0]} {'with' if spec.nfc else 'without'} NFC",
+            TRANSFORMERS_HINT,
         )
-    for name in found:
-        whole = KNOWN[name].whole_words
-        # Where merges make each token out of its own text, looking it up whole changes nothing.
-        if whole == whole_words or (whole and _merges_make_all(tokenizer)):
+    for name in names:
+        ignore_merges = PRE_TOKENIZERS[name].ignore_merges
+        # If merges turn each token's text into that token, looking it up changes nothing.
+        if ignore_merges == spec.ignore_merges or (
+            ignore_merges and _merges_give_every_token(tokenizer)
+        ):
             return name
     raise TokenizerError(
-        f"GGUF's {found[0]} does not look whole words up, as this tokenizer does", _KEPT
+        f"GGUF's {names[0]} does not look up whole words, as this tokenizer does",
+        TRANSFORMERS_HINT,
     )
 
 
-def _merges_make_all(tokenizer: Tokenizer) -> bool:
-    """Whether each token's text, where it is whole characters, is cut into just that token."""
-    spelled = ((i, tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
-    whole = ((i, data) for i, data in spelled if data.decode(errors="ignore").encode() == data)
+def _merges_give_every_token(tokenizer: Tokenizer) -> bool:
+    """Whether each token's text, if it is whole characters, is encoded as just that token."""
+    texts = ((i, tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
+    whole = ((i, data) for i, data in texts if data.decode(errors="ignore").encode() == data)
     return all(tokenizer.encode(data) == [i] for i, data in whole if data)
 
 
-def _inside_characters(tokenizer: Tokenizer) -> bool:
-    """Whether every token is of one character at most."""
+def _within_characters(tokenizer: Tokenizer) -> bool:
+    """Whether no token spans more than one character."""
     tokens = (tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size))
     return all(byte & 0xC0 == 0x80 for token in tokens for byte in token[1:])
 
 
-def pre_tokenizer(cuts: Sequence[str]) -> dict[str, Any]:
-    """tokenizer.json's part that makes these cuts."""
+def pre_tokenizer_json(patterns: Sequence[str]) -> dict[str, Any]:
+    """Return the `pre_tokenizer` object of tokenizer.json that splits by these patterns."""
     parts: list[dict[str, Any]] = []
-    for cut in cuts:
-        if cut == DIGIT:
+    for pattern in patterns:
+        if pattern == SINGLE_DIGITS:
             parts.append({"type": "Digits", "individual_digits": True})
-        elif cut != GPT2:
-            pattern = {"Regex": cut}
+        elif pattern != GPT2:
+            regex = {"Regex": pattern}
             parts.append(
-                {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+                {"type": "Split", "pattern": regex, "behavior": "Isolated", "invert": False}
             )
-    parts.append(byte_level(use_regex=GPT2 in cuts))
+    parts.append(byte_level_json(use_regex=GPT2 in patterns))
     return {"type": "Sequence", "pretokenizers": parts}
 
 
-def byte_level(*, use_regex: bool) -> dict[str, Any]:
-    """tokenizer.json's part that writes bytes as characters."""
+def byte_level_json(*, use_regex: bool) -> dict[str, Any]:
+    """Return the part of tokenizer.json that maps bytes to characters."""
     return {
         "type": "ByteLevel",
         "add_prefix_space": False,

@@ -1,6 +1,6 @@
-"""Llama 3's stretching of the context in GGUF: a tensor of divisors, from which it is read back.
+"""Llama 3's RoPE scaling in GGUF: a tensor of frequency divisors, from which it is inferred.
 
-(Linear stretching is a field there.)
+(Linear RoPE scaling is a field.)
 """
 
 import math
@@ -13,35 +13,34 @@ from numpy.typing import NDArray
 from tgen.checkpoint.dtypes import Floats
 from tgen.config import RopeScaling
 from tgen.errors import ModelError
+from tgen.model.rope import llama3_unscaled_fraction
 
-_OURS = "tgen.rope_scaling."
+_PREFIX = "tgen.rope_scaling."
 _NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "original_context_length")
-ONLY = "tgen knows linear stretching and Llama 3's"
+SUPPORTED = "tgen supports linear and Llama 3 RoPE scaling"
 
 
-def divisors(theta: float, head_dim: int, scaling: RopeScaling) -> Floats:
-    """(D / 2,): what each rotary frequency is divided by."""
-    turns = scaling.original_context_length * _turns_a_token(theta, head_dim)
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    kept = np.clip((turns - low) / (high - low), 0, 1)  # 1: turns so often that it stays
-    return (1 / ((1 - kept) / scaling.factor + kept)).astype(np.float32)
+def compute_divisors(theta: float, head_dim: int, scaling: RopeScaling) -> Floats:
+    """Return the divisor of each rotary frequency, (D / 2,)."""
+    kept = llama3_unscaled_fraction(_frequencies(theta, head_dim), scaling)
+    divisors: Floats = (1 / ((1 - kept) / scaling.factor + kept)).astype(np.float32)
+    return divisors
 
 
-def fields(scaling: RopeScaling) -> dict[str, float]:
-    """The numbers themselves, under names that llama.cpp passes over."""
-    return {f"{_OURS}{name}": float(getattr(scaling, name)) for name in _NUMBERS}
+def to_fields(scaling: RopeScaling) -> dict[str, float]:
+    """Return the parameters as GGUF fields, which llama.cpp ignores."""
+    return {f"{_PREFIX}{name}": float(getattr(scaling, name)) for name in _NUMBERS}
 
 
-def read(theta: float, found: Floats, known: Mapping[str, Any]) -> RopeScaling | None:
-    """The stretching that has these divisors, (D / 2,) float32; None where they are all 1.
+def infer_scaling(theta: float, divisors: Floats, fields: Mapping[str, Any]) -> RopeScaling | None:
+    """Return the scaling with these divisors, (D / 2,) float32; None if all are 1.
 
-    `known`: the file's fields, which may be ours. Raises ModelError if no stretching like Llama 3's
-    has the divisors, UsageError for numbers that are out of range.
+    Uses tgen's own `fields` if the file has them. Raises ModelError if no Llama 3 scaling has these
+    divisors, UsageError for parameters out of range.
     """
-    if (found == 1).all():
+    if (divisors == 1).all():
         return None
-    numbers = [known.get(f"{_OURS}{name}") for name in _NUMBERS]
-    match numbers:
+    match [fields.get(f"{_PREFIX}{name}") for name in _NUMBERS]:
         case [float(factor), float(low), float(high), float(length)] if abs(length) < 1 << 31:
             scaling = RopeScaling(
                 factor=factor,
@@ -50,29 +49,29 @@ def read(theta: float, found: Floats, known: Mapping[str, Any]) -> RopeScaling |
                 original_context_length=round(length),
             )
         case _:
-            scaling = _derive(theta, found)
-    with np.errstate(all="ignore"):  # of wild numbers come others that are like none
-        again = divisors(theta, 2 * len(found), scaling)
-    if not np.allclose(again, found, rtol=1e-4, atol=0):
-        raise ModelError("rope_freqs.weight does not stretch as Llama 3 does", ONLY)
+            scaling = _infer_standard(theta, divisors)
+    with np.errstate(all="ignore"):  # extreme parameters give values that match nothing
+        expected = compute_divisors(theta, 2 * len(divisors), scaling)
+    if not np.allclose(expected, divisors, rtol=1e-4, atol=0):
+        raise ModelError("rope_freqs.weight is not Llama 3's RoPE scaling", SUPPORTED)
     return scaling
 
 
-def _derive(theta: float, found: Floats) -> RopeScaling:
-    """With Llama 3's two borders, and the original context as the divisors between show it."""
-    factor = float(str(found.max()))
-    between = (found > 1) & (found < found.max())
+def _infer_standard(theta: float, divisors: Floats) -> RopeScaling:
+    """Assume Llama 3's two frequency factors; the interpolated divisors give the context length."""
+    factor = float(str(divisors.max()))
+    between = (divisors > 1) & (divisors < divisors.max())
     if not between.any() or not 1 < factor < math.inf:
-        raise ModelError("rope_freqs.weight does not show how it stretches", ONLY)
-    kept = (1 / found[between].astype(np.float64) - 1 / factor) / (1 - 1 / factor)
+        raise ModelError("rope_freqs.weight does not determine a RoPE scaling", SUPPORTED)
     standard = RopeScaling(factor=factor)
+    kept = (1 / divisors[between].astype(np.float64) - 1 / factor) / (1 - 1 / factor)
     low, high = standard.low_freq_factor, standard.high_freq_factor
     turns = kept * (high - low) + low
-    length = float(np.median(turns / _turns_a_token(theta, 2 * len(found))[between]))
+    turns_per_token = _frequencies(theta, 2 * len(divisors))[between] / (2 * math.pi)
+    length = float(np.median(turns / turns_per_token))
     return RopeScaling(factor=factor, original_context_length=max(1, round(min(length, 1e9))))
 
 
-def _turns_a_token(theta: float, head_dim: int) -> NDArray[np.float64]:
-    exponents = np.arange(0, head_dim, 2) / head_dim
-    turns: NDArray[np.float64] = 1 / (2 * math.pi * theta**exponents)
-    return turns
+def _frequencies(theta: float, head_dim: int) -> NDArray[np.float64]:
+    frequencies: NDArray[np.float64] = 1 / theta ** (np.arange(0, head_dim, 2) / head_dim)
+    return frequencies

@@ -1,7 +1,8 @@
-"""llama.cpp's architectures, and its names and shapes of a model's tensors, both ways.
+"""llama.cpp's architectures: what each supports, its tensor names and shapes, both ways.
 
-Its names are one set for all families. Where its `llama` turns the neighbours (x_2i, x_2i+1), tgen
-and its other architectures turn (x_i, x_i+D/2): the rows of q and k stand in another order there.
+The tensor names are the same for all architectures. llama.cpp's `llama` rotates the neighbors
+(x_2i, x_2i+1), tgen and its other architectures rotate (x_i, x_i+D/2): its q and k are permuted.
+To add a family, add it to `ARCHITECTURES`, and what llama.cpp lacks to `check_supported`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,19 +11,28 @@ from typing import NamedTuple
 import numpy as np
 
 from tgen.checkpoint.dtypes import Array, dtype_of, to_float32
-from tgen.checkpoint.hf import tensor_names
+from tgen.checkpoint.hf import tensor_names as hf_names
 from tgen.config import ModelConfig
 from tgen.errors import ModelError
 
 Shape = tuple[int, ...]
 
-# Ours -> theirs. llama.cpp's llama has no sliding window, so that only shorter mistrals fit it.
+# tgen's family -> llama.cpp's architecture. Its llama has no sliding window: a mistral fits only
+# if its context is not longer than the window.
 ARCHITECTURES = {
     "gpt2": "gpt2",
     "llama": "llama",
     "mistral": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+}
+# Families whose biases are optional: config field -> a tensor that only exists with the bias.
+OPTIONAL_BIASES = {
+    "llama": {
+        "attention_bias": "blk.0.attn_q.bias",
+        "output_bias": "blk.0.attn_output.bias",
+        "feed_forward_bias": "blk.0.ffn_up.bias",
+    }
 }
 ROPE_FREQS = "rope_freqs.weight"
 _NAMES = {
@@ -42,94 +52,98 @@ _NAMES = {
 }
 
 
-class Part(NamedTuple):
-    """One of their tensors: rows of one of ours."""
+class GgufTensor(NamedTuple):
+    """One of llama.cpp's tensors, a slice of one of tgen's."""
 
     name: str
     shape: Shape
-    heads: int  # whose halves take turns there; 0: the rows stand in our order
+    interleaved_heads: int  # heads whose two halves are interleaved; 0: tgen's order
 
 
-def tensor_mappings(config: ModelConfig) -> Iterator[tuple[str, list[Part]]]:
-    """Our tensors, each with theirs that are stacked to it."""
-    turned = ARCHITECTURES[config.family] == "llama"
-    heads = (config.n_heads, config.n_kv_heads, 0)
-    for row in tensor_names.tensor_mappings(config):
-        prefix, stem, part = _split(row.ours)
-        shapes = [shape[::-1] if row.transposed else shape for shape in row.shapes]
+def check_supported(config: ModelConfig) -> None:
+    """Raise ModelError naming the first feature that llama.cpp cannot compute."""
+    family = config.family
+    architecture = ARCHITECTURES.get(family)
+    scaling, window = config.rope_scaling, config.sliding_window
+    reasons = {
+        f"post-norm layers, as in the {family} family": config.post_norm,
+        f"the {family} family": architecture is None,
+        f"activation {config.activation} in gpt2": config.activation not in ("gelu_tanh", "swiglu"),
+        f"attention_bias in {family}": family == "qwen3" and config.attention_bias,
+        f"head_dim={config.head_dim} in {family}": (
+            architecture == "qwen2" and config.n_heads * config.head_dim != config.d_model
+        ),
+        f"Llama 3 RoPE scaling in {family}": (
+            architecture != "llama" and scaling is not None and scaling.kind == "llama3"
+        ),
+        f"a sliding window of {window} in {family}": (
+            window is not None and window < config.context_length
+        ),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise ModelError(
+                f"llama.cpp does not support {reason}",
+                f"it runs the {', '.join(ARCHITECTURES)} families as `tgen train` makes them",
+            )
+
+
+def tensor_mappings(config: ModelConfig) -> Iterator[tuple[str, list[GgufTensor]]]:
+    """Yield each of tgen's tensors with the llama.cpp tensors that are stacked to make it."""
+    interleaved = ARCHITECTURES[config.family] == "llama"
+    heads = (config.n_heads, config.n_kv_heads, 0) if interleaved else (0, 0, 0)
+    for mapping in hf_names.tensor_mappings(config):
+        prefix, stem, part = _split_name(mapping.ours)
+        shapes = [shape[::-1] if mapping.transposed else shape for shape in mapping.shapes]
         if len(shapes) == 1:
-            yield row.ours, [Part(f"{prefix}{_NAMES[stem]}.{part}", shapes[0], 0)]
-            continue
-        names = [f"{prefix}attn_{letter}.{part}" for letter in "qkv"]
-        turns = heads if turned else (0, 0, 0)
-        yield row.ours, [Part(*parts) for parts in zip(names, shapes, turns, strict=True)]
+            yield mapping.ours, [GgufTensor(f"{prefix}{_NAMES[stem]}.{part}", shapes[0], 0)]
+        else:
+            names = [f"{prefix}attn_{letter}.{part}" for letter in "qkv"]
+            yield mapping.ours, list(map(GgufTensor, names, shapes, heads))
 
 
-def to_layout(config: ModelConfig, arrays: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
-    """Our arrays under llama.cpp's names, contiguous, one at a time."""
-    for ours, parts in tensor_mappings(config):
+def to_gguf_arrays(config: ModelConfig, arrays: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+    """Yield tgen's arrays under llama.cpp's names, contiguous, one at a time."""
+    for ours, tensors in tensor_mappings(config):
         start = 0
-        for name, shape, heads in parts:
-            piece = arrays[ours][start : start + shape[0]]
-            yield name, np.ascontiguousarray(_interleaved(piece, heads) if heads else piece)
+        for name, shape, heads in tensors:
+            part = arrays[ours][start : start + shape[0]]
+            if heads:  # (heads, halves, D / 2, ...) -> (heads, D / 2, halves, ...)
+                split = part.reshape(heads, 2, -1, *part.shape[1:])
+                part = split.swapaxes(1, 2).reshape(part.shape)
+            yield name, np.ascontiguousarray(part)
             start += shape[0]
 
 
-def from_layout(config: ModelConfig, arrays: dict[str, Array]) -> dict[str, Array]:
-    """Their arrays, which are taken away, under our names; `check` has passed."""
+def from_gguf_arrays(config: ModelConfig, arrays: dict[str, Array]) -> dict[str, Array]:
+    """Stack llama.cpp's arrays to tgen's, emptying `arrays`; `check_shapes` has passed."""
     out: dict[str, Array] = {}
-    for ours, parts in tensor_mappings(config):
-        pieces = [arrays.pop(part.name) for part in parts]
-        if len({dtype_of(piece) for piece in pieces}) > 1:
-            pieces = [to_float32(piece) for piece in pieces]
-        pieces = [
-            _in_halves(piece, part.heads) if part.heads else piece
-            for piece, part in zip(pieces, parts, strict=True)
-        ]
-        out[ours] = np.ascontiguousarray(np.concatenate(pieces) if len(pieces) > 1 else pieces[0])
+    for ours, tensors in tensor_mappings(config):
+        parts = [arrays.pop(tensor.name) for tensor in tensors]
+        if len({dtype_of(part) for part in parts}) > 1:
+            parts = [to_float32(part) for part in parts]
+        for i, (part, tensor) in enumerate(zip(parts, tensors, strict=True)):
+            if heads := tensor.interleaved_heads:  # see `to_gguf_arrays`
+                split = part.reshape(heads, -1, 2, *part.shape[1:])
+                parts[i] = split.swapaxes(1, 2).reshape(part.shape)
+        out[ours] = np.ascontiguousarray(np.concatenate(parts) if len(parts) > 1 else parts[0])
     return out
 
 
-def check(config: ModelConfig, shapes: Mapping[str, Shape]) -> None:
-    """Raises ModelError with the first differences if a file's tensors are not the model's."""
-    if config.n_layers > len(shapes):  # whose names need not be thought of
-        raise ModelError(
-            f"it has {config.n_layers:,} layers and {len(shapes):,} tensors",
-            "the file is damaged, or of a model that tgen does not run",
-        )
-    wanted = {part.name: part.shape for _, parts in tensor_mappings(config) for part in parts}
-    extra = [n for n in shapes if n not in wanted and n != ROPE_FREQS]
-    problems = [f"{n} is missing" for n in wanted if n not in shapes]
-    problems += [
-        f"{n} has shape {list(shapes[n])}, not {list(shape)}"
-        for n, shape in wanted.items()
-        if shapes.get(n, shape) != shape
-    ]
-    problems += [f"{n} is not part of the model" for n in extra]
-    if problems:
-        more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
-        raise ModelError(
-            f"its tensors and its fields disagree: {'; '.join(problems[:5])}{more}",
-            "the file is damaged, or of a model that tgen does not run",
-        )
+def check_shapes(config: ModelConfig, shapes: Mapping[str, Shape]) -> None:
+    """Raise ModelError with the first differences if these are not the model's tensors."""
+    hint = "the file is damaged, or tgen does not support this model"
+    if config.n_layers > len(shapes):  # do not build billions of names
+        raise ModelError(f"it has {config.n_layers:,} layers but {len(shapes):,} tensors", hint)
+    expected = {t.name: t.shape for _, tensors in tensor_mappings(config) for t in tensors}
+    if differences := hf_names.describe_differences(expected, shapes, {ROPE_FREQS}):
+        raise ModelError(f"its tensors and its fields disagree: {differences}", hint)
 
 
-def _split(ours: str) -> tuple[str, str, str]:
+def _split_name(ours: str) -> tuple[str, str, str]:
     """blocks.3.attention.o_proj.bias -> blk.3., attention.o_proj, bias."""
     stem, _, part = ours.rpartition(".")
     if not stem.startswith("blocks."):
         return "", stem, part
     _, layer, stem = stem.split(".", 2)
     return f"blk.{layer}.", stem, part
-
-
-def _interleaved(rows: Array, n_heads: int) -> Array:
-    """(heads * D, ...) -> the same, each head's halves in turns."""
-    halves = rows.reshape(n_heads, 2, -1, *rows.shape[1:])
-    return halves.swapaxes(1, 2).reshape(rows.shape)
-
-
-def _in_halves(rows: Array, n_heads: int) -> Array:
-    """What `_interleaved` made, back again."""
-    pairs = rows.reshape(n_heads, -1, 2, *rows.shape[1:])
-    return pairs.swapaxes(1, 2).reshape(rows.shape)

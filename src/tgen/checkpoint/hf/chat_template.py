@@ -1,59 +1,74 @@
-"""A model's chat template as it lies there, and the names of tokens that it may use."""
+"""Read a model's chat template and the special tokens that it may name."""
 
-import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tgen.checkpoint.gguf import reader
-from tgen.errors import ModelError, TgenError
+from tgen.checkpoint.hf.config import read_json_object
+from tgen.errors import ModelError
 from tgen.storage import files
 
-_LIMIT = 32 << 20  # bytes of a file
-_NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-REMEDY = "leave --chat away: the text is then continued as it is"
+_MAX_FILE_BYTES = 32 << 20
+_MAX_CHARACTERS = 1 << 20
+_SPECIAL_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+NO_CHAT_HINT = "remove --chat to continue the prompt as plain text"
 
 
-def read(path: Path) -> tuple[Any, dict[str, str]]:
-    """The template of a model directory or a GGUF file, None where there is none, and the texts of
-    `bos_token` and the like. Raises ModelError for files that cannot be read."""
-    if path.is_file():
-        return reader.chat_template(path)
-    config = _json(path / "tokenizer_config.json")
-    names = {f"{name}_token" for name in _NAMED}
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A Jinja template, and the variables `bos_token`, `eos_token` and so on that it may use."""
+
+    source: str
+    variables: dict[str, str]
+
+
+def read(path: Path) -> ChatTemplate:
+    """Read the chat template of a model directory or a GGUF file.
+
+    Raises ModelError if there is none, or if it cannot be read or is too large.
+    """
+    source, variables = reader.chat_template(path) if path.is_file() else _read_directory(path)
+    if source is None:
+        raise ModelError(f"{str(path)!r} has no chat template", NO_CHAT_HINT)
+    if not isinstance(source, str) or len(source) > _MAX_CHARACTERS:
+        raise ModelError(
+            f"the chat template of {str(path)!r} is not a string or is larger than 1 MiB",
+            NO_CHAT_HINT,
+        )
+    return ChatTemplate(source, variables)
+
+
+def _read_directory(path: Path) -> tuple[Any, dict[str, str]]:
+    config = _read_json(path / "tokenizer_config.json")
+    names = {f"{name}_token" for name in _SPECIAL_TOKENS}
     variables = {
         key: text
-        for found in (_json(path / "special_tokens_map.json"), config)
-        for key, value in found.items()
-        if key in names and (text := _content(value)) is not None
+        for values in (_read_json(path / "special_tokens_map.json"), config)
+        for key, value in values.items()
+        if key in names and (text := _token_text(value)) is not None
     }
     file = path / "chat_template.jinja"
-    source: Any = None
     if file.exists():
-        source = files.read(file, limit=_LIMIT).decode("utf-8", "replace")
-    else:
-        source = config.get("chat_template")
-    if isinstance(source, list):  # several, by name
-        named = {t.get("name"): t.get("template") for t in source if isinstance(t, dict)}
-        source = named.get("default")
-        if source is None and named:
-            listed = ", ".join(map(str, named))[:200]
-            raise ModelError(f"none of the chat templates {listed} is called default", REMEDY)
+        return files.read(file, limit=_MAX_FILE_BYTES).decode("utf-8", "replace"), variables
+    source = config.get("chat_template")
+    if isinstance(source, list):  # several named templates
+        templates = {t.get("name"): t.get("template") for t in source if isinstance(t, dict)}
+        source = templates.get("default")
+        if source is None and templates:
+            names_found = ", ".join(map(str, templates))[:200]
+            raise ModelError(f"no chat template is named default (got {names_found})", NO_CHAT_HINT)
     return source, variables
 
 
-def _content(token: Any) -> str | None:
-    """A token's text, which may be in an object that says more of it."""
+def _token_text(token: Any) -> str | None:
+    """Return a token's text, given as a string or as an object with settings."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 
 
-def _json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
+def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(files.read(path, limit=_LIMIT))
-    except (ValueError, RecursionError):
-        raise ModelError(f"{path} is not valid JSON", REMEDY) from None
-    except TgenError as error:
-        raise ModelError(error.message, REMEDY) from None
-    return found if isinstance(found, dict) else {}
+        return read_json_object(path, limit=_MAX_FILE_BYTES) if path.exists() else {}
+    except ModelError as error:
+        raise ModelError(error.message, NO_CHAT_HINT) from None

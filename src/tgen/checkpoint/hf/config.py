@@ -1,49 +1,52 @@
-"""The families' config.json, both ways: transformers' keys, version 4.57 and 5, <-> ModelConfig."""
+"""config.json, both ways: transformers' keys, versions 4.57 and 5, <-> ModelConfig."""
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from tgen.checkpoint.hf.tensor_names import FAMILY_LAYOUTS
+from tgen.checkpoint.safetensors_file import reject_lfs_pointer
 from tgen.config import FAMILIES, ModelConfig, RopeScaling
-from tgen.errors import ModelError, UsageError
+from tgen.errors import ModelError, TgenError, UsageError
+from tgen.storage import files
 
-MODEL_TYPES = {
-    "classic": "openai-gpt",
-    "gpt2": "gpt2",
-    "llama": "llama",
-    "mistral": "mistral",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-}
-_FAMILY_OF = {model_type: family for family, model_type in MODEL_TYPES.items()}
-_CLASSES = {
-    "classic": "OpenAIGPTLMHeadModel",
-    "gpt2": "GPT2LMHeadModel",
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
+_FAMILY_BY_MODEL_TYPE = {layout.model_type: name for name, layout in FAMILY_LAYOUTS.items()}
 _ACTIVATIONS = {"relu": "relu", "gelu_tanh": "gelu_new", "gelu": "gelu", "swiglu": "silu"}
+_DAMAGED = "the file is damaged"
+# Field -> its key in newer and in GPT-style families; transformers takes either key in both.
+_SIZES = {
+    "d_model": ("hidden_size", "n_embd"),
+    "n_layers": ("num_hidden_layers", "n_layer"),
+    "n_heads": ("num_attention_heads", "n_head"),
+    "context_length": ("max_position_embeddings", "n_positions"),
+    "vocab_size": ("vocab_size",),
+}
 
 
-# The same thing in older and newer families; transformers takes either word in both.
-_WIDTH, _HEADS = ("hidden_size", "n_embd"), ("num_attention_heads", "n_head")
-_LAYERS = ("num_hidden_layers", "n_layer")
-_POSITIONS = ("max_position_embeddings", "n_positions")
+def read_json_object(path: Path, *, limit: int = 64 << 20) -> dict[str, Any]:
+    """Return the object in a JSON file of at most `limit` bytes; raises ModelError."""
+    try:
+        content = files.read(path, limit=limit)
+        reject_lfs_pointer(path, content)
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        raise ModelError(f"{path} is not valid JSON", _DAMAGED) from None
+    except TgenError as error:
+        raise ModelError(error.message, error.hint) from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} is not a JSON object", _DAMAGED)
+    return value
 
 
 def to_json(
-    config: ModelConfig,
-    *,
-    begin: int | None,
-    end: int | None,
-    pad: int | None,
+    config: ModelConfig, *, begin: int | None, end: int | None, pad: int | None
 ) -> dict[str, Any]:
-    """config.json for transformers 4.57 and 5; `begin`, `end` and `pad` are tokens."""
-    family = config.family
+    """Return config.json for transformers 4.57 and 5; `begin`, `end` and `pad` are token ids."""
+    layout = FAMILY_LAYOUTS[config.family]
     common: dict[str, Any] = {
-        "architectures": [_CLASSES[family]],
-        "model_type": MODEL_TYPES[family],
+        "architectures": [layout.model_class],
+        "model_type": layout.model_type,
         "vocab_size": config.vocab_size,
         "tie_word_embeddings": config.tied_embeddings,
         "initializer_range": 0.02,
@@ -53,35 +56,36 @@ def to_json(
         "eos_token_id": end,
         "pad_token_id": pad,
     }
-    if family in ("classic", "gpt2"):
-        common |= {
-            "n_positions": config.context_length,
-            "n_ctx": config.context_length,
-            "n_embd": config.d_model,
-            "n_layer": config.n_layers,
-            "n_head": config.n_heads,
-            "resid_pdrop": 0.0,
-            "embd_pdrop": 0.0,
-            "attn_pdrop": 0.0,
-            "layer_norm_epsilon": config.norm_eps,
-        }
-        activation = _ACTIVATIONS[config.activation]
-        if family == "gpt2":
-            inner = None if config.d_ff == 4 * config.d_model else config.d_ff
-            return common | {
-                "activation_function": activation,
-                "n_inner": inner,
-                "scale_attn_weights": True,
-            }
-        # transformers takes the table as learned; tgen must know that it is not.
-        return common | {
-            "afn": "gelu" if activation == "gelu_new" else activation,
-            "tgen": {"position": config.position},
-        }
-    return common | _modern(config)
+    return common | (_gpt_json(config) if layout.gpt_style else _llama_json(config))
 
 
-def _modern(config: ModelConfig) -> dict[str, Any]:
+def _gpt_json(config: ModelConfig) -> dict[str, Any]:
+    sizes = {
+        "n_positions": config.context_length,
+        "n_ctx": config.context_length,
+        "n_embd": config.d_model,
+        "n_layer": config.n_layers,
+        "n_head": config.n_heads,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "layer_norm_epsilon": config.norm_eps,
+    }
+    activation = _ACTIVATIONS[config.activation]
+    if config.family == "gpt2":
+        return sizes | {
+            "activation_function": activation,
+            "n_inner": None if config.d_ff == 4 * config.d_model else config.d_ff,
+            "scale_attn_weights": True,
+        }
+    # transformers loads the sinusoid as learned positions; tgen must know that it is computed.
+    return sizes | {
+        "afn": "gelu" if activation == "gelu_new" else activation,
+        "tgen": {"position": config.position},
+    }
+
+
+def _llama_json(config: ModelConfig) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_type": "default"}
     if scaling := config.rope_scaling:
         rope = {"rope_type": scaling.kind, "factor": scaling.factor}
@@ -91,13 +95,11 @@ def _modern(config: ModelConfig) -> dict[str, Any]:
                 "high_freq_factor": scaling.high_freq_factor,
                 "original_max_position_embeddings": scaling.original_context_length,
             }
-    extras: dict[str, dict[str, Any]] = {
-        "llama": {"attention_bias": config.attention_bias, "mlp_bias": config.feed_forward_bias},
-        "mistral": {"sliding_window": config.sliding_window},
-        "qwen2": {"use_sliding_window": False},
-        "qwen3": {"attention_bias": config.attention_bias, "use_sliding_window": False},
-    }
-    return extras[config.family] | {
+    layout = FAMILY_LAYOUTS[config.family]
+    own = {key: getattr(config, field) for key, field in layout.keys.items()}
+    return {
+        **own,
+        **layout.constants,
         "hidden_size": config.d_model,
         "intermediate_size": config.d_ff,
         "num_hidden_layers": config.n_layers,
@@ -116,58 +118,55 @@ def _modern(config: ModelConfig) -> dict[str, Any]:
 
 
 def from_json(json: Mapping[str, Any]) -> ModelConfig:
-    """The model that a config.json describes; raises ModelError for what tgen cannot run."""
+    """Return the model that config.json describes; raises ModelError for unsupported models."""
     model_type = json.get("model_type")
-    if not isinstance(model_type, str) or model_type not in _FAMILY_OF:
+    if not isinstance(model_type, str) or model_type not in _FAMILY_BY_MODEL_TYPE:
         raise ModelError(
-            f"model type {model_type!r} is unknown", f"tgen reads {', '.join(sorted(_FAMILY_OF))}"
+            f"unknown model type {model_type!r}",
+            f"tgen reads {', '.join(sorted(_FAMILY_BY_MODEL_TYPE))}",
         )
     if quantized := json.get("quantization_config"):
         kind = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
         raise ModelError(
-            f"the weights are quantised ({kind})",
-            "fetch the model before it was quantised, or its GGUF file",
+            f"the weights are quantized ({kind})",
+            "download the unquantized model, or its GGUF file",
         )
-    family = _FAMILY_OF[model_type]
-    read = _read_old if family in ("classic", "gpt2") else _read_modern
+    family = _FAMILY_BY_MODEL_TYPE[model_type]
+    read = _read_gpt if FAMILY_LAYOUTS[family].gpt_style else _read_llama
     try:
-        return ModelConfig(**FAMILIES[family] | {"family": family} | read(family, json))
+        sizes = {field: _integer(json, *keys) for field, keys in _SIZES.items()}
+        own = read(family, json, sizes["d_model"], sizes["n_heads"])
+        return ModelConfig(**FAMILIES[family] | sizes | own, family=family)
     except UsageError as error:
         raise ModelError(f"config.json: {error.message}", error.hint) from None
     except (KeyError, TypeError, ValueError) as error:
-        what = (
-            f"lacks {error}"
-            if isinstance(error, KeyError)
-            else f"has a value of the wrong kind ({error})"
+        reason = (
+            f"lacks {error}" if isinstance(error, KeyError) else f"has an invalid value: {error}"
         )
         raise ModelError(
-            f"config.json of type {model_type} {what}",
+            f"config.json of type {model_type} {reason}",
             "the file is damaged or of an unknown version",
         ) from None
 
 
-def _read_old(family: str, json: Mapping[str, Any]) -> dict[str, Any]:
-    _refuse(json, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
-    d_model, n_heads = _integer(json, *_WIDTH), _integer(json, *_HEADS)
-    activation = (
-        json.get("activation_function", "gelu_new") if family == "gpt2" else json.get("afn", "gelu")
-    )
-    if family == "classic" and activation == "gelu":
-        activation = "gelu_new"  # openai-gpt's "gelu" is the tanh form
+def _read_gpt(family: str, json: Mapping[str, Any], d_model: int, n_heads: int) -> dict[str, Any]:
+    _require_values(json, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
+    position = "learned"
+    if family == "gpt2":
+        activation = json.get("activation_function", "gelu_new")
+    else:
+        activation = json.get("afn", "gelu")
+        activation = "gelu_new" if activation == "gelu" else activation  # openai-gpt's is tanh
+        if isinstance(json.get("tgen"), dict):
+            position = json["tgen"].get("position", position)
     known = {theirs: ours for ours, theirs in _ACTIVATIONS.items() if ours != "swiglu"}
     if activation not in known:
-        raise ModelError(f"activation {activation!r} is unknown", f"tgen has {', '.join(known)}")
-    position = "learned"
-    if family == "classic" and isinstance(json.get("tgen"), dict):
-        position = json["tgen"].get("position", "learned")
+        raise ModelError(
+            f"config.json: unknown activation {activation!r}", f"tgen has {', '.join(known)}"
+        )
     return {
-        "vocab_size": _integer(json, "vocab_size"),
-        "context_length": _integer(json, *_POSITIONS),
-        "n_layers": _integer(json, *_LAYERS),
-        "d_model": d_model,
-        "n_heads": n_heads,
         "n_kv_heads": n_heads,
-        "head_dim": d_model // max(n_heads, 1),
+        "head_dim": d_model // n_heads,
         "d_ff": 4 * d_model if json.get("n_inner") is None else _integer(json, "n_inner"),
         "activation": known[activation],
         "position": position,
@@ -176,72 +175,63 @@ def _read_old(family: str, json: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _read_modern(family: str, json: Mapping[str, Any]) -> dict[str, Any]:
-    _refuse(json, hidden_act="silu", use_sliding_window=False, partial_rotary_factor=1.0)
-    d_model, n_heads = _integer(json, *_WIDTH), _integer(json, *_HEADS)
+def _read_llama(family: str, json: Mapping[str, Any], d_model: int, n_heads: int) -> dict[str, Any]:
+    layout = FAMILY_LAYOUTS[family]
+    _require_values(json, hidden_act="silu", use_sliding_window=False, partial_rotary_factor=1.0)
     rope = _rope(json)
-    _refuse(rope, partial_rotary_factor=1.0)
-    head_dim = json.get("head_dim") or (128 if family == "qwen3" else d_model // n_heads)
-    found = _biases(family, json)
-    if family == "mistral":  # a key that is not there has the default that it had at first
-        window = json.get("sliding_window", 4096)
-        found["sliding_window"] = window and _integer({"sliding_window": window}, "sliding_window")
-    else:
-        kinds = json.get("layer_types") or []
-        if any(kind != "full_attention" for kind in kinds):
-            raise ModelError(
-                f"config.json has layer_types {sorted(set(map(str, kinds)))}",
-                f"tgen runs only full_attention in {family}",
-            )
-    return found | {
-        "vocab_size": _integer(json, "vocab_size"),
-        "d_model": d_model,
-        "n_heads": n_heads,
-        "context_length": _integer(json, *_POSITIONS),
-        "n_layers": _integer(json, *_LAYERS),
+    _require_values(rope, partial_rotary_factor=1.0)
+    head_dim = json.get("head_dim") or layout.defaults.get("head_dim", d_model // n_heads)
+    values: dict[str, Any] = {}
+    for key, field in layout.keys.items():
+        value = json.get(key, layout.defaults.get(key, False))
+        if field == "sliding_window":
+            values[field] = value and _integer({key: value}, key)
+        else:
+            values[field] = bool(value)
+    if "attention_bias" in values:
+        values["output_bias"] = values["attention_bias"]
+    layer_types = json.get("layer_types") or []
+    if "sliding_window" not in values and any(t != "full_attention" for t in layer_types):
+        raise ModelError(
+            f"config.json has layer_types {sorted(set(map(str, layer_types)))}",
+            f"tgen supports only full_attention in {family}",
+        )
+    return values | {
         "d_ff": _integer(json, "intermediate_size"),
         "n_kv_heads": _integer(json, "num_key_value_heads", default=n_heads),
         "head_dim": _integer({"head_dim": head_dim}, "head_dim"),
         "tied_embeddings": bool(json.get("tie_word_embeddings", False)),
         "norm_eps": float(json.get("rms_norm_eps", 1e-6)),
-        "rope_theta": _theta(rope, json),
-        "rope_scaling": _scaling(rope),
+        "rope_theta": _rope_theta(rope, json),
+        "rope_scaling": _rope_scaling(rope),
     }
 
 
 def _rope(json: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Version 5's rope_parameters, else version 4's two keys; both must mean the same."""
+    """Return version 5's rope_parameters, else version 4's rope_scaling; both must agree."""
     older, newer = json.get("rope_scaling") or {}, json.get("rope_parameters") or {}
     if not isinstance(older, dict) or not isinstance(newer, dict):
-        raise ModelError("config.json's rope parameters are no object", "the file is damaged")
+        raise ModelError("config.json: the rope parameters are not an object", _DAMAGED)
     if not newer:
         return older
     theta = json.get("rope_theta", newer.get("rope_theta"))
-    if newer.get("rope_theta", theta) != theta or (older and _scaling(older) != _scaling(newer)):
+    same_scaling = not older or _rope_scaling(older) == _rope_scaling(newer)
+    if newer.get("rope_theta", theta) != theta or not same_scaling:
         raise ModelError(
-            "config.json's rope_parameters and its rope_theta or rope_scaling disagree",
-            "leave rope_parameters alone there, or the other two",
+            "config.json: rope_parameters disagrees with rope_theta or rope_scaling",
+            "remove rope_parameters, or the other two keys",
         )
     return newer
 
 
-def _theta(rope: Mapping[str, Any], json: Mapping[str, Any]) -> float:
+def _rope_theta(rope: Mapping[str, Any], json: Mapping[str, Any]) -> float:
     value = rope.get("rope_theta", json.get("rope_theta", 10_000.0))
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise ModelError(f"config.json has rope_theta={value!r}", "rope_theta must be a number")
     return float(value)
 
 
-def _biases(family: str, json: Mapping[str, Any]) -> dict[str, Any]:
-    """What llama and qwen3 leave open; in the others it is fixed, whatever their config says."""
-    if family in ("mistral", "qwen2"):
-        return {}
-    bias = bool(json.get("attention_bias", False))
-    feed = bool(json.get("mlp_bias", False)) if family == "llama" else False
-    return {"attention_bias": bias, "output_bias": bias, "feed_forward_bias": feed}
-
-
-def _scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
+def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return None
@@ -254,23 +244,28 @@ def _scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
             high_freq_factor=float(rope["high_freq_factor"]),
             original_context_length=_integer(rope, "original_max_position_embeddings"),
         )
-    raise ModelError(f"rope type {kind!r} is unknown", "tgen has default, linear and llama3")
+    raise ModelError(
+        f"config.json: unknown RoPE type {kind!r}", "tgen supports default, linear and llama3"
+    )
 
 
-def _refuse(json: Mapping[str, Any], **only: object) -> None:
-    """Raises ModelError where a setting has a value other than the one that tgen implements."""
-    for key, value in only.items():
+def _require_values(json: Mapping[str, Any], **supported: object) -> None:
+    """Raise ModelError if a key has another value than the only one that tgen implements."""
+    for key, value in supported.items():
         if json.get(key, value) not in (value, None):
             raise ModelError(
-                f"config.json has {key}={json[key]!r}", f"tgen runs only {key}={value!r}"
+                f"config.json has {key}={json[key]!r}", f"tgen supports only {key}={value!r}"
             )
 
 
 def _integer(json: Mapping[str, Any], *spellings: str, default: int | None = None) -> int:
     key = next((name for name in spellings if name in json), spellings[0])
     value = json[key] if default is None else json.get(key) or default
+    return require_positive_integer(value, key, "config.json has")
+
+
+def require_positive_integer(value: object, key: str, prefix: str) -> int:
+    """Return a size from a file; raises ModelError unless it is from 1 to 2^31 - 1."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 31:
-        raise ModelError(
-            f"config.json has {key}={value!r}", f"{key} must be a positive whole number"
-        )
+        raise ModelError(f"{prefix} {key}={value!r}"[:200], f"{key} must be a positive integer")
     return value

@@ -1,7 +1,6 @@
-"""generation_config.json: how a model's makers would have its texts drawn.
+"""generation_config.json: the sampling defaults that a model's authors recommend.
 
-It is advice. What cannot be followed is said and passed over, so that it never keeps a model from
-being used.
+Values that cannot be used are reported and ignored: a bad file never prevents using a model.
 """
 
 import json
@@ -10,14 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tgen.config import SamplingConfig, SamplingOptions
-from tgen.errors import TgenError, UsageError
-from tgen.storage import files
+from tgen.checkpoint.hf.config import read_json_object
+from tgen.config import SamplingConfig
+from tgen.errors import ModelError, UsageError
 
-FILE = "generation_config.json"
-_LIMIT = 1 << 20
-_LARGEST = 1 << 53  # whole numbers that are floats too
-_OURS = {  # theirs: ours
+FILE_NAME = "generation_config.json"
+_MAX_EXACT_FLOAT = 1 << 53  # larger integers may not be exact as floats
+_FIELDS = {  # transformers' key -> field of SamplingConfig
     "temperature": "temperature",
     "top_k": "top_k",
     "top_p": "top_p",
@@ -27,101 +25,78 @@ _OURS = {  # theirs: ours
     "no_repeat_ngram_size": "no_repeat_ngram",
     "max_new_tokens": "max_new_tokens",
 }
-# What else changes which tokens come, and the values that mean off; null always does.
-_UNKNOWN: dict[str, tuple[Any, ...]] = {
-    "num_beams": (1,),
-    "penalty_alpha": (0,),
-    "epsilon_cutoff": (0,),
-    "eta_cutoff": (0,),
-    "top_h": (),
-    "diversity_penalty": (0,),
-    "encoder_repetition_penalty": (1,),
-    "encoder_no_repeat_ngram_size": (0,),
-    "min_length": (0,),
-    "min_new_tokens": (0,),
-    "bad_words_ids": ([],),
-    "force_words_ids": ([],),
-    "constraints": ([],),
-    "stop_strings": ([], ""),
-    "suppress_tokens": ([],),
-    "begin_suppress_tokens": ([],),
-    "forced_bos_token_id": (),
-    "forced_eos_token_id": (),
-    "sequence_bias": ({}, []),
-    "guidance_scale": (1,),
-    "exponential_decay_length_penalty": (),
-    "watermarking_config": (),
-    "dola_layers": (),
-    "custom_generate": (),
+# Unsupported keys that change which tokens are generated -> values that disable them; so do null,
+# false and empty lists.
+_UNSUPPORTED: dict[str, Any] = {
+    **dict.fromkeys(("num_beams", "guidance_scale", "encoder_repetition_penalty"), 1),
+    **dict.fromkeys(("penalty_alpha", "diversity_penalty", "epsilon_cutoff", "eta_cutoff"), 0),
+    **dict.fromkeys(("min_length", "min_new_tokens", "encoder_no_repeat_ngram_size"), 0),
+    **dict.fromkeys(("bad_words_ids", "force_words_ids", "constraints", "sequence_bias"), None),
+    **dict.fromkeys(("stop_strings", "suppress_tokens", "begin_suppress_tokens"), None),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id"), None),
+    **dict.fromkeys(("exponential_decay_length_penalty", "watermarking_config"), None),
+    **dict.fromkeys(("top_h", "dola_layers", "custom_generate"), None),
 }
 
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """What the file says, as far as it can be followed."""
+    """The usable values of the file."""
 
-    sampling: SamplingOptions = field(default_factory=SamplingOptions)  # as far as it is not ours
-    end_ids: list[int] | None = None  # None: it says nothing of them
-    notes: list[str] = field(default_factory=list)  # what is passed over, a line each
+    sampling: dict[str, Any] = field(default_factory=dict)  # that differ from tgen's defaults
+    end_ids: list[int] | None = None  # None: not in the file
+    notes: list[str] = field(default_factory=list)  # one line per kind of ignored value
 
 
 def read(path: Path) -> GenerationDefaults:
-    """The defaults of the model directory `path`; none where there is no such file."""
-    if not (path / FILE).exists():
+    """Return the defaults of the model directory `path`; empty if it has no such file."""
+    if not (path / FILE_NAME).exists():
         return GenerationDefaults()
     try:
-        found = json.loads(files.read(path / FILE, limit=_LIMIT))
-    except (ValueError, RecursionError):
-        return GenerationDefaults(notes=[f"{FILE} is ignored: it is not valid JSON"])
-    except TgenError as error:
-        return GenerationDefaults(notes=[f"{FILE} is ignored: {error.message}"])
-    if not isinstance(found, dict):
-        return GenerationDefaults(notes=[f"{FILE} is ignored: it is not a JSON object"])
-    return _understood({key: value for key, value in found.items() if value is not None})
-
-
-def _understood(found: dict[str, Any]) -> GenerationDefaults:
-    usual, sampling = SamplingConfig(), {}
+        values = read_json_object(path / FILE_NAME, limit=1 << 20)
+    except ModelError as error:
+        return GenerationDefaults(notes=[f"{FILE_NAME} is ignored: {error.message}"])
+    values = {key: value for key, value in values.items() if value is not None}
+    sampling: dict[str, Any] = {}
     ignored: list[str] = []
-    for theirs, ours in _OURS.items():
-        if theirs not in found:
+    for key, name in _FIELDS.items():
+        if key not in values:
             continue
         try:
-            value = _number(theirs, found[theirs])
-            SamplingConfig(**{ours: value})  # type: ignore[arg-type]  # checks it
+            number = _check_number(key, values[key])
+            SamplingConfig(**{name: number})  # type: ignore[arg-type]  # checks the range
         except UsageError as error:
-            wanted = error.hint.replace(f"{ours} must", "it must")
-            ignored.append(f"{theirs} {_shown(found[theirs])} ({wanted})")
+            expected = error.hint.removeprefix(f"set {name} to ")
+            ignored.append(f"{key} {_shown(values[key])} (expected {expected})")
             continue
-        if value != getattr(usual, ours):
-            sampling[ours] = value
-    drawn = found.get("do_sample", True)
-    if not isinstance(drawn, bool):
-        ignored.append(f"do_sample {_shown(drawn)} (it must be true or false)")
-    elif not drawn:
+        if number != getattr(SamplingConfig(), name):
+            sampling[name] = number
+    do_sample = values.get("do_sample", True)
+    if not isinstance(do_sample, bool):
+        ignored.append(f"do_sample {_shown(do_sample)} (expected true or false)")
+    elif not do_sample:
         sampling["temperature"] = 0.0
-    ends = found.get("eos_token_id")
+    ends = values.get("eos_token_id")
     listed = ends if isinstance(ends, list) else [ends]
-    ids = [i for i in listed if type(i) is int and i >= 0]
-    if ends is not None and len(ids) < len(listed):
-        ignored.append(f"eos_token_id {_shown(ends)} (it must be ids of tokens)")
-    notes = [f"{FILE}: ignored: {', '.join(ignored)}"] if ignored else []
-    others = [
-        f"{name} {_shown(found[name])}"
-        for name, off in _UNKNOWN.items()
-        if name in found and found[name] is not False and found[name] not in off
+    end_ids = [i for i in listed if type(i) is int and i >= 0]
+    if ends is not None and len(end_ids) < len(listed):
+        ignored.append(f"eos_token_id {_shown(ends)} (expected token ids)")
+    notes = [f"{FILE_NAME}: ignored: {', '.join(ignored)}"] if ignored else []
+    unsupported = [
+        f"{key} {_shown(values[key])}"
+        for key, disabled in _UNSUPPORTED.items()
+        if key in values and values[key] is not False and values[key] not in (disabled, [], {}, "")
     ]
-    if others:
-        notes.append(f"{FILE}: not followed: {', '.join(others)}")
-    return GenerationDefaults(SamplingOptions(**sampling), ids or None, notes)  # type: ignore[typeddict-item]
+    if unsupported:
+        notes.append(f"{FILE_NAME}: not supported: {', '.join(unsupported)}")
+    return GenerationDefaults(sampling, end_ids or None, notes)
 
 
-def _number(name: str, value: Any) -> float:
-    """Raises UsageError, as SamplingConfig does for numbers that cannot be used."""
+def _check_number(key: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise UsageError(f"{name} is {value}", "it must be a number")
-    if _LARGEST < abs(value) < math.inf:
-        raise UsageError(f"{name} is too large", "it must be a number of a usual size")
+        raise UsageError(f"{key}: invalid value {value}", "a number")
+    if _MAX_EXACT_FLOAT < abs(value) < math.inf:
+        raise UsageError(f"{key} is too large", f"at most {_MAX_EXACT_FLOAT:,}")
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -1,47 +1,255 @@
-"""What `tgen bench` was asked for."""
+"""The options of `tgen bench`."""
 
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
+from tgen.cli.options import Device, Reader, device_option, json_option, model_option, quiet_option
+from tgen.cli.ranges import parse_sizes
+from tgen.config import StoredAs
+from tgen.config.option import check_ranges, option
 from tgen.errors import UsageError
 
-ENGINES = ("kernels", "torch")
+Output = Literal["table", "md", "csv", "json", "jsonl"]
+OtherEngine = Literal["self", "transformers", "llama.cpp"]
+_SWEEP, _MODES, _COMPARISON = "Sweep (every combination)", "Other measurements", "Comparison"
+PANELS = (_SWEEP, _COMPARISON, _MODES, "Output")
+
+
+def _sizes(flag: str) -> Reader:
+    return Reader(list[str], partial(parse_sizes, flag))
+
+
+def _names(flag: str, known: tuple[str, ...]) -> Reader:
+    def read(values: list[str]) -> list[str]:
+        names = [name.strip() for value in values for name in value.split(",")]
+        for name in names:
+            if name not in known:
+                message, hint = f"{flag}: unknown value {name!r}", f"choose from {', '.join(known)}"
+                raise UsageError(message, hint)
+        return list(dict.fromkeys(names))
+
+    return Reader(list[str], read)
+
+
+def _list_option(help_text: str, flags: str, reader: Reader, default: str, **more: Any) -> Any:
+    details = {"metavar": "N,...", "shown_default": default, "reader": reader}
+    return option(None, help_text, flags, **details | more)
+
+
+def _read_pairs(values: list[str]) -> list[tuple[int, int]]:
+    return [_read_pair(value) for value in values]
+
+
+def _read_pair(text: str) -> tuple[int, int]:
+    numbers = [number.strip() for number in text.split(",")]
+    if len(numbers) != 2 or not all(one.isdecimal() and len(one) < 10 for one in numbers):
+        raise UsageError(f"--pg: not P,N (got {text!r})", "for example --pg 512,128")
+    return int(numbers[0]), int(numbers[1])
+
+
+def _read_percent(text: str) -> float:
+    try:
+        percent = float(text.strip().removesuffix("%"))
+    except ValueError:
+        percent = -1.0
+    if not 0 <= percent < 100:
+        hint = "for example --fail-if-slower 5%"
+        raise UsageError(f"--fail-if-slower: not a percentage (got {text!r})", hint)
+    return percent / 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """None: what is usual."""
+    """What `tgen bench` measures; None leaves the choice to the measurement."""
 
-    path: Path
-    device: str
-    trials: int
-    seed: int
-    engines: list[Any] | None
-    weights: list[Any] | None
-    threads: list[int] | None
-    batches: list[int] | None
-    prompts: list[int] | None
-    gens: list[int] | None
-    pairs: list[tuple[int, int]] | None
-    depths: list[int] | None
-    lengths: list[int] | None
-    limits: bool
-    output: str
-    save: Path | None
-    quiet: bool
+    model: str | None = model_option()
+    prompts: list[int] | None = _list_option(
+        "Prompt lengths to prefill, in tokens.",
+        "--n-prompt -p",
+        _sizes("--n-prompt"),
+        "512, or what fits",
+    )
+    gens: list[int] | None = _list_option(
+        "Numbers of tokens to decode one by one.",
+        "--n-gen -n",
+        _sizes("--n-gen"),
+        "128, or what fits",
+    )
+    depths: list[int] | None = _list_option(
+        "Context depths: tokens already in the KV cache.", "--n-depth -d", _sizes("--n-depth"), "0"
+    )
+    pairs: list[tuple[int, int]] | None = option(
+        None,
+        "Prefill P tokens, then decode N, as one test; repeatable.",
+        "--pg",
+        metavar="P,N",
+        shown_default="",
+        reader=Reader(list[str], _read_pairs),
+    )
+    trials: int = option(
+        10,
+        "Number of trials per test.",
+        "--trials -r",
+        low=1,
+        high=1000,
+        expected="a number from 1 to 1000",
+    )
+    device: Device = device_option("")
+    engines: list[Any] | None = _list_option(
+        "Engines: kernels, torch.",
+        "--engine",
+        _names("--engine", ("kernels", "torch")),
+        "the fastest",
+        panel=_SWEEP,
+        metavar="NAME,...",
+    )
+    dtypes: list[Any] | None = _list_option(
+        "Data types of the weights: float32, bfloat16, int8.",
+        "--dtype",
+        _names("--dtype", get_args(StoredAs)),
+        "as stored",
+        panel=_SWEEP,
+        metavar="TYPE,...",
+        old_flags="--weights",
+    )
+    threads: list[int] | None = _list_option(
+        "Numbers of CPU threads.", "--threads -t", _sizes("--threads"), "all cores", panel=_SWEEP
+    )
+    batches: list[int] | None = _list_option(
+        "Numbers of sequences computed together.", "--batch", _sizes("--batch"), "1", panel=_SWEEP
+    )
+    seed: int = option(
+        0,
+        "Random seed of the tokens that are computed.",
+        "--seed",
+        panel=_SWEEP,
+        low=0,
+        expected="a number of at least 0",
+    )
+    save: Path | None = option(
+        None,
+        "Save the results as JSON, for --compare.",
+        "--save",
+        panel=_COMPARISON,
+        metavar="FILE",
+    )
+    baseline: Path | None = option(
+        None,
+        "Repeat the tests of a saved run and compare.",
+        "--compare",
+        panel=_COMPARISON,
+        metavar="FILE",
+    )
+    fail_if_slower: float | None = option(
+        None,
+        "Exit with status 1 if slower than --compare by more than this percentage (significant at "
+        "99%).",
+        "--fail-if-slower",
+        panel=_COMPARISON,
+        metavar="PERCENT",
+        reader=Reader(str, _read_percent),
+    )
+    against: OtherEngine | None = option(
+        None,
+        "Compare with another engine on the same weights: self, transformers or llama.cpp.",
+        "--against",
+        panel=_COMPARISON,
+        metavar="ENGINE",
+    )
+    kv_cache: bool = option(
+        False, "Decoding with and without the KV cache, by text length.", "--kv-cache", panel=_MODES
+    )
+    lengths: list[int] | None = _list_option(
+        "Text lengths for --kv-cache, in tokens.",
+        "--length -l",
+        _sizes("--length"),
+        "16 and its doublings",
+        panel=_MODES,
+    )
+    train: bool = option(False, "A training step.", "--train", panel=_MODES)
+    end_to_end: bool = option(
+        False, "A whole generate process, phase by phase.", "--end-to-end", panel=_MODES
+    )
+    limits: bool = option(
+        True,
+        "Do not measure the machine's peak rates (% of peak).",
+        "--no-limits",
+        panel="Output",
+        reader=Reader(bool, lambda given: not given),
+        old_flags="--limits",
+    )
+    output: Output = option(
+        "table",
+        "Output format; md, csv, json and jsonl have llama-bench's fields.",
+        "--output -o",
+        panel="Output",
+    )
+    json_output: bool = json_option("Same as --output json.")
+    quiet: bool = quiet_option()
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        self._check_modes()
+        if self.lengths and not self.kv_cache:
+            raise UsageError("--length needs --kv-cache", "set the lengths of tests with -p and -n")
+        if self.fail_if_slower is not None and self.baseline is None:
+            raise UsageError("--fail-if-slower needs --compare", "add --compare FILE")
+        if self.json_output:
+            if self.output not in ("table", "json"):
+                message = f"--json cannot be combined with -o {self.output}"
+                raise UsageError(message, "remove one of them")
+            object.__setattr__(self, "output", "json")
+        if self.save and (self.save.is_dir() or not self.save.parent.is_dir()):
+            raise UsageError(f"--save: cannot write {self.save}", "name a file in a directory")
+
+    def _check_modes(self) -> None:
+        modes = {
+            "--kv-cache": self.kv_cache,
+            "--train": self.train,
+            "--end-to-end": self.end_to_end,
+        }
+        comparisons = {"--against": self.against, "--compare": self.baseline}
+        given = [flag for flag, value in (modes | comparisons).items() if value]
+        if len(given) > 1:
+            raise UsageError(f"{given[0]} cannot be combined with {given[1]}", "remove one of them")
+        mode = next((flag for flag in given if flag in modes), None)
+        allowed = {"--end-to-end": ("--n-prompt", "--n-gen"), "--train": ("--batch",)}
+        unused = {
+            "--n-prompt": self.prompts,
+            "--n-gen": self.gens,
+            "--pg": self.pairs,
+            "--n-depth": self.depths,
+            "--batch": self.batches,
+            "--engine": self.engines,
+            "--save": self.save,
+            "--dtype": self.dtypes if self.train else None,
+        }
+        for flag, value in unused.items():
+            if mode and value and flag not in allowed.get(mode, ()):
+                raise UsageError(f"{flag} has no effect with {mode}", f"remove {flag}")
+        if given and given != ["--compare"] and self.output not in ("table", "json"):
+            message = f"-o {self.output} is only supported for throughput benchmarks"
+            raise UsageError(message, "use --json")
+
+    @cached_property
+    def path(self) -> Path:
+        """The model's path."""
+        from tgen.checkpoint.model_lookup import find_model
+
+        return find_model(self.model).path
 
     @property
     def names_tests(self) -> bool:
-        """Whether it says which tests there are."""
-        named = (self.prompts, self.gens, self.pairs, self.depths, self.batches)
-        return any(one is not None for one in named)
+        """Whether the options say which tests to run."""
+        tests = (self.prompts, self.gens, self.pairs, self.depths, self.batches)
+        return any(one is not None for one in tests)
 
-    def only(self, name: str, usual: Any) -> Any:
-        """The one value of a list that a study takes one of. Raises UsageError for several."""
-        values = getattr(self, name) or [usual]
+    def only(self, name: str, default: Any) -> Any:
+        """Return the single value of a list. Raises UsageError for several."""
+        values = getattr(self, name) or [default]
         if len(values) > 1:
-            raise UsageError(
-                f"{len(values)} {name} were given, this looks at one", "give a single value"
-            )
+            message = f"{name}: this measurement takes a single value (got {len(values)})"
+            raise UsageError(message, "pass one value")
         return values[0]

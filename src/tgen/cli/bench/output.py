@@ -1,18 +1,22 @@
-"""How `tgen bench` shows throughput: a table, llama-bench's formats, a file to compare with."""
+"""Throughput as a table or in llama-bench's formats, with comparisons, and saved to a file."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
 from rich.text import Text
 
 from tgen.cli import console
 from tgen.cli.bench import llama_bench
 from tgen.cli.bench.options import BenchOptions
-from tgen.cli.bench.tables.kv_cache import precision_line
-from tgen.cli.bench.tables.throughput import difference_caption, footer_lines, throughput_table
+from tgen.cli.bench.tables.throughput import (
+    comparison_caption,
+    comparison_table,
+    footer_lines,
+    precision_line,
+    throughput_table,
+)
 from tgen.reports import (
     Difference,
     Machine,
@@ -27,120 +31,134 @@ if TYPE_CHECKING:
     from tgen.benchmark.sweep import Setup
 
 _WRITERS: dict[str, Callable[[Sequence[dict[str, Any]]], str]] = {
-    "md": llama_bench.as_markdown,
-    "csv": llama_bench.as_csv,
-    "json": llama_bench.as_json,
-    "jsonl": llama_bench.as_jsonl,
+    "md": llama_bench.to_markdown,
+    "csv": llama_bench.to_csv,
+    "json": llama_bench.to_json,
+    "jsonl": llama_bench.to_jsonl,
 }
-
-_NO_COSTS: Mapping[str, PrecisionReport | None] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchContext:
-    """The model, and the machine as it was before anything was measured."""
+    """The model, and the machine as it was before the measurements."""
 
     summary: ModelSummary
     machine: Machine
 
-    def of(self, setup: "Setup") -> dict[str, Any]:
-        """What a row says of both."""
-        from tgen.benchmark.sweep import gpu_of
+    def identity(self, setup: "Setup") -> dict[str, Any]:
+        """Return the fields that must be equal for a comparison with an earlier run."""
+        return {
+            "cpu_info": self.machine.cpu,
+            "n_cpus": self.machine.n_cpus,
+            "gpu_info": setup.gpu,
+            "family": self.summary.family,
+            "model_n_params": self.summary.n_parameters,
+        }
 
-        return llama_bench.facts(self.summary, self.machine, setup.stored, gpu_of(setup))
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What stands beside throughput that is compared."""
+    """Results of `--against` or `--compare`, one per workload."""
 
     differences: Sequence[Difference]
-    table: Table
-    theirs: Sequence[ThroughputReport] = ()  # of a peer, a report for each of ours
-    more: Mapping[str, Any] = field(default_factory=dict)  # for JSON
+    of: str  # whose speed
+    to: str  # relative to which
+    others: Sequence[ThroughputReport] = ()  # of the other engine, one per report of tgen's
+    fields: Mapping[str, Any] = field(default_factory=dict)  # for JSON
     remark: str = ""
 
 
-def collect_context(asked: BenchOptions) -> BenchContext:
-    """Call it before measuring: afterwards the machine's load is the benchmark's own."""
+def collect_context(options: BenchOptions) -> BenchContext:
+    """Read the model and the machine; call it before measuring, which raises the load average."""
     from tgen.benchmark.machine import describe_machine
     from tgen.checkpoint.model_dir import load
     from tgen.inspection.model_summary import summarize
 
-    return BenchContext(summary=summarize(load(asked.path)), machine=describe_machine())
+    return BenchContext(summary=summarize(load(options.path)), machine=describe_machine())
 
 
-def show(
-    asked: BenchOptions,
-    known: BenchContext,
-    found: Sequence[tuple["Setup", ThroughputReport]],
-    compared: Comparison | None = None,
-    costs: Mapping[str, PrecisionReport | None] = _NO_COSTS,
+def write_report(
+    options: BenchOptions,
+    context: BenchContext,
+    results: Sequence[tuple["Setup", ThroughputReport]],
+    *,
+    comparison: Comparison | None = None,
+    precision: Mapping[str, PrecisionReport | None] | None = None,
 ) -> None:
-    """In the form that was asked for, and kept if a file was named. `costs`: of weights that are
-    held in fewer bits than they are stored in."""
-    from tgen.benchmark.memory import peak_memory_bytes
+    """Write the results in the requested format, and to `--save`.
 
-    peak = peak_memory_bytes()
-    rows = [
-        llama_bench.row(
+    `precision` is the cost of each dtype with fewer bits than the stored weights.
+    """
+    from tgen.benchmark.machine import peak_memory_bytes
+
+    peak_memory = peak_memory_bytes()
+    precision = precision or {}
+    records = [
+        llama_bench.format_record(
             report,
-            known.summary,
-            known.machine,
-            facts=known.of(setup),
-            limits=setup.limits,
-            seed=asked.seed,
-            peak_memory=peak,
+            context.summary,
+            context.machine,
+            gpu=setup.gpu,
+            peak=setup.peak,
+            seed=options.seed,
+            peak_memory=peak_memory,
         )
-        | {"precision": json_value(costs.get(report.stored))}
-        for setup, report in found
+        | {"precision": json_value(precision.get(report.dtype))}
+        for setup, report in results
     ]
     try:
-        if asked.output == "table":
-            things = _tables(known, found, compared, peak)
-            things += [precision_line(cost) for cost in costs.values() if cost]
-            console.show(*things, wrap=console.out.is_terminal)
-        elif asked.output == "json" and compared:
-            record = {"schema": "tgen.bench.difference/1", "rows": rows, **compared.more}
-            record |= {"theirs": compared.theirs, "differences": compared.differences}
+        if options.output == "table":
+            lines = _format_tables(context, results, comparison, peak_memory)
+            lines += [precision_line(report) for report in precision.values() if report]
+            console.show(*lines, wrap=console.out.is_terminal)
+        elif options.output == "json" and comparison:
+            record = {"schema": "tgen.bench.difference/2", "rows": records, **comparison.fields}
+            record |= {"others": comparison.others, "differences": comparison.differences}
             console.write(json.dumps(json_value(record), allow_nan=False).encode() + b"\n")
         else:
-            console.write(_WRITERS[asked.output](rows).encode())
-            for report in (report for _, report in found if asked.output in ("md", "csv")):
-                for doubt in report.doubts:
-                    console.print_status(f"doubt: {report.label}: {doubt}", quiet=asked.quiet)
-    finally:  # a reader that has gone is no reason to lose the figures
-        if asked.save:
-            files.put(asked.save, llama_bench.as_json(rows).encode())
-            console.print_status(f"wrote {asked.save}", quiet=asked.quiet)
+            console.write(_WRITERS[options.output](records).encode())
+            for _, report in results if options.output in ("md", "csv") else ():
+                for warning in report.warnings:
+                    line = f"warning: {report.label}: {warning}"
+                    console.print_status(line, quiet=options.quiet)
+    finally:  # also after a closed pipe: the results are expensive
+        if options.save:
+            files.write_output(options.save, llama_bench.to_json(records).encode())
+            console.print_status(f"wrote {options.save}", quiet=options.quiet)
 
 
-def _captions(compared: Comparison) -> list[Text]:
-    lines = [difference_caption(compared.differences), compared.remark]
-    return [Text(line, style="dim") for line in lines if line]
-
-
-def _tables(
-    known: BenchContext,
-    found: Sequence[tuple["Setup", ThroughputReport]],
-    compared: Comparison | None,
-    peak: int | None,
+def _format_tables(
+    context: BenchContext,
+    results: Sequence[tuple["Setup", ThroughputReport]],
+    comparison: Comparison | None,
+    peak_memory: int | None,
 ) -> list[Any]:
-    reports = [report for _, report in found]
-    if compared and compared.theirs:
-        pairs = zip(reports, compared.theirs, strict=True)
-        reports = [report for pair in pairs for report in pair]
-    limits = {setup.limits: setup for setup, _ in found if setup.limits}
-    named = [
-        (f"{setup.stored}, {setup.threads} threads: " if len(limits) > 1 else "", of)
-        for of, setup in limits.items()
+    reports = [report for _, report in results]
+    compared: list[Any] = []
+    if comparison:
+        differences = comparison.differences
+        captions = [comparison_caption(differences), comparison.remark]
+        compared = [
+            "",
+            comparison_table(differences, of=comparison.of, to=comparison.to),
+            *(Text(line, style="dim") for line in captions if line),
+            "",
+        ]
+        if comparison.others:
+            pairs = zip(reports, comparison.others, strict=True)
+            reports = [report for pair in pairs for report in pair]
+    setups = {setup.peak: setup for setup, _ in results if setup.peak}
+    peaks = [
+        (f"{setup.dtype}, {setup.threads} threads, " if len(setups) > 1 else "", peak)
+        for peak, setup in setups.items()
     ]
-    formula = found[0][0].work.key_bytes
-    machine = known.of(found[0][0])["gpu_info"] or known.machine.cpu
-    return [
-        throughput_table(reports),
-        *(["", compared.table, *_captions(compared), ""] if compared else []),
-        *footer_lines(
-            reports, named, known.machine, machine, cache_formula=formula, peak_memory=peak
-        ),
-    ]
+    first = results[0][0]
+    footer = footer_lines(
+        reports,
+        peaks,
+        context.machine,
+        first.gpu or context.machine.cpu,
+        computed_cache_bytes=first.cost.key_bytes,
+        peak_memory=peak_memory,
+    )
+    return [throughput_table(reports), *compared, *footer]

@@ -1,4 +1,4 @@
-"""`tgen bench`'s throughput: tests are made, measured, shown, kept and compared."""
+"""Throughput runs of `tgen bench`: plain, `--against` another engine, `--compare` with a file."""
 
 import json
 from collections.abc import Sequence
@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tgen.cli import console
-from tgen.cli.bench.options import ENGINES, BenchOptions
-from tgen.cli.bench.output import Comparison, collect_context, show
-from tgen.cli.bench.tables.throughput import difference_table
+from tgen.cli.bench.options import BenchOptions
+from tgen.cli.bench.output import Comparison, collect_context, write_report
 from tgen.config import STORED_BYTES, StoredAs
 from tgen.errors import TgenError, UsageError
 from tgen.reports import PrecisionReport, ThroughputReport
@@ -21,212 +20,229 @@ if TYPE_CHECKING:
     from tgen.benchmark.sweep import Setup
     from tgen.benchmark.throughput import Workload
 
-_PROMPT, _GEN = 512, 128  # llama-bench's
-_OLD_LIMIT = 64 << 20  # bytes of an earlier run's file
+_PROMPT, _GEN = 512, 128  # llama-bench's defaults
+_MAX_SAVED_BYTES = 64 << 20
+_RENAMED = {"weights": "dtype", "yardstick_ns": "probe_ns", "processors": "n_cpus"}  # tgen 0.1
+_ENGINES = ("kernels", "torch")
 
 
-def throughput(asked: BenchOptions) -> None:
-    """Measures every test of every setup."""
-    known, setups = collect_context(asked), _open(asked)
-    found = _measure(asked, setups, _tests(asked, setups))
-    shown = asked.output not in ("md", "csv") or asked.save  # where there is room for it
-    narrow = [held for held in asked.weights or [] if held != "float32" and shown]
-    costs = {held: _precision(asked, held) for held in narrow}
-    show(asked, known, found, costs=costs)
+def run_throughput(options: BenchOptions) -> None:
+    """Measure every workload on every setup."""
+    context, setups = collect_context(options), _open_setups(options)
+    results = _measure(options, setups, _choose_tests(options, setups))
+    has_field = options.output not in ("md", "csv") or options.save
+    dtypes = [dtype for dtype in options.dtypes or [] if dtype != "float32" and has_field]
+    precision = {dtype: _measure_precision(options, dtype) for dtype in dtypes}
+    write_report(options, context, results, precision=precision)
 
 
-def _precision(asked: BenchOptions, held: StoredAs) -> PrecisionReport | None:
-    """What weights held so cost, where they are stored in more bits."""
-    from tgen.api import load
-    from tgen.benchmark.precision import compare_weights
-
-    model, exact = (load(asked.path, device=asked.device, weights=of) for of in (held, None))
-    return compare_weights(
-        model.engine,
-        exact.engine,
-        exact.encode(b""),
-        decode=exact.tokenizer.decode,
-        seed=asked.seed,
-    )
-
-
-def against(asked: BenchOptions, name: str) -> None:
-    """The same weights by another engine, in turns with ours."""
-    from tgen.benchmark.other_engines import REMARKS
-    from tgen.benchmark.sweep import check_trials, compare_arms, largest_difference
-
-    check_trials(asked.trials)
-    known, setups = collect_context(asked), _open(asked)
-    if len(setups) > 1:
-        raise UsageError("--against compares one setup", "give one engine, type and thread count")
-    (setup,) = setups
-    if name != "self" and setup.device != "cpu":
-        raise UsageError(f"--against {name} is of processors", "add --device cpu")
-    tests = _tests(asked, setups)
-    apart = 0.0
-    with ExitStack() as stack:
-        peer: Any = setup.arm
-        if name != "self":
-            peer = stack.enter_context(closing(_peer(asked, setup, name)))
-            apart = largest_difference(setup.arm, peer, tests[0])
-        progress = stack.enter_context(console.progress("measuring in turns", quiet=asked.quiet))
-        setup, found = compare_arms(
-            setup, peer, name, tests, trials=asked.trials, progress=progress
-        )
-    differences = [difference for *_, difference in found]
-    compared = Comparison(
-        differences=differences,
-        table=difference_table(differences, of="ours", to=name),
-        theirs=[report for _, report, _ in found],
-        more={"peer": name, "largest_logit_difference": apart},
-        remark=f"logits are {apart:.1e} apart at most{REMARKS.get(name, '')}",
-    )
-    show(asked, known, [(setup, report) for report, _, _ in found], compared)
-
-
-def compare(asked: BenchOptions, path: Path, share: float | None) -> None:
-    """The tests of an earlier run again, and what has changed since.
-
-    Raises UsageError for a run of another machine or model, or without a test that is asked for,
-    and TgenError if a test is sure to be slower by more than `share`.
-    """
-    from tgen.benchmark.comparison import check_comparable, counterpart, is_slower_by, since
-
-    old = _read_rows(path)
-    asked = _setups_as_before(asked, old)
-    known, setups = collect_context(asked), _open(asked)
-    check_comparable(old, known.of(setups[0]))
-    tests = _tests(asked, setups) if asked.names_tests else _tests_of(old)
-    before = []
-    for setup, test in product(setups, tests):
-        row = counterpart(
-            old, test, engine=setup.engine, stored=setup.stored, threads=setup.threads
-        )
-        if row is None:
-            raise UsageError(
-                f"{path} has no {test.label} with {setup.engine}, {setup.stored} weights, "
-                f"{setup.threads} threads and {test.batch} rows",
-                "without -p, -n and the like the tests of the file are run",
-            )
-        before.append(row)
-    found = _measure(asked, setups, tests)
-    differences = [since(report, row) for (_, report), row in zip(found, before, strict=True)]
-    then = console.printable(str(old[0].get("test_time", "then")))[:20]
-    table = difference_table(differences, of="now", to=then)
-    show(asked, known, found, Comparison(differences, table, more={"before": old}))
-    slower = [d for d in differences if share is not None and is_slower_by(d, share)]
-    if slower:
-        worst = min(slower, key=lambda d: d.ratio.middle)
-        raise TgenError(
-            f"{worst.label} runs at {worst.ratio.middle:.3f} of its speed then",
-            f"it is sure to be below {1 - (share or 0):.3f}",
-        )
-
-
-def _open(asked: BenchOptions) -> list["Setup"]:
-    from tgen.benchmark.sweep import open_setups
-
-    with console.progress("the machine's limits", quiet=asked.quiet):
-        return open_setups(
-            asked.path,
-            kinds=asked.engines or ["auto"],
-            weights=asked.weights or [None],
-            threads=asked.threads or [None],
-            device=asked.device,
-            seed=asked.seed,
-            limited=asked.limits,
-        )
-
-
-def _tests(asked: BenchOptions, setups: Sequence["Setup"]) -> list["Workload"]:
-    """Those that were asked for; else llama-bench's, as far as the context goes."""
-    from tgen.benchmark.throughput import Workload
-
-    context = min(setup.context_length for setup in setups)
-    found = []
-    for depth, batch in product(asked.depths or [0], asked.batches or [1]):
-        room = max(context - depth, 1)
-        usual = asked.pairs is None
-        prompts = asked.prompts if asked.prompts is not None else [min(_PROMPT, room)] * usual
-        gens = asked.gens if asked.gens is not None else [min(_GEN, room)] * usual
-        kinds = [(p, 0) for p in prompts if p] + [(0, n) for n in gens if n]
-        kinds += asked.pairs or []
-        found += [Workload(n_prompt=p, n_gen=n, n_depth=depth, batch=batch) for p, n in kinds]
-    if not found:
-        raise UsageError("a test of no tokens was asked for", "give -p or -n above 0")
-    for test in found:
-        test.check(context)
-    return found
-
-
-def _measure(
-    asked: BenchOptions, setups: Sequence["Setup"], tests: Sequence["Workload"]
-) -> list[tuple["Setup", ThroughputReport]]:
-    from tgen.benchmark.sweep import sweep
-
-    with console.progress("measuring in turns", quiet=asked.quiet) as progress:
-        return sweep(setups, tests, trials=asked.trials, progress=progress)
-
-
-def _peer(asked: BenchOptions, setup: "Setup", name: str) -> Any:
-    from tgen.benchmark.other_engines import open_peer
+def run_against(options: BenchOptions, name: str) -> None:
+    """Compare with another engine on the same weights, interleaved."""
+    from tgen.benchmark.other_engines import REMARKS, open_other_engine
+    from tgen.benchmark.sweep import check_trials, compare_backends, max_logit_difference
     from tgen.benchmark.throughput import random_tokens
     from tgen.checkpoint.model_dir import load
 
-    bundle = load(asked.path)
-    config = bundle.config
-    tokens = random_tokens(config.vocab_size, config.context_length, seed=asked.seed)
-    return open_peer(name, bundle, threads=setup.threads, stored=setup.stored, tokens=tokens)
-
-
-def _read_rows(path: Path) -> list[dict[str, Any]]:
-    """An earlier run's; raises UsageError if the file is none."""
-    try:
-        rows = json.loads(files.read(path, limit=_OLD_LIMIT))
-        kept = rows if isinstance(rows, list) and all(map(_is_row, rows)) else []
-    except (ValueError, RecursionError):
-        kept = []
-    if not kept:
+    check_trials(options.trials)
+    context, setups = collect_context(options), _open_setups(options)
+    if len(setups) > 1:
         raise UsageError(
-            f"{path} holds no figures of tgen bench", "make it with --save, or with -o json"
+            f"--against: needs a single setup (got {len(setups)})",
+            "use a single --engine, --dtype and --threads",
         )
-    return kept
-
-
-def _is_row(row: Any) -> bool:
-    """Whether it has what is compared, as it was written."""
-    if not isinstance(row, dict):
-        return False
-    counts = [row.get(name) for name in ("n_prompt", "n_gen", "n_depth")]
-    samples = row.get("samples_ns"), row.get("yardstick_ns", [1])
-    return (
-        all(isinstance(n, int) and n >= 0 for n in counts)
-        and isinstance(row.get("batch"), int)
-        and isinstance(row.get("n_threads"), int)
-        and row.get("engine") in ENGINES
-        and row.get("weights") in STORED_BYTES
-        and all(isinstance(of, list) and bool(of) for of in samples)
-        and all(isinstance(ns, int) and ns > 0 for of in samples for ns in of or [])
+    (setup,) = setups
+    if name != "self" and setup.device != "cpu":
+        raise UsageError(f"--against {name} runs on the CPU only", "add --device cpu")
+    tests = _choose_tests(options, setups)
+    difference = 0.0
+    with ExitStack() as stack:
+        other: Any = setup.backend
+        if name != "self":
+            bundle = load(options.path)
+            config = bundle.config
+            tokens = random_tokens(config.vocab_size, config.context_length, seed=options.seed)
+            other = open_other_engine(
+                name, bundle, threads=setup.threads, dtype=setup.dtype, tokens=tokens
+            )
+            stack.enter_context(closing(other))
+            difference = max_logit_difference(setup.backend, other, tests[0])
+        progress = stack.enter_context(
+            console.progress("measuring, interleaved", quiet=options.quiet)
+        )
+        setup, results = compare_backends(
+            setup, other, name, tests, trials=options.trials, progress=progress
+        )
+    comparison = Comparison(
+        differences=[difference for *_, difference in results],
+        of="tgen",
+        to=name,
+        others=[report for _, report, _ in results],
+        fields={"against": name, "max_logit_difference": difference},
+        remark=f"largest logit difference: {difference:.1e}{REMARKS.get(name, '')}",
     )
+    reports = [(setup, report) for report, _, _ in results]
+    write_report(options, context, reports, comparison=comparison)
 
 
-def _tests_of(old: Sequence[dict[str, Any]]) -> list["Workload"]:
-    """Those of an earlier run."""
+def run_compare(options: BenchOptions, path: Path, max_slowdown: float | None) -> None:
+    """Repeat the workloads of a saved run and compare.
+
+    Raises UsageError if the saved run is of another machine or model, or lacks a workload, and
+    TgenError if a workload is significantly slower by more than `max_slowdown`, a fraction.
+    """
+    from tgen.benchmark.comparison import (
+        check_comparable,
+        compare_with_saved,
+        find_matching_record,
+        is_slower_by,
+    )
     from tgen.benchmark.throughput import Workload
 
-    names = ("n_prompt", "n_gen", "n_depth", "batch")
-    return [Workload(**dict(zip(names, of, strict=True))) for of in _unique(old, *names)]
+    saved = _read_records(path)
+    options = replace(
+        options,
+        engines=options.engines or [one for (one,) in _unique(saved, "engine")],
+        dtypes=options.dtypes or [one for (one,) in _unique(saved, "dtype")],
+        threads=options.threads or [one for (one,) in _unique(saved, "n_threads")],
+    )
+    context, setups = collect_context(options), _open_setups(options)
+    check_comparable(saved, context.identity(setups[0]))
+    if options.names_tests:
+        tests = _choose_tests(options, setups)
+    else:
+        names = ("n_prompt", "n_gen", "n_depth", "batch")
+        tests = [
+            Workload(**dict(zip(names, values, strict=True))) for values in _unique(saved, *names)
+        ]
+    before = []
+    for setup, test in product(setups, tests):
+        record = find_matching_record(
+            saved, test, engine=setup.engine, dtype=setup.dtype, threads=setup.threads
+        )
+        if record is None:
+            raise UsageError(
+                f"--compare: {path} has no {test.label} with engine {setup.engine}, "
+                f"{setup.dtype} weights, {setup.threads} threads and batch {test.batch}",
+                "remove -p, -n, -d, --pg and --batch to repeat the workloads of the file",
+            )
+        before.append(record)
+    results = _measure(options, setups, tests)
+    differences = [
+        compare_with_saved(report, record)
+        for (_, report), record in zip(results, before, strict=True)
+    ]
+    comparison = Comparison(
+        differences=differences,
+        of="now",
+        to=console.printable(str(saved[0].get("test_time", "then")))[:20],
+        fields={"before": saved},
+    )
+    write_report(options, context, results, comparison=comparison)
+    if max_slowdown is None:
+        return
+    slower = [d for d in differences if is_slower_by(d, max_slowdown)]
+    if slower:
+        worst = min(slower, key=lambda d: d.ratio.estimate)
+        raise TgenError(
+            f"--fail-if-slower: {worst.label} runs at {worst.ratio.estimate:.3f} of its saved "
+            f"speed, significantly below {1 - max_slowdown:.3f}",
+            "find the change that slowed it down, or save a new reference with --save",
+        )
 
 
-def _setups_as_before(asked: BenchOptions, old: Sequence[dict[str, Any]]) -> BenchOptions:
-    """The setups of an earlier run, but for what is asked for."""
-    return replace(
-        asked,
-        engines=asked.engines or [one for (one,) in _unique(old, "engine")],
-        weights=asked.weights or [one for (one,) in _unique(old, "weights")],
-        threads=asked.threads or [one for (one,) in _unique(old, "n_threads")],
+def _open_setups(options: BenchOptions) -> list["Setup"]:
+    from tgen.benchmark.sweep import open_setups
+
+    with console.progress("measuring the machine's peak rates", quiet=options.quiet):
+        return open_setups(
+            options.path,
+            kinds=options.engines or ["auto"],
+            dtypes=options.dtypes or [None],
+            threads=options.threads or [None],
+            device=options.device,
+            seed=options.seed,
+            measure_peaks=options.limits,
+        )
+
+
+def _choose_tests(options: BenchOptions, setups: Sequence["Setup"]) -> list["Workload"]:
+    """Return the requested workloads, or llama-bench's defaults clipped to the context."""
+    from tgen.benchmark.throughput import Workload
+
+    context = min(setup.context_length for setup in setups)
+    tests = []
+    for depth, batch in product(options.depths or [0], options.batches or [1]):
+        room = max(context - depth, 1)
+        defaults = options.pairs is None
+        prompts = [min(_PROMPT, room)] * defaults if options.prompts is None else options.prompts
+        gens = [min(_GEN, room)] * defaults if options.gens is None else options.gens
+        pairs = [(p, 0) for p in prompts if p] + [(0, n) for n in gens if n]
+        pairs += options.pairs or []
+        tests += [Workload(n_prompt=p, n_gen=n, n_depth=depth, batch=batch) for p, n in pairs]
+    if not tests:
+        raise UsageError("the benchmark has no tokens", "set -p or -n above 0")
+    for test in tests:
+        test.check(context)
+    return tests
+
+
+def _measure(
+    options: BenchOptions, setups: Sequence["Setup"], tests: Sequence["Workload"]
+) -> list[tuple["Setup", ThroughputReport]]:
+    from tgen.benchmark.sweep import sweep
+
+    with console.progress("measuring, interleaved", quiet=options.quiet) as progress:
+        return sweep(setups, tests, trials=options.trials, progress=progress)
+
+
+def _measure_precision(options: BenchOptions, dtype: StoredAs) -> PrecisionReport | None:
+    """Return the cost of `dtype`, or None if the weights are stored in no more bits."""
+    from tgen.benchmark.precision import compare_precision
+    from tgen.loaded_model import open_model
+
+    model, reference = (
+        open_model(options.path, device=options.device, dtype=one) for one in (dtype, None)
+    )
+    return compare_precision(
+        model.engine,
+        reference.engine,
+        reference.encode(b""),
+        decode=reference.tokenizer.decode,
+        seed=options.seed,
     )
 
 
-def _unique(rows: Sequence[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
-    return list(dict.fromkeys(tuple(row[name] for name in names) for row in rows))
+def _read_records(path: Path) -> list[dict[str, Any]]:
+    """Read a saved run; raises UsageError for any other file."""
+    try:
+        records = json.loads(files.read(path, limit=_MAX_SAVED_BYTES))
+    except (ValueError, RecursionError):
+        records = None
+    if isinstance(records, list) and all(isinstance(one, dict) for one in records):
+        records = [{_RENAMED.get(name, name): v for name, v in one.items()} for one in records]
+    if not records or not isinstance(records, list) or not all(map(_is_record, records)):
+        raise UsageError(
+            f"--compare: {path} is not a saved benchmark", "make one with --save or -o json"
+        )
+    return records
+
+
+def _is_record(record: Any) -> bool:
+    """Return whether the fields that a comparison reads are valid."""
+    if not isinstance(record, dict):
+        return False
+    counts = [record.get(name) for name in ("n_prompt", "n_gen", "n_depth")]
+    samples = record.get("samples_ns"), record.get("probe_ns", [1])
+    return (
+        all(isinstance(n, int) and n >= 0 for n in counts)
+        and isinstance(record.get("batch"), int)
+        and isinstance(record.get("n_threads"), int)
+        and record.get("engine") in _ENGINES
+        and record.get("dtype") in STORED_BYTES
+        and all(isinstance(times, list) and bool(times) for times in samples)
+        and all(isinstance(ns, int) and ns > 0 for times in samples for ns in times or [])
+    )
+
+
+def _unique(records: Sequence[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
+    return list(dict.fromkeys(tuple(record[name] for name in names) for record in records))

@@ -1,4 +1,4 @@
-"""The texts that one `tgen generate` is to write, as requests to the model, and what comes back."""
+"""All texts of one `tgen generate`: requests to the model, and the tokens that come back."""
 
 import time
 from collections import deque
@@ -8,130 +8,119 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tgen.cli import console
 from tgen.cli.generate.chat import message
-from tgen.cli.generate.input_rows import (
-    Generation,
-    pop_row_option,
-    row_fields,
-    row_prompt,
-    row_sampling,
-)
+from tgen.cli.generate.input_rows import Generation, check_row, parse_object
 from tgen.cli.generate.line_reader import LineReader
+from tgen.cli.generate.options import GenerateOptions
 from tgen.cli.generate.output import format_stats
 from tgen.config import SamplingConfig
 from tgen.distributed import Ranks, all_gather
 from tgen.errors import UsageError
 
 if TYPE_CHECKING:
-    from tgen.api import Model
     from tgen.chat.sandbox import Message
     from tgen.generation.sequence import Request
+    from tgen.loaded_model import LoadedModel
     from tgen.reports import Token
 
 
-MAX_SAMPLES = 1 << 16
-
-
 class Writer(Protocol):
-    """Where texts go."""
+    """Writes texts in the order of the rows."""
 
-    def begin(self, entry: Generation) -> None:
-        """Another text will come, or the error in its place."""
+    def begin(self, generation: Generation) -> None:
+        """Announce another text, or the error in its place."""
 
     def update(self) -> None:
-        """Writes what can be written now."""
+        """Write what can be written now."""
 
     def finish(self, n_rows: int) -> None:
-        """All rows are done, of so many that there are on all ranks."""
+        """Write the rest, once all `n_rows` rows of all ranks are done."""
 
     def close(self) -> None:
-        """All is written."""
+        """End the output."""
 
 
 class RequestQueue:
-    """Gives the model one request after another, and the writer what becomes of them."""
+    """Hands the model one request after another, and the writer the tokens that come back."""
 
     def __init__(
         self,
-        model: "Model",
+        model: "LoadedModel",
         sampling: SamplingConfig,
         writer: Writer,
+        options: GenerateOptions,
         *,
-        samples: int,
-        echo: bool,
-        quiet: bool,
         ranks: Ranks,
-        opening: "list[Message] | None" = None,
+        messages: "list[Message] | None" = None,
     ) -> None:
-        """Of the rows that are read each rank takes its own. With an `opening`, perhaps empty, each
-        prompt is what a user says after it in a chat."""
-        self._quiet, self._opening = quiet, opening
-        self._model, self._sampling, self._writer = model, sampling, writer
-        self._samples, self._echo, self._ranks = samples, echo, ranks
-        self._n_rows = self._n_asked = 0
-        self._pending: deque[tuple[Generation, Request]] = deque()
-        self._under_way: dict[int, Generation] = {}
+        """Each rank takes every `world_size`-th row. With `messages`, each prompt is the next user
+        message of that chat."""
+        self._model, self._sampling, self._writer, self._options = model, sampling, writer, options
+        self._messages, self._ranks = messages, ranks
         self._context = model.engine.context_length
-        self._told = False  # that a prompt is longer than the context
         self._lines: LineReader | None = None
-        self._jsonl: bool | None = None  # None: not known before the first line
+        self._jsonl: bool | None = None  # None: unknown before the first line
         self._line = 0
-        self._n_tokens = 0
+        self._n_rows = self._n_requests = self._n_tokens = 0
+        self._pending: deque[tuple[Generation, Request]] = deque()
+        self._active: dict[int, Generation] = {}
         self._last: Generation | None = None
-        self.failed = False  # a row was wrong, or is not of its form
+        self._warned = False  # about a prompt longer than the context
+        self.failed = False  # a row was invalid, or a constrained text incomplete
 
     def add(self, prompt: bytes) -> None:
-        """A prompt, and as many texts as there are to be samples."""
-        self._add(Generation(row=self._n_rows, prompt=prompt, echo=self._echo), {}, self._samples)
+        """Add a prompt of the command line."""
+        first = Generation(row=self._n_rows, prompt=prompt, echo=self._options.echo)
+        self._add(first, {}, self._options.samples)
 
     def read(self, lines: LineReader, *, jsonl: bool) -> None:
-        """Prompts, a line each, as they come: as JSON if `jsonl` or the first looks like it."""
+        """Take prompts from lines as they come: JSON if `jsonl` or if the first looks like it."""
         self._lines, self._jsonl = lines, jsonl or None
 
     def next(self, wait: bool) -> "Request | None":
-        """The next request; see `generation.loop.Waiting`."""
+        """Return the next request; see `generation.loop.RequestSource`."""
         while not self._pending:
             line = self._lines.next(wait=wait) if self._lines else None
             if line is None:
                 return None
             self._line += 1
             self._read(line)
-        entry, request = self._pending.popleft()
-        self._under_way[self._n_asked] = entry
-        self._n_asked += 1
-        entry.seconds = [time.perf_counter()]
+        generation, request = self._pending.popleft()
+        self._active[self._n_requests] = generation
+        self._n_requests += 1
+        generation.seconds = [time.perf_counter()]
         return request
 
-    def take(self, token: "Token") -> None:
-        """What the model gave."""
-        entry = self._under_way[token.row]
-        entry.tokens.append(token)
-        entry.text += token.text
-        entry.seconds = [*entry.seconds[:2], time.perf_counter()]
+    def on_token(self, token: "Token") -> None:
+        """Take a token from the model."""
+        generation = self._active[token.sequence]
+        generation.tokens.append(token)
+        generation.text += token.text
+        generation.seconds = [*generation.seconds[:2], time.perf_counter()]
         self._n_tokens += 1
         self._writer.update()
         if token.last:
-            del self._under_way[token.row]
-            self._ended(entry)
+            del self._active[token.sequence]
+            self._end(generation)
 
     def finish(self) -> None:
-        """All is done here, and then on all ranks."""
+        """Finish the output here, then on all ranks."""
         self._writer.finish(self._n_rows)
-        done = all_gather((self._n_tokens, self.failed))
-        self._n_tokens = sum(n for n, _ in done)
-        self.failed = any(failed for _, failed in done)
+        results = all_gather((self._n_tokens, self.failed))
+        self._n_tokens = sum(n for n, _ in results)
+        self.failed = any(failed for _, failed in results)
 
-    def summary(self, seconds: float, *, stats: bool) -> Iterator[str]:
-        """What was done, in lines."""
-        rate = f"{self._n_tokens / seconds:,.0f} tokens/s, prefill included"
+    def summary(self, seconds: float) -> Iterator[str]:
+        """Yield lines that say what was done and how fast."""
+        rate = f"{self._n_tokens / seconds:,.0f} tokens/s including prefill"
         if self._n_rows > 1 or self._lines:
             yield f"{self._n_rows:,} rows · {self._n_tokens:,} tokens · {rate}"
         else:
-            yield f"{self._n_tokens} tokens · {rate if self._n_tokens else 'nothing was asked for'}"
-        if stats and self._last and not self._lines:
+            yield f"{self._n_tokens} tokens · {rate if self._n_tokens else 'nothing to generate'}"
+        if self._options.stats and self._last and not self._lines:
             yield format_stats(self._last)
 
     def _read(self, line: bytes) -> None:
-        """A line of the input: some requests, or an error."""
+        """Turn a line of the input into requests, or an error."""
         if self._jsonl is None:
             self._jsonl = line.lstrip(b"\xef\xbb\xbf \t").startswith(b"{")
         if self._jsonl and not line.strip():
@@ -139,78 +128,73 @@ class RequestQueue:
         if self._n_rows % self._ranks.world_size != self._ranks.rank:
             self._n_rows += 1
             return
-        entry = Generation(row=self._n_rows, line=self._line, prompt=line, echo=self._echo)
+        samples, echo = self._options.samples, self._options.echo
+        first = Generation(row=self._n_rows, line=self._line, prompt=line, echo=echo)
         try:
-            given = row_fields(line) if self._jsonl else {}
-            entry.id = given.pop("id", None)
+            values: dict[str, Any] = {}
             if self._jsonl:
-                entry.prompt = row_prompt(given)
-            entry.echo = pop_row_option(given, "echo", self._echo)
-            samples = pop_row_option(given, "samples", self._samples)
-            if not 1 <= samples <= MAX_SAMPLES:
-                wanted = f"samples must be a number from 1 to {MAX_SAMPLES:,}"
-                raise UsageError(f"samples is {samples}", wanted)
-            self._add(entry, given, samples)
+                fields = parse_object(line)
+                first.id = fields.pop("id", None)
+                row = check_row(fields, samples=samples, echo=echo)
+                first.prompt, first.echo = row.prompt, row.echo
+                samples, values = row.samples, row.sampling
+            self._add(first, values, samples)
         except UsageError as error:
-            entry.error, self.failed = error, True
+            first.error, self.failed = error, True
             self._n_rows += 1
-            self._note(entry, error.message, error=True)
-            self._writer.begin(entry)
+            self._print(first, error.message, error=True)
+            self._writer.begin(first)
             self._writer.update()
 
-    def _ended(self, entry: Generation) -> None:
-        self._last = entry
-        if not entry.complete:
-            self.failed = True
-            self._writer.close()  # on a terminal what follows begins a line
-            self._note(entry, _incomplete(entry), error=True)
-
-    def _note(self, entry: Generation, text: str, *, error: bool = False) -> None:
-        where = "" if entry.line is None else f"line {entry.line}: "
-        console.print_status(
-            ("error: " if error else "") + where + text, quiet=self._quiet and not error
-        )
-
-    def _add(self, first: Generation, given: dict[str, Any], samples: int) -> None:
-        """Raises UsageError, and adds nothing, where a row cannot be continued as it is to be."""
+    def _add(self, first: Generation, values: dict[str, Any], samples: int) -> None:
+        """Raises UsageError, and adds nothing, for a row that cannot be continued."""
         from tgen.generation.sampling import row_seed, sample_seed
 
-        sampling = row_sampling(self._sampling, given)
-        if "seed" not in given:
+        sampling = replace(self._sampling, **values)
+        if "seed" not in values:
             sampling = replace(sampling, seed=row_seed(sampling.seed, first.row))
         request = self._request(first.prompt, sampling)
-        ids = request.prompt
-        if len(ids) > self._context and sampling.overflow == "slide" and not self._told:
-            self._told = True
-            text = f"the prompt has {len(ids)} tokens, the context {self._context}"
-            self._note(first, f"{text}: only its end is seen")
+        n = len(request.prompt)
+        if n > self._context and sampling.overflow == "slide" and not self._warned:
+            self._warned = True
+            message = f"the prompt has {n} tokens, more than the context of {self._context}"
+            self._print(first, f"warning: {message}; only its end is used")
         for sample in range(samples):
             own = replace(sampling, seed=sample_seed(sampling.seed, sample))
-            entry = Generation(
-                row=first.row,
+            generation = replace(
+                first,
                 sample=sample,
-                line=first.line,
-                id=first.id,
-                prompt=first.prompt,
-                n_prompt=len(ids),
-                echo=first.echo,
+                prompt_tokens=n,
                 sampling=own,
+                text=bytearray(),
+                tokens=[],
+                seconds=[],
             )
-            self._writer.begin(entry)
+            self._writer.begin(generation)
             if own.max_new_tokens:
-                self._pending.append((entry, request._replace(sampling=own)))
+                self._pending.append((generation, request._replace(sampling=own)))
             else:
                 self._writer.update()
-                self._ended(entry)
+                self._end(generation)
         self._n_rows += 1
 
     def _request(self, prompt: bytes, sampling: SamplingConfig) -> "Request":
-        if self._opening is None:
+        if self._messages is None:
             return self._model.request(self._model.encode(prompt), sampling)
-        return self._model.chat_request([*self._opening, message("user", prompt)], sampling)
+        return self._model.chat_request([*self._messages, message("user", prompt)], sampling)
 
+    def _end(self, generation: Generation) -> None:
+        self._last = generation
+        if not generation.complete:
+            self.failed = True
+            self._writer.close()  # on a terminal, the message starts on its own line
+            n = len(generation.tokens)
+            text = f"the text is incomplete after {n} token{'' if n == 1 else 's'}"
+            cut_off = generation.finish == "length"
+            reason = "raise --max-new-tokens" if cut_off else "no token can follow"
+            self._print(generation, f"{text}: {reason}", error=True)
 
-def _incomplete(entry: Generation) -> str:
-    n = len(entry.tokens)
-    text = f"the text is incomplete after {n} token{'' if n == 1 else 's'}"
-    return text + (": give more with -n" if entry.finish == "length" else ": nothing may follow")
+    def _print(self, generation: Generation, text: str, *, error: bool = False) -> None:
+        where = "" if generation.line is None else f"line {generation.line}: "
+        prefix = "error: " if error else ""
+        console.print_status(prefix + where + text, quiet=self._options.quiet and not error)

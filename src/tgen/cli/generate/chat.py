@@ -1,4 +1,4 @@
-"""`tgen generate --chat`: the prompt is what a user says, and the model answers."""
+"""`tgen generate --chat`: the prompt is a user message, and the model answers."""
 
 import os
 from dataclasses import replace
@@ -10,57 +10,60 @@ from tgen.config import Draft, SamplingConfig
 from tgen.errors import UsageError
 
 if TYPE_CHECKING:
-    from tgen.api import Model
     from tgen.chat.sandbox import Message
     from tgen.engine.base import PromptCache
+    from tgen.loaded_model import LoadedModel
 
 
-def initial_messages(model: "Model", system: str | None) -> "list[Message]":
-    """What stands before the first prompt. Raises ModelError if the model has no chat template."""
-    _ = model.chat_format  # it raises what is to be said before all else
+def initial_messages(model: "LoadedModel", system: str | None) -> "list[Message]":
+    """Return the messages before the first prompt.
+
+    Raises ModelError if the model has no chat template.
+    """
+    _ = model.chat_format  # raises here, before anything else is reported
     return [] if system is None else [message("system", os.fsencode(system))]
 
 
 def message(role: str, content: bytes) -> "Message":
-    """One turn of a conversation."""
+    """Return one message of a conversation."""
     return {"role": role, "content": content.decode("utf-8", "surrogateescape")}
 
 
 def chat_loop(
-    model: "Model",
+    model: "LoadedModel",
     sampling: SamplingConfig,
-    text: bytes,
+    prompt: bytes,
     *,
-    opening: "list[Message]",
+    messages: "list[Message]",
     kv_cache: bool,
     draft: Draft,
 ) -> None:
-    """As `interactive.converse`: each line and each answer is a turn of one conversation."""
-    from tgen.generation.loop import in_turn
+    """Read lines as in `interactive.repl`; each line and each answer is a message."""
+    from tgen.generation.loop import make_source
     from tgen.generation.sampling import row_seed
 
-    print_help("Ctrl-C stops an answer, Ctrl-D ends")
-    said, n_turns = list(opening), 0
+    print_help("Ctrl-C stops an answer, Ctrl-D ends the chat")
+    conversation, n_turns = list(messages), 0
     cache: PromptCache | None = None
-    while (line := text if text and not n_turns else read_line()) is not None:
+    while (line := prompt if prompt and not n_turns else read_line()) is not None:
         if not line:
             continue
         config = replace(sampling, seed=row_seed(sampling.seed, n_turns))
         n_turns += 1
-        said.append(message("user", line))
+        conversation.append(message("user", line))
         try:
-            request = model.chat_request(said, config)
+            request = model.chat_request(conversation, config)
             tokens = model.rows(
-                in_turn([request]),
+                make_source([request]),
                 n_rows=1,
                 kv_cache=kv_cache,
                 draft=draft,
                 prompt_cache=cache,
             )
             turn = write_turn(model, request.prompt, tokens)
-            said.append(message("assistant", turn.said))
+            conversation.append(message("assistant", turn.text))
             cache = turn.cache
-        except UsageError as error:  # for example --overflow stop, and the context is full
+        except UsageError as error:  # for example --overflow stop with a full context
             console.print_status(f"error: {error.message}")
-            console.print_status("a new conversation begins")
-            said, cache = list(opening), None
+            console.print_status("starting a new conversation")
+            conversation, cache = list(messages), None

@@ -3,291 +3,194 @@
 import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from tgen.cli import console
-from tgen.cli.generate import sampling_options as steer
-from tgen.cli.generate.batch import MAX_SAMPLES, RequestQueue, Writer
-from tgen.cli.generate.chat import chat_loop, initial_messages
-from tgen.cli.generate.conflicts import check_together
-from tgen.cli.generate.distributed import GatherWriter, join_ranks, load_shared
-from tgen.cli.generate.input_rows import Generation
-from tgen.cli.generate.line_reader import LineReader
-from tgen.cli.generate.output import (
-    JsonWriter,
-    TextWriter,
-    error_record,
-    json_line,
-    record,
-    text_line,
-)
-from tgen.cli.options import (
-    DeviceOption,
-    JsonOption,
-    ModelOption,
-    PromptOption,
-    QuietOption,
-    ThreadsOption,
-    WeightsOption,
-    read_prompt,
-)
-from tgen.config import DEFAULT_BATCH_SIZE, Draft
-from tgen.distributed import Ranks, broadcast
-from tgen.reports import Token
+from tgen.cli.generate.options import PANELS, GenerateOptions
+from tgen.cli.options import flags_in_errors, make_command, read_prompt
 
 if TYPE_CHECKING:
-    from tgen.api import Model
+    from tgen.checkpoint.hf.generation_config import GenerationDefaults
+    from tgen.cli.generate.batch import RequestQueue, Writer
+    from tgen.cli.generate.input_rows import Generation
+    from tgen.cli.generate.line_reader import LineReader
+    from tgen.distributed import Ranks
     from tgen.engine.base import PromptCache
+    from tgen.loaded_model import LoadedModel
+    from tgen.reports import Token
 
-_DEFAULT = steer.DEFAULT
 
-
-def generate(
-    context: typer.Context,
-    prompt: PromptOption = None,
-    model: ModelOption = None,
-    max_new_tokens: steer.MaxNewTokens = _DEFAULT.max_new_tokens,
-    seed: steer.Seed = None,
-    overflow: steer.OverflowOption = _DEFAULT.overflow,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Answer the prompt, by the model's chat template.")
-    ] = False,
-    system: Annotated[
-        str | None,
-        typer.Option(
-            "--system", metavar="TEXT", show_default=False, help="What a chat begins with."
-        ),
-    ] = None,
-    echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before the text.")] = False,
-    samples: Annotated[
-        int,
-        typer.Option(
-            "--samples", min=1, max=MAX_SAMPLES, help="How many texts to write for each prompt."
-        ),
-    ] = 1,
-    input_: Annotated[
-        str | None,
-        typer.Option(
-            "--input",
-            metavar="FILE",
-            show_default=False,
-            help="A prompt a line, or JSON objects with fields of their own; '-' reads stdin.",
-        ),
-    ] = None,
-    batch_size: Annotated[
-        int, typer.Option("--batch-size", min=1, help="How many texts are computed together.")
-    ] = DEFAULT_BATCH_SIZE,
-    json_output: JsonOption = False,
-    jsonl: Annotated[
-        bool, typer.Option("--jsonl", help="Write a JSON object a text, on a line each.")
-    ] = False,
-    logprobs: steer.Logprobs = _DEFAULT.logprobs,
-    explain: steer.Explain = _DEFAULT.explain,
-    stats: Annotated[
-        bool, typer.Option("--stats", help="How long the first token took, and the rates.")
-    ] = False,
-    interactive: Annotated[
-        bool, typer.Option("--interactive", "-i", help="Line after line, at a terminal.")
-    ] = False,
-    quiet: QuietOption = False,
-    device: DeviceOption = "auto",
-    threads: ThreadsOption = None,
-    weights: WeightsOption = None,
-    no_kv_cache: Annotated[
-        bool, typer.Option("--no-kv-cache", help="Compute the whole text again for every token.")
-    ] = False,
-    draft: Annotated[
-        Draft,
-        typer.Option("--draft", help="Guess ahead and check, where faster; the text is the same."),
-    ] = "auto",
-    save_cache: Annotated[
-        Path | None,
-        typer.Option(
-            "--save-cache",
-            metavar="FILE",
-            help="Keep what is computed of the prompt, for this model and these --weights.",
-        ),
-    ] = None,
-    load_cache: Annotated[
-        Path | None,
-        typer.Option(
-            "--load-cache",
-            metavar="FILE",
-            help="Take the prompt's beginning from a file that --save-cache wrote.",
-        ),
-    ] = None,
-    temperature: steer.Temperature = _DEFAULT.temperature,
-    top_k: steer.TopK = _DEFAULT.top_k,
-    top_p: steer.TopP = _DEFAULT.top_p,
-    min_p: steer.MinP = _DEFAULT.min_p,
-    typical_p: steer.TypicalP = _DEFAULT.typical_p,
-    top_n_sigma: steer.TopNSigma = _DEFAULT.top_n_sigma,
-    xtc_probability: steer.XtcProbability = _DEFAULT.xtc_probability,
-    xtc_threshold: steer.XtcThreshold = _DEFAULT.xtc_threshold,
-    samplers: steer.Samplers = steer.SAMPLERS_TEXT,
-    repetition_penalty: steer.RepetitionPenalty = _DEFAULT.repetition_penalty,
-    presence_penalty: steer.PresencePenalty = _DEFAULT.presence_penalty,
-    frequency_penalty: steer.FrequencyPenalty = _DEFAULT.frequency_penalty,
-    penalty_window: steer.PenaltyWindow = _DEFAULT.penalty_window,
-    penalize_prompt: steer.PenalizePrompt = _DEFAULT.penalize_prompt,
-    no_repeat_ngram: steer.NoRepeatNgram = _DEFAULT.no_repeat_ngram,
-    dry_multiplier: steer.DryMultiplier = _DEFAULT.dry_multiplier,
-    dry_base: steer.DryBase = _DEFAULT.dry_base,
-    dry_allowed_length: steer.DryAllowedLength = _DEFAULT.dry_allowed_length,
-    dry_breakers: steer.DryBreakers = None,
-    stop: steer.Stop = None,
-    until_newline: steer.UntilNewline = _DEFAULT.until_newline,
-    ban: steer.Ban = None,
-    require: steer.Require = None,
-    bias: steer.Bias = None,
-    choices: steer.Choices = None,
-    regex: steer.RegexOption = None,
-    json_schema: steer.JsonSchema = None,
-) -> None:
+def generate(options: GenerateOptions) -> None:
     """Continue a text.
 
-    The continuation goes to stdout and not one byte more; the model's name, the seed and the speed
-    go to stderr. Texts of --input and --samples end with a line break each; --jsonl keeps theirs
-    apart from it. docs/formats.md has the fields of JSON, in and out. Under torchrun its ranks
-    share the rows of --input out; rank 0 writes all of them, the bytes that one process writes.
+    The continuation goes to stdout, unchanged; the model's name, the seed and the speed go to
+    stderr. With --input or --samples every text ends with a line break; --jsonl separates texts
+    exactly. docs/formats.md lists the JSON fields.
 
-    With --chat the prompt is what a user says; what it spells is never a control token. The answer
-    ends where the model's turn does, and with --interactive each line is a turn.
+    With --chat the prompt is a user's message and the answer ends with the model's turn. With
+    --interactive each line continues the text, or is one message of a chat. A prompt never becomes
+    a control token.
 
-    What the model says goes through the penalties, then --bias, --ban, --require and the given
-    form, then the samplers in the order of --samplers; one of the tokens left is drawn. DRY takes
-    multiplier * base^(n - allowed length) from what would make a repeat of n tokens longer. Strings
-    are matched on bytes, wherever tokens begin and end. Of an option given twice, unless it is
-    repeatable, the last counts.
+    Order of processing: penalties, --bias, --ban, --require and the constraint change the logits;
+    then the samplers apply in the order of --samplers. Strings match bytes, across token borders.
+    DRY subtracts multiplier * base^(n - allowed length) from the logit of a token that would extend
+    a repeat of n tokens. A constrained text ends where nothing can follow.
 
-    A text of a given form ends where nothing can follow; where it may end and may go on, as `a` of
-    the choices a and ab, the model decides, by its end-of-text token.
+    Defaults come from the model's generation_config.json; flags override them. Under torchrun the
+    ranks share the rows of --input and rank 0 writes them in order.
 
-    Exit status 1 also where a row of --input was wrong, or a text is not of the given form because
-    it was cut off.
+    The exit status is 1 if a row of --input was invalid, or a constrained text was cut off.
     """
+    from tgen.cli.generate.distributed import join_ranks
 
-    given = context.params
-    check_together(given)
-    with join_ranks(given) as ranks:
-        failed = _generated(context, given, ranks)
+    with join_ranks(options) as ranks:
+        failed = _generate(options, ranks)
     if failed:
         raise typer.Exit(1)
 
 
-def _generated(context: typer.Context, given: dict[str, Any], ranks: Ranks) -> bool:
-    """Writes what was asked for; whether a row was wrong, or a text is not of its form."""
+def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
+    """Write the texts; return whether a row was invalid or a constrained text is incomplete."""
     from tgen.checkpoint.hf import generation_config
     from tgen.checkpoint.model_lookup import find_model
+    from tgen.cli.generate.batch import RequestQueue
+    from tgen.cli.generate.chat import initial_messages
+    from tgen.cli.generate.distributed import load_shared
+    from tgen.cli.generate.line_reader import LineReader
+    from tgen.config import SamplingConfig
+    from tgen.distributed import broadcast
 
-    quiet = given["quiet"] or ranks.rank > 0
-    path = find_model(given["model"]).path
-    advised, said = steer.advised(context, generation_config.read(path))
-    seed = broadcast(secrets.randbelow(1 << 32)) if given["seed"] is None else given["seed"]
-    sampling = steer.sampling_config(given | advised, seed=seed)
-    if given["save_cache"]:
+    quiet = options.quiet or ranks.rank > 0
+    path = find_model(options.model).path
+    defaults = generation_config.read(path)
+    seed = options.sampling.get("seed")
+    seed = broadcast(secrets.randbelow(1 << 32)) if seed is None else seed
+    with flags_in_errors(GenerateOptions):
+        sampling = SamplingConfig(**defaults.sampling | options.sampling | {"seed": seed})
+    if options.save_cache:
         from tgen.checkpoint.prompt_cache import check_target
 
-        check_target(given["save_cache"])
-    if given["interactive"]:
-        from tgen.cli.generate.interactive import repl, require_terminal
+        check_target(options.save_cache)
+    if options.interactive:
+        from tgen.cli.generate.interactive import require_terminal
 
         require_terminal()
-    prompt, input_ = given["prompt"], given["input_"]
-    lines = None if input_ is None else LineReader(input_)
-    data = None if lines or (given["interactive"] and prompt is None) else read_prompt(prompt)
-    loaded = load_shared(path, given, ranks, quiet=quiet)
-    for line in [f"{path} · seed {sampling.seed}", *said]:
+    lines = None if options.input_file is None else LineReader(options.input_file)
+    no_prompt = lines or (options.interactive and options.prompt is None)
+    prompt = None if no_prompt else read_prompt(options.prompt)
+    model = load_shared(path, options, ranks, quiet=quiet)
+    for line in [f"{path} · seed {seed}", *_describe(defaults, options.sampling)]:
         console.print_status(line, quiet=quiet)
-    opening = initial_messages(loaded, given["system"]) if given["chat"] else None
-    how: dict[str, Any] = {"kv_cache": not given["no_kv_cache"], "draft": given["draft"]}
-    if given["interactive"]:
-        talk = repl if opening is None else partial(chat_loop, opening=opening)
-        talk(loaded, sampling, data or b"", **how)
+    messages = initial_messages(model, options.system) if options.chat else None
+    how: dict[str, Any] = {"kv_cache": not options.no_kv_cache, "draft": options.draft}
+    if options.interactive:
+        from tgen.cli.generate.chat import chat_loop
+        from tgen.cli.generate.interactive import repl
+
+        talk = repl if messages is None else partial(chat_loop, messages=messages)
+        talk(model, sampling, prompt or b"", **how)
         return False
-    if opening is not None and data and prompt in (None, "-"):
-        data = data.removesuffix(b"\n").removesuffix(b"\r")  # ends a line, and is not said
-    writer = _writer(loaded, str(path), given, ranks)
-    requests = RequestQueue(
-        loaded,
-        sampling,
-        writer,
-        samples=given["samples"],
-        echo=given["echo"],
-        quiet=given["quiet"],
-        opening=opening,
-        ranks=ranks,
-    )
+    if messages is not None and prompt and options.prompt in (None, "-"):
+        prompt = prompt.removesuffix(b"\n").removesuffix(b"\r")  # ends the line, not the message
+    writer = _make_writer(model, str(path), options, ranks)
+    queue = RequestQueue(model, sampling, writer, options, messages=messages, ranks=ranks)
     cache = None
     if lines is not None:
-        requests.read(lines, jsonl=str(input_).endswith((".jsonl", ".ndjson")))
-    elif data is not None:
-        with steer.by_option():
-            requests.add(data)
-        files = given["load_cache"], given["save_cache"]
-        cache = _prompt_cache(loaded, data, *files, quiet=quiet)
-    started = time.perf_counter()
-    tokens = loaded.rows(requests.next, n_rows=given["batch_size"], prompt_cache=cache, **how)
+        queue.read(lines, jsonl=str(options.input_file).endswith((".jsonl", ".ndjson")))
+    elif prompt is not None:
+        with flags_in_errors(GenerateOptions):
+            queue.add(prompt)
+        cache = _prompt_cache(model, prompt, options, quiet=quiet)
+    began = time.perf_counter()
+    tokens = model.rows(queue.next, n_rows=options.batch_size, prompt_cache=cache, **how)
     try:
-        _write(tokens, requests, lines, quiet=quiet)
-        requests.finish()
+        _write(tokens, queue, lines, quiet=quiet)
+        queue.finish()
     finally:  # also after Ctrl-C
         writer.close()
-    for line in requests.summary(time.perf_counter() - started, stats=given["stats"]):
+    for line in queue.summary(time.perf_counter() - began):
         console.print_status(line, quiet=quiet)
-    return requests.failed
+    return queue.failed
+
+
+def _describe(defaults: "GenerationDefaults", given: dict[str, Any]) -> list[str]:
+    """Say which defaults come from the model's generation_config.json."""
+    used = [
+        "greedy" if (name, value) == ("temperature", 0) else f"{name.replace('_', '-')} {value}"
+        for name, value in defaults.sampling.items()
+        if name not in given
+    ]
+    lines = [f"generation_config.json: {', '.join(used)} (flags override)"] if used else []
+    return lines + defaults.notes
 
 
 def _write(
-    tokens: Iterator[Token], requests: RequestQueue, lines: LineReader | None, *, quiet: bool
+    tokens: Iterator["Token"], queue: "RequestQueue", lines: "LineReader | None", *, quiet: bool
 ) -> None:
-    """Hands every token on; of a file of rows with a bar, unless they are shown themselves."""
-    shown = sys.stdout is not None and sys.stdout.isatty()
-    hidden = quiet or shown or lines is None or lines.fraction is None
+    """Pass on every token; show a progress bar unless the texts themselves are shown."""
+    visible = sys.stdout is not None and sys.stdout.isatty()
+    hidden = quiet or visible or lines is None or lines.fraction is None
     with console.progress("rows", quiet=hidden) as update:
         for token in tokens:
-            requests.take(token)
+            queue.on_token(token)
             if token.last and lines is not None:
                 update(lines.fraction or 0.0)
 
 
-def _writer(model: "Model", name: str, given: dict[str, Any], ranks: Ranks) -> Writer:
-    several, shared = given["input_"] is not None or given["samples"] > 1, ranks.world_size > 1
+def _make_writer(
+    model: "LoadedModel", name: str, options: GenerateOptions, ranks: "Ranks"
+) -> "Writer":
+    from tgen.cli.generate.distributed import GatherWriter
+    from tgen.cli.generate.output import (
+        JsonWriter,
+        TextWriter,
+        error_record,
+        json_line,
+        record,
+        text_line,
+    )
 
-    def described(entry: Generation) -> bytes:
-        if entry.error is not None:
-            return json_line(error_record(entry))
-        show = model.vocabulary.bytes_of
-        return json_line(record(entry, model=name, show=show, stats=given["stats"]))
+    def to_json(generation: "Generation") -> bytes:
+        if generation.error is not None:
+            return json_line(error_record(generation))
+        token_bytes = model.vocabulary.bytes_of
+        return json_line(
+            record(generation, model=name, token_bytes=token_bytes, stats=options.stats)
+        )
 
-    as_json = given["json_output"] or given["jsonl"]
-    if shared:
-        n_rows = ranks.world_size * given["batch_size"]
-        return GatherWriter(described if as_json else text_line, n_rows=n_rows)
-    return JsonWriter(described) if as_json else TextWriter(several=several)
+    to_bytes: Callable[[Generation], bytes] = to_json
+    if not (options.json_output or options.jsonl):
+        to_bytes = text_line
+    if ranks.world_size > 1:
+        return GatherWriter(to_bytes, n_rows=ranks.world_size * options.batch_size)
+    if to_bytes is to_json:
+        return JsonWriter(to_json)
+    return TextWriter(several=options.input_file is not None or options.samples > 1)
 
 
 def _prompt_cache(
-    model: "Model", prompt: bytes, load: Path | None, save: Path | None, *, quiet: bool
+    model: "LoadedModel", prompt: bytes, options: GenerateOptions, *, quiet: bool
 ) -> "PromptCache | None":
     from tgen.engine.base import common_prefix_length
 
+    load, save = options.load_cache, options.save_cache
     cache, ids = None, model.encode(prompt) if load or save else []
     if load:
         cache = model.load_cache(load)
-        used = (
-            f"{common_prefix_length(ids, cache.tokens)} of the prompt's {len(ids)} tokens are there"
-        )
+        n_common = common_prefix_length(ids, cache.tokens)
+        status = f"{n_common} of {len(ids)} prompt tokens are cached"
         if len(ids) > model.engine.context_length:
-            used = "not used: the prompt is longer than the context"
-        console.print_status(f"{load} · {used}", quiet=quiet)
+            status = "not used: the prompt is longer than the context"
+        console.print_status(f"{load} · {status}", quiet=quiet)
     if save:
         cache = model.cache_prompt(ids, known=cache)
         model.save_cache(save, cache)
-        console.print_status(f"{save} · {len(ids)} tokens kept", quiet=quiet)
+        console.print_status(f"{save} · {len(ids)} tokens saved", quiet=quiet)
     return cache
+
+
+command = make_command(generate, GenerateOptions, PANELS)

@@ -1,7 +1,7 @@
-"""`tgen generate --input` on several ranks: rows are dealt out in turn, and rank 0 writes them all.
+"""`tgen generate --input` on several ranks: each takes every n-th row, and rank 0 writes them all.
 
-Every rank reads the whole input and computes its own rows, one after another as there is room. Now
-and then all ranks meet, each with the texts of its next rows, and rank 0 puts them in order.
+Every rank reads the whole input and generates its own rows in order. At regular intervals all ranks
+send the output of their next rows to rank 0, which sorts it.
 """
 
 import heapq
@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tgen import __version__, distributed
 from tgen.cli import console
 from tgen.cli.distributed import all_ranks
 from tgen.cli.generate.input_rows import Generation
+from tgen.cli.generate.options import GenerateOptions
 from tgen.cli.model_loading import ensure_kernels_compiled, load_model
 from tgen.distributed import Ranks
 from tgen.errors import UsageError
@@ -23,80 +24,87 @@ from tgen.model.cpu_count import cpu_count
 from tgen.storage import files
 
 if TYPE_CHECKING:
-    from tgen.api import Model
+    from tgen.loaded_model import LoadedModel
 
 
 @contextmanager
-def join_ranks(given: dict[str, Any]) -> Iterator[Ranks]:
-    """The ranks that work on this command, once all are there and see the same rows; alone, rank 0
-    of 1. Raises UsageError where there is nothing to share out, else as `distributed.join_process_group`."""
-    mine = distributed.ranks()
-    if mine.world_size == 1:
-        yield mine
+def join_ranks(options: GenerateOptions) -> Iterator[Ranks]:
+    """Yield this process's rank once all ranks are there and see the same input; alone, rank 0 of 1.
+
+    Raises UsageError without --input, else as `distributed.join_process_group`.
+    """
+    own = distributed.ranks()
+    if own.world_size == 1:
+        yield own
         return
-    path, n = given["input_"], mine.world_size
+    path = options.input_file
     if path is None:
-        raise UsageError(f"there are {n} ranks, and one prompt", "share out the rows of --input")
-    with all_ranks([path], quiet=given["quiet"]):
+        message = f"{own.world_size} ranks were started for a single prompt"
+        raise UsageError(message, "pass --input, whose rows are shared, or run without torchrun")
+    with all_ranks([path], quiet=options.quiet):
         distributed.assert_same("the version of tgen", __version__)
         distributed.assert_same(f"the content of {path}", files.sha256(Path(path)).hex())
-        if mine.local_rank == 0:  # for all of this machine
-            ensure_kernels_compiled(given["device"], quiet=given["quiet"] or mine.rank > 0)
+        if own.local_rank == 0:  # for all ranks of this machine
+            quiet = options.quiet or own.rank > 0
+            ensure_kernels_compiled(options.device, quiet=quiet)
         distributed.barrier()
-        yield mine
+        yield own
 
 
-def load_shared(path: Path, given: dict[str, Any], ranks: Ranks, *, quiet: bool) -> "Model":
-    """The model, the same one on all ranks; those of one machine share its processors."""
+def load_shared(
+    path: Path, options: GenerateOptions, ranks: Ranks, *, quiet: bool
+) -> "LoadedModel":
+    """Load the model, the same on all ranks; ranks of one machine share its CPU cores."""
     from tgen.checkpoint.model_dir import digest
 
-    threads = given["threads"]
+    threads = options.threads
     if ranks.world_size > 1 and threads is None:
         threads = cpu_count(shared_by=ranks.local_world_size)
-    weights = given["weights"]
-    model = load_model(path, device=given["device"], threads=threads, weights=weights, quiet=quiet)
+    model = load_model(
+        path, device=options.device, threads=threads, dtype=options.dtype, quiet=quiet
+    )
     if ranks.world_size > 1:
         distributed.assert_same(f"the model {path}", digest(model.bundle)[:16])
     return model
 
 
 class GatherWriter:
-    """Brings this rank's texts to rank 0, which writes those of all ranks in the rows' order."""
+    """Sends this rank's output to rank 0, which writes the output of all ranks in row order."""
 
-    def __init__(self, shown: Callable[[Generation], bytes], *, n_rows: int) -> None:
-        """`shown` is what is written of a text; the ranks meet after every `n_rows` rows of all."""
-        self._shown = shown
-        self._n_rows = self._end = n_rows  # where the ranks meet next
-        self._waiting: deque[Generation] = deque()
-        self._ready: list[tuple[int, bytes]] = []
+    def __init__(self, format_row: Callable[[Generation], bytes], *, n_rows: int) -> None:
+        """`format_row` returns the output of a row; ranks gather after every `n_rows` input rows."""
+        self._format_row = format_row
+        self._n_rows = self._next_gather = n_rows
+        self._unfinished: deque[Generation] = deque()
+        self._output: list[tuple[int, bytes]] = []
 
-    def begin(self, entry: Generation) -> None:
-        """Another text will come, or the error in its place."""
-        self._waiting.append(entry)
+    def begin(self, row: Generation) -> None:
+        """Add a row, whose output or error follows."""
+        self._unfinished.append(row)
 
     def update(self) -> None:
-        """Meets the others as often as all rows before are done."""
-        while self._waiting:
-            entry = self._waiting[0]
-            if entry.row >= self._end:
+        """Collect finished rows in order; gather once all rows before `_next_gather` are done."""
+        while self._unfinished:
+            row = self._unfinished[0]
+            if row.row >= self._next_gather:
                 self._gather_and_write()
-            elif entry.done:
-                self._ready.append((entry.row, self._shown(entry)))
-                self._waiting.popleft()
+            elif row.done:
+                self._output.append((row.row, self._format_row(row)))
+                self._unfinished.popleft()
             else:
                 return
 
     def finish(self, n_rows: int) -> None:
-        """Meets the others for what is left of so many rows of all ranks."""
-        while self._end - self._n_rows < n_rows:
+        """Gather the rest of `n_rows` input rows."""
+        while self._next_gather - self._n_rows < n_rows:
             self._gather_and_write()
 
     def close(self) -> None:
-        """What is not done is not written."""
+        """Discard unfinished rows."""
 
     def _gather_and_write(self) -> None:
-        texts = distributed.gather(self._ready)
-        if texts is not None:  # samples of a row are of one rank, in their order
-            console.write(b"".join(text for _, text in heapq.merge(*texts, key=itemgetter(0))))
-        self._ready = []
-        self._end += self._n_rows
+        outputs = distributed.gather(self._output)
+        if outputs is not None:  # all samples of a row are from one rank, in order
+            console.write(b"".join(text for _, text in heapq.merge(*outputs, key=itemgetter(0))))
+        self._output = []
+        self._next_gather += self._n_rows

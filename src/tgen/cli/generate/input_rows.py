@@ -1,148 +1,169 @@
-"""A row of `tgen generate --input`: what it asks for, and what has come of it."""
+"""A row of `tgen generate --input`: its fields, checked, and the text generated for it."""
 
 import base64
 import difflib
 import json
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+from tgen.cli.generate.options import MAX_SAMPLES, GenerateOptions
 from tgen.config import TEXTS, SamplingConfig
 from tgen.errors import UsageError
 from tgen.reports import Token
 
 _DEFAULT = SamplingConfig()
-_WANTED = 'give {"prompt": "..."} on a line'
-_SHORT = {"n": "max_new_tokens", "t": "temperature"}
-_GLOBAL_ONLY = (
-    *("input", "model", "device", "threads", "weights", "draft", "no_kv_cache", "batch_size"),
-    *("chat", "system"),
-    *("json", "jsonl", "save_cache", "load_cache", "quiet", "interactive", "stats"),
-)
+_EXAMPLE = 'write {"prompt": "..."} on a line'
+_SHORT = {  # JSON fields may have a flag's short name
+    flag[1:]: one.name
+    for one in fields(SamplingConfig)
+    for flag in one.metadata["flags"]
+    if len(flag) == 2
+}
+_ROW_FIELDS = {"prompt", "prompt_bytes", "samples", "echo", "id"}
+_GLOBAL_ONLY = {
+    flag.lstrip("-").replace("-", "_")
+    for one in fields(GenerateOptions)
+    for flag in [*one.metadata.get("flags", ()), one.metadata.get("old_flags", "")]
+} - _ROW_FIELDS
 
 
 @dataclass(kw_only=True)
 class Generation:
-    """One text of the output: asked for, on its way, or wrong."""
+    """One text of the output: waiting, in progress, finished or failed."""
 
     row: int
     sample: int = 0
     line: int | None = None  # of the input, from 1
-    id: Any = None  # whatever the row gave
+    id: Any = None  # from the row, returned as it came
     prompt: bytes = b""
-    n_prompt: int = 0  # tokens
+    prompt_tokens: int = 0
     echo: bool = False
     sampling: SamplingConfig = _DEFAULT
     error: UsageError | None = None
     text: bytearray = field(default_factory=bytearray)
     tokens: list[Token] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)  # when it began, its first and last token
+    seconds: list[float] = field(default_factory=list)  # at the start, first and last token
 
     @property
     def done(self) -> bool:
-        """Whether nothing more will come of it."""
-        ended = bool(self.tokens) and self.tokens[-1].last
-        return ended or self.error is not None or self.sampling.max_new_tokens == 0
+        """Whether no more tokens will come."""
+        finished = bool(self.tokens) and self.tokens[-1].last
+        return finished or self.error is not None or self.sampling.max_new_tokens == 0
 
     @property
     def finish(self) -> str:
-        """Why it ended."""
+        """Why the text ended."""
         return (self.tokens[-1].finish or "length") if self.tokens else "length"
 
     @property
     def complete(self) -> bool:
-        """Whether it is of the form that it was to be of."""
+        """Whether the text satisfies its constraint."""
         return self.tokens[-1].complete if self.tokens else not self.sampling.constrained
 
 
-def row_fields(line: bytes) -> dict[str, Any]:
-    """A line of JSONL. Raises UsageError if it is not an object with a prompt."""
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """The checked fields of a row."""
+
+    prompt: bytes
+    sampling: dict[str, Any]  # fields of SamplingConfig
+    samples: int
+    echo: bool
+
+
+def parse_object(line: bytes) -> dict[str, Any]:
+    """Parse a line of JSONL. Raises UsageError if it is not an object."""
     try:
-        found = json.loads(line.decode("utf-8-sig"))
+        parsed = json.loads(line.decode("utf-8-sig"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"not JSON: {error}", _WANTED) from None
+        raise UsageError(f"not JSON: {error}", _EXAMPLE) from None
     except (ValueError, RecursionError):
-        raise UsageError("a number is too long, or the nesting too deep", _WANTED) from None
-    if not isinstance(found, dict):
-        raise UsageError("not a JSON object", _WANTED)
-    given: dict[str, Any] = {}
-    for key, value in found.items():
+        raise UsageError("a number is too long, or the nesting too deep", _EXAMPLE) from None
+    if not isinstance(parsed, dict):
+        raise UsageError("not a JSON object", _EXAMPLE)
+    values: dict[str, Any] = {}
+    for key, value in parsed.items():
         name = _SHORT.get(key, key.replace("-", "_"))
-        if name in given:
-            raise UsageError(f"{name} is given twice", "leave one of them away")
-        given[name] = value
-    return given
+        if name in values:
+            raise UsageError(f"{name} is given twice", "remove one of them")
+        values[name] = value
+    return values
 
 
-def row_prompt(given: dict[str, Any]) -> bytes:
-    """A row's prompt as bytes; `prompt_bytes` is base64, for what is no UTF-8."""
-    coded, prompt = given.pop("prompt_bytes", None), given.pop("prompt", None)
-    if coded is not None and prompt is not None:
-        raise UsageError("prompt and prompt_bytes are both given", "leave one of them away")
-    if coded is not None:
+def check_row(values: dict[str, Any], *, samples: int, echo: bool) -> Row:
+    """Check the fields of a row but `id`. Raises UsageError for invalid ones."""
+    return Row(
+        prompt=_pop_prompt(values),
+        samples=_pop_samples(values, samples),
+        echo=_check_like("echo", values.pop("echo", echo), echo),
+        sampling={name: _check_sampling_field(name, value) for name, value in values.items()},
+    )
+
+
+def _pop_prompt(values: dict[str, Any]) -> bytes:
+    """Return the prompt's bytes; `prompt_bytes` is base64, for prompts that are not UTF-8."""
+    encoded, prompt = values.pop("prompt_bytes", None), values.pop("prompt", None)
+    if encoded is not None and prompt is not None:
+        raise UsageError("prompt and prompt_bytes are both given", "remove one of them")
+    if encoded is not None:
         try:
-            return base64.b64decode(coded, validate=True)
+            return base64.b64decode(encoded, validate=True)
         except (TypeError, ValueError):
             raise UsageError("prompt_bytes is not base64", "encode the prompt's bytes") from None
     if prompt is None:
-        raise UsageError("there is no prompt", _WANTED)
-    text: str = _checked("prompt", prompt, isinstance(prompt, str), "a text")
+        raise UsageError("no prompt", _EXAMPLE)
+    text: str = _check("prompt", prompt, isinstance(prompt, str), "a string")
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise UsageError("prompt has half of a surrogate pair", "give prompt_bytes") from None
+        raise UsageError("prompt has half of a surrogate pair", "pass prompt_bytes") from None
 
 
-def row_sampling(base: SamplingConfig, given: dict[str, Any]) -> SamplingConfig:
-    """`base` with a row's own fields. Raises UsageError for what it does not have."""
-    known = {field.name for field in fields(SamplingConfig)}
-    values = {}
-    for name, value in given.items():
-        if name in _GLOBAL_ONLY:
-            raise UsageError(f"{name} holds for all rows", "give it on the command line")
-        if name not in known:
-            close = difflib.get_close_matches(name, [*known, "prompt", "samples", "echo", "id"], 1)
-            hint = f"did you mean {close[0]}?" if close else "`tgen generate --help` lists them"
-            raise UsageError(f"unknown field {name[:60]!r}", hint)
-        values[name] = _value(name, value)
-    return replace(base, **values)
+def _pop_samples(values: dict[str, Any], default: int) -> int:
+    samples: int = _check_like("samples", values.pop("samples", default), default)
+    in_range = 1 <= samples <= MAX_SAMPLES
+    return int(_check("samples", samples, in_range, f"a number from 1 to {MAX_SAMPLES:,}"))
 
 
-def _value(name: str, value: Any) -> Any:
-    """A field's value from JSON. Raises UsageError if it is of another type."""
+def _check_sampling_field(name: str, value: Any) -> Any:
+    """Check the JSON type of a field of SamplingConfig."""
+    known = {one.name for one in fields(SamplingConfig)}
+    if name in _GLOBAL_ONLY:
+        raise UsageError(f"{name} applies to all rows", "set it on the command line")
+    if name not in known:
+        close = difflib.get_close_matches(name, [*known, *_ROW_FIELDS], 1)
+        hint = f"did you mean {close[0]}?" if close else "`tgen generate --help` lists them"
+        raise UsageError(f"unknown field {name[:60]!r}", hint)
     if name == "bias":
-        number = isinstance(value, dict) and all(map(_is_number, value.values()))
-        return _checked(name, value, number, 'an object such as {" king": 2}')
+        valid = isinstance(value, dict) and all(map(_is_number, value.values()))
+        return _check(name, value, valid, 'an object such as {" king": 2}')
     if name in (*TEXTS, "samplers"):
         items = value if isinstance(value, list) else [value]
-        texts = all(isinstance(item, str) for item in items)
-        return _checked(name, value, texts, "a text, or a list of texts")
+        valid = all(isinstance(item, str) for item in items)
+        return _check(name, value, valid, "a string or a list of strings")
     if name == "json_schema":
-        return _checked(name, value, isinstance(value, (str, dict)), "a schema, or its text")
-    return _like(name, value, getattr(_DEFAULT, name))
+        return _check(name, value, isinstance(value, (str, dict)), "a schema or its text")
+    return _check_like(name, value, getattr(_DEFAULT, name))
 
 
-def pop_row_option(given: dict[str, Any], name: str, default: Any) -> Any:
-    """Takes a field that is none of SamplingConfig. Raises UsageError if it is of another type."""
-    return _like(name, given.pop(name, default), default)
-
-
-def _like(name: str, value: Any, default: Any) -> Any:
-    """A value of the type of its default; None stands for a text."""
+def _check_like(name: str, value: Any, default: Any) -> Any:
+    """Check that a value has the type of its default; None stands for a string."""
     if isinstance(default, bool):
-        return _checked(name, value, isinstance(value, bool), "true or false")
+        return _check(name, value, isinstance(value, bool), "true or false")
     if isinstance(default, int):
         whole = isinstance(value, int) and not isinstance(value, bool)
-        return _checked(name, value, whole, "a whole number")
+        return _check(name, value, whole, "a whole number")
     if isinstance(default, float):
-        return _checked(name, value, _is_number(value), "a number")
-    return _checked(name, value, isinstance(value, str), "a text")
+        return _check(name, value, _is_number(value), "a number")
+    return _check(name, value, isinstance(value, str), "a string")
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _checked(name: str, value: Any, sound: bool, wanted: str) -> Any:
-    if not sound:
-        raise UsageError(f"{name} is {json.dumps(value)[:60]}", f"{name} must be {wanted}")
+def _check(name: str, value: Any, valid: bool, expected: str) -> Any:
+    if not valid:
+        message = f"{name}: invalid value {json.dumps(value)[:60]}"
+        raise UsageError(message, f"set {name} to {expected}")
     return value

@@ -1,4 +1,4 @@
-"""`tgen generate --interactive`: line after line at a terminal, each after all before it."""
+"""`tgen generate --interactive`: each line typed at a terminal continues the text."""
 
 import contextlib
 import os
@@ -13,36 +13,35 @@ from tgen.errors import UsageError
 from tgen.reports import Token
 
 if TYPE_CHECKING:
-    from tgen.api import Model
     from tgen.engine.base import PromptCache
+    from tgen.loaded_model import LoadedModel
 
 _PROMPT = "> "
 
 
 def require_terminal() -> None:
-    """Raises UsageError where nobody can type."""
+    """Raise UsageError unless stdin and stdout are a terminal."""
     if not (sys.stdin and sys.stdin.isatty() and sys.stdout and sys.stdout.isatty()):
-        raise UsageError(
-            "--interactive needs a terminal", "leave it away, and pipe the text in or give --prompt"
-        )
+        hint = "remove it, and pipe the text in or pass --prompt"
+        raise UsageError("--interactive needs a terminal", hint)
 
 
 def repl(
-    model: "Model", sampling: SamplingConfig, text: bytes, *, kv_cache: bool, draft: Draft
+    model: "LoadedModel", sampling: SamplingConfig, prompt: bytes, *, kv_cache: bool, draft: Draft
 ) -> None:
-    """Asks for lines until there are no more. Ctrl-C stops a text, Ctrl-D at a new line ends."""
+    """Read lines until there are no more. Ctrl-C stops a text, Ctrl-D on an empty line ends."""
     from tgen.generation.sampling import row_seed
 
-    print_help("Ctrl-C stops a text, Ctrl-D ends; an empty line goes on")
-    ids: list[int] = model.tokenizer.encode_prompt(text) if text else []
+    print_help("Ctrl-C stops a text, Ctrl-D ends the session; an empty line continues the text")
+    ids: list[int] = model.tokenizer.encode_prompt(prompt) if prompt else []
     cache: PromptCache | None = None
     n_turns = 0
-    if text:
-        console.write(text)
-    while (line := b"" if text and not n_turns else read_line()) is not None:
+    if prompt:
+        console.write(prompt)
+    while (line := b"" if prompt and not n_turns else read_line()) is not None:
         tokenizer = model.tokenizer
-        more = tokenizer.encode(line, continues=True) if ids else tokenizer.encode_prompt(line)
-        ids = ids + more
+        added = tokenizer.encode(line, continuation=True) if ids else tokenizer.encode_prompt(line)
+        ids = ids + added
         config = replace(sampling, seed=row_seed(sampling.seed, n_turns))
         n_turns += 1
         try:
@@ -51,60 +50,60 @@ def repl(
                 [ids], sampling=config, kv_cache=kv_cache, draft=draft, prompt_cache=cache
             )
             turn = write_turn(model, ids, tokens)
-            # After the end of a text another one begins.
-            ids, cache = ([], None) if turn.ended else (turn.ids, turn.cache)
-        except UsageError as error:  # for example --overflow stop, and the context is full
+            # After an end-of-text token a new text starts.
+            ids, cache = ([], None) if turn.end_of_text else (turn.ids, turn.cache)
+        except UsageError as error:  # for example --overflow stop with a full context
             console.print_status(f"error: {error.message}")
-            console.print_status("a new text begins")
+            console.print_status("starting a new text")
             ids, cache = [], None
 
 
-def print_help(told: str) -> None:
-    """Says how it is used; lines can be edited where there is readline."""
+def print_help(text: str) -> None:
+    """Print how to use the session; lines can be edited where readline exists."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401
-    console.print_status(told)
+    console.print_status(text)
 
 
 def read_line() -> bytes | None:
-    """What was typed; None at the end of input."""
+    """Return the typed line; None at the end of input."""
     while True:
         try:
             return os.fsencode(input(_PROMPT))
         except EOFError:
             console.write(b"\n")
             return None
-        except KeyboardInterrupt:  # forgets the line, as shells do
+        except KeyboardInterrupt:  # discards the line, as shells do
             console.write(b"\n")
 
 
 class Turn(NamedTuple):
-    """What the model has written."""
+    """What the model wrote."""
 
-    ids: list[int]  # all so far
-    said: bytes
-    ended: bool  # it came to the end of a text
-    cache: "PromptCache | None"  # what need not be computed again
+    ids: list[int]  # of the whole text so far
+    text: bytes
+    end_of_text: bool
+    cache: "PromptCache | None"  # of `ids`, where known
 
 
-def write_turn(model: "Model", ids: Sequence[int], tokens: Iterable[Token]) -> Turn:
-    """Writes a text as it comes; Ctrl-C stops it."""
-    from tgen.generation.prompt_cache import kept
+def write_turn(model: "LoadedModel", ids: Sequence[int], tokens: Iterable[Token]) -> Turn:
+    """Write a text as it comes; Ctrl-C stops it."""
+    from tgen.generation.prompt_cache import extract_prompt_cache
 
-    text, ended, complete, said = list(ids), False, True, b""
-    cache: PromptCache | None = None  # after Ctrl-C nobody knows what the engine holds
+    all_ids, end_of_text, complete, text = list(ids), False, True, b""
+    cache: PromptCache | None = None  # after Ctrl-C the engine's state is unknown
     try:
         for token, piece in model.pieces(tokens):
-            text.append(token.id)
-            ended, complete = token.id in model.bundle.end_ids, token.complete
+            all_ids.append(token.id)
+            end_of_text, complete = token.id in model.bundle.end_ids, token.complete
             if piece:
                 console.write(piece)
-                said += piece
-        cache = kept(model.engine, text)
+                text += piece
+        cache = extract_prompt_cache(model.engine, all_ids)
     except KeyboardInterrupt:
         pass
-    if not said.endswith(b"\n"):
+    if not text.endswith(b"\n"):
         console.write(b"\n")
     if not complete:
-        console.print_status("error: the text is incomplete: give more with -n")
-    return Turn(text, said, ended, cache)
+        console.print_status("error: the text is incomplete: raise --max-new-tokens")
+    return Turn(all_ids, text, end_of_text, cache)

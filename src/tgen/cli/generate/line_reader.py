@@ -1,4 +1,4 @@
-"""Lines of a file, and of a pipe as soon as they are there."""
+"""Read lines of a file or a pipe as soon as they arrive."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ _BLOCK, _LINES_AHEAD = 1 << 16, 4096
 
 
 class LineReader:
-    """Reads with a thread of its own; `path` may be `-`, which is stdin."""
+    """Reads lines in a background thread; the path `-` is stdin."""
 
     def __init__(self, path: str) -> None:
         self._lines: Queue[bytes | OSError | None] = Queue(_LINES_AHEAD)
@@ -21,37 +21,37 @@ class LineReader:
             with files.open_stream(Path(path)) as file:
                 self._fd = os.dup(file.fileno())
                 self._size = os.fstat(self._fd).st_size
-        self._over, self._taken = False, 0
+        self._finished, self._n_read = False, 0
         threading.Thread(target=self._read, daemon=True).start()
 
     @property
     def fraction(self) -> float | None:
-        """How much of a file has been taken; None: that cannot be known."""
-        return min(1.0, self._taken / self._size) if self._size else None
+        """Fraction of the file that was read; None for a pipe."""
+        return min(1.0, self._n_read / self._size) if self._size else None
 
     def next(self, *, wait: bool) -> bytes | None:
-        """The next line without its end. None: there is none now, or, after waiting, no more.
+        """Return the next line without its line break; None if none has arrived, or at the end.
 
-        Raises OSError where the file cannot be read any further.
+        Raises OSError if the file cannot be read.
         """
-        if self._over:
+        if self._finished:
             return None
         try:
             line = self._lines.get(wait)
         except Empty:
             return None
         if not isinstance(line, bytes):
-            self._over = True
+            self._finished = True
             if line is not None:
                 raise line
             return None
-        self._taken += len(line) + 1
+        self._n_read += len(line) + 1
         return line
 
     def _read(self) -> None:
-        parts: list[bytes] = []  # of a line that has not ended
+        parts: list[bytes] = []  # of an incomplete line
         end: OSError | None = None
-        try:  # not through sys.stdin: its lock would be held while the process ends
+        try:  # not sys.stdin, whose lock would be held at process exit
             while block := os.read(self._fd, _BLOCK):
                 first, *others = block.split(b"\n")
                 parts.append(first)
@@ -59,7 +59,7 @@ class LineReader:
                     self._lines.put(b"".join(parts).removesuffix(b"\r"))
                     parts = [part]
         except OSError as error:
-            if self._fd or error.errno != errno.EBADF:  # stdin that is closed has no lines
+            if self._fd or error.errno != errno.EBADF:  # a closed stdin has no lines
                 end = error
         if any(parts):
             self._lines.put(b"".join(parts))

@@ -1,4 +1,4 @@
-"""Texts as they leave `tgen generate`: bytes, or JSON objects."""
+"""The output of `tgen generate`: text, or JSON objects."""
 
 import json
 import math
@@ -11,12 +11,12 @@ from tgen.cli import console
 from tgen.cli.generate.input_rows import Generation
 from tgen.reports import Token, json_text
 
-SCHEMA = "tgen.generate/1"
+SCHEMA = "tgen.generate/2"
 
 
 class TextWriter:
-    """Texts in order; the first that is under way is shown as it comes. Of several, each ends with
-    a line break."""
+    """Writes texts in order, streaming the first unfinished one; several end with a line break
+    each."""
 
     def __init__(self, *, several: bool) -> None:
         from tgen.tokenizer import TextStream
@@ -28,21 +28,21 @@ class TextWriter:
         self._begun = False
         self._at_line_start = True
 
-    def begin(self, entry: Generation) -> None:
-        """Another text will come, or the error in its place."""
-        self._waiting.append(entry)
+    def begin(self, generation: Generation) -> None:
+        """Announce another text, or the error in its place."""
+        self._waiting.append(generation)
 
     def update(self) -> None:
-        """Writes what can be written now."""
+        """Write what can be written now."""
         while self._waiting:
-            entry = self._waiting[0]
-            if not self._begun and entry.echo and entry.error is None:
-                self._put(entry.prompt)
+            generation = self._waiting[0]
+            if not self._begun and generation.echo and generation.error is None:
+                self._put(generation.prompt)
             self._begun = True
-            shown = self._stream.feed(bytes(entry.text[self._n_shown :]))
-            self._n_shown = len(entry.text)
+            shown = self._stream.feed(bytes(generation.text[self._n_shown :]))
+            self._n_shown = len(generation.text)
             self._put(shown)
-            if not entry.done:
+            if not generation.done:
                 return
             self._put(self._stream.flush())
             if self._several:
@@ -51,10 +51,10 @@ class TextWriter:
             self._n_shown, self._begun = 0, False
 
     def finish(self, n_rows: int) -> None:
-        """All rows are done."""
+        """Do nothing: everything is written."""
 
     def close(self) -> None:
-        """On a terminal the next line begins on a line of its own."""
+        """On a terminal, end the last line."""
         if sys.stdout is not None and sys.stdout.isatty() and not self._at_line_start:
             self._put(b"\n")
 
@@ -65,128 +65,126 @@ class TextWriter:
 
 
 class JsonWriter:
-    """One JSON object a text, in order, as soon as it and all before it are done."""
+    """Writes one JSON object per text, in order, once it and all before it are finished."""
 
-    def __init__(self, shown: Callable[[Generation], bytes]) -> None:
-        """`shown` is what is written of a text: see `json_line`."""
-        self._shown = shown
+    def __init__(self, to_bytes: Callable[[Generation], bytes]) -> None:
+        self._to_bytes = to_bytes
         self._waiting: deque[Generation] = deque()
 
-    def begin(self, entry: Generation) -> None:
-        """Another text will come, or the error in its place."""
-        self._waiting.append(entry)
+    def begin(self, generation: Generation) -> None:
+        """Announce another text, or the error in its place."""
+        self._waiting.append(generation)
 
     def update(self) -> None:
-        """Writes what can be written now."""
+        """Write what can be written now."""
         lines = []
         while self._waiting and self._waiting[0].done:
-            lines.append(self._shown(self._waiting.popleft()))
+            lines.append(self._to_bytes(self._waiting.popleft()))
         if lines:
             console.write(b"".join(lines))
 
     def finish(self, n_rows: int) -> None:
-        """All rows are done."""
+        """Do nothing: everything is written."""
 
     def close(self) -> None:
-        """Every line is written."""
+        """Do nothing: every line is written."""
 
 
-def text_line(entry: Generation) -> bytes:
-    """What TextWriter writes of one of several texts."""
-    echoed = entry.prompt if entry.echo and entry.error is None else b""
-    return echoed + bytes(entry.text) + b"\n"
+def text_line(generation: Generation) -> bytes:
+    """Return what TextWriter writes for one of several texts."""
+    echo = generation.prompt if generation.echo and generation.error is None else b""
+    return echo + bytes(generation.text) + b"\n"
 
 
-def json_line(found: dict[str, Any]) -> bytes:
-    """A JSON object on a line."""
-    text = json.dumps(found, ensure_ascii=False, allow_nan=False)
+def json_line(value: dict[str, Any]) -> bytes:
+    """Return a JSON object as one line."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
-def error_record(entry: Generation) -> dict[str, Any]:
-    """What stands in the place of a row that could not be read."""
-    assert entry.error is not None
+def error_record(generation: Generation) -> dict[str, Any]:
+    """Return the JSON object for an invalid row."""
+    assert generation.error is not None
     return {
         "schema": SCHEMA,
-        **_row_ids(entry),
-        "error": {"message": entry.error.message, "hint": entry.error.hint},
+        **_row_ids(generation),
+        "error": {"message": generation.error.message, "hint": generation.error.hint},
     }
 
 
 def record(
-    entry: Generation, *, model: str, show: Callable[[int], bytes], stats: bool
+    generation: Generation, *, model: str, token_bytes: Callable[[int], bytes], stats: bool
 ) -> dict[str, Any]:
-    """A text as a JSON object; `show` gives the bytes of a token."""
-    sampling, tokens = entry.sampling, entry.tokens
-    found = {
+    """Return a text as a JSON object; `token_bytes` maps a token id to its bytes."""
+    sampling, tokens = generation.sampling, generation.tokens
+    fields = {
         "schema": SCHEMA,
         "model": model,
-        **_row_ids(entry),
+        **_row_ids(generation),
         "seed": sampling.seed,
-        **json_text(entry.prompt, "prompt"),
-        **json_text((entry.prompt if entry.echo else b"") + bytes(entry.text)),
-        "finish_reason": entry.finish,
-        "prompt_tokens": entry.n_prompt,
+        **json_text(generation.prompt, "prompt"),
+        **json_text((generation.prompt if generation.echo else b"") + bytes(generation.text)),
+        "finish_reason": generation.finish,
+        "prompt_tokens": generation.prompt_tokens,
         "tokens": [token.id for token in tokens],
         "logprobs": [_nats(token.logprob) for token in tokens],
     }
-    if sampling.constrained or not entry.complete:
-        found["complete"] = entry.complete
+    if sampling.constrained or not generation.complete:
+        fields["complete"] = generation.complete
     if sampling.logprobs:
-        found["likeliest"] = [
+        fields["top_logprobs"] = [
             [
-                {"id": i, **json_text(show(i)), "logprob": _nats(logprob)}
-                for i, logprob in token.likeliest
+                {"id": i, **json_text(token_bytes(i)), "logprob": _nats(logprob)}
+                for i, logprob in token.top_logprobs
             ]
             for token in tokens
         ]
     if sampling.explain:
-        found["explain"] = [_explained(token, show) for token in tokens]
-    if stats:  # else the same command writes the same bytes
-        if entry.seconds:
-            found["seconds"] = round(entry.seconds[-1] - entry.seconds[0], 4)
-        found["stats"] = timing_stats(entry)
-    return found
+        fields["explain"] = [_explained(token, token_bytes) for token in tokens]
+    if stats:  # opt-in: otherwise the same command writes the same bytes
+        if generation.seconds:
+            fields["seconds"] = round(generation.seconds[-1] - generation.seconds[0], 4)
+        fields["stats"] = timing_stats(generation)
+    return fields
 
 
-def timing_stats(entry: Generation) -> dict[str, float | None]:
-    """How fast a text came, from the request on; None: there was too little to measure."""
-    if len(entry.seconds) < 2:
+def timing_stats(generation: Generation) -> dict[str, float | None]:
+    """Return latency and rates, counted from the request; None: too few tokens to measure."""
+    if len(generation.seconds) < 2:
         return dict.fromkeys(
             ("seconds_to_first_token", "prefill_tokens_per_second", "decode_tokens_per_second")
         )
-    began, first, last = entry.seconds[0], entry.seconds[1], entry.seconds[-1]
-    n_after = len(entry.tokens) - 1
+    began, first, last = generation.seconds[0], generation.seconds[1], generation.seconds[-1]
+    n_after = len(generation.tokens) - 1
     return {
         "seconds_to_first_token": round(first - began, 6),
-        "prefill_tokens_per_second": round(entry.n_prompt / max(first - began, 1e-9), 1),
+        "prefill_tokens_per_second": round(generation.prompt_tokens / max(first - began, 1e-9), 1),
         "decode_tokens_per_second": round(n_after / (last - first), 1) if last > first else None,
     }
 
 
-def format_stats(entry: Generation) -> str:
-    """The same in words."""
-    found = timing_stats(entry)
-    first, prefill, decode = found.values()
+def format_stats(generation: Generation) -> str:
+    """Return `timing_stats` as one line."""
+    first, prefill, decode = timing_stats(generation).values()
     if first is None:
         return "nothing to measure"
-    after = "" if decode is None else f", then {decode:,.0f} tokens/s"
-    return f"first token after {1000 * first:,.1f} ms ({prefill:,.0f} tokens/s of prompt){after}"
+    after = "" if decode is None else f", decode {decode:,.0f} tokens/s"
+    return f"time to first token {1000 * first:,.1f} ms ({prefill:,.0f} tokens/s prefill){after}"
 
 
-def _row_ids(entry: Generation) -> dict[str, Any]:
-    place: dict[str, Any] = {"row": entry.row, "sample": entry.sample}
-    if entry.line is not None:
-        place["line"] = entry.line
-    if entry.id is not None:
-        place["id"] = entry.id
-    return place
+def _row_ids(generation: Generation) -> dict[str, Any]:
+    ids: dict[str, Any] = {"row": generation.row, "sample": generation.sample}
+    if generation.line is not None:
+        ids["line"] = generation.line
+    if generation.id is not None:
+        ids["id"] = generation.id
+    return ids
 
 
-def _explained(token: Token, show: Callable[[int], bytes]) -> dict[str, Any]:
+def _explained(token: Token, token_bytes: Callable[[int], bytes]) -> dict[str, Any]:
     return {
         "id": token.id,
-        **json_text(show(token.id)),
+        **json_text(token_bytes(token.id)),
         "probability": round(math.exp(token.logprob), 9),
         "rank": token.rank,
         "entropy": round(token.entropy, 6),

@@ -1,28 +1,26 @@
-"""Where `tgen inspect` puts what it saw: tables, one JSON object, or files."""
+"""The output of `tgen inspect`: tables, one JSON object, or files."""
 
 import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
 from tgen import __version__
 from tgen.cli import console
-from tgen.cli.inspect.csv import csv_rows, csv_text
-from tgen.cli.inspect.heatmap.builders import attention_map
-from tgen.cli.inspect.tables.checks import footer
-from tgen.cli.inspect.tables.heads import compare_view
-from tgen.cli.inspect.training_log import training_lines
-from tgen.cli.inspect.view_names import TEXTLESS, View
+from tgen.cli.inspect.csv_output import csv_rows, csv_text
+from tgen.cli.inspect.heatmap.heatmap import attention_map
+from tgen.cli.inspect.options import VIEWS_WITHOUT_TEXT, InspectOptions, View
+from tgen.cli.inspect.tables.heads import comparison_table
+from tgen.cli.inspect.tables.model import checks_footer
+from tgen.cli.inspect.training_curves import training_lines
 from tgen.cli.inspect.views import (
-    TELLING,
-    Options,
+    AUTO_SELECTED,
     Screen,
     draw_view,
     heat_maps,
-    report_of,
+    make_report,
     select_heads,
 )
 from tgen.errors import TgenError, UsageError
@@ -32,150 +30,161 @@ from tgen.reports import json_text, json_value
 from tgen.runs.storage import log
 from tgen.storage import files
 
-_PAGE_LIMIT = 24 * 10**6  # bytes: what a browser opens without a pause
+_SCHEMA = "tgen.inspect/3"
+_MAX_PAGE_BYTES = 24 * 10**6  # of weights: a browser opens the page without delay
 
 
-def show(views: list[View], look: Inspector, options: Options, *, quiet: bool) -> None:
-    """Tables on stdout, and below them whether they are what the model does.
+def print_tables(inspector: Inspector, options: InspectOptions) -> None:
+    """Print all views, and the result of the self-checks.
 
-    All are made before the first is shown: where one is refused nothing is.
+    All are computed before the first is printed: an error leaves stdout empty.
     """
     screen = _screen(options)
-    things: list[Any] = []
-    if look.n_left_out:
-        said = f"the first {look.n_left_out:,} tokens of the text are left out; 0 is the next one"
-        things.append(Text(said, style="dim"))
-    for i, view in enumerate(views):
-        things += [""] if i else []
+    lines: list[Any] = []
+    if inspector.n_skipped:
+        note = (
+            f"skipped the first {inspector.n_skipped:,} tokens of the text; positions count from "
+            "the next one"
+        )
+        lines.append(Text(note, style="dim"))
+    for i, view in enumerate(options.views):
+        lines += [""] if i else []
         if view is View.training:
-            things += training_lines(look.bundle.path)
+            lines += training_lines(inspector.bundle.path)
         else:
-            report = _report(view, look, options, quiet=quiet)
-            things += draw_view(view, report, look, options, screen)
-    _confirm(views, look)
-    if look.checks and View.verify not in views:
-        things.append(footer(look.checks))
-    console.show(*things, wrap=screen.fits)
-    _fail(look)
+            report = _report(view, inspector, options)
+            lines += draw_view(view, report, inspector, options, screen)
+    _ensure_checked(inspector, options)
+    if inspector.checks and View.verify not in options.views:
+        lines.append(checks_footer(inspector.checks))
+    console.show(*lines, wrap=screen.limited)
+    _require_passed(inspector)
 
 
-def _screen(options: Options) -> Screen:
+def _screen(options: InspectOptions) -> Screen:
     out = console.out
-    coloured = out.color_system in ("256", "truecolor") and not out.no_color
-    if not coloured:  # sixteen colours, a terminal's own, are no ramp
+    has_color = out.color_system in ("256", "truecolor") and not out.no_color
+    if not has_color:  # the terminal's own sixteen colors make no ramp
         out.no_color = True
-    fits = out.is_terminal or options.width is not None
-    return Screen(width=out.width, fits=fits, is_terminal=out.is_terminal, coloured=coloured)
+    limited = out.is_terminal or options.width is not None
+    return Screen(
+        width=out.width, limited=limited, is_terminal=out.is_terminal, has_color=has_color
+    )
 
 
-def _confirm(views: list[View], look: Inspector) -> None:
-    """Whatever is shown of a text stands on the model's weights being what they are said to be."""
-    if set(views) - TEXTLESS:
-        look.confirm()
+def _ensure_checked(inspector: Inspector, options: InspectOptions) -> None:
+    if set(options.views) - VIEWS_WITHOUT_TEXT:
+        inspector.ensure_checked()
 
 
-def write_json(views: list[View], look: Inspector, options: Options, *, quiet: bool) -> None:
-    """One object on stdout: the model, the text, and a field a view."""
-    record: dict[str, Any] = {"schema": "tgen.inspect/2", "tgen": __version__}
-    record["model"] = json_value(look.summary)
-    record |= _text(look)
-    for view in views:
+def print_json(inspector: Inspector, options: InspectOptions) -> None:
+    """Print one object: the model, the text, and one field per view."""
+    record: dict[str, Any] = {"schema": _SCHEMA, "tgen": __version__}
+    record["model"] = json_value(inspector.summary)
+    record |= _text_fields(inspector)
+    for view in options.views:
         if view is View.training:
-            record[view.value] = log.read(look.bundle.path)
+            record[view.value] = log.read(inspector.bundle.path)
         elif view is not View.model:
-            record[view.value] = json_value(_report(view, look, options, quiet=quiet))
-    _confirm(views, look)
-    if look.checks:
-        record["verify"] = _checks(look)
-    _write_record(record)
-    _fail(look)
+            record[view.value] = json_value(_report(view, inspector, options))
+    _ensure_checked(inspector, options)
+    if inspector.checks:
+        record["verify"] = _check_records(inspector)
+    _print_record(record)
+    _require_passed(inspector)
 
 
-def _text(look: Inspector) -> dict[str, Any]:
-    """The tokens that are looked at, and how many came before them."""
-    if not look.ids:
+def _text_fields(inspector: Inspector) -> dict[str, Any]:
+    if not inspector.ids:
         return {}
-    pairs = zip(look.ids, look.tokens, strict=True)
+    pairs = zip(inspector.ids, inspector.tokens, strict=True)
     tokens = [{"id": i} | json_text(token) for i, token in pairs]
-    return {"left_out": look.n_left_out, "text": tokens}
+    return {"n_skipped": inspector.n_skipped, "text": tokens}
 
 
-def _checks(look: Inspector) -> list[dict[str, Any]]:
-    return [json_value(check) | {"holds": check.holds} for check in look.checks]
+def _check_records(inspector: Inspector) -> list[dict[str, Any]]:
+    return [json_value(check) | {"passed": check.passed} for check in inspector.checks]
 
 
-def _write_record(record: dict[str, Any]) -> None:
+def _print_record(record: dict[str, Any]) -> None:
     console.write(json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n")
 
 
-def write_files(
-    view: View, look: Inspector, options: Options, wanted: dict[str, Path], *, quiet: bool
-) -> None:
-    """A view's numbers or pictures; of several matrices all in the CSV, one in a picture."""
+def write_files(inspector: Inspector, options: InspectOptions) -> None:
+    """Write the files: a CSV has all matrices of the view, a picture has one."""
     contents: dict[str, bytes] = {}
-    if set(wanted) - {"--html"}:
-        report = _report(view, look, options, quiet=quiet)
-        for name in set(wanted) - {"--html"}:
-            contents[name] = _content(name, view, report, look, options)
-    if "--html" in wanted:
-        contents["--html"] = _page(look, options, quiet=quiet).encode()
-    for name, path in wanted.items():
+    view, formats = options.views[0], set(options.files) - {"--html"}
+    if formats:
+        report = _report(view, inspector, options)
+        for name in formats:
+            contents[name] = _file_content(name, view, report, inspector, options)
+    if "--html" in options.files:
+        contents["--html"] = _page(inspector, options).encode()
+    for name, path in options.files.items():
         if str(path) == "-":
             sys.stdout.flush()
             console.write(contents[name])
         else:
-            files.put(path, contents[name])
-            console.print_status(f"wrote {path}, {len(contents[name]):,} bytes", quiet=quiet)
-    _confirm([view], look)
-    if look.checks:
-        console.print_status(footer(look.checks).plain, quiet=quiet)
-    _fail(look)
+            files.write_output(path, contents[name])
+            size = f"{len(contents[name]):,} bytes"
+            console.print_status(f"wrote {path}, {size}", quiet=options.quiet)
+    _ensure_checked(inspector, options)
+    if inspector.checks:
+        console.print_status(checks_footer(inspector.checks).plain, quiet=options.quiet)
+    _require_passed(inspector)
 
 
-def compare(looks: list[Inspector], options: Options, *, json_output: bool, quiet: bool) -> None:
-    """The heads of two models over the same text."""
-    if looks[0].ids != looks[1].ids:
+def print_comparison(inspectors: list[Inspector], options: InspectOptions) -> None:
+    """Print the heads of two models over the same text."""
+    if inspectors[0].ids != inspectors[1].ids:
         raise UsageError(
-            "the models read this text as different tokens", "compare models of one tokenizer"
+            "--model: the models tokenize this text differently",
+            "compare models with the same tokenizer",
         )
-    if len({(look.config.n_layers, look.config.n_heads) for look in looks}) > 1:
-        shapes = [f"{look.config.n_layers} layers of {look.config.n_heads} heads" for look in looks]
+    if len({(one.config.n_layers, one.config.n_heads) for one in inspectors}) > 1:
+        shapes = [
+            f"{one.config.n_layers} layers of {one.config.n_heads} heads" for one in inspectors
+        ]
         raise UsageError(
-            f"the models have {' and '.join(shapes)}", "only models of one shape are compared"
+            f"--model: the models have different shapes ({' and '.join(shapes)})",
+            "compare models with the same number of layers and heads",
         )
-    first, second = (_report(View.heads, look, options, quiet=quiet) for look in looks)
-    if json_output:
+    first, second = (_report(View.heads, inspector, options) for inspector in inspectors)
+    if options.json:
         record = {
-            "schema": "tgen.inspect/2",
+            "schema": _SCHEMA,
             "tgen": __version__,
-            "models": [json_value(look.summary) for look in looks],
-            **_text(looks[0]),
+            "models": [json_value(inspector.summary) for inspector in inspectors],
+            **_text_fields(inspectors[0]),
             "heads": [json_value(report) for report in (first, second)],
-            "verify": [_checks(look) for look in looks],
+            "verify": [_check_records(inspector) for inspector in inspectors],
         }
-        _write_record(record)
+        _print_record(record)
     else:
         screen = _screen(options)
-        far = [attention_shift(a, b) for a, b in zip(first.heads, second.heads, strict=True)]
-        table = compare_view(first, second, far, width=screen.width if screen.fits else None)
-        console.show(*table, footer(looks[1].checks), wrap=screen.fits)
-    for look in looks:
-        _fail(look)
+        shifts = [attention_shift(a, b) for a, b in zip(first.heads, second.heads, strict=True)]
+        width = screen.width if screen.limited else None
+        lines = comparison_table(first, second, shifts, width=width)
+        console.show(*lines, checks_footer(inspectors[1].checks), wrap=screen.limited)
+    for inspector in inspectors:
+        _require_passed(inspector)
 
 
-def _report(view: View, look: Inspector, options: Options, *, quiet: bool) -> Any:
-    hidden = quiet or not (view is View.heads and options.ablate)
-    with console.progress("heads without which the text is read", quiet=hidden) as progress:
-        return report_of(view, look, options, progress)
+def _report(view: View, inspector: Inspector, options: InspectOptions) -> Any:
+    hidden = options.quiet or not (view is View.heads and options.ablate)
+    with console.progress("ablating heads", quiet=hidden) as progress:
+        return make_report(view, inspector, options, progress)
 
 
-def _content(name: str, view: View, report: Any, look: Inspector, options: Options) -> bytes:
+def _file_content(
+    name: str, view: View, report: Any, inspector: Inspector, options: InspectOptions
+) -> bytes:
     if name == "--csv":
-        return csv_text(csv_rows(report, look.ids, look.tokens)).encode()
-    maps = heat_maps(view, report, look, options)
+        return csv_text(csv_rows(report, inspector.ids, inspector.tokens)).encode()
+    maps = heat_maps(view, report, inspector, options)
     if view is not View.positions and len(maps) > 1:
         raise UsageError(
-            f"{name} draws one matrix, {len(maps)} are chosen", "choose one --layer and one --head"
+            f"{name}: writes one matrix (got {len(maps)})", "select one --layer and one --head"
         )
     if name == "--svg":
         from tgen.cli.inspect.heatmap.svg import svg
@@ -190,43 +199,43 @@ def _content(name: str, view: View, report: Any, look: Inspector, options: Optio
     return json.dumps(vega(maps[0]), ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 
-def _page(look: Inspector, options: Options, *, quiet: bool) -> str:
+def _page(inspector: Inspector, options: InspectOptions) -> str:
     from tgen.cli.inspect.heatmap.svg import svg
-    from tgen.cli.inspect.page.page import page, page_bytes
+    from tgen.cli.inspect.page.render import packed_bytes, render_page
 
-    chosen = select_heads(look, options, otherwise="all")
-    size = page_bytes(len(chosen), len(look.ids))
-    if size > _PAGE_LIMIT:
+    selected = select_heads(inspector, options, default="all")
+    size = packed_bytes(len(selected), len(inspector.ids))
+    if size > _MAX_PAGE_BYTES:
         raise UsageError(
-            f"--html would hold {size / 1e6:,.0f} MB of weights, more than {_PAGE_LIMIT / 1e6:.0f}",
-            "choose fewer with --layer and --head, or a shorter text",
+            f"--html: {size / 1e6:,.0f} MB of weights (limit {_MAX_PAGE_BYTES / 1e6:.0f} MB)",
+            "select fewer heads with --layer and --head, or shorten the text",
         )
-    apart = len(look.ids) > 1 and options.head != "mean"
-    heads = _report(View.heads, look, options, quiet=quiet) if apart else None
-    telling = look.most_focused_head(sorted({layer for layer, _ in chosen}))
-    start = telling if telling in chosen else chosen[0]  # where the page opens
+    has_heads = len(inspector.ids) > 1 and options.head != "mean"
+    heads = _report(View.heads, inspector, options) if has_heads else None
+    focused = inspector.most_focused_head(sorted({layer for layer, _ in selected}))
+    start = focused if focused in selected else selected[0]  # what the page shows first
     attention = [
-        replace(one, why=TELLING) if (one.layer, one.head) == start == telling else one
-        for one in look.attention(chosen, measure=options.measure)
+        replace(one, selection=AUTO_SELECTED) if (one.layer, one.head) == start == focused else one
+        for one in inspector.attention(selected, measure=options.measure)
     ]
-    still = attention_map(attention[chosen.index(start)], look.tokens, scale=options.scale)
-    return page(
-        name=look.bundle.path.name,
-        summary=look.summary,
-        text=look.text,
+    picture = attention_map(attention[selected.index(start)], inspector.tokens, scale=options.scale)
+    return render_page(
+        name=inspector.bundle.path.name,
+        summary=inspector.summary,
+        text=inspector.text,
         attention=attention,
         heads=heads,
-        lens=None if look.config.post_norm else look.lens(),
-        checks=look.checks,
-        still=svg(still),
+        lens=None if inspector.config.post_norm else inspector.logit_lens(),
+        checks=inspector.checks,
+        picture=svg(picture),
     )
 
 
-def _fail(look: Inspector) -> None:
-    """Raises TgenError where something does not hold: what was shown is not to be believed."""
-    wrong = [check.name for check in look.checks if not check.holds]
-    if wrong:
+def _require_passed(inspector: Inspector) -> None:
+    """Raise TgenError if a self-check failed."""
+    failed = [check.name for check in inspector.checks if not check.passed]
+    if failed:
         raise TgenError(
-            f"{len(wrong)} of {len(look.checks)} checks fail: {wrong[0]}",
-            "what was shown is not what the model does",
+            f"{len(failed)} of {len(inspector.checks)} self-checks failed: {failed[0]}",
+            "do not trust this output: it is not what the model computes; see --view verify",
         )

@@ -1,156 +1,144 @@
-"""What `tgen inspect` was asked to show: views -> reports -> drawings."""
+"""The views of `tgen inspect`: from options to a report, and from a report to terminal output."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tgen.cli.inspect.heatmap.builders import attention_map, positions_map, rollout_map
-from tgen.cli.inspect.heatmap.heatmap import HeatMap, Scale
-from tgen.cli.inspect.heatmap.terminal import Cells, draw_cells
-from tgen.cli.inspect.tables.checks import checks_table
-from tgen.cli.inspect.tables.heads import heads_view
-from tgen.cli.inspect.tables.model_summary import summary_view
-from tgen.cli.inspect.tables.predictions import lens_view, prediction_table, why_view
+from tgen.cli.inspect.heatmap.heatmap import HeatMap, attention_map, positions_map, rollout_map
+from tgen.cli.inspect.heatmap.terminal import draw_heat_map
+from tgen.cli.inspect.options import MATRIX_VIEWS, InspectOptions, View
+from tgen.cli.inspect.tables.heads import heads_table
+from tgen.cli.inspect.tables.model import checks_table, summary_table
+from tgen.cli.inspect.tables.predictions import attribution_table, lens_table, prediction_table
 from tgen.cli.inspect.tables.tokens import token_table
-from tgen.cli.inspect.view_names import MATRICES, View
 from tgen.cli.ranges import parse_indices, parse_slice
 from tgen.cli.render.token_labels import label
 from tgen.errors import UsageError
-from tgen.inspection.ablation import Ablate
-from tgen.inspection.attention import Measure
-from tgen.inspection.inspector import Inspector, Place
+from tgen.inspection.attention import LayerHead
+from tgen.inspection.inspector import Inspector
 
-TELLING = "it looks most at one other token"
-_TELLING = 3  # tokens of a text that can tell
-_ROWS = 40  # of a table of tokens, unless others are asked for
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What to look at, and how."""
-
-    layer: str | None
-    head: str | None
-    query: str | None
-    keys: str | None
-    top: int | None
-    target: bytes | None
-    measure: Measure
-    ablate: Ablate | None
-    cells: Cells
-    scale: Scale
-    hide_first: bool
-    width: int | None
+AUTO_SELECTED = "auto-selected: most focused head"
+_MIN_TOKENS_TO_SELECT = 3  # shorter texts have no token besides the first and the query
+_MAX_TOKEN_ROWS = 40  # of the token table at a terminal, unless --query selects
 
 
 @dataclass(frozen=True, kw_only=True)
 class Screen:
-    """What is drawn on."""
+    """Properties of stdout that drawing depends on."""
 
     width: int  # columns
-    fits: bool  # whether lines must fit: not in a pipe, unless a width was asked for
+    limited: bool  # whether lines must fit: at a terminal, or with --width
     is_terminal: bool
-    coloured: bool  # with a ramp of colours, not sixteen
+    has_color: bool  # 256 colors or more: enough for the color ramp
 
 
-def select_heads(look: Inspector, options: Options, *, otherwise: str) -> list[Place]:
-    """The layers and heads that are named; `otherwise` counts for what is not, or the most telling
-    head if that is "auto"."""
-    config = look.config
+def select_heads(inspector: Inspector, options: InspectOptions, *, default: str) -> list[LayerHead]:
+    """Return the layers and heads of --layer and --head; `default` replaces a missing --head.
+
+    The default "auto" selects the most focused head, or the last layer for a given --head.
+    """
+    config = inspector.config
     layers = parse_indices("--layer", options.layer or "all", config.n_layers)
-    if options.head is None and otherwise == "auto":
-        return [look.most_focused_head(layers)]
+    if options.head is None and default == "auto":
+        return [inspector.most_focused_head(layers)]
     if options.head == "mean":
         heads: list[int | None] = [None]
     else:
-        heads = list(parse_indices("--head", options.head or otherwise, config.n_heads))
-    if options.layer is None and otherwise == "auto":
+        heads = list(parse_indices("--head", options.head or default, config.n_heads))
+    if options.layer is None and default == "auto":
         layers = layers[-1:]
     return [(layer, head) for layer in layers for head in heads]
 
 
-def report_of(
-    view: View, look: Inspector, options: Options, progress: Callable[[float], None]
+def make_report(
+    view: View, inspector: Inspector, options: InspectOptions, progress: Callable[[float], None]
 ) -> Any:
-    """The report, or reports, of a view that is not of the training."""
-    n, top = len(look.ids), options.top
-    rows = _asked(options, n) or range(n)
-    if view in (View.predict, View.why) and options.query is not None and len(rows) > 1:
+    """Return the report, or list of reports, of a view other than training."""
+    n, top = len(inspector.ids), options.top
+    queries = _selected_queries(options, n) or range(n)
+    if view in (View.predict, View.why) and options.query is not None and len(queries) > 1:
         raise UsageError(
-            f"--query {options.query} names {len(rows)} tokens, --view {view} is of one",
-            f"for example --query {rows[-1]}",
+            f"--query: --view {view} takes one position (got {len(queries)})",
+            f"for example --query {queries[-1]}",
         )
-    query = rows[-1] if n else -1
+    query = queries[-1] if n else -1
     if view is View.attention:
-        why = "" if options.head is not None or n < _TELLING else f"chosen: {TELLING}"
-        chosen = select_heads(look, options, otherwise="auto")
-        return look.attention(chosen, measure=options.measure, why=why)
+        is_auto = options.head is None and n >= _MIN_TOKENS_TO_SELECT
+        return inspector.attention(
+            select_heads(inspector, options, default="auto"),
+            measure=options.measure,
+            selection=AUTO_SELECTED if is_auto else "",
+        )
     if view is View.heads:
-        report = look.heads(ablate=options.ablate, progress=progress)
+        report = inspector.heads(ablate=options.ablate, progress=progress)
         if options.head == "mean":
-            raise UsageError("--head mean is none of the heads", "it is for --view attention")
-        named = select_heads(look, options, otherwise="all")
-        return replace(report, heads=[h for h in report.heads if (h.layer, h.head) in named])
+            raise UsageError(
+                "--head mean: not available for --view heads", "use it with --view attention"
+            )
+        selected = select_heads(inspector, options, default="all")
+        return replace(report, heads=[h for h in report.heads if (h.layer, h.head) in selected])
     if view is View.tokens:
-        return look.text
+        return inspector.text
     if view is View.predict:
-        return look.predictions(query=query, top=top or 10)
+        return inspector.predictions(query=query, top=top or 10)
     if view is View.lens:
-        return look.lens(query=query, first=rows[0], last=query, top=top or 5)
+        return inspector.logit_lens(query=query, first=queries[0], last=query, top=top or 5)
     if view is View.why:
-        return look.why(query=query, target=options.target)
+        return inspector.logit_attribution(query=query, target=options.target_bytes)
     if view is View.rollout:
-        layers = parse_indices("--layer", options.layer or "-1", look.config.n_layers)
-        return [report for report in look.rollout() if report.layer in layers]
+        layers = parse_indices("--layer", options.layer or "-1", inspector.config.n_layers)
+        return [report for report in inspector.rollout() if report.layer in layers]
     if view is View.positions:
-        return look.positions()
-    return look.summary if view is View.model else look.verify()
+        return inspector.positions()
+    return inspector.summary if view is View.model else inspector.verify()
 
 
-def heat_maps(view: View, report: Any, look: Inspector, options: Options) -> list[HeatMap]:
-    """Those of a view that has matrices."""
+def heat_maps(
+    view: View, reports: Any, inspector: Inspector, options: InspectOptions
+) -> list[HeatMap]:
+    """Return the heat maps of a view with matrices."""
     if view is View.attention:
-        return [attention_map(one, look.tokens, scale=options.scale) for one in report]
+        return [attention_map(one, inspector.tokens, scale=options.scale) for one in reports]
     if view is View.rollout:
-        return [rollout_map(one, look.tokens, scale=options.scale) for one in report]
-    return [positions_map(one) for one in report]
+        return [rollout_map(one, inspector.tokens, scale=options.scale) for one in reports]
+    return [positions_map(one) for one in reports]
 
 
-def _asked(options: Options, n: int) -> range | None:
-    """The tokens of --query, if it was given and there is a text."""
+def _selected_queries(options: InspectOptions, n: int) -> range | None:
     return parse_slice("--query", options.query, n) if options.query is not None and n else None
 
 
 def draw_view(
-    view: View, report: Any, look: Inspector, options: Options, screen: Screen
+    view: View, report: Any, inspector: Inspector, options: InspectOptions, screen: Screen
 ) -> list[Any]:
-    """What the terminal shows of a view."""
-    n = len(look.ids)
-    asked, width = _asked(options, n), screen.width
-    if view in MATRICES:
-        things: list[Any] = []
-        for heat in heat_maps(view, report, look, options):
+    """Return what the terminal shows of a view, as Rich renderables."""
+    n, width = len(inspector.ids), screen.width
+    selected = _selected_queries(options, n)
+    if view in MATRIX_VIEWS:
+        lines: list[Any] = []
+        for heat in heat_maps(view, report, inspector, options):
             n_columns = heat.values.shape[1]
             keys = None if options.keys is None else parse_slice("--keys", options.keys, n_columns)
             if keys is None and options.hide_first and n_columns > 1:
                 keys = range(1, n_columns)
-            things += ["", *draw_cells(
+            lines += ["", *draw_heat_map(
                 heat, cells=options.cells, width=width, is_terminal=screen.is_terminal,
-                coloured=screen.coloured, rows=asked if view is not View.positions else None,
+                has_color=screen.has_color, rows=None if view is View.positions else selected,
                 columns=keys, top=options.top or 4,
             )]  # fmt: skip
-        return things[1:]
+        return lines[1:]
     if view is View.heads:
-        return list(heads_view(report, width=width if screen.fits else None))
+        return list(heads_table(report, width=width if screen.limited else None))
     if view is View.tokens:
-        rows = asked or range(max(0, n - _ROWS) if screen.is_terminal else 0, n)
-        return list(token_table(report, rows=rows, width=width, coloured=screen.coloured))
-    query = asked[-1] if asked else n - 1
+        rows = selected or range(max(0, n - _MAX_TOKEN_ROWS) if screen.is_terminal else 0, n)
+        return list(token_table(report, rows=rows, width=width, has_color=screen.has_color))
+    query = selected[-1] if selected else n - 1
     if view is View.predict:
-        after = f"{query} {label(look.tokens[query], width=16)}"
-        return [prediction_table(report, after=after, width=width)]
+        context = f"{query} {label(inspector.tokens[query], width=16)}"
+        return [prediction_table(report, context=context, width=width)]
     if view is View.lens:
-        return list(lens_view(report, look.tokens, width=width))
+        return list(lens_table(report, inspector.tokens, width=width))
     if view is View.why:
-        return list(why_view(report, look.tokens[query], top=options.top or 15, width=width))
-    return list(summary_view(report) if view is View.model else checks_table(report))
+        token = inspector.tokens[query]
+        return list(attribution_table(report, token, top=options.top or 15, width=width))
+    return list(summary_table(report) if view is View.model else checks_table(report))

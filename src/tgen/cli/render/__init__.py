@@ -1,1 +1,1 @@
-"""Drawing shared by the commands."""
+"""Drawing code that several commands share."""

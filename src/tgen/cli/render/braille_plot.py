@@ -1,6 +1,6 @@
-"""Lines and marks in a terminal: a canvas of braille dots, and round numbers for its axes.
+"""Line plots in the terminal: a canvas of braille dots, and axes with round ticks.
 
-Dots are counted from the lower left corner: a cell of text is 2 dots wide and 4 high.
+Dots count from the lower left corner; a character is 2 dots wide and 4 high.
 """
 
 import math
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-_BITS = ((0x40, 0x80), (0x04, 0x20), (0x02, 0x10), (0x01, 0x08))  # by height and side in a cell
+_BITS = ((0x40, 0x80), (0x04, 0x20), (0x02, 0x10), (0x01, 0x08))  # by row and column in a character
 _BLANK = 0x2800
 
 
 class Canvas:
-    """A rectangle of `columns` by `rows` cells; what lies outside is not drawn."""
+    """A rectangle of `columns` by `rows` characters; dots outside are ignored."""
 
     def __init__(self, columns: int, rows: int) -> None:
         self.columns, self.rows = columns, rows
@@ -22,28 +22,28 @@ class Canvas:
         self._marks: dict[tuple[int, int], str] = {}
 
     def dot(self, x: int, y: int, style: str = "") -> None:
-        """One dot; the last style in a cell is the cell's."""
+        """Draw one dot; the last style within a character applies to all of it."""
         if 0 <= x < 2 * self.columns and 0 <= y < 4 * self.rows:
             row, column = y // 4, x // 2
             self._bits[row][column] |= _BITS[y % 4][x % 2]
             self._styles[row][column] = style
 
     def line(self, points: list[tuple[int, int]], style: str = "") -> None:
-        """Dots from each point to the next; a single point is a dot."""
+        """Draw straight lines from each point to the next; a single point is a dot."""
         for (x, y), (next_x, next_y) in zip(points, points[1:] or points, strict=False):
             n = max(abs(next_x - x), abs(next_y - y), 1)
             for i in range(n + 1):
-                across, up = (next_x - x) * i / n, (next_y - y) * i / n
-                self.dot(x + round(across), y + round(up), style)
+                dx, dy = (next_x - x) * i / n, (next_y - y) * i / n
+                self.dot(x + round(dx), y + round(dy), style)
 
     def mark(self, x: int, y: int, character: str, style: str = "") -> None:
-        """A character in place of the dots of the cell that holds (x, y)."""
+        """Replace the dots of the character at (x, y) by another character."""
         if 0 <= x < 2 * self.columns and 0 <= y < 4 * self.rows:
             self._marks[y // 4, x // 2] = character
             self._styles[y // 4][x // 2] = style
 
     def lines(self) -> list[Text]:
-        """The rows of text, the top one first."""
+        """Return the lines of text, the top line first."""
         rows = []
         for row in reversed(range(self.rows)):
             text = Text(no_wrap=True)
@@ -57,23 +57,23 @@ class Canvas:
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """Values from `low` to `high`, spread over `dots` dots."""
+    """A linear scale from the values `low` to `high` to `dots` dots."""
 
     low: float
     high: float
     dots: int
 
     def dot(self, value: float) -> int:
-        """Where a value is; outside the axis, outside the dots."""
+        """Return the dot of a value; values outside the axis have dots outside it."""
         span = self.high - self.low
         return round((value - self.low) / span * (self.dots - 1)) if span > 0 else 0
 
-    def ticks(self, most: int) -> list[float]:
-        """At most `most` round values on the axis, evenly apart: 1, 2 or 5 times a power of 10."""
+    def ticks(self, max_ticks: int) -> list[float]:
+        """Return at most `max_ticks` round values: multiples of 1, 2 or 5 times a power of 10."""
         span = self.high - self.low
         if span <= 0:
             return [self.low]
-        unit = 10.0 ** math.floor(math.log10(span / most))
-        apart = next(n * unit for n in (1, 2, 5, 10, 20) if span / (n * unit) <= most - 1)
-        first, last = math.ceil(self.low / apart), math.floor(self.high / apart)
-        return [i * apart for i in range(first, last + 1)]
+        unit = 10.0 ** math.floor(math.log10(span / max_ticks))
+        step = next(n * unit for n in (1, 2, 5, 10, 20) if span / (n * unit) <= max_ticks - 1)
+        first, last = math.ceil(self.low / step), math.floor(self.high / step)
+        return [i * step for i in range(first, last + 1)]

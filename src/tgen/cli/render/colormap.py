@@ -1,9 +1,9 @@
-"""One ramp for all pictures, in which lighter is always more."""
+"""The color map of all heat maps: viridis, in which lighter means more."""
 
 from rich.color import Color
 from rich.style import Style
 
-# From dark violet over green to yellow: even steps of lightness, so that it reads in grey too.
+# Viridis at eight points; its lightness rises evenly, so that it also reads in grayscale.
 RAMP = [
     (68, 1, 84),
     (70, 50, 127),
@@ -18,28 +18,29 @@ RGB = tuple[int, int, int]
 
 
 def color_at(shade: float) -> RGB:
-    """The ramp's red, green and blue at a shade from 0 to 1."""
-    place = min(max(shade, 0.0), 1.0) * (len(RAMP) - 1)
-    low = min(int(place), len(RAMP) - 2)
+    """Return the color of a shade from 0 to 1, linearly interpolated."""
+    position = min(max(shade, 0.0), 1.0) * (len(RAMP) - 1)
+    low = min(int(position), len(RAMP) - 2)
     red, green, blue = (
-        round(a + (b - a) * (place - low)) for a, b in zip(RAMP[low], RAMP[low + 1], strict=True)
+        round(a + (b - a) * (position - low)) for a, b in zip(RAMP[low], RAMP[low + 1], strict=True)
     )
     return red, green, blue
 
 
-def is_light(of: RGB) -> bool:
-    """Whether black is read better on it than white: by WCAG's relative luminance."""
-    linear = [c / 3294.6 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in of]
+def is_light(color: RGB) -> bool:
+    """Return whether black text contrasts better than white, by WCAG's relative luminance."""
+    linear = [c / 3294.6 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in color]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.179
 
 
 def highlight(shade: float) -> Style:
-    """Text on the ramp's colour; not in a terminal's own black and white, which may be greys."""
-    back = color_at(shade)
-    front = (0, 0, 0) if is_light(back) else (255, 255, 255)
-    return Style(color=Color.from_rgb(*front), bgcolor=Color.from_rgb(*back))
+    """Return the style of text on a shade: exact black or white, since a terminal's named colors
+    may be grays."""
+    background = color_at(shade)
+    foreground = (0, 0, 0) if is_light(background) else (255, 255, 255)
+    return Style(color=Color.from_rgb(*foreground), bgcolor=Color.from_rgb(*background))
 
 
-def to_hex(of: RGB) -> str:
-    """As in HTML: #rrggbb."""
-    return "#{:02x}{:02x}{:02x}".format(*of)
+def to_hex(color: RGB) -> str:
+    """Return a color as #rrggbb."""
+    return "#{:02x}{:02x}{:02x}".format(*color)

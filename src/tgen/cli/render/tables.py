@@ -1,12 +1,12 @@
-"""Tables without lines, in which numbers are never cut and words are folded where they must be."""
+"""Rich tables without lines: numbers are never cut, text is folded where it must be."""
 
 from rich.table import Table
 from rich.text import Text
 
 
 def table(*names: str, title: str = "") -> Table:
-    """Columns by name; a `>` before one says that its numbers stand to the right."""
-    made = Table(
+    """Return a table with these columns; `>` before a name right-aligns the column."""
+    rows = Table(
         title=Text(title) if title else None,
         title_justify="left",
         box=None,
@@ -15,7 +15,7 @@ def table(*names: str, title: str = "") -> Table:
     )
     for name in names:
         if name.startswith(">"):
-            made.add_column(name[1:], justify="right", no_wrap=True)
+            rows.add_column(name[1:], justify="right", no_wrap=True)
         else:
-            made.add_column(name, overflow="fold")
-    return made
+            rows.add_column(name, overflow="fold")
+    return rows

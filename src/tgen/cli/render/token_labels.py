@@ -1,23 +1,23 @@
-"""How a token is shown in a table: one function that every byte string survives."""
+"""Printable labels for tokens, whatever their bytes."""
 
 import unicodedata
 
 from rich.cells import cell_len, set_cell_size
 
 MARGIN = 14  # columns of a row's number and label
-_MARKS = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
+_WHITESPACE = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
 def label(token: bytes, *, width: int | None = None) -> str:
-    """Printable text of a token's bytes, cut with `…` at `width` cells.
+    """Return printable text for a token's bytes, cut to `width` columns with `…`.
 
-    White space becomes visible, control and invisible characters their code point, bytes that are
-    no whole character their hexadecimal values.
+    White space becomes visible, control and invisible characters become code points, and bytes
+    that are not valid UTF-8 become hexadecimal.
     """
     try:
-        text = "".join(_visible(character) for character in token.decode())
+        text = "".join(_printable(character) for character in token.decode())
         if unicodedata.category(text[:1] or " ").startswith("M"):
-            text = "◌" + text  # nothing before it to stand on
+            text = "◌" + text  # a combining mark needs a base
     except UnicodeDecodeError:
         text = f"‹{token.hex(' ').upper()}›"
     text = text or "‹end›"
@@ -25,22 +25,21 @@ def label(token: bytes, *, width: int | None = None) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """At most `width` cells of a label, the last of them … where it was longer."""
+    """Return a label cut to `width` columns, ending in … if it was longer."""
     if cell_len(text) <= width:
         return text
     return set_cell_size(text, max(0, width - 1)).rstrip() + "…"
 
 
 def row_label(row: int, text: str) -> str:
-    """A row's number and label in the margin; a label that is the number stands once."""
-    shown = "" if text == str(row) else f" {cut(text, MARGIN - 6)}"
-    return set_cell_size(f"{row:>4}{shown}", MARGIN)
+    """Return a row's number and label for the margin; the number alone if they are equal."""
+    suffix = "" if text == str(row) else f" {cut(text, MARGIN - 6)}"
+    return set_cell_size(f"{row:>4}{suffix}", MARGIN)
 
 
-def _visible(character: str) -> str:
-    if character in _MARKS:
-        return _MARKS[character]
-    category = unicodedata.category(character)
-    if category.startswith(("C", "Z")):
+def _printable(character: str) -> str:
+    if character in _WHITESPACE:
+        return _WHITESPACE[character]
+    if unicodedata.category(character).startswith(("C", "Z")):
         return f"‹U+{ord(character):04X}›"
     return character

@@ -1,54 +1,58 @@
-"""A run on many ranks, as rows of the plan's table."""
+"""Table rows of the estimate for many ranks, below those of the plan."""
 
-from tgen.reports import RankMemory, ScalingReport
+from tgen.reports import RankMemory, ScalingReport, format_number
 
-_WAYS = {"ddp": "all on every rank", "fsdp": "shares of all, gathered block by block"}
+_PARALLEL = {"ddp": "a replica on every rank", "fsdp": "sharded, gathered block by block"}
 
-# Name, seconds, from how many on.
+# Name, seconds, smallest number that is shown in this unit.
 _UNITS = (("years", 365 * 86400, 3), ("days", 86400, 2), ("hours", 3600, 2), ("minutes", 60, 2))
 
 
 def scaling_table(report: ScalingReport) -> list[tuple[str, str, str]]:
-    """Name, value and what it consists of or where it comes from."""
-    kind = "GPUs" if report.on_gpu else "processors"
-    given = report.device_memory
-    each = f"of {_size(given)} each" if given else "--device-memory SIZE says what fits them"
-    windows, tokens = f"{report.batch_size:,} windows", f"{report.step_tokens:,} tokens a step"
-    return [
-        ("ranks", f"{report.n_ranks:,} {kind}", each),
-        ("global batch", windows, tokens),
-        *(_memory(rank, report.sent_bytes[rank.parallel]) for rank in report.ranks),
-        ("parallel", report.parallel, _WAYS[report.parallel]),
+    """Return rows of name, value and explanation."""
+    memory = report.device_memory
+    devices = f"{report.n_ranks:,} {'GPUs' if report.on_gpu else 'CPUs'}"
+    each = f"with {_bytes(memory)} each" if memory else "set --device-memory to check what fits"
+    table = [
+        ("ranks", devices, each),
         (
-            "tokens",
+            "global batch",
+            f"{report.batch_size:,} windows",
+            f"{report.step_tokens:,} tokens per step",
+        ),
+        *(_memory(rank, report.sent_bytes[rank.parallel]) for rank in report.ranks),
+        ("parallel", report.parallel, _PARALLEL[report.parallel]),
+        (
+            "training tokens",
             _count(report.tokens),
-            f"{_plain(report.tokens_per_parameter)} a parameter; {report.steps:,} steps, "
-            f"{_plain(report.epochs)} epochs",
+            f"{format_number(report.tokens_per_parameter)} per parameter; {report.steps:,} steps, "
+            f"{format_number(report.epochs)} epochs",
         ),
         (
-            "yardstick",
+            "compute-optimal",
             _count(report.optimal_tokens),
-            f"{report.optimal_tokens_per_parameter} a parameter, as Chinchilla; "
-            f"{report.optimal_steps:,} steps, {_plain(report.optimal_epochs)} epochs",
+            f"{report.optimal_tokens_per_parameter} per parameter (Chinchilla); "
+            f"{report.optimal_steps:,} steps, {format_number(report.optimal_epochs)} epochs",
         ),
         (
             "speed",
-            f"{_plain(report.tokens_per_second)} tokens/s",
-            f"if a rank is as fast as this machine and so many keep {report.efficiency:.0%}; "
-            f"{_time(report.seconds)}, for the yardstick {_time(report.optimal_seconds)}",
+            f"{format_number(report.tokens_per_second)} tokens/s",
+            f"assuming ranks as fast as this machine, {report.efficiency:.0%} scaling efficiency; "
+            f"{_duration(report.seconds)}, compute-optimal {_duration(report.optimal_seconds)}",
         ),
-        *([_on_gpus(report)] if report.on_gpu else []),
     ]
-
-
-def _on_gpus(report: ScalingReport) -> tuple[str, str, str]:
-    return (
-        "on GPUs",
-        f"{_plain(report.gpu_tokens_per_second)} tokens/s",
-        f"for each 100 TFLOP/s of one's peak, if it reaches {report.gpu_share:.0%}, at "
-        f"{_plain(report.flops_per_token / 1e9)} GFLOP a token; "
-        f"{_time(report.gpu_seconds)}, for the yardstick {_time(report.gpu_optimal_seconds)}",
-    )
+    if report.on_gpu:
+        gflop = format_number(report.flops_per_token / 1e9)
+        table.append(
+            (
+                "speed on GPUs",
+                f"{format_number(report.gpu_tokens_per_second)} tokens/s",
+                f"per 100 TFLOP/s of a GPU's peak, assuming {report.gpu_share:.0%} of it and "
+                f"{gflop} GFLOP per token; {_duration(report.gpu_seconds)}, compute-optimal "
+                f"{_duration(report.gpu_optimal_seconds)}",
+            )
+        )
+    return table
 
 
 def _memory(rank: RankMemory, sent: int) -> tuple[str, str, str]:
@@ -60,11 +64,15 @@ def _memory(rank: RankMemory, sent: int) -> tuple[str, str, str]:
         "copies": rank.copies,
         "update": rank.update,
     }
-    told = " · ".join(f"{name} {_size(n_bytes)}" for name, n_bytes in parts.items() if n_bytes)
-    return rank.parallel, f"{_size(rank.total)} a rank", f"{told}; sends {_size(sent)} a step"
+    sizes = " · ".join(f"{name} {_bytes(size)}" for name, size in parts.items() if size)
+    return (
+        rank.parallel,
+        f"{_bytes(rank.total)} per rank",
+        f"{sizes}; sends {_bytes(sent)} per step",
+    )
 
 
-def _size(n_bytes: int) -> str:
+def _bytes(n_bytes: int) -> str:
     return f"{n_bytes / 1e9:,.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:,.1f} MB"
 
 
@@ -74,11 +82,7 @@ def _count(n: int) -> str:
     return f"{n / 1e9:,.1f} G" if n >= 1e9 else f"{n / 1e6:,.1f} M"
 
 
-def _plain(number: float) -> str:
-    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
-
-
-def _time(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     for unit, length, least in _UNITS:
         if seconds >= least * length:
             return f"{seconds / length:,.1f} {unit}"

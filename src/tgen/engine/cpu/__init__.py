@@ -1,1 +1,1 @@
-"""Every token in compiled code: Numba makes it from Python, no C compiler is needed."""
+"""The CPU engine: kernels that Numba compiles from Python, without a C compiler. See README.md."""

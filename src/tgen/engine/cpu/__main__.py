@@ -1,5 +1,5 @@
-"""python -m tgen.engine.cpu: compiles the kernels ahead of the first use."""
+"""`python -m tgen.engine.cpu` compiles the kernels ahead of the first use."""
 
-from tgen.engine.cpu.kernel_cache import kernels
+from tgen.engine.cpu.kernel_cache import load_kernels
 
-kernels()
+load_kernels()

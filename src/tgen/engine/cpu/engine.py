@@ -1,26 +1,26 @@
-"""The engine for processors: passes of up to 96 tokens through `forward`."""
+"""The CPU engine: passes of up to 96 tokens through the compiled `forward`."""
 
-from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Literal, overload
+from collections.abc import MutableMapping, Sequence
 
 import numpy as np
 
+from tgen.checkpoint.dtypes import Array, to_float32
 from tgen.config import ModelConfig, StoredAs
-from tgen.engine.base import Logits, lengths_after
+from tgen.engine.base import Logits, extended_lengths
 from tgen.engine.cpu import job_layout
-from tgen.engine.cpu.cache import Cache
-from tgen.engine.cpu.threads import MAX_LAYERS, threads
-from tgen.engine.cpu.weights import Array, Weights, to_float32, whole
+from tgen.engine.cpu.kv_cache import BlockedKVCache
+from tgen.engine.cpu.threads import MAX_LAYERS, thread_pool
+from tgen.engine.cpu.weights import PackedWeights, padded_length
 from tgen.errors import ModelError
 from tgen.model.rope import rotary_tables, sinusoid
 
-_TOGETHER = 96  # tokens in a pass: each reads the weights from afar once
-_CHUNK_BYTES = 1 << 18  # of weights, to stay near the processor while a pass's tokens use them
-_CHUNKS_A_THREAD = 4  # at least: threads are never equally fast
+_MAX_TOKENS = 96  # per pass, which reads all weights from RAM once
+_CHUNK_BYTES = 1 << 18  # of weights: they stay in the CPU cache while all tokens use them
+_MIN_CHUNKS_PER_THREAD = 4  # to balance threads of different speed
 
 
 class CpuEngine:
-    """See `engine.base.Engine`. Logits do not depend on other rows, nor on the threads."""
+    """See `engine.base.Engine`. Logits do not depend on other sequences or the threads."""
 
     name = "kernels"
 
@@ -30,159 +30,144 @@ class CpuEngine:
         arrays: MutableMapping[str, Array],
         *,
         n_threads: int,
-        stored: StoredAs = "float32",
+        dtype: StoredAs = "float32",
     ) -> None:
-        """Takes the arrays out of `arrays` one by one: what is held otherwise is not held twice."""
+        """Move the arrays out of `arrays` one by one, so that no converted array exists twice."""
         if config.n_layers > MAX_LAYERS:
             raise ModelError(
-                f"the model has {config.n_layers} layers", f"the kernels take {MAX_LAYERS}"
+                f"the model has {config.n_layers} layers (limit {MAX_LAYERS})", "use --engine torch"
             )
         self.config = config
-        self._weights = Weights(config, arrays, stored)
-        self.stored: StoredAs = stored
-        self._cache = Cache(config)
+        self._weights = PackedWeights(config, arrays, dtype)
+        self.dtype: StoredAs = dtype
+        self._cache = BlockedKVCache(config)
         self._n_threads = n_threads
         self._job = np.zeros(job_layout.JOB_SIZE, np.int64)
-        self._tokens = np.zeros((_TOGETHER, job_layout.TOKEN_COLUMNS), np.int64)
-        self._buffers: dict[int, Array] = {job_layout.TOKENS_AT: self._tokens}
-        self._n_angles = 0
-        self._make_buffers()
-        self._set(self._weights.facts() | {job_layout.N_THREADS: n_threads})
+        self._tokens = np.zeros((_MAX_TOKENS, job_layout.TOKEN_COLUMNS), np.int64)
+        self._buffers: dict[int, Array] = {job_layout.TOKENS_PTR: self._tokens}
+        self._n_rotary = 0  # positions in the tables of cosines and sines
+        self._allocate_buffers()
+        self._set_fields(self._weights.job_fields() | {job_layout.N_THREADS: n_threads})
 
     @property
     def context_length(self) -> int:
-        """Tokens that a row can hold."""
+        """Maximum tokens per sequence."""
         return self.config.context_length
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens that each row holds."""
+        """Tokens of each sequence."""
         return list(self._cache.lengths)
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the keys and values held."""
-        return self._cache.bytes_held
+        """Bytes of the cached keys and values."""
+        return self._cache.used_bytes
 
-    @overload
-    def extend(
-        self, tokens: Sequence[Sequence[int]], *, every_position: Literal[False] = False
-    ) -> Logits: ...
-    @overload
-    def extend(
-        self, tokens: Sequence[Sequence[int]], *, every_position: Literal[True]
-    ) -> list[Logits]: ...
-    def extend(
-        self, tokens: Sequence[Sequence[int]], *, every_position: bool = False
-    ) -> Logits | list[Logits]:
-        """Appends tokens to each row; logits (B, V) of what follows, or a list of (t_i, V)."""
-        counts = [len(row) for row in tokens]
+    def extend(self, tokens: Sequence[Sequence[int]], *, every_position: bool = False) -> Logits:
+        """Append tokens to each sequence; see `engine.base.Engine.extend`."""
+        counts = [len(new) for new in tokens]
         before = self.lengths
-        after = lengths_after(before, counts, self.context_length)
-        self._cache.make_room(max(after))
-        self._set(self._cache.facts())
-        self._reach(self._cache.capacity)
-        all_ids = np.concatenate([np.asarray(row, np.int64) for row in tokens])
-        if all_ids.min() < 0 or all_ids.max() >= self.config.vocab_size:
+        after = extended_lengths(before, counts, self.context_length)
+        self._cache.reserve(max(after))
+        self._set_fields(self._cache.job_fields())
+        self._extend_rotary_tables(self._cache.capacity)
+        ids = np.concatenate([np.asarray(new, np.int64) for new in tokens])
+        if ids.min() < 0 or ids.max() >= self.config.vocab_size:
             raise IndexError(f"a token is outside the vocabulary of {self.config.vocab_size}")
-        places = np.zeros((len(all_ids), job_layout.TOKEN_COLUMNS), np.int64)
+        rows = np.zeros((len(ids), job_layout.TOKEN_COLUMNS), np.int64)
         ends = np.cumsum(counts)
-        for row, (start, n, end) in enumerate(zip(before, counts, ends, strict=True)):
-            places[end - n : end, job_layout.POSITION] = np.arange(start, start + n)
-            places[end - n : end, job_layout.ROW] = row
-        places[:, job_layout.SCORED] = every_position
-        places[ends - 1, job_layout.SCORED] = 1
+        for i, (start, n, end) in enumerate(zip(before, counts, ends, strict=True)):
+            rows[end - n : end, job_layout.POSITION] = np.arange(start, start + n)
+            rows[end - n : end, job_layout.SEQUENCE] = i
+        rows[:, job_layout.NEEDS_LOGITS] = every_position
+        rows[ends - 1, job_layout.NEEDS_LOGITS] = 1
         parts = [
-            self._pass(all_ids[i : i + _TOGETHER], places[i : i + _TOGETHER])
-            for i in range(0, len(all_ids), _TOGETHER)
+            self._run_pass(ids[i : i + _MAX_TOKENS], rows[i : i + _MAX_TOKENS])
+            for i in range(0, len(ids), _MAX_TOKENS)
         ]
         self._cache.lengths = after
-        logits = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return np.split(logits, ends[:-1]) if every_position else logits
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def rewind(self, lengths: Sequence[int]) -> None:
-        """Forgets each row's tail."""
+        """Truncate each sequence."""
         self._cache.rewind(lengths)
 
-    def select(self, rows: Sequence[int]) -> None:
-        """Keeps, repeats and reorders rows."""
-        self._cache.select(rows)
+    def select(self, indices: Sequence[int]) -> None:
+        """Select, repeat and reorder sequences."""
+        self._cache.select(indices)
 
     def keys_and_values(self) -> tuple[Array, Array]:
-        """Those that the first row holds, each (L, n_kv_heads, n, D)."""
-        return self._cache.first_row()
+        """Return the first sequence's keys and values, each (L, n_kv_heads, n, D)."""
+        return self._cache.first_sequence()
 
     def restore(self, keys: Array, values: Array) -> None:
-        """Leaves one row, which holds these."""
+        """Replace everything by one sequence with these keys and values."""
         self._cache.restore(keys, values)
 
-    def _pass(self, ids: Array, places: Array) -> Logits:
-        """(n,) ids and their places -> (n scored, V)."""
+    def _run_pass(self, ids: Array, rows: Array) -> Logits:
+        """Token ids (n,) and their job rows (n, TOKEN_COLUMNS) -> logits where needed."""
         n, width = len(ids), self.config.d_model
-        x = self._buffers[job_layout.X_AT]
+        x = self._buffers[job_layout.X_PTR]
         x[:n, :width] = self._weights.embed(ids)
         if self._positions is not None:
-            x[:n, :width] += self._positions[places[:, job_layout.POSITION]]
-        self._tokens[:n] = places
-        n_scored = int(places[:, job_layout.SCORED].sum())
-        logits = np.empty((n_scored, self.config.vocab_size), np.float32)
-        self._set(
-            {
-                job_layout.N_TOKENS: n,
-                job_layout.N_SCORED: n_scored,
-                job_layout.LOGITS_AT: logits.ctypes.data,
-            }
-        )
-        threads().run(self._job, self.config.n_layers, self._n_threads)
+            x[:n, :width] += self._positions[rows[:, job_layout.POSITION]]
+        self._tokens[:n] = rows
+        n_logits = int(rows[:, job_layout.NEEDS_LOGITS].sum())
+        logits = np.empty((n_logits, self.config.vocab_size), np.float32)
+        fields = {job_layout.N_TOKENS: n, job_layout.N_LOGITS: n_logits}
+        self._set_fields(fields | {job_layout.LOGITS_PTR: logits.ctypes.data})
+        thread_pool().run(self._job, self.config.n_layers, self._n_threads)
         return logits
 
-    def _set(self, facts: Mapping[int, int]) -> None:
-        for name, value in facts.items():
+    def _set_fields(self, fields: dict[int, int]) -> None:
+        for name, value in fields.items():
             self._job[name] = value
 
-    def _reach(self, n: int) -> None:
-        """Has the angles of `n` positions: of a long context most are never needed."""
-        if self.config.position == "rotary" and n > self._n_angles:
-            self._n_angles = n
+    def _extend_rotary_tables(self, n: int) -> None:
+        """Compute the tables for `n` positions: most of a long context is never used."""
+        if self.config.position == "rotary" and n > self._n_rotary:
+            self._n_rotary = n
             cos, sin = rotary_tables(self.config, n)
-            self._buffers |= {job_layout.COS_AT: cos, job_layout.SIN_AT: sin}
-            self._set({job_layout.COS_AT: cos.ctypes.data, job_layout.SIN_AT: sin.ctypes.data})
+            self._buffers |= {job_layout.COS_PTR: cos, job_layout.SIN_PTR: sin}
+            fields = {job_layout.COS_PTR: cos.ctypes.data, job_layout.SIN_PTR: sin.ctypes.data}
+            self._set_fields(fields)
 
-    def _make_buffers(self) -> None:
+    def _allocate_buffers(self) -> None:
         config = self.config
-        width, feed, head = whole(config.d_model), whole(config.d_ff), whole(config.head_dim)
+        width, hidden = padded_length(config.d_model), padded_length(config.d_ff)
+        head = padded_length(config.head_dim)
         sizes = {
-            job_layout.X_AT: width,
-            job_layout.Y_AT: width,
-            job_layout.QKV_AT: (config.n_heads + 2 * config.n_kv_heads) * head,
-            job_layout.MIXED_AT: config.n_heads * head,
-            job_layout.HIDDEN_AT: feed,
+            job_layout.X_PTR: width,
+            job_layout.Y_PTR: width,
+            job_layout.QKV_PTR: (config.n_heads + 2 * config.n_kv_heads) * head,
+            job_layout.ATTENTION_PTR: config.n_heads * head,
+            job_layout.HIDDEN_PTR: hidden,
         }
         for name, size in sizes.items():
-            self._buffers[name] = np.zeros((_TOGETHER, size), np.float32)
-        gate, scores = _TOGETHER * width, _TOGETHER * (width + feed)
-        # A page apart, so that no thread writes where another reads.
-        local = whole(scores + config.context_length) + 1024
-        self._buffers[job_layout.LOCAL_AT] = np.zeros((self._n_threads, local), np.float32)
+            self._buffers[name] = np.zeros((_MAX_TOKENS, size), np.float32)
+        gate, scores = _MAX_TOKENS * width, _MAX_TOKENS * (width + hidden)
+        # A page apart, so that threads do not share cache lines.
+        scratch = padded_length(scores + config.context_length) + 1024
+        self._buffers[job_layout.SCRATCH_PTR] = np.zeros((self._n_threads, scratch), np.float32)
         self._positions = None
         if config.position == "learned":
             assert self._weights.positions is not None
             self._positions = to_float32(self._weights.positions)
         elif config.position == "sinusoidal":
             self._positions = sinusoid(config.context_length, config.d_model)
-        self._set({name: buffer.ctypes.data for name, buffer in self._buffers.items()})
-        largest = max(config.d_ff * width, config.d_model * feed, max(sizes.values()) * width)
-        facts = {
-            job_layout.LOCAL_STEP: 4 * local,
-            job_layout.GATE_OFFSET: 4 * gate,
-            job_layout.SCORES_OFFSET: 4 * scores,
-            job_layout.N_CHUNKS: self._n_chunks(4 * largest),
-            job_layout.N_HEAD_CHUNKS: self._n_chunks(4 * config.vocab_size * width),
-        }
-        self._set(facts)
+        self._set_fields({name: buffer.ctypes.data for name, buffer in self._buffers.items()})
+        largest = max(config.d_ff * width, config.d_model * hidden, max(sizes.values()) * width)
+        self._set_fields(
+            {
+                job_layout.SCRATCH_BYTES: 4 * scratch,
+                job_layout.GATE_OFFSET: 4 * gate,
+                job_layout.SCORES_OFFSET: 4 * scores,
+                job_layout.N_CHUNKS: self._n_chunks(4 * largest),
+                job_layout.N_LM_HEAD_CHUNKS: self._n_chunks(4 * config.vocab_size * width),
+            }
+        )
 
     def _n_chunks(self, n_bytes: int) -> int:
-        return min(
-            job_layout.MAX_CHUNKS,
-            max(_CHUNKS_A_THREAD * self._n_threads, -(-n_bytes // _CHUNK_BYTES)),
-        )
+        wanted = max(_MIN_CHUNKS_PER_THREAD * self._n_threads, -(-n_bytes // _CHUNK_BYTES))
+        return min(job_layout.MAX_CHUNKS, wanted)

@@ -1,5 +1,6 @@
-"""What threads call: to make a pass, or to help with those that others make. One function in all,
-since what is compiled lies there once for each function that can be called from outside.
+"""The one compiled function: a thread either starts a pass or helps with the passes of others.
+
+One function only, because the machine code contains a copy of everything per external function.
 """
 
 import llvmlite.binding as llvm
@@ -7,65 +8,65 @@ import numba
 from numba import njit
 
 from tgen.engine.cpu.forward import forward
+from tgen.engine.cpu.intrinsics import load_int
 from tgen.engine.cpu.job_layout import JOB_SIZE, N_THREADS
-from tgen.engine.cpu.simd import int_at
-from tgen.engine.cpu.work_queue import begin, breathe, give_way, load_word, store_word
+from tgen.engine.cpu.work_queue import atomic_load, atomic_store, pause, reset_phases, yield_cpu
 
-_FROM_C = {"sched_yield", "erff", "memset", "memcpy", "memmove"}
-_EAGER, _PATIENT = 20_000, 40_000  # looks for a pass: without and with giving way
+_C_FUNCTIONS = {"sched_yield", "erff", "memset", "memcpy", "memmove"}
+_SPINS_BEFORE_YIELD, _SPINS_BEFORE_SLEEP = 20_000, 40_000  # polls for a new pass
 
 
 @njit
-def _run(ours, job, newest, words, n_phases, thread):
-    """A pass with the job `ours`, copied to where helpers look. One call: nothing interrupts it."""
-    number = load_word(newest) + 1
-    begin(words, n_phases, number)  # nobody's: who is late finds nothing while the job changes
+def _run(new_job, job, newest, queue, n_phases, thread):
+    """Copy `new_job` to where helpers look, and compute it. One call: nothing interrupts it."""
+    number = atomic_load(newest) + 1
+    reset_phases(queue, n_phases, number)  # a pass without a job: late helpers find no work
     for i in range(JOB_SIZE):
-        store_word(job + i * 8, int_at(ours, i))
-    begin(words, n_phases, number + 1)
-    store_word(newest, number + 1)
+        atomic_store(job + i * 8, load_int(new_job, i))
+    reset_phases(queue, n_phases, number + 1)
+    atomic_store(newest, number + 1)
     forward(job, number + 1, thread)
 
 
 @njit
 def _serve(job, newest, seen, thread):
-    """Takes part in every pass that comes; the last one's number, once none comes for a while."""
-    idle = 0
-    while idle < _PATIENT:
-        number = load_word(newest)
-        idle += 1
+    """Help with each new pass; return the last one's number after a while without a new one."""
+    spins = 0
+    while spins < _SPINS_BEFORE_SLEEP:
+        number = atomic_load(newest)
+        spins += 1
         if number != seen:
             seen = number
-            if thread < int_at(job, N_THREADS):
+            if thread < load_int(job, N_THREADS):
                 forward(job, number, thread)
-                idle = 0
-        elif idle > _EAGER:
-            give_way()
+                spins = 0
+        elif spins > _SPINS_BEFORE_YIELD:
+            yield_cpu()
         else:
-            breathe()
+            pause()
     return seen
 
 
-def enter(job, newest, ours, words, n_phases, seen, thread):
-    """A pass with the job `ours`; without one, help as `thread`, and the last pass's number."""
-    if ours != 0:
-        _run(ours, job, newest, words, n_phases, thread)
+def enter(job, newest, new_job, queue, n_phases, seen, thread):
+    """Run the pass `new_job` and return 0, or, if it is 0, help as `thread`: see `_serve`."""
+    if new_job != 0:
+        _run(new_job, job, newest, queue, n_phases, thread)
         return 0
     return _serve(job, newest, seen, thread)
 
 
 def machine_code(name: str) -> bytes:
-    """An object file for this processor, with `enter` under this name as Numba calls functions:
+    """Compile `enter` to an object file for this CPU, with Numba's calling convention:
     int32 name(int64 *result, void **error, int64, ...)."""
     signature = "int64(int64, int64, int64, int64, int64, int64, int64)"
-    alone = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    compiled = njit(signature, error_model="numpy", **alone)(enter)
+    no_wrappers = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    compiled = njit(signature, error_model="numpy", **no_wrappers)(enter)
     ((types, code),) = compiled.inspect_llvm().items()
     code = code.replace(compiled.overloads[types].fndesc.llvm_func_name, name)
     module = llvm.parse_assembly(code)
-    foreign = {f.name for f in module.functions if f.is_declaration and "llvm." not in f.name}
-    if not foreign <= _FROM_C:  # a linker that does not find a name ends the process
-        raise RuntimeError(f"the kernels call {sorted(foreign - _FROM_C)}")
+    external = {f.name for f in module.functions if f.is_declaration and "llvm." not in f.name}
+    if not external <= _C_FUNCTIONS:  # the linker ends the process if it does not find a name
+        raise RuntimeError(f"the kernels call {sorted(external - _C_FUNCTIONS)}")
     machine = llvm.Target.from_default_triple().create_target_machine(
         cpu=numba.config.CPU_NAME or llvm.get_host_cpu_name(),
         features=numba.config.CPU_FEATURES or llvm.get_host_cpu_features().flatten(),

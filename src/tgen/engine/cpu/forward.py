@@ -1,14 +1,13 @@
-"""A pass: some tokens through the whole model, by as many threads as there are.
+"""One pass: a batch of tokens through the whole model, computed by all threads together.
 
-All threads run `forward` with the same job. In each phase they claim chunks of the work; between
-phases they wait for the chunks, see `sharing`. Everything lies in memory that the job points to.
-
-Residual vectors go from `x` (after a block) to `y` (after its attention) and back. Where the norm
-stands after the addition, it is computed by whoever needs its result.
+Every thread runs `forward` with the same job: in each phase it claims chunks of the work, then
+waits until all chunks are done. Residual vectors alternate between two buffers, `x` (block output)
+and `y` (after attention). With post-norm, each thread normalizes them again where it needs them.
 """
 
 from numba import njit, types
 
+from tgen.engine.cpu.intrinsics import bits_to_float, load_float, load_int, store_float
 from tgen.engine.cpu.kernels import (
     activate,
     add_row,
@@ -18,23 +17,23 @@ from tgen.engine.cpu.kernels import (
     rms_norm,
     rotate,
 )
-from tgen.engine.cpu.simd import float_at, float_of_bits, int_at, put_float
-from tgen.engine.cpu.work_queue import chunk_done, claim, wait
+from tgen.engine.cpu.work_queue import claim_chunks
 
 from tgen.engine.cpu.job_layout import (  # isort: skip
-    ACTIVATION, ATTENTION_NORM, CAPACITY, COLUMNS, COS_AT, DOWN, EPS_BITS, FEED, FEED_NORM,
-    FEED_STEP, GATE, GATE_BIAS, GATE_OFFSET, HEAD, HEAD_DIM, HEAD_STEP, HIDDEN_AT, KEYS_AT,
-    K_NORM, LANES, LAYERS_AT, LAYER_NORM, LOCAL_AT, LOCAL_STEP, LOGITS_AT, MIXED_AT, N_CHUNKS,
-    N_HEADS, N_HEAD_CHUNKS, N_KV_HEADS, N_LAYERS, N_ROWS, N_SCORED, N_THREADS, N_TOKENS, OUT,
-    PHASES_A_LAYER, POSITION, POST_NORM, QKV, QKV_AT, QKV_BIAS, QK_NORM, Q_NORM, ROTARY, ROW,
-    SCALE_BITS, SCORED, SCORES_OFFSET, SIN_AT, STORED, SWIGLU, TOKENS_AT, TOKEN_COLUMNS, UP,
-    UP_BIAS, VALUES_AT, VOCABULARY, WIDTH, WIDTH_STEP, WINDOW, WORDS_AT, X_AT, Y_AT,
+    ACTIVATION, ATTENTION_NORM, ATTENTION_PTR, CAPACITY, COS_PTR, DOWN, D_FF, D_FF_PADDED,
+    D_MODEL, D_MODEL_PADDED, EPS_BITS, FEED_FORWARD_NORM, GATE, GATE_BIAS, GATE_OFFSET, HEAD_DIM,
+    HEAD_DIM_PADDED, HIDDEN_PTR, KEYS_PTR, K_NORM, LANES, LAYERS_PTR, LAYER_NORM, LM_HEAD,
+    LOGITS_PTR, NEEDS_LOGITS, N_CHUNKS, N_HEADS, N_KV_HEADS, N_LAYERS, N_LM_HEAD_CHUNKS, N_LOGITS,
+    N_SEQUENCES, N_THREADS, N_TOKENS, OUT, PHASES_PER_LAYER, POSITION, POST_NORM, QKV, QKV_BIAS,
+    QKV_PTR, QK_NORM, QUEUE_PTR, Q_NORM, ROTARY, SCALE_BITS, SCORES_OFFSET, SCRATCH_BYTES,
+    SCRATCH_PTR, SEQUENCE, SIN_PTR, SWIGLU, TABLE_COLUMNS, TOKENS_PTR, TOKEN_COLUMNS, UP, UP_BIAS,
+    VALUES_PTR, VOCAB_SIZE, WEIGHT_DTYPE, WINDOW, X_PTR, Y_PTR,
 )  # fmt: skip
 
 
 @njit(inline="always")
-def _bounds(chunk, n_chunks, n_rows):
-    """The rows of a chunk: whole tiles of eight."""
+def _chunk_rows(chunk, n_chunks, n_rows):
+    """The first row of a chunk and of the next one: chunks are whole tiles of eight rows."""
     tiles = (n_rows + 7) // 8
     return (
         min(n_rows, tiles * chunk // n_chunks * 8),
@@ -43,239 +42,212 @@ def _bounds(chunk, n_chunks, n_rows):
 
 
 @njit(inline="always")
-def _layer(job, layer, name):
-    return int_at(int_at(job, LAYERS_AT), layer * COLUMNS + name)
+def _weights(job, layer, name):
+    return load_int(load_int(job, LAYERS_PTR), layer * TABLE_COLUMNS + name)
 
 
 @njit
-def _normed(job, x, layer, name, out):
-    """All tokens' vectors through a norm of `layer`; before the first layer, as they are."""
-    n, step = int_at(job, WIDTH), int_at(job, WIDTH_STEP)
-    eps = float_of_bits(types.int32(int_at(job, EPS_BITS)))
-    for i in range(int_at(job, N_TOKENS)):
-        row, place = x + i * step * 4, out + i * step * 4
+def _normalize(job, x, layer, name, out):
+    """Apply a norm of `layer` to the vectors of all tokens; layer -1 copies them."""
+    n, step = load_int(job, D_MODEL), load_int(job, D_MODEL_PADDED)
+    eps = bits_to_float(types.int32(load_int(job, EPS_BITS)))
+    for i in range(load_int(job, N_TOKENS)):
+        source, target = x + i * step * 4, out + i * step * 4
         if layer < 0:
             for j in range(n):
-                put_float(place, j, float_at(row, j))
-        elif int_at(job, LAYER_NORM):
-            weight, bias = _layer(job, layer, name), _layer(job, layer, name + 1)
-            layer_norm(row, weight, bias, n, eps, place)
+                store_float(target, j, load_float(source, j))
+        elif load_int(job, LAYER_NORM):
+            weight, bias = _weights(job, layer, name), _weights(job, layer, name + 1)
+            layer_norm(source, weight, bias, n, eps, target)
         else:
-            rms_norm(row, _layer(job, layer, name), n, eps, place)
+            rms_norm(source, _weights(job, layer, name), n, eps, target)
 
 
 @njit
-def _block_input(job, layer, out):
-    """What a layer's attention looks at."""
-    if int_at(job, POST_NORM):
-        _normed(job, int_at(job, X_AT), layer - 1, FEED_NORM, out)
+def _attention_input(job, layer, out):
+    if load_int(job, POST_NORM):
+        _normalize(job, load_int(job, X_PTR), layer - 1, FEED_FORWARD_NORM, out)
     else:
-        _normed(job, int_at(job, X_AT), layer, ATTENTION_NORM, out)
+        _normalize(job, load_int(job, X_PTR), layer, ATTENTION_NORM, out)
 
 
 @njit
-def _feed_input(job, layer, out):
-    """What a layer's feed-forward looks at."""
-    name = ATTENTION_NORM if int_at(job, POST_NORM) else FEED_NORM
-    _normed(job, int_at(job, Y_AT), layer, name, out)
+def _feed_forward_input(job, layer, out):
+    name = ATTENTION_NORM if load_int(job, POST_NORM) else FEED_FORWARD_NORM
+    _normalize(job, load_int(job, Y_PTR), layer, name, out)
 
 
 @njit
-def _project(job, layer, number, phase, local):
+def _project_qkv(job, layer, number, phase, scratch):
     """Phase 1: queries, keys and values."""
-    n_rows = (int_at(job, N_HEADS) + 2 * int_at(job, N_KV_HEADS)) * int_at(job, HEAD_STEP)
-    n_tokens, n_chunks = int_at(job, N_TOKENS), int_at(job, N_CHUNKS)
-    qkv, ready = int_at(job, QKV_AT), False
-    while True:
-        chunk = claim(int_at(job, WORDS_AT), phase, number, n_chunks)
-        if chunk < 0:
-            break
+    n_heads, step = load_int(job, N_HEADS), load_int(job, HEAD_DIM_PADDED)
+    n_rows = (n_heads + 2 * load_int(job, N_KV_HEADS)) * step
+    n_tokens, n_chunks = load_int(job, N_TOKENS), load_int(job, N_CHUNKS)
+    qkv, ready = load_int(job, QKV_PTR), False
+    for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, number, n_chunks):
         if not ready:
-            _block_input(job, layer, local)
+            _attention_input(job, layer, scratch)
             ready = True
-        a, b = _bounds(chunk, n_chunks, n_rows)
-        w, width = _layer(job, layer, QKV), int_at(job, WIDTH_STEP)
-        products(int_at(job, STORED), w, a, b, width, local, n_tokens, qkv, n_rows)
+        a, b = _chunk_rows(chunk, n_chunks, n_rows)
+        w, width = _weights(job, layer, QKV), load_int(job, D_MODEL_PADDED)
+        products(load_int(job, WEIGHT_DTYPE), w, a, b, width, scratch, n_tokens, qkv, n_rows)
         for i in range(n_tokens):
-            add_row(qkv + i * n_rows * 4, 0, _layer(job, layer, QKV_BIAS), a, b)
-        chunk_done(int_at(job, WORDS_AT), phase)
-    wait(int_at(job, WORDS_AT), phase, number, n_chunks)
+            add_row(qkv + i * n_rows * 4, 0, _weights(job, layer, QKV_BIAS), a, b)
 
 
 @njit(inline="always")
-def _cached(job, layer, row, head):
-    """Where a row's keys of a layer and head begin in the cache, in numbers."""
-    rows = layer * int_at(job, N_ROWS) + row
-    place = (rows * int_at(job, N_KV_HEADS) + head) * int_at(job, CAPACITY)
-    return place * int_at(job, HEAD_STEP)
+def _cache_offset(job, layer, sequence, head):
+    """Offset of a layer's and head's keys in the KV cache, in numbers."""
+    block = (layer * load_int(job, N_SEQUENCES) + sequence) * load_int(job, N_KV_HEADS) + head
+    return block * load_int(job, CAPACITY) * load_int(job, HEAD_DIM_PADDED)
 
 
 @njit
-def _remember_token(job, layer, i):
-    n_heads, n_kv, step = int_at(job, N_HEADS), int_at(job, N_KV_HEADS), int_at(job, HEAD_STEP)
-    size, half = int_at(job, HEAD_DIM), int_at(job, HEAD_DIM) // 2
-    vectors = int_at(job, QKV_AT) + i * (n_heads + 2 * n_kv) * step * 4
-    token = int_at(job, TOKENS_AT) + i * TOKEN_COLUMNS * 8
-    position, row = int_at(token, POSITION), int_at(token, ROW)
-    eps = float_of_bits(types.int32(int_at(job, EPS_BITS)))
+def _cache_token(job, layer, i):
+    n_heads, n_kv = load_int(job, N_HEADS), load_int(job, N_KV_HEADS)
+    step, size = load_int(job, HEAD_DIM_PADDED), load_int(job, HEAD_DIM)
+    half = size // 2
+    vectors = load_int(job, QKV_PTR) + i * (n_heads + 2 * n_kv) * step * 4
+    token = load_int(job, TOKENS_PTR) + i * TOKEN_COLUMNS * 8
+    position, sequence = load_int(token, POSITION), load_int(token, SEQUENCE)
+    eps = bits_to_float(types.int32(load_int(job, EPS_BITS)))
     for head in range(n_heads + n_kv):
         vector = vectors + head * step * 4
-        if int_at(job, QK_NORM):
-            weight = _layer(job, layer, Q_NORM if head < n_heads else K_NORM)
+        if load_int(job, QK_NORM):
+            weight = _weights(job, layer, Q_NORM if head < n_heads else K_NORM)
             rms_norm(vector, weight, size, eps, vector)
-        if int_at(job, ROTARY):
-            turn = position * half * 4
-            rotate(vector, int_at(job, COS_AT) + turn, int_at(job, SIN_AT) + turn, half)
+        if load_int(job, ROTARY):
+            angles = position * half * 4
+            rotate(vector, load_int(job, COS_PTR) + angles, load_int(job, SIN_PTR) + angles, half)
     for head in range(n_kv):
-        place, inside = _cached(job, layer, row, head), position % LANES
+        offset, lane = _cache_offset(job, layer, sequence, head), position % LANES
         key = vectors + (n_heads + head) * step * 4
         value = key + n_kv * step * 4
-        block = place + (position - inside) * step + inside  # see `make_scores`
+        block = offset + (position - lane) * step + lane  # see `make_scores`
         for d in range(step):
-            put_float(int_at(job, KEYS_AT), block + d * LANES, float_at(key, d))
-            put_float(int_at(job, VALUES_AT), place + position * step + d, float_at(value, d))
+            store_float(load_int(job, KEYS_PTR), block + d * LANES, load_float(key, d))
+            row = offset + position * step
+            store_float(load_int(job, VALUES_PTR), row + d, load_float(value, d))
 
 
 @njit
-def _remember(job, layer, number, phase):
-    """Phase 2: norms and rotation of queries and keys; keys and values into the cache."""
-    n_tokens = int_at(job, N_TOKENS)
-    while True:
-        i = claim(int_at(job, WORDS_AT), phase, number, n_tokens)
-        if i < 0:
-            break
-        _remember_token(job, layer, i)
-        chunk_done(int_at(job, WORDS_AT), phase)
-    wait(int_at(job, WORDS_AT), phase, number, n_tokens)
+def _cache_keys_and_values(job, layer, number, phase):
+    """Phase 2: norm and rotation of queries and keys; keys and values go into the KV cache."""
+    n_tokens = load_int(job, N_TOKENS)
+    for i in claim_chunks(load_int(job, QUEUE_PTR), phase, number, n_tokens):
+        _cache_token(job, layer, i)
 
 
 @njit
 def _attention(job, layer, number, phase, scores):
-    """Phase 3: each query's mix of the values it sees."""
-    n_heads, n_kv, step = int_at(job, N_HEADS), int_at(job, N_KV_HEADS), int_at(job, HEAD_STEP)
-    n_chunks = int_at(job, N_TOKENS) * n_heads
-    scale = float_of_bits(types.int32(int_at(job, SCALE_BITS)))
-    while True:
-        chunk = claim(int_at(job, WORDS_AT), phase, number, n_chunks)
-        if chunk < 0:
-            break
+    """Phase 3: attention output per token and head."""
+    n_heads, n_kv = load_int(job, N_HEADS), load_int(job, N_KV_HEADS)
+    step = load_int(job, HEAD_DIM_PADDED)
+    n_chunks = load_int(job, N_TOKENS) * n_heads
+    scale = bits_to_float(types.int32(load_int(job, SCALE_BITS)))
+    for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, number, n_chunks):
         i, head = chunk // n_heads, chunk % n_heads
-        token = int_at(job, TOKENS_AT) + i * TOKEN_COLUMNS * 8
-        place = _cached(job, layer, int_at(token, ROW), head // (n_heads // n_kv)) * 4
-        query = int_at(job, QKV_AT) + (i * (n_heads + 2 * n_kv) + head) * step * 4
-        n, window = int_at(token, POSITION) + 1, int_at(job, WINDOW)
+        token = load_int(job, TOKENS_PTR) + i * TOKEN_COLUMNS * 8
+        offset = _cache_offset(job, layer, load_int(token, SEQUENCE), head // (n_heads // n_kv)) * 4
+        query = load_int(job, QKV_PTR) + (i * (n_heads + 2 * n_kv) + head) * step * 4
+        n, window = load_int(token, POSITION) + 1, load_int(job, WINDOW)
         first = max(0, n - window) if window else 0
-        before = first // LANES * LANES  # keys lie sixteen together
-        place += before * step * 4
-        keys, values = int_at(job, KEYS_AT) + place, int_at(job, VALUES_AT) + place
-        out = int_at(job, MIXED_AT) + chunk * step * 4
-        first, n = first - before, n - before
+        skipped = first // LANES * LANES  # keys are stored in blocks of LANES positions
+        offset += skipped * step * 4
+        keys, values = load_int(job, KEYS_PTR) + offset, load_int(job, VALUES_PTR) + offset
+        out = load_int(job, ATTENTION_PTR) + chunk * step * 4
+        first, n = first - skipped, n - skipped
         attend(query, keys, values, first, n, step, scale, scores, out)
-        chunk_done(int_at(job, WORDS_AT), phase)
-    wait(int_at(job, WORDS_AT), phase, number, n_chunks)
 
 
 @njit
-def _add_up(job, layer, number, phase, x, n, matrix, before, out, local):
-    """Phases 4 and 6: out = matrix x + bias + before; where norms stand after the addition, `local`
-    is to have that of `before`, and is added in its place."""
-    n_tokens, n_chunks = int_at(job, N_TOKENS), int_at(job, N_CHUNKS)
-    width, step, ready = int_at(job, WIDTH), int_at(job, WIDTH_STEP), False
-    while True:
-        chunk = claim(int_at(job, WORDS_AT), phase, number, n_chunks)
-        if chunk < 0:
-            break
-        if int_at(job, POST_NORM):
+def _project_residual(job, layer, number, phase, x, n, matrix, residual, out, scratch):
+    """Phases 4 and 6: out = matrix x + bias + residual. With post-norm the normalized residual,
+    computed in `scratch`, is added instead."""
+    n_tokens, n_chunks = load_int(job, N_TOKENS), load_int(job, N_CHUNKS)
+    width, step, ready = load_int(job, D_MODEL), load_int(job, D_MODEL_PADDED), False
+    for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, number, n_chunks):
+        if load_int(job, POST_NORM):
             if not ready:
                 if matrix == OUT:
-                    _block_input(job, layer, local)
+                    _attention_input(job, layer, scratch)
                 else:
-                    _feed_input(job, layer, local)
-            before, ready = local, True
-        a, b = _bounds(chunk, n_chunks, width)
-        products(int_at(job, STORED), _layer(job, layer, matrix), a, b, n, x, n_tokens, out, step)
+                    _feed_forward_input(job, layer, scratch)
+            residual, ready = scratch, True
+        a, b = _chunk_rows(chunk, n_chunks, width)
+        w, bias = _weights(job, layer, matrix), _weights(job, layer, matrix + 1)
+        products(load_int(job, WEIGHT_DTYPE), w, a, b, n, x, n_tokens, out, step)
         for i in range(n_tokens):
-            row = i * step * 4
-            add_row(out + row, before + row, _layer(job, layer, matrix + 1), a, b)
-        chunk_done(int_at(job, WORDS_AT), phase)
-    wait(int_at(job, WORDS_AT), phase, number, n_chunks)
+            add_row(out + i * step * 4, residual + i * step * 4, bias, a, b)
 
 
 @njit
-def _feed(job, layer, number, phase, local, gate):
-    """Phase 5: the feed-forward's wide vectors."""
-    n_tokens, n_chunks = int_at(job, N_TOKENS), int_at(job, N_CHUNKS)
-    feed, step, width = int_at(job, FEED), int_at(job, FEED_STEP), int_at(job, WIDTH_STEP)
-    hidden, ready = int_at(job, HIDDEN_AT), False
-    kind, stored = int_at(job, ACTIVATION), int_at(job, STORED)
-    while True:
-        chunk = claim(int_at(job, WORDS_AT), phase, number, n_chunks)
-        if chunk < 0:
-            break
+def _feed_forward(job, layer, number, phase, scratch, gate):
+    """Phase 5: the feed-forward's hidden vectors."""
+    n_tokens, n_chunks = load_int(job, N_TOKENS), load_int(job, N_CHUNKS)
+    size, step = load_int(job, D_FF), load_int(job, D_FF_PADDED)
+    width, hidden = load_int(job, D_MODEL_PADDED), load_int(job, HIDDEN_PTR)
+    kind, dtype, ready = load_int(job, ACTIVATION), load_int(job, WEIGHT_DTYPE), False
+    for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, number, n_chunks):
         if not ready:
-            _feed_input(job, layer, local)
+            _feed_forward_input(job, layer, scratch)
             ready = True
-        a, b = _bounds(chunk, n_chunks, feed)
-        products(stored, _layer(job, layer, UP), a, b, width, local, n_tokens, hidden, step)
+        a, b = _chunk_rows(chunk, n_chunks, size)
+        products(dtype, _weights(job, layer, UP), a, b, width, scratch, n_tokens, hidden, step)
         if kind == SWIGLU:
-            products(stored, _layer(job, layer, GATE), a, b, width, local, n_tokens, gate, step)
+            products(dtype, _weights(job, layer, GATE), a, b, width, scratch, n_tokens, gate, step)
         for i in range(n_tokens):
             row = i * step * 4
-            add_row(hidden + row, 0, _layer(job, layer, UP_BIAS), a, b)
+            add_row(hidden + row, 0, _weights(job, layer, UP_BIAS), a, b)
             if kind == SWIGLU:
-                add_row(gate + row, 0, _layer(job, layer, GATE_BIAS), a, b)
+                add_row(gate + row, 0, _weights(job, layer, GATE_BIAS), a, b)
             activate(kind, hidden + row, gate + row, a, b)
-        chunk_done(int_at(job, WORDS_AT), phase)
-    wait(int_at(job, WORDS_AT), phase, number, n_chunks)
 
 
 @njit
-def _logits(job, number, phase, local):
-    """The last phase: logits of the tokens that ask for them."""
-    n_scored, n_chunks = int_at(job, N_SCORED), int_at(job, N_HEAD_CHUNKS)
-    last, step, size = int_at(job, N_LAYERS), int_at(job, WIDTH_STEP), int_at(job, VOCABULARY)
-    if n_scored == 0:
+def _logits(job, number, phase, scratch):
+    """The last phase: logits of the tokens that need them."""
+    n_logits, n_chunks = load_int(job, N_LOGITS), load_int(job, N_LM_HEAD_CHUNKS)
+    last, step = load_int(job, N_LAYERS), load_int(job, D_MODEL_PADDED)
+    size = load_int(job, VOCAB_SIZE)
+    if n_logits == 0:
         return
     ready = False
-    while True:
-        chunk = claim(int_at(job, WORDS_AT), phase, number, n_chunks)
-        if chunk < 0:
-            break
+    for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, number, n_chunks):
         if not ready:
-            _normed(job, int_at(job, X_AT), last, ATTENTION_NORM, local)
-            k = 0  # those that ask move to the front
-            for i in range(int_at(job, N_TOKENS)):
-                if int_at(int_at(job, TOKENS_AT), i * TOKEN_COLUMNS + SCORED):
+            _normalize(job, load_int(job, X_PTR), last, ATTENTION_NORM, scratch)
+            k = 0  # vectors that need logits move to the front
+            for i in range(load_int(job, N_TOKENS)):
+                if load_int(load_int(job, TOKENS_PTR), i * TOKEN_COLUMNS + NEEDS_LOGITS):
                     for j in range(step):
-                        put_float(local, k * step + j, float_at(local, i * step + j))
+                        store_float(scratch, k * step + j, load_float(scratch, i * step + j))
                     k += 1
             ready = True
-        a, b = _bounds(chunk, n_chunks, size)
-        w, logits = _layer(job, last, HEAD), int_at(job, LOGITS_AT)
-        products(int_at(job, STORED), w, a, b, step, local, n_scored, logits, size)
-        chunk_done(int_at(job, WORDS_AT), phase)
-    wait(int_at(job, WORDS_AT), phase, number, n_chunks)
+        a, b = _chunk_rows(chunk, n_chunks, size)
+        w, logits = _weights(job, last, LM_HEAD), load_int(job, LOGITS_PTR)
+        products(load_int(job, WEIGHT_DTYPE), w, a, b, step, scratch, n_logits, logits, size)
 
 
 @njit
 def forward(job, number, thread):
-    """Pass `number`, as thread `thread` of the job's.
+    """Compute pass `number` as thread `thread`.
 
-    No pointer of the job is followed without a claim: when a later job stands there, there is none.
+    No pointer of the job is followed without a claim: once a later job is there, no claim succeeds.
     """
-    if thread >= int_at(job, N_THREADS):
+    if thread >= load_int(job, N_THREADS):
         return
-    local = int_at(job, LOCAL_AT) + thread * int_at(job, LOCAL_STEP)
-    gate, scores = local + int_at(job, GATE_OFFSET), local + int_at(job, SCORES_OFFSET)
-    x, y = int_at(job, X_AT), int_at(job, Y_AT)
-    mixed, hidden = int_at(job, MIXED_AT), int_at(job, HIDDEN_AT)
-    n_mixed, n_hidden = int_at(job, N_HEADS) * int_at(job, HEAD_STEP), int_at(job, FEED_STEP)
-    for layer in range(int_at(job, N_LAYERS)):
-        phase = layer * PHASES_A_LAYER
-        _project(job, layer, number, phase, local)
-        _remember(job, layer, number, phase + 1)
+    scratch = load_int(job, SCRATCH_PTR) + thread * load_int(job, SCRATCH_BYTES)
+    gate, scores = scratch + load_int(job, GATE_OFFSET), scratch + load_int(job, SCORES_OFFSET)
+    x, y = load_int(job, X_PTR), load_int(job, Y_PTR)
+    attended, hidden = load_int(job, ATTENTION_PTR), load_int(job, HIDDEN_PTR)
+    n_attended = load_int(job, N_HEADS) * load_int(job, HEAD_DIM_PADDED)
+    n_hidden = load_int(job, D_FF_PADDED)
+    for layer in range(load_int(job, N_LAYERS)):
+        phase = layer * PHASES_PER_LAYER
+        _project_qkv(job, layer, number, phase, scratch)
+        _cache_keys_and_values(job, layer, number, phase + 1)
         _attention(job, layer, number, phase + 2, scores)
-        _add_up(job, layer, number, phase + 3, mixed, n_mixed, OUT, x, y, local)
-        _feed(job, layer, number, phase + 4, local, gate)
-        _add_up(job, layer, number, phase + 5, hidden, n_hidden, DOWN, y, x, local)
-    _logits(job, number, int_at(job, N_LAYERS) * PHASES_A_LAYER, local)
+        _project_residual(job, layer, number, phase + 3, attended, n_attended, OUT, x, y, scratch)
+        _feed_forward(job, layer, number, phase + 4, scratch, gate)
+        _project_residual(job, layer, number, phase + 5, hidden, n_hidden, DOWN, y, x, scratch)
+    _logits(job, number, load_int(job, N_LAYERS) * PHASES_PER_LAYER, scratch)

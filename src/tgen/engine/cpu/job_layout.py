@@ -1,37 +1,40 @@
-"""How the kernels' data lies: the job, a layer's addresses, tokens, vectors and stored weights.
+"""Memory layout of a kernel job: its fields, the table of layer addresses, tokens and weights.
 
-Numbers alone: who only fills in a job needs no compiler.
+Plain integers, so that filling in a job needs no compiler. `_PTR` fields are addresses, `_PADDED`
+lengths are rounded up to whole groups, other lengths count elements.
 """
 
-LANES = 16  # numbers in a vector
-GROUP = 32  # int8 weights that share a scale; rows are whole groups
+LANES = 16  # float32 numbers per SIMD vector
+GROUP = 32  # int8 weights that share a scale; every matrix row is padded to whole groups
 GROUP_BYTES = 2 + GROUP  # the scale in bfloat16, then the weights
-FLOAT32, BFLOAT16, INT8 = range(3)  # how weights are stored
-SWIGLU, RELU, GELU_TANH, GELU = range(4)  # what stands in the feed-forward's middle
+FLOAT32, BFLOAT16, INT8 = range(3)  # weight dtypes
+SWIGLU, RELU, GELU_TANH, GELU = range(4)  # feed-forward activations
 
-WORDS = 16  # int64 words a phase takes, see `sharing`: two cache lines
-MAX_CHUNKS = (1 << 20) - 1  # of a phase
-PHASES_A_LAYER = 6
-COLUMNS = 16  # int64 numbers in a row of the tables below
+QUEUE_WORDS = 16  # int64 words of the work queue per phase: two cache lines
+MAX_CHUNKS = (1 << 20) - 1  # per phase
+PHASES_PER_LAYER = 6
+TABLE_COLUMNS = 16  # int64 numbers per layer
 
-# The job: int64 numbers, lengths in elements, what ends in _AT are addresses.
+# The fields of a job, int64 each.
 (
-    N_LAYERS, WIDTH, WIDTH_STEP, N_HEADS, N_KV_HEADS, HEAD_DIM, HEAD_STEP, FEED, FEED_STEP,
-    VOCABULARY, STORED, LAYER_NORM, POST_NORM, ACTIVATION, QK_NORM, ROTARY, WINDOW, EPS_BITS,
-    SCALE_BITS,
-    LAYERS_AT, COS_AT, SIN_AT, X_AT, Y_AT, QKV_AT, MIXED_AT, HIDDEN_AT, LOGITS_AT, KEYS_AT,
-    VALUES_AT, CAPACITY, N_ROWS, LOCAL_AT, LOCAL_STEP, GATE_OFFSET, SCORES_OFFSET, TOKENS_AT,
-    N_TOKENS, N_SCORED, N_CHUNKS, N_HEAD_CHUNKS, N_THREADS, WORDS_AT,
+    N_LAYERS, D_MODEL, D_MODEL_PADDED, N_HEADS, N_KV_HEADS, HEAD_DIM, HEAD_DIM_PADDED, D_FF,
+    D_FF_PADDED, VOCAB_SIZE, WEIGHT_DTYPE, LAYER_NORM, POST_NORM, ACTIVATION, QK_NORM, ROTARY,
+    WINDOW, EPS_BITS, SCALE_BITS,
+    LAYERS_PTR, COS_PTR, SIN_PTR, X_PTR, Y_PTR, QKV_PTR, ATTENTION_PTR, HIDDEN_PTR, LOGITS_PTR,
+    KEYS_PTR, VALUES_PTR, CAPACITY, N_SEQUENCES, SCRATCH_PTR, SCRATCH_BYTES, GATE_OFFSET,
+    SCORES_OFFSET, TOKENS_PTR, N_TOKENS, N_LOGITS, N_CHUNKS, N_LM_HEAD_CHUNKS, N_THREADS,
+    QUEUE_PTR,
     JOB_SIZE,
 ) = range(44)  # fmt: skip
 
-# A layer's addresses; the row after the last layer has the final norm and the head. 0: not there.
+# The addresses of a layer's weights, 0 if absent. The row after the last layer has the final norm
+# and the LM head.
 (
     ATTENTION_NORM, ATTENTION_NORM_BIAS, QKV, QKV_BIAS, Q_NORM, K_NORM, OUT, OUT_BIAS,
-    FEED_NORM, FEED_NORM_BIAS, GATE, GATE_BIAS, UP, UP_BIAS, DOWN, DOWN_BIAS,
-) = range(COLUMNS)  # fmt: skip
-HEAD = QKV
+    FEED_FORWARD_NORM, FEED_FORWARD_NORM_BIAS, GATE, GATE_BIAS, UP, UP_BIAS, DOWN, DOWN_BIAS,
+) = range(TABLE_COLUMNS)  # fmt: skip
+LM_HEAD = QKV
 
-# A token: where it stands, in which row of the cache, and whether its logits are wanted, 1 or 0.
-POSITION, ROW, SCORED = range(3)
+# A token: its position, its sequence in the KV cache, and whether its logits are needed (1 or 0).
+POSITION, SEQUENCE, NEEDS_LOGITS = range(3)
 TOKEN_COLUMNS = 3

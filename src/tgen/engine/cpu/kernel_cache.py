@@ -1,6 +1,5 @@
-"""The kernels: compiled once, kept in the user's folder for caches, loaded in milliseconds.
-
-What is kept is machine code alone, which llvmlite places in memory; only compiling loads numba.
+"""The kernels' object file: compiled once, stored in the user's cache directory, loaded in
+milliseconds. Only compiling imports Numba; loading needs llvmlite alone.
 """
 
 import ctypes
@@ -22,13 +21,12 @@ _NAME = "tgen_enter"
 _DIGEST_BYTES = 32
 
 
-def _path() -> Path:
-    """Where the kernels for this processor are kept, under a name made from all that they are
-    made from."""
-    made_for = [llvm.get_process_triple(), llvm.get_host_cpu_name()]
-    made_for += [llvm.get_host_cpu_features().flatten(), llvmlite.__version__]
-    made_for += [os.environ.get(name, "") for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")]
-    digest = hashlib.sha256(" ".join(made_for).encode())
+def cache_path() -> Path:
+    """The object file for this CPU; its name is a hash of all that determines the machine code."""
+    target = [llvm.get_process_triple(), llvm.get_host_cpu_name()]
+    target += [llvm.get_host_cpu_features().flatten(), llvmlite.__version__]
+    target += [os.environ.get(name, "") for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")]
+    digest = hashlib.sha256(" ".join(target).encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.name.encode() + files.read(source))
     home = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
@@ -36,49 +34,51 @@ def _path() -> Path:
     return base / "tgen" / "kernels" / f"{digest.hexdigest()[:16]}.o"
 
 
-def _is_ours(folder: Path) -> bool:
-    """Whether the folder is this user's, and written by nobody else: what lies there is run."""
+def is_private(directory: Path) -> bool:
+    """Whether only this user can write to the directory: its contents will be executed.
+
+    Creates it if it is missing.
+    """
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        state = folder.lstat()
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state = directory.lstat()
     except OSError:
         return False
-    alone = state.st_uid == os.getuid() and not state.st_mode & 0o022
-    return alone and stat.S_ISDIR(state.st_mode)
+    only_ours = state.st_uid == os.getuid() and not state.st_mode & 0o022
+    return only_ours and stat.S_ISDIR(state.st_mode)
 
 
-def _kept() -> bytes | None:
-    """The machine code from an earlier time, if it is there and whole."""
-    path = _path()
+def _read_cache() -> bytes | None:
+    """The stored machine code, or None if it is missing or damaged."""
+    path = cache_path()
     try:
-        content = files.read(path) if _is_ours(path.parent) else b""
+        content = files.read(path) if is_private(path.parent) else b""
     except TgenError:
         return None
     digest, code = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
     return code if code and hashlib.sha256(code).digest() == digest else None
 
 
-def kept() -> bool:
-    """Whether the kernels need no compiling."""
-    return _kept() is not None
+def kernels_cached() -> bool:
+    """Whether the kernels were compiled before; otherwise the first use takes some seconds."""
+    return _read_cache() is not None
 
 
 @cache
-def kernels() -> Callable[..., int]:
-    """`entry.enter` in machine code, called without the interpreter's lock; compiled, in some
-    seconds, if it is not kept."""
-    code = _kept()
+def load_kernels() -> Callable[..., int]:
+    """`entry.enter` as machine code, which runs without the GIL; compiled first if necessary."""
+    code = _read_cache()
     if code is None:
         from tgen.engine.cpu.entry import machine_code
 
-        code, path = machine_code(_NAME), _path()
-        if _is_ours(path.parent):
+        code, path = machine_code(_NAME), cache_path()
+        if is_private(path.parent):
             with suppress(OSError):  # a full disk: the next process compiles again
                 files.publish(path, hashlib.sha256(code).digest() + code)
-    return _placed(code)
+    return _link(code)
 
 
-def _placed(code: bytes) -> Callable[..., int]:
+def _link(code: bytes) -> Callable[..., int]:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
@@ -93,5 +93,5 @@ def _placed(code: bytes) -> Callable[..., int]:
         function(ctypes.byref(result), ctypes.byref(error), *arguments)
         return result.value
 
-    enter.__dict__["memory"] = linker  # what it has placed lives as long as itself
+    enter.__dict__["linker"] = linker  # it owns the machine code
     return enter

@@ -1,12 +1,7 @@
-"""How threads share the work of a pass without ever waiting for a thread that does nothing.
+"""Lock-free work queue of a pass: threads claim chunks and never wait for an idle thread.
 
-A pass goes through phases; a phase's work is cut into chunks. Whoever is there claims the next one.
-A phase is over when its chunks are done, not when all threads have come by: one that the system has
-put aside costs nothing unless it holds a chunk, and one that wakes up late finds nothing to claim,
-since every claim carries the number of its pass.
-
-Two words a phase, each in a cache line of its own: `pass << 20 | next chunk` and
-`pass << 20 | chunks done`.
+A phase has two words, each in its own cache line: `pass << 20 | next chunk` and
+`pass << 20 | chunks done`. See README.md for why this is safe with late threads.
 """
 
 import platform
@@ -14,125 +9,97 @@ import platform
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
-from numba.extending import intrinsic
+
+from tgen.engine.cpu.intrinsics import address, i32, i64, primitive
 
 _LINE = 64  # bytes
-_SPINS = 2000  # looks at a phase before the processor is offered to others
-_i32, _i64 = ir.IntType(32), ir.IntType(64)
+_SPINS = 2000  # polls of a phase before the CPU is yielded
 _X86 = platform.machine().lower() in ("x86_64", "amd64", "i686")
 
 
-@intrinsic
-def _add(_, address, value):
-    def generate(_, b, __, arguments):
-        pointer = b.inttoptr(arguments[0], _i64.as_pointer())
-        return b.atomic_rmw("add", pointer, arguments[1], "seq_cst")
-
-    return types.int64(types.int64, types.int64), generate
+@primitive(types.int64(address, types.int64))
+def _atomic_add(b, word, value):
+    return b.atomic_rmw("add", b.inttoptr(word, i64.as_pointer()), value, "seq_cst")
 
 
-@intrinsic
-def load_word(_, address):
-    """The int64 there, as other threads left it."""
-
-    def generate(_, b, __, arguments):
-        return b.load_atomic(b.inttoptr(arguments[0], _i64.as_pointer()), "seq_cst", 8)
-
-    return types.int64(types.int64), generate
+@primitive(types.int64(address))
+def atomic_load(b, word):
+    """Load an int64 that other threads write."""
+    return b.load_atomic(b.inttoptr(word, i64.as_pointer()), "seq_cst", 8)
 
 
-@intrinsic
-def store_word(_, address, value):
-    """Stores an int64 that other threads look at."""
-
-    def generate(context, b, _, arguments):
-        pointer = b.inttoptr(arguments[0], _i64.as_pointer())
-        b.store_atomic(arguments[1], pointer, "seq_cst", 8)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
+@primitive(types.void(address, types.int64))
+def atomic_store(b, word, value):
+    """Store an int64 that other threads read."""
+    b.store_atomic(value, b.inttoptr(word, i64.as_pointer()), "seq_cst", 8)
 
 
-@intrinsic
-def _swap_if(_, address, expected, value):
-    def generate(_, b, __, arguments):
-        pointer = b.inttoptr(arguments[0], _i64.as_pointer())
-        swapped = b.cmpxchg(pointer, arguments[1], arguments[2], "seq_cst", "seq_cst")
-        return b.extract_value(swapped, 1)
-
-    return types.boolean(types.int64, types.int64, types.int64), generate
+@primitive(types.boolean(address, types.int64, types.int64))
+def _compare_exchange(b, word, expected, value):
+    pointer = b.inttoptr(word, i64.as_pointer())
+    return b.extract_value(b.cmpxchg(pointer, expected, value, "seq_cst", "seq_cst"), 1)
 
 
-@intrinsic
-def _fence(_):
-    def generate(context, b, _, __):
-        b.fence("seq_cst")
-        return context.get_dummy_value()
-
-    return types.void(), generate
+@primitive(types.void())
+def _fence(b):
+    b.fence("seq_cst")
 
 
-@intrinsic
-def give_way(_):
-    """Offers the processor to other threads."""
-
-    def generate(_, b, __, ___):
-        kind = ir.FunctionType(_i32, [])
-        return b.call(cgutils.get_or_insert_function(b.module, kind, "sched_yield"), [])
-
-    return types.int32(), generate
+@primitive(types.int32())
+def yield_cpu(b):
+    """Let the operating system run another thread."""
+    kind = ir.FunctionType(i32, [])
+    return b.call(cgutils.get_or_insert_function(b.module, kind, "sched_yield"), [])
 
 
-@intrinsic
-def breathe(_):
-    """A short pause between two looks at a word."""
-
-    def generate(context, b, _, __):
-        if _X86:
-            kind = ir.FunctionType(ir.VoidType(), [])
-            b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.x86.sse2.pause"), [])
-        return context.get_dummy_value()
-
-    return types.void(), generate
+@primitive(types.void())
+def pause(b):
+    """Pause briefly between two polls of a word."""
+    if _X86:
+        kind = ir.FunctionType(ir.VoidType(), [])
+        b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.x86.sse2.pause"), [])
 
 
 @njit(inline="always")
-def claim(words, phase, number, n_chunks):
-    """The next chunk of this phase of pass `number`, or -1 if none is left."""
-    word = words + 2 * phase * _LINE
+def _claim_chunk(word, number, n_chunks):
+    """The next chunk of a phase of pass `number`, or -1 if none is left."""
     while True:
-        value = load_word(word)
+        value = atomic_load(word)
         if (value >> 20) != number:
             return -1
         chunk = value & 0xFFFFF
         if chunk >= n_chunks:
             return -1
-        if _swap_if(word, value, value + 1):
+        if _compare_exchange(word, value, value + 1):
             return chunk
 
 
-@njit(inline="always")
-def chunk_done(words, phase):
-    """Says that a claimed chunk is done."""
-    _add(words + (2 * phase + 1) * _LINE, 1)
+@njit
+def claim_chunks(queue, phase, number, n_chunks):
+    """Yield the chunks of a phase that this thread claims, then wait for those of other threads.
 
-
-@njit(inline="always")
-def wait(words, phase, number, n_chunks):
-    """Returns when all chunks are done, or when a later pass has begun."""
-    word = words + (2 * phase + 1) * _LINE
+    A chunk counts as done when the next one is requested: never `break` out of the loop. Yields
+    nothing once a later pass than `number` has begun.
+    """
+    next_chunk, n_done = queue + 2 * phase * _LINE, queue + (2 * phase + 1) * _LINE
+    while True:
+        chunk = _claim_chunk(next_chunk, number, n_chunks)
+        if chunk < 0:
+            break
+        yield chunk
+        _atomic_add(n_done, 1)
     spins = 0
-    while load_word(word) < (number << 20) + n_chunks:
+    while atomic_load(n_done) < (number << 20) + n_chunks:
         spins += 1
         if spins > _SPINS:
-            give_way()
+            yield_cpu()
         else:
-            breathe()
+            pause()
 
 
 @njit
-def begin(words, n_phases, number):
-    """Sets the words for pass `number`; the one before must be over."""
+def reset_phases(queue, n_phases, number):
+    """Set all phases to pass `number`; the previous pass must be over."""
     for i in range(2 * n_phases):
-        store_word(words + i * _LINE, number << 20)
+        atomic_store(queue + i * _LINE, number << 20)
     _fence()

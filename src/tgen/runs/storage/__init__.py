@@ -1,1 +1,1 @@
-"""A run on disk: training state, log, manifest, and the order in which they are written."""
+"""A run on disk: training states with their manifests, tokens, and the training log."""

@@ -1,7 +1,7 @@
-"""What a folder holds, and that it is whole: `manifest.json`, written last.
+"""The manifest of a folder: `manifest.json`, written last, proves that the folder is complete.
 
-It has the size and SHA-256 of every other file, and its own. A folder whose manifest holds has been
-written to its end and has not changed since.
+It has the size and SHA-256 of every other file, and its own SHA-256. A folder that matches its
+manifest was written to the end and has not changed since.
 """
 
 import hashlib
@@ -16,64 +16,67 @@ from tgen.storage import files
 
 NAME = "manifest.json"
 _FORMAT = 1
-_LIMIT = 1 << 20
+_MAX_BYTES = 1 << 20
 
 
 def describe(contents: Mapping[str, files.Content]) -> dict[str, dict[str, Any]]:
-    """The sizes and digests of a folder's files."""
-    described = {}
+    """Return the size and digest of each file of a folder."""
+    entries = {}
     for name, content in contents.items():
-        digest = hashlib.sha256()
-        for part in files.parts(content):
-            digest.update(part)
-        described[name] = {"bytes": files.n_bytes(content), "sha256": digest.hexdigest()}
-    return described
+        digest, n_bytes = hashlib.sha256(), 0
+        for block in files.blocks(content):
+            digest.update(block)
+            n_bytes += len(block)
+        entries[name] = {"bytes": n_bytes, "sha256": digest.hexdigest()}
+    return entries
 
 
-def seal(values: Mapping[str, Any], described: Mapping[str, Any]) -> bytes:
-    """The manifest's bytes: what is to be said of the folder, its files, and its own digest."""
-    manifest = {"format": _FORMAT, "files": dict(described), **values}
+def seal(values: Mapping[str, Any], entries: Mapping[str, Any]) -> bytes:
+    """Return the manifest's content: `values`, the entries of `describe`, and its own digest."""
+    manifest = {"format": _FORMAT, "files": dict(entries), **values}
     return json.dumps(manifest | {"sha256": _digest(manifest)}, indent=2).encode() + b"\n"
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """A folder's manifest. Raises ModelError, saying why, unless it and all its files are whole;
-    TrainingError where another version wrote it, and where something cannot be read now."""
-    manifest = _parsed(folder / NAME)
-    for name, wanted in manifest["files"].items():
+    """Return a folder's manifest after checking all its files.
+
+    Raise ModelError if anything is damaged, TrainingError if another version wrote the manifest or
+    a file cannot be read at the moment.
+    """
+    manifest = _parse(folder / NAME)
+    for name, entry in manifest["files"].items():
         path = folder / name
-        if (size := _size(path)) != wanted["bytes"]:
-            raise ModelError(f"{path} has {size:,} bytes, not {wanted['bytes']:,}")
-        with _readable(path):
+        if (size := _size(path)) != entry["bytes"]:
+            raise ModelError(f"{path} has {size:,} bytes (expected {entry['bytes']:,})")
+        with _not_damage(path):
             digest = files.sha256(path).hex()
-        if digest != wanted["sha256"]:
+        if digest != entry["sha256"]:
             raise ModelError(f"{path} has changed since it was written")
     return manifest
 
 
-def _parsed(path: Path) -> dict[str, Any]:
-    if _size(path) > _LIMIT:
+def _parse(path: Path) -> dict[str, Any]:
+    if _size(path) > _MAX_BYTES:
         raise ModelError(f"{path} is damaged")
-    with _readable(path):
-        content = files.read(path, limit=_LIMIT)
+    with _not_damage(path):
+        content = files.read(path, limit=_MAX_BYTES)
     try:
         manifest: dict[str, Any] = json.loads(content)
-        claimed = manifest.pop("sha256")
-        whole = claimed == _digest(manifest)
+        is_valid = manifest.pop("sha256") == _digest(manifest)
     except (ValueError, RecursionError, KeyError, AttributeError, TypeError):
-        whole = False
-    if not whole:
+        is_valid = False
+    if not is_valid:
         raise ModelError(f"{path} is damaged")
     if manifest.get("format") != _FORMAT:
         raise TrainingError(
-            f"{path} was written by another version of tgen", "go on with the version that wrote it"
+            f"{path} was written by another version of tgen", "resume with that version"
         )
     return manifest
 
 
 def _size(path: Path) -> int:
-    """Of a file; one that is missing is a damage."""
-    with _readable(path):
+    """Return a file's size; raise ModelError if it is missing."""
+    with _not_damage(path):
         try:
             return path.stat().st_size
         except (FileNotFoundError, NotADirectoryError):
@@ -81,19 +84,19 @@ def _size(path: Path) -> int:
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """What keeps a file from being read says nothing of what it holds."""
+def _not_damage(path: Path) -> Iterator[None]:
+    """Turn a failure to read a file into TrainingError: it does not prove that it is damaged."""
     try:
         yield
     except OSError as error:
-        reason = f"{path} cannot be read: {error.strerror}"
+        reason = f"cannot read {path}: {error.strerror}"
     except ModelError:
         raise
     except TgenError as error:
         reason = error.message
     else:
         return
-    raise TrainingError(reason, "nothing was changed: see to that, and go on then")
+    raise TrainingError(reason, "nothing was changed; fix this and resume again")
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:

@@ -1,1 +1,1 @@
-"""The training plan: what to train and why, computed without torch."""
+"""The training plan: model, hyperparameters and their reasons, computed without torch."""

@@ -1,42 +1,40 @@
-"""How fast a run goes, and how far it comes."""
+"""Speed and length of a run."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tgen.config import TrainConfig
-from tgen.training.plan.model_size import PlanInputs, Shape, matmul_params, tokens_per_second
+from tgen.training.plan.model_size import ModelChoice, PlanInputs, tokens_per_second
+from tgen.training.plan.param_shapes import matmul_params
 
 _STEP_TOKENS = 2048
 
 
 class Budget(NamedTuple):
-    """A run's speed and length."""
+    """The speed and length of a run."""
 
     tokens_per_second: float
     step_tokens: int
     steps: int
-    epochs: float  # of the text
-    params_per_token: float  # of the text
+    epochs: float
+    params_per_token: float  # of the training text
 
 
-def choose_budget(
-    shape: Shape, train: TrainConfig, given: Mapping[str, Any], facts: PlanInputs
-) -> Budget:
-    """How fast and how far a run with this shape goes; `given` are the user's own fields."""
-    weights = matmul_params(shape.model)
-    speed = tokens_per_second(facts.speed, weights)
-    batch_size = given.get("batch_size", _batch_size(shape.context_length, facts))
-    step_tokens = batch_size * shape.context_length
+def choose_budget(choice: ModelChoice, train: TrainConfig, inputs: PlanInputs) -> Budget:
+    """Choose the tokens per step and estimate the steps and epochs of a run."""
+    n_params = matmul_params(choice.model)
+    speed = tokens_per_second(inputs.flops_per_second, n_params)
+    batch_size = train.batch_size or _choose_batch_size(choice.context_length, inputs)
+    step_tokens = batch_size * choice.context_length
     steps = n_steps(train, speed / step_tokens)
-    epochs = steps * step_tokens / facts.train_tokens
-    return Budget(speed, step_tokens, steps, epochs, weights / facts.train_tokens)
+    epochs = steps * step_tokens / inputs.train_tokens
+    return Budget(speed, step_tokens, steps, epochs, n_params / inputs.train_tokens)
 
 
 def n_steps(train: TrainConfig, steps_per_second: float) -> int:
-    """Those asked for, or as many as there is time for."""
+    """Return the steps the user set, or as many as the minutes allow."""
     return train.steps or max(1, round(steps_per_second * train.minutes * 60))
 
 
-def _batch_size(context: int, facts: PlanInputs) -> int:
-    room = facts.train_tokens // (8 * context)  # a step sees an eighth of the text at most
-    return facts.n_ranks * max(1, min(_STEP_TOKENS // context, room // facts.n_ranks))
+def _choose_batch_size(context: int, inputs: PlanInputs) -> int:
+    limit = inputs.train_tokens // (8 * context)  # a step sees an eighth of the corpus at most
+    return inputs.n_ranks * max(1, min(_STEP_TOKENS // context, limit // inputs.n_ranks))

@@ -1,69 +1,60 @@
-"""The user's field=value pairs, turned into the fields of the model and of the run."""
+"""Parsing of the user's field=value settings into fields of ModelConfig and TrainConfig."""
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 from tgen import distributed
 from tgen.config import ModelConfig, TrainConfig
+from tgen.config.training import OLD_FIELD_NAMES
 from tgen.errors import UsageError
 
-# These have options of their own, or come by reading.
-_NOT_SET = {
-    "family",
-    "vocab_size",
-    "rope_scaling",
-    "minutes",
-    "steps",
-    "val_fraction",
-    "seed",
-    "compile",
-}
+_HAVE_OPTIONS = {"family", "vocab_size", "minutes", "steps", "val_fraction", "seed", "compile"}
+_NOT_SET = _HAVE_OPTIONS | {"rope_scaling"}  # which comes from model files only
 
 
 def parse_overrides(overrides: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits field=value pairs into the model's and the run's, values turned into their types.
+    """Return the fields of the model and of the run, with values of their types.
 
-    A batch is given as that of one rank, and becomes that of all.
+    The user sets the batch size of one rank; the field is that of all ranks.
     """
-    kinds = {f.name: f.type for f in fields(ModelConfig) if f.name not in _NOT_SET}
-    train_kinds = {f.name: f.type for f in fields(TrainConfig) if f.name not in _NOT_SET}
+    model_types = {f.name: f.type for f in fields(ModelConfig) if f.name not in _NOT_SET}
+    train_types = {f.name: f.type for f in fields(TrainConfig) if f.name not in _NOT_SET}
     model: dict[str, Any] = {}
     train: dict[str, Any] = {}
-    for name, text in overrides.items():
-        if name in kinds:
-            model[name] = _value(name, text, kinds[name])
-        elif name in train_kinds:
-            train[name] = _value(name, text, train_kinds[name])
-        elif name in _NOT_SET - {"rope_scaling"}:
+    for key, text in overrides.items():
+        name = OLD_FIELD_NAMES.get(key, key)
+        if name in model_types:
+            model[name] = _parse(name, text, model_types[name])
+        elif name in train_types:
+            train[name] = _parse(name, text, train_types[name])
+        elif name in _HAVE_OPTIONS:
             option = "--" + name.replace("_", "-")
-            raise UsageError(f"--set {name} has an option of its own", f"use {option}")
+            raise UsageError(f"--set {name}: this field has an option of its own", f"use {option}")
         else:
             raise UsageError(
-                f"--set {name}: there is no such field",
-                f"the fields are {', '.join(sorted(kinds | train_kinds))}",
+                f"--set {name}: unknown field",
+                f"choose one of {', '.join(sorted(model_types | train_types))}",
             )
     if "batch_size" in train:
         train["batch_size"] *= distributed.ranks().world_size
     return model, train
 
 
-def _value(name: str, text: str, kind: Any) -> Any:
+def _parse(name: str, text: str, field_type: Any) -> Any:
+    """Parse text as a bool, a number or one of a Literal's values."""
+    choices = [choice for choice in get_args(field_type) if choice is not NoneType]
+    kind = choices[0] if NoneType in get_args(field_type) else field_type
     try:
         if kind is bool:
             return {"true": True, "false": False}[text.lower()]
-        if kind in (int, int | None):
-            return int(text)
-        if kind is float:
-            return float(text)
-        if text in kind.__args__:  # a Literal
-            return text
-        raise ValueError
+        if kind in (int, float):
+            return kind(text)
+        return choices[choices.index(text)]
     except (ValueError, KeyError):
-        plain = {bool: "true or false", int: "a whole number", float: "a number"}
-        wanted = plain.get(kind) or (
-            "a whole number" if kind == int | None else " or ".join(kind.__args__)
-        )
+        expected = {bool: "true or false", int: "a whole number", float: "a number"}
         raise UsageError(
-            f"--set {name}={text}: the value does not fit", f"{name} takes {wanted}"
+            f"--set {name}={text}: invalid value",
+            f"set {name} to {expected.get(kind) or ' or '.join(choices)}",
         ) from None

@@ -1,42 +1,58 @@
-"""A model's tensors by shape; none is made, so that the model may be too large for this machine."""
+"""Shapes and numbers of a model's parameters, without allocating any."""
 
 import math
 from collections.abc import Iterable
 
 from tgen.config import ModelConfig
 
-Shape = tuple[int, ...]
+TensorShape = tuple[int, ...]
 
 
-def outer_tensors(model: ModelConfig) -> list[Shape]:
-    """What stands outside the blocks: embeddings, the head where it has its own, the last norm."""
-    shapes: list[Shape] = [(model.vocab_size, model.d_model)] * (2 - model.tied_embeddings)
+def outer_shapes(model: ModelConfig) -> list[TensorShape]:
+    """Return the tensors outside the blocks: embeddings, an untied head, the last norm."""
+    shapes: list[TensorShape] = [(model.vocab_size, model.d_model)] * (2 - model.tied_embeddings)
     if model.position == "learned":
         shapes.append((model.context_length, model.d_model))
     return shapes + ([] if model.post_norm else _norm(model))
 
 
-def block_tensors(model: ModelConfig) -> list[Shape]:
-    """What one block holds."""
+def block_shapes(model: ModelConfig) -> list[TensorShape]:
+    """Return the tensors of one block."""
     width = model.n_heads * model.head_dim
     qkv = width + 2 * model.n_kv_heads * model.head_dim
     n_up = 2 if model.activation == "swiglu" else 1
-    shapes: list[Shape] = [(qkv, model.d_model), (model.d_model, width)]
+    shapes: list[TensorShape] = [(qkv, model.d_model), (model.d_model, width)]
     shapes += [(model.d_ff, model.d_model)] * n_up + [(model.d_model, model.d_ff)]
     shapes += [(qkv,)] * model.attention_bias + [(model.d_model,)] * model.output_bias
     shapes += ([(model.d_ff,)] * n_up + [(model.d_model,)]) * model.feed_forward_bias
     return shapes + [(model.head_dim,)] * (2 * model.qk_norm) + 2 * _norm(model)
 
 
+def block_matrices(model: ModelConfig) -> list[TensorShape]:
+    """Return the tensors of one block that Muon updates."""
+    return [shape for shape in block_shapes(model) if len(shape) == 2]
+
+
 def n_parameters(model: ModelConfig) -> int:
-    """Every weight, each once."""
-    return size(outer_tensors(model)) + model.n_layers * size(block_tensors(model))
+    """Return the number of parameters; tied ones count once."""
+    return n_elements(outer_shapes(model)) + model.n_layers * n_elements(block_shapes(model))
 
 
-def size(shapes: Iterable[Shape], *, n_ranks: int = 1) -> int:
-    """Numbers in tensors of these shapes; of those sharded by rows, in the largest rank's share."""
+def matmul_params(model: ModelConfig) -> int:
+    """Return the parameters that each token is multiplied with: the blocks' matrices and head."""
+    return model.n_layers * n_elements(block_matrices(model)) + model.vocab_size * model.d_model
+
+
+def flops_per_token(model: ModelConfig) -> int:
+    """Return the FLOP that training needs per token, forward and backward."""
+    attention = 12 * model.n_layers * model.n_heads * model.head_dim * model.context_length // 2
+    return 6 * matmul_params(model) + attention
+
+
+def n_elements(shapes: Iterable[TensorShape], *, n_ranks: int = 1) -> int:
+    """Return the elements of all tensors or, sharded by rows, those of the largest shard."""
     return sum(-(-shape[0] // n_ranks) * math.prod(shape[1:]) for shape in shapes)
 
 
-def _norm(model: ModelConfig) -> list[Shape]:
+def _norm(model: ModelConfig) -> list[TensorShape]:
     return [(model.d_model,)] * (1 if model.norm == "rms_norm" else 2)

@@ -1,44 +1,45 @@
-"""What a plan comes to on many ranks: memory, messages, speed, tokens. A pure function."""
+"""Estimate of a run on many ranks: memory, communication, speed, tokens."""
 
-from tgen.config import ModelConfig, Parallel, TrainConfig
+from tgen.config import ModelConfig, Parallel, ResolvedTrainConfig
 from tgen.reports import ScalingReport
 from tgen.training.plan.budget import n_steps
 from tgen.training.plan.memory_estimate import choose_parallel, rank_memory
-from tgen.training.plan.model_size import (
-    PlanInputs,
+from tgen.training.plan.model_size import PlanInputs, tokens_per_second
+from tgen.training.plan.param_shapes import (
+    block_matrices,
     flops_per_token,
     matmul_params,
-    tokens_per_second,
+    n_elements,
+    n_parameters,
 )
-from tgen.training.plan.param_shapes import block_tensors, n_parameters, size
 from tgen.training.plan.plan import Plan
 
 # torchtitan (Liang et al. 2024), Llama 3.1 8B with FSDP2 on H100s with 400 Gb/s of network each:
-# 5,762 tokens a second and GPU on 8 of them, 5,605 on 128, which is 33 % of the peak.
+# 5,762 tokens per second and GPU on 8 of them, 5,605 on 128, which is 33% of the peak.
 EFFICIENCY = 0.97
 GPU_SHARE = 0.33
-TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, table 3: what made the best use of computation
-_WAYS: tuple[Parallel, ...] = ("ddp", "fsdp")
+TOKENS_PER_PARAMETER = 20  # compute-optimal: Hoffmann et al. 2022, table 3
+_PARALLEL: tuple[Parallel, ...] = ("ddp", "fsdp")
 
 
 def scaling_report(
     plan: Plan,
-    facts: PlanInputs,
+    inputs: PlanInputs,
     *,
     n_ranks: int,
     device_memory: int | None,
     on_gpu: bool,
     text_tokens: int,
 ) -> ScalingReport:
-    """`plan` on `n_ranks` of `device_memory` bytes each (None: not told), every rank with a batch
-    of the plan's, of `text_tokens` to train on. A GPU computes in bfloat16.
+    """Return the estimate of `plan` on `n_ranks` of `device_memory` bytes each (None: unknown).
 
-    Raises UsageError where the memory is too small (`choose_parallel`).
+    Every rank takes a batch of the plan's; a GPU computes in bfloat16. `text_tokens` is the size of
+    the whole training text. Raises UsageError if the memory is too small (`choose_parallel`).
     """
     model, train, context = plan.model, plan.train, plan.context_length
     step_tokens = n_ranks * train.batch_size * context
     efficiency = EFFICIENCY if n_ranks > 1 else 1.0
-    speed = efficiency * n_ranks * tokens_per_second(facts.speed, matmul_params(model))
+    speed = efficiency * n_ranks * tokens_per_second(inputs.flops_per_second, matmul_params(model))
     gpu_speed = n_ranks * GPU_SHARE * 1e14 / flops_per_token(model)
     steps = n_steps(train, speed / step_tokens)
     parameters = n_parameters(model)
@@ -51,10 +52,14 @@ def scaling_report(
             model, train, context=context, n_ranks=n_ranks, memory=device_memory, on_gpu=on_gpu
         ),
         ranks=[
-            rank_memory(model, train, context=context, n_ranks=n_ranks, parallel=way, on_gpu=on_gpu)
-            for way in _WAYS
+            rank_memory(
+                model, train, context=context, n_ranks=n_ranks, parallel=parallel, on_gpu=on_gpu
+            )
+            for parallel in _PARALLEL
         ],
-        sent_bytes={way: sent_bytes(model, train, n_ranks, way) for way in _WAYS},
+        sent_bytes={
+            parallel: sent_bytes(model, train, n_ranks, parallel) for parallel in _PARALLEL
+        },
         batch_size=n_ranks * train.batch_size,
         step_tokens=step_tokens,
         steps=steps,
@@ -77,15 +82,19 @@ def scaling_report(
     )
 
 
-def sent_bytes(model: ModelConfig, train: TrainConfig, n_ranks: int, parallel: Parallel) -> int:
-    """What a rank sends for one step, in float32 and by rings: DDP adds gradients up and spreads
-    the sums, once a step; FSDP gathers weights forward and backward and spreads gradients, once a
-    part of the batch. Of Muon's matrices each goes to one rank, and comes back from it."""
-    weights = n_parameters(model)
-    muon = train.optimizer == "muon"
-    matrices = model.n_layers * size(s for s in block_tensors(model) if len(s) == 2) * muon
-    if parallel == "ddp":  # every rank has what goes there
-        numbers = 2 * weights + matrices
-    else:  # and here a share alone
-        numbers = 3 * train.accumulation * weights + 2 * matrices // n_ranks
-    return 4 * numbers * (n_ranks - 1) // n_ranks
+def sent_bytes(
+    model: ModelConfig, train: ResolvedTrainConfig, n_ranks: int, parallel: Parallel
+) -> int:
+    """Return the bytes that a rank sends per step, in float32 and by ring collectives.
+
+    DDP all-reduces the gradients once per step. FSDP all-gathers the weights forward and backward
+    and reduce-scatters the gradients, once per micro-batch. Each matrix of Muon goes to one rank
+    and back.
+    """
+    n_params = n_parameters(model)
+    muon = model.n_layers * n_elements(block_matrices(model)) * (train.optimizer == "muon")
+    if parallel == "ddp":  # every rank has the inputs, so only the results are sent
+        elements = 2 * n_params + muon
+    else:
+        elements = 3 * train.accumulation * n_params + 2 * muon // n_ranks
+    return 4 * elements * (n_ranks - 1) // n_ranks

@@ -1,1 +1,1 @@
-"""Measures of a finished run: baselines, memorization, TensorBoard events."""
+"""Reports beyond the loss: baselines, memorization, TensorBoard events."""

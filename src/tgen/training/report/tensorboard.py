@@ -1,4 +1,4 @@
-"""A run's numbers as TensorBoard's events, for those who want its curves in a browser.
+"""TensorBoard events of a run.
 
 Needs the package tensorboardX, which writes the format without TensorBoard or TensorFlow.
 """
@@ -15,32 +15,35 @@ from tgen.reports import EvalReport, EventsReport, RunReport, SampleReport, Step
 
 
 def require() -> None:
-    """Raises UsageError if the package is missing; to be asked before anything is trained."""
+    """Raise UsageError if tensorboardX is missing; call it before training."""
     if find_spec("tensorboardX") is None:
         raise UsageError(
-            "--tensorboard needs the package tensorboardX", "pip install 'tgen-lm[tensorboard]'"
+            "--tensorboard: the package tensorboardX is missing",
+            "run: pip install 'tgen-lm[tensorboard]'",
         )
 
 
-def recorded(reports: Iterator[RunReport], folder: Path, *, after_step: int) -> Iterator[RunReport]:
-    """Hands on every report, after its numbers are events in `folder`.
+def write_events(
+    reports: Iterator[RunReport], folder: Path, *, after_step: int
+) -> Iterator[RunReport]:
+    """Yield every report after writing its numbers as events in `folder`.
 
-    What an earlier sitting wrote there of steps after `after_step` is no longer shown. Where the
-    disk refuses events an EventsReport says so, and the reports go on without.
+    TensorBoard no longer shows events of steps after `after_step` from earlier sessions. If writing
+    fails, an EventsReport says so and the reports continue without events.
     """
     require()
-    events: _Events | None = None
-    step, refused = after_step, False
+    events: _EventFile | None = None
+    step, failed = after_step, False
     try:
         for report in reports:
             reason = ""
             try:
-                if not refused:
-                    events = events or _Events(folder, after_step)
+                if not failed:
+                    events = events or _EventFile(folder, after_step)
                     events.add(report)
             except OSError as error:
-                # No second try: what comes behind half an event cannot be read.
-                refused, reason = True, error.strerror or str(error)
+                # No retry: events after half an event cannot be read.
+                failed, reason = True, error.strerror or str(error)
             yield report
             step = getattr(report, "step", step)
             if reason:
@@ -51,22 +54,21 @@ def recorded(reports: Iterator[RunReport], folder: Path, *, after_step: int) -> 
                 events.close()
 
 
-class _Events:
-    """A file of events, written by whoever adds them: the package's own thread would die of a full
-    disk, and whoever waits for it would wait for ever."""
+class _EventFile:
+    """An event file written without the package's thread, which a full disk would kill; waiting
+    for it would then never end."""
 
     def __init__(self, folder: Path, after_step: int) -> None:
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.record_writer import directory_check
 
         directory_check(str(folder))
-        # A file's name has the second in it: the step keeps a quick resumption from overwriting
-        # one.
+        # The file name contains the second; the step makes it unique after a quick resume.
         self._file = EventsWriter(str(folder / "events"), f".after-{after_step}")
         self._write(after_step + 1, session_log={"status": "START"})
 
     def add(self, report: RunReport) -> None:
-        """The numbers of a report, and a file that has all so far where a state has been saved."""
+        """Write the numbers of a report; flush at evaluations and samples."""
         if isinstance(report, StepReport):
             if report.loss is not None:
                 self._scalar("loss/train", report.loss, report.step)
@@ -79,11 +81,11 @@ class _Events:
         elif isinstance(report, SampleReport):
             from tensorboardX.summary import text
 
-            self._write(report.step, summary=text("sample", _verbatim(report)))
+            self._write(report.step, summary=text("sample", _as_code(report)))
         self._file.flush()
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Flush and close."""
         self._file.close()
 
     def _scalar(self, name: str, value: float, step: int) -> None:
@@ -97,7 +99,7 @@ class _Events:
         self._file.write_event(Event(wall_time=time.time(), step=step, **content))
 
 
-def _verbatim(sample: SampleReport) -> str:
-    """The sample as a block of code in Markdown, which TensorBoard draws texts in."""
+def _as_code(sample: SampleReport) -> str:
+    """Format a sample as a Markdown code block, as TensorBoard renders text."""
     text = (sample.prompt + sample.text).decode(errors="replace")
     return "".join(f"    {line}\n" for line in text.splitlines())

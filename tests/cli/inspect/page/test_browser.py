@@ -1,4 +1,4 @@
-"""The interactive page in a real browser: what it reads out is compared with the matrix."""
+"""The HTML page in a browser: what it shows equals the reports."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.pages import CLOSE, HOSTILE, heads_of, matrices, page_of
-from tgen.cli.inspect.tables.heads import heads_view
+from support.pages import HOSTILE, MAX_ERROR, heads_of, matrices, page_of
+from tgen.cli.inspect.tables.heads import heads_table
 from tgen.cli.render.token_labels import label
 from tgen.reports import AttentionReport
 
@@ -21,7 +21,7 @@ ActionChains, By, Keys = selenium.ActionChains, selenium.common.by.By, selenium.
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A headless Chromium, quite by itself."""
+    """Return a headless Chromium without background traffic."""
     names = ("chromium", "chromium-browser", "google-chrome")
     chromium = next(filter(None, map(shutil.which, names)), None)
     driver = shutil.which("chromedriver")
@@ -54,22 +54,22 @@ def show(browser: Any, folder: Path, html: str) -> None:
 
 
 def titles(browser: Any) -> list[str]:
-    """The columns of the table of heads."""
+    """Return the column names of the heads table."""
     return [title.text for title in browser.find_elements(By.CSS_SELECTOR, "#table thead button")]
 
 
 def column(browser: Any, name: str) -> list[str]:
-    """What the table of heads shows under a title, from top to bottom, once it is drawn."""
+    """Return the cells of a column of the heads table, from top to bottom, once it is drawn."""
     WebDriverWait(browser, 20).until(lambda _: name in titles(browser))
-    place = f"#table tbody td:nth-child({titles(browser).index(name) + 1})"
-    return [cell.text for cell in browser.find_elements(By.CSS_SELECTOR, place)]
+    selector = f"#table tbody td:nth-child({titles(browser).index(name) + 1})"
+    return [cell.text for cell in browser.find_elements(By.CSS_SELECTOR, selector)]
 
 
 @pytest.fixture
 def opened(browser: Any, tmp_path: Path) -> Iterator[tuple[Any, list[AttentionReport]]]:
-    """A page of hostile tokens; whatever is done with it, nothing may be reported afterwards."""
+    """Open a page of hostile tokens; afterwards the browser log must be empty."""
     chains = ActionChains(browser)
-    chains.w3c_actions.pointer_action.move_to_location(0, 0)  # not where the last test left it
+    chains.w3c_actions.pointer_action.move_to_location(0, 0)  # away from the last test's position
     chains.perform()
     browser.get_log("browser")
     reports = matrices(2, 3, len(HOSTILE))
@@ -81,22 +81,21 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[tuple[Any, list[AttentionRe
 
 @pytest.fixture
 def read(opened: Any) -> Callable[[], tuple[int, int, int, int]]:
-    """What the page reads out, after comparing it with the matrix."""
+    """Return a function for the shown layer, head, query and key; it compares the weight."""
     browser, reports = opened
 
     def check() -> tuple[int, int, int, int]:
-        said = browser.execute_script("return {...document.getElementById('weight').dataset}")
-        where = [int(said[name]) for name in ("layer", "head", "query", "key")]
-        layer, head, query, key = where
+        shown = browser.execute_script("return {...document.getElementById('weight').dataset}")
+        layer, head, query, key = (int(shown[name]) for name in ("layer", "head", "query", "key"))
         (report,) = [r for r in reports if (r.layer, r.head) == (layer, head)]
-        assert abs(float(said["weight"]) - min(report.weights[query, key], 1)) <= CLOSE
-        assert said["masked"] == ("true" if key > query else "false")
+        assert abs(float(shown["weight"]) - min(report.weights[query, key], 1)) <= MAX_ERROR
+        assert shown["masked"] == ("true" if key > query else "false")
         return layer, head, query, key
 
     return check
 
 
-def test_a_browser_shows_a_head_and_what_a_token_looks_at(opened, read):
+def test_clicking_selects_heads_and_tokens(opened, read):
     browser, reports = opened
     assert read() == (0, 0, 15, int(reports[0].weights[15].argmax()))
     browser.find_element(By.CSS_SELECTOR, "button[data-layer='1'][data-head='2']").click()
@@ -117,7 +116,7 @@ def test_a_browser_shows_a_head_and_what_a_token_looks_at(opened, read):
     assert chips == [label(token) for token in HOSTILE]
 
 
-def test_a_browser_reads_the_cell_under_the_pointer(opened, read):
+def test_pointer_shows_the_cell_under_it(opened, read):
     browser, _ = opened
     canvas = browser.find_element(By.ID, "matrix")
     side = canvas.size["width"]
@@ -135,9 +134,9 @@ def test_a_browser_reads_the_cell_under_the_pointer(opened, read):
     assert any(key > query for query, key in seen)
 
 
-def test_a_browser_follows_the_keyboard(opened, read):
+def test_arrow_keys_move_the_selection(opened, read):
     browser, _ = opened
-    for _ in range(10):  # everything is reached by Tab: radio buttons and tables come later
+    for _ in range(10):  # the matrix is among the first Tab stops
         ActionChains(browser).send_keys(Keys.TAB).perform()
         if browser.switch_to.active_element.get_attribute("id") == "matrix":
             break
@@ -158,16 +157,16 @@ def test_a_browser_follows_the_keyboard(opened, read):
     assert [chip.get_attribute("data-head") for chip in chosen] == [str(head + 1)]
     chosen[0].send_keys(Keys.ARROW_LEFT)
     assert read()[:2] == (layer + 1, head)
-    said = browser.find_element(By.ID, "reading")
-    assert said.get_attribute("aria-live") == "polite"
-    assert label(HOSTILE[1]) in said.text
+    status = browser.find_element(By.ID, "cell-text")
+    assert status.get_attribute("aria-live") == "polite"
+    assert label(HOSTILE[1]) in status.text
 
 
-def test_a_browser_leaps_to_a_rows_ends_and_over_ten_queries(opened, read):
+def test_home_end_and_page_keys_move_the_selection(opened, read):
     browser, _ = opened
     canvas = browser.find_element(By.ID, "matrix")
-    for key, place in (
-        (Keys.END, (15, 15)),  # the last key in sight is the query itself
+    for key, cell in (
+        (Keys.END, (15, 15)),  # the last visible key is the query itself
         (Keys.PAGE_UP, (5, 5)),
         (Keys.HOME, (5, 0)),
         (Keys.PAGE_UP, (0, 0)),
@@ -176,60 +175,60 @@ def test_a_browser_leaps_to_a_rows_ends_and_over_ten_queries(opened, read):
         (Keys.PAGE_DOWN, (15, 10)),
     ):
         canvas.send_keys(key)
-        assert read()[2:] == place
+        assert read()[2:] == cell
     canvas.send_keys(Keys.SHIFT, Keys.HOME)
     assert read()[2:] == (15, 10)
     note = browser.find_element(By.ID, "keys").text
     assert all(name in note for name in ("Home", "End", "PgUp", "PgDn"))
 
 
-def test_a_browser_tells_small_weights_apart_and_none_from_nothing(browser, tmp_path):
+def test_small_weights_keep_distinct_digits_and_zero_becomes_a_bound(browser, tmp_path):
     (report,) = matrices(1, 1, 16)
     report.weights[15] = 0
     report.weights[15, :5] = 0.93, 0.0012, 0.00041, 0.00002, 0.000004
     show(browser, tmp_path, page_of(HOSTILE, [report]))
     canvas = browser.find_element(By.ID, "matrix")
-    said = []
+    shown = []
     for key in (Keys.HOME, *[Keys.ARROW_RIGHT] * 4):
         canvas.send_keys(key)
-        said.append(browser.find_element(By.ID, "weight").text)
-    assert said == ["0.9300", "0.0012", "0.00041", "0.00002", "< 0.00001"]
+        shown.append(browser.find_element(By.ID, "weight").text)
+    assert shown == ["0.9300", "0.0012", "0.00041", "0.00002", "< 0.00001"]
     rest = browser.find_element(By.CSS_SELECTOR, "#top .rest").text
-    assert rest.split("\n") == ["10 others, together", "< 0.00008"]
+    assert rest.split("\n") == ["10 others, total", "< 0.00008"]
 
 
 @pytest.mark.parametrize("direction", ["from", "to"])
-def test_a_browser_sums_up_what_is_not_listed(opened, direction):
+def test_weights_not_listed_are_summed(opened, direction):
     browser, reports = opened
     browser.find_element(By.CSS_SELECTOR, f"input[value='{direction}']").click()
     browser.find_element(By.CSS_SELECTOR, "#strip button[data-token='8']").click()
     weights = reports[0].weights[8, :9] if direction == "from" else reports[0].weights[8:, 8]
     rest = browser.find_element(By.CSS_SELECTOR, "#top .rest").text
     name, value = rest.replace("\u2007", "").split("\n")
-    assert name == f"{len(weights) - 6} others, together"
-    assert abs(float(value) - np.sort(weights)[:-6].sum()) <= 0.00005 + 3 * CLOSE
+    assert name == f"{len(weights) - 6} others, total"
+    assert abs(float(value) - np.sort(weights)[:-6].sum()) <= 0.00005 + 3 * MAX_ERROR
 
 
-def test_a_browser_sorts_the_heads(opened, read):
+def test_clicking_a_column_sorts_the_heads(opened, read):
     browser, reports = opened
 
-    def selves() -> list[float]:
-        return [float(said) for said in column(browser, "self")]
+    def self_weights() -> list[float]:
+        return [float(text) for text in column(browser, "self")]
 
     title = browser.find_element(By.XPATH, "//table[@id='table']//button[.='self']")
-    assert selves() != sorted(selves(), reverse=True)
+    assert self_weights() != sorted(self_weights(), reverse=True)
     title.click()
-    assert selves() == sorted(selves(), reverse=True)
+    assert self_weights() == sorted(self_weights(), reverse=True)
     title.click()
-    assert selves() == sorted(selves())
-    assert len(selves()) == len(reports)
+    assert self_weights() == sorted(self_weights())
+    assert len(self_weights()) == len(reports)
     browser.find_element(By.CSS_SELECTOR, "#table tbody tr:last-child button").click()
     assert read()[:2] == (1, 0)
 
 
-def test_a_browser_shows_a_score_beside_its_control_and_goes_by_the_difference(opened):
+def test_scores_show_their_control_and_sort_by_the_difference(opened):
     browser, _ = opened
-    assert column(browser, "dup") == ["0.98/0.03"] * 6
+    assert column(browser, "duplicate") == ["0.98/0.03"] * 6
     scores = ["0.90/0.85", "0.80/0.68", "0.70/0.51", "0.60/0.34", "0.50/0.17", "0.40/0.00"]
     assert column(browser, "induction") == scores
     browser.find_element(By.XPATH, "//table[@id='table']//button[.='induction']").click()
@@ -243,49 +242,49 @@ def test_a_browser_shows_a_score_beside_its_control_and_goes_by_the_difference(o
     assert [cell.text for cell in uniform][-4:] == ["0.06", "0.06", "", ""]
 
 
-def test_a_browser_names_the_columns_as_the_terminal_does(browser, tmp_path):
+def test_columns_have_the_terminals_names(browser, tmp_path):
     report = heads_of(2, 3)
-    heads = [replace(head, ablation=0.5) for head in report.heads]
+    heads = [replace(head, ablation_cost=0.5) for head in report.heads]
     report = replace(report, heads=heads, loss=3.25)
     show(browser, tmp_path, page_of(HOSTILE, matrices(2, 3, 16), heads=report))
-    names = "head role cost keys back self prev first dup induction text near>far"
+    names = "head role Δloss keys dist self prev first duplicate induction text distances"
     assert titles(browser) == names.split()
-    terminal = heads_view(report, width=None)[0].plain.split()
+    terminal = heads_table(report, width=None)[0].plain.split()
     assert set(titles(browser)) == set(terminal)
 
 
-def test_a_browser_says_what_the_heads_numbers_were_taken_of(browser, tmp_path):
+def test_notes_explain_the_head_metrics(browser, tmp_path):
     report = heads_of(2, 3)
     show(browser, tmp_path, page_of(HOSTILE, matrices(2, 3, 16), heads=report))
     note = browser.find_element(By.ID, "table-note")
     assert "9 queries" in note.text
-    assert "2 × 4 random tokens" in note.text
-    assert "drawn from all 300" in note.text
-    assert "0.25 nats a token more" in note.text
+    assert "2 random texts of 4 tokens" in note.text
+    assert "sampled from all 300 tokens" in note.text
+    assert "0.25 nats per token more" in note.text
     assert "too small" not in note.text
-    assert "no token came twice" not in note.text
+    assert "no token repeats" not in note.text
     scores = ("duplicate", "induction", "duplicate_control", "induction_control", "text_induction")
     heads = [replace(head, **dict.fromkeys(scores)) for head in report.heads]
     report = replace(report, heads=heads, block_length=0, repeat_gain=None, loss=3.25)
     show(browser, tmp_path, page_of(HOSTILE, matrices(2, 3, 16), heads=report))
-    assert not {"dup", "induction", "text"} & set(titles(browser))
+    assert not {"duplicate", "induction", "text"} & set(titles(browser))
     note = browser.find_element(By.ID, "table-note")
-    assert "random tokens" not in note.text
+    assert "random texts" not in note.text
     assert "the context or the vocabulary is too small" in note.text
-    assert "no token came twice" in note.text
-    assert "3.250 nats a token" in note.text
+    assert "no token repeats" in note.text
+    assert "3.250 nats per token" in note.text
 
 
-def test_a_browser_explains_that_every_query_counts_for_the_first_token(opened):
+def test_first_column_explains_that_it_includes_the_first_query(opened):
     browser, _ = opened
     about = browser.execute_script(
         "const names = [...document.querySelectorAll('#columns dt')];"
         "return names.find((name) => name.textContent === 'first').nextSibling.textContent"
     )
-    assert "first query counts too" in about
+    assert "includes the first query" in about
 
 
-def test_a_browser_runs_the_pages_own_scripts_and_no_other(opened):
+def test_policy_blocks_scripts_that_are_not_the_pages_own(opened):
     browser, _ = opened
     assert browser.title == "a model · tgen inspect"
     browser.execute_script(

@@ -1,4 +1,4 @@
-"""What tests of throughput found, as tables and lines."""
+"""Tables and lines of throughput, and of its comparison with another engine or an earlier run."""
 
 from collections.abc import Sequence
 
@@ -6,118 +6,128 @@ from rich.table import Table
 from rich.text import Text
 
 from tgen.cli.render.tables import table
-from tgen.reports import Difference, Interval, Limits, Machine, ThroughputReport
+from tgen.reports import (
+    Difference,
+    Interval,
+    Machine,
+    PeakRates,
+    PrecisionReport,
+    ThroughputReport,
+)
+
+_TOO_FEW = "too few trials"
 
 
 def throughput_table(reports: Sequence[ThroughputReport]) -> Table:
-    """A row a test: medians, with half the way from the 10th to the 90th percentile of the trials.
-
-    What all have in common has no column.
-    """
-    swept = {
+    """Return one row per workload; settings that all rows share have no column."""
+    settings = {
         ">engine": [r.engine for r in reports],
-        ">weights": [r.stored for r in reports],
+        ">dtype": [r.dtype for r in reports],
         ">threads": [str(r.threads) for r in reports],
-        ">rows": [str(r.batch) for r in reports],
+        ">batch": [str(r.batch) for r in reports],
     }
     shown = {
         name: cells
-        for name, cells in swept.items()
-        if len(set(cells)) > 1 or (name == ">rows" and cells[0] != "1")
+        for name, cells in settings.items()
+        if len(set(cells)) > 1 or (name == ">batch" and cells[0] != "1")
     }
-    limited, prompted = any(r.limit for r in reports), any(r.first_token for r in reports)
-    first = prompted and not shown  # where much is swept, there is no room
-    names = [">test", *shown, ">tokens/s", ">95 % sure of", *([">first token"] if first else [])]
-    rows = table(*names, *([">of the limit"] if limited else []))
+    with_first = any(r.first_token for r in reports) and not shown  # too wide beside settings
+    with_peak = any(r.peak_rate for r in reports)
+    names = [">test", *shown, ">tokens/s", ">95% CI", *([">first token"] if with_first else [])]
+    rows = table(*names, *([">% of peak"] if with_peak else []))
     for i, r in enumerate(reports):
         spread = f" ±{r.seconds.spread:.0%}" if len(r.seconds.seconds) > 1 else ""
+        interval = f"{_rate(r.rate.low)} – {_rate(r.rate.high)}" if r.rate.is_finite else _TOO_FEW
         cells = [r.label, *(column[i] for column in shown.values())]
-        cells += [f"{_rate(r.median_rate)}{spread}", _span(r.rate)]
-        if first:
+        cells += [f"{_rate(r.median_rate)}{spread}", interval]
+        if with_first:
             cells.append("" if r.first_token is None else f"{r.first_token.median * 1e3:.1f} ms")
-        if limited:
-            share = "" if r.limit is None else f"{r.median_rate / r.limit:.0%}"
-            cells.append(f"{share} {_BOUND[r.bound_by]}")
+        if with_peak:
+            percent = "" if r.peak_rate is None else f"{r.median_rate / r.peak_rate:.0%}"
+            cells.append(f"{percent} {r.bound_by}")
         rows.add_row(*cells)
     return rows
 
 
 def footer_lines(
     reports: Sequence[ThroughputReport],
-    limits: Sequence[tuple[str, Limits]],
+    peaks: Sequence[tuple[str, PeakRates]],
     machine: Machine,
     name: str,
     *,
-    cache_formula: float,
+    computed_cache_bytes: float,
     peak_memory: int | None,
 ) -> list[Text]:
-    """Lines below the table: the machine by its name and its limits, memory, what to doubt."""
+    """Return the lines below the table: definitions, machine, peak rates, memory, warnings.
+
+    `peaks` are the measured rates with the setup as a prefix, `name` is that of the CPU or GPU.
+    """
     lines = [
-        "tokens/s: the median, ± half of what lies from the 10th to the 90th percentile of the "
-        "trials; 95 % sure of: where the middle lies",
-        f"{name}, {machine.processors} processors",
+        "tokens/s: median ± half the range from the 10th to the 90th percentile of the trials",
+        f"{name}, {machine.n_cpus} CPUs",
     ]
-    for setup, found in limits:
+    for setup, peak in peaks:
         lines.append(
-            f"limit, {setup}as many bytes as the weights ({found.read_bytes / 2**20:.1f} MiB) are "
-            f"read at {found.bytes_per_second / 1e9:.1f} GB/s, matrices multiplied at "
-            f"{found.flops / 1e9:,.0f} GFLOP/s"
+            f"peak, {setup}memory: {peak.bytes_per_second / 1e9:.1f} GB/s (reading "
+            f"{peak.read_bytes / 2**20:.1f} MiB, the size of the weights); compute: "
+            f"{peak.flops_per_second / 1e9:,.0f} GFLOP/s (matrix product)"
         )
-    held = {r.cache_bytes_per_token for r in reports if r.cache_bytes_per_token is not None}
-    measured = " and ".join(f"{n:,.0f}" for n in sorted(held)) or "not measured"
-    lines.append(f"cache: {measured} bytes a token, {cache_formula:,.10g} by the formula")
+    per_token = {r.cache_bytes_per_token for r in reports if r.cache_bytes_per_token is not None}
+    measured = " and ".join(f"{n:,.0f}" for n in sorted(per_token)) or "unknown"
+    lines.append(
+        f"KV cache: {measured} bytes per token (measured), {computed_cache_bytes:,.10g} (computed)"
+    )
     if peak_memory is not None:
-        lines[-1] += f" · {peak_memory / 2**20:,.0f} MiB of memory at most, all of this process"
-    said = [Text(line, style="dim") for line in lines]
-    if machine.load is not None and machine.load > machine.processors / 2:
-        busy = f"{machine.load:.1f} processes wanted a processor in the minute before"
-        said.append(Text(f"doubt: {busy}", style="yellow"))
+        lines[-1] += f"; peak RSS of this process: {peak_memory / 2**20:,.0f} MiB"
+    warnings = []
+    if machine.load is not None and machine.load > machine.n_cpus / 2:
+        warnings.append(f"the load average was {machine.load:.1f} before the benchmark")
     for r in reports:
-        where = f"{r.label}, {r.engine}, {r.stored}, {r.threads} threads, {r.batch} rows"
-        said += [Text(f"doubt: {where}: {doubt}", style="yellow") for doubt in r.doubts]
-    return said
+        setup = f"{r.label}, {r.engine}, {r.dtype}, {r.threads} threads, batch {r.batch}"
+        warnings += [f"{setup}: {warning}" for warning in r.warnings]
+    return [
+        *(Text(line, style="dim") for line in lines),
+        *(Text(f"warning: {warning}", style="yellow") for warning in warnings),
+    ]
 
 
-def difference_table(differences: Sequence[Difference], *, of: str, to: str) -> Table:
-    """A row a test: how many times as fast `of` is as `to`, beside the noise."""
-    with_machine = any(d.machine is not None for d in differences)
-    names = [">test", f">{of} / {to}", ">99 % sure of", ">noise"]
-    rows = table(*names, *([">the machine"] if with_machine else []), "")
+def comparison_table(differences: Sequence[Difference], *, of: str, to: str) -> Table:
+    """Return one row per workload: the speed of `of` relative to `to`, and the noise."""
+    with_probe = any(d.probe_ratio is not None for d in differences)
+    names = [">test", f">{of} / {to}", ">99% CI", ">noise"]
+    rows = table(*names, *([">machine"] if with_probe else []), "")
     for d in differences:
-        noise = "" if d.noise is None else f"±{_width(d.noise)}"
-        machine = [_ends(d.machine) if d.machine else ""] if with_machine else []
-        verdict = d.verdict or "not sure"
-        rows.add_row(d.label, f"{d.ratio.middle:.3f}", _ends(d.ratio), noise, *machine, verdict)
+        noise = ""
+        if d.noise is not None:
+            width = max(d.noise.high - 1, 1 - d.noise.low)
+            noise = f"±{width:.1%}" if d.noise.is_finite else "±?"
+        probe = [_range(d.probe_ratio) if d.probe_ratio else ""] if with_probe else []
+        verdict = d.verdict or "not significant"
+        rows.add_row(d.label, f"{d.ratio.estimate:.3f}", _range(d.ratio), noise, *probe, verdict)
     return rows
 
 
-def difference_caption(differences: Sequence[Difference]) -> str:
-    """What the columns mean."""
-    said = "noise: ours against itself"
-    if any(d.machine is not None for d in differences):
-        said += "; the machine: a yardstick's ratio, whose square a change must go beyond"
-    return said
+def comparison_caption(differences: Sequence[Difference]) -> str:
+    """Return a line that defines the columns."""
+    caption = "noise: ratio of tgen to itself"
+    if any(d.probe_ratio is not None for d in differences):
+        caption += "; machine: speed probe now / then; a significant change exceeds its square"
+    return caption
 
 
-_BOUND = {"memory": "memory", "arithmetic": "sums", "": ""}
+def precision_line(report: PrecisionReport) -> str:
+    """Return the cost of storing the weights in fewer bits."""
+    cost = report.bits_per_byte - report.reference_bits_per_byte
+    return (
+        f"{report.dtype} weights: {report.bits_per_byte:.4f} bits per byte, "
+        f"{report.reference_dtype}: {report.reference_bits_per_byte:.4f} ({cost:+.4f}), on "
+        f"{report.tokens:,} tokens sampled with {report.reference_dtype} weights "
+        f"(largest logit difference {report.max_logit_difference:.1e})"
+    )
 
 
-def _span(interval: Interval) -> str:
-    if not interval.is_known:
-        return "too few trials"
-    return f"{_rate(interval.low)} – {_rate(interval.high)}"
-
-
-def _ends(interval: Interval) -> str:
-    if not interval.is_known:
-        return "too few trials"
-    return f"{interval.low:.3f} – {interval.high:.3f}"
-
-
-def _width(noise: Interval) -> str:
-    if not noise.is_known:
-        return "?"
-    return f"{max(noise.high - 1, 1 - noise.low):.1%}"
+def _range(interval: Interval) -> str:
+    return f"{interval.low:.3f} – {interval.high:.3f}" if interval.is_finite else _TOO_FEW
 
 
 def _rate(value: float) -> str:

@@ -1,1 +1,1 @@
-"""Attention heat maps: terminal, SVG, PNG, Vega-Lite."""
+"""Heat maps of matrices: in the terminal, and as SVG, PNG and Vega-Lite."""

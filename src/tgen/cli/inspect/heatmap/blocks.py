@@ -1,4 +1,4 @@
-"""A heat map as blocks: two rows a line, the upper and the lower half of ▀; or marks as shades."""
+"""A heat map as blocks: two rows per line in color (▀), or one character per cell without."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,130 +13,130 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
-from tgen.cli.inspect.heatmap.heatmap import LOG_LOW, HeatMap
+from tgen.cli.inspect.heatmap.heatmap import LOG_MIN, HeatMap
 from tgen.cli.render.colormap import color_at
 from tgen.cli.render.token_labels import MARGIN, row_label
 
-MARKS = " ·:-=+*#%@"  # shades where there is no colour
-_SHADES = 64  # different ones in a picture
-_TALLEST, _WIDEST = 64, 4  # of pictures that are no squares: rows, and columns for each of theirs
+_CHARACTERS = " ·:-=+*#%@"  # shades without color
+_N_SHADES = 64
+_MAX_ROWS, _MAX_REPEAT = 64, 4  # of signed matrices: rows drawn, and columns per value
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Lines for a console: with colour half a line a row, else a mark for each cell."""
+    """A Rich renderable: half a line per row with color, else one character per cell."""
 
     heat: HeatMap
-    shades: NDArray[np.float32]  # (rows, columns), NaN where nothing is drawn
-    rows: Sequence[int]  # of the heat map, where each of these begins
+    shades: NDArray[np.float32]  # (rows, columns), NaN where masked
+    rows: Sequence[int]  # index in the heat map of each row's first source row
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        coloured = console.color_system is not None and not console.no_color
-        levels = np.where(np.isnan(self.shades), -1, np.round(self.shades * (_SHADES - 1)))
+        has_color = console.color_system is not None and not console.no_color
+        levels = np.where(np.isnan(self.shades), -1, np.round(self.shades * (_N_SHADES - 1)))
         levels = levels.astype(int)
-        step = 2 if coloured else 1
+        step = 2 if has_color else 1
         for i in range(0, len(levels), step):
             yield Segment(row_label(self.rows[i], self.heat.rows[self.rows[i]]))
-            if coloured:
+            if has_color:
                 lower = levels[i + 1] if i + 1 < len(levels) else np.full_like(levels[i], -1)
-                yield from _runs(levels[i].tolist(), lower.tolist())
+                yield from _color_runs(levels[i].tolist(), lower.tolist())
             else:
-                marks = (level * len(MARKS) // _SHADES for level in levels[i].tolist())
-                yield Segment("".join(MARKS[m] if m >= 0 else " " for m in marks).rstrip())
+                indices = (level * len(_CHARACTERS) // _N_SHADES for level in levels[i].tolist())
+                yield Segment("".join(_CHARACTERS[k] if k >= 0 else " " for k in indices).rstrip())
             yield Segment.line()
 
 
-def _runs(upper: list[int], lower: list[int]) -> Iterator[Segment]:
-    """Neighbours of the same colours in one piece."""
+def _color_runs(upper: list[int], lower: list[int]) -> Iterator[Segment]:
+    """Yield one segment per run of equal colors."""
     start = 0
     for j in range(1, len(upper) + 1):
         if j == len(upper) or (upper[j], lower[j]) != (upper[start], lower[start]):
-            character, style = _halves(upper[start], lower[start])
+            character, style = _half_blocks(upper[start], lower[start])
             yield Segment(character * (j - start), style)
             start = j
 
 
 @cache
-def _halves(upper: int, lower: int) -> tuple[str, Style | None]:
+def _half_blocks(upper: int, lower: int) -> tuple[str, Style | None]:
+    """Return the character and style of two cells, one above the other; -1 is masked."""
+
+    def color(level: int) -> Color:
+        return Color.from_rgb(*color_at(level / (_N_SHADES - 1)))
+
     if upper < 0 and lower < 0:
         return " ", None
     if upper < 0:
-        return "▄", Style(color=_rich(lower))
-    return "▀", Style(color=_rich(upper), bgcolor=_rich(lower) if lower >= 0 else None)
+        return "▄", Style(color=color(lower))
+    return "▀", Style(color=color(upper), bgcolor=color(lower) if lower >= 0 else None)
 
 
-def _rich(level: int) -> Color:
-    return Color.from_rgb(*color_at(level / (_SHADES - 1)))
-
-
-def blocks(
-    heat: HeatMap, rows: range, columns: range, *, room: int, coloured: bool
+def draw_blocks(
+    heat: HeatMap, rows: range, columns: range, *, room: int, has_color: bool
 ) -> tuple[list[Text | Blocks], list[str]]:
-    """The picture, made smaller by the least whole number that lets it fit; and what is to be said
-    of it: its scale, and what was pooled."""
+    """Return the picture, downscaled by the smallest integer that lets it fit, and notes."""
     shades = heat.shades()
     if heat.causal:
         n_rows, n_columns = shades.shape
         shades = np.where(np.arange(n_columns) > np.arange(n_rows)[:, None], np.nan, shades)
     part = shades[rows.start : rows.stop, columns.start : columns.stop]
     factor = -(-len(columns) // room)
-    if not heat.percent:  # of numbers with a sign the largest would mislead
-        picture, said = _sampled(heat, part, rows, factor, room)
+    if not heat.percent:  # the maximum of signed values would mislead
+        picture, notes = _subsample(heat, part, rows, factor, room)
     elif factor == 1:
-        picture, said = Blocks(heat, part, list(rows)), []
+        picture, notes = Blocks(heat, part, list(rows)), []
     else:
-        few = len(rows) <= _TALLEST and len(rows) < len(heat.rows)  # a window that was asked for
-        picture, said = _pooled(heat, part, rows, 1 if few else factor, factor)
-    return [_ticks(columns, picture, factor), picture], [_legend(heat, coloured), *said]
+        few_rows = len(rows) <= _MAX_ROWS and len(rows) < len(heat.rows)  # selected by --query
+        picture, notes = _max_pool(heat, part, rows, 1 if few_rows else factor, factor)
+    return [_column_ticks(columns, picture, factor), picture], [_legend(heat, has_color), *notes]
 
 
-def _pooled(
+def _max_pool(
     heat: HeatMap, part: NDArray[np.float32], rows: range, down: int, across: int
 ) -> tuple[Blocks, list[str]]:
     height, width = -(-len(part) // down) * down, -(-part.shape[1] // across) * across
     padded = np.full((height, width), np.nan, np.float32)
     padded[: part.shape[0], : part.shape[1]] = part
     tiles = padded.reshape(height // down, down, width // across, across)
-    filled = np.where(np.isnan(tiles), -1, tiles).max(axis=(1, 3))
-    pooled = np.where(filled < 0, np.nan, filled).astype(np.float32)
-    said = f"each cell is the largest of {down} x {across}"
-    return Blocks(heat, pooled, list(rows)[::down]), [said]
+    maxima = np.where(np.isnan(tiles), -1, tiles).max(axis=(1, 3))
+    pooled = np.where(maxima < 0, np.nan, maxima).astype(np.float32)
+    return Blocks(heat, pooled, list(rows)[::down]), [f"each cell: maximum of {down} x {across}"]
 
 
-def _sampled(
+def _subsample(
     heat: HeatMap, part: NDArray[np.float32], rows: range, factor: int, room: int
 ) -> tuple[Blocks, list[str]]:
-    """At most _TALLEST rows; few columns are drawn wide."""
-    every = -(-len(part) // _TALLEST)
-    drawn = part[::every, ::factor]
-    said = []
-    for step, name in ((every, heat.row_name), (factor, heat.column_name)):
-        if step > 1:
-            said.append(f"one {name} in {step} is drawn")
-    times = max(1, min(_WIDEST, room // drawn.shape[1]))
-    return Blocks(heat, np.repeat(drawn, times, axis=1), list(rows)[::every]), said
+    """Draw at most _MAX_ROWS rows; where columns are few, each is drawn several cells wide."""
+    row_step = -(-len(part) // _MAX_ROWS)
+    sample = part[::row_step, ::factor]
+    notes = [
+        f"1 in {step} {name}s is drawn"
+        for step, name in ((row_step, heat.row_name), (factor, heat.column_name))
+        if step > 1
+    ]
+    repeat = max(1, min(_MAX_REPEAT, room // sample.shape[1]))
+    return Blocks(heat, np.repeat(sample, repeat, axis=1), list(rows)[::row_step]), notes
 
 
-def _ticks(columns: range, picture: Blocks, factor: int) -> Text:
-    """Numbers of every tenth column."""
+def _column_ticks(columns: range, picture: Blocks, factor: int) -> Text:
+    """Return a line with the column index above every tenth cell."""
     n = picture.shades.shape[1]
-    times = max(1, n // len(columns))
+    repeat = max(1, n // len(columns))
     line = ""
     for j in range(0, n, 10):
-        number = str(columns[j * factor // times])
+        number = str(columns[j * factor // repeat])
         if len(line) <= j and j + len(number) <= n:
             line = line.ljust(j) + number
     return Text(set_cell_size(picture.heat.row_name, MARGIN) + line, style="dim", no_wrap=True)
 
 
-def _legend(heat: HeatMap, coloured: bool) -> str:
+def _legend(heat: HeatMap, has_color: bool) -> str:
     low, high = (f"{v:.0%}" if heat.percent else f"{v:g}" for v in (heat.low, heat.high))
-    ends = f"‘{MARKS}’ from {low} to {high}"
-    if coloured:
-        ends = f"dark is {low}, light {high} (NO_COLOR=1 draws marks)"
+    ends = f"‘{_CHARACTERS}’ from {low} to {high}"
+    if has_color:
+        ends = f"dark is {low}, light is {high} (NO_COLOR=1 draws characters)"
     scale = {
-        "sqrt": "by its square root",
-        "log": f"by its logarithm from {LOG_LOW:.2%} on",
-        "linear": "evenly",
+        "sqrt": "square-root scale",
+        "log": f"log scale from {LOG_MIN:.2%}",
+        "linear": "linear scale",
     }
     return f"{ends}, {scale[heat.scale]}; columns are {heat.column_name}s"

@@ -1,39 +1,94 @@
-"""A matrix to look at, the same for every way of drawing it."""
+"""A heat map, independent of its output format, and how reports become one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-Scale = Literal["sqrt", "linear", "log"]
-LOG_LOW = 1e-4  # weights below this are as dark as 0
+from tgen.cli.inspect.options import Scale
+from tgen.cli.render.token_labels import label
+from tgen.reports import AttentionReport, PositionsReport, RolloutReport
+
+LOG_MIN = 1e-4  # smallest share that the log scale distinguishes from 0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeatMap:
-    """Numbers with labels at both sides."""
+    """A matrix with labels for its rows and columns."""
 
     title: str  # one line
     values: NDArray[np.float32]  # (rows, columns)
-    rows: Sequence[str]  # labels, printable
+    rows: Sequence[str]  # printable labels
     columns: Sequence[str]
     row_name: str = "query"
     column_name: str = "key"
-    low: float = 0.0  # drawn darkest
-    high: float = 1.0  # drawn lightest
+    low: float = 0.0  # the darkest color
+    high: float = 1.0  # the lightest color
     scale: Scale = "sqrt"
-    causal: bool = True  # what lies right of the diagonal cannot be, and is not drawn
-    percent: bool = True  # values are shares, and written as percent
-    unit: str = "how each row's token (the query) spreads its attention over the keys, in percent"
+    causal: bool = True  # whether cells right of the diagonal are masked
+    percent: bool = True  # whether values are shares, written in percent
+    unit: str = "attention weights of each query (row) over the keys (columns), percent"
 
     def shades(self, values: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
-        """Values as shades from 0 to 1, for `colours.colour`; this map's where none are given."""
+        """Return values, by default all, as shades from 0 to 1 for `colormap.color_at`."""
         values = self.values if values is None else values
-        part = np.clip((values - self.low) / ((self.high - self.low) or 1), 0, 1)
+        shades = np.clip((values - self.low) / ((self.high - self.low) or 1), 0, 1)
         if self.scale == "sqrt":
-            part = np.sqrt(part)
+            shades = np.sqrt(shades)
         elif self.scale == "log":
-            part = 1 - np.log(np.maximum(part, LOG_LOW)) / np.log(LOG_LOW)
-        return np.nan_to_num(np.asarray(part, np.float32))  # a check says so where they are NaN
+            shades = 1 - np.log(np.maximum(shades, LOG_MIN)) / np.log(LOG_MIN)
+        return np.nan_to_num(np.asarray(shades, np.float32))  # a self-check reports NaN
+
+
+def attention_map(report: AttentionReport, tokens: Sequence[bytes], *, scale: Scale) -> HeatMap:
+    """Return the heat map of one head's attention weights."""
+    head = "mean of all heads" if report.head is None else f"head {report.head}"
+    title = f"layer {report.layer}, {head}"
+    if report.kv_head is not None and report.kv_head != report.head:
+        title += f" (key/value head {report.kv_head})"
+    unit = HeatMap.unit
+    if report.measure == "value":
+        title += ", value-weighted"
+        unit = "each key's contribution, |weight x value W_O|, percent of the row"
+    if report.selection:
+        title += f" · {report.selection}"
+    labels = [label(token) for token in tokens]
+    return HeatMap(
+        title=title, values=report.weights, rows=labels, columns=labels, scale=scale, unit=unit
+    )
+
+
+def rollout_map(report: RolloutReport, tokens: Sequence[bytes], *, scale: Scale) -> HeatMap:
+    """Return the heat map of attention rollout up to one layer."""
+    labels = [label(token) for token in tokens]
+    return HeatMap(
+        title=f"attention rollout up to layer {report.layer}",
+        values=report.weights,
+        rows=labels,
+        columns=labels,
+        row_name="position",
+        column_name="token",
+        scale=scale,
+        unit="share of each token (column) in each position (row), percent; each layer keeps half "
+        "by its residual connection",
+    )
+
+
+def positions_map(report: PositionsReport) -> HeatMap:
+    """Return the heat map of a position encoding; learned vectors set their own range."""
+    largest = float(np.abs(report.values).max()) if report.kind == "learned" else 1.0
+    return HeatMap(
+        title=report.title,
+        values=report.values,
+        rows=report.rows,
+        columns=report.columns,
+        row_name=report.row_name,
+        column_name=report.column_name,
+        low=-largest,
+        high=largest,
+        scale="linear",
+        causal=False,
+        percent=False,
+        unit="",
+    )

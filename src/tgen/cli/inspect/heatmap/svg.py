@@ -1,4 +1,4 @@
-"""A heat map as an SVG that needs nothing else."""
+"""A heat map as a self-contained SVG."""
 
 import base64
 import struct
@@ -12,84 +12,85 @@ from rich.cells import cell_len
 
 from tgen.cli.inspect.heatmap.heatmap import HeatMap
 from tgen.cli.inspect.heatmap.layout import (
-    PAPER,
+    BACKGROUND,
     Layout,
     TextBox,
-    build_layout,
-    named,
-    pixels,
+    cell_colors,
+    indexed_label,
+    visible_cells,
 )
 from tgen.cli.render.colormap import RAMP, color_at, to_hex
 
-_EDITABLE = 48  # rows or columns up to which each cell is a shape
+_MAX_SHAPES = 48  # rows or columns up to which each cell is a shape of its own
 
 
 def svg(heat: HeatMap) -> str:
-    """The picture as the text of a file; up to 48 x 48, every cell is a shape with its value."""
-    place = Layout(heat, lambda text, size: 0.6 * size * cell_len(text))
-    x, y, width, height = place.bar
+    """Return the SVG; up to 48 x 48, every cell is a shape whose tooltip has its value."""
+    layout = Layout(heat, lambda text, size: 0.6 * size * cell_len(text))
+    x, y, width, height = layout.bar
     stops = "".join(
-        f'<stop offset="{i / (len(RAMP) - 1):.4g}" stop-color="{to_hex(of)}"/>'
-        for i, of in enumerate(RAMP)
+        f'<stop offset="{i / (len(RAMP) - 1):.4g}" stop-color="{to_hex(color)}"/>'
+        for i, color in enumerate(RAMP)
     )
-    size = f'width="{place.width}" height="{place.height}"'
-    few = max(heat.values.shape) <= _EDITABLE
+    size = f'width="{layout.width}" height="{layout.height}"'
+    is_small = max(heat.values.shape) <= _MAX_SHAPES
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img"'
-            f' viewBox="0 0 {place.width} {place.height}" style="font-family: monospace">',
+            f' viewBox="0 0 {layout.width} {layout.height}" style="font-family: monospace">',
             f"<title>{escape(heat.title)}</title>",
             f'<defs><linearGradient id="ramp">{stops}</linearGradient></defs>',
-            f'<rect {size} fill="{PAPER}"/>',
+            f'<rect {size} fill="{BACKGROUND}"/>',
             f'<rect x="{x}" y="{y}" width="{width}" height="{height}" fill="url(#ramp)"/>',
-            *(_shapes(heat, place) if few else [_image(heat, place)]),
-            *(_text(words) for words in place.words if words.text),
+            *(_shapes(heat, layout) if is_small else [_image(heat, layout)]),
+            *(_text(box) for box in layout.texts if box.text),
             "</svg>\n",
         ]
     )
 
 
-def _text(words: TextBox) -> str:
-    at = f'x="{words.x:g}" y="{words.y:g}" dy=".35em"'
-    turn = f' transform="rotate(-90 {words.x:g} {words.y:g})"' if words.turned else ""
-    look = f'text-anchor="{words.anchor}" font-size="{words.size}" fill="{words.ink}"'
-    return f"<text {at} {look}{turn}>{escape(words.text)}</text>"
+def _text(box: TextBox) -> str:
+    position = f'x="{box.x:g}" y="{box.y:g}" dy=".35em"'
+    rotation = f' transform="rotate(-90 {box.x:g} {box.y:g})"' if box.rotated else ""
+    style = f'text-anchor="{box.anchor}" font-size="{box.size}" fill="{box.color}"'
+    return f"<text {position} {style}{rotation}>{escape(box.text)}</text>"
 
 
-def _shapes(heat: HeatMap, place: Layout) -> Iterator[str]:
-    shades, side = heat.shades(), place.cell - place.space
-    for row, column in np.argwhere(build_layout(heat)).tolist():
+def _shapes(heat: HeatMap, layout: Layout) -> Iterator[str]:
+    shades, side = heat.shades(), layout.cell - layout.gap
+    for row, column in np.argwhere(visible_cells(heat)).tolist():
         value = float(heat.values[row, column])
         fill = to_hex(color_at(float(shades[row, column])))
-        number = f"{100 * value:.3g} %" if heat.percent else f"{value:.4g}"
-        names = (
-            f"{heat.row_name} {named(row, heat.rows)}",
-            f"{heat.column_name} {named(column, heat.columns)}",
+        tooltip = "\n".join(
+            (
+                f"{heat.row_name} {indexed_label(row, heat.rows)}",
+                f"{heat.column_name} {indexed_label(column, heat.columns)}",
+                f"{100 * value:.3g} %" if heat.percent else f"{value:.4g}",
+            )
         )
-        tip = "\n".join((*names, number))
-        x, y = place.left + column * place.cell, place.top + row * place.cell
+        x, y = layout.left + column * layout.cell, layout.top + row * layout.cell
         yield (
             f'<rect x="{x}" y="{y}" width="{side}" height="{side}" fill="{fill}">'
-            f"<title>{escape(tip)}</title></rect>"
+            f"<title>{escape(tooltip)}</title></rect>"
         )
 
 
-def _image(heat: HeatMap, place: Layout) -> str:
+def _image(heat: HeatMap, layout: Layout) -> str:
     n_rows, n_columns = heat.values.shape
-    data = base64.b64encode(_png(pixels(heat))).decode()
+    data = base64.b64encode(_encode_png(cell_colors(heat))).decode()
     return (
-        f'<image x="{place.left}" y="{place.top}" width="{n_columns * place.cell}"'
-        f' height="{n_rows * place.cell}" preserveAspectRatio="none"'
+        f'<image x="{layout.left}" y="{layout.top}" width="{n_columns * layout.cell}"'
+        f' height="{n_rows * layout.cell}" preserveAspectRatio="none"'
         f' style="image-rendering: pixelated" href="data:image/png;base64,{data}"/>'
     )
 
 
-def _png(image: NDArray[np.uint8]) -> bytes:
-    """A small PNG with a pixel for each cell, see-through where it is white."""
+def _encode_png(image: NDArray[np.uint8]) -> bytes:
+    """Return a PNG with one pixel per cell, in which white is transparent."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
-        check = zlib.crc32(kind + body)
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", check)
+        checksum = zlib.crc32(kind + body)
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", checksum)
 
     height, width, _ = image.shape
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)

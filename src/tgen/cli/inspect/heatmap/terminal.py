@@ -1,107 +1,162 @@
-"""A heat map in a terminal: digits, blocks or lists, what fits; and words about what is cut."""
+"""A heat map in the terminal: percentages, blocks or lists, and notes about what is not shown."""
 
-from typing import Literal
+from collections.abc import Sequence
 
+from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from tgen.cli.inspect.heatmap.blocks import Blocks, blocks
-from tgen.cli.inspect.heatmap.digits import DIGITS, digits
+from tgen.cli.inspect.heatmap.blocks import Blocks, draw_blocks
 from tgen.cli.inspect.heatmap.heatmap import HeatMap
-from tgen.cli.render.token_labels import MARGIN
+from tgen.cli.inspect.options import Cells
+from tgen.cli.render.colormap import highlight
+from tgen.cli.render.token_labels import MARGIN, cut, row_label
 
-Cells = Literal["auto", "num", "block", "list"]
+_MAX_ROWS = 40  # at a terminal, unless rows are selected: the last ones
+_TOP = 4  # values per line of a list
+_MIN_DIGITS = 3  # columns of a number
+_VERTICAL = 6  # characters of a vertical label
+_MIN_SHARE = 0.005  # smaller shares are written ·
 
-_ROWS = 40  # drawn at a terminal unless others are asked for: the last
-_LISTED = 4  # keys named in a line
 
-
-def draw_cells(
+def draw_heat_map(
     heat: HeatMap,
     *,
     cells: Cells,
     width: int,
     is_terminal: bool,
-    coloured: bool = False,
+    has_color: bool = False,
     rows: range | None = None,
     columns: range | None = None,
-    top: int = _LISTED,
+    top: int = _TOP,
 ) -> list[Text | Blocks]:
-    """Lines of at most `width` cells but for lists, and after them what is not shown.
+    """Return lines of at most `width` columns (lists may be longer), then notes.
 
-    `auto` takes digits where all columns fit, else blocks at a terminal, else lists. Values that
-    are no shares are always blocks. `coloured` says whether the terminal has the ramp's colours.
+    `auto` chooses percentages where all columns fit, else blocks at a terminal, else lists. Values
+    that are not shares are always drawn as blocks.
     """
     n_rows, n_columns = heat.values.shape
-    chosen = range(n_columns) if columns is None else columns
+    selected = range(n_columns) if columns is None else columns
     room = max(1, width - MARGIN)
     if not heat.percent:
         cells = "block"
     elif cells == "auto":
-        fits = len(chosen) * DIGITS <= room
+        fits = len(selected) * _MIN_DIGITS <= room
         cells = "num" if fits else "block" if is_terminal else "list"
-    cut = chosen[-max(1, room // DIGITS) :] if cells == "num" else chosen
+    visible = selected[-max(1, room // _MIN_DIGITS) :] if cells == "num" else selected
     if rows is None:
-        last = _ROWS if is_terminal and cells != "block" else n_rows
-        first = max(0, n_rows - last)
-        if heat.causal and cut.start > 1:  # the rows above would be empty
-            first = max(first, cut.start)
+        limit = _MAX_ROWS if is_terminal and cells != "block" else n_rows
+        first = max(0, n_rows - limit)
+        if heat.causal and visible.start > 1:  # earlier rows would be empty
+            first = max(first, visible.start)
         rows = range(first, n_rows)
-    drawn: list[Text | Blocks]
+    lines: list[Text | Blocks]
     if cells == "block":
-        drawn, said = blocks(heat, rows, cut, room=room, coloured=coloured)
+        lines, notes = draw_blocks(heat, rows, visible, room=room, has_color=has_color)
     elif cells == "list":
-        drawn = [_listed(heat, row, cut, top) for row in rows]
-        said = [
-            f"each {heat.row_name} -> its largest {heat.column_name}s with their shares; the "
-            "rest's, and in brackets how many they are"
+        lines = [_list_line(heat, row, visible, top) for row in rows]
+        notes = [
+            f"each {heat.row_name} -> its largest {heat.column_name}s and their shares; rest: the "
+            "sum of the others (their number)"
         ]
     else:
-        drawn = [*digits(heat, rows, cut, room=room)]
-        said = [f"{heat.unit}; · is below 0.5"]
-    return [Text(heat.title, style="bold"), *drawn, *_captions(said, heat, rows, cut)]
+        lines = [*_percent_lines(heat, rows, visible, room=room)]
+        notes = [f"{heat.unit}; · is below 0.5"]
+    notes += _range_notes(heat, rows, visible)
+    return [Text(heat.title, style="bold"), *lines, *(Text(note, style="dim") for note in notes)]
 
 
-def _captions(said: list[str], heat: HeatMap, rows: range, columns: range) -> list[Text]:
-    """What the picture means, and what of the matrix it leaves out."""
+def _range_notes(heat: HeatMap, rows: range, columns: range) -> list[str]:
+    """Return notes about rows and columns that are not shown."""
     n_rows, n_columns = heat.values.shape
+    notes = []
     if len(rows) < n_rows:
-        said = [*said, f"{_span(heat.row_name, rows)} of {n_rows}; --query chooses others"]
+        notes.append(f"{_range_name(heat.row_name, rows)} of {n_rows}; --query selects others")
     if len(columns) < n_columns:
-        held = ""
+        share = ""
         if heat.percent:
-            inside = heat.values[rows.start : rows.stop, columns.start : columns.stop]
-            held = f"{float(inside.sum()) / max(len(rows), 1):.0%} of these rows' weight"
+            visible = heat.values[rows.start : rows.stop, columns.start : columns.stop]
+            share = f"{float(visible.sum()) / max(len(rows), 1):.0%} of these rows' weight"
         if heat.percent and columns == range(1, n_columns):
-            left = float(heat.values[rows.start : rows.stop, 0].sum()) / max(len(rows), 1)
-            words = f"the first {heat.column_name} is left out: it holds {left:.0%}"
-            said = [*said, f"{words}, the others {held}"]
+            hidden = float(heat.values[rows.start : rows.stop, 0].sum()) / max(len(rows), 1)
+            notes.append(
+                f"the first {heat.column_name} is hidden: it has {hidden:.0%}, the others {share}"
+            )
         else:
-            words = f"{_span(heat.column_name, columns)} of {n_columns}"
-            words += f" hold{'s' * (len(columns) == 1)} {held}" if held else ""
-            said = [*said, f"{words}; --keys chooses others"]
-    return [Text(line, style="dim") for line in said]
+            verb = "has" if len(columns) == 1 else "have"
+            has = f" {verb} {share}" if share else ""
+            name = _range_name(heat.column_name, columns)
+            notes.append(f"{name} of {n_columns}{has}; --keys selects others")
+    return notes
 
 
-def _span(name: str, shown: range) -> str:
-    if len(shown) == 1:
-        return f"{name} {shown.start}"
+def _range_name(name: str, positions: range) -> str:
+    if len(positions) == 1:
+        return f"{name} {positions.start}"
     plural = "queries" if name == "query" else f"{name}s"
-    return f"{plural} {shown.start} to {shown[-1]}"
+    return f"{plural} {positions.start} to {positions[-1]}"
 
 
-def _listed(heat: HeatMap, row: int, columns: range, top: int) -> Text:
-    """A row in words: its largest values, and what the others hold."""
-    shown = [j for j in columns if not (heat.causal and j > row)]
+def _list_line(heat: HeatMap, row: int, columns: range, top: int) -> Text:
+    """Return a row as a list of its largest values and the sum of the others."""
     values = heat.values[row]
-    best = sorted(shown, key=lambda j: -values[j])[:top]
-    parts = [f"{j} {heat.columns[j]} {_short(values[j])}" for j in best]
-    rest = [j for j in range(heat.values.shape[1]) if not (heat.causal and j > row)]
-    others = len(rest) - len(best)
-    if others:
-        left = float(values[rest].sum() - values[best].sum())
-        parts.append(f"rest {_short(max(left, 0))} ({others})")
+    available = [j for j in range(len(values)) if not (heat.causal and j > row)]
+    best = sorted((j for j in available if j in columns), key=lambda j: -values[j])[:top]
+    parts = [f"{j} {heat.columns[j]} {_share(values[j])}" for j in best]
+    n_others = len(available) - len(best)
+    if n_others:
+        rest = float(values[available].sum() - values[best].sum())
+        parts.append(f"rest {_share(max(rest, 0))} ({n_others})")
     return Text(f"{row:>4} {heat.rows[row]} -> " + "  ".join(parts), overflow="fold")
 
 
-def _short(share: float) -> str:
+def _share(share: float) -> str:
     return f"{share:.2f}".removeprefix("0")
+
+
+def _percent_lines(heat: HeatMap, rows: range, columns: range, *, room: int) -> list[Text]:
+    """Return a header of positions and labels, and one line per row; `room`: columns of all
+    cells."""
+    longest = max((cell_len(heat.columns[j]) for j in columns), default=1)
+    digits = len(str(columns[-1])) if len(columns) else 1
+    cell = max(_MIN_DIGITS, min(max(longest, digits) + 1, room // max(1, len(columns))))
+    labels = [heat.columns[j] for j in columns]
+    lines = []
+    if cell > digits:
+        lines.append("".join(f"{j:>{cell}}" for j in columns))
+    else:
+        lines += _vertical([str(j) for j in columns], digits, cell)
+    if cell >= min(longest + 1, _VERTICAL):
+        lines.append("".join(_right_aligned(cut(label, cell - 1), cell) for label in labels))
+    else:
+        lines += _vertical(labels, _VERTICAL, cell)
+    margins = [" " * MARGIN] * (len(lines) - 1) + [set_cell_size(heat.row_name, MARGIN)]
+    header = [Text(m + line, "bold", no_wrap=True) for m, line in zip(margins, lines, strict=True)]
+    return [*header, *(_percent_line(heat, row, columns, cell) for row in rows)]
+
+
+def _percent_line(heat: HeatMap, row: int, columns: range, cell: int) -> Text:
+    text = Text(row_label(row, heat.rows[row]), no_wrap=True)
+    shades = heat.shades(heat.values[row])
+    for j in columns:
+        if heat.causal and j > row:
+            break
+        value = float(heat.values[row, j])
+        number = f"{value * 100:.0f}" if value >= _MIN_SHARE else "·"
+        number += "" if cell == _MIN_DIGITS else " "
+        text.append(f"{number:>{cell}}", highlight(float(shades[j])))
+    text.rstrip()
+    return text
+
+
+def _right_aligned(text: str, cell: int) -> str:
+    return " " * (cell - cell_len(text)) + text
+
+
+def _vertical(labels: Sequence[str], max_height: int, cell: int) -> list[str]:
+    """Return lines with the labels written downwards, aligned at the bottom."""
+    shown = [
+        label if len(label) <= max_height else label[: max_height - 1] + "…" for label in labels
+    ]
+    height = max(map(len, shown), default=0)
+    padded = [label.rjust(height) for label in shown]
+    return ["".join(_right_aligned(label[i], cell) for label in padded) for i in range(height)]

@@ -1,4 +1,4 @@
-"""A heat map as a Vega-Lite specification: it opens in Altair, notebooks and Vega's editor."""
+"""A heat map as a Vega-Lite specification, for Altair, notebooks and the Vega editor."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,35 +6,35 @@ from typing import Any
 import numpy as np
 
 from tgen.cli.inspect.heatmap.heatmap import HeatMap
-from tgen.cli.inspect.heatmap.layout import SCALES, build_layout, named, ticks
+from tgen.cli.inspect.heatmap.layout import SCALES, indexed_label, legend_values, visible_cells
 from tgen.cli.render.colormap import RAMP, to_hex
 
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 
 
 def vega(heat: HeatMap) -> dict[str, Any]:
-    """The specification with its data, to be written as JSON; values are exact."""
-    form = ".4~%" if heat.percent else ".4~g"
-    tips = [
-        {"field": "row", "title": heat.row_name},
-        {"field": "row_label", "title": f"{heat.row_name} label"},
-        {"field": "column", "title": heat.column_name},
-        {"field": "column_label", "title": f"{heat.column_name} label"},
-        {"field": "value", "format": form},
+    """Return the specification with its data, to be written as JSON; values are exact."""
+    number_format = ".4~%" if heat.percent else ".4~g"
+    tooltip = [
+        {"field": "row", "title": heat.row_name, "type": "ordinal"},
+        {"field": "row_label", "title": f"{heat.row_name} label", "type": "nominal"},
+        {"field": "column", "title": heat.column_name, "type": "ordinal"},
+        {"field": "column_label", "title": f"{heat.column_name} label", "type": "nominal"},
+        {"field": "value", "format": number_format, "type": "quantitative"},
     ]
-    kinds = ("ordinal", "nominal", "ordinal", "nominal", "quantitative")
     step = min(max(768 // max(heat.values.shape), 2), 24)
+    values = legend_values(heat)
     return {
         "$schema": _SCHEMA,
         "title": {"text": heat.title, "subtitle": heat.unit, "anchor": "start"},
         "config": {"font": "monospace", "view": {"stroke": None}},
         "background": "white",
-        # Labels are data, not parts of an expression: none can be read as one.
+        # Labels are data, never parts of an expression: none can run as one.
         "params": [
-            {"name": "row_names", "value": _names(heat.rows)},
-            {"name": "column_names", "value": _names(heat.columns)},
+            {"name": "row_names", "value": _labels(heat.rows)},
+            {"name": "column_names", "value": _labels(heat.columns)},
         ],
-        # Under a name, as Altair writes it: with rows in "data" it takes minutes for 256 tokens.
+        # Named, as Altair writes it: with rows in "data" Altair takes minutes for 256 tokens.
         "data": {"name": "cells"},
         "datasets": {"cells": _cells(heat)},
         "width": {"step": step},
@@ -46,16 +46,23 @@ def vega(heat: HeatMap) -> dict[str, Any]:
             "color": {
                 "field": "value",
                 "type": "quantitative",
-                "scale": _scale(heat),
-                "legend": {"title": SCALES[heat.scale], "format": form, "values": ticks(heat)},
+                # Equals the other formats' colors where the lowest value is 0 or the scale linear.
+                "scale": {
+                    "type": heat.scale,
+                    "domain": [values[0], values[-1]],
+                    "range": [to_hex(color) for color in RAMP],
+                    "interpolate": "rgb",
+                    "clamp": True,
+                },
+                "legend": {"title": SCALES[heat.scale], "format": number_format, "values": values},
             },
-            "tooltip": [tip | {"type": kind} for tip, kind in zip(tips, kinds, strict=True)],
+            "tooltip": tooltip,
         },
     }
 
 
 def _cells(heat: HeatMap) -> list[dict[str, Any]]:
-    # 9 digits tell all float32 apart, and are half as long as those of the same float64.
+    # 9 digits identify any float32, and are half as long as those of the same float64.
     return [
         {
             "row": row,
@@ -64,12 +71,12 @@ def _cells(heat: HeatMap) -> list[dict[str, Any]]:
             "column_label": heat.columns[column],
             "value": float(f"{heat.values[row, column]:.9g}"),
         }
-        for row, column in np.argwhere(build_layout(heat)).tolist()
+        for row, column in np.argwhere(visible_cells(heat)).tolist()
     ]
 
 
-def _names(labels: Sequence[str]) -> list[str]:
-    return [named(i, labels) for i in range(len(labels))]
+def _labels(labels: Sequence[str]) -> list[str]:
+    return [indexed_label(i, labels) for i in range(len(labels))]
 
 
 def _axis(field: str, name: str, n: int) -> dict[str, Any]:
@@ -79,16 +86,4 @@ def _axis(field: str, name: str, n: int) -> dict[str, Any]:
         "type": "ordinal",
         "scale": {"domain": list(range(n))},
         "axis": {"title": name, **label},
-    }
-
-
-def _scale(heat: HeatMap) -> dict[str, Any]:
-    """The same colours as everywhere, exactly so where the lowest value is 0 or all is linear."""
-    low, *_, high = ticks(heat)
-    return {
-        "type": heat.scale,
-        "domain": [low, high],
-        "range": [to_hex(of) for of in RAMP],
-        "interpolate": "rgb",
-        "clamp": True,
     }

@@ -1,1 +1,1 @@
-"""The HTML page of `tgen inspect --html`."""
+"""The interactive page of `tgen inspect --html`."""

@@ -1,12 +1,12 @@
 'use strict';
-/* What the page was given, and small things to build with. Tokens become text, never markup. */
+/* The page's data, and DOM helpers. Tokens are inserted as text, never as markup. */
 
-const WHOLE = 65535;  /* a weight of 1 */
+const SCALE = 65535;  /* stands for a weight of 1 */
 const byId = (id) => document.getElementById(id);
 const data = JSON.parse(byId('data').textContent);
 const size = data.tokens.length;
 
-/* A head's lower triangle, row by row: 16 bits a weight, the low byte first. */
+/* Decodes a head's lower triangle, row by row: 16 bits per weight, little-endian. */
 function unpack(id) {
   const bytes = atob(byId(id).textContent.trim());
   const values = new Uint16Array(bytes.length / 2);
@@ -25,62 +25,62 @@ const indexOf = (layer, head) =>
 const reportOf = ({ layer, head }) =>
   data.heads?.heads.find((report) => report.layer === layer && report.head === head);
 
-const place = (query, key) => (query * (query + 1)) / 2 + key;
+const triangleIndex = (query, key) => (query * (query + 1)) / 2 + key;
 const weightOf = (matrix, query, key) =>
-  key > query ? 0 : matrix.values[place(query, key)] / WHOLE;
+  key > query ? 0 : matrix.values[triangleIndex(query, key)] / SCALE;
 
-/* A weight, or the sum of so many, with the digits that its rounding to 65535ths left: four, and
-   five where four would make small weights alike. What may be nothing is not said to be 0. */
-function weightText(weight, summed = 1) {
-  const off = summed / 2 / WHOLE;  /* at most */
-  const known = Math.floor(-Math.log10(off));
-  const text = weight.toFixed(Math.max(0, Math.min(weight < 0.001 ? 5 : 4, known)));
-  return Number(text) > 0 ? text : `< ${(Math.ceil((weight + off) * 1e5) / 1e5).toFixed(5)}`;
+/* Formats a weight, or a sum of `terms` weights, with the digits that are exact despite rounding:
+   4, or 5 for small weights. A weight rounded to 0 becomes "< bound". */
+function weightText(weight, terms = 1) {
+  const maxError = terms / 2 / SCALE;
+  const digits = Math.floor(-Math.log10(maxError));
+  const text = weight.toFixed(Math.max(0, Math.min(weight < 0.001 ? 5 : 4, digits)));
+  return Number(text) > 0 ? text : `< ${(Math.ceil((weight + maxError) * 1e5) / 1e5).toFixed(5)}`;
 }
 
-/* The keys of a query, or the queries of a key, with their weights; the largest first. */
-function ordered(matrix, token, direction) {
-  const found = [];
+/* Returns the keys of a query ('from'), or the queries of a key ('to'), largest weight first. */
+function sortedWeights(matrix, token, direction) {
+  const cells = [];
   for (let other = 0; other < size; other++) {
     if (direction === 'from' ? other > token : other < token) continue;
     const [query, key] = direction === 'from' ? [token, other] : [other, token];
-    found.push({ query, key, token: other, weight: weightOf(matrix, query, key) });
+    cells.push({ query, key, token: other, weight: weightOf(matrix, query, key) });
   }
-  return found.sort((a, b) => b.weight - a.weight);
+  return cells.sort((a, b) => b.weight - a.weight);
 }
 
-/* 256 colours from nothing to the whole; `shadeOf` says which one a weight has. */
-const colours = Array.from({ length: 256 }, (_, shade) => {
-  const at = (shade / 255) * (data.ramp.length - 1);
-  const low = Math.min(Math.floor(at), data.ramp.length - 2);
+/* 256 colors for weights from 0 to 1; `shadeOf` returns a weight's index. */
+const colors = Array.from({ length: 256 }, (_, shade) => {
+  const position = (shade / 255) * (data.ramp.length - 1);
+  const low = Math.min(Math.floor(position), data.ramp.length - 2);
   const next = data.ramp[low + 1];
-  return data.ramp[low].map((part, i) => Math.round(part + (next[i] - part) * (at - low)));
+  return data.ramp[low].map((part, i) => Math.round(part + (next[i] - part) * (position - low)));
 });
 const shadeOf = (weight) => Math.round(255 * Math.sqrt(weight));
 
-/* Draws a triangle, one pixel for `factor` by `factor` weights: the largest of them. */
+/* Paints a triangle with one pixel per `factor` by `factor` weights: their maximum. */
 function paint(canvas, values, factor = 1) {
   const side = Math.ceil(size / factor);
   const pooled = new Uint16Array(side * side);
   for (let query = 0, i = 0; query < size; query++) {
     const row = Math.floor(query / factor) * side;
     for (let key = 0; key <= query; key++, i++) {
-      const at = row + Math.floor(key / factor);
-      if (values[i] > pooled[at]) pooled[at] = values[i];
+      const pixel = row + Math.floor(key / factor);
+      if (values[i] > pooled[pixel]) pooled[pixel] = values[i];
     }
   }
   canvas.width = canvas.height = side;
   const image = new ImageData(side, side);
   for (let row = 0; row < side; row++) {
-    for (let column = 0; column <= row; column++) {  /* what is right of the diagonal stays clear */
-      const at = row * side + column;
-      image.data.set([...colours[shadeOf(pooled[at] / WHOLE)], 255], at * 4);
+    for (let column = 0; column <= row; column++) {  /* masked cells stay transparent */
+      const pixel = row * side + column;
+      image.data.set([...colors[shadeOf(pooled[pixel] / SCALE)], 255], pixel * 4);
     }
   }
   canvas.getContext('2d').putImageData(image, 0, 0);
 }
 
-/* An element with properties and children; strings are text. */
+/* Creates an element with properties and children; strings become text. */
 function make(tag, properties = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -91,23 +91,24 @@ function make(tag, properties = {}, ...children) {
   return node;
 }
 
-/* Scrolls a box, and it alone, until a rectangle in it is in sight. */
+/* Scrolls only `box`, until a rectangle in it is visible. */
 function reveal(box, x, y, width, height) {
-  const room = 6;
-  const within = (at, low, high) => Math.max(Math.min(at, low - room), high + room);
-  box.scrollLeft = within(box.scrollLeft, x, x + width - box.clientWidth);
-  box.scrollTop = within(box.scrollTop, y, y + height - box.clientHeight);
+  const margin = 6;
+  const clamp = (offset, low, high) => Math.max(Math.min(offset, low - margin), high + margin);
+  box.scrollLeft = clamp(box.scrollLeft, x, x + width - box.clientWidth);
+  box.scrollTop = clamp(box.scrollTop, y, y + height - box.clientHeight);
 }
 
-/* A token's label; the dots and arrows that stand for white space are faint. */
+/* Returns a token's label as nodes; the marks for leading white space are dimmed. */
 function tokenText(label) {
   const [space] = /^[·⏎⇥]*/u.exec(label);
   const rest = label.slice(space.length);
   return space ? [make('span', { className: 'space' }, space), rest] : [rest];
 }
 
-/* The text as buttons, one Tab stop; `over` hears of the pointer, `choose` of clicks and arrows. */
-function chips(box, { over, choose }) {
+/* Adds one button per token, with one Tab stop; `onHover` receives the token under the pointer or
+   null, `onSelect` the token clicked or reached by keyboard. */
+function tokenButtons(box, { onHover, onSelect }) {
   const buttons = data.tokens.map(({ label }, i) => {
     const properties = { type: 'button', className: 'chip', tabIndex: -1, 'data-token': i };
     return make('button', properties, ...tokenText(label));
@@ -120,16 +121,16 @@ function chips(box, { over, choose }) {
     const button = event.target.closest('button');
     return button ? Number(button.dataset.token) : null;
   };
-  box.addEventListener('pointerover', (event) => over(tokenAt(event)));
-  box.addEventListener('pointerleave', () => over(null));
-  box.addEventListener('click', (event) => tokenAt(event) !== null && choose(tokenAt(event)));
+  box.addEventListener('pointerover', (event) => onHover(tokenAt(event)));
+  box.addEventListener('pointerleave', () => onHover(null));
+  box.addEventListener('click', (event) => tokenAt(event) !== null && onSelect(tokenAt(event)));
   box.addEventListener('keydown', (event) => {
     const step = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[event.key];
     const ends = { Home: 0, End: size - 1 }[event.key];
     if (step === undefined && ends === undefined) return;
     const next = ends ?? Math.min(Math.max(tokenAt(event) + step, 0), size - 1);
     event.preventDefault();
-    choose(next);
+    onSelect(next);
     buttons[next].focus();
   });
   return buttons;

@@ -1,21 +1,21 @@
 'use strict';
-/* The large matrix: weights, labels or numbers at the sides, and a frame around what is read. */
+/* The large matrix: weights, axis labels, and a frame around the selected cell. */
 
-const LABELLED = 11;  /* from so many pixels a cell on, each row has its token beside it */
+const MIN_LABELED_STEP = 11;  /* pixels per cell from which rows and columns show their tokens */
 const FONT = '11px ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace';
 
 class MatrixView {
-  /* `point` hears of the cell under the pointer or null, `choose` of the one clicked. */
-  constructor(canvas, { point, choose }) {
+  /* `onHover` receives the cell under the pointer or null, `onSelect` the cell clicked. */
+  constructor(canvas, { onHover, onSelect }) {
     this.canvas = canvas;
     this.weights = make('canvas');
     this.painted = null;
     this.frame = canvas.parentElement;
-    canvas.addEventListener('pointermove', (event) => point(this.cellAt(event)));
-    canvas.addEventListener('pointerleave', () => point(null));
+    canvas.addEventListener('pointermove', (event) => onHover(this.cellAt(event)));
+    canvas.addEventListener('pointerleave', () => onHover(null));
     canvas.addEventListener('click', (event) => {
       const cell = this.cellAt(event);
-      if (cell) choose(cell);
+      if (cell) onSelect(cell);
     });
     this.resize();
     new ResizeObserver(() => this.resize()).observe(this.frame);
@@ -33,22 +33,21 @@ class MatrixView {
     }
   }
 
-  /* Cells are as wide as fits, wide ones a whole number of the screen's pixels; but never so narrow
-     that some would get none. */
+  /* Cells are as wide as fits: a whole number of device pixels where wide, and at least one. */
   resize() {
     this.ratio = devicePixelRatio || 1;
-    const room = this.frame.clientWidth;
-    if (room === this.room) return;
-    this.room = room;
-    const pen = this.canvas.getContext('2d');
-    pen.font = FONT;
-    const longest = Math.max(...data.tokens.map(({ label }) => pen.measureText(label).width));
-    const wide = Math.ceil(Math.min(longest + 14, 110, room / 4));
-    this.labelled = (room - wide) / size >= LABELLED;
-    this.margin = this.labelled ? wide : 34;
-    const pixels = ((room - this.margin - 2) * this.ratio) / size;
-    const whole = pixels < 8 ? Math.max(pixels, 1) : Math.floor(pixels);
-    this.step = Math.min(whole / this.ratio, 44);
+    const width = this.frame.clientWidth;
+    if (width === this.frameWidth) return;
+    this.frameWidth = width;
+    const context = this.canvas.getContext('2d');
+    context.font = FONT;
+    const longest = Math.max(...data.tokens.map(({ label }) => context.measureText(label).width));
+    const labelWidth = Math.ceil(Math.min(longest + 14, 110, width / 4));
+    this.labeled = (width - labelWidth) / size >= MIN_LABELED_STEP;
+    this.margin = this.labeled ? labelWidth : 34;
+    const pixels = ((width - this.margin - 2) * this.ratio) / size;
+    const cellPixels = pixels < 8 ? Math.max(pixels, 1) : Math.floor(pixels);
+    this.step = Math.min(cellPixels / this.ratio, 44);
     this.frame.classList.toggle('scrolls', pixels < 1);
     const side = Math.ceil(this.margin + this.step * size + 2);
     this.canvas.width = this.canvas.height = Math.ceil(side * this.ratio);
@@ -57,9 +56,9 @@ class MatrixView {
   }
 
   cellAt(event) {
-    const at = (offset) => Math.floor((offset - this.margin) / this.step);
+    const index = (offset) => Math.floor((offset - this.margin) / this.step);
     const box = this.canvas.getBoundingClientRect();
-    const [query, key] = [at(event.clientY - box.top), at(event.clientX - box.left)];
+    const [query, key] = [index(event.clientY - box.top), index(event.clientX - box.left)];
     const inside = query >= 0 && key >= 0 && query < size && key < size;
     return inside ? { query, key } : null;
   }
@@ -68,102 +67,102 @@ class MatrixView {
     if (!this.painted || !this.step) return;
     const { margin, step } = this;
     const style = getComputedStyle(this.canvas);
-    const colour = (name) => style.getPropertyValue(name);
+    const color = (name) => style.getPropertyValue(name);
     const side = step * size;
-    const pen = this.canvas.getContext('2d');
-    pen.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
-    pen.clearRect(0, 0, this.canvas.width, this.canvas.height);
-    this.hatch(pen, colour('--hatch'));
-    pen.imageSmoothingEnabled = false;
-    pen.drawImage(this.weights, margin, margin, side, side);
-    pen.font = FONT;
-    pen.textBaseline = 'middle';
-    if (this.labelled) this.drawLabels(pen, colour('--soft'), colour('--ink'));
-    else this.drawNumbers(pen, colour('--soft'), colour('--ink'));
-    this.drawCell(pen, colour('--ink'), colour('--paper'));
+    const context = this.canvas.getContext('2d');
+    context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
+    context.clearRect(0, 0, this.canvas.width, this.canvas.height);
+    this.hatch(context, color('--hatch'));
+    context.imageSmoothingEnabled = false;
+    context.drawImage(this.weights, margin, margin, side, side);
+    context.font = FONT;
+    context.textBaseline = 'middle';
+    if (this.labeled) this.drawLabels(context, color('--soft'), color('--ink'));
+    else this.drawNumbers(context, color('--soft'), color('--ink'));
+    this.drawCell(context, color('--ink'), color('--paper'));
   }
 
-  /* Where no weight can be: lines, so that it is not taken for a weight of 0. */
-  hatch(pen, colour) {
+  /* Hatches the masked cells, so that they do not look like weights of 0. */
+  hatch(context, color) {
     const { margin } = this;
     const side = this.step * size;
-    pen.save();
-    pen.beginPath();
-    pen.rect(margin, margin, side, side);
-    pen.clip();
-    pen.beginPath();
-    for (let at = 0; at < 2 * side; at += 7) {
-      pen.moveTo(margin + at, margin);
-      pen.lineTo(margin + at - side, margin + side);
+    context.save();
+    context.beginPath();
+    context.rect(margin, margin, side, side);
+    context.clip();
+    context.beginPath();
+    for (let x = 0; x < 2 * side; x += 7) {
+      context.moveTo(margin + x, margin);
+      context.lineTo(margin + x - side, margin + side);
     }
-    pen.strokeStyle = colour;
-    pen.lineWidth = 1;
-    pen.stroke();
-    pen.restore();
+    context.strokeStyle = color;
+    context.lineWidth = 1;
+    context.stroke();
+    context.restore();
   }
 
-  drawLabels(pen, soft, ink) {
+  drawLabels(context, soft, ink) {
     const { margin, step, cell } = this;
     data.tokens.forEach(({ label }, i) => {
-      const text = this.shortened(pen, label, margin - 10);
+      const text = this.shorten(context, label, margin - 10);
       const middle = margin + (i + 0.5) * step;
-      pen.fillStyle = i === cell.query ? ink : soft;
-      pen.textAlign = 'right';
-      pen.fillText(text, margin - 6, middle);
-      pen.save();
-      pen.translate(middle, margin - 6);
-      pen.rotate(-Math.PI / 2);
-      pen.fillStyle = i === cell.key ? ink : soft;
-      pen.textAlign = 'left';
-      pen.fillText(text, 0, 0);
-      pen.restore();
+      context.fillStyle = i === cell.query ? ink : soft;
+      context.textAlign = 'right';
+      context.fillText(text, margin - 6, middle);
+      context.save();
+      context.translate(middle, margin - 6);
+      context.rotate(-Math.PI / 2);
+      context.fillStyle = i === cell.key ? ink : soft;
+      context.textAlign = 'left';
+      context.fillText(text, 0, 0);
+      context.restore();
     });
   }
 
-  shortened(pen, label, room) {
-    const fits = (text) => pen.measureText(text).width <= room;
+  shorten(context, label, maxWidth) {
+    const fits = (text) => context.measureText(text).width <= maxWidth;
     const characters = [...label];
     if (fits(label)) return label;
     while (characters.length && !fits(`${characters.join('')}…`)) characters.pop();
     return `${characters.join('')}…`;
   }
 
-  drawNumbers(pen, soft, ink) {
+  drawNumbers(context, soft, ink) {
     const { margin, step, cell } = this;
-    const apart = [5, 10, 20, 50, 100, 200, 500, 1000].find((n) => n * step >= 30) ?? 1000;
-    const number = (i, name, colour) => {
+    const interval = [5, 10, 20, 50, 100, 200, 500, 1000].find((n) => n * step >= 30) ?? 1000;
+    const drawNumber = (i, name, color) => {
       const middle = margin + (i + 0.5) * step;
-      pen.fillStyle = colour;
-      pen.textAlign = name === 'query' ? 'right' : 'center';
-      if (name === 'query') pen.fillText(i, margin - 6, middle);
-      else pen.fillText(i, Math.min(middle, margin + step * size - 9), margin - 12);
+      context.fillStyle = color;
+      context.textAlign = name === 'query' ? 'right' : 'center';
+      if (name === 'query') context.fillText(i, margin - 6, middle);
+      else context.fillText(i, Math.min(middle, margin + step * size - 9), margin - 12);
     };
     for (const name of ['query', 'key']) {
-      const at = cell[name];
-      for (let i = 0; i < size; i += apart) {
-        if (Math.abs(i - at) * step >= 26) number(i, name, soft);
+      const selected = cell[name];
+      for (let i = 0; i < size; i += interval) {
+        if (Math.abs(i - selected) * step >= 26) drawNumber(i, name, soft);
       }
-      number(at, name, ink);
+      drawNumber(selected, name, ink);
     }
   }
 
-  /* The row up to the diagonal, the column from it on, and the cell where they meet. */
-  drawCell(pen, ink, paper) {
+  /* Frames the selected row, column and cell. */
+  drawCell(context, ink, paper) {
     const { margin, step } = this;
     const { query, key } = this.cell;
     const side = step * size;
     const [x, y] = [margin + key * step, margin + query * step];
-    pen.lineWidth = 1;
-    pen.strokeStyle = ink;
-    pen.globalAlpha = 0.35;
-    pen.strokeRect(margin - 0.5, y - 0.5, side + 1, step + 1);
-    pen.strokeRect(x - 0.5, margin - 0.5, step + 1, side + 1);
-    pen.globalAlpha = 1;
-    pen.strokeStyle = paper;
-    pen.lineWidth = 4;
-    pen.strokeRect(x - 1, y - 1, step + 2, step + 2);
-    pen.strokeStyle = ink;
-    pen.lineWidth = 2;
-    pen.strokeRect(x - 1, y - 1, step + 2, step + 2);
+    context.lineWidth = 1;
+    context.strokeStyle = ink;
+    context.globalAlpha = 0.35;
+    context.strokeRect(margin - 0.5, y - 0.5, side + 1, step + 1);
+    context.strokeRect(x - 0.5, margin - 0.5, step + 1, side + 1);
+    context.globalAlpha = 1;
+    context.strokeStyle = paper;
+    context.lineWidth = 4;
+    context.strokeRect(x - 1, y - 1, step + 2, step + 2);
+    context.strokeStyle = ink;
+    context.lineWidth = 2;
+    context.strokeRect(x - 1, y - 1, step + 2, step + 2);
   }
 }

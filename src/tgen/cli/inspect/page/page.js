@@ -1,38 +1,38 @@
 'use strict';
-/* What is selected, and everything that follows it: thumbnails, matrix, reading, text, tables. */
+/* The selection, and everything that follows it: thumbnails, matrix, cell, text, tables. */
 
 const state = {
-  index: Math.max(data.matrices.findIndex(({ why }) => why), 0),  /* of the matrix */
+  index: Math.max(data.matrices.findIndex(({ selection }) => selection), 0),  /* of the matrix */
   query: size - 1,
   key: 0,
-  pointed: null,  /* the cell under the pointer, read while it is there */
-  direction: 'from',  /* 'to': who looks at the token, rather than what it looks at */
+  hovered: null,  /* the cell under the pointer, shown instead of the selected one */
+  direction: 'from',  /* a token as a query; 'to': as a key */
 };
-const shown = () => matrices[state.index];
-const cell = () => state.pointed ?? { query: state.query, key: state.key };
+const selectedMatrix = () => matrices[state.index];
+const shownCell = () => state.hovered ?? { query: state.query, key: state.key };
 
-/* A token of the text, with the one that it looks at, or is looked at by, most. */
-function cellOf(token) {
-  const { query, key } = ordered(shown(), token, state.direction)[0];
+/* Returns the cell of a token with its largest weight, in the current direction. */
+function largestCell(token) {
+  const { query, key } = sortedWeights(selectedMatrix(), token, state.direction)[0];
   return { query, key };
 }
 
 function select(change) {
-  Object.assign(state, { pointed: null }, change);
+  Object.assign(state, { hovered: null }, change);
   render();
 }
 
-function point(pointed) {
-  const same = (name) => pointed?.[name] === state.pointed?.[name];
+function hover(cell) {
+  const same = (name) => cell?.[name] === state.hovered?.[name];
   if (same('query') && same('key')) return;
-  state.pointed = pointed;
+  state.hovered = cell;
   render();
 }
 
-/* The next head that is in the page in a direction. */
+/* Selects the next head of the page in a direction. */
 function moveHead(down, across) {
-  let row = layers.indexOf(shown().layer);
-  let column = heads.indexOf(shown().head);
+  let row = layers.indexOf(selectedMatrix().layer);
+  let column = heads.indexOf(selectedMatrix().head);
   do {
     row += down;
     column += across;
@@ -43,7 +43,7 @@ function moveHead(down, across) {
 
 const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 
-/* Where a key of the keyboard leads from the selected cell; a row ends where it sees no further. */
+/* Keyboard moves from the selected cell; a row ends at the diagonal. */
 const MOVES = {
   ArrowUp: ({ query, key }) => [query - 1, key],
   ArrowDown: ({ query, key }) => [query + 1, key],
@@ -56,17 +56,17 @@ const MOVES = {
 };
 
 function onMatrixKey(event) {
-  const known = event.shiftKey ? ARROWS : MOVES;
-  if (!(event.key in known) || event.ctrlKey || event.metaKey || event.altKey) return;
+  const moves = event.shiftKey ? ARROWS : MOVES;
+  if (!(event.key in moves) || event.ctrlKey || event.metaKey || event.altKey) return;
   event.preventDefault();
   if (event.shiftKey) return moveHead(...ARROWS[event.key]);
-  const [down, across] = MOVES[event.key](state);
-  const query = Math.min(Math.max(down, 0), size - 1);
-  select({ query, key: Math.min(Math.max(across, 0), query) });
+  const [row, column] = MOVES[event.key](state);
+  const query = Math.min(Math.max(row, 0), size - 1);
+  select({ query, key: Math.min(Math.max(column, 0), query) });
 }
 
-/* A button a head; those that the page lacks leave a gap. */
-function thumbnails() {
+/* Adds one button per head; heads that the page lacks leave a gap. */
+function addThumbnails() {
   const box = byId('thumbnails');
   const factor = Math.ceil(size / 64);
   box.style.setProperty('--heads', heads.length);
@@ -102,8 +102,8 @@ function thumbnails() {
   return buttons;
 }
 
-function legend() {
-  const stops = colours.map((colour) => `rgb(${colour})`).join(', ');
+function addLegend() {
+  const stops = colors.map((color) => `rgb(${color})`).join(', ');
   byId('ramp').style.background = `linear-gradient(to right, ${stops})`;
   for (const weight of [0, 0.02, 0.1, 0.25, 0.5, 1]) {
     const tick = make('span', {}, weight);
@@ -112,36 +112,36 @@ function legend() {
   }
 }
 
-function readCell({ query, key }) {
-  const { layer, head } = shown();
-  const weight = weightOf(shown(), query, key);
+function showCell({ query, key }) {
+  const { layer, head } = selectedMatrix();
+  const weight = weightOf(selectedMatrix(), query, key);
   const masked = key > query;
   const output = byId('weight');
-  const named = { layer, head: headName(head), query, key, weight, masked };
-  for (const [name, value] of Object.entries(named)) output.dataset[name] = value;
+  const values = { layer, head: headName(head), query, key, weight, masked };
+  for (const [name, value] of Object.entries(values)) output.dataset[name] = value;
   output.textContent = masked ? '—' : weightText(weight);
   const token = (i) => [make('b', { className: 'token' }, data.tokens[i].label), ` (${i})`];
-  byId('reading').replaceChildren(
-    ...token(query), masked ? ' cannot see ' : ' looks at ', ...token(key),
-    masked ? ', which comes later.' : '.',
-    make('span', { className: 'unseen' },
-      ` Weight ${masked ? 0 : weightText(weight)}, layer ${layer}, head ${headName(head)}.`));
+  byId('cell-text').replaceChildren(
+    'query ', ...token(query), masked ? ' cannot attend to key ' : ' attends to key ',
+    ...token(key), masked ? ': it comes later.' : '.',
+    make('span', { className: 'visually-hidden' },
+      ` Attention weight ${masked ? 0 : weightText(weight)}, layer ${layer}, head ${headName(head)}.`));
 }
 
-const FIGURE_SPACE = '\u2007';  /* as wide as a digit: points stand below each other */
+const FIGURE_SPACE = '\u2007';  /* as wide as a digit: aligns decimal points */
 
-/* The largest weights of the token's row or column, and all others in one line. */
-function readTop(token) {
+/* Lists the largest weights of the token's row or column, and the sum of the others. */
+function showTop(token) {
   const from = state.direction === 'from';
-  const all = ordered(shown(), token, state.direction);
+  const all = sortedWeights(selectedMatrix(), token, state.direction);
   const [top, rest] = [all.slice(0, 6), all.slice(6)];
   byId('title-top').replaceChildren(
-    from ? 'What ' : 'Who looks at ', make('b', { className: 'token' }, data.tokens[token].label),
-    ` (${token})`, from ? ' looks at' : '');
-  const line = (weight, summed, ...name) => {
-    const said = weightText(weight, summed).padEnd('0.00000'.length, FIGURE_SPACE);
+    from ? 'Keys of query ' : 'Queries of key ',
+    make('b', { className: 'token' }, data.tokens[token].label), ` (${token})`);
+  const line = (weight, terms, ...name) => {
+    const text = weightText(weight, terms).padEnd('0.00000'.length, FIGURE_SPACE);
     const item = make('li', {},
-      make('span', { className: 'name' }, ...name), make('span', { className: 'value' }, said));
+      make('span', { className: 'name' }, ...name), make('span', { className: 'value' }, text));
     item.style.setProperty('--share', Math.min(weight, 1));
     return item;
   };
@@ -150,40 +150,40 @@ function readTop(token) {
   if (rest.length) {
     const sum = rest.reduce((total, one) => total + one.weight, 0);
     lines.push(line(sum, rest.length,
-      rest.length === 1 ? '1 other' : `${rest.length} others, together`));
+      rest.length === 1 ? '1 other' : `${rest.length} others, total`));
     lines.at(-1).className = 'rest';
   }
   byId('top').replaceChildren(...lines);
 }
 
-/* The text, shaded by the weights of the token that is read. */
+/* Shades the text by the weights of the selected token. */
 function shadeText(token) {
   const from = state.direction === 'from';
   strip.forEach((chip, other) => {
     const [query, key] = from ? [token, other] : [other, token];
-    chip.classList.toggle('hidden', key > query);
-    chip.classList.toggle('read', other === token);
-    chip.style.setProperty('--share', Math.sqrt(weightOf(shown(), query, key)));
+    chip.classList.toggle('masked', key > query);
+    chip.classList.toggle('selected', other === token);
+    chip.style.setProperty('--share', Math.sqrt(weightOf(selectedMatrix(), query, key)));
   });
   const { offsetLeft, offsetTop, offsetWidth, offsetHeight } = strip[token];
   reveal(byId('strip'), offsetLeft, offsetTop, offsetWidth, offsetHeight);
 }
 
 function render() {
-  const at = cell();
-  const token = state.direction === 'from' ? at.query : at.key;
-  const { layer, head, kv_head: kvHead, why } = shown();
-  const role = reportOf(shown())?.role;
+  const cell = shownCell();
+  const token = state.direction === 'from' ? cell.query : cell.key;
+  const { layer, head, kv_head: kvHead, selection } = selectedMatrix();
+  const role = reportOf(selectedMatrix())?.role;
   byId('title-matrix').textContent =
-    head === null ? `Layer ${layer}, mean of its heads` : `Layer ${layer}, head ${head}`;
+    head === null ? `Layer ${layer}, mean of all heads` : `Layer ${layer}, head ${head}`;
   byId('about').textContent = [
-    role && `does: ${role}`,
-    kvHead !== null && kvHead !== head && `keys and values of group ${kvHead}`,
-    why,
+    role && `role: ${role}`,
+    kvHead !== null && kvHead !== head && `key/value head ${kvHead}`,
+    selection,
   ].filter(Boolean).join(' · ');
-  view.show(shown(), at, { follow: !state.pointed });
-  readCell(at);
-  readTop(token);
+  view.show(selectedMatrix(), cell, { follow: !state.hovered });
+  showCell(cell);
+  showTop(token);
   shadeText(token);
   const selected = state.direction === 'from' ? state.query : state.key;
   strip.forEach((chip, i) => {
@@ -194,26 +194,27 @@ function render() {
     button.setAttribute('aria-pressed', index === state.index);
     button.tabIndex = index === state.index ? 0 : -1;
   }
-  markHead(shown());
+  markHead(selectedMatrix());
 }
 
 byId('main').hidden = false;
-legend();
-const buttons = thumbnails();
-const view = new MatrixView(byId('matrix'), { point, choose: select });
-const strip = chips(byId('strip'), {
-  over: (token) => point(token === null ? null : cellOf(token)),
-  choose: (token) => select(cellOf(token)),
+addLegend();
+const buttons = addThumbnails();
+const view = new MatrixView(byId('matrix'), { onHover: hover, onSelect: select });
+const strip = tokenButtons(byId('strip'), {
+  onHover: (token) => hover(token === null ? null : largestCell(token)),
+  onSelect: (token) => select(largestCell(token)),
 });
-const markHead = data.heads && byId('table') ? headsTable((index) => select({ index })) : () => {};
-if (byId('surprisal')) surprisalStrip((token) => select(cellOf(token)));
-if (byId('lens')) lensTable();
+const markHead =
+  data.heads && byId('table') ? addHeadsTable((index) => select({ index })) : () => {};
+if (byId('surprisal')) addSurprisal((token) => select(largestCell(token)));
+if (byId('lens')) addLensTable();
 byId('matrix').addEventListener('keydown', onMatrixKey);
 for (const input of document.getElementsByName('direction')) {
   input.addEventListener('change', () => {
     const token = state.direction === 'from' ? state.query : state.key;
     state.direction = input.value;
-    select(cellOf(token));
+    select(largestCell(token));
   });
 }
-select(cellOf(size - 1));
+select(largestCell(size - 1));

@@ -1,6 +1,6 @@
-"""What every head does, a row a head; or what changed in them from one model to another.
+"""Table of head metrics, for one model or as a comparison of two.
 
-Columns have widths of their own: a table that fits itself to a terminal would cut numbers.
+Columns have fixed widths: a Rich table that fits itself to the terminal would cut numbers.
 """
 
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ from itertools import accumulate
 from rich.style import Style
 from rich.text import Text
 
-from tgen.reports import CLEAR, HeadReport, HeadsReport
+from tgen.reports import ROLE_THRESHOLD, HeadReport, HeadsReport
 
 _BARS = "▁▂▃▄▅▆▇█"
-_NAME = 16  # columns of a head and its role
-_FAR = "near>far"
-_MOST_CHANGED = 5
-_BOLD, _FAINT = Style(bold=True), Style(dim=True)
+_NAME_COLUMNS = 16  # of a head and its role
+_HISTOGRAM = "distances"
+_MAX_SHIFTS = 5
+_BOLD, _DIM = Style(bold=True), Style(dim=True)
 
 
 @dataclass(frozen=True)
@@ -24,106 +24,106 @@ class _Column:
     name: str
     field: str  # of HeadReport
     width: int
-    compared: int  # its width with a change behind it
+    compare_width: int  # of a value and its difference; 0: not compared
     meaning: str = ""
 
 
-# What does not fit is left out from the end.
+# Columns that do not fit are dropped from the end.
 _COLUMNS = (
-    _Column("cost", "ablation", 8, 14),
-    _Column("keys", "effective_keys", 5, 11, "how many tokens it looks at, exp(entropy)"),
-    _Column("back", "distance", 5, 11, "how many tokens back"),
-    _Column("self", "self", 5, 11, "the weight on the token itself"),
-    _Column("prev", "previous", 5, 11, "on the one before"),
-    _Column("first", "first", 6, 11, "on the text's first, whose own row counts for it too"),
-    _Column("dup", "duplicate", 9, 11),
+    _Column("Δloss", "ablation_cost", 8, 14),
+    _Column("keys", "effective_keys", 5, 11, "effective number of keys, exp(entropy)"),
+    _Column("dist", "distance", 6, 0, "mean distance from query to key, in tokens"),
+    _Column("self", "self", 5, 0, "weight on the query's own position"),
+    _Column("prev", "previous", 5, 11, "weight on the previous token"),
+    _Column("first", "first", 6, 11, "weight on the first token, over all queries"),
+    _Column("duplicate", "duplicate", 10, 11),
     _Column("induction", "induction", 10, 11),
-    _Column("text", "text_induction", 5, 11),
+    _Column("text", "text_induction", 5, 0),
 )
-_COMPARED = ("cost", "keys", "prev", "first", "dup", "induction")
-_NUMBERS = ("effective_keys", "distance")  # the other fields are shares, but for the cost
+_NUMBERS = ("effective_keys", "distance")  # not shares from 0 to 1
 
 
-def heads_view(report: HeadsReport, *, width: int | None) -> list[Text]:
-    """The heads, what uniform attention would score, and what the columns mean.
+def heads_table(report: HeadsReport, *, width: int | None) -> list[Text]:
+    """Return the metrics of the heads and of uniform attention, and what the columns mean.
 
-    The columns that fit into `width` are shown, and the others named; None: all are.
+    Columns that do not fit into `width` are only named; None: no limit.
     """
-    asked = [c for c in _COLUMNS if c.field != "ablation" or report.loss is not None]
-    shown = _fitting(asked, [c.width for c in asked], width)
-    bars = len(report.heads[0].by_distance)
+    available = [c for c in _COLUMNS if c.field != "ablation_cost" or report.loss is not None]
+    columns = _fit(available, [c.width for c in available], width)
+    n_bars = len(report.heads[0].distance_histogram)
     if width is not None:
-        room = width - _NAME - sum(c.width for c in shown) - 2
-        bars = min(bars, room) if room >= len(_FAR) else 0
-    names = "".join(f"{c.name:>{c.width}}" for c in shown)
-    lines = [_header(names + (f"  {_FAR}" if bars else ""))]
+        room = width - _NAME_COLUMNS - sum(c.width for c in columns) - 2
+        n_bars = min(n_bars, room) if room >= len(_HISTOGRAM) else 0
+    names = "".join(f"{c.name:>{c.width}}" for c in columns)
+    lines = [_header(names + (f"  {_HISTOGRAM}" if n_bars else ""))]
     for head in report.heads:
         line = _name(head, head.role)
-        for column in shown:
-            text, strength = _cell(head, column.field, report.baseline)
-            line.append(f"{text:>{column.width}}", _BOLD if strength > CLEAR else None)
-        line.append(f"  {_bars(head.by_distance, bars)}" if bars else "")
+        for column in columns:
+            text, excess = _cell(head, column.field, report.baseline)
+            line.append(f"{text:>{column.width}}", _BOLD if excess > ROLE_THRESHOLD else None)
+        line.append(f"  {_bars(head.distance_histogram, n_bars)}" if n_bars else "")
         lines.append(line)
-    uniform = (_number(c.field, report.baseline.get(c.field)) for c in shown)
-    cells = "".join(f"{text:>{c.width}}" for c, text in zip(shown, uniform, strict=True))
-    lines.append(Text(f"{'uniform':{_NAME}}{cells}", _FAINT, no_wrap=True))
-    left_out = _left_out(asked, shown, [] if bars else [_FAR])
-    said = [*_explained(report, shown, bars=bars > 0), *left_out]
-    return [*lines, *(Text(line, _FAINT) for line in said)]
+    uniform = (_number(c.field, report.baseline.get(c.field)) for c in columns)
+    cells = "".join(f"{text:>{c.width}}" for c, text in zip(columns, uniform, strict=True))
+    lines.append(Text(f"{'uniform':{_NAME_COLUMNS}}{cells}", _DIM, no_wrap=True))
+    dropped = _dropped(available, columns, [] if n_bars else [_HISTOGRAM])
+    notes = [*_notes(report, columns, histogram=n_bars > 0), *dropped]
+    return [*lines, *(Text(note, _DIM) for note in notes)]
 
 
-def compare_view(
-    first: HeadsReport, second: HeadsReport, moved: Sequence[float], *, width: int | None
+def comparison_table(
+    first: HeadsReport, second: HeadsReport, shifts: Sequence[float], *, width: int | None
 ) -> list[Text]:
-    """The second model's heads, and behind each number how far it is from the first's; `moved` is
-    the share of each head's attention that went nearer or farther."""
+    """Return the second model's metrics with their differences from the first's.
+
+    `shifts`: per head, the share of attention that moved to another distance.
+    """
     ablated = first.loss is not None and second.loss is not None
-    asked = [c for c in _COLUMNS if c.name in _COMPARED and (c.name != "cost" or ablated)]
-    shown = _fitting(asked, [c.compared for c in asked], width)
-    lines = [_header("".join(f"{c.name:>{c.compared}}" for c in shown))]
+    available = [c for c in _COLUMNS if c.compare_width and (c.field != "ablation_cost" or ablated)]
+    columns = _fit(available, [c.compare_width for c in available], width)
+    lines = [_header("".join(f"{c.name:>{c.compare_width}}" for c in columns))]
     for a, b in zip(first.heads, second.heads, strict=True):
         line = _name(b, b.role if a.role == b.role else f"→ {b.role or 'none'}")
-        for column in shown:
-            text, strength = _change(column.field, *(getattr(h, column.field) for h in (a, b)))
-            line.append(f"{text:>{column.compared}}", _BOLD if strength > CLEAR else None)
+        for column in columns:
+            text, change = _change(column.field, *(getattr(h, column.field) for h in (a, b)))
+            style = _BOLD if change > ROLE_THRESHOLD else None
+            line.append(f"{text:>{column.compare_width}}", style)
         lines.append(line)
-    most = sorted(zip(moved, second.heads, strict=True), key=lambda pair: -pair[0])
-    named = ", ".join(f"{h.layer}.{h.head} ({share:.0%})" for share, h in most[:_MOST_CHANGED])
-    said = [
-        "the second model's numbers, each with its distance from the first's; → a role that is new",
-        f"most changed, by the share of attention that moved nearer or farther: {named}",
-        *_left_out(asked, shown),
+    largest = sorted(zip(shifts, second.heads, strict=True), key=lambda pair: -pair[0])
+    shifted = ", ".join(f"{h.layer}.{h.head} ({x:.0%})" for x, h in largest[:_MAX_SHIFTS])
+    notes = [
+        "values of the second model, each with its difference from the first; →: role changed",
+        f"largest shifts (share of attention that moved to another distance): {shifted}",
+        *_dropped(available, columns),
     ]
-    return [*lines, *(Text(line, _FAINT) for line in said)]
+    return [*lines, *(Text(note, _DIM) for note in notes)]
 
 
-def _fitting(
-    columns: Sequence[_Column], widths: Sequence[int], width: int | None
-) -> Sequence[_Column]:
-    """As many columns from the first on as fit beside the names."""
-    ends = [_NAME + end for end in accumulate(widths)]
+def _fit(columns: Sequence[_Column], widths: Sequence[int], width: int | None) -> Sequence[_Column]:
+    """Return the first columns that fit beside the names."""
+    ends = [_NAME_COLUMNS + end for end in accumulate(widths)]
     return [c for c, end in zip(columns, ends, strict=True) if width is None or end <= width]
 
 
-def _left_out(
-    asked: Sequence[_Column], shown: Sequence[_Column], more: Sequence[str] = ()
+def _dropped(
+    available: Sequence[_Column], columns: Sequence[_Column], more: Sequence[str] = ()
 ) -> list[str]:
-    names = ", ".join([*(column.name for column in asked[len(shown) :]), *more])
+    names = ", ".join([*(column.name for column in available[len(columns) :]), *more])
     return [f"not shown at this width: {names}; --json and --csv have them"] if names else []
 
 
 def _header(names: str) -> Text:
-    return Text(f"{'head':6}{'role':{_NAME - 6}}{names}", _BOLD, no_wrap=True)
+    return Text(f"{'head':6}{'role':{_NAME_COLUMNS - 6}}{names}", _BOLD, no_wrap=True)
 
 
 def _name(head: HeadReport, role: str) -> Text:
-    return Text(f"{f'{head.layer}.{head.head}':6}{role:{_NAME - 6}}", no_wrap=True)
+    return Text(f"{f'{head.layer}.{head.head}':6}{role:{_NAME_COLUMNS - 6}}", no_wrap=True)
 
 
 def _cell(head: HeadReport, field: str, baseline: dict[str, float]) -> tuple[str, float]:
-    """What is written, and how far it is above what would be there anyway."""
+    """Return a cell's text, and how far its score exceeds the control or the baseline."""
     value, control = getattr(head, field), getattr(head, f"{field}_control", None)
-    if value is None or field in _NUMBERS or field == "ablation":
+    if value is None or field in _NUMBERS or field == "ablation_cost":
         return _number(field, value), 0
     if control is None:
         return _number(field, value), value - baseline.get(field, 0)
@@ -132,49 +132,54 @@ def _cell(head: HeadReport, field: str, baseline: dict[str, float]) -> tuple[str
 
 def _number(field: str, value: float | None) -> str:
     if value is None:
-        return "" if field == "ablation" else "–"
+        return "" if field == "ablation_cost" else "–"
     if field in _NUMBERS:
         return f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
-    return f"{value:z.2f}" if field != "ablation" else f"{value:+z.3f}"
+    return f"{value:z.2f}" if field != "ablation_cost" else f"{value:+z.3f}"
 
 
 def _change(field: str, a: float | None, b: float | None) -> tuple[str, float]:
+    """Return the second value with its difference, and that of scores as a number."""
     if a is None or b is None:
         return "–", 0
     digits = 2 if field not in _NUMBERS else 1 if max(a, b) < 99.95 else 0
-    digits = 3 if field == "ablation" else digits
-    is_share = field not in (*_NUMBERS, "ablation")
+    digits = 3 if field == "ablation_cost" else digits
+    is_share = field not in (*_NUMBERS, "ablation_cost")
     return f"{b:z.{digits}f} {b - a:+z.{digits}f}", abs(b - a) if is_share else 0
 
 
 def _bars(shares: Sequence[float], n: int) -> str:
-    """A bar a distance; the last holds all that there is no room for."""
+    """Return n bars; the last one stands for all remaining distances."""
     shown = [*shares[: n - 1], sum(shares[n - 1 :])]
     return "".join(_BARS[min(7, int(share * 8))] for share in shown)
 
 
-def _explained(report: HeadsReport, shown: Sequence[_Column], *, bars: bool) -> list[str]:
-    names = [column.name for column in shown]
-    meanings = "; ".join(f"{c.name}: {c.meaning}" for c in shown if c.meaning)
-    lines = [f"means over the {report.n_rows} tokens after the first. {meanings}"]
-    if bars:
-        lines[0] += f"; {_FAR}: its weight 0, 1, 2-3, 4-7, ... tokens back"
+def _notes(report: HeadsReport, columns: Sequence[_Column], *, histogram: bool) -> list[str]:
+    names = [column.name for column in columns]
+    meanings = "; ".join(f"{c.name}: {c.meaning}" for c in columns if c.meaning)
+    notes = [f"means over the {report.n_queries} queries after the first. {meanings}"]
+    if histogram:
+        notes[0] += f"; {_HISTOGRAM}: weight 0, 1, 2-3, 4-7, ... tokens back"
     if not report.block_length:
-        lines.append("dup, induction: the context or the vocabulary is too small for them")
-    elif "dup" in names:
+        notes.append("duplicate, induction: not measured; the context or vocabulary is too small")
+    elif "duplicate" in names:
         gain = report.repeat_gain or 0.0
-        other = "the same ones come in another order" if report.same_tokens else "others come"
-        lines.append(
-            f"dup, induction: weight on a token's earlier copy, and on what followed it, in "
-            f"{report.seeds} x {report.block_length} random tokens that come twice / the control: "
-            f"the same places where {other}. They are drawn from {report.drawn_from}; the second "
-            f"time costs {abs(gain):.2f} nats a token {'less' if gain >= 0 else 'more'} than the "
-            "control"
+        other = "the same tokens in another order" if report.same_tokens else "different tokens"
+        notes.append(
+            "duplicate, induction: score/control. Score: weight on the token's earlier copy, and on "
+            f"the token after that copy, in {report.n_seeds} random texts of {report.block_length} "
+            f"tokens that repeat, sampled from {report.sampled_from}; control: the same positions "
+            f"where {other} follow. The repetition costs {abs(gain):.2f} nats/token "
+            f"{'less' if gain >= 0 else 'more'} than the control"
         )
     if "text" in names:
-        lines.append("text: the weight on what followed the same token earlier in this text")
+        notes.append(
+            "text: induction score in this text, weight on the token after an earlier copy"
+        )
     if report.loss is None:
-        lines.append("attention is not proof of influence: --ablate zero shows what each is worth")
+        notes.append("attention is not proof of influence; --ablate zero measures it")
     else:
-        lines.append(f"cost: nats a token more without the head; with all {report.loss:.3f}")
-    return lines
+        notes.append(
+            f"Δloss: loss increase without the head, nats/token; with all heads {report.loss:.3f}"
+        )
+    return notes

@@ -1,4 +1,4 @@
-"""The text, token by token, and how the model saw each coming."""
+"""Table of the text's tokens with their surprisal."""
 
 from rich.style import Style
 from rich.table import Table
@@ -9,56 +9,55 @@ from tgen.cli.render.tables import table
 from tgen.cli.render.token_labels import label
 from tgen.reports import TextReport, TokenReport
 
-_MOST_BITS = 12.0  # drawn lightest: one choice of 4,096
-_NARROW = 60  # columns; below them ids and bytes are left out
+_MAX_BITS = 12.0  # surprisal with the lightest color: a probability of 1/4,096
+_MIN_WIDTH = 60  # columns; narrower tables have no token ids and byte offsets
 
 
 def token_table(
-    report: TextReport, *, rows: range, width: int, coloured: bool
+    report: TextReport, *, rows: range, width: int, has_color: bool
 ) -> list[Table | Text]:
-    """The text as a strip that glows where the model was surprised, then a row a token."""
+    """Return the text colored by surprisal, and a table with one row per token."""
     strip = Text()
     for token in report.tokens:
-        strip.append(label(token.text), _glow(token))
+        strip.append(label(token.text), _surprisal_style(token))
         if b"\n" in token.text:
             strip.append("\n")
-    whole = width >= _NARROW
-    numbers = [">token", ">id", ">byte"] if whole else [">"]
-    columns = table(*numbers, "text", ">bits", ">rank", "expected", ">")
+    wide = width >= _MIN_WIDTH
+    numbers = [">token", ">id", ">byte"] if wide else [">"]
+    columns = table(*numbers, "text", ">bits", ">rank", "predicted", ">")
     for i in rows:
-        columns.add_row(*_row(report.tokens[i], whole=whole))
-    light = "light tokens surprised the model; " if coloured else ""
-    lines = [f"{light}bits are -log2 of a token's probability, rank 0 is the model's first choice"]
+        columns.add_row(*_row(report.tokens[i], wide=wide))
+    color = "lighter colors: higher surprisal; " if has_color else ""
+    notes = [f"{color}bits: surprisal, -log2 p(token); rank 0: the most likely token"]
     if len(rows) < len(report.tokens):
         which = f"tokens {rows.start} to {rows[-1]}" if len(rows) > 1 else f"token {rows.start}"
-        lines.append(f"{which} of {len(report.tokens)}; --query chooses others")
+        notes.append(f"{which} of {len(report.tokens)}; --query selects others")
     if report.nats_per_token is not None and report.perplexity is not None:
         per_byte = report.bits_per_byte
         bits = "" if per_byte is None else f" · {per_byte:.3f} bits/byte"
-        lines.append(
+        notes.append(
             f"{len(report.tokens)} tokens, {report.n_bytes} bytes · {report.nats_per_token:.3f} "
-            f"nats a token · perplexity {report.perplexity:,.5g}{bits} (all but the first token)"
+            f"nats/token · perplexity {report.perplexity:,.5g}{bits} (without the first token)"
         )
-    return [strip, Text(), columns, *(Text(line, style="dim") for line in lines)]
+    return [strip, Text(), columns, *(Text(note, style="dim") for note in notes)]
 
 
-def _row(token: TokenReport, *, whole: bool) -> list[str | Text]:
-    part = _part_of_character(token.text)
-    expected = "" if token.likeliest_text is None else label(token.likeliest_text, width=16)
-    chance = token.likeliest_probability
+def _row(token: TokenReport, *, wide: bool) -> list[str | Text]:
+    bits, rank = token.surprisal, token.rank
+    top_probability = token.top_probability
     return [
         str(token.index),
-        *([str(token.id), str(token.start)] if whole else []),
-        Text(label(token.text, width=20) + part),
-        Text("–") if token.surprisal is None else Text(f"{token.surprisal:.1f}", _glow(token)),
-        "–" if token.rank is None else f"{token.rank:,}",
-        Text(expected),
-        "" if chance is None else f"{chance:.0%}",
+        *([str(token.id), str(token.byte_offset)] if wide else []),
+        Text(label(token.text, width=20) + _partial_character(token.text)),
+        Text("–") if bits is None else Text(f"{bits:.1f}", _surprisal_style(token)),
+        "–" if rank is None else f"{rank:,}",
+        Text("" if token.top_text is None else label(token.top_text, width=16)),
+        "" if top_probability is None else f"{top_probability:.0%}",
     ]
 
 
-def _part_of_character(token: bytes) -> str:
-    """For tokens that are no whole characters: how many bytes of what."""
+def _partial_character(token: bytes) -> str:
+    """Return a note for tokens that are not whole characters."""
     try:
         token.decode()
     except UnicodeDecodeError:
@@ -66,7 +65,7 @@ def _part_of_character(token: bytes) -> str:
     return ""
 
 
-def _glow(token: TokenReport) -> Style:
+def _surprisal_style(token: TokenReport) -> Style:
     if token.surprisal is None:
         return Style()
-    return highlight(token.surprisal / _MOST_BITS)
+    return highlight(token.surprisal / _MAX_BITS)

@@ -1,0 +1,1 @@
+"""Accuracy of `tgen bench` itself."""

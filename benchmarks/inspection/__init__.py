@@ -1,0 +1,1 @@
+"""Cost of inspection, and induction heads."""

@@ -1,0 +1,1 @@
+"""Learning quality and training speed."""

@@ -1,0 +1,112 @@
+"""`tgen export`: convert a model to another file format or dtype."""
+
+import shlex
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tgen.cli import console
+from tgen.cli.options import make_command, parse_size, quiet_option
+from tgen.config.option import option
+from tgen.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """The options of `tgen export`."""
+
+    model: str = option(
+        help_text="Model to export: a directory, a name or a GGUF file.",
+        argument=True,
+        metavar="MODEL",
+    )
+    to: Literal["gguf", "transformers"] = option(
+        help_text="Output format: one GGUF file for llama.cpp, or a transformers directory.",
+        flags="--to",
+    )
+    dtype: Literal["f32", "f16", "bf16", "q8_0"] | None = option(
+        None,
+        "Dtype of the weights; in GGUF files, of the matrices. q8_0 (8 bits) is GGUF only.",
+        "--type",
+        shown_default="as stored; quantized weights become f32",
+    )
+    out: Path | None = option(
+        None,
+        "Output file; with --to transformers, a directory.",
+        "--out -o",
+        shown_default="<name>-<type>.gguf",
+    )
+    max_shard_size: str | None = option(
+        None,
+        "Maximum size of a weights file with --to transformers, for example 200MB.",
+        "--max-shard-size",
+        metavar="SIZE",
+        shown_default="5GB",
+    )
+    overwrite: bool = option(False, "Replace the model at --out.", "--overwrite")
+    quiet: bool = quiet_option(panel="")
+
+    def __post_init__(self) -> None:
+        if self.to == "gguf" and self.max_shard_size is not None:
+            raise UsageError(
+                "--max-shard-size cannot be combined with --to gguf",
+                "remove --max-shard-size: a GGUF export is one file",
+            )
+        if self.to == "transformers" and self.dtype == "q8_0":
+            raise UsageError(
+                "--type q8_0 cannot be combined with --to transformers",
+                "choose f32, f16 or bf16, or --to gguf",
+            )
+        if str(self.out) == "-":
+            raise UsageError("--out -: cannot write to stdout", "name a file or a directory")
+        if self.to == "transformers" and self.out is None:
+            raise UsageError("--to transformers needs --out", "name the directory to write")
+
+
+def export(options: ExportOptions) -> None:
+    """Convert a model to a GGUF file for llama.cpp, or to another dtype or shard size.
+
+    The model itself is not changed. tgen can load everything that it exports.
+    """
+    began = time.monotonic()
+    from tgen.checkpoint import export as exporters
+    from tgen.checkpoint.model_dir import load
+    from tgen.checkpoint.model_lookup import find_model
+
+    to_file, quiet, size = options.to == "gguf", options.quiet, options.max_shard_size
+    max_bytes = parse_size("--max-shard-size", size) if size else exporters.MAX_SHARD_BYTES
+    path = find_model(options.model).path
+    # the snapshot of a cached model is a folder with another name
+    name = (Path(options.model).name or path.resolve().name).removesuffix(".gguf")
+    if options.out is not None:
+        exporters.check_target(options.out, path, to_file=to_file, overwrite=options.overwrite)
+    bundle = load(path)
+    stored = exporters.TYPES[options.dtype] if options.dtype else exporters.main_dtype(bundle)
+    dtype = next(key for key, value in exporters.TYPES.items() if value == stored)
+    out = options.out
+    if out is None:
+        out = Path(f"{name}-{dtype}.gguf")
+        exporters.check_target(out, path, to_file=to_file, overwrite=options.overwrite)
+    n = sum(array.size for array in bundle.arrays.values())
+    console.print_status(
+        f"{path}: {bundle.config.family}, {n:,} parameters -> {out} ({options.to}, {dtype})",
+        quiet=quiet,
+    )
+    with console.progress("writing", quiet=quiet) as progress:
+        if to_file or stored == "int8":
+            exporters.export_gguf(bundle, out, name=name, stored=stored, progress=progress)
+        else:
+            exporters.export_transformers(
+                bundle, out, dtype=stored, max_shard_bytes=max_bytes, progress=progress
+            )
+    written = out.iterdir() if out.is_dir() else [out]
+    megabytes = sum(file.stat().st_size for file in written) / 1e6
+    seconds = time.monotonic() - began
+    console.print_status(f"wrote {megabytes:,.1f} MB to {out} in {seconds:.1f} s", quiet=quiet)
+    console.print_status(
+        f'try: tgen generate --model {shlex.quote(str(out))} --prompt "What is"', quiet=quiet
+    )
+
+
+command = make_command(export, ExportOptions)

@@ -1,0 +1,181 @@
+"""The options of `tgen generate`."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tgen.cli.options import (
+    Device,
+    Reader,
+    device_option,
+    json_option,
+    model_option,
+    nested,
+    prompt_option,
+    quiet_option,
+    threads_option,
+)
+from tgen.config import DEFAULT_BATCH_SIZE, Draft, SamplingConfig, StoredAs
+from tgen.config.option import check_ranges, option
+from tgen.errors import TgenError, UsageError
+from tgen.storage import files
+
+MAX_SAMPLES = 1 << 16
+_MAX_SCHEMA_BYTES = 1 << 20
+_CHAT, _BATCH, _SPEED = "Chat", "Many prompts", "Performance"
+PANELS = (_CHAT, _BATCH, "Output", "Constraints and stopping", _SPEED, "Penalties", "Rare samplers")
+
+
+def _encode_all(texts: list[str]) -> list[bytes]:
+    return [os.fsencode(text) for text in texts]
+
+
+def _read_biases(items: list[str]) -> list[tuple[bytes, float]]:
+    return [_read_bias(item) for item in items]
+
+
+def _read_bias(item: str) -> tuple[bytes, float]:
+    text, equals, number = item.rpartition("=")
+    try:
+        return os.fsencode(text), float(number if equals else "")
+    except ValueError:
+        hint = "for example --bias ' king=2'"
+        raise UsageError(f"--bias: not TEXT=NUMBER (got {item!r})", hint) from None
+
+
+def _read_schema(path: Path) -> str:
+    try:
+        with files.open_stream(path) as file:
+            return file.read(_MAX_SCHEMA_BYTES).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--json-schema {path}: {error}", "pass a JSON schema file") from None
+    except TgenError as error:
+        raise UsageError(f"--json-schema: {error.message}", error.hint) from None
+
+
+_TEXTS = Reader(list[str], _encode_all)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions:
+    """What `tgen generate` was asked to do; `sampling` has the given fields of SamplingConfig."""
+
+    prompt: str | None = prompt_option("Text to continue; '-' reads stdin.")
+    model: str | None = model_option()
+    sampling: dict[str, Any] = nested(
+        SamplingConfig,
+        stop=_TEXTS,
+        ban=_TEXTS,
+        require=_TEXTS,
+        dry_breakers=_TEXTS,
+        bias=Reader(list[str], _read_biases),
+        choices=Reader(str, lambda text: _encode_all(text.split(","))),
+        json_schema=Reader(Path, _read_schema),
+        samplers=Reader(str, str),
+        penalize_prompt=Reader(bool, lambda given: not given),
+    )
+    chat: bool = option(
+        False, "Answer the prompt with the model's chat template.", "--chat", panel=_CHAT
+    )
+    interactive: bool = option(False, "Interactive mode in a terminal.", "--interactive -i")
+    system: str | None = option(
+        None, "System message of a --chat.", "--system", panel=_CHAT, metavar="TEXT"
+    )
+    input_file: str | None = option(
+        None,
+        "File of prompts: one per line, or one JSON object per line with its own options; "
+        "'-' reads stdin.",
+        "--input",
+        panel=_BATCH,
+        metavar="FILE",
+    )
+    samples: int = option(
+        1,
+        "Number of texts per prompt.",
+        "--samples",
+        panel=_BATCH,
+        low=1,
+        high=MAX_SAMPLES,
+        expected=f"a number from 1 to {MAX_SAMPLES:,}",
+    )
+    batch_size: int = option(
+        DEFAULT_BATCH_SIZE,
+        "Number of sequences computed together.",
+        "--batch-size",
+        panel=_BATCH,
+        low=1,
+        expected="a number of at least 1",
+    )
+    json_output: bool = json_option(panel="")
+    jsonl: bool = option(
+        False, "Write one JSON object per text and line.", "--jsonl", panel="Output"
+    )
+    echo: bool = option(False, "Print the prompt before the text.", "--echo", panel="Output")
+    stats: bool = option(
+        False, "Report time to first token and tokens per second.", "--stats", panel="Output"
+    )
+    quiet: bool = quiet_option(panel="")
+    device: Device = device_option(_SPEED)
+    threads: int | None = threads_option(_SPEED)
+    dtype: StoredAs | None = option(
+        None,
+        "Data type of the weights in memory, on a CPU; int8 is fastest and least exact.",
+        "--dtype",
+        old_flags="--weights",
+        panel=_SPEED,
+        shown_default="as stored",
+    )
+    draft: Draft = option(
+        "auto",
+        "Speculative decoding with n-gram drafts where it is faster; the text is the same.",
+        "--draft",
+        panel=_SPEED,
+    )
+    no_kv_cache: bool = option(
+        False, "Recompute the whole text for every token.", "--no-kv-cache", panel=_SPEED
+    )
+    save_cache: Path | None = option(
+        None,
+        "Save the prompt's KV cache, for this model and --dtype.",
+        "--save-cache",
+        panel=_SPEED,
+        metavar="FILE",
+    )
+    load_cache: Path | None = option(
+        None,
+        "Load the KV cache of the prompt's beginning from --save-cache.",
+        "--load-cache",
+        panel=_SPEED,
+        metavar="FILE",
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        several = self.input_file is not None or self.samples > 1
+        as_json = self.json_output or self.jsonl
+        cached = self.save_cache is not None or self.load_cache is not None
+        conflicts = {
+            ("--input", "--prompt"): self.input_file is not None and self.prompt is not None,
+            ("--input", "--save-cache or --load-cache"): self.input_file is not None and cached,
+            ("--no-kv-cache", "--save-cache or --load-cache"): self.no_kv_cache and cached,
+            ("--chat", "--echo"): self.chat and self.echo,
+            ("--chat", "--save-cache or --load-cache"): self.chat and cached,
+            ("--json", "--jsonl"): self.json_output and self.jsonl,
+            ("--interactive", "--input or --samples"): self.interactive and several,
+            ("--interactive", "--json or --jsonl"): self.interactive and as_json,
+            ("--interactive", "--save-cache or --load-cache"): self.interactive and cached,
+            ("--interactive", "--echo"): self.interactive and self.echo,
+            ("--interactive", "--stats"): self.interactive and self.stats,
+            ("--stats", "--quiet without --json"): self.stats and self.quiet and not as_json,
+        }
+        for (one, other), conflict in conflicts.items():
+            if conflict:
+                raise UsageError(f"{one} cannot be combined with {other}", "remove one of them")
+        if self.system is not None and not self.chat:
+            raise UsageError("--system needs --chat", "add --chat, or remove --system")
+        if self.json_output and several:
+            raise UsageError("--json writes a single object", "use --jsonl for several texts")
+        for name in ("logprobs", "explain"):
+            if self.sampling.get(name) and not as_json:
+                raise UsageError(f"--{name} needs JSON output", "add --json")

@@ -1,0 +1,68 @@
+"""Tables of the model's configuration and parameters, and of the self-checks."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from tgen.cli.console import printable
+from tgen.cli.render.tables import table
+from tgen.reports import Check, ModelSummary
+
+_MIB = 2**20
+
+
+def summary_table(summary: ModelSummary) -> list[Table | Text]:
+    """Return the configuration as text, and a table of the parameters."""
+    config = summary.config
+    rows = table("parameter", "shape", ">count", "dtype")
+    groups: dict[str, list[tuple[list[int], int, str]]] = {}  # one per name inside the blocks
+    for name, shape, count, dtype in summary.parameters:
+        parts = name.split(".")
+        group = f"blocks · {'.'.join(parts[2:])}" if parts[0] == "blocks" else name
+        groups.setdefault(group, []).append((shape, count, dtype))
+    for group, tensors in groups.items():
+        size = " x ".join(map(str, tensors[0][0]))
+        times = f"{len(tensors)} of " if len(tensors) > 1 else ""
+        dtypes = ", ".join(sorted({dtype for _, _, dtype in tensors}))
+        rows.add_row(group, times + size, f"{sum(n for _, n, _ in tensors):,}", dtypes)
+    if config["tied_embeddings"]:
+        rows.add_row("lm_head", "tied to token_embedding", "0", "")
+    rows.add_row("total", "", f"{summary.n_parameters:,}", "", style="bold")
+    rule = f" ({summary.found_by})" if summary.found_by else ""
+    n = config["sliding_window"]
+    window = f", sliding window of {n:,} tokens" if n else ""
+    text = (
+        f"{printable(summary.path)}{rule}\n"
+        f"{summary.family}: {config['n_layers']} layers, {config['n_heads']} heads "
+        f"({config['n_kv_heads']} key/value heads), d_model {config['d_model']}, "
+        f"d_ff {config['d_ff']}, vocabulary {config['vocab_size']:,}, "
+        f"context {config['context_length']:,}\n"
+        f"{config['position']} positions, {'post' if config['post_norm'] else 'pre'}-norm "
+        f"({config['norm']}), {config['activation']}{window}\n"
+        f"{summary.weight_bytes / _MIB:.1f} MiB of weights, {summary.cache_bytes_per_token:,} "
+        "bytes of KV cache per token, "
+        f"{summary.attention_bytes / _MIB:.1f} MiB for one layer's attention weights over a full "
+        "context (computed only for inspection)"
+    )
+    return [Text(text), Text(), rows]
+
+
+def checks_table(checks: Sequence[Check]) -> list[Table | Text]:
+    """Return one row per check, and the verdict."""
+    rows = table("check", ">error", ">limit", "")
+    for check in checks:
+        verdict = Text("passed") if check.passed else Text("FAILED", style="bold red")
+        rows.add_row(check.name, f"{check.value:.1e}", f"{check.limit:.0e}", verdict)
+    n = sum(not check.passed for check in checks)
+    return [rows, Text(f"{n} of {len(checks)} checks failed" if n else "all checks passed")]
+
+
+def checks_footer(checks: Sequence[Check]) -> Text:
+    """Return the line that ends every view of a text."""
+    failed = [f"{check.name}: error {check.value:.0e}" for check in checks if not check.passed]
+    if failed:
+        text = f"SELF-CHECK FAILED: {'; '.join(failed)}; see --view verify"
+        return Text(text, style="bold red")
+    names = "; ".join(f"{check.name} (error {check.value:.0e})" for check in checks)
+    return Text(f"self-check passed: {names}", style="dim")

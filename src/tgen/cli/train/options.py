@@ -1,0 +1,102 @@
+"""The options of `tgen train`."""
+
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tgen.cli.options import (
+    Device,
+    Reader,
+    default_output,
+    device_option,
+    flag_of,
+    json_option,
+    nested,
+    parse_settings,
+    parse_size,
+    quiet_option,
+    threads_option,
+)
+from tgen.config import TrainConfig
+from tgen.config.option import check_ranges, option
+from tgen.errors import UsageError
+from tgen.runs import ResumeRequest, RunRequest
+
+PANELS = ("Data and tokenizer", "Resume", "Output", "Hardware")
+_RESUMABLE = ("corpus", "out", "overrides", "parallel")  # of RunRequest; others are fixed
+_FROM_MODEL = ("tokenizer", "vocab_size", "size", "family")  # fixed by --from
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """What `tgen train` was asked to do; `run` and `config` have the options that were given."""
+
+    config: dict[str, Any] = nested(TrainConfig)
+    run: dict[str, Any] = nested(
+        RunRequest,
+        overrides=Reader(list[str], parse_settings),
+        device_memory=Reader(str, partial(parse_size, "--device-memory")),
+    )
+    dry_run: bool = option(False, "Print the plan and exit.", "--dry-run")
+    resume: bool = option(False, "Resume the run in --out.", "--resume", panel="Resume")
+    override: bool = option(
+        False,
+        "Let --resume change the corpus, --minutes, --steps, --seed or --set.",
+        "--override",
+        panel="Resume",
+    )
+    json_output: bool = json_option("Write every report to stdout, one JSON object per line.")
+    quiet: bool = quiet_option()
+    device: Device = device_option("Hardware")
+    threads: int | None = threads_option("Hardware")
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.override and not self.resume:
+            raise UsageError("--override needs --resume", "add --resume, or remove --override")
+        if self.resume:
+            self._check_resume()
+            return
+        if not self.run.get("corpus"):
+            raise UsageError("no corpus", "name a text file, or - for stdin")
+        if {"minutes", "steps"} <= set(self.config):
+            raise UsageError("--minutes cannot be combined with --steps", "remove one of them")
+        for name in ("n_ranks", "device_memory"):
+            if name in self.run and not self.dry_run:
+                flag = flag_of(RunRequest, name)
+                raise UsageError(f"{flag} needs --dry-run", "start a run on many ranks by torchrun")
+        for name in _FROM_MODEL:
+            if "start_from" in self.run and name in self.run:
+                flag = flag_of(RunRequest, name)
+                hint = f"remove {flag}: the model brings its own"
+                raise UsageError(f"{flag} cannot be combined with --from", hint)
+
+    def _check_resume(self) -> None:
+        fixed = [name for name in self.run if name not in _RESUMABLE]
+        flags = [flag_of(RunRequest, name) for name in fixed] + ["--dry-run"] * self.dry_run
+        if flags:
+            hint = f"remove {flags[0]}, or start a new run with another --out"
+            raise UsageError(f"{flags[0]} cannot be combined with --resume", hint)
+
+    @property
+    def paths(self) -> list[str]:
+        """The corpus as it was named."""
+        return list(self.run.get("corpus", ()))
+
+    @property
+    def out(self) -> Path:
+        """The directory to write."""
+        return self.run.get("out") or default_output(self.paths)
+
+    def run_request(self, *, began: float) -> RunRequest:
+        """Return the request for a new run, whose minutes count from `began`."""
+        given = self.run | {"out": self.out, "device": self.device, "threads": self.threads}
+        return RunRequest(**given, train=TrainConfig(**self.config), began=began)
+
+    def resume_request(self) -> ResumeRequest:
+        """Return the request to resume."""
+        names = {one.name for one in fields(ResumeRequest)}
+        given = {name: value for name, value in self.run.items() if name in names}
+        given |= {"out": self.out, "device": self.device, "threads": self.threads}
+        return ResumeRequest(**given, settings=self.config, override=self.override)

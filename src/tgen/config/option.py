@@ -1,0 +1,59 @@
+"""Options declared once: dataclass fields whose metadata serves every way to set them.
+
+The command line (flags, help, panel), the fields of a JSONL row and the keyword arguments of the
+Python API all come from the same declaration.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import MISSING, Field, field, fields
+from numbers import Integral, Real
+from typing import Any
+
+from tgen.config.check import require
+
+
+def option(
+    default: Any = MISSING,
+    help_text: str = "",
+    flags: str = "",
+    *,
+    default_factory: Callable[[], Any] | None = None,
+    low: float = -math.inf,
+    high: float = math.inf,
+    expected: str = "",
+    compare: bool = True,
+    **cli: Any,
+) -> Any:
+    """Declare a dataclass field that is an option.
+
+    `flags` are its spellings on the command line, separated by spaces; a field without flags is
+    set from Python alone. `check_ranges` accepts numbers from `low` to `high`, described by
+    `expected`.
+    `cli` goes to `tgen.cli.options`: panel, metavar, shown_default, old_flags, ...
+    """
+    if not expected and low > -math.inf:
+        expected = f"a number of at least {low:,}"
+        if high < math.inf:
+            expected = f"a number from {low:,} to {high:,}"
+    metadata = {"help": help_text, "flags": flags.split(), "low": low, "high": high, **cli}
+    metadata["expected"] = expected
+    if default_factory is not None:
+        return field(default_factory=default_factory, metadata=metadata, compare=compare)
+    return field(default=default, metadata=metadata, compare=compare)
+
+
+def check_ranges(config: Any) -> None:
+    """Check the numbers of a dataclass made of options; raise UsageError naming the field."""
+    for one in fields(config):
+        value, expected = getattr(config, one.name), one.metadata.get("expected")
+        if expected and not (value is None and one.default is None):
+            _check_number(one, value, expected)
+
+
+def _check_number(one: Field[Any], value: Any, expected: str) -> None:
+    require(isinstance(value, Real), one.name, repr(value), expected)
+    if "int" in str(one.type):
+        require(isinstance(value, Integral), one.name, value, "a whole number")
+    low, high = one.metadata["low"], one.metadata["high"]
+    require(low <= value <= high and value < math.inf, one.name, value, expected)

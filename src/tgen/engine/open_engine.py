@@ -1,0 +1,114 @@
+"""Choose the engine for a device and open it."""
+
+import os
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from tgen.checkpoint.model_dir import ModelBundle
+from tgen.config import StoredAs
+from tgen.engine.base import Engine
+from tgen.errors import UsageError
+from tgen.model.cpu_count import cpu_count
+
+EngineKind = Literal["auto", "kernels", "torch"]
+# Linux device files of GPUs that torch can use: NVIDIA's, AMD's, and GPUs inside WSL.
+_GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+
+
+def choose_engine(
+    kind: EngineKind, device: str, missing: str | None
+) -> Literal["kernels", "torch"]:
+    """Resolve an engine kind and a device to one of the two engines.
+
+    `device` is "auto" only if the kind is "kernels". `missing` says why the kernels cannot be used,
+    if so. Raises UsageError if the kind is "kernels" and they cannot be used.
+    """
+    if kind == "kernels":
+        reason = missing if device in ("auto", "cpu") else f"they do not run on device {device}"
+        if reason:
+            raise UsageError(f"--engine kernels is not available: {reason}", "use --engine torch")
+        return "kernels"
+    return "kernels" if kind == "auto" and device == "cpu" and missing is None else "torch"
+
+
+def open_engine(
+    bundle: ModelBundle,
+    *,
+    device: str = "auto",
+    threads: int | None = None,
+    dtype: StoredAs | None = None,
+    kind: EngineKind = "auto",
+) -> Engine:
+    """Open an engine with one empty sequence; see `choose_engine`.
+
+    `dtype` is how matrices are stored in memory. None means as in the file, except that float16
+    becomes float32, and that torch without CUDA always uses float32. The engine takes ownership of
+    the bundle's arrays. Raises UsageError if the device is not available or does not support the
+    dtype.
+    """
+    if device == "auto" and kind != "kernels":
+        device = "cpu" if runs_on_cpu(device) else _detect_device()
+    if choose_engine(kind, device, missing_kernels()) == "kernels":
+        from tgen.engine.cpu.engine import CpuEngine
+
+        n_threads = min(threads or cpu_count(), cpu_count())  # more would only wait
+        dtype = dtype or _file_dtype(bundle)
+        return CpuEngine(bundle.config, bundle.arrays, n_threads=n_threads, dtype=dtype)
+    from tgen.engine.torch_engine import TorchEngine  # torch is imported only when it is needed
+    from tgen.model.device import choose_device, set_threads
+    from tgen.model.transformer import Transformer
+
+    target = choose_device(device)
+    if dtype is None:
+        dtype = _file_dtype(bundle) if target.type == "cuda" else "float32"
+    if dtype == "int8" or (dtype == "bfloat16" and target.type != "cuda"):
+        needed = "the compiled kernels" if dtype == "int8" else "the compiled kernels or CUDA"
+        raise UsageError(
+            f"--weights {dtype} needs {needed}", missing_kernels() or "use --device cpu"
+        )
+    set_threads(threads)
+    model = Transformer.from_arrays(bundle.config, bundle.arrays).to(target)
+    return TorchEngine(model, dtype=dtype)
+
+
+def uses_kernels(device: str) -> bool:
+    """Whether the compiled kernels will run, as far as known without importing torch."""
+    return runs_on_cpu(device) and missing_kernels() is None
+
+
+def runs_on_cpu(device: str) -> bool:
+    """Whether `device` means the CPU, as far as known without importing torch."""
+    may_have_gpu = sys.platform in ("darwin", "win32") or any(Path(p).exists() for p in _GPU_FILES)
+    return device == "cpu" or (device == "auto" and not may_have_gpu)
+
+
+@cache
+def missing_kernels() -> str | None:
+    """Return why the compiled kernels are not available, or None if they are."""
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
+        return "NUMBA_DISABLE_JIT is set"
+    if sys.platform == "win32":
+        return "they need Linux or macOS"
+    try:
+        from tgen.engine.cpu.kernel_cache import kernels_cached
+
+        if not kernels_cached():
+            import numba  # noqa: F401
+    except ImportError as error:
+        return str(error)
+    return None
+
+
+def _detect_device() -> str:
+    from tgen.model.device import choose_device
+
+    return choose_device("auto").type
+
+
+def _file_dtype(bundle: ModelBundle) -> StoredAs:
+    matrices = {array.dtype for array in bundle.arrays.values() if array.ndim == 2}
+    return "bfloat16" if matrices == {np.dtype(np.uint16)} else "float32"

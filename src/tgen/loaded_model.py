@@ -1,0 +1,227 @@
+"""A model and its engine, ready to generate: what the command line and `tgen.api` share."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgen.checkpoint import prompt_cache
+from tgen.checkpoint.hf import generation_config
+from tgen.checkpoint.model_dir import ModelBundle, digest
+from tgen.checkpoint.model_dir import load as load_bundle
+from tgen.checkpoint.ngram_tables import load as load_ngrams
+from tgen.config import Draft, SamplingConfig, StoredAs, raw
+from tgen.engine.open_engine import open_engine
+from tgen.engine.base import Engine, PromptCache
+from tgen.errors import UsageError
+from tgen.generation.loop import RequestSource, generate_requests, make_source
+from tgen.generation.ngram_drafter import NgramDrafter
+from tgen.generation.prompt_cache import compute_prompt_cache
+from tgen.generation.sampling import row_seed
+from tgen.generation.score import total_nll
+from tgen.generation.sequence import Request, check_request
+from tgen.generation.token_bytes import Vocabulary
+from tgen.reports import Token
+from tgen.tokenizer import TextStream, Tokenizer
+
+if TYPE_CHECKING:
+    from tgen.chat.format import ChatFormat
+
+
+def open_model(
+    path: Path, *, device: str = "auto", threads: int | None = None, dtype: StoredAs | None = None
+) -> "LoadedModel":
+    """Load a model directory or GGUF file. Raises ModelError or TokenizerError."""
+    bundle = load_bundle(path)
+    engine = open_engine(bundle, device=device, threads=threads, dtype=dtype)
+    # The engine has the arrays now, perhaps in fewer bits.
+    return LoadedModel(replace(bundle, arrays={}), engine)
+
+
+class LoadedModel:
+    """A model with the engine that computes it.
+
+    One text is generated at a time: starting another ends the one before with a RuntimeError.
+    """
+
+    def __init__(self, bundle: ModelBundle, engine: Engine) -> None:
+        self.bundle = bundle
+        self.engine = engine
+        self._turn = 0
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.bundle.tokenizer
+
+    @cached_property
+    def ngrams(self) -> Mapping[str, NDArray[Any]]:
+        """N-grams of the training corpus, by `corpus.ngram_tables`; empty if there are none."""
+        return load_ngrams(self.bundle.path, self.bundle.config.vocab_size)
+
+    @cached_property
+    def defaults(self) -> dict[str, Any]:
+        """Fields of SamplingConfig that the model's generation_config.json sets."""
+        return generation_config.read(self.bundle.path).sampling
+
+    def sampling(self, options: Mapping[str, Any]) -> SamplingConfig:
+        """Return the configuration of `options`, else the model's defaults, else tgen's.
+
+        Raises UsageError for unknown options and impossible values.
+        """
+        unknown = sorted(set(options) - set(SamplingConfig.__dataclass_fields__))
+        if unknown:
+            hint = "help(tgen.SamplingConfig) lists the options"
+            raise UsageError(f"unknown option {unknown[0]}", hint)
+        return SamplingConfig(**self.defaults | dict(options))
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The bytes of each token, and which tokens end a text."""
+        size = self.tokenizer.vocab_size
+        tokens = [self.tokenizer.token_bytes(i) for i in range(size)]
+        encode = partial(self.tokenizer.encode, continuation=True)
+        return Vocabulary(tokens, self.bundle.end_ids, encode)
+
+    @cached_property
+    def chat_format(self) -> "ChatFormat":
+        """The chat template with the tokenizer; raises ModelError if there is no template."""
+        from tgen.chat.format import ChatFormat
+        from tgen.checkpoint.hf.chat_template import read as read_template
+
+        length = self.engine.context_length
+        return ChatFormat(read_template(self.bundle.path), self.tokenizer, length)
+
+    def encode(self, text: str | bytes) -> list[int]:
+        """Return the token ids of a prompt; an empty one starts where documents start."""
+        try:
+            ids = self.tokenizer.encode_prompt(raw(text))
+        except UnicodeEncodeError:
+            raise UsageError("the prompt has half of a surrogate pair", "pass bytes") from None
+        if not ids:
+            raise UsageError("the prompt is empty", "this model needs at least one character")
+        return ids
+
+    def request(
+        self, prompt: Sequence[int], sampling: SamplingConfig, ends: frozenset[int] = frozenset()
+    ) -> Request:
+        """Return a checked request; raises UsageError if it cannot be fulfilled."""
+        request = Request(prompt, sampling, ends)
+        check_request(request, self.vocabulary, self.engine.context_length)
+        return request
+
+    def chat_request(
+        self, messages: Sequence[Mapping[str, str]], sampling: SamplingConfig
+    ) -> Request:
+        """Return the request for the next answer of a conversation.
+
+        Raises UsageError and ModelError as `ChatFormat.encode` and `request` do.
+        """
+        return self.request(self.chat_format.encode(messages), sampling, self.chat_format.end_ids)
+
+    def tokens(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        sampling: SamplingConfig | None = None,
+        n_rows: int | None = None,
+        kv_cache: bool = True,
+        draft: Draft = "auto",
+        prompt_cache: PromptCache | None = None,
+    ) -> Iterator[Token]:
+        """Yield the tokens that continue each prompt, `n_rows` or all prompts at a time.
+
+        Row i samples with the seed `row_seed(sampling.seed, i)`.
+        """
+        config = sampling or self.sampling({})
+        requests = [
+            self.request(ids, replace(config, seed=row_seed(config.seed, row)))
+            for row, ids in enumerate(prompts)
+        ]
+        yield from self.rows(
+            make_source(requests),
+            n_rows=n_rows or len(prompts),
+            kv_cache=kv_cache,
+            draft=draft,
+            prompt_cache=prompt_cache,
+        )
+
+    def rows(
+        self,
+        source: RequestSource,
+        *,
+        n_rows: int,
+        kv_cache: bool = True,
+        draft: Draft = "auto",
+        prompt_cache: PromptCache | None = None,
+    ) -> Iterator[Token]:
+        """Yield the tokens of requests as they come, `n_rows` of them computed together."""
+        self._turn += 1
+        turn = self._turn
+        drafts = None
+        if draft == "auto" and kv_cache:
+            drafts = NgramDrafter(self.ngrams, self.bundle.config.vocab_size)
+        for token in generate_requests(
+            self.engine,
+            source,
+            batch_size=n_rows,
+            vocabulary=self.vocabulary,
+            kv_cache=kv_cache,
+            drafts=drafts,
+            prompt_cache=prompt_cache,
+        ):
+            yield token
+            if self._turn != turn:
+                raise RuntimeError("another text was started on this model; load it twice for two")
+
+    def pieces(self, tokens: Iterable[Token]) -> Iterator[tuple[Token, bytes]]:
+        """Yield each token of one row with the whole characters that it completes."""
+        stream = TextStream()
+        for token in tokens:
+            piece = stream.feed(token.text)
+            yield token, piece + (stream.flush() if token.last else b"")
+
+    def cache_prompt(
+        self, prompt: Sequence[int], *, known: PromptCache | None = None
+    ) -> PromptCache:
+        """Compute the KV cache of a prompt; its beginning is taken from `known` where they agree.
+
+        Raises UsageError if the prompt is longer than the context.
+        """
+        self._turn += 1
+        return compute_prompt_cache(self.engine, prompt, known)
+
+    def save_cache(self, path: Path, cache: PromptCache) -> None:
+        """Write the KV cache of a prompt to a file, bound to this model and dtype."""
+        arrays = {"keys": cache.keys, "values": cache.values}
+        arrays["tokens"] = np.array(cache.tokens, np.int64)
+        prompt_cache.save(path, arrays, self._identity)
+
+    def load_cache(self, path: Path) -> PromptCache:
+        """Read what `save_cache` wrote; raises ModelError if it belongs to another model."""
+        arrays = prompt_cache.load(path, self.bundle.config, self._identity)
+        return PromptCache(arrays["tokens"].tolist(), arrays["keys"], arrays["values"])
+
+    @cached_property
+    def _identity(self) -> prompt_cache.ModelIdentity:
+        return prompt_cache.ModelIdentity(digest(self.bundle), self.bundle.path, self.engine.dtype)
+
+    def bits_per_byte(self, text: str | bytes) -> float:
+        """Return the model's bits per byte of a text.
+
+        The first token is predicted from the start of a document; beyond the context, every token
+        is predicted from at least half a context.
+        """
+        ids = self.encode(text)
+        start = None if self.tokenizer.bos_ids else self.tokenizer.end_of_text
+        n_bytes = len(raw(text))
+        if not n_bytes:
+            raise UsageError("no text to score", "pass at least one byte")
+        self._turn += 1
+        nats = total_nll(self.engine, ([start] if start is not None else []) + ids)
+        return nats / math.log(2) / n_bytes

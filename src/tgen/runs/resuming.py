@@ -1,0 +1,203 @@
+"""Resuming a run: load its newest training state, and apply or refuse changed settings."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from tgen import distributed
+from tgen.corpus import Corpus
+from tgen.errors import TrainingError, UsageError
+from tgen.runs.request import ResumeRequest
+from tgen.runs.run_record import RunRecord
+from tgen.runs.storage import state as run_state
+from tgen.storage import files
+from tgen.tokenizer import Tokenizer
+from tgen.training.early_stopping import reset_best, reset_end
+from tgen.training.plan.overrides import parse_overrides
+from tgen.training.state import Progress, TrainState
+
+_FIXED = {"optimizer", "loss_on", "val_fraction", "compile"}  # the state or the data depends on it
+_SETS_THE_END = {"steps", "minutes", "decay_fraction"}
+# Counters that a rollback does not restore.
+_NOT_ROLLED_BACK = (
+    "steps_taken",
+    "seconds",
+    "setup_seconds",
+    "evaluation_seconds",
+    "skipped_steps",
+    "n_divergences",
+    "n_rollbacks",
+    "learning_rate_scale",
+)
+
+
+def load_tokenizer(out: Path, record: RunRecord) -> Tokenizer:
+    """Load a run's tokenizer; raise TrainingError if it has changed."""
+    path = run_state.folder(out) / "tokenizer.json"
+    text = files.read(path)
+    if record.tokenizer_sha256 not in ("", hashlib.sha256(text).hexdigest()):
+        raise TrainingError(
+            f"{path} has changed since the run started", f"restore it; {out} may have a copy"
+        )
+    return Tokenizer(text.decode(), end_ids=[] if record.end_of_text is None else [record.end_of_text])
+
+
+def load_newest_state(out: Path, record: RunRecord) -> run_state.SavedState:
+    """Load the newest intact state; raise TrainingError as `load_state`, and if there is none."""
+    saved = _load_state(out, record)
+    if saved is None:
+        damaged = run_state.damaged_states(out)
+        details = f" ({', '.join(damaged[:5])} cannot be read)" if damaged else ""
+        raise TrainingError(
+            f"the run in {out} has no training state{details}", run_state.recovery_hint(out)
+        )
+    return saved
+
+
+def _load_state(
+    out: Path, record: RunRecord, *, from_step: int | None = None
+) -> run_state.SavedState | None:
+    """Call `load_state` on rank 0 and broadcast the result; only rank 0 has the arrays."""
+    saved = None
+    if distributed.is_rank_zero():
+        saved = run_state.load_state(out, run_id=record.run_id, from_step=from_step)
+    shared: run_state.SavedState | None = distributed.broadcast(saved and saved._replace(arrays={}))
+    return saved or shared
+
+
+def load_progress(saved: run_state.SavedState, record: RunRecord) -> Progress:
+    """Return a state's counters, reset where the end or the corpus of the run has changed since.
+
+    Raise TrainingError if this version does not know them.
+    """
+    try:
+        progress = Progress.from_dict(saved.progress)
+    except TypeError:
+        version = saved.environment.get("tgen")
+        raise TrainingError(
+            f"the training state was written by tgen {version} and is not compatible",
+            "resume with that version",
+        ) from None
+    if progress.end_changes != record.end_changes:
+        reset_end(progress, record.end_changes)
+    reset_best(progress, record.corpus_changes)
+    return progress
+
+
+def roll_back(
+    out: Path, record: RunRecord, state: TrainState, *, from_step: int | None = None
+) -> list[str]:
+    """Restore the newest saved state or, with `from_step`, the first one from that step on.
+
+    Return notes for the user. If the disk refused all states from `from_step` on, `state` stays as
+    it is. The time since the saved state still counts.
+    """
+    started_at, discarded = distributed.clock(), state.progress
+    if from_step is None:
+        saved = load_newest_state(out, record)
+    else:
+        saved_since = _load_state(out, record, from_step=from_step)
+        if saved_since is None:
+            return [f"no state from step {from_step:,} on could be saved"]
+        saved = saved_since
+    state.restore(saved.arrays, load_progress(saved, record))
+    for name in _NOT_ROLLED_BACK:
+        setattr(state.progress, name, getattr(discarded, name))
+    state.progress.seconds += distributed.clock() - started_at
+    state.progress.consecutive_skips = 0
+    return saved.damaged
+
+
+def apply_overrides(record: RunRecord, request: ResumeRequest, progress: Progress) -> RunRecord:
+    """Return the record with the requested settings, which it lists; reset the end in `progress`
+    if it has changed.
+
+    Raise TrainingError with the first difference unless `request.override`, and UsageError for a
+    setting that cannot change.
+    """
+    model_settings, train_settings = parse_overrides(request.overrides)
+    for name, value in model_settings.items():
+        old = getattr(record.plan.model, name)
+        if value != old:
+            raise UsageError(
+                f"{name} is {old} in this run, not {value}",
+                "the shape of a model is fixed; start a new run with another --out",
+            )
+    settings = {**request.settings, **train_settings}
+    if "minutes" in settings:
+        settings.setdefault("steps", None)
+    old_values = asdict(record.plan.train)
+    changed = {name: value for name, value in settings.items() if old_values[name] != value}
+    if not changed:
+        return record
+    if fixed := changed.keys() & _FIXED:
+        name = min(fixed)
+        raise UsageError(
+            f"{name} is {old_values[name]} in this run, not {changed[name]}",
+            "it cannot change during a run; start a new run with another --out",
+        )
+    if not request.override:
+        name = next(iter(changed))
+        message = f"{name} is {old_values[name]} in this run, not {changed[name]}"
+        if name == "minutes" and old_values["steps"] is not None:
+            message = f"this run was started with --steps {old_values['steps']}, not --minutes"
+        raise TrainingError(
+            message, "remove it, or add --override; training/run.json records the change"
+        )
+    if (steps := changed.get("steps")) is not None and steps <= progress.step:
+        raise UsageError(
+            f"--steps {steps}: the run is already at step {progress.step:,}",
+            f"set more than {progress.step} steps",
+        )
+    end_changes = record.end_changes
+    if changed.keys() & _SETS_THE_END:  # older states compare this counter with their own
+        end_changes += 1
+        reset_end(progress, end_changes)
+    notes = [
+        f"from step {progress.step}: {name} {old_values[name]} -> {value}"
+        for name, value in changed.items()
+    ]
+    plan = replace(record.plan, train=replace(record.plan.train, **changed))
+    return replace(
+        record, plan=plan, end_changes=end_changes, overridden=[*record.overridden, *notes]
+    )
+
+
+def check_corpus(out: Path, record: RunRecord, text: Corpus, *, override: bool) -> bool:
+    """Return whether the corpus has changed; raise TrainingError if it may not."""
+    has_changed = text.sha256 != record.corpus_sha256
+    if has_changed and not override:
+        raise TrainingError(
+            f"the corpus has changed since the run in {out} started ({text.n_bytes:,} bytes, "
+            f"previously {record.corpus_bytes:,})",
+            "resume without naming the corpus, add --override to train on the new one, or "
+            f"fine-tune: --from {out} with another --out",
+        )
+    return has_changed
+
+
+def record_corpus_change(record: RunRecord, old: RunRecord, progress: Progress) -> RunRecord:
+    """Return the record with a note of its new corpus; `old` is the record before the change.
+
+    Raise UsageError if the run has ended.
+    """
+    if progress.total_steps is not None and progress.step >= progress.total_steps:
+        raise UsageError(
+            f"the run has ended at step {progress.step:,}, so another corpus has no effect",
+            "set more --steps or --minutes, or fine-tune the model with --from",
+        )
+    note = (
+        f"from step {progress.step}: corpus {old.corpus_bytes:,} bytes "
+        f"({old.corpus_sha256[:8]}) -> {record.corpus_bytes:,} ({record.corpus_sha256[:8]})"
+    )
+    return replace(record, overridden=[*record.overridden, note])
+
+
+def environment_diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """List what differs between two environments; empty: the run resumes bit for bit."""
+    old = {"ranks": 1, **old}
+    return ", ".join(
+        f"{name} was {old.get(name)}, now {new[name]}" for name in new if old.get(name) != new[name]
+    )

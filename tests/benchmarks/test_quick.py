@@ -1,0 +1,56 @@
+"""Every benchmark script runs with --quick, writes its result file, and leaves results/ alone."""
+
+import json
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from benchmarks import harness
+
+LIBRARIES = {"harness", "decode.model_shapes", "learning.nanogpt", "learning.scoring"}
+ROOT = Path(harness.__file__).parent
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in ROOT.rglob("*.py")
+    if path.name != "__init__.py"
+}
+SCRIPTS = sorted(MODULES - LIBRARIES)
+
+
+def list_results() -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in harness.RESULTS.iterdir()}
+
+
+def test_libraries_exist() -> None:
+    assert LIBRARIES < MODULES
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_quick_mode_runs(
+    name: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(harness.ROOT)
+    before = list_results()
+    script = import_module(f"benchmarks.{name}")
+    script.main(["--quick", "--out", str(tmp_path / "result.json")])
+    assert len(capsys.readouterr().out.splitlines()) >= 1
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert {"command", "date", "machine", "tgen"} < result.keys()
+    assert list_results() == before
+
+
+def test_quick_mode_writes_no_result_file_without_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    parser = harness.make_parser("A benchmark.", "result.json")
+    parser.add_argument("--rounds", type=int, default=5)
+    quick = harness.parse(parser, ["--quick"], {"rounds": 1})
+    harness.save(quick, {"a": 1})
+    assert quick.rounds == 1
+    assert harness.parse(parser, ["--quick", "--rounds", "2"], {"rounds": 1}).rounds == 2
+    assert list(tmp_path.iterdir()) == []
+    harness.save(harness.make_parser("A benchmark.", "result.json").parse_args([]), {"a": 1})
+    assert json.loads((tmp_path / "result.json").read_text())["a"] == 1

@@ -1,0 +1,125 @@
+"""Models that tgen writes, opened by transformers; `scripts/interop` runs this with 4.57."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from support.models import ALL_FAMILIES, TEXT, make_model
+from tgen.api import load
+from tgen.checkpoint import model_dir
+from tgen.checkpoint.model_lookup import shipped_model
+from tgen.config import RopeScaling, SamplingConfig
+from tgen.loaded_model import open_model
+from tgen.model.transformer import Transformer
+from tgen.tokenizer import Tokenizer, train_bpe, train_char
+
+transformers = pytest.importorskip("transformers")
+
+MIXED = TEXT[:300].decode() + "unseen: ñ 🙂‍↔️ \t\r\n  x = {'a': 12345}  # 漢字"
+LLAMA_3 = RopeScaling(
+    factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context_length=16
+)
+VARIANTS = [
+    *((family, {}) for family in ALL_FAMILIES),
+    ("gpt2", {"d_ff": 96, "activation": "gelu"}),
+    ("llama", {"tied_embeddings": False, "attention_bias": True, "output_bias": True}),
+    ("llama", {"rope_scaling": LLAMA_3}),
+    ("llama", {"rope_scaling": RopeScaling(kind="linear", factor=2.0), "rope_theta": 5e5}),
+    ("mistral", {"sliding_window": None}),
+    ("qwen3", {"tied_embeddings": False, "head_dim": 16}),
+]
+
+
+@pytest.fixture
+def transformers_warnings() -> Iterator[list[str]]:
+    """Collect transformers' log messages, warnings and above."""
+    warnings: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
+    logger = transformers.utils.logging.get_logger("transformers")
+    logger.addHandler(handler)
+    yield warnings
+    logger.removeHandler(handler)
+
+
+def open_in_transformers(path: Path, warnings: list[str]):
+    """Return the model and its tokenizer; opening them logs no warning."""
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
+    assert not any(info[f"{kind}_keys"] for kind in ("missing", "unexpected", "mismatched"))
+    assert transformers.GenerationConfig.from_pretrained(path).eos_token_id == 0
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    assert not warnings
+    return model.eval(), tokenizer
+
+
+def assert_same(path: Path, warnings: list[str]) -> None:
+    """Compare ids, text, logits and greedy decoding."""
+    theirs, tokenizer = open_in_transformers(path, warnings)
+    ours = open_model(path, device="cpu", threads=1)
+    ids = ours.tokenizer.encode(MIXED.encode())
+    if ours.bundle.config.family != "qwen2":  # version 5 always uses Qwen's own tokenizer
+        assert tokenizer.encode(MIXED) == tokenizer.encode(MIXED, add_special_tokens=False) == ids
+        assert tokenizer.decode(ids) == MIXED
+    prompt = ids[: ours.engine.context_length // 2]
+    with torch.no_grad():
+        logits = theirs(torch.tensor([prompt])).logits[0].numpy()
+        in_double = theirs.double()(torch.tensor([prompt])).logits[0]
+        theirs.float()
+        model = Transformer.from_arrays(ours.bundle.config, model_dir.load(path).arrays).double()
+        assert (model(torch.tensor([prompt]))[0] - in_double).abs().max() <= 1e-5
+    wanted = ours.engine.extend([prompt], every_position=True)
+    # transformers' own two kernels differ by 1.5e-5 at logits of 20
+    assert np.abs(wanted - logits).max() <= 1e-5 * max(1, np.abs(logits).max())
+    n = ours.engine.context_length - len(prompt)
+    text = theirs.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt)),
+        max_new_tokens=n,
+        do_sample=False,
+        temperature=None,
+        top_k=None,
+    )
+    sampling = SamplingConfig(temperature=0, max_new_tokens=n)
+    generated = [token.id for token in ours.tokens([prompt], sampling=sampling)]
+    expected = text[0, len(prompt) :].tolist()
+    assert expected[: len(generated)] == generated
+    assert set(expected[len(generated) :]) <= {0}  # transformers also returns the end-of-text token
+
+
+@pytest.mark.parametrize("train", [train_char, train_bpe], ids=["char", "bpe"])
+@pytest.mark.parametrize(("family", "values"), VARIANTS)
+def test_saved_model_opens_in_transformers(family, values, train, tmp_path, transformers_warnings):
+    tokenizer: Tokenizer = train([TEXT])
+    model = make_model(family, vocab_size=tokenizer.vocab_size, context_length=128, **values)
+    model_dir.save(tmp_path, model.config, tokenizer, model.to_arrays())
+    assert_same(tmp_path, transformers_warnings)
+
+
+def test_trained_model_opens_in_transformers(trained, transformers_warnings):
+    assert_same(trained, transformers_warnings)
+
+
+def test_shipped_model_opens_in_transformers(transformers_warnings):
+    assert_same(shipped_model(), transformers_warnings)
+
+
+def test_converted_model_equals_the_opened_one(family, tokenizer, tmp_path):
+    model = make_model(family, vocab_size=tokenizer.vocab_size)
+    model_dir.save(tmp_path / "m", model.config, tokenizer, model.to_arrays())
+    ours = load(tmp_path / "m", device="cpu", threads=1)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m").eval()
+    converted = ours.to_transformers()
+    wanted = theirs.state_dict()
+    found = converted.state_dict()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert converted.config.eos_token_id == theirs.config.eos_token_id == 0
+    arrays, tensors = ours.weights(), ours.weights("torch")
+    assert arrays.keys() == tensors.keys()
+    for name, array in arrays.items():
+        assert np.array_equal(array, tensors[name].numpy())
+        assert np.array_equal(array, wanted[name].numpy())

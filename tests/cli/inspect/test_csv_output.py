@@ -1,0 +1,16 @@
+"""`--csv` keeps every number and label."""
+
+import csv
+import io
+
+import numpy as np
+
+from support.tokens import attention_report, random_weights
+from tgen.cli.inspect.csv_output import csv_rows, csv_text
+
+
+def test_csv_restores_every_weight_exactly():
+    weights = random_weights(30)
+    text = csv_text(csv_rows([attention_report(weights)], range(30), [b"x"] * 30))
+    for row in csv.DictReader(io.StringIO(text)):
+        assert np.float32(row["weight"]) == weights[int(row["query"]), int(row["key"])]

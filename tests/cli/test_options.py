@@ -1,0 +1,159 @@
+"""Every option with odd values: it works, or the error names it."""
+
+import sys
+from dataclasses import dataclass, fields
+from itertools import pairwise
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tgen.cli.app import COMMANDS as COMMAND_NAMES
+from tgen.cli.app import make_app, run
+from tgen.cli.options import Reader, make_command, nested
+from tgen.config import SamplingConfig
+from tgen.config.option import check_ranges, option
+from tgen.errors import UsageError
+
+VALUES = (None, "some", "nan", "inf", "-1", "1e30", "", "twice")
+COMMANDS = typer.main.get_command(make_app()).commands
+NEEDED = {  # by an option to have an effect
+    "--logprobs": ["--json"],
+    "--explain": ["--json"],
+    "--input": ["--jsonl"],
+    "--samples": ["--jsonl"],
+    "--length": ["--kv-cache"],
+    "--fail-if-slower": ["--compare", "then.json"],
+}
+TABLE = [
+    (command, name, value)
+    for command in ("generate", "inspect", "bench")
+    for parameter in COMMANDS[command].params
+    for name in parameter.opts[:1]
+    for value in VALUES
+    if not parameter.hidden and (name not in ("--prompt", "--help") or value is not None)
+]
+
+
+def test_every_sampling_field_is_an_option_of_generate():
+    assert len(TABLE) >= 500
+    known = {field.name for field in fields(SamplingConfig)}
+    assert known <= {parameter.name for parameter in COMMANDS["generate"].params}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    size: int = option(3, "Size.", "--size -s", old_flags="--old-size", low=1, expected="positive")
+    names: list[str] = option(default_factory=list, help_text="Names.", flags="--name")
+    double: int = option(0, "Twice.", "--double", panel="Last")
+    hidden: int = 7
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    word: str = option("a", "Word.", "--word")
+    quiet: bool = option(False, "Quiet.", "--quiet", panel="First")
+    inner: dict = nested(Inner, double=Reader(str, lambda text: 2 * int(text)))
+
+
+def parse(*arguments: str) -> Outer:
+    seen = []
+
+    def show(options: Outer) -> None:
+        """Show."""
+        seen.append(options)
+        Inner(**options.inner)
+
+    app = typer.Typer()
+    app.command()(make_command(show, Outer, ("First", "Last")))
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return seen[0]
+
+
+def test_only_given_options_of_a_nested_dataclass_are_collected():
+    assert parse() == Outer(inner={})
+    assert parse("--size", "3") == Outer(inner={"size": 3})  # given, though it is the default
+    assert parse("-s", "4", "--quiet") == Outer(quiet=True, inner={"size": 4})
+    assert parse("--name", "a", "--name", "b") == Outer(inner={"names": ["a", "b"]})
+    assert parse("--double", "4") == Outer(inner={"double": 8})
+
+
+def test_an_old_flag_still_sets_the_field():
+    assert parse("--old-size", "5") == Outer(inner={"size": 5})
+
+
+def test_errors_name_the_flag_where_they_name_the_field():
+    with pytest.raises(UsageError, match=r"^--size: invalid value 0$") as error:
+        parse("--size", "0")
+    assert error.value.hint == "set --size to positive"
+
+
+def test_old_flags_of_the_commands_are_hidden_and_work(trained, capsysbinary):
+    base = ["generate", "-m", str(trained), "-p", "a", "-n", "8", "--seed", "1", "-q"]
+    outputs = []
+    for flags in (["--dtype", "int8"], ["--weights", "int8"]):
+        assert run([*base, *flags]) == 0
+        outputs.append(capsysbinary.readouterr().out)
+    assert outputs[0] == outputs[1]
+    assert run([*base, "--penalize-prompt", "--repetition-penalty", "1.3"]) == 0
+    counted = capsysbinary.readouterr().out
+    assert run([*base, "--repetition-penalty", "1.3"]) == 0
+    assert capsysbinary.readouterr().out == counted
+    for command in COMMAND_NAMES:
+        assert run([command, "--help"]) == 0
+    shown = capsysbinary.readouterr().out
+    assert b"--weights" not in shown
+    assert b"--penalize-prompt" not in shown.replace(b"--no-penalize-prompt", b"")
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+@pytest.mark.parametrize("command", ["", *COMMAND_NAMES])
+def test_help_fits_the_terminal_and_nothing_is_cut(command, columns, capsysbinary, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert run([*([command] if command else []), "--help"]) == 0
+    lines = capsysbinary.readouterr().out.decode().splitlines()
+    assert all(len(line) <= int(columns) for line in lines)
+    assert not any("…" in line for line in lines)
+    for one, following in pairwise(lines):
+        # A paragraph is as wide as the terminal: the next word did not fit.
+        words = following.split()
+        if one.startswith(" ") and following.startswith(" ") and one.strip() and words:
+            assert len(one.rstrip()) + 1 + len(words[0]) > int(columns) - 1, one
+
+
+@pytest.mark.parametrize("command", ["generate", "inspect", "bench"])
+def test_every_option_accepts_or_refuses_odd_values(
+    command, trained, capsysbinary, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", None)
+    base = [command, "-m", str(trained)] + {
+        "generate": ["-p", "The", "-n", "2", "-q", "--threads", "1"],
+        "inspect": ["-p", "The", "-q"],
+        "bench": ["--trials", "1", "-q", "--no-limits"],
+    }[command]
+    answers = set()
+    for _, name, value in [row for row in TABLE if row[0] == command]:
+        typed = {None: [name], "twice": [name, "1", name, "2"]}.get(value, [name, value])
+        flag = next(p for p in COMMANDS[command].params if name in p.opts).is_flag
+        if flag:  # alone, with a value, twice
+            typed = {None: [name], "twice": [name, name]}.get(value, [f"{name}={value}"])
+        arguments = [*base, *NEEDED.get(name, []), *typed]
+        status = run(arguments)
+        said = capsysbinary.readouterr().err.decode()
+        answers.add(status)
+        case = f"{arguments} -> {status}: {said}"
+        assert "Traceback" not in said, case
+        assert status in (0, 1, 2), case
+        if status == 2:
+            assert len(said.strip().splitlines()) <= 3, case
+            assert name in said or name.strip("-").replace("-", "_") in said, case
+        if status == 1:  # a file or model that does not exist
+            assert said.startswith("error: "), case
+        if value in ("nan", "inf", "1e30") and name in ("--temperature", "--top-p", "--top-k"):
+            assert status == 2 or (name, value) == ("--temperature", "1e30"), case
+    assert answers >= {0, 2}

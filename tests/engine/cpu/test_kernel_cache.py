@@ -1,0 +1,94 @@
+"""The kernels' object file: damaged or missing, in a private directory only."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tgen.checkpoint.model_lookup import shipped_model
+from tgen.engine.cpu import kernel_cache
+
+
+def run_generate(**environment: str) -> tuple[bytes, str]:
+    """Run `tgen generate`; return stdout and stderr."""
+    options = ["--prompt", "What is", "-t", "0", "-n", "20", "--device", "cpu"]
+    command = [sys.executable, "-m", "tgen", "generate", "--model", str(shipped_model()), *options]
+    result = subprocess.run(command, env=os.environ | environment, capture_output=True, check=True)
+    return result.stdout, result.stderr.decode()
+
+
+def test_command_writes_the_same_text_without_kernels_or_a_cache_directory(tmp_path: Path):
+    text, messages = run_generate()
+    torch_text, torch_messages = run_generate(NUMBA_DISABLE_JIT="1")
+    assert torch_text == text
+    assert "using torch" in torch_messages
+    assert "using torch" not in messages
+    (tmp_path / "file").write_bytes(b"")
+    cpu = {}  # recompiled in any case: therefore also for narrower vectors
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists() and {"avx2", "fma"} <= set(cpuinfo.read_text().split()):
+        cpu = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma"}
+    uncached_text, messages = run_generate(XDG_CACHE_HOME=str(tmp_path / "file"), **cpu)
+    assert uncached_text == text
+    assert "compiling kernels" in messages
+
+
+def test_damaged_object_file_is_recompiled(tmp_path: Path):
+    run_generate()  # compiles if necessary
+    path = kernel_cache.cache_path()
+    (tmp_path / "tgen" / "kernels").mkdir(parents=True)
+    content = path.read_bytes()
+    damaged = content[:5000] + bytes([content[5000] ^ 1]) + content[5001:]
+    (tmp_path / "tgen" / "kernels" / path.name).write_bytes(damaged)
+    text, messages = run_generate(XDG_CACHE_HOME=str(tmp_path))
+    assert text == run_generate()[0]
+    assert "compiling" in messages
+    assert "compiling" not in run_generate(XDG_CACHE_HOME=str(tmp_path))[1]
+
+
+def test_only_a_private_directory_is_used_under_any_umask(tmp_path, monkeypatch):
+    folder = tmp_path / "new" / "kernels"
+    before = os.umask(0o002)
+    try:
+        assert kernel_cache.is_private(folder)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    (tmp_path / "link").symlink_to(folder)
+    assert not kernel_cache.is_private(tmp_path / "link")
+    folder.chmod(0o775)
+    assert not kernel_cache.is_private(folder)
+    folder.chmod(0o755)
+    assert kernel_cache.is_private(folder)
+    (tmp_path / "file").write_bytes(b"")
+    assert not kernel_cache.is_private(tmp_path / "file" / "kernels")
+    monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+    assert not kernel_cache.is_private(folder)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cannot choose a CPU")
+def test_two_threads_finish_on_one_busy_cpu():
+    code = """
+import os, subprocess, sys
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+try:
+    from tgen.api import Model
+    from tgen.checkpoint import model_dir
+    from tgen.checkpoint.model_lookup import shipped_model
+    from tgen.engine.cpu.engine import CpuEngine
+    from tgen.loaded_model import LoadedModel
+    bundle = model_dir.load(shipped_model())
+    model = Model(LoadedModel(bundle, CpuEngine(bundle.config, dict(bundle.arrays), n_threads=2)))
+    print(end=model.generate("What is", max_new_tokens=20, temperature=0))
+finally:
+    for process in busy:
+        process.kill()
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=True, timeout=60
+    )
+    assert result.stdout == run_generate()[0]

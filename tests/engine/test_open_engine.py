@@ -1,0 +1,110 @@
+"""Which engine runs, and that both engines generate the same text."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from tgen.checkpoint import model_dir
+from tgen.checkpoint.dtypes import to_bfloat16
+from tgen.checkpoint.model_lookup import shipped_model
+from tgen.config import SamplingConfig
+from tgen.engine.cpu.engine import CpuEngine
+from tgen.engine.open_engine import choose_engine, missing_kernels, open_engine
+from tgen.engine.torch_engine import TorchEngine
+from tgen.errors import UsageError
+from tgen.generation.loop import generate
+from tgen.model.transformer import Transformer
+
+BUNDLE = model_dir.load(shipped_model())
+GREEDY = SamplingConfig(temperature=0, max_new_tokens=200)
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "missing", "engine"),
+    [
+        ("auto", "cpu", None, "kernels"),
+        ("auto", "cpu", "no numba", "torch"),
+        ("auto", "cuda", None, "torch"),
+        ("auto", "mps", None, "torch"),
+        ("kernels", "cpu", None, "kernels"),
+        ("kernels", "auto", None, "kernels"),
+        ("torch", "cpu", None, "torch"),
+        ("torch", "cpu", "no numba", "torch"),
+        ("torch", "cuda", None, "torch"),
+    ],
+)
+def test_engine_follows_from_kind_device_and_kernels(kind, device, missing, engine):
+    assert choose_engine(kind, device, missing) == engine
+
+
+@pytest.mark.parametrize(
+    ("device", "missing", "reason"),
+    [
+        ("cuda", None, "they do not run on device cuda"),
+        ("mps", "no numba", "they do not run on device mps"),
+        ("cpu", "no numba", "no numba"),
+        ("auto", "no numba", "no numba"),
+    ],
+)
+def test_unavailable_kernels_are_an_error_if_requested(device, missing, reason):
+    with pytest.raises(UsageError, match=f"--engine kernels is not available: {reason}"):
+        choose_engine("kernels", device, missing)
+
+
+def test_greedy_texts_equal_the_torch_engines():
+    tokenizer = BUNDLE.tokenizer
+    starts = b"What is|The king|ROMEO:|O, |To be|I am|My lord|Enter|Come|Why".split(b"|")
+    prompts = [tokenizer.encode_prompt(start + end) for start in starts for end in (b"", b" the")]
+    reference = TorchEngine(Transformer.from_arrays(BUNDLE.config, BUNDLE.arrays))
+    engine = CpuEngine(BUNDLE.config, dict(BUNDLE.arrays), n_threads=2)
+    texts: list[list[list[int]]] = [[[] for _ in prompts] for _ in range(2)]
+    for text, tested in zip(texts, (reference, engine), strict=True):
+        for token in generate(tested, prompts, sampling=GREEDY):
+            text[token.sequence].append(token.id)
+    for prompt, expected, ids in zip(prompts, *texts, strict=True):
+        if expected != ids:  # only at a tie of two tokens, within rounding
+            at = next(
+                i for i, pair in enumerate(zip(expected, ids, strict=True)) if pair[0] != pair[1]
+            )
+            engine.rewind([0])
+            engine.select([0])
+            logits = engine.extend([(prompt + expected[:at])[-BUNDLE.config.context_length :]])[0]
+            assert abs(logits[expected[at]] - logits[ids[at]]) < 2e-4
+
+
+def test_weights_keep_the_dtype_of_the_file_by_default():
+    arrays = {n: to_bfloat16(a) if a.ndim == 2 else a for n, a in BUNDLE.arrays.items()}
+    narrow = replace(BUNDLE, arrays=arrays)
+    for bundle, dtype, expected in [
+        (BUNDLE, None, "float32"),
+        (narrow, None, "bfloat16"),
+        (BUNDLE, "int8", "int8"),
+        (narrow, "float32", "float32"),
+    ]:
+        copy = replace(bundle, arrays=dict(bundle.arrays))  # the engine takes them
+        engine = open_engine(copy, device="cpu", threads=1, dtype=dtype)
+        assert isinstance(engine, CpuEngine)
+        assert engine.dtype == expected
+
+
+def test_without_kernels_torch_runs_in_float32(monkeypatch):
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    missing_kernels.cache_clear()
+    try:
+        assert isinstance(open_engine(BUNDLE, device="cpu", threads=1), TorchEngine)
+        with pytest.raises(UsageError, match="--weights int8") as error:
+            open_engine(BUNDLE, device="cpu", dtype="int8")
+        assert "NUMBA_DISABLE_JIT" in error.value.hint
+    finally:
+        missing_kernels.cache_clear()
+
+
+def test_kernels_run_without_importing_torch_or_numba():
+    code = (
+        "import sys; from tgen import load; model = load(sys.argv[1], device='cpu'); "
+        "print(model.generate('What is', max_new_tokens=3)); "
+        "assert not {'torch', 'transformers', 'numba'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(shipped_model())], check=True)

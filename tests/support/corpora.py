@@ -1,0 +1,48 @@
+"""Corpora and tokens made from bytes."""
+
+import hashlib
+import json
+
+import numpy as np
+
+from tgen import corpus
+from tgen.corpus import Corpus, Documents
+from tgen.corpus.documents import DocumentTable
+from tgen.corpus.sources import Source
+
+
+def make_corpus(documents, *, rows=False, skipped=()):
+    """A corpus of documents, tuples of parts, each in a source of its own.
+
+    `rows` says which are rows of JSON: all, none, or a set of indices.
+    """
+    table = DocumentTable()
+    for i, parts in enumerate(documents):
+        is_row = i in rows if isinstance(rows, set | frozenset) else rows
+        content = _to_row(parts) if is_row else b"".join(parts)
+        table.add_source(Source("corpus", content), rows=is_row)
+        content_key = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+        key = int.from_bytes(hashlib.sha256(content_key).digest()[:8], "little")
+        table.add_document(0, len(content), sum(map(len, parts)), key)
+    return Corpus(Documents(table, np.arange(len(table))), list(skipped))
+
+
+def tokenize(documents, tokenizer, **options):
+    """The tokens of documents, without the progress reports."""
+    return run_generator(corpus.tokenize_documents(documents, tokenizer, **options))[0]
+
+
+def run_generator(steps):
+    """A generator's return value, and everything it yields."""
+    yielded = []
+    while True:
+        try:
+            yielded.append(next(steps))
+        except StopIteration as end:
+            return end.value, yielded
+
+
+def _to_row(parts):
+    names = ["text"] if len(parts) == 1 else ["prompt", "completion"]
+    texts = [part.decode("utf-8", "surrogatepass") for part in parts]
+    return json.dumps(dict(zip(names, texts, strict=True))).encode()

@@ -1,0 +1,48 @@
+"""Hostile tokens, random attention weights, and how the terminal prints them."""
+
+import io
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from tgen.reports import AttentionReport
+
+HOSTILE = [
+    b"[/x]",
+    b"[red]",
+    b":smile:",
+    b"\x1b[31m",
+    "\u202e".encode(),
+    "\u2028".encode(),
+    b"\xe6\x97",
+    "日本".encode(),
+    "\u0301".encode(),
+    b"</script>",
+    b"<img onerror=x>",
+    b"\0",
+    b"",
+    b"\n",
+    b" \t\r",
+    b"[/x]",
+    b":smile:",
+]
+
+
+def random_weights(n: int) -> np.ndarray[Any, Any]:
+    """Return an (n, n) lower triangle whose rows sum to 1."""
+    weights = np.tril(np.random.default_rng(0).random((n, n)).astype(np.float32) ** 4)
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def attention_report(weights: np.ndarray[Any, Any]) -> AttentionReport:
+    return AttentionReport(
+        layer=1, head=2, kv_head=2, weights=weights, measure="attention", selection=""
+    )
+
+
+def printed(lines: Any, width: int = 80, **options: Any) -> str:
+    """Return what a Rich console of this width prints."""
+    console = Console(width=width, file=io.StringIO(), **options)
+    console.print(*lines, sep="\n")
+    return console.file.getvalue()

@@ -1,0 +1,100 @@
+"""Early stopping."""
+
+import random
+
+import pytest
+
+from support.runs import request, resume
+from tgen import runs
+from tgen.config import ResolvedTrainConfig, TrainConfig
+from tgen.reports import DoneReport, EvalReport, RollbackReport, StepReport
+from tgen.runs.storage import log as run_log
+from tgen.training.early_stopping import decay_from_best, record_evaluation
+from tgen.training.state import Progress
+
+# Random letters: a model can only memorize them.
+NOISE = "".join(random.Random(0).choices("abcdefgh ", k=900)).encode()
+OVERFITTING = {
+    "d_model": "32",
+    "n_layers": "2",
+    "eval_every": "10",
+    "patience": "2",
+    "dropout": "0",
+    "learning_rate": "0.01",
+    "matrix_learning_rate": "0.1",
+}
+
+
+def noisy(folder, name="model"):
+    (folder / "corpus.txt").write_bytes(NOISE)
+    return request(folder, name, train=TrainConfig(steps=300), overrides=OVERFITTING)
+
+
+def test_run_without_improvement_restores_the_best_checkpoint_decays_and_ends_early(tmp_path):
+    reports = list(runs.start(noisy(tmp_path)))
+    (back,) = [r for r in reports if isinstance(r, RollbackReport)]
+    scores = [
+        (r.bits_per_byte, r.step)
+        for r in reports[: reports.index(back)]
+        if isinstance(r, EvalReport)
+    ]
+    assert back.step == min(scores)[1] == scores[-3][1]
+    after = [r for r in reports[reports.index(back) :] if isinstance(r, StepReport)]
+    assert after[0].step == back.step + 1
+    assert [r.learning_rate for r in after] == sorted(
+        (r.learning_rate for r in after), reverse=True
+    )
+    done = reports[-1]
+    assert isinstance(done, DoneReport)
+    assert done.stopped_early
+    assert done.step < 300
+    assert done.best_bits_per_byte <= min(scores)[0]
+
+
+@pytest.mark.parametrize("kind", ["EvalReport", "RollbackReport", "StepReport"])
+def test_run_killed_around_the_rollback_ends_the_same(tmp_path, kind):
+    whole = list(runs.start(noisy(tmp_path, "whole")))
+    back = next(i for i, r in enumerate(whole) if isinstance(r, RollbackReport))
+    last = {"EvalReport": back - 2, "RollbackReport": back, "StepReport": back + 3}[kind]
+    reports = runs.start(noisy(tmp_path, "parts"))
+    for _ in range(last + 1):
+        next(reports)
+    reports.close()
+    list(resume(tmp_path / "parts", threads=1))
+
+    def log(name: str) -> list[tuple[object, ...]]:
+        kinds = ("StepReport", "EvalReport", "RollbackReport")
+        records = [r for r in run_log.read(tmp_path / name) if r["kind"] in kinds]
+        return [(r["kind"], r["step"], r.get("loss")) for r in records]
+
+    assert log("parts") == log("whole")
+    weights = [(tmp_path / n / "model.safetensors").read_bytes() for n in ("whole", "parts")]
+    assert weights[0] == weights[1]
+
+
+def test_patience_counts_evaluations_and_restarts_in_the_decay():
+    config = ResolvedTrainConfig(steps=1000, patience=2)
+    progress = Progress(step=10)
+    assert record_evaluation(progress, config, 3.0)
+    for step, bits in ((20, 3.1), (30, 3.1)):
+        assert not progress.restore_best
+        progress.step = step
+        assert not record_evaluation(progress, config, bits)
+    assert progress.restore_best
+    progress = Progress(step=70, best_step=70, best_bits_per_byte=3.0)
+    decay_from_best(progress, config)
+    assert (progress.decay_start, progress.total_steps) == (70, 100)
+    for step in (80, 90):
+        progress.step = step
+        record_evaluation(progress, config, 3.2)
+    assert progress.total_steps == 90
+    # Evaluations before the decay do not count in it.
+    planned = Progress(step=600, best_bits_per_byte=3.0, decay_start=650, total_steps=1000)
+    for step, end in ((640, 1000), (700, 1000), (760, 760)):
+        planned.step = step
+        record_evaluation(planned, config, 3.2)
+        assert planned.total_steps == end
+    never = Progress(step=10, best_bits_per_byte=1.0)
+    for _ in range(50):
+        record_evaluation(never, ResolvedTrainConfig(patience=0), 2.0)
+    assert not never.restore_best

@@ -1,0 +1,70 @@
+"""Muon and AdamW against their definitions."""
+
+import subprocess
+import sys
+
+import torch
+
+from tgen.training.optimizers import Muon, orthogonalize
+
+
+def test_muon_update_is_nearly_orthogonal():
+    torch.manual_seed(0)
+    for shape in ((16, 64), (64, 16)):
+        singular = torch.linalg.svdvals(orthogonalize(torch.randn(3, *shape)))
+        assert singular.min() > 0.6
+        assert singular.max() < 1.3
+
+
+def test_muon_is_orthogonalized_nesterov_momentum_with_decoupled_weight_decay():
+    torch.manual_seed(0)
+    matrices = [torch.nn.Parameter(torch.randn(shape)) for shape in ((6, 4), (6, 4), (4, 6))]
+    expected = [matrix.detach().clone() for matrix in matrices]
+    momenta = [torch.zeros_like(matrix) for matrix in expected]
+    optimizer = Muon(matrices, lr=0.1, momentum=0.9, weight_decay=0.5, orthogonalize=orthogonalize)
+    for _ in range(3):
+        for i, matrix in enumerate(matrices):
+            matrix.grad = torch.randn_like(matrix)
+            momenta[i] = 0.9 * momenta[i] + 0.1 * matrix.grad
+            update = orthogonalize((0.1 * matrix.grad + 0.9 * momenta[i])[None])[0]
+            scale = max(1, matrix.shape[0] / matrix.shape[1]) ** 0.5
+            expected[i] = expected[i] * (1 - 0.1 * 0.5) - 0.1 * scale * update
+        optimizer.step()
+    for matrix, wanted in zip(matrices, expected, strict=True):
+        assert torch.allclose(matrix, wanted, atol=1e-5)
+
+
+def test_adamw_equals_torch_bit_for_bit_without_importing_its_compiler():
+    script = """
+import sys, torch
+from tgen.training.optimizers import AdamW
+def tensors():
+    torch.manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(5, 3)), torch.nn.Parameter(torch.randn(7)),
+            torch.nn.Parameter(torch.randn(2))]
+ours, theirs = tensors(), tensors()
+def groups(parameters):
+    return [{"params": parameters[:1], "lr": 0.1, "weight_decay": 0.3},
+            {"params": parameters[1:], "lr": 0.1, "weight_decay": 0.0}]
+mine = AdamW(groups(ours), beta1=0.8, beta2=0.9)
+gradients = [[torch.randn_like(p) for p in ours[:2]] for _ in range(5)]
+def take(optimizer, parameters):
+    for step, gradient in enumerate(gradients):
+        for parameter, grad in zip(parameters, gradient):  # the last parameter has no gradient
+            parameter.grad = grad.clone()
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 / (step + 1)
+        yield torch.tensor(float(step == 2))
+for found_inf in take(mine, ours):
+    mine.step(found_inf=found_inf)
+assert "torch._dynamo" not in sys.modules
+torchs = torch.optim.AdamW(groups(theirs), betas=(0.8, 0.9), fused=True)
+for torchs.found_inf in take(torchs, theirs):
+    torchs.step()
+for a, b in zip(ours, theirs):
+    assert torch.equal(a, b)
+    assert mine.state.get(a, {}).keys() == torchs.state.get(b, {}).keys()
+    assert all(torch.equal(mine.state[a][k], torchs.state[b][k]) for k in mine.state.get(a, {}))
+assert not torch.equal(ours[0], tensors()[0])
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
