@@ -51,7 +51,7 @@ def parse(
     return options
 
 
-def save(options: argparse.Namespace, content: Mapping[str, Any]) -> None:
+def save(options: argparse.Namespace, content: dict[str, Any]) -> None:
     """Write the result file with the environment; with --quick only to --out."""
     path = options.out or (None if options.quick else RESULTS / options.result)
     if path is None:
@@ -78,7 +78,9 @@ def run(measure: Callable[[argparse.Namespace], None], options: argparse.Namespa
 
 def run_process(command: Sequence[str], **options: Any) -> bytes:
     """Return the output of a process; raises TgenError with its last stderr lines if it fails."""
-    done = subprocess.run(command, capture_output=True, check=False, **options)
+    done: subprocess.CompletedProcess[bytes] = subprocess.run(
+        command, capture_output=True, check=False, **options
+    )
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines()[-5:]
         message = f"`{shlex.join(command)}` exited with {done.returncode}"

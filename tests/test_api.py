@@ -5,7 +5,7 @@ import pytest
 import tgen
 from support.models import TEXT
 from tgen.errors import UsageError
-from tgen.reports import DoneReport, PlanReport
+from tgen.reports.training import DoneReport, PlanReport
 
 OPTIONS = {"max_new_tokens": 20, "seed": 3}
 

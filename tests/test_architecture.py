@@ -24,7 +24,8 @@ ALLOWED = {
     "generation": "engine",
     "training": "corpus distributed model",
     "inspection": "checkpoint model tokenizer",
-    "benchmark": "storage tokenizer corpus checkpoint model engine generation training",
+    "benchmark": "storage tokenizer corpus checkpoint model engine generation training "
+    "loaded_model",
     "runs": "storage distributed tokenizer corpus checkpoint model engine generation training "
     "__version__",
     "chat": "storage checkpoint tokenizer",

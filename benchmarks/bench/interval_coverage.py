@@ -32,19 +32,9 @@ class SlowedBackend(EngineBackend):
         self.__dict__ |= backend.__dict__
         self.fraction = fraction
 
-    def prefill(self, test: Workload) -> None:
-        """Prefill and wait."""
+    def _extend(self, n: int) -> None:
         start = time.perf_counter()
-        super().prefill(test)
-        self._wait(start)
-
-    def step(self) -> None:
-        """Decode a token and wait."""
-        start = time.perf_counter()
-        super().step()
-        self._wait(start)
-
-    def _wait(self, start: float) -> None:
+        super()._extend(n)
         end = start + (time.perf_counter() - start) * (1 + self.fraction)
         while time.perf_counter() < end:
             pass
@@ -83,16 +73,16 @@ def compare_processes(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def compare_slowed(
-    setup: Setup, fraction: float, tests: Sequence[Workload], trials: int
+    setup: Setup, fraction: float, workloads: Sequence[Workload], trials: int
 ) -> list[dict[str, Any]]:
     """Return the differences of a slowed engine, interleaved and with an earlier run."""
     slowed = replace(setup, backend=SlowedBackend(setup.backend, fraction))
     rows: list[dict[str, Any]] = []
-    _, results = compare_backends(slowed, setup.backend, "plain", tests, trials=trials)
+    _, results = compare_backends(slowed, setup.backend, "plain", workloads, trials=trials)
     for *_, difference in results:
         rows.append({"slowed_by": fraction, "method": "interleaved"} | asdict(difference))
-    before = [report for _, report in sweep([setup], tests, trials=trials)]
-    for (_, report), old in zip(sweep([slowed], tests, trials=trials), before, strict=True):
+    before = [report for _, report in sweep([setup], workloads, trials=trials)]
+    for (_, report), old in zip(sweep([slowed], workloads, trials=trials), before, strict=True):
         saved = {
             "samples_ns": [1e9 * s for s in old.seconds.seconds],
             "probe_ns": [1e9 * s for s in old.probe_seconds],
@@ -109,11 +99,11 @@ def measure(options: argparse.Namespace) -> None:
     (setup,) = open_setups(
         find_model(None).path, threads=[options.threads], seed=1337, measure_peaks=False
     )
-    tests = [Workload(n_prompt=options.prompt), Workload(n_gen=options.gen)]
+    workloads = [Workload(n_prompt=options.prompt), Workload(n_gen=options.gen)]
     rows = [
         row
         for fraction in (0.1, 0.0)
-        for row in compare_slowed(setup, fraction, tests, options.trials)
+        for row in compare_slowed(setup, fraction, workloads, options.trials)
     ]
     for label, ends in intervals.items():
         n_covered = sum(low <= 1 <= high for low, high in ends)
@@ -122,9 +112,9 @@ def measure(options: argparse.Namespace) -> None:
     print(f"unchanged engine, next process: {n_significant} of {len(unchanged)} significant")
     table = [["slowed by", "method", "workload", "99% CI", "verdict"]]
     for row in rows:
-        ends = f"{row['ratio']['low']:.3f} – {row['ratio']['high']:.3f}"
+        interval = f"{row['ratio']['low']:.3f} – {row['ratio']['high']:.3f}"
         verdict = row["verdict"] or "not significant"
-        table.append([f"{row['slowed_by']:.0%}", row["method"], row["label"], ends, verdict])
+        table.append([f"{row['slowed_by']:.0%}", row["method"], row["label"], interval, verdict])
     print(harness.format_table(table))
     harness.save(options, {"against_self": intervals, "processes": unchanged, "slowed": rows})
 

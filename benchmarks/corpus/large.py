@@ -44,7 +44,7 @@ def train(corpus: Path, out: Path, options: argparse.Namespace) -> None:
     start = time.perf_counter()
     from tgen import runs
     from tgen.config import TrainConfig
-    from tgen.reports import PlanReport, StepReport
+    from tgen.reports.training import PlanReport, StepReport
 
     results: dict[str, float | None] = {"steps": 0}
     request = runs.RunRequest(
@@ -138,7 +138,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser, arguments, {"bytes": 1e5, "steps": 2, "tokenizer": "char", "threads": 1}
     )
     if options.train:
-        train(*options.train, options)
+        corpus, out = options.train
+        train(corpus, out, options)
     else:
         harness.run(measure, options)
 

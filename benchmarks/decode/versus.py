@@ -42,11 +42,12 @@ def open_backends(
     bundle = load(path)
     config = bundle.config
     tokens = random_tokens(config.vocab_size, config.context_length, seed=1)
-    arguments = {"threads": options.threads, "tokens": tokens}
-    others = {}
+    others: dict[str, Backend] = {}
     for name in OTHER_ENGINES:
         try:
-            others[name] = open_other_engine(name, bundle, dtype=options.dtype, **arguments)
+            others[name] = open_other_engine(
+                name, path, threads=options.threads, dtype=options.dtype, tokens=tokens
+            )
         except TgenError as error:
             harness.skip(name, error.message)
     engine = open_engine(
@@ -84,13 +85,13 @@ def measure(options: argparse.Namespace) -> None:
         write_model(options.shape, Path(folder, "model"))
         backends, differences = open_backends(Path(folder, "model"), options)
         keys = [(name, kind) for name in backends for kind in workloads]
-        tests = [(backends[name], workloads[kind]) for name, kind in keys]
+        workloads = [(backends[name], workloads[kind]) for name, kind in keys]
         rounds: list[dict[str, dict[str, float]]] = []
-        for trials in run_trials(tests, trials=options.rounds):
+        for trials in run_trials(workloads, trials=options.rounds):
             rates: dict[str, dict[str, float]] = {name: {} for name in backends}
             for (name, kind), trial in zip(keys, trials, strict=True):
-                test = workloads[kind]
-                n_tokens = test.batch * (test.n_prompt + test.n_gen)
+                workload = workloads[kind]
+                n_tokens = workload.batch * (workload.n_prompt + workload.n_gen)
                 rates[name][kind] = n_tokens / trial.seconds
             rounds.append(rates)
     rows = [["tokens/s", *backends]]

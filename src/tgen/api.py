@@ -20,7 +20,8 @@ from tgen.errors import UsageError
 from tgen.generation.loop import make_source
 from tgen.generation.sampling import row_seed
 from tgen.loaded_model import LoadedModel, open_model
-from tgen.reports import RunReport, Token
+from tgen.reports.generation import Token
+from tgen.reports.training import RunReport
 from tgen.tokenizer import Tokenizer
 
 

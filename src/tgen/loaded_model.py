@@ -16,8 +16,8 @@ from tgen.checkpoint.model_dir import ModelBundle, digest
 from tgen.checkpoint.model_dir import load as load_bundle
 from tgen.checkpoint.ngram_tables import load as load_ngrams
 from tgen.config import Draft, SamplingConfig, StoredAs, raw
-from tgen.engine.open_engine import open_engine
 from tgen.engine.base import Engine, PromptCache
+from tgen.engine.open_engine import open_engine
 from tgen.errors import UsageError
 from tgen.generation.loop import RequestSource, generate_requests, make_source
 from tgen.generation.ngram_drafter import NgramDrafter
@@ -26,7 +26,7 @@ from tgen.generation.sampling import row_seed
 from tgen.generation.score import total_nll
 from tgen.generation.sequence import Request, check_request
 from tgen.generation.token_bytes import Vocabulary
-from tgen.reports import Token
+from tgen.reports.generation import Token
 from tgen.tokenizer import TextStream, Tokenizer
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from tgen.benchmark.machine import peak_memory_bytes
 from tgen.checkpoint import model_dir
 from tgen.errors import TgenError, UsageError
 from tgen.loaded_model import open_model
-from tgen.reports import EndToEndReport, Token, TrialReport
+from tgen.reports.benchmark import EndToEndReport, TrialReport
+from tgen.reports.generation import Token
 from tgen.tokenizer import TextStream
 
 PROMPT = b"The king \xff said: \xe2\x82"  # invalid UTF-8, and an incomplete character
@@ -112,7 +113,7 @@ def test_empty_prompt_starts_with_the_start_token(saved):
     assert report.text.decode(errors="replace") == text
     for name in ("config.json", "generation_config.json", "tokenizer.json"):
         described = (saved / name).read_text()
-        described = described.replace("eos_token_id", "nothing").replace("<|endoftext|>", "<|a|>")
+        described = described.replace("eos_token_id", "missing").replace("<|endoftext|>", "<|a|>")
         (saved / name).write_text(described)
     with pytest.raises(TgenError, match="the prompt is empty"):
         list(measure_end_to_end(saved, b"", n_gen=3, trials=1, device="cpu"))
@@ -120,13 +121,13 @@ def test_empty_prompt_starts_with_the_start_token(saved):
 
 def test_errors_of_the_child_are_one_line(saved, tmp_path, monkeypatch):
     arguments = dict(n_gen=3, trials=1, device="cpu")
-    missing = str(tmp_path / "nothing")
+    missing = str(tmp_path / "missing")
     with pytest.raises(TgenError) as caught:
         list(measure_end_to_end(Path(missing), PROMPT, **arguments))
     assert caught.value.message == f"model {missing!r} does not exist"
     with pytest.raises(TgenError) as caught:
-        list(measure_end_to_end(saved, PROMPT, modules=["tgen.nothing"], **arguments))
-    assert caught.value.message == "ModuleNotFoundError: No module named 'tgen.nothing'"
+        list(measure_end_to_end(saved, PROMPT, modules=["tgen.missing"], **arguments))
+    assert caught.value.message == "ModuleNotFoundError: No module named 'tgen.missing'"
     for wrong in (dict(n_gen=0), dict(trials=0)):
         with pytest.raises(UsageError, match=f"{next(iter(wrong))} must be at least 1"):
             list(measure_end_to_end(saved, PROMPT, **arguments | wrong))

@@ -66,7 +66,7 @@ def open_exact(name: str, bundle: ModelBundle, dtype="float32"):
     skip_if_missing(name)
     return closing(
         open_other_engine(
-            name, bundle, threads=1, dtype=dtype, tokens=tokens_of(bundle), exact=True
+            name, bundle.path, threads=1, dtype=dtype, tokens=tokens_of(bundle), exact=True
         )
     )
 
@@ -224,7 +224,7 @@ def test_missing_engine_names_the_package_to_install(name, module, package, save
         lambda name: None if name == module else object(),
     )
     with pytest.raises(UsageError, match=f"--against {name} needs {package}$") as error:
-        open_other_engine(name, bundle, threads=1, dtype="float32", tokens=tokens_of(bundle))
+        open_other_engine(name, bundle.path, threads=1, dtype="float32", tokens=tokens_of(bundle))
     assert error.value.hint == f"pip install {package}"
 
 

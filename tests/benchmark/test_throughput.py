@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from support.models import make_model
-from tgen.benchmark import roofline, throughput
+from tgen.benchmark import throughput
 from tgen.benchmark.comparison import (
     check_comparable,
     compare_interleaved,
@@ -28,7 +28,7 @@ from tgen.benchmark.throughput import (
 )
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import UsageError
-from tgen.reports import PeakRates
+from tgen.reports.benchmark import PeakRates
 
 PP, TG = Workload(n_prompt=8), Workload(n_gen=3)
 
@@ -38,17 +38,16 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 0
-        monkeypatch.setattr(throughput.time, "perf_counter_ns", lambda: self.now)
-        monkeypatch.setattr(throughput.time, "sleep", lambda _: None)
+        monkeypatch.setattr("time.perf_counter_ns", lambda: self.now)
+        monkeypatch.setattr("time.sleep", lambda _: None)
 
 
-class FakeBackend:
+class FakeBackend(throughput.Backend):
     """Takes a given time with some noise, and records its calls."""
 
     def __init__(self, clock, log, name="", *, factor=1.0, seed=0):
         self.clock, self.log, self.name, self.factor = clock, log, name, factor
         self.random = np.random.default_rng(seed)
-        self.cache_bytes = 80
         self.thread_pool = name
 
     def _pass(self, what, nanoseconds):
@@ -59,11 +58,14 @@ class FakeBackend:
         self.log.append((self.name, "prepare"))
         self.clock.now += 10**12  # not timed
 
-    def prefill(self, test):
-        self._pass(f"prompt {test.n_prompt}", 10**7 * test.n_prompt)
+    def logits(self):
+        raise NotImplementedError
 
-    def step(self):
-        self._pass("step", 10**8)
+    def _extend(self, n):
+        if n > 1:
+            self._pass(f"prompt {n}", 10**7 * n)
+        else:
+            self._pass("step", 10**8)
 
 
 def test_trials_alternate_their_order_after_a_warm_up(monkeypatch):
@@ -76,7 +78,7 @@ def test_trials_alternate_their_order_after_a_warm_up(monkeypatch):
     assert runs == ["a", *"bb", "b", *"aa", "a", *"bb"]
     assert log.count(("a", "prompt 8")) == 3 + 1
     assert log.count(("b", "step")) == 9 + 6
-    assert [len(found) for found in rounds] == [2, 2]
+    assert [len(trials) for trials in rounds] == [2, 2]
     for a, b in rounds:
         assert 0.07 < a.seconds < 0.09
         assert (a.decode, b.prefill) == (0, 0)
@@ -91,9 +93,9 @@ def test_engine_processes_the_same_tokens_and_reuses_the_depth(family):
     passes = []
     original = engine.extend
 
-    def extend(rows, **options):
+    def extend(rows, *, every_position=False):
         passes.append([list(row) for row in rows])
-        return original(rows, **options)
+        return original(rows, every_position=every_position)
 
     engine.extend = extend
     test = Workload(n_prompt=5, n_gen=2, n_depth=7, batch=3)
@@ -144,18 +146,18 @@ def test_only_a_real_change_is_significant(monkeypatch, factor, verdict):
     theirs = FakeBackend(clock, log, "a", seed=2)
     rounds = list(run_trials([(ours, PP), (theirs, PP), (ours, PP)], trials=n))
     a, b, again = ([trial.seconds for trial in column] for column in zip(*rounds, strict=True))
-    found = compare_interleaved("pp8", a, b, again)
-    assert found.verdict == verdict
-    assert found.ratio.low <= 1 / factor <= found.ratio.high
-    assert found.noise.low <= 1 <= found.noise.high
+    difference = compare_interleaved("pp8", a, b, again)
+    assert difference.verdict == verdict
+    assert difference.ratio.low <= 1 / factor <= difference.ratio.high
+    assert difference.noise.low <= 1 <= difference.noise.high
     then = {"samples_ns": [round(s * 1e9) for s in b]}
     assert compare_with_saved(reported(a), then).verdict == verdict
     # A change that the machine explains is not significant.
     probe = [1e-3 * factor * x for x in np.random.default_rng(3).lognormal(0, 0.01, n)]
     before = then | {"probe_ns": [round(1e9 * s / factor) for s in probe]}
-    found = compare_with_saved(replace(reported(a), probe_seconds=probe), before)
-    assert found.verdict == ""
-    assert found.probe_ratio.low <= 1 / factor <= found.probe_ratio.high
+    difference = compare_with_saved(replace(reported(a), probe_seconds=probe), before)
+    assert difference.verdict == ""
+    assert difference.probe_ratio.low <= 1 / factor <= difference.probe_ratio.high
     # Slower by a fraction only if the whole interval is.
     change = compare_with_saved(reported(a), then)
     assert is_slower_by(change, 0.03) == (factor == 1.1)
@@ -231,12 +233,12 @@ def test_peak_rates_are_the_best_measured(monkeypatch):
                 next(clock)
 
     monkeypatch.setitem(sys.modules, "torch", Torch())
-    monkeypatch.setattr(roofline.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
     options = {"device": "cpu", "threads": 2, "dtype": "float32", "seconds": 4000}
-    found = measure_peak_rates(1 << 20, **options)
-    assert found.read_bytes == 1 << 20
-    assert found.bytes_per_second == (1 << 20) / 5
-    assert found.flops_per_second == 2 * 768**3 / 5
+    peak = measure_peak_rates(1 << 20, **options)
+    assert peak.read_bytes == 1 << 20
+    assert peak.bytes_per_second == (1 << 20) / 5
+    assert peak.flops_per_second == 2 * 768**3 / 5
 
 
 def test_every_combination_is_measured(trained):
@@ -246,11 +248,11 @@ def test_every_combination_is_measured(trained):
     assert [setup.threads for setup in setups] == [1, 2, 1, 2]
     assert setups[0].engine == "torch"
     done = []
-    found = sweep(setups, [PP, TG], trials=2, progress=done.append)
+    results = sweep(setups, [PP, TG], trials=2, progress=done.append)
     assert done == [0.5, 1.0]
-    order = [(s.engine, r.threads, r.label) for s, r in found]
+    order = [(s.engine, r.threads, r.label) for s, r in results]
     assert order == [(s.engine, s.threads, label) for s in setups for label in ("pp8", "tg3")]
-    assert all(len(r.seconds.seconds) == 2 for _, r in found)
+    assert all(len(r.seconds.seconds) == 2 for _, r in results)
     with pytest.raises(UsageError, match="at least 8"):
         compare_backends(setups[0], setups[0].backend, "self", [PP], trials=7)
     _, ((ours, theirs, difference),) = compare_backends(

@@ -9,15 +9,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tgen.benchmark.training_step import (
     TrainingRun,
-    flops_per_token,
     measure_training_step,
     random_dataset,
 )
 from tgen.config import ModelConfig, ResolvedTrainConfig
 from tgen.errors import UsageError
 from tgen.model.transformer import Transformer
-from tgen.reports import StepReport, TrainingStepReport, TrialReport
+from tgen.reports.benchmark import TrainingStepReport, TrialReport
+from tgen.reports.training import StepReport
 from tgen.training.loop import train
+from tgen.training.plan.param_shapes import flops_per_token
 from tgen.training.state import new_state
 
 SHAPE = dict(vocab_size=40, n_layers=2, d_model=16, n_heads=2, context_length=8)
@@ -136,5 +137,6 @@ def test_invalid_arguments_are_errors():
         with pytest.raises(UsageError):
             list(measure_training_step(model, **{"device": "cpu"} | wrong))
     vast = ModelConfig.of("qwen3", **SHAPE | {"context_length": 1 << 20})
+    config = ResolvedTrainConfig(batch_size=1 << 20)
     with pytest.raises(UsageError, match="GB"):
-        list(measure_training_step(vast, config=ResolvedTrainConfig(batch_size=1 << 20), device="cpu"))
+        list(measure_training_step(vast, config=config, device="cpu"))

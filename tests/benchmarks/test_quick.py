@@ -43,7 +43,9 @@ def test_quick_mode_runs(
     assert list_results() == before
 
 
-def test_quick_mode_writes_no_result_file_without_out(tmp_path, monkeypatch):
+def test_quick_mode_writes_no_result_file_without_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(harness, "RESULTS", tmp_path)
     parser = harness.make_parser("A benchmark.", "result.json")
     parser.add_argument("--rounds", type=int, default=5)

@@ -183,15 +183,16 @@ def test_malformed_messages_are_an_error(model, messages):
 
 def test_eos_token_of_the_tokenizer_ends_an_answer(model):
     path = model(CHATML, eos_token="<|im_end|>")
-    ours = open_model(path)
-    assert ours.chat_format.end_ids == {ours.tokenizer.added_tokens["<|im_end|>"]}
-    assert not ours.chat_format.end_ids & ours.bundle.end_ids
-    request = ours.chat_request(user("x"), ours.sampling(dict(temperature=0, max_new_tokens=5)))
-    first = next(iter(ours.tokens([request.prompt], sampling=request.sampling)))
+    loaded = open_model(path)
+    assert loaded.chat_format.end_ids == {loaded.tokenizer.added_tokens["<|im_end|>"]}
+    assert not loaded.chat_format.end_ids & loaded.bundle.end_ids
+    request = loaded.chat_request(user("x"), loaded.sampling(dict(temperature=0, max_new_tokens=5)))
+    first = next(iter(loaded.tokens([request.prompt], sampling=request.sampling)))
     ended = request._replace(ends=frozenset([first.id]))
-    (token,) = ours.rows(lambda _, left=[ended]: left.pop() if left else None, n_rows=1)
+    requests = [ended]
+    (token,) = loaded.rows(lambda _: requests.pop() if requests else None, n_rows=1)
     assert (token.id, token.text, token.finish) == (first.id, b"", "stop")
-    assert len(list(ours.tokens([request.prompt], sampling=request.sampling))) == 5
+    assert len(list(loaded.tokens([request.prompt], sampling=request.sampling))) == 5
 
 
 def test_template_that_searches_a_message_cannot_leak_a_control_token(model):

@@ -1,6 +1,7 @@
 """`tgen export`: the same model in another format, or one clear error and nothing written."""
 
 import json
+import os
 from functools import partial
 from pathlib import Path
 
@@ -30,9 +31,9 @@ def model(tokenizer, tmp_path):
     random = make_model("qwen3", vocab_size=tokenizer.vocab_size)
     model_dir.save(tmp_path / "model", random.config, tokenizer, random.to_arrays())
     (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    described = json.loads((tmp_path / "model" / "config.json").read_bytes())
-    described |= {"their_own": 1}
-    (tmp_path / "model" / "config.json").write_text(json.dumps(described))
+    json_config = json.loads((tmp_path / "model" / "config.json").read_bytes())
+    json_config |= {"their_own": 1}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(json_config))
     return tmp_path / "model"
 
 
@@ -83,12 +84,12 @@ def test_shards_have_an_index_and_a_maximum_size(model):
     assert [p.name for p in shards] == [
         f"model-{i:05d}-of-{n:05d}.safetensors" for i in range(1, n + 1)
     ]
-    found = {name: (p.name, array) for p in shards for name, array in load_file(p).items()}
-    assert index["weight_map"] == {name: file for name, (file, _) in found.items()}
-    assert index["metadata"]["total_size"] == sum(a.nbytes for _, a in found.values())
+    actual = {name: (p.name, array) for p in shards for name, array in load_file(p).items()}
+    assert index["weight_map"] == {name: file for name, (file, _) in actual.items()}
+    assert index["metadata"]["total_size"] == sum(a.nbytes for _, a in actual.values())
     whole = load_file(model / "model.safetensors")
-    assert found.keys() == whole.keys()
-    assert all(np.array_equal(array, whole[name]) for name, (_, array) in found.items())
+    assert actual.keys() == whole.keys()
+    assert all(np.array_equal(array, whole[name]) for name, (_, array) in actual.items())
     for path in shards:
         arrays = load_file(path)
         assert len(arrays) == 1 or sum(a.nbytes for a in arrays.values()) <= 20_000
@@ -124,11 +125,11 @@ def test_gguf_file_is_exported_to_a_directory(model):
     first = model.parent / "m.gguf"
     assert run(["export", str(model), "--to", "gguf", "--out", str(first), "-q"]) == 0
     out = run_export(first, "--to", "transformers")
-    wanted, found = model_dir.load(model), model_dir.load(out)
-    assert found.config == wanted.config
-    assert all(np.array_equal(found.arrays[n], a) for n, a in wanted.arrays.items())
+    expected, actual = model_dir.load(model), model_dir.load(out)
+    assert actual.config == expected.config
+    assert all(np.array_equal(actual.arrays[n], a) for n, a in expected.arrays.items())
     text = "What is naïve 🦋? 123".encode()
-    assert found.tokenizer.encode(text) == wanted.tokenizer.encode(text)
+    assert actual.tokenizer.encode(text) == expected.tokenizer.encode(text)
     assert (out / "chat_template.jinja").read_text() == "{{ messages[0].content }}"
 
 
@@ -220,7 +221,7 @@ def test_failed_export_keeps_the_old_files(to, name, model, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files.os, name, fail)
+    monkeypatch.setattr(os, name, fail)
     bundle, fractions = model_dir.load(model), []
     write = {
         "gguf": partial(export.export_gguf, name="m", stored="float16"),
@@ -273,8 +274,8 @@ def test_float64_weights_are_written_as_float32(model):
 @pytest.mark.parametrize("tokens", [{"bos_token_id": -1}, {"eos_token_id": [0, 99999, -3]}])
 def test_invalid_special_token_ids_are_ignored(model, tokens):
     for name in ("config.json", "generation_config.json"):
-        described = json.loads((model / name).read_bytes()) | tokens
-        (model / name).write_text(json.dumps(described))
+        json_config = json.loads((model / name).read_bytes()) | tokens
+        (model / name).write_text(json.dumps(json_config))
     assert model_dir.load(model).end_ids == {0}
     fields = header.read_header(run_export(model, "--to", "gguf")).fields
     assert fields["tokenizer.ggml.bos_token_id"] == fields["tokenizer.ggml.eos_token_id"] == 0

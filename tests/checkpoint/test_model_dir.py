@@ -40,8 +40,8 @@ def test_saving_replaces_the_weights(model_directory, family, tokenizer):
 
 
 def edit(path: Path, **values: object) -> None:
-    described = json.loads(path.read_bytes()) | values
-    path.write_text(json.dumps({k: v for k, v in described.items() if v != "absent"}))
+    json_config = json.loads(path.read_bytes()) | values
+    path.write_text(json.dumps({k: v for k, v in json_config.items() if v != "absent"}))
 
 
 def rewrite(folder: Path, change: Callable[[NDArray[Any]], NDArray[Any]]) -> None:

@@ -186,8 +186,8 @@ def test_commands_print_where_a_named_model_was_found(trained, tmp_path, monkeyp
     result = tgen("inspect", "-m", "someone/plays", "--view", "model")
     assert f"{snapshot} (the transformers cache)" in result.stdout.decode()
     result = tgen("inspect", "-m", "plays", "--view", "model", "--json")
-    found = json.loads(result.stdout)["model"]
-    assert (found["path"], found["found_by"]) == (str(snapshot), "the transformers cache")
+    actual = json.loads(result.stdout)["model"]
+    assert (actual["path"], actual["found_by"]) == (str(snapshot), "the transformers cache")
     result = tgen("generate", "-m", "plays", "-p", "The", "-n", 1)
     assert str(snapshot) in result.stderr.decode()
     assert load("plays").path == snapshot

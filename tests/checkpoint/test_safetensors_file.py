@@ -1,11 +1,14 @@
 """safetensors files: same bytes and arrays as the library, and strict headers."""
 
 import json
+import os
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from tgen.checkpoint import safetensors_file
@@ -24,7 +27,7 @@ def test_read_arrays_equal_the_library(model_directory):
 
 def test_serialized_parts_equal_the_library_bytes():
     rng = np.random.default_rng(0)
-    arrays = {
+    arrays: dict[str, NDArray[Any]] = {
         "model/é": rng.random((3, 5), np.float32),
         "step/a": np.array(7.0, np.float32),
         "empty": np.zeros((0, 4), np.float32),
@@ -53,7 +56,7 @@ def test_failed_publish_keeps_the_old_file(tmp_path, monkeypatch):
 
     for name in ("fsync", "replace"):
         with monkeypatch.context() as patch:
-            patch.setattr(files.os, name, fail)
+            patch.setattr(os, name, fail)
             with pytest.raises(OSError, match="disk full"):
                 files.publish(target, b"new")
         assert target.read_bytes() == b"old"

@@ -13,7 +13,7 @@ from tgen import corpus, runs
 from tgen.config import TrainConfig
 from tgen.corpus import TokenDataset
 from tgen.corpus.bpe_dropout import split_tokens
-from tgen.reports import StepReport
+from tgen.reports.training import StepReport
 from tgen.tokenizer import Tokenizer, train_bpe, train_char
 
 UMLAUTS = "für Bären, déjà vu — 東京 🙂 ".encode() * 20

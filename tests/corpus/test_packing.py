@@ -17,7 +17,7 @@ from tgen.corpus import TokenDataset
 from tgen.errors import CorpusError
 from tgen.model.kv_cache import KVCache
 from tgen.model.transformer import Transformer
-from tgen.reports import EvalReport, StepReport
+from tgen.reports.training import EvalReport, StepReport
 from tgen.runs.storage import state as run_state
 from tgen.tokenizer import train_char
 from tgen.training.evaluation import LossModule, evaluate
@@ -47,6 +47,8 @@ def make_dataset(
 def loss_unpacked(model: Transformer, batch: corpus.Batch) -> tuple[float, int]:
     """Total loss in nats of a batch with one forward pass per document, and the target tokens."""
     tokens, loss_mask, documents = batch
+    assert loss_mask is not None
+    assert documents is not None
     nats, n = 0.0, 0
     for row in range(len(tokens)):
         for document in np.unique(documents[row]):
@@ -198,7 +200,7 @@ def test_resumed_run_on_rows_equals_uninterrupted_run(rows):
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
-def first_loss(request: runs.RunRequest) -> float:
+def first_loss(request: runs.RunRequest) -> float | None:
     return next(r.loss for r in runs.start(request) if isinstance(r, StepReport))
 
 

@@ -16,13 +16,14 @@ from support.models import TEXT
 from support.tokenizer_files import files
 from tgen import corpus
 from tgen.config import TrainConfig
-from tgen.corpus import parallel_tokenize
+from tgen.corpus import Document, parallel_tokenize
+from tgen.corpus.documents import document_size
 from tgen.errors import TgenError
 from tgen.runs import data
 from tgen.tokenizer import Tokenizer, train_bpe, train_char
 
 STRAY = bytes(range(256)) * 40
-DOCUMENTS = {
+DOCUMENTS: dict[str, list[Document]] = {
     "one text": [(TEXT * 3,)],
     "no lines": [(TEXT.replace(b"\n", b"").replace(b" ", b""),)],
     "bytes": [(STRAY, b"", STRAY[::-1])],
@@ -69,9 +70,13 @@ def test_any_number_of_processes_gives_the_same_tokens(kind):
 def test_documents_are_their_tokens_and_an_end(name):
     documents, tokenizer = DOCUMENTS[name], train_char([TEXT])
     result, done = tokenize(documents, tokenizer)
-    whole = [[*tokenizer.encode(b"".join(parts)), tokenizer.end_of_text] for parts in documents]
+    whole = [
+        [*tokenizer.encode(b"".join(part[:] for part in parts)), tokenizer.end_of_text]
+        for parts in documents
+    ]
     assert result.tokens.tolist() == [i for ids in whole for i in ids]
-    assert done[-1:] == [sum(len(part) for parts in documents for part in parts)][: len(done)]
+    n_bytes = sum(map(document_size, documents))
+    assert done[-1:] == [n_bytes][: len(done)]
 
 
 @pytest.fixture
@@ -118,7 +123,8 @@ def test_workers_exit_when_their_parent_is_killed(tmp_path):
         "tokenize._PIECE = parallel_tokenize._BATCH = 1000\n"
         "started = []; make = parallel_tokenize._Worker\n"
         "parallel_tokenize._Worker = lambda t: started.append(make(t)) or started[-1]\n"
-        "steps = corpus.tokenize_documents([(b'abc ' * 9000,)], train_char([b'abc ']), processes=2)\n"
+        "documents, tokenizer = [(b'abc ' * 9000,)], train_char([b'abc '])\n"
+        "steps = corpus.tokenize_documents(documents, tokenizer, processes=2)\n"
         "next(steps)\n"
         "print(*(worker._child.pid for worker in started), flush=True); input()\n"
     )

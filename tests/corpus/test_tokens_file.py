@@ -15,7 +15,7 @@ from tgen.checkpoint import safetensors_file
 from tgen.config import TrainConfig
 from tgen.corpus import TokenDataset, tokenize
 from tgen.errors import TgenError, TrainingError
-from tgen.reports import DoneReport
+from tgen.reports.training import DoneReport
 from tgen.runs.storage import state
 from tgen.storage import files
 from tgen.storage.disk_array import DiskArray

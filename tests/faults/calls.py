@@ -1,4 +1,4 @@
-"""The system calls by which files.py changes the disk: seen, refused, cut short, or the last."""
+"""Intercept the calls by which storage/files.py changes the disk: count, fail, shorten, or kill."""
 
 import builtins
 import errno
@@ -14,36 +14,36 @@ CHANGING = ("mkdir", "write", "fsync", "rename", "replace", "unlink", "rmdir", "
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 
-Hook = Callable[..., Any]  # hook(name, real, *arguments, **named) -> what the call gives
+Hook = Callable[..., Any]  # hook(name, real, *arguments, **named) -> result of the call
 _write, _kill = os.write, os.kill
 
 
 @contextmanager
-def watched(hook: Hook) -> Iterator[None]:
-    """Every such call of this process goes through `hook` until the block ends."""
-    before = {name: getattr(os, name) for name in CHANGING}
+def intercept_calls(hook: Hook) -> Iterator[None]:
+    """Send every such call of this process through `hook` inside the block."""
+    originals = {name: getattr(os, name) for name in CHANGING}
 
-    def through(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    def redirect(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *arguments, **named: hook(name, real, *arguments, **named)
 
-    def opened(path: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
+    def open_file(path: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
         if mode.startswith("r"):
             return builtins.open(path, mode, *arguments, **named)
         return hook("open", builtins.open, path, mode, *arguments, **named)
 
-    for name, real in before.items():
-        setattr(os, name, through(name, real))
-    files.open = opened  # type: ignore[attr-defined]
+    for name, real in originals.items():
+        setattr(os, name, redirect(name, real))
+    files.open = open_file  # type: ignore[attr-defined]
     try:
         yield
     finally:
         del files.open  # type: ignore[attr-defined]
-        for name, real in before.items():
+        for name, real in originals.items():
             setattr(os, name, real)
 
 
-class Counting:
-    """Lets all calls through and remembers their names."""
+class CallCounter:
+    """Make all calls and record their names."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -53,8 +53,8 @@ class Counting:
         return real(*arguments, **named)
 
 
-class Killing(Counting):
-    """The process dies at its call number `at`, a write of it half done where `torn`."""
+class Killer(CallCounter):
+    """Kill the process at call number `at`; with `torn`, after half of a write."""
 
     def __init__(self, at: int, *, torn: bool) -> None:
         super().__init__()
@@ -68,8 +68,8 @@ class Killing(Counting):
         return super().__call__(name, real, *arguments, **named)
 
 
-class Failing(Counting):
-    """The calls that `fails` picks by number and name raise `error`; None: writes are cut short."""
+class FailingCalls(CallCounter):
+    """Raise `error` in the calls that `fails` selects by number and name; None: shorten writes."""
 
     def __init__(self, fails: Callable[[int, str], bool], error: OSError | None) -> None:
         super().__init__()

@@ -1,9 +1,7 @@
-"""The real command line in a process of its own: started anew, or forked from one that has imported
-what takes long.
+"""Run the real command in a new interpreter, or fast, forked from a process with all imports.
 
-A forked one begins where the interpreter hands over to `tgen.__main__`, with the signals and
-streams that it would find there, and ends as a process of its own does: with all that Python does
-at its end.
+A forked command starts at `tgen.__main__` with the signals and streams of a new process, and exits
+like one.
 """
 
 import os
@@ -24,26 +22,25 @@ from tgen.cli.train import progress
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def get_ready() -> None:
-    """Imports what the command will; and forked ones write less and do not time the machine."""
-    tiny.get_ready(cheap=False)
+def import_everything() -> None:
+    """Import what the command imports; make forked commands generate less and skip calibration."""
+    tiny.import_everything(cheap=False)
     from tgen.engine import cpu
     from tgen.runs import final_report, prepare
 
     assert all((app, cpu, model_lookup, progress))
     final_report._MEMORIZATION_SAMPLES = final_report._MEMORIZATION_TOKENS = 2
-    prepare.measure_speed = lambda *_, **__: 1e9
+    prepare.measure_speed = lambda *_, **__: 1e9  # type: ignore[attr-defined]
 
 
-def started(arguments: Sequence[str], **streams: Any) -> "subprocess.Popen[bytes]":
-    """A new interpreter; streams as `Popen` takes them."""
-    streams.setdefault("preexec_fn", lambda: _reset(signal.SIG_DFL))
+def start_new(arguments: Sequence[str], **streams: Any) -> "subprocess.Popen[bytes]":
+    """Start a new interpreter; `streams` are those of `Popen`."""
+    streams.setdefault("preexec_fn", lambda: _set_actions(signal.SIG_DFL))
     return subprocess.Popen([sys.executable, "-m", "tgen", *arguments], **streams)
 
 
 class Forked:
-    """As `Popen`, as far as it goes. A stream that is None is shared with this process; what goes
-    to `stderr` as PIPE is in a file until the end."""
+    """A subset of `Popen`. A stream that is None is inherited; PIPE for `stderr` is a file."""
 
     def __init__(
         self,
@@ -53,22 +50,22 @@ class Forked:
         stdout: int | IO[bytes] | None = None,
         stderr: int | IO[bytes] | None = None,
         ignoring: bool = False,
-        not_theirs: Sequence[int] = (),
+        close_in_child: Sequence[int] = (),
     ) -> None:
-        """`not_theirs`: what is open here, and would keep a terminal alive there."""
+        """`close_in_child`: descriptors that would keep a terminal alive in the child."""
         assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked"
         self.returncode: int | None = None
-        with ExitStack() as theirs:
+        with ExitStack() as child_streams:
             streams = [stdin, stdout, stderr]
-            self.stdout = self._said = None
+            self.stdout = self._stderr = None
             if stdout == subprocess.PIPE:
-                here, there = os.pipe()
-                self.stdout = os.fdopen(here, "rb")
-                streams[1] = theirs.enter_context(os.fdopen(there, "wb"))
+                read_end, write_end = os.pipe()
+                self.stdout = os.fdopen(read_end, "rb")
+                streams[1] = child_streams.enter_context(os.fdopen(write_end, "wb"))
             if stderr == subprocess.PIPE:
-                self._said = streams[2] = tempfile.TemporaryFile()  # noqa: SIM115
+                self._stderr = streams[2] = tempfile.TemporaryFile()  # noqa: SIM115
             sys.stdout.flush()
-            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # none is to come before it is itself
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # no signal before the child is ready
             self.pid = os.fork()
             if self.pid == 0:
                 for number, stream in enumerate(streams):
@@ -76,32 +73,32 @@ class Forked:
                         os.dup2(stream if isinstance(stream, int) else stream.fileno(), number)
                 if self.stdout:
                     self.stdout.close()
-                for fd in not_theirs:
+                for fd in close_in_child:
                     os.close(fd)
-                theirs.close()
-                _become(arguments, ignoring=ignoring)
+                child_streams.close()
+                _run_command(arguments, ignoring=ignoring)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     def send_signal(self, number: int) -> None:
-        """It may have ended: nobody else gets its pid before it is waited for."""
+        """Send a signal; if it has exited, its pid is still reserved until `communicate`."""
         os.kill(self.pid, number)
 
     def communicate(self) -> tuple[bytes | None, bytes | None]:
-        """Waits for its end; what is left in stdout, and all of stderr."""
-        shown = self.stdout.read() if self.stdout else None
+        """Wait for the exit; return the rest of stdout and all of stderr."""
+        output = self.stdout.read() if self.stdout else None
         self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         if self.stdout:
             self.stdout.close()
-        if self._said is None:
-            return shown, None
-        with self._said:
-            self._said.seek(0)
-            return shown, self._said.read()
+        if self._stderr is None:
+            return output, None
+        with self._stderr:
+            self._stderr.seek(0)
+            return output, self._stderr.read()
 
 
-def _become(arguments: Sequence[str], *, ignoring: bool) -> None:
-    """The command, from where Python hands over to it; raises SystemExit."""
-    _reset(signal.SIG_IGN if ignoring else signal.SIG_DFL)
+def _run_command(arguments: Sequence[str], *, ignoring: bool) -> None:
+    """Run the command in this process; raise SystemExit."""
+    _set_actions(signal.SIG_IGN if ignoring else signal.SIG_DFL)
     if not ignoring:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdin = os.fdopen(0, closefd=False)
@@ -110,17 +107,17 @@ def _become(arguments: Sequence[str], *, ignoring: bool) -> None:
     sys.argv = ["tgen", *arguments]
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    except KeyboardInterrupt:  # it came before the command began: Python would end as quietly
+    except KeyboardInterrupt:  # before the command starts, Python exits as silently
         sys.exit(128 + signal.SIGINT)
     __main__.main()
 
 
-def _reset(action: signal.Handlers) -> None:
+def _set_actions(action: signal.Handlers) -> None:
     for number in SIGNALS:
         signal.signal(number, action)
 
 
 def _stream(number: int, errors: str) -> TextIO:
-    """As Python makes them."""
-    by_line = number == 2 or os.isatty(number)
-    return os.fdopen(number, "w", 1 if by_line else -1, "utf-8", errors, closefd=False)
+    """Open a standard stream like Python does."""
+    line_buffered = number == 2 or os.isatty(number)
+    return os.fdopen(number, "w", 1 if line_buffered else -1, "utf-8", errors, closefd=False)

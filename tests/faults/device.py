@@ -1,9 +1,9 @@
-"""What a device may hold after the power failed: recorded operations, and the states they allow.
+"""A model of a disk after a power loss: recorded operations, and the states they allow.
 
-What was written to a file since it was last synced may be there, be missing, end early, or be
-zeros. Of what was done to the entries of a folder since it was synced any part may be missing; an
-entry is changed at once, and a rename is one change. (The weakest order that file systems keep:
-Pillai and others, "All File Systems Are Not Created Equal", OSDI 2014.)
+Data written to a file since its last sync may be present, missing, cut short, or zeros. Any subset
+of the changes to a folder since its last sync may be missing; each change is atomic, and a rename
+is one change. This is the weakest ordering of real file systems (Pillai et al., "All File Systems
+Are Not Created Equal", OSDI 2014).
 """
 
 import os
@@ -14,25 +14,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-Node = int  # a file (above 0) or a folder, whatever it is called
+Node = int  # a file (above 0) or a folder (below)
 ROOT: Node = 0
 
 
 @dataclass(frozen=True)
 class Operation:
-    """A file's data at an offset, its size (truncate), changes of a folder, a sync, or a word."""
+    """Data written to a file, its new size, changes of a folder, a sync, or a promise."""
 
-    kind: str  # write, truncate, entries, sync, said
+    kind: str  # write, truncate, entries, sync, promise
     node: Node = ROOT
     offset: int = 0
     data: bytes = b""
-    entries: tuple[tuple[str, Node | None], ...] = ()  # name -> what it is from now on
-    site: str = ""  # of a sync: which one in the source
-    said: Any = None
+    entries: tuple[tuple[str, Node | None], ...] = ()  # name -> new node; None: removed
+    site: str = ""  # of a sync: its place in the source
+    promise: Any = None
 
 
 class Recorder:
-    """Takes down what a program does to a folder, for `calls.watched`."""
+    """Records what a program does to a folder; a hook for `calls.intercept_calls`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -40,15 +40,15 @@ class Recorder:
         self.folders: dict[Node, dict[str, Node]] = {ROOT: {}}
         self.sizes: dict[Node, int] = {}
 
-    def say(self, what: Any) -> None:
-        """What the program told its user at this point."""
-        self.operations.append(Operation("said", said=what))
+    def record_promise(self, promise: Any) -> None:
+        """Record what the program reported to its user at this point."""
+        self.operations.append(Operation("promise", promise=promise))
 
     def __call__(self, name: str, real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        before = arguments[0] if name in ("write", "fsync", "ftruncate") else None
+        fd = arguments[0] if name in ("write", "fsync", "ftruncate") else None
         result = real(*arguments, **named)
         if name in ("write", "ftruncate", "fsync"):
-            node = self._node(os.readlink(f"/proc/self/fd/{before}"))
+            node = self._node(os.readlink(f"/proc/self/fd/{fd}"))
             if name == "write":
                 data = bytes(arguments[1][:result])
                 self._add("write", node, offset=self.sizes[node], data=data)
@@ -98,23 +98,23 @@ class Recorder:
 
 @dataclass
 class Device:
-    """What is surely there, and what may be."""
+    """The content that is certain, and the operations that may be lost."""
 
     data: dict[Node, bytes] = field(default_factory=dict)
     entries: dict[Node, dict[str, Node]] = field(default_factory=dict)
     unsynced: dict[Node, list[Operation]] = field(default_factory=dict)
-    said: Any = None
+    promise: Any = None
 
     def do(self, operation: Operation) -> None:
-        """The program goes on by one operation."""
-        if operation.kind == "said":
-            self.said = operation.said
+        """Apply the next operation."""
+        if operation.kind == "promise":
+            self.promise = operation.promise
         elif operation.kind == "sync":
-            self._settle(operation.node, self.unsynced.pop(operation.node, []))
+            self._apply_all(operation.node, self.unsynced.pop(operation.node, []))
         else:
             self.unsynced.setdefault(operation.node, []).append(operation)
 
-    def _settle(self, node: Node, operations: Sequence[Operation]) -> None:
+    def _apply_all(self, node: Node, operations: Sequence[Operation]) -> None:
         for operation in operations:
             if operation.kind == "entries":
                 _apply(self.entries.setdefault(node, {}), operation.entries)
@@ -122,25 +122,25 @@ class Device:
                 self.data[node] = _written(self.data.get(node, b""), operation)
 
     def copy(self) -> "Device":
-        """As it is now."""
+        """Return a copy."""
         unsynced = {node: list(operations) for node, operations in self.unsynced.items()}
         entries = {node: dict(entries) for node, entries in self.entries.items()}
-        return Device(dict(self.data), entries, unsynced, self.said)
+        return Device(dict(self.data), entries, unsynced, self.promise)
 
-    def after_power_loss(self, draws: random.Random) -> "Device":
-        """One of the states that may be found; `draws` decides what was lost."""
-        found = self.copy()
+    def after_power_loss(self, rng: random.Random) -> "Device":
+        """Return one possible state after a power loss, chosen by `rng`."""
+        device = self.copy()
         for node, operations in self.unsynced.items():
-            way = draws.choice(("all", "nothing", "some", "some"))
+            way = rng.choice(("all", "nothing", "some", "some"))
             for operation in operations:
-                if way == "all" or (way == "some" and draws.random() < 0.5):
-                    found._settle(node, [operation])
+                if way == "all" or (way == "some" and rng.random() < 0.5):
+                    device._apply_all(node, [operation])
                 elif way == "some" and operation.kind == "write":
-                    found._settle(node, [_damaged(operation, draws)])
-        return found
+                    device._apply_all(node, [_damaged(operation, rng)])
+        return device
 
     def tree(self, node: Node = ROOT, path: str = "") -> Iterator[tuple[str, bytes | None]]:
-        """All paths with their contents; None: a folder."""
+        """Yield all paths with their contents; None: a folder."""
         for name, child in self.entries.get(node, {}).items():
             if child > 0:
                 yield f"{path}{name}", self.data.get(child, b"")
@@ -164,18 +164,18 @@ def _written(data: bytes, operation: Operation) -> bytes:
     return start + operation.data + data[operation.offset + len(operation.data) :]
 
 
-def _damaged(operation: Operation, draws: random.Random) -> Operation:
-    """Ends early, or is zeros from somewhere on, or nothing of it is there."""
+def _damaged(operation: Operation, rng: random.Random) -> Operation:
+    """Return a write that is cut short or zero from some byte on."""
     n = len(operation.data)
-    kept = draws.choice((0, draws.randrange(n + 1), 512 * draws.randrange(n // 512 + 1)))
-    zeros = draws.choice((0, n - kept))
+    n_kept = rng.choice((0, rng.randrange(n + 1), 512 * rng.randrange(n // 512 + 1)))
+    zeros = rng.choice((0, n - n_kept))
     return Operation(
-        "write", operation.node, operation.offset, operation.data[:kept] + bytes(zeros)
+        "write", operation.node, operation.offset, operation.data[:n_kept] + bytes(zeros)
     )
 
 
 def _site() -> str:
-    """The functions and lines of files.py that a sync comes from."""
+    """Return the functions and lines of files.py that a sync comes from."""
     frame, found = sys._getframe(2), []
     while frame is not None:
         if frame.f_code.co_filename.endswith("tgen/storage/files.py"):

@@ -1,12 +1,12 @@
-"""A disk that is full, fails or writes short: training goes on, and ends as if nothing had been.
+"""A disk that is full, fails or writes too little: training continues, and its result is the same.
 
     python tests/faults/disk.py [--long | COUNT]
 
-At each call of the last half of a run that changes the disk, once: no space, and an input/output
-error; then a run whose every write takes only a third. The states before stay whole, no temporary
-file is left, a report says what happened, and in the end all bytes are as in the run that was left
-alone. Where the disk stays full the run ends with an error that names the bytes needed and free. In
-the long form also more failures by chance, and real file systems that are too small.
+Each call of the second half of a run that changes the disk fails once with "no space" and once with
+"input/output error"; then every write of a run writes only a third. Earlier states stay intact, no
+temporary file stays, a report says what happened, and at the end all bytes equal those of an
+undisturbed run. If the disk stays full, the run ends with an error with the bytes needed and free.
+The long form adds random failures, and real file systems that are too small.
 """
 
 import itertools
@@ -17,29 +17,30 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import tiny
-from calls import BROKEN, FULL, Counting, Failing, watched
+from calls import BROKEN, FULL, CallCounter, FailingCalls, intercept_calls
 from tgen.errors import TrainingError
-from tgen.reports import EvalReport, PlanReport, RollbackReport, SavingReport
+from tgen.reports.training import EvalReport, PlanReport, RollbackReport, SavingReport
 from tgen.runs import RunRequest
 from tgen.runs.storage import state
 
 _STEPS, _HALF = 10, 6
-_GOES_BACK = {
+_ROLLS_BACK = {
     "patience": 2, "optimizer": "adamw", "learning_rate": 30, "warmup_steps": 0
 }  # fmt: skip
-_ROOM = ("open", "mkdir", "write")  # the calls that need some
-_SOAK = 0.02  # how often a call fails by chance
-_PICKS = Callable[[int, str], bool]
+_ROOM = ("open", "mkdir", "write")  # the calls that need space
+_SOAK = 0.02  # probability that a call fails
+_FailsAt = Callable[..., bool]  # (number of the call, its name)
 
 
 def main() -> int:
-    """Every call once; then, in the long form, by chance and on small disks."""
+    """Fail every call once; in the long form also at random and on small disks."""
     soak = tiny.count(__doc__, short=10, long=3_000)
-    tiny.get_ready()
+    tiny.import_everything()
     with tiny.scratch() as folder:
         disk = Disk(folder)
         for at, error in itertools.product(range(1, disk.n_calls + 1), (FULL, BROKEN)):
@@ -49,28 +50,27 @@ def main() -> int:
             disk.fails(lambda i, name, at=at: i >= at and name in _ROOM, FULL)
         for at in range(1, disk.n_start_calls + 1):
             disk.fails(lambda i, _, at=at: i == at, (FULL, BROKEN)[at % 2], begins=True)
-        back = Disk(folder, steps=12, half=1, **_GOES_BACK)
+        back = Disk(folder, steps=12, half=1, **_ROLLS_BACK)
         for at in range(1, back.n_calls + 1, 4):
             end = at + (2, 5, 12)[at % 3]
             back.fails(lambda i, name, a=at, b=end: a <= i < b and name in _ROOM, FULL)
         disk.problems += back.problems
         n_calls, n_reported = disk.n_trials + back.n_trials, disk.n_reported + back.n_reported
         for i in range(soak):
-            draws = random.Random(i)
-            error = (FULL, BROKEN, None)[i % 3]
-            disk.fails(lambda *_, draws=draws: draws.random() < _SOAK, error)
+            rng = random.Random(i)
+            disk.fails(lambda *_, rng=rng: rng.random() < _SOAK, (FULL, BROKEN, None)[i % 3])
         small = small_disks(disk) if soak > 100 else ""
     for problem in disk.problems[:20]:
         print(problem, file=sys.stderr)
     print(
-        f"{n_calls:,} failures, {n_reported:,} of them in a save, and {soak:,} runs of failures by "
-        f"chance{small}: {len(disk.problems)} problems"
+        f"{n_calls:,} failures, {n_reported:,} of them in a save, and {soak:,} runs with random "
+        f"failures{small}: {len(disk.problems)} problems"
     )
     return int(bool(disk.problems) or not n_reported)
 
 
 class Disk:
-    """A run that is left alone, its first half, and what befalls copies of that."""
+    """An undisturbed run, its first half, and copies of that half that continue with failures."""
 
     def __init__(self, folder: Path, *, steps: int = _STEPS, half: int = _HALF, **settings: Any):
         self.folder, self.settings = folder, {"steps": steps, **settings}
@@ -82,117 +82,122 @@ class Disk:
         )
         last = [0]
 
-        def alone(say: Any) -> None:
-            counting = Counting()
-            with watched(counting):
-                for report in tiny.sitting(self.request(whole)):
+        def run_alone(report_line: Any) -> None:
+            counter = CallCounter()
+            with intercept_calls(counter):
+                for report in tiny.run_session(self.request(whole)):
                     if isinstance(report, PlanReport):
-                        say(f"start {len(counting.names)}")
+                        report_line(f"start {len(counter.names)}")
                     elif isinstance(report, RollbackReport):
-                        say("back")
-            for report in tiny.sitting(self.request(self.half), stopped=lambda: last[0] == half):
+                        report_line("back")
+            for report in tiny.run_session(
+                self.request(self.half), stopped=lambda: last[0] == half
+            ):
                 last[0] = getattr(report, "step", 0)
             shutil.copytree(self.half, self.out)
-            counting = Counting()
-            with watched(counting):
-                list(tiny.sitting(self.request(self.out)))
-            say(f"rest {len(counting.names)}")
+            counter = CallCounter()
+            with intercept_calls(counter):
+                list(tiny.run_session(self.request(self.out)))
+            report_line(f"rest {len(counter.names)}")
 
-        start, *back, rest = tiny.forked(alone).said
+        start, *back, rest = tiny.run_forked(run_alone).lines
         assert bool(back) == bool(settings)
-        self.goes_back = bool(back)
-        self.n_start_calls, self.n_calls = (int(said.split()[1]) for said in (start, rest))
-        self.whole = tiny.kept(whole)
+        self.rolls_back = bool(back)
+        self.n_start_calls, self.n_calls = (int(lines.split()[1]) for lines in (start, rest))
+        self.whole = tiny.fingerprint(whole)
 
     def request(self, out: Path) -> RunRequest:
-        """The run, there."""
+        """Request the run in `out`."""
         return tiny.request(self.folder, out, **self.settings)
 
-    def fails(self, picks: _PICKS, error: OSError | None, *, begins: bool = False) -> None:
-        """The second half of the run while the picked calls fail, or all where it `begins`; and on
-        if it came to no end."""
+    def fails(self, fails_at: _FailsAt, error: OSError | None, *, begins: bool = False) -> None:
+        """Run the second half (with `begins`: all) while the selected calls fail; resume until the
+        end."""
         shutil.rmtree(self.out, ignore_errors=True)
         if not begins:
             shutil.copytree(self.half, self.out)
-        ended = tiny.forked(lambda say: _sitting(self.request(self.out), picks, error, say))
+        result = _fork_session(self.request(self.out), fails_at, error)
         self.n_trials += 1
-        self.n_reported += "not saved" in ended.said
-        self.judge(ended)
+        self.n_reported += "not saved" in result.lines
+        self.judge(result)
 
-    def judge(self, ended: tiny.Ended) -> None:
-        """Whether a sitting ended as it may, and the run, gone on with, as ever."""
-        said = ended.said
-        problems = [line for line in said if line.startswith("problem")]
-        if ended.status:
+    def judge(self, result: tiny.Result) -> None:
+        """Check how a session ended, and that the run then resumes to the same result."""
+        lines = result.lines
+        problems = [line for line in lines if line.startswith("problem")]
+        if result.status:
             problems.append("it ended with a traceback")
-        if "ended" not in said:  # it was refused, or could not save its end
-            again = tiny.forked(lambda say: _sitting(self.request(self.out), _never, None, say))
-            problems += ["then it could not go on"] if "ended" not in again.said else []
-            said = said + again.said
-        if not problems and self.goes_back:
-            told = [float(line.removeprefix("best ")) for line in said if line.startswith("best")]
-            best = json.loads(tiny.kept(self.out)["progress"])["best_bits_per_byte"]
-            problems = [f"its best is {best}, not {min(told)}"] if best > min(told) else []
+        if "ended" not in lines:  # it did not start, or could not save its end
+            again = _fork_session(self.request(self.out))
+            problems += ["the run could not be resumed"] if "ended" not in again.lines else []
+            lines = lines + again.lines
+        if not problems and self.rolls_back:
+            reported = min(float(line.split()[1]) for line in lines if line.startswith("best"))
+            best = json.loads(tiny.fingerprint(self.out)["progress"])["best_bits_per_byte"]
+            problems = [f"its best is {best}, not {reported}"] if best > reported else []
         else:
-            problems = problems or tiny.differences(tiny.kept(self.out), self.whole)
-        self.problems += [f"{problem} ({ended.said})" for problem in problems]
+            problems = problems or tiny.list_differences(tiny.fingerprint(self.out), self.whole)
+        self.problems += [f"{problem} ({result.lines})" for problem in problems]
 
 
-def _sitting(wanted: RunRequest, picks: _PICKS, error: OSError | None, say: Any) -> None:
-    """Says how it went; what is no error for the user is this process's traceback."""
-    failing = Failing(picks, error)
-    began = waits = False
-    before = _newest(wanted.out)
-    with watched(failing):
+def _fork_session(
+    request: RunRequest, fails_at: _FailsAt = lambda *_: False, error: OSError | None = None
+) -> tiny.Result:
+    return tiny.run_forked(partial(_run_session, request, fails_at, error))
+
+
+def _run_session(
+    request: RunRequest, fails_at: _FailsAt, error: OSError | None, report_line: Any
+) -> None:
+    """Run a session and report how it ended; an unexpected error is this process's traceback."""
+    calls_hook = FailingCalls(fails_at, error)
+    has_started = save_failed = False
+    old_step = _newest_step(request.out)
+    with intercept_calls(calls_hook):
         try:
-            for report in tiny.sitting(wanted):
-                began = True
+            for report in tiny.run_session(request):
+                has_started = True
                 if isinstance(report, SavingReport):
-                    waits = bool(report.failed)
-                    say("not saved" if waits else "saved again")
-                    if waits and report.needed_bytes <= 0:
-                        say(f"problem: {report}")
+                    save_failed = bool(report.failed)
+                    report_line("not saved" if save_failed else "saved again")
+                    if save_failed and report.needed_bytes <= 0:
+                        report_line(f"problem: {report}")
                 elif isinstance(report, EvalReport) and report.best:
-                    say(f"best {report.bits_per_byte!r}")
-            say("problem: the last state was never saved" if waits else "ended")
+                    report_line(f"best {report.bits_per_byte!r}")
+            report_line("problem: the last state was never saved" if save_failed else "ended")
         except OSError as refused:
-            say(f"{'problem: in the middle' if began else 'refused'}: {refused}")
+            report_line(f"{'problem: in the middle' if has_started else 'refused'}: {refused}")
         except TrainingError as at_the_end:
             if not re.search(r"needs [\d,]+ bytes, [\d,]+ are free", at_the_end.message):
-                say(f"problem: {at_the_end}")
-            say("told at the end")
-    if _newest(wanted.out) < before:
-        say("problem: an older state than before")
-    if (left := tiny.leftovers(wanted.out)) and not failing.names_failed & {"unlink", "rmdir"}:
-        say(f"problem: left there: {left}")
+                report_line(f"problem: {at_the_end}")
+            report_line("error at the end")
+    if _newest_step(request.out) < old_step:
+        report_line("problem: an older state than before the session")
+    if (left := tiny.leftovers(request.out)) and not calls_hook.names_failed & {"unlink", "rmdir"}:
+        report_line(f"problem: temporary files: {left}")
 
 
-def _newest(out: Path) -> int:
-    if not (state.folder(out) / "run.json").exists():
+def _newest_step(out: Path) -> int:
+    if not state.has_run(out):
         return -1
     saved = state.load_state(out, run_id=state.load_run(out)[0]["run_id"])
     return -1 if saved is None or saved.damaged else int(saved.progress["step"])
 
 
-def _never(i: int, name: str) -> bool:
-    del i, name
-    return False
-
-
 def small_disks(disk: Disk) -> str:
-    """Whole runs in file systems from too small to large enough, each then made large enough."""
+    """Run on file systems from too small to large enough, each enlarged afterwards."""
     disk.out = disk.folder / "mounted" / "out"
     disk.out.parent.mkdir()
     sizes = range(16, 400, 8)
     for kilobytes in sizes:
         mount = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tgen", str(disk.out.parent)]
         if subprocess.run(mount, capture_output=True).returncode:
-            return ", small disks SKIPPED: nothing can be mounted here"
+            return ", small disks SKIPPED: mounting is not permitted"
         try:
-            ended = tiny.forked(lambda say: _sitting(disk.request(disk.out), _never, None, say))
+            result = _fork_session(disk.request(disk.out))
             larger = ["mount", "-o", "remount,size=16m", str(disk.out.parent)]
             subprocess.run(larger, check=True)
-            disk.judge(ended)
+            disk.judge(result)
         finally:
             subprocess.run(["umount", str(disk.out.parent)], check=True)
     return f", {len(sizes)} small disks"

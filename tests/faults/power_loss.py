@@ -1,11 +1,11 @@
-"""Power loss: what the device may hold after it, at any moment of a run's saves, is loaded.
+"""Power loss at any moment of a run's saves: every possible state of the disk can be loaded.
 
     python tests/faults/power_loss.py [--long | COUNT]
 
-The operations of all saves of a run are recorded once; each state that they allow (see device.py)
-is written out and read with the real loader: what was said to be saved, or what came after it, must
-load with the right bytes. Then each sync of files.py is left out in turn, and a state must be found
-that does not: or it is of no use, or these states are too few.
+The operations of all saves of a run are recorded once. States of the disk that they allow (see
+device.py) are written to a folder and read with the real loader: whatever was reported as saved, or
+something newer, must load with the right bytes. Then each sync of files.py is left out in turn, and
+a state must be found that does not load: otherwise the sync is useless, or the states are too few.
 """
 
 import os
@@ -16,23 +16,25 @@ from pathlib import Path
 
 import story
 import tiny
-from calls import watched
+from calls import intercept_calls
 from device import Device, Operation, Recorder
 
 _CAUGHT_WITHIN = 20_000  # states
 
 
 def main() -> int:
-    """Draws and loads states; then the same without each sync in turn."""
+    """Check random states; then the same without each sync in turn."""
     count = tiny.count(__doc__, short=5_000, long=1_000_000)
     with tiny.scratch() as scratch:
         real = scratch / "real"
         real.mkdir()
         recorder = Recorder(real)
-        with watched(recorder):
-            story.tell(real / "models" / "m", recorder.say)
+        with intercept_calls(recorder):
+            story.play(real / "models" / "m", recorder.record_promise)
         operations = recorder.operations
-        drawn, distinct, problems = lose_power(operations, count, scratch / "after", stop_at=5)
+        n_states, n_different, problems = lose_power(
+            operations, count, scratch / "after", stop_at=5
+        )
         for problem in problems:
             print(problem, file=sys.stderr)
         sites = sorted({o.site for o in operations if o.kind == "sync"})
@@ -44,7 +46,7 @@ def main() -> int:
                 unseen.append(site)
                 print(f"without {site}: nothing is lost in {n:,} states", file=sys.stderr)
     print(
-        f"{drawn:,} states after power loss ({distinct:,} different): {len(problems)} lost; "
+        f"{n_states:,} states after power loss ({n_different:,} different): {len(problems)} lost; "
         f"{len(sites)} syncs left out in turn: {len(sites) - len(unseen)} caught"
     )
     return int(bool(problems or unseen))
@@ -53,8 +55,8 @@ def main() -> int:
 def lose_power(
     operations: list[Operation], count: int, folder: Path, *, stop_at: int
 ) -> tuple[int, int, list[str]]:
-    """States drawn, how many were different, and what was wrong with them."""
-    draws = random.Random(0)
+    """Return the number of states, of different states, and the problems."""
+    rng = random.Random(0)
     seen: set[int] = set()
     problems: list[str] = []
     rounds = -(-count // len(operations))
@@ -65,14 +67,14 @@ def lose_power(
         devices.append(device.copy())
     n = 0
     for n in range(1, rounds * len(devices) + 1):
-        device = devices[n * 7919 % len(devices)]  # in no order: what is wrong is found sooner
-        tree = tuple(device.after_power_loss(draws).tree())
-        said = device.said or story.Said()
-        if (key := hash((tree, said))) in seen:
+        device = devices[n * 7919 % len(devices)]  # in a mixed order, which finds problems sooner
+        tree = tuple(device.after_power_loss(rng).tree())
+        promise = device.promise or story.Promise()
+        if (key := hash((tree, promise))) in seen:
             continue
         seen.add(key)
         _write_out(tree, folder)
-        if problem := story.check(folder / "models" / "m", said):
+        if problem := story.check(folder / "models" / "m", promise):
             problems.append(f"after operation {n * 7919 % len(devices)}: {problem}")
             if len(problems) == stop_at:
                 break

@@ -1,10 +1,10 @@
-"""A run that stops at any step and goes on is the run that never stopped, whatever its settings.
+"""A run that stops at any step and resumes equals the uninterrupted run, with any settings.
 
     python tests/faults/resuming.py [--long | COUNT]
 
-Settings are drawn: family, optimizer, parts that a batch is computed in, dropout, tokens taken
-apart, schedule, patience, what is held out. A run that is left alone is compared with one that is
-stopped several times at drawn steps, or left where it is as if it had been killed there.
+Settings are random: family, optimizer, micro-batches, dropout, BPE-dropout, schedule, patience,
+validation split. An uninterrupted run is compared with one that is stopped several times at random
+steps, or abandoned there as if it had been killed.
 """
 
 import itertools
@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ CHOICES: dict[str, list[Any]] = {
     "decay_fraction": [0, 0.3, 0.9],
     "eval_every": [1, 2, 3, 7],
     "patience": [0, 1, 2, 5],
-    "learning_rate": [2e-3, 10],  # of AdamW alone: it gets worse, and the run goes back
+    "learning_rate": [2e-3, 10],  # with AdamW the loss rises, and the run restores its best
     "weight_decay": [0, 0.1],
     "grad_clip": [0.01, 1],
 }
@@ -39,66 +40,70 @@ _STEPS = 9
 
 
 def main() -> int:
-    """Resumes until it was often enough."""
-    wanted = tiny.count(__doc__, short=100, long=10_000)
-    tiny.get_ready()
+    """Resume runs until the count is reached."""
+    count = tiny.count(__doc__, short=100, long=10_000)
+    tiny.import_everything()
     n, n_runs, problems = 0, 0, []
     with tiny.scratch() as folder:
-        while n < wanted:
-            draws = random.Random(n_runs)
-            settings = {name: draws.choice(values) for name, values in CHOICES.items()}
-            kept = {
-                "val_fraction": draws.choice((0.1, 0.1, 0)),
-                "seed": draws.choice((0, 2**63 - 1)),
+        while n < count:
+            rng = random.Random(n_runs)
+            settings = {name: rng.choice(values) for name, values in CHOICES.items()}
+            config = {
+                "val_fraction": rng.choice((0.1, 0.1, 0)),
+                "seed": rng.choice((0, 2**63 - 1)),
             }
-            ended = tiny.forked(lambda say, d=draws, s=settings, k=kept: one(folder, s, k, d, say))
+            result = tiny.run_forked(partial(compare_runs, folder, settings, config, rng))
             n_runs += 1
-            n += ended.said.count("resumed")
-            found = [line for line in ended.said if line.startswith("different")]
-            if ended.status:
-                found.append("a traceback")
-            for problem in found[:3]:
-                print(f"{settings | kept}: {problem}", file=sys.stderr)
-            problems += found
+            n += result.lines.count("resumed")
+            differences = [line for line in result.lines if line.startswith("different")]
+            if result.status:
+                differences.append("a traceback")
+            for problem in differences[:3]:
+                print(f"{settings | config}: {problem}", file=sys.stderr)
+            problems += differences
             if len(problems) > 50:
                 break
     print(f"{n:,} resumes of {n_runs:,} runs: {len(problems)} differences")
     return int(bool(problems))
 
 
-def one(
+def compare_runs(
     folder: Path,
     settings: dict[str, Any],
-    kept: dict[str, Any],
-    draws: random.Random,
-    say: Callable[[str], None],
+    config: dict[str, Any],
+    rng: random.Random,
+    report_line: Callable[[str], None],
 ) -> None:
-    """A run with these settings without a break, and once more with breaks."""
+    """Compare a run with these settings with an interrupted one."""
 
     def request(name: str) -> RunRequest:
         shutil.rmtree(folder / name, ignore_errors=True)
-        wanted = tiny.request(folder, folder / name, steps=_STEPS, batch_size=3, **settings)
+        run_request = tiny.request(folder, folder / name, steps=_STEPS, batch_size=3, **settings)
         bpe = {"tokenizer": "bpe", "vocab_size": 280} if settings["bpe_dropout"] else {}
-        return replace(wanted, train=replace(wanted.train, **kept), **bpe)
+        return replace(run_request, train=replace(run_request.train, **config), **bpe)
 
     whole, parts = request("whole"), request("parts")
-    list(tiny.sitting(whole))
+    list(tiny.run_session(whole))
     for _ in itertools.count():
-        n_left = draws.randrange(1, 5)  # reports with a step until the break
-        killed = draws.random() < 0.5
+        n_left = rng.randrange(1, 5)  # steps until the interruption
+        killed = rng.random() < 0.5
         last = None
         left = [n_left]
-        reports = tiny.sitting(parts, stopped=lambda left=left, k=killed: left[0] <= 0 and not k)
+        reports = tiny.run_session(
+            parts, stopped=lambda left=left, k=killed: left[0] <= 0 and not k
+        )
         for last in reports:
             left[0] -= type(last).__name__ == "StepReport"
             if killed and left[0] <= 0:
                 break
-        reports.close()  # type: ignore[attr-defined]
+        reports.close()
         if getattr(last, "finished", False):
             break
-        say("resumed")
-    for difference in tiny.differences(tiny.kept(parts.out), tiny.kept(whole.out)):
-        say(f"different: {difference}")
+        report_line("resumed")
+    for difference in tiny.list_differences(
+        tiny.fingerprint(parts.out), tiny.fingerprint(whole.out)
+    ):
+        report_line(f"different: {difference}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""INT, TERM and HUP at random times of the real command: its work is saved, or had not begun.
+"""SIGINT, SIGTERM and SIGHUP at random times: the run is saved, or had not started.
 
     python tests/faults/signals.py [--long | COUNT]
 
-The exit status is 128 + the signal's number, no traceback is shown, and the run that goes on from
-there ends with the bytes of the run that was left alone; where none had begun, nothing is left.
-Then: signals that were ignored from the start (nohup) stay ignored, and a second signal ends the
-process at once.
+The exit status of the real command is 128 + the signal's number, no traceback is printed, and the
+resumed run ends with the bytes of an uninterrupted run; if none had started, nothing is left.
+Signals that were ignored from the start (nohup) stay ignored, and a second signal ends the process
+at once.
 """
 
 import random
@@ -29,81 +29,81 @@ SETTINGS = (
 OPTIONS = ["--tokenizer", "char", "--threads", "1", *(f"--set={s}" for s in SETTINGS.split())]
 ENDS = (b"stopped and saved", b"stopped before the first step", b"done: ")
 COMPLAINTS = ("Traceback", "Exception ignored", "Error")
-NEW_EVERY = 10  # so many signals go to forked processes and one to a new interpreter
+NEW_EVERY = 10  # every tenth signal goes to a new interpreter, the others to forked processes
 
 Process = Forked | subprocess.Popen[bytes]
 
 
 def main() -> int:
-    """So many signals."""
+    """Send the signals."""
     count = tiny.count(__doc__, short=20, long=1_000)
-    command.get_ready()
-    draws = random.Random(0)
+    command.import_everything()
+    rng = random.Random(0)
     problems: list[str] = []
-    begun, saved = 0, []
+    n_started, saved = 0, []
     with tiny.scratch() as folder:
-        new, forked = alone(train(folder, "whole", new=True)), alone(train(folder, "forked"))
-        whole = tiny.kept(folder / "whole")
-        problems += tiny.differences(tiny.kept(folder / "forked"), whole)[:3]
-        for number in range(count):
-            is_new = number % NEW_EVERY == 0
-            process, sent = train(folder, "out", new=is_new), draws.choice(SIGNALS)
-            wait(process, new if is_new else forked, draws, from_start=is_new)
-            process.send_signal(sent)
+        new, forked = measure(train(folder, "whole", new=True)), measure(train(folder, "forked"))
+        whole = tiny.fingerprint(folder / "whole")
+        problems += tiny.list_differences(tiny.fingerprint(folder / "forked"), whole)[:3]
+        for i in range(count):
+            is_new = i % NEW_EVERY == 0
+            process, number = train(folder, "out", new=is_new), rng.choice(SIGNALS)
+            wait(process, new if is_new else forked, rng, from_start=is_new)
+            process.send_signal(number)
             out = folder / "out"
-            _, said = process.communicate()
-            begun += out.exists()
-            saved.append(ENDS[0] in (said or b""))
-            problems += judge(process.returncode or 0, said or b"", out, sent, whole)
+            _, output = process.communicate()
+            n_started += out.exists()
+            saved.append(ENDS[0] in (output or b""))
+            problems += judge(process.returncode or 0, output or b"", out, number, whole)
             shutil.rmtree(out, ignore_errors=True)
         problems += ignored(folder)
         problems += second(folder)
     for problem in problems[:20]:
         print(problem, file=sys.stderr)
     print(
-        f"{count:,} signals, {begun:,} after the run began, {sum(saved):,} stopped it before its "
-        f"end: {len(problems)} problems"
+        f"{count:,} signals, {n_started:,} after the run started, {sum(saved):,} stopped it before "
+        f"its end: {len(problems)} problems"
     )
     return int(bool(problems) or not any(saved))
 
 
 class Lifetime(NamedTuple):
-    """How long a run takes to its plan and to its end, in seconds, and how many lines it prints."""
+    """Seconds of a run until its plan and its end, and the number of lines it prints."""
 
-    begins: float
-    ends: float
+    plan_seconds: float
+    end_seconds: float
     n_lines: int
 
 
-def alone(process: Process) -> Lifetime:
-    """The run when nothing is sent."""
+def measure(process: Process) -> Lifetime:
+    """Measure a run without signals."""
     began = time.perf_counter()
     assert process.stdout
-    process.stdout.readline()  # the plan: it has begun
-    begins = time.perf_counter() - began
+    process.stdout.readline()  # the plan: the run has started
+    plan_seconds = time.perf_counter() - began
     rest, _ = process.communicate()
-    return Lifetime(begins, time.perf_counter() - began, (rest or b"").count(b"\n"))
+    return Lifetime(plan_seconds, time.perf_counter() - began, (rest or b"").count(b"\n"))
 
 
-def wait(process: Process, usual: Lifetime, draws: random.Random, *, from_start: bool) -> None:
-    """Until a random moment: of a run's life, of its preparation, or after one of its lines."""
-    when = draws.random()
+def wait(process: Process, usual: Lifetime, rng: random.Random, *, from_start: bool) -> None:
+    """Wait for a random moment of a run, of its preparation, or after one of its lines."""
+    when = rng.random()
     if from_start:
-        time.sleep(when * usual.ends)
-    elif draws.random() < 0.3:
-        time.sleep(when * usual.begins)
+        time.sleep(when * usual.end_seconds)
+    elif rng.random() < 0.3:
+        time.sleep(when * usual.plan_seconds)
     else:
         assert process.stdout
-        for _ in range(1 + draws.randrange(usual.n_lines)):
+        for _ in range(1 + rng.randrange(usual.n_lines)):
             process.stdout.readline()
-        time.sleep(when * (usual.ends - usual.begins) / usual.n_lines)
+        time.sleep(when * (usual.end_seconds - usual.plan_seconds) / usual.n_lines)
 
 
 def train(folder: Path, out: str, *, new: bool = False, steps: int = STEPS, **more: Any) -> Process:
-    """The real command, at work."""
-    begin = command.started if new else Forked
+    """Start the real command."""
+    start = command.start_new if new else Forked
     where = ["-o", str(folder / out), "--steps", str(steps)]
-    return begin(
+    return start(
         ["train", str(folder / "corpus.txt"), *where, *OPTIONS, "--json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -112,29 +112,31 @@ def train(folder: Path, out: str, *, new: bool = False, steps: int = STEPS, **mo
 
 
 def judge(
-    code: int, said: bytes, out: Path, sent: signal.Signals, whole: dict[str, str]
+    code: int, output: bytes, out: Path, number: signal.Signals, whole: dict[str, str]
 ) -> list[str]:
-    """What is wrong with how it ended, or with what comes of the run."""
+    """Return what is wrong with how it ended, or with the resumed run."""
     status = code if code >= 0 else 128 - code
-    problems = [f"it said {said.decode()}" for word in COMPLAINTS if word in said.decode()][:1]
-    if status not in (128 + sent, 0):
-        problems.append(f"exit status {status}: {said.decode()}")
+    problems = [f"it printed {output.decode()}" for word in COMPLAINTS if word in output.decode()][
+        :1
+    ]
+    if status not in (128 + number, 0):
+        problems.append(f"exit status {status}: {output.decode()}")
     if not (state.folder(out) / "run.json").exists():
         if out.exists():
-            problems.append(f"it left {sorted(map(str, out.rglob('*')))}")
+            problems.append(f"files are left: {sorted(map(str, out.rglob('*')))}")
         return problems + (["exit status 0 without a run"] if status == 0 else [])
-    wanted = tiny.request(out.parent, out)
-    ended = tiny.forked(lambda _: list(tiny.sitting(wanted)) and None)
-    if ended.status:
-        return [*problems, "it cannot go on"]
-    if not any(end in said for end in ENDS):
-        problems.append(f"it ended without a word: {said.decode()}")
-    problems += tiny.differences(tiny.kept(out), whole)[:3]
-    return [f"{sent.name}: {problem}" for problem in problems]
+    request = tiny.request(out.parent, out)
+    result = tiny.run_forked(lambda _: list(tiny.run_session(request)) and None)
+    if result.status:
+        return [*problems, "it cannot be resumed"]
+    if not any(end in output for end in ENDS):
+        problems.append(f"it printed no end: {output.decode()}")
+    problems += tiny.list_differences(tiny.fingerprint(out), whole)[:3]
+    return [f"{number.name}: {problem}" for problem in problems]
 
 
 def ignored(folder: Path) -> list[str]:
-    """As under nohup: what was ignored stays so."""
+    """Check that ignored signals stay ignored, as under nohup."""
     process = train(folder, "ignoring", ignoring=True)
     assert process.stdout
     process.stdout.readline()
@@ -145,18 +147,18 @@ def ignored(folder: Path) -> list[str]:
 
 
 def second(folder: Path) -> list[str]:
-    """Two signals that arrive together: the first asks for the end, the second is it."""
+    """Check that the second of two signals ends the process."""
     process = train(folder, "twice", steps=100_000)
     assert process.stdout
     process.stdout.readline()
     for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
         process.send_signal(number)
-    _, said = process.communicate()
-    assert said is not None
+    _, output = process.communicate()
+    assert output is not None
     saved = state.load_state(folder / "twice", run_id=_run(folder / "twice"))
-    if process.returncode == 128 + signal.SIGTERM and saved and b"saved" not in said:
+    if process.returncode == 128 + signal.SIGTERM and saved and b"saved" not in output:
         return []
-    return [f"a second signal: status {process.returncode}: {said.decode()}"]
+    return [f"a second signal: status {process.returncode}: {output.decode()}"]
 
 
 def _run(out: Path) -> str:

@@ -1,10 +1,10 @@
-"""50 starts at once in one directory: one owns the run, the others say whose it is and leave.
+"""50 simultaneous starts in one directory: one owns the run, the others name it and exit.
 
     python tests/faults/starts.py [--long | COUNT]
 
-Each round forks 50 processes that run `tgen train`, all let go at the same moment. One goes on; the
-others exit with 75, name its pid, and have not imported torch. So does one more while the owner
-trains, and while it is stopped (SIGSTOP); once it is killed the directory is free.
+Each round forks 50 processes that start `tgen train` at the same moment. One continues; the others
+exit with status 75, name its pid, and have not imported torch. So does one more process while the
+owner trains, and while it is stopped (SIGSTOP). Once it is killed, the directory is free.
 """
 
 import os
@@ -29,19 +29,19 @@ _REFUSED = 75
 
 
 def main() -> int:
-    """So many rounds."""
+    """Run the rounds."""
     rounds = tiny.count(__doc__, short=1, long=100)
     assert pydantic.type_adapter
-    assert runs  # what the command imports before it asks for the lock
+    assert runs  # imported by the command before it locks
     assert progress
     assert "torch" not in sys.modules
     problems: list[str] = []
     slowest = 0.0
     with tiny.scratch() as folder:
         for _ in range(rounds):
-            seconds, found = one_round(folder)
+            seconds, new_problems = run_round(folder)
             slowest = max(slowest, seconds)
-            problems += found
+            problems += new_problems
     for problem in problems[:20]:
         print(problem, file=sys.stderr)
     print(
@@ -51,33 +51,33 @@ def main() -> int:
     return int(bool(problems))
 
 
-def one_round(folder: Path) -> tuple[float, list[str]]:
-    """Seconds until the last was refused, and what was wrong."""
+def run_round(folder: Path) -> tuple[float, list[str]]:
+    """Return the seconds until the last refusal, and the problems."""
     out = folder / "model"
     shutil.rmtree(out, ignore_errors=True)
-    go_here, go_there = os.pipe()
-    said = {start(folder, i, waits_for=go_here): folder / f"said-{i}" for i in range(_STARTS)}
+    read_end, write_end = os.pipe()
+    outputs = {start(folder, i, waits_for=read_end): folder / f"output-{i}" for i in range(_STARTS)}
     began = time.perf_counter()
-    os.write(go_there, b"!" * _STARTS)
-    os.close(go_here)
-    os.close(go_there)
+    os.write(write_end, b"!" * _STARTS)
+    os.close(read_end)
+    os.close(write_end)
     problems = []
     refused: list[int] = []
     while len(refused) < _STARTS - 1:
         pid, code = os.wait()
         refused.append(pid)
         if (status := os.waitstatus_to_exitcode(code)) != _REFUSED:
-            problems.append(f"a start ended with {status}: {said[pid].read_text()}")
+            problems.append(f"a start ended with {status}: {outputs[pid].read_text()}")
     seconds = time.perf_counter() - began
-    (owner,) = said.keys() - set(refused)
-    problems += [p for pid in refused if (p := wrongly_refused(said[pid].read_text(), owner))]
+    (owner,) = outputs.keys() - set(refused)
+    problems += [p for pid in refused if (p := wrong_refusal(outputs[pid].read_text(), owner))]
     while not (out / "training" / "run.json").exists():
         time.sleep(0.01)
     for number in (signal.SIGCONT, signal.SIGSTOP):
         os.kill(owner, number)
         status = os.waitstatus_to_exitcode(os.waitpid(start(folder, _STARTS), 0)[1])
-        text = (folder / f"said-{_STARTS}").read_text()
-        if status != _REFUSED or wrongly_refused(text, owner):
+        text = (folder / f"output-{_STARTS}").read_text()
+        if status != _REFUSED or wrong_refusal(text, owner):
             problems.append(f"one more, {number.name}: {status}: {text}")
     os.kill(owner, signal.SIGKILL)
     os.waitpid(owner, 0)
@@ -89,21 +89,21 @@ def one_round(folder: Path) -> tuple[float, list[str]]:
     return seconds, problems
 
 
-def wrongly_refused(text: str, owner: int) -> str:
-    """What a refused start should have said otherwise."""
+def wrong_refusal(text: str, owner: int) -> str:
+    """Return what is wrong with the output of a refused start."""
     if not re.search(rf"in use by process {owner}\n", text):
         return f"it did not name {owner}: {text}"
-    return f"it said more: {text}" if text.count("\n") > 2 else ""
+    return f"too much output: {text}" if text.count("\n") > 2 else ""
 
 
 def start(folder: Path, number: int, *, waits_for: int | None = None) -> int:
-    """The pid of a process that runs `tgen train`, with all it says in a file."""
+    """Start `tgen train` with its output in a file; return its pid."""
     if pid := os.fork():
         return pid
     try:
-        said = os.open(folder / f"said-{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(said, 1)
-        os.dup2(said, 2)
+        output = os.open(folder / f"output-{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
         if waits_for is not None:
             os.read(waits_for, 1)
         settings = ["d_model=8", "n_layers=1", "n_heads=2", "context_length=8"]
@@ -111,7 +111,7 @@ def start(folder: Path, number: int, *, waits_for: int | None = None) -> int:
         out = str(folder / "model")
         status = run(["train", str(folder / "corpus.txt"), "--minutes", "10", "-o", out, *options])
         if "torch" in sys.modules:
-            print("and it has imported torch", file=sys.stderr)
+            print("torch was imported", file=sys.stderr)
         sys.stderr.flush()
         os._exit(status)
     finally:

@@ -1,5 +1,7 @@
-"""All that a run does to the disk, in short and without torch, and what must be there after each
-part of it: two runs, one over the other, with saves, a better model, a way back, a log."""
+"""Everything a run does to the disk, in short and without torch, and checks after each step.
+
+A second run overwrites the first; both save states, better models and a log, and one rolls back.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,7 +16,7 @@ from tgen.checkpoint import model_dir
 from tgen.checkpoint.hf import tensor_names
 from tgen.config import ModelConfig
 from tgen.errors import TgenError
-from tgen.reports import RollbackReport
+from tgen.reports.training import RollbackReport
 from tgen.runs.checkpoint_saver import CheckpointSaver, ModelWeights
 from tgen.runs.storage import log as run_log
 from tgen.runs.storage import state
@@ -25,47 +27,49 @@ Arrays = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class Said:
-    """What the user has been told is on disk."""
+class Promise:
+    """What the user was promised to be on disk."""
 
-    run: str = ""  # none yet
+    run: str = ""  # id; empty: none yet
     step: int = 0  # of the newest state
-    notes: int = 0  # of its progress, which is put in again
-    weights: int = 0  # a number: see `_weights`
+    notes: int = 0  # how often its counters were replaced
+    weights: int = 0  # number of the model: see `_weights`
     lines: int = 0  # of the log
 
 
-def tell(out: Path, say: Callable[[Said], None]) -> None:
-    """Does it all in the directory `out`, and says how far it has come."""
+def play(out: Path, promise: Callable[[Promise], None]) -> None:
+    """Do everything in `out`; `promise` is called after each step."""
     with locks.lock(state.folder(out) / "LOCK"):
-        said = _begin(out, "a", Said(), say)
+        promised = _begin(out, "a", Promise(), promise)
         with run_log.RunLog(out) as log:
             saver = CheckpointSaver(out, log, run_id="a", environment={}, keep=2)
             for step, weights in ((5, 1), (10, 2), (15, 0), (20, 3)):
-                said = _save(saver, replace(said, step=step, notes=0), weights, say)
-            say(said := replace(said, step=10, lines=2))  # from now on no more is promised
+                promised = _save(saver, replace(promised, step=step, notes=0), weights, promise)
+            promise(
+                promised := replace(promised, step=10, lines=2)
+            )  # only this is promised from now on
             saver.roll_back(10)
             log.add(_report(10))
             log.flush()
             state.save_progress(out, _progress("a", 10, 1))
-            say(said := replace(said, notes=1, lines=3))
-            said = _save(saver, replace(said, step=15, notes=0), 0, say)
-        say(said := replace(said, run="", step=0, lines=0))
-        said = _begin(out, "b", said, say)
+            promise(promised := replace(promised, notes=1, lines=3))
+            promised = _save(saver, replace(promised, step=15, notes=0), 0, promise)
+        promise(promised := replace(promised, run="", step=0, lines=0))
+        promised = _begin(out, "b", promised, promise)
         with run_log.RunLog(out) as log:
             saver = CheckpointSaver(out, log, run_id="b", environment={}, keep=2)
-            _save(saver, replace(said, step=5), 4, say)  # of another shape
+            _save(saver, replace(promised, step=5), 4, promise)  # another shape
 
 
-def check(out: Path, said: Said) -> str:
-    """What is wrong with what is on disk, though `said` was said; nothing: all is well."""
+def check(out: Path, promised: Promise) -> str:
+    """Return what is wrong on disk after `promised`; empty: nothing."""
     try:
-        return _run_problem(out, said) or _model_problem(out, said)
+        return _run_problem(out, promised) or _model_problem(out, promised)
     except TgenError as error:
-        return f"{error.message} though {said}"
+        return f"{error.message} after {promised}"
 
 
-def _begin(out: Path, run: str, said: Said, say: Callable[[Said], None]) -> Said:
+def _begin(out: Path, run: str, promised: Promise, promise: Callable[[Promise], None]) -> Promise:
     made_from = {"corpus_sha256": run, "tokenizer_sha256": run}
     state.create_run(
         out,
@@ -76,72 +80,76 @@ def _begin(out: Path, run: str, said: Said, say: Callable[[Said], None]) -> Said
         arrays=_arrays(run, 0),
         environment={},
     )
-    say(said := replace(said, run=run))
-    return said
+    promise(promised := replace(promised, run=run))
+    return promised
 
 
-def _save(saver: CheckpointSaver, said: Said, weights: int, say: Callable[[Said], None]) -> Said:
-    run, step = said.run, said.step
+def _save(
+    saver: CheckpointSaver, promised: Promise, weights: int, promise: Callable[[Promise], None]
+) -> Promise:
+    run, step = promised.run, promised.step
     saver.log.add(_report(step))
     model = ModelWeights(_config(weights), _tokenizer(run), _weights(weights)) if weights else None
     failures = list(saver.save(_progress(run, step, 0), _arrays(run, step), model))
     assert not failures, failures
-    say(said := replace(said, weights=weights or said.weights, lines=said.lines + 1))
-    return said
+    promise(
+        promised := replace(promised, weights=weights or promised.weights, lines=promised.lines + 1)
+    )
+    return promised
 
 
-def _run_problem(out: Path, said: Said) -> str:
+def _run_problem(out: Path, promised: Promise) -> str:
     folder = state.folder(out)
-    if not said.run and not (folder / "run.json").exists():
-        return ""  # it has not begun
+    if not promised.run and not (folder / "run.json").exists():
+        return ""  # it has not started
     run = str(state.load_record(out)[0]["run_id"])
-    if not said.run and run == "a" and said.weights:
-        return ""  # it was to be replaced
+    if not promised.run and run == "a" and promised.weights:
+        return ""  # it was being replaced
     tokens = state.load_run(out)[1]
-    if said.run and run != said.run:
-        return f"run {run} though {said}"
-    if said.run or (folder / "tokenizer.json").exists():
+    if promised.run and run != promised.run:
+        return f"run {run} after {promised}"
+    if promised.run or (folder / "tokenizer.json").exists():
         text = files.read(folder / "tokenizer.json").decode()
         if text not in (_tokenizer("a").json, _tokenizer("b").json):
-            return f"a damaged tokenizer though {said}"
-        if said.run and text != _tokenizer(run).json:
-            return f"another run's tokenizer though {said}"
+            return f"a damaged tokenizer after {promised}"
+        if promised.run and text != _tokenizer(run).json:
+            return f"another run's tokenizer after {promised}"
     if not np.array_equal(tokens["train"][:], _tokens(run)["train"]):
-        return f"other tokens though {said}"
-    if not said.run:
+        return f"other tokens after {promised}"
+    if not promised.run:
         return ""
     saved = state.load_state(out, run_id=run)
     if saved is None:
-        return f"no state though {said}"
+        return f"no state after {promised}"
     step, notes = saved.progress["step"], saved.progress["notes"]
-    if (step, notes) < (said.step, said.notes):
-        return f"state {step} with notes {notes} though {said}"
+    if (step, notes) < (promised.step, promised.notes):
+        return f"state {step} with notes {notes} after {promised}"
     if not _same(saved.arrays, _arrays(run, step)):
-        return f"state {step} has other numbers though {said}"
-    if said.lines:
-        run_log.RunLog(out).trim(step)  # as a run that goes on does
-        if len(run_log.read(out)) < said.lines:
-            return f"a log of {len(run_log.read(out))} lines though {said}"
+        return f"state {step} has other numbers after {promised}"
+    if promised.lines:
+        run_log.RunLog(out).trim(step)  # as a resumed run does
+        if len(run_log.read(out)) < promised.lines:
+            return f"a log of {len(run_log.read(out))} lines after {promised}"
     return ""
 
 
-def _model_problem(out: Path, said: Said) -> str:
-    if not said.weights and not (out / "config.json").exists():
+def _model_problem(out: Path, promised: Promise) -> str:
+    if not promised.weights and not (out / "config.json").exists():
         return ""
     try:
-        found = model_dir.load(out)
+        bundle = model_dir.load(out)
     except TgenError:
-        if said.weights == 3 and not (out / "config.json").exists():
-            return ""  # a model of another kind is being put in its place
+        if promised.weights == 3 and not (out / "config.json").exists():
+            return ""  # it is being replaced by a model of another kind
         raise
-    for number in range(said.weights or 1, 5):
-        if found.config == _config(number) and _same(found.arrays, _weights(number)):
+    for number in range(promised.weights or 1, 5):
+        if bundle.config == _config(number) and _same(bundle.arrays, _weights(number)):
             rest = model_dir.build_metadata_files(
                 _config(number), _tokenizer("b" if number == 4 else "a")
             )
             mixed = [name for name in rest if files.read(out / name) != rest[name]]
-            return f"another model's {', '.join(mixed)} though {said}" if mixed else ""
-    return f"weights that never were, or older ones, though {said}"
+            return f"another model's {', '.join(mixed)} after {promised}" if mixed else ""
+    return f"unknown or older weights after {promised}"
 
 
 def _report(step: int) -> RollbackReport:
@@ -154,8 +162,8 @@ def _progress(run: str, step: int, notes: int) -> dict[str, Any]:
 
 @cache
 def _arrays(run: str, step: int) -> Arrays:
-    draws = np.random.default_rng([ord(run), step + 1])
-    return {"model/a": draws.random((20, 20), np.float32), "exp_avg/a": draws.random(64)}
+    rng = np.random.default_rng([ord(run), step + 1])
+    return {"model/a": rng.random((20, 20), np.float32), "exp_avg/a": rng.random(64)}
 
 
 @cache
@@ -172,13 +180,13 @@ def _config(number: int) -> ModelConfig:
 
 @cache
 def _weights(number: int) -> Arrays:
-    draws = np.random.default_rng(number)
+    rng = np.random.default_rng(number)
     shapes = [
         (name, shape)
         for row in tensor_names.tensor_mappings(_config(number))
         for name, shape in zip(row.theirs, row.shapes, strict=True)
     ]
-    theirs = {name: draws.random(shape, np.float32) for name, shape in shapes}
+    theirs = {name: rng.random(shape, np.float32) for name, shape in shapes}
     return tensor_names.from_hf_arrays(_config(number), theirs)
 
 
@@ -186,10 +194,10 @@ def _weights(number: int) -> Arrays:
 def _tokenizer(run: str) -> Tokenizer:
     if run == "a":
         return train_char([b"the text of run a"])
-    return Tokenizer(train_char([b"another: of b"]).json, end_ids=[1])  # so that all files differ
+    return Tokenizer(train_char([b"another: of b"]).json, end_ids=[1])  # all files differ
 
 
-def _same(found: Arrays, wanted: Any) -> bool:
-    return found.keys() == wanted.keys() and all(
-        np.array_equal(found[name], wanted[name]) for name in wanted
+def _same(bundle: Arrays, expected: Any) -> bool:
+    return bundle.keys() == expected.keys() and all(
+        np.array_equal(bundle[name], expected[name]) for name in expected
     )

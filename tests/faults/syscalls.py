@@ -2,9 +2,9 @@
 
     python tests/faults/syscalls.py [--long | COUNT]
 
-What `story.py` tells is told by a process that strace kills when it enters its k-th open, write,
-fsync, and so on; then what it had said must be there, and the same saves done once more must
-succeed over what it left. In the short form these are the calls of one save, in the long one all.
+strace kills a process that plays `story.py` when it enters its k-th open, write, fsync and so on.
+Then everything it promised must be on disk, and the same saves must succeed over the remains. The
+short form kills the calls of one save, the long form all.
 """
 
 import ctypes
@@ -29,26 +29,26 @@ _SET_TRACER = 0x59616D61  # PR_SET_PTRACER
 
 
 def main() -> int:
-    """Kills at each call, or at some."""
+    """Kill a process at every call, or at some."""
     count = tiny.count(__doc__, short=70, long=sys.maxsize)
     if shutil.which("strace") is None:
-        print("SKIPPED: strace is not here")
+        print("SKIPPED: strace is not installed")
         return tiny.SKIPPED
     with tiny.scratch() as folder:
-        story.tell(folder / "warm", lambda _: None)  # what is imported on the way is no save's
-        traced = told(folder / "whole", ["-o", str(folder / "trace")])
+        story.play(folder / "warm", lambda _: None)  # import everything before the trace
+        traced = trace_story(folder / "whole", ["-o", str(folder / "trace")])
         if traced.status:
-            print("SKIPPED: strace cannot follow a process here")
+            print("SKIPPED: strace cannot trace a process here")
             return tiny.SKIPPED
-        points = calls((folder / "trace").read_text())
+        points = parse_trace((folder / "trace").read_text())
         begin = (
-            0 if count >= len(points) else points.index(("said", 2))
+            0 if count >= len(points) else points.index(("promise", 2))
         )  # the second save: it replaces
-        n_calls = sum(name != "said" for name, _ in points)
-        chosen = [point for point in points[begin:] if point[0] != "said"][:count]
+        n_calls = sum(name != "promise" for name, _ in points)
+        chosen = [point for point in points[begin:] if point[0] != "promise"][:count]
         problems = []
         for name, k in chosen:
-            problem = killed(folder / "out", name, k)
+            problem = kill_story(folder / "out", name, k)
             if problem:
                 print(f"killed at {name} number {k}: {problem}", file=sys.stderr)
                 problems.append(problem)
@@ -56,8 +56,8 @@ def main() -> int:
     return int(bool(problems))
 
 
-def calls(trace: str) -> list[tuple[str, int]]:
-    """Each call by its name and its number among those of its name; the words between them too."""
+def parse_trace(trace: str) -> list[tuple[str, int]]:
+    """Return each call as its name and number among calls of this name; and the promises."""
     seen: Counter[str] = Counter()
     found = []
     for line in trace.splitlines():
@@ -65,35 +65,35 @@ def calls(trace: str) -> list[tuple[str, int]]:
         if name not in CALLS.split(","):
             continue
         seen[name] += 1
-        is_word = re.match(r'write\(\d+, "\[', line)
-        seen["said"] += bool(is_word)
-        found += [("said", seen["said"])] if is_word else [(name, seen[name])]
+        is_promise = re.match(r'write\(\d+, "\[', line)
+        seen["promise"] += bool(is_promise)
+        found += [("promise", seen["promise"])] if is_promise else [(name, seen[name])]
     return found
 
 
-def killed(out: Path, name: str, k: int) -> str:
-    """What is wrong after the kill at this call."""
+def kill_story(out: Path, name: str, k: int) -> str:
+    """Kill the process at this call; return what is wrong then."""
     shutil.rmtree(out, ignore_errors=True)
-    ended = told(out, ["-o", "/dev/null", "-e", f"inject={name}:signal=KILL:when={k}"])
-    if not ended.killed:
-        return f"it was not killed but ended with {ended.status}"
-    said = story.Said(*json.loads(ended.said[-1])) if ended.said else story.Said()
-    if problem := story.check(out, said):
+    result = trace_story(out, ["-o", "/dev/null", "-e", f"inject={name}:signal=KILL:when={k}"])
+    if not result.killed:
+        return f"it was not killed but exited with {result.status}"
+    promise = story.Promise(*json.loads(result.lines[-1])) if result.lines else story.Promise()
+    if problem := story.check(out, promise):
         return f"lost: {problem}"
-    told_last = [story.Said()]
-    story.tell(out, told_last.append)
-    return story.check(out, told_last[-1])
+    last = [story.Promise()]
+    story.play(out, last.append)
+    return story.check(out, last[-1])
 
 
-def told(out: Path, options: list[str]) -> tiny.Ended:
-    """The story, from its first word in a process that strace follows."""
-    start_here, start_there = os.pipe()
+def trace_story(out: Path, options: list[str]) -> tiny.Result:
+    """Play the story in a process that strace follows from the start."""
+    read_end, write_end = os.pipe()
 
-    def tell(say: Any) -> None:
-        ctypes.CDLL(None).prctl(_SET_TRACER, ctypes.c_ulong(-1))  # whoever wants to follow it
-        say("ready")
-        os.read(start_here, 1)
-        story.tell(out, lambda said: say(json.dumps(astuple(said))))
+    def play(report_line: Any) -> None:
+        ctypes.CDLL(None).prctl(_SET_TRACER, ctypes.c_ulong(-1))  # any process may trace it
+        report_line("ready")
+        os.read(read_end, 1)
+        story.play(out, lambda promise: report_line(json.dumps(astuple(promise))))
 
     followers = []
 
@@ -102,15 +102,15 @@ def told(out: Path, options: list[str]) -> tiny.Ended:
         strace = subprocess.Popen(command, stderr=subprocess.PIPE)
         followers.append(strace)
         assert strace.stderr
-        strace.stderr.readline()  # that it is attached
-        os.write(start_there, b"!")
+        strace.stderr.readline()  # strace is attached
+        os.write(write_end, b"!")
 
-    ended = tiny.forked(tell, meanwhile=follow)
+    result = tiny.run_forked(play, meanwhile=follow)
     for strace in followers:
         strace.communicate()
-    os.close(start_here)
-    os.close(start_there)
-    return ended._replace(said=ended.said[1:])
+    os.close(read_end)
+    os.close(write_end)
+    return result._replace(lines=result.lines[1:])
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""A terminal that dies never stops a run, and output that was lost is never success.
+"""A closed terminal never stops a run, and lost output is never success.
 
     python tests/faults/terminal.py
 
 The real command trains while its terminal is closed, its stderr is closed or full, its stdout is
-full or its reader leaves. The run must come to its end and its model must load; the exit status is
-0, but 1 where a line of --json was lost to an error.
+full, or the reader of its stdout exits. The run must finish and its model must load; the exit
+status is 0, but 1 if a line of --json was lost to an error.
 """
 
 import os
@@ -28,10 +28,10 @@ Command = Callable[..., Process]
 
 
 def main() -> int:
-    """All of them, once."""
+    """Run every case once."""
     tiny.count(__doc__, short=1, long=1)
-    command.get_ready()
-    signal.alarm(300)  # none is to wait for ever
+    command.import_everything()
+    signal.alarm(300)  # if one hangs
     problems = []
     cases = (
         terminal_dies,
@@ -44,65 +44,65 @@ def main() -> int:
     )
     with tiny.scratch() as folder:
         for case in cases:
-            problems += [f"{case.__name__}: {p}" for p in tried(case, folder)]
-        problems += refused(folder)
+            problems += [f"{case.__name__}: {p}" for p in run_case(case, folder)]
+        problems += check_refusal(folder)
     for problem in problems:
         print(problem, file=sys.stderr)
     print(f"{1 + len(cases)} ends of a terminal or a stream: {len(problems)} problems")
     return int(bool(problems))
 
 
-def tried(case: Callable[[Command], tuple[int, Process]], folder: Path) -> list[str]:
-    """What is wrong with a run that this happens to."""
+def run_case(case: Callable[[Command], tuple[int, Process]], folder: Path) -> list[str]:
+    """Run one case; return the problems."""
     out = folder / case.__name__
-    wanted, process = case(lambda *more, **streams: train(folder, out, *more, **streams))
-    said = process.communicate()[1] or b""
+    expected, process = case(lambda *more, **streams: train(folder, out, *more, **streams))
+    output = process.communicate()[1] or b""
     problems = []
-    if process.returncode != wanted:
-        problems.append(f"exit status {process.returncode}, not {wanted}")
-    if wanted == 1 and b"stdout cannot be written" not in said:
-        problems.append("nobody is told")
-    if b"Traceback" in said or b"Exception" in said:
-        problems.append("it shows its insides")
+    if process.returncode != expected:
+        problems.append(f"exit status {process.returncode}, not {expected}")
+    if expected == 1 and b"error: stdout: " not in output:
+        problems.append("no error is printed")
+    if b"Traceback" in output or b"Exception" in output:
+        problems.append("it printed a traceback")
     model_dir.load(out)
     last = log.read(out)[-1]
     if not last.get("finished"):
         problems.append(f"the run ended with {last}")
-    return [f"{problem}: {said.decode()}" for problem in problems]
+    return [f"{problem}: {output.decode()}" for problem in problems]
 
 
 def train(folder: Path, out: Path, *more: str, new: bool = False, **streams: Any) -> Process:
-    """The real command; in a new interpreter where that looks at its terminal as it begins."""
-    begin = command.started if new else Forked
+    """Start the real command, in a new interpreter if the start of Python matters."""
+    start = command.start_new if new else Forked
     where = ["-o", str(out), "--steps", "40"]
-    return begin(["train", str(folder / "corpus.txt"), *where, *OPTIONS, *more], **streams)
+    return start(["train", str(folder / "corpus.txt"), *where, *OPTIONS, *more], **streams)
 
 
 def terminal_dies(command: Command) -> tuple[int, Process]:
-    """All three streams are a terminal, which goes once it has shown something."""
-    here, there = pty.openpty()
-    process = command(new=True, stdin=there, stdout=there, stderr=there)
-    os.close(there)
-    os.read(here, 1)
-    os.close(here)
+    """All three streams are a terminal that closes after the first output."""
+    parent_end, child_end = pty.openpty()
+    process = command(new=True, stdin=child_end, stdout=child_end, stderr=child_end)
+    os.close(child_end)
+    os.read(parent_end, 1)
+    os.close(parent_end)
     return 0, process
 
 
 def terminal_lives(command: Command) -> tuple[int, Process]:
-    """The other way round: it stays, and shows a bar and the end."""
-    here, there = pty.openpty()
-    process = command(new=True, stdin=there, stdout=there, stderr=there)
-    os.close(there)
+    """The terminal stays; it shows a progress bar and the end."""
+    parent_end, child_end = pty.openpty()
+    process = command(new=True, stdin=child_end, stdout=child_end, stderr=child_end)
+    os.close(child_end)
     shown = b""
-    with suppress(OSError):  # at its end
-        while piece := os.read(here, 1 << 16):
+    with suppress(OSError):  # the terminal is closed
+        while piece := os.read(parent_end, 1 << 16):
             shown += piece
-    os.close(here)
+    os.close(parent_end)
     return 0 if "━".encode() in shown and b"done: 40 steps" in shown else -1, process
 
 
 def stderr_closed(command: Command) -> tuple[int, Process]:
-    """As with 2>&-: the next file that is opened gets its number."""
+    """As with 2>&-: the next file that is opened gets descriptor 2."""
     return 0, command(new=True, preexec_fn=lambda: os.close(2))
 
 
@@ -113,23 +113,25 @@ def stderr_full(command: Command) -> tuple[int, Process]:
 
 
 def stdout_full(command: Command) -> tuple[int, Process]:
-    """Lines of JSON are lost: the run goes on, but this is no success."""
+    """Lines of --json are lost: the run continues, but the exit status is 1."""
     with open("/dev/full", "wb") as full:
         return 1, command("--json", stdout=full, stderr=subprocess.PIPE)
 
 
 def stdout_dies(command: Command) -> tuple[int, Process]:
-    """A terminal that showed lines of JSON goes."""
-    here, there = pty.openpty()
-    process = command("--json", stdout=there, stderr=subprocess.PIPE, not_theirs=[here, there])
-    os.close(there)
-    os.read(here, 1)
-    os.close(here)
+    """A terminal with lines of --json closes."""
+    parent_end, child_end = pty.openpty()
+    process = command(
+        "--json", stdout=child_end, stderr=subprocess.PIPE, close_in_child=[parent_end, child_end]
+    )
+    os.close(child_end)
+    os.read(parent_end, 1)
+    os.close(parent_end)
     return 1, process
 
 
 def reader_leaves(command: Command) -> tuple[int, Process]:
-    """Whoever wanted lines of JSON has enough of them."""
+    """The reader of --json closes the pipe."""
     process = command("--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout
     process.stdout.read(1)
@@ -138,16 +140,16 @@ def reader_leaves(command: Command) -> tuple[int, Process]:
     return 0, process
 
 
-def refused(folder: Path) -> list[str]:
-    """With no stdout at all --json is refused before anything begins."""
+def check_refusal(folder: Path) -> list[str]:
+    """--json without a stdout is refused before anything starts."""
     out = folder / "refused"
     process = train(
         folder, out, "--json", new=True, stderr=subprocess.PIPE, preexec_fn=lambda: os.close(1)
     )
-    _, said = process.communicate()
-    if process.returncode == 1 and b"stdout is closed" in (said or b"") and not out.exists():
+    _, output = process.communicate()
+    if process.returncode == 1 and b"stdout is closed" in (output or b"") and not out.exists():
         return []
-    return [f"without a stdout: {process.returncode}, {said!r}, {out.exists()}"]
+    return [f"without a stdout: {process.returncode}, {output!r}, {out.exists()}"]
 
 
 if __name__ == "__main__":

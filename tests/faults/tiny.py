@@ -1,5 +1,7 @@
-"""A training run small enough to be repeated thousands of times, each time in a process that is
-forked from one that has imported torch and has not computed with it yet."""
+"""A training run that is small enough to repeat thousands of times, each in a forked process.
+
+The parent has imported torch but has not computed with it, since threads cannot be forked.
+"""
 
 import os
 
@@ -15,14 +17,14 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tgen import runs
 from tgen.config import TrainConfig
-from tgen.reports import EvalReport, PlanReport, RollbackReport, RunReport
+from tgen.reports.training import EvalReport, PlanReport, RollbackReport, RunReport
 from tgen.runs import ResumeRequest, RunRequest
 from tgen.runs.storage import log, state
 from tgen.storage import files
@@ -34,9 +36,9 @@ _CLOCK = ("seconds", "tokens_per_second", "fraction_done")
 
 
 def count(doc: str, *, short: int, long: int) -> int:
-    """How much the script is to do, from its command line."""
+    """Return the number of repetitions from the command line."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
-    parser.add_argument("count", type=int, nargs="?", help=f"{short:,} unless told otherwise")
+    parser.add_argument("count", type=int, nargs="?", help=f"{short:,} by default")
     parser.add_argument("--long", action="store_true", help=f"{long:,}")
     options = parser.parse_args()
     return options.count or (long if options.long else short)
@@ -44,7 +46,7 @@ def count(doc: str, *, short: int, long: int) -> int:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A folder in memory: a killed process loses nothing of what it wrote, on a disk or here."""
+    """Yield a folder with a corpus, in memory: a kill loses no written byte there either."""
     memory, owner = Path("/dev/shm"), os.getpid()
     folder = Path(tempfile.mkdtemp(prefix="tgen-", dir=memory if memory.is_dir() else None))
     try:
@@ -55,8 +57,8 @@ def scratch() -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def get_ready(*, cheap: bool = True) -> None:
-    """Imports torch, and makes what is beside the point cheap."""
+def import_everything(*, cheap: bool = True) -> None:
+    """Import torch, and make what is not tested cheap."""
     import torch
 
     from tgen.runs import checkpoint_saver, final_report, prepare, session, trainer
@@ -68,75 +70,77 @@ def get_ready(*, cheap: bool = True) -> None:
             final_report._MEMORIZATION_TOKENS
         ) = 2
         prepare._baselines = lambda *_: {}
-        prepare.measure_speed = lambda *_, **__: 1e9
-        checkpoint_saver._MAX_RETRY_SECONDS = 0.0  # tries again at every step
+        prepare.measure_speed = lambda *_, **__: 1e9  # type: ignore[attr-defined]
+        checkpoint_saver._MAX_RETRY_SECONDS = 0.0  # retry at every step
         trainer._FINAL_RETRY_SECONDS = (0.0, 0.0, 0.0)
 
 
 def request(folder: Path, out: Path, *, steps: int = 8, **overrides: Any) -> RunRequest:
-    """A run with an evaluation at every second step."""
+    """Request a run with an evaluation every second step."""
     shape = {"d_model": 8, "n_layers": 1, "n_heads": 2, "context_length": 8, "batch_size": 2}
-    given = shape | {"eval_every": 2, "eval_tokens": 64, "dropout": 0.1} | overrides
+    settings = shape | {"eval_every": 2, "eval_tokens": 64, "dropout": 0.1} | overrides
     return RunRequest(
         corpus=[str(folder / "corpus.txt")],
         out=out,
         tokenizer="char",
-        family=given.pop("family", "llama"),
+        family=settings.pop("family", "llama"),
         train=TrainConfig(steps=steps),
-        overrides={name: str(value) for name, value in given.items()},
+        overrides={name: str(value) for name, value in settings.items()},
         threads=1,
     )
 
 
-def sitting(wanted: RunRequest, **values: Any) -> Iterator[RunReport]:
-    """Begins the run or, where it has begun, goes on with it."""
-    if (state.folder(wanted.out) / "run.json").exists():
-        return runs.resume(ResumeRequest(out=wanted.out, threads=1), **values)
-    return runs.start(wanted, **values)
+def run_session(request: RunRequest, **values: Any) -> Generator[RunReport, None, None]:
+    """Start the run, or resume it if it exists."""
+    if state.has_run(request.out):
+        return runs.resume(ResumeRequest(out=request.out, threads=1), **values)
+    return runs.start(request, **values)
 
 
-class Ended(NamedTuple):
-    """A forked process that has come to its end."""
+class Result(NamedTuple):
+    """The end of a forked process: exit status and reported lines."""
 
-    status: int  # as a shell has it: 128 + n after signal n
-    said: list[str]
+    status: int  # as in a shell: 128 + n after signal n
+    lines: list[str]
 
     @property
     def killed(self) -> bool:
-        """Whether it was killed; anything else but success is an error of the test."""
+        """Whether it was killed."""
         return self.status == 128 + signal.SIGKILL
 
 
-def forked(
+def run_forked(
     action: Callable[[Callable[[str], None]], None],
     *,
     meanwhile: Callable[[int], None] = lambda _: None,
-) -> Ended:
-    """Does `action` in a process of its own; what it is given says lines to this one, which does
-    `meanwhile` with its pid."""
+) -> Result:
+    """Run `action` in a forked process; its argument reports a line to this process.
+
+    This process calls `meanwhile` with the pid.
+    """
     assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked"
-    here, there = os.pipe()
+    read_end, write_end = os.pipe()
     write = os.write
     if (pid := os.fork()) == 0:
         status = 1
         try:
-            action(lambda line: write(there, f"{line}\n".encode()) and None)
+            action(lambda line: write(write_end, f"{line}\n".encode()) and None)
             status = 0
         except BaseException:
             traceback.print_exc()
         finally:
             sys.stderr.flush()
             os._exit(status)
-    os.close(there)
+    os.close(write_end)
     meanwhile(pid)
-    with open(here, encoding="utf-8") as lines:
-        said = lines.read().splitlines()
+    with open(read_end, encoding="utf-8") as file:
+        lines = file.read().splitlines()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return Ended(code if code >= 0 else 128 - code, said)
+    return Result(code if code >= 0 else 128 - code, lines)
 
 
-def said_of(report: RunReport) -> str | None:
-    """What is on disk from now on: a step's state, and whether the best weights are its."""
+def promise_of(report: RunReport) -> str | None:
+    """Return what is on disk from now on: the state of a step, and "best" for its weights."""
     if isinstance(report, PlanReport):
         return f"{report.resumed_at_step} state"
     if isinstance(report, EvalReport):
@@ -146,38 +150,38 @@ def said_of(report: RunReport) -> str | None:
     return None
 
 
-def kept(out: Path) -> dict[str, str]:
-    """Hashes of what a finished run leaves, but for the time of day: model, newest state, log."""
+def fingerprint(out: Path) -> dict[str, str]:
+    """Return the hashes of model, newest state and log of a finished run, without times."""
     saved = state.load_state(out, run_id=state.load_run(out)[0]["run_id"])
     assert saved
     assert not saved.damaged, saved.damaged
-    found = {path.name: digest(path) for path in out.iterdir() if path.is_file()}
-    found = {name: sha256 for name, sha256 in found.items() if not name.startswith(files.TEMPORARY)}
+    hashes = {path.name: digest(path) for path in out.iterdir() if path.is_file()}
+    hashes = {name: one for name, one in hashes.items() if not name.startswith(files.TEMPORARY)}
     for name, array in saved.arrays.items():
-        found[f"state {name}"] = hashlib.sha256(array.tobytes()).hexdigest()
-    found["progress"] = json.dumps(_timeless(saved.progress))
+        hashes[f"state {name}"] = hashlib.sha256(array.tobytes()).hexdigest()
+    hashes["progress"] = json.dumps(_without_times(saved.progress))
     records = [record for record in log.read(out) if record["kind"] in TRAINED]
-    return found | {f"log {i}": json.dumps(_timeless(r)) for i, r in enumerate(records)}
+    return hashes | {f"log {i}": json.dumps(_without_times(r)) for i, r in enumerate(records)}
 
 
-def differences(found: dict[str, str], wanted: dict[str, str]) -> list[str]:
-    """Where two runs are not the same."""
+def list_differences(actual: dict[str, str], expected: dict[str, str]) -> list[str]:
+    """List the differences between two fingerprints."""
     return [
-        f"{name}: {found.get(name)} is not {wanted.get(name)}"
-        for name in sorted(found.keys() | wanted.keys())
-        if found.get(name) != wanted.get(name)
+        f"{name}: {actual.get(name)} is not {expected.get(name)}"
+        for name in sorted(actual.keys() | expected.keys())
+        if actual.get(name) != expected.get(name)
     ]
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def leftovers(out: Path) -> list[str]:
-    """Temporary files that nobody has removed."""
+    """List the temporary files that were not removed."""
     return [str(path) for path in out.rglob(f"{files.TEMPORARY}*")]
 
 
-def _timeless(record: dict[str, Any]) -> dict[str, Any]:
+def _without_times(record: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in record.items() if not any(part in k for part in _CLOCK)}

@@ -85,12 +85,12 @@ def test_truncated_text_is_reported_as_incomplete(trained):
     ("options", "words"),
     [
         ({"regex": "("}, "regex: "),
-        ({"regex": ""}, "regex is empty"),
+        ({"regex": ""}, "regex: "),
         ({"json_schema": "{"}, "json_schema: "),
         ({"json_schema": {"type": "nothing"}}, "json_schema: "),
         ({"json_schema": '{"type": "nothing"}'}, "json_schema: "),
         ({"choices": [b"\xff"]}, "UTF-8"),
-        ({"choices": ["a"], "regex": "b"}, "alone"),
+        ({"choices": ["a"], "regex": "b"}, "only one of"),
         ({"choices": ["a"], "stop": ["b"]}, "stop"),
     ],
 )

@@ -9,7 +9,6 @@ from tgen.config import SamplingConfig
 from tgen.errors import UsageError
 from tgen.generation.logits_processors import LogitsProcessors, missing_strings
 from tgen.generation.penalties import dry
-from tgen.generation.stop_strings import StopStringMatcher
 from tgen.generation.token_bytes import Completions, Vocabulary
 
 few = st.binary(min_size=0, max_size=6).map(lambda b: bytes(97 + c % 3 for c in b))
@@ -23,31 +22,6 @@ def test_token_completes_a_string_wherever_it_starts(text, vocabulary, written):
         whole = written + token
         ends = [at + len(text) for at in range(len(whole)) if whole.startswith(text, at)]
         assert (i in result) == any(end > len(written) for end in ends)
-
-
-@given(stops=st.lists(some, max_size=3), pieces=st.lists(few, max_size=12))
-def test_stop_strings_are_never_shown_and_everything_else_is(stops, pieces):
-    stopper, shown = StopStringMatcher(stops), b""
-    for i, piece in enumerate(pieces):
-        shown += stopper.feed(piece)
-        so_far = b"".join(pieces[: i + 1])
-        assert so_far.startswith(shown)
-        if stopper.found is None:  # only a possible start of a stop string is withheld
-            withheld = so_far[len(shown) :]
-            assert not withheld or any(
-                stop.startswith(withheld) and stop != withheld for stop in stops
-            )
-    whole = b"".join(pieces)
-    # The stop string that ends first ends the text; of several, the longest.
-    ends = [n for n in range(len(whole) + 1) if any(whole[:n].endswith(s) for s in stops)]
-    if not ends:
-        assert stopper.found is None
-        assert shown + stopper.flush() == whole
-    else:
-        result = max((s for s in stops if whole[: ends[0]].endswith(s)), key=len)
-        assert stopper.found == result
-        assert shown == whole[: ends[0] - len(result)]
-        assert stopper.feed(b"abc") + stopper.flush() == b""
 
 
 def process(sampling, text, prompt_length, *, tokens=(), ends=(), n_left=99, size=6):

@@ -13,6 +13,7 @@ from support.command import clean_environment, tgen
 from support.models import make_model
 from tgen.api import load
 from tgen.config import SamplingConfig
+from tgen.engine.base import Engine
 from tgen.engine.cpu.engine import CpuEngine
 from tgen.engine.torch_engine import TorchEngine
 from tgen.generation.loop import generate_requests
@@ -66,6 +67,7 @@ def run(engine, requests, *, batch_size, late=False, **options):
 @pytest.mark.parametrize("kernels", [True, False])
 def test_text_is_the_same_at_any_batch_size_and_start_time(family, kernels):
     model = make_model(family)
+    engine: Engine
     if kernels:
         engine = CpuEngine(model.config, model.to_arrays(), n_threads=2)
     else:
@@ -82,19 +84,19 @@ def test_text_is_the_same_at_any_batch_size_and_start_time(family, kernels):
 def test_samples_share_the_prefill():
     engine, calls = TorchEngine(make_model("qwen3").double()), []
     extend = engine.extend
-    engine.extend = lambda rows, **how: calls.append(rows) or extend(rows, **how)
+    engine.extend = lambda tokens, **kw: calls.append(tokens) or extend(tokens, **kw)
     prompts = [[1, 2, 3, 4], [1, 2, 7]]
     sampling = SamplingConfig(max_new_tokens=5, top_k=0)
     requests = [Request(prompts[i // 3], replace(sampling, seed=i)) for i in range(6)]
     batched = run(engine, requests, batch_size=6)
     assert calls[0] == [[1, 2]]  # the shared prefix
     assert calls[1] == [[3, 4], [7]]  # then the rest of each, once
-    assert all(len(rows) == 6 for rows in calls[2:])
+    assert all(len(tokens) == 6 for tokens in calls[2:])
     assert batched == [run(engine, [request], batch_size=1)[0] for request in requests]
     calls.clear()  # a late request reuses the prefix of an active sequence
     longer = Request([1, 2, 3, 4], replace(sampling, max_new_tokens=30))
     run(engine, [longer, longer._replace(prompt=[1, 2, 3, 9])], batch_size=2, late=True)
-    assert [9] in [rows[-1] for rows in calls]
+    assert [9] in [tokens[-1] for tokens in calls]
 
 
 def test_sequence_without_allowed_tokens_ends_alone():
@@ -144,8 +146,12 @@ def test_input_rows_equal_single_commands(trained):
     assert [one["sample"] for one in records] == [0, 0, 0, 0, 1, 0]
     assert records[0]["id"] == "first"
     assert records[2]["text"].startswith("is")
-    assert len(records[3]["likeliest"][0]) == 2
-    for row, options in [(0, ["-p", "What"]), (1, ["-p", "The king", "-t", 0, "-n", 4])]:
+    assert len(records[3]["top_logprobs"][0]) == 2
+    single_options: list[tuple[int, list[object]]] = [
+        (0, ["-p", "What"]),
+        (1, ["-p", "The king", "-t", 0, "-n", 4]),
+    ]
+    for row, options in single_options:
         (single,) = objects(tgen(*command, *options, "--seed", records[row]["seed"]))
         assert single["tokens"] == records[row]["tokens"]
         assert single["text"] == records[row]["text"]
@@ -226,7 +232,7 @@ def test_generate_batch_equals_single_texts(trained):
     model = load(trained, threads=1)
     prompts = ["What", "The king", b"\xff", "is"]
     options = dict(max_new_tokens=12, seed=4, stop=["k"], top_p=0.9)
-    records = model.generate_batch(prompts, **options)
-    assert records == model.generate_batch(prompts, batch_size=1, **options)
-    assert records[0] == model.generate("What", **options)
-    assert not any("k" in text for text in records)
+    texts = model.generate_batch(prompts, **options)
+    assert texts == model.generate_batch(prompts, batch_size=1, **options)
+    assert texts[0] == model.generate("What", **options)
+    assert not any("k" in text for text in texts)

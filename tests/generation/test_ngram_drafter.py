@@ -38,7 +38,7 @@ class CountingEngine:
         return self._engine.extend(tokens, **how)
 
 
-def run_generate(engine, prompts, n, *, drafts=None, sampling=GREEDY, stop=()):
+def run(engine, prompts, n, *, drafts=None, sampling=GREEDY, stop=()):
     engine.passes = 0
     out = [[] for _ in prompts]
     reports = [[] for _ in prompts]
@@ -64,25 +64,25 @@ def test_drafts_do_not_change_the_text_even_past_the_context(family, sampling, o
         engine = CountingEngine(CpuEngine(model.config, model.to_arrays(), n_threads=2))
     else:
         engine = CountingEngine(TorchEngine(model.double()))
-    plain, reports = run_generate(engine, PROMPTS, 120, sampling=sampling)
+    plain, reports = run(engine, PROMPTS, 120, sampling=sampling)
     passes = engine.passes
     # Tables of the text to be generated: nearly every draft is accepted.
     for tables in (tables_of(plain), {}):
         drafts = NgramDrafter(tables, 300)
-        ids, found_reports = run_generate(engine, PROMPTS, 120, sampling=sampling, drafts=drafts)
+        ids, draft_reports = run(engine, PROMPTS, 120, sampling=sampling, drafts=drafts)
         assert ids == plain
         if on_kernels:
-            assert found_reports == reports  # bit for bit
+            assert draft_reports == reports  # bit for bit
         if tables:
             assert engine.passes < passes
     stop = {plain[0][50], plain[1][70]}
-    cut, _ = run_generate(engine, PROMPTS, 120, sampling=sampling, stop=stop)
+    cut, _ = run(engine, PROMPTS, 120, sampling=sampling, stop=stop)
     drafts = NgramDrafter(tables_of(plain), 300)
-    assert run_generate(engine, PROMPTS, 120, sampling=sampling, stop=stop, drafts=drafts)[0] == cut
+    assert run(engine, PROMPTS, 120, sampling=sampling, stop=stop, drafts=drafts)[0] == cut
     for n in (1, 2, 3, 5):
         drafts = NgramDrafter(tables_of(plain), 300)
         ends = [row[:n] for row in plain]
-        assert run_generate(engine, PROMPTS, n, sampling=sampling, drafts=drafts)[0] == ends
+        assert run(engine, PROMPTS, n, sampling=sampling, drafts=drafts)[0] == ends
 
 
 def test_repetitive_text_needs_few_passes_and_random_text_gets_no_drafts():
@@ -96,9 +96,8 @@ def test_repetitive_text_needs_few_passes_and_random_text_gets_no_drafts():
         passes += 1
     assert passes < 40
     drafts = NgramDrafter({}, 4)
-    text = (
-        np.random.default_rng(0).integers(0, 4, 2000).tolist()
-    )  # every context has occurred before
+    # Every context has occurred before.
+    text = np.random.default_rng(0).integers(0, 4, 2000).tolist()
     n_drafted = [len(drafts.propose(0, text[:n], batch_size=2, limit=400)) for n in range(1, 2000)]
     assert sum(n_drafted[1000:]) == 0
 
@@ -124,7 +123,7 @@ def test_drafts_are_limited_even_if_certain():
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(0, 5), max_size=200))
 def test_tables_contain_the_most_frequent_continuations(tokens):
-    ids = ngram_tables(np.array(tokens, np.uint16), max_bytes=1 << 20)
+    tables = ngram_tables(np.array(tokens, np.uint16), max_bytes=1 << 20)
     known = {}
     for n in (2, 3, 4):
         following = defaultdict(Counter)
@@ -142,7 +141,7 @@ def test_tables_contain_the_most_frequent_continuations(tokens):
             token, count = min(counts.items(), key=lambda item: (-item[1], item[0]))
             if count > 1:
                 known[context] = token, 100 * count // sum(counts.values())
-        assert ids[f"ngrams_{n}"].tolist() == expected
+        assert tables[f"ngrams_{n}"].tolist() == expected
 
 
 def test_small_tables_keep_the_most_frequent_ngrams():

@@ -91,27 +91,21 @@ def test_prompt_cache_of_another_model_is_an_error(model, tmp_path):
     with pytest.raises(ModelError, match=str(bundle.path)):
         LoadedModel(other, model.engine).load_cache(path)
     weights.write_bytes(content)
-    assert LoadedModel(model_dir.load(bundle.path), model.engine).load_cache(path).tokens == [
-        1,
-        2,
-        3,
-    ]
-    content_of_cache = path.read_bytes()
-    path.write_bytes(content_of_cache[:-1])
+    same = LoadedModel(model_dir.load(bundle.path), model.engine)
+    assert same.load_cache(path).tokens == [1, 2, 3]
+    original = path.read_bytes()
+    path.write_bytes(original[:-1])
     with pytest.raises(ModelError, match="its header says") as error:
         model.load_cache(path)
     assert "--save-cache" in error.value.hint
-    middle = len(content_of_cache) // 2
-    path.write_bytes(
-        content_of_cache[:middle]
-        + bytes([content_of_cache[middle] ^ 1])
-        + content_of_cache[middle + 1 :]
-    )
+    middle = len(original) // 2
+    flipped = bytes([original[middle] ^ 1])
+    path.write_bytes(original[:middle] + flipped + original[middle + 1 :])
     with pytest.raises(ModelError, match="is damaged"):
         model.load_cache(path)
     with pytest.raises(ModelError, match="is not a prompt cache"):
         model.load_cache(weights)
-    config, owner = bundle.config, model._owner
+    config, identity = bundle.config, model._identity
     shape = (config.n_layers, config.n_kv_heads, 3, config.head_dim)
     valid = {
         "tokens": np.zeros(3, np.int64),
@@ -125,11 +119,11 @@ def test_prompt_cache_of_another_model_is_an_error(model, tmp_path):
         {"keys": np.zeros((0, 10**6, 10**6, 1), np.float32)},
         {"values": np.zeros((1, *shape[1:]), np.float32)},
     ):
-        prompt_cache.save(path, valid | invalid, owner)
+        prompt_cache.save(path, valid | invalid, identity)
         with pytest.raises(ModelError, match=r"is not a prompt cache|does not fit"):
-            prompt_cache.load(path, config, owner)
-    prompt_cache.save(path, valid, owner)
-    assert prompt_cache.load(path, config, owner)["tokens"].tolist() == [0, 0, 0]
+            prompt_cache.load(path, config, identity)
+    prompt_cache.save(path, valid, identity)
+    assert prompt_cache.load(path, config, identity)["tokens"].tolist() == [0, 0, 0]
 
 
 def test_save_cache_overwrites_prompt_caches_only(trained, tmp_path):
@@ -157,7 +151,7 @@ def test_command_saves_and_loads_a_prompt_cache(trained, tmp_path):
     loaded = tgen(*run, "--prompt", prompt, "--load-cache", tmp_path / "c")
     assert fresh.returncode == saved.returncode == loaded.returncode == 0, loaded.stderr.decode()
     assert fresh.stdout == saved.stdout == loaded.stdout
-    assert b"tokens are there" in loaded.stderr
+    assert b"15 of 15 prompt tokens are cached" in loaded.stderr
     other = tgen("generate", "--prompt", prompt, "--load-cache", tmp_path / "c")
     assert other.returncode == 1
     assert str(trained).encode() in other.stderr

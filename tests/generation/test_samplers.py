@@ -1,4 +1,4 @@
-"""Samplers and penalties match transformers or their definition; samples are distributed as such."""
+"""Samplers and penalties equal those of transformers or their definition; so do the samples."""
 
 import math
 from collections import Counter
@@ -241,3 +241,21 @@ def test_any_settings_in_any_order_leave_a_candidate(
     for row in range(3):  # the batch changes nothing
         alone = sample(logits[row : row + 1], sampling, seeds=[seed + row], positions=[4 + row])
         assert alone == sampled[row : row + 1]
+
+
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=12), st.integers(0, 14))
+def test_k_most_likely_are_sorted_with_ties_by_id(values, k):
+    (ids,), (ranked,) = samplers.sort_candidates(np.array([values], np.float32), k)
+    best = sorted(range(len(values)), key=lambda i: (-values[i], i))
+    assert ids.tolist() == best[: k or len(values)]
+    assert ranked.tolist() == [values[i] for i in ids]
+
+
+@given(st.lists(st.floats(-5, 5, width=32), min_size=1, max_size=12), st.floats(0.01, 1))
+def test_top_p_keeps_the_fewest_candidates_with_mass_p(values, p):
+    _, ranked = samplers.sort_candidates(np.array([values], np.float32), 0)
+    kept = int((samplers.top_p(ranked, p) > -np.inf).sum())
+    probabilities = samplers.softmax(ranked)[0]
+    assert (samplers.top_p(ranked, p)[0, :kept] > -np.inf).all()
+    assert probabilities[: kept - 1].sum() < p + 1e-12
+    assert kept == len(values) or probabilities[:kept].sum() >= p - 1e-12

@@ -75,7 +75,7 @@ def test_mean_and_value_weighted_attention_equal_their_formulas(family):
 
     with torch.no_grad():
         model(token_batch(model, [IDS]), recorder=ValueRecorder())
-        W_O = model.blocks[1].attention.o_proj.weight[:, 24:32]
+        W_O = model.get_parameter("blocks.1.attention.o_proj.weight")[:, 24:32]
         norms = (recorded[1] @ W_O.T).norm(dim=-1).numpy()
     contributions = heads[3] * norms
     expected = contributions / contributions.sum(axis=1, keepdims=True)
@@ -108,7 +108,7 @@ def test_surprisal_equals_the_models_log_probabilities(family, tokenizer):
         assert token.rank == int((log_p[i - 1] > log_p[i - 1, ids[i]]).sum())
         assert token.top_id == int(log_p[i - 1].argmax())
         assert data[token.byte_offset :].startswith(token.text)
-    bits = sum(token.surprisal for token in report.tokens[1:])
+    bits = math.fsum(token.surprisal or math.nan for token in report.tokens[1:])
     assert report.bits_per_byte == pytest.approx(bits / (len(data) - len(report.tokens[0].text)))
     assert report.perplexity == pytest.approx(2 ** (bits / (len(ids) - 1)))
     assert report.tokens[0].surprisal is None

@@ -12,10 +12,12 @@ from tgen import runs
 from tgen.checkpoint import model_dir
 from tgen.config import TrainConfig
 from tgen.errors import TrainingError
-from tgen.reports import DoneReport, RollbackReport, RunReport, SavingReport
+from tgen.reports.training import DoneReport, RollbackReport, RunReport, SavingReport
 from tgen.runs import checkpoint_saver, trainer
 from tgen.runs.storage import state as run_state
+from tgen.storage import files
 from tgen.training import loop
+from tgen.training.evaluation import evaluate as evaluate_model
 
 BEST = 4
 
@@ -38,7 +40,7 @@ def train(
 ) -> list[RunReport]:
     """Train with the best evaluation at step 4 and a rollback at step 8; some saves fail."""
     step, n_evaluations = [0], [0]
-    real, save, save_weights = loop.evaluate, run_state.save_state, model_dir.save
+    real, save, save_weights = evaluate_model, run_state.save_state, model_dir.save
     real_step = loop._step
 
     def evaluate(*given, **named):
@@ -83,9 +85,7 @@ def train(
         ([4, 5, 6, 7, 8], True, 8),
     ],
 )
-def test_best_weights_survive_a_failed_save(
-    tmp_path, monkeypatch, refused, also_weights, back_to
-):
+def test_best_weights_survive_a_failed_save(tmp_path, monkeypatch, refused, also_weights, back_to):
     best = {}
 
     def note(report: RunReport) -> None:
@@ -119,7 +119,7 @@ def test_damaged_best_state_is_reported_and_the_next_restored(tmp_path, monkeypa
 
 def test_discarded_states_are_removed_with_the_next_save(tmp_path, monkeypatch):
     reports = train(tmp_path, monkeypatch, "well")
-    remove = run_state.files.remove
+    remove = files.remove
     refused = []
 
     def stays(path: Path) -> None:
@@ -128,7 +128,7 @@ def test_discarded_states_are_removed_with_the_next_save(tmp_path, monkeypatch):
             raise OSError(errno.EIO, "Input/output error")
         remove(path)
 
-    monkeypatch.setattr(run_state.files, "remove", stays)
+    monkeypatch.setattr(files, "remove", stays)
     again = train(tmp_path, monkeypatch)
     assert refused
     assert [type(r) for r in again] == [type(r) for r in reports]
@@ -168,7 +168,7 @@ def test_unknown_free_space_does_not_stop_the_run(tmp_path, monkeypatch):
     def unknown(_: Path) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(checkpoint_saver.files, "free_bytes", unknown)
+    monkeypatch.setattr(files, "free_bytes", unknown)
     reports = train(tmp_path, monkeypatch, refuses=lambda step: step == 2)
     assert isinstance(reports[-1], DoneReport)
 

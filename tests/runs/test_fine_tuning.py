@@ -5,18 +5,15 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from support.command import tgen
-from support.corpora import make_corpus
 from support.models import TEXT
 from support.runs import progress, request, resume
-from tgen import corpus, runs
+from tgen import runs
 from tgen.checkpoint import model_dir
 from tgen.config import TrainConfig
 from tgen.errors import UsageError
-from tgen.reports import DoneReport, EvalReport, MemorizationReport, PlanReport
+from tgen.reports.training import DoneReport, EvalReport, MemorizationReport, PlanReport
 from tgen.runs.storage import state
 
 SLOW = {"learning_rate": "1e-9", "matrix_learning_rate": "1e-9"}
@@ -140,29 +137,3 @@ def test_the_end_says_whether_it_memorizes_and_what_others_make_of_the_text(tmp_
     assert memory.held_out_bits_per_byte == reports[-1].best_bits_per_byte
     assert "memorize" in memory.verdict
     assert set(reports[-1].baselines) == {"xz -9", "order-5 n-grams"}
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    texts=st.lists(st.text("ab\n é", min_size=1, max_size=80), min_size=1, max_size=6),
-    most=st.integers(1, 200),
-)
-def test_thinned_text_is_whole_pieces_in_order_and_no_more_than_asked(texts, most):
-    documents = [(text.encode(),) for text in texts]
-    all_documents = make_corpus(documents).documents
-    kept = corpus.subsample_documents(all_documents, most)
-    if sum(len(d[0]) for d in documents) <= most:
-        assert kept is all_documents
-    joined, place = b"\0".join(d[0] for d in documents), 0
-    for (piece,) in kept:
-        piece.decode()  # no character is cut
-        place = joined.index(piece, place) + len(piece)
-    assert len(kept) == 1 or sum(len(d[0]) for d in kept) <= most
-
-
-def test_thinned_text_is_spread_evenly():
-    documents = [(bytes([i]) * 10,) for i in range(100)]
-    kept = [
-        piece[0] for (piece,) in corpus.subsample_documents(make_corpus(documents).documents, 250)
-    ]
-    assert kept == list(range(3, 100, 4))

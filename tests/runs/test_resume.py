@@ -11,7 +11,7 @@ import pytest
 from support.runs import contents, request, resume
 from tgen import runs
 from tgen.errors import TgenError, TrainingError, UsageError
-from tgen.reports import DoneReport, EvalReport, RunReport
+from tgen.reports.training import DoneReport, EvalReport, RunReport
 from tgen.runs import prepare
 from tgen.runs.storage import manifest
 from tgen.runs.storage import state as run_state
@@ -214,7 +214,7 @@ def test_new_end_applies_to_all_states_after_a_kill(tmp_path, monkeypatch):
         begun.close()
     shutil.copytree(out, tmp_path / "damaged")
     assert end(resume(out, **longer)) == 20
-    damage(tmp_path / "damaged" / "training" / "state-00000014", "gone")  # the previous state has 14 steps
+    damage(tmp_path / "damaged" / "training" / "state-00000014", "gone")  # the older one knows 14
     assert end(resume(tmp_path / "damaged", threads=1)) == 20
 
 

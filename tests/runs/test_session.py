@@ -14,7 +14,7 @@ from tgen.config import Family, TrainConfig
 from tgen.corpus import TokenDataset
 from tgen.errors import CorpusError, LockedError, TrainingError, UsageError
 from tgen.model.transformer import Transformer
-from tgen.reports import DoneReport, EvalReport, SampleReport, StepReport
+from tgen.reports.training import DoneReport, EvalReport, SampleReport, StepReport
 from tgen.runs.storage import state
 from tgen.storage import locks
 from tgen.training.evaluation import LossModule, evaluate

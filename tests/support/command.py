@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def tgen(
@@ -21,7 +22,7 @@ def tgen(
     )
 
 
-def start(*arguments: object, **streams: object) -> subprocess.Popen[bytes]:
+def start(*arguments: object, **streams: Any) -> subprocess.Popen[bytes]:
     """Start the real command."""
     return subprocess.Popen(
         [sys.executable, "-m", "tgen", *map(str, arguments)], env=clean_environment(), **streams

@@ -3,28 +3,22 @@
 import hashlib
 import json
 
-import numpy as np
-
 from tgen import corpus
-from tgen.corpus import Corpus, Documents
+from tgen.corpus import Corpus
 from tgen.corpus.documents import DocumentTable
 from tgen.corpus.sources import Source
 
 
-def make_corpus(documents, *, rows=False, skipped=()):
-    """A corpus of documents, tuples of parts, each in a source of its own.
-
-    `rows` says which are rows of JSON: all, none, or a set of indices.
-    """
+def make_corpus(documents, *, rows=False):
+    """A corpus of documents, tuples of parts, each in a source of its own; `rows` as JSON."""
     table = DocumentTable()
-    for i, parts in enumerate(documents):
-        is_row = i in rows if isinstance(rows, set | frozenset) else rows
-        content = _to_row(parts) if is_row else b"".join(parts)
-        table.add_source(Source("corpus", content), rows=is_row)
+    for parts in documents:
+        content = _to_row(parts) if rows else b"".join(parts)
+        table.add_source(Source("corpus", content), rows=rows)
         content_key = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
         key = int.from_bytes(hashlib.sha256(content_key).digest()[:8], "little")
         table.add_document(0, len(content), sum(map(len, parts)), key)
-    return Corpus(Documents(table, np.arange(len(table))), list(skipped))
+    return Corpus(table.all_documents(), [])
 
 
 def tokenize(documents, tokenizer, **options):

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from tgen.cli.inspect.page.render import render_page
-from tgen.reports import (
+from tgen.reports.inspection import (
     AttentionReport,
     Check,
     HeadReport,
@@ -40,7 +40,9 @@ PLAIN = [b" word"] * len(HOSTILE)
 PICTURE = '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><rect width="9"/></svg>'
 
 
-def matrices(n_layers: int, n_heads: int, n_tokens: int, *, seed: int = 0) -> list[AttentionReport]:
+def sample_attention(
+    n_layers: int, n_heads: int, n_tokens: int, *, seed: int = 0
+) -> list[AttentionReport]:
     """Return softmax weights; some rows exceed 1 by a float32 rounding error."""
     random, reports = np.random.default_rng(seed), []
     for layer in range(n_layers):
@@ -61,7 +63,7 @@ def matrices(n_layers: int, n_heads: int, n_tokens: int, *, seed: int = 0) -> li
     return reports
 
 
-def text_of(tokens: list[bytes]) -> TextReport:
+def sample_text(tokens: list[bytes]) -> TextReport:
     reports = [
         TokenReport(
             index=i,
@@ -81,7 +83,7 @@ def text_of(tokens: list[bytes]) -> TextReport:
     )
 
 
-def heads_of(n_layers: int, n_heads: int) -> HeadsReport:
+def sample_heads(n_layers: int, n_heads: int) -> HeadsReport:
     """Return heads whose induction score falls while its excess over the control rises."""
     numbers: dict[str, Any] = dict.fromkeys(
         ("entropy", "effective_keys", "normalized_entropy", "confidence", "distance", "previous",
@@ -120,7 +122,7 @@ def heads_of(n_layers: int, n_heads: int) -> HeadsReport:
     )
 
 
-def lens_of(tokens: list[bytes]) -> LensReport:
+def sample_lens(tokens: list[bytes]) -> LensReport:
     best = Prediction(id=1, text=tokens[1], probability=0.5, logit=2.0)
     return LensReport(
         layers=["embedding", "layer 0"],
@@ -137,7 +139,7 @@ def lens_of(tokens: list[bytes]) -> LensReport:
     )
 
 
-def page_of(tokens: list[bytes], attention: list[AttentionReport], **changes: Any) -> str:
+def sample_page(tokens: list[bytes], attention: list[AttentionReport], **changes: Any) -> str:
     """Return a page with all panels; `changes` replace arguments of `render_page`."""
     n_layers = 1 + max(report.layer for report in attention)
     n_heads = 1 + max(report.head or 0 for report in attention)
@@ -155,10 +157,10 @@ def page_of(tokens: list[bytes], attention: list[AttentionReport], **changes: An
     arguments: dict[str, Any] = {
         "name": "a model",
         "summary": summary,
-        "text": text_of(tokens),
+        "text": sample_text(tokens),
         "attention": attention,
-        "heads": heads_of(n_layers, n_heads),
-        "lens": lens_of(tokens),
+        "heads": sample_heads(n_layers, n_heads),
+        "lens": sample_lens(tokens),
         "checks": [Check(name="attention rows sum to 1", value=2e-7, limit=1e-5)],
         "picture": PICTURE,
     }

@@ -10,10 +10,11 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
 import torch
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import tgen.training.parallel
 from tgen.cli.app import run
@@ -37,7 +38,7 @@ def main() -> None:
         sys.stdout.flush()
 
 
-def fork(task: object, rank: int, n: int, port: int, folder: Path) -> int:
+def fork(task: Any, rank: int, n: int, port: int, folder: Path) -> int:
     if pid := os.fork():
         return pid
     signal.alarm(100)  # if it hangs

@@ -1,20 +1,25 @@
 """A tiny training run: request, resume, and what it leaves on disk."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 from support.models import TEXT
 from tgen import runs
 from tgen.config import TrainConfig
-from tgen.reports import RunReport
+from tgen.reports.training import RunReport
 from tgen.runs import ResumeRequest, RunRequest
 from tgen.runs.storage import state as run_state
 
-TRAINED = ("StepReport", "EvalReport", "SampleReport")  # without the first and last reports of a session
+TRAINED = (
+    "StepReport",
+    "EvalReport",
+    "SampleReport",
+)  # without the first and last reports of a session
 
 
-def request(folder: Path, name: str = "model", **values: object) -> RunRequest:
+def request(folder: Path, name: str = "model", **values: Any) -> RunRequest:
     corpus = folder / "corpus.txt"
     if not corpus.exists():
         corpus.write_bytes(TEXT)
@@ -40,8 +45,8 @@ def request(folder: Path, name: str = "model", **values: object) -> RunRequest:
 
 
 def resume(
-    out: Path, *, stopped: Callable[[], bool] = lambda: False, **values: object
-) -> Iterator[RunReport]:
+    out: Path, *, stopped: Callable[[], bool] = lambda: False, **values: Any
+) -> Generator[RunReport, None, None]:
     return runs.resume(ResumeRequest(out=out, **values), stopped=stopped)
 
 

@@ -180,7 +180,7 @@ def files():
         "o200k": (byte_level(O200K), "llama", fast),
         "tekken": (byte_level(TEKKEN), "mistral", "LlamaTokenizer"),
         "whole": (byte_level(splitter=level(regex=False)), "llama", fast),
-        "llama2-saved-anew": (sentencepiece(splitter=first), "llama", "LlamaTokenizer"),
+        "llama2-resaved": (sentencepiece(splitter=first), "llama", "LlamaTokenizer"),
         "always": (sentencepiece(splitter=metaspace("always", True), lines=True), "llama", fast),
         "never": (sentencepiece(splitter=metaspace("never")), "llama", fast),
     }

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from tgen.reports import AttentionReport
+from tgen.reports.inspection import AttentionReport
 
 HOSTILE = [
     b"[/x]",
@@ -43,6 +43,6 @@ def attention_report(weights: np.ndarray[Any, Any]) -> AttentionReport:
 
 def printed(lines: Any, width: int = 80, **options: Any) -> str:
     """Return what a Rich console of this width prints."""
-    console = Console(width=width, file=io.StringIO(), **options)
-    console.print(*lines, sep="\n")
-    return console.file.getvalue()
+    out = io.StringIO()
+    Console(width=width, file=out, **options).print(*lines, sep="\n")
+    return out.getvalue()

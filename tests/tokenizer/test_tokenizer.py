@@ -95,6 +95,7 @@ def test_char_limits_its_vocabulary_to_the_most_frequent_characters():
 def test_special_tokens_spelled_in_a_text_remain_text():
     for tokenizer in KINDS:
         ids = tokenizer.encode(f"a{END_OF_TEXT}b".encode())
+        assert tokenizer.end_of_text is not None
         assert tokenizer.end_of_text not in ids
         assert tokenizer.decode([tokenizer.end_of_text]) == b""
 

@@ -20,7 +20,7 @@ from tgen.tokenizer.chunking import split_blocks
 KINDS = sorted(files())
 BYTE_LEVEL = [name for name in KINDS if not files()[name][0]["model"]["byte_fallback"]]
 COMPOSED = ["qwen2", "thinking", "marks"]  # NFC changes the bytes of some texts
-PREFIXED = ["prefix-space", "llama2", "mistral", "llama2-saved-anew", "always"]
+PREFIXED = ["prefix-space", "llama2", "mistral", "llama2-resaved", "always"]
 some_text = st.one_of(st.text(), st.lists(st.sampled_from(mixed(3000).split(" "))).map(" ".join))
 some_bytes = st.lists(st.one_of(st.binary(max_size=4), some_text.map(str.encode))).map(b"".join)
 
@@ -47,68 +47,68 @@ def load_transformers(name, path):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_ids_equal_those_of_transformers(name, tmp_path):
-    ours, auto = tokenizer(name), load_transformers(name, tmp_path)
+    tok, auto = tokenizer(name), load_transformers(name, tmp_path)
     long = mixed(1 << 20 if name in MAIN else 1 << 17)
     for text in (long, "a", "\n", "  two", " <s> </s>", "\0", "", "a<think> b¿té? c"):
-        assert ours.encode(text.encode()) == auto(text, add_special_tokens=False)["input_ids"]
-    assert ours.encode_prompt(b"Hello") == auto("Hello")["input_ids"]
+        assert tok.encode(text.encode()) == auto(text, add_special_tokens=False)["input_ids"]
+    assert tok.encode_prompt(b"Hello") == auto("Hello")["input_ids"]
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_long_texts_are_cut_without_changing_tokens(name, monkeypatch):
-    ours, text = tokenizer(name), mixed(1 << 17, seed=5)
-    whole = ours.encode(text.encode())
+    tok, text = tokenizer(name), mixed(1 << 17, seed=5)
+    whole = tok.encode(text.encode())
     monkeypatch.setattr("tgen.tokenizer.chunking._BLOCK", 5)
-    n_blocks = len(list(split_blocks(text, ours._cut)))
+    n_blocks = len(list(split_blocks(text, tok._cut)))
     assert n_blocks == 1 if name == "always" else n_blocks > 200
-    assert ours.encode(text.encode()) == whole
+    assert tok.encode(text.encode()) == whole
 
 
 @pytest.mark.parametrize("name", BYTE_LEVEL)
 @given(data=some_bytes)
 @settings(max_examples=40, deadline=None)
 def test_any_bytes_survive_byte_level_tokenizers(name, data):
-    ours = tokenizer(name)
+    tok = tokenizer(name)
     if name in COMPOSED:
         data = data.decode(errors="ignore").encode("ascii", "ignore") + data[:1]
     if name in PREFIXED:
         data = data.lstrip(b" ")
-    assert ours.decode(ours.encode(data)) == data
-    assert ours.decode(ours.encode(data, continuation=True), continuation=True) == data
+    assert tok.decode(tok.encode(data)) == data
+    assert tok.decode(tok.encode(data, continuation=True), continuation=True) == data
 
 
 @pytest.mark.parametrize("name", sorted(set(KINDS) - set(BYTE_LEVEL)))
 @given(data=some_bytes)
 @settings(max_examples=40, deadline=None)
 def test_any_bytes_survive_sentencepiece_tokenizers(name, data):
-    ours = tokenizer(name)
+    tok = tokenizer(name)
     data = data.replace("▁".encode(), b"_")  # the character for a space
-    if name in ("mistral", "llama2-saved-anew", "always"):  # they add none before a space
+    if name in ("mistral", "llama2-resaved", "always"):  # they add none before a space
         data = data.lstrip(b" ")
-    assert ours.decode(ours.encode(data)) == data
-    assert ours.decode(ours.encode(data, continuation=True), continuation=True) == data
+    assert tok.decode(tok.encode(data)) == data
+    assert tok.decode(tok.encode(data, continuation=True), continuation=True) == data
 
 
 @pytest.mark.parametrize("name", KINDS)
 @given(data=some_bytes)
 @settings(max_examples=25, deadline=None)
 def test_streamed_text_equals_decoded_text(name, data):
-    ours, stream = tokenizer(name), TextStream()
-    ids = ours.encode(data)
-    pieces = [stream.feed(ours.token_bytes(i)) for i in ids]
-    assert b"".join(pieces) + stream.flush() == ours.decode(ids, continuation=True)
-    space = b" " if name in PREFIXED and ours.decode(ids, continuation=True)[:1] == b" " else b""
-    assert space + ours.decode(ids) == ours.decode(ids, continuation=True)
+    tok, stream = tokenizer(name), TextStream()
+    ids = tok.encode(data)
+    pieces = [stream.feed(tok.token_bytes(i)) for i in ids]
+    assert b"".join(pieces) + stream.flush() == tok.decode(ids, continuation=True)
+    space = b" " if name in PREFIXED and tok.decode(ids, continuation=True)[:1] == b" " else b""
+    assert space + tok.decode(ids) == tok.decode(ids, continuation=True)
 
 
 @pytest.mark.parametrize("name", ["llama2", "mistral", "prefix-space"])
 def test_space_prefix_is_only_added_at_the_start_of_a_text(name):
-    ours = tokenizer(name)
-    assert ours.decode(ours.encode(b"is"), continuation=True) == b" is"
-    assert ours.decode(ours.encode(b"is")) == b"is"
-    assert ours.decode(ours.encode(b"is", continuation=True), continuation=True) == b"is"
-    assert ours.decode(ours.encode(b"a\xffb"), continuation=True) == b" a\xffb"
-    assert ours.decode(ours.encode(b"\xff b")) == b"\xff b"
+    tok = tokenizer(name)
+    assert tok.decode(tok.encode(b"is"), continuation=True) == b" is"
+    assert tok.decode(tok.encode(b"is")) == b"is"
+    assert tok.decode(tok.encode(b"is", continuation=True), continuation=True) == b"is"
+    assert tok.decode(tok.encode(b"a\xffb"), continuation=True) == b" a\xffb"
+    assert tok.decode(tok.encode(b"\xff b")) == b"\xff b"
 
 
 def test_prompt_starts_with_the_tokens_of_its_model():
@@ -125,43 +125,43 @@ def test_prompt_starts_with_the_tokens_of_its_model():
 
 
 def test_generated_text_of_a_model_with_a_space_prefix_continues_its_prompt(tmp_path):
-    ours = tokenizer("llama2")
-    model = make_model("llama", vocab_size=ours.vocab_size)
-    model_dir.save(tmp_path / "m", model.config, ours, model.to_arrays())
+    tok = tokenizer("llama2")
+    model = make_model("llama", vocab_size=tok.vocab_size)
+    model_dir.save(tmp_path / "m", model.config, tok, model.to_arrays())
     loaded = open_model(tmp_path / "m")
     sampling = SamplingConfig(temperature=0.0, max_new_tokens=12, require=[b" is"])
     prompt = loaded.encode("The")
     pieces = list(loaded.pieces(loaded.tokens([prompt], sampling=sampling)))
     written = b"".join(piece for _, piece in pieces)
     assert prompt[0] == 1
-    assert b"The" + written == ours.decode([*prompt, *(token.id for token, _ in pieces)])
+    assert b"The" + written == tok.decode([*prompt, *(token.id for token, _ in pieces)])
     assert b" is" in written
-    assert loaded.vocabulary.encode(b" is") == ours.encode(b" is", continuation=True)
+    assert loaded.vocabulary.encode(b" is") == tok.encode(b" is", continuation=True)
     assert loaded.bits_per_byte("The king") > 0
     inspector = Inspector(loaded.bundle, b"The king")
-    assert inspector.tokens[:2] == [b"", ours.token_bytes(prompt[1])]
+    assert inspector.tokens[:2] == [b"", tok.token_bytes(prompt[1])]
 
 
 def test_added_tokens_are_spelled_verbatim_not_in_byte_characters():
-    ours, text = tokenizer("thinking"), "so<think>¿té? yes".encode()
-    assert len(ours.encode("¿té?".encode())) == 1
-    assert ours.decode(ours.encode(text)) == text
+    tok, text = tokenizer("thinking"), "so<think>¿té? yes".encode()
+    assert len(tok.encode("¿té?".encode())) == 1
+    assert tok.decode(tok.encode(text)) == text
 
 
 def test_text_with_added_tokens_that_get_a_space_prefix_is_not_cut(monkeypatch):
     n = len(sentencepiece()["model"]["vocab"])
     file = sentencepiece(normalizer=LEGACY, more=added(["<tool>"], n, special=False))
-    ours, library = Tokenizer(json.dumps(file)), Backend.from_str(json.dumps(file))
+    tok, library = Tokenizer(json.dumps(file)), Backend.from_str(json.dumps(file))
     library.encode_special_tokens = True
     text = "one <tool> two\nthree <tool>\nfour" * 9
     monkeypatch.setattr("tgen.tokenizer.chunking._BLOCK", 5)
-    assert ours.encode(text.encode()) == library.encode(text, add_special_tokens=False).ids
+    assert tok.encode(text.encode()) == library.encode(text, add_special_tokens=False).ids
 
 
 @pytest.mark.parametrize("name", MAIN)
 def test_merge_pairs_spell_their_token(name):
-    ours = tokenizer(name)
-    merged = [(i, *pair) for i, pair in enumerate(ours.merge_pairs.tolist()) if pair[0] >= 0]
+    tok = tokenizer(name)
+    merged = [(i, *pair) for i, pair in enumerate(tok.merge_pairs.tolist()) if pair[0] >= 0]
     assert len(merged) > 400
     for whole, left, right in merged:
-        assert ours.token_bytes(whole) == ours.token_bytes(left) + ours.token_bytes(right)
+        assert tok.token_bytes(whole) == tok.token_bytes(left) + tok.token_bytes(right)

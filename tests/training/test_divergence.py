@@ -13,7 +13,7 @@ from tgen.config import ModelConfig, ResolvedTrainConfig
 from tgen.corpus import TokenDataset
 from tgen.errors import TrainingError
 from tgen.model.transformer import Transformer
-from tgen.reports import DoneReport, RollbackReport, StepReport
+from tgen.reports.training import DoneReport, RollbackReport, StepReport
 from tgen.runs.storage import log as run_log
 from tgen.training import evaluation, loop
 from tgen.training.evaluation import Evaluation

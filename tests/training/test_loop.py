@@ -9,7 +9,7 @@ import torch
 from tgen.config import ModelConfig, ResolvedTrainConfig
 from tgen.corpus import TokenDataset
 from tgen.model.transformer import Transformer
-from tgen.reports import StepReport
+from tgen.reports.training import StepReport
 from tgen.training.loop import train
 from tgen.training.state import TrainState
 

@@ -27,8 +27,8 @@ def test_cross_entropy_and_its_gradients_equal_torch(monkeypatch, share):
     got = cross_entropy(x, head, targets, loss_mask)
     assert got.item() == pytest.approx(wanted.item(), abs=1e-9)
     gradients = torch.autograd.grad(got * 3, (x, head))
-    for mine, theirs in zip(gradients, torch.autograd.grad(wanted * 3, (x, head)), strict=True):
-        assert torch.allclose(mine, theirs, atol=1e-12)
+    for ours, theirs in zip(gradients, torch.autograd.grad(wanted * 3, (x, head)), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-12)
     with torch.no_grad():
         assert cross_entropy(x, head, targets, loss_mask).item() == pytest.approx(got.item())
 

@@ -8,10 +8,13 @@ from tgen.training.state import Progress
 
 
 def test_learning_rate_warms_up_stays_and_decays():
-    factors = [lr_factor(s, warmup_steps=3, decay_start=6, total_steps=10) for s in range(11)]
+    config, progress = ResolvedTrainConfig(warmup_steps=3), Progress(decay_start=6, total_steps=10)
+    factors = [lr_factor(progress, config, step) for step in range(11)]
     assert factors[:7] == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1, 0.8])
     assert factors[6:] == pytest.approx([0.8, 0.6, 0.4, 0.2, 0])
-    assert lr_factor(99, warmup_steps=0, decay_start=None, total_steps=None) == 1
+    assert lr_factor(Progress(), ResolvedTrainConfig(warmup_steps=0), 99) == 1
+    halved = Progress(learning_rate_scale=0.5)
+    assert lr_factor(halved, ResolvedTrainConfig(warmup_steps=0), 99) == 0.5
 
 
 def test_slower_machine_takes_fewer_steps():

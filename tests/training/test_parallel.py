@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,11 +46,11 @@ def whole(corpus, tmp_path_factory):
 
 def command(corpus: Path, out: Path, *more: object, batch: int = 6, **settings: object) -> list:
     settings = SHAPE | {"batch_size": batch} | settings
-    given = [f"--set={name}={value}" for name, value in settings.items() if value is not None]
-    return ["train", corpus, "-o", out, "--steps", STEPS, "--threads", 1, "-q", *given, *more]
+    arguments = [f"--set={name}={value}" for name, value in settings.items() if value is not None]
+    return ["train", corpus, "-o", out, "--steps", STEPS, "--threads", 1, "-q", *arguments, *more]
 
 
-def then(arguments: list, *, action: str, at: int) -> str:
+def code_of_ranks(arguments: list, *, action: str, at: int) -> str:
     """Return code for each rank: the command, and what rank 1 does after a step."""
     return f"""
 import os, signal
@@ -68,9 +69,9 @@ os._exit(app.run({[str(one) for one in arguments]!r}))
 def losses(out: Path) -> dict[tuple[str, int], float]:
     """Return the loss of each step and evaluation."""
     records = [r for r in log.read(out) if r["kind"] in ("StepReport", "EvalReport")]
-    found = {(r["kind"], r["step"]): r["loss"] for r in records}
-    assert len(found) == len(records)
-    return found
+    values = {(r["kind"], r["step"]): r["loss"] for r in records}
+    assert len(values) == len(records)
+    return values
 
 
 def names(out: Path) -> list[str]:
@@ -112,8 +113,8 @@ def error_line(ranks: list) -> str:
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_ranks_train_like_one_process(on_ranks, corpus, whole, tmp_path, parallel):
     out = tmp_path / "two"
-    given = command(corpus, out, "--parallel", parallel, batch=3)
-    ranks = on_ranks(given, given)
+    arguments = command(corpus, out, "--parallel", parallel, batch=3)
+    ranks = on_ranks(arguments, arguments)
     assert statuses(ranks) == [0, 0], ranks
     assert not any(rank.err for rank in ranks)
     assert_same(out, whole)
@@ -125,22 +126,21 @@ def test_three_ranks_share_batches_with_loss_masks_micro_batches_and_dropout(on_
     some = [" ".join(words[i : i + 5]) for i in range(1000)]
     rows = [{"prompt": some[i], "completion": some[i + 100]} for i in range(900)]
     corpus.write_text("\n".join(map(json.dumps, rows)))
-    settings = {"accumulation": 2, "bpe_dropout": 0.2, "dropout": 0.2}
-    settings["bpe_dropout_in_decay"] = "true"
-    settings |= {"optimizer": "adamw", "learning_rate": 0.002}
+    settings: dict[str, Any] = {"accumulation": 2, "bpe_dropout": 0.2, "dropout": 0.2}
+    settings |= {"bpe_dropout_in_decay": "true", "optimizer": "adamw", "learning_rate": 0.002}
     more = ("--tokenizer", "bpe", "--vocab-size", 300)
     assert statuses(on_ranks(command(corpus, whole, *more, batch=12, **settings))) == [0]
     out = tmp_path / "three"
-    given = command(corpus, out, *more, "--parallel", "fsdp", batch=4, **settings)
-    ranks = on_ranks(*[given] * 3)
+    arguments = command(corpus, out, *more, "--parallel", "fsdp", batch=4, **settings)
+    ranks = on_ranks(*[arguments] * 3)
     assert statuses(ranks) == [0, 0, 0], ranks
     assert_same(out, whole)
 
 
 def test_run_of_two_ranks_resumes_in_one_process(on_ranks, corpus, whole, tmp_path):
     out = tmp_path / "out"
-    given = command(corpus, out, "--parallel", "fsdp", batch=3)
-    ranks = on_ranks(code=then(given, action=TERM, at=25), n=2)
+    arguments = command(corpus, out, "--parallel", "fsdp", batch=3)
+    ranks = on_ranks(code=code_of_ranks(arguments, action=TERM, at=25), n=2)
     assert statuses(ranks) == [143, 143], ranks
     assert losses(out).keys() == {key for key in losses(whole) if key[1] <= 25}
     resume_alone(out)
@@ -149,10 +149,10 @@ def test_run_of_two_ranks_resumes_in_one_process(on_ranks, corpus, whole, tmp_pa
 
 def test_run_of_one_process_resumes_on_two_ranks(on_ranks, corpus, whole, tmp_path):
     out = tmp_path / "out"
-    ranks = on_ranks(code=then(command(corpus, out), action=TERM, at=25), n=1)
+    ranks = on_ranks(code=code_of_ranks(command(corpus, out), action=TERM, at=25), n=1)
     assert statuses(ranks) == [143]
-    given = ["train", "--resume", "-o", out, "-q", "--parallel", "fsdp"]
-    ranks = on_ranks(given, given)
+    arguments = ["train", "--resume", "-o", out, "-q", "--parallel", "fsdp"]
+    ranks = on_ranks(arguments, arguments)
     assert statuses(ranks) == [0, 0], ranks
     assert_same(out, whole)
 
@@ -160,8 +160,8 @@ def test_run_of_one_process_resumes_on_two_ranks(on_ranks, corpus, whole, tmp_pa
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_other_ranks_end_when_one_is_killed(on_ranks, corpus, whole, tmp_path, parallel):
     out = tmp_path / "killed"
-    given = command(corpus, out, "--parallel", parallel, batch=3)
-    ranks = on_ranks(code=then(given, action=KILL, at=25), n=2)
+    arguments = command(corpus, out, "--parallel", parallel, batch=3)
+    ranks = on_ranks(code=code_of_ranks(arguments, action=KILL, at=25), n=2)
     assert statuses(ranks) == [1, -9], ranks
     assert "a rank ended without an error message" in ranks[0].err
     state.load_run(out)
@@ -173,14 +173,14 @@ def test_fine_tuning_on_two_ranks_equals_one_process(on_ranks, corpus, whole, tm
     one, two = tmp_path / "one", tmp_path / "two"
     shape = dict.fromkeys(("d_model", "n_layers", "n_heads"))
     assert statuses(on_ranks(command(corpus, one, "--from", whole, **shape))) == [0]
-    given = command(corpus, two, "--from", whole, "--parallel", "fsdp", batch=3, **shape)
-    assert statuses(on_ranks(given, given)) == [0, 0]
+    arguments = command(corpus, two, "--from", whole, "--parallel", "fsdp", batch=3, **shape)
+    assert statuses(on_ranks(arguments, arguments)) == [0, 0]
     assert_same(two, one)
     (tmp_path / "there").mkdir()
-    given = command(corpus, tmp_path / "none", "--from", "one")
+    arguments = command(corpus, tmp_path / "none", "--from", "one")
     folders = [str(tmp_path), str(tmp_path / "there")]
     where = f"import os; os.chdir({folders}[int(os.environ['RANK'])])\n"
-    ranks = on_ranks(code=where + then(given, action="0", at=-1), n=2)
+    ranks = on_ranks(code=where + code_of_ranks(arguments, action="0", at=-1), n=2)
     assert statuses(ranks) == [1, 1]
     assert "one" in error_line(ranks)
     assert not (tmp_path / "none").exists()
@@ -191,11 +191,11 @@ def test_ranks_roll_back_together_and_share_a_clock(on_ranks, corpus, tmp_path):
     for name, more in (("steps", ()), ("minutes", ("--minutes", 0.05))):
         out = tmp_path / name
         settings = worse | {"eval_every": 2, "accumulation": 2}
-        given = command(corpus, out, "--parallel", "ddp", *more, batch=3, **settings)
+        arguments = command(corpus, out, "--parallel", "ddp", *more, batch=3, **settings)
         if more:
-            at = given.index("--steps")
-            del given[at : at + 2]
-        ranks = on_ranks(given, given)
+            at = arguments.index("--steps")
+            del arguments[at : at + 2]
+        ranks = on_ranks(arguments, arguments)
         assert statuses(ranks) == [0, 0], ranks
         kinds = [record["kind"] for record in log.read(out)]
         assert kinds[-1] == "DoneReport"
@@ -203,13 +203,13 @@ def test_ranks_roll_back_together_and_share_a_clock(on_ranks, corpus, tmp_path):
 
 
 def test_rank_that_sees_another_run_is_refused(on_ranks, corpus, whole, tmp_path):
-    places = [tmp_path / name for name in ("here", "there")]
-    for place in places:
-        place.mkdir()
-    shutil.copytree(whole, places[1] / "out")
-    given = command(corpus, Path("out"))
-    where = f"import os; os.chdir({list(map(str, places))}[int(os.environ['RANK'])])\n"
-    ranks = on_ranks(code=where + then(given, action="0", at=-1), n=2)
+    directories = [tmp_path / name for name in ("here", "there")]
+    for directory in directories:
+        directory.mkdir()
+    shutil.copytree(whole, directories[1] / "out")
+    arguments = command(corpus, Path("out"))
+    where = f"import os; os.chdir({list(map(str, directories))}[int(os.environ['RANK'])])\n"
+    ranks = on_ranks(code=where + code_of_ranks(arguments, action="0", at=-1), n=2)
     assert statuses(ranks) == [1, 1]
     assert "rank 1 does not see the run in out" in error_line(ranks)
 
@@ -220,11 +220,11 @@ def test_ranks_that_differ_are_refused_once(on_ranks, corpus, tmp_path):
     (there / "corpus.txt").write_bytes(VARIED + b"more")
     here = str(corpus.parent)
     where = f"import os; os.chdir([{here!r}, {str(there)!r}][int(os.environ['RANK'])])\n"
-    ranks = on_ranks(code=where + then(command("corpus.txt", out), action="0", at=-1), n=2)
+    ranks = on_ranks(code=where + code_of_ranks(command("corpus.txt", out), action="0", at=-1), n=2)
     assert statuses(ranks) == [1, 1]
     assert "the corpus differs: " in error_line(ranks)
     version = "import os, tgen.runs.rank_sync as r; r.__version__ += os.environ['RANK']\n"
-    ranks = on_ranks(code=version + then(command(corpus, out), action="0", at=-1), n=2)
+    ranks = on_ranks(code=version + code_of_ranks(command(corpus, out), action="0", at=-1), n=2)
     assert "the version of tgen differs: " in error_line(ranks)
     ranks = on_ranks(command(corpus, out), command(corpus, out, "--seed", 2))
     assert "the command line differs: " in error_line(ranks)
@@ -235,17 +235,17 @@ def test_impossible_run_is_refused_once_before_training(on_ranks, corpus, tmp_pa
     out = tmp_path / "models" / "out"
     huge = {"d_model": 32768, "n_layers": 100, "n_heads": 64}
     for parallel in ("ddp", "fsdp"):
-        given = command(corpus, out, "--parallel", parallel, **huge)
-        ranks = on_ranks(given, given)
+        arguments = command(corpus, out, "--parallel", parallel, **huge)
+        ranks = on_ranks(arguments, arguments)
         assert statuses(ranks) == [2, 2], ranks
         assert "each of 2 ranks needs " in error_line(ranks)
-    for given, what in (
+    for arguments, what in (
         (command("-", out), "cannot share stdin"),
         (command("missing.txt", out), "missing.txt does not exist"),
         (command(corpus, out, "--from", "nowhere"), "nowhere"),
         (command(corpus, out, "--dry-run"), "--dry-run does not support multiple processes"),
     ):
-        assert what in error_line(on_ranks(given, given))
+        assert what in error_line(on_ranks(arguments, arguments))
     assert not out.parent.exists()
 
 
@@ -257,9 +257,9 @@ def test_batch_size_is_set_per_rank(monkeypatch):
 
 def test_parallel_needs_several_processes(corpus, tmp_path):
     assert "RANK" not in os.environ
-    asked = RunRequest(corpus=[str(corpus)], out=tmp_path / "out", parallel="fsdp")
+    request = RunRequest(corpus=[str(corpus)], out=tmp_path / "out", parallel="fsdp")
     with pytest.raises(UsageError, match="--parallel fsdp needs several processes"):
-        next(runs.start(asked))
+        next(runs.start(request))
     assert not (tmp_path / "out").exists()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from tgen.benchmark.statistics import paired_ratio, ratio
 from tgen.benchmark.throughput import Workload
 from tgen.errors import UsageError
-from tgen.reports import Difference, Interval, ThroughputReport
+from tgen.reports.benchmark import Difference, Interval, ThroughputReport
 
 _CONFIDENCE = 0.99
 # Fields that must be equal for a comparison.
@@ -41,8 +41,8 @@ def compare_with_saved(report: ThroughputReport, saved: Mapping[str, Any]) -> Di
 
     Another process at another time: the change must exceed the change of the machine probe.
     """
-    now, then = report.seconds.seconds, _to_seconds(saved["samples_ns"])
-    probe_now, probe_then = report.probe_seconds, _to_seconds(saved.get("probe_ns", []))
+    now, then = report.seconds.seconds, [ns / 1e9 for ns in saved["samples_ns"]]
+    probe_now, probe_then = report.probe_seconds, [ns / 1e9 for ns in saved.get("probe_ns", [])]
     speed = ratio(now, then, confidence=_CONFIDENCE)
     noise = ratio(now[::2], now[1::2], confidence=_CONFIDENCE) if len(now) > 1 else None
     machine = None
@@ -70,17 +70,17 @@ def check_comparable(saved: Sequence[Mapping[str, Any]], current: Mapping[str, A
 
 
 def find_matching_record(
-    saved: Sequence[Mapping[str, Any]], test: Workload, *, engine: str, dtype: str, threads: int
+    saved: Sequence[Mapping[str, Any]], workload: Workload, *, engine: str, dtype: str, threads: int
 ) -> Mapping[str, Any] | None:
     """Return the last saved record of the same workload and setup, or None."""
     expected = {
-        "n_prompt": test.n_prompt,
-        "n_gen": test.n_gen,
-        "n_depth": test.n_depth,
+        "n_prompt": workload.n_prompt,
+        "n_gen": workload.n_gen,
+        "n_depth": workload.n_depth,
         "engine": engine,
         "dtype": dtype,
         "n_threads": threads,
-        "batch": test.batch,
+        "batch": workload.batch,
     }
     same = [record for record in saved if all(record.get(k) == v for k, v in expected.items())]
     return same[-1] if same else None
@@ -106,7 +106,3 @@ def _machine_drift(probe_ratio: Interval | None) -> tuple[float, float]:
     """
     low, high = (probe_ratio.low, probe_ratio.high) if probe_ratio else (1.0, 1.0)
     return min(1.0, low**2), max(1.0, high**2)
-
-
-def _to_seconds(nanoseconds: Sequence[float]) -> list[float]:
-    return [ns / 1e9 for ns in nanoseconds]

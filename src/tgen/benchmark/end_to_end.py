@@ -2,11 +2,11 @@
 
     start       process creation and Python start-up, until our first line runs
     import      our modules, and those that the command needs as well
-    load        read the model directory; prepare the tokenizer and the n-gram tables
-    engine      convert the weights to the kernels' layout; load the kernels
+    load        read the model directory
+    engine      load the kernels; convert the weights to their layout; prepare the vocabulary
     prefill     tokenize the prompt and process it, until the first token
     decode      the other tokens
-    detokenize  ids to bytes
+    detokenize  tokens to whole characters
     exit        until the parent process continues
 
 A child of the same interpreter and environment (`timed_child`) records time.monotonic_ns at the end
@@ -26,7 +26,7 @@ from pathlib import Path
 from tgen.benchmark.statistics import timing
 from tgen.config import Draft, StoredAs
 from tgen.errors import TgenError, UsageError
-from tgen.reports import EndToEndReport, TrialReport
+from tgen.reports.benchmark import EndToEndReport, TrialReport
 
 
 def measure_end_to_end(

@@ -17,7 +17,7 @@ from tgen.config import SamplingConfig
 from tgen.engine.base import Engine, reset
 from tgen.errors import UsageError
 from tgen.generation.loop import generate
-from tgen.reports import CacheVerdict, LengthReport, LinearFit, Timing, TrialReport
+from tgen.reports.benchmark import CacheVerdict, LengthReport, LinearFit, Timing, TrialReport
 
 VERDICT_TOKENS = 128
 _STEPS_PER_TRIAL = 5  # one token is short: a trial is the median of several

@@ -12,7 +12,7 @@ import numpy as np
 
 from tgen.errors import TgenError
 from tgen.model.cpu_count import cpu_count
-from tgen.reports import Machine
+from tgen.reports.benchmark import Machine
 from tgen.storage import files
 
 _PACKAGES = ("tgen-lm", "torch", "numpy", "numba", "llvmlite", "transformers", "llama-cpp-python")

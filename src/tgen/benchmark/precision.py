@@ -9,7 +9,7 @@ from tgen.config import SamplingConfig
 from tgen.engine.base import Engine, Logits, reset
 from tgen.generation.loop import generate
 from tgen.generation.samplers import softmax
-from tgen.reports import PrecisionReport
+from tgen.reports.benchmark import PrecisionReport
 
 _TEXTS, _TOKENS = 8, 256
 _BITS = {"float32": 32, "bfloat16": 16, "int8": 8}

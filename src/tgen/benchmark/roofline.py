@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tgen.benchmark.throughput import Workload
 from tgen.config import STORED_BYTES, ModelConfig, StoredAs
-from tgen.reports import PeakRates
+from tgen.reports.benchmark import PeakRates
 
 # Sides of the multiplied matrices: they occupy all of a CPU, or GPU, and its caches.
 _SIDE, _GPU_SIDE = 768, 8192
@@ -32,16 +32,16 @@ class PassCost:
     key_flops: int  # operations per query and key
     key_bytes: float  # bytes of keys and values per token
 
-    def min_seconds(self, test: Workload, peak: PeakRates) -> tuple[float, str]:
+    def min_seconds(self, workload: Workload, peak: PeakRates) -> tuple[float, str]:
         """Return the lower bound in seconds, and what bounds most of it."""
-        passes = [(test.n_prompt, test.n_depth)] if test.n_prompt else []
-        passes += [(1, test.n_depth + test.n_prompt + i) for i in range(test.n_gen)]
+        passes = [(workload.n_prompt, workload.n_depth)] if workload.n_prompt else []
+        passes += [(1, workload.n_depth + workload.n_prompt + i) for i in range(workload.n_gen)]
         seconds = {"memory": 0.0, "compute": 0.0}
         for n, n_before in passes:
             n_keys = n * n_before + n * (n + 1) / 2  # summed over all queries
             matmul_flops = 2 * (n * self.weights + self.output_weights)
-            flops = test.batch * (matmul_flops + n_keys * self.key_flops)
-            n_bytes = self.weight_bytes + test.batch * (n_before + n) * self.key_bytes
+            flops = workload.batch * (matmul_flops + n_keys * self.key_flops)
+            n_bytes = self.weight_bytes + workload.batch * (n_before + n) * self.key_bytes
             slower = max(
                 (n_bytes / peak.bytes_per_second, "memory"),
                 (flops / peak.flops_per_second, "compute"),

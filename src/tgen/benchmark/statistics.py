@@ -13,7 +13,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.reports import Interval, Timing
+from tgen.reports.benchmark import Interval, Timing
 
 _BOOTSTRAP_SAMPLES = 2000
 _MAX_EXACT = 60  # above this many values, rank sums are approximated by a normal distribution

@@ -9,7 +9,6 @@ import numpy as np
 
 from tgen.benchmark.comparison import compare_interleaved
 from tgen.benchmark.machine import MachineProbe
-from tgen.benchmark.other_engines import OtherEngine
 from tgen.benchmark.roofline import PassCost, measure_peak_rates, pass_cost
 from tgen.benchmark.throughput import (
     Backend,
@@ -25,7 +24,7 @@ from tgen.config import StoredAs
 from tgen.engine.open_engine import EngineKind, open_engine
 from tgen.errors import UsageError
 from tgen.model.cpu_count import cpu_count
-from tgen.reports import Difference, PeakRates, ThroughputReport
+from tgen.reports.benchmark import Difference, PeakRates, ThroughputReport
 
 _PEAK_SECONDS = 1.0  # of reading, and of multiplying
 _MIN_TRIALS = 8  # fewer have no 99% confidence interval
@@ -125,24 +124,26 @@ def _with_peak_rates(setups: Sequence[Setup]) -> list[Setup]:
 
 def sweep(
     setups: Sequence[Setup],
-    tests: Sequence[Workload],
+    workloads: Sequence[Workload],
     *,
     trials: int,
     progress: Callable[[float], None] = lambda _: None,
 ) -> list[tuple[Setup, ThroughputReport]]:
     """Run every workload on every setup, interleaved."""
-    pairs = [(i, test) for i in range(len(setups)) for test in tests]
+    pairs = [(i, workload) for i in range(len(setups)) for workload in workloads]
     rounds: list[list[Trial]] = []
     probe, probe_seconds = MachineProbe(max(setup.threads for setup in setups)), []
-    for one_round in run_trials([(setups[i].backend, test) for i, test in pairs], trials=trials):
+    for one_round in run_trials(
+        [(setups[i].backend, workload) for i, workload in pairs], trials=trials
+    ):
         rounds.append(one_round)
         probe_seconds.append(probe.measure_seconds())
         progress(len(rounds) / trials)
     if setups[0].peak:
         setups = _with_peak_rates(setups)
     return [
-        (setups[i], _report(setups[i], test, column, probe_seconds))
-        for (i, test), column in zip(pairs, zip(*rounds, strict=True), strict=True)
+        (setups[i], _report(setups[i], workload, column, probe_seconds))
+        for (i, workload), column in zip(pairs, zip(*rounds, strict=True), strict=True)
     ]
 
 
@@ -150,7 +151,7 @@ def compare_backends(
     setup: Setup,
     other: Backend,
     name: str,
-    tests: Sequence[Workload],
+    workloads: Sequence[Workload],
     *,
     trials: int,
     progress: Callable[[float], None] = lambda _: None,
@@ -159,32 +160,32 @@ def compare_backends(
 
     Returns `setup` with the peak rates used, and one (ours, other, difference) per workload.
     """
-    check_trials(trials)
-    for test in tests:  # fails before anything is measured
-        other.prepare(test)
+    check_trial_count(trials)
+    for workload in workloads:  # fails before anything is measured
+        other.prepare(workload)
     columns = []
-    for number, test in enumerate(tests):
+    for number, workload in enumerate(workloads):
         rounds: list[list[Trial]] = []
-        backends = [(setup.backend, test), (other, test), (setup.backend, test)]
+        backends = [(setup.backend, workload), (other, workload), (setup.backend, workload)]
         for one_round in run_trials(backends, trials=trials):
             rounds.append(one_round)
-            progress((number + len(rounds) / trials) / len(tests))
+            progress((number + len(rounds) / trials) / len(workloads))
         columns.append(tuple(zip(*rounds, strict=True)))
     if setup.peak:
         (setup,) = _with_peak_rates([setup])
     results = []
-    for test, (ours, theirs, again) in zip(tests, columns, strict=True):
+    for workload, (ours, theirs, again) in zip(workloads, columns, strict=True):
         report = throughput_report(
-            test, theirs, engine=name, dtype=setup.dtype, threads=setup.threads, bound=None
+            workload, theirs, engine=name, dtype=setup.dtype, threads=setup.threads, bound=None
         )
         seconds = ([trial.seconds for trial in column] for column in (ours, theirs, again))
         results.append(
-            (_report(setup, test, ours), report, compare_interleaved(test.label, *seconds))
+            (_report(setup, workload, ours), report, compare_interleaved(workload.label, *seconds))
         )
     return setup, results
 
 
-def check_trials(trials: int) -> None:
+def check_trial_count(trials: int) -> None:
     """Raise UsageError for fewer trials than a 99% confidence interval needs."""
     if trials < _MIN_TRIALS:
         raise UsageError(
@@ -194,22 +195,22 @@ def check_trials(trials: int) -> None:
 
 
 def _report(
-    setup: Setup, test: Workload, trials: Sequence[Trial], probe_seconds: Sequence[float] = ()
+    setup: Setup, workload: Workload, trials: Sequence[Trial], probe_seconds: Sequence[float] = ()
 ) -> ThroughputReport:
     return throughput_report(
-        test,
+        workload,
         trials,
         engine=setup.engine,
         dtype=setup.dtype,
         threads=setup.threads,
-        bound=None if setup.peak is None else setup.cost.min_seconds(test, setup.peak),
+        bound=None if setup.peak is None else setup.cost.min_seconds(workload, setup.peak),
         probe_seconds=probe_seconds,
     )
 
 
-def max_logit_difference(ours: EngineBackend, other: OtherEngine, test: Workload) -> float:
+def max_logit_difference(ours: Backend, other: Backend, workload: Workload) -> float:
     """Compare the logits after a workload's prompt, or after its first token without one."""
     for backend in (ours, other):
-        backend.prepare(test)
-        backend.prefill(test) if test.n_prompt else backend.step()
+        backend.prepare(workload)
+        backend.prefill(workload) if workload.n_prompt else backend.step()
     return float(np.abs(ours.logits() - other.logits()).max())

@@ -7,16 +7,16 @@ backends are interleaved in alternating order: a slowdown of the machine affects
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from tgen.benchmark.statistics import bootstrap, hodges_lehmann, timing, timing_warnings
 from tgen.engine.base import Engine, Logits, reset
 from tgen.errors import UsageError
-from tgen.reports import ThroughputReport
+from tgen.reports.benchmark import ThroughputReport
 
 _WARMUP_STEPS = 8
 _PAUSE = 0.25  # seconds, until the previous backend's threads stop spinning
@@ -58,55 +58,59 @@ class Workload:
             )
 
 
-class Backend(Protocol):
+class Backend(ABC):
     """A loaded model that runs a workload. Only `prefill` and `step` are timed."""
 
     thread_pool: str  # backends with the same value share their threads
 
-    def prepare(self, test: Workload) -> None:
-        """Leave `test.batch` sequences with `n_depth` cached tokens each."""
+    @abstractmethod
+    def prepare(self, workload: Workload) -> None:
+        """Leave `batch` sequences with `n_depth` cached tokens each; reuse a cached depth."""
 
-    def prefill(self, test: Workload) -> None:
-        """Process `n_prompt` tokens per sequence, until the next token's logits are computed."""
+    @abstractmethod
+    def _extend(self, n: int) -> None:
+        """Process `n` more tokens per sequence, until the next token's logits are computed."""
 
-    def step(self) -> None:
-        """Process one more token per sequence, until the next token's logits are computed."""
+    @abstractmethod
+    def logits(self) -> Logits:
+        """Return a copy of the logits after the last pass, (B, V), float32."""
 
     @property
     def cache_bytes(self) -> int | None:
         """Bytes of cached keys and values; None if unknown."""
+        return None
+
+    def prefill(self, workload: Workload) -> None:
+        """Process the prompt of each sequence."""
+        self._extend(workload.n_prompt)
+
+    def step(self) -> None:
+        """Process one more token per sequence."""
+        self._extend(1)
 
 
-class EngineBackend:
+class EngineBackend(Backend):
     """One of tgen's engines."""
 
     def __init__(
         self, engine: Engine, tokens: Sequence[int], *, threads: int | None = None
     ) -> None:
         """Feed `tokens`, one context of ids. `threads` is for torch; None does not change them."""
-        self.engine, self._tokens, self._threads = engine, list(tokens), threads
+        self.engine, self.tokens, self._threads = engine, list(tokens), threads
         self._logits: Logits = np.zeros((1, 0), np.float32)
         self.thread_pool = engine.name
 
-    def prepare(self, test: Workload) -> None:
-        """See `Backend.prepare`; a cached depth is reused."""
+    def prepare(self, workload: Workload) -> None:
+        """See `Backend.prepare`."""
         if self.engine.name == "torch":  # its number of threads is global
             from tgen.model.device import set_threads
 
             set_threads(self._threads)
-        if len(self.engine.lengths) != test.batch or self.engine.lengths[0] < test.n_depth:
-            reset(self.engine, test.batch)
-            if test.n_depth:
-                self._extend(test.n_depth)
-        self.engine.rewind([test.n_depth] * test.batch)
-
-    def prefill(self, test: Workload) -> None:
-        """See `Backend.prefill`; one pass."""
-        self._extend(test.n_prompt)
-
-    def step(self) -> None:
-        """See `Backend.step`."""
-        self._extend(1)
+        if len(self.engine.lengths) != workload.batch or self.engine.lengths[0] < workload.n_depth:
+            reset(self.engine, workload.batch)
+            if workload.n_depth:
+                self._extend(workload.n_depth)
+        self.engine.rewind([workload.n_depth] * workload.batch)
 
     @property
     def cache_bytes(self) -> int | None:
@@ -114,12 +118,12 @@ class EngineBackend:
         return self.engine.cache_bytes
 
     def logits(self) -> Logits:
-        """Return the logits after the last pass, (B, V)."""
+        """See `Backend.logits`."""
         return self._logits
 
     def _extend(self, n: int) -> None:
         lengths = self.engine.lengths
-        tokens = self._tokens[lengths[0] : lengths[0] + n]
+        tokens = self.tokens[lengths[0] : lengths[0] + n]
         self._logits = self.engine.extend([tokens] * len(lengths))
 
 
@@ -142,8 +146,8 @@ class Trial:
         return (self.prefill + self.decode) / 1e9
 
 
-def run_trials(tests: Sequence[tuple[Backend, Workload]], *, trials: int) -> Iterator[list[Trial]]:
-    """Yield rounds of one trial per workload, in the order of `tests`, after a warm-up round.
+def run_trials(pairs: Sequence[tuple[Backend, Workload]], *, trials: int) -> Iterator[list[Trial]]:
+    """Yield rounds of one trial per pair, in the order of `pairs`, after a warm-up round.
 
     Raises UsageError for fewer than one trial.
     """
@@ -152,41 +156,41 @@ def run_trials(tests: Sequence[tuple[Backend, Workload]], *, trials: int) -> Ite
     previous: Backend | None = None
     for number in range(-1, trials):
         results: dict[int, Trial] = {}
-        order = list(range(len(tests)))
+        order = list(range(len(pairs)))
         for i in order if number % 2 else reversed(order):
-            backend, test = tests[i]
+            backend, workload = pairs[i]
             if previous is not None and previous.thread_pool != backend.thread_pool:
                 time.sleep(_PAUSE)
-                _warm_up(backend, test)
-            results[i], previous = run_trial(backend, test), backend
+                _warm_up(backend, workload)
+            results[i], previous = run_trial(backend, workload), backend
         if number >= 0:
             yield [results[i] for i in order]
 
 
-def _warm_up(backend: Backend, test: Workload) -> None:
+def _warm_up(backend: Backend, workload: Workload) -> None:
     """Warm up caches, clock rates and sleeping threads after a pause."""
-    backend.prepare(test)
-    if test.n_prompt:
-        backend.prefill(test)
-    for _ in range(min(test.n_gen, _WARMUP_STEPS)):
+    backend.prepare(workload)
+    if workload.n_prompt:
+        backend.prefill(workload)
+    for _ in range(min(workload.n_gen, _WARMUP_STEPS)):
         backend.step()
 
 
-def run_trial(backend: Backend, test: Workload) -> Trial:
+def run_trial(backend: Backend, workload: Workload) -> Trial:
     """Run a workload once."""
-    backend.prepare(test)
+    backend.prepare(workload)
     begin = time.perf_counter_ns()
-    if test.n_prompt:
-        backend.prefill(test)
+    if workload.n_prompt:
+        backend.prefill(workload)
     prefilled = time.perf_counter_ns()
-    for _ in range(test.n_gen):
+    for _ in range(workload.n_gen):
         backend.step()
     end = time.perf_counter_ns()
     return Trial(prefill=prefilled - begin, decode=end - prefilled, cache_bytes=backend.cache_bytes)
 
 
 def throughput_report(
-    test: Workload,
+    workload: Workload,
     trials: Sequence[Trial],
     *,
     engine: str,
@@ -201,24 +205,25 @@ def throughput_report(
     `probe_seconds` are those of the machine probe, interleaved with the trials.
     """
     seconds = [trial.seconds for trial in trials]
-    n_tokens = test.batch * (test.n_prompt + test.n_gen)
+    n_tokens = workload.batch * (workload.n_prompt + workload.n_gen)
     rates = [n_tokens / one for one in seconds]
     n_bytes = trials[-1].cache_bytes
+    n_cached = workload.batch * workload.n_tokens
     too_fast = bound is not None and min(seconds) < bound[0]
     return ThroughputReport(
-        label=test.label,
+        label=workload.label,
         engine=engine,
         dtype=dtype,
         threads=threads,
-        batch=test.batch,
-        n_prompt=test.n_prompt,
-        n_gen=test.n_gen,
-        n_depth=test.n_depth,
+        batch=workload.batch,
+        n_prompt=workload.n_prompt,
+        n_gen=workload.n_gen,
+        n_depth=workload.n_depth,
         seconds=timing(seconds),
         rate=hodges_lehmann(rates),
         bootstrap_rate=bootstrap(rates),
-        first_token=timing([t.prefill / 1e9 for t in trials]) if test.n_prompt else None,
-        cache_bytes_per_token=None if n_bytes is None else n_bytes / (test.batch * test.n_tokens),
+        first_token=timing([t.prefill / 1e9 for t in trials]) if workload.n_prompt else None,
+        cache_bytes_per_token=None if n_bytes is None else n_bytes / n_cached,
         peak_rate=None if bound is None else n_tokens / bound[0],
         bound_by="" if bound is None else bound[1],
         probe_seconds=list(probe_seconds),

@@ -39,56 +39,36 @@ def _generate(
 ) -> dict[str, object]:
     """`prompt` and the returned text are bytes decoded as Latin-1."""
     from dataclasses import replace
-    from functools import partial
     from pathlib import Path
     from typing import Any
 
     from tgen.benchmark.machine import peak_memory_bytes
     from tgen.checkpoint.model_dir import load
-    from tgen.checkpoint.ngram_tables import load as load_ngrams
     from tgen.config import SamplingConfig
     from tgen.engine.open_engine import open_engine
-    from tgen.errors import UsageError
-    from tgen.generation.loop import generate_requests
-    from tgen.generation.ngram_drafter import NgramDrafter
-    from tgen.generation.sequence import Request, check_request
-    from tgen.generation.token_bytes import Vocabulary
-    from tgen.tokenizer import TextStream
+    from tgen.loaded_model import LoadedModel
 
     ends = {"start": _STARTED, "import": time.monotonic_ns()}
     bundle = load(Path(path))
-    tokenizer, vocab_size = bundle.tokenizer, bundle.config.vocab_size
-    drafts = (
-        NgramDrafter(load_ngrams(bundle.path, vocab_size), vocab_size) if draft == "auto" else None
-    )
-    token_bytes = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
-    encode = partial(tokenizer.encode, continuation=True)
-    vocabulary = Vocabulary(token_bytes, bundle.end_ids, encode)
     ends["load"] = time.monotonic_ns()
-    stored: Any = dtype  # checked by the engine
-    engine = open_engine(bundle, device=device, threads=threads, dtype=stored)
-    bundle = replace(bundle, arrays={})  # free them: the engine has its own copy
+    options: Any = {"dtype": dtype, "draft": draft}  # checked where they are used
+    engine = open_engine(bundle, device=device, threads=threads, dtype=options["dtype"])
+    model = LoadedModel(replace(bundle, arrays={}), engine)  # the engine has its own copy
+    _ = model.vocabulary, model.ngrams
     ends["engine"] = time.monotonic_ns()
-    ids = tokenizer.encode_prompt(prompt.encode("latin-1"))
-    if not ids:
-        raise UsageError("the prompt is empty", "add text: this model has no start token")
-    request = Request(ids, SamplingConfig(temperature=0.0, max_new_tokens=n_gen))
-    check_request(request, vocabulary, engine.context_length)
-    requests = iter([request])
-    tokens = generate_requests(
-        engine, lambda _: next(requests, None), batch_size=1, vocabulary=vocabulary, drafts=drafts
-    )
-    ids_out = [next(tokens).id]
+    sampling = SamplingConfig(temperature=0.0, max_new_tokens=n_gen)
+    ids = model.encode(prompt.encode("latin-1"))
+    tokens = model.tokens([ids], sampling=sampling, draft=options["draft"])
+    generated = [next(tokens)]
     ends["prefill"] = time.monotonic_ns()
-    ids_out += [token.id for token in tokens]
+    generated += tokens
     ends["decode"] = time.monotonic_ns()
-    stream = TextStream()
-    text = b"".join(stream.feed(vocabulary.bytes_of(i)) for i in ids_out) + stream.flush()
+    text = b"".join(piece for _, piece in model.pieces(generated))
     ends["detokenize"] = time.monotonic_ns()
     return {
         "phase_ends": ends,
         "n_prompt": len(ids),
-        "n_gen": len(ids_out),
+        "n_gen": len(generated),
         "text": text.decode("latin-1"),
         "peak_memory_bytes": peak_memory_bytes(),
     }

@@ -24,7 +24,7 @@ from tgen.config import ModelConfig, ResolvedTrainConfig
 from tgen.corpus import TokenDataset
 from tgen.errors import UsageError
 from tgen.model.device import choose_device, memory_bytes, set_threads
-from tgen.reports import TrainingStepReport, TrialReport
+from tgen.reports.benchmark import TrainingStepReport, TrialReport
 from tgen.training.loop import train
 from tgen.training.plan.memory_estimate import check_memory
 from tgen.training.plan.param_shapes import flops_per_token

@@ -96,34 +96,28 @@ class TokenDataset:
         starts = _window_starts(len(stream), mask, length)
         rest = len(self.val) % length
         n_tokens = len(starts) * length + rest
-        yield from self._batches(stream, mask, starts[:: max(1, -(-n_tokens // max_tokens))])
+        starts = starts[:: max(1, -(-n_tokens // max_tokens))]
+        yield from self._batches(stream, mask, starts, length)
         if rest > 0 and n_tokens <= max_tokens:
-            yield self._windows(stream, mask, [len(self.val) - rest], rest)
+            yield from self._batches(stream, mask, np.array([len(self.val) - rest]), rest)
 
     def train_windows(self, max_tokens: int) -> Iterator[Batch]:
         """Yield about `max_tokens` of the training text, in windows spread evenly over it."""
         length = self.context_length
         starts = _window_starts(len(self.train), self.train_loss_mask, length)
         every = max(1, -(-len(starts) * length // max_tokens))
-        yield from self._batches(self.train, self.train_loss_mask, starts[::every])
+        yield from self._batches(self.train, self.train_loss_mask, starts[::every], length)
 
     def _batches(
-        self, stream: Array, mask: Array | None, starts: NDArray[np.int64]
+        self, stream: Array, mask: Array | None, starts: NDArray[np.int64], length: int
     ) -> Iterator[Batch]:
         per_batch = max(1, 8192 // self.context_length)
         for i in range(0, len(starts), per_batch):
-            yield self._windows(stream, mask, starts[i : i + per_batch], self.context_length)
-
-    def _windows(
-        self,
-        stream: Array,
-        mask: Array | None,
-        starts: Sequence[int] | NDArray[np.int64],
-        length: int,
-    ) -> Batch:
-        tokens = _cut_windows(stream, starts, length + 1).astype(np.int64)
-        mask = None if mask is None else _cut_windows(mask, starts, length + 1)
-        return self._make_batch(tokens, mask)
+            tokens = _cut_windows(stream, starts[i : i + per_batch], length + 1).astype(np.int64)
+            part = None
+            if mask is not None:
+                part = _cut_windows(mask, starts[i : i + per_batch], length + 1)
+            yield self._make_batch(tokens, part)
 
     def _make_batch(self, tokens: NDArray[np.int64], mask: NDArray[np.bool_] | None) -> Batch:
         mask = None if mask is None else np.ascontiguousarray(mask[:, 1:])

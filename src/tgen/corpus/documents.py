@@ -7,7 +7,7 @@ token follows the document. A text has one part; a {"prompt", "completion"} row 
 import json
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +40,6 @@ class LongText:
 
 Part = bytes | LongText
 Document = tuple[Part, ...]
-Span = tuple[int, int]  # first byte, end
 Indices = NDArray[np.int64]
 
 
@@ -76,24 +75,28 @@ class DocumentTable:
         sources = np.searchsorted(self._first_documents, numbers, side="right") - 1
         return np.array(self._contains_rows, bool)[sources]
 
-    def read(self, number: int, span: Span | None) -> Document:
-        """Return a document, or a span of its only part.
+    def all_documents(self) -> "Documents":
+        """Select all documents in the order added."""
+        sizes = np.array(self.sizes, np.int64)
+        return Documents(self, np.arange(len(self)), np.zeros_like(sizes), sizes)
+
+    def read(self, number: int, start: int, end: int) -> Document:
+        """Return a document, or the bytes from `start` to `end` of one with a single part.
 
         Raises CorpusError if its source has changed.
         """
         i = bisect_right(self._first_documents, number) - 1
-        source, start, end = self._sources[i], self._starts[number], self._ends[number]
+        source, first = self._sources[i], self._starts[number]
         if source is not self._open:
             self.close()
             self._open = source
         if not self._contains_rows[i]:
-            first, last = span or (0, end - start)
-            text = LongText(source, start + first, start + last)
+            text = LongText(source, first + start, first + end)
             return (text if len(text) > _MAX_BYTES_IN_RAM else text[:],)
-        parts = parse_row(source.read(start, end - start))
+        parts = parse_row(source.read(first, self._ends[number] - first))
         if parts is None or document_size(parts) != self.sizes[number]:
             raise source.changed_error()
-        return parts if span is None else (parts[0][slice(*span)],)
+        return parts if len(parts) > 1 else (parts[0][start:end],)
 
     def close(self) -> None:
         """Close the open source; raises CorpusError if it has changed."""
@@ -105,20 +108,20 @@ class DocumentTable:
 class Documents:
     """A selection of documents from a table, in any order.
 
-    `numbers` (n,) are their numbers in the table. `spans` limits single-part documents, by their
-    index in the selection, to a byte range.
+    `numbers` (n,) are their numbers in the table; of single-part documents only the bytes from
+    `starts` (n,) to `ends` (n,) are selected.
     """
 
     def __init__(
-        self, table: DocumentTable, numbers: Indices, spans: Mapping[int, Span] | None = None
+        self, table: DocumentTable, numbers: Indices, starts: Indices, ends: Indices
     ) -> None:
-        self.table, self.numbers, self._spans = table, numbers, spans or {}
+        self.table, self.numbers, self._starts, self._ends = table, numbers, starts, ends
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def __getitem__(self, i: int) -> Document:
-        return self.table.read(int(self.numbers[i]), self._spans.get(i % len(self)))
+        return self.table.read(int(self.numbers[i]), int(self._starts[i]), int(self._ends[i]))
 
     def __iter__(self) -> Iterator[Document]:
         return map(self.__getitem__, range(len(self)))
@@ -126,26 +129,17 @@ class Documents:
     @property
     def sizes(self) -> Indices:
         """(n,): bytes per document, without reading them."""
-        sizes = np.frombuffer(self.table.sizes, np.int64)[self.numbers]
-        for i, (start, end) in self._spans.items():
-            sizes[i] = end - start
-        return sizes
+        return self._ends - self._starts
 
     @property
     def n_bytes(self) -> int:
         """Bytes of all documents."""
         return int(self.sizes.sum())
 
-    def select(self, indices: Indices, spans: Mapping[int, Span] | None = None) -> "Documents":
-        """Select documents by index; `spans` limits them by their index in the result."""
-        new_spans = {}
-        if self._spans:
-            for new in np.flatnonzero(np.isin(indices, list(self._spans))).tolist():
-                new_spans[new] = self._spans[int(indices[new])]
-        for new, (start, end) in (spans or {}).items():
-            first = new_spans.get(new, (0, 0))[0]
-            new_spans[new] = (first + start, first + end)
-        return Documents(self.table, self.numbers[indices], new_spans)
+    def select(self, indices: Indices, starts: Indices, ends: Indices) -> "Documents":
+        """Select the bytes from `starts` to `ends` of the documents at `indices`, all (m,)."""
+        offsets = self._starts[indices]
+        return Documents(self.table, self.numbers[indices], offsets + starts, offsets + ends)
 
 
 @dataclass(frozen=True)

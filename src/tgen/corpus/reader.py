@@ -7,9 +7,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-import numpy as np
-
-from tgen.corpus.documents import Corpus, Documents, DocumentTable, document_size, parse_row
+from tgen.corpus.documents import Corpus, DocumentTable, document_size, parse_row
 from tgen.corpus.sources import Source, open_sources
 from tgen.errors import CorpusError
 from tgen.tokenizer import END_OF_TEXT
@@ -33,8 +31,7 @@ def read(paths: Sequence[str]) -> Corpus:
             fingerprint.update(b"\xff" * 8)
             table.add_document(start, end, n_bytes, int.from_bytes(own.digest()[:8], "little"))
         source.close()
-    documents = Documents(table, np.arange(len(table)))
-    corpus = Corpus(documents, skipped, fingerprint.hexdigest())
+    corpus = Corpus(table.all_documents(), skipped, fingerprint.hexdigest())
     if corpus.n_bytes == 0:
         raise CorpusError(f"the corpus {' '.join(paths)!r} is empty", "pass a file with text in it")
     return corpus

@@ -20,33 +20,30 @@ def subsample_documents(documents: Documents, max_bytes: int) -> Documents:
     n_bytes = documents.n_bytes
     if n_bytes <= max_bytes:
         return documents
-    indices, spans = array("q"), dict[int, tuple[int, int]]()
+    selected = array("q")  # index, start and end of each piece
     n_seen = n_taken = 0
-    for index, start, end, whole in _pieces(documents, max(1, min(_PIECE, max_bytes))):
-        size = end - start
-        if n_taken + size <= (n_seen + size) * max_bytes / n_bytes:
-            if not whole:
-                spans[len(indices)] = (start, end)
-            indices.append(index)
-            n_taken += size
-        n_seen += size
-    if not indices:
-        index, start, end, whole = next(_pieces(documents, max(1, min(_PIECE, max_bytes))))
-        indices, spans = array("q", [index]), {} if whole else {0: (start, end)}
-    return documents.select(np.array(indices, np.int64), spans)
+    for index, start, end in _pieces(documents, max_bytes):
+        n_seen += end - start
+        if n_taken + end - start <= n_seen * max_bytes / n_bytes:
+            selected.extend((index, start, end))
+            n_taken += end - start
+    if not selected:
+        selected.extend(next(_pieces(documents, max_bytes)))
+    return documents.select(*np.array(selected, np.int64).reshape(-1, 3).T)
 
 
-def _pieces(documents: Documents, max_size: int) -> Iterator[tuple[int, int, int, bool]]:
-    """Yield each piece's document index, start and end, and whether it is the whole document."""
+def _pieces(documents: Documents, max_bytes: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the document index, start and end of each piece."""
+    max_size = max(1, min(_PIECE, max_bytes))
     for index, size in enumerate(map(int, documents.sizes)):  # a list would be large
         if 0 < size <= max_size or len(document := documents[index]) > 1:
-            yield index, 0, size, True
+            yield index, 0, size
             continue
         start = 0
         while start < size:
             end = start + max_size
             end = size if end >= size else _piece_end(document[0], start, end)
-            yield index, start, end, False
+            yield index, start, end
             start = end
 
 

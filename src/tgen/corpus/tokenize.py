@@ -6,6 +6,7 @@ cut, the tokens are those of the whole text.
 """
 
 import re
+from array import array
 from collections.abc import Generator, Iterable, Iterator
 from itertools import product
 from pathlib import Path
@@ -61,7 +62,8 @@ def tokenize_documents(
     directory for temporary files). The number of `processes` does not change the tokens.
     """
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
-    tokens, mask = _ArrayBuilder(dtype, folder), _MaskBuilder(folder)
+    tokens = _ArrayBuilder(dtype, folder)
+    runs = array("q")  # numbers of tokens, negative if they are not in the loss
     end = np.array([] if tokenizer.end_of_text is None else [tokenizer.end_of_text], dtype)
     done = target_bytes = 0
     ended = True
@@ -69,18 +71,18 @@ def tokenize_documents(
     for piece, ids in encode_pieces(pieces, tokenizer, processes=processes):
         if piece.starts_document and not ended:
             tokens.append(end)
-            mask.append(True, len(end))
+            runs.append(len(end))
         ended = False
         tokens.append(ids.astype(dtype))
-        mask.append(piece.in_loss, len(ids))
+        runs.append(len(ids) if piece.in_loss else -len(ids))
         target_bytes += len(piece.text) if piece.in_loss else 0
         done += len(piece.text)
         if piece.text:
             yield done
     if not ended and not open_end:
         tokens.append(end)
-        mask.append(True, len(end))
-    return TokenizedCorpus(tokens.build(), mask.build(), target_bytes)
+        runs.append(len(end))
+    return TokenizedCorpus(tokens.build(), _build_mask(runs, folder), target_bytes)
 
 
 def token_arrays(train: TokenizedCorpus, val: TokenizedCorpus) -> dict[str, Array]:
@@ -91,18 +93,18 @@ def token_arrays(train: TokenizedCorpus, val: TokenizedCorpus) -> dict[str, Arra
         "train_loss_mask": train.loss_mask,
         "val_loss_mask": val.loss_mask,
     }
-    return {name: array for name, array in arrays.items() if array is not None}
+    return {name: values for name, values in arrays.items() if values is not None}
 
 
 def from_old_names(arrays: dict[str, Array]) -> dict[str, Array]:
     """Rename arrays from a file written by tgen 0.1."""
-    return {_OLD_NAMES.get(name, name): array for name, array in arrays.items()}
+    return {_OLD_NAMES.get(name, name): values for name, values in arrays.items()}
 
 
 def to_old_names(arrays: dict[str, Array]) -> dict[str, Array]:
     """Rename arrays as tgen 0.1 wrote them."""
     old_names = {new: old for old, new in _OLD_NAMES.items()}
-    return {old_names.get(name, name): array for name, array in arrays.items()}
+    return {old_names.get(name, name): values for name, values in arrays.items()}
 
 
 def _split_documents(documents: Iterable[Document], loss_on: LossOn) -> Iterator[Piece]:
@@ -155,9 +157,9 @@ class _ArrayBuilder:
         self._file: files.RandomAccessFile | None = None
         self._length = 0
 
-    def append(self, array: NDArray[Any]) -> None:
-        self._length += len(array)
-        self._buffer += array.data
+    def append(self, values: NDArray[Any]) -> None:
+        self._length += len(values)
+        self._buffer += values.data
         if len(self._buffer) > IN_MEMORY:
             self._file = self._file or files.open_temporary(self._folder)
             self._flush(self._file)
@@ -174,24 +176,11 @@ class _ArrayBuilder:
         self._buffer = bytearray()
 
 
-class _MaskBuilder:
-    """A loss mask that grows; it stays empty as long as every token is in the loss."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self._flags = _ArrayBuilder(np.dtype(np.bool_), folder)
-        self._n_true = 0
-        self._all_true = True
-
-    def append(self, in_loss: bool, n: int) -> None:
-        if self._all_true and in_loss:
-            self._n_true += n
-            return
-        if self._all_true:
-            self._all_true = False
-            for start in range(0, self._n_true, _PIECE):
-                self._flags.append(np.ones(min(_PIECE, self._n_true - start), np.bool_))
-        self._flags.append(np.full(n, in_loss))
-
-    def build(self) -> Array | None:
-        """(n,) bool; None: every token is in the loss."""
-        return None if self._all_true else self._flags.build()
+def _build_mask(runs: Iterable[int], folder: Path | None) -> Array | None:
+    """(n,) bool; None: every token is in the loss."""
+    if min(runs, default=0) >= 0:
+        return None
+    mask = _ArrayBuilder(np.dtype(np.bool_), folder)
+    for run in runs:
+        mask.append(np.full(abs(run), run > 0))
+    return mask.build()

@@ -8,7 +8,6 @@ copies counted once.
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tgen.corpus.documents import Corpus, Documents, Part
 
@@ -36,43 +35,31 @@ def split_train_val(corpus: Corpus, val_fraction: float) -> TrainValSplit:
     """
     documents = corpus.documents
     n_bytes = documents.sizes
-    order, is_new_key = _group_copies(documents)
+    keys = np.frombuffer(documents.table.keys, np.uint64)[documents.numbers]
+    _, first_copies, copy_of = np.unique(keys, return_index=True, return_inverse=True)
     is_first = np.zeros(len(n_bytes), bool)
-    is_first[order[is_new_key]] = True  # of each document's copies
+    is_first[first_copies] = True
     unique_bytes = np.where(is_first, n_bytes, 0)
     boundary = round(int(unique_bytes.sum()) * (1 - val_fraction))
     inside = unique_bytes - unique_bytes.cumsum() + boundary  # bytes of each before the boundary
     is_row = documents.table.is_row(documents.numbers)
     before = is_first & ((inside >= n_bytes) | (is_row & (inside >= n_bytes / 2)))
     across = np.flatnonzero(is_first & ~before & ~is_row & (inside > 0))  # one at most
-    in_train = np.empty_like(before)
-    in_train[order] = before[order[is_new_key]][is_new_key.cumsum() - 1]  # as the first copy is
+    in_train = before[first_copies][copy_of]
     train, val = np.flatnonzero(in_train), np.flatnonzero(is_first & ~before)
-    train_spans, val_spans, cut = {}, {}, 0
+    cut, train_ends, val_starts = 0, n_bytes[train], np.zeros_like(val)
     for number in across.tolist():
         (text,) = documents[number]
-        cut = _character_start(text, int(inside[number]))
-        val_spans[0] = (cut, len(text))
+        cut = val_starts[0] = _character_start(text, int(inside[number]))
         if cut > 0:
-            train_spans[len(train)] = (0, cut)
-            train = np.append(train, number)
+            train, train_ends = np.append(train, number), np.append(train_ends, cut)
     return TrainValSplit(
-        documents.select(train, train_spans),
-        documents.select(val, val_spans),
+        documents.select(train, np.zeros_like(train), train_ends),
+        documents.select(val, val_starts, n_bytes[val]),
         cuts_document=cut > 0,
         n_dropped=int((~in_train).sum()) - len(val),
         dropped_bytes=int(n_bytes[~in_train].sum() - n_bytes[val].sum()),
     )
-
-
-def _group_copies(documents: Documents) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """(n,), (n,): document indices with copies adjacent and in order, and where a group starts."""
-    keys = np.frombuffer(documents.table.keys, np.uint64)[documents.numbers]
-    order = np.argsort(keys, kind="stable")
-    keys = keys[order]
-    is_new_key = np.ones(len(keys), bool)
-    is_new_key[1:] = keys[1:] != keys[:-1]
-    return order, is_new_key
 
 
 def _character_start(text: Part, position: int) -> int:

@@ -50,10 +50,7 @@ class Engine(Protocol):
 
     name: str  # "kernels" or "torch"
     dtype: StoredAs  # of the weights in memory
-
-    @property
-    def context_length(self) -> int:
-        """Maximum tokens per sequence."""
+    context_length: int  # maximum tokens per sequence
 
     @property
     def lengths(self) -> list[int]:

@@ -23,6 +23,7 @@ class TorchEngine:
 
     def __init__(self, model: Transformer, *, dtype: StoredAs = "float32") -> None:
         self.model = model.eval()
+        self.context_length = model.config.context_length
         self.dtype: StoredAs = dtype
         narrow = dtype == "bfloat16"
         if narrow:  # norms, biases and position tables stay float32
@@ -39,11 +40,6 @@ class TorchEngine:
         )
         self._cache = KVCache(model.config, 1, device=weight.device, dtype=weight.dtype)
         self._graphed_step = GraphedStep(model, self._cache)
-
-    @property
-    def context_length(self) -> int:
-        """Maximum tokens per sequence."""
-        return self.model.config.context_length
 
     @property
     def lengths(self) -> list[int]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from tgen.engine.base import Logits
 from tgen.generation.samplers import sort_candidates
-from tgen.reports import Finish, RemovedCandidates, Token
+from tgen.reports.generation import Finish, RemovedCandidates, Token
 
 
 class Pick(NamedTuple):

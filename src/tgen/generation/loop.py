@@ -23,7 +23,7 @@ from tgen.generation.ngram_drafter import NgramDrafter
 from tgen.generation.sampling import row_seed, sample
 from tgen.generation.sequence import Request, SequenceState, window_start
 from tgen.generation.token_bytes import Vocabulary
-from tgen.reports import RemovedCandidates, Token
+from tgen.reports.generation import RemovedCandidates, Token
 
 _MAX_PROCESSORS = 1000  # cached for later requests
 

@@ -15,7 +15,7 @@ from tgen.engine.base import Logits
 from tgen.errors import ModelError
 from tgen.generation import samplers
 from tgen.generation.samplers import SortedLogits
-from tgen.reports import RemovedCandidates
+from tgen.reports.generation import RemovedCandidates
 
 _BLOCK = 64  # positions whose random numbers are generated together
 _TOKEN, _XTC, _ROW, _SAMPLE = 0, 1, 2, 3  # purposes of random numbers

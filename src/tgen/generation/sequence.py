@@ -9,7 +9,7 @@ from tgen.errors import UsageError
 from tgen.generation.logits_processors import LogitsProcessors, missing_strings
 from tgen.generation.stop_strings import StopStringMatcher
 from tgen.generation.token_bytes import Vocabulary
-from tgen.reports import Finish
+from tgen.reports.generation import Finish
 
 
 class Request(NamedTuple):

@@ -1,7 +1,7 @@
 """The vocabulary as the loop needs it: the bytes of each token, and the end tokens."""
 
 from collections.abc import Callable, Collection, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +25,7 @@ class Vocabulary:
     ) -> None:
         self.ends, self.encode = frozenset(ends), lru_cache(maxsize=1000)(encode)
         self.tokens = [b"" if i in self.ends else token for i, token in enumerate(tokens)]
-        self.completions = lru_cache(maxsize=1000)(self._completions)
+        self.completions = lru_cache(maxsize=1000)(partial(Completions, tokens=self.tokens))
 
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes of a token; none for end tokens and ids past the vocabulary."""
@@ -37,9 +37,6 @@ class Vocabulary:
         from tgen.generation.constrained import Grammars
 
         return Grammars(self.tokens, self.ends, self.encode)
-
-    def _completions(self, string: bytes) -> "Completions":
-        return Completions(string, self.tokens)
 
 
 class Completions:

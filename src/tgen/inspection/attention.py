@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tgen.model.transformer import Transformer
-from tgen.reports import AttentionReport, RolloutReport
+from tgen.reports.inspection import AttentionReport, RolloutReport
 
 Measure = Literal["attention", "value"]
 LayerHead = tuple[int, int | None]  # None: the mean over the layer's heads

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from tgen.inspection.ablation import Ablation
 from tgen.inspection.attention import AttentionRecorder, token_batch
-from tgen.inspection.repeated_sequences import RepeatScores, score_repeats
+from tgen.inspection.repeated_sequences import SCORES, RepeatScores, score_repeats
 from tgen.model.transformer import Transformer
-from tgen.reports import ROLE_THRESHOLD, HeadReport, HeadsReport
+from tgen.reports.inspection import ROLE_THRESHOLD, HeadReport, HeadsReport
 
 _METRICS = (
     "entropy",
@@ -105,7 +105,7 @@ def measure_heads(
     for layer in range(config.n_layers):
         for head in range(config.n_heads):
             metrics: dict[str, Any] = {name: sums.mean(name, layer, head) for name in _METRICS}
-            metrics |= repeats.head_scores(layer, head)
+            metrics |= repeats.head_scores(layer, head) if repeats else dict.fromkeys(SCORES)
             if not sums.n_with_repeat:
                 metrics["text_induction"] = None
             histogram = sums.by_distance[layer, head]
@@ -123,11 +123,11 @@ def measure_heads(
         heads=heads,
         baseline=baseline,
         n_queries=sums.n_queries,
-        block_length=repeats.block_length,
-        n_seeds=repeats.n_seeds,
+        block_length=repeats.block_length if repeats else 0,
+        n_seeds=repeats.n_seeds if repeats else 0,
         sampled_from=sampled_from,
-        same_tokens=repeats.same_tokens,
-        repeat_gain=repeats.gain,
+        same_tokens=repeats is not None and repeats.same_tokens,
+        repeat_gain=repeats.gain if repeats else None,
         loss=None if ablation is None else ablation.loss,
     )
     return report_of_all, recorder
@@ -139,7 +139,7 @@ def attention_shift(a: HeadReport, b: HeadReport) -> float:
     return sum(abs(x - y) for x, y in pairs) / 2
 
 
-def _uniform_baseline(ids: Sequence[int], repeats: RepeatScores) -> dict[str, float]:
+def _uniform_baseline(ids: Sequence[int], repeats: RepeatScores | None) -> dict[str, float]:
     """Return the metrics of uniform attention."""
     sums = HeadMetricSums(1, 1, ids)
     for first in range(0, len(ids), _QUERY_CHUNK):
@@ -149,8 +149,9 @@ def _uniform_baseline(ids: Sequence[int], repeats: RepeatScores) -> dict[str, fl
     baseline = {name: sums.mean(name, 0, 0) for name in _METRICS}
     if not sums.n_with_repeat:
         del baseline["text_induction"]
-    if repeats.block_length:
-        second_block = range(repeats.prefix_length + repeats.block_length, repeats.n_tokens)
+    if repeats is not None:
+        start = repeats.prefix_length + repeats.block_length
+        second_block = range(start, start + repeats.block_length)
         baseline["duplicate"] = baseline["induction"] = fmean(1 / (t + 1) for t in second_block)
     return baseline
 

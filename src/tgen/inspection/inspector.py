@@ -27,7 +27,7 @@ from tgen.inspection.predictions import predict_next, score_text
 from tgen.inspection.verify import basic_checks, verify
 from tgen.model.device import choose_device
 from tgen.model.transformer import Transformer
-from tgen.reports import (
+from tgen.reports.inspection import (
     AttentionReport,
     AttributionReport,
     Check,

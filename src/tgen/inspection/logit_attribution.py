@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tgen.inspection.attention import token_batch
 from tgen.inspection.hooks import hooks_removed, model_blocks, require_residual_stream
 from tgen.model.transformer import Transformer
-from tgen.reports import AttributionReport, Contribution
+from tgen.reports.inspection import AttributionReport, Contribution
 from tgen.tokenizer import Tokenizer
 
 

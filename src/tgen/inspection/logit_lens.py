@@ -10,7 +10,7 @@ import torch
 from tgen.inspection.hooks import iterate_logits, record_residuals, require_residual_stream
 from tgen.inspection.predictions import top_predictions
 from tgen.model.transformer import Transformer
-from tgen.reports import LensReport
+from tgen.reports.inspection import LensReport
 from tgen.tokenizer import Tokenizer
 
 

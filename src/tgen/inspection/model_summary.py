@@ -4,7 +4,7 @@ import os
 from dataclasses import asdict
 
 from tgen.checkpoint.model_dir import ModelBundle
-from tgen.reports import ModelSummary
+from tgen.reports.inspection import ModelSummary
 
 _DTYPES = {"uint16": "bfloat16"}  # NumPy has no bfloat16: its bits are stored as integers
 

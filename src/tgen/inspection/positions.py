@@ -6,7 +6,7 @@ import torch
 
 from tgen.model.rope import rotary_tables, sinusoid
 from tgen.model.transformer import Transformer
-from tgen.reports import PositionsReport
+from tgen.reports.inspection import PositionsReport
 
 
 @torch.no_grad()

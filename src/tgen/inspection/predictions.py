@@ -10,7 +10,7 @@ from torch import Tensor
 from tgen.inspection.attention import token_batch
 from tgen.inspection.hooks import iterate_logits
 from tgen.model.transformer import Transformer
-from tgen.reports import Prediction, TextReport, TokenReport
+from tgen.reports.inspection import Prediction, TextReport, TokenReport
 from tgen.tokenizer import Tokenizer
 
 

@@ -12,6 +12,8 @@ from tgen.model.transformer import Transformer
 
 _MAX_BLOCK, _MIN_BLOCK = 50, 4  # tokens; shorter blocks say nothing
 _N_SEEDS = 8
+# Fields of HeadReport that `RepeatScores.head_scores` returns.
+SCORES = ("duplicate", "duplicate_control", "induction", "induction_control", "induction_std")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,44 +23,32 @@ class RepeatScores:
     block_length: int
     prefix_length: int  # tokens before the first block
     n_seeds: int
-    duplicate: tuple[Tensor, Tensor] | None  # repeated, control
-    induction: tuple[Tensor, Tensor] | None
-    gain: float | None  # loss of the control's second block minus that of the copy, nats per token
+    duplicate: tuple[Tensor, Tensor]  # repeated, control
+    induction: tuple[Tensor, Tensor]
+    gain: float  # loss of the control's second block minus that of the copy, nats per token
     same_tokens: bool  # whether the control's second block reorders the first one's tokens
 
-    @property
-    def n_tokens(self) -> int:
-        """Tokens per text."""
-        return self.prefix_length + 2 * self.block_length
-
-    def head_scores(self, layer: int, head: int) -> dict[str, float | None]:
-        """Return one head's mean scores, by field name of HeadReport."""
-        names = ("duplicate", "duplicate_control", "induction", "induction_control")
-        if self.duplicate is None or self.induction is None:
-            return dict.fromkeys((*names, "induction_std"))
-        scores: dict[str, float | None] = {
-            name: float(values[:, layer, head].mean())
-            for name, values in zip(names, (*self.duplicate, *self.induction), strict=True)
-        }
-        return scores | {"induction_std": float(self.induction[0][:, layer, head].std())}
+    def head_scores(self, layer: int, head: int) -> dict[str, float]:
+        """Return one head's means over the random texts, by name."""
+        means = [float(x[:, layer, head].mean()) for x in (*self.duplicate, *self.induction)]
+        std = float(self.induction[0][:, layer, head].std())
+        return dict(zip(SCORES, [*means, std], strict=True))
 
 
 @torch.no_grad()
 def score_repeats(
     model: Transformer, candidates: Sequence[int], prefix: Sequence[int]
-) -> RepeatScores:
+) -> RepeatScores | None:
     """Run the model on a prefix and two equal blocks of random tokens; in the control the blocks
     differ. No token occurs twice in a block.
 
     Duplicate: the weight of a second-block token on its copy in the first block. Induction: its
-    weight on the token after that copy (Olsson et al. 2022).
+    weight on the token after that copy (Olsson et al. 2022). Returns None if the context or the
+    vocabulary is too small.
     """
     n = min(_MAX_BLOCK, len(candidates), (model.config.context_length - len(prefix)) // 2)
     if n < _MIN_BLOCK:
-        return RepeatScores(
-            block_length=0, prefix_length=len(prefix), n_seeds=0, duplicate=None, induction=None,
-            gain=None, same_tokens=False,
-        )  # fmt: skip
+        return None
     repeated, control = [], []
     for seed in range(_N_SEEDS):
         order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(seed))

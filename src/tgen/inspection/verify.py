@@ -12,7 +12,7 @@ from tgen.inspection.hooks import hooks_removed, iterate_logits, model_blocks
 from tgen.inspection.logit_attribution import attribute_logit
 from tgen.inspection.logit_lens import logit_lens
 from tgen.model.transformer import Transformer
-from tgen.reports import Check
+from tgen.reports.inspection import Check
 from tgen.tokenizer import Tokenizer
 
 ROW_LIMIT = KERNEL_LIMIT = 1e-5

@@ -10,11 +10,11 @@ With several ranks, inside `distributed.join_process_group`, every rank iterates
 the directory and writes to it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 
 from tgen import distributed
 from tgen.errors import UsageError
-from tgen.reports import PlanReport, RunReport
+from tgen.reports.training import PlanReport, RunReport
 from tgen.runs.request import (
     ResumeRequest,
     RunRequest,
@@ -29,7 +29,7 @@ __all__ = ["ResumeRequest", "RunRequest", "dry_run", "resume", "start"]
 
 def start(
     request: RunRequest, *, stopped: Callable[[], bool] = lambda: False
-) -> Iterator[RunReport]:
+) -> Generator[RunReport, None, None]:
     """Train a new model in `request.out`; save and stop when `stopped()` is true after a step.
 
     Raise CorpusError, UsageError, TrainingError or LockedError.
@@ -48,7 +48,7 @@ def start(
 
 def resume(
     request: ResumeRequest, *, stopped: Callable[[], bool] = lambda: False
-) -> Iterator[RunReport]:
+) -> Generator[RunReport, None, None]:
     """Resume the run in `request.out` exactly as if it had never stopped.
 
     The corpus is not needed. If it is given and has changed, or a setting differs, raise

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tgen.checkpoint import model_dir
 from tgen.config import ModelConfig
 from tgen.errors import TgenError, TrainingError
-from tgen.reports import SavingReport
+from tgen.reports.training import SavingReport
 from tgen.runs.storage import log as run_log
 from tgen.runs.storage import state as run_state
 from tgen.storage import files

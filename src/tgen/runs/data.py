@@ -11,7 +11,7 @@ from tgen.config import TrainConfig
 from tgen.corpus import TokenizedCorpus
 from tgen.errors import CorpusError, TrainingError
 from tgen.model.cpu_count import cpu_count
-from tgen.reports import PreparingReport
+from tgen.reports.training import PreparingReport
 from tgen.runs.run_record import RunRecord
 from tgen.runs.storage import state
 from tgen.tokenizer import Tokenizer

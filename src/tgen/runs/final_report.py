@@ -12,7 +12,7 @@ from tgen.corpus import TokenDataset
 from tgen.engine.torch_engine import TorchEngine
 from tgen.generation.loop import generate
 from tgen.model.transformer import Transformer
-from tgen.reports import DoneReport, RunReport, SampleReport
+from tgen.reports.training import DoneReport, RunReport, SampleReport
 from tgen.runs.prepare import PreparedRun
 from tgen.tokenizer import Tokenizer
 from tgen.training.evaluation import evaluate_train

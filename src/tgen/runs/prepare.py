@@ -27,7 +27,7 @@ from tgen.model.device import (
     n_threads,
     set_threads,
 )
-from tgen.reports import Choice, PlanReport, PreparingReport, ScalingReport
+from tgen.reports.training import Choice, PlanReport, PreparingReport, ScalingReport
 from tgen.runs import rank_sync
 from tgen.runs.data import TextSplit, join_documents, split_corpus, tokenize_split
 from tgen.runs.request import RunRequest
@@ -299,5 +299,5 @@ def _broadcast(
     record, tokenizer, parallel = distributed.broadcast(values)
     if prepared is not None:
         return prepared
-    ends = [] if record.end_of_text is None else [record.end_of_text]
-    return PreparedRun(record, Tokenizer(tokenizer, end_ids=ends), {}, device, weights, parallel)
+    tokenizer = Tokenizer(tokenizer, end_ids=record.end_ids)
+    return PreparedRun(record, tokenizer, {}, device, weights, parallel)

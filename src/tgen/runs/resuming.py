@@ -41,7 +41,7 @@ def load_tokenizer(out: Path, record: RunRecord) -> Tokenizer:
         raise TrainingError(
             f"{path} has changed since the run started", f"restore it; {out} may have a copy"
         )
-    return Tokenizer(text.decode(), end_ids=[] if record.end_of_text is None else [record.end_of_text])
+    return Tokenizer(text.decode(), end_ids=record.end_ids)
 
 
 def load_newest_state(out: Path, record: RunRecord) -> run_state.SavedState:

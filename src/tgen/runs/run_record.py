@@ -1,4 +1,4 @@
-"""The record of a run, `training/run.json`: its corpus, plan and settings, to resume it anywhere."""
+"""The record of a run, `training/run.json`: its corpus, plan and settings, to resume anywhere."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from tgen.config import ModelConfig, ResolvedTrainConfig
 from tgen.errors import TrainingError, UsageError
-from tgen.reports import Choice
+from tgen.reports.training import Choice
 from tgen.training.plan.plan import Plan
 
 
@@ -35,6 +35,11 @@ class RunRecord:
     corpus_changes: int = 0  # how often --override has replaced the corpus
     end_changes: int = 0  # how often --override has moved the end; states have this counter too
     overridden: list[str] = field(default_factory=list)  # every change, as a note for the user
+
+    @property
+    def end_ids(self) -> list[int]:
+        """The end-of-text token, as a Tokenizer takes it."""
+        return [] if self.end_of_text is None else [self.end_of_text]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

@@ -9,7 +9,7 @@ from typing import Any
 from tgen import corpus, distributed
 from tgen.errors import TgenError, TrainingError
 from tgen.model.device import choose_device, set_threads
-from tgen.reports import PlanReport, RunReport
+from tgen.reports.training import PlanReport, RunReport
 from tgen.runs import rank_sync
 from tgen.runs.data import retokenize, tokenize_new_corpus
 from tgen.runs.prepare import PreparedRun, plan_report, prepare

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tgen import distributed
 from tgen.errors import DivergedError, TgenError, TrainingError
-from tgen.reports import (
+from tgen.reports.training import (
     DoneReport,
     EvalReport,
     RollbackReport,

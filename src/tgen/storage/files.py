@@ -30,7 +30,8 @@ def read(path: Path, *, limit: int | None = None) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if limit is not None and size > limit:
             raise TgenError(
-                f"{path} is too large ({size} bytes, limit {limit})", "check that it is this file"
+                f"{path} is too large ({size} bytes, limit {limit})",
+                "check that this is the right file",
             )
         return file.read()
 

@@ -17,41 +17,45 @@ DAMAGED_HINT = "download the file again"
 _SUPPORTED = "tgen supports byte-level BPE, and BPE like sentencepiece's with byte fallback"
 _MAX_COMPONENTS = 8
 _BOOL, _STR, _INT, _ANY = (bool,), (str,), (int,), (object,)
-Settings = dict[str, tuple[type, ...]]  # the types allowed for each
-_COMPONENTS: dict[str, tuple[Settings, Settings]] = {  # required and optional settings
-    "NFC": ({}, {}),
-    "Prepend": ({"prepend": _STR}, {}),
-    "Replace": ({"pattern": (dict,), "content": _STR}, {}),
-    "ByteLevel": ({"add_prefix_space": _BOOL, "trim_offsets": _BOOL}, {"use_regex": _BOOL}),
-    "Split": ({"pattern": (dict,), "behavior": _STR, "invert": _BOOL}, {}),
-    "Digits": ({"individual_digits": _BOOL}, {}),
-    "Metaspace": (
-        {"replacement": _STR},
-        {"add_prefix_space": _BOOL, "prepend_scheme": _STR, "split": _BOOL, "str_rep": _STR},
+Settings = dict[str, tuple[type, ...]]  # the types allowed for each; "?" marks an optional one
+_COMPONENTS: dict[str, Settings] = {
+    "NFC": {},
+    "Prepend": {"prepend": _STR},
+    "Replace": {"pattern": (dict,), "content": _STR},
+    "ByteLevel": {"add_prefix_space": _BOOL, "trim_offsets": _BOOL, "use_regex?": _BOOL},
+    "Split": {"pattern": (dict,), "behavior": _STR, "invert": _BOOL},
+    "Digits": {"individual_digits": _BOOL},
+    "Metaspace": {
+        "replacement": _STR,
+        "add_prefix_space?": _BOOL,
+        "prepend_scheme?": _STR,
+        "split?": _BOOL,
+        "str_rep?": _STR,
+    },
+    "ByteFallback": {},
+    "Fuse": {},
+    "Strip": {"content": _STR, "start": _INT, "stop": _INT},
+    "TemplateProcessing": {"single": (list,), "pair": (list,), "special_tokens": (dict,)},
+}
+TOP_LEVEL: Settings = {
+    "model": (dict,),
+    **dict.fromkeys(("version?", "truncation?", "padding?", "added_tokens?"), _ANY),
+    **dict.fromkeys(("normalizer?", "pre_tokenizer?", "post_processor?", "decoder?"), _ANY),
+}
+MODEL: Settings = {
+    "vocab": (dict,),
+    "merges": (list,),
+    "type?": _ANY,
+    "dropout?": (float, int, type(None)),
+    **dict.fromkeys(
+        ("unk_token?", "continuing_subword_prefix?", "end_of_word_suffix?"), (str, type(None))
     ),
-    "ByteFallback": ({}, {}),
-    "Fuse": ({}, {}),
-    "Strip": ({"content": _STR, "start": _INT, "stop": _INT}, {}),
-    "TemplateProcessing": ({"single": (list,), "pair": (list,), "special_tokens": (dict,)}, {}),
+    **dict.fromkeys(("fuse_unk?", "byte_fallback?", "ignore_merges?"), _BOOL),
 }
 ADDED_TOKEN: Settings = {
     "id": _INT,
     "content": _STR,
     **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), _BOOL),
-}
-REQUIRED_KEYS: Settings = {"model": (dict,)}
-OPTIONAL_KEYS: Settings = {
-    **dict.fromkeys(("version", "truncation", "padding", "added_tokens"), _ANY),
-    **dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "decoder"), _ANY),
-}
-REQUIRED_MODEL_KEYS: Settings = {"vocab": (dict,), "merges": (list,)}
-OPTIONAL_MODEL_KEYS: Settings = {
-    "type": _ANY,
-    "dropout": (float, int, type(None)),
-    **dict.fromkeys(
-        ("unk_token", "continuing_subword_prefix", "end_of_word_suffix"), (str, type(None))
-    ),
-    **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), _BOOL),
 }
 
 _repr = reprlib.Repr()
@@ -79,7 +83,7 @@ def components(
     value = file.get(stage)
     listed: list[Any] = [] if value is None else [value]
     if isinstance(value, dict) and value.get("type") == "Sequence":
-        check_settings(value, {"type": _STR, sequence_key: (list,)}, {}, f"the {stage}")
+        check_settings(value, {"type": _STR, sequence_key: (list,)}, f"the {stage}")
         listed = value[sequence_key]
     if len(listed) > _MAX_COMPONENTS:
         raise unsupported_error(f"a {stage} with {len(listed)} components")
@@ -87,18 +91,17 @@ def components(
         kind = component.get("type") if isinstance(component, dict) else component
         if not isinstance(component, dict) or not isinstance(kind, str) or kind not in allowed:
             raise unsupported_error(f"the {stage} {shorten(kind)}")
-        required, optional = _COMPONENTS[kind]
-        check_settings(component, {"type": _STR} | required, optional, f"the {stage} {kind}")
+        check_settings(component, {"type": _STR} | _COMPONENTS[kind], f"the {stage} {kind}")
     return listed
 
 
-def check_settings(value: Any, required: Settings, optional: Settings, name: str) -> None:
+def check_settings(value: Any, settings: Settings, name: str) -> None:
     """Raise TokenizerError if a setting is missing, unknown or of another type."""
     if not isinstance(value, dict):
         raise unsupported_error(f"{shorten(value)} as {name}")
-    if missing := required.keys() - value.keys():
-        raise unsupported_error(f"{name} without {min(missing)}")
-    types = required | optional
+    if missing := [key for key in settings if not key.endswith("?") and key not in value]:
+        raise unsupported_error(f"{name} without {missing[0]}")
+    types = {key.removesuffix("?"): allowed for key, allowed in settings.items()}
     for key, setting in value.items():
         if key not in types:
             raise unsupported_error(f"{name} with an unknown {shorten(key)}")

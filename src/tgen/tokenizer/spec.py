@@ -7,10 +7,8 @@ from typing import Any, Literal
 
 from tgen.tokenizer.allowlist import (
     ADDED_TOKEN,
-    OPTIONAL_KEYS,
-    OPTIONAL_MODEL_KEYS,
-    REQUIRED_KEYS,
-    REQUIRED_MODEL_KEYS,
+    MODEL,
+    TOP_LEVEL,
     check_settings,
     components,
     damaged_error,
@@ -45,10 +43,10 @@ class TokenizerSpec:
     ignore_merges: bool  # a word in the vocabulary is one token
     added_tokens: list[AddedToken]
     byte_level: bool
-    nfc: bool  # the text is normalized to NFC first
-    patterns: tuple[str, ...]  # byte-level: pre-tokenizer patterns in order
-    metaspace: bool  # sentencepiece: the pre-tokenizer replaces spaces, not the normalizer
-    splits_words: bool  # and splits at them
+    nfc: bool = False  # byte-level: the text is normalized to NFC first
+    patterns: tuple[str, ...] = ()  # byte-level: pre-tokenizer patterns in order
+    metaspace: bool = False  # sentencepiece: the pre-tokenizer replaces spaces, not the normalizer
+    splits_words: bool = False  # and splits at them
     # A space is put before a text; with "first" not also after each added token inside it.
     prefix: Literal["", "always", "first"]
     bos_ids: tuple[int, ...]  # that the post-processor puts before a text
@@ -60,10 +58,10 @@ def parse_spec(file: dict[str, Any]) -> TokenizerSpec:
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
         kind = model.get("type") if isinstance(model, dict) else model
         raise unsupported_error(f"a model of type {shorten(kind)}")
-    check_settings(file, REQUIRED_KEYS, OPTIONAL_KEYS, "a top level")
+    check_settings(file, TOP_LEVEL, "a top level")
     if file.get("version", "1.0") != "1.0":
         raise unsupported_error(f"version {shorten(file['version'])}")
-    check_settings(model, REQUIRED_MODEL_KEYS, OPTIONAL_MODEL_KEYS, "the model")
+    check_settings(model, MODEL, "the model")
     for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name):
             raise unsupported_error(f"a model with {name} {shorten(model[name])}")
@@ -135,7 +133,7 @@ def _parse_added(listed: Any) -> list[AddedToken]:
         n = f"{len(listed):,}" if isinstance(listed, list) else shorten(listed)
         raise unsupported_error(f"{n} as added tokens (limit {_MAX_ADDED:,})")
     for token in listed:
-        check_settings(token, ADDED_TOKEN, {}, "an added token")
+        check_settings(token, ADDED_TOKEN, "an added token")
         size = len(token["content"].encode(errors="surrogatepass"))
         if not 0 < size <= _MAX_ADDED_BYTES:
             raise unsupported_error(f"an added token of {size} bytes")
@@ -162,8 +160,6 @@ def _parse_byte_level(
     return {
         "nfc": bool(normalizers),
         "patterns": (*patterns, GPT2) if last.get("use_regex", True) else tuple(patterns),
-        "metaspace": False,
-        "splits_words": False,
         "prefix": "always" if last["add_prefix_space"] else "",
     }
 
@@ -201,8 +197,6 @@ def _parse_sentencepiece(
         if not add_prefix and prefix != "never":
             raise unsupported_error(f"a Metaspace without add_prefix_space, but with {prefix}")
     return {
-        "nfc": False,
-        "patterns": (),
         "metaspace": bool(metaspace),
         "splits_words": metaspace.get("split", True),
         "prefix": "" if prefix == "never" else prefix,

@@ -12,7 +12,7 @@ from tgen import distributed
 from tgen.config import ResolvedTrainConfig
 from tgen.errors import DivergedError
 from tgen.model.transformer import Transformer
-from tgen.reports import DoneReport, EvalReport, StepReport
+from tgen.reports.training import DoneReport, EvalReport, StepReport
 from tgen.training.early_stopping import record_evaluation
 from tgen.training.evaluation import Batches, count_targets, evaluate, split, to_device
 from tgen.training.lr_schedule import in_decay, lr_factor, seconds_per_step, update_schedule
@@ -62,7 +62,7 @@ def train(
         yield StepReport(
             step=progress.step,
             loss=statistics.fmean(finite) if finite else None,
-            learning_rate=config.learning_rate * _lr_factor(progress, config, progress.step - 1),
+            learning_rate=config.learning_rate * lr_factor(progress, config, progress.step - 1),
             tokens_per_second=n_tokens / (now - synced_at),
             seconds=progress.seconds,
             **_remaining(progress, config),
@@ -104,7 +104,7 @@ def _step(
     """Update once; return the loss () on the device, nats per token, NaN for a skipped step."""
     progress = state.progress
     n_ranks = distributed.ranks().world_size
-    factor = _lr_factor(progress, config, progress.step)
+    factor = lr_factor(progress, config, progress.step)
     groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
     for group in groups:
         group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
@@ -144,15 +144,6 @@ def _bpe_dropout(progress: Progress, config: ResolvedTrainConfig, factor: float)
     if not config.bpe_dropout_in_decay:
         return 0.0
     return config.bpe_dropout * factor / progress.learning_rate_scale
-
-
-def _lr_factor(progress: Progress, config: ResolvedTrainConfig, step: int) -> float:
-    return progress.learning_rate_scale * lr_factor(
-        step,
-        warmup_steps=config.warmup_steps,
-        decay_start=progress.decay_start,
-        total_steps=progress.total_steps,
-    )
 
 
 def _count_skipped(progress: Progress, losses: list[float]) -> None:

@@ -39,9 +39,9 @@ class _ChunkedLoss(torch.autograd.Function):
         x_grad = torch.empty_like(x) if with_grad else None
         weight_grad = torch.zeros_like(weight) if with_grad else None
         total = x.new_zeros((), dtype=torch.float64)
-        rows = max(1, _CHUNK // len(weight))
-        for i in range(0, len(x), rows):
-            chunk, target = x[i : i + rows], targets[i : i + rows, None]
+        size = max(1, _CHUNK // len(weight))
+        for i in range(0, len(x), size):
+            chunk, target = x[i : i + size], targets[i : i + size, None]
             logits = chunk @ weight.T
             logits -= logits.amax(1, keepdim=True)
             total -= logits.gather(1, target).sum(dtype=torch.float64)
@@ -50,7 +50,7 @@ class _ChunkedLoss(torch.autograd.Function):
             if x_grad is not None and weight_grad is not None:
                 logits /= exp_sum
                 logits.scatter_add_(1, target, torch.full_like(exp_sum, -1))
-                torch.mm(logits, weight, out=x_grad[i : i + rows])
+                torch.mm(logits, weight, out=x_grad[i : i + size])
                 weight_grad.addmm_(logits.T, chunk)
         ctx.save_for_backward(x_grad, weight_grad)
         return total.to(x.dtype)

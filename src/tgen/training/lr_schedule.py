@@ -11,14 +11,13 @@ _EXIT_SECONDS = 0.9  # for the process to end
 _OVERTIME = 1.02  # of the minutes: a run that would end later than this takes fewer steps
 
 
-def lr_factor(
-    step: int, *, warmup_steps: int, decay_start: int | None, total_steps: int | None
-) -> float:
+def lr_factor(progress: Progress, config: ResolvedTrainConfig, step: int) -> float:
     """Return the factor of the learning rates at `step`, from 0 to 1."""
-    warmup = min(1.0, (step + 1) / (warmup_steps + 1))
-    if decay_start is None or total_steps is None or step < decay_start:
-        return warmup
-    return warmup * max(0.0, (total_steps - step) / (total_steps - decay_start + 1))
+    factor = progress.learning_rate_scale * min(1.0, (step + 1) / (config.warmup_steps + 1))
+    start, end = progress.decay_start, progress.total_steps
+    if start is None or end is None or step < start:
+        return factor
+    return factor * max(0.0, (end - step) / (end - start + 1))
 
 
 def update_schedule(progress: Progress, config: ResolvedTrainConfig) -> None:

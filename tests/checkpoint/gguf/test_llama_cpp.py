@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from support.models import TEXT, make_model
-from tgen import api, loaded_model
+from tgen.api import load
 from tgen.checkpoint import export, model_dir
 from tgen.checkpoint.gguf import pre_tokenizers
 from tgen.checkpoint.model_lookup import shipped_model
 from tgen.config import RopeScaling, SamplingConfig
+from tgen.loaded_model import open_model
 from tgen.tokenizer import Tokenizer, train_bpe, train_char
 
 llama_cpp = pytest.importorskip(
@@ -88,7 +89,7 @@ def logits(theirs, ids, ours):
 @pytest.mark.parametrize(("family", "values"), MODELS)
 def test_llama_cpp_gives_the_same_ids_and_text(own_tokenizer, family, values, tmp_path):
     path, theirs = export_model(tmp_path, own_tokenizer, family, **values)
-    ours = loaded_model.open_model(path, device="cpu", threads=1)
+    ours = open_model(path, device="cpu", threads=1)
     for text in TEXTS.values():
         ids = theirs.tokenize(text.encode(), add_bos=True, special=False)
         assert ids == own_tokenizer.encode(text.encode())
@@ -100,14 +101,14 @@ def test_llama_cpp_gives_the_same_ids_and_text(own_tokenizer, family, values, tm
         theirs.reset()
         continuation = list(islice(theirs.generate(ids, temp=0, reset=True), len(answer)))
         assert continuation == answer
-        wanted = own_tokenizer.decode(answer)
-        assert theirs.detokenize(continuation, prev_tokens=ids) == wanted
+        expected = own_tokenizer.decode(answer)
+        assert theirs.detokenize(continuation, prev_tokens=ids) == expected
 
 
 @pytest.mark.parametrize(("family", "values"), MODELS)
 def test_logits_are_equal(tokenizer, family, values, tmp_path):
     path, theirs = export_model(tmp_path, tokenizer, family, **values)
-    ours = loaded_model.open_model(path, device="cpu", threads=1)
+    ours = open_model(path, device="cpu", threads=1)
     ids = tokenizer.encode(TEXT)[:100]
     # ggml looks up GELU in a float16 table
     tolerance = 2e-3 if family == "gpt2" else 1e-4
@@ -122,8 +123,8 @@ def test_llama_cpp_loads_every_dtype(tokenizer, stored, tmp_path):
 
 @pytest.mark.parametrize("name", pre_tokenizers.PRE_TOKENIZERS)
 def test_pre_tokenizers_split_like_llama_cpp(name, tmp_path):
-    text = TEXT + "\n".join(TEXTS.values()).encode()
-    tokenizer_json = json.loads(train_bpe([text], vocab_size=420).json)
+    corpus = TEXT + "\n".join(TEXTS.values()).encode()
+    tokenizer_json = json.loads(train_bpe([corpus], vocab_size=420).json)
     pre_tokenizer = pre_tokenizers.PRE_TOKENIZERS[name]
     tokenizer_json["pre_tokenizer"] = pre_tokenizers.pre_tokenizer_json(pre_tokenizer.patterns)
     # no merges make this token: ignore_merges matters
@@ -164,19 +165,20 @@ def test_missing_and_older_fields_mean_the_same_in_llama_cpp(own_tokenizer, tmp_
     scaled = RopeScaling(kind="linear", factor=4.0)
     _, theirs = export_model(tmp_path, own_tokenizer, "qwen2", rope_scaling=scaled)
     assert not {"tokenizer.ggml.add_bos_token", "qwen2.rope.scaling.factor"} & set(theirs.metadata)
-    ours = api.load(tmp_path / "model.gguf", device="cpu", threads=1)
+    ours = open_model(tmp_path / "model.gguf", device="cpu", threads=1)
     ids = theirs.tokenize(b"What is", add_bos=True, special=False)
     assert ids == ours.tokenizer.encode_prompt(b"What is")
     assert np.abs(logits(theirs, ids, ours) - ours.engine.extend([ids])[0]).max() <= 1e-4
 
 
 def test_shipped_model_gives_the_same_text(tmp_path):
-    ours = api.load(shipped_model(), device="cpu", threads=1)
+    ours = load(shipped_model(), device="cpu", threads=1)
     bundle = model_dir.load(shipped_model())
     export.export_gguf(
         bundle, tmp_path / "it.gguf", name="it", stored="float32", progress=lambda _: None
     )
     theirs = open_llama_cpp(tmp_path / "it.gguf")
-    for text in ("What is", "KING RICHARD:\n", "\n\n  The 3 houses"):
-        said = theirs.create_completion(text, max_tokens=50, temperature=0)["choices"][0]["text"]
-        assert said == "".join(ours.generate(text, temperature=0, max_new_tokens=50))
+    for prompt in ("What is", "KING RICHARD:\n", "\n\n  The 3 houses"):
+        completion = theirs.create_completion(prompt, max_tokens=50, temperature=0)
+        text = ours.generate(prompt, temperature=0, max_new_tokens=50)
+        assert completion["choices"][0]["text"] == text

@@ -49,17 +49,17 @@ def export_model(folder, tokenizer, family="llama", *, stored="float32", **value
 
 @pytest.mark.parametrize(("family", "values"), MODELS)
 def test_exported_model_is_read(family, values, tokenizer, tmp_path):
-    wanted, path = export_model(tmp_path, tokenizer, family, **values)
-    found = model_dir.load(path)
-    assert found.config == wanted.config
-    assert found.end_ids == wanted.end_ids
-    assert found.arrays.keys() == wanted.arrays.keys()
-    for name, array in wanted.arrays.items():
-        assert np.array_equal(found.arrays[name], array), name
+    expected, path = export_model(tmp_path, tokenizer, family, **values)
+    actual = model_dir.load(path)
+    assert actual.config == expected.config
+    assert actual.end_ids == expected.end_ids
+    assert actual.arrays.keys() == expected.arrays.keys()
+    for name, array in expected.arrays.items():
+        assert np.array_equal(actual.arrays[name], array), name
     tokens = torch.arange(40)[None]
     with torch.no_grad():
-        ours = Transformer.from_arrays(found.config, found.arrays)(tokens)
-        assert torch.equal(ours, Transformer.from_arrays(wanted.config, wanted.arrays)(tokens))
+        ours = Transformer.from_arrays(actual.config, actual.arrays)(tokens)
+        assert torch.equal(ours, Transformer.from_arrays(expected.config, expected.arrays)(tokens))
 
 
 @pytest.mark.parametrize("train", [train_char, train_bpe, lambda _: train_char([b"no merges"])])
@@ -67,29 +67,29 @@ def test_tokenizer_gives_the_same_ids(train, tmp_path):
     text = (
         TEXT + "unseen: ñ 🙂‍↔️ \t\r\n  x 12345 they'll <|endoftext|>\n\n\n y".encode() + b"\xff\xfe"
     )
-    wanted, path = export_model(tmp_path, train([TEXT]))
-    found = model_dir.load(path).tokenizer
-    assert found.encode(text) == wanted.tokenizer.encode(text)
-    assert found.vocab_size == wanted.tokenizer.vocab_size
-    assert (found.end_of_text, found.pad) == (0, 1)
-    assert found.decode(found.encode(text)) == text
+    expected, path = export_model(tmp_path, train([TEXT]))
+    actual = model_dir.load(path).tokenizer
+    assert actual.encode(text) == expected.tokenizer.encode(text)
+    assert actual.vocab_size == expected.tokenizer.vocab_size
+    assert (actual.end_of_text, actual.pad) == (0, 1)
+    assert actual.decode(actual.encode(text)) == text
 
 
 @pytest.mark.parametrize("stored", ["float16", "bfloat16", "int8"])
 def test_narrow_dtypes_are_read(stored, tokenizer, tmp_path):
-    wanted, path = export_model(tmp_path, tokenizer, "qwen3", stored=stored)
-    found = model_dir.load(path).arrays
+    expected, path = export_model(tmp_path, tokenizer, "qwen3", stored=stored)
+    actual = model_dir.load(path).arrays
     for tensor in gguf.GGUFReader(path).tensors:
         if tensor.name == "blk.1.ffn_down.weight":
             theirs = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-    ours = found["blocks.1.feed_forward.down_proj.weight"]
+    ours = actual["blocks.1.feed_forward.down_proj.weight"]
     narrow = {"float16": np.float16, "bfloat16": np.uint16, "int8": np.float32}[stored]
     assert ours.dtype == narrow
     if stored == "bfloat16":
         ours = (ours.astype(np.uint32) << 16).view(np.float32)
     assert np.array_equal(ours.astype(np.float32), theirs)
     norm = "final_norm.weight"
-    assert np.array_equal(found[norm], wanted.arrays[norm])
+    assert np.array_equal(actual[norm], expected.arrays[norm])
 
 
 def test_mixed_dtypes_in_one_matrix_become_float32(tokenizer, tmp_path):
@@ -111,11 +111,11 @@ def test_mixed_dtypes_in_one_matrix_become_float32(tokenizer, tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    found = model_dir.load(tmp_path / "again.gguf").arrays["blocks.0.attention.qkv_proj.weight"]
-    assert found.dtype == np.float32
+    actual = model_dir.load(tmp_path / "again.gguf").arrays["blocks.0.attention.qkv_proj.weight"]
+    assert actual.dtype == np.float32
     n = len(plain) * 3 // 4
-    assert np.array_equal(found[:n], plain[:n])
-    assert np.array_equal(found[n:], plain[n:].astype(np.float16).astype(np.float32))
+    assert np.array_equal(actual[:n], plain[:n])
+    assert np.array_equal(actual[n:], plain[n:].astype(np.float16).astype(np.float32))
 
 
 @pytest.mark.parametrize("original", [8192, 4096, 16384])
@@ -133,9 +133,9 @@ def test_commands_accept_gguf_files(tokenizer, tmp_path):
     _, path = export_model(tmp_path, tokenizer)
     from_file, from_folder = (api.load(p, device="cpu") for p in (path, tmp_path / "model"))
     for model in (from_file, from_folder):
-        model.prompt = model.cache_prompt("What is")
-        model.save_cache(tmp_path / "cache", model.prompt)
-        assert model.load_cache(tmp_path / "cache").tokens == model.prompt.tokens
+        cache = model.cache_prompt("What is")
+        model.save_cache(tmp_path / "cache", cache)
+        assert model.load_cache(tmp_path / "cache").tokens == cache.tokens
     texts = [model.generate("What", seed=1) for model in (from_file, from_folder)]
     assert texts[0] == texts[1]
     commands = {
@@ -266,9 +266,9 @@ def test_number_lists_take_as_much_memory_as_in_the_file(tmp_path):
     path, n = tmp_path / "m.gguf", 100_000
     numbers = np.arange(n, dtype="<f4")
     path.write_bytes(header((b"a", 9, struct.pack("<IQ", 6, n) + numbers.tobytes())))
-    found = gguf_header.read_header(path).fields["a"]
-    assert sys.getsizeof(found) < 1.1 * numbers.nbytes
-    assert list(found) == list(numbers)
+    actual = gguf_header.read_header(path).fields["a"]
+    assert sys.getsizeof(actual) < 1.1 * numbers.nbytes
+    assert list(actual) == list(numbers)
 
 
 @pytest.mark.parametrize(

@@ -59,15 +59,15 @@ def test_bos_token_is_written_and_read(tokenizer):
 
 
 def test_ignore_merges_is_written_and_read(tokenizer):
-    described = json.loads(tokenizer.json)
-    i = described["model"]["vocab"]["Ġzzz"] = len(described["model"]["vocab"])
-    for whole_words, name in ((False, "smaug-bpe"), (True, "llama-bpe")):
-        described["model"]["ignore_merges"] = whole_words
-        wanted = Tokenizer(json.dumps(described))
-        assert (wanted.encode(b"a zzz") == [wanted.encode(b"a")[0], i]) is whole_words
-        fields = to_fields(wanted)
+    tokenizer_json = json.loads(tokenizer.json)
+    i = tokenizer_json["model"]["vocab"]["Ġzzz"] = len(tokenizer_json["model"]["vocab"])
+    for ignore_merges, name in ((False, "smaug-bpe"), (True, "llama-bpe")):
+        tokenizer_json["model"]["ignore_merges"] = ignore_merges
+        expected = Tokenizer(json.dumps(tokenizer_json))
+        assert (expected.encode(b"a zzz") == [expected.encode(b"a")[0], i]) is ignore_merges
+        fields = to_fields(expected)
         assert fields["tokenizer.ggml.pre"] == name
-        assert Tokenizer(gguf_tokenizer.to_json(fields)[0]).encode(b"a zzz") == wanted.encode(
+        assert Tokenizer(gguf_tokenizer.to_json(fields)[0]).encode(b"a zzz") == expected.encode(
             b"a zzz"
         )
 
@@ -107,13 +107,13 @@ N = len(FILES["gpt2"][0]["model"]["vocab"])
 
 def bos_template(*pieces):
     """Return a post-processor that puts tokens, (name, ids) each, before a text."""
-    found = tokenizer_files.template("", 0)
-    found["single"] = [{"SpecialToken": {"id": name, "type_id": 0}} for name, _ in pieces]
-    found["single"].append({"Sequence": {"id": "A", "type_id": 0}})
-    found["special_tokens"] = {
+    actual = tokenizer_files.template("", 0)
+    actual["single"] = [{"SpecialToken": {"id": name, "type_id": 0}} for name, _ in pieces]
+    actual["single"].append({"Sequence": {"id": "A", "type_id": 0}})
+    actual["special_tokens"] = {
         name: {"id": name, "ids": ids, "tokens": [name] * len(ids)} for name, ids in pieces
     }
-    return found
+    return actual
 
 
 UNSUPPORTED = [
@@ -169,7 +169,7 @@ def test_default_of_add_bos_token_is_llama_cpps(tokenizer):
 def test_ids_out_of_range_are_ignored():
     bare = train_char([b"no merges"])
     n = bare.vocab_size
-    found = gguf_tokenizer.to_fields(bare, n, ends=[99_999, -1, 1], bos=-1, pad=n)
-    assert ids_of(found) == {"eos": 1}
+    actual = gguf_tokenizer.to_fields(bare, n, ends=[99_999, -1, 1], bos=-1, pad=n)
+    assert ids_of(actual) == {"eos": 1}
     with pytest.raises(TokenizerError, match="no end-of-text token"):
         gguf_tokenizer.to_fields(bare, n, ends=[n])

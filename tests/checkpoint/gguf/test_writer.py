@@ -29,7 +29,7 @@ def test_file_has_the_config(family, tmp_path):
     config, _, fields, tensors = write_and_read(tmp_path, family, tied_embeddings=False)
     assert fields["general.architecture"] == family
     assert fields["tokenizer.ggml.model"] == "no_vocab"
-    wanted = {
+    expected = {
         "vocab_size": config.vocab_size,
         "context_length": config.context_length,
         "embedding_length": config.d_model,
@@ -40,7 +40,7 @@ def test_file_has_the_config(family, tmp_path):
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
     }
-    assert {name: fields[f"{family}.{name}"] for name in wanted} == wanted
+    assert {name: fields[f"{family}.{name}"] for name in expected} == expected
     assert "output.weight" in tensors
 
 
@@ -74,12 +74,12 @@ def test_bfloat16_is_copied_and_float16_becomes_float32(tmp_path):
     arrays = make_model("llama").to_arrays()
     bits = {name: (array.view(np.uint32) >> 16).astype(np.uint16) for name, array in arrays.items()}
     _, _, _, tensors = write_and_read(tmp_path, "llama", stored="bfloat16", arrays=bits)
-    found = tensors["token_embd.weight"].data.view(np.uint16)
-    assert np.array_equal(found, bits["token_embedding.weight"])
+    actual = tensors["token_embd.weight"].data.view(np.uint16)
+    assert np.array_equal(actual, bits["token_embedding.weight"])
     halves = {name: array.astype(np.float16) for name, array in arrays.items()}
     _, _, _, tensors = write_and_read(tmp_path, "llama", arrays=halves)
-    wanted = halves["token_embedding.weight"].astype(np.float32)
-    assert np.array_equal(tensors["token_embd.weight"].data, wanted)
+    expected = halves["token_embedding.weight"].astype(np.float32)
+    assert np.array_equal(tensors["token_embd.weight"].data, expected)
 
 
 def test_llama3_rope_scaling_is_written_as_divisors(tmp_path):

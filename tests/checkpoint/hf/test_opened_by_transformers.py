@@ -71,9 +71,9 @@ def assert_same(path: Path, warnings: list[str]) -> None:
         theirs.float()
         model = Transformer.from_arrays(ours.bundle.config, model_dir.load(path).arrays).double()
         assert (model(torch.tensor([prompt]))[0] - in_double).abs().max() <= 1e-5
-    wanted = ours.engine.extend([prompt], every_position=True)
+    our_logits = ours.engine.extend([prompt], every_position=True)
     # transformers' own two kernels differ by 1.5e-5 at logits of 20
-    assert np.abs(wanted - logits).max() <= 1e-5 * max(1, np.abs(logits).max())
+    assert np.abs(our_logits - logits).max() <= 1e-5 * max(1, np.abs(logits).max())
     n = ours.engine.context_length - len(prompt)
     text = theirs.generate(
         torch.tensor([prompt]),
@@ -113,13 +113,13 @@ def test_converted_model_equals_the_opened_one(family, tokenizer, tmp_path):
     ours = load(tmp_path / "m", device="cpu", threads=1)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m").eval()
     converted = ours.to_transformers()
-    wanted = theirs.state_dict()
-    found = converted.state_dict()
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    expected = theirs.state_dict()
+    actual = converted.state_dict()
+    assert actual.keys() == expected.keys()
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
     assert converted.config.eos_token_id == theirs.config.eos_token_id == 0
     arrays, tensors = ours.weights(), ours.weights("torch")
     assert arrays.keys() == tensors.keys()
     for name, array in arrays.items():
         assert np.array_equal(array, tensors[name].numpy())
-        assert np.array_equal(array, wanted[name].numpy())
+        assert np.array_equal(array, expected[name].numpy())

@@ -130,11 +130,11 @@ def test_transformers_models_run_in_tgen(name, values, tied, dtype, sharded, tok
         2, tokenizer.vocab_size, (1, 64), generator=torch.Generator().manual_seed(6)
     )
     with torch.no_grad():
-        wanted = theirs(ids).logits
-        assert (our_model(tmp_path)(ids) - wanted).abs().max() <= 1e-5
+        expected = theirs(ids).logits
+        assert (our_model(tmp_path)(ids) - expected).abs().max() <= 1e-5
         model = open_model(tmp_path, device="cpu", threads=1)
         logits = model.engine.extend(ids.tolist(), every_position=True)
-        assert np.abs(logits - wanted[0].numpy()).max() <= 1e-5
+        assert np.abs(logits - expected[0].numpy()).max() <= 1e-5
         text = theirs.generate(ids[:, :10], max_new_tokens=50, do_sample=False)[0, 10:]
     sampling = SamplingConfig(temperature=0, max_new_tokens=50)
     ours = [token.id for token in model.tokens(ids[:, :10].tolist(), sampling=sampling)]

@@ -14,7 +14,7 @@ from tgen.checkpoint import model_dir
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import UsageError
 from tgen.model.kv_cache import KVCache
-from tgen.reports import LengthReport, TrialReport
+from tgen.reports.benchmark import LengthReport, TrialReport
 
 
 def test_every_length_is_timed_and_the_cache_is_verified(family):
@@ -68,10 +68,10 @@ def test_lengths_that_do_not_fit_are_errors():
 def test_line_fit_recovers_a_line():
     lengths = [16, 32, 64, 128, 256]
     times = [timing([1e-3 + 2e-6 * n] * 3) for n in lengths]
-    found = fit_line(lengths, times)
-    assert (found.intercept, found.slope) == (pytest.approx(1e-3), pytest.approx(2e-6))
-    assert found.max_deviation < 1e-9
-    assert found.at(100) == pytest.approx(1.2e-3)
+    fit = fit_line(lengths, times)
+    assert (fit.intercept, fit.slope) == (pytest.approx(1e-3), pytest.approx(2e-6))
+    assert fit.max_deviation < 1e-9
+    assert fit.at(100) == pytest.approx(1.2e-3)
     bent = fit_line(lengths, [*times[:-1], timing([3e-3])])
     assert bent.max_deviation > 0.1
 

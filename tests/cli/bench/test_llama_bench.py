@@ -14,7 +14,8 @@ from tgen.cli.app import run
 from tgen.cli.bench import llama_bench
 from tgen.cli.ranges import parse_sizes
 from tgen.errors import UsageError
-from tgen.reports import Machine, ModelSummary
+from tgen.reports.benchmark import Machine
+from tgen.reports.inspection import ModelSummary
 
 # Printed by llama-bench b6000 and later.
 LLAMA_BENCH_TABLE = """\
@@ -111,35 +112,35 @@ def test_sizes_are_lists_and_ranges():
 
 
 def test_saved_run_is_compared(trained, tmp_path, capsysbinary, monkeypatch):
-    then = tmp_path / "then.json"
+    saved = tmp_path / "saved.json"
     base = ["bench", "-m", str(trained), "-r", "8", "--no-limits", "-q"]
-    assert run([*base, "-p", "4", "-n", "2", "--threads", "1", "--save", str(then)]) == 0
-    rows = json.loads(then.read_text())
+    assert run([*base, "-p", "4", "-n", "2", "--threads", "1", "--save", str(saved)]) == 0
+    rows = json.loads(saved.read_text())
     assert [(row["n_prompt"], row["n_gen"], row["n_threads"]) for row in rows] == [
         (4, 0, 1),
         (0, 2, 1),
     ]
     capsysbinary.readouterr()
-    assert run([*base, "--compare", str(then), "--json"]) == 0
+    assert run([*base, "--compare", str(saved), "--json"]) == 0
     record = json.loads(capsysbinary.readouterr().out)
     assert [one["label"] for one in record["differences"]] == ["pp4", "tg2"]
     assert record["before"] == rows
     # Files of tgen 0.1 have other names for some fields.
     names = {"dtype": "weights", "probe_ns": "yardstick_ns", "n_cpus": "processors"}
-    then.write_text(json.dumps([{names.get(k, k): v for k, v in row.items()} for row in rows]))
-    assert run([*base, "--compare", str(then), "--json"]) == 0
+    saved.write_text(json.dumps([{names.get(k, k): v for k, v in row.items()} for row in rows]))
+    assert run([*base, "--compare", str(saved), "--json"]) == 0
     old_record = json.loads(capsysbinary.readouterr().out)
     assert old_record["before"] == rows
     assert old_record["differences"][0]["probe_ratio"] is not None
     # One nanosecond per saved trial: a change far above any noise.
     quick = [row | {"samples_ns": [1 for _ in row["samples_ns"]]} for row in rows]
-    then.write_text(json.dumps(quick))
-    assert run([*base, "--compare", str(then)]) == 0
+    saved.write_text(json.dumps(quick))
+    assert run([*base, "--compare", str(saved)]) == 0
     assert b"slower" in capsysbinary.readouterr().out
-    assert run([*base, "--compare", str(then), "--fail-if-slower", "5%"]) == 1
+    assert run([*base, "--compare", str(saved), "--fail-if-slower", "5%"]) == 1
     assert b"of its saved speed" in capsysbinary.readouterr().err
-    then.write_text(json.dumps([row | {"cpu_info": "another"} for row in rows]))
-    assert run([*base, "--compare", str(then)]) == 2
+    saved.write_text(json.dumps([row | {"cpu_info": "another"} for row in rows]))
+    assert run([*base, "--compare", str(saved)]) == 2
     assert b"was 'another' in the saved run" in capsysbinary.readouterr().err
     odd = [
         rows[0] | {name: value}
@@ -149,18 +150,18 @@ def test_saved_run_is_compared(trained, tmp_path, capsysbinary, monkeypatch):
     lacking = [{name: v for name, v in rows[0].items() if name != "n_depth"}]
     bad_files = ["", "{}", "[1]", '[{"samples_ns": [1]}]', "[" * 9999, "[]", json.dumps(lacking)]
     for bad in [*bad_files, *(json.dumps([one]) for one in odd)]:
-        then.write_text(bad)
-        assert run([*base, "--compare", str(then)]) == 2
+        saved.write_text(bad)
+        assert run([*base, "--compare", str(saved)]) == 2
         assert b"is not a saved benchmark" in capsysbinary.readouterr().err
-    then.write_text(json.dumps(rows))
-    monkeypatch.setattr(throughput, "run", None)  # errors come before any measurement
+    saved.write_text(json.dumps(rows))
+    monkeypatch.setattr(throughput, "run_trial", None)  # errors come before any measurement
     for more in (["-p", "5"], ["-d", "3", "-p", "4"], ["--batch", "2", "-p", "4"]):
-        assert run([*base, "--compare", str(then), *more]) == 2
+        assert run([*base, "--compare", str(saved), *more]) == 2
         assert b"has no pp" in capsysbinary.readouterr().err
 
 
 def test_saved_run_of_many_setups_is_compared(trained, tmp_path, capsysbinary):
-    then = tmp_path / "then.json"
+    saved = tmp_path / "saved.json"
     base = ["bench", "-m", str(trained), "-r", "5", "--no-limits", "-q", "-o", "json"]
     swept = [
         "--dtype",
@@ -174,10 +175,10 @@ def test_saved_run_of_many_setups_is_compared(trained, tmp_path, capsysbinary):
         "--threads",
         "1",
     ]
-    assert run([*base, *swept, "--save", str(then)]) == 0
+    assert run([*base, *swept, "--save", str(saved)]) == 0
     rows = json.loads(capsysbinary.readouterr().out)
     assert len(rows) == 8
-    assert run([*base, "--compare", str(then)]) == 0
+    assert run([*base, "--compare", str(saved)]) == 0
     record = json.loads(capsysbinary.readouterr().out)
     assert len(record["differences"]) == 8
     names = ("test", "dtype", "batch", "n_depth", "n_threads")
@@ -187,7 +188,7 @@ def test_saved_run_of_many_setups_is_compared(trained, tmp_path, capsysbinary):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "why"),
+    ("arguments", "expected"),
     [
         (["-p", "999"], "pp999"),
         (["-p", "0", "-n", "0"], "no tokens"),
@@ -217,14 +218,14 @@ def test_saved_run_of_many_setups_is_compared(trained, tmp_path, capsysbinary):
     ],
 )
 def test_invalid_options_fail_before_any_measurement(
-    trained, arguments, why, capsysbinary, monkeypatch
+    trained, arguments, expected, capsysbinary, monkeypatch
 ):
-    monkeypatch.setattr(throughput, "run", None)
+    monkeypatch.setattr(throughput, "run_trial", None)
     status = run(["bench", "-m", str(trained), "-q", "--no-limits", *arguments])
-    said = capsysbinary.readouterr().err.decode()
-    assert status in (1, 2), said
-    assert why in said
-    assert len(said.splitlines()) <= 3
+    stderr = capsysbinary.readouterr().err.decode()
+    assert status in (1, 2), stderr
+    assert expected in stderr
+    assert len(stderr.splitlines()) <= 3
 
 
 def test_output_formats(trained):

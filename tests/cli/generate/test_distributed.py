@@ -111,7 +111,7 @@ def test_error_on_all_ranks_is_printed_once(on_ranks, model, rows):
     wrong = {
         "2 ranks were started for a single prompt": ["generate", "-m", model, "-p", "What"],
         "several processes cannot share stdin": command(model, "-"),
-        "--chat does not go with --echo": command(model, rows, "--chat", "--echo"),
+        "--chat cannot be combined with --echo": command(model, rows, "--chat", "--echo"),
         "no such option": command(model, rows, "--nothing"),
         "--top-p is 7.0": command(model, rows, "--top-p", 7),
         "nowhere": command(model / "nowhere", rows),

@@ -2,12 +2,14 @@
 
 import os
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.dtypes import to_bfloat16, to_float32
@@ -57,7 +59,7 @@ def make_engine(model: Transformer, n_threads: int = 2, dtype: str = "float32") 
     return CpuEngine(model.config, model.to_arrays(), n_threads=n_threads, dtype=dtype)
 
 
-@pytest.fixture(params=SHAPES.values(), ids=SHAPES)
+@pytest.fixture(params=list(SHAPES.values()), ids=list(SHAPES))
 def model(request) -> Transformer:
     return make_model(**request.param)
 
@@ -135,7 +137,8 @@ def test_product_writes_its_rows_only(n_vectors, rows, first, groups, dtype):
     n, last = groups * GROUP, first + rows
     w = random.standard_normal((last, n)).astype(np.float32)
     x = random.standard_normal((n_vectors, n)).astype(np.float32)
-    packed = {FLOAT32: w, BFLOAT16: to_bfloat16(w), INT8: weights.to_int8(w)}[dtype]
+    pack = {FLOAT32: np.ascontiguousarray, BFLOAT16: to_bfloat16, INT8: weights.to_int8}[dtype]
+    packed: NDArray[Any] = pack(w)
     if dtype == INT8:
         assert packed.shape == (last, groups * GROUP_BYTES)
     out = np.full((n_vectors + 1, last + 2), 7, np.float32)
@@ -150,8 +153,7 @@ def test_product_writes_its_rows_only(n_vectors, rows, first, groups, dtype):
         out.ctypes.data,
         last + 2,
     )
-    wide = {FLOAT32: w, BFLOAT16: to_float32(packed)}.get(dtype)
-    wide = rounded(w, "int8") if wide is None else wide
+    wide = rounded(w, "int8") if dtype == INT8 else to_float32(packed)
     expected = np.full_like(out, 7)
     expected[:n_vectors, first:last] = (x @ wide.T)[:, first:last]
     np.testing.assert_allclose(out, expected, rtol=0, atol=1e-4)

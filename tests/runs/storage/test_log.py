@@ -9,7 +9,8 @@ import pytest
 from support.runs import TRAINED, request, resume
 from tgen import runs
 from tgen.errors import ModelError
-from tgen.reports import RollbackReport, SampleReport, StepReport, json_record
+from tgen.reports.to_json import json_record
+from tgen.reports.training import RollbackReport, SampleReport, StepReport
 from tgen.runs import final_report
 from tgen.runs.storage import log as run_log
 from tgen.runs.storage.log import RunLog
@@ -52,9 +53,7 @@ def test_log_of_a_killed_and_resumed_run_equals_the_uninterrupted_log(tmp_path, 
         out = tmp_path / f"killed-{killed_after}"
         with monkeypatch.context() as patch:
             patch.setattr(RunLog, "__exit__", lambda *_: None)  # a killed process does not flush
-            patch.setattr(
-                run_log, "_BUFFERED_LINES", 2
-            )  # also with a log ahead of its state
+            patch.setattr(run_log, "_BUFFERED_LINES", 2)  # also with a log ahead of its state
             reports = runs.start(request(tmp_path, out.name))
             for _ in range(killed_after):
                 next(reports)
@@ -104,9 +103,9 @@ def test_failed_write_is_repeated_without_duplicates(tmp_path, monkeypatch, trun
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_log.files.os, "write", full_disk)
+        patch.setattr(os, "write", full_disk)
         if not truncates:
-            patch.setattr(run_log.files.os, "ftruncate", broken_disk)
+            patch.setattr(os, "ftruncate", broken_disk)
         for number in range(2, 102):  # enough for the buffer to be written
             log.add(step(number))
         with pytest.raises(OSError, match="No space" if truncates else "Input"):
@@ -131,10 +130,10 @@ def test_trim_works_on_a_full_disk_and_is_repeated_after_a_failure(tmp_path, mon
         log.add(step(number))
     log.flush()
     with monkeypatch.context() as patch:
-        patch.setattr(run_log.files.os, "write", fails)
+        patch.setattr(os, "write", fails)
         log.trim(4)
         assert written() == [1, 2, 3, 4]
-        patch.setattr(run_log.files.os, "ftruncate", fails)
+        patch.setattr(os, "ftruncate", fails)
         with pytest.raises(OSError, match="No space"):
             log.trim(2)
     log.add(step(3, 7.0))

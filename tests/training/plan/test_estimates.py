@@ -14,7 +14,7 @@ from tgen import runs
 from tgen.config import ModelConfig, ResolvedTrainConfig, TrainConfig
 from tgen.errors import UsageError
 from tgen.model.transformer import Transformer
-from tgen.reports import json_record
+from tgen.reports.to_json import json_record
 from tgen.training.loss import cross_entropy
 from tgen.training.plan.memory_estimate import activation_bytes, choose_parallel, rank_memory
 from tgen.training.plan.param_shapes import block_shapes, n_parameters, outer_shapes
@@ -62,19 +62,19 @@ def test_memory_estimate_matches_a_run(family, more, optimizer):
     state = new_state(config, train, torch.device("cpu"))
     x = state.model.hidden_states(torch.zeros(1, 8, dtype=torch.int64)).flatten(0, 1)
     cross_entropy(x, state.model.output_weight, torch.ones(8, dtype=torch.int64)).backward()
-    for made in state.optimizers:
-        made.step()
+    for each in state.optimizers:
+        each.step()
     parameters = list(state.model.parameters())
     moments = [
         tensor
-        for made in state.optimizers
-        for moments in made.state.values()
-        for tensor in moments.values()
+        for each in state.optimizers
+        for tensors in each.state.values()
+        for tensor in tensors.values()
         if tensor.dim() > 0  # without AdamW's step counters
     ]
     estimate = rank_memory(config, train, context=48, n_ranks=1, parallel="ddp", on_gpu=False)
     assert estimate.weights == sum(p.nbytes for p in parameters)
-    assert estimate.gradients == sum(p.grad.nbytes for p in parameters)
+    assert estimate.gradients == sum(p.grad.nbytes for p in parameters if p.grad is not None)
     assert estimate.optimizer == sum(tensor.nbytes for tensor in moments)
 
 
@@ -199,14 +199,14 @@ def test_dry_run_of_a_huge_model_allocates_nothing(tmp_path, monkeypatch):
     shown = runs.dry_run(large(tmp_path, n_ranks=64, device_memory=80 * GB))
     assert shown.n_parameters > 6e9
     assert shown.scaling is not None
-    found = shown.scaling
-    assert (found.parallel, found.batch_size, found.step_tokens) == ("fsdp", 128, 128 * 16)
-    assert (found.steps, found.tokens) == (9, 9 * 128 * 16)
-    assert found.tokens_per_parameter == found.tokens / shown.n_parameters
-    assert found.epochs == found.tokens / shown.train_tokens  # the short text is used completely
-    assert found.optimal_tokens == 20 * shown.n_parameters
-    assert found.seconds * found.tokens_per_second == pytest.approx(found.tokens)
-    assert [rank.parallel for rank in found.ranks] == list(found.sent_bytes) == ["ddp", "fsdp"]
+    scaling = shown.scaling
+    assert (scaling.parallel, scaling.batch_size, scaling.step_tokens) == ("fsdp", 128, 128 * 16)
+    assert (scaling.steps, scaling.tokens) == (9, 9 * 128 * 16)
+    assert scaling.tokens_per_parameter == scaling.tokens / shown.n_parameters
+    assert scaling.epochs == scaling.tokens / shown.train_tokens  # the corpus is used completely
+    assert scaling.optimal_tokens == 20 * shown.n_parameters
+    assert scaling.seconds * scaling.tokens_per_second == pytest.approx(scaling.tokens)
+    assert [rank.parallel for rank in scaling.ranks] == list(scaling.sent_bytes) == ["ddp", "fsdp"]
     assert json.loads(json.dumps(json_record(shown)))["scaling"]["ranks"][0]["weights"] > 24e9
     with pytest.raises(UsageError, match=r"needs .* GB with FSDP, but only 90% of 80.0 GB"):
         runs.dry_run(large(tmp_path, n_ranks=2, device_memory=80 * GB))
@@ -236,7 +236,7 @@ def test_command_prints_the_estimate(tmp_path):
     too_small = ["--dry-run", "--ranks", "2", "--device-memory", "1KiB"]
     refused = tgen(*small_run, *too_small, cwd=tmp_path)
     assert refused.returncode == 2
-    assert b"90% of 0.001 MB can be used" in refused.stderr
+    assert b"90% of 1.0 KB can be used" in refused.stderr
     lonely = tgen(*small_run, "--ranks", "2", cwd=tmp_path)
     assert (lonely.returncode, b"--ranks needs --dry-run" in lonely.stderr) == (2, True)
     odd = tgen(*small_run, "--dry-run", "--device-memory", "lots", cwd=tmp_path)

@@ -27,7 +27,7 @@ def reference(train: bytes, context: bytes, byte: int, order: int) -> float:
         counts = Counter(gram[-length:] for gram in ends)
         of_counts = Counter(counts.values())
         n1, n2, n3, n4 = (of_counts[i] for i in (1, 2, 3, 4))
-        d = (0.5, 1.0, 1.5)
+        d: tuple[float, ...] = (0.5, 1.0, 1.5)
         if n1 and n2 and n3 and n4:
             y = Fraction(n1, n1 + 2 * n2)
             exact = (1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3)
@@ -38,9 +38,9 @@ def reference(train: bytes, context: bytes, byte: int, order: int) -> float:
         if followers:
             total = sum(followers.values())
             freed = sum(d[min(n, 3) - 1] for n in followers.values())
-            own = followers.get(byte, 0)
-            own = own - d[min(own, 3) - 1] if own else 0
-            probability = (own + freed * probability) / total
+            count = followers.get(byte, 0)
+            discounted = count - d[min(count, 3) - 1] if count else 0
+            probability = (discounted + freed * probability) / total
     return probability
 
 

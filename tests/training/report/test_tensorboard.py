@@ -11,7 +11,7 @@ import pytest
 from support.runs import request, resume
 from tgen import runs
 from tgen.errors import UsageError
-from tgen.reports import DoneReport, EvalReport, EventsReport, SampleReport, StepReport
+from tgen.reports.training import DoneReport, EvalReport, EventsReport, SampleReport, StepReport
 from tgen.runs import final_report
 from tgen.training.report import tensorboard
 
@@ -19,7 +19,7 @@ from tgen.training.report import tensorboard
 def shown(out: Path) -> list[tuple[str, int, Any]]:
     """Return the events that TensorBoard shows: those that no later session repeats."""
     event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
-    found: list[tuple[str, int, Any]] = []
+    events: list[tuple[str, int, Any]] = []
     files = (out / "training" / "tensorboard").iterdir()
     for path in sorted(files, key=lambda path: int(path.name.rsplit("-")[-1])):
         data = path.read_bytes()
@@ -28,11 +28,11 @@ def shown(out: Path) -> list[tuple[str, int, Any]]:
             event = event_pb2.Event.FromString(data[12 : 12 + length])
             data = data[16 + length :]
             if event.HasField("session_log"):
-                found = [entry for entry in found if entry[1] < event.step]
+                events = [entry for entry in events if entry[1] < event.step]
             for value in event.summary.value:
                 text = b"".join(value.tensor.string_val).decode()
-                found.append((value.tag, event.step, text or value.simple_value))
-    return found
+                events.append((value.tag, event.step, text or value.simple_value))
+    return events
 
 
 def numbers(out: Path) -> list[tuple[str, int, Any]]:
@@ -72,9 +72,9 @@ def test_events_after_stops_and_kills_equal_the_uninterrupted_run(tmp_path, monk
     pytest.importorskip("tensorboardX")
     monkeypatch.setattr(final_report, "_SAMPLE_TOKENS", 2)
     list(runs.start(request(tmp_path, "whole", tensorboard=True)))
-    asked = iter([False] * 2 + [True])
+    stops = iter([False] * 2 + [True])
     parts = tmp_path / "parts"
-    list(runs.start(request(tmp_path, "parts", tensorboard=True), stopped=lambda: next(asked)))
+    list(runs.start(request(tmp_path, "parts", tensorboard=True), stopped=lambda: next(stops)))
     reports = resume(parts, threads=1)
     for report in reports:
         if isinstance(report, StepReport) and report.step == 8:

@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tgen.benchmark.throughput import Backend
 from tgen.checkpoint import model_dir
-from tgen.checkpoint.model_dir import ModelBundle
 from tgen.config import StoredAs
-from tgen.engine.base import Logits
 from tgen.errors import UsageError
+
+if TYPE_CHECKING:
+    from tgen.benchmark.other_engines.llama_cpp_backend import LlamaCppBackend
+    from tgen.benchmark.other_engines.transformers_backend import TransformersBackend
 
 # Per engine: the modules that it needs, and the packages that contain them.
 OTHER_ENGINES = {
@@ -19,31 +21,20 @@ OTHER_ENGINES = {
 REMARKS = {"llama.cpp": "; llama.cpp uses llama-bench's defaults, with a float16 KV cache"}
 
 
-class OtherEngine(Backend, Protocol):
-    """A backend that is not tgen's."""
-
-    def logits(self) -> Logits:
-        """Return a copy of the logits after the last pass, (B, V), float32."""
-
-    def close(self) -> None:
-        """Free the model; the backend cannot be used afterwards."""
-
-
 def open_other_engine(
     name: str,
-    bundle: ModelBundle,
+    path: Path,
     *,
     threads: int,
     dtype: StoredAs,
     tokens: Sequence[int],
     exact: bool = False,
-) -> OtherEngine:
-    """Open an engine of `OTHER_ENGINES` on the CPU, with the matrices of `bundle.path` as `dtype`.
+) -> "TransformersBackend | LlamaCppBackend":
+    """Open an engine of `OTHER_ENGINES` on the CPU, with the matrices stored as `dtype`.
 
-    The weights are read again because tgen's engine takes those of its bundle. `tokens` is one
-    context of ids, the input of every sequence. The engine runs with its own defaults; `exact`
-    makes everything but the weights float32. Raises UsageError if it is unknown, not installed or
-    does not support `dtype`, ModelError if it cannot run this model.
+    `tokens` is one context of ids, the input of every sequence. The engine runs with its own
+    defaults; `exact` makes everything but the weights float32. Raises UsageError if it is unknown,
+    not installed or does not support `dtype`, ModelError if it cannot run this model.
     """
     if name not in OTHER_ENGINES:
         names = ", ".join(OTHER_ENGINES)
@@ -57,15 +48,15 @@ def open_other_engine(
     if name == "transformers":  # each is imported only when used
         from tgen.benchmark.other_engines.transformers_backend import TransformersBackend
 
-        if bundle.path.is_file():
+        if path.is_file():
             raise UsageError(
-                f"--against transformers needs a model directory (got the file {bundle.path})",
+                f"--against transformers needs a model directory (got the file {path})",
                 "convert it: `tgen export FILE --to transformers --out DIR`",
             )
-        return TransformersBackend(bundle.path, threads=threads, dtype=dtype, tokens=tokens)
+        return TransformersBackend(path, threads=threads, dtype=dtype, tokens=tokens)
     from tgen.benchmark.other_engines.llama_cpp_backend import LlamaCppBackend
 
-    arrays = model_dir.load(bundle.path).arrays
+    bundle = model_dir.load(path)
     return LlamaCppBackend(
-        bundle.config, arrays, threads=threads, dtype=dtype, tokens=tokens, exact=exact
+        bundle.config, bundle.arrays, threads=threads, dtype=dtype, tokens=tokens, exact=exact
     )

@@ -15,7 +15,7 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.benchmark.throughput import Workload
+from tgen.benchmark.throughput import Backend, Workload
 from tgen.checkpoint.gguf.writer import write_gguf
 from tgen.config import ModelConfig, StoredAs
 from tgen.engine.base import Logits
@@ -31,8 +31,8 @@ def _discard_log(_level: int, _text: bytes, _data: ctypes.c_void_p) -> None:
     """Module-level: llama.cpp calls it until the process exits."""
 
 
-class LlamaCppBackend:
-    """An `OtherEngine`."""
+class LlamaCppBackend(Backend):
+    """A `Backend`."""
 
     thread_pool = "llama.cpp"
 
@@ -59,32 +59,19 @@ class LlamaCppBackend:
         self._context: Any = None
         self._model: Any = _load(config, arrays, dtype)
 
-    def prepare(self, test: Workload) -> None:
-        """See `Backend.prepare`; a cached depth is reused unless batch or capacity change."""
-        if test.batch != self._n_sequences or test.n_tokens > self._capacity:
-            self._make_context(test.batch, test.n_tokens)
+    def prepare(self, workload: Workload) -> None:
+        """See `Backend.prepare`; another batch or capacity needs a new context."""
+        if workload.batch != self._n_sequences or workload.n_tokens > self._capacity:
+            self._make_context(workload.batch, workload.n_tokens)
         memory = llama_cpp.llama_get_memory(self._context)
         for sequence in range(self._n_sequences):
-            llama_cpp.llama_memory_seq_rm(memory, sequence, test.n_depth, -1)
-        self._length = min(self._length, test.n_depth)
-        if self._length < test.n_depth:
-            self._extend(test.n_depth - self._length)
-
-    def prefill(self, test: Workload) -> None:
-        """See `Backend.prefill`; in calls of at most 2,048 tokens."""
-        self._extend(test.n_prompt)
-
-    def step(self) -> None:
-        """See `Backend.step`."""
-        self._extend(1)
-
-    @property
-    def cache_bytes(self) -> int | None:
-        """None: llama.cpp does not report it."""
-        return None
+            llama_cpp.llama_memory_seq_rm(memory, sequence, workload.n_depth, -1)
+        self._length = min(self._length, workload.n_depth)
+        if self._length < workload.n_depth:
+            self._extend(workload.n_depth - self._length)
 
     def logits(self) -> Logits:
-        """See `OtherEngine.logits`."""
+        """See `Backend.logits`."""
         kind = ctypes.c_float * self._config.vocab_size
         first = self._batch.n_tokens - self._n_sequences
         pointers = [
@@ -148,7 +135,7 @@ class LlamaCppBackend:
                 setattr(self._batch, name, self._arrays[name].ctypes.data_as(kind))
 
     def _extend(self, n: int) -> None:
-        """Process `n` more tokens per sequence, until the next token's logits are computed."""
+        """In calls of at most 2,048 tokens."""
         end, step = self._length + n, _BATCH // self._n_sequences
         for begin in range(self._length, end, step):
             self._decode(begin, min(begin + step, end), last=begin + step >= end)

@@ -9,14 +9,14 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from tgen.benchmark.throughput import Workload
+from tgen.benchmark.throughput import Backend, Workload
 from tgen.config import StoredAs
 from tgen.engine.base import Logits
 from tgen.errors import UsageError
 
 
-class TransformersBackend:
-    """An `OtherEngine`. A class without a KV cache (openai-gpt) reprocesses all tokens per call."""
+class TransformersBackend(Backend):
+    """A `Backend`. A class without a KV cache (openai-gpt) reprocesses all tokens per call."""
 
     thread_pool = "torch"
 
@@ -41,26 +41,18 @@ class TransformersBackend:
         self._cache: Any = None
         self._logits: torch.Tensor | None = None
 
-    def prepare(self, test: Workload) -> None:
-        """See `Backend.prepare`; a cached depth is reused."""
+    def prepare(self, workload: Workload) -> None:
+        """See `Backend.prepare`."""
         torch.set_num_threads(self._threads)  # global
-        if test.batch != self._batch or test.n_depth == 0:
-            self._batch, self._length, self._cache = test.batch, 0, None
-        if self._length > test.n_depth and self._cache is not None:
-            self._cache.crop(test.n_depth - self._length)  # a negative number drops tokens
-            self._length = test.n_depth
+        if workload.batch != self._batch or workload.n_depth == 0:
+            self._batch, self._length, self._cache = workload.batch, 0, None
+        if self._length > workload.n_depth and self._cache is not None:
+            self._cache.crop(workload.n_depth - self._length)  # a negative number drops tokens
+            self._length = workload.n_depth
         if not self._has_cache:
-            self._length = test.n_depth
-        if self._length < test.n_depth:
-            self._extend(test.n_depth - self._length)
-
-    def prefill(self, test: Workload) -> None:
-        """See `Backend.prefill`; one pass."""
-        self._extend(test.n_prompt)
-
-    def step(self) -> None:
-        """See `Backend.step`."""
-        self._extend(1)
+            self._length = workload.n_depth
+        if self._length < workload.n_depth:
+            self._extend(workload.n_depth - self._length)
 
     @property
     def cache_bytes(self) -> int | None:
@@ -71,7 +63,7 @@ class TransformersBackend:
         return sum(int(part.nbytes) for part in parts)
 
     def logits(self) -> Logits:
-        """See `OtherEngine.logits`."""
+        """See `Backend.logits`."""
         assert self._logits is not None
         logits: Logits = self._logits.float().numpy().copy()
         return logits

@@ -10,7 +10,8 @@ from typing import Any
 
 from tgen import __version__
 from tgen.config import STORED_BYTES
-from tgen.reports import Machine, ModelSummary, PeakRates, ThroughputReport
+from tgen.reports.benchmark import Machine, PeakRates, ThroughputReport
+from tgen.reports.inspection import ModelSummary
 
 _TYPES = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0"}
 _MIB, _GIB = 2**20, 2**30

@@ -8,7 +8,8 @@ from tgen.cli import console
 from tgen.cli.bench.options import BenchOptions
 from tgen.config import ResolvedTrainConfig, StoredAs
 from tgen.errors import UsageError
-from tgen.reports import LengthReport, TrialReport, json_value
+from tgen.reports.benchmark import LengthReport, TrialReport
+from tgen.reports.to_json import json_value
 
 
 def run_kv_cache(options: BenchOptions) -> None:

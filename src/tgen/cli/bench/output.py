@@ -17,14 +17,9 @@ from tgen.cli.bench.tables.throughput import (
     precision_line,
     throughput_table,
 )
-from tgen.reports import (
-    Difference,
-    Machine,
-    ModelSummary,
-    PrecisionReport,
-    ThroughputReport,
-    json_value,
-)
+from tgen.reports.benchmark import Difference, Machine, PrecisionReport, ThroughputReport
+from tgen.reports.inspection import ModelSummary
+from tgen.reports.to_json import json_value
 from tgen.storage import files
 
 if TYPE_CHECKING:

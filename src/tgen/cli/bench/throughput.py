@@ -13,7 +13,7 @@ from tgen.cli.bench.options import BenchOptions
 from tgen.cli.bench.output import Comparison, collect_context, write_report
 from tgen.config import STORED_BYTES, StoredAs
 from tgen.errors import TgenError, UsageError
-from tgen.reports import PrecisionReport, ThroughputReport
+from tgen.reports.benchmark import PrecisionReport, ThroughputReport
 from tgen.storage import files
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _ENGINES = ("kernels", "torch")
 def run_throughput(options: BenchOptions) -> None:
     """Measure every workload on every setup."""
     context, setups = collect_context(options), _open_setups(options)
-    results = _measure(options, setups, _choose_tests(options, setups))
+    results = _measure(options, setups, _choose_workloads(options, setups))
     has_field = options.output not in ("md", "csv") or options.save
     dtypes = [dtype for dtype in options.dtypes or [] if dtype != "float32" and has_field]
     precision = {dtype: _measure_precision(options, dtype) for dtype in dtypes}
@@ -39,11 +39,9 @@ def run_throughput(options: BenchOptions) -> None:
 def run_against(options: BenchOptions, name: str) -> None:
     """Compare with another engine on the same weights, interleaved."""
     from tgen.benchmark.other_engines import REMARKS, open_other_engine
-    from tgen.benchmark.sweep import check_trials, compare_backends, max_logit_difference
-    from tgen.benchmark.throughput import random_tokens
-    from tgen.checkpoint.model_dir import load
+    from tgen.benchmark.sweep import check_trial_count, compare_backends, max_logit_difference
 
-    check_trials(options.trials)
+    check_trial_count(options.trials)
     context, setups = collect_context(options), _open_setups(options)
     if len(setups) > 1:
         raise UsageError(
@@ -53,24 +51,25 @@ def run_against(options: BenchOptions, name: str) -> None:
     (setup,) = setups
     if name != "self" and setup.device != "cpu":
         raise UsageError(f"--against {name} runs on the CPU only", "add --device cpu")
-    tests = _choose_tests(options, setups)
+    workloads = _choose_workloads(options, setups)
     difference = 0.0
     with ExitStack() as stack:
         other: Any = setup.backend
         if name != "self":
-            bundle = load(options.path)
-            config = bundle.config
-            tokens = random_tokens(config.vocab_size, config.context_length, seed=options.seed)
             other = open_other_engine(
-                name, bundle, threads=setup.threads, dtype=setup.dtype, tokens=tokens
+                name,
+                options.path,
+                threads=setup.threads,
+                dtype=setup.dtype,
+                tokens=setup.backend.tokens,
             )
             stack.enter_context(closing(other))
-            difference = max_logit_difference(setup.backend, other, tests[0])
+            difference = max_logit_difference(setup.backend, other, workloads[0])
         progress = stack.enter_context(
             console.progress("measuring, interleaved", quiet=options.quiet)
         )
         setup, results = compare_backends(
-            setup, other, name, tests, trials=options.trials, progress=progress
+            setup, other, name, workloads, trials=options.trials, progress=progress
         )
     comparison = Comparison(
         differences=[difference for *_, difference in results],
@@ -108,25 +107,25 @@ def run_compare(options: BenchOptions, path: Path, max_slowdown: float | None) -
     context, setups = collect_context(options), _open_setups(options)
     check_comparable(saved, context.identity(setups[0]))
     if options.names_tests:
-        tests = _choose_tests(options, setups)
+        workloads = _choose_workloads(options, setups)
     else:
         names = ("n_prompt", "n_gen", "n_depth", "batch")
-        tests = [
+        workloads = [
             Workload(**dict(zip(names, values, strict=True))) for values in _unique(saved, *names)
         ]
     before = []
-    for setup, test in product(setups, tests):
+    for setup, workload in product(setups, workloads):
         record = find_matching_record(
-            saved, test, engine=setup.engine, dtype=setup.dtype, threads=setup.threads
+            saved, workload, engine=setup.engine, dtype=setup.dtype, threads=setup.threads
         )
         if record is None:
             raise UsageError(
-                f"--compare: {path} has no {test.label} with engine {setup.engine}, "
-                f"{setup.dtype} weights, {setup.threads} threads and batch {test.batch}",
+                f"--compare: {path} has no {workload.label} with engine {setup.engine}, "
+                f"{setup.dtype} weights, {setup.threads} threads and batch {workload.batch}",
                 "remove -p, -n, -d, --pg and --batch to repeat the workloads of the file",
             )
         before.append(record)
-    results = _measure(options, setups, tests)
+    results = _measure(options, setups, workloads)
     differences = [
         compare_with_saved(report, record)
         for (_, report), record in zip(results, before, strict=True)
@@ -165,12 +164,12 @@ def _open_setups(options: BenchOptions) -> list["Setup"]:
         )
 
 
-def _choose_tests(options: BenchOptions, setups: Sequence["Setup"]) -> list["Workload"]:
+def _choose_workloads(options: BenchOptions, setups: Sequence["Setup"]) -> list["Workload"]:
     """Return the requested workloads, or llama-bench's defaults clipped to the context."""
     from tgen.benchmark.throughput import Workload
 
     context = min(setup.context_length for setup in setups)
-    tests = []
+    workloads = []
     for depth, batch in product(options.depths or [0], options.batches or [1]):
         room = max(context - depth, 1)
         defaults = options.pairs is None
@@ -178,21 +177,21 @@ def _choose_tests(options: BenchOptions, setups: Sequence["Setup"]) -> list["Wor
         gens = [min(_GEN, room)] * defaults if options.gens is None else options.gens
         pairs = [(p, 0) for p in prompts if p] + [(0, n) for n in gens if n]
         pairs += options.pairs or []
-        tests += [Workload(n_prompt=p, n_gen=n, n_depth=depth, batch=batch) for p, n in pairs]
-    if not tests:
+        workloads += [Workload(n_prompt=p, n_gen=n, n_depth=depth, batch=batch) for p, n in pairs]
+    if not workloads:
         raise UsageError("the benchmark has no tokens", "set -p or -n above 0")
-    for test in tests:
-        test.check(context)
-    return tests
+    for workload in workloads:
+        workload.check(context)
+    return workloads
 
 
 def _measure(
-    options: BenchOptions, setups: Sequence["Setup"], tests: Sequence["Workload"]
+    options: BenchOptions, setups: Sequence["Setup"], workloads: Sequence["Workload"]
 ) -> list[tuple["Setup", ThroughputReport]]:
     from tgen.benchmark.sweep import sweep
 
     with console.progress("measuring, interleaved", quiet=options.quiet) as progress:
-        return sweep(setups, tests, trials=options.trials, progress=progress)
+        return sweep(setups, workloads, trials=options.trials, progress=progress)
 
 
 def _measure_precision(options: BenchOptions, dtype: StoredAs) -> PrecisionReport | None:

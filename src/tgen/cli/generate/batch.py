@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tgen.chat.sandbox import Message
     from tgen.generation.sequence import Request
     from tgen.loaded_model import LoadedModel
-    from tgen.reports import Token
+    from tgen.reports.generation import Token
 
 
 class Writer(Protocol):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tgen.distributed import Ranks
     from tgen.engine.base import PromptCache
     from tgen.loaded_model import LoadedModel
-    from tgen.reports import Token
+    from tgen.reports.generation import Token
 
 
 def generate(options: GenerateOptions) -> None:

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def join_ranks(options: GenerateOptions) -> Iterator[Ranks]:
-    """Yield this process's rank once all ranks are there and see the same input; alone, rank 0 of 1.
+    """Yield this process's rank once all ranks have the same input; rank 0 of 1 without torchrun.
 
-    Raises UsageError without --input, else as `distributed.join_process_group`.
+    Raise UsageError without --input, else as `distributed.join_process_group`.
     """
     own = distributed.ranks()
     if own.world_size == 1:
@@ -72,7 +72,7 @@ class GatherWriter:
     """Sends this rank's output to rank 0, which writes the output of all ranks in row order."""
 
     def __init__(self, format_row: Callable[[Generation], bytes], *, n_rows: int) -> None:
-        """`format_row` returns the output of a row; ranks gather after every `n_rows` input rows."""
+        """`format_row` returns the output of a row; ranks gather after every `n_rows` rows."""
         self._format_row = format_row
         self._n_rows = self._next_gather = n_rows
         self._unfinished: deque[Generation] = deque()

@@ -9,7 +9,7 @@ from typing import Any
 from tgen.cli.generate.options import MAX_SAMPLES, GenerateOptions
 from tgen.config import TEXTS, SamplingConfig
 from tgen.errors import UsageError
-from tgen.reports import Token
+from tgen.reports.generation import Token
 
 _DEFAULT = SamplingConfig()
 _EXAMPLE = 'write {"prompt": "..."} on a line'

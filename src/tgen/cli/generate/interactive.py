@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tgen.cli import console
 from tgen.config import Draft, SamplingConfig
 from tgen.errors import UsageError
-from tgen.reports import Token
+from tgen.reports.generation import Token
 
 if TYPE_CHECKING:
     from tgen.engine.base import PromptCache

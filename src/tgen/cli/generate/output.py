@@ -9,7 +9,8 @@ from typing import Any
 
 from tgen.cli import console
 from tgen.cli.generate.input_rows import Generation
-from tgen.reports import Token, json_text
+from tgen.reports.generation import Token
+from tgen.reports.to_json import json_text
 
 SCHEMA = "tgen.generate/2"
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from tgen.cli.render.token_labels import label
-from tgen.reports import (
+from tgen.reports.inspection import (
     AttentionReport,
     AttributionReport,
     HeadReport,

@@ -208,7 +208,7 @@ class InspectOptions:
             if name in _PICTURES and views[0] not in MATRIX_VIEWS:
                 raise UsageError(
                     f"{name}: not available for --view {views[0]}",
-                    f"pass --view {', '.join(MATRIX_VIEWS)}",
+                    f"use it with --view {', '.join(MATRIX_VIEWS)}",
                 )
         if self.only_training and self.prompt is not None:
             raise UsageError(
@@ -245,7 +245,9 @@ class InspectOptions:
         for name in sorted(given):
             if not views & _VIEWS_BY_FIELD[name]:
                 names = ", ".join(sorted(_VIEWS_BY_FIELD[name]))
-                raise UsageError(f"{flags[name]}: no effect on this view", f"pass --view {names}")
+                raise UsageError(
+                    f"{flags[name]}: no effect on this view", f"use it with --view {names}"
+                )
         whole = "--json" if self.json else next(iter(self.files), None)
         if whole and views & set(MATRIX_VIEWS):
             listing = _VIEWS_BY_FIELD["top"] - set(MATRIX_VIEWS)

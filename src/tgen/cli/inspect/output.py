@@ -26,7 +26,7 @@ from tgen.cli.inspect.views import (
 from tgen.errors import TgenError, UsageError
 from tgen.inspection.heads import attention_shift
 from tgen.inspection.inspector import Inspector
-from tgen.reports import json_text, json_value
+from tgen.reports.to_json import json_text, json_value
 from tgen.runs.storage import log
 from tgen.storage import files
 

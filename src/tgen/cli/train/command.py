@@ -13,7 +13,7 @@ from tgen.cli.model_loading import ensure_kernels_compiled
 from tgen.cli.options import make_command
 from tgen.cli.signals import StopSignal
 from tgen.cli.train.options import PANELS, TrainOptions
-from tgen.reports import PreparingReport, RunReport
+from tgen.reports.training import PreparingReport, RunReport
 
 
 def train(options: TrainOptions) -> None:
@@ -46,7 +46,9 @@ def _train(options: TrainOptions, stop_signal: StopSignal) -> None:
     ):
         for report in reports:
             if not isinstance(report, PreparingReport):
-                stop_signal.is_training = stop_signal.has_started = True  # there is something to save
+                stop_signal.is_training = stop_signal.has_started = (
+                    True  # there is something to save
+                )
             progress.show(report)
         # All ranks exit with the signal that any of them received.
         number = max(distributed.all_gather(stop_signal.number))

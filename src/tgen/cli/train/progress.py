@@ -14,7 +14,8 @@ from tgen.cli import console
 from tgen.cli.train.scaling_table import scaling_table
 from tgen.distributed import ranks
 from tgen.errors import TgenError
-from tgen.reports import (
+from tgen.reports.to_json import json_record
+from tgen.reports.training import (
     DoneReport,
     EvalReport,
     EventsReport,
@@ -26,7 +27,7 @@ from tgen.reports import (
     SampleReport,
     SavingReport,
     StepReport,
-    json_record,
+    format_bytes,
 )
 
 _LINE_SECONDS = 10.0  # between progress lines without a terminal
@@ -143,8 +144,7 @@ class TrainingProgress:
         elif self._save_error == report.failed:
             console.print_status(line)
         else:
-            needed = f"{report.needed_bytes / 1e6:,.1f} MB"
-            free = f"{report.free_bytes / 1e6:,.1f} MB"
+            needed, free = format_bytes(report.needed_bytes), format_bytes(report.free_bytes)
             console.print_status(f"{line} (needs {needed}, {free} free); retrying")
         self._save_error = report.failed
 

@@ -1,6 +1,6 @@
 """Table rows of the estimate for many ranks, below those of the plan."""
 
-from tgen.reports import RankMemory, ScalingReport, format_number
+from tgen.reports.training import RankMemory, ScalingReport, format_bytes, format_number
 
 _PARALLEL = {"ddp": "a replica on every rank", "fsdp": "sharded, gathered block by block"}
 
@@ -12,7 +12,9 @@ def scaling_table(report: ScalingReport) -> list[tuple[str, str, str]]:
     """Return rows of name, value and explanation."""
     memory = report.device_memory
     devices = f"{report.n_ranks:,} {'GPUs' if report.on_gpu else 'CPUs'}"
-    each = f"with {_bytes(memory)} each" if memory else "set --device-memory to check what fits"
+    each = (
+        f"with {format_bytes(memory)} each" if memory else "set --device-memory to check what fits"
+    )
     table = [
         ("ranks", devices, each),
         (
@@ -64,16 +66,12 @@ def _memory(rank: RankMemory, sent: int) -> tuple[str, str, str]:
         "copies": rank.copies,
         "update": rank.update,
     }
-    sizes = " · ".join(f"{name} {_bytes(size)}" for name, size in parts.items() if size)
+    sizes = " · ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
     return (
         rank.parallel,
-        f"{_bytes(rank.total)} per rank",
-        f"{sizes}; sends {_bytes(sent)} per step",
+        f"{format_bytes(rank.total)} per rank",
+        f"{sizes}; sends {format_bytes(sent)} per step",
     )
-
-
-def _bytes(n_bytes: int) -> str:
-    return f"{n_bytes / 1e9:,.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:,.1f} MB"
 
 
 def _count(n: int) -> str:

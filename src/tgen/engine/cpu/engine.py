@@ -37,7 +37,7 @@ class CpuEngine:
             raise ModelError(
                 f"the model has {config.n_layers} layers (limit {MAX_LAYERS})", "use --engine torch"
             )
-        self.config = config
+        self.config, self.context_length = config, config.context_length
         self._weights = PackedWeights(config, arrays, dtype)
         self.dtype: StoredAs = dtype
         self._cache = BlockedKVCache(config)
@@ -48,11 +48,6 @@ class CpuEngine:
         self._n_rotary = 0  # positions in the tables of cosines and sines
         self._allocate_buffers()
         self._set_fields(self._weights.job_fields() | {job_layout.N_THREADS: n_threads})
-
-    @property
-    def context_length(self) -> int:
-        """Maximum tokens per sequence."""
-        return self.config.context_length
 
     @property
     def lengths(self) -> list[int]:

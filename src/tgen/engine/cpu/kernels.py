@@ -29,7 +29,7 @@ _mix_32, _mix_64 = make_mix(2), make_mix(4)
 
 _F = np.float32
 _MAX_EXPONENT = _F(87.0)  # exp overflows float32 beyond it, and is almost 0 below its negative
-_ROUNDING = _F(3 << 22)  # added and count away, it leaves a whole number
+_ROUNDING = _F(3 << 22)  # adding and subtracting it rounds to an integer
 
 
 @njit(inline="always")
@@ -58,7 +58,7 @@ def _make_products(dtype, row_bytes):
     # int8 weights need registers for the conversion to float32.
     rows_per_tile = {1: 8, 2: 8, 3: 4, 4: 4} | ({} if dtype == INT8 else {5: 4, 6: 4})
     tile, single = make_tile(rows_per_tile, dtype), make_tile({1: 1}, dtype)
-    most = max(rows_per_tile)
+    max_vectors = max(rows_per_tile)
 
     @njit
     def products_of_dtype(w, first, last, n, x, n_vectors, out, out_step):
@@ -66,8 +66,8 @@ def _make_products(dtype, row_bytes):
         i = 0
         while i < n_vectors:
             left = n_vectors - i
-            count = -(-left // -(-left // most))  # as few passes as possible, of similar size
-            rows = 8 if count <= 2 else 4
+            count = -(-left // -(-left // max_vectors))  # few groups of similar size
+            rows = 8 if count <= 2 else 4  # as in rows_per_tile
             vectors, r = x + i * x_step, first
             while r + rows <= last:
                 target = out + i * step + r * 4
@@ -89,14 +89,14 @@ _products_int8 = _make_products(INT8, GROUP_BYTES)
 
 
 @njit
-def products(stored, w, first, last, n, x, n_vectors, out, out_step):
+def products(dtype, w, first, last, n, x, n_vectors, out, out_step):
     """out[i, r] = w[r] . x[i] for rows `first` to `last` of w and all vectors of x.
 
     Rows and vectors have n numbers, a multiple of GROUP; `out_step` counts numbers.
     """
-    if stored == FLOAT32:
+    if dtype == FLOAT32:
         _products_float32(w, first, last, n, x, n_vectors, out, out_step)
-    elif stored == BFLOAT16:
+    elif dtype == BFLOAT16:
         _products_bfloat16(w, first, last, n, x, n_vectors, out, out_step)
     else:
         _products_int8(w, first, last, n, x, n_vectors, out, out_step)

@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from tgen.errors import ModelError, TgenError
-from tgen.reports import RollbackReport, RunReport, json_record
+from tgen.reports.to_json import json_record
+from tgen.reports.training import RollbackReport, RunReport
 from tgen.runs.storage import state
 from tgen.storage import files
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tgen.config import ModelConfig, Parallel, ResolvedTrainConfig
 from tgen.errors import UsageError
-from tgen.reports import RankMemory
+from tgen.reports.training import RankMemory, format_bytes
 from tgen.training.plan.param_shapes import (
     TensorShape,
     block_matrices,
@@ -145,14 +145,10 @@ def choose_parallel(
             "batch into micro-batches"
         )
     raise UsageError(
-        f"each of {n_ranks:,} ranks needs {_format_bytes(needed(parallel, n_ranks))} with "
-        f"{parallel.upper()}, but only {USABLE:.0%} of {_format_bytes(memory)} can be used",
+        f"each of {n_ranks:,} ranks needs {format_bytes(needed(parallel, n_ranks))} with "
+        f"{parallel.upper()}, but only {USABLE:.0%} of {format_bytes(memory)} can be used",
         hint,
     )
-
-
-def _format_bytes(n_bytes: int) -> str:
-    return f"{n_bytes / 1e9:,.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:,.2g} MB"
 
 
 def _update_elements(

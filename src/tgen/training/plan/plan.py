@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tgen.config import SIZES, ModelConfig, ResolvedTrainConfig, TrainConfig
 from tgen.errors import CorpusError, UsageError
-from tgen.reports import Choice
+from tgen.reports.training import Choice
 from tgen.training.plan.budget import Budget, choose_budget
 from tgen.training.plan.memory_estimate import check_memory
 from tgen.training.plan.model_size import (

@@ -4,7 +4,7 @@ from collections.abc import Set
 from dataclasses import replace
 
 from tgen.config import ResolvedTrainConfig
-from tgen.reports import Choice, format_number
+from tgen.reports.training import Choice, format_number
 from tgen.training.plan.budget import Budget
 from tgen.training.plan.model_size import EXPLICIT, ModelChoice, PlanInputs
 

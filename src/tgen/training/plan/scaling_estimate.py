@@ -1,7 +1,7 @@
 """Estimate of a run on many ranks: memory, communication, speed, tokens."""
 
 from tgen.config import ModelConfig, Parallel, ResolvedTrainConfig
-from tgen.reports import ScalingReport
+from tgen.reports.training import ScalingReport
 from tgen.training.plan.budget import n_steps
 from tgen.training.plan.memory_estimate import choose_parallel, rank_memory
 from tgen.training.plan.model_size import PlanInputs, tokens_per_second

@@ -7,7 +7,7 @@ shares with the training text is evidence of memorization.
 import numpy as np
 
 from tgen.corpus.overlap import find_members, prefix_sums, window_hashes
-from tgen.reports import MemorizationReport
+from tgen.reports.training import MemorizationReport
 
 # Chance runs grow with the logarithm of the text sizes: to double one, square both. Real text is
 # less even: pieces of 4 KB of tinyshakespeare share 20 to 49 bytes with its rest, the median is 26.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tgen.errors import UsageError
-from tgen.reports import EvalReport, EventsReport, RunReport, SampleReport, StepReport
+from tgen.reports.training import EvalReport, EventsReport, RunReport, SampleReport, StepReport
 
 
 def require() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.pages import HOSTILE, MAX_ERROR, heads_of, matrices, page_of
+from support.pages import HOSTILE, MAX_ERROR, sample_attention, sample_heads, sample_page
 from tgen.cli.inspect.tables.heads import heads_table
 from tgen.cli.render.token_labels import label
-from tgen.reports import AttentionReport
+from tgen.reports.inspection import AttentionReport
 
 selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 WebDriverWait = pytest.importorskip("selenium.webdriver.support.ui").WebDriverWait
@@ -72,8 +72,8 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[tuple[Any, list[AttentionRe
     chains.w3c_actions.pointer_action.move_to_location(0, 0)  # away from the last test's position
     chains.perform()
     browser.get_log("browser")
-    reports = matrices(2, 3, len(HOSTILE))
-    show(browser, tmp_path, page_of(HOSTILE, reports))
+    reports = sample_attention(2, 3, len(HOSTILE))
+    show(browser, tmp_path, sample_page(HOSTILE, reports))
     yield browser, reports
     assert browser.get_log("browser") == []
     assert browser.title == "a model · tgen inspect"
@@ -183,10 +183,10 @@ def test_home_end_and_page_keys_move_the_selection(opened, read):
 
 
 def test_small_weights_keep_distinct_digits_and_zero_becomes_a_bound(browser, tmp_path):
-    (report,) = matrices(1, 1, 16)
+    (report,) = sample_attention(1, 1, 16)
     report.weights[15] = 0
     report.weights[15, :5] = 0.93, 0.0012, 0.00041, 0.00002, 0.000004
-    show(browser, tmp_path, page_of(HOSTILE, [report]))
+    show(browser, tmp_path, sample_page(HOSTILE, [report]))
     canvas = browser.find_element(By.ID, "matrix")
     shown = []
     for key in (Keys.HOME, *[Keys.ARROW_RIGHT] * 4):
@@ -243,10 +243,10 @@ def test_scores_show_their_control_and_sort_by_the_difference(opened):
 
 
 def test_columns_have_the_terminals_names(browser, tmp_path):
-    report = heads_of(2, 3)
+    report = sample_heads(2, 3)
     heads = [replace(head, ablation_cost=0.5) for head in report.heads]
     report = replace(report, heads=heads, loss=3.25)
-    show(browser, tmp_path, page_of(HOSTILE, matrices(2, 3, 16), heads=report))
+    show(browser, tmp_path, sample_page(HOSTILE, sample_attention(2, 3, 16), heads=report))
     names = "head role Δloss keys dist self prev first duplicate induction text distances"
     assert titles(browser) == names.split()
     terminal = heads_table(report, width=None)[0].plain.split()
@@ -254,34 +254,34 @@ def test_columns_have_the_terminals_names(browser, tmp_path):
 
 
 def test_notes_explain_the_head_metrics(browser, tmp_path):
-    report = heads_of(2, 3)
-    show(browser, tmp_path, page_of(HOSTILE, matrices(2, 3, 16), heads=report))
+    report = sample_heads(2, 3)
+    show(browser, tmp_path, sample_page(HOSTILE, sample_attention(2, 3, 16), heads=report))
     note = browser.find_element(By.ID, "table-note")
     assert "9 queries" in note.text
     assert "2 random texts of 4 tokens" in note.text
     assert "sampled from all 300 tokens" in note.text
-    assert "0.25 nats per token more" in note.text
+    assert "0.25 nats/token more" in note.text
     assert "too small" not in note.text
     assert "no token repeats" not in note.text
     scores = ("duplicate", "induction", "duplicate_control", "induction_control", "text_induction")
     heads = [replace(head, **dict.fromkeys(scores)) for head in report.heads]
     report = replace(report, heads=heads, block_length=0, repeat_gain=None, loss=3.25)
-    show(browser, tmp_path, page_of(HOSTILE, matrices(2, 3, 16), heads=report))
+    show(browser, tmp_path, sample_page(HOSTILE, sample_attention(2, 3, 16), heads=report))
     assert not {"duplicate", "induction", "text"} & set(titles(browser))
     note = browser.find_element(By.ID, "table-note")
     assert "random texts" not in note.text
-    assert "the context or the vocabulary is too small" in note.text
+    assert "the context or vocabulary is too small" in note.text
     assert "no token repeats" in note.text
-    assert "3.250 nats per token" in note.text
+    assert "3.250 nats/token" in note.text
 
 
-def test_first_column_explains_that_it_includes_the_first_query(opened):
+def test_first_column_explains_that_it_counts_all_queries(opened):
     browser, _ = opened
     about = browser.execute_script(
         "const names = [...document.querySelectorAll('#columns dt')];"
         "return names.find((name) => name.textContent === 'first').nextSibling.textContent"
     )
-    assert "includes the first query" in about
+    assert "over all queries" in about
 
 
 def test_policy_blocks_scripts_that_are_not_the_pages_own(opened):

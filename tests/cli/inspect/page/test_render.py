@@ -12,10 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.pages import HOSTILE, MAX_ERROR, PICTURE, PLAIN, matrices, page_of, text_of
+from support.pages import (
+    HOSTILE,
+    MAX_ERROR,
+    PICTURE,
+    PLAIN,
+    sample_attention,
+    sample_page,
+    sample_text,
+)
 from tgen.cli.inspect.page.render import packed_bytes
 from tgen.cli.render.token_labels import label
-from tgen.reports import Check
+from tgen.reports.inspection import Check
 
 
 class ParsedPage(HTMLParser):
@@ -64,9 +72,9 @@ def unpack(parsed: ParsedPage, name: str, n_tokens: int) -> np.ndarray[Any, Any]
 
 
 def test_weights_survive_packing():
-    reports = matrices(2, 3, 17)
+    reports = sample_attention(2, 3, 17)
     reports[4] = replace(reports[4], head=None)
-    parsed = ParsedPage(page_of(PLAIN, reports))
+    parsed = ParsedPage(sample_page(PLAIN, reports))
     for report in reports:
         name = f"w-{report.layer}-{'mean' if report.head is None else report.head}"
         weights = unpack(parsed, name, 17)
@@ -76,23 +84,23 @@ def test_weights_survive_packing():
 
 @pytest.mark.parametrize("n_tokens", [1, 2, 3, 16])
 def test_packed_bytes_equals_the_size_in_the_page(n_tokens):
-    parsed = ParsedPage(page_of([b"x"] * max(n_tokens, 3), matrices(2, 2, n_tokens)))
+    parsed = ParsedPage(sample_page([b"x"] * max(n_tokens, 3), sample_attention(2, 2, n_tokens)))
     packed = parsed.all("script", type="application/octet-stream")
     assert sum(map(len, packed)) == packed_bytes(4, n_tokens)
 
 
 def test_page_of_144_heads_is_below_4_mb_and_takes_below_5_seconds():
-    reports = matrices(12, 12, 128)
+    reports = sample_attention(12, 12, 128)
     start = time.monotonic()
-    html = page_of([b" token"] * 128, reports)
+    html = sample_page([b" token"] * 128, reports)
     assert time.monotonic() - start < 5
     assert packed_bytes(144, 128) < len(html.encode()) < 4_000_000
 
 
 def test_hostile_tokens_add_no_elements():
-    reports = matrices(1, 2, len(HOSTILE))
-    html = page_of(HOSTILE, reports)
-    parsed, plain = ParsedPage(html), ParsedPage(page_of(PLAIN, reports))
+    reports = sample_attention(1, 2, len(HOSTILE))
+    html = sample_page(HOSTILE, reports)
+    parsed, plain = ParsedPage(html), ParsedPage(sample_page(PLAIN, reports))
     assert [(tag, list(attributes)) for tag, attributes in parsed.elements] == [
         (tag, list(attributes)) for tag, attributes in plain.elements
     ]
@@ -108,14 +116,14 @@ def test_hostile_tokens_add_no_elements():
 
 
 def test_model_name_is_escaped():
-    html = page_of(PLAIN, matrices(1, 1, 16), name="<b>a</b>\x1b\u202e\udc80")
+    html = sample_page(PLAIN, sample_attention(1, 1, 16), name="<b>a</b>\x1b\u202e\udc80")
     assert ParsedPage(html).all("h1") == ["<b>a</b>\ufffd\ufffd\ufffd "]
     assert "<b>a" not in html
     html.encode()
 
 
 def test_page_contains_no_address():
-    html = page_of(HOSTILE, matrices(2, 2, len(HOSTILE)))
+    html = sample_page(HOSTILE, sample_attention(2, 2, len(HOSTILE)))
     assert not re.search(r"https?:|//[\w-]+\.", html)
     assert ParsedPage(html).data["tokens"][12]["label"] == "http://example.org"
     for _, attributes in ParsedPage(html).elements:
@@ -124,7 +132,7 @@ def test_page_contains_no_address():
 
 
 def test_noscript_picture_is_the_given_svg():
-    parsed = ParsedPage(page_of(PLAIN, matrices(1, 1, 16)))
+    parsed = ParsedPage(sample_page(PLAIN, sample_attention(1, 1, 16)))
     (image,) = [attributes for tag, attributes in parsed.elements if tag == "img"]
     kind, _, packed = (image["src"] or "").partition(",")
     assert kind == "data:image/svg+xml;base64"
@@ -132,7 +140,7 @@ def test_noscript_picture_is_the_given_svg():
 
 
 def test_policy_allows_only_the_pages_own_scripts_and_style():
-    parsed = ParsedPage(page_of(PLAIN, matrices(1, 1, 16)))
+    parsed = ParsedPage(sample_page(PLAIN, sample_attention(1, 1, 16)))
     (policy,) = [
         attributes["content"] or ""
         for _, attributes in parsed.elements
@@ -156,18 +164,20 @@ def test_policy_allows_only_the_pages_own_scripts_and_style():
 
 
 def test_panels_without_data_are_omitted():
-    attention = matrices(1, 2, 16)
+    attention = sample_attention(1, 2, 16)
     ids = lambda html: {attributes.get("id") for _, attributes in ParsedPage(html).elements}  # noqa: E731
     panels = {"table", "lens", "surprisal"}
-    assert panels <= ids(page_of(PLAIN, attention))
+    assert panels <= ids(sample_page(PLAIN, attention))
     assert not panels & ids(
-        page_of(
+        sample_page(
             PLAIN,
-            matrices(1, 2, 1),
+            sample_attention(1, 2, 1),
             heads=None,
             lens=None,
             checks=[],
-            text=replace(text_of([b"x"]), nats_per_token=None, perplexity=None, bits_per_byte=None),
+            text=replace(
+                sample_text([b"x"]), nats_per_token=None, perplexity=None, bits_per_byte=None
+            ),
         )
     )
 
@@ -177,6 +187,6 @@ def test_failed_checks_are_shown():
         Check(name="attention rows sum to 1", value=2e-7, limit=1e-5),
         Check(name="causality", value=0.25, limit=0.0, note="<i>"),
     ]
-    html = page_of(PLAIN, matrices(1, 1, 16), checks=checks)
+    html = sample_page(PLAIN, sample_attention(1, 1, 16), checks=checks)
     assert ParsedPage(html).all("span", **{"class": "limit"}) == ["2.0e-07 ≤ 1e-05", "2.5e-01 > 0"]
     assert len(ParsedPage(html).all("li", **{"class": "failed"})) == 1

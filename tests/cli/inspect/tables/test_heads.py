@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from rich.cells import cell_len
 
-from support.pages import heads_of
+from support.pages import sample_heads
 from support.tokens import printed
 from tgen.cli.inspect.tables.heads import comparison_table, heads_table
 
@@ -27,7 +27,7 @@ NAMES = [
 
 @pytest.mark.parametrize("width", [None, 120, 80, 60, 40])
 def test_columns_that_do_not_fit_are_named(width):
-    report = replace(heads_of(2, 3), loss=3.0)
+    report = replace(sample_heads(2, 3), loss=3.0)
     report = replace(report, heads=[replace(head, ablation_cost=-0.0) for head in report.heads])
     lines = printed(heads_table(report, width=width), width=width or 200).splitlines()
     assert max(map(cell_len, lines)) <= (width or 200)
@@ -42,7 +42,7 @@ def test_columns_that_do_not_fit_are_named(width):
 
 @pytest.mark.parametrize("width", [80, 50])
 def test_comparison_lists_the_largest_shifts(width):
-    report = replace(heads_of(2, 3), loss=3.0)
+    report = replace(sample_heads(2, 3), loss=3.0)
     report = replace(report, heads=[replace(head, ablation_cost=-0.0) for head in report.heads])
     shifts = [0.1] * 5 + [0.4]
     lines = printed(comparison_table(report, report, shifts, width=width), width=width)

@@ -11,15 +11,15 @@ from tgen.cli.inspect.csv_output import csv_rows, csv_text
 from tgen.cli.inspect.tables.predictions import attribution_table, lens_table, prediction_table
 from tgen.cli.inspect.tables.tokens import token_table
 from tgen.cli.render.token_labels import label
-from tgen.reports import (
+from tgen.reports.inspection import (
     AttributionReport,
     Contribution,
     LensReport,
     Prediction,
     TextReport,
     TokenReport,
-    json_value,
 )
+from tgen.reports.to_json import json_value
 
 N = len(HOSTILE)
 

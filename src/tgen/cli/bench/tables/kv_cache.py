@@ -8,7 +8,7 @@ from rich.text import Text
 
 from tgen.cli.render.braille_plot import Axis, Canvas
 from tgen.cli.render.tables import table
-from tgen.reports import CacheVerdict, LengthReport, LinearFit, Timing
+from tgen.reports.benchmark import CacheVerdict, LengthReport, LinearFit, Timing
 
 _COLUMNS, _ROWS = 60, 12  # of the plot
 _MARGIN = 9

@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tgen.cli.render.tables import table
-from tgen.reports import (
+from tgen.reports.benchmark import (
     Difference,
     Interval,
     Machine,

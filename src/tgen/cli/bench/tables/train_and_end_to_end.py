@@ -4,7 +4,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tgen.cli.render.tables import table
-from tgen.reports import EndToEndReport, TrainingStepReport
+from tgen.reports.benchmark import EndToEndReport, TrainingStepReport
 
 _BAR_WIDTH = 40  # columns for the total
 _MIB = 2**20

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from tgen.cli.inspect.options import Scale
 from tgen.cli.render.token_labels import label
-from tgen.reports import AttentionReport, PositionsReport, RolloutReport
+from tgen.reports.inspection import AttentionReport, PositionsReport, RolloutReport
 
 LOG_MIN = 1e-4  # smallest share that the log scale distinguishes from 0
 

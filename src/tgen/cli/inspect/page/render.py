@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from tgen.cli.inspect.tables.heads import COLUMN_MEANINGS, head_notes
 from tgen.cli.render.colormap import RAMP
 from tgen.cli.render.token_labels import label
-from tgen.reports import (
+from tgen.reports.inspection import (
     AttentionReport,
     Check,
     HeadsReport,
@@ -70,7 +71,8 @@ def render_page(
         "matrices": [_matrix_data(report) for report in attention],
         "tokens": _token_data(text),
         "vocabulary": summary.config["vocab_size"],
-        "heads": None if heads is None else asdict(heads),
+        "heads": None if heads is None else asdict(heads) | {"notes": head_notes(heads)},
+        "meanings": COLUMN_MEANINGS,
         "lens": None if lens is None else _lens_data(lens),
     }
     return environment.get_template("page.html.j2").render(

@@ -5,62 +5,29 @@ const difference = (a, b) => (a === null || b === null ? null : a - b);
 const fixed = (value, digits) => value.toFixed(digits).replace(/^-(?=[0.]*$)/u, '');  /* no -0.00 */
 const twoDecimals = (value) => fixed(value, 2);
 
-/* A score in repeated random text with its control; shaded and sorted by their difference. */
-const controlled = (name, field, about) => ({
-  name, about, share: true,
-  value: (r) => difference(r[field], r[`${field}_control`]),
-  text: (r) => `${twoDecimals(r[field])}/${twoDecimals(r[`${field}_control`])}`,
-  uniform: (r) => r[field],
+/* A score with its control; shaded and sorted by their difference. */
+const controlled = (name) => ({
+  name, share: true,
+  value: (r) => difference(r[name], r[`${name}_control`]),
+  text: (r) => `${twoDecimals(r[name])}/${twoDecimals(r[`${name}_control`])}`,
+  uniform: (r) => r[name],
 });
 
 /* The columns of the terminal's table; `share` shades a cell by its value from 0 to 1. */
 const COLUMNS = [
-  { name: 'head', value: (r) => r.layer * 1e6 + r.head, about: 'layer and head; click to show it' },
-  { name: 'role', value: (r) => r.role,
-    about: 'the score furthest above its baseline or control, if clearly above' },
-  { name: 'Δloss', value: (r) => r.ablation_cost, format: (v) => fixed(v, 4),
-    about: 'loss increase without this head, nats per token' },
-  { name: 'keys', value: (r) => r.effective_keys, format: (v) => v.toFixed(1),
-    about: 'effective number of keys, exp(entropy)' },
-  { name: 'dist', value: (r) => r.distance, format: (v) => v.toFixed(1),
-    about: 'mean distance from query to key, in tokens' },
-  { name: 'self', value: (r) => r.self, share: true, about: 'weight on the query’s own position' },
-  { name: 'prev', value: (r) => r.previous, share: true, about: 'weight on the previous token' },
-  { name: 'first', value: (r) => r.first, share: true,
-    about: 'weight on the first token (attention sink); includes the first query, which sees ' +
-      'nothing else' },
-  controlled('duplicate', 'duplicate',
-    'in repeated random text: weight on the token’s earlier copy / on the same position of the ' +
-    'control, which does not repeat'),
-  controlled('induction', 'induction',
-    'in repeated random text: weight on the token after the earlier copy / on the same position ' +
-    'of the control'),
-  { name: 'text', value: (r) => r.text_induction, share: true,
-    about: 'induction score in this text: weight on the token after an earlier copy, mean over ' +
-      'the queries that have one' },
-  { name: 'distances', value: (r) => r.distance_histogram, histogram: true,
-    about: 'weight 0, 1, 2–3, 4–7, … tokens back; sorts by dist' },
+  { name: 'head', value: (r) => r.layer * 1e6 + r.head },
+  { name: 'role', value: (r) => r.role },
+  { name: 'Δloss', value: (r) => r.ablation_cost, format: (v) => fixed(v, 4) },
+  { name: 'keys', value: (r) => r.effective_keys, format: (v) => v.toFixed(1) },
+  { name: 'dist', value: (r) => r.distance, format: (v) => v.toFixed(1) },
+  { name: 'self', value: (r) => r.self, share: true },
+  { name: 'prev', value: (r) => r.previous, share: true },
+  { name: 'first', value: (r) => r.first, share: true },
+  controlled('duplicate'),
+  controlled('induction'),
+  { name: 'text', value: (r) => r.text_induction, share: true },
+  { name: 'distances', value: (r) => r.distance_histogram, histogram: true },
 ];
-
-/* Explains what the numbers are means of, and why a column is missing. */
-function tableNotes(report) {
-  const { n_queries: queries, block_length: length, n_seeds: seeds, loss, heads } = report;
-  const gain = report.repeat_gain;
-  const other = report.same_tokens ? 'the same tokens in another order' : 'different tokens';
-  return [
-    `Means over ${queries} queries after the first; “first” includes the first. Click a column ` +
-      'to sort, a head to show it above.',
-    length > 0 && `duplicate, induction: score / control, in ${seeds} random texts of ${length} ` +
-      `tokens that repeat, sampled from ${report.sampled_from}; in the control, ${other} follow. ` +
-      'Shaded and sorted by the difference.' + (gain === null ? '' :
-        ` The repetition costs ${twoDecimals(Math.abs(gain))} nats per token ` +
-        `${gain < 0 ? 'more' : 'less'} than the control.`),
-    length > 0 ||
-      'duplicate, induction: not measured; the context or the vocabulary is too small.',
-    heads.some((r) => r.text_induction !== null) || 'text: not measured; no token repeats.',
-    loss !== null && `Δloss: the loss with all heads is ${loss.toFixed(3)} nats per token.`,
-  ].filter((note) => typeof note === 'string');
-}
 
 /* Builds the table; returns a function that marks the row of the selected head. */
 function addHeadsTable(onSelect) {
@@ -90,7 +57,7 @@ function addHeadsTable(onSelect) {
   }
 
   const titles = columns.map((column) => {
-    const button = make('button', { type: 'button', title: column.about }, column.name);
+    const button = make('button', { type: 'button', title: data.meanings[column.name] }, column.name);
     button.addEventListener('click', () => sort(column));
     return make('th', { scope: 'col', className: column.name === 'role' ? 'words' : '' }, button);
   });
@@ -103,9 +70,9 @@ function addHeadsTable(onSelect) {
   const properties = { scope: 'row', colSpan: 2, title: 'uniform attention' };
   const foot = make('tr', {}, make('th', properties, 'uniform'), ...uniform);
   byId('table').append(make('thead', {}, make('tr', {}, ...titles)), body, make('tfoot', {}, foot));
-  byId('table-note').append(...tableNotes(data.heads).map((note) => make('p', {}, note)));
-  byId('columns').append(...columns.flatMap(({ name, about }) =>
-    [make('dt', {}, name), make('dd', {}, about)]));
+  byId('table-note').append(...data.heads.notes.map((note) => make('p', {}, note)));
+  byId('columns').append(...columns.flatMap(({ name }) =>
+    [make('dt', {}, name), make('dd', {}, data.meanings[name])]));
   return ({ layer, head }) => lines.forEach(({ report, row }) => {
     row.classList.toggle('selected', report.layer === layer && report.head === head);
   });

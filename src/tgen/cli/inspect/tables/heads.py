@@ -10,7 +10,7 @@ from itertools import accumulate
 from rich.style import Style
 from rich.text import Text
 
-from tgen.reports import ROLE_THRESHOLD, HeadReport, HeadsReport
+from tgen.reports.inspection import ROLE_THRESHOLD, HeadReport, HeadsReport
 
 _BARS = "▁▂▃▄▅▆▇█"
 _NAME_COLUMNS = 16  # of a head and its role
@@ -25,21 +25,27 @@ class _Column:
     field: str  # of HeadReport
     width: int
     compare_width: int  # of a value and its difference; 0: not compared
-    meaning: str = ""
+    meaning: str
 
 
 # Columns that do not fit are dropped from the end.
 _COLUMNS = (
-    _Column("Δloss", "ablation_cost", 8, 14),
+    _Column("Δloss", "ablation_cost", 8, 14, "loss increase without the head, nats/token"),
     _Column("keys", "effective_keys", 5, 11, "effective number of keys, exp(entropy)"),
     _Column("dist", "distance", 6, 0, "mean distance from query to key, in tokens"),
     _Column("self", "self", 5, 0, "weight on the query's own position"),
     _Column("prev", "previous", 5, 11, "weight on the previous token"),
     _Column("first", "first", 6, 11, "weight on the first token, over all queries"),
-    _Column("duplicate", "duplicate", 10, 11),
-    _Column("induction", "induction", 10, 11),
-    _Column("text", "text_induction", 5, 0),
+    _Column("duplicate", "duplicate", 10, 11, "weight on the token's earlier copy / control"),
+    _Column("induction", "induction", 10, 11, "weight on the token after that copy / control"),
+    _Column("text", "text_induction", 5, 0, "weight on the token after an earlier copy, this text"),
 )
+COLUMN_MEANINGS = {
+    "head": "layer and head",
+    "role": "the score furthest above its baseline or control, if clearly above",
+    **{column.name: column.meaning for column in _COLUMNS},
+    _HISTOGRAM: "weight 0, 1, 2-3, 4-7, ... tokens back",
+}
 _NUMBERS = ("effective_keys", "distance")  # not shares from 0 to 1
 
 
@@ -54,8 +60,8 @@ def heads_table(report: HeadsReport, *, width: int | None) -> list[Text]:
     if width is not None:
         room = width - _NAME_COLUMNS - sum(c.width for c in columns) - 2
         n_bars = min(n_bars, room) if room >= len(_HISTOGRAM) else 0
-    names = "".join(f"{c.name:>{c.width}}" for c in columns)
-    lines = [_header(names + (f"  {_HISTOGRAM}" if n_bars else ""))]
+    header = "".join(f"{c.name:>{c.width}}" for c in columns)
+    lines = [_header(header + (f"  {_HISTOGRAM}" if n_bars else ""))]
     for head in report.heads:
         line = _name(head, head.role)
         for column in columns:
@@ -66,9 +72,34 @@ def heads_table(report: HeadsReport, *, width: int | None) -> list[Text]:
     uniform = (_number(c.field, report.baseline.get(c.field)) for c in columns)
     cells = "".join(f"{text:>{c.width}}" for c, text in zip(columns, uniform, strict=True))
     lines.append(Text(f"{'uniform':{_NAME_COLUMNS}}{cells}", _DIM, no_wrap=True))
-    dropped = _dropped(available, columns, [] if n_bars else [_HISTOGRAM])
-    notes = [*_notes(report, columns, histogram=n_bars > 0), *dropped]
+    names = [column.name for column in columns] + [_HISTOGRAM] * bool(n_bars)
+    notes = ["; ".join(f"{name}: {COLUMN_MEANINGS[name]}" for name in names)]
+    notes += head_notes(report)
+    if report.loss is None:
+        notes.append("attention is not proof of influence; --ablate zero measures it")
+    notes += _dropped(available, columns, [] if n_bars else [_HISTOGRAM])
     return [*lines, *(Text(note, _DIM) for note in notes)]
+
+
+def head_notes(report: HeadsReport) -> list[str]:
+    """Return sentences about what the metrics were measured on."""
+    notes = [f"means over the {report.n_queries} queries after the first"]
+    if not report.block_length:
+        notes.append("duplicate, induction: not measured; the context or vocabulary is too small")
+    else:
+        gain = report.repeat_gain or 0.0
+        other = "the same tokens in another order" if report.same_tokens else "different tokens"
+        notes.append(
+            f"duplicate, induction: measured in {report.n_seeds} random texts of "
+            f"{report.block_length} tokens that repeat, sampled from {report.sampled_from}; "
+            f"control: the same positions where {other} follow. The repetition costs "
+            f"{abs(gain):.2f} nats/token {'less' if gain >= 0 else 'more'} than the control"
+        )
+    if all(head.text_induction is None for head in report.heads):
+        notes.append("text: not measured; no token repeats")
+    if report.loss is not None:
+        notes.append(f"Δloss: the loss with all heads is {report.loss:.3f} nats/token")
+    return notes
 
 
 def comparison_table(
@@ -152,34 +183,3 @@ def _bars(shares: Sequence[float], n: int) -> str:
     """Return n bars; the last one stands for all remaining distances."""
     shown = [*shares[: n - 1], sum(shares[n - 1 :])]
     return "".join(_BARS[min(7, int(share * 8))] for share in shown)
-
-
-def _notes(report: HeadsReport, columns: Sequence[_Column], *, histogram: bool) -> list[str]:
-    names = [column.name for column in columns]
-    meanings = "; ".join(f"{c.name}: {c.meaning}" for c in columns if c.meaning)
-    notes = [f"means over the {report.n_queries} queries after the first. {meanings}"]
-    if histogram:
-        notes[0] += f"; {_HISTOGRAM}: weight 0, 1, 2-3, 4-7, ... tokens back"
-    if not report.block_length:
-        notes.append("duplicate, induction: not measured; the context or vocabulary is too small")
-    elif "duplicate" in names:
-        gain = report.repeat_gain or 0.0
-        other = "the same tokens in another order" if report.same_tokens else "different tokens"
-        notes.append(
-            "duplicate, induction: score/control. Score: weight on the token's earlier copy, and on "
-            f"the token after that copy, in {report.n_seeds} random texts of {report.block_length} "
-            f"tokens that repeat, sampled from {report.sampled_from}; control: the same positions "
-            f"where {other} follow. The repetition costs {abs(gain):.2f} nats/token "
-            f"{'less' if gain >= 0 else 'more'} than the control"
-        )
-    if "text" in names:
-        notes.append(
-            "text: induction score in this text, weight on the token after an earlier copy"
-        )
-    if report.loss is None:
-        notes.append("attention is not proof of influence; --ablate zero measures it")
-    else:
-        notes.append(
-            f"Δloss: loss increase without the head, nats/token; with all heads {report.loss:.3f}"
-        )
-    return notes

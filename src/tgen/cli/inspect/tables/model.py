@@ -7,7 +7,7 @@ from rich.text import Text
 
 from tgen.cli.console import printable
 from tgen.cli.render.tables import table
-from tgen.reports import Check, ModelSummary
+from tgen.reports.inspection import Check, ModelSummary
 
 _MIB = 2**20
 

@@ -9,7 +9,7 @@ from rich.text import Text
 from tgen.cli.render.colormap import highlight
 from tgen.cli.render.tables import table
 from tgen.cli.render.token_labels import cut, label
-from tgen.reports import AttributionReport, LensReport, Prediction
+from tgen.reports.inspection import AttributionReport, LensReport, Prediction
 
 _MAX_BAR = 30  # columns of the longest bar
 _TEXT_COLUMNS = 50  # columns left of the bars

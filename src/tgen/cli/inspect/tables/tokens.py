@@ -7,7 +7,7 @@ from rich.text import Text
 from tgen.cli.render.colormap import highlight
 from tgen.cli.render.tables import table
 from tgen.cli.render.token_labels import label
-from tgen.reports import TextReport, TokenReport
+from tgen.reports.inspection import TextReport, TokenReport
 
 _MAX_BITS = 12.0  # surprisal with the lightest color: a probability of 1/4,096
 _MIN_WIDTH = 60  # columns; narrower tables have no token ids and byte offsets

@@ -1,16 +1,21 @@
-"""Streaming: every byte is written as soon as possible, but no byte of a stop string."""
+"""Stop strings and streaming: every byte is written at once, except those of a stop string."""
 
 import json
 import os
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from support.command import tgen
 from tgen.config import SamplingConfig
 from tgen.generation.stop_strings import StopStringMatcher
 from tgen.loaded_model import open_model
 from tgen.tokenizer import TextStream
+
+few_bytes = st.binary(min_size=0, max_size=6).map(lambda b: bytes(97 + c % 3 for c in b))
+some_bytes = few_bytes.filter(bool)
 
 
 def test_stream_writes_every_byte():
@@ -63,3 +68,28 @@ def test_text_is_withheld_only_as_long_as_necessary():
     assert [matcher.feed(piece) for piece in (b"aE", b"N", b"x", b"EN", b"END", b"y")] == [
         b"a", b"", b"ENx", b"", b"EN", b"",
     ]  # fmt: skip
+
+
+@given(stops=st.lists(some_bytes, max_size=3), pieces=st.lists(few_bytes, max_size=12))
+def test_stop_strings_are_never_shown_and_everything_else_is(stops, pieces):
+    matcher, shown = StopStringMatcher(stops), b""
+    for i, piece in enumerate(pieces):
+        shown += matcher.feed(piece)
+        so_far = b"".join(pieces[: i + 1])
+        assert so_far.startswith(shown)
+        if matcher.found is None:  # only a possible start of a stop string is withheld
+            withheld = so_far[len(shown) :]
+            assert not withheld or any(
+                stop.startswith(withheld) and stop != withheld for stop in stops
+            )
+    text = b"".join(pieces)
+    # The stop string that ends first ends the text; of several, the longest.
+    ends = [n for n in range(len(text) + 1) if any(text[:n].endswith(s) for s in stops)]
+    if not ends:
+        assert matcher.found is None
+        assert shown + matcher.flush() == text
+    else:
+        result = max((s for s in stops if text[: ends[0]].endswith(s)), key=len)
+        assert matcher.found == result
+        assert shown == text[: ends[0] - len(result)]
+        assert matcher.feed(b"abc") + matcher.flush() == b""
