@@ -85,9 +85,9 @@ def measure(options: argparse.Namespace) -> None:
         write_model(options.shape, Path(folder, "model"))
         backends, differences = open_backends(Path(folder, "model"), options)
         keys = [(name, kind) for name in backends for kind in workloads]
-        workloads = [(backends[name], workloads[kind]) for name, kind in keys]
+        pairs = [(backends[name], workloads[kind]) for name, kind in keys]
         rounds: list[dict[str, dict[str, float]]] = []
-        for trials in run_trials(workloads, trials=options.rounds):
+        for trials in run_trials(pairs, trials=options.rounds):
             rates: dict[str, dict[str, float]] = {name: {} for name in backends}
             for (name, kind), trial in zip(keys, trials, strict=True):
                 workload = workloads[kind]

@@ -16,7 +16,7 @@ from tgen.config.option import check_ranges, option
 from tgen.errors import UsageError
 
 VALUES = (None, "some", "nan", "inf", "-1", "1e30", "", "twice")
-COMMANDS = typer.main.get_command(make_app()).commands
+COMMANDS = typer.main.get_command(make_app()).commands  # type: ignore[attr-defined]
 NEEDED = {  # by an option to have an effect
     "--logprobs": ["--json"],
     "--explain": ["--json"],

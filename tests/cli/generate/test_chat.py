@@ -45,8 +45,8 @@ def test_what_does_not_go_with_a_chat(model, plain_model, capsysbinary, tmp_path
     base = ["generate", "-m", str(model(MISTRAL)), "-p", "x", "-n", "1"]
     for more, word in [
         (["--system", "x"], b"--system needs --chat"),
-        (["--chat", "--echo"], b"--chat does not go with --echo"),
-        (["--chat", "--save-cache", str(tmp_path / "c")], b"--chat does not go with a prompt"),
+        (["--chat", "--echo"], b"--chat cannot be combined with --echo"),
+        (["--chat", "--save-cache", str(tmp_path / "c")], b"--chat cannot be combined with --save-cache"),
     ]:
         assert run([*base, *more]) == 2
         assert word in capsysbinary.readouterr().err

@@ -65,9 +65,7 @@ def run_against(options: BenchOptions, name: str) -> None:
             )
             stack.enter_context(closing(other))
             difference = max_logit_difference(setup.backend, other, workloads[0])
-        progress = stack.enter_context(
-            console.progress("measuring, interleaved", quiet=options.quiet)
-        )
+        progress = stack.enter_context(console.progress("measuring", quiet=options.quiet))
         setup, results = compare_backends(
             setup, other, name, workloads, trials=options.trials, progress=progress
         )
@@ -190,7 +188,7 @@ def _measure(
 ) -> list[tuple["Setup", ThroughputReport]]:
     from tgen.benchmark.sweep import sweep
 
-    with console.progress("measuring, interleaved", quiet=options.quiet) as progress:
+    with console.progress("measuring", quiet=options.quiet) as progress:
         return sweep(setups, workloads, trials=options.trials, progress=progress)
 
 
