@@ -13,6 +13,7 @@ PANEL = "rich_help_panel"
 
 
 def main() -> None:
+    """Print the whole manual."""
     app: Any = typer.main.get_command(make_app())
     context = typer.Context(app, info_name="tgen")
     print("# tgen: the command line\n")

@@ -32,8 +32,8 @@ ALLOWED = {
     "conversions": "checkpoint",
     "loaded_model": "tokenizer checkpoint engine generation chat",
     "api": "tokenizer checkpoint engine generation conversions loaded_model runs",
-    "cli": "benchmark chat checkpoint distributed engine generation inspection loaded_model model runs "
-    "storage tokenizer __version__",
+    "cli": "benchmark chat checkpoint distributed engine generation inspection loaded_model "
+    "model runs storage tokenizer __version__",
     "__init__": "api",
     "__main__": "cli",
 }

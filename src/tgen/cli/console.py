@@ -179,7 +179,7 @@ def printable(text: str) -> str:
 
 @contextmanager
 def progress(label: str, *, quiet: bool = False) -> Iterator[Callable[[float], None]]:
-    """Show a progress bar with time left on stderr; yield a function that sets the fraction done."""
+    """Show a progress bar with time left on stderr; yield a function to set the fraction."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn(label, markup=False), BarColumn(bar_width=24), TimeRemainingColumn())

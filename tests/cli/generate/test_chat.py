@@ -11,11 +11,11 @@ import pytest
 from support.chats import CHATML, MISTRAL, SYSTEM, model, plain_model, user
 from support.command import clean_environment, tgen
 from tgen.api import load
-from tgen.loaded_model import open_model
 from tgen.cli.app import run
 from tgen.cli.console import printable
 from tgen.generation.loop import make_source
 from tgen.generation.sampling import row_seed
+from tgen.loaded_model import open_model
 
 
 def test_the_command_answers(model, capsysbinary, tmp_path):
@@ -46,7 +46,10 @@ def test_what_does_not_go_with_a_chat(model, plain_model, capsysbinary, tmp_path
     for more, word in [
         (["--system", "x"], b"--system needs --chat"),
         (["--chat", "--echo"], b"--chat cannot be combined with --echo"),
-        (["--chat", "--save-cache", str(tmp_path / "c")], b"--chat cannot be combined with --save-cache"),
+        (
+            ["--chat", "--save-cache", str(tmp_path / "c")],
+            b"--chat cannot be combined with --save-cache",
+        ),
     ]:
         assert run([*base, *more]) == 2
         assert word in capsysbinary.readouterr().err

@@ -113,7 +113,7 @@ def test_error_on_all_ranks_is_printed_once(on_ranks, model, rows):
         "several processes cannot share stdin": command(model, "-"),
         "--chat cannot be combined with --echo": command(model, rows, "--chat", "--echo"),
         "no such option": command(model, rows, "--nothing"),
-        "--top-p is 7.0": command(model, rows, "--top-p", 7),
+        "--top-p: invalid value 7.0": command(model, rows, "--top-p", 7),
         "nowhere": command(model / "nowhere", rows),
         "is not a regular file": command(model, os.devnull),
     }

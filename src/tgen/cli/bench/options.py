@@ -5,7 +5,15 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from tgen.cli.options import Device, Reader, device_option, json_option, model_option, quiet_option
+from tgen.cli.options import (
+    Device,
+    Reader,
+    device_option,
+    flag_of,
+    json_option,
+    model_option,
+    quiet_option,
+)
 from tgen.cli.ranges import parse_sizes
 from tgen.config import StoredAs
 from tgen.config.option import check_ranges, option
@@ -250,6 +258,6 @@ class BenchOptions:
         """Return the single value of a list. Raises UsageError for several."""
         values = getattr(self, name) or [default]
         if len(values) > 1:
-            message = f"{name}: this measurement takes a single value (got {len(values)})"
-            raise UsageError(message, "pass one value")
+            message = f"{flag_of(BenchOptions, name)}: got {len(values)} values, expected one"
+            raise UsageError(message, "pass a single value")
         return values[0]
