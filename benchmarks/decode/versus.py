@@ -21,15 +21,10 @@ from pathlib import Path
 
 from benchmarks import harness
 from benchmarks.decode.model_shapes import SHAPES, write_model
+from tgen.benchmark.backend import Backend, EngineBackend, Workload, random_tokens
 from tgen.benchmark.other_engines import OTHER_ENGINES, open_other_engine
 from tgen.benchmark.sweep import max_logit_difference
-from tgen.benchmark.throughput import (
-    Backend,
-    EngineBackend,
-    Workload,
-    random_tokens,
-    run_trials,
-)
+from tgen.benchmark.trials import run_trials
 from tgen.checkpoint.model_dir import load
 from tgen.engine.open_engine import open_engine
 from tgen.errors import TgenError

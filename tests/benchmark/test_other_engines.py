@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from support.models import make_model
+from tgen.benchmark.backend import EngineBackend, Workload, random_tokens
 from tgen.benchmark.other_engines import OTHER_ENGINES, open_other_engine
-from tgen.benchmark.throughput import EngineBackend, Workload, random_tokens, run_trial
+from tgen.benchmark.trials import run_trial
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.model_dir import ModelBundle
 from tgen.config import RopeScaling

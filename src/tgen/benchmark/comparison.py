@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tgen.benchmark.backend import Workload
 from tgen.benchmark.statistics import paired_ratio, ratio
-from tgen.benchmark.throughput import Workload
 from tgen.errors import UsageError
 from tgen.reports.benchmark import Difference, Interval, ThroughputReport
 
@@ -20,7 +20,7 @@ _SAME = {
 }
 
 
-def compare_interleaved(
+def compare_paired(
     label: str, ours: Sequence[float], theirs: Sequence[float], repeated: Sequence[float]
 ) -> Difference:
     """Compare the seconds of interleaved trials: ours, theirs, and ours repeated.

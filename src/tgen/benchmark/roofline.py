@@ -13,7 +13,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from tgen.benchmark.throughput import Workload
+from tgen.benchmark.backend import Workload
 from tgen.config import STORED_BYTES, ModelConfig, StoredAs
 from tgen.reports.benchmark import PeakRates
 

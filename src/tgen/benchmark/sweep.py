@@ -7,18 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from tgen.benchmark.comparison import compare_interleaved
+from tgen.benchmark.backend import Backend, EngineBackend, Workload, random_tokens
+from tgen.benchmark.comparison import compare_paired
 from tgen.benchmark.machine import MachineProbe
 from tgen.benchmark.roofline import PassCost, measure_peak_rates, pass_cost
-from tgen.benchmark.throughput import (
-    Backend,
-    EngineBackend,
-    Trial,
-    Workload,
-    random_tokens,
-    run_trials,
-    throughput_report,
-)
+from tgen.benchmark.trials import Trial, run_trials, throughput_report
 from tgen.checkpoint.model_dir import load
 from tgen.config import StoredAs
 from tgen.engine.open_engine import EngineKind, open_engine
@@ -180,7 +173,7 @@ def compare_backends(
         )
         seconds = ([trial.seconds for trial in column] for column in (ours, theirs, again))
         results.append(
-            (_report(setup, workload, ours), report, compare_interleaved(workload.label, *seconds))
+            (_report(setup, workload, ours), report, compare_paired(workload.label, *seconds))
         )
     return setup, results
 

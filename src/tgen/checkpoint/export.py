@@ -12,14 +12,13 @@ from typing import Any
 from tgen.checkpoint import model_dir, safetensors_file
 from tgen.checkpoint.dtypes import Array, Dtype, cast, dtype_of
 from tgen.checkpoint.gguf import tokenizer
-from tgen.checkpoint.gguf.header import read_header
 from tgen.checkpoint.gguf.tensor_names import check_supported
 from tgen.checkpoint.gguf.writer import GgufType, require_package, write_gguf
 from tgen.checkpoint.hf import chat_template, tensor_names
 from tgen.checkpoint.hf.config import read_json_object
 from tgen.checkpoint.model_dir import WEIGHTS, ModelBundle
 from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
-from tgen.errors import ModelError, UsageError
+from tgen.errors import ModelError
 from tgen.storage import files
 
 TYPES: dict[str, GgufType] = {
@@ -31,7 +30,7 @@ TYPES: dict[str, GgufType] = {
 MAX_SHARD_BYTES = 5_000_000_000  # transformers' default for years
 _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _COPY_LIMIT = 64 << 20  # bytes
-_COPIED = (  # unchanged, if they exist
+COPIED_FILES = (  # unchanged, if they exist
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -50,41 +49,6 @@ def main_dtype(bundle: ModelBundle) -> Dtype:
     for array in bundle.arrays.values():
         sizes[dtype_of(array)] += array.size
     return sizes.most_common(1)[0][0]
-
-
-def check_target(out: Path, source: Path, *, to_file: bool, overwrite: bool) -> None:
-    """Raise UsageError unless a model may be written to `out`: only a model is replaced."""
-    model = source.resolve()
-    if out.resolve() in (model, *model.parents):
-        raise UsageError(f"--out {out} is the model itself or contains it", "choose another path")
-    if not out.exists() or (out.is_dir() and not to_file and not any(out.iterdir())):
-        return
-    if out.is_dir() == to_file:
-        reason = "a directory, not a file" if to_file else "a file, not a directory"
-        raise UsageError(f"--out {out} is {reason}", "choose another path")
-    if problem := _not_only_a_model(out):
-        raise UsageError(f"--out {out} {problem}", "choose another path")
-    if not overwrite:
-        raise UsageError(
-            f"--out {out} already contains a model",
-            "add --overwrite to replace it, or choose another path",
-        )
-
-
-def _not_only_a_model(path: Path) -> str:
-    """Say what is in a file or directory other than a model; empty if nothing is."""
-    if path.is_dir():
-        known = {*_COPIED, NGRAMS, "config.json", f"{WEIGHTS}.index.json"}
-        for entry in sorted(path.iterdir()):
-            of_a_model = entry.name in known or entry.suffix == ".safetensors"
-            if not entry.is_file() or not of_a_model:
-                return f"contains other files: {entry.name}"
-        return ""
-    try:
-        read_header(path)
-    except ModelError:
-        return "is not a GGUF file"
-    return ""
 
 
 def export_gguf(
@@ -201,7 +165,7 @@ def _metadata_files(bundle: ModelBundle, dtype: Dtype) -> dict[str, bytes]:
             contents["chat_template.jinja"] = template.encode()
     else:
         json_config = read_json_object(path / "config.json")
-        limits = {**dict.fromkeys(_COPIED, _COPY_LIMIT), NGRAMS: None}
+        limits = {**dict.fromkeys(COPIED_FILES, _COPY_LIMIT), NGRAMS: None}
         contents = {
             name: files.read(path / name, limit=limit)
             for name, limit in limits.items()

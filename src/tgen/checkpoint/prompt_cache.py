@@ -28,7 +28,7 @@ class ModelIdentity(NamedTuple):
     dtype: StoredAs  # of the weights in memory
 
 
-def check_target(path: Path) -> None:
+def check_cache_file(path: Path) -> None:
     """Raise UsageError unless `save` may write to `path`: only a prompt cache is overwritten."""
     if not path.parent.is_dir():
         raise UsageError(

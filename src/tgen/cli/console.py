@@ -117,6 +117,13 @@ def show(*things: object, wrap: bool = True) -> None:
         sys.stdout.flush()
 
 
+def has_color_ramp() -> bool:
+    """Return whether stdout has 256 colors or more; else turn color off: 16 make no ramp."""
+    if out.color_system not in ("256", "truecolor"):
+        out.no_color = True
+    return not out.no_color
+
+
 def print_status(text: str, *, quiet: bool = False) -> None:
     """Print a line to stderr."""
     if not quiet:

@@ -21,7 +21,6 @@ from tgen.config.option import option
 from tgen.errors import UsageError
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
-MAIN_PANEL = "Options"
 
 
 class Reader(NamedTuple):

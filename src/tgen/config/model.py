@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Self
 
-from tgen.config.check import require
+from tgen.config.option import require
 from tgen.errors import UsageError
 
 Position = Literal["sinusoidal", "learned", "rotary"]

@@ -10,7 +10,7 @@ from dataclasses import MISSING, Field, field, fields
 from numbers import Integral, Real
 from typing import Any
 
-from tgen.config.check import require
+from tgen.errors import UsageError
 
 
 def option(
@@ -57,3 +57,10 @@ def _check_number(one: Field[Any], value: Any, expected: str) -> None:
         require(isinstance(value, Integral), one.name, value, "a whole number")
     low, high = one.metadata["low"], one.metadata["high"]
     require(low <= value <= high and value < math.inf, one.name, value, expected)
+
+
+def require(holds: bool, name: str, value: object, expected: str) -> None:
+    """Raise UsageError unless `holds`; NaN compares false, so it is refused too."""
+    if not holds:
+        message, hint = f"{name}: invalid value {value}", f"set {name} to {expected}"
+        raise UsageError(message, hint, field=name)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from tgen.config.check import require
-from tgen.config.option import check_ranges, option
+from tgen.config.option import check_ranges, option, require
 
 Draft = Literal["auto", "off"]
 StoredAs = Literal["float32", "bfloat16", "int8"]  # dtype of the weights in memory

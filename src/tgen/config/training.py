@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from tgen.config.check import require
-from tgen.config.option import check_ranges, option
+from tgen.config.option import check_ranges, option, require
 
 LossOn = Literal["completion", "all"]
 Parallel = Literal["ddp", "fsdp"]  # replicate the model on every rank, or shard it

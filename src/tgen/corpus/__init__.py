@@ -7,7 +7,7 @@ from tgen.corpus.dataset import Batch, TokenDataset
 from tgen.corpus.documents import Corpus, Document, Documents
 from tgen.corpus.ngrams import ngram_tables
 from tgen.corpus.overlap import overlap_fraction
-from tgen.corpus.reader import read
+from tgen.corpus.scan import read
 from tgen.corpus.subsample import MAX_VAL_BYTES, subsample_documents
 from tgen.corpus.tokenize import (
     TokenizedCorpus,

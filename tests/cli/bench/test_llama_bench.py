@@ -8,8 +8,9 @@ import re
 import pytest
 
 from support.command import tgen
-from tgen.benchmark import throughput
-from tgen.benchmark.throughput import Trial, Workload, throughput_report
+from tgen.benchmark import trials
+from tgen.benchmark.backend import Workload
+from tgen.benchmark.trials import Trial, throughput_report
 from tgen.cli.app import run
 from tgen.cli.bench import llama_bench
 from tgen.cli.ranges import parse_sizes
@@ -154,7 +155,7 @@ def test_saved_run_is_compared(trained, tmp_path, capsysbinary, monkeypatch):
         assert run([*base, "--compare", str(saved)]) == 2
         assert b"is not a saved benchmark" in capsysbinary.readouterr().err
     saved.write_text(json.dumps(rows))
-    monkeypatch.setattr(throughput, "run_trial", None)  # errors come before any measurement
+    monkeypatch.setattr(trials, "run_trial", None)  # errors come before any measurement
     for more in (["-p", "5"], ["-d", "3", "-p", "4"], ["--batch", "2", "-p", "4"]):
         assert run([*base, "--compare", str(saved), *more]) == 2
         assert b"has no pp" in capsysbinary.readouterr().err
@@ -220,7 +221,7 @@ def test_saved_run_of_many_setups_is_compared(trained, tmp_path, capsysbinary):
 def test_invalid_options_fail_before_any_measurement(
     trained, arguments, expected, capsysbinary, monkeypatch
 ):
-    monkeypatch.setattr(throughput, "run_trial", None)
+    monkeypatch.setattr(trials, "run_trial", None)
     status = run(["bench", "-m", str(trained), "-q", "--no-limits", *arguments])
     stderr = capsysbinary.readouterr().err.decode()
     assert status in (1, 2), stderr

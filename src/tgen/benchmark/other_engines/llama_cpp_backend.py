@@ -15,7 +15,7 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.benchmark.throughput import Backend, Workload
+from tgen.benchmark.backend import Backend, Workload
 from tgen.checkpoint.gguf.writer import write_gguf
 from tgen.config import ModelConfig, StoredAs
 from tgen.engine.base import Logits

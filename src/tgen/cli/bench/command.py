@@ -16,24 +16,27 @@ def bench(options: BenchOptions) -> None:
     path = options.path
     ensure_kernels_compiled(options.device, quiet=options.quiet)
     console.print_status(f"{path}", quiet=options.quiet)
-    if options.kv_cache or options.train or options.end_to_end:
-        from tgen.cli.bench import other_modes
+    if options.kv_cache:
+        from tgen.cli.bench.kv_cache import run_kv_cache
 
-        if options.kv_cache:
-            other_modes.run_kv_cache(options)
-        elif options.train:
-            other_modes.run_train(options)
-        else:
-            other_modes.run_end_to_end(options)
-        return
-    from tgen.cli.bench import throughput
+        run_kv_cache(options)
+    elif options.train:
+        from tgen.cli.bench.training_step import run_train
 
-    if options.against:
-        throughput.run_against(options, options.against)
-    elif options.baseline:
-        throughput.run_compare(options, options.baseline, options.fail_if_slower)
+        run_train(options)
+    elif options.end_to_end:
+        from tgen.cli.bench.end_to_end import run_end_to_end
+
+        run_end_to_end(options)
     else:
-        throughput.run_throughput(options)
+        from tgen.cli.bench import throughput
+
+        if options.against:
+            throughput.run_against(options, options.against)
+        elif options.baseline:
+            throughput.run_compare(options, options.baseline, options.fail_if_slower)
+        else:
+            throughput.run_throughput(options)
 
 
 command = make_command(bench, BenchOptions, PANELS)

@@ -1,7 +1,7 @@
 """Throughput as a table or in llama-bench's formats, with comparisons, and saved to a file."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +10,20 @@ from rich.text import Text
 from tgen.cli import console
 from tgen.cli.bench import llama_bench
 from tgen.cli.bench.options import BenchOptions
-from tgen.cli.bench.tables.throughput import (
+from tgen.cli.bench.throughput_table import (
     comparison_caption,
     comparison_table,
     footer_lines,
     precision_line,
     throughput_table,
 )
-from tgen.reports.benchmark import Difference, Machine, PrecisionReport, ThroughputReport
+from tgen.reports.benchmark import (
+    Difference,
+    Machine,
+    PrecisionReport,
+    ThroughputReport,
+    TrialReport,
+)
 from tgen.reports.inspection import ModelSummary
 from tgen.reports.to_json import json_value
 from tgen.storage import files
@@ -157,3 +163,23 @@ def _format_tables(
         peak_memory=peak_memory,
     )
     return [throughput_table(reports), *compared, *footer]
+
+
+def show_last_report(
+    options: BenchOptions, schema: str, reports: Iterable[Any], table: Callable[[Any], list[Any]]
+) -> None:
+    """Show progress for the trials, then write the report that follows them."""
+    with console.progress("measuring", quiet=options.quiet) as update:
+        for report in reports:
+            if isinstance(report, TrialReport):
+                update(report.trial / report.trials)
+    if options.output == "json":
+        write_json(options, schema, json_value(report))
+    else:
+        console.show(*table(report), wrap=console.out.is_terminal)
+
+
+def write_json(options: BenchOptions, schema: str, fields: dict[str, Any]) -> None:
+    """Write one JSON object to stdout."""
+    record = {"schema": schema, "model": str(options.path), "trials": options.trials} | fields
+    console.write(json.dumps(json_value(record), allow_nan=False).encode() + b"\n")

@@ -73,6 +73,7 @@ def export(options: ExportOptions) -> None:
     from tgen.checkpoint import export as exporters
     from tgen.checkpoint.model_dir import load
     from tgen.checkpoint.model_lookup import find_model
+    from tgen.cli.export.target import check_target
 
     to_file, quiet, size = options.to == "gguf", options.quiet, options.max_shard_size
     max_bytes = parse_size("--max-shard-size", size) if size else exporters.MAX_SHARD_BYTES
@@ -80,14 +81,14 @@ def export(options: ExportOptions) -> None:
     # the snapshot of a cached model is a folder with another name
     name = (Path(options.model).name or path.resolve().name).removesuffix(".gguf")
     if options.out is not None:
-        exporters.check_target(options.out, path, to_file=to_file, overwrite=options.overwrite)
+        check_target(options.out, path, to_file=to_file, overwrite=options.overwrite)
     bundle = load(path)
     stored = exporters.TYPES[options.dtype] if options.dtype else exporters.main_dtype(bundle)
     dtype = next(key for key, value in exporters.TYPES.items() if value == stored)
     out = options.out
     if out is None:
         out = Path(f"{name}-{dtype}.gguf")
-        exporters.check_target(out, path, to_file=to_file, overwrite=options.overwrite)
+        check_target(out, path, to_file=to_file, overwrite=options.overwrite)
     n = sum(array.size for array in bundle.arrays.values())
     console.print_status(
         f"{path}: {bundle.config.family}, {n:,} parameters -> {out} ({options.to}, {dtype})",

@@ -72,9 +72,9 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     with flags_in_errors(GenerateOptions):
         sampling = SamplingConfig(**defaults.sampling | options.sampling | {"seed": seed})
     if options.save_cache:
-        from tgen.checkpoint.prompt_cache import check_target
+        from tgen.checkpoint.prompt_cache import check_cache_file
 
-        check_target(options.save_cache)
+        check_cache_file(options.save_cache)
     if options.interactive:
         from tgen.cli.generate.interactive import require_terminal
 

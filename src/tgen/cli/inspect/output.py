@@ -63,12 +63,11 @@ def print_tables(inspector: Inspector, options: InspectOptions) -> None:
 
 def _screen(options: InspectOptions) -> Screen:
     out = console.out
-    has_color = out.color_system in ("256", "truecolor") and not out.no_color
-    if not has_color:  # the terminal's own sixteen colors make no ramp
-        out.no_color = True
-    limited = out.is_terminal or options.width is not None
     return Screen(
-        width=out.width, limited=limited, is_terminal=out.is_terminal, has_color=has_color
+        width=out.width,
+        limited=out.is_terminal or options.width is not None,
+        is_terminal=out.is_terminal,
+        has_color=console.has_color_ramp(),
     )
 
 

@@ -1,4 +1,4 @@
-"""Table, plot and summary lines of `tgen bench --kv-cache`."""
+"""`tgen bench --kv-cache`: run it, and draw its tables and plot."""
 
 import math
 from collections.abc import Sequence
@@ -6,14 +6,79 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from tgen.cli import console
+from tgen.cli.bench.options import BenchOptions
+from tgen.cli.bench.output import write_json
 from tgen.cli.render.braille_plot import Axis, Canvas
 from tgen.cli.render.tables import table
-from tgen.reports.benchmark import CacheVerdict, LengthReport, LinearFit, Timing
+from tgen.errors import UsageError
+from tgen.reports.benchmark import CacheVerdict, LengthReport, LinearFit, Timing, TrialReport
 
 _COLUMNS, _ROWS = 60, 12  # of the plot
 _MARGIN = 9
 _MIN_LENGTHS = 3  # for a line fit
 _STYLES = {"cached": "green", "uncached": "red"}
+
+
+def run_kv_cache(options: BenchOptions) -> None:
+    """Time the last token of texts of each length, with and without the KV cache."""
+    from tgen.benchmark.kv_cache import (
+        VERDICT_TOKENS,
+        default_lengths,
+        fit_line,
+        measure_lengths,
+        sample_text,
+        verify_cache,
+    )
+    from tgen.loaded_model import open_model
+
+    model = open_model(
+        options.path,
+        device=options.device,
+        threads=options.only("threads", None),
+        dtype=options.only("dtypes", None),
+    )
+    engine = model.engine
+    if engine.context_length < 2:
+        raise UsageError(
+            f"--kv-cache: the model's context must be at least 2 tokens "
+            f"(got {engine.context_length})",
+            "use another model",
+        )
+    lengths = sorted(set(options.lengths or default_lengths(engine.context_length)))
+    n_tokens = min(max(lengths), engine.context_length)
+    text = sample_text(engine, model.encode(b""), n_tokens, seed=options.seed)
+    reports: list[LengthReport] = []
+    with console.progress("measuring", quiet=options.quiet) as update:
+        for report in measure_lengths(engine, text, lengths, trials=options.trials):
+            if isinstance(report, TrialReport):
+                update(report.trial / report.trials)
+            else:
+                reports.append(report)
+        verdict = verify_cache(engine, text[: max(1, n_tokens // 4)], VERDICT_TOKENS)
+    cached = fit_line(lengths, [report.cached for report in reports])
+    uncached = fit_line(lengths, [report.uncached for report in reports])
+    computed = model.bundle.config.cache_bytes_per_token
+    if options.output == "json":
+        fields = {
+            "seed": options.seed,
+            "cache_bytes_per_token": computed,
+            "lengths": reports,
+            "growth": {"cached": cached, "uncached": uncached},
+            "verdict": verdict,
+        }
+        write_json(options, "tgen.bench/3", fields)
+        return
+    console.show(
+        f"last token of each text: median ± half the 10th-to-90th percentile range of "
+        f"{options.trials} interleaved trials",
+        length_table(reports),
+        *length_plot(reports),
+        *fit_lines(reports, cached, uncached),
+        cache_line(reports, computed),
+        verdict_line(verdict),
+        wrap=console.out.is_terminal,
+    )
 
 
 def length_table(reports: Sequence[LengthReport]) -> Table:

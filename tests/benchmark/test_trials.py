@@ -8,24 +8,17 @@ import numpy as np
 import pytest
 
 from support.models import make_model
-from tgen.benchmark import throughput
+from tgen.benchmark.backend import Backend, EngineBackend, Workload, random_tokens
 from tgen.benchmark.comparison import (
     check_comparable,
-    compare_interleaved,
+    compare_paired,
     compare_with_saved,
     find_matching_record,
     is_slower_by,
 )
 from tgen.benchmark.roofline import PassCost, measure_peak_rates, pass_cost
 from tgen.benchmark.sweep import compare_backends, open_setups, sweep
-from tgen.benchmark.throughput import (
-    EngineBackend,
-    Trial,
-    Workload,
-    random_tokens,
-    run_trials,
-    throughput_report,
-)
+from tgen.benchmark.trials import Trial, run_trial, run_trials, throughput_report
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import UsageError
 from tgen.reports.benchmark import PeakRates
@@ -42,7 +35,7 @@ class Clock:
         monkeypatch.setattr("time.sleep", lambda _: None)
 
 
-class FakeBackend(throughput.Backend):
+class FakeBackend(Backend):
     """Takes a given time with some noise, and records its calls."""
 
     def __init__(self, clock, log, name="", *, factor=1.0, seed=0):
@@ -99,12 +92,12 @@ def test_engine_processes_the_same_tokens_and_reuses_the_depth(family):
 
     engine.extend = extend
     test = Workload(n_prompt=5, n_gen=2, n_depth=7, batch=3)
-    trials = [throughput.run_trial(backend, test) for _ in range(2)]
+    trials = [run_trial(backend, test) for _ in range(2)]
     parts = [tokens[:7], tokens[7:12], tokens[12:13], tokens[13:14]]
     once = [[part] * 3 for part in parts]
     assert passes == [*once, *once[1:]]  # the depth is processed once
     assert trials[0].cache_bytes == 3 * 14 * engine.model.config.cache_bytes_per_token
-    throughput.run_trial(backend, Workload(n_gen=1))
+    run_trial(backend, Workload(n_gen=1))
     assert engine.lengths == [1]
 
 
@@ -146,7 +139,7 @@ def test_only_a_real_change_is_significant(monkeypatch, factor, verdict):
     theirs = FakeBackend(clock, log, "a", seed=2)
     rounds = list(run_trials([(ours, PP), (theirs, PP), (ours, PP)], trials=n))
     a, b, again = ([trial.seconds for trial in column] for column in zip(*rounds, strict=True))
-    difference = compare_interleaved("pp8", a, b, again)
+    difference = compare_paired("pp8", a, b, again)
     assert difference.verdict == verdict
     assert difference.ratio.low <= 1 / factor <= difference.ratio.high
     assert difference.noise.low <= 1 <= difference.noise.high

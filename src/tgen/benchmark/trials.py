@@ -1,0 +1,114 @@
+"""Trials: interleaved, after a warm-up round, with a pause between thread pools; their report."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tgen.benchmark.backend import Backend, Workload
+from tgen.benchmark.statistics import bootstrap, hodges_lehmann, timing, timing_warnings
+from tgen.errors import UsageError
+from tgen.reports.benchmark import ThroughputReport
+
+_TOO_FAST = "faster than the measured peak rates: another process ran while those were measured"
+
+_WARMUP_STEPS = 8
+_PAUSE = 0.25  # seconds, until the previous backend's threads stop spinning
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One run of a workload, in nanoseconds."""
+
+    prefill: int
+    decode: int
+    cache_bytes: int | None
+
+    @property
+    def seconds(self) -> float:
+        """Total seconds."""
+        return (self.prefill + self.decode) / 1e9
+
+
+def run_trials(pairs: Sequence[tuple[Backend, Workload]], *, trials: int) -> Iterator[list[Trial]]:
+    """Yield rounds of one trial per pair, in the order of `pairs`, after a warm-up round.
+
+    Raises UsageError for fewer than one trial.
+    """
+    if trials < 1:
+        raise UsageError(f"--trials: must be at least 1 (got {trials})", "use -r 10")
+    previous: Backend | None = None
+    for number in range(-1, trials):
+        results: dict[int, Trial] = {}
+        order = list(range(len(pairs)))
+        for i in order if number % 2 else reversed(order):
+            backend, workload = pairs[i]
+            if previous is not None and previous.thread_pool != backend.thread_pool:
+                time.sleep(_PAUSE)
+                _warm_up(backend, workload)
+            results[i], previous = run_trial(backend, workload), backend
+        if number >= 0:
+            yield [results[i] for i in order]
+
+
+def _warm_up(backend: Backend, workload: Workload) -> None:
+    """Warm up caches, clock rates and sleeping threads after a pause."""
+    backend.prepare(workload)
+    if workload.n_prompt:
+        backend.prefill(workload)
+    for _ in range(min(workload.n_gen, _WARMUP_STEPS)):
+        backend.step()
+
+
+def run_trial(backend: Backend, workload: Workload) -> Trial:
+    """Run a workload once."""
+    backend.prepare(workload)
+    begin = time.perf_counter_ns()
+    if workload.n_prompt:
+        backend.prefill(workload)
+    prefilled = time.perf_counter_ns()
+    for _ in range(workload.n_gen):
+        backend.step()
+    end = time.perf_counter_ns()
+    return Trial(prefill=prefilled - begin, decode=end - prefilled, cache_bytes=backend.cache_bytes)
+
+
+def throughput_report(
+    workload: Workload,
+    trials: Sequence[Trial],
+    *,
+    engine: str,
+    dtype: str,
+    threads: int,
+    bound: tuple[float, str] | None,
+    probe_seconds: Sequence[float] = (),
+) -> ThroughputReport:
+    """Summarize the trials of a workload.
+
+    `bound` is the lower bound in seconds and what sets it (`PassCost.min_seconds`), or None.
+    `probe_seconds` are those of the machine probe, interleaved with the trials.
+    """
+    seconds = [trial.seconds for trial in trials]
+    n_tokens = workload.batch * (workload.n_prompt + workload.n_gen)
+    rates = [n_tokens / one for one in seconds]
+    n_bytes = trials[-1].cache_bytes
+    n_cached = workload.batch * workload.n_tokens
+    too_fast = bound is not None and min(seconds) < bound[0]
+    return ThroughputReport(
+        label=workload.label,
+        engine=engine,
+        dtype=dtype,
+        threads=threads,
+        batch=workload.batch,
+        n_prompt=workload.n_prompt,
+        n_gen=workload.n_gen,
+        n_depth=workload.n_depth,
+        seconds=timing(seconds),
+        rate=hodges_lehmann(rates),
+        bootstrap_rate=bootstrap(rates),
+        first_token=timing([t.prefill / 1e9 for t in trials]) if workload.n_prompt else None,
+        cache_bytes_per_token=None if n_bytes is None else n_bytes / n_cached,
+        peak_rate=None if bound is None else n_tokens / bound[0],
+        bound_by="" if bound is None else bound[1],
+        probe_seconds=list(probe_seconds),
+        warnings=[*timing_warnings(seconds), *([_TOO_FAST] if too_fast else [])],
+    )
