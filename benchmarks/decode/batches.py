@@ -26,7 +26,7 @@ def measure_batch(
     prompts = [model.encode("the king")] * n_prompts
     texts: list[list[int]] = [[] for _ in prompts]
     start = time.perf_counter()
-    for token in model.tokens(prompts, sampling=SAMPLING, n_rows=batch_size):
+    for token in model.tokens(prompts, sampling=SAMPLING, batch_size=batch_size):
         texts[token.sequence].append(token.id)
     return n_prompts / (time.perf_counter() - start), texts
 

@@ -86,7 +86,7 @@ class Model:
 
     @property
     def path(self) -> Path:
-        """Where the model was loaded from."""
+        """The path that the model was loaded from."""
         return self._loaded.bundle.path
 
     @property
@@ -139,7 +139,7 @@ class Model:
         sampling = self._loaded.sampling(options)
         sampling = replace(sampling, seed=row_seed(sampling.seed, 0))
         request = self._loaded.chat_request(messages, sampling)
-        return self._decode(self._loaded.rows(make_source([request]), n_rows=1))
+        return self._decode(self._loaded.complete(make_source([request]), batch_size=1))
 
     def generate_batch(
         self,
@@ -154,11 +154,11 @@ class Model:
         """
         sampling = self._loaded.sampling(options)
         if isinstance(prompts, (str, bytes)):
-            raise UsageError("prompts is a single text", "pass a list of texts")
+            raise UsageError("prompts: got a single text", "pass a list of texts")
         if batch_size < 1:
-            raise UsageError(f"batch_size: invalid value {batch_size}", "set it to at least 1")
+            raise UsageError(f"batch_size: invalid value {batch_size}", "use at least 1")
         ids, texts = [self.encode(prompt) for prompt in prompts], [b""] * len(prompts)
-        for token in self._loaded.tokens(ids, sampling=sampling, n_rows=batch_size):
+        for token in self._loaded.tokens(ids, sampling=sampling, batch_size=batch_size):
             texts[token.sequence] += token.text
         return [text.decode("utf-8", errors="replace") for text in texts]
 

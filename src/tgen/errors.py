@@ -8,7 +8,7 @@
     ├── TrainingError             1: a run that cannot start or continue
     │   └── DivergedError            its loss or weights are not finite
     ├── LockedError               75: another process owns the run
-    └── RankError                 the error of another rank, which is printed already
+    └── RankError                 the error of another rank, already printed
 
 An error has two lines: `message` names what is wrong and the value, `hint` says what to do.
 """

@@ -1,4 +1,4 @@
-"""A model and its engine, ready to generate: what the command line and `tgen.api` share."""
+"""A model and its engine, ready to generate, shared by the command line and `tgen.api`."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -76,7 +76,7 @@ class LoadedModel:
         """
         unknown = sorted(set(options) - set(SamplingConfig.__dataclass_fields__))
         if unknown:
-            hint = "help(tgen.SamplingConfig) lists the options"
+            hint = "call help(tgen.SamplingConfig) to list the options"
             raise UsageError(f"unknown option {unknown[0]}", hint)
         return SamplingConfig(**self.defaults | dict(options))
 
@@ -102,9 +102,9 @@ class LoadedModel:
         try:
             ids = self.tokenizer.encode_prompt(raw(text))
         except UnicodeEncodeError:
-            raise UsageError("the prompt has half of a surrogate pair", "pass bytes") from None
+            raise UsageError("the prompt contains an unpaired surrogate", "pass bytes") from None
         if not ids:
-            raise UsageError("the prompt is empty", "this model needs at least one character")
+            raise UsageError("the prompt is empty", "pass at least one character to this model")
         return ids
 
     def request(
@@ -129,38 +129,38 @@ class LoadedModel:
         prompts: Sequence[Sequence[int]],
         *,
         sampling: SamplingConfig | None = None,
-        n_rows: int | None = None,
+        batch_size: int | None = None,
         kv_cache: bool = True,
         draft: Draft = "auto",
         prompt_cache: PromptCache | None = None,
     ) -> Iterator[Token]:
-        """Yield the tokens that continue each prompt, `n_rows` or all prompts at a time.
+        """Yield the tokens that continue each prompt, `batch_size` or all prompts at a time.
 
-        Row i samples with the seed `row_seed(sampling.seed, i)`.
+        Prompt i samples with the seed `row_seed(sampling.seed, i)`.
         """
         config = sampling or self.sampling({})
         requests = [
             self.request(ids, replace(config, seed=row_seed(config.seed, row)))
             for row, ids in enumerate(prompts)
         ]
-        yield from self.rows(
+        yield from self.complete(
             make_source(requests),
-            n_rows=n_rows or len(prompts),
+            batch_size=batch_size or len(prompts),
             kv_cache=kv_cache,
             draft=draft,
             prompt_cache=prompt_cache,
         )
 
-    def rows(
+    def complete(
         self,
         source: RequestSource,
         *,
-        n_rows: int,
+        batch_size: int,
         kv_cache: bool = True,
         draft: Draft = "auto",
         prompt_cache: PromptCache | None = None,
     ) -> Iterator[Token]:
-        """Yield the tokens of requests as they come, `n_rows` of them computed together."""
+        """Yield the tokens of requests as they come, `batch_size` of them computed together."""
         self._turn += 1
         turn = self._turn
         drafts = None
@@ -169,7 +169,7 @@ class LoadedModel:
         for token in generate_requests(
             self.engine,
             source,
-            batch_size=n_rows,
+            batch_size=batch_size,
             vocabulary=self.vocabulary,
             kv_cache=kv_cache,
             drafts=drafts,
@@ -177,10 +177,10 @@ class LoadedModel:
         ):
             yield token
             if self._turn != turn:
-                raise RuntimeError("another text was started on this model; load it twice for two")
+                raise RuntimeError("another text was started on this model; load it again for two")
 
     def pieces(self, tokens: Iterable[Token]) -> Iterator[tuple[Token, bytes]]:
-        """Yield each token of one row with the whole characters that it completes."""
+        """Yield each token of one sequence with the whole characters that it completes."""
         stream = TextStream()
         for token in tokens:
             piece = stream.feed(token.text)

@@ -108,6 +108,6 @@ def test_medians_and_warnings():
     assert (interval.median, interval.p10) == (3, pytest.approx(1.4))
     assert timing_warnings([1.0, 1.02, 0.99, 1.0]) == []
     assert "first trial took 2.0 times" in timing_warnings([2.0, 1.0, 1.0, 1.01, 1.0])[0]
-    assert "1 of 6 trials are outliers" in timing_warnings([1, 1, 1.01, 0.99, 5, 1])[0]
+    assert "outliers: 1 of 6 trials" in timing_warnings([1, 1, 1.01, 0.99, 5, 1])[0]
     assert "too short" in timing_warnings([1e-4] * 5)[0]
     assert timing_warnings([1.0]) == timing_warnings([]) == []

@@ -190,7 +190,7 @@ def test_eos_token_of_the_tokenizer_ends_an_answer(model):
     first = next(iter(loaded.tokens([request.prompt], sampling=request.sampling)))
     ended = request._replace(ends=frozenset([first.id]))
     requests = [ended]
-    (token,) = loaded.rows(lambda _: requests.pop() if requests else None, n_rows=1)
+    (token,) = loaded.complete(lambda _: requests.pop() if requests else None, batch_size=1)
     assert (token.id, token.text, token.finish) == (first.id, b"", "stop")
     assert len(list(loaded.tokens([request.prompt], sampling=request.sampling))) == 5
 

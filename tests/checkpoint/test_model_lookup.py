@@ -164,7 +164,7 @@ def test_unknown_name_lists_the_known_models(empty_home):
         assert f"'{typed}' does not exist" in caught.value.message
         for location in ("./models", str(data_folder()), "shipped", str(hub)):
             assert location in caught.value.message
-        assert caught.value.hint.startswith(f"known models: {closest}, ")
+        assert caught.value.hint.startswith(f"choose one of these models: {closest}, ")
         assert all(name in caught.value.hint for name in names)
 
 
@@ -194,7 +194,7 @@ def test_commands_print_where_a_named_model_was_found(trained, tmp_path, monkeyp
     result = tgen("generate", "-m", "plaid", "-p", "The")
     assert result.returncode == 1
     assert result.stderr.count(b"\n") == 2
-    assert b"known models: someone/plays, " in result.stderr
+    assert b"choose one of these models: someone/plays, " in result.stderr
 
 
 def test_folder_without_a_model_does_not_hide_a_model(empty_home):  # noqa: ARG001

@@ -42,8 +42,8 @@ def test_engine_follows_from_kind_device_and_kernels(kind, device, missing, engi
 @pytest.mark.parametrize(
     ("device", "missing", "reason"),
     [
-        ("cuda", None, "they do not run on device cuda"),
-        ("mps", "no numba", "they do not run on device mps"),
+        ("cuda", None, "kernels do not run on cuda"),
+        ("mps", "no numba", "kernels do not run on mps"),
         ("cpu", "no numba", "no numba"),
         ("auto", "no numba", "no numba"),
     ],
@@ -94,9 +94,9 @@ def test_without_kernels_torch_runs_in_float32(monkeypatch):
     missing_kernels.cache_clear()
     try:
         assert isinstance(open_engine(BUNDLE, device="cpu", threads=1), TorchEngine)
-        with pytest.raises(UsageError, match="--weights int8") as error:
+        with pytest.raises(UsageError, match="--dtype int8") as error:
             open_engine(BUNDLE, device="cpu", dtype="int8")
-        assert "NUMBA_DISABLE_JIT" in error.value.hint
+        assert "NUMBA_DISABLE_JIT" in error.value.message
     finally:
         missing_kernels.cache_clear()
 

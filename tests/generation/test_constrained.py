@@ -90,7 +90,7 @@ def test_truncated_text_is_reported_as_incomplete(trained):
         ({"json_schema": {"type": "nothing"}}, "json_schema: "),
         ({"json_schema": '{"type": "nothing"}'}, "json_schema: "),
         ({"choices": [b"\xff"]}, "UTF-8"),
-        ({"choices": ["a"], "regex": "b"}, "only one of"),
+        ({"choices": ["a"], "regex": "b"}, "cannot be combined"),
         ({"choices": ["a"], "stop": ["b"]}, "stop"),
     ],
 )

@@ -151,7 +151,7 @@ def test_command_saves_and_loads_a_prompt_cache(trained, tmp_path):
     loaded = tgen(*run, "--prompt", prompt, "--load-cache", tmp_path / "c")
     assert fresh.returncode == saved.returncode == loaded.returncode == 0, loaded.stderr.decode()
     assert fresh.stdout == saved.stdout == loaded.stdout
-    assert b"15 of 15 prompt tokens are cached" in loaded.stderr
+    assert b"prompt tokens cached: 15 of 15" in loaded.stderr
     other = tgen("generate", "--prompt", prompt, "--load-cache", tmp_path / "c")
     assert other.returncode == 1
     assert str(trained).encode() in other.stderr

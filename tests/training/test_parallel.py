@@ -238,7 +238,7 @@ def test_impossible_run_is_refused_once_before_training(on_ranks, corpus, tmp_pa
         arguments = command(corpus, out, "--parallel", parallel, **huge)
         ranks = on_ranks(arguments, arguments)
         assert statuses(ranks) == [2, 2], ranks
-        assert "each of 2 ranks needs " in error_line(ranks)
+        assert "each rank (of 2) needs " in error_line(ranks)
     for arguments, what in (
         (command("-", out), "cannot share stdin"),
         (command("missing.txt", out), "missing.txt does not exist"),

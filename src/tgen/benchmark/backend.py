@@ -1,8 +1,8 @@
 """Workloads in llama-bench's terms (pp512, tg128, @ d4096), and the engines that run them.
 
 A workload processes `n_prompt` tokens in one pass, then `n_gen` tokens one per pass, on top of
-`n_depth` tokens in the KV cache. Only forward passes are timed. The token ids are random and drawn
-beforehand, so sampling and tokenization do not count. After a warm-up round, the workloads of all
+`n_depth` tokens in the KV cache. Only forward passes are timed. The token ids are random and made
+beforehand, so sampling and tokenization do not count. After a warmup round, the workloads of all
 backends are interleaved in alternating order: a slowdown of the machine affects all of them.
 """
 
@@ -58,7 +58,7 @@ class Backend(ABC):
 
     @abstractmethod
     def prepare(self, workload: Workload) -> None:
-        """Leave `batch` sequences with `n_depth` cached tokens each; reuse a cached depth."""
+        """Prepare `batch` sequences with `n_depth` cached tokens each; reuse a cached depth."""
 
     @abstractmethod
     def _extend(self, n: int) -> None:

@@ -65,7 +65,7 @@ def check_comparable(saved: Sequence[Mapping[str, Any]], current: Mapping[str, A
                 raise UsageError(
                     f"--compare: the {description} is {current[name]!r}, but was "
                     f"{record.get(name)!r} in the saved run",
-                    "compare runs of one model on one machine",
+                    "compare runs of the same model on the same machine",
                 )
 
 

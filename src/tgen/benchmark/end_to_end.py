@@ -89,7 +89,7 @@ def _run_child(request: bytes) -> _Run:
         lines = child.stderr.decode(errors="replace").strip().splitlines()
         raise TgenError(
             lines[-1] if lines else f"the measured process exited with {child.returncode}",
-            "run the same with `tgen generate` to see the error",
+            "run `tgen generate` with the same options to see the error",
         )
     answer = json.loads(child.stdout)
     phases, previous = {}, spawned

@@ -1,8 +1,8 @@
-"""Speed-up of the KV cache, and a check that it does not change the output.
+"""Speedup of the KV cache, and a check that it does not change the output.
 
 Without a cache, decoding the next token of an n-token text takes a pass over all n + 1 tokens. With
 it, the pass covers one token and reads n cached keys and values. The first cost grows with n, the
-second hardly does, so the speed-up grows with the length. Both use one engine with the same
+second hardly does, so the speedup grows with the length. Both use one engine with the same
 weights: "uncached" rewinds it to 0 and extends it by the whole text. Trials of both, at all
 lengths, are interleaved. Only `Engine.extend` is timed, without tokenization or sampling.
 """
@@ -41,7 +41,7 @@ def measure_lengths(
 ) -> Iterator[TrialReport | LengthReport]:
     """Time, per length, the last token with and without the cache, and the prefill before it.
 
-    A warm-up round comes first. Raises UsageError for lengths that do not fit.
+    A warmup round comes first. Raises UsageError for lengths that do not fit.
     """
     for length in lengths:
         if not 2 <= length <= min(engine.context_length, len(text)):
@@ -55,7 +55,7 @@ def measure_lengths(
     reset(engine, 1)
     seconds: dict[tuple[str, int], list[float]] = {}
     cache_bytes: dict[int, int] = {}
-    for trial in range(-1, trials):  # -1 is the warm-up
+    for trial in range(-1, trials):  # -1 is the warmup
         for length in lengths:
             before, last = text[: length - 1], text[length - 1 : length]
             times = {"prefill": _time(engine, 0, before)}

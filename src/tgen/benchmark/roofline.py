@@ -77,7 +77,7 @@ def measure_peak_rates(
     """Measure the best of repeated reads of `n_bytes` and of repeated matrix products.
 
     Each takes `seconds`. CPU caches are faster than memory, so the array is as large as the
-    weights. One thread is tried too: beside other processes, several threads wait for each other.
+    weights. One thread is tried too: when other processes run, several threads wait for each other.
     """
     import torch  # slow to import, and needed only here
 

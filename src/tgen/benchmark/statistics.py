@@ -82,7 +82,7 @@ def timing_warnings(seconds: Sequence[float]) -> list[str]:
     deviation = float(np.median(distance)) * _MAD_TO_STD
     n = int((distance > _OUTLIER * deviation).sum()) if deviation > 0 else 0
     if n:
-        warnings.append(f"{n} of {len(x)} trials are outliers: another process was running")
+        warnings.append(f"outliers: {n} of {len(x)} trials; another process was running")
     return warnings
 
 

@@ -2,7 +2,7 @@
 
 The steps are those of `tgen train`: its loop, loss and optimizers, advanced report by report, on
 random tokens without document ends and BPE-dropout; a step's duration does not depend on the token
-ids. Evaluation, samples and checkpoints are excluded. A warm-up block of steps comes first, then
+ids. Evaluation, samples and checkpoints are excluded. A warmup block of steps comes first, then
 the timed blocks; on a GPU each block ends when its losses arrive.
 
 FLOPs per token are counted as in Kaplan et al. (2020, section 2.1): 6 per matmul parameter (2
@@ -78,7 +78,7 @@ def measure_training_step(
     threads: int | None = None,
     peak_flops: float | None = None,
 ) -> Iterator[TrialReport | TrainingStepReport]:
-    """Time `trials` blocks of `steps` steps (on a GPU possibly more) after a warm-up block.
+    """Time `trials` blocks of `steps` steps (on a GPU possibly more) after a warmup block.
 
     `config` defines the step, by default 16 windows as in the plan. `peak_flops` is the machine's
     peak FLOP/s. Raises UsageError for an empty block, a missing device, or a step that needs more

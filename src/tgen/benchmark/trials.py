@@ -1,4 +1,4 @@
-"""Trials: interleaved, after a warm-up round, with a pause between thread pools; their report."""
+"""Trials: interleaved, after a warmup round, with a pause between thread pools; their report."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ class Trial:
 
 
 def run_trials(pairs: Sequence[tuple[Backend, Workload]], *, trials: int) -> Iterator[list[Trial]]:
-    """Yield rounds of one trial per pair, in the order of `pairs`, after a warm-up round.
+    """Yield rounds of one trial per pair, in the order of `pairs`, after a warmup round.
 
     Raises UsageError for fewer than one trial.
     """

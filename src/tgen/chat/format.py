@@ -24,7 +24,7 @@ _MAX_CHARACTERS = 1 << 20  # of all messages
 _STAND_INS = range(0xF0000, 0xFFFFE)  # private-use code points
 _INVALID_UTF8 = "surrogateescape"  # error handler that keeps invalid bytes
 _ASSISTANT = "assistant"
-_EXAMPLE = 'pass for example [{"role": "user", "content": "Who are you?"}]'
+_EXAMPLE = 'pass, for example, [{"role": "user", "content": "Who are you?"}]'
 _Span = tuple[int, int, int]  # an id, and its start and end in the text
 
 
@@ -73,10 +73,10 @@ class ChatFormat:
         else:
             ids = self._encode_between_controls(texts[1], spans[1], originals)
         if not ids:
-            raise UsageError("the chat template renders these messages as nothing", "add a message")
+            raise UsageError("the chat template renders these messages as ''", "add a message")
         if len(ids) > self._context_length:  # do not drop the first messages silently
             raise UsageError(
-                f"the conversation has {len(ids):,} tokens, the context {self._context_length:,}",
+                f"the conversation has {len(ids):,} tokens (limit {self._context_length:,})",
                 "shorten the messages or start a new conversation",
             )
         return ids
@@ -123,11 +123,11 @@ class ChatFormat:
 
 def _check_messages(messages: Sequence[Mapping[str, str]]) -> list[Message]:
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
-        raise UsageError("messages is not a list of messages", _EXAMPLE)
+        raise UsageError("messages: not a list of messages", _EXAMPLE)
     for message in messages:
         valid = isinstance(message, Mapping) and set(message) == {"role", "content"}
         if not valid or not all(isinstance(value, str) for value in message.values()):
-            raise UsageError("a message needs exactly a role and a content, both strings", _EXAMPLE)
+            raise UsageError("a message must have exactly two strings, role and content", _EXAMPLE)
     try:
         "".join(message["content"] for message in messages).encode("utf-8", _INVALID_UTF8)
     except UnicodeEncodeError:

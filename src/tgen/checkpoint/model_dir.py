@@ -173,7 +173,7 @@ def _load_metadata(path: Path) -> tuple[ModelConfig, Tokenizer, list[int]]:
     if tokenizer.vocab_size > config.vocab_size:
         raise ModelError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, the model {config.vocab_size}",
-            "tokenizer.json belongs to another model",
+            "use the tokenizer.json of this model",
         )
     return config, tokenizer, ends
 
@@ -274,12 +274,12 @@ def _shards(path: Path) -> list[str]:
 
 def _missing_hint(path: Path) -> str:
     if any(path.glob("*-of-*.safetensors")):
-        return f"its weights are in shards: download {_INDEX} too"
+        return f"download {_INDEX} too: the weights are in shards"
     if (path / "training" / "run.json").exists():
         return (
-            f"no weights were saved yet: continue with `tgen train --resume --out {path}`; "
+            f"run `tgen train --resume --out {path}` to continue: no weights were saved yet; "
             "if training failed, start again with --overwrite and lower learning rates"
         )
     if any(path.glob("*.bin")) or any(path.glob("*.pt*")):
-        return "its weights are pickle files, which can run code: convert them to safetensors"
+        return "convert the weights to safetensors: they are pickle files, which can run code"
     return "name the directory that `tgen train` wrote"

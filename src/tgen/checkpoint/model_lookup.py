@@ -31,7 +31,7 @@ class ModelLocation(NamedTuple):
 def find_model(name: str | None, *, models: Path = Path("models")) -> ModelLocation:
     """Find a model by name; None gives the newest model in `models`, or the shipped one.
 
-    Raises ModelError with the known names if there is no such model.
+    Raises ModelError with the known names if the model does not exist.
     """
     if name is None:
         return _newest(models)
@@ -73,7 +73,7 @@ def data_folder() -> Path:
     elif sys.platform == "darwin":
         base = home / "Library" / "Application Support"
     else:
-        xdg = Path(os.environ.get("XDG_DATA_HOME", ""))  # a relative path is ignored: XDG says so
+        xdg = Path(os.environ.get("XDG_DATA_HOME", ""))  # XDG requires ignoring a relative path
         base = xdg if xdg.is_absolute() else home / ".local" / "share"
     return base / "tgen" / "models"
 
@@ -162,7 +162,7 @@ def _unknown(name: str, models: Path) -> ModelError:
     closest = sorted(list_model_names(models), key=similarity, reverse=True)
     return ModelError(
         f"model {name[:200]!r} does not exist: not a path, and not in {', '.join(searched)}",
-        f"known models: {_join(closest)}",
+        f"choose one of these models: {_join(closest)}",
     )
 
 

@@ -73,7 +73,7 @@ def load(path: Path, config: ModelConfig, model: ModelIdentity) -> dict[str, NDA
         dtype = labels["weights"].decode(errors="replace")[:10]
         raise ModelError(
             f"{path} was computed with {dtype!r} weights, but the model uses {model.dtype!r}",
-            f"add --weights {dtype}, or {_RENEW_HINT}",
+            f"add --dtype {dtype}, or {_RENEW_HINT}",
         )
     (n,) = header["tokens"].shape
     shape = (config.n_layers, config.n_kv_heads, n, config.head_dim)

@@ -37,7 +37,7 @@ _DTYPES = {
 _NAMES = {np.dtype(_DTYPES[n]): n for n in ("F32", "F16", "F64", "I64", "I32", "U8", "U32", "BOOL")}
 _FLOATS = {"F32", "F16", "BF16", "F64"}
 _CHECK_BLOCK = 1 << 20  # values checked at a time
-_DAMAGED = "the file is damaged or incomplete: download or train it again"
+_DAMAGED = "download the file or train the model again: the file is damaged or incomplete"
 
 
 class TensorEntry(NamedTuple):
@@ -152,7 +152,7 @@ def read_arrays(
             array = np.empty(entry.shape, _DTYPES[entry.dtype])
             file.seek(entry.start)
             if file.readinto(array.reshape(-1).view(np.uint8)) != array.nbytes:  # type: ignore[attr-defined]
-                raise ModelError(f"{path} shrank while it was read", "another program writes to it")
+                raise ModelError(f"{path} shrank while it was read", "close programs that write it")
             arrays[rename(name)] = array
     return arrays
 

@@ -1,1 +1,1 @@
-"""The commands: options in, reports drawn. The only place that knows typer and rich."""
+"""The commands: parse options, print reports. Only this package imports typer and rich."""

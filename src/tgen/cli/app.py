@@ -1,4 +1,4 @@
-"""The command line: one app, one module per command, and the place where errors become exits."""
+"""The command line: one app, one module per command; turns errors into exit statuses."""
 
 import errno
 import gc
@@ -21,7 +21,7 @@ from tgen.errors import ModelError, RankError, TgenError, UsageError, is_out_of_
 COMMANDS = {
     "train": "Train a model on your text.",
     "generate": "Continue a text.",
-    "inspect": "Show what a model attends to, predicts and why, and how it was trained.",
+    "inspect": "Show a model's attention, predictions and training history.",
     "bench": "Measure the model's speed on this machine.",
     "export": "Convert a model to GGUF or to another dtype.",
 }
@@ -61,10 +61,10 @@ def _not_loaded() -> None:
 
 
 def _prepare(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that handles Ctrl-C and refuses ranks that it cannot use.
+    """Return a command that handles Ctrl-C and rejects multiple processes if not supported.
 
-    Before, Ctrl-C ends the process: there is nothing to save yet, and an exception raised while
-    modules are imported may be dropped.
+    Until it starts, Ctrl-C ends the process: there is nothing to save yet, and an exception raised
+    while modules are imported may be dropped.
     """
 
     def run(*arguments: Any, **options: Any) -> None:
@@ -109,7 +109,7 @@ def main() -> None:
     if launched():  # torch's threads may still call Python, and would crash in its shutdown
         console.flush()
         os._exit(status)
-    gc.freeze()  # saves Python's last garbage collection: 150 ms
+    gc.freeze()  # skips Python's last garbage collection, which takes 150 ms
     sys.exit(status)
 
 
@@ -126,7 +126,7 @@ def run(arguments: list[str]) -> int:
     except (console.StdoutClosedError, BrokenPipeError):
         console.discard_stdout()
         return 0
-    except SystemExit as stop:  # typer's own answer to a closed pipe while it prints help
+    except SystemExit as stop:  # typer exits if the pipe closes while it prints help
         console.discard_stdout()
         return 0 if isinstance(stop.__context__, BrokenPipeError) else int(stop.code or 0)
     except RankError as error:  # already reported
@@ -161,7 +161,7 @@ def _report_usage(error: TyperException, arguments: list[str]) -> int:
         return 0
     if rank_zero_reports():
         command = next((f"tgen {name}" for name in arguments if name in COMMANDS), "tgen")
-        hint = f"`{command} --help` lists the options"
+        hint = f"run `{command} --help` to list the options"
         console.print_error(message[:1].lower() + message[1:], hint)
     return error.exit_code
 

@@ -1,4 +1,4 @@
-"""Terminal output: stdout carries the product, stderr the commentary."""
+"""Terminal output: results go to stdout, everything else to stderr."""
 
 import io
 import os
@@ -80,13 +80,13 @@ _wide = _Output(
 def ensure_standard_fds() -> None:
     """Open /dev/null as stdin, stdout or stderr where one was closed.
 
-    Else the next opened file would take its number, and receive what libraries write to stderr.
+    Otherwise the next opened file would get its descriptor, and what libraries write to stderr.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, this one
 
 
 def require_stdout() -> None:

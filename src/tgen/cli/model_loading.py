@@ -1,4 +1,4 @@
-"""Load the model of a command, and say what takes long about it."""
+"""Load a command's model, and report slow steps."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ def ensure_kernels_compiled(device: str, *, quiet: bool) -> None:
     from tgen.engine.cpu.kernel_cache import kernels_cached, load_kernels
 
     if not kernels_cached():
-        message = "compiling kernels for this CPU, once; about 10 seconds"
+        message = "compiling kernels for this CPU (only once, about 10 seconds)"
         console.print_status(message, quiet=quiet)
         load_kernels()
         if not kernels_cached():
@@ -36,7 +36,7 @@ def load_model(
 
     reason = missing_kernels() if runs_on_cpu(device) else None
     if reason:
-        message = f"warning: using torch, slower than compiled kernels: {reason}"
+        message = f"warning: using torch, which is slower than the compiled kernels: {reason}"
         console.print_status(message, quiet=quiet)
     ensure_kernels_compiled(device, quiet=quiet)
     return open_model(path, device=device, threads=threads, dtype=dtype)

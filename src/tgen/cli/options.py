@@ -24,7 +24,7 @@ Device = Literal["auto", "cpu", "cuda", "mps"]
 
 
 class Reader(NamedTuple):
-    """How a field is typed on the command line: its Typer type, and what makes a value of it."""
+    """How a field is read from the command line: its Typer type, and a converter."""
 
     type: Any
     read: Callable[[Any], Any]
@@ -53,7 +53,7 @@ def prompt_option(help_text: str) -> Any:
 
 def device_option(panel: str) -> Any:
     """Declare `--device`."""
-    return option("auto", "Device that computes.", "--device", panel=panel)
+    return option("auto", "Device to run on.", "--device", panel=panel)
 
 
 def threads_option(panel: str) -> Any:
@@ -66,7 +66,6 @@ def threads_option(panel: str) -> Any:
         shown_default="all cores",
         low=1,
         high=1024,
-        expected="a number from 1 to 1024",
     )
 
 
@@ -175,7 +174,7 @@ def _with_reader(one: _Parameter, reader: Reader) -> _Parameter:
 def _collect(
     parameters: list[_Parameter], context: typer.Context, values: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the fields of the options; of nested ones those given on the command line."""
+    """Return the fields of the options; of nested options, only those given."""
     options: dict[str, Any] = {one.owner: {} for one in parameters if one.owner}
     for one in parameters:
         name = one.parameter.name
@@ -188,7 +187,7 @@ def _collect(
 
 @contextmanager
 def flags_in_errors(options_type: type) -> Iterator[None]:
-    """Let errors name the flag where they name the field."""
+    """Make errors name the flag instead of the field."""
     try:
         yield
     except UsageError as error:
@@ -218,7 +217,7 @@ def read_prompt(prompt: str | None) -> bytes:
     if prompt is not None and prompt != "-":
         return os.fsencode(prompt)
     if sys.stdin is None or (sys.stdin.isatty() and prompt is None):
-        raise UsageError("no prompt", 'pass --prompt "TEXT", or pipe a text in')
+        raise UsageError("no prompt", 'pass --prompt "TEXT", or pipe text in')
     return sys.stdin.buffer.read()
 
 
@@ -232,7 +231,7 @@ def parse_size(option_name: str, text: str) -> int:
     pattern = r"(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]I?|)B?"
     match = re.fullmatch(pattern, text.strip().upper(), re.ASCII)
     n_bytes = int(float(match[1]) * units[match[2]]) if match else 0
-    example = "for example 200MB or 2GiB"
+    example = "use a size such as 200MB or 2GiB"
     if not n_bytes:
         raise UsageError(f"{option_name}: not a size (got {text!r})", example)
     if text.strip().isdigit() and n_bytes < 10**6:
@@ -241,12 +240,12 @@ def parse_size(option_name: str, text: str) -> int:
 
 
 def parse_settings(settings: list[str]) -> dict[str, str]:
-    """Parse FIELD=VALUE pairs; a later one wins. Raises UsageError where there is no `=`."""
+    """Parse FIELD=VALUE pairs; the last one wins. Raises UsageError for a pair without `=`."""
     pairs = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals or not name:
-            hint = "for example --set n_layers=8"
+            hint = "use, for example, --set n_layers=8"
             raise UsageError(f"--set: not FIELD=VALUE (got {setting!r})", hint)
         pairs[name.strip().replace("-", "_")] = value.strip()
     return pairs

@@ -23,7 +23,7 @@ def parse_indices(option: str, spec: str, n: int) -> list[int]:
     for part in spec.split(","):
         match = _RANGE.fullmatch(part.strip())
         if match is None:
-            hint = f"for example {option} 0,2-4, or all"
+            hint = f"use, for example, {option} 0,2-4, or all"
             raise UsageError(f"{option}: not numbers or ranges (got {spec!r})", hint)
         first, last = (parse_index(option, end, n) for end in (match[1], match[2] or match[1]))
         if last < first:
@@ -47,12 +47,12 @@ def parse_slice(option: str, spec: str, n: int) -> range:
 def parse_index(option: str, spec: str, n: int) -> int:
     """Parse a single index of n things; return it from 0 to n - 1."""
     if not _INDEX.fullmatch(spec.strip()):
-        hint = f"for example {option} 0, or -1"
+        hint = f"use, for example, {option} 0 or -1"
         raise UsageError(f"{option}: not a number (got {spec!r})", hint)
     i = int(spec)
     if not -n <= i < n:
         hint = f"choose from {-n} to {n - 1}; negative numbers count from the last"
-        raise UsageError(f"{option}: {i} is out of range, there are {n}", hint)
+        raise UsageError(f"{option}: out of range (got {i}, expected {-n} to {n - 1})", hint)
     return i % n
 
 
@@ -65,13 +65,13 @@ def parse_sizes(option: str, specs: Sequence[str]) -> list[int]:
     for part in (part.strip() for spec in specs for part in spec.split(",")):
         match = _SIZES.fullmatch(part)
         if match is None:
-            hint = f"for example {option} 512, 128,256, 64-256+64 or 64-512*2"
+            hint = f"use, for example, {option} 512, 128,256, 64-256+64 or 64-512*2"
             raise UsageError(f"{option}: not a number or range (got {part!r})", hint)
         first, last, by = int(match[1]), int(match[2] or match[1]), int(match[4] or 1)
         geometric = match[3] == "*"
         too_many = (last - first) // by > _MAX_VALUES if by else True
         if last < first or by < 1 + geometric or (geometric and not first) or too_many:
-            hint = f"for example {option} 64-512*2"
+            hint = f"use, for example, {option} 64-512*2"
             raise UsageError(f"{option}: not a range (got {part})", hint)
         while first <= last:
             sizes.append(first)

@@ -33,7 +33,7 @@ class RopeScaling:
     def __post_init__(self) -> None:
         require(0 < self.factor < math.inf, "factor", self.factor, "a positive number")
         low, high = self.low_freq_factor, self.high_freq_factor
-        require(0 < low < high < math.inf, "low_freq_factor", low, f"below high_freq_factor={high}")
+        require(0 < low < high < math.inf, "low_freq_factor", low, f"a number below {high}")
         n = self.original_context_length
         require(n >= 1, "original_context_length", n, "a number of at least 1")
 
@@ -81,14 +81,14 @@ class ModelConfig:
         self._check_family()
 
     def _check_family(self) -> None:
-        """Refuse what the family's layout on disk cannot express."""
+        """Reject values that the family's layout on disk cannot express."""
         require(self.family in FAMILIES, "family", self.family, f"one of {', '.join(FAMILIES)}")
         for name, value in FAMILIES[self.family].items():
             if name not in _FREE[self.family]:
                 wanted = f"{value} in the {self.family} family"
                 require(getattr(self, name) == value, name, getattr(self, name), wanted)
         if self.family in ("classic", "gpt2"):
-            require(self.activation != "swiglu", "activation", "swiglu", "one without a gate")
+            require(self.activation != "swiglu", "activation", "swiglu", "an ungated activation")
             heads_fill_model = self.n_heads * self.head_dim == self.d_model
             require(heads_fill_model, "head_dim", self.head_dim, "d_model / n_heads")
             heads = f"n_heads={self.n_heads} in the {self.family} family"

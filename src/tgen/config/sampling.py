@@ -1,4 +1,4 @@
-"""How text is generated: every sampling option, declared once."""
+"""All sampling options, each declared once."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Literal
 
 from tgen.config.option import check_ranges, option, require
+from tgen.errors import UsageError
 
 Draft = Literal["auto", "off"]
 StoredAs = Literal["float32", "bfloat16", "int8"]  # dtype of the weights in memory
@@ -22,14 +23,14 @@ CONSTRAINTS = ("choices", "regex", "json_schema")
 _output = partial(option, panel="Output")
 _constraint = partial(option, panel="Constraints and stopping")
 _penalty = partial(option, panel="Penalties")
-_rare = partial(option, panel="Rare samplers")
-_MASS = "a number above 0, at most 1 (off)"
+_rare = partial(option, panel="Other samplers")
+_MASS = "a number above 0 and up to 1 (1 disables it)"
 _ABOVE_ZERO = 5e-324
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
-    """How a text is continued: logits processors and penalties, then `samplers` in their order.
+    """Sampling options: logits processors and penalties, then `samplers` in their order.
 
     Strings may be str or bytes. Raises UsageError for values that cannot be used.
     """
@@ -114,14 +115,14 @@ class SamplingConfig:
     )
     presence_penalty: float = _penalty(
         0.0,
-        "Subtracted from the logits of tokens that occurred; 0 disables it.",
+        "Presence penalty: subtracted from the logits of tokens that occurred; 0 disables it.",
         "--presence-penalty",
         low=-1e6,
         high=1e6,
     )
     frequency_penalty: float = _penalty(
         0.0,
-        "Subtracted from a token's logit per occurrence; 0 disables it.",
+        "Frequency penalty: subtracted from a token's logit per occurrence; 0 disables it.",
         "--frequency-penalty",
         low=-1e6,
         high=1e6,
@@ -131,7 +132,7 @@ class SamplingConfig:
     )
     penalize_prompt: bool = _penalty(
         True,
-        "Count only generated tokens, not the prompt's.",
+        "Apply penalties to generated tokens only, not to the prompt.",
         "--no-penalize-prompt",
         old_flags="--penalize-prompt",
     )
@@ -214,7 +215,7 @@ class SamplingConfig:
         self._set("samplers", tuple(names))
         valid = len(set(names)) == len(names) and set(names) <= set(SAMPLERS)
         expected = f"some of {', '.join(SAMPLERS)}, each once"
-        require(valid, "samplers", ",".join(names) or "nothing", expected)
+        require(valid, "samplers", ",".join(names) or "''", expected)
         if isinstance(self.json_schema, Mapping):
             self._set("json_schema", json.dumps(self.json_schema))
         for name in ("regex", "json_schema"):
@@ -229,12 +230,11 @@ class SamplingConfig:
             shown = repr(text.decode(errors="replace"))
             require(possible, "require", shown, "a string without banned or stop strings")
         constraints = [name for name in CONSTRAINTS if getattr(self, name)]
-        if len(constraints) > 1:
-            both = " and ".join(constraints)
-            require(False, constraints[0], both, "only one of choices, regex and json_schema")
-        for name in ("stop", "until_newline", "require"):
-            clash = bool(constraints) and bool(getattr(self, name))
-            require(not clash, name, "a value", f"none: {' '.join(constraints)} ends the text")
+        others = [name for name in ("stop", "until_newline", "require") if getattr(self, name)]
+        if constraints and len(constraints + others) > 1:
+            one, two = constraints[:2] if len(constraints) > 1 else (others[0], constraints[0])
+            hint = "remove one of them: a constraint ends the text"
+            raise UsageError(f"{one} cannot be combined with {two}", hint, field=one)
 
     @property
     def biases(self) -> dict[bytes, float]:
@@ -268,7 +268,7 @@ def raw(text: Text) -> bytes:
 
 def _check_text(name: str, text: Any) -> Text:
     require(isinstance(text, (str, bytes)), name, repr(text), "text")
-    require(len(text) > 0, name, "an empty string", "at least one character")
+    require(len(text) > 0, name, repr(text), "a string of at least one character")
     try:
         raw(text)
     except UnicodeEncodeError:

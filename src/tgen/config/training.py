@@ -36,7 +36,7 @@ def _count(default: int | None, help_text: str, flags: str = "", **cli: Any) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """What the user set for a run; the plan chooses the fields that are None.
+    """The user's settings for a run; the plan chooses the fields that are None.
 
     A run takes `steps` steps if that is set, else `minutes`.
     """
@@ -60,14 +60,14 @@ class TrainConfig:
         None, "Steps of linear warmup.", low=0, expected=_NOT_NEGATIVE
     )
     decay_fraction: float = _fraction(
-        0.3, "Last part of the run, over which the learning rate decays linearly to 0."
+        0.3, "Last fraction of the run, over which the learning rate decays linearly to 0."
     )
     weight_decay: float | None = option(
         None, "Decoupled weight decay of matrices.", low=0, expected=_NOT_NEGATIVE
     )
     beta1: float = _fraction(0.9, "AdamW decay rate of the first moment.")
     beta2: float = _fraction(0.98, "AdamW decay rate of the second moment.")
-    grad_clip: float = _positive(1.0, "Largest norm of the gradient.")
+    grad_clip: float = _positive(1.0, "Maximum norm of the gradient (clipping).")
     dropout: float | None = _fraction(None, "Dropout probability.")
     bpe_dropout: float | None = _fraction(
         None, "Probability of splitting a BPE token, until the learning rate decays."
@@ -79,7 +79,7 @@ class TrainConfig:
         "completion", "Tokens of prompt/completion rows that contribute to the loss."
     )
     eval_every: int | None = _count(None, "Steps between evaluations.")
-    eval_tokens: int | None = _count(None, "Largest number of held-out tokens per evaluation.")
+    eval_tokens: int | None = _count(None, "Maximum number of held-out tokens per evaluation.")
     patience: int = option(
         5,
         "Evaluations without improvement before early stopping; 0 disables it.",
@@ -88,14 +88,14 @@ class TrainConfig:
     )
     keep_checkpoints: int = option(  # at least 2: the newest may be damaged
         2,
-        "Newest training states to keep on disk, besides the best one.",
+        "Number of newest training states to keep on disk, besides the best one.",
         low=2,
         expected="a number of at least 2",
     )
     compile: bool = option(False, "Compile the training step with torch.compile.")
     val_fraction: float = option(
         0.1,
-        "Last part of the corpus, held out for validation.",
+        "Last fraction of the corpus, held out for validation.",
         "--val-fraction",
         panel="Data and tokenizer",
         low=0,

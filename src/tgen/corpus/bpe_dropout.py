@@ -14,7 +14,7 @@ Ids = NDArray[np.int64]
 def split_tokens(
     windows: Ids, merge_pairs: Ids, *, probability: float, random: np.random.Generator
 ) -> tuple[Ids, Ids]:
-    """Replace tokens (B, L) with `probability` by the two that they were merged from, repeatedly.
+    """With `probability`, replace tokens (B, L) with the two they were merged from, repeatedly.
 
     Returns the first L tokens of each row (B, L) and the position each came from (B, L).
     `merge_pairs` (V, 2) are the two parts of a token, -1 if it is never split.

@@ -85,8 +85,8 @@ class TokenDataset:
         """Yield windows of up to context_length + 1 tokens that predict each validation token once.
 
         Windows overlap by one token: the first of each is the last of the one before (of the
-        training text for the first). Windows without a target in the loss are omitted; from more
-        than `max_tokens` an evenly spread part is taken.
+        training text for the first). Windows without a target in the loss are omitted. If there
+        are more than `max_tokens`, an evenly spread part is taken.
         """
         length = self.context_length
         stream = np.concatenate([self.train[-1:], self.val[:]])

@@ -129,7 +129,7 @@ class _Worker:
 def _worker_died() -> TgenError:
     return TgenError(
         "a tokenizer process exited unexpectedly",
-        "it may have run out of memory: --threads 1 uses no extra process",
+        "add --threads 1 to use no extra process: it may have run out of memory",
     )
 
 

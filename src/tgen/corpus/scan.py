@@ -17,7 +17,7 @@ _BLOCK = 1 << 22  # bytes per read
 
 
 def read(paths: Sequence[str]) -> Corpus:
-    """Read files, directories, glob patterns and `-` (stdin); raises CorpusError if all empty."""
+    """Read files, directories, glob patterns and `-` (stdin); CorpusError if all are empty."""
     skipped: list[str] = []
     table, fingerprint = DocumentTable(), hashlib.sha256()
     for source in open_sources(paths, skipped):
@@ -33,7 +33,7 @@ def read(paths: Sequence[str]) -> Corpus:
         source.close()
     corpus = Corpus(table.all_documents(), skipped, fingerprint.hexdigest())
     if corpus.n_bytes == 0:
-        raise CorpusError(f"the corpus {' '.join(paths)!r} is empty", "pass a file with text in it")
+        raise CorpusError(f"the corpus {' '.join(paths)!r} is empty", "name a file with text")
     return corpus
 
 

@@ -101,6 +101,6 @@ def _read_stdin() -> Source:
     except OSError as error:
         raise CorpusError(
             f"cannot store stdin in a temporary file: {error.strerror}",
-            "free disk space there, or save the text to a file and pass its path",
+            "free disk space, or save the text to a file and pass its path",
         ) from None
     return Source("-", spool)

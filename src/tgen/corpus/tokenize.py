@@ -1,7 +1,7 @@
 """Tokenize documents as a stream: memory use does not grow with the corpus.
 
-A text is encoded in pieces of a few megabytes, cut at a line break that no token crosses; where
-there is none, at another line break, a word or a character. Except for a token that crosses such a
+A text is encoded in pieces of a few megabytes, cut at a line break that no token crosses or,
+if none exists, at another line break, a word or a character. Except for a token that crosses such a
 cut, the tokens are those of the whole text.
 """
 
@@ -143,7 +143,7 @@ def _cut_position(text: bytes, max_size: int) -> int:
 
 
 def _is_visible(text: bytes, position: int) -> bool:
-    """Return whether the character at `position` is not white space, in Unicode's sense."""
+    """Return whether the character at `position` is not whitespace, as Unicode defines it."""
     following = text[position : position + 4].decode("utf-8", errors="surrogateescape")
     return not following[:1].isspace()
 

@@ -27,7 +27,7 @@ def common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def reset(engine: "Engine", n_sequences: int) -> None:
-    """Replace all sequences by `n_sequences` empty ones, at least one."""
+    """Replace all sequences with `n_sequences` empty ones, at least one."""
     engine.rewind([0] * len(engine.lengths))
     engine.select([0] * n_sequences)
 
@@ -63,7 +63,7 @@ class Engine(Protocol):
     def extend(self, tokens: Sequence[Sequence[int]], *, every_position: bool = False) -> Logits:
         """Append at least one token to each sequence and return float32 logits.
 
-        Prefill, a decoding step and the verification of draft tokens are all this call. Returns the
+        Prefill, decoding steps and the verification of draft tokens all use this call. Returns the
         logits after the last token of each sequence, (B, V), or after every new token, sequence
         after sequence, (sum of counts, V). Raises ValueError if a sequence would exceed the
         context.
@@ -79,4 +79,4 @@ class Engine(Protocol):
         """Return the first sequence's keys and values, each (L, n_kv_heads, n, D)."""
 
     def restore(self, keys: Floats, values: Floats) -> None:
-        """Replace everything by one sequence with these keys and values."""
+        """Replace everything with one sequence that has these keys and values."""

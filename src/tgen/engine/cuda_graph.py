@@ -1,4 +1,4 @@
-"""A decoding step as a CUDA graph: launching a small model's hundreds of kernels takes most time.
+"""A decoding step as a CUDA graph: launching hundreds of small kernels takes most of the time.
 
 A graph repeats the same work on the same memory. A step therefore has its tokens and positions in
 fixed tensors, writes keys and values by position, and attends over the whole capacity of the cache,

@@ -28,7 +28,7 @@ def choose_engine(
     if so. Raises UsageError if the kind is "kernels" and they cannot be used.
     """
     if kind == "kernels":
-        reason = missing if device in ("auto", "cpu") else f"they do not run on device {device}"
+        reason = missing if device in ("auto", "cpu") else f"kernels do not run on {device}"
         if reason:
             raise UsageError(f"--engine kernels is not available: {reason}", "use --engine torch")
         return "kernels"
@@ -67,9 +67,9 @@ def open_engine(
         dtype = _file_dtype(bundle) if target.type == "cuda" else "float32"
     if dtype == "int8" or (dtype == "bfloat16" and target.type != "cuda"):
         needed = "the compiled kernels" if dtype == "int8" else "the compiled kernels or CUDA"
-        raise UsageError(
-            f"--weights {dtype} needs {needed}", missing_kernels() or "use --device cpu"
-        )
+        reason = missing_kernels()
+        why, hint = (f": {reason}", "use --dtype float32") if reason else ("", "use --device cpu")
+        raise UsageError(f"--dtype {dtype} needs {needed}{why}", hint)
     set_threads(threads)
     model = Transformer.from_arrays(bundle.config, bundle.arrays).to(target)
     return TorchEngine(model, dtype=dtype)
@@ -92,7 +92,7 @@ def missing_kernels() -> str | None:
     if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
         return "NUMBA_DISABLE_JIT is set"
     if sys.platform == "win32":
-        return "they need Linux or macOS"
+        return "kernels need Linux or macOS"
     try:
         from tgen.engine.cpu.kernel_cache import kernels_cached
 

@@ -92,7 +92,7 @@ class TorchEngine:
         return keys.float().cpu().numpy(), values.float().cpu().numpy()
 
     def restore(self, keys: Floats, values: Floats) -> None:
-        """Replace everything by one sequence with these keys and values."""
+        """Replace everything with one sequence that has these keys and values."""
         self._cache.restore(torch.from_numpy(keys), torch.from_numpy(values))
         self._graphed_step.forget()
 

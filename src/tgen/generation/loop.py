@@ -1,9 +1,9 @@
 """The generation loop: requests in, Tokens out, with continuous batching.
 
 A finished sequence is replaced at once; a new one reuses the KV cache of a shared prefix. When the
-context is full, the window slides: its last half stays and is computed again. Where a window starts
-depends on the number of tokens only, so a continuation is the same whether the text before it was
-generated or part of the prompt.
+context is full, the window slides: its last half stays and is computed again. The start of a
+window depends only on the number of tokens, so a continuation is the same whether the text before
+it was generated or part of the prompt.
 
 With drafts, a pass also computes draft tokens. The sampler samples a token after each of them, and
 samples are accepted up to the first that differs from the draft: the text is the same without
@@ -27,8 +27,8 @@ from tgen.reports.generation import RemovedCandidates, Token
 
 _MAX_PROCESSORS = 1000  # cached for later requests
 
-# Returns the next request, or None: there is none now, or, if the argument (whether the caller can
-# wait) is True, there will be no more.
+# Returns the next request, or None: none is available now or, if the argument (whether the caller
+# can wait) is True, none will follow.
 RequestSource = Callable[[bool], Request | None]
 
 
@@ -48,7 +48,7 @@ def generate(
     drafts: NgramDrafter | None = None,
     prompt_cache: PromptCache | None = None,
 ) -> Iterator[Token]:
-    """Yield the Tokens that continue all prompts, until a token of `stop` or as `sampling` says.
+    """Yield the Tokens that continue all prompts, until a `stop` token or the end by `sampling`.
 
     Prompt i uses the seed `row_seed(sampling.seed, i)`. See `generate_requests`.
     """

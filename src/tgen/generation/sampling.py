@@ -35,7 +35,7 @@ def sample(
     """
     best = logits.argmax(axis=1)  # the lowest id of equals; a NaN if there is one
     if not np.isfinite(logits[np.arange(len(logits)), best]).all():
-        raise ModelError("the model's logits are not finite", "its weights are damaged")
+        raise ModelError("the model's logits are not finite", "use another, undamaged model")
     may_remove_best = sampling.xtc_probability > 0 or sampling.typical_p < 1
     if sampling.temperature == 0 and not may_remove_best and not explanations:
         return best.tolist()  # type: ignore[no-any-return]

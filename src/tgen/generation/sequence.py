@@ -99,7 +99,7 @@ def check_request(request: Request, vocabulary: Vocabulary, context_length: int)
                 "shorten the prompt, or add --overflow slide",
             )
         raise UsageError(
-            f"{n_prompt} prompt tokens and {n_new} new tokens do not fit "
+            f"prompt tokens ({n_prompt}) and new tokens ({n_new}) do not fit "
             f"(context length {context_length})",
             f"use -n {room} or less, or add --overflow slide",
         )

@@ -29,7 +29,7 @@ class StopStringMatcher:
         return text[:n]
 
     def flush(self) -> bytes:
-        """Return what is withheld, at the end of a text without a stop string."""
+        """Return the withheld bytes, at the end of a text without a stop string."""
         text, self._withheld = self._withheld, b""
         return text
 

@@ -30,7 +30,7 @@ def ablate_heads(
     *,
     progress: Callable[[float], None] = lambda _: None,
 ) -> Ablation:
-    """Run the text once per head, whose output is replaced by 0 or by its mean over the text.
+    """Run the text once per head, whose output is replaced with 0 or with its mean over the text.
 
     Layers below the head are not recomputed. Raises UsageError for a text of one token.
     """

@@ -1,4 +1,4 @@
-"""Self-checks: what is shown equals what the model computes, tested on the fused kernel itself."""
+"""Self-checks that the output equals the model's computation, tested on the fused kernel."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -61,7 +61,7 @@ def torch_version() -> str:
 
 
 def describe_device(device: Device) -> dict[str, str | int]:
-    """Return what the last bits of results depend on; stored in training states."""
+    """Return what determines the last bits of results; stored in training states."""
     return {
         "torch": torch_version(),
         "processor": torch.backends.cpu.get_cpu_capability(),

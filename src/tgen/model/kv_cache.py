@@ -100,7 +100,7 @@ class KVCache:
         return torch.stack(keys), torch.stack(values)
 
     def restore(self, keys: Tensor, values: Tensor) -> None:
-        """Replace everything by one sequence with these keys and values (L, n_kv_heads, n, D)."""
+        """Replace everything with one sequence of keys and values (L, n_kv_heads, n, D)."""
         self.lengths = [keys.shape[2]]
         for storage, new in ((self.keys, keys), (self.values, values)):
             storage[:] = [layer[None].to(storage[0], copy=True) for layer in new]

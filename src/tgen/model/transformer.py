@@ -37,7 +37,7 @@ class Recorder(Protocol):
 
 
 class ForwardContext(NamedTuple):
-    """What all blocks of a forward pass share besides the vectors."""
+    """Data that all blocks of a forward pass share besides the vectors."""
 
     rope: tuple[Tensor, Tensor] | None  # cos and sin of the positions, broadcast to (B, H, T, D/2)
     mask: Tensor | None  # (T, S) or (B, 1, T, S) bool; None: plain causal attention
@@ -196,7 +196,7 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__()
         self.config = config
-        # A larger embedding, not to vanish beside the sinusoid's amplitude of 1.
+        # A larger embedding, so that it does not vanish beside the sinusoid's amplitude of 1.
         std = 0.02 if config.position != "sinusoidal" else 0.1
         self.token_embedding = Embedding(config.vocab_size, config.d_model, std=std)
         if config.position == "learned":

@@ -1,4 +1,4 @@
-"""Records that the core hands out: frozen, plain numbers, units in the names.
+"""Frozen records of plain numbers, with units in their names.
 
 The terminal reads them, `--json` writes them, tests compare them.
 """

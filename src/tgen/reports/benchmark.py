@@ -36,7 +36,7 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialReport:
-    """One finished round of trials; round 0 is the warm-up."""
+    """One finished round of trials; round 0 is the warmup."""
 
     trial: int
     trials: int

@@ -163,7 +163,7 @@ class PositionsReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A self-check: what is shown equals what the model computes, within a limit."""
+    """A self-check that the output equals the model's computation, within a limit."""
 
     name: str
     value: float  # the error

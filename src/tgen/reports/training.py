@@ -69,7 +69,7 @@ class ScalingReport:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanReport:
-    """What a run will do."""
+    """The plan of a run."""
 
     out: str
     resumed_at_step: int  # 0: a new run

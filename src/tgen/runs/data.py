@@ -43,7 +43,7 @@ def split_corpus(text: corpus.Corpus, config: TrainConfig, max_bytes: int) -> Te
         notes.append("no validation split: the last weights are saved, not the best")
     if split.n_dropped:
         notes.append(
-            f"dropped {split.n_dropped:,} copies of validation documents "
+            f"copies of validation documents dropped: {split.n_dropped:,} "
             f"({split.dropped_bytes:,} bytes)"
         )
     train = corpus.subsample_documents(split.train, max_bytes)

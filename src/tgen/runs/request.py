@@ -4,6 +4,7 @@ Another process's run is refused before torch is imported.
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from tgen.config.option import check_ranges, option
 from tgen.errors import TrainingError, UsageError
 from tgen.runs.storage import state
 
-_DATA, _OUTPUT, _HARDWARE = "Data and tokenizer", "Output", "Hardware"
+_data = partial(option, panel="Data and tokenizer")
+_output = partial(option, panel="Output")
+_hardware = partial(option, panel="Hardware")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,61 +56,51 @@ class RunRequest:
         metavar="FIELD=VALUE",
     )
     overwrite: bool = option(False, "Replace the model in --out.", "--overwrite")
-    tokenizer: str = option(
+    tokenizer: str = _data(
         "auto",
         "Token type, or a tokenizer.json file.",
         "--tokenizer",
-        panel=_DATA,
         metavar="char|bpe|PATH",
         shown_default="bpe; char below 10 KB of text",
     )
-    vocab_size: int | None = option(
+    vocab_size: int | None = _data(
         None,
         "Maximum vocabulary size.",
         "--vocab-size",
-        panel=_DATA,
         shown_default="all characters; for bpe chosen by the plan",
     )
     train: TrainConfig = field(default_factory=TrainConfig)
-    tensorboard: bool = option(
-        False, "Write TensorBoard events to training/tensorboard.", "--tensorboard", panel=_OUTPUT
+    tensorboard: bool = _output(
+        False, "Write TensorBoard events to training/tensorboard.", "--tensorboard"
     )
-    ngrams: bool = option(
-        False,
-        "Store n-grams of the corpus with the model, for speculative decoding.",
-        "--ngrams",
-        panel=_OUTPUT,
+    ngrams: bool = _output(
+        False, "Store n-grams of the corpus with the model, for speculative decoding.", "--ngrams"
     )
     device: str = "auto"
     threads: int | None = None
-    compile: bool | None = option(
+    compile: bool | None = _hardware(
         None,
         "Compile the training step: slower start, faster steps.",
         "--compile/--no-compile",
-        panel=_HARDWARE,
         shown_default="on a GPU with Triton",
     )
-    parallel: Parallel | None = option(
+    parallel: Parallel | None = _hardware(
         None,
         "How processes started by torchrun share the model: replicas (ddp) or shards (fsdp).",
         "--parallel",
-        panel=_HARDWARE,
         shown_default="ddp if a rank has enough memory",
     )
-    n_ranks: int | None = option(
+    n_ranks: int | None = _hardware(
         None,
         "Number of processes or GPUs that --dry-run plans for.",
         "--ranks",
-        panel=_HARDWARE,
         low=1,
         high=1 << 20,
-        expected="a number from 1 to 1,048,576",
     )
-    device_memory: int | None = option(  # bytes
+    device_memory: int | None = _hardware(  # bytes
         None,
         "Memory of each GPU that --dry-run plans for, for example 80GB.",
         "--device-memory",
-        panel=_HARDWARE,
         metavar="SIZE",
     )
     began: float | None = None  # start of the time budget by time.monotonic; None: now

@@ -14,7 +14,7 @@ from typing import Any
 from tgen.errors import TokenizerError
 
 DAMAGED_HINT = "download the file again"
-_SUPPORTED = "tgen supports byte-level BPE, and BPE like sentencepiece's with byte fallback"
+_SUPPORTED = "use byte-level BPE, or BPE like sentencepiece's with byte fallback"
 _MAX_COMPONENTS = 8
 _BOOL, _STR, _INT, _ANY = (bool,), (str,), (int,), (object,)
 Settings = dict[str, tuple[type, ...]]  # the types allowed for each; "?" marks an optional one

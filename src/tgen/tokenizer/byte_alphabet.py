@@ -13,7 +13,7 @@ def _byte_characters() -> list[str]:
 
 
 BYTE_CHARACTERS = _byte_characters()
-BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]  # sentencepiece's, beside its characters
+BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]  # sentencepiece's, besides its characters
 SPACE = "▁"  # sentencepiece's space
 _BYTE_VALUES = codecs.charmap_build("".join(BYTE_CHARACTERS))
 

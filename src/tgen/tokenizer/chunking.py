@@ -21,7 +21,7 @@ _CROSSES_LINES = {  # tokens with a visible character after a line break, by `by
 
 _MAX_WORD = 1024  # characters; a longer run is not a word
 _RUN_PIECE = 128  # characters of such a run; training is faster on shorter pieces
-_WORD_CLASSES = (r"(?:[^\W\d_])", r"\s", r"(?:[^\w\s]|_)")  # letters, white space, others
+_WORD_CLASSES = (r"(?:[^\W\d_])", r"\s", r"(?:[^\w\s]|_)")  # letters, whitespace, others
 _LONG_RUNS = re.compile("|".join(f"(?<!{c}){c}{{{_MAX_WORD + 1},}}" for c in _WORD_CLASSES))
 
 

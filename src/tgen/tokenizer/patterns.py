@@ -34,7 +34,7 @@ CUT_PATTERNS: dict[str, re.Pattern[str] | None] = {
     LLAMA3: LINE_STARTS,
     QWEN2: LINE_STARTS,
     QWEN35: LINE_STARTS,
-    # A run of white space is one word at the end of the text, but two before a visible character:
+    # A run of whitespace is one word at the end of the text, but two before a visible character:
     # this makes no difference only for a single line break.
     GPT2: re.compile(r"(?<=\S\n)(?=\S)"),
     # In a word a slash may follow a line break.

@@ -53,12 +53,12 @@ class TokenizerSpec:
 
 
 def parse_spec(file: dict[str, Any]) -> TokenizerSpec:
-    """Check the file. Raises TokenizerError for the first thing that tgen does not support."""
+    """Check the file. Raises TokenizerError for the first part that tgen does not support."""
     model = file.get("model")
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
         kind = model.get("type") if isinstance(model, dict) else model
         raise unsupported_error(f"a model of type {shorten(kind)}")
-    check_settings(file, TOP_LEVEL, "a top level")
+    check_settings(file, TOP_LEVEL, "the top level")
     if file.get("version", "1.0") != "1.0":
         raise unsupported_error(f"version {shorten(file['version'])}")
     check_settings(model, MODEL, "the model")

@@ -83,7 +83,7 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], *, continuation: bool = False) -> bytes:
         """Return the bytes of a text, or with `continuation` of the rest of one.
 
-        Special tokens have none.
+        Special tokens have no bytes.
         """
         text = b"".join(map(self.token_bytes, ids))
         return text.removeprefix(b" ") if self.spec.prefix and not continuation else text
@@ -91,7 +91,7 @@ class Tokenizer:
     def token_bytes(self, i: int) -> bytes:
         """Return the bytes of a token, which may be part of a character.
 
-        Ids past the vocabulary, which models have to round up their size, have none.
+        Ids past the vocabulary, with which models round up its size, have no bytes.
         """
         return self._bytes[i] if i < self.vocab_size else b""
 
@@ -108,7 +108,7 @@ class Tokenizer:
         return pairs
 
     def id_to_token(self, i: int) -> str | None:
-        """Return a token as the vocabulary writes it; None if there is none."""
+        """Return a token as the vocabulary writes it; None if the id has none."""
         name: str | None = self._at_start.id_to_token(i)
         return name
 

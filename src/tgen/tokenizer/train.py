@@ -30,8 +30,8 @@ def make_tokenizer(kind: str, texts: list[bytes], *, vocab_size: int | None = No
     min_size = 256 + len([END_OF_TEXT, PAD])
     if vocab_size is not None and vocab_size < min_size:
         raise UsageError(
-            f"vocab_size is too small (got {vocab_size}, expected at least {min_size})",
-            "a vocabulary needs 256 bytes and two special tokens",
+            f"vocab_size: too small (got {vocab_size}, expected at least {min_size})",
+            f"set it to {min_size} or more: 256 bytes and two special tokens",
         )
     if kind == "char":
         return train_char(texts, vocab_size=vocab_size)

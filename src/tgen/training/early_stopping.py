@@ -1,4 +1,4 @@
-"""Early stopping: what follows when validation loss stops improving.
+"""Early stopping, once validation loss stops improving.
 
 After `patience` evaluations without improvement, `record_evaluation` sets `progress.restore_best`.
 The training loop then ends, the caller restores the best checkpoint, and `decay_from_best` decays
@@ -14,7 +14,7 @@ from tgen.training.state import Progress
 def record_evaluation(
     progress: Progress, config: ResolvedTrainConfig, bits_per_byte: float
 ) -> bool:
-    """Return whether this evaluation is the best so far; otherwise count towards `patience`."""
+    """Return whether this evaluation is the best so far; otherwise count toward `patience`."""
     best = progress.best_bits_per_byte
     if best is None or bits_per_byte < best:
         progress.best_bits_per_byte, progress.best_step = bits_per_byte, progress.step

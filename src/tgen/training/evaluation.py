@@ -21,7 +21,7 @@ Windows = tuple[NDArray[np.int64], NDArray[np.bool_] | None, NDArray[np.int32] |
 
 
 class Batches(Protocol):
-    """What training needs of a corpus: functions of the step, without state of their own."""
+    """The interface of a corpus that training needs: stateless functions of the step."""
 
     @property
     def context_length(self) -> int:
@@ -185,5 +185,5 @@ def _window_losses(
 
 
 def _autocast(device: torch.device) -> torch.autocast:
-    """bfloat16 where it is fast."""
+    """Return autocast to bfloat16, enabled where it is fast."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")

@@ -53,7 +53,7 @@ def in_decay(progress: Progress) -> bool:
 
 
 def seconds_per_step(progress: Progress) -> float:
-    """Return the mean so far, evaluations included."""
+    """Return the mean seconds per step so far, evaluations included."""
     return (progress.seconds - progress.setup_seconds) / max(1, progress.steps_taken)
 
 

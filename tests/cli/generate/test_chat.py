@@ -87,7 +87,7 @@ def test_a_conversation_has_turns(model):
         said += user(line)
         sampling = ours.sampling({"seed": row_seed(4, turn), "max_new_tokens": 7})
         (ids,) = [ours.chat_request(said, sampling)]
-        answer = b"".join(token.text for token in ours.rows(make_source([ids]), n_rows=1))
+        answer = b"".join(token.text for token in ours.complete(make_source([ids]), batch_size=1))
         said.append({"role": "assistant", "content": answer.decode("utf-8", "surrogateescape")})
         wanted = printable(answer.decode(errors="replace")).removesuffix("\n")
         assert shown.decode() == wanted.replace("\n", "\r\n")

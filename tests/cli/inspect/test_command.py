@@ -123,7 +123,7 @@ def test_width_tail_and_hide_first(inspect, inspector, monkeypatch):
     assert [token["id"] for token in record["text"]] == ids[-inspector.config.context_length :]
     assert record["n_skipped"] == len(ids) - inspector.config.context_length
     shown = inspect("--tail", "--view", "tokens", prompt=long).stdout.decode()
-    assert f"skipped the first {record['n_skipped']} tokens of the text" in shown
+    assert f"tokens skipped at the start of the text: {record['n_skipped']}; " in shown
     assert b"the first key is hidden" in inspect("--cells", "num", "--hide-first").stdout
 
 

@@ -149,7 +149,7 @@ def test_error_names_the_memory_needed_and_a_remedy():
     assert "with DDP, but only 90% of 80.0 GB can be used" in message
     assert hint == "use --parallel fsdp, which fits"
     message, hint = refused(lambda: chosen(80 * GB, n_ranks=2))
-    assert "each of 2 ranks needs" in message
+    assert "each rank (of 2) needs" in message
     assert "with FSDP" in message
     enough = int(hint.split()[1])
     assert chosen(80 * GB, n_ranks=enough) == "fsdp"

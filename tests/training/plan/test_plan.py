@@ -120,7 +120,7 @@ def test_field_with_an_option_names_the_option():
 
 def test_plan_that_needs_too_much_memory_is_refused():
     crowd = {"batch_size": "20000"}
-    with pytest.raises(UsageError, match=r"GB of memory with batch_size=20000, .* 8 GB are"):
+    with pytest.raises(UsageError, match=r"GB of memory with batch_size=20000, .* 8 GB is"):
         plan(10**6, overrides=crowd, memory=8 * 10**9)
     in_parts = plan(10**6, overrides=crowd | {"accumulation": "1000"}, memory=8 * 10**9)
     assert in_parts.train.batch_size == 20_000

@@ -28,7 +28,7 @@ _HINT = "add memory, or update llama.cpp: pip install -U llama-cpp-python"
 
 @llama_cpp.llama_log_callback
 def _discard_log(_level: int, _text: bytes, _data: ctypes.c_void_p) -> None:
-    """Module-level: llama.cpp calls it until the process exits."""
+    """Discard a message; module-level, since llama.cpp calls it until the process exits."""
 
 
 class LlamaCppBackend(Backend):
@@ -135,7 +135,7 @@ class LlamaCppBackend(Backend):
                 setattr(self._batch, name, self._arrays[name].ctypes.data_as(kind))
 
     def _extend(self, n: int) -> None:
-        """In calls of at most 2,048 tokens."""
+        """Compute `n` more tokens, in calls of at most 2,048."""
         end, step = self._length + n, _BATCH // self._n_sequences
         for begin in range(self._length, end, step):
             self._decode(begin, min(begin + step, end), last=begin + step >= end)

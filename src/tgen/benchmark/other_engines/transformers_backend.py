@@ -25,7 +25,7 @@ class TransformersBackend(Backend):
         if dtype == "int8":
             raise UsageError(
                 "--against transformers does not support --dtype int8",
-                "add --dtype float32 or bfloat16",
+                "use --dtype float32 or bfloat16",
             )
         logging.set_verbosity_error()
         logging.disable_progress_bar()

@@ -21,7 +21,7 @@ from tgen.errors import ModelError
 from tgen.storage import files
 
 MAGIC = b"GGUF"
-_DAMAGED = "the file is damaged or incomplete: download or export it again"
+_DAMAGED = "download or export the file again: it is damaged or incomplete"
 _STRUCT_CODES = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}  # by GGUF value type
 _STRING, _ARRAY = 8, 9
 _MAX_NAME, _MAX_DIMENSIONS = 100, 4
@@ -61,7 +61,7 @@ def read_header(path: Path) -> Header:
             )
         version = source.number("I")
         if version not in (2, 3):
-            raise ModelError(f"{path} has GGUF version {version}", "tgen reads versions 2 and 3")
+            raise ModelError(f"{path} has GGUF version {version}", "convert it to version 2 or 3")
         n_tensors, n_fields = source.number("Q"), source.number("Q")
         fields = {}
         for _ in range(n_fields):
@@ -83,7 +83,7 @@ def read_tensors(path: Path, entries: dict[str, TensorEntry]) -> dict[str, Array
             data = np.empty(entry.n_bytes, np.uint8)
             file.seek(entry.start)
             if file.readinto(data) != data.nbytes:  # type: ignore[attr-defined]
-                raise ModelError(f"{path} shrank while it was read", "another program writes to it")
+                raise ModelError(f"{path} shrank while it was read", "close programs that write it")
             if entry.ggml_type in _PLAIN:
                 arrays[name] = data.view(_PLAIN[entry.ggml_type]).reshape(entry.shape)
             else:

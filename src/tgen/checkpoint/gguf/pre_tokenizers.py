@@ -42,7 +42,7 @@ def find_name(tokenizer: Tokenizer) -> str:
     if not spec.byte_level:
         raise TokenizerError(
             "a sentencepiece tokenizer cannot be written to GGUF",
-            "tgen writes byte-level BPE; use --to transformers",
+            "use --to transformers; GGUF export supports byte-level BPE",
         )
     patterns = spec.patterns
     if patterns == () and not spec.ignore_merges and _within_characters(tokenizer):
@@ -51,7 +51,7 @@ def find_name(tokenizer: Tokenizer) -> str:
     if not names:
         raise TokenizerError(
             "GGUF has no name for this pre-tokenizer",
-            f"supported are {', '.join(PRE_TOKENIZERS)}, and tgen's own char and bpe tokenizers",
+            f"use one of {', '.join(PRE_TOKENIZERS)}, or tgen's own char or bpe tokenizer",
         )
     if spec.nfc != PRE_TOKENIZERS[names[0]].nfc:
         raise TokenizerError(

@@ -17,7 +17,7 @@ from tgen.errors import ModelError, TgenError, UsageError
 from tgen.tokenizer import Tokenizer
 
 _ARCHITECTURES = sorted(set(tensor_names.ARCHITECTURES.values()))  # each is a family's name, too
-_DAMAGED, _UNSUPPORTED = "the file is damaged", "tgen does not support this model"
+_DAMAGED, _UNSUPPORTED = "download or export the file again", "use another model"
 
 
 def load(path: Path) -> tuple[ModelConfig, Tokenizer, dict[str, Array], list[int]]:
@@ -38,7 +38,7 @@ def load(path: Path) -> tuple[ModelConfig, Tokenizer, dict[str, Array], list[int
         raise type(error)(f"{path}: {error.message}", error.hint) from None
     if loaded_tokenizer.vocab_size > config.vocab_size:
         raise ModelError(
-            f"{path} has {loaded_tokenizer.vocab_size} tokens, its weights {config.vocab_size}",
+            f"{path} has {loaded_tokenizer.vocab_size} tokens (expected {config.vocab_size})",
             _DAMAGED,
         )
     entries = {n: e for n, e in header.tensors.items() if n != tensor_names.ROPE_FREQS}
@@ -69,7 +69,7 @@ def read_config(path: Path, header: Header) -> ModelConfig:
     if architecture not in _ARCHITECTURES:
         raise ModelError(
             f"unknown GGUF architecture {architecture!r}"[:200],
-            f"tgen reads {', '.join(_ARCHITECTURES)}",
+            f"use one of {', '.join(_ARCHITECTURES)}",
         )
     if fields.get("split.count", 0) not in (0, 1):
         raise ModelError(
@@ -81,7 +81,7 @@ def read_config(path: Path, header: Header) -> ModelConfig:
     if own.get("expert_count", 0) != 0:
         raise ModelError(f"it has {own['expert_count']!r} experts"[:200], _UNSUPPORTED)
     if "token_embd.weight" not in entries:
-        raise ModelError("token_embd.weight is missing", "the file is damaged or incomplete")
+        raise ModelError("token_embd.weight is missing", "download the file again: it is damaged")
     d_model, n_heads = _integer(own, "embedding_length"), _integer(own, "attention.head_count")
     head_dim = _integer(own, "attention.key_length", d_model // n_heads)
     for key in ("attention.value_length", "rope.dimension_count"):
@@ -147,5 +147,5 @@ def _number(own: Mapping[str, Any], key: str, default: float) -> float:
     """A number stored as float32, as the shortest decimal that gives this float32."""
     value = own.get(key, default)
     if not isinstance(value, float) or not 0 < value < math.inf:
-        raise ModelError(f"it has {key}={value!r}"[:200], f"{key} must be a positive number")
+        raise ModelError(f"it has {key}={value!r}"[:200], f"set {key} to a positive number")
     return float(str(np.float32(value)))

@@ -17,7 +17,7 @@ from tgen.model.rope import llama3_unscaled_fraction
 
 _PREFIX = "tgen.rope_scaling."
 _NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "original_context_length")
-SUPPORTED = "tgen supports linear and Llama 3 RoPE scaling"
+SUPPORTED = "use a model with linear or Llama 3 RoPE scaling"
 
 
 def compute_divisors(theta: float, head_dim: int, scaling: RopeScaling) -> Floats:

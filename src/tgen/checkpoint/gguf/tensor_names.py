@@ -84,7 +84,7 @@ def check_supported(config: ModelConfig) -> None:
         if holds:
             raise ModelError(
                 f"llama.cpp does not support {reason}",
-                f"it runs the {', '.join(ARCHITECTURES)} families as `tgen train` makes them",
+                f"use --to transformers, or train {', '.join(ARCHITECTURES)} with `tgen train`",
             )
 
 
@@ -132,7 +132,7 @@ def from_gguf_arrays(config: ModelConfig, arrays: dict[str, Array]) -> dict[str,
 
 def check_shapes(config: ModelConfig, shapes: Mapping[str, Shape]) -> None:
     """Raise ModelError with the first differences if these are not the model's tensors."""
-    hint = "the file is damaged, or tgen does not support this model"
+    hint = "use another model: this one is damaged or not supported"
     if config.n_layers > len(shapes):  # do not build billions of names
         raise ModelError(f"it has {config.n_layers:,} layers but {len(shapes):,} tensors", hint)
     expected = {t.name: t.shape for _, tensors in tensor_mappings(config) for t in tensors}

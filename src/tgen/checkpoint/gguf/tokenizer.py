@@ -10,7 +10,7 @@ from tgen.errors import ModelError, TokenizerError
 from tgen.tokenizer import Tokenizer
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5  # token types
-_DAMAGED = "the file is damaged"
+_DAMAGED = "download the file again: it is damaged"
 
 
 def to_fields(
@@ -37,7 +37,7 @@ def to_fields(
             )
     if len(start) > 1:
         raise TokenizerError(
-            f"the tokenizer puts {len(start)} tokens before a text", "GGUF supports only one"
+            f"GGUF cannot store {len(start)} tokens before a text", "use --to transformers"
         )
     special = {token.id: token.special for token in spec.added_tokens}
     names = {i: name for name, i in (spec.vocab | tokenizer.added_tokens).items()}
@@ -83,13 +83,13 @@ def to_json(fields: Mapping[str, Any]) -> tuple[str, list[int]]:
     if model != "gpt2":
         raise ModelError(
             f"unsupported tokenizer type {model!r}"[:200],
-            "tgen reads byte-level BPE, which GGUF calls gpt2",
+            "use a model with byte-level BPE, which GGUF calls gpt2",
         )
     name = pre_tokenizers.ALIASES.get(pre, pre) if isinstance(pre, str) else None
     if name not in pre_tokenizers.PRE_TOKENIZERS:
         raise ModelError(
             f"unsupported pre-tokenizer {pre!r}"[:200],
-            f"tgen supports {', '.join([*pre_tokenizers.PRE_TOKENIZERS, *pre_tokenizers.ALIASES])}",
+            f"use one of {', '.join([*pre_tokenizers.PRE_TOKENIZERS, *pre_tokenizers.ALIASES])}",
         )
     pre_tokenizer = pre_tokenizers.PRE_TOKENIZERS[name]
     tokens, merges = _strings(fields, "tokens"), _strings(fields, "merges")

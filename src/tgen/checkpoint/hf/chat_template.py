@@ -26,7 +26,7 @@ class ChatTemplate:
 def read(path: Path) -> ChatTemplate:
     """Read the chat template of a model directory or a GGUF file.
 
-    Raises ModelError if there is none, or if it cannot be read or is too large.
+    Raises ModelError if it is missing, cannot be read or is too large.
     """
     source, variables = reader.chat_template(path) if path.is_file() else _read_directory(path)
     if source is None:

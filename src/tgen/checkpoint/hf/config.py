@@ -13,7 +13,7 @@ from tgen.storage import files
 
 _FAMILY_BY_MODEL_TYPE = {layout.model_type: name for name, layout in FAMILY_LAYOUTS.items()}
 _ACTIVATIONS = {"relu": "relu", "gelu_tanh": "gelu_new", "gelu": "gelu", "swiglu": "silu"}
-_DAMAGED = "the file is damaged"
+_DAMAGED = "download the file again: it is damaged"
 # Field -> its key in newer and in GPT-style families; transformers takes either key in both.
 _SIZES = {
     "d_model": ("hidden_size", "n_embd"),
@@ -123,7 +123,7 @@ def from_json(json: Mapping[str, Any]) -> ModelConfig:
     if not isinstance(model_type, str) or model_type not in _FAMILY_BY_MODEL_TYPE:
         raise ModelError(
             f"unknown model type {model_type!r}",
-            f"tgen reads {', '.join(sorted(_FAMILY_BY_MODEL_TYPE))}",
+            f"use one of {', '.join(sorted(_FAMILY_BY_MODEL_TYPE))}",
         )
     if quantized := json.get("quantization_config"):
         kind = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
@@ -145,7 +145,7 @@ def from_json(json: Mapping[str, Any]) -> ModelConfig:
         )
         raise ModelError(
             f"config.json of type {model_type} {reason}",
-            "the file is damaged or of an unknown version",
+            "download the file again: it is damaged or of an unknown version",
         ) from None
 
 
@@ -162,7 +162,7 @@ def _read_gpt(family: str, json: Mapping[str, Any], d_model: int, n_heads: int) 
     known = {theirs: ours for ours, theirs in _ACTIVATIONS.items() if ours != "swiglu"}
     if activation not in known:
         raise ModelError(
-            f"config.json: unknown activation {activation!r}", f"tgen has {', '.join(known)}"
+            f"config.json: unknown activation {activation!r}", f"use one of {', '.join(known)}"
         )
     return {
         "n_kv_heads": n_heads,
@@ -194,7 +194,7 @@ def _read_llama(family: str, json: Mapping[str, Any], d_model: int, n_heads: int
     if "sliding_window" not in values and any(t != "full_attention" for t in layer_types):
         raise ModelError(
             f"config.json has layer_types {sorted(set(map(str, layer_types)))}",
-            f"tgen supports only full_attention in {family}",
+            f"use a {family} model with full_attention only",
         )
     return values | {
         "d_ff": _integer(json, "intermediate_size"),
@@ -227,7 +227,7 @@ def _rope(json: Mapping[str, Any]) -> Mapping[str, Any]:
 def _rope_theta(rope: Mapping[str, Any], json: Mapping[str, Any]) -> float:
     value = rope.get("rope_theta", json.get("rope_theta", 10_000.0))
     if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise ModelError(f"config.json has rope_theta={value!r}", "rope_theta must be a number")
+        raise ModelError(f"config.json has rope_theta={value!r}", "set rope_theta to a number")
     return float(value)
 
 
@@ -244,9 +244,7 @@ def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
             high_freq_factor=float(rope["high_freq_factor"]),
             original_context_length=_integer(rope, "original_max_position_embeddings"),
         )
-    raise ModelError(
-        f"config.json: unknown RoPE type {kind!r}", "tgen supports default, linear and llama3"
-    )
+    raise ModelError(f"config.json: unknown RoPE type {kind!r}", "use default, linear or llama3")
 
 
 def _require_values(json: Mapping[str, Any], **supported: object) -> None:
@@ -254,7 +252,7 @@ def _require_values(json: Mapping[str, Any], **supported: object) -> None:
     for key, value in supported.items():
         if json.get(key, value) not in (value, None):
             raise ModelError(
-                f"config.json has {key}={json[key]!r}", f"tgen supports only {key}={value!r}"
+                f"config.json has {key}={json[key]!r}", f"use a model with {key}={value!r}"
             )
 
 
@@ -267,5 +265,5 @@ def _integer(json: Mapping[str, Any], *spellings: str, default: int | None = Non
 def require_positive_integer(value: object, key: str, prefix: str) -> int:
     """Return a size from a file; raises ModelError unless it is from 1 to 2^31 - 1."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 31:
-        raise ModelError(f"{prefix} {key}={value!r}"[:200], f"{key} must be a positive integer")
+        raise ModelError(f"{prefix} {key}={value!r}"[:200], f"set {key} to a positive integer")
     return value

@@ -1,4 +1,4 @@
-"""The families as transformers stores them: their place in config.json, tensor names and shapes.
+"""The families as transformers stores them: their config.json keys, tensor names and shapes.
 
 tgen's own tensor names are the keys of `Transformer.state_dict()`. A `TensorMapping` lists the
 transformers tensors that are stacked to make one of them, and whether they are stored transposed.
@@ -19,7 +19,7 @@ from tgen.model.rope import sinusoid
 Arrays = dict[str, NDArray[Any]]
 Shape = tuple[int, ...]
 
-# Masks and tables that some versions of transformers saved beside the weights.
+# Masks and tables that some versions of transformers saved with the weights.
 _NOT_WEIGHTS = re.compile(r".*\.(attn\.(masked_)?bias|rotary_emb\.inv_freq)$|.*position_ids$")
 
 _CLASSIC_NAMES = dict(
@@ -177,7 +177,7 @@ def strip_prefix(name: str) -> str:
 
 def check_shapes(config: ModelConfig, shapes: Mapping[str, Shape]) -> None:
     """Raise ModelError with the first differences if these are not the model's tensors."""
-    hint = "the directory mixes two models or is damaged: download or train it again"
+    hint = "download or train the model again: the directory mixes two models or is damaged"
     if config.n_layers > len(shapes):  # do not build billions of names
         raise ModelError(
             f"config.json has {config.n_layers:,} layers, the weights {len(shapes):,} tensors", hint

@@ -1,4 +1,4 @@
-"""`tgen bench`: how fast the model is on this machine, and what a change did to it."""
+"""`tgen bench`: measure the model's speed on this machine, and the effect of a change."""
 
 from tgen.cli import console
 from tgen.cli.bench.options import PANELS, BenchOptions

@@ -54,9 +54,9 @@ def phase_table(report: EndToEndReport) -> list[Table | Text]:
     spread = (report.total.p90 - report.total.p10) / 2
     rows.add_row("total", f"{total * 1e3:,.1f} ±{spread * 1e3:,.1f}", "", "", style="bold")
     caption = (
-        f"prompt of {report.n_prompt} tokens, {report.n_gen} generated: "
-        f"{report.tokens_per_second:,.0f} tokens/s overall; medians of "
-        f"{len(report.total.seconds)} processes"
+        f"prompt tokens: {report.n_prompt}, generated: {report.n_gen}, "
+        f"{report.tokens_per_second:,.0f} tokens/s overall; medians over processes: "
+        f"{len(report.total.seconds)}"
     )
     if report.peak_memory_bytes is not None:
         caption += f"; peak RSS {report.peak_memory_bytes / _MIB:,.0f} MiB"

@@ -83,7 +83,7 @@ def run_kv_cache(options: BenchOptions) -> None:
 
 def length_table(reports: Sequence[LengthReport]) -> Table:
     """Return one row per length: medians, ± half the 10th-to-90th percentile range."""
-    names = ["length", "prefill tokens/s", "cached ms", "uncached ms", "speed-up", "95% CI"]
+    names = ["length", "prefill tokens/s", "cached ms", "uncached ms", "speedup", "95% CI"]
     rows = table(*(f">{name}" for name in [*names, "cache KiB"]))
     for report in reports:
         ratio = report.speedup
@@ -135,7 +135,7 @@ def length_plot(reports: Sequence[LengthReport]) -> list[Text]:
 
 
 def fit_lines(reports: Sequence[LengthReport], cached: LinearFit, uncached: LinearFit) -> list[str]:
-    """Return the linear fits and the speed-up that they predict; [] for fewer than 3 lengths."""
+    """Return the linear fits and the speedup that they predict; [] for fewer than 3 lengths."""
     if len(reports) < _MIN_LENGTHS:
         return []
     lines = [
@@ -146,7 +146,7 @@ def fit_lines(reports: Sequence[LengthReport], cached: LinearFit, uncached: Line
     last = reports[-1]
     predicted = uncached.at(last.length) / cached.at(last.length)
     ratios = f"predicted {predicted:.1f}x, measured {last.speedup.estimate:.1f}x"
-    return [*lines, f"speed-up at {last.length:,} tokens: {ratios}"]
+    return [*lines, f"speedup at {last.length:,} tokens: {ratios}"]
 
 
 def cache_line(reports: Sequence[LengthReport], computed: int) -> str:
@@ -161,7 +161,7 @@ def cache_line(reports: Sequence[LengthReport], computed: int) -> str:
 
 def verdict_line(verdict: CacheVerdict) -> str:
     """Return whether the cache changed the text."""
-    texts = f"{verdict.tokens} greedy tokens after a prompt of {verdict.prompt_tokens}"
+    texts = f"{verdict.tokens} greedy tokens, prompt tokens: {verdict.prompt_tokens}"
     difference = f"(largest logit difference {verdict.max_logit_difference:.1e})"
     if verdict.identical:
         return f"verdict: identical with and without the cache: {texts} {difference}"

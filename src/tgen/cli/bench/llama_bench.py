@@ -83,7 +83,7 @@ def format_record(
         "stddev_ns": round(_stddev(nanoseconds)),
         "avg_ts": statistics.fmean(rates),
         "stddev_ts": _stddev(rates),
-        "use_mmap": True,  # llama-bench's before load_mode; readers ask for it
+        "use_mmap": True,  # llama-bench's field before load_mode; its readers expect it
         "test": report.label,
         "family": summary.family,
         "engine": report.engine,

@@ -22,6 +22,7 @@ from tgen.errors import UsageError
 Output = Literal["table", "md", "csv", "json", "jsonl"]
 OtherEngine = Literal["self", "transformers", "llama.cpp"]
 _SWEEP, _MODES, _COMPARISON = "Sweep (every combination)", "Other measurements", "Comparison"
+_compare, _mode = partial(option, panel=_COMPARISON), partial(option, panel=_MODES)
 PANELS = (_SWEEP, _COMPARISON, _MODES, "Output")
 
 
@@ -53,7 +54,7 @@ def _read_pairs(values: list[str]) -> list[tuple[int, int]]:
 def _read_pair(text: str) -> tuple[int, int]:
     numbers = [number.strip() for number in text.split(",")]
     if len(numbers) != 2 or not all(one.isdecimal() and len(one) < 10 for one in numbers):
-        raise UsageError(f"--pg: not P,N (got {text!r})", "for example --pg 512,128")
+        raise UsageError(f"--pg: not P,N (got {text!r})", "use, for example, --pg 512,128")
     return int(numbers[0]), int(numbers[1])
 
 
@@ -63,27 +64,27 @@ def _read_percent(text: str) -> float:
     except ValueError:
         percent = -1.0
     if not 0 <= percent < 100:
-        hint = "for example --fail-if-slower 5%"
+        hint = "use, for example, --fail-if-slower 5%"
         raise UsageError(f"--fail-if-slower: not a percentage (got {text!r})", hint)
     return percent / 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """What `tgen bench` measures; None leaves the choice to the measurement."""
+    """The options of `tgen bench`; None lets the measurement choose."""
 
     model: str | None = model_option()
     prompts: list[int] | None = _list_option(
         "Prompt lengths to prefill, in tokens.",
         "--n-prompt -p",
         _sizes("--n-prompt"),
-        "512, or what fits",
+        "512, or as many as fit",
     )
     gens: list[int] | None = _list_option(
         "Numbers of tokens to decode one by one.",
         "--n-gen -n",
         _sizes("--n-gen"),
-        "128, or what fits",
+        "128, or as many as fit",
     )
     depths: list[int] | None = _list_option(
         "Context depths: tokens already in the KV cache.", "--n-depth -d", _sizes("--n-depth"), "0"
@@ -102,7 +103,6 @@ class BenchOptions:
         "--trials -r",
         low=1,
         high=1000,
-        expected="a number from 1 to 1000",
     )
     device: Device = device_option("")
     engines: list[Any] | None = _list_option(
@@ -130,56 +130,43 @@ class BenchOptions:
     )
     seed: int = option(
         0,
-        "Random seed of the tokens that are computed.",
+        "Random seed of the input tokens.",
         "--seed",
         panel=_SWEEP,
         low=0,
-        expected="a number of at least 0",
     )
-    save: Path | None = option(
-        None,
-        "Save the results as JSON, for --compare.",
-        "--save",
-        panel=_COMPARISON,
-        metavar="FILE",
+    save: Path | None = _compare(
+        None, "Save the results as JSON, for --compare.", "--save", metavar="FILE"
     )
-    baseline: Path | None = option(
-        None,
-        "Repeat the tests of a saved run and compare.",
-        "--compare",
-        panel=_COMPARISON,
-        metavar="FILE",
+    baseline: Path | None = _compare(
+        None, "Repeat the tests of a saved run and compare.", "--compare", metavar="FILE"
     )
-    fail_if_slower: float | None = option(
+    fail_if_slower: float | None = _compare(
         None,
         "Exit with status 1 if slower than --compare by more than this percentage (significant at "
         "99%).",
         "--fail-if-slower",
-        panel=_COMPARISON,
         metavar="PERCENT",
         reader=Reader(str, _read_percent),
     )
-    against: OtherEngine | None = option(
+    against: OtherEngine | None = _compare(
         None,
         "Compare with another engine on the same weights: self, transformers or llama.cpp.",
         "--against",
-        panel=_COMPARISON,
         metavar="ENGINE",
     )
-    kv_cache: bool = option(
-        False, "Decoding with and without the KV cache, by text length.", "--kv-cache", panel=_MODES
+    kv_cache: bool = _mode(
+        False, "Decoding with and without the KV cache, by text length.", "--kv-cache"
     )
     lengths: list[int] | None = _list_option(
         "Text lengths for --kv-cache, in tokens.",
         "--length -l",
         _sizes("--length"),
-        "16 and its doublings",
+        "powers of two from 16",
         panel=_MODES,
     )
-    train: bool = option(False, "A training step.", "--train", panel=_MODES)
-    end_to_end: bool = option(
-        False, "A whole generate process, phase by phase.", "--end-to-end", panel=_MODES
-    )
+    train: bool = _mode(False, "A training step.", "--train")
+    end_to_end: bool = _mode(False, "A whole generate process, phase by phase.", "--end-to-end")
     limits: bool = option(
         True,
         "Do not measure the machine's peak rates (% of peak).",
@@ -210,7 +197,7 @@ class BenchOptions:
                 raise UsageError(message, "remove one of them")
             object.__setattr__(self, "output", "json")
         if self.save and (self.save.is_dir() or not self.save.parent.is_dir()):
-            raise UsageError(f"--save: cannot write {self.save}", "name a file in a directory")
+            raise UsageError(f"--save: cannot write {self.save}", "name a file whose folder exists")
 
     def _check_modes(self) -> None:
         modes = {

@@ -150,7 +150,7 @@ def _format_tables(
             reports = [report for pair in pairs for report in pair]
     setups = {setup.peak: setup for setup, _ in results if setup.peak}
     peaks = [
-        (f"{setup.dtype}, {setup.threads} threads, " if len(setups) > 1 else "", peak)
+        (f"{setup.dtype}, threads {setup.threads}, " if len(setups) > 1 else "", peak)
         for peak, setup in setups.items()
     ]
     first = results[0][0]

@@ -119,7 +119,7 @@ def run_compare(options: BenchOptions, path: Path, max_slowdown: float | None) -
         if record is None:
             raise UsageError(
                 f"--compare: {path} has no {workload.label} with engine {setup.engine}, "
-                f"{setup.dtype} weights, {setup.threads} threads and batch {workload.batch}",
+                f"{setup.dtype} weights, threads {setup.threads} and batch {workload.batch}",
                 "remove -p, -n, -d, --pg and --batch to repeat the workloads of the file",
             )
         before.append(record)

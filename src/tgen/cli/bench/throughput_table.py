@@ -64,7 +64,7 @@ def footer_lines(
     """
     lines = [
         "tokens/s: median ± half the range from the 10th to the 90th percentile of the trials",
-        f"{name}, {machine.n_cpus} CPUs",
+        f"{name}, {machine.n_cpus} CPU{'s' * (machine.n_cpus != 1)}",
     ]
     for setup, peak in peaks:
         lines.append(
@@ -83,7 +83,7 @@ def footer_lines(
     if machine.load is not None and machine.load > machine.n_cpus / 2:
         warnings.append(f"the load average was {machine.load:.1f} before the benchmark")
     for r in reports:
-        setup = f"{r.label}, {r.engine}, {r.dtype}, {r.threads} threads, batch {r.batch}"
+        setup = f"{r.label}, {r.engine}, {r.dtype}, threads {r.threads}, batch {r.batch}"
         warnings += [f"{setup}: {warning}" for warning in r.warnings]
     return [
         *(Text(line, style="dim") for line in lines),

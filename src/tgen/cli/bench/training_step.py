@@ -56,5 +56,5 @@ def training_table(report: TrainingStepReport) -> list[Table | Text]:
     memory = report.device_memory_bytes or report.peak_memory_bytes
     if memory is not None:
         rows.add_row("peak memory", f"{memory / _MIB:,.0f} MiB")
-    caption = f"{len(step.seconds)} blocks, {report.steps} steps in total, on {report.device}"
+    caption = f"timed blocks: {len(step.seconds)}, steps: {report.steps}, on {report.device}"
     return [rows, Text(caption, style="dim")]

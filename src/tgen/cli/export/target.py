@@ -1,4 +1,4 @@
-"""Where `tgen export` may write: only a model is replaced."""
+"""The target of `tgen export`: only a model is replaced."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def check_target(out: Path, source: Path, *, to_file: bool, overwrite: bool) -> 
 
 
 def _not_only_a_model(path: Path) -> str:
-    """Say what is in a file or directory other than a model; empty if nothing is."""
+    """Return what a file or directory contains besides a model; empty if nothing."""
     if path.is_dir():
         known = {*COPIED_FILES, NGRAMS, "config.json", f"{WEIGHTS}.index.json"}
         for entry in sorted(path.iterdir()):

@@ -27,7 +27,7 @@ class Writer(Protocol):
     """Writes texts in the order of the rows."""
 
     def begin(self, generation: Generation) -> None:
-        """Announce another text, or the error in its place."""
+        """Start the next text, or record its error."""
 
     def update(self) -> None:
         """Write what can be written now."""
@@ -110,12 +110,13 @@ class RequestQueue:
         self.failed = any(failed for _, failed in results)
 
     def summary(self, seconds: float) -> Iterator[str]:
-        """Yield lines that say what was done and how fast."""
+        """Yield summary lines: rows, tokens and speed."""
         rate = f"{self._n_tokens / seconds:,.0f} tokens/s including prefill"
+        tokens = f"{self._n_tokens:,} token{'s' * (self._n_tokens != 1)}"
         if self._n_rows > 1 or self._lines:
-            yield f"{self._n_rows:,} rows · {self._n_tokens:,} tokens · {rate}"
+            yield f"{self._n_rows:,} row{'s' * (self._n_rows != 1)} · {tokens} · {rate}"
         else:
-            yield f"{self._n_tokens} tokens · {rate if self._n_tokens else 'nothing to generate'}"
+            yield f"{tokens} · {rate if self._n_tokens else 'nothing to generate'}"
         if self._options.stats and self._last and not self._lines:
             yield format_stats(self._last)
 

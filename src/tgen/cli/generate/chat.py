@@ -53,9 +53,9 @@ def chat_loop(
         conversation.append(message("user", line))
         try:
             request = model.chat_request(conversation, config)
-            tokens = model.rows(
+            tokens = model.complete(
                 make_source([request]),
-                n_rows=1,
+                batch_size=1,
                 kv_cache=kv_cache,
                 draft=draft,
                 prompt_cache=cache,

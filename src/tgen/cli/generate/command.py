@@ -1,4 +1,4 @@
-"""`tgen generate`: text goes to stdout as it comes, everything else to stderr."""
+"""`tgen generate`: text goes to stdout as it is generated, everything else to stderr."""
 
 import secrets
 import sys
@@ -36,9 +36,9 @@ def generate(options: GenerateOptions) -> None:
     a control token.
 
     Order of processing: penalties, --bias, --ban, --require and the constraint change the logits;
-    then the samplers apply in the order of --samplers. Strings match bytes, across token borders.
+    then the samplers apply in the order of --samplers. Strings match bytes across token boundaries.
     DRY subtracts multiplier * base^(n - allowed length) from the logit of a token that would extend
-    a repeat of n tokens. A constrained text ends where nothing can follow.
+    a repeat of n tokens. A constrained text ends when no token can follow.
 
     Defaults come from the model's generation_config.json; flags override them. Under torchrun the
     ranks share the rows of --input and rank 0 writes them in order.
@@ -106,7 +106,7 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
             queue.add(prompt)
         cache = _prompt_cache(model, prompt, options, quiet=quiet)
     began = time.perf_counter()
-    tokens = model.rows(queue.next, n_rows=options.batch_size, prompt_cache=cache, **how)
+    tokens = model.complete(queue.next, batch_size=options.batch_size, prompt_cache=cache, **how)
     try:
         _write(tokens, queue, lines, quiet=quiet)
         queue.finish()
@@ -118,7 +118,7 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
 
 
 def _describe(defaults: "GenerationDefaults", given: dict[str, Any]) -> list[str]:
-    """Say which defaults come from the model's generation_config.json."""
+    """Return lines that list the defaults from the model's generation_config.json."""
     used = [
         "greedy" if (name, value) == ("temperature", 0) else f"{name.replace('_', '-')} {value}"
         for name, value in defaults.sampling.items()
@@ -182,14 +182,14 @@ def _prompt_cache(
     if load:
         cache = model.load_cache(load)
         n_common = common_prefix_length(ids, cache.tokens)
-        status = f"{n_common} of {len(ids)} prompt tokens are cached"
+        status = f"prompt tokens cached: {n_common} of {len(ids)}"
         if len(ids) > model.engine.context_length:
             status = "not used: the prompt is longer than the context"
         console.print_status(f"{load} · {status}", quiet=quiet)
     if save:
         cache = model.cache_prompt(ids, known=cache)
         model.save_cache(save, cache)
-        console.print_status(f"{save} · {len(ids)} tokens saved", quiet=quiet)
+        console.print_status(f"{save} · tokens saved: {len(ids)}", quiet=quiet)
     return cache
 
 

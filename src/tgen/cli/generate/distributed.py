@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def join_ranks(options: GenerateOptions) -> Iterator[Ranks]:
     """Yield this process's rank once all ranks have the same input; rank 0 of 1 without torchrun.
 
-    Raise UsageError without --input, else as `distributed.join_process_group`.
+    Raises UsageError without --input, and all errors of `distributed.join_process_group`.
     """
     own = distributed.ranks()
     if own.world_size == 1:

@@ -34,7 +34,7 @@ class Generation:
     row: int
     sample: int = 0
     line: int | None = None  # of the input, from 1
-    id: Any = None  # from the row, returned as it came
+    id: Any = None  # from the row, returned unchanged
     prompt: bytes = b""
     prompt_tokens: int = 0
     echo: bool = False
@@ -109,14 +109,14 @@ def _pop_prompt(values: dict[str, Any]) -> bytes:
         try:
             return base64.b64decode(encoded, validate=True)
         except (TypeError, ValueError):
-            raise UsageError("prompt_bytes is not base64", "encode the prompt's bytes") from None
+            raise UsageError("prompt_bytes: not base64", "encode the prompt's bytes") from None
     if prompt is None:
         raise UsageError("no prompt", _EXAMPLE)
     text: str = _check("prompt", prompt, isinstance(prompt, str), "a string")
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise UsageError("prompt has half of a surrogate pair", "pass prompt_bytes") from None
+        raise UsageError("prompt: unpaired surrogate", "pass prompt_bytes instead") from None
 
 
 def _pop_samples(values: dict[str, Any], default: int) -> int:
@@ -132,7 +132,7 @@ def _check_sampling_field(name: str, value: Any) -> Any:
         raise UsageError(f"{name} applies to all rows", "set it on the command line")
     if name not in known:
         close = difflib.get_close_matches(name, [*known, *_ROW_FIELDS], 1)
-        hint = f"did you mean {close[0]}?" if close else "`tgen generate --help` lists them"
+        hint = f"did you mean {close[0]}?" if close else "run `tgen generate --help` for a list"
         raise UsageError(f"unknown field {name[:60]!r}", hint)
     if name == "bias":
         valid = isinstance(value, dict) and all(map(_is_number, value.values()))
@@ -142,7 +142,7 @@ def _check_sampling_field(name: str, value: Any) -> Any:
         valid = all(isinstance(item, str) for item in items)
         return _check(name, value, valid, "a string or a list of strings")
     if name == "json_schema":
-        return _check(name, value, isinstance(value, (str, dict)), "a schema or its text")
+        return _check(name, value, isinstance(value, (str, dict)), "an object or a string")
     return _check_like(name, value, getattr(_DEFAULT, name))
 
 

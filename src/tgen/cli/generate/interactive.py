@@ -22,7 +22,7 @@ _PROMPT = "> "
 def require_terminal() -> None:
     """Raise UsageError unless stdin and stdout are a terminal."""
     if not (sys.stdin and sys.stdin.isatty() and sys.stdout and sys.stdout.isatty()):
-        hint = "remove it, and pipe the text in or pass --prompt"
+        hint = "remove --interactive, and pipe text in or pass --prompt"
         raise UsageError("--interactive needs a terminal", hint)
 
 
@@ -78,7 +78,7 @@ def read_line() -> bytes | None:
 
 
 class Turn(NamedTuple):
-    """What the model wrote."""
+    """The text that the model generated."""
 
     ids: list[int]  # of the whole text so far
     text: bytes

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,16 @@ from tgen.storage import files
 MAX_SAMPLES = 1 << 16
 _MAX_SCHEMA_BYTES = 1 << 20
 _CHAT, _BATCH, _SPEED = "Chat", "Many prompts", "Performance"
-PANELS = (_CHAT, _BATCH, "Output", "Constraints and stopping", _SPEED, "Penalties", "Rare samplers")
+_chat, _batch, _speed = (partial(option, panel=panel) for panel in (_CHAT, _BATCH, _SPEED))
+PANELS = (
+    _CHAT,
+    _BATCH,
+    "Output",
+    "Constraints and stopping",
+    _SPEED,
+    "Penalties",
+    "Other samplers",
+)
 
 
 def _encode_all(texts: list[str]) -> list[bytes]:
@@ -40,7 +50,7 @@ def _read_bias(item: str) -> tuple[bytes, float]:
     try:
         return os.fsencode(text), float(number if equals else "")
     except ValueError:
-        hint = "for example --bias ' king=2'"
+        hint = "use, for example, --bias ' king=2'"
         raise UsageError(f"--bias: not TEXT=NUMBER (got {item!r})", hint) from None
 
 
@@ -59,7 +69,7 @@ _TEXTS = Reader(list[str], _encode_all)
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions:
-    """What `tgen generate` was asked to do; `sampling` has the given fields of SamplingConfig."""
+    """The options of `tgen generate`; `sampling` has the SamplingConfig fields that were given."""
 
     prompt: str | None = prompt_option("Text to continue; '-' reads stdin.")
     model: str | None = model_option()
@@ -75,41 +85,32 @@ class GenerateOptions:
         samplers=Reader(str, str),
         penalize_prompt=Reader(bool, lambda given: not given),
     )
-    chat: bool = option(
-        False, "Answer the prompt with the model's chat template.", "--chat", panel=_CHAT
-    )
+    chat: bool = _chat(False, "Answer the prompt with the model's chat template.", "--chat")
     interactive: bool = option(False, "Interactive mode in a terminal.", "--interactive -i")
-    system: str | None = option(
-        None, "System message of a --chat.", "--system", panel=_CHAT, metavar="TEXT"
-    )
-    input_file: str | None = option(
+    system: str | None = _chat(None, "System message for --chat.", "--system", metavar="TEXT")
+    input_file: str | None = _batch(
         None,
         "File of prompts: one per line, or one JSON object per line with its own options; "
         "'-' reads stdin.",
         "--input",
-        panel=_BATCH,
         metavar="FILE",
     )
-    samples: int = option(
+    samples: int = _batch(
         1,
         "Number of texts per prompt.",
         "--samples",
-        panel=_BATCH,
         low=1,
         high=MAX_SAMPLES,
-        expected=f"a number from 1 to {MAX_SAMPLES:,}",
     )
-    batch_size: int = option(
+    batch_size: int = _batch(
         DEFAULT_BATCH_SIZE,
         "Number of sequences computed together.",
         "--batch-size",
-        panel=_BATCH,
         low=1,
-        expected="a number of at least 1",
     )
     json_output: bool = json_option(panel="")
     jsonl: bool = option(
-        False, "Write one JSON object per text and line.", "--jsonl", panel="Output"
+        False, "Write each text as one JSON object per line.", "--jsonl", panel="Output"
     )
     echo: bool = option(False, "Print the prompt before the text.", "--echo", panel="Output")
     stats: bool = option(
@@ -118,35 +119,29 @@ class GenerateOptions:
     quiet: bool = quiet_option(panel="")
     device: Device = device_option(_SPEED)
     threads: int | None = threads_option(_SPEED)
-    dtype: StoredAs | None = option(
+    dtype: StoredAs | None = _speed(
         None,
         "Data type of the weights in memory, on a CPU; int8 is fastest and least exact.",
         "--dtype",
         old_flags="--weights",
-        panel=_SPEED,
         shown_default="as stored",
     )
-    draft: Draft = option(
+    draft: Draft = _speed(
         "auto",
         "Speculative decoding with n-gram drafts where it is faster; the text is the same.",
         "--draft",
-        panel=_SPEED,
     )
-    no_kv_cache: bool = option(
-        False, "Recompute the whole text for every token.", "--no-kv-cache", panel=_SPEED
-    )
-    save_cache: Path | None = option(
+    no_kv_cache: bool = _speed(False, "Recompute the whole text for every token.", "--no-kv-cache")
+    save_cache: Path | None = _speed(
         None,
         "Save the prompt's KV cache, for this model and --dtype.",
         "--save-cache",
-        panel=_SPEED,
         metavar="FILE",
     )
-    load_cache: Path | None = option(
+    load_cache: Path | None = _speed(
         None,
-        "Load the KV cache of the prompt's beginning from --save-cache.",
+        "Load a KV cache that --save-cache wrote, for the start of the prompt.",
         "--load-cache",
-        panel=_SPEED,
         metavar="FILE",
     )
 

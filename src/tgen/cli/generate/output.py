@@ -30,7 +30,7 @@ class TextWriter:
         self._at_line_start = True
 
     def begin(self, generation: Generation) -> None:
-        """Announce another text, or the error in its place."""
+        """Start the next text, or record its error."""
         self._waiting.append(generation)
 
     def update(self) -> None:
@@ -73,7 +73,7 @@ class JsonWriter:
         self._waiting: deque[Generation] = deque()
 
     def begin(self, generation: Generation) -> None:
-        """Announce another text, or the error in its place."""
+        """Start the next text, or record its error."""
         self._waiting.append(generation)
 
     def update(self) -> None:

@@ -1,4 +1,4 @@
-"""`tgen inspect`: what the model attends to, predicts and is made of, and how it was trained."""
+"""`tgen inspect`: show a model's attention, predictions, parameters and training history."""
 
 from tgen.cli import console
 from tgen.cli.inspect.options import PANELS, InspectOptions
@@ -6,7 +6,7 @@ from tgen.cli.options import make_command, read_prompt
 
 
 def inspect(options: InspectOptions) -> None:
-    """Show what a model attends to, predicts and why, and how it was trained.
+    """Show a model's attention, predictions and training history.
 
     Views: attention (weights of a head), heads (role and metrics of every head), tokens (surprisal
     of each token), predict (next-token probabilities), lens (logit lens: predictions after each

@@ -1,4 +1,4 @@
-"""Options and views of `tgen inspect`, and which of them go together. Does not import torch."""
+"""Options and views of `tgen inspect`, and which can be combined. Does not import torch."""
 
 import os
 import sys
@@ -26,7 +26,7 @@ PANELS = (_SELECTION, _DRAWING, _FILES, "Output")
 
 
 class View(StrEnum):
-    """What `--view` can show."""
+    """Values of `--view`."""
 
     attention = "attention"
     heads = "heads"
@@ -74,7 +74,7 @@ def _file(help_text: str, flag: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class InspectOptions:
-    """Options of `tgen inspect`. Raises UsageError for values that do not go together."""
+    """Options of `tgen inspect`. Raises UsageError for values that cannot be combined."""
 
     prompt: str | None = prompt_option("Text to inspect; '-' reads stdin.")
     model: list[str] = model_option(default_factory=list)
@@ -99,13 +99,9 @@ class InspectOptions:
         "Number of candidates, contributions or keys to list.",
         "--top",
         low=1,
-        expected="a positive number",
     )
     target: str | None = _select(
-        "Token that --view why explains.",
-        "--target",
-        "TEXT",
-        shown_default="the most likely token",
+        "Token that --view why explains.", "--target", "TEXT", shown_default="the most likely token"
     )
     measure: Literal["attention", "value"] = option(
         "attention",
@@ -114,7 +110,7 @@ class InspectOptions:
         panel=_SELECTION,
     )
     ablate: Literal["zero", "mean"] | None = _select(
-        "Loss increase per head for --view heads: replace its output by 0 or by its mean.",
+        "Loss increase per head for --view heads: replace its output with 0 or with its mean.",
         "--ablate",
     )
     tail: bool = option(
@@ -122,7 +118,7 @@ class InspectOptions:
     )
     cells: Cells = option(
         "auto",
-        "Cell style: percentages, colored blocks, or lists of the largest; auto picks what fits.",
+        "Cell style: percentages, colored blocks or lists of top values; auto picks one that fits.",
         "--cells",
         panel=_DRAWING,
     )
@@ -138,7 +134,6 @@ class InspectOptions:
         shown_default="the terminal's",
         low=20,
         high=10_000,
-        expected="a number from 20 to 10,000",
     )
     csv: Path | None = _file("Write the view's numbers as CSV.", "--csv")
     html: Path | None = _file("Write an interactive page of all heads.", "--html")

@@ -43,8 +43,8 @@ def print_tables(inspector: Inspector, options: InspectOptions) -> None:
     lines: list[Any] = []
     if inspector.n_skipped:
         note = (
-            f"skipped the first {inspector.n_skipped:,} tokens of the text; positions count from "
-            "the next one"
+            f"tokens skipped at the start of the text: {inspector.n_skipped:,}; positions count "
+            "from the next one"
         )
         lines.append(Text(note, style="dim"))
     for i, view in enumerate(options.views):
@@ -142,7 +142,7 @@ def print_comparison(inspectors: list[Inspector], options: InspectOptions) -> No
         )
     if len({(one.config.n_layers, one.config.n_heads) for one in inspectors}) > 1:
         shapes = [
-            f"{one.config.n_layers} layers of {one.config.n_heads} heads" for one in inspectors
+            f"n_layers={one.config.n_layers}, n_heads={one.config.n_heads}" for one in inspectors
         ]
         raise UsageError(
             f"--model: the models have different shapes ({' and '.join(shapes)})",
@@ -236,5 +236,5 @@ def _require_passed(inspector: Inspector) -> None:
     if failed:
         raise TgenError(
             f"{len(failed)} of {len(inspector.checks)} self-checks failed: {failed[0]}",
-            "do not trust this output: it is not what the model computes; see --view verify",
+            "do not trust this output: it differs from the model's computation; see --view verify",
         )

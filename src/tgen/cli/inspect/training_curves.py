@@ -1,6 +1,6 @@
 """`--view training`: the training log as curves and a terminal figure. Does not import torch.
 
-Color only repeats what the characters show: dots are the training loss, `○` the validation loss,
+Color only repeats what characters show: dots are the training loss, `○` the validation loss,
 `●` its minimum.
 """
 
@@ -131,7 +131,7 @@ def _numbers(records: Sequence[dict[str, Any]], kind: str, name: str) -> list[fl
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise TrainingError(
                 f"training log: invalid {name} in a {kind} (got {value!r}, expected a number)",
-                "the log was edited or written by another version; train again for a new one",
+                "train again: the log was edited or written by another version",
             )
     return [value for value in values if value is not None]
 
@@ -155,7 +155,7 @@ def training_figure(curves: TrainingCurves, *, width: int) -> list[Text]:
 
 def _totals(curves: TrainingCurves, *, width: int) -> list[str]:
     """Return the totals in one line, or in two where one is too long."""
-    parts = [f"{curves.steps[-1]:,} steps"]
+    parts = [f"{curves.steps[-1]:,} step{'s' * (curves.steps[-1] != 1)}"]
     if curves.tokens is not None:
         parts.append(f"{curves.tokens:,} tokens")
     parts.append(f"{curves.seconds[-1] / 60:,.1f} minutes")

@@ -59,7 +59,7 @@ def make_report(
     if view in (View.predict, View.why) and options.query is not None and len(queries) > 1:
         raise UsageError(
             f"--query: --view {view} takes one position (got {len(queries)})",
-            f"for example --query {queries[-1]}",
+            f"use, for example, --query {queries[-1]}",
         )
     query = queries[-1] if n else -1
     if view is View.attention:
@@ -111,7 +111,7 @@ def _selected_queries(options: InspectOptions, n: int) -> range | None:
 def draw_view(
     view: View, report: Any, inspector: Inspector, options: InspectOptions, screen: Screen
 ) -> list[Any]:
-    """Return what the terminal shows of a view, as Rich renderables."""
+    """Return a view for the terminal, as Rich renderables."""
     n, width = len(inspector.ids), screen.width
     selected = _selected_queries(options, n)
     if view in MATRIX_VIEWS:

@@ -37,7 +37,7 @@ class Canvas:
                 self.dot(x + round(dx), y + round(dy), style)
 
     def mark(self, x: int, y: int, character: str, style: str = "") -> None:
-        """Replace the dots of the character at (x, y) by another character."""
+        """Replace the dots of the character at (x, y) with another character."""
         if 0 <= x < 2 * self.columns and 0 <= y < 4 * self.rows:
             self._marks[y // 4, x // 2] = character
             self._styles[y // 4][x // 2] = style

@@ -11,7 +11,7 @@ _WHITESPACE = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 def label(token: bytes, *, width: int | None = None) -> str:
     """Return printable text for a token's bytes, cut to `width` columns with `…`.
 
-    White space becomes visible, control and invisible characters become code points, and bytes
+    Whitespace becomes visible, control and invisible characters become code points, and bytes
     that are not valid UTF-8 become hexadecimal.
     """
     try:

@@ -30,7 +30,7 @@ _FROM_MODEL = ("tokenizer", "vocab_size", "size", "family")  # fixed by --from
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """What `tgen train` was asked to do; `run` and `config` have the options that were given."""
+    """The options of `tgen train`; `run` and `config` have those that were given."""
 
     config: dict[str, Any] = nested(TrainConfig)
     run: dict[str, Any] = nested(
@@ -65,11 +65,11 @@ class TrainOptions:
         for name in ("n_ranks", "device_memory"):
             if name in self.run and not self.dry_run:
                 flag = flag_of(RunRequest, name)
-                raise UsageError(f"{flag} needs --dry-run", "start a run on many ranks by torchrun")
+                raise UsageError(f"{flag} needs --dry-run", "start many ranks with torchrun")
         for name in _FROM_MODEL:
             if "start_from" in self.run and name in self.run:
                 flag = flag_of(RunRequest, name)
-                hint = f"remove {flag}: the model brings its own"
+                hint = f"remove {flag}: the model has its own"
                 raise UsageError(f"{flag} cannot be combined with --from", hint)
 
     def _check_resume(self) -> None:
@@ -81,7 +81,7 @@ class TrainOptions:
 
     @property
     def paths(self) -> list[str]:
-        """The corpus as it was named."""
+        """The corpus paths as given."""
         return list(self.run.get("corpus", ()))
 
     @property

@@ -140,7 +140,7 @@ class TrainingProgress:
     def _show_saving(self, report: SavingReport) -> None:
         line = f"warning: step {report.step:,} cannot be saved: {report.failed}"
         if not report.failed:
-            console.print_status(f"step {report.step:,} is saved now")
+            console.print_status(f"saved step {report.step:,}")
         elif self._save_error == report.failed:
             console.print_status(line)
         else:

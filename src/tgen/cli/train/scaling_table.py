@@ -11,7 +11,7 @@ _UNITS = (("years", 365 * 86400, 3), ("days", 86400, 2), ("hours", 3600, 2), ("m
 def scaling_table(report: ScalingReport) -> list[tuple[str, str, str]]:
     """Return rows of name, value and explanation."""
     memory = report.device_memory
-    devices = f"{report.n_ranks:,} {'GPUs' if report.on_gpu else 'CPUs'}"
+    devices = f"{report.n_ranks:,} {'GPU' if report.on_gpu else 'CPU'}{'s' * (report.n_ranks > 1)}"
     each = (
         f"with {format_bytes(memory)} each" if memory else "set --device-memory to check what fits"
     )
@@ -19,7 +19,7 @@ def scaling_table(report: ScalingReport) -> list[tuple[str, str, str]]:
         ("ranks", devices, each),
         (
             "global batch",
-            f"{report.batch_size:,} windows",
+            f"{report.batch_size:,} window{'s' * (report.batch_size > 1)}",
             f"{report.step_tokens:,} tokens per step",
         ),
         *(_memory(rank, report.sent_bytes[rank.parallel]) for rank in report.ranks),

@@ -97,7 +97,7 @@ class CpuEngine:
         return self._cache.first_sequence()
 
     def restore(self, keys: Array, values: Array) -> None:
-        """Replace everything by one sequence with these keys and values."""
+        """Replace everything with one sequence that has these keys and values."""
         self._cache.restore(keys, values)
 
     def _run_pass(self, ids: Array, rows: Array) -> Logits:

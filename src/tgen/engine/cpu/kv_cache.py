@@ -74,7 +74,7 @@ class BlockedKVCache:
         return keys[:, :, :n, :size].copy(), self.values[:, 0, :, :n, :size].copy()
 
     def restore(self, keys: Array, values: Array) -> None:
-        """Replace everything by one sequence with these keys and values (L, n_kv_heads, n, D)."""
+        """Replace everything with one sequence of keys and values (L, n_kv_heads, n, D)."""
         n, size = keys.shape[2:]
         self._allocate(1, n)
         self.values[:, 0, :, :n, :size] = values

@@ -35,7 +35,7 @@ def check_memory(
 ) -> None:
     """Raise UsageError if training on this machine needs more than `memory` bytes; None: unknown.
 
-    The user reads it before the run starts, instead of having the run killed.
+    The error comes before the run starts, so that the system does not kill it later.
     """
     needed = rank_memory(
         model, train, context=context, n_ranks=1, parallel="ddp", on_gpu=False
@@ -44,7 +44,7 @@ def check_memory(
         raise UsageError(
             f"training needs about {needed / 1e9:,.0f} GB of memory with "
             f"batch_size={train.batch_size}, d_model={model.d_model}, d_ff={model.d_ff}; "
-            f"{memory / 1e9:,.0f} GB are available",
+            f"{memory / 1e9:,.0f} GB is available",
             "reduce one of them; --set accumulation=N splits a batch into micro-batches",
         )
 
@@ -113,7 +113,7 @@ def choose_parallel(
 ) -> Parallel:
     """Return DDP if it fits into a rank's `memory` (bytes; None: unknown), else FSDP.
 
-    Raises UsageError if neither fits, or not the `wanted` one.
+    Raises UsageError if neither fits, or if the `wanted` one does not.
     """
     if memory is None:
         return wanted or "ddp"
@@ -145,7 +145,7 @@ def choose_parallel(
             "batch into micro-batches"
         )
     raise UsageError(
-        f"each of {n_ranks:,} ranks needs {format_bytes(needed(parallel, n_ranks))} with "
+        f"each rank (of {n_ranks:,}) needs {format_bytes(needed(parallel, n_ranks))} with "
         f"{parallel.upper()}, but only {USABLE:.0%} of {format_bytes(memory)} can be used",
         hint,
     )

@@ -8,7 +8,7 @@ from tgen.config import SIZES, ModelConfig, TrainConfig
 from tgen.errors import CorpusError, UsageError
 from tgen.training.plan.param_shapes import matmul_params
 
-EXPLICIT = "set by the user"  # the reason of what the user chose
+EXPLICIT = "set by the user"  # the reason for values that the user chose
 _TOKENS_PER_PARAM = 2.5  # a run with fewer training tokens does better with a smaller model,
 _MANY_EPOCHS = 12  # unless that one trained for more epochs than this:
 _TOKENS_PER_PARAM_MANY_EPOCHS = 1.0  # a larger model learns more from each epoch
@@ -20,7 +20,7 @@ _EFFICIENCY = 0.75  # of the measured speed: the rest is optimizer, evaluations,
 
 @dataclass(frozen=True, kw_only=True)
 class PlanInputs:
-    """What the plan depends on besides the user's settings."""
+    """Inputs of the plan besides the user's settings."""
 
     vocab_size: int
     train_tokens: int
@@ -93,7 +93,7 @@ def _choose_size(train: TrainConfig, inputs: PlanInputs, family: str) -> tuple[s
             break
         epochs = tokens / inputs.train_tokens
         chosen = size
-        why = f"the largest for this time and corpus: {tokens / 1e6:.1f} M training tokens"
+        why = f"the largest for this time budget and corpus: {tokens / 1e6:.1f} M training tokens"
         if train.steps is not None:
             why = "the default with --steps; with --minutes the plan chooses"
             if size == _SIZE_WITH_STEPS:
@@ -112,7 +112,7 @@ def _choose_context(
             raise CorpusError(
                 f"context_length={wanted} is longer than the corpus "
                 f"({inputs.train_tokens} training tokens)",
-                f"set at most {longest}",
+                f"set context_length to at most {longest}",
             )
         return wanted, EXPLICIT
     wanted = shape["context_length"]

@@ -1,4 +1,4 @@
-"""What to train for a corpus, a time budget and a machine: pure functions, each with reasons.
+"""The plan for a corpus, a time budget and a machine: pure functions that also give reasons.
 
 The thresholds were measured: see `benchmarks/learning/`.
 """
@@ -32,7 +32,7 @@ _SAMPLING_SECONDS = 0.3  # at least: one token at a time, however small the mode
 _EVALUATION_SHARE = 0.05  # of the time
 _EVALUATION_SECONDS = 10.0  # between evaluations at least: each also saves and samples
 _EVALUATION_EPOCHS = 3.0  # and at most: a small corpus is memorized that fast
-_LR_TIMES_WIDTH = 0.5  # AdamW's learning rate falls with the width of the vectors it updates
+_LR_TIMES_WIDTH = 0.5  # AdamW's learning rate decreases with the width of the updated vectors
 _MATRIX_LEARNING_RATE = 0.03
 _WARMUP_STEPS = 50
 _EVAL_TOKENS = 1 << 18
@@ -125,7 +125,7 @@ def make_plan(
     """
     if inputs.train_tokens < 2:
         raise CorpusError(
-            f"the corpus has {inputs.train_tokens} training tokens", "at least two are needed"
+            f"the corpus has too few training tokens ({inputs.train_tokens})", "pass at least two"
         )
     fine_tuning = start_from is not None
     if start_from is not None:
@@ -185,11 +185,11 @@ def _choose(
 def _check(
     config: ResolvedTrainConfig, choice: ModelChoice, budget: Budget, inputs: PlanInputs
 ) -> None:
-    """Refuse combinations of valid values."""
+    """Reject invalid combinations of valid values."""
     if config.bpe_dropout > 0 and not inputs.has_merges:
         raise UsageError(
             f"bpe_dropout={config.bpe_dropout:g}: this tokenizer has no BPE merges",
-            "remove it, or train with --tokenizer bpe",
+            "remove bpe_dropout, or train with --tokenizer bpe",
         )
     if budget.steps <= config.warmup_steps:
         raise UsageError(

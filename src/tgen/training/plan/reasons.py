@@ -58,14 +58,14 @@ def _learning_rate(config: ResolvedTrainConfig, *, fine_tuning: bool) -> Choice:
     if config.optimizer == "muon":
         value = f"Muon {config.matrix_learning_rate:g}, {value}"
     reduced = "reduced for fine-tuning; " if fine_tuning else ""
-    warmup = f"warmup over {config.warmup_steps} steps, " if config.warmup_steps else ""
+    warmup = f"warmup until step {config.warmup_steps}, " if config.warmup_steps else ""
     why = f"{reduced}{warmup}decay over the last {config.decay_fraction:.0%}"
     return Choice("learning rate", value, why)
 
 
 def _bpe_dropout(config: ResolvedTrainConfig, inputs: PlanInputs, *, fine_tuning: bool) -> Choice:
     if config.bpe_dropout > 0:
-        why = "of the tokens are split at random, so that epochs differ"
+        why = "probability of splitting a token, so that epochs differ"
     elif fine_tuning:
         why = "not used for fine-tuning"
     elif inputs.has_merges:
@@ -83,8 +83,9 @@ def _steps(steps: int, *, exact: bool) -> str:
 
 
 def _evaluation(config: ResolvedTrainConfig, budget: Budget, inputs: PlanInputs) -> Choice:
+    every = f"every {config.eval_every} step{'s' * (config.eval_every > 1)}"
     if inputs.val_tokens == 0:
-        return Choice("evaluation", "none", f"checkpoint every {config.eval_every} steps")
+        return Choice("evaluation", "none", f"checkpoint {every}")
     if config.eval_every >= budget.steps:
         return Choice("evaluation", "once", "at the end")
-    return Choice("evaluation", f"every {config.eval_every} steps", "at most 5% of the time")
+    return Choice("evaluation", every, "at most 5% of the time")

@@ -54,7 +54,7 @@ def judge_memorization(
     `longest_run` is shared by the samples and the training text, `natural_run` by as much held-out
     text and the training text. With nothing held out (`held_out_bits_per_byte` is None), the end of
     the training text takes its place. A copied run is proof. After several epochs, much lower loss
-    on training than on held-out text is a sign; with nothing held out, next to no loss is proof.
+    on training than on held-out text is a sign; with nothing held out, almost no loss is proof.
     """
     held_out, train = held_out_bits_per_byte, train_bits_per_byte
     ratio = longest_run / max(natural_run, _MIN_NATURAL_RUN)

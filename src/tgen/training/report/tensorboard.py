@@ -19,7 +19,7 @@ def require() -> None:
     if find_spec("tensorboardX") is None:
         raise UsageError(
             "--tensorboard: the package tensorboardX is missing",
-            "run: pip install 'tgen-lm[tensorboard]'",
+            "pip install 'tgen-lm[tensorboard]'",
         )
 
 

@@ -144,7 +144,7 @@ def test_svg_cells_are_shapes_with_their_values(heat: HeatMap):
         i, j = int(row.split()[1]), int(column.split()[1])
         fills[i, j] = rect.get("fill")
         number = 100 * float(heat.values[i, j]) if heat.percent else float(heat.values[i, j])
-        assert float(value.removesuffix(" %")) == pytest.approx(number, rel=6e-3, abs=1e-30)
+        assert float(value.removesuffix("%")) == pytest.approx(number, rel=6e-3, abs=1e-30)
         label = "" if heat.rows[i] == str(i) else f" {heat.rows[i]}"
         assert row == f"{heat.row_name} {i}{label}"
     assert fills == {cell: to_hex(color) for cell, color in visible_colors(heat).items()}
@@ -185,7 +185,7 @@ def test_long_labels_are_cut_on_the_axes_and_complete_in_tooltips():
     long = "日" * 8 + "x" * 30
     root = ET.fromstring(svg(attention(2, labels=[long])))
     assert texts(root).count("日" * 8 + "x" * 7 + "…") == 4
-    assert shapes(root)[0].findtext(SVG + "title") == f"query 0 {long}\nkey 0 {long}\n100 %"
+    assert shapes(root)[0].findtext(SVG + "title") == f"query 0 {long}\nkey 0 {long}\n100%"
 
 
 def test_cells_show_their_numbers_where_they_fit():

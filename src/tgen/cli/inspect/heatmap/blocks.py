@@ -109,7 +109,7 @@ def _subsample(
     row_step = -(-len(part) // _MAX_ROWS)
     sample = part[::row_step, ::factor]
     notes = [
-        f"1 in {step} {name}s is drawn"
+        f"1 in {step} {name}s is shown"
         for step, name in ((row_step, heat.row_name), (factor, heat.column_name))
         if step > 1
     ]

@@ -30,7 +30,7 @@ class TextBox:
     anchor: Anchor = "start"
     size: int = TEXT_SIZE
     color: str = TEXT_COLOR
-    rotated: bool = False  # reads upwards
+    rotated: bool = False  # reads upward
 
 
 class Layout:

@@ -72,7 +72,7 @@ def _draw_rotated(picture: "Picture", box: TextBox, font: "FreeTypeFont | ImageF
 
 
 def _with_font_characters(heat: HeatMap, font: "FreeTypeFont | ImageFont") -> HeatMap:
-    """Replace characters that the font lacks by their code points."""
+    """Replace characters that the font lacks with their code points."""
     missing = bytes(font.getmask("\uffff"))  # the glyph of all missing characters
 
     def replaced(text: str) -> str:

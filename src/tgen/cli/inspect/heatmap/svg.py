@@ -65,7 +65,7 @@ def _shapes(heat: HeatMap, layout: Layout) -> Iterator[str]:
             (
                 f"{heat.row_name} {indexed_label(row, heat.rows)}",
                 f"{heat.column_name} {indexed_label(column, heat.columns)}",
-                f"{100 * value:.3g} %" if heat.percent else f"{value:.4g}",
+                f"{100 * value:.3g}%" if heat.percent else f"{value:.4g}",
             )
         )
         x, y = layout.left + column * layout.cell, layout.top + row * layout.cell

@@ -153,7 +153,7 @@ def _right_aligned(text: str, cell: int) -> str:
 
 
 def _vertical(labels: Sequence[str], max_height: int, cell: int) -> list[str]:
-    """Return lines with the labels written downwards, aligned at the bottom."""
+    """Return lines with the labels written downward, aligned at the bottom."""
     shown = [
         label if len(label) <= max_height else label[: max_height - 1] + "…" for label in labels
     ]

@@ -99,7 +99,7 @@ function reveal(box, x, y, width, height) {
   box.scrollTop = clamp(box.scrollTop, y, y + height - box.clientHeight);
 }
 
-/* Returns a token's label as nodes; the marks for leading white space are dimmed. */
+/* Returns a token's label as nodes; the marks for leading whitespace are dimmed. */
 function tokenText(label) {
   const [space] = /^[·⏎⇥]*/u.exec(label);
   const rest = label.slice(space.length);

@@ -169,13 +169,13 @@ def _facts(
     facts = [
         summary.family,
         f"{summary.n_parameters:,} parameters",
-        f"{n_layers} layers × {n_heads} heads",
+        f"layers × heads: {n_layers} × {n_heads}",
         f"{len(text.tokens):,} token{'s' * (len(text.tokens) != 1)}",
     ]
     if all(report.head is None for report in attention):
         facts.append("means over the heads of each layer")
     elif len(attention) < n_layers * n_heads:
-        facts.append(f"{len(attention)} of the heads on this page")
+        facts.append(f"{len(attention)} of these heads shown")
     return facts
 
 

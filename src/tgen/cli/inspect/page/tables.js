@@ -107,7 +107,7 @@ function histogramBars(shares) {
     return bar;
   });
   const start = (i) => (i === 0 ? 0 : 2 ** (i - 1));
-  const label = shares.map((share, i) => `from ${start(i)} back: ${twoDecimals(share)}`).join(', ');
+  const label = shares.map((share, i) => `from ${start(i)} tokens back: ${twoDecimals(share)}`).join(', ');
   const properties = { className: 'histogram', role: 'img', 'aria-label': label, title: label };
   return make('span', properties, ...bars);
 }
@@ -123,7 +123,7 @@ function addSurprisal(onSelect) {
     if (surprisal === null) line.append(': first token, not predicted.');
     else line.append(
       `: ${surprisal.toFixed(2)} bits, rank ${rank}. Most likely: `,
-      make('b', { className: 'token' }, top), ` (${(100 * probability).toFixed(1)} %).`);
+      make('b', { className: 'token' }, top), ` (${(100 * probability).toFixed(1)}%).`);
   };
   const buttons = tokenButtons(byId('surprisal'), {
     onHover: (i) => show(i ?? selected),
@@ -160,7 +160,7 @@ function addLensTable() {
     const cells = top[layer].map((label, i) => {
       const p = probabilities[layer][i];
       const cell = make('td', {
-        className: first + i === query ? 'cell query' : 'cell', title: `${(100 * p).toFixed(1)} %`,
+        className: first + i === query ? 'cell query' : 'cell', title: `${(100 * p).toFixed(1)}%`,
       }, ...tokenText(label));
       cell.style.setProperty('--share', p);
       return cell;

@@ -82,8 +82,8 @@ def heads_table(report: HeadsReport, *, width: int | None) -> list[Text]:
 
 
 def head_notes(report: HeadsReport) -> list[str]:
-    """Return sentences about what the metrics were measured on."""
-    notes = [f"means over the {report.n_queries} queries after the first"]
+    """Return notes about the text that the metrics were measured on."""
+    notes = [f"means over all queries after the first ({report.n_queries})"]
     if not report.block_length:
         notes.append("duplicate, induction: not measured; the context or vocabulary is too small")
     else:

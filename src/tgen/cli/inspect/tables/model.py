@@ -34,8 +34,8 @@ def summary_table(summary: ModelSummary) -> list[Table | Text]:
     window = f", sliding window of {n:,} tokens" if n else ""
     text = (
         f"{printable(summary.path)}{rule}\n"
-        f"{summary.family}: {config['n_layers']} layers, {config['n_heads']} heads "
-        f"({config['n_kv_heads']} key/value heads), d_model {config['d_model']}, "
+        f"{summary.family}: layers {config['n_layers']}, heads {config['n_heads']} "
+        f"(key/value heads {config['n_kv_heads']}), d_model {config['d_model']}, "
         f"d_ff {config['d_ff']}, vocabulary {config['vocab_size']:,}, "
         f"context {config['context_length']:,}\n"
         f"{config['position']} positions, {'post' if config['post_norm'] else 'pre'}-norm "
