@@ -71,9 +71,9 @@ class Picture:
 
 PICTURES = {
     "train": Picture(
-        commands=("tgen train python.txt --minutes 1",),
-        before="rm -rf models/python",
-        seconds=50,
+        commands=("tgen train tinyshakespeare.txt --minutes 2 --out models/plays",),
+        before="rm -rf models/plays",
+        seconds=105,
     ),
     "generate": Picture(
         commands=(
@@ -92,7 +92,7 @@ PICTURES = {
         ),
     ),
     "curves": Picture(
-        commands=("tgen inspect -m models/python --view training",),
+        commands=("tgen inspect -m models/plays --view training",),
     ),
     "bench": Picture(
         commands=("tgen bench -m shakespeare",),
@@ -186,9 +186,10 @@ def main() -> None:
     """Update the named pages or pictures, or all of them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("pages", nargs="*", help="Markdown files; default: all pages and pictures")
+    parser.add_argument("--corpus", type=Path, help="tinyshakespeare.txt, if build/docs lacks it")
     parser.add_argument("--pictures", nargs="*", choices=PICTURES, help="pictures to draw")
     options = parser.parse_args()
-    prepare_folder()
+    prepare_folder(options.corpus)
     everything = not options.pages and options.pictures is None
     for name in options.pictures or (PICTURES if everything or options.pictures == [] else ()):
         report(f"docs/pictures/{name}.svg")
@@ -203,18 +204,20 @@ def report(line: str) -> None:
     sys.stderr.write(line + "\n")
 
 
-def prepare_folder() -> None:
-    """Fill the working folder: the shipped model, a corpus, and a model trained on it."""
+def prepare_folder(corpus: Path | None) -> None:
+    """Fill the working folder: the shipped model and two corpora."""
     (WORK / "models").mkdir(parents=True, exist_ok=True)
     shutil.copytree(
         ROOT / "models" / "shakespeare", WORK / "models" / "shakespeare", dirs_exist_ok=True
     )
+    plays = WORK / "tinyshakespeare.txt"
+    if corpus is not None:
+        shutil.copyfile(corpus, plays)
+    if not plays.exists():
+        raise SystemExit("name a copy of tinyshakespeare.txt: scripts/docs --corpus FILE")
     from pydoc_data import topics
 
     (WORK / "python.txt").write_text("\n\n".join(topics.topics.values()))
-    if not (WORK / "models" / "python" / "config.json").exists():
-        report("models/python (one minute)")
-        run_command("tgen train python.txt --minutes 1 --overwrite --quiet")
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -252,6 +255,7 @@ def update_block(match: re.Match[str]) -> str:
     for command in commands_of(match["body"]):
         lines += command
         shown = re.sub(r"^[$>] ?", "", command[0])
+        wait_until_idle(shown)
         screen = run_in_terminal("\n".join([shown, *command[1:]]), NO_COLOR="1")
         lines += shorten(screen.text_lines(), how)
     comment = f"<!-- docs: {how} -->\n" if how else ""
@@ -291,6 +295,7 @@ def draw_picture(name: str, picture: Picture) -> None:
         if lines:
             lines.append(Text())
         lines.append(Text.assemble(("$ ", "bold green"), (command, "bold")))
+        wait_until_idle(command)
         screen = run_in_terminal(command, picture.columns, picture.rows, picture.seconds)
         lines += [Text.from_ansi(line) for line in screen.ansi_lines()]
     console = Console(record=True, width=picture.columns, file=open(os.devnull, "w"))  # noqa: SIM115
@@ -334,6 +339,15 @@ def run_in_terminal(
     if any(str(ROOT) in line for line in screen.text_lines()):
         raise SystemExit(f"the output of {command!r} has a path of this machine")
     return taken or screen
+
+
+def wait_until_idle(command: str) -> None:
+    """Wait for an idle machine before a command that measures speed, at most three minutes."""
+    end = time.monotonic() + 180
+    while re.match("tgen (bench|train)", command) and time.monotonic() < end:
+        if os.getloadavg()[0] < 0.5:
+            break
+        time.sleep(5)
 
 
 def complete_length(data: bytes) -> int:

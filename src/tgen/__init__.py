@@ -1,4 +1,4 @@
-"""tgen: train a small language model on your own text, generate, inspect, benchmark."""
+"""tgen: train a small language model on your own text, then generate, inspect and benchmark."""
 
 TYPE_CHECKING = False  # as in typing, whose import would take longer than a Ctrl-C may wait
 

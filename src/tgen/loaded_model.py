@@ -19,12 +19,12 @@ from tgen.config import Draft, SamplingConfig, StoredAs, raw
 from tgen.engine.base import Engine, PromptCache
 from tgen.engine.open_engine import open_engine
 from tgen.errors import UsageError
+from tgen.generation.context_window import Request, check_request
 from tgen.generation.loop import RequestSource, generate_requests, make_source
 from tgen.generation.ngram_drafter import NgramDrafter
 from tgen.generation.prompt_cache import compute_prompt_cache
 from tgen.generation.sampling import row_seed
 from tgen.generation.score import total_nll
-from tgen.generation.sequence import Request, check_request
 from tgen.generation.token_bytes import Vocabulary
 from tgen.reports.generation import Token
 from tgen.tokenizer import TextStream, Tokenizer

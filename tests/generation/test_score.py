@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from tgen.generation.context_window import window_start
 from tgen.generation.samplers import softmax
-from tgen.generation.sequence import window_start
 from tgen.loaded_model import open_model
 
 

@@ -26,11 +26,11 @@ def test_changed_settings_are_refused_or_recorded(tmp_path):
         "overrides": {"dropout": "0.1", "n_layers": "1"},
     }
     list(resume(out, threads=1, **same))
-    with pytest.raises(TrainingError, match=r"dropout is 0\.1 in this run, not 0.2"):
+    with pytest.raises(TrainingError, match=r"dropout differs \(got 0\.2, this run has 0\.1"):
         next(resume(out, overrides={"dropout": "0.2"}))
-    with pytest.raises(UsageError, match="n_layers is 1 in this run, not 2"):
+    with pytest.raises(UsageError, match=r"n_layers: cannot be changed \(got 2, "):
         next(resume(out, overrides={"n_layers": "2"}, override=True))
-    with pytest.raises(UsageError, match="optimizer is muon in this run, not adamw"):
+    with pytest.raises(UsageError, match=r"optimizer: cannot be changed \(got adamw, "):
         next(resume(out, overrides={"optimizer": "adamw"}, override=True))
     with pytest.raises(UsageError, match="the run is already at step 14"):
         next(resume(out, settings={"steps": 9}, override=True))

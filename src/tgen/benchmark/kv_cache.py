@@ -30,7 +30,7 @@ def default_lengths(context_length: int) -> list[int]:
 
 
 def sample_text(engine: Engine, start: Sequence[int], n_tokens: int, *, seed: int) -> list[int]:
-    """Sample the text to time: `n_tokens` in all, after `start`, at temperature 1."""
+    """Sample the text to time: `n_tokens` in total, after `start`, at temperature 1."""
     sampling = SamplingConfig(temperature=1.0, top_k=0, max_new_tokens=n_tokens, seed=seed)
     tokens = generate(engine, [start], sampling=sampling)
     return [*start, *(token.id for token in tokens)][:n_tokens]

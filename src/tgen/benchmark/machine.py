@@ -53,7 +53,7 @@ def peak_memory_bytes() -> int | None:
 class MachineProbe:
     """A constant NumPy workload, interleaved with the trials to measure the machine's speed.
 
-    Each thread sums an array of its own and the slowest thread counts: like an engine's forward
+    Each thread sums its own array, and the slowest thread counts: like an engine's forward
     pass, the probe waits for all threads, so it notices when another process occupies a CPU.
     """
 

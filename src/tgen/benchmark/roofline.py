@@ -33,7 +33,7 @@ class PassCost:
     key_bytes: float  # bytes of keys and values per token
 
     def min_seconds(self, workload: Workload, peak: PeakRates) -> tuple[float, str]:
-        """Return the lower bound in seconds, and what bounds most of it."""
+        """Return the lower bound in seconds, and the resource that dominates it."""
         passes = [(workload.n_prompt, workload.n_depth)] if workload.n_prompt else []
         passes += [(1, workload.n_depth + workload.n_prompt + i) for i in range(workload.n_gen)]
         seconds = {"memory": 0.0, "compute": 0.0}

@@ -84,7 +84,7 @@ def throughput_report(
 ) -> ThroughputReport:
     """Summarize the trials of a workload.
 
-    `bound` is the lower bound in seconds and what sets it (`PassCost.min_seconds`), or None.
+    `bound` is the lower bound in seconds and its resource (`PassCost.min_seconds`), or None.
     `probe_seconds` are those of the machine probe, interleaved with the trials.
     """
     seconds = [trial.seconds for trial in trials]

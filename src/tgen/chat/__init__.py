@@ -1,1 +1,1 @@
-"""Conversations: a model's chat template renders the messages as text, which becomes ids."""
+"""Conversations: the model's chat template renders messages as text, which is tokenized."""

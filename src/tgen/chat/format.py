@@ -29,7 +29,7 @@ _Span = tuple[int, int, int]  # an id, and its start and end in the text
 
 
 class ChatFormat:
-    """Encodes conversations for one model; `end_ids` are the tokens that end an answer."""
+    """The encoder of conversations for one model; `end_ids` are the tokens that end an answer."""
 
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, context_length: int) -> None:
         self._context_length = context_length

@@ -107,7 +107,7 @@ def export_transformers(
 ) -> None:
     """Write a directory with weights in `dtype`, in shards of at most `max_shard_bytes`.
 
-    A larger tensor gets a shard of its own. Raises ModelError for values too large for `dtype`.
+    A larger tensor gets its own shard. Raises ModelError for values too large for `dtype`.
     """
     arrays = tensor_names.to_hf_arrays(bundle.config, bundle.arrays)
     shards = _assign_shards(arrays, _ITEM_BYTES[dtype], max_shard_bytes)

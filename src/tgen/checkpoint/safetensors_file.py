@@ -1,4 +1,4 @@
-"""safetensors files: headers are checked strictly, each tensor is read into an array of its own.
+"""safetensors files: headers are checked strictly, each tensor is read into its own array.
 
 The library's NumPy reader needs twice the file's size in memory and rejects bfloat16.
 """

@@ -25,7 +25,7 @@ COMMANDS = {
     "bench": "Measure the model's speed on this machine.",
     "export": "Convert a model to GGUF or to another dtype.",
 }
-_HELP = """Train a small language model on your own text, generate, inspect, benchmark.
+_HELP = """Train a small language model on your own text, then generate, inspect and benchmark.
 
 Exit status: 0 success (also when the reader closed the pipe), 1 failure, 2 usage error, \
 70 internal error, 75 the run belongs to another process, 128 + n after signal n."""

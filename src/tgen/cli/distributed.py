@@ -1,4 +1,4 @@
-"""Running a command on all ranks that torchrun started."""
+"""Run a command on all ranks that torchrun started."""
 
 import shlex
 import sys

@@ -6,13 +6,10 @@ dict, so that "not given" needs no comparison with a default.
 """
 
 import inspect
-import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, field, fields
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import typer
@@ -44,11 +41,6 @@ def model_option(**changes: Any) -> Any:
     }
     help_text = "Model path, or name in ./models, the data folder or the transformers cache."
     return option(None, help_text, "--model -m", **details | changes)
-
-
-def prompt_option(help_text: str) -> Any:
-    """Declare `--prompt`."""
-    return option(None, help_text, "--prompt -p", metavar="TEXT", shown_default="read from stdin")
 
 
 def device_option(panel: str) -> Any:
@@ -212,15 +204,6 @@ def _complete_model(incomplete: str) -> list[str]:
     return [name for name in list_model_names() if name.startswith(incomplete)]
 
 
-def read_prompt(prompt: str | None) -> bytes:
-    """Return the prompt's bytes; stdin is read only without a prompt, or if it is '-'."""
-    if prompt is not None and prompt != "-":
-        return os.fsencode(prompt)
-    if sys.stdin is None or (sys.stdin.isatty() and prompt is None):
-        raise UsageError("no prompt", 'pass --prompt "TEXT", or pipe text in')
-    return sys.stdin.buffer.read()
-
-
 def parse_size(option_name: str, text: str) -> int:
     """Parse 200MB, 1GiB or 5000000 into bytes.
 
@@ -249,16 +232,3 @@ def parse_settings(settings: list[str]) -> dict[str, str]:
             raise UsageError(f"--set: not FIELD=VALUE (got {setting!r})", hint)
         pairs[name.strip().replace("-", "_")] = value.strip()
     return pairs
-
-
-def default_output(corpus: list[str]) -> Path:
-    """Return models/<name of the corpus>. Raises UsageError without a corpus."""
-    if not corpus:
-        hint = "name a text file, or - for stdin; with --resume, pass --out"
-        raise UsageError("no corpus", hint)
-    first = corpus[0]
-    if first == "-":
-        return Path("models") / "stdin"
-    path = Path(first)
-    name = "corpus" if any(mark in first for mark in "*?[") else (path.stem or path.resolve().name)
-    return Path("models") / (name.lstrip(".") or "corpus")

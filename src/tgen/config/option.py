@@ -60,7 +60,7 @@ def _check_number(one: Field[Any], value: Any, expected: str) -> None:
 
 
 def require(holds: bool, name: str, value: object, expected: str) -> None:
-    """Raise UsageError unless `holds`; NaN compares false, so it is refused too."""
+    """Raise UsageError unless `holds`; NaN compares false, so it is rejected too."""
     if not holds:
         message, hint = f"{name}: invalid value {value}", f"set {name} to {expected}"
         raise UsageError(message, hint, field=name)

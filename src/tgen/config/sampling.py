@@ -16,7 +16,7 @@ Overflow = Literal["slide", "stop", "error"]
 Text = str | bytes
 
 SAMPLERS = ("top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc", "temperature")
-DEFAULT_BATCH_SIZE = 64  # sequences computed together
+DEFAULT_BATCH_SIZE = 64  # sequences per batch
 TEXTS = ("stop", "ban", "require", "choices", "dry_breakers")
 CONSTRAINTS = ("choices", "regex", "json_schema")
 
@@ -106,7 +106,7 @@ class SamplingConfig:
     )
     overflow: Overflow = _constraint(
         "slide",
-        "Full context: keep the last half and continue (slide), stop, or refuse a text that might "
+        "Full context: keep the last half and continue (slide), stop, or reject a text that might "
         "not fit (error).",
         "--overflow",
     )
@@ -147,7 +147,7 @@ class SamplingConfig:
         high=1e6,
     )
     dry_base: float = _penalty(
-        1.75, "DRY: growth per token of repeat length.", "--dry-base", low=1, high=1e6
+        1.75, "DRY: penalty factor per token of repeat length.", "--dry-base", low=1, high=1e6
     )
     dry_allowed_length: int = _penalty(
         2, "DRY: repeat length without penalty, in tokens.", "--dry-allowed-length", low=1

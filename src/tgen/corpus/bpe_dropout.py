@@ -16,7 +16,7 @@ def split_tokens(
 ) -> tuple[Ids, Ids]:
     """With `probability`, replace tokens (B, L) with the two they were merged from, repeatedly.
 
-    Returns the first L tokens of each row (B, L) and the position each came from (B, L).
+    Returns the first L tokens of each row (B, L) and their source positions (B, L).
     `merge_pairs` (V, 2) are the two parts of a token, -1 if it is never split.
     """
     n_rows, length = windows.shape

@@ -4,7 +4,6 @@ A document is a tuple of parts. Parts are tokenized separately and concatenated;
 token follows the document. A text has one part; a {"prompt", "completion"} row has two.
 """
 
-import json
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tgen.corpus.jsonl import parse_row
 from tgen.corpus.sources import Source
 
 _MAX_BYTES_IN_RAM = 1 << 22  # a longer text is returned as a LongText
@@ -163,13 +163,3 @@ class Corpus:
 def document_size(document: Document) -> int:
     """Bytes of all parts."""
     return sum(map(len, document))
-
-
-def parse_row(line: bytes) -> tuple[bytes, ...] | None:
-    """Return the parts of a JSON row, or None if it is not one."""
-    try:
-        values = json.loads(line)
-        parts = (values["text"],) if "text" in values else (values["prompt"], values["completion"])
-        return tuple(part.encode("utf-8", "surrogatepass") for part in parts)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return None

@@ -9,7 +9,7 @@ from tgen.errors import CorpusError, TgenError
 from tgen.storage import files
 
 _BLOCK = 1 << 22  # bytes of stdin per read
-_STDIN_IN_RAM = 1 << 24  # bytes; longer input goes to a temporary file
+_STDIN_IN_RAM = 1 << 24  # bytes; longer input is stored in a temporary file
 
 
 class Source:

@@ -13,7 +13,7 @@ _LINE = 1 << 12  # bytes searched first for a line break
 
 
 def subsample_documents(documents: Documents, max_bytes: int) -> Documents:
-    """Return evenly spread pieces of `max_bytes` in all, or `documents` itself if not longer.
+    """Return evenly spread pieces of `max_bytes` in total, or `documents` itself if not longer.
 
     A short document is one piece; a long text is cut after line breaks where possible.
     """

@@ -148,7 +148,9 @@ def _wait_for_ranks(
                 printed = True
             time.sleep(_POLL_SECONDS)  # not inside torch, which handles no signal
     except dist.DistError:  # rank 0 hosted the store
-        raise TgenError("rank 0 ended before all ranks joined", "see its output") from None
+        raise TgenError(
+            "rank 0 ended before all ranks joined", "check the output of rank 0"
+        ) from None
 
 
 def _share_error(

@@ -55,7 +55,7 @@ class Matcher:
 
 
 class Grammars:
-    """Makes matchers for one vocabulary; compiles each grammar once.
+    """A factory of matchers for one vocabulary, which compiles each grammar once.
 
     It is also the tokenizer object that llguidance expects.
     """

@@ -32,7 +32,7 @@ class DraftToken(NamedTuple):
 
 
 class NgramDrafter:
-    """Proposes drafts for each sequence and tracks their acceptance rates."""
+    """A source of drafts for each sequence, which tracks their acceptance rates."""
 
     def __init__(self, tables: Mapping[str, NDArray[Any]], vocab_size: int) -> None:
         longest_first = sorted(tables.values(), key=lambda rows: -rows.shape[1])

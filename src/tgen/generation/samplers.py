@@ -16,7 +16,7 @@ SortedLogits = NDArray[np.float64]
 def sort_candidates(logits: Logits, k: int) -> tuple[Ids, SortedLogits]:
     """Return the k most likely tokens per row (B, V) and their logits, both (B, K); k = 0: all.
 
-    Among equals the lower id comes first.
+    Ties are sorted by ascending id.
     """
     B, V = logits.shape
     if k == 0 or k >= V:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tgen.engine.base import Engine, reset
+from tgen.generation.context_window import window_start
 from tgen.generation.samplers import softmax
-from tgen.generation.sequence import window_start
 
 
 def total_nll(engine: Engine, ids: Sequence[int]) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 class StopStringMatcher:
-    """Filters a text piece by piece so that no part of a stop string gets out."""
+    """A filter of a text, piece by piece, that lets no part of a stop string through."""
 
     def __init__(self, stops: Sequence[bytes]) -> None:
         self._stops = stops

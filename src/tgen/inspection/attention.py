@@ -79,7 +79,7 @@ def larger_error(a: float, b: float) -> float:
 
 
 class MatrixCollector:
-    """Collects the matrices (T, T) of the selected heads, for a batch of one text."""
+    """A collector of the matrices (T, T) of the selected heads, for a batch of one text."""
 
     def __init__(self, selected: Collection[LayerHead], n_tokens: int) -> None:
         self.matrices = {key: torch.zeros(n_tokens, n_tokens) for key in selected}

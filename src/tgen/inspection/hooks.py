@@ -1,4 +1,4 @@
-"""Forward hooks that record a model's residual stream; the model itself knows nothing of them."""
+"""Forward hooks that record a model's residual stream; the model has no code for them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

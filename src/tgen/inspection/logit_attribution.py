@@ -18,7 +18,7 @@ from tgen.tokenizer import Tokenizer
 
 
 class _ComponentRecorder:
-    """Records what each component adds to the residual stream at one position."""
+    """A recorder of each component's output to the residual stream at one position."""
 
     def __init__(self, query: int) -> None:
         self._query = query

@@ -10,7 +10,7 @@ from tgen.inspection.attention import AttentionRecorder, token_batch
 from tgen.inspection.hooks import token_losses
 from tgen.model.transformer import Transformer
 
-_MAX_BLOCK, _MIN_BLOCK = 50, 4  # tokens; shorter blocks say nothing
+_MAX_BLOCK, _MIN_BLOCK = 50, 4  # tokens; shorter blocks are too short to measure
 _N_SEEDS = 8
 # Fields of HeadReport that `RepeatScores.head_scores` returns.
 SCORES = ("duplicate", "duplicate_control", "induction", "induction_control", "induction_std")

@@ -32,7 +32,7 @@ def basic_checks(recorder: AttentionRecorder) -> list[Check]:
 
 
 class _VerifyingRecorder(AttentionRecorder):
-    """Compares all weights with the kernel's, and stores the layer's output by our weights."""
+    """A recorder that compares all weights with the kernel's, and stores our layer output."""
 
     def __init__(self) -> None:
         super().__init__(self._store)

@@ -27,7 +27,7 @@ from tgen.model.rope import rotary_tables, sinusoid
 
 
 class Recorder(Protocol):
-    """Receives intermediate results; implemented in `tgen.inspection`."""
+    """A receiver of intermediate results, implemented in `tgen.inspection`."""
 
     def attention(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, attn_out: Tensor

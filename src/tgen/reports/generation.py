@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 
 class RemovedCandidates(NamedTuple):
-    """What one sampler removed before a token was sampled."""
+    """Candidates that one sampler removed before a token was sampled."""
 
     sampler: str
     candidates: int  # removed

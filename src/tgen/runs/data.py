@@ -131,7 +131,7 @@ def retokenize(
     )
     if not any(entry == tokens_entry for entry in entries):
         raise TrainingError(
-            f"the corpus does not give the tokens that the run in {out} started with",
+            f"the corpus does not produce the tokens that the run in {out} started with",
             "check the version of the tokenizers library; " + state.recovery_hint(out),
         )
 

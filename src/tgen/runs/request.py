@@ -58,7 +58,7 @@ class RunRequest:
     overwrite: bool = option(False, "Replace the model in --out.", "--overwrite")
     tokenizer: str = _data(
         "auto",
-        "Token type, or a tokenizer.json file.",
+        "Tokenizer to train (char or bpe), or a tokenizer.json file.",
         "--tokenizer",
         metavar="char|bpe|PATH",
         shown_default="bpe; char below 10 KB of text",
@@ -86,7 +86,7 @@ class RunRequest:
     )
     parallel: Parallel | None = _hardware(
         None,
-        "How processes started by torchrun share the model: replicas (ddp) or shards (fsdp).",
+        "Parallelism of processes started by torchrun: replicas (ddp) or shards (fsdp).",
         "--parallel",
         shown_default="ddp if a rank has enough memory",
     )

@@ -39,7 +39,7 @@ def load_tokenizer(out: Path, record: RunRecord) -> Tokenizer:
     text = files.read(path)
     if record.tokenizer_sha256 not in ("", hashlib.sha256(text).hexdigest()):
         raise TrainingError(
-            f"{path} has changed since the run started", f"restore it; {out} may have a copy"
+            f"{path} has changed since the run started", f"restore the file; {out} may have a copy"
         )
     return Tokenizer(text.decode(), end_ids=record.end_ids)
 
@@ -122,8 +122,8 @@ def apply_overrides(record: RunRecord, request: ResumeRequest, progress: Progres
         old = getattr(record.plan.model, name)
         if value != old:
             raise UsageError(
-                f"{name} is {old} in this run, not {value}",
-                "the shape of a model is fixed; start a new run with another --out",
+                f"{name}: cannot be changed (got {value}, this run has {old})",
+                "start a new run with another --out: the shape of a model is fixed",
             )
     settings = {**request.settings, **train_settings}
     if "minutes" in settings:
@@ -135,21 +135,21 @@ def apply_overrides(record: RunRecord, request: ResumeRequest, progress: Progres
     if fixed := changed.keys() & _FIXED:
         name = min(fixed)
         raise UsageError(
-            f"{name} is {old_values[name]} in this run, not {changed[name]}",
-            "it cannot change during a run; start a new run with another --out",
+            f"{name}: cannot be changed (got {changed[name]}, this run has {old_values[name]})",
+            "start a new run with another --out",
         )
     if not request.override:
         name = next(iter(changed))
-        message = f"{name} is {old_values[name]} in this run, not {changed[name]}"
+        message = f"{name} differs (got {changed[name]}, this run has {old_values[name]})"
         if name == "minutes" and old_values["steps"] is not None:
             message = f"this run was started with --steps {old_values['steps']}, not --minutes"
         raise TrainingError(
-            message, "remove it, or add --override; training/run.json records the change"
+            message, "remove the option, or add --override, which training/run.json records"
         )
     if (steps := changed.get("steps")) is not None and steps <= progress.step:
         raise UsageError(
             f"--steps {steps}: the run is already at step {progress.step:,}",
-            f"set more than {progress.step} steps",
+            f"set --steps above {progress.step}",
         )
     end_changes = record.end_changes
     if changed.keys() & _SETS_THE_END:  # older states compare this counter with their own

@@ -56,7 +56,6 @@ def _make_backend(model: models.Model, spec: TokenizerSpec, prefix: str) -> Back
     backend.add_tokens(
         [AddedToken(**{name: token[name] for name in token if name != "id"}) for token in added]
     )
-    backend.encode_special_tokens = True  # text never becomes control tokens
     return backend
 
 

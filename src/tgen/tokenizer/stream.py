@@ -4,7 +4,7 @@ import codecs
 
 
 class TextStream:
-    """Joins the bytes of successive tokens into whole characters and loses none.
+    """A converter of successive tokens' bytes into whole characters, without loss.
 
     `feed` buffers the bytes of an incomplete character, `flush` returns them as they are. Bytes
     that can never become a character pass through.

@@ -29,7 +29,7 @@ _INVALID_UTF8 = re.compile("([\udc80-\udcff]+)")  # bytes as decoded with surrog
 
 
 class Tokenizer:
-    """Turns bytes into ids and back.
+    """A conversion of bytes into ids and back.
 
     `json` is its tokenizer.json and `spec` the checked content; `bos_ids` are the ids that the
     model was trained to see before a text; `added_tokens` are the ids of tokens matched verbatim,
@@ -44,6 +44,8 @@ class Tokenizer:
         self.json = json_text
         self.spec = spec = parse_spec(parse_json(json_text))
         self._at_start, self._continuation = make_backends(spec)
+        for backend in (self._at_start, self._continuation):
+            backend.encode_special_tokens = True  # text never becomes control tokens
         self._cut = cut_pattern(spec)
         vocab = spec.vocab | {token.content: token.id for token in spec.added_tokens}
         self.vocab_size = max(vocab.values()) + 1

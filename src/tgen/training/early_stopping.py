@@ -7,8 +7,9 @@ evaluations without improvement during the decay, the run ends.
 """
 
 from tgen.config import ResolvedTrainConfig
-from tgen.training.lr_schedule import in_decay, seconds_left, seconds_per_step, start_decay
+from tgen.training.lr_schedule import in_decay, start_decay
 from tgen.training.state import Progress
+from tgen.training.time_budget import seconds_left, seconds_per_step
 
 
 def record_evaluation(

@@ -15,8 +15,9 @@ from tgen.model.transformer import Transformer
 from tgen.reports.training import DoneReport, EvalReport, StepReport
 from tgen.training.early_stopping import record_evaluation
 from tgen.training.evaluation import Batches, count_targets, evaluate, split, to_device
-from tgen.training.lr_schedule import in_decay, lr_factor, seconds_per_step, update_schedule
+from tgen.training.lr_schedule import in_decay, lr_factor
 from tgen.training.state import Progress, TrainState, full_tensor
+from tgen.training.time_budget import seconds_per_step, update_schedule
 
 _MAX_SKIPS = 3  # consecutive steps that are not finite: divergence
 _SYNC_EVERY = 10  # steps whose losses are fetched from a GPU together, so that it never waits

@@ -1,14 +1,10 @@
 """The learning-rate schedule: linear warmup, constant, linear decay to 0.
 
-With `steps` the start of the decay is known in advance. With `minutes` the clock decides it during
-the run; it is stored in `Progress`, so that a resumed run repeats it.
+`time_budget` decides when the decay starts; `Progress` stores it.
 """
 
 from tgen.config import ResolvedTrainConfig
 from tgen.training.state import Progress
-
-_EXIT_SECONDS = 0.9  # for the process to end
-_OVERTIME = 1.02  # of the minutes: a run that would end later than this takes fewer steps
 
 
 def lr_factor(progress: Progress, config: ResolvedTrainConfig, step: int) -> float:
@@ -20,27 +16,6 @@ def lr_factor(progress: Progress, config: ResolvedTrainConfig, step: int) -> flo
     return factor * max(0.0, (end - step) / (end - start + 1))
 
 
-def update_schedule(progress: Progress, config: ResolvedTrainConfig) -> None:
-    """Fix the first step of the decay and the last step as soon as both are known."""
-    if config.steps is not None:
-        if progress.total_steps is None:
-            progress.total_steps = config.steps
-            progress.decay_start = round(config.steps * (1 - config.decay_fraction))
-        return
-    if progress.steps_taken == 0:
-        return
-    time_left = seconds_left(progress, config)
-    if progress.total_steps is None:
-        training_seconds = progress.seconds + time_left - progress.setup_seconds
-        if time_left <= config.decay_fraction * training_seconds:
-            start_decay(progress, int(time_left / seconds_per_step(progress)))
-    else:  # the machine may be slower than it was when the last step was fixed
-        needed = (progress.total_steps - progress.step) * seconds_per_step(progress)
-        if progress.seconds + needed > _OVERTIME * (progress.seconds + time_left):
-            steps = int(max(0.0, time_left) / seconds_per_step(progress))
-            progress.total_steps = progress.step + max(1, steps)
-
-
 def start_decay(progress: Progress, steps: int) -> None:
     """Decay the learning rate from this step on, over `steps` steps."""
     progress.decay_start = progress.step
@@ -50,15 +25,3 @@ def start_decay(progress: Progress, steps: int) -> None:
 def in_decay(progress: Progress) -> bool:
     """Whether the learning rate decays at this step."""
     return progress.decay_start is not None and progress.step >= progress.decay_start
-
-
-def seconds_per_step(progress: Progress) -> float:
-    """Return the mean seconds per step so far, evaluations included."""
-    return (progress.seconds - progress.setup_seconds) / max(1, progress.steps_taken)
-
-
-def seconds_left(progress: Progress, config: ResolvedTrainConfig) -> float:
-    """Return the part of the minutes left for steps, before the last evaluation and the saving."""
-    # After the last step: an evaluation with all that belongs to it, and about as much once more.
-    closing = max(progress.closing_seconds, 2 * progress.evaluation_seconds) + _EXIT_SECONDS
-    return config.minutes * 60 - closing - progress.seconds

@@ -126,9 +126,9 @@ UNSUPPORTED = [
     (
         "gpt2",
         {"post_processor": bos_template(("<s>", [N + 1]), ("</s>", [N + 2]))},
-        "puts 2 tokens",
+        "2 tokens before",
     ),
-    ("gpt2", {"post_processor": bos_template(("<s>", [N + 1, N + 2]))}, "puts 2 tokens"),
+    ("gpt2", {"post_processor": bos_template(("<s>", [N + 1, N + 2]))}, "2 tokens before"),
 ]
 
 

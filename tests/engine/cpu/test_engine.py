@@ -15,7 +15,7 @@ from tgen.checkpoint import model_dir
 from tgen.checkpoint.dtypes import to_bfloat16, to_float32
 from tgen.checkpoint.model_lookup import shipped_model
 from tgen.config import ModelConfig, RopeScaling
-from tgen.engine.cpu import kernel_cache, kernels, threads, weights
+from tgen.engine.cpu import kernel_cache, kernels, thread_pool, weights
 from tgen.engine.cpu.engine import CpuEngine
 from tgen.engine.cpu.job_layout import BFLOAT16, FLOAT32, GROUP, GROUP_BYTES, INT8
 from tgen.engine.torch_engine import TorchEngine
@@ -190,7 +190,7 @@ def test_late_helper_claims_nothing():
     deep = make_engine(make_model(n_layers=5, **SHAPES["qwen3"]))
     shallow = make_engine(make_model(n_layers=1, **SHAPES["qwen3"]), n_threads=1)
     deep.extend([IDS[:50]])
-    pool = threads.thread_pool()
+    pool = thread_pool.thread_pool()
     number = int(pool._memory[(pool._newest - pool._memory.ctypes.data) // 8])
     expected = shallow.extend([IDS], every_position=True)
     before = [buffer.copy() for buffer in shallow._buffers.values()]

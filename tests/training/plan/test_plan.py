@@ -97,7 +97,7 @@ def test_user_settings_hold_and_are_marked():
         (UsageError, {"d_model": "100", "n_heads": "3"}, 400),
         (UsageError, {"accumulation": "5", "batch_size": "4"}, 400),
         (UsageError, {"accumulation": "0"}, 400),
-        (UsageError, {"compile": "true"}, 400),  # has an option of its own
+        (UsageError, {"compile": "true"}, 400),  # has its own option
     ],
 )
 def test_contradictory_values_are_refused(error, overrides, train_tokens):
@@ -113,7 +113,7 @@ def test_more_warmup_than_steps_is_refused():
 
 
 def test_field_with_an_option_names_the_option():
-    with pytest.raises(UsageError, match="has an option of its own") as refused:
+    with pytest.raises(UsageError, match="has its own option") as refused:
         plan(400, overrides={"val_fraction": "0.5"})
     assert "--val-fraction" in refused.value.hint
 

@@ -32,7 +32,7 @@ def _discard_log(_level: int, _text: bytes, _data: ctypes.c_void_p) -> None:
 
 
 class LlamaCppBackend(Backend):
-    """A `Backend`."""
+    """llama.cpp as a `Backend`."""
 
     thread_pool = "llama.cpp"
 

@@ -16,7 +16,7 @@ from tgen.errors import UsageError
 
 
 class TransformersBackend(Backend):
-    """A `Backend`. A class without a KV cache (openai-gpt) reprocesses all tokens per call."""
+    """transformers as a `Backend`. Without a KV cache (openai-gpt), all tokens are reprocessed."""
 
     thread_pool = "torch"
 

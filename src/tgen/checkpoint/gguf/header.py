@@ -96,7 +96,7 @@ def read_tensors(path: Path, entries: dict[str, TensorEntry]) -> dict[str, Array
 
 
 class _HeaderReader:
-    """Reads a header from its beginning, never past the end of the file."""
+    """A sequential reader of a header, never past the end of the file."""
 
     def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
         self.path, self.file, self.size = path, file, size

@@ -16,7 +16,7 @@ TRANSFORMERS_HINT = "use --to transformers, which keeps it"
 class PreTokenizer(NamedTuple):
     """One way of splitting a text into words."""
 
-    patterns: tuple[str, ...]  # applied one after the other
+    patterns: tuple[str, ...]  # applied in order
     ignore_merges: bool = False  # a word that is a token is looked up, never merged
     nfc: bool = False  # its tokenizers compose characters (Unicode NFC) first
 

@@ -126,7 +126,7 @@ class BenchOptions:
         "Numbers of CPU threads.", "--threads -t", _sizes("--threads"), "all cores", panel=_SWEEP
     )
     batches: list[int] | None = _list_option(
-        "Numbers of sequences computed together.", "--batch", _sizes("--batch"), "1", panel=_SWEEP
+        "Numbers of sequences per batch.", "--batch", _sizes("--batch"), "1", panel=_SWEEP
     )
     seed: int = option(
         0,
@@ -156,7 +156,7 @@ class BenchOptions:
         metavar="ENGINE",
     )
     kv_cache: bool = _mode(
-        False, "Decoding with and without the KV cache, by text length.", "--kv-cache"
+        False, "Measure decoding with and without the KV cache, by text length.", "--kv-cache"
     )
     lengths: list[int] | None = _list_option(
         "Text lengths for --kv-cache, in tokens.",
@@ -165,8 +165,8 @@ class BenchOptions:
         "powers of two from 16",
         panel=_MODES,
     )
-    train: bool = _mode(False, "A training step.", "--train")
-    end_to_end: bool = _mode(False, "A whole generate process, phase by phase.", "--end-to-end")
+    train: bool = _mode(False, "Measure a training step.", "--train")
+    end_to_end: bool = _mode(False, "Measure a whole generate process by phase.", "--end-to-end")
     limits: bool = option(
         True,
         "Do not measure the machine's peak rates (% of peak).",

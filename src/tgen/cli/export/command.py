@@ -73,13 +73,12 @@ def export(options: ExportOptions) -> None:
     from tgen.checkpoint import export as exporters
     from tgen.checkpoint.model_dir import load
     from tgen.checkpoint.model_lookup import find_model
-    from tgen.cli.export.target import check_target
+    from tgen.cli.export.target import check_target, default_target, target_name
 
     to_file, quiet, size = options.to == "gguf", options.quiet, options.max_shard_size
     max_bytes = parse_size("--max-shard-size", size) if size else exporters.MAX_SHARD_BYTES
     path = find_model(options.model).path
-    # the snapshot of a cached model is a folder with another name
-    name = (Path(options.model).name or path.resolve().name).removesuffix(".gguf")
+    name = target_name(options.model, path)
     if options.out is not None:
         check_target(options.out, path, to_file=to_file, overwrite=options.overwrite)
     bundle = load(path)
@@ -87,7 +86,7 @@ def export(options: ExportOptions) -> None:
     dtype = next(key for key, value in exporters.TYPES.items() if value == stored)
     out = options.out
     if out is None:
-        out = Path(f"{name}-{dtype}.gguf")
+        out = default_target(name, dtype)
         check_target(out, path, to_file=to_file, overwrite=options.overwrite)
     n = sum(array.size for array in bundle.arrays.values())
     console.print_status(

@@ -1,4 +1,4 @@
-"""The target of `tgen export`: only a model is replaced."""
+"""Where `tgen export` writes: the default name, and what it may replace (only a model)."""
 
 from pathlib import Path
 
@@ -7,6 +7,16 @@ from tgen.checkpoint.gguf.header import read_header
 from tgen.checkpoint.model_dir import WEIGHTS
 from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
 from tgen.errors import ModelError, UsageError
+
+
+def target_name(model: str, path: Path) -> str:
+    """Return the model's name; a cached model's own folder has a hash for a name."""
+    return (Path(model).name or path.resolve().name).removesuffix(".gguf")
+
+
+def default_target(name: str, dtype: str) -> Path:
+    """Return the GGUF file that is written without --out."""
+    return Path(f"{name}-{dtype}.gguf")
 
 
 def check_target(out: Path, source: Path, *, to_file: bool, overwrite: bool) -> None:

@@ -1,4 +1,4 @@
-"""All texts of one `tgen generate`: requests to the model, and the tokens that come back."""
+"""All texts of one `tgen generate`: requests to the model, and the tokens it returns."""
 
 import time
 from collections import deque
@@ -18,13 +18,13 @@ from tgen.errors import UsageError
 
 if TYPE_CHECKING:
     from tgen.chat.sandbox import Message
-    from tgen.generation.sequence import Request
+    from tgen.generation.context_window import Request
     from tgen.loaded_model import LoadedModel
     from tgen.reports.generation import Token
 
 
 class Writer(Protocol):
-    """Writes texts in the order of the rows."""
+    """A writer of texts in the order of the rows."""
 
     def begin(self, generation: Generation) -> None:
         """Start the next text, or record its error."""
@@ -40,7 +40,7 @@ class Writer(Protocol):
 
 
 class RequestQueue:
-    """Hands the model one request after another, and the writer the tokens that come back."""
+    """A source of requests for the model, which passes their tokens to the writer."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class RequestQueue:
             self._writer.update()
 
     def _add(self, first: Generation, values: dict[str, Any], samples: int) -> None:
-        """Raises UsageError, and adds nothing, for a row that cannot be continued."""
+        """Add the requests of a row; raise UsageError, and add none, if it cannot be continued."""
         from tgen.generation.sampling import row_seed, sample_seed
 
         sampling = replace(self._sampling, **values)

@@ -11,7 +11,8 @@ import typer
 
 from tgen.cli import console
 from tgen.cli.generate.options import PANELS, GenerateOptions
-from tgen.cli.options import flags_in_errors, make_command, read_prompt
+from tgen.cli.options import flags_in_errors, make_command
+from tgen.cli.prompt import read_prompt
 
 if TYPE_CHECKING:
     from tgen.checkpoint.hf.generation_config import GenerationDefaults
@@ -131,7 +132,7 @@ def _describe(defaults: "GenerationDefaults", given: dict[str, Any]) -> list[str
 def _write(
     tokens: Iterator["Token"], queue: "RequestQueue", lines: "LineReader | None", *, quiet: bool
 ) -> None:
-    """Pass on every token; show a progress bar unless the texts themselves are shown."""
+    """Pass every token to the queue; show a progress bar unless the texts are shown."""
     visible = sys.stdout is not None and sys.stdout.isatty()
     hidden = quiet or visible or lines is None or lines.fraction is None
     with console.progress("rows", quiet=hidden) as update:

@@ -69,7 +69,7 @@ def load_shared(
 
 
 class GatherWriter:
-    """Sends this rank's output to rank 0, which writes the output of all ranks in row order."""
+    """A writer that gathers all ranks' output on rank 0, which writes it in row order."""
 
     def __init__(self, format_row: Callable[[Generation], bytes], *, n_rows: int) -> None:
         """`format_row` returns the output of a row; ranks gather after every `n_rows` rows."""

@@ -50,7 +50,7 @@ def repl(
                 [ids], sampling=config, kv_cache=kv_cache, draft=draft, prompt_cache=cache
             )
             turn = write_turn(model, ids, tokens)
-            # After an end-of-text token a new text starts.
+            # After an end-of-text token, a new text starts.
             ids, cache = ([], None) if turn.end_of_text else (turn.ids, turn.cache)
         except UsageError as error:  # for example --overflow stop with a full context
             console.print_status(f"error: {error.message}")
@@ -87,7 +87,7 @@ class Turn(NamedTuple):
 
 
 def write_turn(model: "LoadedModel", ids: Sequence[int], tokens: Iterable[Token]) -> Turn:
-    """Write a text as it comes; Ctrl-C stops it."""
+    """Write a text as it is generated; Ctrl-C stops it."""
     from tgen.generation.prompt_cache import extract_prompt_cache
 
     all_ids, end_of_text, complete, text = list(ids), False, True, b""

@@ -12,7 +12,7 @@ _BLOCK, _LINES_AHEAD = 1 << 16, 4096
 
 
 class LineReader:
-    """Reads lines in a background thread; the path `-` is stdin."""
+    """A reader of lines in a background thread; the path `-` is stdin."""
 
     def __init__(self, path: str) -> None:
         self._lines: Queue[bytes | OSError | None] = Queue(_LINES_AHEAD)

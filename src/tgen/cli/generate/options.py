@@ -13,10 +13,10 @@ from tgen.cli.options import (
     json_option,
     model_option,
     nested,
-    prompt_option,
     quiet_option,
     threads_option,
 )
+from tgen.cli.prompt import prompt_option
 from tgen.config import DEFAULT_BATCH_SIZE, Draft, SamplingConfig, StoredAs
 from tgen.config.option import check_ranges, option
 from tgen.errors import TgenError, UsageError
@@ -104,7 +104,7 @@ class GenerateOptions:
     )
     batch_size: int = _batch(
         DEFAULT_BATCH_SIZE,
-        "Number of sequences computed together.",
+        "Number of sequences per batch.",
         "--batch-size",
         low=1,
     )

@@ -16,8 +16,8 @@ SCHEMA = "tgen.generate/2"
 
 
 class TextWriter:
-    """Writes texts in order, streaming the first unfinished one; several end with a line break
-    each."""
+    """A writer of texts in order, streaming the first unfinished one; each of several ends with a
+    line break."""
 
     def __init__(self, *, several: bool) -> None:
         from tgen.tokenizer import TextStream
@@ -66,7 +66,7 @@ class TextWriter:
 
 
 class JsonWriter:
-    """Writes one JSON object per text, in order, once it and all before it are finished."""
+    """A writer of one JSON object per text, in order, as soon as all before it are finished."""
 
     def __init__(self, to_bytes: Callable[[Generation], bytes]) -> None:
         self._to_bytes = to_bytes

@@ -12,9 +12,9 @@ from tgen.cli.options import (
     device_option,
     json_option,
     model_option,
-    prompt_option,
     quiet_option,
 )
+from tgen.cli.prompt import prompt_option
 from tgen.config.option import check_ranges, option
 from tgen.errors import UsageError
 
@@ -173,7 +173,7 @@ class InspectOptions:
 
     @property
     def only_training(self) -> bool:
-        """Whether the training log is all that is shown: no model is loaded."""
+        """Whether only the training log is shown, so that no model is loaded."""
         return self.views == [View.training] and not self.files
 
     def _check_views(self) -> None:

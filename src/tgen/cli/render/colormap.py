@@ -3,7 +3,7 @@
 from rich.color import Color
 from rich.style import Style
 
-# Viridis at eight points; its lightness rises evenly, so that it also reads in grayscale.
+# Viridis at eight points; its lightness rises evenly, so that it also works in grayscale.
 RAMP = [
     (68, 1, 84),
     (70, 50, 127),

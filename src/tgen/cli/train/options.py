@@ -8,7 +8,6 @@ from typing import Any
 from tgen.cli.options import (
     Device,
     Reader,
-    default_output,
     device_option,
     flag_of,
     json_option,
@@ -87,7 +86,7 @@ class TrainOptions:
     @property
     def out(self) -> Path:
         """The directory to write."""
-        return self.run.get("out") or default_output(self.paths)
+        return self.run.get("out") or _default_output(self.paths)
 
     def run_request(self, *, began: float) -> RunRequest:
         """Return the request for a new run, whose minutes count from `began`."""
@@ -100,3 +99,16 @@ class TrainOptions:
         given = {name: value for name, value in self.run.items() if name in names}
         given |= {"out": self.out, "device": self.device, "threads": self.threads}
         return ResumeRequest(**given, settings=self.config, override=self.override)
+
+
+def _default_output(corpus: list[str]) -> Path:
+    """Return models/<name of the corpus>. Raises UsageError without a corpus."""
+    if not corpus:
+        hint = "name a text file, or - for stdin; with --resume, pass --out"
+        raise UsageError("no corpus", hint)
+    first = corpus[0]
+    if first == "-":
+        return Path("models") / "stdin"
+    path = Path(first)
+    name = "corpus" if any(mark in first for mark in "*?[") else (path.stem or path.resolve().name)
+    return Path("models") / (name.lstrip(".") or "corpus")

@@ -34,7 +34,7 @@ _LINE_SECONDS = 10.0  # between progress lines without a terminal
 
 
 class TrainingProgress:
-    """Shows reports on stderr; with `json_lines` also writes each as a line of JSON to stdout."""
+    """Display of reports on stderr; with `json_lines`, each is also a line of JSON on stdout."""
 
     def __init__(self, *, quiet: bool, json_lines: bool) -> None:
         self._quiet, self._json = quiet, json_lines

@@ -9,7 +9,7 @@ from tgen.config import ModelConfig, StoredAs
 from tgen.engine.base import Logits, extended_lengths
 from tgen.engine.cpu import job_layout
 from tgen.engine.cpu.kv_cache import BlockedKVCache
-from tgen.engine.cpu.threads import MAX_LAYERS, thread_pool
+from tgen.engine.cpu.thread_pool import MAX_LAYERS, thread_pool
 from tgen.engine.cpu.weights import PackedWeights, padded_length
 from tgen.errors import ModelError
 from tgen.model.rope import rotary_tables, sinusoid

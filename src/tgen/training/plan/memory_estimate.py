@@ -58,7 +58,7 @@ def rank_memory(
     parallel: Parallel,
     on_gpu: bool,
 ) -> RankMemory:
-    """Return the bytes of a rank at its peak, with `train.batch_size` windows of its own."""
+    """Return the bytes of a rank at its peak, for its own `train.batch_size` windows."""
     block, outer, matrices = block_shapes(model), outer_shapes(model), block_matrices(model)
     n_shards = n_ranks if parallel == "fsdp" else 1
     weights = n_elements(outer, n_ranks=n_shards)

@@ -11,7 +11,7 @@ from tgen.config.training import OLD_FIELD_NAMES
 from tgen.errors import UsageError
 
 _HAVE_OPTIONS = {"family", "vocab_size", "minutes", "steps", "val_fraction", "seed", "compile"}
-_NOT_SET = _HAVE_OPTIONS | {"rope_scaling"}  # which comes from model files only
+_NOT_SET = _HAVE_OPTIONS | {"rope_scaling"}  # read from model files only
 
 
 def parse_overrides(overrides: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -31,7 +31,7 @@ def parse_overrides(overrides: Mapping[str, str]) -> tuple[dict[str, Any], dict[
             train[name] = _parse(name, text, train_types[name])
         elif name in _HAVE_OPTIONS:
             option = "--" + name.replace("_", "-")
-            raise UsageError(f"--set {name}: this field has an option of its own", f"use {option}")
+            raise UsageError(f"--set {name}: this field has its own option", f"use {option}")
         else:
             raise UsageError(
                 f"--set {name}: unknown field",

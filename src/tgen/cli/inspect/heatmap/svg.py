@@ -21,7 +21,7 @@ from tgen.cli.inspect.heatmap.layout import (
 )
 from tgen.cli.render.colormap import RAMP, color_at, to_hex
 
-_MAX_SHAPES = 48  # rows or columns up to which each cell is a shape of its own
+_MAX_SHAPES = 48  # rows or columns up to which each cell is its own shape
 
 
 def svg(heat: HeatMap) -> str:

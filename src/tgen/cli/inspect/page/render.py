@@ -1,4 +1,4 @@
-"""Renders the interactive page of `tgen inspect --html`: one file, no network access.
+"""Rendering of the interactive page of `tgen inspect --html`: one file, no network access.
 
 Attention weights are packed per head: the lower triangle row by row, as 16-bit multiples of
 1/65535, in base64. All other data is one JSON object. Tokens are part of it, and the page's scripts

@@ -1,0 +1,74 @@
+"""JSONL corpora: {"text"} or {"prompt", "completion"} rows, one per line."""
+
+import json
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+from tgen.corpus.sources import Source
+from tgen.errors import CorpusError
+
+_BLOCK = 1 << 22  # bytes per read
+
+# Start and end of a document in its source, bytes of its parts, and the content to fingerprint.
+Location = tuple[int, int, int, Iterable[bytes]]
+
+
+def parse_row(line: bytes) -> tuple[bytes, ...] | None:
+    """Return the parts of a JSON row, or None if it is not one."""
+    try:
+        values = json.loads(line)
+        parts = (values["text"],) if "text" in values else (values["prompt"], values["completion"])
+        return tuple(part.encode("utf-8", "surrogatepass") for part in parts)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def find_rows(source: Source) -> Iterator[Location]:
+    """Yield the location and content of each row; CorpusError for an invalid one."""
+    for number, (start, line) in enumerate(_read_lines(source), 1):
+        if line.strip():
+            line = line.rstrip(b"\r\n")
+            parts = parse_row(line)
+            if parts is None:
+                raise CorpusError(
+                    f"{source.name}, line {number}: not a valid row "
+                    f"(got {line[:50].decode(errors='replace')!r})",
+                    'each line must be {"text": "..."} or {"prompt": "...", "completion": "..."}',
+                )
+            content = chain.from_iterable((encode_length(len(part)), part) for part in parts)
+            yield start, start + len(line), sum(map(len, parts)), content
+
+
+def _read_lines(source: Source) -> Iterator[tuple[int, bytes]]:
+    """Yield each line with its line break, and its start."""
+    start = position = 0
+    unfinished: list[bytes] = []  # joined once: a long line takes many reads
+    while block := source.read(position, _BLOCK):
+        position += len(block)
+        end = block.rfind(b"\n") + 1
+        if not end:
+            unfinished.append(block)
+            continue
+        lines, unfinished = b"".join([*unfinished, block[:end]]), [block[end:]]
+        for line in lines.splitlines(keepends=True):
+            yield start, line
+            start += len(line)
+    for line in b"".join(unfinished).splitlines(keepends=True):
+        yield start, line
+        start += len(line)
+
+
+def contains_rows(source: Source) -> bool:
+    """Return whether a source is JSONL, by its name or the first line of stdin."""
+    if source.name != "-":
+        return source.name.endswith((".jsonl", ".ndjson"))
+    position = 0
+    while (block := source.read(position, _BLOCK)).isspace():
+        position += len(block)
+    position += len(block) - len(block.lstrip())
+    return parse_row(source.read(position, 1 << 20).split(b"\n", 1)[0]) is not None
+
+
+def encode_length(n: int) -> bytes:
+    """Return the length of a part as it enters the fingerprint."""
+    return n.to_bytes(8, "little")
