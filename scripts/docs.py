@@ -71,9 +71,9 @@ class Picture:
 
 PICTURES = {
     "train": Picture(
-        commands=("tgen train tinyshakespeare.txt --minutes 2 --out models/plays",),
+        commands=("tgen train tinyshakespeare.txt --minutes 1 --out models/plays",),
         before="rm -rf models/plays",
-        seconds=105,
+        seconds=50,
     ),
     "generate": Picture(
         commands=(

@@ -29,9 +29,8 @@ ALLOWED = {
     "runs": "storage distributed tokenizer corpus checkpoint model engine generation training "
     "__version__",
     "chat": "storage checkpoint tokenizer",
-    "conversions": "checkpoint",
     "loaded_model": "tokenizer checkpoint engine generation chat",
-    "api": "tokenizer checkpoint engine generation conversions loaded_model runs",
+    "api": "tokenizer checkpoint engine generation loaded_model runs",
     "cli": "benchmark chat checkpoint distributed engine generation inspection loaded_model "
     "model runs storage tokenizer __version__",
     "__init__": "api",
@@ -40,7 +39,7 @@ ALLOWED = {
 SHARED = {"errors", "config", "reports"}
 # library: where alone it may be imported
 LIBRARIES = {
-    "torch": "model training inspection conversions distributed "
+    "torch": "model training inspection api distributed "
     "engine/torch_engine engine/cuda_graph "
     "benchmark/training_step benchmark/roofline benchmark/other_engines",
     "typer": "cli",
@@ -53,7 +52,7 @@ LIBRARIES = {
     "jinja2": "chat cli/inspect/page",
     "PIL": "cli/inspect/heatmap",
     "gguf": "checkpoint/gguf",
-    "transformers": "benchmark/other_engines conversions",
+    "transformers": "benchmark/other_engines api",
     "llama_cpp": "benchmark/other_engines",
 }
 WITHOUT_TORCH = "training/plan/"

@@ -6,13 +6,17 @@ print(model.generate("What is", temperature=0))
 for report in tgen.train("corpus.txt", minutes=1): ...
 """
 
+import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from tgen import conversions
+from tgen.checkpoint import model_dir
+from tgen.checkpoint.dtypes import to_float32
+from tgen.checkpoint.hf.tensor_names import to_hf_arrays
 from tgen.checkpoint.model_lookup import find_model
 from tgen.config import DEFAULT_BATCH_SIZE, ModelConfig, StoredAs, TrainConfig
 from tgen.engine.base import PromptCache
@@ -103,15 +107,9 @@ class Model:
         """Return the token ids of a prompt."""
         return self._loaded.encode(text)
 
-    def generate(
-        self,
-        prompt: str | bytes = "",
-        *,
-        prompt_cache: PromptCache | None = None,
-        **options: Any,
-    ) -> str:
-        """Return the continuation of a prompt. `options` are the fields of `SamplingConfig`."""
-        return "".join(self.stream(prompt, prompt_cache=prompt_cache, **options))
+    def generate(self, prompt: str | bytes = "", **options: Any) -> str:
+        """Return the continuation of a prompt; options as in `stream`."""
+        return "".join(self.stream(prompt, **options))
 
     def stream(
         self,
@@ -120,7 +118,10 @@ class Model:
         prompt_cache: PromptCache | None = None,
         **options: Any,
     ) -> Iterator[str]:
-        """Yield the continuation as it is generated, in pieces of whole characters."""
+        """Yield the continuation as it is generated, in pieces of whole characters.
+
+        `options` are the fields of `SamplingConfig`; `prompt_cache` comes from `cache_prompt`.
+        """
         sampling = self._loaded.sampling(options)
         ids = self._loaded.encode(prompt)
         return self._decode(
@@ -179,12 +180,40 @@ class Model:
         return self._loaded.load_cache(Path(path))
 
     def weights(self, kind: Literal["numpy", "torch"] = "numpy") -> dict[str, Any]:
-        """Return every weight in float32, by the names that transformers uses."""
-        return conversions.weights(self._loaded.bundle, kind)
+        """Read all weights again, as float32 arrays or tensors by transformers' parameter names.
+
+        Raises ModelError if the model has changed since it was loaded, UsageError for another kind.
+        """
+        if kind not in ("numpy", "torch"):
+            raise UsageError(f"unknown kind of weights {kind!r}", "choose numpy or torch")
+        arrays = model_dir.reload(self._loaded.bundle).arrays
+        wide = {name: to_float32(array) for name, array in arrays.items()}
+        # Files of these families lack the prefix that their parameters have.
+        prefix = "transformer." if self.config.family in ("classic", "gpt2") else ""
+        stored = {
+            name if name == "lm_head.weight" else prefix + name: array
+            for name, array in to_hf_arrays(self.config, wide).items()
+        }
+        if kind == "numpy":
+            return stored
+        import torch
+
+        return {name: torch.from_numpy(array) for name, array in stored.items()}
 
     def to_transformers(self) -> Any:
-        """Return the model as a float32 transformers model; raises UsageError without it."""
-        return conversions.to_transformers(self._loaded.bundle)
+        """Return a transformers model in float32 on the CPU; raises UsageError without it."""
+        if find_spec("transformers") is None:
+            raise UsageError("transformers is not installed", "pip install transformers")
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        files = model_dir.build_metadata_files(self.config, self.tokenizer)
+        config = AutoConfig.for_model(**json.loads(files["config.json"]))
+        model: Any = AutoModelForCausalLM.from_config(config)
+        missing, unexpected = model.load_state_dict(self.weights("torch"), strict=False)
+        assert not unexpected
+        assert set(missing) <= {"lm_head.weight"}, missing  # tied to the embedding
+        model.tie_weights()
+        return model.eval()
 
     def _decode(self, tokens: Iterator[Token]) -> Iterator[str]:
         pieces = (piece for _, piece in self._loaded.pieces(tokens) if piece)

@@ -130,13 +130,11 @@ class LoadedModel:
         *,
         sampling: SamplingConfig | None = None,
         batch_size: int | None = None,
-        kv_cache: bool = True,
-        draft: Draft = "auto",
-        prompt_cache: PromptCache | None = None,
+        **how: Any,
     ) -> Iterator[Token]:
         """Yield the tokens that continue each prompt, `batch_size` or all prompts at a time.
 
-        Prompt i samples with the seed `row_seed(sampling.seed, i)`.
+        Prompt i samples with the seed `row_seed(sampling.seed, i)`. For `how` see `complete`.
         """
         config = sampling or self.sampling({})
         requests = [
@@ -144,11 +142,7 @@ class LoadedModel:
             for row, ids in enumerate(prompts)
         ]
         yield from self.complete(
-            make_source(requests),
-            batch_size=batch_size or len(prompts),
-            kv_cache=kv_cache,
-            draft=draft,
-            prompt_cache=prompt_cache,
+            make_source(requests), batch_size=batch_size or len(prompts), **how
         )
 
     def complete(

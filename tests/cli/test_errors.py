@@ -70,7 +70,7 @@ def test_bad_corpora(tmp_path):
         (["train", "CORPUS", "--minutes", "-1"], ["minutes"]),
         (["train", "CORPUS", "--minutes", "nan"], ["minutes"]),
         (["train", "CORPUS", "--steps", "0"], ["steps"]),
-        (["train", "CORPUS", "--vocab-size", "12"], ["vocab_size"]),
+        (["train", "CORPUS", "--vocab-size", "12"], ["--vocab-size"]),
         (["train", "CORPUS", "--val-fraction", "1"], ["--val-fraction"]),
         (["train", "CORPUS", "--set", "n_layers=0"], ["n_layers"]),
         (["train", "CORPUS", "--set", "n_layers"], ["n_layers"]),

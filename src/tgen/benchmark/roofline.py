@@ -28,7 +28,7 @@ class PassCost:
 
     weights: int  # parameters that every token is multiplied with
     output_weights: int  # parameters that only the last token is multiplied with, for its logits
-    weight_bytes: float  # of both
+    weight_bytes: float  # bytes of both
     key_flops: int  # operations per query and key
     key_bytes: float  # bytes of keys and values per token
 

@@ -19,7 +19,7 @@ from tgen.errors import UsageError
 from tgen.model.cpu_count import cpu_count
 from tgen.reports.benchmark import Difference, PeakRates, ThroughputReport
 
-_PEAK_SECONDS = 1.0  # of reading, and of multiplying
+_PEAK_SECONDS = 1.0  # for reading, and for multiplying
 _MIN_TRIALS = 8  # fewer have no 99% confidence interval
 
 

@@ -20,7 +20,7 @@ from tgen.checkpoint.hf.chat_template import ChatTemplate
 from tgen.errors import UsageError
 from tgen.tokenizer import Tokenizer
 
-_MAX_CHARACTERS = 1 << 20  # of all messages
+_MAX_CHARACTERS = 1 << 20  # over all messages
 _STAND_INS = range(0xF0000, 0xFFFFE)  # private-use code points
 _INVALID_UTF8 = "surrogateescape"  # error handler that keeps invalid bytes
 _ASSISTANT = "assistant"

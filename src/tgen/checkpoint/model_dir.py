@@ -29,7 +29,7 @@ WEIGHTS = "model.safetensors"
 _INDEX = f"{WEIGHTS}.index.json"
 _HEAD = "lm_head.weight"
 _CONFIG_LIMIT, _TOKENIZER_LIMIT = 1 << 20, 64 << 20  # bytes
-_MAX_READS = 3  # of a directory that is replaced during each of them
+_MAX_READS = 3  # attempts, if the directory is replaced during each read
 _SHARD = re.compile(r"^[A-Za-z0-9][\w.-]{0,200}\.safetensors$")
 
 

@@ -155,7 +155,7 @@ def _snapshots(folder: Path) -> Iterator[Path]:
 def _unknown(name: str, models: Path) -> ModelError:
     searched = [LOCAL, str(data_folder()), "the shipped models", *map(str, cache_folders())]
 
-    def similarity(known: str) -> float:  # of the whole name, or of the part behind the owner
+    def similarity(known: str) -> float:  # whole name, or the part after the owner
         candidates = (known, known.rpartition("/")[2])
         return max(difflib.SequenceMatcher(None, name, text).ratio() for text in candidates)
 

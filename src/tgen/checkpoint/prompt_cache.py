@@ -14,7 +14,7 @@ from tgen.config import ModelConfig, StoredAs
 from tgen.errors import ModelError, TgenError, UsageError
 from tgen.storage import files
 
-VERSION = 1  # of the file format, and of how keys and values are computed
+VERSION = 1  # version of the file format, and of how keys and values are computed
 _RENEW_HINT = "write a new one with --save-cache"
 _ARRAYS = {"tokens": ("I64", 1), "keys": ("F32", 4), "values": ("F32", 4)}  # dtype, dimensions
 _LABELS = ("model", "weights", "name", "sha256")  # uint8 tensors with text
@@ -25,7 +25,7 @@ class ModelIdentity(NamedTuple):
 
     digest: str
     path: Path
-    dtype: StoredAs  # of the weights in memory
+    dtype: StoredAs  # dtype of the weights in memory
 
 
 def check_cache_file(path: Path) -> None:

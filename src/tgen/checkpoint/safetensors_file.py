@@ -57,7 +57,7 @@ def serialize(arrays: Mapping[str, NDArray[Any]]) -> bytes:
 def serialize_in_parts(
     arrays: Mapping[str, NDArray[Any]], *, uint16: str = "U16"
 ) -> list[bytes | memoryview]:
-    """As `serialize`, byte for byte, without copying the arrays: for large, frequent saves.
+    """Serialize as `serialize`, byte for byte, but without copying: for large, frequent saves.
 
     `uint16` is the dtype of uint16 arrays; "BF16" for bits of bfloat16, which NumPy lacks.
     """

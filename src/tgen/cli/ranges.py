@@ -9,7 +9,7 @@ _RANGE = re.compile(r"(-?\d{1,9})(?:-(-?\d{1,9}))?")
 _SLICE = re.compile(r"(-?\d{1,9})?:(-?\d{1,9})?")
 _INDEX = re.compile(r"-?\d{1,9}")
 _SIZES = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?:([+*])(\d{1,9}))?)?")
-_MAX_VALUES = 10_000  # of one range
+_MAX_VALUES = 10_000  # per range
 
 
 def parse_indices(option: str, spec: str, n: int) -> list[int]:

@@ -16,7 +16,7 @@ class StopSignal:
     """While a run trains, the first signal requests a stop, and the second ends the process."""
 
     def __init__(self) -> None:
-        self.number = 0  # of the first signal
+        self.number = 0  # number of the first signal
         self.is_training = False  # a step will notice the request; before, a signal exits at once
         self.has_started = False  # there is a run to save
         for number in _handled_signals():

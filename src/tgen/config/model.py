@@ -143,27 +143,21 @@ class ModelConfig:
         return 2 * self.n_layers * self.n_kv_heads * self.head_dim * 4
 
 
+_LAYER_NORM = dict(norm="layer_norm", post_norm=False, attention_bias=True, output_bias=True,
+                   feed_forward_bias=True, qk_norm=False, tied_embeddings=True,
+                   norm_eps=1e-5)  # fmt: skip
+_ROTARY = dict(position="rotary", norm="rms_norm", post_norm=False, activation="swiglu",
+               attention_bias=False, output_bias=False, feed_forward_bias=False, qk_norm=False,
+               tied_embeddings=True, norm_eps=1e-6)  # fmt: skip
 # Defaults of each family: the table in docs/architecture.md.
 FAMILIES: dict[str, dict[str, Any]] = {
-    "classic": dict(position="sinusoidal", norm="layer_norm", post_norm=True, activation="relu",
-                    attention_bias=True, output_bias=True, feed_forward_bias=True, qk_norm=False,
-                    tied_embeddings=True, norm_eps=1e-5),
-    "gpt2": dict(position="learned", norm="layer_norm", post_norm=False, activation="gelu_tanh",
-                 attention_bias=True, output_bias=True, feed_forward_bias=True, qk_norm=False,
-                 tied_embeddings=True, norm_eps=1e-5),
-    "llama": dict(position="rotary", norm="rms_norm", post_norm=False, activation="swiglu",
-                  attention_bias=False, output_bias=False, feed_forward_bias=False, qk_norm=False,
-                  tied_embeddings=True, norm_eps=1e-6),
-    "mistral": dict(position="rotary", norm="rms_norm", post_norm=False, activation="swiglu",
-                    attention_bias=False, output_bias=False, feed_forward_bias=False, qk_norm=False,
-                    tied_embeddings=False, norm_eps=1e-5),
-    "qwen2": dict(position="rotary", norm="rms_norm", post_norm=False, activation="swiglu",
-                  attention_bias=True, output_bias=False, feed_forward_bias=False, qk_norm=False,
-                  tied_embeddings=True, norm_eps=1e-6),
-    "qwen3": dict(position="rotary", norm="rms_norm", post_norm=False, activation="swiglu",
-                  attention_bias=False, output_bias=False, feed_forward_bias=False, qk_norm=True,
-                  tied_embeddings=True, norm_eps=1e-6),
-}  # fmt: skip
+    "classic": _LAYER_NORM | dict(position="sinusoidal", post_norm=True, activation="relu"),
+    "gpt2": _LAYER_NORM | dict(position="learned", activation="gelu_tanh"),
+    "llama": _ROTARY,
+    "mistral": _ROTARY | dict(tied_embeddings=False, norm_eps=1e-5),
+    "qwen2": _ROTARY | dict(attention_bias=True),
+    "qwen3": _ROTARY | dict(qk_norm=True),
+}
 
 # Fields that may differ from the family's defaults.
 _FREE = {

@@ -214,7 +214,7 @@ class SamplingConfig:
         names = [name.strip().replace("-", "_") for name in names if name.strip()]
         self._set("samplers", tuple(names))
         valid = len(set(names)) == len(names) and set(names) <= set(SAMPLERS)
-        expected = f"some of {', '.join(SAMPLERS)}, each once"
+        expected = f"names from {', '.join(SAMPLERS)}, each at most once"
         require(valid, "samplers", ",".join(names) or "''", expected)
         if isinstance(self.json_schema, Mapping):
             self._set("json_schema", json.dumps(self.json_schema))
@@ -268,7 +268,7 @@ def raw(text: Text) -> bytes:
 
 def _check_text(name: str, text: Any) -> Text:
     require(isinstance(text, (str, bytes)), name, repr(text), "text")
-    require(len(text) > 0, name, repr(text), "a string of at least one character")
+    require(len(text) > 0, name, "''", "a string of at least one character")
     try:
         raw(text)
     except UnicodeEncodeError:

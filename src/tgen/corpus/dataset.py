@@ -32,7 +32,7 @@ class TokenDataset:
 
     train: Array  # (n,) uint16 or uint32
     val: Array  # (m,); empty without a validation split
-    val_bytes: int  # of the text whose tokens are in the loss
+    val_bytes: int  # bytes of the text whose tokens are in the loss
     context_length: int
     batch_size: int
     seed: int

@@ -148,7 +148,7 @@ class Corpus:
 
     documents: Documents
     skipped: list[str]  # binary files in directories
-    sha256: str = ""  # of the documents and their boundaries
+    sha256: str = ""  # hash of the documents and their boundaries
 
     @property
     def n_bytes(self) -> int:

@@ -12,7 +12,7 @@ from tgen.storage.disk_array import Array
 Tokens = NDArray[np.uint16 | np.uint32]
 
 _LENGTHS = (2, 3, 4)
-_MAX_TOKENS = 1 << 23  # of the corpus to count
+_MAX_TOKENS = 1 << 23  # corpus tokens to count
 _MIN_GAIN = 15  # percentage points by which a longer context must beat a shorter one
 
 

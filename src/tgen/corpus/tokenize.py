@@ -41,7 +41,7 @@ class TokenizedCorpus(NamedTuple):
 
     tokens: Array  # (n,) uint16 or uint32
     loss_mask: Array | None  # (n,) bool; None: every token
-    target_bytes: int  # of the text whose tokens are in the loss
+    target_bytes: int  # bytes of the text whose tokens are in the loss
 
 
 def tokenize_documents(

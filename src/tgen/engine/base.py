@@ -49,7 +49,7 @@ class Engine(Protocol):
     """B sequences of one model, at least one; a new engine has one empty sequence."""
 
     name: str  # "kernels" or "torch"
-    dtype: StoredAs  # of the weights in memory
+    dtype: StoredAs  # dtype of the weights in memory
     context_length: int  # maximum tokens per sequence
 
     @property

@@ -44,7 +44,7 @@ class GraphedStep:
 
     def __init__(self, model: Transformer, cache: KVCache) -> None:
         self._model, self.cache = model, cache
-        self._memory: Tensor | None = None  # of the last steps
+        self._memory: Tensor | None = None  # storage of the last steps
         self._view: StepCache | None = None
         self._n_steps = 0
         self._graph: torch.cuda.CUDAGraph | None = None

@@ -143,7 +143,7 @@ def _prefill_new(
     if active:
         lengths, sources, shared = engine.lengths, [], []
         for prompt in prompts:
-            n, _, slot = max(  # of those with the longest prefix, the shortest sequence
+            n, _, slot = max(  # the shortest sequence with the longest prefix
                 (
                     _reusable_length(state, prompt, engine.context_length),
                     -lengths[state.slot],

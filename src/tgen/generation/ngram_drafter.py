@@ -21,7 +21,7 @@ _MEMORY = 64  # drafts of a kind after which older ones count half
 _FIRST_RATE = 0.6  # acceptance rate of drafts from the text, before any were tried
 _STEP = 20  # percent: drafts from a table differ in kind by their frequency
 _STEPS = 100 // _STEP
-_MAX_TOKENS = 1 << 14  # of a text that are indexed, with up to eight times as many contexts
+_MAX_TOKENS = 1 << 14  # indexed tokens per text, with up to eight times as many contexts
 
 
 class DraftToken(NamedTuple):

@@ -18,7 +18,7 @@ AblationKind = Literal["zero", "mean"]
 class Ablation:
     """Losses in nats per token."""
 
-    loss: float  # of the complete model
+    loss: float  # loss of the complete model
     costs: list[list[float]]  # loss increase by layer and head
 
 

@@ -40,7 +40,7 @@ from tgen.reports.inspection import (
     TextReport,
 )
 
-_MIN_DISTINCT_TOKENS = 16  # of a text, for random text to be sampled from its tokens
+_MIN_DISTINCT_TOKENS = 16  # in a text, for random text to be sampled from its tokens
 
 
 class Inspector:

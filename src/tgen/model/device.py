@@ -23,7 +23,7 @@ def choose_device(name: str) -> Device:
         name = next(kind for kind in ("cuda", "mps", "cpu") if available[kind])
     if not available.get(name, False):
         usable = " or ".join(kind for kind, usable in available.items() if usable)
-        raise UsageError(f"device {name!r} is not available", f"use --device {usable}")
+        raise UsageError(f"--device: {name!r} is not available", f"use --device {usable}")
     ranks = distributed.ranks()
     if name == "cuda" and distributed.launched():  # one GPU per rank
         if ranks.local_world_size > (n_gpus := torch.cuda.device_count()):

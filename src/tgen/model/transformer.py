@@ -2,7 +2,7 @@
 
 Tokens become vectors. Each block lets every position attend to itself and earlier positions, then
 transforms each position by a feed-forward network. The final vectors give the logits of the
-vocabulary. Families differ in position encoding, kind and placement of norms, and activation:
+vocabulary. Families differ in position encoding, type and position of norms, and activation:
 see `ModelConfig`.
 
 Shapes, here and everywhere:  B batch · T queries (new positions) · S keys (cached + new) ·

@@ -58,7 +58,7 @@ class PeakRates:
 
     read_bytes: int  # size of the array that was read repeatedly
     bytes_per_second: float
-    flops_per_second: float  # of a matrix product
+    flops_per_second: float  # rate of a matrix product
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class ThroughputReport:
 
     label: str  # pp512, tg128, pp512+tg128, with @ d4096 after a context of 4,096 tokens
     engine: str  # kernels, torch, transformers, llama.cpp
-    dtype: str  # of the weights
+    dtype: str  # dtype of the weights
     threads: int
     batch: int  # sequences per batch
     n_prompt: int  # tokens per sequence
@@ -80,7 +80,7 @@ class ThroughputReport:
     cache_bytes_per_token: float | None  # measured; None if unknown
     peak_rate: float | None  # tokens per second at the measured peak rates; None if not measured
     bound_by: str  # "memory" or "compute"; "" if the peak rates were not measured
-    probe_seconds: list[float]  # of the machine probe, interleaved with the trials
+    probe_seconds: list[float]  # machine probe, interleaved with the trials
     warnings: list[str]
 
     @property
@@ -119,7 +119,7 @@ class LengthReport:
     cached: Timing  # the last token with the cache
     uncached: Timing  # the last token without the cache: the whole text in one pass
     speedup: Interval  # uncached over cached, paired by trial, 95% CI
-    cache_bytes: int  # of the whole text
+    cache_bytes: int  # bytes for the whole text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +182,7 @@ class TrainingStepReport:
     tokens_per_step: int
     seconds: Timing  # per step, one value per timed block
     tokens_per_second: float  # at the median
-    flops_per_token: int  # that training needs, see `benchmark.training_step`
+    flops_per_token: int  # needed by training, see `benchmark.training_step`
     flops_per_second: float
     peak_flops: float | None  # peak FLOP/s of the machine
     utilization: float | None  # flops_per_second / peak_flops

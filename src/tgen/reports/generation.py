@@ -22,7 +22,7 @@ class Token:
 
     sequence: int  # number of the request
     id: int
-    text: bytes  # that can be shown now: no part of a possible stop string
+    text: bytes  # text that can be shown now: no part of a possible stop string
     logprob: float  # nats, under the model's own distribution
     rank: int  # 0 is the most likely token
     entropy: float  # nats, of that distribution

@@ -81,7 +81,7 @@ class TokenReport:
     index: int
     id: int
     text: bytes
-    byte_offset: int  # of its first byte in the text
+    byte_offset: int  # offset of its first byte in the text
     surprisal: float | None  # bits; None: the first token is not predicted
     rank: int | None  # 0: the most likely token
     top_id: int | None  # the most likely token at this position

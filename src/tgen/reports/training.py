@@ -31,8 +31,8 @@ class RankMemory:
     gradients: int
     optimizer: int  # moments
     activations: int  # stored for the gradients
-    copies: int  # of weights: gathered blocks, bfloat16 copies
-    update: int  # of the optimizer; not at the same time as activations and copies
+    copies: int  # copies of weights: gathered blocks, bfloat16 copies
+    update: int  # optimizer update; not at the same time as activations and copies
     total: int
 
 
@@ -49,12 +49,12 @@ class ScalingReport:
     batch_size: int  # windows per step, over all ranks
     step_tokens: int
     steps: int
-    tokens: int  # of the run
+    tokens: int  # tokens in the run
     tokens_per_parameter: float
-    epochs: float  # of the training text
+    epochs: float  # epochs over the training text
     tokens_per_second: float  # over all ranks, each as fast as this machine
     efficiency: float  # assumed for several ranks
-    seconds: float  # of the run
+    seconds: float  # duration of the run
     optimal_tokens_per_parameter: int  # Hoffmann et al. (2022)
     optimal_tokens: int
     optimal_steps: int
@@ -105,7 +105,7 @@ class StepReport:
     loss: float | None  # nats per token of the batch before the step; None: skipped, not finite
     learning_rate: float
     tokens_per_second: float
-    seconds: float  # of training so far
+    seconds: float  # training time so far
     fraction_done: float
     seconds_left: float
 
@@ -117,7 +117,7 @@ class EvalReport:
     step: int
     loss: float  # nats per token
     bits_per_byte: float
-    standard_error: float | None  # of the bits per byte; None: too little text
+    standard_error: float | None  # bits per byte; None: too little text
     best: bool
     seconds: float
 
@@ -135,10 +135,10 @@ class SampleReport:
 class RollbackReport:
     """The run continues from an earlier checkpoint."""
 
-    step: int  # of that checkpoint
+    step: int  # step of that checkpoint
     from_step: int  # where the run was
     reason: str
-    learning_rate_scale: float  # of the planned learning rates, from here on
+    learning_rate_scale: float  # factor of the planned learning rates, from here on
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,10 +46,10 @@ class TokenizerSpec:
     nfc: bool = False  # byte-level: the text is normalized to NFC first
     patterns: tuple[str, ...] = ()  # byte-level: pre-tokenizer patterns in order
     metaspace: bool = False  # sentencepiece: the pre-tokenizer replaces spaces, not the normalizer
-    splits_words: bool = False  # and splits at them
+    splits_words: bool = False  # sentencepiece: the pre-tokenizer also splits at spaces
     # A space is put before a text; with "first" not also after each added token inside it.
     prefix: Literal["", "always", "first"]
-    bos_ids: tuple[int, ...]  # that the post-processor puts before a text
+    bos_ids: tuple[int, ...]  # ids that the post-processor puts before a text
 
 
 def parse_spec(file: dict[str, Any]) -> TokenizerSpec:
@@ -209,7 +209,7 @@ def _check_replacement(part: dict[str, Any], old: str, new: str) -> None:
         raise unsupported_error(f"Prepend of {shorten(part['prepend'])}")
     if part["type"] == "Replace" and (part["pattern"], part["content"]) != ({"String": old}, new):
         old, new = shorten(part["pattern"]), shorten(part["content"])
-        raise unsupported_error(f"Replace of {old} by {new}")
+        raise unsupported_error(f"Replace of {old} with {new}")
 
 
 def _check_decoder(file: dict[str, Any], *, byte_level: bool) -> None:

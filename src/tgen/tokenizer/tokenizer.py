@@ -101,7 +101,7 @@ class Tokenizer:
     def merge_pairs(self) -> NDArray[np.int64]:
         """(V, 2): the two tokens that each was merged from; -1 for characters and other tokens."""
         vocab, pairs = self.spec.vocab, np.full((self.vocab_size, 2), -1, np.int64)
-        for names in reversed(self.spec.merges):  # of merges with the same result the first counts
+        for names in reversed(self.spec.merges):  # with the same result, the first merge counts
             left, right, merged = (vocab[name] for name in (*names, "".join(names)))
             spelled = self._bytes[merged]  # b"" for special tokens
             n_characters = sum(byte & 0xC0 != 0x80 for byte in spelled)

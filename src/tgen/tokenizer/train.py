@@ -32,6 +32,7 @@ def make_tokenizer(kind: str, texts: list[bytes], *, vocab_size: int | None = No
         raise UsageError(
             f"vocab_size: too small (got {vocab_size}, expected at least {min_size})",
             f"set it to {min_size} or more: 256 bytes and two special tokens",
+            field="vocab_size",
         )
     if kind == "char":
         return train_char(texts, vocab_size=vocab_size)

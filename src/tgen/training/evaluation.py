@@ -109,7 +109,7 @@ class Evaluation(NamedTuple):
 
     loss: float  # nats per token
     bits_per_byte: float
-    standard_error: float | None  # of the bits per byte; None: a single window
+    standard_error: float | None  # bits per byte; None: a single window
 
 
 def evaluate(

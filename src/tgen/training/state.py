@@ -51,7 +51,7 @@ class Progress:
     restore_best: bool = False  # the best checkpoint is to be restored: see early_stopping
     stopped_early: bool = False
     closing_seconds: float = 0.0  # expected after the last step
-    evaluation_seconds: float = 0.0  # of the last evaluation, with saving and sampling
+    evaluation_seconds: float = 0.0  # duration of the last evaluation, with saving and sampling
     skipped_steps: int = 0  # without effect, because loss or gradient was not finite
     consecutive_skips: int = 0
     n_divergences: int = 0  # rollbacks because of divergence

@@ -9,7 +9,7 @@ from tgen.training.lr_schedule import start_decay
 from tgen.training.state import Progress
 
 _EXIT_SECONDS = 0.9  # for the process to end
-_OVERTIME = 1.02  # of the minutes: a run that would end later than this takes fewer steps
+_OVERTIME = 1.02  # times the minutes: a run that would end later than this takes fewer steps
 
 
 def update_schedule(progress: Progress, config: ResolvedTrainConfig) -> None:

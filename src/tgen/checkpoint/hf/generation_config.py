@@ -43,7 +43,7 @@ _UNSUPPORTED: dict[str, Any] = {
 class GenerationDefaults:
     """The usable values of the file."""
 
-    sampling: dict[str, Any] = field(default_factory=dict)  # that differ from tgen's defaults
+    sampling: dict[str, Any] = field(default_factory=dict)  # values other than tgen's defaults
     end_ids: list[int] | None = None  # None: not in the file
     notes: list[str] = field(default_factory=list)  # one line per kind of ignored value
 

@@ -81,7 +81,7 @@ class TensorMapping(NamedTuple):
 
     ours: str
     theirs: tuple[str, ...]  # stacked along the first axis
-    shapes: tuple[Shape, ...]  # of each of theirs, as stored
+    shapes: tuple[Shape, ...]  # stored shape of each of theirs
     transposed: bool = False
 
 

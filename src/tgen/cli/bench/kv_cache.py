@@ -14,7 +14,7 @@ from tgen.cli.render.tables import table
 from tgen.errors import UsageError
 from tgen.reports.benchmark import CacheVerdict, LengthReport, LinearFit, Timing, TrialReport
 
-_COLUMNS, _ROWS = 60, 12  # of the plot
+_COLUMNS, _ROWS = 60, 12  # plot size in characters
 _MARGIN = 9
 _MIN_LENGTHS = 3  # for a line fit
 _STYLES = {"cached": "green", "uncached": "red"}

@@ -62,9 +62,9 @@ class Comparison:
     """Results of `--against` or `--compare`, one per workload."""
 
     differences: Sequence[Difference]
-    of: str  # whose speed
-    to: str  # relative to which
-    others: Sequence[ThroughputReport] = ()  # of the other engine, one per report of tgen's
+    of: str  # name of the measured engine or run
+    to: str  # name of the reference
+    others: Sequence[ThroughputReport] = ()  # the other engine's, one per report of tgen's
     fields: Mapping[str, Any] = field(default_factory=dict)  # for JSON
     remark: str = ""
 

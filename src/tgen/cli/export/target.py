@@ -1,4 +1,4 @@
-"""Where `tgen export` writes: the default name, and what it may replace (only a model)."""
+"""The target of `tgen export`: its default name, and a check that it replaces only a model."""
 
 from pathlib import Path
 

@@ -33,7 +33,7 @@ class Generation:
 
     row: int
     sample: int = 0
-    line: int | None = None  # of the input, from 1
+    line: int | None = None  # input line, from 1
     id: Any = None  # from the row, returned unchanged
     prompt: bytes = b""
     prompt_tokens: int = 0

@@ -80,10 +80,10 @@ def read_line() -> bytes | None:
 class Turn(NamedTuple):
     """The text that the model generated."""
 
-    ids: list[int]  # of the whole text so far
+    ids: list[int]  # the whole text so far
     text: bytes
     end_of_text: bool
-    cache: "PromptCache | None"  # of `ids`, where known
+    cache: "PromptCache | None"  # KV cache of `ids`, if known
 
 
 def write_turn(model: "LoadedModel", ids: Sequence[int], tokens: Iterable[Token]) -> Turn:

@@ -49,7 +49,7 @@ class LineReader:
         return line
 
     def _read(self) -> None:
-        parts: list[bytes] = []  # of an incomplete line
+        parts: list[bytes] = []  # parts of an incomplete line
         end: OSError | None = None
         try:  # not sys.stdin, whose lock would be held at process exit
             while block := os.read(self._fd, _BLOCK):

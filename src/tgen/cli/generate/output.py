@@ -55,7 +55,7 @@ class TextWriter:
         """Do nothing: everything is written."""
 
     def close(self) -> None:
-        """On a terminal, end the last line."""
+        """End the last line on a terminal."""
         if sys.stdout is not None and sys.stdout.isatty() and not self._at_line_start:
             self._put(b"\n")
 

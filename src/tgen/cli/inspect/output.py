@@ -31,7 +31,7 @@ from tgen.runs.storage import log
 from tgen.storage import files
 
 _SCHEMA = "tgen.inspect/3"
-_MAX_PAGE_BYTES = 24 * 10**6  # of weights: a browser opens the page without delay
+_MAX_PAGE_BYTES = 24 * 10**6  # bytes of weights: a browser opens the page without delay
 
 
 def print_tables(inspector: Inspector, options: InspectOptions) -> None:

@@ -34,7 +34,7 @@ class TrainingCurves:
     """Series of a run: one value per step, or one per evaluation."""
 
     steps: list[int]
-    seconds: list[float]  # of training, by step
+    seconds: list[float]  # training time by step
     losses: list[float]  # nats per token, smoothed
     smoothing: int  # steps averaged
     learning_rates: list[float]

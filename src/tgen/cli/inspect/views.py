@@ -19,7 +19,7 @@ from tgen.inspection.inspector import Inspector
 
 AUTO_SELECTED = "auto-selected: most focused head"
 _MIN_TOKENS_TO_SELECT = 3  # shorter texts have no token besides the first and the query
-_MAX_TOKEN_ROWS = 40  # of the token table at a terminal, unless --query selects
+_MAX_TOKEN_ROWS = 40  # in the token table at a terminal, unless --query selects
 
 
 @dataclass(frozen=True, kw_only=True)

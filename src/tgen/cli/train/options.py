@@ -23,7 +23,7 @@ from tgen.errors import UsageError
 from tgen.runs import ResumeRequest, RunRequest
 
 PANELS = ("Data and tokenizer", "Resume", "Output", "Hardware")
-_RESUMABLE = ("corpus", "out", "overrides", "parallel")  # of RunRequest; others are fixed
+_RESUMABLE = ("corpus", "out", "overrides", "parallel")  # fields of RunRequest; others are fixed
 _FROM_MODEL = ("tokenizer", "vocab_size", "size", "family")  # fixed by --from
 
 

@@ -3,7 +3,6 @@
 import json
 import shlex
 import time
-from types import TracebackType
 from typing import Self
 
 from rich.progress import BarColumn, Progress, TextColumn
@@ -55,12 +54,7 @@ class TrainingProgress:
         self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: object, __: object) -> None:
         self._bar.stop()
         if self._stdout_error and error is None:
             raise self._stdout_error

@@ -15,7 +15,7 @@ from tgen.errors import ModelError
 from tgen.model.rope import rotary_tables, sinusoid
 
 _MAX_TOKENS = 96  # per pass, which reads all weights from RAM once
-_CHUNK_BYTES = 1 << 18  # of weights: they stay in the CPU cache while all tokens use them
+_CHUNK_BYTES = 1 << 18  # bytes of weights: they stay in the CPU cache while all tokens use them
 _MIN_CHUNKS_PER_THREAD = 4  # to balance threads of different speed
 
 

@@ -26,7 +26,7 @@ class ThreadPool:
         self._memory = np.zeros((_MAX_PHASES + 1) * QUEUE_WORDS + 8, np.int64)
         aligned = -(-self._memory.ctypes.data // 64) * 64  # to a cache line
         self._newest, self._queue = aligned, aligned + 8 * QUEUE_WORDS
-        self._n_phases = 0  # of the deepest model so far: a late helper may be in any of them
+        self._n_phases = 0  # of the deepest model so far: a late helper may be in any phase
         self._n_passes = 0
         self._wake: list[threading.Semaphore] = []
         self._asleep: list[bool] = []

@@ -15,7 +15,7 @@ from tgen.config import ModelConfig, StoredAs
 from tgen.engine.cpu import job_layout
 from tgen.engine.cpu.job_layout import GROUP, GROUP_BYTES
 
-_ROWS_AT_ONCE = 4096  # of a matrix, when it is converted
+_ROWS_AT_ONCE = 4096  # matrix rows converted together
 _DTYPES = {"float32": job_layout.FLOAT32, "bfloat16": job_layout.BFLOAT16, "int8": job_layout.INT8}
 _ACTIVATIONS = {
     "swiglu": job_layout.SWIGLU,

@@ -7,7 +7,6 @@ leaves no state that is ahead of its log; lines beyond the state are cut off on 
 import json
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from tgen.errors import ModelError, TgenError
@@ -40,12 +39,7 @@ class RunLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with suppress(OSError, TgenError):  # the lines of the last saved state are written already
             self.flush()
 

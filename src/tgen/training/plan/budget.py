@@ -16,7 +16,7 @@ class Budget(NamedTuple):
     step_tokens: int
     steps: int
     epochs: float
-    params_per_token: float  # of the training text
+    params_per_token: float  # parameters per training token
 
 
 def choose_budget(choice: ModelChoice, train: TrainConfig, inputs: PlanInputs) -> Budget:

@@ -19,7 +19,7 @@ from tgen.training.plan.param_shapes import (
     outer_shapes,
 )
 
-USABLE = 0.9  # of a device's memory: the rest is for its driver, messages and fragmentation
+USABLE = 0.9  # fraction of a device's memory: the rest is for driver, messages, fragmentation
 _MAX_RANKS = 1 << 14
 # Float32 numbers that autograd stores per token and layer, counted: vectors of d_model, of all
 # heads, and of d_ff (half as large on a GPU); dropout adds two of d_model.

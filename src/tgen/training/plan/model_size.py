@@ -12,10 +12,10 @@ EXPLICIT = "set by the user"  # the reason for values that the user chose
 _TOKENS_PER_PARAM = 2.5  # a run with fewer training tokens does better with a smaller model,
 _MANY_EPOCHS = 12  # unless that one trained for more epochs than this:
 _TOKENS_PER_PARAM_MANY_EPOCHS = 1.0  # a larger model learns more from each epoch
-_PARAMS_PER_TOKEN = 20  # of the corpus: larger models memorize it sooner and are no better
+_PARAMS_PER_TOKEN = 20  # corpus tokens: larger models memorize it sooner and are no better
 _SIZE_WITH_STEPS = "tiny"
 _LONG_WINDOW = 1024  # tokens: fine-tuning uses longer windows only if the user sets them
-_EFFICIENCY = 0.75  # of the measured speed: the rest is optimizer, evaluations, samples
+_EFFICIENCY = 0.75  # fraction of the measured speed: the rest is optimizer, evaluations, samples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +26,9 @@ class PlanInputs:
     train_tokens: int
     val_tokens: int
     has_merges: bool  # the tokenizer has BPE merges, so that BPE-dropout is possible
-    flops_per_second: float  # of all ranks, see `measure_speed`
+    flops_per_second: float  # over all ranks, see `measure_speed`
     memory: int | None = None  # bytes; None: unknown
-    n_ranks: int = 1  # that share a batch
+    n_ranks: int = 1  # ranks that share a batch
 
 
 class ModelChoice(NamedTuple):

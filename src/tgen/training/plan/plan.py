@@ -22,21 +22,21 @@ from tgen.training.plan.model_size import (
 from tgen.training.plan.param_shapes import matmul_params
 from tgen.training.plan.reasons import explain
 
-CALIBRATION_SHARE = 0.01  # of the minutes
+CALIBRATION_SHARE = 0.01  # fraction of the time budget
 _MIN_BPE_BYTES = 10_000  # a smaller corpus repeats too few words to learn them as tokens
-_SMALL_BYTES = 200_000  # and one smaller than this has too few for more than 512 tokens
+_SMALL_BYTES = 200_000  # a smaller corpus has too few for more than 512 tokens
 _BYTES_PER_TOKEN = 6
 _MIN_CORPUS_BYTES = 1 << 20
 _TOKENIZED_BYTES_PER_SECOND = 2e6
 _SAMPLING_SECONDS = 0.3  # at least: one token at a time, however small the model
-_EVALUATION_SHARE = 0.05  # of the time
+_EVALUATION_SHARE = 0.05  # fraction of the time
 _EVALUATION_SECONDS = 10.0  # between evaluations at least: each also saves and samples
-_EVALUATION_EPOCHS = 3.0  # and at most: a small corpus is memorized that fast
+_EVALUATION_EPOCHS = 3.0  # between evaluations at most: a small corpus is memorized that fast
 _LR_TIMES_WIDTH = 0.5  # AdamW's learning rate decreases with the width of the updated vectors
 _MATRIX_LEARNING_RATE = 0.03
 _WARMUP_STEPS = 50
 _EVAL_TOKENS = 1 << 18
-_FINE_TUNING_SCALE = 0.3  # of the learning rates for a new model
+_FINE_TUNING_SCALE = 0.3  # relative to the learning rates for a new model
 
 
 class Regularization(NamedTuple):
@@ -82,7 +82,7 @@ def choose_tokenizer(n_bytes: int, alphabet: int) -> tuple[str, int | None, str]
     `n_bytes` is the size of the corpus, `alphabet` the number of distinct characters.
     """
     if n_bytes < _MIN_BPE_BYTES:
-        return "char", None, f"below {_MIN_BPE_BYTES // 1000} KB too few words repeat"
+        return "char", None, f"below {_MIN_BPE_BYTES // 1000} KB, too few words repeat"
     doublings = -1 if n_bytes < _SMALL_BYTES else max(0, round(math.log2(n_bytes / 1e6) / 1.5))
     letters = 1 << max(0, alphabet - 1).bit_length()  # a large alphabet needs a large vocabulary
     vocab_size = max(1024 * 2 ** min(doublings, 4), min(2 * letters, 1 << 14))

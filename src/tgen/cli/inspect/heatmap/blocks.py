@@ -19,7 +19,7 @@ from tgen.cli.render.token_labels import MARGIN, row_label
 
 _CHARACTERS = " ·:-=+*#%@"  # shades without color
 _N_SHADES = 64
-_MAX_ROWS, _MAX_REPEAT = 64, 4  # of signed matrices: rows drawn, and columns per value
+_MAX_ROWS, _MAX_REPEAT = 64, 4  # signed matrices: rows drawn, and columns per value
 
 
 @dataclass(frozen=True)

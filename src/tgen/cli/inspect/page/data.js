@@ -6,7 +6,7 @@ const byId = (id) => document.getElementById(id);
 const data = JSON.parse(byId('data').textContent);
 const size = data.tokens.length;
 
-/* Decodes a head's lower triangle, row by row: 16 bits per weight, little-endian. */
+/* Decode a head's lower triangle, row by row: 16 bits per weight, little-endian. */
 function unpack(id) {
   const bytes = atob(byId(id).textContent.trim());
   const values = new Uint16Array(bytes.length / 2);
@@ -29,7 +29,7 @@ const triangleIndex = (query, key) => (query * (query + 1)) / 2 + key;
 const weightOf = (matrix, query, key) =>
   key > query ? 0 : matrix.values[triangleIndex(query, key)] / SCALE;
 
-/* Formats a weight, or a sum of `terms` weights, with the digits that are exact despite rounding:
+/* Format a weight, or a sum of `terms` weights, with the digits that are exact despite rounding:
    4, or 5 for small weights. A weight rounded to 0 becomes "< bound". */
 function weightText(weight, terms = 1) {
   const maxError = terms / 2 / SCALE;
@@ -38,7 +38,7 @@ function weightText(weight, terms = 1) {
   return Number(text) > 0 ? text : `< ${(Math.ceil((weight + maxError) * 1e5) / 1e5).toFixed(5)}`;
 }
 
-/* Returns the keys of a query ('from'), or the queries of a key ('to'), largest weight first. */
+/* Return the keys of a query ('from'), or the queries of a key ('to'), largest weight first. */
 function sortedWeights(matrix, token, direction) {
   const cells = [];
   for (let other = 0; other < size; other++) {
@@ -58,7 +58,7 @@ const colors = Array.from({ length: 256 }, (_, shade) => {
 });
 const shadeOf = (weight) => Math.round(255 * Math.sqrt(weight));
 
-/* Paints a triangle with one pixel per `factor` by `factor` weights: their maximum. */
+/* Paint a triangle with one pixel per `factor` by `factor` weights: their maximum. */
 function paint(canvas, values, factor = 1) {
   const side = Math.ceil(size / factor);
   const pooled = new Uint16Array(side * side);
@@ -80,7 +80,7 @@ function paint(canvas, values, factor = 1) {
   canvas.getContext('2d').putImageData(image, 0, 0);
 }
 
-/* Creates an element with properties and children; strings become text. */
+/* Create an element with properties and children; strings become text. */
 function make(tag, properties = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -91,7 +91,7 @@ function make(tag, properties = {}, ...children) {
   return node;
 }
 
-/* Scrolls only `box`, until a rectangle in it is visible. */
+/* Scroll only `box`, until a rectangle in it is visible. */
 function reveal(box, x, y, width, height) {
   const margin = 6;
   const clamp = (offset, low, high) => Math.max(Math.min(offset, low - margin), high + margin);
@@ -99,14 +99,14 @@ function reveal(box, x, y, width, height) {
   box.scrollTop = clamp(box.scrollTop, y, y + height - box.clientHeight);
 }
 
-/* Returns a token's label as nodes; the marks for leading whitespace are dimmed. */
+/* Return a token's label as nodes; the marks for leading whitespace are dimmed. */
 function tokenText(label) {
   const [space] = /^[·⏎⇥]*/u.exec(label);
   const rest = label.slice(space.length);
   return space ? [make('span', { className: 'space' }, space), rest] : [rest];
 }
 
-/* Adds one button per token, with one Tab stop; `onHover` receives the token under the pointer or
+/* Add one button per token, with one Tab stop; `onHover` receives the token under the pointer or
    null, `onSelect` the token clicked or reached by keyboard. */
 function tokenButtons(box, { onHover, onSelect }) {
   const buttons = data.tokens.map(({ label }, i) => {

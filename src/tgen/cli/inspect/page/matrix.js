@@ -82,7 +82,7 @@ class MatrixView {
     this.drawCell(context, color('--ink'), color('--paper'));
   }
 
-  /* Hatches the masked cells, so that they do not look like weights of 0. */
+  /* Hatch the masked cells, so that they do not look like weights of 0. */
   hatch(context, color) {
     const { margin } = this;
     const side = this.step * size;
@@ -146,7 +146,7 @@ class MatrixView {
     }
   }
 
-  /* Frames the selected row, column and cell. */
+  /* Frame the selected row, column and cell. */
   drawCell(context, ink, paper) {
     const { margin, step } = this;
     const { query, key } = this.cell;

@@ -2,7 +2,7 @@
 /* The selection, and everything that follows it: thumbnails, matrix, cell, text, tables. */
 
 const state = {
-  index: Math.max(data.matrices.findIndex(({ selection }) => selection), 0),  /* of the matrix */
+  index: Math.max(data.matrices.findIndex(({ selection }) => selection), 0),  /* index of the matrix */
   query: size - 1,
   key: 0,
   hovered: null,  /* the cell under the pointer, shown instead of the selected one */
@@ -11,7 +11,7 @@ const state = {
 const selectedMatrix = () => matrices[state.index];
 const shownCell = () => state.hovered ?? { query: state.query, key: state.key };
 
-/* Returns the cell of a token with its largest weight, in the current direction. */
+/* Return the cell of a token with its largest weight, in the current direction. */
 function largestCell(token) {
   const { query, key } = sortedWeights(selectedMatrix(), token, state.direction)[0];
   return { query, key };
@@ -29,7 +29,7 @@ function hover(cell) {
   render();
 }
 
-/* Selects the next head of the page in a direction. */
+/* Select the next head of the page in a direction. */
 function moveHead(down, across) {
   let row = layers.indexOf(selectedMatrix().layer);
   let column = heads.indexOf(selectedMatrix().head);
@@ -65,7 +65,7 @@ function onMatrixKey(event) {
   select({ query, key: Math.min(Math.max(column, 0), query) });
 }
 
-/* Adds one button per head; heads that the page lacks leave a gap. */
+/* Add one button per head; heads that the page lacks leave a gap. */
 function addThumbnails() {
   const box = byId('thumbnails');
   const factor = Math.ceil(size / 64);
@@ -130,7 +130,7 @@ function showCell({ query, key }) {
 
 const FIGURE_SPACE = '\u2007';  /* as wide as a digit: aligns decimal points */
 
-/* Lists the largest weights of the token's row or column, and the sum of the others. */
+/* List the largest weights of the token's row or column, and the sum of the others. */
 function showTop(token) {
   const from = state.direction === 'from';
   const all = sortedWeights(selectedMatrix(), token, state.direction);
@@ -156,7 +156,7 @@ function showTop(token) {
   byId('top').replaceChildren(...lines);
 }
 
-/* Shades the text by the weights of the selected token. */
+/* Shade the text by the weights of the selected token. */
 function shadeText(token) {
   const from = state.direction === 'from';
   strip.forEach((chip, other) => {

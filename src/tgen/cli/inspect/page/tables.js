@@ -29,7 +29,7 @@ const COLUMNS = [
   { name: 'distances', value: (r) => r.distance_histogram, histogram: true },
 ];
 
-/* Builds the table; returns a function that marks the row of the selected head. */
+/* Build the table; return a function that marks the row of the selected head. */
 function addHeadsTable(onSelect) {
   const { heads: reports, baseline } = data.heads;
   const columns = COLUMNS.filter(({ value }) => reports.some((report) => value(report) !== null));
@@ -112,7 +112,7 @@ function histogramBars(shares) {
   return make('span', properties, ...bars);
 }
 
-/* Shades the text by surprisal; full color: the bits of a uniform guess among all tokens. */
+/* Shade the text by surprisal; full color: the bits of a uniform guess among all tokens. */
 function addSurprisal(onSelect) {
   const line = byId('surprisal-text');
   const uniformBits = Math.log2(data.vocabulary);

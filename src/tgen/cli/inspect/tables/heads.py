@@ -13,7 +13,7 @@ from rich.text import Text
 from tgen.reports.inspection import ROLE_THRESHOLD, HeadReport, HeadsReport
 
 _BARS = "▁▂▃▄▅▆▇█"
-_NAME_COLUMNS = 16  # of a head and its role
+_NAME_COLUMNS = 16  # width of a head and its role
 _HISTOGRAM = "distances"
 _MAX_SHIFTS = 5
 _BOLD, _DIM = Style(bold=True), Style(dim=True)
@@ -22,9 +22,9 @@ _BOLD, _DIM = Style(bold=True), Style(dim=True)
 @dataclass(frozen=True)
 class _Column:
     name: str
-    field: str  # of HeadReport
+    field: str  # field of HeadReport
     width: int
-    compare_width: int  # of a value and its difference; 0: not compared
+    compare_width: int  # width of a value and its difference; 0: not compared
     meaning: str
 
 
