@@ -3,8 +3,7 @@
     for report in start(RunRequest(corpus=["corpus.txt"], out=Path("models/corpus"))): ...
 
 When an EvalReport or the DoneReport arrives, the newest state and the best weights are on disk,
-unless a SavingReport says that saving failed. The run's directory is locked before torch is
-imported.
+unless a SavingReport reports a failure. The run's directory is locked before torch is imported.
 
 With several ranks, inside `distributed.join_process_group`, every rank iterates; only rank 0 locks
 the directory and writes to it.
@@ -35,7 +34,7 @@ def start(
     Raise CorpusError, UsageError, TrainingError or LockedError.
     """
     check_parallel(request.parallel)
-    if distributed.is_rank_zero() and not has_lock(request.out):  # else the lock is checked first
+    if distributed.is_rank_zero() and not has_lock(request.out):  # otherwise check the lock first
         check_out_is_free(request.out, overwrite=request.overwrite)
     with lock_run(request.out):
         if distributed.is_rank_zero():
@@ -51,8 +50,8 @@ def resume(
 ) -> Generator[RunReport, None, None]:
     """Resume the run in `request.out` exactly as if it had never stopped.
 
-    The corpus is not needed. If it is given and has changed, or a setting differs, raise
-    TrainingError with the difference, unless `request.override`.
+    The corpus is optional. Raise TrainingError with the difference if the corpus has changed or a
+    setting differs, unless `request.override`.
     """
     check_parallel(request.parallel)
     check_run_exists(request.out)
@@ -64,7 +63,7 @@ def resume(
 
 
 def dry_run(request: RunRequest) -> PlanReport:
-    """Return the plan of `start` without writing anything; an existing model does not matter."""
+    """Return the plan of `start` without writing files; ignore an existing model."""
     check_parallel(request.parallel)
     if distributed.ranks().world_size > 1:
         raise UsageError(

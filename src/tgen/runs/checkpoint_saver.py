@@ -1,7 +1,7 @@
-"""Saving the model, the log and the training state; a save that fails is retried later.
+"""Save the model, the log and the training state, and retry failed saves later.
 
 A save first removes states that a rollback discarded, then writes the model, the log and the state.
-A run that is killed in between repeats a step, and no state is ahead of its log.
+A run that is killed in between repeats a step; no state is ahead of its log.
 """
 
 import shlex
@@ -26,7 +26,7 @@ _MAX_RETRY_SECONDS = 60.0
 
 
 class ModelWeights(NamedTuple):
-    """A model to save, as `model_dir.save` takes it."""
+    """Model arguments of `model_dir.save`."""
 
     config: ModelConfig
     tokenizer: Tokenizer
@@ -35,7 +35,7 @@ class ModelWeights(NamedTuple):
 
 
 class CheckpointSaver:
-    """Saves the run in `out`, whose lock is held. What could not be saved is kept for later."""
+    """Saver of the run in `out`, whose lock is held; it stores failed saves for a retry."""
 
     def __init__(
         self,
@@ -46,14 +46,14 @@ class CheckpointSaver:
         environment: Mapping[str, Any],
         keep: int,
     ) -> None:
-        """`run_id`, `environment` and `keep` are those of `run_state.save_state`."""
+        """See `run_state.save_state` for `run_id`, `environment` and `keep`."""
         self.out, self.log = out, log
         self._run_id, self._environment, self._keep = run_id, environment, keep
-        self._model: ModelWeights | None = None  # not saved yet
-        self._last_step: int | None = None  # states after it are to be removed
+        self._model: ModelWeights | None = None  # waits to be saved
+        self._last_step: int | None = None  # the next save removes later states
         self._n_failures = 0  # since the last success
         self._reason = ""  # of the last failure
-        self._retry_at = 0.0  # by time.monotonic
+        self._retry_at = 0.0  # time.monotonic, in seconds
         self._needed_bytes = 0
 
     @property
@@ -72,7 +72,7 @@ class CheckpointSaver:
         arrays: Mapping[str, NDArray[Any]],
         model: ModelWeights | None = None,
     ) -> Iterator[SavingReport]:
-        """Save the training state and `model`; report a failure, and a success that follows one."""
+        """Save the training state and `model`; report a failure, and the success after it."""
         self._model = model or self._model
         weights = self._model.arrays if self._model else {}
         self._needed_bytes = sum(array.nbytes for array in [*arrays.values(), *weights.values()])
@@ -98,8 +98,7 @@ class CheckpointSaver:
             yield SavingReport(step=progress["step"], failed="", needed_bytes=0, free_bytes=0)
 
     def roll_back(self, step: int) -> None:
-        """Remove the states after `step` and their log lines, now or, if that fails, with the next
-        save."""
+        """Remove states and log lines after `step`; if that fails, the next save does it."""
         self._last_step = step
         with suppress(OSError):
             self._drop_states()
@@ -139,5 +138,5 @@ class CheckpointSaver:
     def _free_bytes(self) -> int:
         try:
             return files.free_bytes(self.out)
-        except OSError:  # the disk does not even answer that
+        except OSError:  # even the free space cannot be read
             return 0

@@ -1,4 +1,4 @@
-"""From the corpus to the training and validation split, as text and as tokens."""
+"""Split the corpus into training and validation text, and tokenize both."""
 
 import time
 from collections.abc import Generator, Mapping
@@ -19,23 +19,23 @@ from tgen.tokenizer import Tokenizer
 _COMPARED_BYTES = 1 << 21
 _LARGE_OVERLAP = 0.05
 _FEW_VAL_BYTES = 1 << 14
-_PARALLEL_BYTES = 1 << 24  # from here on several processes tokenize faster
+_PARALLEL_BYTES = 1 << 24  # from this size on, several processes are faster
 _REPORT_SECONDS = 1.0
 
 
 class TextSplit(NamedTuple):
-    """The documents to train and to validate on, limited by the time budget."""
+    """Training and validation documents, limited by the time budget."""
 
     corpus: corpus.Corpus
     train: corpus.Documents
     val: corpus.Documents
     train_continues: bool  # the last training document continues in the validation split
     notes: list[str]
-    all_train_bytes: int  # without the limit
+    all_train_bytes: int  # before the limit
 
 
 def split_corpus(text: corpus.Corpus, config: TrainConfig, max_bytes: int) -> TextSplit:
-    """Split a corpus; use about `max_bytes` of the training split."""
+    """Split a corpus, and sample about `max_bytes` of the training split."""
     notes = [f"skipped {name}: not a text file" for name in text.skipped]
     split = corpus.split_train_val(text, config.val_fraction)
     if not split.val or not split.train:
@@ -58,12 +58,11 @@ def split_corpus(text: corpus.Corpus, config: TrainConfig, max_bytes: int) -> Te
             f"the validation split has only {val.n_bytes:,} bytes, so its numbers are imprecise; "
             "--val-fraction 0 trains on everything and saves the last weights"
         )
-    overlap = corpus.overlap_fraction(
-        *(
-            join_documents(corpus.subsample_documents(documents, _COMPARED_BYTES))
-            for documents in (split.train, val)
-        )
+    samples = (
+        join_documents(corpus.subsample_documents(documents, _COMPARED_BYTES))
+        for documents in (split.train, val)
     )
+    overlap = corpus.overlap_fraction(*samples)
     if overlap >= _LARGE_OVERLAP:
         notes.append(
             f"at least {overlap:.0%} of the validation split is also in the training split, in "
@@ -83,8 +82,8 @@ def tokenize_split(
 ) -> Generator[PreparingReport, None, tuple[TokenizedCorpus, TokenizedCorpus]]:
     """Tokenize the training and validation split, and close the corpus; yield progress.
 
-    A large corpus is tokenized by `threads` processes. Raise CorpusError if the corpus has changed
-    since it was read.
+    Use `threads` processes for a large corpus. Raise CorpusError if the corpus has changed since
+    it was read.
     """
     progress = _TokenizingProgress(split.train.n_bytes + split.val.n_bytes)
     n_cpus = cpu_count()
@@ -114,9 +113,9 @@ def retokenize(
     tokenizer: Tokenizer,
     tokens_entry: Mapping[str, Any],
 ) -> Generator[PreparingReport, None, None]:
-    """Write the damaged tokens of the run in `out` again, from the same corpus.
+    """Replace the damaged tokens of the run in `out` from the same corpus.
 
-    Raise TrainingError if the tokens differ from the ones that run.json describes.
+    Raise TrainingError if the tokens do not match run.json.
     """
     config, folder = record.plan.train, state.folder(out)
     split = split_corpus(text, config, record.read_bytes)
@@ -172,17 +171,17 @@ def tokenize_new_corpus(
 
 
 class _TokenizingProgress:
-    """Turns processed bytes into one report per second."""
+    """Tokenizing progress, reported once per second."""
 
     def __init__(self, n_bytes: int) -> None:
         self._n_bytes = n_bytes
         self._started_at = self._reported_at = time.monotonic()
-        self.bytes_before = 0  # processed by earlier steps
+        self.bytes_before = 0  # bytes processed before the current `report`
 
     def report(
         self, steps: Generator[int, None, TokenizedCorpus]
     ) -> Generator[PreparingReport, None, TokenizedCorpus]:
-        """Run `steps`, which yield processed bytes, and return their result."""
+        """Run `steps`, which yields the number of processed bytes, and return its result."""
         while True:
             try:
                 n_done = self.bytes_before + next(steps)
@@ -198,5 +197,5 @@ class _TokenizingProgress:
 
 
 def join_documents(documents: corpus.Documents) -> bytes:
-    """Return the documents as lines of one text."""
+    """Join documents with newlines."""
     return b"\n".join(b"".join(part[:] for part in document) for document in documents)

@@ -1,4 +1,4 @@
-"""Samples during training, and the reports at the end of a run."""
+"""Sample during training, and report memorization and results at the end of a run."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -20,9 +20,9 @@ from tgen.training.report.memorization import judge_memorization, longest_shared
 from tgen.training.state import TrainState
 
 _SAMPLE_TOKENS = 120
-_MEMORIZATION_SAMPLES, _MEMORIZATION_TOKENS = 8, 128  # generated, to search the training text for
-_SEARCHED_TOKENS = 1 << 22  # of the training text
-_TRAIN_LOSS_TOKENS = 1 << 14  # of the training text, to evaluate
+_MEMORIZATION_SAMPLES, _MEMORIZATION_TOKENS = 8, 128  # to search for in the training text
+_SEARCHED_TOKENS = 1 << 22  # training tokens to search
+_TRAIN_LOSS_TOKENS = 1 << 14  # training tokens to evaluate
 
 
 def sample(prepared: PreparedRun, state: TrainState) -> Iterator[SampleReport]:
@@ -33,34 +33,31 @@ def sample(prepared: PreparedRun, state: TrainState) -> Iterator[SampleReport]:
     prompt = prepared.record.sample_prompt
     step = state.progress.step
     (text,) = _generate(model, prepared.tokenizer, [prompt], _SAMPLE_TOKENS, seed=step)
-    yield SampleReport(step=state.progress.step, prompt=prompt, text=text)
+    yield SampleReport(step=step, prompt=prompt, text=text)
 
 
 def final_reports(
     out: Path, prepared: PreparedRun, dataset: TokenDataset, done: DoneReport
 ) -> Iterator[RunReport]:
-    """Yield whether the best model has memorized the corpus, and the end; on rank 0 only."""
+    """Yield the memorization report of the best model and the DoneReport; on rank 0 only."""
     if not distributed.is_rank_zero():
         return
     bundle = model_dir.load(out)
     model = Transformer.from_arrays(bundle.config, bundle.arrays)
-    if prepared.parallel != "fsdp":  # its GPUs may be too small for the whole model
+    if prepared.parallel != "fsdp":  # with FSDP, a GPU may be too small for the whole model
         model = model.to(prepared.device)
-    prompt = prepared.record.sample_prompt
-    generated = b"".join(
-        _generate(
-            model, bundle.tokenizer, [prompt] * _MEMORIZATION_SAMPLES, _MEMORIZATION_TOKENS, seed=0
-        )
-    )
-    known = bundle.tokenizer.decode(dataset.train[:_SEARCHED_TOKENS])
-    unseen, rest = bundle.tokenizer.decode(dataset.val[:])[: len(generated)], known
-    if not unseen:  # without a validation split: the end of the training text
-        rest, unseen = known[: -len(generated)], known[-len(generated) :]
-    step = done.best_step or done.step  # of the weights that were saved
+    prompts = [prepared.record.sample_prompt] * _MEMORIZATION_SAMPLES
+    texts = _generate(model, bundle.tokenizer, prompts, _MEMORIZATION_TOKENS, seed=0)
+    generated = b"".join(texts)
+    train = bundle.tokenizer.decode(dataset.train[:_SEARCHED_TOKENS])
+    held_out, rest = bundle.tokenizer.decode(dataset.val[:])[: len(generated)], train
+    if not held_out:  # without a validation split, use the end of the training text
+        rest, held_out = train[: -len(generated)], train[-len(generated) :]
+    step = done.best_step or done.step  # of the saved weights
     nats = evaluate_train(model, dataset, max_tokens=_TRAIN_LOSS_TOKENS)
     yield judge_memorization(
-        len(longest_shared_run(generated, known)),
-        len(longest_shared_run(unseen, rest)),
+        len(longest_shared_run(generated, train)),
+        len(longest_shared_run(held_out, rest)),
         train_bits_per_byte=nats / math.log(2) * dataset.train_tokens / prepared.record.train_bytes,
         held_out_bits_per_byte=done.best_bits_per_byte,
         epochs=done.tokens * step / max(1, done.step) / max(1, len(dataset.train)),
@@ -71,9 +68,9 @@ def final_reports(
 def _generate(
     model: Transformer, tokenizer: Tokenizer, prompts: Sequence[bytes], n_tokens: int, *, seed: int
 ) -> list[bytes]:
-    """Generate a continuation of each prompt; the prompts are equal."""
+    """Generate a continuation of each prompt; all prompts must be equal."""
     ids = tokenizer.encode_prompt(prompts[0])[-model.config.context_length :]
-    if not ids:  # an empty prompt, and a foreign tokenizer without an end of text
+    if not ids:  # an empty prompt and a tokenizer without an end-of-text token
         return [b"" for _ in prompts]
     texts: list[list[int]] = [[] for _ in prompts]
     tokens = generate(

@@ -1,4 +1,4 @@
-"""The lock of a run's directory: one process holds it from before the first import of torch."""
+"""The lock of a run's directory, which a process takes before it imports torch."""
 
 import signal
 import threading
@@ -16,7 +16,7 @@ from tgen.storage import files, locks
 def lock_run(out: Path) -> Iterator[None]:
     """Hold the lock of the run in `out` on rank 0; raise LockedError if another process has it.
 
-    If no run exists at the end, everything that was created in the meantime is removed.
+    If no run exists at the end, remove all files created since.
     """
     if not distributed.is_rank_zero():
         yield
@@ -24,14 +24,14 @@ def lock_run(out: Path) -> Iterator[None]:
     folder = state.folder(out)
     new_folders = list(takewhile(lambda path: not path.exists(), [folder, *folder.parents]))
     with ExitStack() as stack:
-        with defer_signals():  # or a signal before the callback is set would leave the lock behind
+        with defer_signals():  # a signal before the callback is set would leave the lock behind
             stack.enter_context(locks.lock(_lock_path(out)))
             stack.callback(_clean_up, out, set(folder.iterdir()), new_folders)
         yield
 
 
 def has_lock(out: Path) -> bool:
-    """Return whether a process works in `out`, or has ended there."""
+    """Return whether `out` has a lock file, held by a process or left by one that ended."""
     return _lock_path(out).exists()
 
 

@@ -1,4 +1,4 @@
-"""The record of a run, `training/run.json`: its corpus, plan and settings, to resume anywhere."""
+"""The record of a run, `training/run.json`, from which any machine can resume it."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,16 +12,16 @@ from tgen.training.plan.plan import Plan
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """What a run was started with, updated by every --override."""
+    """Corpus, plan and settings of a run, updated by every --override."""
 
-    run_id: str  # random; every training state of the run has it
+    run_id: str  # random; stored in every training state of the run
     corpus: list[str]
     corpus_sha256: str
     corpus_bytes: int
     train_bytes: int  # of the target tokens
     held_out_bytes: int  # of the target tokens
     tokenizer: Choice
-    end_of_text: int | None  # token id; a foreign tokenizer.json does not name it
+    end_of_text: int | None  # token id; a third-party tokenizer.json does not name it
     start_from: str | None
     plan: Plan
     baselines: dict[str, float]  # bits per byte on the validation split, by name
@@ -32,13 +32,13 @@ class RunRecord:
     tokenizer_sha256: str = ""
     read_bytes: int = 0  # limit of the training split, from the time budget
     ngrams: bool = False  # store n-gram tables with the model
-    corpus_changes: int = 0  # how often --override has replaced the corpus
-    end_changes: int = 0  # how often --override has moved the end; states have this counter too
+    corpus_changes: int = 0  # number of corpora replaced by --override
+    end_changes: int = 0  # of the end of the run, by --override; also stored in states
     overridden: list[str] = field(default_factory=list)  # every change, as a note for the user
 
     @property
     def end_ids(self) -> list[int]:
-        """The end-of-text token, as a Tokenizer takes it."""
+        """End-of-text token ids for `Tokenizer`: one or none."""
         return [] if self.end_of_text is None else [self.end_of_text]
 
     def to_dict(self) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class RunRecord:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Invert `to_dict`; raise TrainingError for missing, unknown or impossible values."""
+        """Invert `to_dict`; raise TrainingError for missing, unknown or invalid values."""
         try:
             plan = values["plan"]
             parts = {

@@ -29,19 +29,19 @@ from tgen.training.report import tensorboard
 from tgen.training.state import TrainState, weights_of
 
 _MAX_DIVERGENCES = 3
-_FINAL_RETRY_SECONDS = (0.5, 1.0, 2.0)  # when there is nothing else left to do
+_FINAL_RETRY_SECONDS = (0.5, 1.0, 2.0)  # delays between attempts at the final save
 
 Stopped = Callable[[], bool]
 Save = Callable[[], Iterable[SavingReport]]
 
 
 class Trainer:
-    """Trains a prepared run. All ranks call it alike; rank 0 writes."""
+    """Training session of a prepared run; all ranks make the same calls, and rank 0 writes."""
 
     def __init__(
         self, out: Path, prepared: PreparedRun, log: run_log.RunLog, stopped: Stopped
     ) -> None:
-        """`stopped` is called after every step; when it returns True, the run is saved and ends."""
+        """If `stopped`, called after every step, returns True, save the run and end."""
         self.out, self.prepared, self.log, self.stopped = out, prepared, log, stopped
         self.dataset = prepared.dataset()
         self.has_val = self.dataset.val_bytes > 0
@@ -62,8 +62,7 @@ class Trainer:
         yield from reports
 
     def _train_with_rollbacks(self, state: TrainState) -> Iterator[RunReport]:
-        """Train to the end; restore the best state for early stopping, the last one if the run
-        diverges."""
+        """Train to the end; early stopping restores the best state, divergence the newest."""
         record = self.prepared.record
         config = record.plan.train
         while True:
@@ -100,8 +99,7 @@ class Trainer:
             yield from self._log_and_save([report], partial(self._save_counters, state))
 
     def _log_and_save(self, reports: list[RunReport], save: Save | None) -> Iterator[RunReport]:
-        """Log the reports, save, and only then yield them: no state is ahead of its log, and what a
-        report says is on disk."""
+        """Log, save, then yield: a state is never ahead of its log, nor a report of the disk."""
         for report in reports:
             self.log.add(report)
         for saving_report in save() if save else ():
@@ -109,7 +107,7 @@ class Trainer:
         yield from reports
 
     def _train(self, state: TrainState) -> Iterator[tuple[list[RunReport], Save | None]]:
-        """Yield reports and the save that follows them, until the run ends or is rolled back."""
+        """Yield reports and the save to make after them, until the run ends or must roll back."""
         progress, config = state.progress, self.prepared.record.plan.train
         for report in train(state.model, self.dataset, config, state):
             if isinstance(report, DoneReport):
@@ -120,7 +118,7 @@ class Trainer:
             is_due = evaluation_is_due(progress, config)
             is_sound = progress.consecutive_skips == 0
             if isinstance(report, StepReport) and is_due and self.has_val:
-                yield [report], None  # its evaluation comes first: the state is saved after it
+                yield [report], None  # the evaluation follows; save the state after it
                 continue
             save: Save | None = None
             if isinstance(report, EvalReport):
@@ -135,14 +133,13 @@ class Trainer:
                 save = None
                 if is_sound:
                     has_model = distributed.broadcast((self.out / "config.json").exists())
-                    model = not self.has_val or not has_model  # better an early model than none
+                    model = not self.has_val or not has_model  # save an early model if none exists
                     save = partial(self._save_final, state, model=model)
                 yield [replace(done, out=str(self.out))], save
                 return
 
     def _save(self, state: TrainState, *, model: bool) -> Iterator[SavingReport]:
-        """Save the state and, if requested, its model; raise DivergedError if a weight is not
-        finite."""
+        """Save the state, with `model` also the weights; DivergedError unless they are finite."""
         if distributed.any_rank(not state.is_finite()):
             raise DivergedError(f"a weight became infinite at step {state.progress.step}")
         arrays = state.to_arrays()

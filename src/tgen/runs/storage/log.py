@@ -16,8 +16,8 @@ from tgen.runs.storage import state
 from tgen.storage import files
 
 _BUFFERED_LINES = 100  # lost at most when the process is killed
-_LAST = 1 << 62  # the step of a line without one: after all others
-_ROLLBACKS = (RollbackReport.__name__, "BackReport")  # its name until version 0.1
+_LAST = 1 << 62  # step of a line that has none: after all others
+_ROLLBACKS = (RollbackReport.__name__, "BackReport")  # RollbackReport until version 0.1
 
 _Report = TypeVar("_Report", bound=RunReport)
 
@@ -25,7 +25,7 @@ _Report = TypeVar("_Report", bound=RunReport)
 class RunLog:
     """The log of the run in `out`, whose lock is held; `__exit__` writes the buffered lines.
 
-    With `out` None nothing is written, because another rank writes.
+    If `out` is None, nothing is written, since another rank writes.
     """
 
     def __init__(self, out: Path | None) -> None:
@@ -34,7 +34,7 @@ class RunLog:
         exists = self._path is not None and self._path.exists()
         self._length = self._path.stat().st_size if self._path and exists else 0  # valid bytes
         self._trim_to: int | None = None  # step to trim the file to at the next write
-        self._n_rollbacks: int | None = None  # that stay in the file when it is trimmed
+        self._n_rollbacks: int | None = None  # number to keep when the file is trimmed
 
     def __enter__(self) -> Self:
         return self
@@ -63,10 +63,10 @@ class RunLog:
             self._lines.clear()
 
     def trim(self, step: int, *, n_rollbacks: int | None = None) -> None:
-        """Drop the reports of steps after `step`, and everything after the first `n_rollbacks`
-        rollbacks (None: keep all of them), since the run will repeat them.
+        """Drop the reports that the run will repeat.
 
-        Raise as `flush`; the file is then trimmed by the next `flush`.
+        Drop reports after `step` and after the first `n_rollbacks` rollbacks (None: keep all
+        rollbacks). Errors as `flush`; the next `flush` then trims the file.
         """
         self._lines = [line for line in self._lines if _step(line) <= step]
         self._trim_to, self._n_rollbacks = step, n_rollbacks
@@ -79,11 +79,12 @@ class RunLog:
             old = files.read(self._path)
             lines = old.decode(errors="replace").splitlines(keepends=True)
             lines = [line for line in lines if line.endswith("\n") and _step(line) <= self._trim_to]
-            rollbacks = [i for i, line in enumerate(lines) if _is_rollback(line)]
+            kinds = [(_parse(line) or {}).get("kind") for line in lines]
+            rollbacks = [i for i, kind in enumerate(kinds) if kind in _ROLLBACKS]
             if self._n_rollbacks is not None and len(rollbacks) > self._n_rollbacks:
                 del lines[rollbacks[self._n_rollbacks] :]
             content = "".join(lines).encode()
-            if old.startswith(content):  # cutting the end off works on a full disk too
+            if old.startswith(content):  # truncating works on a full disk too
                 files.append(self._path, b"", at=len(content))
             else:
                 files.publish(self._path, content)
@@ -120,10 +121,6 @@ def _parse(line: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) and isinstance(record.get("kind"), str) else None
-
-
-def _is_rollback(line: str) -> bool:
-    return (_parse(line) or {}).get("kind") in _ROLLBACKS
 
 
 def _step(line: str) -> int:

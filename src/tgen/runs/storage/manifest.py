@@ -1,6 +1,6 @@
 """The manifest of a folder: `manifest.json`, written last, proves that the folder is complete.
 
-It has the size and SHA-256 of every other file, and its own SHA-256. A folder that matches its
+It contains the size and SHA-256 of every other file, and its own SHA-256. A folder that matches its
 manifest was written to the end and has not changed since.
 """
 
@@ -40,15 +40,15 @@ def seal(values: Mapping[str, Any], entries: Mapping[str, Any]) -> bytes:
 def read(folder: Path) -> dict[str, Any]:
     """Return a folder's manifest after checking all its files.
 
-    Raise ModelError if anything is damaged, TrainingError if another version wrote the manifest or
-    a file cannot be read at the moment.
+    Raise ModelError if a file is damaged, TrainingError if another version wrote the manifest or a
+    file cannot currently be read.
     """
     manifest = _parse(folder / NAME)
     for name, entry in manifest["files"].items():
         path = folder / name
         if (size := _size(path)) != entry["bytes"]:
             raise ModelError(f"{path} has {size:,} bytes (expected {entry['bytes']:,})")
-        with _not_damage(path):
+        with _convert_read_error(path):
             digest = files.sha256(path).hex()
         if digest != entry["sha256"]:
             raise ModelError(f"{path} has changed since it was written")
@@ -58,7 +58,7 @@ def read(folder: Path) -> dict[str, Any]:
 def _parse(path: Path) -> dict[str, Any]:
     if _size(path) > _MAX_BYTES:
         raise ModelError(f"{path} is damaged")
-    with _not_damage(path):
+    with _convert_read_error(path):
         content = files.read(path, limit=_MAX_BYTES)
     try:
         manifest: dict[str, Any] = json.loads(content)
@@ -76,7 +76,7 @@ def _parse(path: Path) -> dict[str, Any]:
 
 def _size(path: Path) -> int:
     """Return a file's size; raise ModelError if it is missing."""
-    with _not_damage(path):
+    with _convert_read_error(path):
         try:
             return path.stat().st_size
         except (FileNotFoundError, NotADirectoryError):
@@ -84,8 +84,8 @@ def _size(path: Path) -> int:
 
 
 @contextmanager
-def _not_damage(path: Path) -> Iterator[None]:
-    """Turn a failure to read a file into TrainingError: it does not prove that it is damaged."""
+def _convert_read_error(path: Path) -> Iterator[None]:
+    """Turn a read error into TrainingError, since it does not prove that the file is damaged."""
     try:
         yield
     except OSError as error:

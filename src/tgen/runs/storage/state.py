@@ -43,7 +43,7 @@ class SavedState(NamedTuple):
 
 
 def recovery_hint(out: Path) -> str:
-    """Say what to do about a run that cannot be resumed, without deleting anything."""
+    """Return a hint for a run that cannot be resumed; following it deletes nothing."""
     return f"restore a backup, or fine-tune its weights: --from {out} with another --out"
 
 
@@ -67,7 +67,7 @@ def create_run(
     arrays: Mapping[str, NDArray[Any]],
     environment: Mapping[str, Any],
 ) -> None:
-    """Write a new run in place of an old one; run.json is last, since it marks a complete run.
+    """Replace any old run; write run.json last, since it marks a complete run.
 
     An old model stays until the run saves a new one.
     """
@@ -86,8 +86,7 @@ def save_record(out: Path, run: Mapping[str, Any], tokens_entry: Mapping[str, An
 def save_tokens(
     out: Path, run: Mapping[str, Any], tokens: Mapping[str, Array], *, name: str = TOKENS_FILE
 ) -> dict[str, Any]:
-    """Write a run's tokens block by block; return the file's size and SHA-256, and its name if it
-    is not `TOKENS_FILE`."""
+    """Write a run's tokens block by block; return the file's entry for run.json."""
     digest, n_bytes = hashlib.sha256(), 0
 
     def count_blocks() -> Iterator[bytes]:
@@ -110,14 +109,8 @@ def drop_other_tokens(out: Path, tokens_entry: Mapping[str, Any]) -> None:
             files.remove(path)
 
 
-def load_run(out: Path) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Return a run's record and tokens; errors as `load_record` and `load_tokens`."""
-    run, tokens_entry = load_record(out)
-    return run, load_tokens(out, tokens_entry)
-
-
 def load_record(out: Path) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """Return the record in run.json and its entry of the tokens; TrainingError if damaged."""
+    """Return the record in run.json and its tokens entry; raise TrainingError if damaged."""
     path = folder(out) / "run.json"
     try:
         run: dict[str, Any] = json.loads(files.read(path))
@@ -137,7 +130,7 @@ def load_tokens(
 ) -> dict[str, Array]:
     """Return the tokens that run.json describes; long arrays stay on disk.
 
-    Raise TrainingError if the file is missing, damaged, or made from another text or tokenizer.
+    Raise TrainingError if the file is missing, damaged, or of another corpus or tokenizer.
     """
     path = folder(out) / tokens_entry.get("name", TOKENS_FILE)
     if tokens_entry:
@@ -162,12 +155,12 @@ def save_state(
     environment: Mapping[str, Any],
     keep: int = 2,
 ) -> None:
-    """Save the state of step progress["step"] and remove old ones.
+    """Save the state of step progress["step"] and remove old states.
 
-    Keep the `keep` newest, and the best one or, if it could not be saved, the first one after it.
+    Keep the `keep` newest states and the best one or, if that was not saved, the first one after.
     """
     path = _state_path(out, progress["step"])
-    if not path.exists():  # a resumed run repeats steps and gets the same numbers
+    if not path.exists():  # a resumed run repeats steps with identical results
         contents: dict[str, files.Content] = {
             _ARRAYS_FILE: safetensors_file.serialize_in_parts(arrays)
         }
@@ -184,9 +177,9 @@ def save_state(
 def load_state(out: Path, *, run_id: str, from_step: int | None = None) -> SavedState | None:
     """Return the newest intact state or, with `from_step`, the first one from that step on.
 
-    Damaged states and states of other runs are renamed. Return None if there is no state. Raise
-    TrainingError if all are damaged, or if one was written by another version or cannot be read at
-    the moment.
+    Rename damaged states and states of other runs. Return None if no state exists. Raise
+    TrainingError if all are damaged, or if one was written by another version or cannot currently
+    be read.
     """
     damaged: list[str] = []
     states = _states(out)
@@ -217,7 +210,7 @@ def load_state(out: Path, *, run_id: str, from_step: int | None = None) -> Saved
 
 
 def damaged_states(out: Path) -> list[str]:
-    """Return the names of damaged states, as `load_state` has renamed them."""
+    """Return the new names of damaged states that `load_state` renamed."""
     return sorted(path.name for path in folder(out).glob("damaged-state-*"))
 
 
@@ -272,6 +265,6 @@ def _step(state: Path) -> int:
 
 
 def _damaged_path(state: Path) -> Path:
-    """Return a new name for a damaged state that does not exist yet."""
+    """Return an unused name for a damaged state."""
     names = (f"damaged-{state.name}{f'-{i}' * (i > 1)}" for i in range(1, 1000))
     return next(path for name in names if not (path := state.with_name(name)).exists())
