@@ -1,4 +1,4 @@
-"""Fixtures: small random models, a trained model, `tgen inspect` in process, code on ranks."""
+"""Fixtures: small random models, a trained model, in-process `tgen inspect`, code on ranks."""
 
 import json
 import os
@@ -48,24 +48,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a model directory that `tgen train` made in 30 steps."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "corpus.txt").write_bytes(TEXT)
-    result = tgen(
-        "train",
-        folder / "corpus.txt",
-        "--steps",
-        30,
-        "--out",
-        folder / "model",
-        "--tokenizer",
-        "bpe",
-        "--vocab-size",
-        300,
-        "--set",
-        "d_model=32",
-        "--set",
-        "context_length=32",
-        "--set",
-        "eval_every=10",
-    )
+    paths = [folder / "corpus.txt", "--out", folder / "model"]
+    options = ["--steps", 30, "--tokenizer", "bpe", "--vocab-size", 300]
+    settings = ["--set=d_model=32", "--set=context_length=32", "--set=eval_every=10"]
+    result = tgen("train", *paths, *options, *settings)
     assert result.returncode == 0, result.stderr.decode()
     return folder / "model"
 
@@ -108,7 +94,7 @@ def server() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def on_ranks(server, tmp_path) -> Ranks:
-    """Run a command per rank, or the same code on `n` ranks; return status, out and err of each."""
+    """Run a command per rank, or the same code on `n` ranks; return each status, out and err."""
 
     def run(*arguments: list[object], code: str = "", n: int = 0) -> list[SimpleNamespace]:
         commands = [[str(word) for word in command] for command in arguments]

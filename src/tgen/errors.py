@@ -1,7 +1,7 @@
 """All errors that a user can cause, as one tree of exceptions.
 
     TgenError                     exit status 1: an expected failure
-    ├── UsageError                2: an option or a setting with an impossible value
+    ├── UsageError                2: an option or a setting with an invalid value
     ├── CorpusError               1: the training text
     ├── TokenizerError            1: tokenizer.json
     ├── ModelError                1: a model directory or its tensors
@@ -15,7 +15,7 @@ An error has two lines: `message` names what is wrong and the value, `hint` says
 
 
 class TgenError(Exception):
-    """Base of all expected failures; `message` is one line, `hint` (may be empty) another."""
+    """Base of all expected failures; `message` is one line, and `hint` is one line or empty."""
 
     exit_status = 1
 
@@ -26,7 +26,7 @@ class TgenError(Exception):
 
 
 class UsageError(TgenError):
-    """An impossible value of a setting; `field` is its name in a configuration, if it has one."""
+    """An invalid value of a setting; `field` is the configuration field, if any."""
 
     exit_status = 2
 
@@ -70,6 +70,6 @@ class RankError(TgenError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error of Python or torch, which has two of them, means out of memory."""
+    """Return whether an error is Python's or one of torch's two out-of-memory errors."""
     is_known_type = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return is_known_type or "allocate memory" in str(error)

@@ -25,7 +25,7 @@ from tgen.generation.ngram_drafter import NgramDrafter
 from tgen.generation.prompt_cache import compute_prompt_cache
 from tgen.generation.sampling import row_seed
 from tgen.generation.score import total_nll
-from tgen.generation.token_bytes import Vocabulary
+from tgen.generation.vocabulary import Vocabulary
 from tgen.reports.generation import Token
 from tgen.tokenizer import TextStream, Tokenizer
 

@@ -9,8 +9,8 @@ import pytest
 
 from support.command import clean_environment, start, tgen
 from support.models import TEXT
+from support.runs import progress
 from tgen import __main__
-from tgen.runs.storage import state
 
 
 def test_ctrl_c_saves_and_prints_the_command_to_resume(tmp_path):
@@ -74,7 +74,7 @@ def test_signal_whose_exception_python_drops_stops_after_the_first_step(on_ranks
     arguments = ["train", str(tmp_path / "corpus.txt"), "-o", str(out), "--steps", "9"]
     [run] = on_ranks(code=DROPPED.format(arguments=[*arguments, "--size", "nano"]), n=1)
     assert (run.status, "stopped and saved" in run.err) == (143, True)
-    assert state.load_state(out, run_id=state.load_run(out)[0]["run_id"]).progress["step"] == 1
+    assert progress(out)["step"] == 1
 
 
 IMPORTING = """

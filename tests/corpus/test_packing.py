@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from support.corpora import tokenize
 from support.models import make_model
-from support.runs import resume
+from support.runs import load_run, resume
 from tgen import corpus, runs
 from tgen.config import ModelConfig, ResolvedTrainConfig, TrainConfig
 from tgen.corpus import TokenDataset
@@ -18,7 +18,6 @@ from tgen.errors import CorpusError
 from tgen.model.kv_cache import KVCache
 from tgen.model.transformer import Transformer
 from tgen.reports.training import EvalReport, StepReport
-from tgen.runs.storage import state as run_state
 from tgen.tokenizer import train_char
 from tgen.training.evaluation import LossModule, evaluate
 from tgen.training.loop import train
@@ -207,7 +206,7 @@ def first_loss(request: runs.RunRequest) -> float | None:
 def test_loss_on_sets_the_loss_mask_saved_with_the_run(rows):
     losses = [first_loss(request(rows, name, loss_on=name)) for name in ("completion", "all")]
     assert losses[0] != losses[1]
-    run, tokens = run_state.load_run(rows / "completion")
+    run, tokens = load_run(rows / "completion")
     assert set(tokens) == {"train", "val", "train_loss_mask", "val_loss_mask"}
     assert run["held_out_bytes"] == 10 * 2  # of the answers 31 to 40
     dataset = TokenDataset(
@@ -219,7 +218,7 @@ def test_loss_on_sets_the_loss_mask_saved_with_the_run(rows):
     ).model
     nats, n = loss_unpacked(untrained, dataset.batch(0))
     assert losses[0] == pytest.approx(nats / n, rel=1e-5)
-    run, tokens = run_state.load_run(rows / "all")
+    run, tokens = load_run(rows / "all")
     assert set(tokens) == {"train", "val"}
     assert run["held_out_bytes"] == 10 * len("after 30 comes 31")
 

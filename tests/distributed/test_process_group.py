@@ -26,11 +26,11 @@ except RankError as error:
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_error_ends_all_ranks_with_its_message(on_ranks, rank):
-    code = FAILING_RANK.format(rank=rank, action='raise ModelError("it is damaged", "mend it")')
+    code = FAILING_RANK.format(rank=rank, action='raise ModelError("it is damaged", "fix it")')
     ranks = on_ranks(code=code, n=3)
     ended = "ended it is damaged 1\n"
     assert [r.out.decode() for r in ranks] == [
-        "printed it is damaged mend it\n" + ended,
+        "printed it is damaged fix it\n" + ended,
         ended,
         ended,
     ]
@@ -50,7 +50,7 @@ def test_killed_rank_ends_the_others(on_ranks):
     assert ranks[2].out.decode() == "ended a rank ended without an error message 1\n"
 
 
-def test_closed_stdout_is_no_error_on_any_rank(on_ranks):
+def test_closed_stdout_is_not_an_error_on_any_rank(on_ranks):
     closed = "from tgen.cli.console import StdoutClosedError; raise StdoutClosedError"
     ranks = on_ranks(code=FAILING_RANK.format(rank=0, action=closed), n=2)
     assert ranks[0].err == "raised StdoutClosedError()\n"
@@ -104,7 +104,7 @@ def join_within(seconds):
 
 
 @pytest.mark.parametrize(("name", "value"), [("RANK", "two"), ("RANK", "2"), ("LOCAL_RANK", "9")])
-def test_impossible_variables_are_errors(monkeypatch, name, value):
+def test_invalid_variables_are_errors(monkeypatch, name, value):
     for key in ("RANK", "WORLD_SIZE"):
         monkeypatch.setenv(key, "1" if key == "RANK" else "2")
     monkeypatch.setenv(name, value)

@@ -20,7 +20,7 @@ _write, _kill = os.write, os.kill
 
 @contextmanager
 def intercept_calls(hook: Hook) -> Iterator[None]:
-    """Send every such call of this process through `hook` inside the block."""
+    """Route every call in `CHANGING` or `open` of this process through `hook`."""
     originals = {name: getattr(os, name) for name in CHANGING}
 
     def redirect(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,7 +43,7 @@ def intercept_calls(hook: Hook) -> Iterator[None]:
 
 
 class CallCounter:
-    """Make all calls and record their names."""
+    """Hook that makes all calls and records their names."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -54,7 +54,7 @@ class CallCounter:
 
 
 class Killer(CallCounter):
-    """Kill the process at call number `at`; with `torn`, after half of a write."""
+    """Hook that kills the process at call number `at`; with `torn`, after half of a write."""
 
     def __init__(self, at: int, *, torn: bool) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Killer(CallCounter):
 
 
 class FailingCalls(CallCounter):
-    """Raise `error` in the calls that `fails` selects by number and name; None: shorten writes."""
+    """Hook that fails the calls selected by number and name; `error` None: shorten writes."""
 
     def __init__(self, fails: Callable[[int, str], bool], error: OSError | None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Run the real command in a new interpreter, or fast, forked from a process with all imports.
+"""Run the real command in a new interpreter or, faster, forked from a process with all imports.
 
 A forked command starts at `tgen.__main__` with the signals and streams of a new process, and exits
 like one.
@@ -34,13 +34,13 @@ def import_everything() -> None:
 
 
 def start_new(arguments: Sequence[str], **streams: Any) -> "subprocess.Popen[bytes]":
-    """Start a new interpreter; `streams` are those of `Popen`."""
+    """Start a new interpreter; `streams` are arguments of `Popen`."""
     streams.setdefault("preexec_fn", lambda: _set_actions(signal.SIG_DFL))
     return subprocess.Popen([sys.executable, "-m", "tgen", *arguments], **streams)
 
 
-class Forked:
-    """A subset of `Popen`. A stream that is None is inherited; PIPE for `stderr` is a file."""
+class ForkedCommand:
+    """Subset of `Popen`. The child inherits a stream that is None; PIPE for `stderr` is a file."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Forked:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     def send_signal(self, number: int) -> None:
-        """Send a signal; if it has exited, its pid is still reserved until `communicate`."""
+        """Send a signal; `communicate` has to reap the process before its pid can be reused."""
         os.kill(self.pid, number)
 
     def communicate(self) -> tuple[bytes | None, bytes | None]:
@@ -118,6 +118,6 @@ def _set_actions(action: signal.Handlers) -> None:
 
 
 def _stream(number: int, errors: str) -> TextIO:
-    """Open a standard stream like Python does."""
+    """Open a standard stream as Python does."""
     line_buffered = number == 2 or os.isatty(number)
     return os.fdopen(number, "w", 1 if line_buffered else -1, "utf-8", errors, closefd=False)

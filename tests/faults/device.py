@@ -27,12 +27,12 @@ class Operation:
     offset: int = 0
     data: bytes = b""
     entries: tuple[tuple[str, Node | None], ...] = ()  # name -> new node; None: removed
-    site: str = ""  # of a sync: its place in the source
+    site: str = ""  # source lines of a sync
     promise: Any = None
 
 
 class Recorder:
-    """Records what a program does to a folder; a hook for `calls.intercept_calls`."""
+    """Hook for `calls.intercept_calls` that records all changes to a folder."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -41,7 +41,7 @@ class Recorder:
         self.sizes: dict[Node, int] = {}
 
     def record_promise(self, promise: Any) -> None:
-        """Record what the program reported to its user at this point."""
+        """Record a report to the user at this point."""
         self.operations.append(Operation("promise", promise=promise))
 
     def __call__(self, name: str, real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -98,7 +98,7 @@ class Recorder:
 
 @dataclass
 class Device:
-    """The content that is certain, and the operations that may be lost."""
+    """Content that is certain, and operations that may be lost."""
 
     data: dict[Node, bytes] = field(default_factory=dict)
     entries: dict[Node, dict[str, Node]] = field(default_factory=dict)
@@ -175,7 +175,7 @@ def _damaged(operation: Operation, rng: random.Random) -> Operation:
 
 
 def _site() -> str:
-    """Return the functions and lines of files.py that a sync comes from."""
+    """Return the functions and lines of files.py that made a sync."""
     frame, found = sys._getframe(2), []
     while frame is not None:
         if frame.f_code.co_filename.endswith("tgen/storage/files.py"):

@@ -4,7 +4,7 @@
 
 Each call of the second half of a run that changes the disk fails once with "no space" and once with
 "input/output error"; then every write of a run writes only a third. Earlier states stay intact, no
-temporary file stays, a report says what happened, and at the end all bytes equal those of an
+temporary file remains, a report describes the failure, and at the end all bytes equal those of an
 undisturbed run. If the disk stays full, the run ends with an error with the bytes needed and free.
 The long form adds random failures, and real file systems that are too small.
 """
@@ -38,7 +38,7 @@ _FailsAt = Callable[..., bool]  # (number of the call, its name)
 
 
 def main() -> int:
-    """Fail every call once; in the long form also at random and on small disks."""
+    """Fail every call once; the long form also fails calls at random and uses small disks."""
     soak = tiny.count(__doc__, short=10, long=3_000)
     tiny.import_everything()
     with tiny.scratch() as folder:
@@ -111,8 +111,7 @@ class Disk:
         return tiny.request(self.folder, out, **self.settings)
 
     def fails(self, fails_at: _FailsAt, error: OSError | None, *, begins: bool = False) -> None:
-        """Run the second half (with `begins`: all) while the selected calls fail; resume until the
-        end."""
+        """Run the second half, or all if `begins`, with failing calls; then resume to the end."""
         shutil.rmtree(self.out, ignore_errors=True)
         if not begins:
             shutil.copytree(self.half, self.out)
@@ -126,15 +125,15 @@ class Disk:
         lines = result.lines
         problems = [line for line in lines if line.startswith("problem")]
         if result.status:
-            problems.append("it ended with a traceback")
-        if "ended" not in lines:  # it did not start, or could not save its end
+            problems.append("the session ended with a traceback")
+        if "ended" not in lines:  # the session did not start, or could not save at its end
             again = _fork_session(self.request(self.out))
             problems += ["the run could not be resumed"] if "ended" not in again.lines else []
             lines = lines + again.lines
         if not problems and self.rolls_back:
             reported = min(float(line.split()[1]) for line in lines if line.startswith("best"))
             best = json.loads(tiny.fingerprint(self.out)["progress"])["best_bits_per_byte"]
-            problems = [f"its best is {best}, not {reported}"] if best > reported else []
+            problems = [f"{best} bits per byte, not {reported}"] if best > reported else []
         else:
             problems = problems or tiny.list_differences(tiny.fingerprint(self.out), self.whole)
         self.problems += [f"{problem} ({result.lines})" for problem in problems]
@@ -149,7 +148,7 @@ def _fork_session(
 def _run_session(
     request: RunRequest, fails_at: _FailsAt, error: OSError | None, report_line: Any
 ) -> None:
-    """Run a session and report how it ended; an unexpected error is this process's traceback."""
+    """Run a session and report its end; an unexpected error ends with a traceback."""
     calls_hook = FailingCalls(fails_at, error)
     has_started = save_failed = False
     old_step = _newest_step(request.out)
@@ -180,12 +179,12 @@ def _run_session(
 def _newest_step(out: Path) -> int:
     if not state.has_run(out):
         return -1
-    saved = state.load_state(out, run_id=state.load_run(out)[0]["run_id"])
+    saved = tiny.load_newest_state(out)
     return -1 if saved is None or saved.damaged else int(saved.progress["step"])
 
 
 def small_disks(disk: Disk) -> str:
-    """Run on file systems from too small to large enough, each enlarged afterwards."""
+    """Run on file systems from too small to large enough, then enlarge each and resume."""
     disk.out = disk.folder / "mounted" / "out"
     disk.out.parent.mkdir()
     sizes = range(16, 400, 8)

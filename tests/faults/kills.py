@@ -3,7 +3,7 @@
     python tests/faults/kills.py [--long | COUNT]
 
 The process dies at its k-th system call that changes the disk: at every k in the first session, at
-random ones in the next. After each kill the newest state and the best weights must be the last
+random calls in later ones. After each kill the newest state and the best weights must be the last
 reported ones or later ones; at the end all files must equal those of an uninterrupted run.
 """
 
@@ -20,7 +20,6 @@ from calls import CallCounter, Killer, intercept_calls
 from tgen.checkpoint import model_dir
 from tgen.reports.training import RollbackReport
 from tgen.runs import RunRequest
-from tgen.runs.storage import state
 
 SCENARIOS: dict[str, dict[str, Any]] = {
     "improves": {},
@@ -88,7 +87,7 @@ class Scenario:
         return tiny.request(self.folder, self.folder / out, **SCENARIOS[self.name])
 
     def kill_run(self, first: int, rng: random.Random) -> tuple[int, list[str]]:
-        """Kill a run several times, first at `first`; return the number of kills, and problems."""
+        """Kill a run several times, first at call `first`; return the kills and the problems."""
         request = self.request("killed")
         shutil.rmtree(request.out, ignore_errors=True)
         kills = [first, *(rng.randrange(1, self.n_calls // 4) for _ in range(5)), 0]
@@ -107,10 +106,10 @@ class Scenario:
         return n, tiny.list_differences(tiny.fingerprint(request.out), self.whole)
 
     def _lost(self, out: Path, newest: int, n_best: int) -> str:
-        """Describe what was reported but is not on disk."""
+        """Return the reported state or weights that are not on disk; empty: none."""
         if newest < 0:
             return ""
-        saved = state.load_state(out, run_id=state.load_run(out)[0]["run_id"])
+        saved = tiny.load_newest_state(out)
         if saved is None or saved.damaged:
             return f"lost: no intact state, {newest} was reported"
         if saved.progress["step"] < self.rollbacks.get(newest, newest):

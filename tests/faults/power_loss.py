@@ -3,9 +3,9 @@
     python tests/faults/power_loss.py [--long | COUNT]
 
 The operations of all saves of a run are recorded once. States of the disk that they allow (see
-device.py) are written to a folder and read with the real loader: whatever was reported as saved, or
-something newer, must load with the right bytes. Then each sync of files.py is left out in turn, and
-a state must be found that does not load: otherwise the sync is useless, or the states are too few.
+device.py) are written to a folder and read with the real loader: everything reported as saved, or a
+newer version, must load with the right bytes. Then the syncs of files.py are omitted one at a time.
+Each time, some state must fail to load: otherwise the sync is useless, or the states are too few.
 """
 
 import os
@@ -23,7 +23,7 @@ _CAUGHT_WITHIN = 20_000  # states
 
 
 def main() -> int:
-    """Check random states; then the same without each sync in turn."""
+    """Check random states, then omit one sync at a time."""
     count = tiny.count(__doc__, short=5_000, long=1_000_000)
     with tiny.scratch() as scratch:
         real = scratch / "real"
@@ -47,7 +47,7 @@ def main() -> int:
                 print(f"without {site}: nothing is lost in {n:,} states", file=sys.stderr)
     print(
         f"{n_states:,} states after power loss ({n_different:,} different): {len(problems)} lost; "
-        f"{len(sites)} syncs left out in turn: {len(sites) - len(unseen)} caught"
+        f"{len(sites)} syncs omitted one at a time: {len(sites) - len(unseen)} caught"
     )
     return int(bool(problems or unseen))
 
@@ -67,7 +67,7 @@ def lose_power(
         devices.append(device.copy())
     n = 0
     for n in range(1, rounds * len(devices) + 1):
-        device = devices[n * 7919 % len(devices)]  # in a mixed order, which finds problems sooner
+        device = devices[n * 7919 % len(devices)]  # a mixed order finds problems sooner
         tree = tuple(device.after_power_loss(rng).tree())
         promise = device.promise or story.Promise()
         if (key := hash((tree, promise))) in seen:

@@ -32,7 +32,7 @@ CHOICES: dict[str, list[Any]] = {
     "decay_fraction": [0, 0.3, 0.9],
     "eval_every": [1, 2, 3, 7],
     "patience": [0, 1, 2, 5],
-    "learning_rate": [2e-3, 10],  # with AdamW the loss rises, and the run restores its best
+    "learning_rate": [2e-3, 10],  # with AdamW the loss rises, and the run restores its best state
     "weight_decay": [0, 0.1],
     "grad_clip": [0.01, 1],
 }
@@ -74,7 +74,7 @@ def compare_runs(
     rng: random.Random,
     report_line: Callable[[str], None],
 ) -> None:
-    """Compare a run with these settings with an interrupted one."""
+    """Compare an uninterrupted run with these settings and an interrupted one."""
 
     def request(name: str) -> RunRequest:
         shutil.rmtree(folder / name, ignore_errors=True)

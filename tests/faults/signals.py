@@ -3,7 +3,7 @@
     python tests/faults/signals.py [--long | COUNT]
 
 The exit status of the real command is 128 + the signal's number, no traceback is printed, and the
-resumed run ends with the bytes of an uninterrupted run; if none had started, nothing is left.
+resumed run ends with the bytes of an uninterrupted run. If no run had started, no files are left.
 Signals that were ignored from the start (nohup) stay ignored, and a second signal ends the process
 at once.
 """
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import command
 import tiny
-from command import SIGNALS, Forked
+from command import SIGNALS, ForkedCommand
 from tgen.runs.storage import state
 
 STEPS = 40
@@ -31,11 +31,11 @@ ENDS = (b"stopped and saved", b"stopped before the first step", b"done: ")
 COMPLAINTS = ("Traceback", "Exception ignored", "Error")
 NEW_EVERY = 10  # every tenth signal goes to a new interpreter, the others to forked processes
 
-Process = Forked | subprocess.Popen[bytes]
+Process = ForkedCommand | subprocess.Popen[bytes]
 
 
 def main() -> int:
-    """Send the signals."""
+    """Send `count` signals, then check ignored and repeated signals."""
     count = tiny.count(__doc__, short=20, long=1_000)
     command.import_everything()
     rng = random.Random(0)
@@ -56,8 +56,8 @@ def main() -> int:
             saved.append(ENDS[0] in (output or b""))
             problems += judge(process.returncode or 0, output or b"", out, number, whole)
             shutil.rmtree(out, ignore_errors=True)
-        problems += ignored(folder)
-        problems += second(folder)
+        problems += check_ignored_signals(folder)
+        problems += check_second_signal(folder)
     for problem in problems[:20]:
         print(problem, file=sys.stderr)
     print(
@@ -68,7 +68,7 @@ def main() -> int:
 
 
 class Lifetime(NamedTuple):
-    """Seconds of a run until its plan and its end, and the number of lines it prints."""
+    """Seconds of a run until its plan and until its end, and its number of output lines."""
 
     plan_seconds: float
     end_seconds: float
@@ -86,7 +86,7 @@ def measure(process: Process) -> Lifetime:
 
 
 def wait(process: Process, usual: Lifetime, rng: random.Random, *, from_start: bool) -> None:
-    """Wait for a random moment of a run, of its preparation, or after one of its lines."""
+    """Wait for a random moment in a run, in its preparation, or after one line of output."""
     when = rng.random()
     if from_start:
         time.sleep(when * usual.end_seconds)
@@ -100,8 +100,8 @@ def wait(process: Process, usual: Lifetime, rng: random.Random, *, from_start: b
 
 
 def train(folder: Path, out: str, *, new: bool = False, steps: int = STEPS, **more: Any) -> Process:
-    """Start the real command."""
-    start = command.start_new if new else Forked
+    """Start `tgen train`, in a forked process or a new interpreter."""
+    start = command.start_new if new else ForkedCommand
     where = ["-o", str(folder / out), "--steps", str(steps)]
     return start(
         ["train", str(folder / "corpus.txt"), *where, *OPTIONS, "--json"],
@@ -114,7 +114,7 @@ def train(folder: Path, out: str, *, new: bool = False, steps: int = STEPS, **mo
 def judge(
     code: int, output: bytes, out: Path, number: signal.Signals, whole: dict[str, str]
 ) -> list[str]:
-    """Return what is wrong with how it ended, or with the resumed run."""
+    """Return problems of the exit or of the resumed run."""
     status = code if code >= 0 else 128 - code
     problems = [f"it printed {output.decode()}" for word in COMPLAINTS if word in output.decode()][
         :1
@@ -128,14 +128,14 @@ def judge(
     request = tiny.request(out.parent, out)
     result = tiny.run_forked(lambda _: list(tiny.run_session(request)) and None)
     if result.status:
-        return [*problems, "it cannot be resumed"]
+        return [*problems, "the run cannot be resumed"]
     if not any(end in output for end in ENDS):
-        problems.append(f"it printed no end: {output.decode()}")
+        problems.append(f"no final line was printed: {output.decode()}")
     problems += tiny.list_differences(tiny.fingerprint(out), whole)[:3]
     return [f"{number.name}: {problem}" for problem in problems]
 
 
-def ignored(folder: Path) -> list[str]:
+def check_ignored_signals(folder: Path) -> list[str]:
     """Check that ignored signals stay ignored, as under nohup."""
     process = train(folder, "ignoring", ignoring=True)
     assert process.stdout
@@ -146,7 +146,7 @@ def ignored(folder: Path) -> list[str]:
     return [] if process.returncode == 0 else [f"ignored signals: status {process.returncode}"]
 
 
-def second(folder: Path) -> list[str]:
+def check_second_signal(folder: Path) -> list[str]:
     """Check that the second of two signals ends the process."""
     process = train(folder, "twice", steps=100_000)
     assert process.stdout
@@ -155,14 +155,10 @@ def second(folder: Path) -> list[str]:
         process.send_signal(number)
     _, output = process.communicate()
     assert output is not None
-    saved = state.load_state(folder / "twice", run_id=_run(folder / "twice"))
+    saved = tiny.load_newest_state(folder / "twice")
     if process.returncode == 128 + signal.SIGTERM and saved and b"saved" not in output:
         return []
     return [f"a second signal: status {process.returncode}: {output.decode()}"]
-
-
-def _run(out: Path) -> str:
-    return str(state.load_run(out)[0]["run_id"])
 
 
 if __name__ == "__main__":

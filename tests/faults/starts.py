@@ -1,10 +1,10 @@
-"""50 simultaneous starts in one directory: one owns the run, the others name it and exit.
+"""50 simultaneous starts in one directory: one owns the run, the others print its pid and exit.
 
     python tests/faults/starts.py [--long | COUNT]
 
 Each round forks 50 processes that start `tgen train` at the same moment. One continues; the others
-exit with status 75, name its pid, and have not imported torch. So does one more process while the
-owner trains, and while it is stopped (SIGSTOP). Once it is killed, the directory is free.
+exit with status 75, name its pid, and have not imported torch. So does another process while the
+owner trains, and while it is stopped (SIGSTOP). Once the owner is killed, the directory is free.
 """
 
 import os
@@ -90,9 +90,9 @@ def run_round(folder: Path) -> tuple[float, list[str]]:
 
 
 def wrong_refusal(text: str, owner: int) -> str:
-    """Return what is wrong with the output of a refused start."""
+    """Return the problem with the output of a refused start; empty: none."""
     if not re.search(rf"in use by process {owner}\n", text):
-        return f"it did not name {owner}: {text}"
+        return f"the output does not name {owner}: {text}"
     return f"too much output: {text}" if text.count("\n") > 2 else ""
 
 

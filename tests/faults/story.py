@@ -1,4 +1,4 @@
-"""Everything a run does to the disk, in short and without torch, and checks after each step.
+"""A short run without torch that makes every kind of disk change, and checks after each step.
 
 A second run overwrites the first; both save states, better models and a log, and one rolls back.
 """
@@ -28,26 +28,25 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Promise:
-    """What the user was promised to be on disk."""
+    """Content of the disk that was promised to the user."""
 
     run: str = ""  # id; empty: none yet
     step: int = 0  # of the newest state
-    notes: int = 0  # how often its counters were replaced
+    notes: int = 0  # number of times its counters were replaced
     weights: int = 0  # number of the model: see `_weights`
     lines: int = 0  # of the log
 
 
 def play(out: Path, promise: Callable[[Promise], None]) -> None:
-    """Do everything in `out`; `promise` is called after each step."""
+    """Play the run in `out`; call `promise` after each step."""
     with locks.lock(state.folder(out) / "LOCK"):
         promised = _begin(out, "a", Promise(), promise)
         with run_log.RunLog(out) as log:
             saver = CheckpointSaver(out, log, run_id="a", environment={}, keep=2)
             for step, weights in ((5, 1), (10, 2), (15, 0), (20, 3)):
                 promised = _save(saver, replace(promised, step=step, notes=0), weights, promise)
-            promise(
-                promised := replace(promised, step=10, lines=2)
-            )  # only this is promised from now on
+            # From now on, only this is promised.
+            promise(promised := replace(promised, step=10, lines=2))
             saver.roll_back(10)
             log.add(_report(10))
             log.flush()
@@ -62,7 +61,7 @@ def play(out: Path, promise: Callable[[Promise], None]) -> None:
 
 
 def check(out: Path, promised: Promise) -> str:
-    """Return what is wrong on disk after `promised`; empty: nothing."""
+    """Return how the disk breaks `promised`; empty: no problem."""
     try:
         return _run_problem(out, promised) or _model_problem(out, promised)
     except TgenError as error:
@@ -101,11 +100,12 @@ def _save(
 def _run_problem(out: Path, promised: Promise) -> str:
     folder = state.folder(out)
     if not promised.run and not (folder / "run.json").exists():
-        return ""  # it has not started
-    run = str(state.load_record(out)[0]["run_id"])
+        return ""  # the run has not started
+    record, tokens_entry = state.load_record(out)
+    run = str(record["run_id"])
     if not promised.run and run == "a" and promised.weights:
-        return ""  # it was being replaced
-    tokens = state.load_run(out)[1]
+        return ""  # the run was being replaced
+    tokens = state.load_tokens(out, tokens_entry)
     if promised.run and run != promised.run:
         return f"run {run} after {promised}"
     if promised.run or (folder / "tokenizer.json").exists():
@@ -140,7 +140,7 @@ def _model_problem(out: Path, promised: Promise) -> str:
         bundle = model_dir.load(out)
     except TgenError:
         if promised.weights == 3 and not (out / "config.json").exists():
-            return ""  # it is being replaced by a model of another kind
+            return ""  # the model is being replaced by one of another shape
         raise
     for number in range(promised.weights or 1, 5):
         if bundle.config == _config(number) and _same(bundle.arrays, _weights(number)):

@@ -3,8 +3,8 @@
     python tests/faults/syscalls.py [--long | COUNT]
 
 strace kills a process that plays `story.py` when it enters its k-th open, write, fsync and so on.
-Then everything it promised must be on disk, and the same saves must succeed over the remains. The
-short form kills the calls of one save, the long form all.
+Everything promised must then be on disk, and the same saves must succeed over the remains. The
+short form kills at the calls of one save, the long form at all calls.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-import tiny  # before what imports numpy
+import tiny  # before numpy is imported
 
 # isort: split
 import story
@@ -29,7 +29,7 @@ _SET_TRACER = 0x59616D61  # PR_SET_PTRACER
 
 
 def main() -> int:
-    """Kill a process at every call, or at some."""
+    """Kill a process at each of up to `count` calls."""
     count = tiny.count(__doc__, short=70, long=sys.maxsize)
     if shutil.which("strace") is None:
         print("SKIPPED: strace is not installed")
@@ -41,9 +41,8 @@ def main() -> int:
             print("SKIPPED: strace cannot trace a process here")
             return tiny.SKIPPED
         points = parse_trace((folder / "trace").read_text())
-        begin = (
-            0 if count >= len(points) else points.index(("promise", 2))
-        )  # the second save: it replaces
+        # The second save replaces files.
+        begin = 0 if count >= len(points) else points.index(("promise", 2))
         n_calls = sum(name != "promise" for name, _ in points)
         chosen = [point for point in points[begin:] if point[0] != "promise"][:count]
         problems = []
@@ -57,7 +56,7 @@ def main() -> int:
 
 
 def parse_trace(trace: str) -> list[tuple[str, int]]:
-    """Return each call as its name and number among calls of this name; and the promises."""
+    """Return calls and promises, each as a name and its number among those of that name."""
     seen: Counter[str] = Counter()
     found = []
     for line in trace.splitlines():
@@ -72,11 +71,11 @@ def parse_trace(trace: str) -> list[tuple[str, int]]:
 
 
 def kill_story(out: Path, name: str, k: int) -> str:
-    """Kill the process at this call; return what is wrong then."""
+    """Kill the process at this call; return the resulting problem, if any."""
     shutil.rmtree(out, ignore_errors=True)
     result = trace_story(out, ["-o", "/dev/null", "-e", f"inject={name}:signal=KILL:when={k}"])
     if not result.killed:
-        return f"it was not killed but exited with {result.status}"
+        return f"the process was not killed but exited with {result.status}"
     promise = story.Promise(*json.loads(result.lines[-1])) if result.lines else story.Promise()
     if problem := story.check(out, promise):
         return f"lost: {problem}"
@@ -86,7 +85,7 @@ def kill_story(out: Path, name: str, k: int) -> str:
 
 
 def trace_story(out: Path, options: list[str]) -> tiny.Result:
-    """Play the story in a process that strace follows from the start."""
+    """Play the story in a process that strace traces from the start."""
     read_end, write_end = os.pipe()
 
     def play(report_line: Any) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import command
 import tiny
-from command import Forked
+from command import ForkedCommand
 from signals import OPTIONS, Process
 from tgen.checkpoint import model_dir
 from tgen.runs.storage import log
@@ -31,7 +31,7 @@ def main() -> int:
     """Run every case once."""
     tiny.count(__doc__, short=1, long=1)
     command.import_everything()
-    signal.alarm(300)  # if one hangs
+    signal.alarm(300)  # seconds, if a case hangs
     problems = []
     cases = (
         terminal_dies,
@@ -63,7 +63,7 @@ def run_case(case: Callable[[Command], tuple[int, Process]], folder: Path) -> li
     if expected == 1 and b"error: stdout: " not in output:
         problems.append("no error is printed")
     if b"Traceback" in output or b"Exception" in output:
-        problems.append("it printed a traceback")
+        problems.append("a traceback is printed")
     model_dir.load(out)
     last = log.read(out)[-1]
     if not last.get("finished"):
@@ -73,13 +73,13 @@ def run_case(case: Callable[[Command], tuple[int, Process]], folder: Path) -> li
 
 def train(folder: Path, out: Path, *more: str, new: bool = False, **streams: Any) -> Process:
     """Start the real command, in a new interpreter if the start of Python matters."""
-    start = command.start_new if new else Forked
+    start = command.start_new if new else ForkedCommand
     where = ["-o", str(out), "--steps", "40"]
     return start(["train", str(folder / "corpus.txt"), *where, *OPTIONS, *more], **streams)
 
 
 def terminal_dies(command: Command) -> tuple[int, Process]:
-    """All three streams are a terminal that closes after the first output."""
+    """Close the terminal of all three streams after the first output."""
     parent_end, child_end = pty.openpty()
     process = command(new=True, stdin=child_end, stdout=child_end, stderr=child_end)
     os.close(child_end)
@@ -89,7 +89,7 @@ def terminal_dies(command: Command) -> tuple[int, Process]:
 
 
 def terminal_lives(command: Command) -> tuple[int, Process]:
-    """The terminal stays; it shows a progress bar and the end."""
+    """Keep the terminal open; expect a progress bar and the final line."""
     parent_end, child_end = pty.openpty()
     process = command(new=True, stdin=child_end, stdout=child_end, stderr=child_end)
     os.close(child_end)
@@ -102,24 +102,24 @@ def terminal_lives(command: Command) -> tuple[int, Process]:
 
 
 def stderr_closed(command: Command) -> tuple[int, Process]:
-    """As with 2>&-: the next file that is opened gets descriptor 2."""
+    """Close stderr as with 2>&-: the next file that is opened gets descriptor 2."""
     return 0, command(new=True, preexec_fn=lambda: os.close(2))
 
 
 def stderr_full(command: Command) -> tuple[int, Process]:
-    """As on a full disk."""
+    """Write stderr to a full device."""
     with open("/dev/full", "wb") as full:
         return 0, command(stderr=full)
 
 
 def stdout_full(command: Command) -> tuple[int, Process]:
-    """Lines of --json are lost: the run continues, but the exit status is 1."""
+    """Write lines of --json to a full device: the run continues, but the exit status is 1."""
     with open("/dev/full", "wb") as full:
         return 1, command("--json", stdout=full, stderr=subprocess.PIPE)
 
 
 def stdout_dies(command: Command) -> tuple[int, Process]:
-    """A terminal with lines of --json closes."""
+    """Close a terminal that receives lines of --json."""
     parent_end, child_end = pty.openpty()
     process = command(
         "--json", stdout=child_end, stderr=subprocess.PIPE, close_in_child=[parent_end, child_end]
@@ -131,7 +131,7 @@ def stdout_dies(command: Command) -> tuple[int, Process]:
 
 
 def reader_leaves(command: Command) -> tuple[int, Process]:
-    """The reader of --json closes the pipe."""
+    """Close the pipe that receives lines of --json."""
     process = command("--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout
     process.stdout.read(1)
@@ -141,7 +141,7 @@ def reader_leaves(command: Command) -> tuple[int, Process]:
 
 
 def check_refusal(folder: Path) -> list[str]:
-    """--json without a stdout is refused before anything starts."""
+    """Check that --json with a closed stdout is an error before the run starts."""
     out = folder / "refused"
     process = train(
         folder, out, "--json", new=True, stderr=subprocess.PIPE, preexec_fn=lambda: os.close(1)

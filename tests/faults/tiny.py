@@ -29,7 +29,7 @@ from tgen.runs import ResumeRequest, RunRequest
 from tgen.runs.storage import log, state
 from tgen.storage import files
 
-SKIPPED = 77  # the exit status of a script that cannot show anything here
+SKIPPED = 77  # exit status of a script that cannot run on this machine
 TEXT = b"The king said: what is this? 'Tis more.\n\nWhat is a crown?\n" * 12
 TRAINED = ("StepReport", "EvalReport", "SampleReport", "RollbackReport")
 _CLOCK = ("seconds", "tokens_per_second", "fraction_done")
@@ -46,19 +46,19 @@ def count(doc: str, *, short: int, long: int) -> int:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """Yield a folder with a corpus, in memory: a kill loses no written byte there either."""
+    """Yield a folder with a corpus, in memory if possible; a kill loses no written bytes there."""
     memory, owner = Path("/dev/shm"), os.getpid()
     folder = Path(tempfile.mkdtemp(prefix="tgen-", dir=memory if memory.is_dir() else None))
     try:
         (folder / "corpus.txt").write_bytes(TEXT)
         yield folder
     finally:
-        if os.getpid() == owner:  # a forked one leaves it alone
+        if os.getpid() == owner:  # forked processes must not remove it
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def import_everything(*, cheap: bool = True) -> None:
-    """Import torch, and make what is not tested cheap."""
+    """Import torch and, with `cheap`, replace slow parts that are not tested."""
     import torch
 
     from tgen.runs import checkpoint_saver, final_report, prepare, session, trainer
@@ -98,14 +98,14 @@ def run_session(request: RunRequest, **values: Any) -> Generator[RunReport, None
 
 
 class Result(NamedTuple):
-    """The end of a forked process: exit status and reported lines."""
+    """Exit status and reported lines of a forked process."""
 
     status: int  # as in a shell: 128 + n after signal n
     lines: list[str]
 
     @property
     def killed(self) -> bool:
-        """Whether it was killed."""
+        """Whether SIGKILL ended the process."""
         return self.status == 128 + signal.SIGKILL
 
 
@@ -140,7 +140,7 @@ def run_forked(
 
 
 def promise_of(report: RunReport) -> str | None:
-    """Return what is on disk from now on: the state of a step, and "best" for its weights."""
+    """Return the promise of a report: a step, and "state", or "best" for the weights too."""
     if isinstance(report, PlanReport):
         return f"{report.resumed_at_step} state"
     if isinstance(report, EvalReport):
@@ -150,9 +150,16 @@ def promise_of(report: RunReport) -> str | None:
     return None
 
 
+def load_newest_state(out: Path) -> state.SavedState | None:
+    """Return the newest state of a run whose record and tokens can be loaded."""
+    record, tokens_entry = state.load_record(out)
+    state.load_tokens(out, tokens_entry)
+    return state.load_state(out, run_id=record["run_id"])
+
+
 def fingerprint(out: Path) -> dict[str, str]:
     """Return the hashes of model, newest state and log of a finished run, without times."""
-    saved = state.load_state(out, run_id=state.load_run(out)[0]["run_id"])
+    saved = load_newest_state(out)
     assert saved
     assert not saved.damaged, saved.damaged
     hashes = {path.name: digest(path) for path in out.iterdir() if path.is_file()}

@@ -9,7 +9,7 @@ from tgen.config import SamplingConfig
 from tgen.errors import UsageError
 from tgen.generation.logits_processors import LogitsProcessors, missing_strings
 from tgen.generation.penalties import dry
-from tgen.generation.token_bytes import Completions, Vocabulary
+from tgen.generation.vocabulary import Completions, Vocabulary
 
 few = st.binary(min_size=0, max_size=6).map(lambda b: bytes(97 + c % 3 for c in b))
 some = few.filter(bool)

@@ -19,7 +19,7 @@ from tgen.engine.torch_engine import TorchEngine
 from tgen.generation.context_window import Request
 from tgen.generation.loop import generate_requests
 from tgen.generation.ngram_drafter import NgramDrafter
-from tgen.generation.token_bytes import Vocabulary
+from tgen.generation.vocabulary import Vocabulary
 
 TOKENS = [bytes([97 + i % 26]) * (1 + i % 3) for i in range(300)]
 KINDS = [

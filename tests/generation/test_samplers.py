@@ -14,7 +14,7 @@ from tgen.config import SAMPLERS, SamplingConfig
 from tgen.generation import penalties, samplers
 from tgen.generation.logits_processors import LogitsProcessors
 from tgen.generation.sampling import sample
-from tgen.generation.token_bytes import Vocabulary
+from tgen.generation.vocabulary import Vocabulary
 
 OFF = dict(temperature=1.0, top_k=0)
 

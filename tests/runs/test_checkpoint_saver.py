@@ -43,34 +43,34 @@ def train(
     real, save, save_weights = evaluate_model, run_state.save_state, model_dir.save
     real_step = loop._step
 
-    def evaluate(*given, **named):
-        loss, _, error = real(*given, **named)
+    def evaluate(*arguments, **named):
+        loss, _, error = real(*arguments, **named)
         n_evaluations[0] += 1
         return loss, 5.0 + (0 if n_evaluations[0] == BEST // 2 else n_evaluations[0]), error
 
-    def counted(model, batches, config, state):
+    def count_step(model, batches, config, state):
         step[0] = state.progress.step + 1
         return real_step(model, batches, config, state)
 
-    def refused(*given, **named):
+    def save_or_fail(*arguments, **named):
         if refuses(step[0]):
             raise OSError(reason, os.strerror(reason))
-        return save(*given, **named)
+        return save(*arguments, **named)
 
-    def weights_refused(*given, **named):
+    def save_weights_or_fail(*arguments, **named):
         if also_weights and refuses(step[0]):
             raise OSError(reason, os.strerror(reason))
-        return save_weights(*given, **named)
+        return save_weights(*arguments, **named)
 
     settings = {"patience": "2", "eval_every": "2", "decay_fraction": "0.1"}
-    asked = request(folder, name, train=TrainConfig(steps=20), overrides=settings)
+    run_request = request(folder, name, train=TrainConfig(steps=20), overrides=settings)
     reports = []
     with monkeypatch.context() as patch:
         patch.setattr(loop, "evaluate", evaluate)
-        patch.setattr(loop, "_step", counted)
-        patch.setattr(run_state, "save_state", refused)
-        patch.setattr(model_dir, "save", weights_refused)
-        for report in runs.start(asked):
+        patch.setattr(loop, "_step", count_step)
+        patch.setattr(run_state, "save_state", save_or_fail)
+        patch.setattr(model_dir, "save", save_weights_or_fail)
+        for report in runs.start(run_request):
             reports.append(report)
             meanwhile(report)
     return reports
@@ -132,11 +132,11 @@ def test_discarded_states_are_removed_with_the_next_save(tmp_path, monkeypatch):
     again = train(tmp_path, monkeypatch)
     assert refused
     assert [type(r) for r in again] == [type(r) for r in reports]
-    kept = [
+    names = [
         sorted(p.name for p in (tmp_path / name / "training").glob("state-*"))
         for name in ("well", "model")
     ]
-    assert kept[0] == kept[1]
+    assert names[0] == names[1]
 
 
 def test_failure_to_save_rollback_counters_is_ignored(tmp_path, monkeypatch):
@@ -154,8 +154,8 @@ def test_failure_to_save_rollback_counters_is_ignored(tmp_path, monkeypatch):
 def test_saver_retries_after_a_thousand_failures(tmp_path, monkeypatch):
     begin = checkpoint_saver.CheckpointSaver.__init__
 
-    def failed_often(self, *given, **named):
-        begin(self, *given, **named)
+    def failed_often(self, *arguments, **named):
+        begin(self, *arguments, **named)
         self._n_failures = 1_100
 
     monkeypatch.setattr(checkpoint_saver.CheckpointSaver, "__init__", failed_often)

@@ -8,13 +8,12 @@ import pytest
 
 from support.command import tgen
 from support.models import TEXT
-from support.runs import progress, request, resume
+from support.runs import load_run, progress, request, resume
 from tgen import runs
 from tgen.checkpoint import model_dir
 from tgen.config import TrainConfig
 from tgen.errors import UsageError
 from tgen.reports.training import DoneReport, EvalReport, MemorizationReport, PlanReport
-from tgen.runs.storage import state
 
 SLOW = {"learning_rate": "1e-9", "matrix_learning_rate": "1e-9"}
 
@@ -44,8 +43,8 @@ def test_run_starts_with_weights_tokenizer_and_shape_of_its_source(tmp_path, sou
     assert new.tokenizer.json == old.tokenizer.json
     for name, array in old.arrays.items():
         assert np.allclose(array, new.arrays[name], atol=1e-6), name
-    wanted = progress(source)["best_bits_per_byte"]
-    assert evaluations[0].bits_per_byte == pytest.approx(wanted, abs=1e-4)
+    expected = progress(source)["best_bits_per_byte"]
+    assert evaluations[0].bits_per_byte == pytest.approx(expected, abs=1e-4)
 
 
 def test_run_resumes_exactly_without_its_source(tmp_path, source):
@@ -65,7 +64,7 @@ def test_run_resumes_exactly_without_its_source(tmp_path, source):
     assert weights[0] != (tmp_path / "moved" / "model.safetensors").read_bytes()
 
 
-def test_end_of_text_keeps_the_name_it_has_in_the_source(tmp_path, source):
+def test_end_of_text_keeps_its_name_from_the_source(tmp_path, source):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         text = (source / name).read_text().replace("<|endoftext|>", "<eos>")
         (source / name).write_text(text)
@@ -75,7 +74,7 @@ def test_end_of_text_keeps_the_name_it_has_in_the_source(tmp_path, source):
     tuned = fine_tune(tmp_path, source, corpus=[str(tmp_path / "rows.jsonl")])
     list(runs.start(tuned, stopped=lambda: next(stop)))
     list(resume(tmp_path / "tuned", threads=1))
-    tokens = state.load_run(tmp_path / "tuned")[1]["train"]
+    tokens = load_run(tmp_path / "tuned")[1]["train"]
     assert (tokens == end).any()
     new = model_dir.load(tmp_path / "tuned")
     assert new.tokenizer.end_of_text == end
@@ -93,19 +92,19 @@ def test_invalid_end_of_text_is_ignored(source, named):
     assert loaded.tokenizer.end_of_text == described["eos_token_id"]
 
 
-def test_end_of_text_is_one_of_the_ends_that_the_model_names(source):
+def test_end_of_text_is_one_of_the_models_end_ids(source):
     described = json.loads((source / "config.json").read_text())
     (source / "generation_config.json").unlink()
     ours, pad = described["eos_token_id"], described["pad_token_id"]
-    for ends, wanted in [([pad, ours], ours), ([pad], pad), (pad, pad)]:
+    for ends, expected in [([pad, ours], ours), ([pad], pad), (pad, pad)]:
         (source / "config.json").write_text(json.dumps(described | {"eos_token_id": ends}))
-        assert model_dir.load(source).tokenizer.end_of_text == wanted
+        assert model_dir.load(source).tokenizer.end_of_text == expected
 
 
 def test_short_corpus_gets_windows_shorter_than_the_models_context(tmp_path, source):
     (tmp_path / "short.txt").write_bytes(b"to be or not")
-    asked = fine_tune(tmp_path, source, overrides={"context_length": "5"})
-    assert runs.dry_run(asked).context_length == 5
+    run_request = fine_tune(tmp_path, source, overrides={"context_length": "5"})
+    assert runs.dry_run(run_request).context_length == 5
     short = fine_tune(tmp_path, source, corpus=[str(tmp_path / "short.txt")])
     plan = next(runs.start(short))
     assert isinstance(plan, PlanReport)
@@ -130,7 +129,7 @@ def test_options_that_the_source_determines_are_refused(tmp_path, source):
     assert not (tmp_path / "models").exists()
 
 
-def test_the_end_says_whether_it_memorizes_and_what_others_make_of_the_text(tmp_path):
+def test_final_reports_contain_memorization_and_baselines(tmp_path):
     (tmp_path / "corpus.txt").write_bytes(TEXT)
     reports = list(runs.start(request(tmp_path, train=TrainConfig(steps=5, minutes=60))))
     (memory,) = [r for r in reports if isinstance(r, MemorizationReport)]

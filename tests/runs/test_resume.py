@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.runs import contents, request, resume
+from support.runs import contents, load_run, request, resume
 from tgen import runs
 from tgen.errors import TgenError, TrainingError, UsageError
 from tgen.reports.training import DoneReport, EvalReport, RunReport
@@ -38,11 +38,11 @@ def test_changed_settings_are_refused_or_recorded(tmp_path):
     reports = list(resume(out, threads=1, override=True, **longer))
     assert isinstance(reports[-1], DoneReport)
     assert reports[-1].step == 20
-    noted = run_state.load_run(out)[0]["overridden"]
-    assert noted[0] == "from step 14: steps 14 -> 20"
-    assert noted[1].startswith("from step 14: learning_rate 0.00")
-    assert noted[1].endswith(" -> 0.001")
-    assert noted == reports[0].notes[-2:]
+    notes = load_run(out)[0]["overridden"]
+    assert notes[0] == "from step 14: steps 14 -> 20"
+    assert notes[1].startswith("from step 14: learning_rate 0.00")
+    assert notes[1].endswith(" -> 0.001")
+    assert notes == reports[0].notes[-2:]
     # Now they are the settings of the run.
     list(resume(out, threads=1, **longer))
 
@@ -57,7 +57,7 @@ def test_keep_checkpoints_limits_the_number_of_states(tmp_path):
 
 
 class KilledError(BaseException):
-    """Stands for the death of the process."""
+    """Stand-in for SIGKILL."""
 
 
 def die(*_: object, **__: object) -> None:
@@ -66,7 +66,7 @@ def die(*_: object, **__: object) -> None:
 
 @pytest.fixture
 def other(tmp_path):
-    """Another corpus for a run that was stopped after step 7."""
+    """Return options to resume with another corpus, for a run that stopped after step 7."""
     stops = iter([False] * 6 + [True])
     list(runs.start(request(tmp_path), stopped=lambda: next(stops)))
     path = tmp_path / "other.txt"
@@ -76,24 +76,24 @@ def other(tmp_path):
 
 def test_new_corpus_is_trained_on_and_recorded(tmp_path, other):
     out = tmp_path / "model"
-    before = run_state.load_run(out)[0]
+    before = load_run(out)[0]
     with pytest.raises(TrainingError, match="the corpus has changed"):
         next(resume(out, **other | {"override": False}))
     reports = list(resume(out, **other))
-    run, tokens = run_state.load_run(out)
+    run, tokens = load_run(out)
     assert run["overridden"][0].startswith("from step 7: corpus ")
     assert reports[0].notes[-1] == run["overridden"][0]
     assert run["corpus"] == other["corpus"]
     assert run["corpus_sha256"] != before["corpus_sha256"]
     kinds = [path.name for path in (out / "training").glob("tokens*")]
     assert kinds == ["tokens-1.safetensors"]
-    scored = [report for report in reports if isinstance(report, EvalReport)]
-    assert scored[0].best  # whatever the loss on the old corpus was
+    evaluations = [report for report in reports if isinstance(report, EvalReport)]
+    assert evaluations[0].best  # the loss on the old corpus does not count
     fresh = request(
         tmp_path, "fresh", corpus=other["corpus"], tokenizer=str(out / "training/tokenizer.json")
     )
     next(runs.start(fresh))
-    for name, array in run_state.load_run(tmp_path / "fresh")[1].items():
+    for name, array in load_run(tmp_path / "fresh")[1].items():
         assert (array[:] == tokens[name][:]).all()
     with pytest.raises(UsageError, match="the run has ended at step 14"):
         list(resume(out, **other | {"corpus": [str(tmp_path / "corpus.txt")]}))
@@ -118,9 +118,9 @@ def test_killed_corpus_change_is_complete_or_undone(tmp_path, other, monkeypatch
     assert contents(early) != contents(late)
 
 
-def test_loss_on_the_old_corpus_is_forgotten(tmp_path, other):
+def test_corpus_change_resets_the_best_loss(tmp_path, other):
     out = tmp_path / "model"
-    saved = run_state.load_state(out, run_id=run_state.load_run(out)[0]["run_id"])
+    saved = run_state.load_state(out, run_id=load_run(out)[0]["run_id"])
     run_state.save_progress(
         out, saved.progress | {"best_bits_per_byte": 0.001, "evals_since_best": 4}
     )
@@ -143,7 +143,7 @@ def damage(state: Path, how: str) -> None:
         arrays.unlink()
     elif how == "no manifest":
         manifest.unlink()
-    elif how == "a manifest that lies":
+    elif how == "changed manifest":
         manifest.write_text(manifest.read_text().replace('"step": ', '"step": 1'))
     else:
         manifest.write_bytes(b"\0" * 100)
@@ -151,7 +151,7 @@ def damage(state: Path, how: str) -> None:
 
 @pytest.mark.parametrize(
     "how",
-    ["cut short", "one bit", "zeros", "gone", "no manifest", "a manifest that lies", "garbage"],
+    ["cut short", "one bit", "zeros", "gone", "no manifest", "changed manifest", "garbage"],
 )
 def test_damaged_state_is_renamed_and_the_previous_one_is_used(tmp_path, how):
     out = tmp_path / "model"
@@ -214,7 +214,9 @@ def test_new_end_applies_to_all_states_after_a_kill(tmp_path, monkeypatch):
         begun.close()
     shutil.copytree(out, tmp_path / "damaged")
     assert end(resume(out, **longer)) == 20
-    damage(tmp_path / "damaged" / "training" / "state-00000014", "gone")  # the older one knows 14
+    damage(
+        tmp_path / "damaged" / "training" / "state-00000014", "gone"
+    )  # the older state still has 14 steps
     assert end(resume(tmp_path / "damaged", threads=1)) == 20
 
 

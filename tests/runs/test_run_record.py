@@ -6,18 +6,17 @@ import shutil
 
 import pytest
 
-from support.runs import request, resume
+from support.runs import load_run, request, resume
 from tgen import runs
 from tgen.errors import TrainingError
 from tgen.runs.run_record import RunRecord
-from tgen.runs.storage import state as run_state
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    asked = request(tmp_path_factory.mktemp("record"))
-    next(runs.start(asked))
-    return run_state.load_run(asked.out)[0]
+    run_request = request(tmp_path_factory.mktemp("record"))
+    next(runs.start(run_request))
+    return load_run(run_request.out)[0]
 
 
 def test_record_survives_json(written):

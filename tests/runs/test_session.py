@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from support.models import TEXT
-from support.runs import TRAINED, contents, progress, request, resume
+from support.runs import TRAINED, contents, load_run, progress, request, resume
 from tgen import runs
 from tgen.checkpoint import model_dir
 from tgen.config import Family, TrainConfig
@@ -15,7 +15,6 @@ from tgen.corpus import TokenDataset
 from tgen.errors import CorpusError, LockedError, TrainingError, UsageError
 from tgen.model.transformer import Transformer
 from tgen.reports.training import DoneReport, EvalReport, SampleReport, StepReport
-from tgen.runs.storage import state
 from tgen.storage import locks
 from tgen.training.evaluation import LossModule, evaluate
 
@@ -66,7 +65,7 @@ def test_saved_weights_have_the_best_reported_loss(tmp_path):
     assert [r.step for r in evaluations] == [5, 10, 14]
     assert best.step != 14  # otherwise the test proves nothing
     bundle = model_dir.load(tmp_path / "model")
-    run, tokens = state.load_run(tmp_path / "model")
+    run, tokens = load_run(tmp_path / "model")
     store = TokenDataset(
         train=tokens["train"],
         val=tokens["val"],

@@ -1,4 +1,4 @@
-"""Lock files: one process owns a folder, whatever others do to it meanwhile."""
+"""Lock files: one process owns a folder, even while others remove or lock it."""
 
 import errno
 import os
@@ -16,19 +16,19 @@ from tgen.runs.storage import state
 from tgen.storage import locks
 
 
-def test_lock_makes_a_folder_that_another_process_removed(tmp_path, monkeypatch):
+def test_lock_recreates_a_folder_that_another_process_removed(tmp_path, monkeypatch):
     left = [3]
 
-    def gone(*given, **named):
+    def gone(*arguments, **named):
         if left[0]:
             left[0] -= 1
             raise FileNotFoundError(errno.ENOENT, "No such file or directory")
-        return open(*given, **named)
+        return open(*arguments, **named)
 
     monkeypatch.setattr(locks, "open", gone, raising=False)
     with locks.lock(tmp_path / "m" / "LOCK"):
         assert (tmp_path / "m" / "LOCK").read_text() == str(os.getpid())
-    left[0] = 1_000  # gives up in the end
+    left[0] = 1_000  # more than the number of tries
     with pytest.raises(FileNotFoundError), locks.lock(tmp_path / "n" / "LOCK"):
         pass
 

@@ -65,7 +65,7 @@ def user(text: str) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def plain_model(tokenizer, tmp_path_factory):
-    """A random model with control tokens and without a chat template."""
+    """Return a random model with control tokens and without a chat template."""
     backend = Backend.from_str(tokenizer.json)
     backend.add_special_tokens([AddedToken(name, special=True) for name in SPECIAL])
     backend.add_special_tokens([AddedToken("<|user|>", special=True, rstrip=True)])
@@ -79,7 +79,7 @@ def plain_model(tokenizer, tmp_path_factory):
 
 @pytest.fixture
 def model(plain_model, tmp_path):
-    """A function that adds a chat template to the model and returns its path."""
+    """Return a function that adds a chat template to the model and returns its path."""
 
     def add_template(source, **config):
         for file in plain_model.iterdir():

@@ -10,7 +10,7 @@ from tgen.corpus.sources import Source
 
 
 def make_corpus(documents, *, rows=False):
-    """A corpus of documents, tuples of parts, each in a source of its own; `rows` as JSON."""
+    """Make a corpus of documents (tuples of parts), each in its own source; `rows`: as JSON."""
     table = DocumentTable()
     for parts in documents:
         content = _to_row(parts) if rows else b"".join(parts)
@@ -22,12 +22,12 @@ def make_corpus(documents, *, rows=False):
 
 
 def tokenize(documents, tokenizer, **options):
-    """The tokens of documents, without the progress reports."""
+    """Tokenize documents without progress reports."""
     return run_generator(corpus.tokenize_documents(documents, tokenizer, **options))[0]
 
 
 def run_generator(steps):
-    """A generator's return value, and everything it yields."""
+    """Return a generator's return value and a list of the yielded values."""
     yielded = []
     while True:
         try:

@@ -1,4 +1,4 @@
-"""A tiny training run: request, resume, and what it leaves on disk."""
+"""A tiny training run: its request, its resumption, and its files."""
 
 import hashlib
 from collections.abc import Callable, Generator
@@ -11,12 +11,10 @@ from tgen.config import TrainConfig
 from tgen.reports.training import RunReport
 from tgen.runs import ResumeRequest, RunRequest
 from tgen.runs.storage import state as run_state
+from tgen.storage.disk_array import Array
 
-TRAINED = (
-    "StepReport",
-    "EvalReport",
-    "SampleReport",
-)  # without the first and last reports of a session
+# Without the first and last reports of a session.
+TRAINED = ("StepReport", "EvalReport", "SampleReport")
 
 
 def request(folder: Path, name: str = "model", **values: Any) -> RunRequest:
@@ -59,7 +57,14 @@ def contents(out: Path) -> dict[str, str]:
     return hashes
 
 
+def load_run(out: Path) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Return a run's record and tokens."""
+    record, tokens_entry = run_state.load_record(out)
+    return record, run_state.load_tokens(out, tokens_entry)
+
+
 def progress(out: Path) -> dict[str, object]:
-    saved = run_state.load_state(out, run_id=run_state.load_run(out)[0]["run_id"])
+    """Return the counters of the newest state, without times."""
+    saved = run_state.load_state(out, run_id=load_run(out)[0]["run_id"])
     assert saved
     return {k: v for k, v in saved.progress.items() if "seconds" not in k}

@@ -21,7 +21,7 @@ WHITE = " |  |   |        |\n|\n\n|\n\n\n|\r\n|\t| \n |\n\t|!\n/|?!\n\n"
 
 @cache
 def mixed(size: int, seed: int = 0) -> str:
-    """About `size` bytes of code, prose, emoji, CJK, marks, control characters and white space."""
+    """Return about `size` bytes of code, prose, emoji, CJK, marks, controls and white space."""
     rng = random.Random(seed)
     words, odd, white = PROSE.split(" "), ODD.split(" "), WHITE.split("|")
     code = SOURCE.read_text().splitlines(keepends=True)
@@ -43,7 +43,7 @@ def mixed(size: int, seed: int = 0) -> str:
 
 
 def added(names, first=None, **flags):
-    """Entries of added_tokens, with ids from `first`."""
+    """Return entries of added_tokens with ids from `first` on."""
     rest = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return [
         {"id": first + i, "content": name, **rest, "special": True, **flags}
@@ -82,7 +82,7 @@ def sequence(key, *parts):
 
 @cache
 def _train_model(pattern: str) -> str:
-    """The JSON of a BPE model, byte-level with a pattern, or of characters if it is empty."""
+    """Return the JSON of a BPE model: byte-level with `pattern`, of characters if it is empty."""
     backend = Tokenizer(models.BPE())
     alphabet = []
     if pattern:
@@ -120,7 +120,7 @@ def byte_level(
 
 
 def sentencepiece(*, normalizer=None, splitter=None, more=(), lines=False, **model):
-    """BPE of characters with byte fallback; with `lines`, tokens may contain line breaks."""
+    """Make a BPE of characters with byte fallback; with `lines`, tokens may contain newlines."""
     trained = json.loads(_train_model(""))
     names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     names += [name for name in trained["vocab"] if "\n" not in name or lines]
@@ -160,7 +160,7 @@ def bos_processor(n):
 
 
 def files():
-    """Per name: a tokenizer.json, its model type and tokenizer class."""
+    """Return a tokenizer.json, its model type and its tokenizer class by name."""
     fast, nfc, thought = "PreTrainedTokenizerFast", {"type": "NFC"}, ["<think>", "¿té?"]
     smollm = sequence("pretokenizers", {"type": "Digits", "individual_digits": True}, level())
     first = metaspace("first")

@@ -1,4 +1,4 @@
-"""Hostile tokens, random attention weights, and how the terminal prints them."""
+"""Hostile tokens, random attention weights, and their terminal output."""
 
 import io
 from typing import Any

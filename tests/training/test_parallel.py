@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.runs import load_run
 from tgen import runs
 from tgen.checkpoint import model_dir, safetensors_file
 from tgen.cli import app
 from tgen.errors import UsageError
 from tgen.runs import ResumeRequest, RunRequest
-from tgen.runs.storage import log, state
+from tgen.runs.storage import log
 from tgen.training.plan.overrides import parse_overrides
 
 SHAPE = {"d_model": 32, "n_layers": 2, "n_heads": 2, "context_length": 16, "eval_every": 10}
@@ -164,7 +165,7 @@ def test_other_ranks_end_when_one_is_killed(on_ranks, corpus, whole, tmp_path, p
     ranks = on_ranks(code=code_of_ranks(arguments, action=KILL, at=25), n=2)
     assert statuses(ranks) == [1, -9], ranks
     assert "a rank ended without an error message" in ranks[0].err
-    state.load_run(out)
+    load_run(out)
     resume_alone(out)
     assert_same(out, whole)
 

@@ -15,7 +15,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from tgen.chat.sandbox import Message, Sandbox
+from tgen.chat.render_process import Message, Sandbox
 from tgen.checkpoint.hf.chat_template import ChatTemplate
 from tgen.errors import UsageError
 from tgen.tokenizer import Tokenizer

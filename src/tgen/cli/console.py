@@ -2,6 +2,7 @@
 
 import io
 import os
+import shlex
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -128,6 +129,12 @@ def print_status(text: str, *, quiet: bool = False) -> None:
     """Print a line to stderr."""
     if not quiet:
         err.print(text)
+
+
+def print_try_generate(model: object, *, quiet: bool = False) -> None:
+    """Print the command that generates from a new model."""
+    command = f'tgen generate --model {shlex.quote(str(model))} --prompt "What is"'
+    print_status(f"try: {command}", quiet=quiet)
 
 
 def print_error(message: str, hint: str = "") -> None:

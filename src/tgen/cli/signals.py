@@ -13,12 +13,12 @@ from tgen.cli import console
 
 
 class StopSignal:
-    """While a run trains, the first signal requests a stop, and the second ends the process."""
+    """Handler of signals during training: the first requests a stop, the second exits."""
 
     def __init__(self) -> None:
-        self.number = 0  # number of the first signal
-        self.is_training = False  # a step will notice the request; before, a signal exits at once
-        self.has_started = False  # there is a run to save
+        self.number = 0  # of the first signal; 0: none
+        self.is_training = False  # steps check for a request; until then, signals exit at once
+        self.has_started = False  # the run can be saved
         for number in _handled_signals():
             signal.signal(number, self._handle)
 
@@ -29,17 +29,15 @@ class StopSignal:
     def explain(self) -> None:
         """Print why nothing was saved, if a signal arrived before the first step."""
         if self.number and not self.has_started:
-            console.print_status(
-                "stopped before the first step: nothing to save",
-                quiet=not distributed.is_rank_zero(),
-            )
+            quiet = not distributed.is_rank_zero()
+            console.print_status("stopped before the first step: nothing to save", quiet=quiet)
 
     def _handle(self, number: int, frame: Any) -> None:
         del frame
         if self.number and distributed.launched():
-            return  # torchrun forwards a signal that the terminal has already sent to all ranks
+            return  # torchrun forwards a signal that the terminal has sent to all ranks already
         exits = self.number or not self.is_training
-        # Python drops an exception raised inside a callback: then the first step stops the run.
+        # If Python drops SystemExit, raised inside a callback, the first step stops the run.
         self.number = self.number or number
         if exits:
             sys.exit(128 + number)
@@ -52,7 +50,7 @@ def listen() -> None:
 
 
 def restore_default_handlers() -> None:
-    """Make a signal end the process silently, while Python exits."""
+    """Make signals end the process silently while Python exits."""
     for number in _handled_signals():
         signal.signal(number, signal.SIG_DFL)
 

@@ -93,7 +93,7 @@ class SamplingConfig:
     )
     logprobs: int = _output(
         0,
-        "Number of top tokens per position in the JSON output, with log-probabilities.",
+        "Number of most likely tokens per position to add to the JSON output; 0 adds none.",
         "--logprobs",
         metavar="K",
         low=0,
@@ -106,8 +106,8 @@ class SamplingConfig:
     )
     overflow: Overflow = _constraint(
         "slide",
-        "Full context: keep the last half and continue (slide), stop, or reject a text that might "
-        "not fit (error).",
+        "Action when the context is full: keep its last half and continue (slide), stop, or reject "
+        "texts that might not fit (error).",
         "--overflow",
     )
     repetition_penalty: float = _penalty(
@@ -115,7 +115,7 @@ class SamplingConfig:
     )
     presence_penalty: float = _penalty(
         0.0,
-        "Presence penalty: subtracted from the logits of tokens that occurred; 0 disables it.",
+        "Presence penalty: subtracted from the logit of every token that occurred; 0 disables it.",
         "--presence-penalty",
         low=-1e6,
         high=1e6,
@@ -128,7 +128,10 @@ class SamplingConfig:
         high=1e6,
     )
     penalty_window: int = _penalty(
-        0, "Number of last tokens that penalties count; 0 counts all.", "--penalty-window", low=0
+        0,
+        "Number of latest tokens that penalties consider; 0 considers all.",
+        "--penalty-window",
+        low=0,
     )
     penalize_prompt: bool = _penalty(
         True,
@@ -137,7 +140,10 @@ class SamplingConfig:
         old_flags="--penalize-prompt",
     )
     no_repeat_ngram: int = _penalty(
-        0, "Size of n-grams that may not repeat; 0 disables it.", "--no-repeat-ngram", low=0
+        0,
+        "Length of n-grams that must not repeat, in tokens; 0 disables it.",
+        "--no-repeat-ngram",
+        low=0,
     )
     dry_multiplier: float = _penalty(
         0.0,
@@ -182,13 +188,17 @@ class SamplingConfig:
     )
     xtc_probability: float = _rare(
         0.0,
-        "XTC: probability of removing the top tokens; 0 disables it.",
+        "XTC: probability of removing all top tokens but the least likely; 0 disables it.",
         "--xtc-probability",
         low=0,
         high=1,
     )
     xtc_threshold: float = _rare(
-        0.1, "XTC: minimum probability of a token to be removed.", "--xtc-threshold", low=0, high=1
+        0.1,
+        "XTC: minimum probability of a token to count as a top token.",
+        "--xtc-threshold",
+        low=0,
+        high=1,
     )
     samplers: Sequence[str] = _rare(
         SAMPLERS,

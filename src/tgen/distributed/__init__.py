@@ -1,4 +1,4 @@
-"""Ranks: the processes that torchrun starts to share one task."""
+"""Ranks: the processes that torchrun starts for one task."""
 
 from tgen.distributed.collectives import (
     all_gather,

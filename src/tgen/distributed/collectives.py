@@ -1,6 +1,6 @@
 """Collective operations: all ranks must call them in the same order.
 
-A single process gets its own value back.
+In a single process, they return its own value.
 """
 
 import time
@@ -59,7 +59,7 @@ def broadcast(value: Any) -> Any:
 
 
 def clock() -> float:
-    """Return rank 0's clock in seconds, so that ranks that decide by it agree."""
+    """Return rank 0's clock in seconds, so that decisions based on time agree on all ranks."""
     now = time.perf_counter()
     if ranks().world_size == 1:
         return now
@@ -95,4 +95,4 @@ def all_reduce_sum(tensor: "Tensor") -> "Tensor":
 
 def barrier() -> None:
     """Wait until all ranks have called this."""
-    all_gather(None)  # torch's own barrier may need a GPU
+    all_gather(None)  # torch.distributed.barrier may need a GPU

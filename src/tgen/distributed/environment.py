@@ -1,4 +1,4 @@
-"""This process's rank from torchrun's environment variables; imports no torch."""
+"""This process's rank from torchrun's environment variables, without importing torch."""
 
 import os
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from tgen.errors import UsageError
 
 
 class Ranks(NamedTuple):
-    """The rank of this process and the number of ranks, in total and on this machine."""
+    """Rank of this process and number of ranks, in total and on this machine."""
 
     rank: int
     world_size: int
@@ -16,9 +16,9 @@ class Ranks(NamedTuple):
 
 
 def ranks() -> Ranks:
-    """Return what torchrun says about this process, or rank 0 of 1 without torchrun.
+    """Return the ranks in torchrun's environment variables, or rank 0 of 1 without torchrun.
 
-    Raise UsageError if its variables are inconsistent.
+    Raise UsageError if the variables are inconsistent.
     """
     if not launched():
         return Ranks(0, 1, 0, 1)
@@ -27,7 +27,7 @@ def ranks() -> Ranks:
     local_world_size = _read_number("LOCAL_WORLD_SIZE", world_size)
     if not (0 <= rank < world_size and 0 <= local_rank < local_world_size):
         raise UsageError(
-            f"impossible RANK={rank} of WORLD_SIZE={world_size}, LOCAL_RANK={local_rank} of "
+            f"inconsistent RANK={rank} of WORLD_SIZE={world_size}, LOCAL_RANK={local_rank} of "
             f"LOCAL_WORLD_SIZE={local_world_size}",
             "start the processes with torchrun",
         )

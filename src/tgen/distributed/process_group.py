@@ -1,8 +1,8 @@
-"""Joining the ranks as a process group, and ending all of them after an error on one.
+"""Join the ranks as a process group, and end all of them after an error on one.
 
 Rank 0 prints the first error of any rank, once. A rank that fails puts its error into the shared
-store and closes its connections; ranks that wait for it notice that and read the error. torchrun
-kills all ranks as soon as one has exited, so a failed rank waits until rank 0 has printed.
+store and closes its connections; ranks that wait for it then read the error. torchrun kills all
+ranks as soon as one has exited, so a failed rank waits until rank 0 has printed.
 """
 
 import gc
@@ -21,7 +21,7 @@ from tgen.errors import RankError, TgenError, UsageError, is_out_of_memory
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-_REPORT_SECONDS = 1.0  # for rank 0 to print an error before the ranks have joined
+_REPORT_SECONDS = 1.0  # time for rank 0 to print an error before the ranks have joined
 _POLL_SECONDS = 0.1
 _NOTICE_AFTER_SECONDS = 10.0
 _CONNECT_TIMEOUT = timedelta(seconds=2)  # short: torch handles no signal meanwhile
@@ -35,7 +35,7 @@ _PEER_GONE = ("Connection closed", "reset by peer", "Broken pipe", "remote proce
 def rank_zero_reports() -> bool:
     """Return whether to print an error that all ranks have before they join, e.g. a wrong option.
 
-    Other ranks wait for rank 0 to do it, since torchrun kills all once one has exited.
+    Other ranks wait for rank 0 to print, since torchrun kills all ranks once one has exited.
     """
     if not is_rank_zero():
         time.sleep(_REPORT_SECONDS)
@@ -59,14 +59,16 @@ def join_process_group(
     join within `join_seconds`; rank 0 calls `print_status` while it waits.
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # no messages about closed connections
+    import torch
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
 
     own = ranks()
     store = _connect_store(own, join_seconds)
     _wait_for_ranks(own, store, join_seconds, print_status)
+    has_gpus = torch.cuda.is_available() and dist.is_nccl_available()
     dist.init_process_group(
-        _backend(),
+        "cpu:gloo,cuda:nccl" if has_gpus else "gloo",  # decisions use CPU tensors
         store=PrefixStore("group", store),
         rank=own.rank,
         world_size=own.world_size,
@@ -81,17 +83,8 @@ def join_process_group(
             dist.destroy_process_group()
 
 
-def _backend() -> str:
-    """Return gloo for CPU tensors, which decisions are made with, and NCCL for CUDA tensors."""
-    import torch
-
-    has_gpus = torch.cuda.is_available() and torch.distributed.is_nccl_available()
-    return "cpu:gloo,cuda:nccl" if has_gpus else "gloo"
-
-
 def _connect_store(own: Ranks, join_seconds: float) -> "Store":
-    """Connect to the key-value store of all ranks; torchrun hosts it or, without torchrun, rank
-    0."""
+    """Connect to the key-value store, hosted by torchrun or, without torchrun, by rank 0."""
     import torch.distributed as dist
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
@@ -122,7 +115,7 @@ def _connect_store(own: Ranks, join_seconds: float) -> "Store":
                     f"rank {own.rank} cannot reach rank 0 at {host}:{port}",
                     "check torchrun's --master-addr",
                 ) from None
-        else:  # torchrun may restart the ranks: each attempt has keys of its own
+        else:  # torchrun may restart the ranks: each attempt has its own keys
             return PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
 
 
@@ -156,7 +149,7 @@ def _wait_for_ranks(
 def _share_error(
     error: Exception, rank: int, store: "Store", print_error: Callable[[str, str], None] | None
 ) -> Exception:
-    """Publish an error unless another rank was first; return what to raise on this rank.
+    """Publish an error unless another rank was first; return the exception to raise here.
 
     Rank 0 prints the first error of all ranks; another rank prints its own only if rank 0 does not
     answer.
@@ -170,7 +163,7 @@ def _share_error(
         is_shared = True
     is_own_bug = own["bug"] and first == own  # its traceback is printed on this rank
     prints = rank == 0
-    with suppress(Exception):  # the other ranks stop waiting for this one
+    with suppress(Exception):  # so that other ranks stop waiting for this one
         traceback.clear_frames(error.__traceback__)  # their objects keep connections open
         gc.collect()
         dist.destroy_process_group()
@@ -190,7 +183,7 @@ def _share_error(
 
 
 def _describe(error: Exception, rank: int) -> dict[str, Any]:
-    """Return an error in the form that ranks share; `bug` marks an unexpected one."""
+    """Return an error as a dictionary for all ranks; `bug` marks an unexpected one."""
     message, hint, status, is_bug = str(error), "", 1, False
     if isinstance(error, TgenError):
         message, hint, status = error.message, error.hint, error.exit_status

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from tgen.config import SamplingConfig, raw
 from tgen.errors import UsageError
 from tgen.generation.logits_processors import missing_strings
-from tgen.generation.token_bytes import Vocabulary
+from tgen.generation.vocabulary import Vocabulary
 
 
 class Request(NamedTuple):

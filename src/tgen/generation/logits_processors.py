@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tgen.config import SamplingConfig, raw
 from tgen.generation import penalties
-from tgen.generation.token_bytes import Vocabulary
+from tgen.generation.vocabulary import Vocabulary
 
 
 class LogitsProcessors:

@@ -23,7 +23,7 @@ from tgen.generation.logprobs import Pick, make_tokens, select_rows
 from tgen.generation.ngram_drafter import NgramDrafter
 from tgen.generation.sampling import row_seed, sample
 from tgen.generation.sequence import SequenceState
-from tgen.generation.token_bytes import Vocabulary
+from tgen.generation.vocabulary import Vocabulary
 from tgen.reports.generation import RemovedCandidates, Token
 
 _MAX_PROCESSORS = 1000  # cached for later requests

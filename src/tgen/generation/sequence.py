@@ -5,7 +5,7 @@ from tgen.errors import UsageError
 from tgen.generation.context_window import Request, window_start
 from tgen.generation.logits_processors import LogitsProcessors
 from tgen.generation.stop_strings import StopStringMatcher
-from tgen.generation.token_bytes import Vocabulary
+from tgen.generation.vocabulary import Vocabulary
 from tgen.reports.generation import Finish
 
 

@@ -227,21 +227,9 @@ class Transformer(nn.Module):
         """Return float32 copies of all weights by name."""
         return {n: t.detach().float().cpu().numpy().copy() for n, t in self.state_dict().items()}
 
-    def forward(
-        self,
-        tokens: Tensor,
-        *,
-        cache: KVCache | None = None,
-        recorder: Recorder | None = None,
-        documents: Tensor | None = None,
-    ) -> Tensor:
-        """(B, T) int64 -> logits (B, T, V). With a cache the T tokens follow the cached ones.
-
-        `documents` (B, T), only for training, numbers the documents of packed sequences in
-        non-decreasing order: tokens attend to their own document, with positions from its start.
-        """
-        x = self.hidden_states(tokens, cache=cache, recorder=recorder, documents=documents)
-        return self.logits(x)
+    def forward(self, tokens: Tensor, **inputs: Any) -> Tensor:
+        """(B, T) int64 -> logits (B, T, V); `inputs` as in `hidden_states`."""
+        return self.logits(self.hidden_states(tokens, **inputs))
 
     def hidden_states(
         self,
@@ -251,7 +239,12 @@ class Transformer(nn.Module):
         recorder: Recorder | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """(B, T) int64 -> final hidden states (B, T, C) after the final norm, for `logits`."""
+        """(B, T) int64 -> final hidden states (B, T, C) after the final norm, for `logits`.
+
+        With a cache the T tokens follow the cached ones. `documents` (B, T), only for training,
+        numbers the documents of packed sequences in non-decreasing order: tokens attend to their
+        own document, with positions from its start.
+        """
         assert documents is None or (cache is None and recorder is None)
         T, window = tokens.shape[1], self.config.sliding_window
         mask: Tensor | None = None

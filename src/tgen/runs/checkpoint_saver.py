@@ -35,7 +35,7 @@ class ModelWeights(NamedTuple):
 
 
 class CheckpointSaver:
-    """Saver of the run in `out`, whose lock is held; it stores failed saves for a retry."""
+    """Saver of the run in `out`, whose lock is held; an unsaved model waits for the next save."""
 
     def __init__(
         self,

@@ -138,7 +138,7 @@ def retokenize(
 def tokenize_new_corpus(
     out: Path, text: corpus.Corpus, names: list[str], record: RunRecord, tokenizer: Tokenizer
 ) -> Generator[PreparingReport, None, tuple[RunRecord, dict[str, Any]]]:
-    """Tokenize another corpus for the run in `out`; return its record and its entry of the tokens.
+    """Tokenize another corpus for the run in `out`; return its record and tokens entry.
 
     The tokens are written beside the old ones, which stay in use until the record is saved. Raise
     CorpusError if the corpus is too short.

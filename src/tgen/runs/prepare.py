@@ -1,4 +1,4 @@
-"""Preparing a run: read and tokenize the corpus, time the machine, plan what to train."""
+"""Prepare a run: read and tokenize the corpus, time the machine, and plan the training."""
 
 import hashlib
 import platform
@@ -38,35 +38,30 @@ from tgen.training.calibrate import measure_speed
 from tgen.training.plan.model_size import PlanInputs
 from tgen.training.plan.overrides import parse_overrides
 from tgen.training.plan.param_shapes import matmul_params, n_parameters
-from tgen.training.plan.plan import (
-    CALIBRATION_SHARE,
-    choose_tokenizer,
-    make_plan,
-    usable_bytes,
-)
+from tgen.training.plan.plan import CALIBRATION_SHARE, choose_tokenizer, make_plan, usable_bytes
 from tgen.training.plan.scaling_estimate import scaling_report
 from tgen.training.report.baselines import ngram_bits_per_byte, xz_bits_per_byte
 from tgen.training.state import TrainState, new_state
 
-_TOKENIZER_BYTES = 1 << 23  # of text to train a tokenizer on
+_TOKENIZER_BYTES = 1 << 23  # text to train a tokenizer on
 _BASELINE_BYTES_PER_SECOND = 5e5
-_BASELINE_BYTES = 1 << 24  # n-grams take fifty times as much memory
+_BASELINE_BYTES = 1 << 24  # n-gram counts take 50 times as much memory
 _MIN_COMPILED_MINUTES = 3
-_PROMPT_BYTES = 1 << 16  # at the start of a document, to take the prompt of samples from
+_PROMPT_BYTES = 1 << 16  # start of a document, to choose the sample prompt from
 _NGRAM_SHARE = 1 / 40  # size of the n-gram tables relative to the weights
 
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """Everything that training needs besides its state."""
+    """All inputs of training besides its state."""
 
     record: RunRecord
     tokenizer: Tokenizer
     tokens: Mapping[str, Array]  # fields of a TokenDataset
     device: Device
-    weights: Mapping[str, NDArray[Any]] | None = None  # to fine-tune
+    weights: Mapping[str, NDArray[Any]] | None = None  # initial weights, to fine-tune
     parallel: Parallel | None = None  # how ranks share the model; None: a single process
-    scaling: ScalingReport | None = None  # if a dry run requests it
+    scaling: ScalingReport | None = None  # only if requested by a dry run
 
     def new_state(self) -> TrainState:
         """Return the training state before the first step."""
@@ -99,7 +94,7 @@ class PreparedRun:
         )
 
     def environment(self) -> dict[str, Any]:
-        """Return the versions and the hardware that the bits of the training state depend on."""
+        """Return the versions and the hardware that exact results depend on."""
         return {
             "tgen": __version__,
             "numpy": np.__version__,
@@ -114,7 +109,7 @@ def prepare(
 ) -> Generator[PreparingReport, None, PreparedRun]:
     """Read, split and tokenize the corpus, time the machine, and make the plan.
 
-    Tokens that do not fit into memory go to a temporary file in `folder` (None: the system's
+    Write tokens that do not fit into memory to a temporary file in `folder` (None: the system's
     temporary folder). Rank 0 prepares and broadcasts the result; the tokens of other ranks are
     empty. Raise CorpusError, UsageError or ModelError; TgenError if ranks differ.
     """
@@ -208,7 +203,7 @@ def prepare(
 
 
 def plan_report(out: Path, prepared: PreparedRun, *, step: int = 0) -> PlanReport:
-    """Return what the run will do after `step`."""
+    """Return the plan of the run, to continue after `step`."""
     record, plan = prepared.record, prepared.record.plan
     model = plan.model
     return PlanReport(
@@ -269,7 +264,7 @@ def _compile(request: RunRequest, device: Device) -> bool:
 
 
 def _baselines(split: TextSplit, config: TrainConfig) -> dict[str, float]:
-    """Return the bits per byte of other compressors, if they take at most 5% of the time budget."""
+    """Return bits per byte of other compressors if they need at most 5% of the time budget."""
     limit = min(_BASELINE_BYTES, _BASELINE_BYTES_PER_SECOND * config.minutes * 60 / 20)
     if split.train.n_bytes + split.val.n_bytes > limit:
         return {}
@@ -294,7 +289,7 @@ def _sample_prompt(split: TextSplit) -> bytes:
 def _broadcast(
     prepared: PreparedRun | None, device: Device, weights: Mapping[str, NDArray[Any]] | None
 ) -> PreparedRun:
-    """Return what rank 0 has prepared on all ranks, without the tokens on the others."""
+    """Broadcast rank 0's prepared run; the tokens of other ranks are empty."""
     values = prepared and (prepared.record, prepared.tokenizer.json, prepared.parallel)
     record, tokenizer, parallel = distributed.broadcast(values)
     if prepared is not None:

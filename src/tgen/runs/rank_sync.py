@@ -1,4 +1,4 @@
-"""What the ranks of a run check and choose together before it starts."""
+"""Checks and choices that all ranks of a run make together before it starts."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ def check_same_software(device: Device) -> None:
 
 
 def min_rank_memory(device: Device) -> int | None:
-    """Return the bytes of memory that every rank has; None: unknown."""
+    """Return the smallest memory of any rank in bytes, or None if unknown."""
     memory = distributed.all_gather(rank_bytes(device))
     return None if None in memory else min(memory)
 
@@ -28,14 +28,14 @@ def resolve_parallel(
 ) -> Parallel | None:
     """Return how ranks with `memory` bytes each share the model; None for a single process.
 
-    Raise UsageError if the model is too large for them or the batch too small.
+    Raise UsageError if the model is too large for them or the batch size too small.
     """
     n_ranks = distributed.ranks().world_size
     if n_ranks == 1 and not requested:
         return None
     if (batch_size := plan.train.batch_size) < n_ranks:
         raise UsageError(
-            f"batch_size: {batch_size} windows cannot be split among {n_ranks} ranks",
+            f"batch_size: smaller than the number of ranks (got {batch_size}, {n_ranks} ranks)",
             "start fewer processes, or set a larger batch_size",
         )
     return choose_parallel(

@@ -1,7 +1,4 @@
-"""Requests to start or resume a run, and the checks that need no torch.
-
-Another process's run is refused before torch is imported.
-"""
+"""Requests to start or resume a run, and the checks that run before torch is imported."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +18,7 @@ _hardware = partial(option, panel="Hardware")
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """A new run. `tgen train` and `tgen.train` take their options from these fields."""
+    """Request to start a run; the options of `tgen train` and `tgen.train` are its fields."""
 
     corpus: list[str] = option(
         default_factory=list,
@@ -45,13 +42,13 @@ class RunRequest:
     family: Family = option(DEFAULT_FAMILY, "Model architecture.", "--family")
     start_from: Path | None = option(
         None,
-        "Fine-tune this model (path or name): its tokenizer, shape and weights.",
+        "Model to fine-tune (path or name), with its tokenizer and shape.",
         "--from",
         metavar="NAME",
     )
     overrides: dict[str, str] = option(
         default_factory=dict,
-        help_text="Set any other field of the model or the run; repeatable.",
+        help_text="Other setting of the model or the run, for example n_layers=8; repeatable.",
         flags="--set",
         metavar="FIELD=VALUE",
     )
@@ -82,17 +79,18 @@ class RunRequest:
         None,
         "Compile the training step: slower start, faster steps.",
         "--compile/--no-compile",
-        shown_default="on a GPU with Triton",
+        metavar="",
+        shown_default="on a GPU with Triton, except in short runs",
     )
     parallel: Parallel | None = _hardware(
         None,
-        "Parallelism of processes started by torchrun: replicas (ddp) or shards (fsdp).",
+        "Model on each process that torchrun started: a copy (ddp) or a shard (fsdp).",
         "--parallel",
-        shown_default="ddp if a rank has enough memory",
+        shown_default="ddp if each process has enough memory",
     )
     n_ranks: int | None = _hardware(
         None,
-        "Number of processes or GPUs that --dry-run plans for.",
+        "Number of processes that --dry-run plans for; with --device-memory, GPUs.",
         "--ranks",
         low=1,
         high=1 << 20,
@@ -111,12 +109,12 @@ class RunRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeRequest:
-    """A run to resume, with the settings that the user gave again."""
+    """Request to resume a run; settings and corpus are checked against the run's own."""
 
     out: Path
-    corpus: list[str] = field(default_factory=list)  # empty: the tokens of the run
+    corpus: list[str] = field(default_factory=list)  # empty: use the tokens of the run
     settings: dict[str, Any] = field(default_factory=dict)  # fields of TrainConfig
-    overrides: dict[str, str] = field(default_factory=dict)  # of --set: field -> value
+    overrides: dict[str, str] = field(default_factory=dict)  # from --set: field -> value
     override: bool = False  # allow settings and corpus to differ
     parallel: Parallel | None = None
     device: str = "auto"
@@ -145,11 +143,11 @@ def check_out_is_free(out: Path, *, overwrite: bool) -> None:
 def check_run_exists(out: Path) -> None:
     """Raise TrainingError unless `out` has a run to resume."""
     if not state.has_run(out):
-        raise TrainingError(f"there is no run in {out} to resume", "remove --resume to start one")
+        raise TrainingError(f"{out} contains no run to resume", "remove --resume to start one")
 
 
 def check_parallel(requested: Parallel | None) -> None:
-    """Raise UsageError if a way to share the model is requested, but there is one process."""
+    """Raise UsageError if --parallel is requested without torchrun."""
     if requested and not distributed.launched():
         raise UsageError(
             f"--parallel {requested} needs several processes",

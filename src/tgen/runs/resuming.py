@@ -1,4 +1,4 @@
-"""Resuming a run: load its newest training state, and apply or refuse changed settings."""
+"""Resume a run: load its newest training state, and apply or refuse changed settings."""
 
 import hashlib
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ def load_tokenizer(out: Path, record: RunRecord) -> Tokenizer:
 
 
 def load_newest_state(out: Path, record: RunRecord) -> run_state.SavedState:
-    """Load the newest intact state; raise TrainingError as `load_state`, and if there is none."""
+    """Load the newest intact state; raise TrainingError if none exists, and as `load_state`."""
     saved = _load_state(out, record)
     if saved is None:
         damaged = run_state.damaged_states(out)
@@ -68,9 +68,9 @@ def _load_state(
 
 
 def load_progress(saved: run_state.SavedState, record: RunRecord) -> Progress:
-    """Return a state's counters, reset where the end or the corpus of the run has changed since.
+    """Return a state's counters; reset them if the end or the corpus of the run has changed since.
 
-    Raise TrainingError if this version does not know them.
+    Raise TrainingError if this version has other counters.
     """
     try:
         progress = Progress.from_dict(saved.progress)
@@ -91,17 +91,16 @@ def roll_back(
 ) -> list[str]:
     """Restore the newest saved state or, with `from_step`, the first one from that step on.
 
-    Return notes for the user. If the disk refused all states from `from_step` on, `state` stays as
-    it is. The time since the saved state still counts.
+    Return notes for the user. If no state from `from_step` on was saved, leave `state` unchanged.
+    The time since the saved state still counts.
     """
     started_at, discarded = distributed.clock(), state.progress
     if from_step is None:
-        saved = load_newest_state(out, record)
+        saved: run_state.SavedState | None = load_newest_state(out, record)
     else:
-        saved_since = _load_state(out, record, from_step=from_step)
-        if saved_since is None:
-            return [f"no state from step {from_step:,} on could be saved"]
-        saved = saved_since
+        saved = _load_state(out, record, from_step=from_step)
+    if saved is None:
+        return [f"no state from step {from_step:,} on could be saved"]
     state.restore(saved.arrays, load_progress(saved, record))
     for name in _NOT_ROLLED_BACK:
         setattr(state.progress, name, getattr(discarded, name))
@@ -111,11 +110,10 @@ def roll_back(
 
 
 def apply_overrides(record: RunRecord, request: ResumeRequest, progress: Progress) -> RunRecord:
-    """Return the record with the requested settings, which it lists; reset the end in `progress`
-    if it has changed.
+    """Return the record with a note of each changed setting; reset a changed end in `progress`.
 
-    Raise TrainingError with the first difference unless `request.override`, and UsageError for a
-    setting that cannot change.
+    Raise TrainingError with the first difference unless `request.override`, UsageError for a
+    setting that cannot be changed.
     """
     model_settings, train_settings = parse_overrides(request.overrides)
     for name, value in model_settings.items():
@@ -166,7 +164,7 @@ def apply_overrides(record: RunRecord, request: ResumeRequest, progress: Progres
 
 
 def check_corpus(out: Path, record: RunRecord, text: Corpus, *, override: bool) -> bool:
-    """Return whether the corpus has changed; raise TrainingError if it may not."""
+    """Return whether the corpus has changed; raise TrainingError unless `override`."""
     has_changed = text.sha256 != record.corpus_sha256
     if has_changed and not override:
         raise TrainingError(
@@ -196,7 +194,7 @@ def record_corpus_change(record: RunRecord, old: RunRecord, progress: Progress) 
 
 
 def environment_diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """List what differs between two environments; empty: the run resumes bit for bit."""
+    """List the differences of two environments; if empty, the run resumes bit for bit."""
     old = {"ranks": 1, **old}
     return ", ".join(
         f"{name} was {old.get(name)}, now {new[name]}" for name in new if old.get(name) != new[name]

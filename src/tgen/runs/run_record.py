@@ -18,8 +18,8 @@ class RunRecord:
     corpus: list[str]
     corpus_sha256: str
     corpus_bytes: int
-    train_bytes: int  # of the target tokens
-    held_out_bytes: int  # of the target tokens
+    train_bytes: int  # bytes of target tokens
+    held_out_bytes: int  # bytes of target tokens
     tokenizer: Choice
     end_of_text: int | None  # token id; a third-party tokenizer.json does not name it
     start_from: str | None
@@ -32,8 +32,8 @@ class RunRecord:
     tokenizer_sha256: str = ""
     read_bytes: int = 0  # limit of the training split, from the time budget
     ngrams: bool = False  # store n-gram tables with the model
-    corpus_changes: int = 0  # number of corpora replaced by --override
-    end_changes: int = 0  # of the end of the run, by --override; also stored in states
+    corpus_changes: int = 0  # corpus replacements by --override
+    end_changes: int = 0  # changes of the end by --override; states store the count too
     overridden: list[str] = field(default_factory=list)  # every change, as a note for the user
 
     @property

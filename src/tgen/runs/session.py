@@ -1,4 +1,4 @@
-"""Starting, resuming and planning a run; all ranks do the same, but only rank 0 writes files."""
+"""Start, resume or plan a run; all ranks make the same calls, but only rank 0 writes files."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -53,9 +53,9 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
             )
         del arrays
         tokens = _load_tokens(out, prepared.record.run_id)
-        prepared = replace(prepared, tokens=tokens, weights=None)  # the state has the weights
+        prepared = replace(prepared, tokens=tokens, weights=None)  # the state contains the weights
         if is_rank_zero:
-            _ = prepared.ngrams  # counted now, as part of the setup time
+            _ = prepared.ngrams  # count them now, as part of the setup time
         state.progress.seconds = distributed.broadcast(time.monotonic() - started_at)
         state.progress.setup_seconds = state.progress.seconds
         if is_rank_zero:
@@ -134,7 +134,7 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
 def _load_tokens(
     out: Path, run_id: str, tokens_entry: Mapping[str, Any] | None = None
 ) -> Mapping[str, Array]:
-    """Return the tokens that rank 0 has written or checked, after waiting for it.
+    """Wait until rank 0 has written or checked the tokens, and return them.
 
     Raise TrainingError on a rank that does not see this run.
     """

@@ -1,4 +1,4 @@
-"""Running a prepared run: train, log, save, sample and roll back, as an iterator of reports."""
+"""Train a prepared run: log, save, sample and roll back, as an iterator of reports."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -99,7 +99,7 @@ class Trainer:
             yield from self._log_and_save([report], partial(self._save_counters, state))
 
     def _log_and_save(self, reports: list[RunReport], save: Save | None) -> Iterator[RunReport]:
-        """Log, save, then yield: a state is never ahead of its log, nor a report of the disk."""
+        """Log, save, then yield: a state never precedes its log, nor a report the data on disk."""
         for report in reports:
             self.log.add(report)
         for saving_report in save() if save else ():
@@ -139,9 +139,9 @@ class Trainer:
                 return
 
     def _save(self, state: TrainState, *, model: bool) -> Iterator[SavingReport]:
-        """Save the state, with `model` also the weights; DivergedError unless they are finite."""
+        """Save the state, and the weights if `model`; raise DivergedError if any is not finite."""
         if distributed.any_rank(not state.is_finite()):
-            raise DivergedError(f"a weight became infinite at step {state.progress.step}")
+            raise DivergedError(f"a weight became infinite or NaN at step {state.progress.step}")
         arrays = state.to_arrays()
         if distributed.is_rank_zero():
             weights = None

@@ -1,1 +1,1 @@
-"""Access to the disk: atomic file writes, lock files, arrays read from disk slice by slice."""
+"""Disk access: atomic file writes, lock files, and arrays that are read slice by slice."""

@@ -1,6 +1,6 @@
 """Arrays that stay on disk; slices are read into memory on demand.
 
-They have a length, a dtype and slices like NumPy arrays, so code that needs no more accepts both.
+Like NumPy arrays they have a length, a dtype and slices; code that needs no more accepts both.
 """
 
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ from numpy.typing import DTypeLike, NDArray
 from tgen.errors import TgenError
 from tgen.storage.files import RandomAccessFile
 
-IN_MEMORY = 1 << 25  # bytes; smaller arrays are loaded into memory instead
+IN_MEMORY = 1 << 25  # bytes; smaller arrays are loaded into memory
 _BLOCK = 1 << 22  # bytes
 
 
 class DiskArray:
-    """`length` numbers of a file from byte `start` on, (length,)."""
+    """One-dimensional array of `length` numbers in a file, from byte `start` on."""
 
     def __init__(self, file: RandomAccessFile, start: int, length: int, dtype: DTypeLike) -> None:
         self._file, self._start, self._length = file, start, length
@@ -27,7 +27,7 @@ class DiskArray:
         return self._length
 
     def __getitem__(self, selection: slice) -> NDArray[Any]:
-        """Read a slice with step 1; raise TgenError if the file has become shorter."""
+        """Read a slice with step 1; raise TgenError if the file is now too short."""
         first, last, step = selection.indices(self._length)
         assert step == 1
         n_bytes = max(0, last - first) * self.dtype.itemsize
@@ -44,7 +44,7 @@ Array = NDArray[Any] | DiskArray  # one-dimensional
 
 
 def blocks(array: Array) -> Iterator[NDArray[Any]]:
-    """Yield an array's content in blocks of a few megabytes."""
+    """Yield an array's content in blocks of 4 MiB."""
     n = max(1, _BLOCK // array.dtype.itemsize)
     for start in range(0, len(array), n):
         yield array[start : start + n]

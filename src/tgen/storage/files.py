@@ -1,4 +1,4 @@
-"""Reading whole files within bounds, and writing them so that a crash never leaves half a file.
+"""Read whole files within a size limit; write them so that a crash never leaves half a file.
 
 `replacing` writes under a temporary name beside the target, flushes the content to the device,
 renames it over the target, and flushes the folder. A reader sees the old file or the new one.
@@ -21,7 +21,7 @@ from tgen.errors import TgenError
 
 TEMPORARY = ".tmp-"  # prefix of temporary names
 
-Content = bytes | Sequence[bytes | memoryview]  # of a file: whole, or in blocks
+Content = bytes | Sequence[bytes | memoryview]  # a file's bytes, whole or in blocks
 
 
 def read(path: Path, *, limit: int | None = None) -> bytes:
@@ -37,7 +37,7 @@ def read(path: Path, *, limit: int | None = None) -> bytes:
 
 
 def sha256(path: Path) -> bytes:
-    """Return the digest of a regular file of any size."""
+    """Return the SHA-256 digest of a regular file of any size."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").digest()  # type: ignore[arg-type]
 
@@ -58,7 +58,7 @@ def _open_descriptor(path: Path) -> int:
         raise TgenError(f"cannot open {path}: {error.strerror}", "check its permissions") from None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise TgenError(f"{path} is not a regular file", "name a file with data")
+        raise TgenError(f"{path} is not a regular file", "name a regular file")
     return fd
 
 
@@ -76,7 +76,7 @@ def open_stream(path: Path) -> Iterator[BinaryIO]:
 class RandomAccessFile:
     """An open file that is read by position and never memory-mapped.
 
-    If the file shrinks, reads come back short (a mapped file would crash the process), and nothing
+    If the file shrinks, reads return fewer bytes (a mapped file would crash the process). Nothing
     stays in memory. The file is closed with the last reference to this object.
     """
 
@@ -119,17 +119,17 @@ def open_random_access(path: Path) -> RandomAccessFile:
 def open_temporary(folder: Path | None) -> RandomAccessFile:
     """Open a new unnamed file in `folder` (None: the system's temporary folder) for `append`.
 
-    It disappears with the process, however that ends.
+    The system removes the file however the process ends.
     """
     return RandomAccessFile(tempfile.TemporaryFile(buffering=0, prefix=TEMPORARY, dir=folder))
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path` to make a file or a folder at; then rename it to `path`.
+    """Yield a temporary path beside `path` for a new file or folder; then rename it to `path`.
 
     The old file or folder at `path` is complete until the rename. If the block or the rename fails,
-    it stays and the temporary one is removed.
+    it stays, and the temporary one is removed.
     """
     temporary, old = _temporary_path(path), _temporary_path(path)
     try:
@@ -157,13 +157,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def publish(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
-    """Replace the file at `path` by one with this content, given whole or in blocks."""
+    """Replace the file at `path`; `content` is whole or in blocks."""
     with replacing(path) as temporary:
         write_new(temporary, content)
 
 
 def publish_folder(path: Path, contents: Mapping[str, Content]) -> None:
-    """Make the folder `path` with these files, and the folders above it."""
+    """Make the folder `path` with these files, and its parents."""
     make_folder(path.parent)
     with replacing(path) as temporary:
         temporary.mkdir()
@@ -194,8 +194,8 @@ def write_new(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None
 def append(path: Path, content: bytes, *, at: int) -> int:
     """Append to a log of `at` valid bytes, flush it, and return its new length.
 
-    Bytes after `at`, left by an append that failed, are cut off first. If this append fails, the
-    log keeps its length. The reader has to ignore a last line that a killed process left torn.
+    First truncate bytes after `at`, left by a failed append. If this append fails, the log keeps
+    its length. Readers must ignore a torn last line, left by a killed process.
     """
     with open(path, "ab", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
@@ -213,13 +213,13 @@ def append(path: Path, content: bytes, *, at: int) -> int:
 
 def remove(path: Path) -> None:
     """Remove a file, or a folder with everything in it; do nothing if it does not exist."""
-    if path.is_dir() and not path.is_symlink():  # rename it first: half a folder is never visible
-        doomed = _temporary_path(path)
-        os.rename(path, doomed)
-        shutil.rmtree(doomed)
+    if path.is_dir() and not path.is_symlink():  # rename it first, to hide a partial removal
+        temporary = _temporary_path(path)
+        os.rename(path, temporary)
+        shutil.rmtree(temporary)
     elif os.path.lexists(path):
         path.unlink()
-        _sync_folder(path.parent)  # before a new file takes its place
+        _sync_folder(path.parent)  # before a new file replaces it
 
 
 def rename(path: Path, target: Path) -> None:
@@ -270,7 +270,7 @@ def _sync_tree(path: Path) -> None:
     """Flush a file, or a folder of files, to the device."""
     is_folder = path.is_dir()
     for file_path in sorted(path.iterdir()) if is_folder else [path]:
-        with open(file_path, "rb+") as file:  # Windows flushes only what is open for writing
+        with open(file_path, "rb+") as file:  # Windows only flushes files open for writing
             os.fsync(file.fileno())
     if is_folder:
         _sync_folder(path)

@@ -1,7 +1,7 @@
 """Lock files that one process at a time can hold.
 
-Not `filelock`: releases that truncate the file on opening would erase the holder's process id, on
-Windows it locks the byte that a reader of the id needs, and a lost folder is not made again.
+`filelock` is unsuitable: some releases truncate the file on opening, which erases the holder's
+process id; on Windows it locks a byte that readers of the id need; it never recreates lost folders.
 """
 
 import os
@@ -67,7 +67,7 @@ def _lock_file(file: TextIO) -> None:
     if sys.platform == "win32":
         import msvcrt
 
-        os.lseek(file.fileno(), _LOCKED_BYTE, os.SEEK_SET)  # it locks at the file position
+        os.lseek(file.fileno(), _LOCKED_BYTE, os.SEEK_SET)  # locking starts at the file position
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
     else:
         import fcntl

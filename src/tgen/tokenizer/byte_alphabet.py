@@ -1,6 +1,10 @@
 """How vocabularies write bytes; both kinds of tokenizer have a token for each of the 256."""
 
 import codecs
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tgen.tokenizer.spec import TokenizerSpec
 
 
 def _byte_characters() -> list[str]:
@@ -29,3 +33,21 @@ def decode_byte_level(token: str) -> bytes:
 def decode_sentencepiece(token: str) -> bytes:
     """Return the bytes of a sentencepiece token that is not a byte token."""
     return token.replace(SPACE, " ").encode()
+
+
+def spell_tokens(spec: "TokenizerSpec", size: int) -> tuple[list[bytes], list[int]]:
+    """Return each token's bytes, and each byte's token."""
+    decode, byte_names = (
+        (decode_byte_level, BYTE_CHARACTERS)
+        if spec.byte_level
+        else (decode_sentencepiece, BYTE_TOKENS)
+    )
+    spelled = [b""] * size
+    for token, i in spec.vocab.items():
+        spelled[i] = decode(token)
+    byte_ids = [spec.vocab[name] for name in byte_names]
+    for byte, i in enumerate(byte_ids):
+        spelled[i] = bytes([byte])
+    for added in spec.added_tokens:  # matched verbatim
+        spelled[added.id] = b"" if added.special else added.content.encode()
+    return spelled, byte_ids

@@ -14,14 +14,9 @@ from numpy.typing import NDArray
 
 from tgen.tokenizer.allowlist import parse_json
 from tgen.tokenizer.backend import Backend, make_backends
-from tgen.tokenizer.byte_alphabet import (
-    BYTE_CHARACTERS,
-    BYTE_TOKENS,
-    decode_byte_level,
-    decode_sentencepiece,
-)
+from tgen.tokenizer.byte_alphabet import spell_tokens
 from tgen.tokenizer.chunking import cut_pattern, split_blocks
-from tgen.tokenizer.spec import TokenizerSpec, parse_spec
+from tgen.tokenizer.spec import parse_spec
 
 END_OF_TEXT, PAD = "<|endoftext|>", "<|pad|>"
 _MAX_BLOCKS = 4  # encoded at once, by a thread each; the library uses 100 times their bytes
@@ -49,7 +44,7 @@ class Tokenizer:
         self._cut = cut_pattern(spec)
         vocab = spec.vocab | {token.content: token.id for token in spec.added_tokens}
         self.vocab_size = max(vocab.values()) + 1
-        self._bytes, self._byte_ids = _spell_tokens(spec, self.vocab_size)
+        self._bytes, self._byte_ids = spell_tokens(spec, self.vocab_size)
         self.bos_ids = spec.bos_ids
         self.added_tokens = {token.content: token.id for token in spec.added_tokens}
         special = {token.id for token in spec.added_tokens if token.special}
@@ -153,21 +148,3 @@ def _encode_chunks(backend: Backend, chunks: list[str]) -> list[NDArray[np.uint3
         arrays += [np.array(encoding.ids, np.uint32) for encoding in encodings]
         del encodings  # before the next ones are made
     return arrays
-
-
-def _spell_tokens(spec: TokenizerSpec, size: int) -> tuple[list[bytes], list[int]]:
-    """Return each token's bytes, and each byte's token."""
-    decode, byte_names = (
-        (decode_byte_level, BYTE_CHARACTERS)
-        if spec.byte_level
-        else (decode_sentencepiece, BYTE_TOKENS)
-    )
-    spelled = [b""] * size
-    for token, i in spec.vocab.items():
-        spelled[i] = decode(token)
-    byte_ids = [spec.vocab[name] for name in byte_names]
-    for byte, i in enumerate(byte_ids):
-        spelled[i] = bytes([byte])
-    for added in spec.added_tokens:  # matched verbatim
-        spelled[added.id] = b"" if added.special else added.content.encode()
-    return spelled, byte_ids

@@ -15,7 +15,7 @@ from tgen.checkpoint import model_dir
 from tgen.cli import console
 from tgen.cli.inspect import output
 from tgen.cli.inspect.options import View
-from tgen.cli.inspect.views import AUTO_SELECTED
+from tgen.cli.inspect.view_reports import AUTO_SELECTED
 from tgen.inspection.inspector import Inspector
 
 

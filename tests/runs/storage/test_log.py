@@ -143,7 +143,7 @@ def test_trim_works_on_a_full_disk_and_is_repeated_after_a_failure(tmp_path, mon
     assert run_log.read(tmp_path)[-1]["loss"] == 8.0
 
 
-def test_trim_drops_a_rollback_that_the_state_does_not_know(tmp_path):
+def test_trim_drops_a_rollback_after_the_saved_state(tmp_path):
     (tmp_path / "training").mkdir()
     back = RollbackReport(step=2, from_step=6, reason="", learning_rate_scale=1.0)
     with RunLog(tmp_path) as log:
@@ -160,7 +160,7 @@ def test_trim_drops_a_rollback_that_the_state_does_not_know(tmp_path):
     ]
 
 
-def test_log_has_any_bytes_of_a_sample(tmp_path):
+def test_log_contains_all_bytes_of_a_sample(tmp_path):
     (tmp_path / "training").mkdir()
     with RunLog(tmp_path) as log:
         log.add(SampleReport(step=1, prompt="é\u2028".encode(), text=b"a\xff\n"))
@@ -174,7 +174,7 @@ def test_log_has_any_bytes_of_a_sample(tmp_path):
     }
 
 
-def test_torn_last_line_is_ignored_and_another_is_an_error(tmp_path):
+def test_torn_last_line_is_ignored_but_another_damaged_line_is_an_error(tmp_path):
     (tmp_path / "training").mkdir()
     with RunLog(tmp_path) as log:
         log.add(step(1))

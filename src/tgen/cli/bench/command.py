@@ -9,9 +9,9 @@ from tgen.cli.options import make_command
 def bench(options: BenchOptions) -> None:
     """Measure the model's speed on this machine, in llama-bench's terms.
 
-    pp512 prefills a prompt of 512 tokens, tg128 decodes 128 tokens one by one, @ d4096 starts with
-    4096 tokens in the KV cache. Lists (128,256) and ranges (64-256+64, 64-512*2) are measured in
-    every combination, interleaved. Only forward passes are timed.
+    Names of tests: pp512 prefills a prompt of 512 tokens; tg128 decodes 128 tokens one by one; with
+    @ d4096, the KV cache starts with 4096 tokens. N,... is a list (128,256) or a range (64-256+64,
+    64-512*2); all combinations are measured, interleaved. Only forward passes are timed.
     """
     path = options.path
     ensure_kernels_compiled(options.device, quiet=options.quiet)

@@ -91,7 +91,7 @@ class BenchOptions:
     )
     pairs: list[tuple[int, int]] | None = option(
         None,
-        "Prefill P tokens, then decode N, as one test; repeatable.",
+        "Test that prefills P tokens and then decodes N tokens; repeatable.",
         "--pg",
         metavar="P,N",
         shown_default="",
@@ -132,14 +132,16 @@ class BenchOptions:
         0,
         "Random seed of the input tokens.",
         "--seed",
-        panel=_SWEEP,
         low=0,
     )
     save: Path | None = _compare(
         None, "Save the results as JSON, for --compare.", "--save", metavar="FILE"
     )
     baseline: Path | None = _compare(
-        None, "Repeat the tests of a saved run and compare.", "--compare", metavar="FILE"
+        None,
+        "Repeat the tests that --save wrote, and compare with them.",
+        "--compare",
+        metavar="FILE",
     )
     fail_if_slower: float | None = _compare(
         None,
@@ -166,7 +168,9 @@ class BenchOptions:
         panel=_MODES,
     )
     train: bool = _mode(False, "Measure a training step.", "--train")
-    end_to_end: bool = _mode(False, "Measure a whole generate process by phase.", "--end-to-end")
+    end_to_end: bool = _mode(
+        False, "Measure a whole `tgen generate` process, by phase.", "--end-to-end"
+    )
     limits: bool = option(
         True,
         "Do not measure the machine's peak rates (% of peak).",

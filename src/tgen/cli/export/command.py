@@ -1,6 +1,5 @@
 """`tgen export`: convert a model to another file format or dtype."""
 
-import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +26,13 @@ class ExportOptions:
     )
     dtype: Literal["f32", "f16", "bf16", "q8_0"] | None = option(
         None,
-        "Dtype of the weights; in GGUF files, of the matrices. q8_0 (8 bits) is GGUF only.",
+        "Dtype of the weights (in GGUF files, of the matrices). q8_0, 8 bits, needs --to gguf.",
         "--type",
         shown_default="as stored; quantized weights become f32",
     )
     out: Path | None = option(
         None,
-        "Output file; with --to transformers, a directory.",
+        "Output file; with --to transformers, the output directory (required).",
         "--out -o",
         shown_default="<name>-<type>.gguf",
     )
@@ -104,9 +103,7 @@ def export(options: ExportOptions) -> None:
     megabytes = sum(file.stat().st_size for file in written) / 1e6
     seconds = time.monotonic() - began
     console.print_status(f"wrote {megabytes:,.1f} MB to {out} in {seconds:.1f} s", quiet=quiet)
-    console.print_status(
-        f'try: tgen generate --model {shlex.quote(str(out))} --prompt "What is"', quiet=quiet
-    )
+    console.print_try_generate(out, quiet=quiet)
 
 
 command = make_command(export, ExportOptions)

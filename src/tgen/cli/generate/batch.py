@@ -11,13 +11,13 @@ from tgen.cli.generate.chat import message
 from tgen.cli.generate.input_rows import Generation, check_row, parse_object
 from tgen.cli.generate.line_reader import LineReader
 from tgen.cli.generate.options import GenerateOptions
-from tgen.cli.generate.output import format_stats
+from tgen.cli.generate.output import format_stats, format_summary
 from tgen.config import SamplingConfig
 from tgen.distributed import Ranks, all_gather
 from tgen.errors import UsageError
 
 if TYPE_CHECKING:
-    from tgen.chat.sandbox import Message
+    from tgen.chat.render_process import Message
     from tgen.generation.context_window import Request
     from tgen.loaded_model import LoadedModel
     from tgen.reports.generation import Token
@@ -111,12 +111,8 @@ class RequestQueue:
 
     def summary(self, seconds: float) -> Iterator[str]:
         """Yield summary lines: rows, tokens and speed."""
-        rate = f"{self._n_tokens / seconds:,.0f} tokens/s including prefill"
-        tokens = f"{self._n_tokens:,} token{'s' * (self._n_tokens != 1)}"
-        if self._n_rows > 1 or self._lines:
-            yield f"{self._n_rows:,} row{'s' * (self._n_rows != 1)} · {tokens} · {rate}"
-        else:
-            yield f"{tokens} · {rate if self._n_tokens else 'nothing to generate'}"
+        n_rows = self._n_rows if self._n_rows > 1 or self._lines else None
+        yield format_summary(n_rows, self._n_tokens, seconds)
         if self._options.stats and self._last and not self._lines:
             yield format_stats(self._last)
 

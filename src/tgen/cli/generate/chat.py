@@ -10,7 +10,7 @@ from tgen.config import Draft, SamplingConfig
 from tgen.errors import UsageError
 
 if TYPE_CHECKING:
-    from tgen.chat.sandbox import Message
+    from tgen.chat.render_process import Message
     from tgen.engine.base import PromptCache
     from tgen.loaded_model import LoadedModel
 

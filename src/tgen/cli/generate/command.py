@@ -29,22 +29,22 @@ def generate(options: GenerateOptions) -> None:
     """Continue a text.
 
     The continuation goes to stdout, unchanged; the model's name, the seed and the speed go to
-    stderr. With --input or --samples every text ends with a line break; --jsonl separates texts
-    exactly. docs/formats.md lists the JSON fields.
+    stderr. With --input or --samples, a line break follows each text; use --jsonl if texts can
+    contain line breaks. docs/formats.md lists the JSON fields.
 
-    With --chat the prompt is a user's message and the answer ends with the model's turn. With
-    --interactive each line continues the text, or is one message of a chat. A prompt never becomes
-    a control token.
+    With --chat, the prompt is a user's message, and the answer ends with the model's turn. With
+    --interactive, each line continues the text, or is one message of a chat. Text in a prompt never
+    becomes a control token.
 
     Order of processing: penalties, --bias, --ban, --require and the constraint change the logits;
-    then the samplers apply in the order of --samplers. Strings match bytes across token boundaries.
-    DRY subtracts multiplier * base^(n - allowed length) from the logit of a token that would extend
-    a repeat of n tokens. A constrained text ends when no token can follow.
+    then the samplers apply in the order of --samplers. Strings are matched as bytes, across token
+    boundaries. DRY subtracts multiplier * base^(n - allowed length) from the logit of a token that
+    would extend a repeat of n tokens. A constrained text ends when no token can follow.
 
-    Defaults come from the model's generation_config.json; flags override them. Under torchrun the
-    ranks share the rows of --input and rank 0 writes them in order.
+    Defaults come from the model's generation_config.json; flags override them. Under torchrun, the
+    processes share the rows of --input, and one of them writes the texts in order.
 
-    The exit status is 1 if a row of --input was invalid, or a constrained text was cut off.
+    The exit status is 1 if a row of --input was invalid, or if a constrained text was cut off.
     """
     from tgen.cli.generate.distributed import join_ranks
 

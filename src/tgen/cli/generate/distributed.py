@@ -1,4 +1,4 @@
-"""`tgen generate --input` on several ranks: each takes every n-th row, and rank 0 writes them all.
+"""`tgen generate --input` on several ranks: each rank takes every n-th row, and rank 0 writes all.
 
 Every rank reads the whole input and generates its own rows in order. At regular intervals all ranks
 send the output of their next rows to rank 0, which sorts it.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def join_ranks(options: GenerateOptions) -> Iterator[Ranks]:
     """Yield this process's rank once all ranks have the same input; rank 0 of 1 without torchrun.
 
-    Raises UsageError without --input, and all errors of `distributed.join_process_group`.
+    Raise UsageError without --input, and all errors of `distributed.join_process_group`.
     """
     own = distributed.ranks()
     if own.world_size == 1:
@@ -45,8 +45,7 @@ def join_ranks(options: GenerateOptions) -> Iterator[Ranks]:
         distributed.assert_same("the version of tgen", __version__)
         distributed.assert_same(f"the content of {path}", files.sha256(Path(path)).hex())
         if own.local_rank == 0:  # for all ranks of this machine
-            quiet = options.quiet or own.rank > 0
-            ensure_kernels_compiled(options.device, quiet=quiet)
+            ensure_kernels_compiled(options.device, quiet=options.quiet or own.rank > 0)
         distributed.barrier()
         yield own
 
@@ -79,7 +78,7 @@ class GatherWriter:
         self._output: list[tuple[int, bytes]] = []
 
     def begin(self, row: Generation) -> None:
-        """Add a row, whose output or error follows."""
+        """Add a row whose output or error follows."""
         self._unfinished.append(row)
 
     def update(self) -> None:
@@ -104,7 +103,7 @@ class GatherWriter:
 
     def _gather_and_write(self) -> None:
         outputs = distributed.gather(self._output)
-        if outputs is not None:  # all samples of a row are from one rank, in order
+        if outputs is not None:  # one rank generates all samples of a row, in order
             console.write(b"".join(text for _, text in heapq.merge(*outputs, key=itemgetter(0))))
         self._output = []
         self._next_gather += self._n_rows

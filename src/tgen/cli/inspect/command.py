@@ -13,9 +13,9 @@ def inspect(options: InspectOptions) -> None:
     of each token), predict (next-token probabilities), lens (logit lens: predictions after each
     layer), why (direct logit attribution), rollout (attention rollout), positions (position
     encoding), model (parameters and shape), training (loss curves), verify (checks against the
-    model's own kernel).
+    fused attention kernel).
 
-    Two --model options with --view heads compare the heads of two models.
+    --view heads with two --model options compares the heads of two models.
     """
     from tgen.checkpoint.model_lookup import find_model
 

@@ -98,6 +98,7 @@ class InspectOptions:
     top: int | None = _select(
         "Number of candidates, contributions or keys to list.",
         "--top",
+        shown_default="depends on the view",
         low=1,
     )
     target: str | None = _select(
@@ -105,12 +106,12 @@ class InspectOptions:
     )
     measure: Literal["attention", "value"] = option(
         "attention",
-        "Attention weights, or value-weighted attention (each key's contribution).",
+        "Quantity: attention weights, or each key's share of the head's output (value).",
         "--measure",
         panel=_SELECTION,
     )
     ablate: Literal["zero", "mean"] | None = _select(
-        "Loss increase per head for --view heads: replace its output with 0 or with its mean.",
+        "Ablation in --view heads: loss increase with each head's output set to zero or its mean.",
         "--ablate",
     )
     tail: bool = option(
@@ -118,7 +119,7 @@ class InspectOptions:
     )
     cells: Cells = option(
         "auto",
-        "Cell style: percentages, colored blocks or lists of top values; auto picks one that fits.",
+        "Cell style: percentages (num), colored blocks or lists of top keys; auto picks by width.",
         "--cells",
         panel=_DRAWING,
     )

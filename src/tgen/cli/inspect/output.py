@@ -15,7 +15,7 @@ from tgen.cli.inspect.options import VIEWS_WITHOUT_TEXT, InspectOptions, View
 from tgen.cli.inspect.tables.heads import comparison_table
 from tgen.cli.inspect.tables.model import checks_footer
 from tgen.cli.inspect.training_curves import training_lines
-from tgen.cli.inspect.views import (
+from tgen.cli.inspect.view_reports import (
     AUTO_SELECTED,
     Screen,
     draw_view,

@@ -19,10 +19,10 @@ from tgen.reports.training import PreparingReport, RunReport
 def train(options: TrainOptions) -> None:
     """Train a model on your text.
 
-    Writes a directory that `tgen generate` and transformers load, with the weights of the best
-    validation loss. tgen picks the model size and hyperparameters from the corpus size, the time
-    budget and this machine's speed, and prints them with reasons; --dry-run prints the plan and
-    exits. Ctrl-C saves and prints the command that resumes the run.
+    tgen picks the model size and hyperparameters from the corpus size, the time budget and this
+    machine's speed, and prints them with reasons; --dry-run prints the plan and exits. The command
+    writes a directory that `tgen generate` and transformers load, with the weights that had the
+    best validation loss. Ctrl-C saves the run and prints the command that resumes it.
     """
     stop_signal = StopSignal()
     try:

@@ -31,6 +31,8 @@ _FROM_MODEL = ("tokenizer", "vocab_size", "size", "family")  # fixed by --from
 class TrainOptions:
     """The options of `tgen train`; `run` and `config` have those that were given."""
 
+    device: Device = device_option("Hardware")
+    threads: int | None = threads_option("Hardware")
     config: dict[str, Any] = nested(TrainConfig)
     run: dict[str, Any] = nested(
         RunRequest,
@@ -47,8 +49,6 @@ class TrainOptions:
     )
     json_output: bool = json_option("Write every report to stdout, one JSON object per line.")
     quiet: bool = quiet_option()
-    device: Device = device_option("Hardware")
-    threads: int | None = threads_option("Hardware")
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -171,8 +171,8 @@ def _print_plan(plan: PlanReport) -> None:
 def _print_result(report: DoneReport) -> None:
     steps = _count(report.step, "step")
     work = f"{steps}, {report.tokens:,} tokens in {_duration(report.seconds)}"
-    out = shlex.quote(report.out)
     if not report.finished:
+        out = shlex.quote(report.out)
         console.print_status(f"stopped and saved: {work}")
         console.print_status(f"resume with: {_command()} train --resume --out {out}")
         return
@@ -188,7 +188,7 @@ def _print_result(report: DoneReport) -> None:
             console.print_status(
                 "a baseline is better than the model: train on more text or for longer"
             )
-    console.print_status(f'try: tgen generate --model {out} --prompt "What is"')
+    console.print_try_generate(report.out)
 
 
 def _hardware(plan: PlanReport) -> str:

@@ -17,7 +17,7 @@ from tgen.storage import files
 
 _BUFFERED_LINES = 100  # lost at most when the process is killed
 _LAST = 1 << 62  # step of a line that has none: after all others
-_ROLLBACKS = (RollbackReport.__name__, "BackReport")  # RollbackReport until version 0.1
+_ROLLBACKS = (RollbackReport.__name__, "BackReport")  # BackReport: until version 0.1
 
 _Report = TypeVar("_Report", bound=RunReport)
 

@@ -96,7 +96,7 @@ def _convert_read_error(path: Path) -> Iterator[None]:
         reason = error.message
     else:
         return
-    raise TrainingError(reason, "nothing was changed; fix this and resume again")
+    raise TrainingError(reason, "fix this, then resume again; nothing was changed")
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:

@@ -67,7 +67,7 @@ def create_run(
     arrays: Mapping[str, NDArray[Any]],
     environment: Mapping[str, Any],
 ) -> None:
-    """Replace any old run; write run.json last, since it marks a complete run.
+    """Write a new run, replacing any old one; run.json is last, since it marks a complete run.
 
     An old model stays until the run saves a new one.
     """

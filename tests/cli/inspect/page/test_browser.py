@@ -257,7 +257,7 @@ def test_notes_explain_the_head_metrics(browser, tmp_path):
     report = sample_heads(2, 3)
     show(browser, tmp_path, sample_page(HOSTILE, sample_attention(2, 3, 16), heads=report))
     note = browser.find_element(By.ID, "table-note")
-    assert "9 queries" in note.text
+    assert "all queries after the first (9)" in note.text
     assert "2 random texts of 4 tokens" in note.text
     assert "sampled from all 300 tokens" in note.text
     assert "0.25 nats/token more" in note.text

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from support.chats import user
-from tgen.chat import render, sandbox
+from tgen.chat import render, render_process
 from tgen.chat.render import handle_request
 from tgen.checkpoint.hf.chat_template import ChatTemplate
 from tgen.errors import ModelError, UsageError
@@ -37,13 +37,13 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_template_is_one_error(monkeypatch, name):
-    monkeypatch.setattr(sandbox, "SECONDS", 1)
-    renderer = sandbox.Sandbox()
+    monkeypatch.setattr(render_process, "SECONDS", 1)
+    renderer = render_process.Sandbox()
     with pytest.raises(ModelError, match="the chat template") as caught:
         renderer.render(ChatTemplate(HOSTILE[name], {}), [user("x")])
     assert len(caught.value.message) < 300
     assert caught.value.message.isprintable()
-    monkeypatch.setattr(sandbox, "SECONDS", 5)
+    monkeypatch.setattr(render_process, "SECONDS", 5)
     assert renderer.render(ChatTemplate("{{ messages[0].content }}", {}), [user("y")]) == ["y"]
 
 
@@ -55,15 +55,15 @@ def test_memory_and_output_are_limited(monkeypatch):
     status = Path("/proc/self/status")
     if not status.exists():
         pytest.skip("only Linux reports the peak memory of a process")
-    renderer = sandbox.Sandbox()
+    renderer = render_process.Sandbox()
     with pytest.raises(ModelError, match="its output is too large"):
         renderer.render(ChatTemplate(HOSTILE["wide"], {}), [user("x")])
     peak = Path(f"/proc/{renderer._child.pid}/status").read_text().split("VmPeak:")[1]
-    assert int(peak.split()[0]) * 1024 <= sandbox.BYTES
+    assert int(peak.split()[0]) * 1024 <= render_process.BYTES
 
 
 def test_one_process_handles_many_requests(monkeypatch):
-    renderer = sandbox.Sandbox()
+    renderer = render_process.Sandbox()
     template = ChatTemplate("{{ bos_token }}{{ messages[0].content }}", {"bos_token": "<s>"})
     assert renderer.render(template, [user("a"), user("b")]) == ["<s>a", "<s>b"]
     child = renderer._child
@@ -74,12 +74,12 @@ def test_one_process_handles_many_requests(monkeypatch):
     assert renderer.render(template, [user("d")]) == ["<s>d"]
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(ModelError, match="crashed its process"):
-        sandbox.Sandbox().render(template, [user("e")])
+        render_process.Sandbox().render(template, [user("e")])
 
 
 def test_functions_of_transformers_are_available():
     def render_source(source):
-        return sandbox.Sandbox().render(ChatTemplate(source, {}), [user('é"<')])[0]
+        return render_process.Sandbox().render(ChatTemplate(source, {}), [user('é"<')])[0]
 
     assert render_source("{{ messages | tojson }}") == '[{"role": "user", "content": "é\\"<"}]'
     assert render_source("{{ dict(a=1) | tojson(indent=1) }}") == '{\n "a": 1\n}'
