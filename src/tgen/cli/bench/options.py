@@ -47,10 +47,6 @@ def _list_option(help_text: str, flags: str, reader: Reader, default: str, **mor
     return option(None, help_text, flags, **details | more)
 
 
-def _read_pairs(values: list[str]) -> list[tuple[int, int]]:
-    return [_read_pair(value) for value in values]
-
-
 def _read_pair(text: str) -> tuple[int, int]:
     numbers = [number.strip() for number in text.split(",")]
     if len(numbers) != 2 or not all(one.isdecimal() and len(one) < 10 for one in numbers):
@@ -95,7 +91,7 @@ class BenchOptions:
         "--pg",
         metavar="P,N",
         shown_default="",
-        reader=Reader(list[str], _read_pairs),
+        reader=Reader(list[str], lambda values: [_read_pair(value) for value in values]),
     )
     trials: int = option(
         10,

@@ -41,10 +41,6 @@ def _encode_all(texts: list[str]) -> list[bytes]:
     return [os.fsencode(text) for text in texts]
 
 
-def _read_biases(items: list[str]) -> list[tuple[bytes, float]]:
-    return [_read_bias(item) for item in items]
-
-
 def _read_bias(item: str) -> tuple[bytes, float]:
     text, equals, number = item.rpartition("=")
     try:
@@ -79,7 +75,7 @@ class GenerateOptions:
         ban=_TEXTS,
         require=_TEXTS,
         dry_breakers=_TEXTS,
-        bias=Reader(list[str], _read_biases),
+        bias=Reader(list[str], lambda items: [_read_bias(item) for item in items]),
         choices=Reader(str, lambda text: _encode_all(text.split(","))),
         json_schema=Reader(Path, _read_schema),
         samplers=Reader(str, str),
