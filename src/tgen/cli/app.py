@@ -84,16 +84,15 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _flag(name: str, help_text: str, **more: Any) -> Any:
+    return typer.Option(name, help=help_text, metavar="", is_eager="callback" in more, **more)
+
+
 def _tgen(
     version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
-        ),
+        bool, _flag("--version", "Print the version.", callback=_print_version)
     ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Print the traceback of an internal error.")
-    ] = False,
+    debug: Annotated[bool, _flag("--debug", "Print the traceback of an internal error.")] = False,
 ) -> None:
     """Show the version or set how errors are reported."""
 
