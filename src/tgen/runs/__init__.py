@@ -14,14 +14,9 @@ from collections.abc import Callable, Generator
 from tgen import distributed
 from tgen.errors import UsageError
 from tgen.reports.training import PlanReport, RunReport
-from tgen.runs.request import (
-    ResumeRequest,
-    RunRequest,
-    check_out_is_free,
-    check_parallel,
-    check_run_exists,
-)
+from tgen.runs.request import ResumeRequest, RunRequest
 from tgen.runs.run_lock import defer_signals, has_lock, lock_run
+from tgen.runs.start_checks import check_out_is_free, check_parallel, check_run_exists
 
 __all__ = ["ResumeRequest", "RunRequest", "dry_run", "resume", "start"]
 

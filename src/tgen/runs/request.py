@@ -1,15 +1,12 @@
-"""Requests to start or resume a run, and the checks that run before torch is imported."""
+"""Requests to start or resume a run. Without torch: it is imported once the run is locked."""
 
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tgen import distributed
 from tgen.config import DEFAULT_FAMILY, SIZES, Family, Parallel, Size, TrainConfig
 from tgen.config.option import check_ranges, option
-from tgen.errors import TrainingError, UsageError
-from tgen.runs.storage import state
 
 _data = partial(option, panel="Data and tokenizer")
 _output = partial(option, panel="Output")
@@ -119,37 +116,3 @@ class ResumeRequest:
     parallel: Parallel | None = None
     device: str = "auto"
     threads: int | None = None
-
-
-def check_out_is_free(out: Path, *, overwrite: bool) -> None:
-    """Raise UsageError if a new run in `out` would replace anything without `overwrite`."""
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"--out {out} is a file", "choose a directory that does not exist yet")
-    names = {path.name for path in out.iterdir()} if out.exists() else set()
-    has_model, has_run = "config.json" in names, state.has_run(out)
-    if not names or (names == {"training"} and not has_run):
-        return
-    if not has_model and not has_run:
-        raise UsageError(
-            f"--out {out} contains other files", "choose a directory that does not exist yet"
-        )
-    if not overwrite:
-        raise UsageError(
-            f"{out} already contains a {'model' if has_model else 'run'}",
-            "add --resume to continue it, --overwrite to replace it, or choose another --out",
-        )
-
-
-def check_run_exists(out: Path) -> None:
-    """Raise TrainingError unless `out` has a run to resume."""
-    if not state.has_run(out):
-        raise TrainingError(f"{out} contains no run to resume", "remove --resume to start one")
-
-
-def check_parallel(requested: Parallel | None) -> None:
-    """Raise UsageError if --parallel is requested without torchrun."""
-    if requested and not distributed.launched():
-        raise UsageError(
-            f"--parallel {requested} needs several processes",
-            f"run: torchrun --nproc-per-node N -m tgen train --parallel {requested} ...",
-        )

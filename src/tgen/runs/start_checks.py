@@ -1,0 +1,42 @@
+"""Checks before a run starts or resumes: its directory, its ranks. Without torch."""
+
+from pathlib import Path
+
+from tgen import distributed
+from tgen.config import Parallel
+from tgen.errors import TrainingError, UsageError
+from tgen.runs.storage import state
+
+
+def check_out_is_free(out: Path, *, overwrite: bool) -> None:
+    """Raise UsageError if a new run in `out` would replace anything without `overwrite`."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out} is a file", "choose a directory that does not exist yet")
+    names = {path.name for path in out.iterdir()} if out.exists() else set()
+    has_model, has_run = "config.json" in names, state.has_run(out)
+    if not names or (names == {"training"} and not has_run):
+        return
+    if not has_model and not has_run:
+        raise UsageError(
+            f"--out {out} contains other files", "choose a directory that does not exist yet"
+        )
+    if not overwrite:
+        raise UsageError(
+            f"{out} already contains a {'model' if has_model else 'run'}",
+            "add --resume to continue it, --overwrite to replace it, or choose another --out",
+        )
+
+
+def check_run_exists(out: Path) -> None:
+    """Raise TrainingError unless `out` has a run to resume."""
+    if not state.has_run(out):
+        raise TrainingError(f"{out} contains no run to resume", "remove --resume to start one")
+
+
+def check_parallel(requested: Parallel | None) -> None:
+    """Raise UsageError if --parallel is requested without torchrun."""
+    if requested and not distributed.launched():
+        raise UsageError(
+            f"--parallel {requested} needs several processes",
+            f"run: torchrun --nproc-per-node N -m tgen train --parallel {requested} ...",
+        )
