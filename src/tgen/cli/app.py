@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from typer.exceptions import TyperException
@@ -155,14 +155,29 @@ def run(arguments: list[str]) -> int:
 
 
 def _report_usage(error: TyperException, arguments: list[str]) -> int:
-    message = " ".join(error.format_message().split())
     if not arguments:  # help was shown
         return 0
     if rank_zero_reports():
-        command = next((f"tgen {name}" for name in arguments if name in COMMANDS), "tgen")
-        hint = f"run `{command} --help` to list the options"
+        message = " ".join(error.format_message().split())
+        command = next((f"tgen {name}" for name in arguments if name in COMMANDS), "")
+        hint = (
+            f"run `{command or 'tgen'} --help` to list the {'options' if command else 'commands'}"
+        )
+        if "extra argument" in message and command != "tgen export":
+            hint = 'pass a text as --prompt "TEXT"'
+        parameter, cause = getattr(error, "param", None), cast(Any, error.__cause__)
+        if parameter is not None and hasattr(cause, "errors"):  # of pydantic, which converts values
+            detail, flag = cause.errors()[0], parameter.opts[0]
+            message = f"{flag}: invalid value {detail['input']!r}"
+            hint = f"set {flag} to {_describe_type(detail)}"
         console.print_error(message[:1].lower() + message[1:], hint)
     return error.exit_code
+
+
+def _describe_type(detail: dict[str, Any]) -> str:
+    names = {"float_parsing": "a number", "int_parsing": "a whole number"}
+    expected = detail["msg"].partition("is not one of ")[2].rstrip(".").replace("'", "")
+    return names.get(detail["type"]) or (f"one of {expected}" if expected else "a valid value")
 
 
 def _report_bug(error: Exception, *, debug: bool) -> int:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import MISSING, Field, field, fields
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from tgen.errors import UsageError
 
@@ -44,11 +44,25 @@ def option(
 
 
 def check_ranges(config: Any) -> None:
-    """Check the numbers of a dataclass made of options; raise UsageError naming the field."""
+    """Check numbers and choices of a dataclass of options; raise UsageError naming the field."""
     for one in fields(config):
         value, expected = getattr(config, one.name), one.metadata.get("expected")
+        choices = _choices(one.type)
+        if choices and value not in choices:
+            named = ", ".join(str(choice) for choice in choices if choice is not None)
+            require(False, one.name, repr(value), f"one of {named}")
         if expected and not (value is None and one.default is None):
             _check_number(one, value, expected)
+
+
+def _choices(kind: Any) -> tuple[Any, ...]:
+    """Return the values of a Literal, or of a Literal with None; of other types none."""
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    values = [get_args(one) if get_origin(one) is Literal else one for one in get_args(kind)]
+    if len(values) == 2 and values[1] is type(None) and isinstance(values[0], tuple):
+        return (*values[0], None)
+    return ()
 
 
 def _check_number(one: Field[Any], value: Any, expected: str) -> None:

@@ -210,8 +210,6 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        known = self.overflow in ("slide", "stop", "error")
-        require(known, "overflow", self.overflow, "slide, stop or error")
         for name in TEXTS:
             value = getattr(self, name)
             texts = (value,) if isinstance(value, (str, bytes)) else value

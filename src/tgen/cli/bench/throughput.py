@@ -94,8 +94,12 @@ def run_compare(options: BenchOptions, path: Path, max_slowdown: float | None) -
         find_matching_record,
         is_slower_by,
     )
+    from tgen.benchmark.sweep import check_trial_count
 
     saved = _read_records(path)
+    if max_slowdown is not None:
+        for trials in [options.trials, *(len(record["samples_ns"]) for record in saved)]:
+            check_trial_count(trials)
     options = replace(
         options,
         engines=options.engines or [one for (one,) in _unique(saved, "engine")],

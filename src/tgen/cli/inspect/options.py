@@ -180,7 +180,7 @@ class InspectOptions:
     def _check_views(self) -> None:
         views, files = self.views, self.files
         if self.view and set(files) == {"--html"}:
-            raise UsageError("--view: cannot be combined with --html alone", "remove --view")
+            raise UsageError("--view cannot be combined with --html alone", "remove --view")
         if len(set(views)) < len(views):
             raise UsageError("--view: a view is given twice", "name each view once")
         if len(self.model) > 2 or (len(self.model) == 2 and views != [View.heads]):
@@ -190,10 +190,10 @@ class InspectOptions:
             )
         if len(self.model) == 2 and files:
             raise UsageError(
-                f"{next(iter(files))}: cannot be combined with two models", "remove one --model"
+                f"{next(iter(files))} cannot be combined with two models", "remove one --model"
             )
         if files and self.json:
-            raise UsageError(f"--json: cannot be combined with {next(iter(files))}", "remove one")
+            raise UsageError(f"--json cannot be combined with {next(iter(files))}", "remove one")
         if len(views) > 1 and (single_view := set(files) - {"--html"}):
             raise UsageError(
                 f"{min(single_view)}: writes one view (got {len(views)})", "pass one --view"
@@ -208,7 +208,7 @@ class InspectOptions:
                 )
         if self.only_training and self.prompt is not None:
             raise UsageError(
-                "--prompt: cannot be combined with --view training alone", "remove --prompt"
+                "--prompt cannot be combined with --view training alone", "remove --prompt"
             )
 
     def _check_files(self) -> None:
@@ -250,10 +250,10 @@ class InspectOptions:
             for name in _TABLE_FIELDS:
                 if name in given and not (name == "top" and views & listing):
                     raise UsageError(
-                        f"{flags[name]}: cannot be combined with {whole}, which writes all tokens",
+                        f"{flags[name]} cannot be combined with {whole}, which writes all tokens",
                         f"remove {flags[name]} or {whole}",
                     )
         if self.hide_first and self.keys is not None:
             raise UsageError(
-                "--hide-first: cannot be combined with --keys", "pass --keys 1: instead of both"
+                "--hide-first cannot be combined with --keys", "pass --keys 1: instead of both"
             )
