@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from support.models import make_model
-from tgen.inspection import repeated_sequences
+from tgen.inspection import induction
 from tgen.inspection.ablation import ablate_heads
 from tgen.inspection.attention import token_batch
 from tgen.inspection.heads import HeadMetricSums, measure_heads
@@ -117,7 +117,7 @@ def test_hand_built_induction_head_has_its_role_and_a_positional_head_does_not()
 def test_control_of_few_tokens_reorders_them():
     for n in (4, 7, 31):
         for seed in range(20):
-            other = repeated_sequences._derange(list(range(n)), seed=seed)
+            other = induction._derange(list(range(n)), seed=seed)
             assert sorted(other) == list(range(n))
             assert all(token != i for i, token in enumerate(other))
     model = make_model("llama", context_length=32)

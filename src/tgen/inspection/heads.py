@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tgen.inspection.ablation import Ablation
 from tgen.inspection.attention import AttentionRecorder, token_batch
-from tgen.inspection.repeated_sequences import SCORES, RepeatScores, score_repeats
+from tgen.inspection.induction import SCORES, RepeatScores, score_repeats
 from tgen.model.transformer import Transformer
 from tgen.reports.inspection import ROLE_THRESHOLD, HeadReport, HeadsReport
 

@@ -72,12 +72,13 @@ def export(options: ExportOptions) -> None:
     from tgen.checkpoint import export as exporters
     from tgen.checkpoint.model_dir import load
     from tgen.checkpoint.model_lookup import find_model
-    from tgen.cli.export.target import check_target, default_target, target_name
+    from tgen.cli.export.target import check_target, default_target
 
     to_file, quiet, size = options.to == "gguf", options.quiet, options.max_shard_size
     max_bytes = parse_size("--max-shard-size", size) if size else exporters.MAX_SHARD_BYTES
     path = find_model(options.model).path
-    name = target_name(options.model, path)
+    # A cached model's own folder has a hash for a name.
+    name = (Path(options.model).name or path.resolve().name).removesuffix(".gguf")
     if options.out is not None:
         check_target(options.out, path, to_file=to_file, overwrite=options.overwrite)
     bundle = load(path)

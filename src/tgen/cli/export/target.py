@@ -9,11 +9,6 @@ from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
 from tgen.errors import ModelError, UsageError
 
 
-def target_name(model: str, path: Path) -> str:
-    """Return the model's name; a cached model's own folder has a hash for a name."""
-    return (Path(model).name or path.resolve().name).removesuffix(".gguf")
-
-
 def default_target(name: str, dtype: str) -> Path:
     """Return the GGUF file that is written without --out."""
     return Path(f"{name}-{dtype}.gguf")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tgen.cli import console
 from tgen.cli.generate.chat import message
+from tgen.cli.generate.input_lines import LineReader
 from tgen.cli.generate.input_rows import Generation, check_row, parse_object
-from tgen.cli.generate.line_reader import LineReader
 from tgen.cli.generate.options import GenerateOptions
 from tgen.cli.generate.output import format_stats, format_summary
 from tgen.config import SamplingConfig

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tgen.cli import console
-from tgen.cli.generate.interactive import print_help, read_line, write_turn
+from tgen.cli.generate.interactive import read_line, write_turn
 from tgen.config import Draft, SamplingConfig
 from tgen.errors import UsageError
 
@@ -42,7 +42,7 @@ def chat_loop(
     from tgen.generation.loop import make_source
     from tgen.generation.sampling import row_seed
 
-    print_help("Ctrl-C stops an answer, Ctrl-D ends the chat")
+    console.print_status("Ctrl-C stops an answer, Ctrl-D ends the chat")
     conversation, n_turns = list(messages), 0
     cache: PromptCache | None = None
     while (line := prompt if prompt and not n_turns else read_line()) is not None:

@@ -17,8 +17,8 @@ from tgen.cli.prompt import read_prompt
 if TYPE_CHECKING:
     from tgen.checkpoint.hf.generation_config import GenerationDefaults
     from tgen.cli.generate.batch import RequestQueue, Writer
+    from tgen.cli.generate.input_lines import LineReader
     from tgen.cli.generate.input_rows import Generation
-    from tgen.cli.generate.line_reader import LineReader
     from tgen.distributed import Ranks
     from tgen.engine.base import PromptCache
     from tgen.loaded_model import LoadedModel
@@ -61,7 +61,7 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     from tgen.cli.generate.batch import RequestQueue
     from tgen.cli.generate.chat import initial_messages
     from tgen.cli.generate.distributed import load_shared
-    from tgen.cli.generate.line_reader import LineReader
+    from tgen.cli.generate.input_lines import LineReader
     from tgen.config import SamplingConfig
     from tgen.distributed import broadcast
 

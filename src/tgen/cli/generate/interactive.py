@@ -32,7 +32,9 @@ def repl(
     """Read lines until there are no more. Ctrl-C stops a text, Ctrl-D on an empty line ends."""
     from tgen.generation.sampling import row_seed
 
-    print_help("Ctrl-C stops a text, Ctrl-D ends the session; an empty line continues the text")
+    console.print_status(
+        "Ctrl-C stops a text, Ctrl-D ends the session; an empty line continues the text"
+    )
     ids: list[int] = model.tokenizer.encode_prompt(prompt) if prompt else []
     cache: PromptCache | None = None
     n_turns = 0
@@ -58,15 +60,10 @@ def repl(
             ids, cache = [], None
 
 
-def print_help(text: str) -> None:
-    """Print how to use the session; lines can be edited where readline exists."""
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401
-    console.print_status(text)
-
-
 def read_line() -> bytes | None:
     """Return the typed line; None at the end of input."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (line editing)
     while True:
         try:
             return os.fsencode(input(_PROMPT))
