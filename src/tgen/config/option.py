@@ -57,11 +57,9 @@ def check_ranges(config: Any) -> None:
 
 def _choices(kind: Any) -> tuple[Any, ...]:
     """Return the values of a Literal, or of a Literal with None; of other types none."""
-    if get_origin(kind) is Literal:
-        return get_args(kind)
-    values = [get_args(one) if get_origin(one) is Literal else one for one in get_args(kind)]
-    if len(values) == 2 and values[1] is type(None) and isinstance(values[0], tuple):
-        return (*values[0], None)
+    for one in (kind, *get_args(kind)):
+        if get_origin(one) is Literal:
+            return get_args(one) if one is kind else (*get_args(one), None)
     return ()
 
 

@@ -2,11 +2,11 @@
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tgen.cli import console
 from tgen.cli.generate.interactive import read_line, write_turn
-from tgen.config import Draft, SamplingConfig
+from tgen.config import SamplingConfig
 from tgen.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ def chat_loop(
     prompt: bytes,
     *,
     messages: "list[Message]",
-    kv_cache: bool,
-    draft: Draft,
+    **how: Any,
 ) -> None:
     """Read lines as in `interactive.repl`; each line and each answer is a message."""
     from tgen.generation.loop import make_source
@@ -53,13 +52,8 @@ def chat_loop(
         conversation.append(message("user", line))
         try:
             request = model.chat_request(conversation, config)
-            tokens = model.complete(
-                make_source([request]),
-                batch_size=1,
-                kv_cache=kv_cache,
-                draft=draft,
-                prompt_cache=cache,
-            )
+            source = make_source([request])
+            tokens = model.complete(source, batch_size=1, prompt_cache=cache, **how)
             turn = write_turn(model, request.prompt, tokens)
             conversation.append(message("assistant", turn.text))
             cache = turn.cache

@@ -145,32 +145,25 @@ def _write(
 def _make_writer(
     model: "LoadedModel", name: str, options: GenerateOptions, ranks: "Ranks"
 ) -> "Writer":
+    from tgen.cli.generate import output
     from tgen.cli.generate.distributed import GatherWriter
-    from tgen.cli.generate.output import (
-        JsonWriter,
-        TextWriter,
-        error_record,
-        json_line,
-        record,
-        text_line,
-    )
 
     def to_json(generation: "Generation") -> bytes:
         if generation.error is not None:
-            return json_line(error_record(generation))
+            return output.json_line(output.error_record(generation))
         token_bytes = model.vocabulary.bytes_of
-        return json_line(
-            record(generation, model=name, token_bytes=token_bytes, stats=options.stats)
+        return output.json_line(
+            output.record(generation, model=name, token_bytes=token_bytes, stats=options.stats)
         )
 
     to_bytes: Callable[[Generation], bytes] = to_json
     if not (options.json_output or options.jsonl):
-        to_bytes = text_line
+        to_bytes = output.text_line
     if ranks.world_size > 1:
         return GatherWriter(to_bytes, n_rows=ranks.world_size * options.batch_size)
     if to_bytes is to_json:
-        return JsonWriter(to_json)
-    return TextWriter(several=options.input_file is not None or options.samples > 1)
+        return output.JsonWriter(to_json)
+    return output.TextWriter(several=options.input_file is not None or options.samples > 1)
 
 
 def _prompt_cache(

@@ -5,10 +5,10 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tgen.cli import console
-from tgen.config import Draft, SamplingConfig
+from tgen.config import SamplingConfig
 from tgen.errors import UsageError
 from tgen.reports.generation import Token
 
@@ -26,9 +26,7 @@ def require_terminal() -> None:
         raise UsageError("--interactive needs a terminal", hint)
 
 
-def repl(
-    model: "LoadedModel", sampling: SamplingConfig, prompt: bytes, *, kv_cache: bool, draft: Draft
-) -> None:
+def repl(model: "LoadedModel", sampling: SamplingConfig, prompt: bytes, **how: Any) -> None:
     """Read lines until there are no more. Ctrl-C stops a text, Ctrl-D on an empty line ends."""
     from tgen.generation.sampling import row_seed
 
@@ -48,9 +46,7 @@ def repl(
         n_turns += 1
         try:
             ids = ids or model.encode(b"")
-            tokens = model.tokens(
-                [ids], sampling=config, kv_cache=kv_cache, draft=draft, prompt_cache=cache
-            )
+            tokens = model.tokens([ids], sampling=config, prompt_cache=cache, **how)
             turn = write_turn(model, ids, tokens)
             # After an end-of-text token, a new text starts.
             ids, cache = ([], None) if turn.end_of_text else (turn.ids, turn.cache)
