@@ -36,7 +36,8 @@ class RunRequest:
         metavar="SIZE",
         shown_default="chosen by the plan",
     )
-    family: Family = option(DEFAULT_FAMILY, "Model architecture.", "--family")
+    # Families that the command line does not offer can be trained from Python.
+    family: Family = option(DEFAULT_FAMILY, "Model architecture.", "--family", check_choices=False)
     start_from: Path | None = option(
         None,
         "Model to fine-tune (path or name), with its tokenizer and shape.",
