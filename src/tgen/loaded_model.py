@@ -90,7 +90,7 @@ class LoadedModel:
 
     @cached_property
     def chat_format(self) -> "ChatFormat":
-        """The chat template with the tokenizer; raises ModelError if there is no template."""
+        """The chat template with the tokenizer; raises ModelError without a template."""
         from tgen.chat.format import ChatFormat
         from tgen.checkpoint.hf.chat_template import read as read_template
 

@@ -142,7 +142,7 @@ def _check_messages(messages: Sequence[Mapping[str, str]]) -> list[Message]:
 
 
 def _any_of(names: Iterable[str]) -> str:
-    """Return a pattern that matches the longest name, or nothing if there are no names."""
+    """Return a pattern that matches the longest name; without names it matches nothing."""
     return "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)"
 
 

@@ -16,7 +16,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparingReport:
-    """A large corpus is being tokenized; there is no plan yet and nothing to save."""
+    """Progress of tokenizing a large corpus, before the plan; nothing can be saved yet."""
 
     fraction_done: float
     seconds_left: float

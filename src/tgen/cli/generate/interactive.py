@@ -27,7 +27,7 @@ def require_terminal() -> None:
 
 
 def repl(model: "LoadedModel", sampling: SamplingConfig, prompt: bytes, **how: Any) -> None:
-    """Read lines until there are no more. Ctrl-C stops a text, Ctrl-D on an empty line ends."""
+    """Read lines until the end of input. Ctrl-C stops a text, Ctrl-D on an empty line ends."""
     from tgen.generation.sampling import row_seed
 
     console.print_status(
