@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.dtypes import to_float32
-from tgen.checkpoint.hf.tensor_names import to_hf_arrays
+from tgen.checkpoint.hf.families import to_hf_arrays
 from tgen.checkpoint.model_lookup import find_model
 from tgen.config import DEFAULT_BATCH_SIZE, ModelConfig, StoredAs, TrainConfig
 from tgen.engine.base import PromptCache

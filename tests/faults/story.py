@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgen.checkpoint import model_dir
-from tgen.checkpoint.hf import tensor_names
+from tgen.checkpoint.hf import families
 from tgen.config import ModelConfig
 from tgen.errors import TgenError
 from tgen.reports.training import RollbackReport
@@ -183,11 +183,11 @@ def _weights(number: int) -> Arrays:
     rng = np.random.default_rng(number)
     shapes = [
         (name, shape)
-        for row in tensor_names.tensor_mappings(_config(number))
+        for row in families.tensor_mappings(_config(number))
         for name, shape in zip(row.theirs, row.shapes, strict=True)
     ]
     theirs = {name: rng.random(shape, np.float32) for name, shape in shapes}
-    return tensor_names.from_hf_arrays(_config(number), theirs)
+    return families.from_hf_arrays(_config(number), theirs)
 
 
 @cache

@@ -61,12 +61,12 @@ def import_everything(*, cheap: bool = True) -> None:
     """Import torch and, with `cheap`, replace slow parts that are not tested."""
     import torch
 
-    from tgen.runs import checkpoint_saver, final_report, prepare, session, trainer
+    from tgen.runs import checkpoint_saver, final_report, prepare, samples, session, trainer
 
     assert session
     torch.set_num_threads(1)
     if cheap:
-        final_report._SAMPLE_TOKENS = final_report._MEMORIZATION_SAMPLES = (
+        samples._SAMPLE_TOKENS = final_report._MEMORIZATION_SAMPLES = (
             final_report._MEMORIZATION_TOKENS
         ) = 2
         prepare._baselines = lambda *_: {}

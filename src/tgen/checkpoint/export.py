@@ -14,7 +14,7 @@ from tgen.checkpoint.dtypes import Array, Dtype, cast, dtype_of
 from tgen.checkpoint.gguf import tokenizer
 from tgen.checkpoint.gguf.tensor_names import check_supported
 from tgen.checkpoint.gguf.writer import GgufType, require_package, write_gguf
-from tgen.checkpoint.hf import chat_template, tensor_names
+from tgen.checkpoint.hf import chat_template, families
 from tgen.checkpoint.hf.config import read_json_object
 from tgen.checkpoint.model_dir import WEIGHTS, ModelBundle
 from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
@@ -109,7 +109,7 @@ def export_transformers(
 
     A larger tensor gets its own shard. Raises ModelError for values too large for `dtype`.
     """
-    arrays = tensor_names.to_hf_arrays(bundle.config, bundle.arrays)
+    arrays = families.to_hf_arrays(bundle.config, bundle.arrays)
     shards = _assign_shards(arrays, _ITEM_BYTES[dtype], max_shard_bytes)
     target = out.resolve()
     files.make_folder(target.parent)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tgen.checkpoint import safetensors_file
 from tgen.checkpoint.gguf import reader
 from tgen.checkpoint.hf import config as hf_config
-from tgen.checkpoint.hf import generation_config, tensor_names
+from tgen.checkpoint.hf import families, generation_config
 from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
 from tgen.config import ModelConfig, SamplingConfig
 from tgen.errors import ModelError, TgenError
@@ -77,7 +77,7 @@ def build_metadata_files(config: ModelConfig, tokenizer: Tokenizer) -> dict[str,
 
 def serialize_weights(config: ModelConfig, arrays: Mapping[str, NDArray[Any]]) -> bytes:
     """Return the content of model.safetensors."""
-    return safetensors_file.serialize(tensor_names.to_hf_arrays(config, arrays))
+    return safetensors_file.serialize(families.to_hf_arrays(config, arrays))
 
 
 def save(
@@ -181,10 +181,10 @@ def _load_metadata(path: Path) -> tuple[ModelConfig, Tokenizer, list[int]]:
 def _read_weights(path: Path, config: ModelConfig) -> dict[str, NDArray[Any]]:
     """Return all arrays by tgen's names; every shape is checked before the first read."""
     headers = {path / shard: safetensors_file.read_header(path / shard) for shard in _shards(path)}
-    strip = tensor_names.strip_prefix
+    strip = families.strip_prefix
     shapes = {strip(name): e.shape for header in headers.values() for name, e in header.items()}
-    tensor_names.check_shapes(config, shapes)
-    mappings = tensor_names.tensor_mappings(config)
+    families.check_shapes(config, shapes)
+    mappings = families.tensor_mappings(config)
     used = {name for mapping in mappings for name in mapping.theirs} | {_HEAD}
     headers = {
         file: {name: entry for name, entry in header.items() if strip(name) in used}
@@ -209,7 +209,7 @@ def _read_weights(path: Path, config: ModelConfig) -> dict[str, NDArray[Any]]:
     for name, array in stored.items():
         if array.dtype == np.float64:
             stored[name] = array.astype(np.float32)
-    return tensor_names.from_hf_arrays(config, stored)
+    return families.from_hf_arrays(config, stored)
 
 
 def reload(bundle: ModelBundle) -> ModelBundle:

@@ -1,39 +1,23 @@
-"""Sample during training, and report memorization and results at the end of a run."""
+"""Report memorization and results at the end of a run."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from tgen import distributed
 from tgen.checkpoint import model_dir
-from tgen.config import SamplingConfig
 from tgen.corpus import TokenDataset
-from tgen.engine.torch_engine import TorchEngine
-from tgen.generation.loop import generate
 from tgen.model.transformer import Transformer
-from tgen.reports.training import DoneReport, RunReport, SampleReport
+from tgen.reports.training import DoneReport, RunReport
 from tgen.runs.prepare import PreparedRun
-from tgen.tokenizer import Tokenizer
+from tgen.runs.samples import generate_texts
 from tgen.training.evaluation import evaluate_train
 from tgen.training.report.memorization import judge_memorization, longest_shared_run
-from tgen.training.state import TrainState
 
-_SAMPLE_TOKENS = 120
 _MEMORIZATION_SAMPLES, _MEMORIZATION_TOKENS = 8, 128  # to search for in the training text
 _SEARCHED_TOKENS = 1 << 22  # training tokens to search
 _TRAIN_LOSS_TOKENS = 1 << 14  # training tokens to evaluate
-
-
-def sample(prepared: PreparedRun, state: TrainState) -> Iterator[SampleReport]:
-    """Generate one continuation of the run's prompt, with the step as the seed; on rank 0 only."""
-    model = state.whole_model()
-    if model is None:
-        return
-    prompt = prepared.record.sample_prompt
-    step = state.progress.step
-    (text,) = _generate(model, prepared.tokenizer, [prompt], _SAMPLE_TOKENS, seed=step)
-    yield SampleReport(step=step, prompt=prompt, text=text)
 
 
 def final_reports(
@@ -47,7 +31,7 @@ def final_reports(
     if prepared.parallel != "fsdp":  # with FSDP, a GPU may be too small for the whole model
         model = model.to(prepared.device)
     prompts = [prepared.record.sample_prompt] * _MEMORIZATION_SAMPLES
-    texts = _generate(model, bundle.tokenizer, prompts, _MEMORIZATION_TOKENS, seed=0)
+    texts = generate_texts(model, bundle.tokenizer, prompts, _MEMORIZATION_TOKENS, seed=0)
     generated = b"".join(texts)
     train = bundle.tokenizer.decode(dataset.train[:_SEARCHED_TOKENS])
     held_out, rest = bundle.tokenizer.decode(dataset.val[:])[: len(generated)], train
@@ -63,22 +47,3 @@ def final_reports(
         epochs=done.tokens * step / max(1, done.step) / max(1, len(dataset.train)),
     )
     yield replace(done, out=str(out), baselines=prepared.record.baselines)
-
-
-def _generate(
-    model: Transformer, tokenizer: Tokenizer, prompts: Sequence[bytes], n_tokens: int, *, seed: int
-) -> list[bytes]:
-    """Generate a continuation of each prompt; all prompts must be equal."""
-    ids = tokenizer.encode_prompt(prompts[0])[-model.config.context_length :]
-    if not ids:  # an empty prompt and a tokenizer without an end-of-text token
-        return [b"" for _ in prompts]
-    texts: list[list[int]] = [[] for _ in prompts]
-    tokens = generate(
-        TorchEngine(model),
-        [ids for _ in prompts],
-        stop=[] if tokenizer.end_of_text is None else [tokenizer.end_of_text],
-        sampling=SamplingConfig(max_new_tokens=n_tokens, seed=seed),
-    )
-    for token in tokens:
-        texts[token.sequence].append(token.id)
-    return [tokenizer.decode(text, continuation=True) for text in texts]

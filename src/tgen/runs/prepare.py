@@ -38,8 +38,9 @@ from tgen.training.calibrate import measure_speed
 from tgen.training.plan.model_size import PlanInputs
 from tgen.training.plan.overrides import parse_overrides
 from tgen.training.plan.param_shapes import matmul_params, n_parameters
-from tgen.training.plan.plan import CALIBRATION_SHARE, choose_tokenizer, make_plan, usable_bytes
+from tgen.training.plan.plan import CALIBRATION_SHARE, make_plan, usable_bytes
 from tgen.training.plan.scaling_estimate import scaling_report
+from tgen.training.plan.tokenizer_choice import choose_tokenizer
 from tgen.training.report.baselines import ngram_bits_per_byte, xz_bits_per_byte
 from tgen.training.state import TrainState, new_state
 

@@ -18,9 +18,10 @@ from tgen.reports.training import (
     StepReport,
 )
 from tgen.runs.checkpoint_saver import CheckpointSaver, ModelWeights
-from tgen.runs.final_report import final_reports, sample
+from tgen.runs.final_report import final_reports
 from tgen.runs.prepare import PreparedRun
 from tgen.runs.resuming import roll_back
+from tgen.runs.samples import sample
 from tgen.runs.storage import log as run_log
 from tgen.runs.storage import state as run_state
 from tgen.training.early_stopping import decay_from_best

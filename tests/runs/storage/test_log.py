@@ -11,7 +11,7 @@ from tgen import runs
 from tgen.errors import ModelError
 from tgen.reports.to_json import json_record
 from tgen.reports.training import RollbackReport, SampleReport, StepReport
-from tgen.runs import final_report
+from tgen.runs import samples
 from tgen.runs.storage import log as run_log
 from tgen.runs.storage.log import RunLog
 
@@ -45,7 +45,7 @@ def test_log_has_every_report(tmp_path):
 
 
 def test_log_of_a_killed_and_resumed_run_equals_the_uninterrupted_log(tmp_path, monkeypatch):
-    monkeypatch.setattr(final_report, "_SAMPLE_TOKENS", 2)
+    monkeypatch.setattr(samples, "_SAMPLE_TOKENS", 2)
     n_reports = len(list(runs.start(request(tmp_path, "whole"))))
     whole = [n for n in numbers(tmp_path / "whole") if n[0] != "SampleReport"]
     # After the plan, steps, step 5, its evaluation, its sample, step 6, the last but one report.

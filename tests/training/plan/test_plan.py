@@ -15,7 +15,8 @@ from tgen.model.transformer import Transformer
 from tgen.training.plan.memory_estimate import rank_memory
 from tgen.training.plan.model_size import PlanInputs
 from tgen.training.plan.overrides import parse_overrides
-from tgen.training.plan.plan import Plan, choose_tokenizer, make_plan
+from tgen.training.plan.plan import Plan, make_plan
+from tgen.training.plan.tokenizer_choice import choose_tokenizer
 
 ORDER = list(SIZES)
 

@@ -12,7 +12,7 @@ from support.runs import request, resume
 from tgen import runs
 from tgen.errors import UsageError
 from tgen.reports.training import DoneReport, EvalReport, EventsReport, SampleReport, StepReport
-from tgen.runs import final_report
+from tgen.runs import samples
 from tgen.training.report import tensorboard
 
 
@@ -70,7 +70,7 @@ def test_events_equal_the_reports(tmp_path):
 
 def test_events_after_stops_and_kills_equal_the_uninterrupted_run(tmp_path, monkeypatch):
     pytest.importorskip("tensorboardX")
-    monkeypatch.setattr(final_report, "_SAMPLE_TOKENS", 2)
+    monkeypatch.setattr(samples, "_SAMPLE_TOKENS", 2)
     list(runs.start(request(tmp_path, "whole", tensorboard=True)))
     stops = iter([False] * 2 + [True])
     parts = tmp_path / "parts"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tgen.checkpoint.dtypes import Array, dtype_of, to_float32
-from tgen.checkpoint.hf import tensor_names as hf_names
+from tgen.checkpoint.hf import families as hf_families
 from tgen.config import ModelConfig
 from tgen.errors import ModelError
 
@@ -92,7 +92,7 @@ def tensor_mappings(config: ModelConfig) -> Iterator[tuple[str, list[GgufTensor]
     """Yield each of tgen's tensors with the llama.cpp tensors that are stacked to make it."""
     interleaved = ARCHITECTURES[config.family] == "llama"
     heads = (config.n_heads, config.n_kv_heads, 0) if interleaved else (0, 0, 0)
-    for mapping in hf_names.tensor_mappings(config):
+    for mapping in hf_families.tensor_mappings(config):
         prefix, stem, part = _split_name(mapping.ours)
         shapes = [shape[::-1] if mapping.transposed else shape for shape in mapping.shapes]
         if len(shapes) == 1:
@@ -136,7 +136,7 @@ def check_shapes(config: ModelConfig, shapes: Mapping[str, Shape]) -> None:
     if config.n_layers > len(shapes):  # do not build billions of names
         raise ModelError(f"it has {config.n_layers:,} layers but {len(shapes):,} tensors", hint)
     expected = {t.name: t.shape for _, tensors in tensor_mappings(config) for t in tensors}
-    if differences := hf_names.describe_differences(expected, shapes, {ROPE_FREQS}):
+    if differences := hf_families.describe_differences(expected, shapes, {ROPE_FREQS}):
         raise ModelError(f"its tensors and its fields disagree: {differences}", hint)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tgen.checkpoint.hf.tensor_names import FAMILY_LAYOUTS
+from tgen.checkpoint.hf.families import FAMILY_LAYOUTS
 from tgen.checkpoint.safetensors_file import reject_lfs_pointer
 from tgen.config import FAMILIES, ModelConfig, RopeScaling
 from tgen.errors import ModelError, TgenError, UsageError

@@ -15,7 +15,6 @@ from tgen.cli.options import flags_in_errors, make_command
 from tgen.cli.prompt import read_prompt
 
 if TYPE_CHECKING:
-    from tgen.checkpoint.hf.generation_config import GenerationDefaults
     from tgen.cli.generate.batch import RequestQueue, Writer
     from tgen.cli.generate.input_lines import LineReader
     from tgen.cli.generate.input_rows import Generation
@@ -58,6 +57,7 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     """Write the texts; return whether a row was invalid or a constrained text is incomplete."""
     from tgen.checkpoint.hf import generation_config
     from tgen.checkpoint.model_lookup import find_model
+    from tgen.cli.generate import output
     from tgen.cli.generate.batch import RequestQueue
     from tgen.cli.generate.chat import initial_messages
     from tgen.cli.generate.distributed import load_shared
@@ -84,7 +84,7 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     no_prompt = lines or (options.interactive and options.prompt is None)
     prompt = None if no_prompt else read_prompt(options.prompt)
     model = load_shared(path, options, ranks, quiet=quiet)
-    for line in [f"{path} · seed {seed}", *_describe(defaults, options.sampling)]:
+    for line in output.status_lines(path, seed, defaults, given=options.sampling):
         console.print_status(line, quiet=quiet)
     messages = initial_messages(model, options.system) if options.chat else None
     how: dict[str, Any] = {"kv_cache": not options.no_kv_cache, "draft": options.draft}
@@ -116,17 +116,6 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     for line in queue.summary(time.perf_counter() - began):
         console.print_status(line, quiet=quiet)
     return queue.failed
-
-
-def _describe(defaults: "GenerationDefaults", given: dict[str, Any]) -> list[str]:
-    """Return lines that list the defaults from the model's generation_config.json."""
-    used = [
-        "greedy" if (name, value) == ("temperature", 0) else f"{name.replace('_', '-')} {value}"
-        for name, value in defaults.sampling.items()
-        if name not in given
-    ]
-    lines = [f"generation_config.json: {', '.join(used)} (flags override)"] if used else []
-    return lines + defaults.notes
 
 
 def _write(

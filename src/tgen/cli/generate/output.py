@@ -4,15 +4,32 @@ import json
 import math
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
+from tgen.checkpoint.hf.generation_config import GenerationDefaults
 from tgen.cli import console
 from tgen.cli.generate.input_rows import Generation
 from tgen.reports.generation import Token
 from tgen.reports.to_json import json_text
 
 SCHEMA = "tgen.generate/2"
+
+
+def status_lines(
+    path: Path, seed: int, defaults: GenerationDefaults, *, given: Collection[str]
+) -> list[str]:
+    """Return the lines shown before the text; options in `given` override the model's defaults."""
+    used = [
+        "greedy" if (name, value) == ("temperature", 0) else f"{name.replace('_', '-')} {value}"
+        for name, value in defaults.sampling.items()
+        if name not in given
+    ]
+    lines = [f"{path} · seed {seed}"]
+    if used:
+        lines.append(f"generation_config.json: {', '.join(used)} (flags override)")
+    return lines + defaults.notes
 
 
 class TextWriter:

@@ -167,8 +167,13 @@ def save_state(
         values = {"run": run_id, "progress": dict(progress), "made_by": dict(environment)}
         contents[manifest.NAME] = manifest.seal(values, manifest.describe(contents))
         files.publish_folder(path, contents)
+    drop_old_states(out, keep, best_step=progress["best_step"])
+
+
+def drop_old_states(out: Path, keep: int, *, best_step: int) -> None:
+    """Remove all but the `keep` newest states and the first one from `best_step` on."""
     states = _states(out)
-    since_best = [state for state in states if _step(state) >= progress["best_step"]]
+    since_best = [state for state in states if _step(state) >= best_step]
     for old in states[:-keep]:
         if old not in since_best[:1]:
             files.remove(old)

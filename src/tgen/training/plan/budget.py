@@ -3,10 +3,9 @@
 from typing import NamedTuple
 
 from tgen.config import TrainConfig
+from tgen.training.plan.batch_size import choose_batch_size
 from tgen.training.plan.model_size import ModelChoice, PlanInputs, tokens_per_second
 from tgen.training.plan.param_shapes import matmul_params
-
-_STEP_TOKENS = 2048
 
 
 class Budget(NamedTuple):
@@ -23,7 +22,7 @@ def choose_budget(choice: ModelChoice, train: TrainConfig, inputs: PlanInputs) -
     """Choose the tokens per step and estimate the steps and epochs of a run."""
     n_params = matmul_params(choice.model)
     speed = tokens_per_second(inputs.flops_per_second, n_params)
-    batch_size = train.batch_size or _choose_batch_size(choice.context_length, inputs)
+    batch_size = train.batch_size or choose_batch_size(choice.context_length, inputs)
     step_tokens = batch_size * choice.context_length
     steps = n_steps(train, speed / step_tokens)
     epochs = steps * step_tokens / inputs.train_tokens
@@ -33,8 +32,3 @@ def choose_budget(choice: ModelChoice, train: TrainConfig, inputs: PlanInputs) -
 def n_steps(train: TrainConfig, steps_per_second: float) -> int:
     """Return the steps the user set, or as many as the minutes allow."""
     return train.steps or max(1, round(steps_per_second * train.minutes * 60))
-
-
-def _choose_batch_size(context: int, inputs: PlanInputs) -> int:
-    limit = inputs.train_tokens // (8 * context)  # a step sees an eighth of the corpus at most
-    return inputs.n_ranks * max(1, min(_STEP_TOKENS // context, limit // inputs.n_ranks))

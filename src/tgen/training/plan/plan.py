@@ -23,8 +23,6 @@ from tgen.training.plan.param_shapes import matmul_params
 from tgen.training.plan.reasons import explain
 
 CALIBRATION_SHARE = 0.01  # fraction of the time budget
-_MIN_BPE_BYTES = 10_000  # a smaller corpus repeats too few words to learn them as tokens
-_SMALL_BYTES = 200_000  # a smaller corpus has too few for more than 512 tokens
 _BYTES_PER_TOKEN = 6
 _MIN_CORPUS_BYTES = 1 << 20
 _TOKENIZED_BYTES_PER_SECOND = 2e6
@@ -74,21 +72,6 @@ class Plan:
     closing_seconds: float = 0.0  # for the last evaluation, the samples and the saving
     choices: list[Choice] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-
-def choose_tokenizer(n_bytes: int, alphabet: int) -> tuple[str, int | None, str]:
-    """Return `char` or `bpe`, the vocabulary size and the reason.
-
-    `n_bytes` is the size of the corpus, `alphabet` the number of distinct characters.
-    """
-    if n_bytes < _MIN_BPE_BYTES:
-        return "char", None, f"below {_MIN_BPE_BYTES // 1000} KB, too few words repeat"
-    doublings = -1 if n_bytes < _SMALL_BYTES else max(0, round(math.log2(n_bytes / 1e6) / 1.5))
-    letters = 1 << max(0, alphabet - 1).bit_length()  # a large alphabet needs a large vocabulary
-    vocab_size = max(1024 * 2 ** min(doublings, 4), min(2 * letters, 1 << 14))
-    size = f"{n_bytes / 1e6:.1f} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:.0f} KB"
-    why = f"{size} of text, {alphabet:,} distinct characters"
-    return "bpe", round(vocab_size), why
 
 
 def usable_bytes(
