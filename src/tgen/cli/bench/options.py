@@ -124,12 +124,7 @@ class BenchOptions:
     batches: list[int] | None = _list_option(
         "Numbers of sequences per batch.", "--batch", _sizes("--batch"), "1", panel=_SWEEP
     )
-    seed: int = option(
-        0,
-        "Random seed of the input tokens.",
-        "--seed",
-        low=0,
-    )
+    seed: int = option(0, "Random seed of the input tokens.", "--seed", low=0)
     save: Path | None = _compare(
         None, "Save the results as JSON, for --compare.", "--save", metavar="FILE"
     )

@@ -4,14 +4,14 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tgen.cli import console
 from tgen.cli.generate.chat import message
 from tgen.cli.generate.input_lines import LineReader
 from tgen.cli.generate.input_rows import Generation, check_row, parse_object
 from tgen.cli.generate.options import GenerateOptions
-from tgen.cli.generate.output import format_stats, format_summary
+from tgen.cli.generate.output import Writer, format_stats, format_summary
 from tgen.config import SamplingConfig
 from tgen.distributed import Ranks, all_gather
 from tgen.errors import UsageError
@@ -21,22 +21,6 @@ if TYPE_CHECKING:
     from tgen.generation.context_window import Request
     from tgen.loaded_model import LoadedModel
     from tgen.reports.generation import Token
-
-
-class Writer(Protocol):
-    """A writer of texts in the order of the rows."""
-
-    def begin(self, generation: Generation) -> None:
-        """Start the next text, or record its error."""
-
-    def update(self) -> None:
-        """Write what can be written now."""
-
-    def finish(self, n_rows: int) -> None:
-        """Write the rest, once all `n_rows` rows of all ranks are done."""
-
-    def close(self) -> None:
-        """End the output."""
 
 
 class RequestQueue:

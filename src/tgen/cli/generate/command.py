@@ -15,7 +15,8 @@ from tgen.cli.options import flags_in_errors, make_command
 from tgen.cli.prompt import read_prompt
 
 if TYPE_CHECKING:
-    from tgen.cli.generate.batch import RequestQueue, Writer
+    from tgen.cli.generate import output
+    from tgen.cli.generate.batch import RequestQueue
     from tgen.cli.generate.input_lines import LineReader
     from tgen.cli.generate.input_rows import Generation
     from tgen.distributed import Ranks
@@ -133,7 +134,7 @@ def _write(
 
 def _make_writer(
     model: "LoadedModel", name: str, options: GenerateOptions, ranks: "Ranks"
-) -> "Writer":
+) -> "output.Writer":
     from tgen.cli.generate import output
     from tgen.cli.generate.distributed import GatherWriter
 

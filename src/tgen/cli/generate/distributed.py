@@ -17,6 +17,7 @@ from tgen.cli import console
 from tgen.cli.distributed import all_ranks
 from tgen.cli.generate.input_rows import Generation
 from tgen.cli.generate.options import GenerateOptions
+from tgen.cli.generate.output import Writer
 from tgen.cli.model_loading import ensure_kernels_compiled, load_model
 from tgen.distributed import Ranks
 from tgen.errors import UsageError
@@ -67,7 +68,7 @@ def load_shared(
     return model
 
 
-class GatherWriter:
+class GatherWriter(Writer):
     """A writer that gathers all ranks' output on rank 0, which writes it in row order."""
 
     def __init__(self, format_row: Callable[[Generation], bytes], *, n_rows: int) -> None:
@@ -97,9 +98,6 @@ class GatherWriter:
         """Gather the rest of `n_rows` input rows."""
         while self._next_gather - self._n_rows < n_rows:
             self._gather_and_write()
-
-    def close(self) -> None:
-        """Discard unfinished rows."""
 
     def _gather_and_write(self) -> None:
         outputs = distributed.gather(self._output)

@@ -32,7 +32,23 @@ def status_lines(
     return lines + defaults.notes
 
 
-class TextWriter:
+class Writer:
+    """A writer of texts in the order of the rows; it need not override the last two methods."""
+
+    def begin(self, generation: Generation) -> None:
+        """Start the next text, or record its error."""
+
+    def update(self) -> None:
+        """Write what can be written now."""
+
+    def finish(self, n_rows: int) -> None:
+        """Write the rest, once all `n_rows` rows of all ranks are done."""
+
+    def close(self) -> None:
+        """End the output."""
+
+
+class TextWriter(Writer):
     """A writer of texts in order, streaming the first unfinished one; each of several ends with a
     line break."""
 
@@ -68,9 +84,6 @@ class TextWriter:
             self._waiting.popleft()
             self._n_shown, self._begun = 0, False
 
-    def finish(self, n_rows: int) -> None:
-        """Do nothing: everything is written."""
-
     def close(self) -> None:
         """End the last line on a terminal."""
         if sys.stdout is not None and sys.stdout.isatty() and not self._at_line_start:
@@ -82,7 +95,7 @@ class TextWriter:
             self._at_line_start = data.endswith(b"\n")
 
 
-class JsonWriter:
+class JsonWriter(Writer):
     """A writer of one JSON object per text, in order, as soon as all before it are finished."""
 
     def __init__(self, to_bytes: Callable[[Generation], bytes]) -> None:
@@ -100,12 +113,6 @@ class JsonWriter:
             lines.append(self._to_bytes(self._waiting.popleft()))
         if lines:
             console.write(b"".join(lines))
-
-    def finish(self, n_rows: int) -> None:
-        """Do nothing: everything is written."""
-
-    def close(self) -> None:
-        """Do nothing: every line is written."""
 
 
 def text_line(generation: Generation) -> bytes:

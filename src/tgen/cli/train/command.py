@@ -45,10 +45,8 @@ def _train(options: TrainOptions, stop_signal: StopSignal) -> None:
         ) as progress,
     ):
         for report in reports:
-            if not isinstance(report, PreparingReport):
-                stop_signal.is_training = stop_signal.has_started = (
-                    True  # there is something to save
-                )
+            if not isinstance(report, PreparingReport):  # there is something to save
+                stop_signal.is_training = stop_signal.has_started = True
             progress.show(report)
         # All ranks exit with the signal that any of them received.
         number = max(distributed.all_gather(stop_signal.number))
