@@ -4,7 +4,7 @@ import pytest
 
 import tgen
 from support.models import TEXT
-from tgen.errors import UsageError
+from tgen.errors import TrainingError, UsageError
 from tgen.reports.training import DoneReport, PlanReport
 
 OPTIONS = {"max_new_tokens": 20, "seed": 3}
@@ -52,3 +52,73 @@ def test_train_yields_reports_and_writes_a_model(tmp_path):
     model = tgen.load(tmp_path / "model")
     assert model.config.d_model == 16
     assert isinstance(model.generate("a", max_new_tokens=3), str)
+
+
+def test_stopped_run_resumes_from_python_to_the_same_weights(tmp_path):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_bytes(TEXT)
+    shape = {"d_model": 16, "n_layers": 1, "n_heads": 2, "context_length": 16}
+    options = {"steps": 6, "threads": 1, "seed": 3, **shape}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    list(tgen.train(corpus, out=whole, **options))
+    stop = iter([False, False, True])
+    list(tgen.train(corpus, out=parts, stopped=lambda: next(stop), **options))
+    reports = list(tgen.train(out=parts, resume=True))
+    assert reports[-1].step == 6
+    weights = [(out / "model.safetensors").read_bytes() for out in (whole, parts)]
+    assert weights[0] == weights[1]
+    with pytest.raises(UsageError, match="size cannot be combined with resume"):
+        tgen.train(out=parts, resume=True, size="nano")
+    with pytest.raises(TrainingError, match="steps differs"):
+        list(tgen.train(out=parts, resume=True, steps=7))
+    assert list(tgen.train(out=parts, resume=True, override=True, steps=7))[-1].step == 7
+
+
+def test_training_needs_a_corpus(tmp_path):
+    with pytest.raises(UsageError, match="no corpus"):
+        tgen.train(out=tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": "1"}, "temperature: invalid value '1'"),
+        ({"stop": 5}, "stop: invalid value 5"),
+        ({"bias": {"a": "x"}}, "bias: invalid value 'x'"),
+        ({"bias": [1]}, "bias: invalid value"),
+        ({"samplers": 5}, "samplers: invalid value 5"),
+        ({"json_schema": {"a": {1}}}, "json_schema: invalid value"),
+        ({"until_newline": "no"}, "until_newline: invalid value 'no'"),
+        ({"prompt_cache": "path"}, "prompt_cache: invalid value 'path'"),
+        ({"prompt": 5}, "prompt: invalid value 5"),
+    ],
+)
+def test_values_of_wrong_types_are_usage_errors(trained, options, message):
+    with pytest.raises(UsageError, match=message) as error:
+        tgen.load(trained).generate(**options)
+    assert error.value.hint
+    assert "--" not in error.value.hint
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"dtype": "fp16"}, {"threads": -3}, {"threads": "2"}, {"device": 5}, {"path": 5}],
+)
+def test_load_refuses_wrong_values(trained, options):
+    (name,) = options
+    with pytest.raises(UsageError, match=f"{name}: invalid value"):
+        tgen.load(**{"path": trained, **options})
+
+
+def test_misspelled_options_get_a_suggestion(trained, tmp_path):
+    with pytest.raises(UsageError) as error:
+        tgen.load(trained).generate("a", tempature=1)
+    assert error.value.hint == "did you mean temperature?"
+    with pytest.raises(UsageError) as error:
+        tgen.train("corpus.txt", out=tmp_path, minuets=3)
+    assert error.value.hint == "did you mean minutes?"
+
+
+def test_train_takes_steps_or_minutes(tmp_path):
+    with pytest.raises(UsageError, match="minutes cannot be combined with steps"):
+        tgen.train("corpus.txt", out=tmp_path, minutes=1, steps=5)

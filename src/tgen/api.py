@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.dtypes import to_float32
 from tgen.checkpoint.hf.families import to_hf_arrays
 from tgen.checkpoint.model_lookup import find_model
 from tgen.config import DEFAULT_BATCH_SIZE, ModelConfig, StoredAs, TrainConfig
+from tgen.config.option import require, suggest
 from tgen.engine.base import PromptCache
 from tgen.errors import UsageError
 from tgen.generation.loop import make_source
@@ -39,18 +40,29 @@ def load(
 ) -> "Model":
     """Load a model by path or name, as `--model` does; by default the newest in ./models.
 
-    `dtype` is the data type of the weights in memory. Raises ModelError or TokenizerError.
+    `dtype` is the data type of the weights in memory. Raises UsageError, ModelError or
+    TokenizerError.
     """
     if weights is not None:
         warnings.warn("load(weights=...) is now load(dtype=...)", DeprecationWarning, stacklevel=2)
+    dtype = dtype or weights
+    names = get_args(StoredAs)
+    require(dtype is None or dtype in names, "dtype", repr(dtype), f"one of {', '.join(names)}")
+    whole = threads is None or (isinstance(threads, int) and not isinstance(threads, bool))
+    require(whole and (threads or 1) >= 1, "threads", repr(threads), "a number of at least 1")
+    require(isinstance(device, str), "device", repr(device), "auto, cpu, cuda or mps")
+    valid = path is None or isinstance(path, (str, Path))
+    require(valid, "path", repr(path), "a path or the name of a model")
     location = path if isinstance(path, Path) else find_model(path).path
-    return Model(open_model(location, device=device, threads=threads, dtype=dtype or weights))
+    return Model(open_model(location, device=device, threads=threads, dtype=dtype))
 
 
 def train(
-    corpus: str | Path | Iterable[str | Path],
+    corpus: str | Path | Iterable[str | Path] = (),
     *,
     out: str | Path,
+    resume: bool = False,
+    override: bool = False,
     stopped: Callable[[], bool] = lambda: False,
     **options: Any,
 ) -> Iterator[RunReport]:
@@ -58,13 +70,17 @@ def train(
 
     `options` are fields of `RunRequest` (size, family, tokenizer, ...), `TrainConfig` and
     `ModelConfig`. `stopped` is called after every step; once true, the run saves and stops.
-    Raises CorpusError, UsageError, TrainingError and LockedError.
+    With `resume`, the run in `out` continues; corpus and options may differ from the run's own
+    only with `override`. Raises CorpusError, UsageError, TrainingError and LockedError.
     """
-    from tgen.runs import RunRequest, start
+    from tgen import runs
+    from tgen.runs import ResumeRequest, RunRequest
 
     paths = [corpus] if isinstance(corpus, (str, Path)) else corpus
     request: dict[str, Any] = {"corpus": [str(path) for path in paths], "out": Path(out)}
     config, shape = {}, {}
+    if {"steps", "minutes"} <= set(options):
+        raise UsageError("minutes cannot be combined with steps", "remove one of them")
     for name, value in options.items():
         if name in RunRequest.__dataclass_fields__:
             request[name] = value
@@ -73,16 +89,28 @@ def train(
         elif name in ModelConfig.__dataclass_fields__:
             shape[name] = str(value)
         else:
-            hint = "pass a field of RunRequest, TrainConfig or ModelConfig"
-            raise UsageError(f"unknown option {name}", hint)
-    run = RunRequest(train=TrainConfig(**config), **{"overrides": shape, **request})
-    return start(run, stopped=stopped)
+            known = [f for c in (RunRequest, TrainConfig, ModelConfig) for f in c.__annotations__]
+            hint = "pass a field of TrainConfig or ModelConfig, or an option of tgen train"
+            raise UsageError(f"unknown option {name}", suggest(name, known) or hint)
+    request = {"overrides": shape, **request}
+    if resume:
+        if fixed := request.keys() - ResumeRequest.__dataclass_fields__.keys():
+            raise UsageError(f"{min(fixed)} cannot be combined with resume", "remove it")
+        return runs.resume(
+            ResumeRequest(**request, settings=config, override=override), stopped=stopped
+        )
+    if override or not request["corpus"]:
+        raise UsageError(
+            "override needs resume" if override else "no corpus", "pass resume=True, or a corpus"
+        )
+    return runs.start(RunRequest(train=TrainConfig(**config), **request), stopped=stopped)
 
 
 class Model:
     """A loaded model. Text may be str or bytes; bytes that are not UTF-8 come back as U+FFFD.
 
-    One text is generated at a time: starting another ends the one before with a RuntimeError.
+    It may be used from several threads, and streams may be interleaved: every text is the same as
+    alone. Each open stream has its own KV cache.
     """
 
     def __init__(self, loaded: LoadedModel) -> None:
@@ -105,6 +133,7 @@ class Model:
 
     def encode(self, text: str | bytes) -> list[int]:
         """Return the token ids of a prompt."""
+        _check_text(text)
         return self._loaded.encode(text)
 
     def generate(self, prompt: str | bytes = "", **options: Any) -> str:
@@ -123,7 +152,11 @@ class Model:
         `options` are the fields of `SamplingConfig`; `prompt_cache` comes from `cache_prompt`.
         """
         sampling = self._loaded.sampling(options)
-        ids = self._loaded.encode(prompt)
+        ids = self.encode(prompt)
+        valid = prompt_cache is None or isinstance(prompt_cache, PromptCache)
+        require(
+            valid, "prompt_cache", repr(prompt_cache), "what cache_prompt or load_cache returns"
+        )
         return self._decode(
             self._loaded.tokens([ids], sampling=sampling, prompt_cache=prompt_cache)
         )
@@ -156,8 +189,8 @@ class Model:
         sampling = self._loaded.sampling(options)
         if isinstance(prompts, (str, bytes)):
             raise UsageError("prompts: got a single text", "pass a list of texts")
-        if batch_size < 1:
-            raise UsageError(f"batch_size: invalid value {batch_size}", "use at least 1")
+        valid = isinstance(batch_size, int) and batch_size >= 1
+        require(valid, "batch_size", repr(batch_size), "a number of at least 1")
         ids, texts = [self.encode(prompt) for prompt in prompts], [b""] * len(prompts)
         for token in self._loaded.tokens(ids, sampling=sampling, batch_size=batch_size):
             texts[token.sequence] += token.text
@@ -165,6 +198,7 @@ class Model:
 
     def score(self, text: str | bytes) -> float:
         """Return the bits per byte of a text: lower means better predicted."""
+        _check_text(text)
         return self._loaded.bits_per_byte(text)
 
     def cache_prompt(self, prompt: str | bytes) -> PromptCache:
@@ -218,3 +252,7 @@ class Model:
     def _decode(self, tokens: Iterator[Token]) -> Iterator[str]:
         pieces = (piece for _, piece in self._loaded.pieces(tokens) if piece)
         return (piece.decode("utf-8", errors="replace") for piece in pieces)
+
+
+def _check_text(text: Any) -> None:
+    require(isinstance(text, (str, bytes)), "prompt", repr(text), "a str or bytes")

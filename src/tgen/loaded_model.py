@@ -1,7 +1,9 @@
 """A model and its engine, ready to generate, shared by the command line and `tgen.api`."""
 
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,6 +18,7 @@ from tgen.checkpoint.model_dir import ModelBundle, digest
 from tgen.checkpoint.model_dir import load as load_bundle
 from tgen.checkpoint.ngram_tables import load as load_ngrams
 from tgen.config import Draft, SamplingConfig, StoredAs, raw
+from tgen.config.option import suggest
 from tgen.engine.base import Engine, PromptCache
 from tgen.engine.open_engine import open_engine
 from tgen.errors import UsageError
@@ -46,13 +49,16 @@ def open_model(
 class LoadedModel:
     """A model with the engine that computes it.
 
-    One text is generated at a time: starting another ends the one before with a RuntimeError.
+    Texts may be generated in several threads and interleaved: each has an engine of its own, with
+    the same weights. `engine` is the one that finished last.
     """
 
     def __init__(self, bundle: ModelBundle, engine: Engine) -> None:
         self.bundle = bundle
         self.engine = engine
-        self._turn = 0
+        # One engine stays for the next text. No lock: the garbage collector may end a generator,
+        # and so return its engine, at any point of any thread.
+        self._idle: deque[Engine] = deque([engine], maxlen=1)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -76,7 +82,8 @@ class LoadedModel:
         """
         unknown = sorted(set(options) - set(SamplingConfig.__dataclass_fields__))
         if unknown:
-            hint = "call help(tgen.SamplingConfig) to list the options"
+            similar = suggest(unknown[0], SamplingConfig.__dataclass_fields__)
+            hint = similar or "call help(tgen.SamplingConfig) to list the options"
             raise UsageError(f"unknown option {unknown[0]}", hint)
         return SamplingConfig(**self.defaults | dict(options))
 
@@ -153,25 +160,39 @@ class LoadedModel:
         kv_cache: bool = True,
         draft: Draft = "auto",
         prompt_cache: PromptCache | None = None,
+        **how: Any,
     ) -> Iterator[Token]:
-        """Yield the tokens of requests as they come, `batch_size` of them computed together."""
-        self._turn += 1
-        turn = self._turn
+        """Yield the tokens of requests as they come, `batch_size` of them computed together.
+
+        For `how` see `generation.loop.generate_requests`.
+        """
         drafts = None
         if draft == "auto" and kv_cache:
             drafts = NgramDrafter(self.ngrams, self.bundle.config.vocab_size)
-        for token in generate_requests(
-            self.engine,
-            source,
-            batch_size=batch_size,
-            vocabulary=self.vocabulary,
-            kv_cache=kv_cache,
-            drafts=drafts,
-            prompt_cache=prompt_cache,
-        ):
-            yield token
-            if self._turn != turn:
-                raise RuntimeError("another text was started on this model; load it again for two")
+        with self._borrow_engine() as engine:
+            yield from generate_requests(
+                engine,
+                source,
+                batch_size=batch_size,
+                vocabulary=self.vocabulary,
+                kv_cache=kv_cache,
+                drafts=drafts,
+                prompt_cache=prompt_cache,
+                **how,
+            )
+
+    @contextmanager
+    def _borrow_engine(self) -> Iterator[Engine]:
+        """Yield an engine that no other text uses."""
+        try:
+            engine = self._idle.pop()
+        except IndexError:
+            engine = self.engine.clone()
+        try:
+            yield engine
+            self.engine = engine
+        finally:
+            self._idle.append(engine)
 
     def pieces(self, tokens: Iterable[Token]) -> Iterator[tuple[Token, bytes]]:
         """Yield each token of one sequence with the whole characters that it completes."""
@@ -187,8 +208,8 @@ class LoadedModel:
 
         Raises UsageError if the prompt is longer than the context.
         """
-        self._turn += 1
-        return compute_prompt_cache(self.engine, prompt, known)
+        with self._borrow_engine() as engine:
+            return compute_prompt_cache(engine, prompt, known)
 
     def save_cache(self, path: Path, cache: PromptCache) -> None:
         """Write the KV cache of a prompt to a file, bound to this model and dtype."""
@@ -216,6 +237,6 @@ class LoadedModel:
         n_bytes = len(raw(text))
         if not n_bytes:
             raise UsageError("no text to score", "pass at least one byte")
-        self._turn += 1
-        nats = total_nll(self.engine, ([start] if start is not None else []) + ids)
+        with self._borrow_engine() as engine:
+            nats = total_nll(engine, ([start] if start is not None else []) + ids)
         return nats / math.log(2) / n_bytes

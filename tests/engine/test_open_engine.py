@@ -11,7 +11,12 @@ from tgen.checkpoint.dtypes import to_bfloat16
 from tgen.checkpoint.model_lookup import shipped_model
 from tgen.config import SamplingConfig
 from tgen.engine.cpu.engine import CpuEngine
-from tgen.engine.open_engine import choose_engine, missing_kernels, open_engine
+from tgen.engine.open_engine import (
+    choose_engine,
+    missing_kernels,
+    open_engine,
+    prefers_kernels,
+)
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import UsageError
 from tgen.generation.loop import generate
@@ -51,6 +56,27 @@ def test_engine_follows_from_kind_device_and_kernels(kind, device, missing, engi
 def test_unavailable_kernels_are_an_error_if_requested(device, missing, reason):
     with pytest.raises(UsageError, match=f"--engine kernels is not available: {reason}"):
         choose_engine("kernels", device, missing)
+
+
+@pytest.mark.parametrize(
+    ("platform", "n_weights", "missing", "preferred"),
+    [
+        ("darwin", 2_000_000, None, True),
+        ("darwin", 499_999_999, None, True),
+        ("darwin", 500_000_000, None, False),
+        ("darwin", 2_000_000, "no numba", False),
+        ("linux", 2_000_000, None, False),
+        ("win32", 2_000_000, None, False),
+    ],
+)
+def test_kernels_are_the_default_for_small_models_on_a_mac(platform, n_weights, missing, preferred):
+    assert prefers_kernels(platform, n_weights, missing) == preferred
+
+
+def test_quantized_files_are_stored_as_int8_unless_told():
+    for dtype, expected in [(None, "int8"), ("float32", "float32")]:
+        quantized = replace(BUNDLE, arrays=dict(BUNDLE.arrays), quantized=True)
+        assert open_engine(quantized, device="cpu", threads=1, dtype=dtype).dtype == expected
 
 
 def test_greedy_texts_equal_the_torch_engines():
@@ -94,7 +120,7 @@ def test_without_kernels_torch_runs_in_float32(monkeypatch):
     missing_kernels.cache_clear()
     try:
         assert isinstance(open_engine(BUNDLE, device="cpu", threads=1), TorchEngine)
-        with pytest.raises(UsageError, match="--dtype int8") as error:
+        with pytest.raises(UsageError, match="dtype int8") as error:
             open_engine(BUNDLE, device="cpu", dtype="int8")
         assert "NUMBA_DISABLE_JIT" in error.value.message
     finally:

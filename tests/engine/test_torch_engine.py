@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from support.models import make_model
-from tgen.engine.torch_engine import TorchEngine
+from tgen.engine.torch_engine import TorchEngine, group_by_count
 
 PROMPTS = [[1, 2, 3], [7], [4, 5, 6, 7, 8, 9]]
 
@@ -56,3 +56,106 @@ def test_cuda_graph_equals_plain_steps(family):
         logits, expected = on_gpu.extend([[token]]), plain.extend([[token]])
         np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-3)
     assert on_gpu._graphed_step._graph is not None
+
+
+def count_computed_tokens(engine, monkeypatch) -> list[int]:
+    """Record the tokens of each pass, padding included."""
+    computed, hidden_states = [], engine.model.hidden_states
+
+    def counted(tokens, **how):
+        computed.append(tokens.numel())
+        return hidden_states(tokens, **how)
+
+    monkeypatch.setattr(engine.model, "hidden_states", counted)
+    return computed
+
+
+def test_a_prompt_beside_decoding_rows_computes_few_more_tokens(monkeypatch):
+    engine = TorchEngine(make_model("llama", context_length=200))
+    engine.select([0] * 16)
+    engine.extend([[1, 2, 3]] * 16)
+    computed = count_computed_tokens(engine, monkeypatch)
+    engine.extend([[7]] * 9 + [[5] * 100] + [[7]] * 6)
+    assert computed == [99, 16]
+    computed.clear()
+    engine.extend([[7]] * 12 + [[5] * 50, [6] * 48] + [[7]] * 2, every_position=True)
+    assert computed == [100, 14]
+
+
+def test_mixed_lengths_give_each_sequence_its_logits_alone(family):
+    model = make_model(family, context_length=120).double()
+    random = np.random.default_rng(1)
+    for every_position in (False, True):
+        engine = TorchEngine(model)
+        engine.select([0] * 64)
+        before = [random.integers(0, 300, n).tolist() for n in random.integers(1, 60, 64)]
+        more = [
+            random.integers(0, 300, n).tolist() for n in [*[1] * 40, *range(2, 60, 3), *[1] * 4]
+        ]
+        engine.extend(before)
+        logits = engine.extend(more, every_position=every_position)
+        assert engine.lengths == [len(a) + len(b) for a, b in zip(before, more, strict=True)]
+        for first, new in zip(before, more, strict=True):
+            n = len(new) if every_position else 1
+            alone = TorchEngine(model).extend([[*first, *new]], every_position=True)[-n:]
+            np.testing.assert_allclose(logits[:n], alone, rtol=0, atol=1e-6)
+            logits = logits[n:]
+        assert len(logits) == 0
+
+
+def test_the_cache_never_holds_more_than_the_context(family):
+    model = make_model(family, context_length=100)
+    engine = TorchEngine(model)
+    engine.select([0, 0])
+    engine.extend([[1] * 99, [2]])
+    engine.extend([[1], [2] * 98])
+    assert engine.lengths == [100, 99]
+    assert {storage.shape[2] for storage in engine._cache.keys + engine._cache.values} == {100}
+
+
+def test_sequences_that_end_leave_the_storage_in_place(family):
+    model = make_model(family).double()
+    engine = TorchEngine(model)
+    engine.select([0] * 4)
+    texts = [[1, 2, 3], [4], [5, 6, 7, 8], [9, 10]]
+    engine.extend(texts)
+    storage = engine._cache.keys[0]
+    for indices in ([0, 3, 2], [2, 0], [1, 0, 0, 1], [3]):
+        engine.select(indices)
+        texts = [[*texts[i], 11] for i in indices]
+        for text, logits in zip(texts, engine.extend([[11]] * len(texts)), strict=True):
+            alone = TorchEngine(model).extend([text])[0]
+            np.testing.assert_allclose(logits, alone, rtol=0, atol=1e-6)
+        assert engine._cache.keys[0] is storage
+    engine.select([0] * 5)
+    assert engine._cache.keys[0] is not storage
+
+
+def test_steps_skip_storage_that_no_sequence_uses(family):
+    model = make_model(family).double()
+    engine, plain = TorchEngine(model), TorchEngine(model)
+    for one in (engine, plain):
+        one.select([0] * 4)
+        one.extend([[1, 2, 3], [4], [5, 6, 7, 8], [9, 10]])
+    for indices in ([0, 1, 2, 3], [0, 3, 2], [2, 0], [0, 1, 0, 1]):
+        for one in (engine, plain):
+            one.select(indices)
+        tokens = list(range(len(indices)))
+        expected = plain.extend([[token] for token in tokens])
+        np.testing.assert_allclose(engine.step(tokens), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("counts", "groups"),
+    [
+        ([5], [[0]]),
+        ([1, 1, 1], [[0, 1, 2]]),
+        ([1, 0, 1], [[0, 2]]),
+        ([0, 0], []),
+        ([3, 1, 4], [[0, 1, 2]]),  # little padding
+        ([1, 100, 1], [[1], [0, 2]]),
+        ([100, 90, 30, 20], [[0, 1], [2, 3]]),
+    ],
+)
+def test_groups_have_similar_counts(counts, groups):
+    assert group_by_count(counts, 16) == groups

@@ -13,6 +13,7 @@ Activation = Literal["relu", "gelu_tanh", "gelu", "swiglu"]
 Family = Literal["classic", "gpt2", "llama", "qwen3"]  # can be trained; all FAMILIES can be run
 Size = Literal["nano", "micro", "tiny", "small", "medium", "large"]
 DEFAULT_FAMILY: Family = "qwen3"
+_MAX_SINUSOIDAL = 1 << 20  # context length
 _DIMENSIONS = ("vocab_size", "context_length", "n_layers", "d_model", "n_heads", "n_kv_heads",
                "head_dim", "d_ff")  # fmt: skip
 
@@ -31,9 +32,10 @@ class RopeScaling:
     original_context_length: int = 8192
 
     def __post_init__(self) -> None:
-        require(0 < self.factor < math.inf, "factor", self.factor, "a positive number")
+        for name in ("factor", "low_freq_factor", "high_freq_factor"):
+            _require_rope_number(name, getattr(self, name))
         low, high = self.low_freq_factor, self.high_freq_factor
-        require(0 < low < high < math.inf, "low_freq_factor", low, f"a number below {high}")
+        require(low < high, "low_freq_factor", low, f"a number below {high}")
         n = self.original_context_length
         require(n >= 1, "original_context_length", n, "a number of at least 1")
 
@@ -73,11 +75,13 @@ class ModelConfig:
         window = self.sliding_window
         require(window is None or window >= 1, "sliding_window", window, "a number of at least 1")
         require(0 < self.norm_eps < 1, "norm_eps", self.norm_eps, "a number between 0 and 1")
-        require(0 < self.rope_theta < math.inf, "rope_theta", self.rope_theta, "a positive number")
+        _require_rope_number("rope_theta", self.rope_theta)
         if self.position == "rotary":
             require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "an even number")
         if self.position == "sinusoidal":
             require(self.d_model % 2 == 0, "d_model", self.d_model, "an even number")
+            n = self.context_length  # a file stores the table of all positions
+            require(n <= _MAX_SINUSOIDAL, "context_length", n, f"at most {_MAX_SINUSOIDAL:,}")
         self._check_family()
 
     def _check_family(self) -> None:
@@ -141,6 +145,11 @@ class ModelConfig:
     def cache_bytes_per_token(self) -> int:
         """Bytes of one token's keys and values in float32, over all layers."""
         return 2 * self.n_layers * self.n_kv_heads * self.head_dim * 4
+
+
+def _require_rope_number(name: str, value: float) -> None:
+    """Raise UsageError for a value with which angles of the context are not finite in float32."""
+    require(1e-6 <= value <= 1e30, name, value, "a number from 1e-6 to 1e30")
 
 
 _LAYER_NORM = dict(norm="layer_norm", post_norm=False, attention_bias=True, output_bias=True,

@@ -5,8 +5,9 @@ Python API all come from the same declaration.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, field, fields
+from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any, Literal, get_args, get_origin
 
@@ -51,6 +52,8 @@ def check_ranges(config: Any) -> None:
         if choices and value not in choices and one.metadata.get("check_choices", True):
             named = ", ".join(str(choice) for choice in choices if choice is not None)
             require(False, one.name, repr(value), f"one of {named}")
+        if one.type is bool:
+            require(isinstance(value, bool), one.name, repr(value), "True or False")
         if expected and not (value is None and one.default is None):
             _check_number(one, value, expected)
 
@@ -68,6 +71,8 @@ def _check_number(one: Field[Any], value: Any, expected: str) -> None:
     if "int" in str(one.type):
         require(isinstance(value, Integral), one.name, value, "a whole number")
     low, high = one.metadata["low"], one.metadata["high"]
+    if value == math.inf:
+        expected = expected.replace("a number", "a finite number", 1)
     require(low <= value <= high and value < math.inf, one.name, value, expected)
 
 
@@ -76,3 +81,9 @@ def require(holds: bool, name: str, value: object, expected: str) -> None:
     if not holds:
         message, hint = f"{name}: invalid value {value}", f"set {name} to {expected}"
         raise UsageError(message, hint, field=name)
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return the hint for a misspelled option, or "" if no known one is similar."""
+    similar = get_close_matches(name, known, 1)
+    return f"did you mean {similar[0]}?" if similar else ""

@@ -1,9 +1,11 @@
 """All sampling options, each declared once."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from typing import Any, Literal
 
 from tgen.config.option import check_ranges, option, require
@@ -19,6 +21,8 @@ SAMPLERS = ("top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc", "tempe
 DEFAULT_BATCH_SIZE = 64  # sequences per batch
 TEXTS = ("stop", "ban", "require", "choices", "dry_breakers")
 CONSTRAINTS = ("choices", "regex", "json_schema")
+
+_MAX_STRINGS = 1000  # of one option
 
 _output = partial(option, panel="Output")
 _constraint = partial(option, panel="Constraints and stopping")
@@ -80,7 +84,10 @@ class SamplingConfig:
         metavar="TEXT=N",
     )
     choices: Sequence[Text] = _constraint(
-        (), "Generate exactly one of these strings.", "--choices", metavar="A,B,..."
+        (),
+        "Generate exactly one of these strings; a JSON list allows commas in them. Repeatable.",
+        "--choices",
+        metavar="A,B,...",
     )
     regex: str | None = _constraint(
         None, "Generate a text that matches this regular expression.", "--regex", metavar="REGEX"
@@ -185,6 +192,7 @@ class SamplingConfig:
         "Keep logits within n standard deviations of the highest; 0 disables it.",
         "--top-n-sigma",
         low=0,
+        high=1e6,
     )
     xtc_probability: float = _rare(
         0.0,
@@ -213,19 +221,32 @@ class SamplingConfig:
         for name in TEXTS:
             value = getattr(self, name)
             texts = (value,) if isinstance(value, (str, bytes)) else value
+            require(_is_sequence(texts), name, repr(value), "a text or a list of texts")
             self._set(name, tuple(_check_text(name, text) for text in texts))
         pairs = self.bias.items() if isinstance(self.bias, Mapping) else self.bias
+        valid = isinstance(self.bias, Mapping) or (
+            _is_sequence(pairs) and all(_is_sequence(pair) and len(pair) == 2 for pair in pairs)
+        )
+        require(valid, "bias", repr(self.bias), 'a number per text, such as {"king": 2}')
         self._set("bias", tuple((_check_text("bias", text), value) for text, value in pairs))
+        for name in ("stop", "ban", "require", "bias", "dry_breakers"):
+            _check_count(name, getattr(self, name))
         for value in self.biases.values():
-            require(abs(value) <= 1e6, "bias", value, "a number from -1e6 to 1e6")
+            valid = isinstance(value, Real) and abs(value) <= 1e6
+            require(valid, "bias", repr(value), "a number from -1e6 to 1e6")
         names = self.samplers.split(",") if isinstance(self.samplers, str) else self.samplers
+        is_list = _is_sequence(names) and all(isinstance(name, str) for name in names)
+        require(is_list, "samplers", repr(names), f"names from {', '.join(SAMPLERS)}")
         names = [name.strip().replace("-", "_") for name in names if name.strip()]
         self._set("samplers", tuple(names))
         valid = len(set(names)) == len(names) and set(names) <= set(SAMPLERS)
         expected = f"names from {', '.join(SAMPLERS)}, each at most once"
         require(valid, "samplers", ",".join(names) or "''", expected)
         if isinstance(self.json_schema, Mapping):
-            self._set("json_schema", json.dumps(self.json_schema))
+            try:
+                self._set("json_schema", json.dumps(self.json_schema))
+            except (TypeError, ValueError):
+                require(False, "json_schema", repr(self.json_schema), "values that JSON can write")
         for name in ("regex", "json_schema"):
             if getattr(self, name) is not None:
                 _check_text(name, getattr(self, name))
@@ -242,7 +263,13 @@ class SamplingConfig:
         if constraints and len(constraints + others) > 1:
             one, two = constraints[:2] if len(constraints) > 1 else (others[0], constraints[0])
             hint = "remove one of them: a constraint ends the text"
-            raise UsageError(f"{one} cannot be combined with {two}", hint, field=one)
+            raise UsageError(f"{one} cannot be combined with {two}", hint, field=f"{one} {two}")
+
+    def with_seed(self, seed: int) -> "SamplingConfig":
+        """Return the same options with another seed; unlike `replace`, it checks nothing again."""
+        other = copy(self)
+        other._set("seed", seed)
+        return other
 
     @property
     def biases(self) -> dict[bytes, float]:
@@ -262,8 +289,13 @@ class SamplingConfig:
     @property
     def penalizes(self) -> bool:
         """Whether any penalty is on."""
-        weights = (self.presence_penalty, self.frequency_penalty, self.dry_multiplier)
-        return any(weights) or self.repetition_penalty != 1 or self.no_repeat_ngram > 0
+        repeats = self.dry_multiplier != 0 or self.no_repeat_ngram > 0
+        return self.penalizes_occurrence or repeats
+
+    @property
+    def penalizes_occurrence(self) -> bool:
+        """Whether tokens that occurred are penalized, repeated or not."""
+        return bool(self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -272,6 +304,17 @@ class SamplingConfig:
 def raw(text: Text) -> bytes:
     """Return the bytes of a text."""
     return text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
+
+
+def _check_count(name: str, texts: Sized) -> None:
+    """Limit the strings of an option that are searched for at every token."""
+    if len(texts) > _MAX_STRINGS:
+        message = f"{name}: too many strings (got {len(texts):,}, limit {_MAX_STRINGS:,})"
+        raise UsageError(message, "pass fewer strings", field=name)
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
 
 
 def _check_text(name: str, text: Any) -> Text:

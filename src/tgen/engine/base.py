@@ -1,7 +1,7 @@
 """The interface of all engines: sequences of one model's tokens, extended one or many at a time."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +46,10 @@ def extended_lengths(
 
 
 class Engine(Protocol):
-    """B sequences of one model, at least one; a new engine has one empty sequence."""
+    """B sequences of one model, at least one; a new engine has one empty sequence.
+
+    Threads may call one engine, and engines that share weights: calls wait for each other.
+    """
 
     name: str  # "kernels" or "torch"
     dtype: StoredAs  # dtype of the weights in memory
@@ -59,6 +62,9 @@ class Engine(Protocol):
     @property
     def cache_bytes(self) -> int:
         """Bytes of the cached keys and values."""
+
+    def clone(self) -> Self:
+        """Return an engine with the same weights and sequences of its own: one, empty."""
 
     def extend(self, tokens: Sequence[Sequence[int]], *, every_position: bool = False) -> Logits:
         """Append at least one token to each sequence and return float32 logits.

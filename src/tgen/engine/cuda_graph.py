@@ -22,13 +22,14 @@ class StepCache(KVCache):
 
     def __init__(self, cache: KVCache) -> None:
         self.keys, self.values, self.window = cache.keys, cache.values, cache.window
-        B, _, self._capacity, _ = self.keys[0].shape
-        self.position = torch.zeros(B, 1, dtype=torch.long, device=self.keys[0].device)
+        self.capacity = cache.capacity
+        n_rows, device = cache.n_stored, self.keys[0].device  # also those without a sequence
+        self.position = torch.zeros(n_rows, 1, dtype=torch.long, device=device)
 
     def extend(self, n_new: int) -> tuple[Tensor, Tensor]:
         """Return the positions (B, 1) and the attention mask (B, 1, 1, S)."""
         assert n_new == 1
-        return self.position, causal_mask(self.position, self._capacity, self.window)[:, None]
+        return self.position, causal_mask(self.position, self.capacity, self.window)[:, None]
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k and v (B, n_kv_heads, 1, D); return the whole storage (B, n_kv_heads, S, D)."""
@@ -36,7 +37,7 @@ class StepCache(KVCache):
         index = self.position[:, None, :, None].expand_as(k)
         keys.scatter_(2, index, k.to(keys.dtype))
         values.scatter_(2, index, v.to(values.dtype))
-        return keys, values
+        return keys[:, :, : self.capacity], values[:, :, : self.capacity]
 
 
 class GraphedStep:
@@ -50,9 +51,10 @@ class GraphedStep:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._failed = False  # the graph's logits differed: do not try again
 
-    def forget(self) -> None:
-        """Drop the graph: the cache has new storage, and the old one may be freed."""
-        self._memory = self._graph = self._view = None
+    def forget_old_storage(self) -> None:
+        """Drop the graph if the cache has new storage, so that the old one is freed."""
+        if self._memory is not self.cache.keys[0]:
+            self._memory = self._graph = self._view = None
 
     def step(self, tokens: list[int]) -> Tensor:
         """Append a token to each sequence; return logits (B, V)."""
@@ -62,12 +64,13 @@ class GraphedStep:
             self._view = StepCache(self.cache)
             self._tokens = torch.zeros_like(self._view.position)
         self._n_steps += 1
-        self._tokens.copy_(torch.tensor(tokens)[:, None])
-        self._view.position.copy_(torch.tensor(self.cache.lengths)[:, None])
-        self.cache.lengths = [n + 1 for n in self.cache.lengths]
+        n = len(tokens)
+        self._tokens[:n].copy_(torch.tensor(tokens)[:, None])
+        self._view.position[:n].copy_(torch.tensor(self.cache.lengths)[:, None])
+        self.cache.lengths = [length + 1 for length in self.cache.lengths]
         if self._graph is not None:
             self._graph.replay()
-            return self._logits
+            return self._logits[:n]
         logits = self._compute()
         on_gpu = logits.device.type == "cuda"
         if on_gpu and self._n_steps == _STEPS_BEFORE_CAPTURE and not self._failed:
@@ -75,7 +78,7 @@ class GraphedStep:
                 self._capture(logits)
             except RuntimeError:  # out of memory, or an operation that cannot be captured
                 self._failed = True
-        return logits
+        return logits[:n]
 
     def _compute(self) -> Tensor:
         return self._model.logits(self._model.hidden_states(self._tokens, cache=self._view)[:, -1])
@@ -88,6 +91,7 @@ class GraphedStep:
             self._compute()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
+        self._tables = list(self._model.buffers())  # read by the graph even if they are replaced
         with torch.cuda.graph(graph):
             self._logits = self._compute()
         graph.replay()

@@ -12,9 +12,10 @@ from tgen.checkpoint.model_dir import ModelBundle
 from tgen.config import StoredAs
 from tgen.engine.base import Engine
 from tgen.errors import UsageError
-from tgen.model.cpu_count import cpu_count
+from tgen.model.cpu_count import cpu_count, default_threads
 
 EngineKind = Literal["auto", "kernels", "torch"]
+_SMALL_MODEL = 500_000_000  # weights
 # Linux device files of GPUs that torch can use: NVIDIA's, AMD's, and GPUs inside WSL.
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
@@ -35,6 +36,14 @@ def choose_engine(
     return "kernels" if kind == "auto" and device == "cpu" and missing is None else "torch"
 
 
+def prefers_kernels(platform: str, n_weights: int, missing: str | None) -> bool:
+    """Whether the kernels are the default although there may be a GPU.
+
+    On a Mac, torch takes seconds to import and starts every operation of a small model by itself.
+    """
+    return platform == "darwin" and n_weights < _SMALL_MODEL and missing is None
+
+
 def open_engine(
     bundle: ModelBundle,
     *,
@@ -46,17 +55,20 @@ def open_engine(
     """Open an engine with one empty sequence; see `choose_engine`.
 
     `dtype` is how matrices are stored in memory. None means as in the file, except that float16
-    becomes float32, and that torch without CUDA always uses float32. The engine takes ownership of
+    becomes float32, that the kernels store quantized files as int8, and that torch without CUDA
+    always uses float32. The engine takes ownership of
     the bundle's arrays. Raises UsageError if the device is not available or does not support the
     dtype.
     """
     if device == "auto" and kind != "kernels":
-        device = "cpu" if runs_on_cpu(device) else _detect_device()
+        n_weights = sum(array.size for array in bundle.arrays.values())
+        small = kind == "auto" and prefers_kernels(sys.platform, n_weights, missing_kernels())
+        device = "cpu" if small or runs_on_cpu(device) else _detect_device()
     if choose_engine(kind, device, missing_kernels()) == "kernels":
         from tgen.engine.cpu.engine import CpuEngine
 
-        n_threads = min(threads or cpu_count(), cpu_count())  # more would only wait
-        dtype = dtype or _file_dtype(bundle)
+        n_threads = min(threads or default_threads(), cpu_count())  # more would only wait
+        dtype = dtype or ("int8" if bundle.quantized else _file_dtype(bundle))
         return CpuEngine(bundle.config, bundle.arrays, n_threads=n_threads, dtype=dtype)
     from tgen.engine.torch_engine import TorchEngine  # torch is imported only when it is needed
     from tgen.model.device import choose_device, set_threads
@@ -68,8 +80,8 @@ def open_engine(
     if dtype == "int8" or (dtype == "bfloat16" and target.type != "cuda"):
         needed = "the compiled kernels" if dtype == "int8" else "the compiled kernels or CUDA"
         reason = missing_kernels()
-        why, hint = (f": {reason}", "use --dtype float32") if reason else ("", "use --device cpu")
-        raise UsageError(f"--dtype {dtype} needs {needed}{why}", hint)
+        why, hint = (f": {reason}", "set dtype to float32") if reason else ("", "set device to cpu")
+        raise UsageError(f"dtype {dtype} needs {needed}{why}", hint, field="dtype")
     set_threads(threads)
     model = Transformer.from_arrays(bundle.config, bundle.arrays).to(target)
     return TorchEngine(model, dtype=dtype)

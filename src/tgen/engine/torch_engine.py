@@ -4,7 +4,11 @@ With bfloat16 matrices, autocast computes products in bfloat16; norms and rotary
 float32.
 """
 
+import threading
 from collections.abc import Sequence
+from copy import copy
+from itertools import accumulate
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -12,8 +16,11 @@ from torch import Tensor
 from tgen.config import StoredAs
 from tgen.engine.base import Floats, Logits, extended_lengths
 from tgen.engine.cuda_graph import GraphedStep
-from tgen.model.kv_cache import KVCache
+from tgen.model.kv_cache import KVCache, PaddedRows
 from tgen.model.transformer import Transformer
+
+# Padding, in tokens, that costs as much as one more pass, which reads all weights.
+_CPU_PASS_COST, _GPU_PASS_COST = 16, 256
 
 
 class TorchEngine:
@@ -38,8 +45,20 @@ class TorchEngine:
             enabled=narrow,
             cache_enabled=False,  # a CUDA graph must not read casts that will be freed
         )
-        self._cache = KVCache(model.config, 1, device=weight.device, dtype=weight.dtype)
-        self._graphed_step = GraphedStep(model, self._cache)
+        self._pass_cost = _CPU_PASS_COST if self.device.type == "cpu" else _GPU_PASS_COST
+        self._lock = threading.Lock()  # of all clones: nothing may run while a graph is captured
+        self._start_empty()
+
+    def _start_empty(self) -> None:
+        dtype = self.model.token_embedding.weight.dtype
+        self._cache = KVCache(self.model.config, 1, device=self.device, dtype=dtype)
+        self._graphed_step = GraphedStep(self.model, self._cache)
+
+    def clone(self) -> Self:
+        """Return an engine with the same weights and one empty sequence."""
+        other = copy(self)
+        other._start_empty()
+        return other
 
     @property
     def lengths(self) -> list[int]:
@@ -54,47 +73,87 @@ class TorchEngine:
     @torch.inference_mode()
     def extend(self, tokens: Sequence[Sequence[int]], *, every_position: bool = False) -> Logits:
         """Append tokens to each sequence; see `engine.base.Engine.extend`."""
-        counts = [len(new) for new in tokens]
-        after = extended_lengths(self.lengths, counts, self.context_length)
-        if self.device.type == "cuda" and max(counts) == 1 and not every_position:
-            return self.step([new[0] for new in tokens])
-        # Padding comes last, so that no real token sees it; `rewind` removes it.
-        padded = [[*new, *[0] * (max(counts) - len(new))] for new in tokens]
-        with self._autocast:
-            ids = torch.tensor(padded, device=self.device)
-            x = self.model.hidden_states(ids, cache=self._cache)  # (B, T, C)
-            self._cache.rewind(after)
-            if every_position:
-                x = torch.cat([x[i, :n] for i, n in enumerate(counts)])  # (N, C)
-            else:
-                last = torch.tensor(counts, device=self.device) - 1
-                x = x[torch.arange(len(counts), device=self.device), last]  # (B, C)
-            return _to_numpy(self.model.logits(x))
+        with self._lock, self._autocast:
+            counts = [len(new) for new in tokens]
+            extended_lengths(self.lengths, counts, self.context_length)
+            if not every_position and len(group_by_count(counts, self._pass_cost)) > 1:
+                self._hidden_states([new[:-1] for new in tokens])
+                tokens, counts = [new[-1:] for new in tokens], [1] * len(tokens)
+            if self.device.type == "cuda" and max(counts) == 1 and not every_position:
+                return _to_numpy(self._graphed_step.step([new[0] for new in tokens]))
+            x = self._hidden_states(tokens)
+            rows = torch.cat(x) if every_position else torch.stack([part[-1] for part in x])
+            return _to_numpy(self.model.logits(rows))
 
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> Logits:
         """Append one token to each sequence, with fixed shapes: see `GraphedStep`."""
-        with self._autocast:
+        with self._lock, self._autocast:
             return _to_numpy(self._graphed_step.step(list(tokens)))
 
     def rewind(self, lengths: Sequence[int]) -> None:
         """Truncate each sequence."""
-        self._cache.rewind(list(lengths))
+        with self._lock:
+            self._cache.rewind(list(lengths))
 
+    @torch.inference_mode()
     def select(self, indices: Sequence[int]) -> None:
         """Select, repeat and reorder sequences."""
-        self._cache.select(list(indices))
-        self._graphed_step.forget()
+        with self._lock:
+            self._cache.select(list(indices))
+            self._graphed_step.forget_old_storage()
 
     def keys_and_values(self) -> tuple[Floats, Floats]:
         """Return the first sequence's keys and values, each (L, n_kv_heads, n, D)."""
-        keys, values = self._cache.first_sequence()
-        return keys.float().cpu().numpy(), values.float().cpu().numpy()
+        with self._lock:
+            keys, values = self._cache.first_sequence()
+            return keys.float().cpu().numpy(), values.float().cpu().numpy()
 
+    @torch.inference_mode()
     def restore(self, keys: Floats, values: Floats) -> None:
         """Replace everything with one sequence that has these keys and values."""
-        self._cache.restore(torch.from_numpy(keys), torch.from_numpy(values))
-        self._graphed_step.forget()
+        with self._lock:
+            self._cache.restore(torch.from_numpy(keys), torch.from_numpy(values))
+            self._graphed_step.forget_old_storage()
+
+    def _hidden_states(self, tokens: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Append tokens, or none, to each sequence; return the hidden states (n_i, C) of each."""
+        hidden = [torch.empty(0)] * len(tokens)
+        cache = self._cache
+        for rows in group_by_count([len(new) for new in tokens], self._pass_cost):
+            counts = [len(tokens[row]) for row in rows]
+            longest = max(counts)
+            ids = [
+                [*tokens[row], *[0] * (longest - n)] for row, n in zip(rows, counts, strict=True)
+            ]
+            alike = len(rows) == len(cache.lengths) and min(counts) == longest
+            view = cache if alike else PaddedRows(cache, rows, counts)
+            x = self.model.hidden_states(torch.tensor(ids, device=self.device), cache=view)
+            for i, (row, n) in enumerate(zip(rows, counts, strict=True)):
+                hidden[row] = x[i, :n]
+                if not alike:
+                    cache.lengths[row] += n
+        return hidden
+
+
+def group_by_count(counts: Sequence[int], pass_cost: int) -> list[list[int]]:
+    """Group sequences by their number of new tokens; one padded pass computes each group.
+
+    Returns indices, without those of sequences that get no token. The sum of all tokens, padding
+    included, and of `pass_cost` per group is the smallest possible.
+    """
+    sizes = sorted(set(counts) - {0})
+    n_up_to = [0, *accumulate(counts.count(size) for size in sizes)]
+    best = [(0, 0)]  # of the first k sizes: cost, and the first size of the last group
+    for k, longest in enumerate(sizes, start=1):
+        costs = (best[i][0] + pass_cost + longest * (n_up_to[k] - n_up_to[i]) for i in range(k))
+        best.append(min((cost, i) for i, cost in enumerate(costs)))
+    groups, k = [], len(sizes)
+    while k:
+        first, longest = best[k][1], sizes[k - 1]
+        groups.append([i for i, n in enumerate(counts) if sizes[first] <= n <= longest])
+        k = first
+    return groups
 
 
 def _to_numpy(logits: Tensor) -> Logits:

@@ -1,6 +1,7 @@
 """The tokenizers library, built from a checked TokenizerSpec."""
 
 from dataclasses import asdict
+from typing import NamedTuple
 
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -14,11 +15,19 @@ from tgen.tokenizer.spec import TokenizerSpec
 __all__ = ["Backend", "make_backends"]
 
 
-def make_backends(spec: TokenizerSpec) -> tuple[Backend, Backend]:
-    """Return a backend for the start of a text, and one for its continuation, without the prefix.
+class BackendPair(NamedTuple):
+    """Backends for the start of a text, and for its continuation, without the prefix."""
 
-    They share the vocabulary, and are the same object if the spec has no prefix. Raises
-    TokenizerError if merges or added tokens do not fit the vocabulary.
+    at_start: Backend
+    continuation: Backend
+
+
+def make_backends(spec: TokenizerSpec) -> tuple[BackendPair, BackendPair]:
+    """Return a pair to which special tokens are text, and a pair that encodes them.
+
+    They share the vocabulary, and nothing changes them: threads may use them. A pair without a
+    prefix is one object twice. Raises TokenizerError if merges or added tokens do not fit the
+    vocabulary.
     """
     try:
         model = models.BPE(
@@ -27,18 +36,30 @@ def make_backends(spec: TokenizerSpec) -> tuple[Backend, Backend]:
             ignore_merges=spec.ignore_merges,
             byte_fallback=not spec.byte_level,
         )
-        at_start = _make_backend(model, spec, spec.prefix)
-        continuation = _make_backend(model, spec, "") if spec.prefix else at_start
+        plain, with_special = (
+            _make_pair(model, spec, encode_special_tokens=value) for value in (True, False)
+        )
     except Exception as error:  # the library raises plain Exception
         reason = str(error).splitlines()[0][:200]
         raise TokenizerError(f"cannot read tokenizer.json: {reason}", DAMAGED_HINT) from None
     for token in spec.added_tokens:
-        next_id = at_start.token_to_id(token.content)
+        next_id = plain.at_start.token_to_id(token.content)
         if next_id != token.id:
             raise damaged_error(
                 f"the added token {token.content!r} has id {token.id}, not {next_id}"
             )
-    return at_start, continuation
+    return plain, with_special
+
+
+def _make_pair(
+    model: models.Model, spec: TokenizerSpec, *, encode_special_tokens: bool
+) -> BackendPair:
+    """`encode_special_tokens` is the library's name: encode them as any other text."""
+    at_start = _make_backend(model, spec, spec.prefix)
+    continuation = _make_backend(model, spec, "") if spec.prefix else at_start
+    for backend in (at_start, continuation):
+        backend.encode_special_tokens = encode_special_tokens
+    return BackendPair(at_start, continuation)
 
 
 def _make_backend(model: models.Model, spec: TokenizerSpec, prefix: str) -> Backend:

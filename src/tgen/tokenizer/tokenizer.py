@@ -38,9 +38,7 @@ class Tokenizer:
         """
         self.json = json_text
         self.spec = spec = parse_spec(parse_json(json_text))
-        self._at_start, self._continuation = make_backends(spec)
-        for backend in (self._at_start, self._continuation):
-            backend.encode_special_tokens = True  # text never becomes control tokens
+        self._plain, self._with_special = make_backends(spec)
         self._cut = cut_pattern(spec)
         vocab = spec.vocab | {token.content: token.id for token in spec.added_tokens}
         self.vocab_size = max(vocab.values()) + 1
@@ -106,7 +104,7 @@ class Tokenizer:
 
     def id_to_token(self, i: int) -> str | None:
         """Return a token as the vocabulary writes it; None if the id has none."""
-        name: str | None = self._at_start.id_to_token(i)
+        name: str | None = self._plain.at_start.id_to_token(i)
         return name
 
     def encode_with_special(self, text: str) -> list[tuple[int, int, int]]:
@@ -121,10 +119,9 @@ class Tokenizer:
                     for k, i in enumerate(self._encode_invalid(part))
                 ]
             elif part:
-                backend = self._continuation if offset else self._at_start
-                backend.encode_special_tokens = False
+                pair = self._with_special
+                backend = pair.continuation if offset else pair.at_start
                 encoding = backend.encode(part, add_special_tokens=False)
-                backend.encode_special_tokens = True
                 offsets = zip(encoding.ids, encoding.offsets, strict=True)
                 spans += [(i, offset + start, offset + end) for i, (start, end) in offsets]
             offset += len(part)
@@ -136,8 +133,8 @@ class Tokenizer:
     def _encode_valid(self, text: str, *, at_start: bool) -> list[NDArray[np.uint32]]:
         chunks = list(split_blocks(text, self._cut))
         n_first = 1 if at_start and self.spec.prefix else 0
-        first = _encode_chunks(self._at_start, chunks[:n_first])
-        return first + _encode_chunks(self._continuation, chunks[n_first:])
+        first = _encode_chunks(self._plain.at_start, chunks[:n_first])
+        return first + _encode_chunks(self._plain.continuation, chunks[n_first:])
 
 
 def _encode_chunks(backend: Backend, chunks: list[str]) -> list[NDArray[np.uint32]]:

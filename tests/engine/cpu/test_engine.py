@@ -1,7 +1,9 @@
 """The CPU engine computes the torch engine's logits, with the same bits in any batch."""
 
+import dataclasses
 import os
 import threading
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from tgen.engine.cpu import kernel_cache, kernels, thread_pool, weights
 from tgen.engine.cpu.engine import CpuEngine
 from tgen.engine.cpu.job_layout import BFLOAT16, FLOAT32, GROUP, GROUP_BYTES, INT8
 from tgen.engine.torch_engine import TorchEngine
+from tgen.errors import ModelError
 from tgen.model.rope import rotary_tables
 from tgen.model.transformer import Transformer
 
@@ -193,12 +196,12 @@ def test_late_helper_claims_nothing():
     pool = thread_pool.thread_pool()
     number = int(pool._memory[(pool._newest - pool._memory.ctypes.data) // 8])
     expected = shallow.extend([IDS], every_position=True)
-    before = [buffer.copy() for buffer in shallow._buffers.values()]
+    before = [buffer.copy() for buffer in shallow._runner._buffers.values()]
     newest = np.zeros(1, np.int64)  # as it was when the helper looked
     for late in range(max(0, number - 30), number + 2):
         newest[0] = late
         kernel_cache.load_kernels()(pool._job.ctypes.data, newest.ctypes.data, 0, 0, 0, late - 1, 0)
-    for buffer, copy in zip(shallow._buffers.values(), before, strict=True):
+    for buffer, copy in zip(shallow._runner._buffers.values(), before, strict=True):
         assert np.array_equal(buffer, copy)
     shallow.rewind([0])
     again = shallow.extend([IDS], every_position=True)
@@ -254,6 +257,20 @@ def test_rotary_tables_are_exact_at_large_positions():
     np.testing.assert_allclose(sin, angles.sin().numpy(), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize(("family", "n"), [("classic", 1 << 20), ("llama", (1 << 31) - 1)])
+def test_unused_positions_of_a_long_context_take_no_memory(family, n):
+    model = make_model(family=family)
+    config = dataclasses.replace(model.config, context_length=n)
+    tracemalloc.start()
+    try:
+        engine = CpuEngine(config, model.to_arrays(), n_threads=2)
+        logits = engine.extend([IDS[:40]])
+        assert tracemalloc.get_traced_memory()[1] < 4_000_000
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(logits, make_engine(model).extend([IDS[:40]]))
+
+
 @given(st.data())
 @settings(deadline=None, max_examples=30)
 def test_selected_sequences_keep_their_tokens(data):
@@ -282,3 +299,44 @@ def test_int8_weights_change_bits_per_token_little():
         log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
         nats.append(-log_p[np.arange(len(log_p)), ids[1:]].mean())
     assert 0 < abs(nats[0] - nats[1]) < 0.02
+
+
+def test_more_heads_than_a_pass_can_have_are_refused():
+    """Beyond the limit, chunk numbers would run into the pass number, and threads would hang."""
+    config = ModelConfig.of(
+        "llama",
+        vocab_size=8,
+        context_length=8,
+        n_layers=1,
+        d_model=16,
+        n_heads=10_950,
+        n_kv_heads=1,
+        head_dim=2,
+    )
+    with pytest.raises(ModelError, match="10,950 attention heads"):
+        CpuEngine(config, {}, n_threads=1)
+
+
+def test_interrupted_changes_of_the_cache_leave_it_whole(monkeypatch):
+    engine = make_engine(make_model(**SHAPES["qwen3"]), 1)
+    expected = engine.extend([IDS[:20]])
+    monkeypatch.setattr(np, "zeros", interrupt_second_call(np.zeros))
+    with pytest.raises(KeyboardInterrupt):
+        engine.select([0] * 9)
+    monkeypatch.undo()
+    cache = engine._cache
+    assert cache.keys.shape[1] == cache.values.shape[1] == len(cache.lengths) == 1
+    engine.rewind([0])
+    assert np.array_equal(engine.extend([IDS[:20]]), expected)
+
+
+def interrupt_second_call(function):
+    calls = []
+
+    def call(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return function(*arguments)
+
+    return call

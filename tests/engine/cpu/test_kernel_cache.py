@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,48 @@ finally:
         [sys.executable, "-c", code], capture_output=True, check=True, timeout=60
     )
     assert result.stdout == run_generate()[0]
+
+
+@pytest.mark.parametrize("home", [None, "", "~", "relative"])
+def test_without_an_absolute_home_there_is_no_cache(tmp_path, monkeypatch, home):
+    """Python returns "~" for a user without an entry in the password file, as in containers."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    if home:
+        monkeypatch.setenv("XDG_CACHE_HOME", home)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert kernel_cache.cache_path() is None
+    assert not kernel_cache.kernels_cached()
+    kernel_cache.store_kernels(b"code")
+    assert not list(tmp_path.iterdir())
+
+
+def test_name_of_the_object_file_depends_on_the_version_of_numba(monkeypatch):
+    path = kernel_cache.cache_path()
+    monkeypatch.setattr(kernel_cache, "version", lambda _: "0.1")
+    assert kernel_cache.cache_path() != path
+
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(kernel_cache, "version", missing)
+    assert kernel_cache.cache_path() != path
+
+
+def test_least_recently_used_object_files_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = kernel_cache.cache_path().parent
+    folder.mkdir(mode=0o700, parents=True)
+    names = [f"{i:016x}.o" for i in range(kernel_cache.MAX_FILES + 3)]
+    for i, name in enumerate(names):
+        (folder / name).write_bytes(b"")
+        os.utime(folder / name, (i, i))
+    (folder / "notes.o").write_bytes(b"")
+    kernel_cache.store_kernels(b"code")
+    assert kernel_cache.kernels_cached()
+    kept = {*names[4:], "notes.o", kernel_cache.cache_path().name}
+    assert {path.name for path in folder.iterdir()} == kept
+    os.utime(kernel_cache.cache_path(), (0, 0))
+    kernel_cache.read_kernels()  # counts as a use
+    assert kernel_cache.cache_path().stat().st_mtime > 0

@@ -5,10 +5,12 @@ milliseconds. Only compiling imports Numba; loading needs llvmlite alone.
 import ctypes
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import llvmlite
@@ -19,18 +21,25 @@ from tgen.storage import files
 
 _NAME = "tgen_enter"
 _DIGEST_BYTES = 32
+_FILE_NAME = re.compile(r"[0-9a-f]{16}\.o")
+MAX_FILES = 8  # object files of other versions and CPUs
 
 
-def cache_path() -> Path:
-    """The object file for this CPU; its name is a hash of all that determines the machine code."""
+def cache_path() -> Path | None:
+    """The object file for this CPU; its name is a hash of all that determines the machine code.
+
+    None if the user has no home directory.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
+    base = Path(home) if home else Path(os.path.expanduser("~")) / ".cache"
+    if not base.is_absolute():
+        return None
     target = [llvm.get_process_triple(), llvm.get_host_cpu_name()]
-    target += [llvm.get_host_cpu_features().flatten(), llvmlite.__version__]
+    target += [llvm.get_host_cpu_features().flatten(), llvmlite.__version__, _numba_version()]
     target += [os.environ.get(name, "") for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")]
     digest = hashlib.sha256(" ".join(target).encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.name.encode() + files.read(source))
-    home = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
-    base = Path(home) if home else Path(os.path.expanduser("~")) / ".cache"
     return base / "tgen" / "kernels" / f"{digest.hexdigest()[:16]}.o"
 
 
@@ -48,34 +57,55 @@ def is_private(directory: Path) -> bool:
     return only_ours and stat.S_ISDIR(state.st_mode)
 
 
-def _read_cache() -> bytes | None:
+def read_kernels() -> bytes | None:
     """The stored machine code, or None if it is missing or damaged."""
     path = cache_path()
-    try:
-        content = files.read(path) if is_private(path.parent) else b""
-    except TgenError:
+    if path is None or not is_private(path.parent):
         return None
+    try:
+        content = files.read(path)
+    except (TgenError, OSError):
+        return None
+    with suppress(OSError):  # a read-only directory
+        os.utime(path)  # the files that were not used for longest are removed
     digest, code = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
     return code if code and hashlib.sha256(code).digest() == digest else None
 
 
+def store_kernels(code: bytes) -> None:
+    """Store the machine code if possible, and remove the files that were not used for longest."""
+    path = cache_path()
+    if path is None or not is_private(path.parent):
+        return
+    with suppress(OSError):  # a full disk: the next process compiles again
+        files.publish(path, hashlib.sha256(code).digest() + code)
+        others = (p for p in path.parent.iterdir() if _FILE_NAME.fullmatch(p.name) and p != path)
+        for old in sorted(others, key=lambda p: -p.stat().st_mtime_ns)[MAX_FILES - 1 :]:
+            old.unlink(missing_ok=True)
+
+
 def kernels_cached() -> bool:
     """Whether the kernels were compiled before; otherwise the first use takes some seconds."""
-    return _read_cache() is not None
+    return read_kernels() is not None
 
 
 @cache
 def load_kernels() -> Callable[..., int]:
     """`entry.enter` as machine code, which runs without the GIL; compiled first if necessary."""
-    code = _read_cache()
+    code = read_kernels()
     if code is None:
         from tgen.engine.cpu.entry import machine_code
 
-        code, path = machine_code(_NAME), cache_path()
-        if is_private(path.parent):
-            with suppress(OSError):  # a full disk: the next process compiles again
-                files.publish(path, hashlib.sha256(code).digest() + code)
+        code = machine_code(_NAME)
+        store_kernels(code)
     return _link(code)
+
+
+def _numba_version() -> str:
+    try:
+        return version("numba")
+    except PackageNotFoundError:
+        return ""
 
 
 def _link(code: bytes) -> Callable[..., int]:

@@ -23,7 +23,7 @@ class BlockedKVCache:
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
         self.lengths = [0]
-        self._allocate(1, 0)
+        self.keys, self.values = self._allocate(1, 0)
 
     @property
     def used_bytes(self) -> int:
@@ -41,7 +41,8 @@ class BlockedKVCache:
             wanted = min(
                 max(_MIN_CAPACITY, n_tokens, 2 * self.capacity), self.config.context_length
             )
-            self._reallocate(list(range(self.values.shape[1])), wanted)
+            everything = list(range(self.values.shape[1]))
+            self.keys, self.values = self._copy(everything, wanted, max(self.lengths))
 
     def rewind(self, lengths: Sequence[int]) -> None:
         """Truncate each sequence to its new length, if it is longer."""
@@ -64,8 +65,8 @@ class BlockedKVCache:
                     self.values[:, new, :, : lengths[new]] = self.values[:, old, :, : lengths[new]]
             self.lengths = lengths
         else:
-            self.lengths = lengths
-            self._reallocate(indices, self.capacity)
+            keys, values = self._copy(indices, self.capacity, max(lengths))
+            self.keys, self.values, self.lengths = keys, values, lengths
 
     def first_sequence(self) -> tuple[Array, Array]:
         """Return the first sequence's keys and values, each (L, n_kv_heads, n, D)."""
@@ -76,13 +77,13 @@ class BlockedKVCache:
     def restore(self, keys: Array, values: Array) -> None:
         """Replace everything with one sequence of keys and values (L, n_kv_heads, n, D)."""
         n, size = keys.shape[2:]
-        self._allocate(1, n)
-        self.values[:, 0, :, :n, :size] = values
-        padded = np.zeros_like(self.values[:, 0])
+        new_keys, new_values = self._allocate(1, n)
+        new_values[:, 0, :, :n, :size] = values
+        padded = np.zeros_like(new_values[:, 0])
         padded[:, :, :n, :size] = keys
-        blocks = self.keys[:, 0].swapaxes(3, 4)  # (L, n_kv_heads, S / 16, 16, D)
+        blocks = new_keys[:, 0].swapaxes(3, 4)  # (L, n_kv_heads, S / 16, 16, D)
         blocks[:] = padded.reshape(blocks.shape)
-        self.lengths = [n]
+        self.keys, self.values, self.lengths = new_keys, new_values, [n]
 
     def job_fields(self) -> dict[int, int]:
         """Return the job's fields that depend on the storage."""
@@ -93,19 +94,23 @@ class BlockedKVCache:
             job_layout.N_SEQUENCES: self.values.shape[1],
         }
 
-    def _reallocate(self, indices: Sequence[int], capacity: int) -> None:
-        """Copy these sequences into new storage."""
-        keys, values, n = self.keys, self.values, max(self.lengths)
-        blocks = -(-n // LANES)
-        self._allocate(len(indices), capacity)
-        for new, old in enumerate(indices):
-            self.keys[:, new, :, :blocks] = keys[:, old, :, :blocks]
-            self.values[:, new, :, :n] = values[:, old, :, :n]
+    def _copy(self, indices: Sequence[int], capacity: int, n_tokens: int) -> tuple[Array, Array]:
+        """Return new storage with the first tokens of these sequences.
 
-    def _allocate(self, n_sequences: int, capacity: int) -> None:
+        The caller assigns keys, values and lengths in one statement, which Ctrl-C cannot split.
+        """
+        keys, values = self._allocate(len(indices), capacity)
+        blocks = -(-n_tokens // LANES)
+        for new, old in enumerate(indices):
+            keys[:, new, :, :blocks] = self.keys[:, old, :, :blocks]
+            values[:, new, :, :n_tokens] = self.values[:, old, :, :n_tokens]
+        return keys, values
+
+    def _allocate(self, n_sequences: int, capacity: int) -> tuple[Array, Array]:
         config, n_blocks = self.config, -(-capacity // LANES)
         size = padded_length(config.head_dim)
         shape = (config.n_layers, n_sequences, config.n_kv_heads)
         # Pages of zeros cost no memory until they are written.
-        self.keys = np.zeros((*shape, n_blocks, size, LANES), np.float32)
-        self.values = np.zeros((*shape, n_blocks * LANES, size), np.float32)
+        keys: Array = np.zeros((*shape, n_blocks, size, LANES), np.float32)
+        values: Array = np.zeros((*shape, n_blocks * LANES, size), np.float32)
+        return keys, values

@@ -14,9 +14,11 @@ from tgen.checkpoint.dtypes import Array, to_bfloat16, to_float32
 from tgen.config import ModelConfig, StoredAs
 from tgen.engine.cpu import job_layout
 from tgen.engine.cpu.job_layout import GROUP, GROUP_BYTES
+from tgen.model.ram import check_ram
 
 _ROWS_AT_ONCE = 4096  # matrix rows converted together
 _DTYPES = {"float32": job_layout.FLOAT32, "bfloat16": job_layout.BFLOAT16, "int8": job_layout.INT8}
+_BYTES = {"float32": 4, "bfloat16": 2, "int8": GROUP_BYTES / GROUP}  # per weight
 _ACTIVATIONS = {
     "swiglu": job_layout.SWIGLU,
     "relu": job_layout.RELU,
@@ -46,7 +48,13 @@ class PackedWeights:
     def __init__(
         self, config: ModelConfig, arrays: MutableMapping[str, Array], dtype: StoredAs
     ) -> None:
-        """Move the arrays out of `arrays`, so that no converted array exists twice."""
+        """Move the arrays out of `arrays`, so that no converted array exists twice.
+
+        Raises ModelError if the converted arrays do not fit into RAM.
+        """
+        sizes = [(array.nbytes, array.size * _BYTES[dtype]) for array in arrays.values()]
+        n_more = sum(round(packed) - stored for stored, packed in sizes)
+        check_ram(n_more, f"storing the weights as {dtype}", "choose a smaller --dtype or model")
         self.config = config
         take: Callable[..., Any] = arrays.pop
         self.dtype = _DTYPES[dtype]
