@@ -8,6 +8,7 @@ from support.models import make_model
 from tgen.config import FAMILIES, ModelConfig, RopeScaling
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import UsageError
+from tgen.model import transformer
 from tgen.model.cpu_count import cpu_count
 from tgen.model.device import set_threads
 from tgen.model.kv_cache import KVCache
@@ -192,3 +193,39 @@ def test_threads_are_limited_to_the_cpus():
         assert torch.get_num_threads() == cpu_count()
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("family", ["classic", "llama"])
+def test_unused_positions_of_a_long_context_take_no_memory(family):
+    model = make_model(family, context_length=1 << 20)
+    again = Transformer.from_arrays(model.config, model.to_arrays())
+    for each in (model, again):
+        assert sum(buffer.nbytes for buffer in each.buffers()) < 2_000_000
+
+
+@pytest.mark.parametrize("family", ["classic", "llama"])
+def test_tables_grow_with_the_text(family, monkeypatch):
+    whole = make_model(family).double()
+    monkeypatch.setattr(transformer, "_FIRST_POSITIONS", 8)
+    model = make_model(family).double()
+    assert max(len(buffer) for buffer in model.buffers()) == 8
+    tokens = torch.arange(40)[None]
+    with torch.no_grad():
+        cache = make_cache(model)
+        parts = [model(tokens[:, i : i + 10], cache=cache) for i in range(0, 40, 10)]
+        assert (torch.cat(parts, dim=1) - whole(tokens)).abs().max() <= 1e-9
+        assert torch.equal(model(tokens), whole(tokens))
+
+
+def test_tables_that_grew_while_sampling_can_be_trained_with(monkeypatch):
+    monkeypatch.setattr(transformer, "_FIRST_POSITIONS", 8)
+    model = make_model("llama")
+    with torch.inference_mode():
+        model(torch.arange(40)[None])
+    model(torch.arange(40)[None]).sum().backward()
+    assert model.token_embedding.weight.grad is not None
+
+
+def test_sinusoidal_context_is_limited():
+    with pytest.raises(UsageError, match="context_length: invalid value 50000000"):
+        make_model("classic", context_length=50_000_000)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tgen.config import SamplingConfig
-from tgen.engine.base import Engine, Logits, reset
+from tgen.engine.base import Engine
 from tgen.generation.loop import generate
-from tgen.generation.samplers import softmax
+from tgen.generation.score import block_nll, predictions
 from tgen.reports.benchmark import PrecisionReport
 
 _TEXTS, _TOKENS = 8, 256
@@ -38,11 +38,12 @@ def compare_precision(
     n_bytes = sum(len(decode(text[len(start) :])) for text in texts)
     nats, max_difference = [0.0, 0.0], 0.0
     for text in texts:
-        both = [_logits(one, text, len(start)) for one in (engine, reference)]
-        max_difference = max(max_difference, float(np.abs(both[0] - both[1]).max()))
-        for i, logits in enumerate(both):
-            probabilities = softmax(logits)[np.arange(len(logits)), text[len(start) :]]
-            nats[i] -= float(np.log(probabilities).sum())
+        blocks = (predictions(one, text, len(start)) for one in (engine, reference))
+        for (logits, targets), (reference_logits, _) in zip(*blocks, strict=True):
+            nats[0] += block_nll(logits, targets)
+            nats[1] += block_nll(reference_logits, targets)
+            difference = float(np.abs(logits - reference_logits).max())
+            max_difference = max(max_difference, difference)
     bits, reference_bits = (value / math.log(2) / max(1, n_bytes) for value in nats)
     return PrecisionReport(
         dtype=engine.dtype,
@@ -52,9 +53,3 @@ def compare_precision(
         reference_bits_per_byte=reference_bits,
         max_logit_difference=max_difference,
     )
-
-
-def _logits(engine: Engine, text: Sequence[int], prompt_length: int) -> Logits:
-    """Return the logits that predict each token after the prompt, (T - prompt_length, V)."""
-    reset(engine, 1)
-    return engine.extend([text[:-1]], every_position=True)[prompt_length - 1 :]

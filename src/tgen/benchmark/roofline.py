@@ -6,12 +6,10 @@ four per query, key and head dimension. The slower of the two, at the machine's 
 bandwidth and compute rate, is the lower bound.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from numpy.typing import NDArray
 
 from tgen.benchmark.backend import Workload
 from tgen.config import STORED_BYTES, ModelConfig, StoredAs
@@ -52,16 +50,20 @@ class PassCost:
 
 def pass_cost(
     config: ModelConfig,
-    arrays: Mapping[str, NDArray[Any]],
+    shapes: Mapping[str, tuple[int, ...]],
     dtype: StoredAs,
     *,
     bfloat16_cache: bool = False,
 ) -> PassCost:
-    """Return the cost of a model's forward passes, keys and values in float32 or bfloat16."""
+    """Return the cost of a model's forward passes, keys and values in float32 or bfloat16.
+
+    `shapes` are those of its arrays, by tgen's names.
+    """
     output = "token_embedding.weight" if config.tied_embeddings else "lm_head.weight"
     lookups = {"position_embedding.weight", "token_embedding.weight", output}
-    weights = sum(a.size for name, a in arrays.items() if a.ndim == 2 and name not in lookups)
-    output_weights = arrays[output].size
+    matrices = {name: math.prod(shape) for name, shape in shapes.items() if len(shape) == 2}
+    weights = sum(size for name, size in matrices.items() if name not in lookups)
+    output_weights = matrices[output]
     return PassCost(
         weights=weights,
         output_weights=output_weights,

@@ -16,7 +16,7 @@ from tgen.checkpoint.model_dir import load
 from tgen.config import StoredAs
 from tgen.engine.open_engine import EngineKind, open_engine
 from tgen.errors import UsageError
-from tgen.model.cpu_count import cpu_count
+from tgen.model.cpu_count import cpu_count, default_threads
 from tgen.reports.benchmark import Difference, PeakRates, ThroughputReport
 
 _PEAK_SECONDS = 1.0  # for reading, and for multiplying
@@ -62,13 +62,13 @@ def open_setups(
         if n is not None and not 1 <= n <= cpu_count():
             raise UsageError(
                 f"--threads: must be between 1 and {cpu_count()}, the number of CPUs (got {n})",
-                "remove --threads to use all CPUs",
+                "remove --threads to use all cores",
             )
     for kind, dtype, n in product(kinds, dtypes, threads):
         bundle = load(path)
-        arrays = dict(bundle.arrays)  # the engine takes those of the bundle
+        shapes = {name: array.shape for name, array in bundle.arrays.items()}
         engine = open_engine(bundle, device=device, threads=n, dtype=dtype, kind=kind)
-        n_threads = n or cpu_count()
+        n_threads = n or default_threads()
         tokens = random_tokens(bundle.config.vocab_size, engine.context_length, seed=seed)
         is_torch = engine.name == "torch"
         setups.append(
@@ -81,7 +81,7 @@ def open_setups(
                 backend=EngineBackend(engine, tokens, threads=n_threads),
                 cost=pass_cost(
                     bundle.config,
-                    arrays,
+                    shapes,
                     engine.dtype,
                     bfloat16_cache=is_torch and engine.dtype == "bfloat16",
                 ),

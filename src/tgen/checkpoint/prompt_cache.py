@@ -30,10 +30,8 @@ class ModelIdentity(NamedTuple):
 
 def check_cache_file(path: Path) -> None:
     """Raise UsageError unless `save` may write to `path`: only a prompt cache is overwritten."""
-    if not path.parent.is_dir():
-        raise UsageError(
-            f"--save-cache {path}: folder {path.parent} does not exist", "create the folder"
-        )
+    if problem := files.output_problem(path):
+        raise UsageError(f"--save-cache {path}: {problem}", "name another file")
     if path.is_file():
         try:
             _read_header(path)
@@ -56,6 +54,7 @@ def save(path: Path, arrays: Mapping[str, NDArray[Any]], model: ModelIdentity) -
         "sha256": _digest(arrays),
     }
     texts = {name: np.frombuffer(text, np.uint8) for name, text in labels.items()}
+    files.make_folder(path.resolve().parent)
     files.publish(path.resolve(), safetensors_file.serialize({**arrays, **texts}))
 
 

@@ -1,12 +1,12 @@
 """Devices for torch: choice, memory, threads."""
 
-import os
-
 import torch
 
 from tgen import distributed
 from tgen.errors import UsageError
-from tgen.model.cpu_count import cpu_count
+from tgen.model.cpu_count import cpu_count, default_threads
+from tgen.model.openmp_wait import watch_load
+from tgen.model.ram import free_ram
 
 Device = torch.device
 
@@ -36,10 +36,9 @@ def choose_device(name: str) -> Device:
 
 
 def memory_bytes(device: Device) -> int | None:
-    """Return the RAM of the machine, or None if the device is a GPU or the size is unknown."""
-    if device.type != "cpu" or not hasattr(os, "sysconf"):
-        return None
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Return the RAM that the process can still take, in bytes, or None if the device is a GPU or
+    the size is unknown."""
+    return free_ram() if device.type == "cpu" else None
 
 
 def rank_bytes(device: Device) -> int | None:
@@ -71,12 +70,15 @@ def describe_device(device: Device) -> dict[str, str | int]:
 
 
 def set_threads(n: int | None) -> None:
-    """Set torch's CPU threads, at most one per CPU; None keeps torch's default, or this rank's
-    share of the CPUs."""
-    if n is None and distributed.launched():  # torchrun sets 1
-        n = cpu_count(shared_by=distributed.ranks().local_world_size)
-    if n is not None:
-        torch.set_num_threads(min(n, cpu_count()))
+    """Set torch's CPU threads, at most one per CPU; None sets `default_threads`, or this rank's
+    share of them, but never more than torch's own default. From now on the threads wait without
+    spinning while the machine is busy."""
+    if n is None:
+        n = default_threads(shared_by=distributed.ranks().local_world_size)
+        n = n if distributed.launched() else min(n, n_threads())  # torchrun sets 1
+    if (n := min(n, cpu_count())) != n_threads():
+        torch.set_num_threads(n)
+    watch_load(n)
 
 
 def n_threads() -> int:

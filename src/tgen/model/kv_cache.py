@@ -1,8 +1,11 @@
 """The KV cache: keys and values of earlier positions, so that a new token need not compute them.
 
 With causal attention no position sees a later one, so the keys and values of a position never
-change. Sequences may have different lengths. Storage doubles when it is full.
+change. Sequences may have different lengths. Storage doubles when it is full, up to the context
+length, and stays when sequences end.
 """
+
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,9 +13,11 @@ from torch import Tensor
 from tgen.config import ModelConfig
 from tgen.model.attention_mask import causal_mask
 
+_MIN_CAPACITY = 64
+
 
 class KVCache:
-    """Cached keys and values of B sequences.
+    """Cached keys and values of B sequences, the first B of the storage.
 
     A forward pass calls `extend` once, then `update` once per layer.
     """
@@ -22,6 +27,9 @@ class KVCache:
     ) -> None:
         self.lengths = [0] * n_sequences
         self.window = config.sliding_window
+        self.context_length = config.context_length
+        # Assigned after all layers have changed, so that Ctrl-C does not leave them wrong.
+        self.n_stored, self.capacity = n_sequences, 0
         self._start = [0] * n_sequences
         self._positions: Tensor | None = None  # (B, T) if the lengths differ
         shape = (n_sequences, config.n_kv_heads, 0, config.head_dim)
@@ -59,20 +67,24 @@ class KVCache:
 
     def reserve(self, n: int) -> None:
         """Make room for sequences of `n` tokens."""
-        old_capacity = self.keys[0].shape[2]
-        if n <= old_capacity:
+        if n <= self.capacity:
             return
-        capacity = max(64, n, 2 * old_capacity)
-        for storage in (self.keys, self.values):
-            for layer, old in enumerate(storage):
-                B, H, S, D = old.shape
-                storage[layer] = old.new_zeros(B, H, capacity, D)
-                storage[layer][:, :, :S] = old
+        capacity = max(n, min(max(_MIN_CAPACITY, 2 * self.capacity), self.context_length))
+        old_capacity = self.capacity
+
+        def grow(old: Tensor) -> Tensor:
+            B, H, _, D = old.shape
+            new = old.new_zeros(B, H, capacity, D)
+            new[:, :, :old_capacity] = old[:, :, :old_capacity]
+            return new
+
+        self._replace(grow)
+        self.capacity = capacity
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k and v (B, n_kv_heads, T, D); return all keys and values (B, n_kv_heads, S, D)."""
-        keys, values = self.keys[layer], self.values[layer]
-        end = max(self.lengths)
+        B, end = len(self.lengths), max(self.lengths)
+        keys, values = self.keys[layer][:B], self.values[layer][:B]
         if self._positions is None:
             keys[:, :, self._start[0] : end] = k
             values[:, :, self._start[0] : end] = v
@@ -87,11 +99,31 @@ class KVCache:
         self.lengths = [min(old, new) for old, new in zip(self.lengths, lengths, strict=True)]
 
     def select(self, indices: list[int]) -> None:
-        """Select, repeat and reorder sequences: new sequence i is old sequence indices[i]."""
-        index = torch.tensor(indices, dtype=torch.long, device=self.keys[0].device)
-        self.lengths = [self.lengths[i] for i in indices]
-        self.keys = [keys[index] for keys in self.keys]
-        self.values = [values[index] for values in self.values]
+        """Select, repeat and reorder sequences: new sequence i is old sequence indices[i].
+
+        Copies only the sequences that move, unless there are more than the storage has, or fewer
+        than a quarter.
+        """
+        n, lengths = len(indices), [self.lengths[i] for i in indices]
+        longest, device = max(lengths), self.keys[0].device
+        if n <= self.n_stored <= 4 * n:
+            moves = [(new, old) for new, old in enumerate(indices) if new != old]
+            if moves and longest:
+                new, old = torch.tensor(moves, device=device).T
+                for storage in (*self.keys, *self.values):
+                    storage[new, :, :longest] = storage[old, :, :longest]
+        else:
+            index = torch.tensor(indices, device=device)
+
+            def pick(old: Tensor) -> Tensor:
+                new = old.new_zeros(n, *old.shape[1:])
+                new[:, :, :longest] = old[index, :, :longest]
+                return new
+
+            self.n_stored = 0  # until every layer has its new storage
+            self._replace(pick)
+            self.n_stored = n
+        self.lengths = lengths
 
     def first_sequence(self) -> tuple[Tensor, Tensor]:
         """Return the first sequence's keys and values, each (L, n_kv_heads, n, D)."""
@@ -101,6 +133,54 @@ class KVCache:
 
     def restore(self, keys: Tensor, values: Tensor) -> None:
         """Replace everything with one sequence of keys and values (L, n_kv_heads, n, D)."""
-        self.lengths = [keys.shape[2]]
-        for storage, new in ((self.keys, keys), (self.values, values)):
-            storage[:] = [layer[None].to(storage[0], copy=True) for layer in new]
+        like, n = self.keys[0], keys.shape[2]
+        new_keys, new_values = (
+            [layer[None].to(like, copy=True) for layer in new] for new in (keys, values)
+        )
+        self.keys, self.values, self.lengths = new_keys, new_values, [n]
+        self.n_stored, self.capacity = 1, n
+
+    def _replace(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Replace the storage layer by layer, so that only one layer exists twice."""
+        for storage in (self.keys, self.values):
+            for layer, old in enumerate(storage):
+                storage[layer] = change(old)
+
+
+class PaddedRows(KVCache):
+    """Some sequences of a KVCache during one pass: each gets its own number of new tokens.
+
+    The pass pads them at the end. Padding is not stored, and no token attends to it.
+    """
+
+    def __init__(self, cache: KVCache, rows: Sequence[int], counts: Sequence[int]) -> None:
+        """`counts` are the new tokens of the sequences `rows`, which fit into the context."""
+        device = cache.keys[0].device
+        start = [cache.lengths[row] for row in rows]
+        self._end = max(length + n for length, n in zip(start, counts, strict=True))
+        cache.reserve(self._end)
+        self.keys, self.values, self.window = cache.keys, cache.values, cache.window
+        self._from_empty = not any(start)
+        index = torch.tensor(rows, device=device)
+        consecutive = list(rows) == list(range(rows[0], rows[0] + len(rows)))
+        self._rows = slice(rows[0], rows[0] + len(rows)) if consecutive else index
+        column = torch.arange(max(counts), device=device)
+        self._padded = torch.tensor(start, device=device)[:, None] + column  # positions (B, T)
+        is_token = column < torch.tensor(counts, device=device)[:, None]  # (B, T)
+        self._row, self._column = is_token.nonzero(as_tuple=True)
+        self._target = index[self._row], self._padded[is_token]
+
+    def extend(self, n_new: int) -> tuple[Tensor, Tensor | None]:
+        """Return the positions (B, T), and the mask (B, 1, T, S) or None: see `KVCache.extend`."""
+        assert n_new == self._padded.shape[1]
+        if self._from_empty and (self.window is None or self._end <= self.window):
+            return self._padded, None
+        return self._padded, causal_mask(self._padded, self._end, self.window)[:, None]
+
+    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store k and v (B, n_kv_heads, T, D); return all keys and values (B, n_kv_heads, S, D)."""
+        rows, positions = self._target
+        for storage, new in ((self.keys[layer], k), (self.values[layer], v)):
+            storage[rows, :, positions] = new[self._row, :, self._column].to(storage.dtype)
+        keys, values = self.keys[layer], self.values[layer]
+        return keys[self._rows, :, : self._end], values[self._rows, :, : self._end]

@@ -11,12 +11,13 @@ from tgen.config import ModelConfig, RopeScaling
 Table = NDArray[np.float32]
 
 
-def sinusoid(context_length: int, d_model: int) -> Table:
-    """(context_length, C): sin and cos of p / 10000^(2i/C), interleaved (Vaswani et al. 2017)."""
-    position = np.arange(context_length, dtype=np.float64)[:, None]
+def sinusoid(n: int, d_model: int) -> Table:
+    """(n, C): sin and cos of p / 10000^(2i/C), interleaved (Vaswani et al. 2017), for the first `n`
+    positions."""
+    position = np.arange(n, dtype=np.float64)[:, None]
     angle = position / 10_000.0 ** (np.arange(0, d_model, 2, dtype=np.float64) / d_model)
     both = np.stack([np.sin(angle), np.cos(angle)], axis=-1)
-    return both.reshape(context_length, d_model).astype(np.float32)
+    return both.reshape(n, d_model).astype(np.float32)
 
 
 def rotary_tables(config: ModelConfig, n: int | None = None) -> tuple[Table, Table]:

@@ -23,7 +23,10 @@ from tgen.config import ModelConfig
 from tgen.model.attention_mask import causal_mask, document_mask
 from tgen.model.dropout import Dropout
 from tgen.model.kv_cache import KVCache
+from tgen.model.ram import check_ram
 from tgen.model.rope import rotary_tables, sinusoid
+
+_FIRST_POSITIONS = 4096  # in the position tables at first: most of a long context is never used
 
 
 class Recorder(Protocol):
@@ -189,9 +192,10 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """The complete model. `forward` always returns logits."""
 
-    sinusoid: Tensor  # (context_length, C), not trained
-    cos: Tensor  # (context_length, D/2), not trained
+    sinusoid: Tensor  # (n, C) of the first n positions, not trained; see `reserve_positions`
+    cos: Tensor  # (n, D/2), not trained
     sin: Tensor
+    _n_positions: int  # in these tables
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__()
@@ -215,6 +219,8 @@ class Transformer(nn.Module):
         with torch.device("meta"):
             model = cls(config)
         model._make_tables()
+        copied = sum(array.size for array in arrays.values() if array.dtype != np.float32)
+        check_ram(4 * copied, "converting the weights to float32")
         model.load_arrays(arrays, assign=True)
         return model.eval()
 
@@ -256,8 +262,10 @@ class Transformer(nn.Module):
             positions = torch.arange(T, device=tokens.device)
             if window is not None and window < T:
                 mask = causal_mask(positions, T, window)
-        # Padding of a shorter sequence may exceed the context; its results are discarded.
-        positions = positions.clamp(max=self.config.context_length - 1)  # (T,) or (B, T)
+        n = min(T if cache is None else cache.keys[0].shape[2], self.config.context_length)
+        self.reserve_positions(n)
+        # Padding of a shorter sequence may exceed the storage; its results are discarded.
+        positions = positions.clamp(max=n - 1)  # (T,) or (B, T)
         x = self.token_embedding(tokens)  # (B, T, C)
         rope = None
         if self.config.position == "rotary":
@@ -283,16 +291,29 @@ class Transformer(nn.Module):
         """(..., C) -> (..., V)."""
         return F.linear(x, self.output_weight)
 
+    def reserve_positions(self, n: int) -> None:
+        """Compute the position tables of at least `n` positions, if they are shorter."""
+        if n > self._n_positions:
+            self._n_positions = max(n, 2 * self._n_positions)
+            with torch.inference_mode(False):  # training uses them too
+                for name, table in self._tables(self._n_positions).items():
+                    setattr(self, name, table.to(getattr(self, name)))
+
     def _make_tables(self) -> None:
         """Register position tables as buffers that are not saved."""
-        config = self.config
+        self._n_positions = _FIRST_POSITIONS
+        for name, table in self._tables(_FIRST_POSITIONS).items():
+            self.register_buffer(name, table, persistent=False)
+
+    def _tables(self, n: int) -> dict[str, Tensor]:
+        """Return the tables of the first `n` positions, or of all if there are fewer."""
+        config, n = self.config, min(n, self.config.context_length)
         if config.position == "sinusoidal":
-            table = torch.from_numpy(sinusoid(config.context_length, config.d_model))
-            self.register_buffer("sinusoid", table, persistent=False)
+            return {"sinusoid": torch.from_numpy(sinusoid(n, config.d_model))}
         if config.position == "rotary":
-            cos, sin = rotary_tables(config)
-            self.register_buffer("cos", torch.from_numpy(cos), persistent=False)
-            self.register_buffer("sin", torch.from_numpy(sin), persistent=False)
+            cos, sin = rotary_tables(config, n)
+            return {"cos": torch.from_numpy(cos), "sin": torch.from_numpy(sin)}
+        return {}
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:

@@ -27,6 +27,7 @@ _STORED = {"swiglu": (4, 4, 4), "relu": (5, 1, 1), "gelu": (5, 1, 2), "gelu_tanh
 _DROPOUT = 2
 _LOGITS = 3  # copies on a GPU: log-probabilities and two gradients, float32
 _ORTHOGONALIZE = 4  # copies of a stack of matrices that Muon makes, measured
+_TRANSPOSED = ("classic", "gpt2")  # families whose matrices are stored transposed
 _GATHERED_BLOCKS = 3  # at once: the one in use, the next one, and the gradients of one
 
 
@@ -42,9 +43,9 @@ def check_memory(
     ).total
     if memory is not None and needed > memory:
         raise UsageError(
-            f"training needs about {needed / 1e9:,.0f} GB of memory with "
+            f"training needs about {format_bytes(needed)} of memory with "
             f"batch_size={train.batch_size}, d_model={model.d_model}, d_ff={model.d_ff}; "
-            f"{memory / 1e9:,.0f} GB is available",
+            f"{format_bytes(memory)} is available",
             "reduce one of them; --set accumulation=N splits a batch into micro-batches",
         )
 
@@ -73,7 +74,8 @@ def rank_memory(
     copies = 4 * gathered + 2 * bfloat16
     activations = activation_bytes(model, train, context=context, on_gpu=on_gpu)
     update = 4 * _update_elements(model, matrices, n_ranks, n_shards) if muon else 0
-    permanent = 4 * (2 * weights + moments)
+    saving = 0 if on_gpu else _saved_bytes(model, train)
+    permanent = 4 * (weights + moments)
     return RankMemory(
         parallel=parallel,
         weights=4 * weights,
@@ -82,8 +84,19 @@ def rank_memory(
         activations=activations,
         copies=copies,
         update=update,
-        total=permanent + max(activations + copies, update),  # the update follows the passes
+        saving=saving,
+        # The update follows the passes, a save the update.
+        total=permanent + max(4 * weights + max(activations + copies, update), saving),
     )
+
+
+def _saved_bytes(model: ModelConfig, train: ResolvedTrainConfig) -> int:
+    """Return the bytes of rank 0's copies of all weights and moments at a save."""
+    matrices = model.n_layers * n_elements(block_matrices(model))
+    weights = n_elements(outer_shapes(model)) + model.n_layers * n_elements(block_shapes(model))
+    moments = 2 * weights - matrices * (train.optimizer == "muon")
+    transposed = matrices if model.family in _TRANSPOSED else 0  # copied again for the file
+    return 4 * (weights + moments + transposed)
 
 
 def activation_bytes(

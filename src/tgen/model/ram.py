@@ -1,0 +1,48 @@
+"""The RAM that this process can still take, without torch."""
+
+import os
+from pathlib import Path
+
+from tgen.errors import ModelError, TgenError
+from tgen.reports.training import format_bytes
+from tgen.storage import files
+from tgen.storage.container_limits import free_memory
+
+_HINT = "use a smaller model, or raise the memory limit of the container or job"
+_ROOT = Path("/")
+
+
+def free_ram(root: Path = _ROOT) -> int | None:
+    """Return the bytes that this process can still allocate at most; None if unknown.
+
+    The RAM of the machine less what the process has, or less within a container. Other processes
+    of the machine do not count: the system may swap them. `root` is where /proc and /sys are.
+    """
+    sizes = [free_memory(root)]
+    if hasattr(os, "sysconf"):
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        sizes.append(max(0, total - _own_bytes(root)))
+    return min((size for size in sizes if size is not None), default=None)
+
+
+def check_ram(n_bytes: int, purpose: str, hint: str = _HINT) -> None:
+    """Raise ModelError if `n_bytes` more are certainly too many: the system would end the process.
+
+    The message is "<purpose> needs ...".
+    """
+    free = free_ram()
+    if free is not None and n_bytes > free:
+        raise ModelError(
+            f"{purpose} needs {format_bytes(n_bytes)} of memory, "
+            f"but only {format_bytes(free)} is available",
+            hint,
+        )
+
+
+def _own_bytes(root: Path) -> int:
+    """Bytes of this process that the system cannot drop; 0 if unknown."""
+    try:
+        lines = files.read(root / "proc" / "self" / "status").splitlines()
+    except (TgenError, OSError):
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(b"RssAnon:")), 0)
