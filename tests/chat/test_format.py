@@ -181,6 +181,13 @@ def test_malformed_messages_are_an_error(model, messages):
         open_model(model(CHATML)).chat_format.encode(messages)
 
 
+def test_text_that_cannot_fit_the_context_is_refused_before_it_is_encoded(model, monkeypatch):
+    chat = open_model(model("{{ messages[0].content * 100000 }}")).chat_format
+    monkeypatch.setattr(Tokenizer, "encode_with_special", None)
+    with pytest.raises(UsageError, match="1,600,000 characters, too many for a context of 256"):
+        chat.encode(user("x" * 16))
+
+
 def test_eos_token_of_the_tokenizer_ends_an_answer(model):
     path = model(CHATML, eos_token="<|im_end|>")
     loaded = open_model(path)

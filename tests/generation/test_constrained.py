@@ -89,6 +89,10 @@ def test_truncated_text_is_reported_as_incomplete(trained):
         ({"json_schema": "{"}, "json_schema: "),
         ({"json_schema": {"type": "nothing"}}, "json_schema: "),
         ({"json_schema": '{"type": "nothing"}'}, "json_schema: "),
+        ({"json_schema": "[" * 100_000}, "nesting is too deep"),
+        ({"json_schema": {"const": -(2**63)}}, "below -9e+18"),  # these would end the process
+        ({"json_schema": {"enum": [1, {"minimum": [-(2**63)]}]}}, "below -9e+18"),
+        ({"json_schema": {"type": "integer", "minimum": -1e19, "maximum": -1e19}}, "below -9e+18"),
         ({"choices": [b"\xff"]}, "UTF-8"),
         ({"choices": ["a"], "regex": "b"}, "cannot be combined"),
         ({"choices": ["a"], "stop": ["b"]}, "stop"),

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tgen.config import SamplingConfig
 from tgen.errors import UsageError
 from tgen.generation.logits_processors import LogitsProcessors, missing_strings
-from tgen.generation.penalties import dry
-from tgen.generation.vocabulary import Completions, Vocabulary
+from tgen.generation.penalties import Repeats, dry
+from tgen.generation.vocabulary import Completions, TokenIndex, Vocabulary
 
 few = st.binary(min_size=0, max_size=6).map(lambda b: bytes(97 + c % 3 for c in b))
 some = few.filter(bool)
@@ -17,11 +17,48 @@ some = few.filter(bool)
 
 @given(text=some, vocabulary=st.lists(few, min_size=1, max_size=12), written=few)
 def test_token_completes_a_string_wherever_it_starts(text, vocabulary, written):
-    result = Completions(text, vocabulary).after(written).tolist()
+    result = Completions(text, TokenIndex(vocabulary)).after(written).tolist()
     for i, token in enumerate(vocabulary):
         whole = written + token
         ends = [at + len(text) for at in range(len(whole)) if whole.startswith(text, at)]
         assert (i in result) == any(end > len(written) for end in ends)
+
+
+class CountedBytes(bytes):
+    """A token that counts how often it is searched or compared."""
+
+    n = 0
+
+    def __contains__(self, other):
+        CountedBytes.n += 1
+        return super().__contains__(other)
+
+    def __getitem__(self, key):
+        CountedBytes.n += 1
+        return super().__getitem__(key)
+
+    def startswith(self, *arguments):
+        CountedBytes.n += 1
+        return super().startswith(*arguments)
+
+
+def test_long_string_costs_no_pass_over_the_vocabulary_per_byte():
+    tokens = [CountedBytes(bytes([i % 256, i // 256])) for i in range(1000)]
+    index = TokenIndex(tokens)
+    CountedBytes.n = 0
+    text = bytes([3, 3, 4]) * 3000
+    completions = Completions(text, index)
+    assert CountedBytes.n < 2 * len(tokens)
+    assert completions.after(text[:-1]).tolist() == [4, 260, 516, 772]
+    assert completions.after(text[:-3]).tolist() == []
+
+
+def test_too_many_strings_are_refused():
+    for name in ("stop", "ban", "require", "dry_breakers"):
+        with pytest.raises(UsageError, match=f"{name}: too many strings"):
+            SamplingConfig(**{name: [f"{i}" for i in range(1001)]})
+    with pytest.raises(UsageError, match="bias: too many strings"):
+        SamplingConfig(bias={f"{i}": 1.0 for i in range(1001)})
 
 
 def process(sampling, text, prompt_length, *, tokens=(), ends=(), n_left=99, size=6):
@@ -73,7 +110,9 @@ def test_required_string_inside_another_is_not_added():
 
 def test_dry_does_not_overflow_for_long_repeats():
     logits = np.zeros(3, np.float32)
-    dry(logits, [1] * 3000, multiplier=1.0, base=1.75, allowed_length=2, breakers=())
+    repeats = Repeats()
+    repeats.read([1] * 3000)
+    dry(logits, repeats, multiplier=1.0, base=1.75, allowed_length=2, breakers=())
     assert logits.tolist() == [0, np.float32(-1e30), 0]
 
 

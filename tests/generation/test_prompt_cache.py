@@ -134,13 +134,14 @@ def test_save_cache_overwrites_prompt_caches_only(trained, tmp_path):
     (tmp_path / "link").symlink_to("c")
     assert tgen(*run, "--save-cache", tmp_path / "link").returncode == 0
     assert (tmp_path / "link").is_symlink()
-    for target in ("corpus.txt", ".", "none/c"):
+    assert tgen(*run, "--save-cache", tmp_path / "new/c").returncode == 0
+    for target in ("corpus.txt", ".", "corpus.txt/c"):
         error = tgen(*run, "--save-cache", tmp_path / target)
         assert error.returncode == 2
         assert b"--save-cache" in error.stderr
     assert tgen(*run, "--save-cache", trained / "model.safetensors").returncode == 2
     assert (tmp_path / "corpus.txt").read_bytes() == b"precious"
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["c", "corpus.txt", "link"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["c", "corpus.txt", "link", "new"]
 
 
 def test_command_saves_and_loads_a_prompt_cache(trained, tmp_path):

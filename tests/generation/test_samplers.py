@@ -71,6 +71,12 @@ def test_top_n_sigma_and_xtc_follow_their_definition(seed):
         assert set(np.flatnonzero(~mask)) == removed
 
 
+def repeats_of(text):
+    repeats = penalties.Repeats()
+    repeats.read(text)
+    return repeats
+
+
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(0, 99))
 @settings(deadline=None)
 def test_penalties_equal_those_of_transformers(text, seed):
@@ -86,26 +92,9 @@ def test_penalties_equal_those_of_transformers(text, seed):
         assert result[i] == pytest.approx(logits[i] - 0.25 * counts[i] - 0.5 * (counts[i] > 0))
     for n in (1, 2, 3):
         result = logits.astype(np.float64)
-        penalties.forbid_repeated_ngrams(result, text, n)
+        penalties.forbid_repeated_ngrams(result, repeats_of(text), n)
         expected = theirs(logits[None], reference.NoRepeatNGramLogitsProcessor(n), [text])[0]
         np.testing.assert_array_equal(result, expected)
-
-
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=25), st.sets(st.integers(0, 3)))
-@settings(deadline=None)
-def test_dry_follows_its_definition(text, breakers):
-    result = np.zeros(4)
-    penalties.dry(result, text, multiplier=0.8, base=1.75, allowed_length=2, breakers=breakers)
-    for token in range(4):
-        longest = 0
-        for n in range(1, len(text)):  # an earlier copy of the last n tokens, followed by token
-            end = text[-n:]
-            if breakers & set(end):
-                break
-            if any(text[i : i + n] == end and text[i + n] == token for i in range(len(text) - n)):
-                longest = n
-        penalized = longest >= 2 and token not in breakers
-        assert result[token] == pytest.approx(-0.8 * 1.75 ** (longest - 2) if penalized else 0)
 
 
 def probabilities_of(logits, sampling, seen):

@@ -1,10 +1,16 @@
 """Scores of texts."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
+from support.models import make_model
+from tgen.benchmark.precision import compare_precision
+from tgen.engine.cpu.engine import CpuEngine
 from tgen.generation.context_window import window_start
 from tgen.generation.samplers import softmax
+from tgen.generation.score import total_nll
 from tgen.loaded_model import open_model
 
 
@@ -20,3 +26,38 @@ def test_score_is_the_bits_per_byte_of_the_text(trained):
         (logits,) = engine.extend([stream[first:n]])
         nats -= np.log(softmax(logits[None])[0, stream[n]])
     assert model.bits_per_byte(text) == pytest.approx(nats / np.log(2) / len(text), rel=1e-4)
+
+
+@pytest.fixture
+def peak():
+    """Return a function that calls a function and returns the peak of its allocations in bytes."""
+
+    def measure(call):
+        tracemalloc.start()
+        try:
+            call()
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    return measure
+
+
+def large_vocabulary(dtype="float32"):
+    size = {"vocab_size": 4000, "n_layers": 1, "d_model": 32, "context_length": 2048}
+    arrays = make_model("llama", **size).to_arrays()
+    return CpuEngine(make_model("llama", **size).config, arrays, n_threads=1, dtype=dtype)
+
+
+def test_a_score_needs_the_logits_of_one_pass_only(peak):
+    engine = large_vocabulary()
+    ids = np.random.default_rng(0).integers(0, 4000, 2048).tolist()
+    engine.extend([ids])  # allocates the KV cache
+    assert peak(lambda: total_nll(engine, ids)) < 4 * 4 * 96 * 4000  # of 4 * 2048 * 4000
+
+
+def test_comparing_precisions_needs_the_logits_of_one_pass_only(peak):
+    engines = large_vocabulary("int8"), large_vocabulary()
+    run = lambda: compare_precision(*engines, [1], decode=lambda ids: b"x" * len(ids), seed=0)  # noqa: E731
+    whole = 4 * 256 * 4000  # the logits of a text
+    assert peak(run) < 3 * whole

@@ -21,6 +21,7 @@ from tgen.errors import UsageError
 from tgen.tokenizer import Tokenizer
 
 _MAX_CHARACTERS = 1 << 20  # over all messages
+_MAX_COMPOSED = 4  # characters that NFC may make one, at most
 _STAND_INS = range(0xF0000, 0xFFFFE)  # private-use code points
 _INVALID_UTF8 = "surrogateescape"  # error handler that keeps invalid bytes
 _ASSISTANT = "assistant"
@@ -43,6 +44,9 @@ class ChatFormat:
         self._named_pattern = re.compile(f"(?={_any_of(named - special)})")  # overlapping, too
         self._control_ids = {added[name] for name in special | named}
         self._edge_characters = {c for name in special | named for c in (name[0], name[-1])}
+        names = tokenizer.spec.vocab.keys() | added.keys()
+        self._max_characters = context_length * _MAX_COMPOSED * max(map(len, names))
+        self._takes_spaces = any(t.lstrip or t.rstrip for t in tokenizer.spec.added_tokens)
         eos = tokenizer.added_tokens.get(template.variables.get("eos_token", ""))
         self.end_ids = frozenset() if eos is None else frozenset([eos])
 
@@ -63,6 +67,8 @@ class ChatFormat:
         marked = [self._replace_edges(message, stand_ins) for message in checked]
         conversations = [checked] if marked == checked else [checked, marked]
         texts = self._sandbox.render(self._template, conversations)
+        for text in texts:
+            self._check_length(text)
         spans = [self._tokenizer.encode_with_special(text) for text in texts]
         controls = [[i for i, _, _ in each if i in self._control_ids] for each in spans]
         originals = {ord(new): old for old, new in stand_ins.items()}
@@ -80,6 +86,16 @@ class ChatFormat:
                 "shorten the messages or start a new conversation",
             )
         return ids
+
+    def _check_length(self, text: str) -> None:
+        """Raise UsageError for a text that cannot fit the context, before it takes its memory."""
+        n = len("".join(text.split()) if self._takes_spaces else text)
+        if n > self._max_characters:
+            raise UsageError(
+                f"the conversation has {n:,} characters, too many for a context of "
+                f"{self._context_length:,} tokens",
+                "shorten the messages or start a new conversation",
+            )
 
     def _choose_stand_ins(self, contents: Iterable[str]) -> dict[int, str]:
         """Map the messages' characters that may start or end a control token to stand-ins."""

@@ -22,6 +22,7 @@ class Sandbox:
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()  # one request at a time
 
     def render(
         self, template: ChatTemplate, conversations: Sequence[Sequence[Message]]
@@ -38,7 +39,8 @@ class Sandbox:
             "seconds": SECONDS,
             "bytes": BYTES,
         }
-        response = self._send(json.dumps(request).encode() + b"\n")
+        with self._lock:
+            response = self._send(json.dumps(request).encode() + b"\n")
         if "rejected" in response:
             raise UsageError(
                 f"the chat template rejects the messages: {response['rejected']}",

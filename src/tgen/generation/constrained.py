@@ -6,6 +6,7 @@ llguidance computes which tokens are allowed. A text that cannot continue is com
 import json
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,16 +22,23 @@ except ImportError:
         "pip install llguidance",
     ) from None
 
+_LOWEST = -9e18
+
 
 class Matcher:
-    """The state of one text within a grammar."""
+    """The state of one text within a grammar; `kind` is the option that the grammar comes from.
 
-    def __init__(self, matcher: LLMatcher, end: int, ends: Sequence[int]) -> None:
-        self._matcher, self._end, self._ends = matcher, end, ends
+    llguidance may accept a grammar and fail later, at its own limits: then `allowed` and `accept`
+    raise UsageError, so that the text does not pass for complete.
+    """
+
+    def __init__(self, matcher: LLMatcher, end: int, ends: Sequence[int], kind: str) -> None:
+        self._matcher, self._end, self._ends, self._kind = matcher, end, ends, kind
 
     def allowed(self, size: int) -> NDArray[np.bool_]:
         """Return a mask (size,) of allowed tokens, with end tokens if the text is complete."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        _check(self._matcher, self._kind)
         flags = np.unpackbits(bits, count=self._end + 1, bitorder="little").astype(bool)
         allowed = np.zeros(size, bool)
         n = min(size, self._end)
@@ -42,6 +50,7 @@ class Matcher:
         """Advance by an allowed token."""
         if token not in self._ends:
             self._matcher.consume_token(token)
+            _check(self._matcher, self._kind)
 
     @property
     def complete(self) -> bool:
@@ -85,43 +94,81 @@ class Grammars:
         kind = next((name for name in CONSTRAINTS if getattr(sampling, name)), None)
         if kind is None:
             return None
-        value = sampling.regex or sampling.json_schema or _choices_grammar(sampling.choices)
-        return Matcher(self._compiled(kind, value).deep_copy(), self.eos_token_id, self._ends)
+        ban = sampling.ban if kind == "choices" else ()
+        matcher = self._compiled(kind, getattr(sampling, kind), ban).deep_copy()
+        return Matcher(matcher, self.eos_token_id, self._ends, kind)
 
-    def _compile(self, kind: str, value: str) -> LLMatcher:
+    def _compile(self, kind: str, value: Any, ban: Sequence[str | bytes]) -> LLMatcher:
+        if kind == "choices":
+            value = _possible_choices(value, ban)
         try:
             matcher = LLMatcher(self._tokenizer, _to_llguidance(kind, value), log_level=0)
         except ValueError as error:
             raise UsageError(f"{kind}: {error}", "use a valid JSON schema", field=kind) from None
-        if matcher.is_error():
-            reason = " ".join(matcher.get_error().split("|")[0].split())[:200]
-            raise UsageError(f"{kind}: {reason}", "use syntax that llguidance supports", field=kind)
+        _check(matcher, kind)
+        first = matcher.deep_copy()
+        first.compute_bitmask()
+        _check(first, kind)
         if matcher.is_stopped():
             raise UsageError(f"{kind} allows no text", "use one that allows some text", field=kind)
         return matcher
 
 
-def _to_llguidance(kind: str, value: str) -> str:
+def _check(matcher: LLMatcher, kind: str) -> None:
+    if matcher.is_error():
+        error = matcher.get_error().partition("<state>")[0].partition("|")[0]
+        reason = " ".join(error.split())[:200]
+        raise UsageError(f"{kind}: {reason}", "use what llguidance supports", field=kind)
+
+
+def _to_llguidance(kind: str, value: Any) -> str:
+    if kind == "choices":
+        # One terminal: llguidance limits the number of alternatives of a rule.
+        texts = (json.dumps(text, ensure_ascii=False) for text in value)
+        return "start: CHOICE\nCHOICE: " + " | ".join(texts)
     if kind == "regex":
         return LLMatcher.grammar_from_regex(value)
-    if kind == "json_schema":
-        # One space after colons and commas and no other: whitespace could repeat endlessly.
-        return LLMatcher.grammar_from_json_schema(
-            value,
-            overrides={
-                "whitespace_flexible": False,
-                "item_separator": ", ",
-                "key_separator": ": ",
-            },
-        )
-    return LLMatcher.grammar_from_lark(value)
+    _check_numbers(value)
+    # One space after colons and commas and no other: whitespace could repeat endlessly.
+    return LLMatcher.grammar_from_json_schema(
+        value,
+        overrides={
+            "whitespace_flexible": False,
+            "item_separator": ", ",
+            "key_separator": ": ",
+        },
+    )
 
 
-def _choices_grammar(choices: Sequence[str | bytes]) -> str:
+def _check_numbers(schema: str | bytes) -> None:
+    """Raise ValueError for numbers near -2^63 and below: llguidance 1.9 refuses them as a minimum,
+    and overflows the stack for them as a constant or a maximum.
+    """
     try:
-        texts = [json.dumps(raw(text).decode(), ensure_ascii=False) for text in choices]
+        if _has_lowest(json.loads(schema)):
+            raise ValueError(f"a number is below {_LOWEST:.0e}")
+    except RecursionError:
+        raise ValueError("the nesting is too deep") from None
+
+
+def _has_lowest(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_lowest, value.values()))
+    if isinstance(value, list):
+        return any(map(_has_lowest, value))
+    return isinstance(value, int | float) and value < _LOWEST
+
+
+def _possible_choices(choices: Sequence[str | bytes], ban: Sequence[str | bytes]) -> list[str]:
+    """Return the choices that contain no banned string; a text that starts one would get stuck."""
+    bans = [raw(text) for text in ban]
+    texts = [text for text in map(raw, choices) if not any(banned in text for banned in bans)]
+    if not texts:
+        hint = "remove the banned string, or add a choice without it"
+        raise UsageError("choices: each contains a string of ban", hint, field="choices ban")
+    try:
+        return [text.decode() for text in dict.fromkeys(texts)]
     except UnicodeDecodeError:
         raise UsageError(
             "choices is not UTF-8", "encode the choices in UTF-8", field="choices"
         ) from None
-    return "start: " + " | ".join(texts)

@@ -40,8 +40,10 @@ def check_request(request: Request, vocabulary: Vocabulary, context_length: int)
     available = n_new if slides else min(n_new, room)
     if needed > available:
         raise UsageError(
-            f"--require needs {needed} tokens, but only {available} can be generated",
+            f"require: the strings have {needed} token{'s' * (needed != 1)}, but only {available} "
+            "can be generated",
             f"use -n {needed} or more, and add --overflow slide",
+            field="require",
         )
 
 

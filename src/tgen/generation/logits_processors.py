@@ -5,13 +5,24 @@ ends inside the token, wherever the token boundaries are.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tgen.config import SamplingConfig, raw
 from tgen.generation import penalties
+from tgen.generation.penalties import Repeats
 from tgen.generation.vocabulary import Vocabulary
+
+
+class TextState(NamedTuple):
+    """What penalties remember about one text."""
+
+    dry: Repeats
+    ngrams: Repeats
 
 
 class LogitsProcessors:
@@ -27,11 +38,17 @@ class LogitsProcessors:
         self._biases = [(vocabulary.completions(text), b) for text, b in sampling.biases.items()]
         breakers = [raw(text) for text in sampling.dry_breakers if sampling.dry_multiplier]
         self._breakers = frozenset(
-            i for text in breakers for i, token in enumerate(vocabulary.tokens) if text in token
+            i for text in breakers for i in vocabulary.completions(text).containing.tolist()
         )
         self.inactive = not (
             sampling.penalizes or sampling.bias or sampling.ban or sampling.require
         )
+
+    def new_text(self) -> TextState:
+        """Return what `apply` remembers about one text."""
+        sampling = self._sampling
+        window = Repeats(window=sampling.penalty_window, breakers=self._breakers)
+        return TextState(dry=window, ngrams=Repeats())
 
     def apply(
         self,
@@ -40,14 +57,16 @@ class LogitsProcessors:
         prompt_length: int,
         new_bytes: bytes,
         n_left: int,
+        state: TextState | None = None,
     ) -> None:
         """Change the logits (V,) after `tokens` in place.
 
-        `new_bytes` is the text after the prompt; up to `n_left` tokens may follow.
+        `new_bytes` is the text after the prompt; up to `n_left` tokens may follow. `state` is the
+        text's own, from `new_text`; without it, everything is computed again.
         """
         if self._sampling.penalizes:
             start = 0 if self._sampling.penalize_prompt else prompt_length
-            self._penalize(logits, tokens[start:])
+            self._penalize(logits, tokens, start, state or self.new_text())
         for completions, bias in self._biases:
             logits[completions.after(new_bytes)] += bias
         for completions in self._bans:
@@ -57,35 +76,47 @@ class LogitsProcessors:
             logits[self._ends] = -np.inf
             for completions in self._stops:
                 logits[completions.after(new_bytes)] = -np.inf
-            needed = [token for text in missing for token in self._vocabulary.encode(text)]
-            if n_left <= len(needed):  # the last chance: force the next required token
+            needed = [self._vocabulary.encode(text) for text in missing]
+            n_needed = sum(map(len, needed))
+            if n_left <= n_needed:  # the last chance: force the next required token
                 logits[:] = -np.inf
-                logits[needed[-n_left]] = 0
+                logits[list(chain(*needed))[n_needed - n_left]] = 0
 
-    def _penalize(self, logits: NDArray[np.float32], tokens: Sequence[int]) -> None:
+    def _penalize(
+        self, logits: NDArray[np.float32], tokens: Sequence[int], start: int, state: TextState
+    ) -> None:
         sampling = self._sampling
-        window = tokens[-sampling.penalty_window :] if sampling.penalty_window else tokens
-        penalties.penalize_repetition(
-            logits,
-            window,
-            repetition=sampling.repetition_penalty,
-            presence=sampling.presence_penalty,
-            frequency=sampling.frequency_penalty,
-        )
+        if sampling.penalizes_occurrence:
+            recent = max(start, len(tokens) - sampling.penalty_window)
+            penalties.penalize_repetition(
+                logits,
+                tokens[recent if sampling.penalty_window else start :],
+                repetition=sampling.repetition_penalty,
+                presence=sampling.presence_penalty,
+                frequency=sampling.frequency_penalty,
+            )
         if sampling.dry_multiplier:
+            state.dry.read(tokens, start)
             penalties.dry(
                 logits,
-                window,
+                state.dry,
                 multiplier=sampling.dry_multiplier,
                 base=sampling.dry_base,
                 allowed_length=sampling.dry_allowed_length,
                 breakers=self._breakers,
             )
         if sampling.no_repeat_ngram:
-            penalties.forbid_repeated_ngrams(logits, tokens, sampling.no_repeat_ngram)
+            state.ngrams.read(tokens, start)
+            penalties.forbid_repeated_ngrams(logits, state.ngrams, sampling.no_repeat_ngram)
 
 
 def missing_strings(required: Sequence[bytes], text: bytes) -> list[bytes]:
     """Return the required strings that `text` lacks, without parts of other missing strings."""
-    absent = [string for string in dict.fromkeys(required) if string not in text]
-    return [s for s in absent if not any(s in other for other in absent if other != s)]
+    return _without_parts(tuple(string for string in required if string not in text))
+
+
+@lru_cache(maxsize=1000)
+def _without_parts(strings: tuple[bytes, ...]) -> list[bytes]:
+    """Return the different strings that are no part of another."""
+    different = list(dict.fromkeys(strings))
+    return [s for s in different if not any(s in other for other in different if other != s)]

@@ -10,7 +10,7 @@ samples are accepted up to the first that differs from the draft: the text is th
 drafts.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
@@ -31,6 +31,9 @@ _MAX_PROCESSORS = 1000  # cached for later requests
 # Returns the next request, or None: none is available now or, if the argument (whether the caller
 # can wait) is True, none will follow.
 RequestSource = Callable[[bool], Request | None]
+
+# Takes the number of a request that cannot be continued, and the reason.
+ErrorHandler = Callable[[int, Exception], None]
 
 
 def make_source(requests: Iterable[Request]) -> RequestSource:
@@ -77,43 +80,77 @@ def generate_requests(
     kv_cache: bool = True,
     drafts: NgramDrafter | None = None,
     prompt_cache: PromptCache | None = None,
+    cancelled: Callable[[], Collection[int]] = tuple,
+    on_error: ErrorHandler | None = None,
 ) -> Iterator[Token]:
-    """Yield the Tokens of all requests, numbered in order, up to `batch_size` at a time.
+    """Yield the Tokens of all requests, numbered in order from 0, up to `batch_size` at a time.
 
     Prompts must not be empty. A shared prefix of prompts is computed once, or taken from
     `prompt_cache` if no sequence is active. Without `kv_cache` the engine computes each window
     again for every token, without drafts. A request for no tokens yields none.
+
+    `cancelled` is called before every pass: the sequences of the requests that it returns end
+    without another Token; other numbers are ignored. If a request cannot be started or continued,
+    its sequence ends and `on_error` is called; the other sequences are the same as without it.
+    Without `on_error` the error is raised.
     """
     processors: dict[SamplingConfig, LogitsProcessors] = {}
     active: list[SequenceState] = []
     number = 0
     while True:
+        active = _remove(engine, active, cancelled(), drafts)
         new: list[SequenceState] = []
         while len(active) + len(new) < batch_size:
             request = source(not active and not new)
             if request is None:
                 break
+            number += 1
             if len(processors) > _MAX_PROCESSORS:
                 processors = {state.sampling: state.processors for state in (*active, *new)}
-            if request.sampling not in processors:
-                processors[request.sampling] = LogitsProcessors(request.sampling, vocabulary)
-            if request.sampling.max_new_tokens:
-                shared = processors[request.sampling]
-                state = SequenceState(number, request, vocabulary, shared, engine.context_length)
-                new.append(state)
-            number += 1
+            try:
+                if request.sampling not in processors:
+                    processors[request.sampling] = LogitsProcessors(request.sampling, vocabulary)
+                if request.sampling.max_new_tokens:
+                    shared = processors[request.sampling]
+                    length = engine.context_length
+                    new.append(SequenceState(number - 1, request, vocabulary, shared, length))
+            except Exception as error:
+                _report({number - 1: error}, on_error)
         if new:
             _prefill_new(engine, active, new, prompt_cache, kv_cache=kv_cache)
             active += new
         if not active:
             return
-        picks, logits = _step(engine, active, drafts if kv_cache else None, kv_cache=kv_cache)
-        yield from make_tokens(picks, logits)
-        finished = {pick.sequence for pick in picks if pick.finish}
-        if finished and drafts is not None:
-            drafts.forget(finished)
-        if finished or new:
-            active = _compact(engine, [state for state in active if state.number not in finished])
+        picks, errors, logits = _step(
+            engine, active, drafts if kv_cache else None, kv_cache=kv_cache
+        )
+        if picks:
+            yield from make_tokens(picks, logits)
+        _report(errors, on_error)
+        ended = {pick.sequence for pick in picks if pick.finish} | errors.keys()
+        active = _remove(engine, active, ended, drafts, compact=bool(new))
+
+
+def _report(errors: Mapping[int, Exception], on_error: ErrorHandler | None) -> None:
+    for number, error in errors.items():
+        if on_error is None:
+            raise error
+        on_error(number, error)
+
+
+def _remove(
+    engine: Engine,
+    active: list[SequenceState],
+    numbers: Collection[int],
+    drafts: NgramDrafter | None,
+    *,
+    compact: bool = False,
+) -> list[SequenceState]:
+    """Remove sequences from the engine; return the others in slot order."""
+    left = [state for state in active if state.number not in numbers]
+    if len(left) < len(active) and drafts is not None:
+        drafts.forget(numbers)
+    return _compact(engine, left) if compact or len(left) < len(active) else left
 
 
 def restore_prefix(engine: Engine, tokens: Sequence[int], cache: PromptCache | None) -> int:
@@ -207,8 +244,9 @@ def _compact(engine: Engine, active: list[SequenceState]) -> list[SequenceState]
 
 def _step(
     engine: Engine, active: list[SequenceState], drafter: NgramDrafter | None, *, kv_cache: bool
-) -> tuple[list[Pick], Logits]:
-    """Run one pass; return the accepted tokens and the logits (N, V) they were sampled from."""
+) -> tuple[list[Pick], dict[int, Exception], Logits]:
+    """Run one pass; return the accepted tokens, the errors of sequences by their number, and the
+    logits (N, V) that the tokens were sampled from."""
     first = {state.slot: state for state in reversed(active)}
     slots = [first[slot] for slot in range(len(first))]  # sequences in one slot are still equal
     new_tokens = _rewind(engine, slots, kv_cache=kv_cache)
@@ -221,7 +259,7 @@ def _step(
     if any(drafts):
         new_tokens = [new + draft for new, draft in zip(new_tokens, drafts, strict=True)]
     logits = engine.extend(new_tokens, every_position=any(drafts))
-    return _accept(logits, active, drafts), logits
+    return *_accept(logits, active, drafts), logits
 
 
 def _rewind(engine: Engine, slots: list[SequenceState], *, kv_cache: bool) -> list[list[int]]:
@@ -244,47 +282,82 @@ class _Next(NamedTuple):
     row: int
 
 
-def _accept(logits: Logits, active: list[SequenceState], drafts: list[list[int]]) -> list[Pick]:
-    """Sample a token for each sequence, and one more after each draft token that was right."""
+class _Sample(NamedTuple):
+    """A sampled token, and what the samplers removed before."""
+
+    token: int
+    removed: list[RemovedCandidates]
+
+
+def _accept(
+    logits: Logits, active: list[SequenceState], drafts: list[list[int]]
+) -> tuple[list[Pick], dict[int, Exception]]:
+    """Sample a token for each sequence, and one more after each draft token that was right.
+
+    Return the tokens, and the errors of sequences by their number.
+    """
     expected = [token for draft in drafts for token in (*draft, None)]  # per row of the logits
     first_rows = list(accumulate((len(draft) + 1 for draft in drafts), initial=0))
     pending = [_Next(state, first_rows[state.slot]) for state in active]
     picks: list[Pick] = []
+    errors: dict[int, Exception] = {}
     while pending:
         confirmed = []
         samples = _sample(logits, pending)
-        for (state, row), (token, removed) in zip(pending, samples, strict=True):
-            text, finish = state.append(token)
+        for (state, row), sampled in zip(pending, samples, strict=True):
+            if isinstance(sampled, Exception):
+                errors[state.number] = sampled
+                continue
+            token, removed = sampled
+            try:
+                text, finish = state.append(token)
+            except Exception as error:
+                errors[state.number] = error
+                continue
             complete, n_top = not finish or state.complete, state.sampling.logprobs
             picks.append(Pick(state.number, token, row, text, finish, complete, n_top, removed))
             if token == expected[row] and not finish:
                 confirmed.append(_Next(state, row + 1))
         pending = confirmed
-    return picks
+    return picks, errors
 
 
-def _sample(logits: Logits, pending: list[_Next]) -> list[tuple[int, list[RemovedCandidates]]]:
-    """Sample a token per sequence and explain it; sequences with equal settings together."""
-    samples: list[tuple[int, list[RemovedCandidates]]] = [(0, []) for _ in pending]
+def _sample(logits: Logits, pending: list[_Next]) -> list[_Sample | Exception]:
+    """Sample a token per sequence; sequences with equal settings together."""
+    samples: dict[int, _Sample | Exception] = {}
     groups: dict[LogitsProcessors, list[int]] = {}
     for i, (state, _) in enumerate(pending):
         groups.setdefault(state.processors, []).append(i)
     for members in groups.values():
-        states = [pending[i].state for i in members]
-        sampling = states[0].sampling
-        group_logits = select_rows(logits, [pending[i].row for i in members])
-        if any(state.changes_logits for state in states):
-            group_logits = group_logits.copy()
-            for state, row in zip(states, group_logits, strict=True):
-                state.process_logits(row)
-        removed: list[list[RemovedCandidates]] = [[] for _ in states]
-        tokens = sample(
-            group_logits,
-            sampling,
-            seeds=[state.sampling.seed for state in states],
-            positions=[len(state.tokens) for state in states],
-            explanations=removed if sampling.explain else (),
-        )
-        for i, token, steps in zip(members, tokens, removed, strict=True):
-            samples[i] = token, steps
-    return samples
+        group = _sample_group(logits, [pending[i] for i in members])
+        samples |= zip(members, group, strict=True)
+    return [samples[i] for i in range(len(pending))]
+
+
+def _sample_group(logits: Logits, group: list[_Next]) -> list[_Sample | Exception]:
+    """Sample for sequences with equal settings; an error is that of the sequence that causes it."""
+    try:
+        return [*_sample_together(logits, group)]
+    except Exception as error:
+        if len(group) == 1:
+            return [error]
+        return [sampled for one in group for sampled in _sample_group(logits, [one])]
+
+
+def _sample_together(logits: Logits, group: list[_Next]) -> list[_Sample]:
+    states = [one.state for one in group]
+    sampling = states[0].sampling
+    group_logits = select_rows(logits, [one.row for one in group])
+    if any(state.changes_logits for state in states):
+        group_logits = group_logits.copy()
+        for state, row in zip(states, group_logits, strict=True):
+            state.process_logits(row)
+    removed: list[list[RemovedCandidates]] = [[] for _ in states]
+    tokens = sample(
+        group_logits,
+        sampling,
+        seeds=[state.sampling.seed for state in states],
+        positions=[len(state.tokens) for state in states],
+        explanations=removed if sampling.explain else (),
+    )
+    return [_Sample(token, steps) for token, steps in zip(tokens, removed, strict=True)]

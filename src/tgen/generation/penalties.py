@@ -22,19 +22,70 @@ def penalize_repetition(
     logits[ids] = values - presence - frequency * counts
 
 
-def forbid_repeated_ngrams(logits: NDArray[np.floating], tokens: Sequence[int], n: int) -> None:
+class Repeats:
+    """The tokens that penalties consider, and how many tokens before each repeat their end.
+
+    `ids` (n,) are the tokens. `lengths` (n - 1,): that many tokens up to position i equal as many
+    at the end. Reading one more token takes O(n) array operations; reading many takes O(n) steps.
+    """
+
+    def __init__(self, *, window: int = 0, breakers: Collection[int] = ()) -> None:
+        """Consider the last `window` tokens, or all (0); tokens of `breakers` end a repeat."""
+        self._window, self._breakers = window, breakers
+        self._n_read = 0
+        self.ids = np.zeros(0, np.int64)
+        self.lengths = np.zeros(0, np.int64)
+
+    def read(self, tokens: Sequence[int], start: int = 0) -> None:
+        """Read the tokens from `start` on that were appended since the last call."""
+        new = tokens[max(start, self._n_read) :]
+        self._n_read = len(tokens)
+        if len(new) == 1 and len(self.ids):
+            self._append(new[0])
+        elif new:
+            self.ids = np.concatenate([self.ids, np.asarray(new, np.int64)])[-self._window :]
+            self.lengths = np.array(_repeat_lengths(self.ids.tolist(), self._breakers), np.int64)
+
+    def _append(self, token: int) -> None:
+        one_longer = np.concatenate([[1], self.lengths + 1])
+        if token in self._breakers:
+            one_longer[:] = 0
+        self.lengths = np.where(self.ids == token, one_longer, 0)
+        self.ids = np.append(self.ids, token)
+        excess = len(self.ids) - self._window
+        if self._window and excess > 0:
+            self.ids, self.lengths = self.ids[excess:], self.lengths[excess:]
+            # A repeat starts inside the window.
+            np.minimum(self.lengths, np.arange(1, len(self.ids)), out=self.lengths)
+
+
+def _repeat_lengths(tokens: list[int], breakers: Collection[int]) -> list[int]:
+    """Return `Repeats.lengths` by the Z function of the reversed tokens, in linear time."""
+    ends = tokens[::-1]
+    limit = next((i for i, token in enumerate(ends) if token in breakers), len(ends))
+    lengths = [0] * len(ends)  # of the longest common prefix of ends and ends[i:]
+    left = right = 0  # the match ends[left:right] that ends last
+    for i in range(1, len(ends)):
+        n = min(right - i, lengths[i - left]) if i < right else 0
+        while i + n < len(ends) and ends[n] == ends[i + n]:
+            n += 1
+        if i + n > right:
+            left, right = i, i + n
+        lengths[i] = n
+    return [min(n, limit) for n in lengths[:0:-1]]
+
+
+def forbid_repeated_ngrams(logits: NDArray[np.floating], repeats: Repeats, n: int) -> None:
     """Forbid each token that would repeat n tokens of the text."""
-    if len(tokens) < n:
-        return
-    end = tuple(tokens[len(tokens) - n + 1 :])
-    for i in range(len(tokens) - n + 1):
-        if tuple(tokens[i : i + n - 1]) == end:
-            logits[tokens[i + n - 1]] = -np.inf
+    following = repeats.ids[1:][repeats.lengths >= n - 1]
+    logits[following] = -np.inf
+    if n == 1:
+        logits[repeats.ids[:1]] = -np.inf
 
 
 def dry(
     logits: NDArray[np.floating],
-    tokens: Sequence[int],
+    repeats: Repeats,
     *,
     multiplier: float,
     base: float,
@@ -42,17 +93,12 @@ def dry(
     breakers: Collection[int],
 ) -> None:
     """DRY: subtract multiplier * base^(n - allowed_length) from each token that would extend a
-    repeat of n >= allowed_length tokens. Tokens of `breakers` end a repeat."""
-    longest: dict[int, int] = {}
-    last = len(tokens) - 1
-    for i in range(last):  # a repeat that ends at i and at the end of the text
-        n = 0
-        while n <= i and tokens[i - n] == tokens[last - n] and tokens[i - n] not in breakers:
-            n += 1
-        if n >= allowed_length:
-            longest[tokens[i + 1]] = max(n, longest.get(tokens[i + 1], 0))
-    for token, n in longest.items():
-        if token not in breakers:
-            with np.errstate(over="ignore"):
-                factor = np.float64(base) ** (n - allowed_length)
-            logits[token] -= multiplier * min(factor, 1e30)
+    repeat of n >= allowed_length tokens, unless it is one of `breakers`."""
+    repeated = repeats.lengths >= allowed_length
+    longest = np.zeros(len(logits), np.int64)
+    np.maximum.at(longest, repeats.ids[1:][repeated], repeats.lengths[repeated])
+    with np.errstate(over="ignore"):
+        for token in np.flatnonzero(longest).tolist():
+            if token not in breakers:
+                factor = np.float64(base) ** (int(longest[token]) - allowed_length)
+                logits[token] -= multiplier * min(factor, 1e30)

@@ -30,7 +30,7 @@ class SequenceState:
             self.max_length = min(self.max_length, context_length + 1)
         self.window_start = window_start(self.prompt_length, context_length)
         self.processors = processors  # one object for all requests that differ in the seed only
-        self._vocabulary = vocabulary
+        self._vocabulary, self._text_state = vocabulary, processors.new_text()
         self._no_candidates = False  # no token was allowed
         self._stop_strings, self._new_bytes = StopStringMatcher(sampling.stops), b""
         self._matcher = vocabulary.grammars.matcher(sampling) if sampling.constrained else None
@@ -45,7 +45,14 @@ class SequenceState:
         """Apply processors and constraints to the logits (V,) of the next token, in place."""
         if not self.processors.inactive:
             n_left = self.max_length - len(self.tokens)
-            self.processors.apply(logits, self.tokens, self.prompt_length, self._new_bytes, n_left)
+            self.processors.apply(
+                logits,
+                self.tokens,
+                self.prompt_length,
+                self._new_bytes,
+                n_left,
+                self._text_state,
+            )
         if self._matcher is not None:
             logits[~self._matcher.allowed(len(logits))] = -float("inf")
         if logits.max() == -float("inf"):  # end the text, complete or not

@@ -1,7 +1,8 @@
 """The vocabulary as the loop needs it: the bytes of each token, and the end tokens."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Sequence
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,11 +26,18 @@ class Vocabulary:
     ) -> None:
         self.ends, self.encode = frozenset(ends), lru_cache(maxsize=1000)(encode)
         self.tokens = [b"" if i in self.ends else token for i, token in enumerate(tokens)]
-        self.completions = lru_cache(maxsize=1000)(partial(Completions, tokens=self.tokens))
+        self.completions = lru_cache(maxsize=1000)(self._completions)
 
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes of a token; none for end tokens and ids past the vocabulary."""
         return self.tokens[token] if token < len(self.tokens) else b""
+
+    def _completions(self, string: bytes) -> "Completions":
+        return Completions(string, self._index)
+
+    @cached_property
+    def _index(self) -> "TokenIndex":
+        return TokenIndex(self.tokens)
 
     @cached_property
     def grammars(self) -> "Grammars":
@@ -39,20 +47,42 @@ class Vocabulary:
         return Grammars(self.tokens, self.ends, self.encode)
 
 
+class TokenIndex:
+    """Tokens in the order of their bytes."""
+
+    def __init__(self, tokens: Sequence[bytes]) -> None:
+        self._tokens = tokens
+        order = sorted(range(len(tokens)), key=tokens.__getitem__)
+        self._ids, self._sorted = np.array(order, np.int64), [tokens[i] for i in order]
+        self.max_length = max(map(len, tokens), default=0)  # bytes
+
+    def containing(self, string: bytes) -> NDArray[np.int64]:
+        """Return the ids of tokens that contain a string, in ascending order."""
+        if len(string) > self.max_length:
+            return np.zeros(0, np.int64)
+        return np.flatnonzero([string in token for token in self._tokens])
+
+    def starting_with(self, string: bytes) -> NDArray[np.int64]:
+        """Return the ids of tokens that start with a string."""
+        start = bisect_left(self._sorted, string)
+        end = bisect_right(self._sorted, string, start, key=lambda token: token[: len(string)])
+        return self._ids[start:end]
+
+
 class Completions:
     """An index of the tokens that can complete a string."""
 
-    def __init__(self, string: bytes, tokens: Sequence[bytes]) -> None:
-        self._string = string
-        self._containing = np.flatnonzero([string in token for token in tokens])
-        # Tokens that start with the rest of the string, for each n bytes of it before the token.
-        self._finishing = {
-            n: np.flatnonzero([token.startswith(string[n:]) for token in tokens])
-            for n in range(1, len(string))
-        }
+    def __init__(self, string: bytes, index: TokenIndex) -> None:
+        self.containing = index.containing(string)
+        # The first bytes of the string, and the tokens that start with all others.
+        self._finishing: list[tuple[bytes, NDArray[np.int64]]] = []
+        for n in range(max(1, len(string) - index.max_length), len(string)):
+            ids = index.starting_with(string[n:])
+            if len(ids):
+                self._finishing.append((string[:n], ids))
 
     def after(self, text: bytes) -> NDArray[np.int64]:
         """Return the tokens that, appended to `text`, complete the string."""
-        ids = [self._containing]
-        ids += [rest for n, rest in self._finishing.items() if text.endswith(self._string[:n])]
+        ids = [self.containing]
+        ids += [rest for start, rest in self._finishing if text.endswith(start)]
         return np.unique(np.concatenate(ids))

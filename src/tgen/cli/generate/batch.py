@@ -1,7 +1,6 @@
 """All texts of one `tgen generate`: requests to the model, and the tokens it returns."""
 
 import time
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,15 +11,18 @@ from tgen.cli.generate.input_lines import LineReader
 from tgen.cli.generate.input_rows import Generation, check_row, parse_object
 from tgen.cli.generate.options import GenerateOptions
 from tgen.cli.generate.output import Writer, format_stats, format_summary
+from tgen.cli.options import name_flags
 from tgen.config import SamplingConfig
 from tgen.distributed import Ranks, all_gather
-from tgen.errors import UsageError
+from tgen.errors import TgenError
 
 if TYPE_CHECKING:
     from tgen.chat.render_process import Message
     from tgen.generation.context_window import Request
     from tgen.loaded_model import LoadedModel
     from tgen.reports.generation import Token
+
+_MAX_WAITING_BYTES = 64 << 20  # of finished texts behind an unfinished one
 
 
 class RequestQueue:
@@ -45,16 +47,20 @@ class RequestQueue:
         self._jsonl: bool | None = None  # None: unknown before the first line
         self._line = 0
         self._n_rows = self._n_requests = self._n_tokens = 0
-        self._pending: deque[tuple[Generation, Request]] = deque()
+        self._pending: Iterator[tuple[Generation, Request]] = iter(())
         self._active: dict[int, Generation] = {}
+        self._keep_tokens = options.json_output or options.jsonl
         self._last: Generation | None = None
+        self._bug: Exception | None = None
         self._warned = False  # about a prompt longer than the context
         self.failed = False  # a row was invalid, or a constrained text incomplete
 
     def add(self, prompt: bytes) -> None:
-        """Add a prompt of the command line."""
+        """Add a prompt of the command line; raise UsageError if it cannot be continued."""
         first = Generation(row=self._n_rows, prompt=prompt, echo=self._options.echo)
-        self._add(first, {}, self._options.samples)
+        request = self._request(first, {})
+        self._pending = self._start_samples(first, request, self._options.samples)
+        self._n_rows += 1
 
     def read(self, lines: LineReader, *, jsonl: bool) -> None:
         """Take prompts from lines as they come: JSON if `jsonl` or if the first looks like it."""
@@ -62,13 +68,15 @@ class RequestQueue:
 
     def next(self, wait: bool) -> "Request | None":
         """Return the next request; see `generation.loop.RequestSource`."""
-        while not self._pending:
+        while (started := next(self._pending, None)) is None:
+            if not wait and self._writer.waiting_bytes > _MAX_WAITING_BYTES:
+                return None  # until the text that they wait for ends
             line = self._lines.next(wait=wait) if self._lines else None
             if line is None:
                 return None
             self._line += 1
             self._read(line)
-        generation, request = self._pending.popleft()
+        generation, request = started
         self._active[self._n_requests] = generation
         self._n_requests += 1
         generation.seconds = [time.perf_counter()]
@@ -77,21 +85,31 @@ class RequestQueue:
     def on_token(self, token: "Token") -> None:
         """Take a token from the model."""
         generation = self._active[token.sequence]
-        generation.tokens.append(token)
+        generation.last = token
+        generation.n_tokens += 1
+        if self._keep_tokens:
+            generation.tokens.append(token)
         generation.text += token.text
         generation.seconds = [*generation.seconds[:2], time.perf_counter()]
         self._n_tokens += 1
-        self._writer.update()
         if token.last:
             del self._active[token.sequence]
             self._end(generation)
+        else:
+            self._writer.update()
+
+    def on_error(self, number: int, error: Exception) -> None:
+        """End the text of a request that failed."""
+        self._fail(self._active.pop(number), error)
 
     def finish(self) -> None:
-        """Finish the output here, then on all ranks."""
+        """Finish the output here, then on all ranks; raise what was not the fault of a row."""
         self._writer.finish(self._n_rows)
         results = all_gather((self._n_tokens, self.failed))
         self._n_tokens = sum(n for n, _ in results)
         self.failed = any(failed for _, failed in results)
+        if self._bug is not None:
+            raise self._bug
 
     def summary(self, seconds: float) -> Iterator[str]:
         """Yield summary lines: rows, tokens and speed."""
@@ -111,6 +129,7 @@ class RequestQueue:
             return
         samples, echo = self._options.samples, self._options.echo
         first = Generation(row=self._n_rows, line=self._line, prompt=line, echo=echo)
+        self._n_rows += 1
         try:
             values: dict[str, Any] = {}
             if self._jsonl:
@@ -119,63 +138,85 @@ class RequestQueue:
                 row = check_row(fields, samples=samples, echo=echo)
                 first.prompt, first.echo = row.prompt, row.echo
                 samples, values = row.samples, row.sampling
-            self._add(first, values, samples)
-        except UsageError as error:
-            first.error, self.failed = error, True
-            self._n_rows += 1
-            self._print(first, error.message, error=True)
+            request = self._request(first, values)
+        except Exception as error:
             self._writer.begin(first)
-            self._writer.update()
+            self._fail(first, error)
+        else:
+            self._pending = self._start_samples(first, request, samples)
 
-    def _add(self, first: Generation, values: dict[str, Any], samples: int) -> None:
-        """Add the requests of a row; raise UsageError, and add none, if it cannot be continued."""
-        from tgen.generation.sampling import row_seed, sample_seed
+    def _request(self, first: Generation, values: dict[str, Any]) -> "Request":
+        """Return the request of a row's first sample; raise TgenError if it cannot be continued."""
+        from tgen.generation.sampling import row_seed
 
         sampling = replace(self._sampling, **values)
         if "seed" not in values:
-            sampling = replace(sampling, seed=row_seed(sampling.seed, first.row))
-        request = self._request(first.prompt, sampling)
+            sampling = sampling.with_seed(row_seed(sampling.seed, first.row))
+        if self._messages is None:
+            request = self._model.request(self._model.encode(first.prompt), sampling)
+        else:
+            messages = [*self._messages, message("user", first.prompt)]
+            request = self._model.chat_request(messages, sampling)
         n = len(request.prompt)
         if n > self._context and sampling.overflow == "slide" and not self._warned:
             self._warned = True
-            message = f"the prompt has {n} tokens, more than the context of {self._context}"
-            self._print(first, f"warning: {message}; only its end is used")
-        for sample in range(samples):
-            own = replace(sampling, seed=sample_seed(sampling.seed, sample))
+            text = f"the prompt has {n} tokens, more than the context of {self._context}"
+            warning = f"warning: {_where(first)}{text}; only its end is used"
+            console.print_status(warning, quiet=self._options.quiet)
+        return request
+
+    def _start_samples(
+        self, first: Generation, request: "Request", n: int
+    ) -> "Iterator[tuple[Generation, Request]]":
+        """Start the `n` samples of a row one by one; yield those that need tokens."""
+        from tgen.generation.sampling import sample_seed
+
+        for sample in range(n):
+            sampling = request.sampling.with_seed(sample_seed(request.sampling.seed, sample))
             generation = replace(
                 first,
                 sample=sample,
-                prompt_tokens=n,
-                sampling=own,
-                text=bytearray(),
+                prompt_tokens=len(request.prompt),
+                sampling=sampling,
+                text=bytearray(first.prompt if first.echo else b""),
                 tokens=[],
                 seconds=[],
             )
             self._writer.begin(generation)
-            if own.max_new_tokens:
-                self._pending.append((generation, request._replace(sampling=own)))
+            if sampling.max_new_tokens:
+                yield generation, request._replace(sampling=sampling)
             else:
-                self._writer.update()
                 self._end(generation)
-        self._n_rows += 1
-
-    def _request(self, prompt: bytes, sampling: SamplingConfig) -> "Request":
-        if self._messages is None:
-            return self._model.request(self._model.encode(prompt), sampling)
-        return self._model.chat_request([*self._messages, message("user", prompt)], sampling)
 
     def _end(self, generation: Generation) -> None:
         self._last = generation
+        self._writer.end(generation)
         if not generation.complete:
-            self.failed = True
-            self._writer.close()  # on a terminal, the message starts on its own line
-            n = len(generation.tokens)
+            n = generation.n_tokens
             text = f"the text is incomplete after {n} token{'' if n == 1 else 's'}"
             cut_off = generation.finish == "length"
             reason = "raise --max-new-tokens" if cut_off else "no token can follow"
-            self._print(generation, f"{text}: {reason}", error=True)
+            self._print_error(generation, f"{text}: {reason}")
 
-    def _print(self, generation: Generation, text: str, *, error: bool = False) -> None:
-        where = "" if generation.line is None else f"line {generation.line}: "
-        prefix = "error: " if error else ""
-        console.print_status(prefix + where + text, quiet=self._options.quiet and not error)
+    def _fail(self, generation: Generation, error: Exception) -> None:
+        """End a row with an error, which concerns no other row."""
+        if not isinstance(error, TgenError):
+            self._bug = self._bug or error  # reported once the other rows are done
+            reason = f"{type(error).__name__}: {error}"
+            error = TgenError(f"internal error: {reason[:200]}", "report it as a bug in tgen")
+        if generation.line is None:
+            error = name_flags(GenerateOptions, error)
+        generation.error = error
+        self._writer.end(generation)
+        self._print_error(generation, error.message)
+        if generation.line is None and error.hint:
+            console.print_status(f"hint: {error.hint}")
+
+    def _print_error(self, generation: Generation, text: str) -> None:
+        self.failed = True
+        self._writer.end_line()
+        console.print_status(f"error: {_where(generation)}{text}")
+
+
+def _where(generation: Generation) -> str:
+    return "" if generation.line is None else f"line {generation.line}: "

@@ -13,6 +13,7 @@ from tgen.cli import console
 from tgen.cli.generate.options import PANELS, GenerateOptions
 from tgen.cli.options import flags_in_errors, make_command
 from tgen.cli.prompt import read_prompt
+from tgen.cli.terminal_text import json_line
 
 if TYPE_CHECKING:
     from tgen.cli.generate import output
@@ -108,12 +109,15 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
             queue.add(prompt)
         cache = _prompt_cache(model, prompt, options, quiet=quiet)
     began = time.perf_counter()
-    tokens = model.complete(queue.next, batch_size=options.batch_size, prompt_cache=cache, **how)
+    how |= {"prompt_cache": cache, "on_error": queue.on_error}
+    tokens = model.complete(queue.next, batch_size=options.batch_size, **how)
     try:
         _write(tokens, queue, lines, quiet=quiet)
         queue.finish()
     finally:  # also after Ctrl-C
         writer.close()
+    if not quiet:
+        writer.end_line()
     for line in queue.summary(time.perf_counter() - began):
         console.print_status(line, quiet=quiet)
     return queue.failed
@@ -140,9 +144,9 @@ def _make_writer(
 
     def to_json(generation: "Generation") -> bytes:
         if generation.error is not None:
-            return output.json_line(output.error_record(generation))
+            return json_line(output.error_record(generation))
         token_bytes = model.vocabulary.bytes_of
-        return output.json_line(
+        return json_line(
             output.record(generation, model=name, token_bytes=token_bytes, stats=options.stats)
         )
 
@@ -166,10 +170,12 @@ def _prompt_cache(
     if load:
         cache = model.load_cache(load)
         n_common = common_prefix_length(ids, cache.tokens)
-        status = f"prompt tokens cached: {n_common} of {len(ids)}"
+        status = f"{load} · prompt tokens cached: {n_common} of {len(ids)}"
         if len(ids) > model.engine.context_length:
-            status = "not used: the prompt is longer than the context"
-        console.print_status(f"{load} · {status}", quiet=quiet)
+            status = f"warning: {load} is not used: the prompt is longer than the context"
+        elif not n_common:
+            status = f"warning: {load} is not used: it is the cache of a prompt with another start"
+        console.print_status(status, quiet=quiet)
     if save:
         cache = model.cache_prompt(ids, known=cache)
         model.save_cache(save, cache)

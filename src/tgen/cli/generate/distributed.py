@@ -5,7 +5,6 @@ send the output of their next rows to rank 0, which sorts it.
 """
 
 import heapq
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import itemgetter
@@ -21,7 +20,7 @@ from tgen.cli.generate.output import Writer
 from tgen.cli.model_loading import ensure_kernels_compiled, load_model
 from tgen.distributed import Ranks
 from tgen.errors import UsageError
-from tgen.model.cpu_count import cpu_count
+from tgen.model.cpu_count import default_threads
 from tgen.storage import files
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def load_shared(
 
     threads = options.threads
     if ranks.world_size > 1 and threads is None:
-        threads = cpu_count(shared_by=ranks.local_world_size)
+        threads = default_threads(shared_by=ranks.local_world_size)
     model = load_model(
         path, device=options.device, threads=threads, dtype=options.dtype, quiet=quiet
     )
@@ -71,26 +70,20 @@ def load_shared(
 class GatherWriter(Writer):
     """A writer that gathers all ranks' output on rank 0, which writes it in row order."""
 
-    def __init__(self, format_row: Callable[[Generation], bytes], *, n_rows: int) -> None:
-        """`format_row` returns the output of a row; ranks gather after every `n_rows` rows."""
-        self._format_row = format_row
+    def __init__(self, to_bytes: Callable[[Generation], bytes], *, n_rows: int) -> None:
+        """Make a writer; ranks gather after every `n_rows` rows."""
+        super().__init__(to_bytes)
         self._n_rows = self._next_gather = n_rows
-        self._unfinished: deque[Generation] = deque()
         self._output: list[tuple[int, bytes]] = []
-
-    def begin(self, row: Generation) -> None:
-        """Add a row whose output or error follows."""
-        self._unfinished.append(row)
 
     def update(self) -> None:
         """Collect finished rows in order; gather once all rows before `_next_gather` are done."""
-        while self._unfinished:
-            row = self._unfinished[0]
-            if row.row >= self._next_gather:
+        while self._waiting:
+            row = self._waiting[0].row
+            if row >= self._next_gather:
                 self._gather_and_write()
-            elif row.done:
-                self._output.append((row.row, self._format_row(row)))
-                self._unfinished.popleft()
+            elif self._waiting[0].output is not None:
+                self._output.append((row, next(self._finished())))
             else:
                 return
 

@@ -6,21 +6,26 @@ import threading
 from pathlib import Path
 from queue import Empty, Queue
 
+from tgen.errors import TgenError, UsageError
 from tgen.storage import files
 
 _BLOCK, _LINES_AHEAD = 1 << 16, 4096
+_MAX_LINE = 64 << 20  # bytes
 
 
 class LineReader:
     """A reader of lines in a background thread; the path `-` is stdin."""
 
     def __init__(self, path: str) -> None:
-        self._lines: Queue[bytes | OSError | None] = Queue(_LINES_AHEAD)
+        self._lines: Queue[bytes | OSError | UsageError | None] = Queue(_LINES_AHEAD)
         self._fd, self._size = 0, 0
         if path != "-":
-            with files.open_stream(Path(path)) as file:
-                self._fd = os.dup(file.fileno())
-                self._size = os.fstat(self._fd).st_size
+            try:
+                with files.open_stream(Path(path)) as file:
+                    self._fd = os.dup(file.fileno())
+                    self._size = os.fstat(self._fd).st_size
+            except TgenError as error:
+                raise TgenError(f"--input: {error.message}", error.hint) from None
         self._finished, self._n_read = False, 0
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -32,7 +37,7 @@ class LineReader:
     def next(self, *, wait: bool) -> bytes | None:
         """Return the next line without its line break; None if none has arrived, or at the end.
 
-        Raises OSError if the file cannot be read.
+        Raises OSError if the file cannot be read, UsageError for a line that is too long.
         """
         if self._finished:
             return None
@@ -50,14 +55,24 @@ class LineReader:
 
     def _read(self) -> None:
         parts: list[bytes] = []  # parts of an incomplete line
-        end: OSError | None = None
+        end: OSError | UsageError | None = None
+        n_bytes = 0  # of the parts
         try:  # not sys.stdin, whose lock would be held at process exit
             while block := os.read(self._fd, _BLOCK):
                 first, *others = block.split(b"\n")
                 parts.append(first)
+                n_bytes = len(others[-1]) if others else n_bytes + len(first)
+                if n_bytes > _MAX_LINE:
+                    parts = []
+                    raise UsageError(
+                        f"a line of the input has more than {_MAX_LINE >> 20} MiB",
+                        "pass one prompt per line",
+                    )
                 for part in others:
                     self._lines.put(b"".join(parts).removesuffix(b"\r"))
                     parts = [part]
+        except UsageError as error:
+            end = error
         except OSError as error:
             if self._fd or error.errno != errno.EBADF:  # a closed stdin has no lines
                 end = error

@@ -3,16 +3,18 @@
 import base64
 import difflib
 import json
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tgen.cli.generate.options import MAX_SAMPLES, GenerateOptions
 from tgen.config import TEXTS, SamplingConfig
-from tgen.errors import UsageError
+from tgen.errors import TgenError, UsageError
 from tgen.reports.generation import Token
 
 _DEFAULT = SamplingConfig()
 _EXAMPLE = 'write {"prompt": "..."} on a line'
+_MAX_DEPTH = 200  # nested lists and objects of a row
 _SHORT = {  # JSON fields may have a flag's short name
     flag[1:]: one.name
     for one in fields(SamplingConfig)
@@ -39,26 +41,23 @@ class Generation:
     prompt_tokens: int = 0
     echo: bool = False
     sampling: SamplingConfig = _DEFAULT
-    error: UsageError | None = None
-    text: bytearray = field(default_factory=bytearray)
-    tokens: list[Token] = field(default_factory=list)
+    error: TgenError | None = None
+    text: bytearray = field(default_factory=bytearray)  # that no writer has taken yet
+    n_tokens: int = 0
+    tokens: list[Token] = field(default_factory=list)  # only for JSON output
+    last: Token | None = None
     seconds: list[float] = field(default_factory=list)  # at the start, first and last token
-
-    @property
-    def done(self) -> bool:
-        """Whether no more tokens will come."""
-        finished = bool(self.tokens) and self.tokens[-1].last
-        return finished or self.error is not None or self.sampling.max_new_tokens == 0
+    output: bytes | None = None  # what a writer made of it, once it ended
 
     @property
     def finish(self) -> str:
         """Why the text ended."""
-        return (self.tokens[-1].finish or "length") if self.tokens else "length"
+        return (self.last.finish if self.last else None) or "length"
 
     @property
     def complete(self) -> bool:
         """Whether the text satisfies its constraint."""
-        return self.tokens[-1].complete if self.tokens else not self.sampling.constrained
+        return self.last.complete if self.last else not self.sampling.constrained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +73,16 @@ class Row:
 def parse_object(line: bytes) -> dict[str, Any]:
     """Parse a line of JSONL. Raises UsageError if it is not an object."""
     try:
-        parsed = json.loads(line.decode("utf-8-sig"))
+        parsed = json.loads(
+            line.decode("utf-8-sig"), parse_float=_parse_float, parse_constant=_reject_constant
+        )
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"not JSON: {error}", _EXAMPLE) from None
     except (ValueError, RecursionError):
         raise UsageError("a number is too long, or the nesting too deep", _EXAMPLE) from None
     if not isinstance(parsed, dict):
         raise UsageError("not a JSON object", _EXAMPLE)
+    _check_depth(parsed)
     values: dict[str, Any] = {}
     for key, value in parsed.items():
         name = _SHORT.get(key, key.replace("-", "_"))
@@ -88,6 +90,27 @@ def parse_object(line: bytes) -> dict[str, Any]:
             raise UsageError(f"{name} is given twice", "remove one of them")
         values[name] = value
     return values
+
+
+def _parse_float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):  # JSON output could not represent it
+        raise UsageError(f"a number is out of range (got {text[:60]})", "write a smaller number")
+    return value
+
+
+def _reject_constant(name: str) -> None:
+    raise UsageError(f"not JSON: {name} is not a JSON number", "write null or a number")
+
+
+def _check_depth(row: dict[str, Any]) -> None:
+    level: list[Any] = [row]
+    for _ in range(_MAX_DEPTH):
+        children = [one.values() if isinstance(one, dict) else one for one in level]
+        level = [one for many in children for one in many if isinstance(one, (dict, list))]
+    if level:
+        message = f"lists or objects are nested too deeply (limit {_MAX_DEPTH})"
+        raise UsageError(message, "flatten the row")
 
 
 def check_row(values: dict[str, Any], *, samples: int, echo: bool) -> Row:
@@ -136,7 +159,8 @@ def _check_sampling_field(name: str, value: Any) -> Any:
         raise UsageError(f"unknown field {name[:60]!r}", hint)
     if name == "bias":
         valid = isinstance(value, dict) and all(map(_is_number, value.values()))
-        return _check(name, value, valid, 'an object such as {" king": 2}')
+        _check(name, value, valid, 'an object such as {" king": 2}')
+        return {text: _to_float(name, number) for text, number in value.items()}
     if name in (*TEXTS, "samplers"):
         items = value if isinstance(value, list) else [value]
         valid = all(isinstance(item, str) for item in items)
@@ -154,8 +178,16 @@ def _check_like(name: str, value: Any, default: Any) -> Any:
         whole = isinstance(value, int) and not isinstance(value, bool)
         return _check(name, value, whole, "a whole number")
     if isinstance(default, float):
-        return _check(name, value, _is_number(value), "a number")
+        return _to_float(name, _check(name, value, _is_number(value), "a number"))
     return _check(name, value, isinstance(value, str), "a string")
+
+
+def _to_float(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        _check(name, value, False, "a smaller number")
+        raise
 
 
 def _is_number(value: Any) -> bool:

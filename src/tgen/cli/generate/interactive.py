@@ -95,8 +95,9 @@ def write_turn(model: "LoadedModel", ids: Sequence[int], tokens: Iterable[Token]
         cache = extract_prompt_cache(model.engine, all_ids)
     except KeyboardInterrupt:
         pass
-    if not text.endswith(b"\n"):
-        console.write(b"\n")
+    finally:  # also before an error
+        if not text.endswith(b"\n"):
+            console.write(b"\n")
     if not complete:
         console.print_status("error: the text is incomplete: raise --max-new-tokens")
     return Turn(all_ids, text, end_of_text, cache)

@@ -1,5 +1,6 @@
 """The options of `tgen generate`."""
 
+import json
 import os
 from dataclasses import dataclass
 from functools import partial
@@ -50,14 +51,32 @@ def _read_bias(item: str) -> tuple[bytes, float]:
         raise UsageError(f"--bias: not TEXT=NUMBER (got {item!r})", hint) from None
 
 
+def _read_choices(items: list[str]) -> list[bytes]:
+    choices: list[str] = []
+    for item in items:
+        try:
+            parsed = json.loads(item) if item.startswith("[") else None
+        except (ValueError, RecursionError):
+            parsed = None
+        is_list = isinstance(parsed, list) and all(isinstance(one, str) for one in parsed)
+        choices += parsed if parsed and is_list else item.split(",")
+    return _encode_all(choices)
+
+
 def _read_schema(path: Path) -> str:
     try:
         with files.open_stream(path) as file:
-            return file.read(_MAX_SCHEMA_BYTES).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+            text = file.read(_MAX_SCHEMA_BYTES + 1).decode("utf-8-sig")
+        if len(text) > _MAX_SCHEMA_BYTES:
+            raise ValueError(f"more than {_MAX_SCHEMA_BYTES:,} bytes")
+        if not text.strip():
+            raise ValueError("the file is empty")
+        json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"--json-schema {path}: {error}", "pass a JSON schema file") from None
     except TgenError as error:
         raise UsageError(f"--json-schema: {error.message}", error.hint) from None
+    return text
 
 
 _TEXTS = Reader(list[str], _encode_all)
@@ -76,7 +95,7 @@ class GenerateOptions:
         require=_TEXTS,
         dry_breakers=_TEXTS,
         bias=Reader(list[str], lambda items: [_read_bias(item) for item in items]),
-        choices=Reader(str, lambda text: _encode_all(text.split(","))),
+        choices=Reader(list[str], _read_choices),
         json_schema=Reader(Path, _read_schema),
         samplers=Reader(str, str),
         penalize_prompt=Reader(bool, lambda given: not given),

@@ -1,10 +1,10 @@
 """The output of `tgen generate`: text, or JSON objects."""
 
-import json
 import math
+import os
 import sys
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from tgen.reports.generation import Token
 from tgen.reports.to_json import json_text
 
 SCHEMA = "tgen.generate/2"
+_WAITING_BYTES = 4096  # of memory per waiting text, besides its output
 
 
 def status_lines(
@@ -33,10 +34,27 @@ def status_lines(
 
 
 class Writer:
-    """A writer of texts in the order of the rows; it need not override the last two methods."""
+    """A writer of texts in the order of the rows: finished ones wait for those before them.
+
+    A waiting text is stored as its output alone; `waiting_bytes` is the memory that all need. A
+    subclass overrides `update`, and the others if necessary.
+    """
+
+    def __init__(self, to_bytes: Callable[[Generation], bytes]) -> None:
+        self._to_bytes = to_bytes
+        self._waiting: deque[Generation] = deque()
+        self.waiting_bytes = 0
 
     def begin(self, generation: Generation) -> None:
-        """Start the next text, or record its error."""
+        """Add the next text, or the next error."""
+        self._waiting.append(generation)
+
+    def end(self, generation: Generation) -> None:
+        """Take a text whose last token is known, or an error."""
+        generation.output = self._to_bytes(generation)
+        generation.prompt, generation.text, generation.tokens = b"", bytearray(), []
+        self.waiting_bytes += len(generation.output) + _WAITING_BYTES
+        self.update()
 
     def update(self) -> None:
         """Write what can be written now."""
@@ -44,8 +62,18 @@ class Writer:
     def finish(self, n_rows: int) -> None:
         """Write the rest, once all `n_rows` rows of all ranks are done."""
 
+    def end_line(self) -> None:
+        """End the current line before a message on stderr, if it would follow a text there."""
+
     def close(self) -> None:
         """End the output."""
+
+    def _finished(self) -> Iterator[bytes]:
+        """Remove and yield the output of the first texts, as long as they are finished."""
+        while self._waiting and (output := self._waiting[0].output) is not None:
+            self._waiting.popleft()
+            self.waiting_bytes -= len(output) + _WAITING_BYTES
+            yield output
 
 
 class TextWriter(Writer):
@@ -55,34 +83,24 @@ class TextWriter(Writer):
     def __init__(self, *, several: bool) -> None:
         from tgen.tokenizer import TextStream
 
-        self._several = several
-        self._waiting: deque[Generation] = deque()
+        super().__init__(text_line if several else lambda generation: bytes(generation.text))
         self._stream = TextStream()
-        self._n_shown = 0  # bytes of the first one's text
-        self._begun = False
         self._at_line_start = True
-
-    def begin(self, generation: Generation) -> None:
-        """Start the next text, or record its error."""
-        self._waiting.append(generation)
 
     def update(self) -> None:
         """Write what can be written now."""
-        while self._waiting:
-            generation = self._waiting[0]
-            if not self._begun and generation.echo and generation.error is None:
-                self._put(generation.prompt)
-            self._begun = True
-            shown = self._stream.feed(bytes(generation.text[self._n_shown :]))
-            self._n_shown = len(generation.text)
-            self._put(shown)
-            if not generation.done:
-                return
-            self._put(self._stream.flush())
-            if self._several:
-                self._put(b"\n")
-            self._waiting.popleft()
-            self._n_shown, self._begun = 0, False
+        for output in self._finished():
+            self._put(self._stream.feed(output) + self._stream.flush())
+        if self._waiting:
+            text = self._waiting[0].text
+            self._put(self._stream.feed(bytes(text)))
+            text.clear()
+
+    def end_line(self) -> None:
+        """End the current line if stdout and stderr go to one terminal or file."""
+        if not self._at_line_start and _stderr_is_stdout():
+            console.print_status("")  # no part of the text
+            self._at_line_start = True
 
     def close(self) -> None:
         """End the last line on a terminal."""
@@ -98,37 +116,26 @@ class TextWriter(Writer):
 class JsonWriter(Writer):
     """A writer of one JSON object per text, in order, as soon as all before it are finished."""
 
-    def __init__(self, to_bytes: Callable[[Generation], bytes]) -> None:
-        self._to_bytes = to_bytes
-        self._waiting: deque[Generation] = deque()
-
-    def begin(self, generation: Generation) -> None:
-        """Start the next text, or record its error."""
-        self._waiting.append(generation)
-
     def update(self) -> None:
         """Write what can be written now."""
-        lines = []
-        while self._waiting and self._waiting[0].done:
-            lines.append(self._to_bytes(self._waiting.popleft()))
-        if lines:
-            console.write(b"".join(lines))
+        if lines := b"".join(self._finished()):
+            console.write(lines)
 
 
 def text_line(generation: Generation) -> bytes:
-    """Return what TextWriter writes for one of several texts."""
-    echo = generation.prompt if generation.echo and generation.error is None else b""
-    return echo + bytes(generation.text) + b"\n"
+    """Return one of several texts as TextWriter writes it."""
+    return bytes(generation.text) + b"\n"
 
 
-def json_line(value: dict[str, Any]) -> bytes:
-    """Return a JSON object as one line."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    return text.encode("utf-8", "backslashreplace") + b"\n"
+def _stderr_is_stdout() -> bool:
+    try:
+        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    except (AttributeError, OSError):  # closed, or not a file
+        return False
 
 
 def error_record(generation: Generation) -> dict[str, Any]:
-    """Return the JSON object for an invalid row."""
+    """Return the JSON object for a row that is invalid, or whose text failed."""
     assert generation.error is not None
     return {
         "schema": SCHEMA,
@@ -148,7 +155,7 @@ def record(
         **_row_ids(generation),
         "seed": sampling.seed,
         **json_text(generation.prompt, "prompt"),
-        **json_text((generation.prompt if generation.echo else b"") + bytes(generation.text)),
+        **json_text(bytes(generation.text)),
         "finish_reason": generation.finish,
         "prompt_tokens": generation.prompt_tokens,
         "tokens": [token.id for token in tokens],
@@ -180,7 +187,7 @@ def timing_stats(generation: Generation) -> dict[str, float | None]:
             ("seconds_to_first_token", "prefill_tokens_per_second", "decode_tokens_per_second")
         )
     began, first, last = generation.seconds[0], generation.seconds[1], generation.seconds[-1]
-    n_after = len(generation.tokens) - 1
+    n_after = generation.n_tokens - 1
     return {
         "seconds_to_first_token": round(first - began, 6),
         "prefill_tokens_per_second": round(generation.prompt_tokens / max(first - began, 1e-9), 1),

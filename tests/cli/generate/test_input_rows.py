@@ -1,0 +1,65 @@
+"""Rows of `--input`: a bad row becomes an error in its place, and the others are written."""
+
+import json
+
+import pytest
+
+from support.command import tgen
+from tgen.cli.generate.input_rows import check_row, parse_object
+from tgen.config import SamplingConfig
+from tgen.errors import UsageError
+
+HOSTILE = [
+    '{"prompt": "a", "id": 1e999}',
+    '{"prompt": "a", "id": -1e999}',
+    '{"prompt": "a", "id": NaN}',
+    '{"prompt": "a", "id": [{"x": [Infinity]}]}',
+    '{"prompt": "a", "id": {"x": -Infinity}}',
+    '{"prompt": "a", "id": ' + "9" * 5000 + "}",
+    '{"prompt": "a", "id": ' + "[" * 900 + "]" * 900 + "}",
+    '{"prompt": "a", "id": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    '{"prompt": "a", "json_schema": ' + '{"not": ' * 800 + "{}" + "}" * 800 + "}",
+    '{"prompt": "a", "temperature": 1e999}',
+    '{"prompt": "a", "temperature": 1' + "0" * 400 + "}",
+    '{"prompt": "a", "bias": {"a": 1' + "0" * 400 + "}}",
+    '{"prompt": "a", "bias": {"a": 1e999}}',
+    '{"prompt": "a", "ban": ' + json.dumps(["x"] * 5000) + "}",
+]
+RETURNED = [
+    '"\\ud800"',
+    '{"\\udfff": ["\\ud83d", null, true]}',
+    "9" * 4000,
+    "[" * 90 + "]" * 90,
+    "-0.0",
+    "1e308",
+]
+
+
+def read_row(line):
+    values = parse_object(line.encode())
+    values.pop("id", None)
+    return SamplingConfig(**check_row(values, samples=1, echo=False).sampling)
+
+
+@pytest.mark.parametrize("line", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_row_is_a_usage_error(line):
+    with pytest.raises(UsageError) as error:
+        read_row(line)
+    assert error.value.message
+    assert error.value.hint
+
+
+def test_hostile_rows_become_errors_in_their_places_and_ids_return(trained):
+    good = [f'{{"prompt": "a", "id": {one}}}' for one in RETURNED]
+    lines = [*HOSTILE, *good, '{"prompt": "b"}']
+    command = ["generate", "-m", trained, "-n", 2, "--input", "-", "--jsonl", "-q"]
+    result = tgen(*command, stdin="\n".join(lines).encode())
+    records = [json.loads(line) for line in result.stdout.splitlines()]
+    assert result.returncode == 1
+    assert [one["row"] for one in records] == list(range(len(lines)))
+    assert ["error" in one for one in records] == [True] * len(HOSTILE) + [False] * 7
+    assert [json.dumps(one["id"]) for one in records[len(HOSTILE) : -1]] == [
+        json.dumps(json.loads(one)) for one in RETURNED
+    ]
+    assert result.stderr.count(b"error: line ") == len(HOSTILE)
+    assert b"Traceback" not in result.stderr
