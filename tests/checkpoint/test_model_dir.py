@@ -39,6 +39,30 @@ def test_saving_replaces_the_weights(model_directory, family, tokenizer):
     assert not list(model_directory.glob(files.TEMPORARY + "*"))
 
 
+def test_replacing_a_model_removes_its_other_files_and_no_others(tmp_path, tokenizer):
+    old, new = (make_model("llama", vocab_size=300, d_model=width) for width in (16, 32))
+    out = tmp_path / "m"
+    model_dir.save(out, old.config, tokenizer, old.to_arrays())
+    theirs = [
+        "chat_template.jinja", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+        "merges.txt", "tokenizer.model", "model.safetensors.index.json", "adapter_config.json",
+        "model-00001-of-00002.safetensors", "ngrams.safetensors",
+    ]  # fmt: skip
+    mine = ["notes.txt", "README.md", "model.gguf", "my.safetensors", "training"]
+    for name in [*theirs, *mine[:-1]]:
+        (out / name).write_bytes(b"{}")
+    (out / "training").mkdir()
+    model_dir.save(out, new.config, tokenizer, new.to_arrays())
+    fresh = tmp_path / "fresh"
+    model_dir.save(fresh, new.config, tokenizer, new.to_arrays())
+    assert {path.name for path in out.iterdir()} == {p.name for p in fresh.iterdir()} | set(mine)
+    (out / "chat_template.jinja").write_text("added by hand")
+    model_dir.save(
+        out, new.config, tokenizer, make_model("llama", seed=1, vocab_size=300).to_arrays()
+    )
+    assert (out / "chat_template.jinja").exists()  # only the weights have changed
+
+
 def edit(path: Path, **values: object) -> None:
     json_config = json.loads(path.read_bytes()) | values
     path.write_text(json.dumps({k: v for k, v in json_config.items() if v != "absent"}))

@@ -22,6 +22,7 @@ from tgen.checkpoint.model_lookup import (
     shipped_model,
 )
 from tgen.errors import ModelError
+from tgen.storage.files import make_folder, replacing
 
 NEWER, OLDER = "a" * 40, "b" * 40
 
@@ -177,6 +178,28 @@ def test_default_is_the_newest_or_the_shipped_model(empty_home):  # noqa: ARG001
         (Path("models") / name / "model.safetensors").write_bytes(b"")
         os.utime(Path("models") / name / "model.safetensors", (2e9 - i, 2e9 - i))
     assert find_model(None) == (Path("models/new"), "the newest in ./models")
+
+
+def test_newest_model_may_be_in_shards(empty_home):  # noqa: ARG001
+    for name, file, time in (
+        ("whole", "model.safetensors", 1e9),
+        ("shards", "model-00002-of-00002.safetensors", 2e9),
+    ):
+        add_model(Path("models") / name)
+        (Path("models") / name / file).write_bytes(b"")
+        os.utime(Path("models") / name / file, (time, time))
+    assert find_model(None).path == Path("models/shards")
+
+
+def test_model_that_is_being_written_is_not_found(empty_home):  # noqa: ARG001
+    make_folder(Path("models"))
+    with replacing(Path("models") / "new") as temporary:
+        add_model(temporary)
+        assert find_model(None).found_by == SHIPPED
+        assert temporary.name not in list_model_names()
+        with pytest.raises(ModelError, match="does not exist"):
+            find_model(temporary.name)
+    assert find_model(None).path == Path("models/new")
 
 
 def test_commands_print_where_a_named_model_was_found(trained, tmp_path, monkeypatch):

@@ -57,7 +57,7 @@ def main() -> int:
         disk.problems += back.problems
         n_calls, n_reported = disk.n_trials + back.n_trials, disk.n_reported + back.n_reported
         for i in range(soak):
-            rng = random.Random(i)
+            rng = random.Random(tiny.seed + i)
             disk.fails(lambda *_, rng=rng: rng.random() < _SOAK, (FULL, BROKEN, None)[i % 3])
         small = small_disks(disk) if soak > 100 else ""
     for problem in disk.problems[:20]:

@@ -36,7 +36,7 @@ def main() -> int:
     kills, lost, different = 0, 0, 0
     with tiny.scratch() as folder:
         scenarios = [Scenario(folder, name) for name in SCENARIOS]
-        rng = random.Random(0)
+        rng = random.Random(tiny.seed)
         for i in itertools.count():
             scenario = scenarios[i % len(scenarios)]
             # Every call once, in a mixed order, so that a few kills cover the whole run.

@@ -56,7 +56,7 @@ def lose_power(
     operations: list[Operation], count: int, folder: Path, *, stop_at: int
 ) -> tuple[int, int, list[str]]:
     """Return the number of states, of different states, and the problems."""
-    rng = random.Random(0)
+    rng = random.Random(tiny.seed)
     seen: set[int] = set()
     problems: list[str] = []
     rounds = -(-count // len(operations))

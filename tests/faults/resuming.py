@@ -46,7 +46,7 @@ def main() -> int:
     n, n_runs, problems = 0, 0, []
     with tiny.scratch() as folder:
         while n < count:
-            rng = random.Random(n_runs)
+            rng = random.Random(tiny.seed + n_runs)
             settings = {name: rng.choice(values) for name, values in CHOICES.items()}
             config = {
                 "val_fraction": rng.choice((0.1, 0.1, 0)),

@@ -38,7 +38,7 @@ def main() -> int:
     """Send `count` signals, then check ignored and repeated signals."""
     count = tiny.count(__doc__, short=20, long=1_000)
     command.import_everything()
-    rng = random.Random(0)
+    rng = random.Random(tiny.seed)
     problems: list[str] = []
     n_started, saved = 0, []
     with tiny.scratch() as folder:

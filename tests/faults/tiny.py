@@ -12,6 +12,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import argparse
 import hashlib
 import json
+import secrets
 import shutil
 import signal
 import sys
@@ -31,16 +32,25 @@ from tgen.storage import files
 
 SKIPPED = 77  # exit status of a script that cannot run on this machine
 TEXT = b"The king said: what is this? 'Tis more.\n\nWhat is a crown?\n" * 12
+seed = 0  # of all random choices; `count` sets it
 TRAINED = ("StepReport", "EvalReport", "SampleReport", "RollbackReport")
-_CLOCK = ("seconds", "tokens_per_second", "fraction_done")
+_CLOCK = ("seconds", "tokens_per_second", "fraction_done", "other_cpus")
 
 
 def count(doc: str, *, short: int, long: int) -> int:
-    """Return the number of repetitions from the command line."""
+    """Return the number of repetitions from the command line, and set `seed`.
+
+    The seed is new in the long form, which prints it, and 0 otherwise.
+    """
+    global seed
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("count", type=int, nargs="?", help=f"{short:,} by default")
     parser.add_argument("--long", action="store_true", help=f"{long:,}")
+    parser.add_argument("--seed", type=int, help="of the random choices")
     options = parser.parse_args()
+    seed = options.seed or (secrets.randbelow(1 << 32) if options.long else 0)
+    if seed:
+        print(f"seed {seed}: ", end="", flush=True)
     return options.count or (long if options.long else short)
 
 

@@ -90,7 +90,7 @@ def test_run_removes_temporary_files_of_an_interrupted_one(tmp_path):
     list(runs.start(request(tmp_path)))
     for start in (lambda: runs.start(request(tmp_path, overwrite=True)), lambda: resume(out)):
         for folder in (out, out / "training", out / "training" / "state-00000014"):
-            (folder / ".tmp-deadbeef").write_bytes(b"half")
+            (folder / ".tmp-00deadbeef00").write_bytes(b"half")
         list(start())
         assert not list(out.rglob(".tmp-*"))
 

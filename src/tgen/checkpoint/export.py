@@ -16,9 +16,8 @@ from tgen.checkpoint.gguf.tensor_names import check_supported
 from tgen.checkpoint.gguf.writer import GgufType, require_package, write_gguf
 from tgen.checkpoint.hf import chat_template, families
 from tgen.checkpoint.hf.config import read_json_object
-from tgen.checkpoint.model_dir import WEIGHTS, ModelBundle
+from tgen.checkpoint.model_dir import DESCRIPTION_FILES, WEIGHTS, ModelBundle
 from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
-from tgen.errors import ModelError
 from tgen.storage import files
 
 TYPES: dict[str, GgufType] = {
@@ -30,17 +29,6 @@ TYPES: dict[str, GgufType] = {
 MAX_SHARD_BYTES = 5_000_000_000  # transformers' default for years
 _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _COPY_LIMIT = 64 << 20  # bytes
-COPIED_FILES = (  # unchanged, if they exist
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-)
 
 
 def main_dtype(bundle: ModelBundle) -> Dtype:
@@ -81,7 +69,7 @@ def export_gguf(
         ends=sorted(bundle.end_ids, key=lambda i: (i != end, i)),
         bos=token_id("bos_token_id", end),
         pad=token_id("pad_token_id", bundle.tokenizer.pad),
-        chat_template=_chat_template(bundle.path),
+        chat_template=chat_template.source(bundle.path),
     )
     target = out.resolve()
     files.make_folder(target.parent)
@@ -130,8 +118,8 @@ def export_transformers(
                 "weight_map": dict(sorted(weight_map.items())),
             }
             contents[f"{WEIGHTS}.index.json"] = (json.dumps(index, indent=2) + "\n").encode()
-        for name, content in contents.items():
-            files.write_new(temporary / name, content)
+        for name in sorted(contents, key=lambda name: name == "config.json"):
+            files.write_new(temporary / name, contents[name])
 
 
 def _assign_shards(
@@ -159,13 +147,13 @@ def _metadata_files(bundle: ModelBundle, dtype: Dtype) -> dict[str, bytes]:
     """Return every file except the weights: the model's own, with the dtype changed."""
     path = bundle.path
     if path.is_file():
-        contents = model_dir.build_metadata_files(bundle.config, bundle.tokenizer)
+        contents = model_dir.build_metadata_files(
+            bundle.config, bundle.tokenizer, inherited=model_dir.inherited_settings(bundle)
+        )
         json_config: dict[str, Any] = json.loads(contents["config.json"])
-        if template := _chat_template(path):
-            contents["chat_template.jinja"] = template.encode()
     else:
         json_config = read_json_object(path / "config.json")
-        limits = {**dict.fromkeys(COPIED_FILES, _COPY_LIMIT), NGRAMS: None}
+        limits = {**dict.fromkeys(DESCRIPTION_FILES, _COPY_LIMIT), NGRAMS: None}
         contents = {
             name: files.read(path / name, limit=limit)
             for name, limit in limits.items()
@@ -174,11 +162,3 @@ def _metadata_files(bundle: ModelBundle, dtype: Dtype) -> dict[str, bytes]:
     keys = [key for key in ("dtype", "torch_dtype") if key in json_config] or ["torch_dtype"]
     json_config |= dict.fromkeys(keys, dtype)
     return contents | {"config.json": (json.dumps(json_config, indent=2) + "\n").encode()}
-
-
-def _chat_template(path: Path) -> str | None:
-    """The model's chat template, if it has a valid one."""
-    try:
-        return chat_template.read(path).source
-    except ModelError:
-        return None

@@ -19,9 +19,11 @@ from tgen.checkpoint import safetensors_file
 from tgen.checkpoint.gguf import reader
 from tgen.checkpoint.hf import config as hf_config
 from tgen.checkpoint.hf import families, generation_config
+from tgen.checkpoint.inherited_settings import InheritedSettings, read_inherited_settings
 from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
 from tgen.config import ModelConfig, SamplingConfig
 from tgen.errors import ModelError, TgenError
+from tgen.model.ram import check_ram
 from tgen.storage import files
 from tgen.tokenizer import Tokenizer
 
@@ -29,6 +31,19 @@ WEIGHTS = "model.safetensors"
 _INDEX = f"{WEIGHTS}.index.json"
 _HEAD = "lm_head.weight"
 _CONFIG_LIMIT, _TOKENIZER_LIMIT = 1 << 20, 64 << 20  # bytes
+DESCRIPTION_FILES = (  # of a model, besides config.json and the weights
+    generation_config.FILE_NAME,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+)
+_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")  # transformers loads them
+_SHARD_OF_MODEL = re.compile(r"model-\d+-of-\d+\.safetensors")
 _MAX_READS = 3  # attempts, if the directory is replaced during each read
 _SHARD = re.compile(r"^[A-Za-z0-9][\w.-]{0,200}\.safetensors$")
 
@@ -43,27 +58,41 @@ class ModelBundle:
     arrays: dict[str, NDArray[Any]]
     end_ids: frozenset[int]  # end-of-text tokens
     stamp: tuple[int, ...]  # inode, size and time of its files when they were read, see `digest`
+    quantized: bool = False  # whether the arrays were dequantized from fewer bits
 
 
-def build_metadata_files(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, bytes]:
-    """Return the content of every file of a model directory except the weights."""
+def build_metadata_files(
+    config: ModelConfig, tokenizer: Tokenizer, *, inherited: InheritedSettings | None = None
+) -> dict[str, bytes]:
+    """Return the content of every file of a model directory except the weights.
+
+    `inherited` are the settings of the model that this one was fine-tuned from.
+    """
+    settings = inherited or InheritedSettings()
     end, pad = tokenizer.end_of_text, tokenizer.pad
     begin = tokenizer.bos_ids[0] if tokenizer.bos_ids else end
     special = {"bos_token": begin, "eos_token": end, "pad_token": pad}  # foreign ones may be None
+    named = {name: tokenizer.id_to_token(i) for name, i in special.items() if i is not None}
+    ids = tokenizer.spec.vocab | tokenizer.added_tokens
+    named |= {name: text for name, text in settings.special_tokens.items() if text in ids}
+    begin, pad = (ids.get(named.get(name) or "") for name in ("bos_token", "pad_token"))
+    ends = settings.end_ids
+    eos = ends if len(ends) > 1 else ends[0] if ends else end
     sampling = SamplingConfig()
+    generation = settings.generation_config or {
+        "bos_token_id": begin,
+        "eos_token_id": eos,
+        "pad_token_id": pad,
+        "do_sample": True,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+    }
     objects = {
-        "config.json": hf_config.to_json(config, begin=begin, end=end, pad=pad),
-        generation_config.FILE_NAME: {
-            "bos_token_id": begin,
-            "eos_token_id": end,
-            "pad_token_id": pad,
-            "do_sample": True,
-            "temperature": sampling.temperature,
-            "top_k": sampling.top_k,
-        },
+        "config.json": hf_config.to_json(config, begin=begin, end=eos, pad=pad),
+        generation_config.FILE_NAME: generation | {"eos_token_id": eos},
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            **{name: tokenizer.id_to_token(i) for name, i in special.items() if i is not None},
+            **named,
             "model_max_length": config.context_length,
             "clean_up_tokenization_spaces": False,
             "model_input_names": ["input_ids", "attention_mask"],
@@ -72,12 +101,23 @@ def build_metadata_files(config: ModelConfig, tokenizer: Tokenizer) -> dict[str,
     contents = {
         name: (json.dumps(value, indent=2) + "\n").encode() for name, value in objects.items()
     }
+    if settings.chat_template is not None:
+        contents["chat_template.jinja"] = settings.chat_template.encode(errors="replace")
     return contents | {"tokenizer.json": tokenizer.json.encode()}
 
 
-def serialize_weights(config: ModelConfig, arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return the content of model.safetensors."""
-    return safetensors_file.serialize(families.to_hf_arrays(config, arrays))
+def inherited_settings(bundle: ModelBundle) -> InheritedSettings:
+    """Return the settings that a model fine-tuned from this one inherits."""
+    return read_inherited_settings(
+        bundle.path, end_ids=bundle.end_ids, end_of_text=bundle.tokenizer.end_of_text
+    )
+
+
+def serialize_weights(
+    config: ModelConfig, arrays: Mapping[str, NDArray[Any]]
+) -> list[bytes | memoryview]:
+    """Return the content of model.safetensors in blocks, which share the arrays' memory."""
+    return safetensors_file.serialize_in_parts(families.to_hf_arrays(config, arrays))
 
 
 def save(
@@ -87,12 +127,17 @@ def save(
     arrays: Mapping[str, NDArray[Any]],
     *,
     ngrams: Mapping[str, NDArray[Any]] | None = None,
+    inherited: InheritedSettings | None = None,
 ) -> None:
     """Create a model directory, or replace the model in an existing one.
 
-    If only the weights differ, only their file is replaced.
+    If only the weights differ, only their file is replaced. Otherwise, the other files of the old
+    model are removed, since programs would use them with the new one. Files that do not belong to
+    a model stay.
     """
-    contents = build_metadata_files(config, tokenizer)
+    contents: dict[str, files.Content] = {
+        **build_metadata_files(config, tokenizer, inherited=inherited)
+    }
     if ngrams:
         contents[NGRAMS] = safetensors_file.serialize(ngrams)
     elif (path / NGRAMS).exists():
@@ -105,8 +150,21 @@ def save(
     else:  # a directory without config.json is not a model: remove it first, write it last
         files.remove(path / "config.json")
         contents[WEIGHTS] = weights
+        for name in _files_of_a_model(path):
+            if name not in contents:
+                files.remove(path / name)
         for name in sorted(contents, key=lambda name: name == "config.json"):
             files.publish(path / name, contents[name])
+
+
+def _files_of_a_model(path: Path) -> list[str]:
+    """Return the names of the files in a directory that belong to a model."""
+    known = {*DESCRIPTION_FILES, *_ADAPTER_FILES, NGRAMS, WEIGHTS, _INDEX, "config.json"}
+    return [
+        file.name
+        for file in sorted(path.iterdir())
+        if (file.name in known or _SHARD_OF_MODEL.fullmatch(file.name)) and not file.is_dir()
+    ]
 
 
 def load(path: Path) -> ModelBundle:
@@ -138,13 +196,14 @@ def _config_stamp(path: Path) -> tuple[int, ...]:
 def _load(path: Path) -> ModelBundle:
     if path.is_file():
         stamp = _stamp([path])
-        config, tokenizer, arrays, ends = reader.load(path)
+        config, tokenizer, arrays, ends, quantized = reader.load(path)
     else:
+        quantized = False
         config, tokenizer, ends = _load_metadata(path)
         stamp, arrays = _stamp(_model_files(path)), _read_weights(path, config)
     if not ends and tokenizer.end_of_text is not None:
         ends = [tokenizer.end_of_text]
-    return ModelBundle(path, config, tokenizer, arrays, frozenset(ends), stamp)
+    return ModelBundle(path, config, tokenizer, arrays, frozenset(ends), stamp, quantized)
 
 
 def _load_metadata(path: Path) -> tuple[ModelConfig, Tokenizer, list[int]]:
@@ -192,6 +251,8 @@ def _read_weights(path: Path, config: ModelConfig) -> dict[str, NDArray[Any]]:
     }
     for file, header in headers.items():
         safetensors_file.check_float_dtypes(file, header)
+    entries = [entry for header in headers.values() for entry in header.values()]
+    check_ram(sum(e.end - e.start for e in entries), f"loading {str(path)!r}")
     stored: dict[str, NDArray[Any]] = {}
     for file, header in headers.items():
         stored |= safetensors_file.read_arrays(file, header, rename=strip)

@@ -9,13 +9,14 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from tgen.errors import ModelError, TgenError
 from tgen.storage import files
 
-LOCAL, DATA, SHIPPED = "./models", "the data folder", "the model shipped with tgen"
+LOCAL, DATA, SHIPPED = "./models", "the data directory", "the model shipped with tgen"
 CACHE = "the transformers cache"
 _CACHE_NAME = re.compile(r"\w[\w.-]*")  # owner, or model name
 _MAX_LISTED = 8  # names in an error
@@ -41,7 +42,7 @@ def find_model(name: str | None, *, models: Path = Path("models")) -> ModelLocat
         return as_path
     if _is_plain(name):
         for folder, found_by in ((models, LOCAL), (data_folder(), DATA)):
-            if os.path.exists(folder / name):
+            if os.path.exists(folder / name) and not _is_hidden(name):
                 return ModelLocation(folder / name, found_by)
         if name == shipped_model().name:
             return ModelLocation(shipped_model(), SHIPPED)
@@ -93,20 +94,34 @@ def _is_plain(name: str) -> bool:
 
 
 def _newest(models: Path) -> ModelLocation:
-    def modified(folder: Path) -> float:
-        weights = folder / "model.safetensors"
-        return weights.stat().st_mtime if weights.exists() else 0.0
-
     shipped = shipped_model()
     paths = [models / name for name in _models_in(models)]
     trained = [path for path in paths if path.resolve() != shipped]
     if not trained:
         return ModelLocation(shipped, SHIPPED)
-    return ModelLocation(max(trained, key=modified), f"the newest in {LOCAL}")
+    return ModelLocation(max(trained, key=_modified), f"the newest in {LOCAL}")
+
+
+def _modified(folder: Path) -> float:
+    """Return when a model's weights were last written, in seconds; 0 if it has none."""
+    times = [0.0]
+    for weights in folder.glob("model*.safetensors"):  # one file or shards
+        with suppress(OSError):
+            times.append(weights.stat().st_mtime)
+    return max(times)
 
 
 def _models_in(folder: Path) -> list[str]:
-    return [name for name in _entries(folder) if os.path.exists(folder / name / "config.json")]
+    return [
+        name
+        for name in _entries(folder)
+        if not _is_hidden(name) and os.path.exists(folder / name / "config.json")
+    ]
+
+
+def _is_hidden(name: str) -> bool:
+    """Whether a name is of a hidden folder, such as one that is being written."""
+    return name.startswith(".")
 
 
 def _entries(folder: Path) -> list[str]:

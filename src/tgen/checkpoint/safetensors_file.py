@@ -19,6 +19,7 @@ from tgen.storage import files
 from tgen.storage.disk_array import IN_MEMORY, Array, DiskArray, blocks
 
 _MAX_HEADER = 25_000_000  # bytes
+_MAX_SIZE, _MAX_DIMENSIONS = 1 << 60, 32  # which NumPy can represent
 _DTYPES = {
     "F32": "<f4",
     "F16": "<f2",
@@ -196,8 +197,10 @@ def _parse_entry(value: Any, base: int) -> TensorEntry:
     start, end = value["data_offsets"]
     if dtype not in _DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}")
-    if not all(type(n) is int and n >= 0 for n in (*shape, start, end)):
+    if not all(type(n) is int and 0 <= n < _MAX_SIZE for n in (*shape, start, end)):
         raise ValueError("sizes must be non-negative integers")
+    if len(shape) > _MAX_DIMENSIONS:
+        raise ValueError(f"a tensor has {len(shape)} dimensions (limit {_MAX_DIMENSIONS})")
     if end - start != math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize:
         raise ValueError("a tensor's size does not match its shape")
     return TensorEntry(dtype, shape, base + start, base + end)

@@ -2,24 +2,32 @@
 
 `replacing` writes under a temporary name beside the target, flushes the content to the device,
 renames it over the target, and flushes the folder. A reader sees the old file or the new one.
+
+While a process has temporary files in a folder, it shares the lock of that folder. The system frees
+the lock when the process ends, so whoever gets it alone may remove all temporary files.
 """
 
 import errno
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from tgen.errors import TgenError
 
 TEMPORARY = ".tmp-"  # prefix of temporary names
+_OLD = "-old"  # suffix of the folder in which a replaced folder waits for its removal
+_TEMPORARY_NAME = re.compile(r"\.tmp-[0-9a-f]{12}(-old|[a-z0-9_]{8})?")
+_ABANDONED_SECONDS = 24 * 3600.0  # age of a leftover, where folders cannot be locked
 
 Content = bytes | Sequence[bytes | memoryview]  # a file's bytes, whole or in blocks
 
@@ -67,8 +75,10 @@ def open_stream(path: Path) -> Iterator[BinaryIO]:
     """Open a file, pipe or device that is read once from start to end."""
     try:
         file = open(path, "rb")  # noqa: SIM115
+    except FileNotFoundError:
+        raise TgenError(f"{path} does not exist", "check the spelling of the path") from None
     except OSError as error:
-        raise TgenError(f"cannot open {path}: {error.strerror}", "name a file") from None
+        raise TgenError(f"cannot open {path}: {error.strerror}", "name a readable file") from None
     with file:
         yield file
 
@@ -121,7 +131,8 @@ def open_temporary(folder: Path | None) -> RandomAccessFile:
 
     The system removes the file however the process ends.
     """
-    return RandomAccessFile(tempfile.TemporaryFile(buffering=0, prefix=TEMPORARY, dir=folder))
+    name = f"{TEMPORARY}{secrets.token_hex(6)}"
+    return RandomAccessFile(tempfile.TemporaryFile(buffering=0, prefix=name, dir=folder))
 
 
 @contextmanager
@@ -129,31 +140,35 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path` for a new file or folder; then rename it to `path`.
 
     The old file or folder at `path` is complete until the rename. If the block or the rename fails,
-    it stays, and the temporary one is removed.
+    it stays, and the temporary one is removed. Replacing a folder takes two renames; if the process
+    is killed between them, the next one that writes beside `path` brings the old folder back.
     """
-    temporary, old = _temporary_path(path), _temporary_path(path)
-    try:
-        yield temporary
-        _sync_tree(temporary)
-        if temporary.is_dir() and path.is_dir():  # a rename does not replace a folder with files
-            os.rename(path, old)
+    temporary = _temporary_path(path)
+    old = temporary.with_name(temporary.name + _OLD)
+    with _staging(path.parent):
         try:
+            yield temporary
+            _sync_tree(temporary)
+            if temporary.is_dir() and path.is_dir():  # a rename does not replace a folder
+                old.mkdir()
+                os.rename(path, old / path.name)
             os.replace(temporary, path)
-        except OSError:
-            if old.exists():
-                os.rename(old, path)
+        except OSError as error:
+            if error.filename:  # name the target, not the temporary path
+                error.filename = str(path)
             raise
-    except OSError as error:
-        if error.filename:  # name the target, not the temporary path
-            error.filename = str(path)
-        raise
-    finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary, ignore_errors=True)
-        else:
-            temporary.unlink(missing_ok=True)
-    remove(old)
-    _sync_folder(path.parent)
+        finally:
+            if not os.path.lexists(path):
+                with suppress(OSError):
+                    _restore(old)
+            with suppress(OSError):
+                old.rmdir()  # fails unless it is empty
+            if temporary.is_dir():
+                shutil.rmtree(temporary, ignore_errors=True)
+            else:
+                temporary.unlink(missing_ok=True)
+        _sync_folder(path.parent)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def publish(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
@@ -171,12 +186,31 @@ def publish_folder(path: Path, contents: Mapping[str, Content]) -> None:
             write_new(temporary / name, content)
 
 
+def output_problem(path: Path) -> str:
+    """Return why a file cannot be written to a path that the user named; empty if it can.
+
+    Missing parent folders are no problem: `write_output` makes them.
+    """
+    if path.is_dir():
+        return "is a directory"
+    if path.exists() and not path.is_file():
+        return ""  # a pipe or device
+    parent = next(p for p in path.absolute().parents if os.path.lexists(p))
+    if not parent.is_dir():
+        return f"{parent} is not a directory"
+    return "" if os.access(parent, os.W_OK) else f"{parent} is not writable"
+
+
 def write_output(path: Path, content: bytes) -> None:
-    """Write a file that the user named: follow links, write to a pipe or device directly."""
+    """Write a file that the user named, and make its parent folders.
+
+    Follow links, and write to a pipe or device directly.
+    """
     if path.exists() and not path.is_file():
         with open(path, "wb") as file:
             file.write(content)
     else:
+        make_folder(path.resolve().parent)
         publish(path.resolve(), content)
 
 
@@ -214,9 +248,10 @@ def append(path: Path, content: bytes, *, at: int) -> int:
 def remove(path: Path) -> None:
     """Remove a file, or a folder with everything in it; do nothing if it does not exist."""
     if path.is_dir() and not path.is_symlink():  # rename it first, to hide a partial removal
-        temporary = _temporary_path(path)
-        os.rename(path, temporary)
-        shutil.rmtree(temporary)
+        with _staging(path.parent):
+            temporary = _temporary_path(path)
+            os.rename(path, temporary)
+            shutil.rmtree(temporary)
     elif os.path.lexists(path):
         path.unlink()
         _sync_folder(path.parent)  # before a new file replaces it
@@ -236,10 +271,63 @@ def make_folder(path: Path) -> None:
         _sync_folder(path.parent)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove temporary files and folders of an interrupted process; the caller holds the lock."""
-    for leftover in folder.glob(TEMPORARY + "*"):
-        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
+def remove_leftovers(folder: Path, *, min_age: float = 0.0) -> None:
+    """Remove the temporary files of killed processes that are older than `min_age` seconds.
+
+    No other process may be writing to `folder`. Files that cannot be removed stay. A folder whose
+    replacement was interrupted gets its name back.
+    """
+    with suppress(OSError):
+        for path in sorted(folder.iterdir()):
+            if _TEMPORARY_NAME.fullmatch(path.name):
+                with suppress(OSError):
+                    _remove_leftover(path, min_age)
+
+
+def _remove_leftover(path: Path, min_age: float) -> None:
+    status = path.lstat()
+    if time.time() - status.st_mtime < min_age:
+        return
+    if stat.S_ISDIR(status.st_mode):
+        if path.name.endswith(_OLD):
+            _restore(path)
+        shutil.rmtree(path, ignore_errors=True)
+    elif stat.S_ISREG(status.st_mode):  # tgen makes no links
+        path.unlink()
+
+
+def _restore(old: Path) -> None:
+    """Move a folder out of `old` to the place it was in, unless something is there."""
+    for path in old.iterdir() if old.is_dir() else ():
+        target = old.parent / path.name
+        if not os.path.lexists(target):
+            os.rename(path, target)
+
+
+@contextmanager
+def _staging(folder: Path) -> Iterator[None]:
+    """Share the lock of `folder`; first remove what killed processes left in it."""
+    if sys.platform == "win32":  # folders cannot be locked
+        remove_leftovers(folder, min_age=_ABANDONED_SECONDS)
+        yield
+        return
+    import fcntl
+
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pass  # another process is writing
+        except OSError:  # for example a network file system
+            remove_leftovers(folder, min_age=_ABANDONED_SECONDS)
+        else:
+            remove_leftovers(folder)
+        with suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(fd)
 
 
 def free_bytes(path: Path) -> int:

@@ -89,7 +89,7 @@ def logits(theirs, ids, ours):
 @pytest.mark.parametrize(("family", "values"), MODELS)
 def test_llama_cpp_gives_the_same_ids_and_text(own_tokenizer, family, values, tmp_path):
     path, theirs = export_model(tmp_path, own_tokenizer, family, **values)
-    ours = open_model(path, device="cpu", threads=1)
+    ours = open_model(path, device="cpu", threads=1, dtype="float32")
     for text in TEXTS.values():
         ids = theirs.tokenize(text.encode(), add_bos=True, special=False)
         assert ids == own_tokenizer.encode(text.encode())
@@ -108,7 +108,7 @@ def test_llama_cpp_gives_the_same_ids_and_text(own_tokenizer, family, values, tm
 @pytest.mark.parametrize(("family", "values"), MODELS)
 def test_logits_are_equal(tokenizer, family, values, tmp_path):
     path, theirs = export_model(tmp_path, tokenizer, family, **values)
-    ours = open_model(path, device="cpu", threads=1)
+    ours = open_model(path, device="cpu", threads=1, dtype="float32")
     ids = tokenizer.encode(TEXT)[:100]
     # ggml looks up GELU in a float16 table
     tolerance = 2e-3 if family == "gpt2" else 1e-4
@@ -165,7 +165,7 @@ def test_missing_and_older_fields_mean_the_same_in_llama_cpp(own_tokenizer, tmp_
     scaled = RopeScaling(kind="linear", factor=4.0)
     _, theirs = export_model(tmp_path, own_tokenizer, "qwen2", rope_scaling=scaled)
     assert not {"tokenizer.ggml.add_bos_token", "qwen2.rope.scaling.factor"} & set(theirs.metadata)
-    ours = open_model(tmp_path / "model.gguf", device="cpu", threads=1)
+    ours = open_model(tmp_path / "model.gguf", device="cpu", threads=1, dtype="float32")
     ids = theirs.tokenize(b"What is", add_bos=True, special=False)
     assert ids == ours.tokenizer.encode_prompt(b"What is")
     assert np.abs(logits(theirs, ids, ours) - ours.engine.extend([ids])[0]).max() <= 1e-4

@@ -67,7 +67,7 @@ def test_supported_values_are_read(model):
     [
         ("temperature", -1, "temperature -1 (expected a number of at least 0"),
         ("temperature", float("nan"), "temperature NaN (expected a number of at least 0"),
-        ("temperature", float("inf"), "temperature Infinity (expected a number of at least 0"),
+        ("temperature", float("inf"), "temperature Infinity (expected a finite number of"),
         ("temperature", "hot", 'temperature "hot" (expected a number)'),
         ("top_k", 2.5, "top_k 2.5 (expected a whole number)"),
         ("top_k", -1, "top_k -1 (expected a number of at least 0"),

@@ -40,6 +40,16 @@ class TensorEntry(NamedTuple):
     start: int  # bytes from the beginning of the file
     n_bytes: int
 
+    @property
+    def quantized(self) -> bool:
+        """Whether `read_tensors` has to dequantize it."""
+        return self.ggml_type not in _PLAIN
+
+    @property
+    def array_bytes(self) -> int:
+        """Bytes of the array that `read_tensors` returns: quantized types become float32."""
+        return self.n_bytes if self.ggml_type in _PLAIN else 4 * math.prod(self.shape)
+
 
 class Header(NamedTuple):
     """A file's fields and tensors."""

@@ -14,14 +14,16 @@ from tgen.checkpoint.gguf.header import Header, read_header, read_tensors
 from tgen.checkpoint.hf.config import require_positive_integer
 from tgen.config import FAMILIES, ModelConfig, RopeScaling
 from tgen.errors import ModelError, TgenError, UsageError
+from tgen.model.ram import check_ram
 from tgen.tokenizer import Tokenizer
 
 _ARCHITECTURES = sorted(set(tensor_names.ARCHITECTURES.values()))  # each is a family's name, too
 _DAMAGED, _UNSUPPORTED = "download or export the file again", "use another model"
 
 
-def load(path: Path) -> tuple[ModelConfig, Tokenizer, dict[str, Array], list[int]]:
-    """Return config, tokenizer, arrays by tgen's names, and end-of-text token ids.
+def load(path: Path) -> tuple[ModelConfig, Tokenizer, dict[str, Array], list[int], bool]:
+    """Return config, tokenizer, arrays by tgen's names, end-of-text token ids, and whether the
+    file's matrices are quantized.
 
     Raises ModelError, TokenizerError, or UsageError if the package gguf is needed but missing.
     """
@@ -42,9 +44,12 @@ def load(path: Path) -> tuple[ModelConfig, Tokenizer, dict[str, Array], list[int
             _DAMAGED,
         )
     entries = {n: e for n, e in header.tensors.items() if n != tensor_names.ROPE_FREQS}
+    check_ram(sum(entry.array_bytes for entry in entries.values()), f"loading {str(path)!r}")
     arrays = read_tensors(path, entries)
     safetensors_file.check_finite(path, arrays)
-    return config, loaded_tokenizer, tensor_names.from_gguf_arrays(config, arrays), ends
+    quantized = any(entry.quantized for entry in entries.values())
+    named = tensor_names.from_gguf_arrays(config, arrays)
+    return config, loaded_tokenizer, named, ends, quantized
 
 
 def chat_template(path: Path) -> tuple[str | None, dict[str, str]]:

@@ -39,6 +39,22 @@ def read(path: Path) -> ChatTemplate:
     return ChatTemplate(source, variables)
 
 
+def source(path: Path) -> str | None:
+    """Return the chat template of a model directory or a GGUF file; None without a valid one."""
+    try:
+        return read(path).source
+    except ModelError:
+        return None
+
+
+def special_tokens(path: Path) -> dict[str, str]:
+    """Return the texts of `bos_token`, `eos_token` and so on that a model's files name."""
+    try:
+        return reader.chat_template(path)[1] if path.is_file() else _read_directory(path)[1]
+    except ModelError:
+        return {}
+
+
 def _read_directory(path: Path) -> tuple[Any, dict[str, str]]:
     config = _read_json(path / "tokenizer_config.json")
     names = {f"{name}_token" for name in _SPECIAL_TOKENS}
@@ -53,10 +69,10 @@ def _read_directory(path: Path) -> tuple[Any, dict[str, str]]:
         return files.read(file, limit=_MAX_FILE_BYTES).decode("utf-8", "replace"), variables
     source = config.get("chat_template")
     if isinstance(source, list):  # several named templates
-        templates = {t.get("name"): t.get("template") for t in source if isinstance(t, dict)}
+        templates = {str(t.get("name")): t.get("template") for t in source if isinstance(t, dict)}
         source = templates.get("default")
         if source is None and templates:
-            names_found = ", ".join(map(str, templates))[:200]
+            names_found = ", ".join(templates)[:200]
             raise ModelError(f"no chat template is named default (got {names_found})", NO_CHAT_HINT)
     return source, variables
 

@@ -1,6 +1,7 @@
 """config.json, both ways: transformers' keys, versions 4.57 and 5, <-> ModelConfig."""
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def read_json_object(path: Path, *, limit: int = 64 << 20) -> dict[str, Any]:
 
 
 def to_json(
-    config: ModelConfig, *, begin: int | None, end: int | None, pad: int | None
+    config: ModelConfig, *, begin: int | None, end: int | list[int] | None, pad: int | None
 ) -> dict[str, Any]:
     """Return config.json for transformers 4.57 and 5; `begin`, `end` and `pad` are token ids."""
     layout = FAMILY_LAYOUTS[config.family]
@@ -122,13 +123,13 @@ def from_json(json: Mapping[str, Any]) -> ModelConfig:
     model_type = json.get("model_type")
     if not isinstance(model_type, str) or model_type not in _FAMILY_BY_MODEL_TYPE:
         raise ModelError(
-            f"unknown model type {model_type!r}",
+            f"unknown model type {model_type!r}"[:200],
             f"use one of {', '.join(sorted(_FAMILY_BY_MODEL_TYPE))}",
         )
     if quantized := json.get("quantization_config"):
         kind = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
         raise ModelError(
-            f"the weights are quantized ({kind})",
+            f"the weights are quantized ({str(kind)[:100]})",
             "download the unquantized model, or its GGUF file",
         )
     family = _FAMILY_BY_MODEL_TYPE[model_type]
@@ -139,7 +140,7 @@ def from_json(json: Mapping[str, Any]) -> ModelConfig:
         return ModelConfig(**FAMILIES[family] | sizes | own, family=family)
     except UsageError as error:
         raise ModelError(f"config.json: {error.message}", error.hint) from None
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         reason = (
             f"lacks {error}" if isinstance(error, KeyError) else f"has an invalid value: {error}"
         )
@@ -160,9 +161,10 @@ def _read_gpt(family: str, json: Mapping[str, Any], d_model: int, n_heads: int) 
         if isinstance(json.get("tgen"), dict):
             position = json["tgen"].get("position", position)
     known = {theirs: ours for ours, theirs in _ACTIVATIONS.items() if ours != "swiglu"}
-    if activation not in known:
+    if not isinstance(activation, str) or activation not in known:
         raise ModelError(
-            f"config.json: unknown activation {activation!r}", f"use one of {', '.join(known)}"
+            f"config.json: unknown activation {activation!r}"[:200],
+            f"use one of {', '.join(known)}",
         )
     return {
         "n_kv_heads": n_heads,
@@ -170,8 +172,8 @@ def _read_gpt(family: str, json: Mapping[str, Any], d_model: int, n_heads: int) 
         "d_ff": 4 * d_model if json.get("n_inner") is None else _integer(json, "n_inner"),
         "activation": known[activation],
         "position": position,
-        "tied_embeddings": bool(json.get("tie_word_embeddings", True)),
-        "norm_eps": float(json.get("layer_norm_epsilon", 1e-5)),
+        "tied_embeddings": _boolean(json, "tie_word_embeddings", default=True),
+        "norm_eps": _number(json, "layer_norm_epsilon", default=1e-5),
     }
 
 
@@ -183,11 +185,11 @@ def _read_llama(family: str, json: Mapping[str, Any], d_model: int, n_heads: int
     head_dim = json.get("head_dim") or layout.defaults.get("head_dim", d_model // n_heads)
     values: dict[str, Any] = {}
     for key, field in layout.keys.items():
-        value = json.get(key, layout.defaults.get(key, False))
         if field == "sliding_window":
-            values[field] = value and _integer({key: value}, key)
+            value = json.get(key, layout.defaults.get(key))
+            values[field] = None if value is None else _integer({key: value}, key)
         else:
-            values[field] = bool(value)
+            values[field] = _boolean(json, key, default=False)
     if "attention_bias" in values:
         values["output_bias"] = values["attention_bias"]
     layer_types = json.get("layer_types") or []
@@ -200,8 +202,8 @@ def _read_llama(family: str, json: Mapping[str, Any], d_model: int, n_heads: int
         "d_ff": _integer(json, "intermediate_size"),
         "n_kv_heads": _integer(json, "num_key_value_heads", default=n_heads),
         "head_dim": _integer({"head_dim": head_dim}, "head_dim"),
-        "tied_embeddings": bool(json.get("tie_word_embeddings", False)),
-        "norm_eps": float(json.get("rms_norm_eps", 1e-6)),
+        "tied_embeddings": _boolean(json, "tie_word_embeddings", default=False),
+        "norm_eps": _number(json, "rms_norm_eps", default=1e-6),
         "rope_theta": _rope_theta(rope, json),
         "rope_scaling": _rope_scaling(rope),
     }
@@ -225,10 +227,7 @@ def _rope(json: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _rope_theta(rope: Mapping[str, Any], json: Mapping[str, Any]) -> float:
-    value = rope.get("rope_theta", json.get("rope_theta", 10_000.0))
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise ModelError(f"config.json has rope_theta={value!r}", "set rope_theta to a number")
-    return float(value)
+    return _number(rope if "rope_theta" in rope else json, "rope_theta", default=10_000.0)
 
 
 def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
@@ -236,15 +235,17 @@ def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
     if kind == "default":
         return None
     if kind == "linear":
-        return RopeScaling(kind="linear", factor=float(rope["factor"]))
+        return RopeScaling(kind="linear", factor=_number(rope, "factor"))
     if kind == "llama3":
         return RopeScaling(
-            factor=float(rope["factor"]),
-            low_freq_factor=float(rope["low_freq_factor"]),
-            high_freq_factor=float(rope["high_freq_factor"]),
+            factor=_number(rope, "factor"),
+            low_freq_factor=_number(rope, "low_freq_factor"),
+            high_freq_factor=_number(rope, "high_freq_factor"),
             original_context_length=_integer(rope, "original_max_position_embeddings"),
         )
-    raise ModelError(f"config.json: unknown RoPE type {kind!r}", "use default, linear or llama3")
+    raise ModelError(
+        f"config.json: unknown RoPE type {kind!r}"[:200], "use default, linear or llama3"
+    )
 
 
 def _require_values(json: Mapping[str, Any], **supported: object) -> None:
@@ -252,8 +253,23 @@ def _require_values(json: Mapping[str, Any], **supported: object) -> None:
     for key, value in supported.items():
         if json.get(key, value) not in (value, None):
             raise ModelError(
-                f"config.json has {key}={json[key]!r}", f"use a model with {key}={value!r}"
+                f"config.json has {key}={json[key]!r}"[:200], f"use a model with {key}={value!r}"
             )
+
+
+def _boolean(json: Mapping[str, Any], key: str, *, default: bool) -> bool:
+    value = json.get(key)
+    if not isinstance(value, bool | None):
+        raise ModelError(f"config.json has {key}={value!r}"[:200], f"set {key} to true or false")
+    return default if value is None else value
+
+
+def _number(json: Mapping[str, Any], key: str, *, default: float | None = None) -> float:
+    value = json[key] if default is None else json.get(key, default)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not abs(value) <= sys.float_info.max:
+        raise ModelError(f"config.json has {key}={value!r}"[:200], f"set {key} to a number")
+    return float(value)
 
 
 def _integer(json: Mapping[str, Any], *spellings: str, default: int | None = None) -> int:

@@ -160,11 +160,13 @@ def to_hf_arrays(config: ModelConfig, arrays: Mapping[str, NDArray[Any]]) -> Arr
     return out
 
 
-def from_hf_arrays(config: ModelConfig, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
-    """Rename and stack transformers' tensors to tgen's arrays; `check_shapes` has passed."""
+def from_hf_arrays(config: ModelConfig, arrays: Arrays) -> Arrays:
+    """Rename and stack transformers' tensors to tgen's, emptying `arrays`; `check_shapes` has
+    passed."""
     out: Arrays = {}
     for mapping in tensor_mappings(config):
-        parts = [arrays[name].T if mapping.transposed else arrays[name] for name in mapping.theirs]
+        parts = [arrays.pop(name) for name in mapping.theirs]
+        parts = [part.T for part in parts] if mapping.transposed else parts
         stacked = np.concatenate(parts) if len(parts) > 1 else parts[0]
         out[mapping.ours] = np.ascontiguousarray(stacked)
     return out
@@ -188,6 +190,8 @@ def check_shapes(config: ModelConfig, shapes: Mapping[str, Shape]) -> None:
         for name, shape in zip(mapping.theirs, mapping.shapes, strict=True)
     }
     optional = {"lm_head.weight"} if config.tied_embeddings else set()
+    if optional & shapes.keys():  # it is compared with the embedding
+        expected["lm_head.weight"] = (config.vocab_size, config.d_model)
     if config.position == "sinusoidal":
         optional.add(_CLASSIC_NAMES["positions"])
     optional |= {name for name in shapes if _NOT_WEIGHTS.match(name)}

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from tgen.checkpoint.export import COPIED_FILES
 from tgen.checkpoint.gguf.header import read_header
-from tgen.checkpoint.model_dir import WEIGHTS
+from tgen.checkpoint.model_dir import DESCRIPTION_FILES, WEIGHTS
 from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
 from tgen.errors import ModelError, UsageError
+from tgen.storage.files import output_problem
 
 
 def default_target(name: str, dtype: str) -> Path:
@@ -19,6 +19,9 @@ def check_target(out: Path, source: Path, *, to_file: bool, overwrite: bool) -> 
     model = source.resolve()
     if out.resolve() in (model, *model.parents):
         raise UsageError(f"--out {out} is the model itself or contains it", "choose another path")
+    problem = "" if out.is_dir() else output_problem(out)
+    if problem:
+        raise UsageError(f"--out {out}: {problem}", "choose another path")
     if not out.exists() or (out.is_dir() and not to_file and not any(out.iterdir())):
         return
     if out.is_dir() == to_file:
@@ -36,7 +39,7 @@ def check_target(out: Path, source: Path, *, to_file: bool, overwrite: bool) -> 
 def _not_only_a_model(path: Path) -> str:
     """Return what a file or directory contains besides a model; empty if nothing."""
     if path.is_dir():
-        known = {*COPIED_FILES, NGRAMS, "config.json", f"{WEIGHTS}.index.json"}
+        known = {*DESCRIPTION_FILES, NGRAMS, "config.json", f"{WEIGHTS}.index.json"}
         for entry in sorted(path.iterdir()):
             of_a_model = entry.name in known or entry.suffix == ".safetensors"
             if not entry.is_file() or not of_a_model:

@@ -62,7 +62,7 @@ def _parse(path: Path) -> dict[str, Any]:
         content = files.read(path, limit=_MAX_BYTES)
     try:
         manifest: dict[str, Any] = json.loads(content)
-        is_valid = manifest.pop("sha256") == _digest(manifest)
+        is_valid = manifest.pop("sha256") == _digest(manifest) and _has_files(manifest)
     except (ValueError, RecursionError, KeyError, AttributeError, TypeError):
         is_valid = False
     if not is_valid:
@@ -72,6 +72,14 @@ def _parse(path: Path) -> dict[str, Any]:
             f"{path} was written by another version of tgen", "resume with that version"
         )
     return manifest
+
+
+def _has_files(manifest: Mapping[str, Any]) -> bool:
+    """Whether all entries of `describe` have the right types, for files inside the folder."""
+    return manifest.get("format") != _FORMAT or all(
+        Path(name).name == name and type(entry["bytes"]) is int and isinstance(entry["sha256"], str)
+        for name, entry in manifest["files"].items()
+    )
 
 
 def _size(path: Path) -> int:

@@ -18,17 +18,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 from tgen.checkpoint import safetensors_file
 from tgen.errors import ModelError, TrainingError
 from tgen.runs.storage import manifest
 from tgen.storage import files
-from tgen.storage.disk_array import Array
+from tgen.storage.disk_array import Array, blocks
 
 TOKENS_FILE = "tokens.safetensors"
 _ARRAYS_FILE = "state.safetensors"
 _TOKENS_KEY = "tokens"  # in run.json: the size and SHA-256 of the token file
+_TOKEN_ARRAYS = ("train", "val")
+_TOKENIZE_AGAIN = "pass the corpus with --resume to tokenize it again"
 _STATE_NAME = re.compile(r"state-\d{8,}")
 _TOKENS_NAME = re.compile(r"tokens(-\d+)?\.safetensors")
 
@@ -118,7 +121,7 @@ def load_record(out: Path) -> tuple[dict[str, Any], Mapping[str, Any]]:
         name = str(tokens_entry.get("name", TOKENS_FILE))
         fields = set(tokens_entry) - {"name"}
         is_valid = fields in (set(), {"bytes", "sha256"}) and _TOKENS_NAME.fullmatch(name)
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         is_valid = None
     if not is_valid:
         raise TrainingError(f"{path} is damaged", recovery_hint(out))
@@ -126,11 +129,16 @@ def load_record(out: Path) -> tuple[dict[str, Any], Mapping[str, Any]]:
 
 
 def load_tokens(
-    out: Path, tokens_entry: Mapping[str, Any], *, check_digest: bool = True
+    out: Path,
+    tokens_entry: Mapping[str, Any],
+    *,
+    check_digest: bool = True,
+    vocab_size: int | None = None,
 ) -> dict[str, Array]:
     """Return the tokens that run.json describes; long arrays stay on disk.
 
-    Raise TrainingError if the file is missing, damaged, or of another corpus or tokenizer.
+    Raise TrainingError if the file is missing, damaged, of another corpus or tokenizer, or, with
+    `vocab_size`, has ids beyond it.
     """
     path = folder(out) / tokens_entry.get("name", TOKENS_FILE)
     if tokens_entry:
@@ -138,12 +146,32 @@ def load_tokens(
         matches = size == tokens_entry["bytes"]
         if not matches or (check_digest and files.sha256(path).hex() != tokens_entry["sha256"]):
             problem = "is damaged or belongs to another run" if path.exists() else "is missing"
-            raise TrainingError(
-                f"{path} {problem}", "pass the corpus with --resume to tokenize it again"
-            )
+            raise TrainingError(f"{path} {problem}", _TOKENIZE_AGAIN)
     from tgen.corpus import from_old_names  # here: `tgen train --help` need not import tokenizers
 
-    return from_old_names(safetensors_file.read_vectors(path))
+    tokens = from_old_names(safetensors_file.read_vectors(path))
+    if not _are_tokens(tokens, vocab_size):
+        raise TrainingError(f"{path} is damaged", _TOKENIZE_AGAIN)
+    return tokens
+
+
+def _are_tokens(arrays: Mapping[str, Array], vocab_size: int | None) -> bool:
+    """Whether these are the arrays of `corpus.token_arrays`."""
+    if not set(_TOKEN_ARRAYS) <= arrays.keys() <= {*_TOKEN_ARRAYS, *map(_mask_name, _TOKEN_ARRAYS)}:
+        return False
+    for name in _TOKEN_ARRAYS:
+        ids, mask = arrays[name], arrays.get(_mask_name(name))
+        if ids.dtype not in (np.uint16, np.uint32):
+            return False
+        if mask is not None and (mask.dtype != np.bool_ or len(mask) != len(ids)):
+            return False
+        if vocab_size and any(block.max(initial=0) >= vocab_size for block in blocks(ids)):
+            return False
+    return len(arrays["train"]) > 1
+
+
+def _mask_name(name: str) -> str:
+    return f"{name}_loss_mask"
 
 
 def save_state(
@@ -195,7 +223,9 @@ def load_state(out: Path, *, run_id: str, from_step: int | None = None) -> Saved
     for path in candidates:
         try:
             values = manifest.read(path)
-            if values["run"] != run_id:
+            if not all(isinstance(values.get(key), dict) for key in ("progress", "made_by")):
+                raise ModelError(f"{path / manifest.NAME} is damaged")
+            if values.get("run") != run_id:
                 raise ModelError(f"{path} belongs to another run")
             arrays_path = path / _ARRAYS_FILE
             header = safetensors_file.read_header(arrays_path)
