@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from support.corpora import make_corpus, tokenize
 from tgen import corpus
 from tgen.corpus import TokenDataset
+from tgen.corpus.dataset import _count_windows
 from tgen.errors import CorpusError
 from tgen.tokenizer import train_char
 
@@ -123,10 +125,53 @@ def test_batches_are_windows_and_a_function_of_the_step():
     assert not np.array_equal(dataset.batch(0).tokens, dataset.batch(1).tokens)
 
 
-def test_epoch_sees_every_token_once():
-    dataset = make_dataset(1601, 0, 16)  # 100 windows: 25 steps of 4
-    seen = np.concatenate([dataset.batch(step).tokens[:, :-1].ravel() for step in range(25)])
-    assert len(np.unique(seen)) >= 1585  # one window may cross the boundary
+def epoch_targets(dataset: TokenDataset, epoch: int) -> list[int]:
+    """Return the targets of an epoch, each as often as it is one."""
+    n_windows, _ = _count_windows(len(dataset.train) - 1, dataset.context_length)
+    targets = []
+    for window in range(epoch * n_windows, (epoch + 1) * n_windows):
+        tokens, mask, _ = dataset.batch(window)
+        targets.append(tokens[:, 1:] if mask is None else tokens[:, 1:][mask])
+    return sorted(np.concatenate([part.ravel() for part in targets]).tolist())
+
+
+@given(st.integers(2, 400), st.integers(1, 60), st.integers(0, 3))
+@settings(deadline=None)
+def test_each_token_but_the_first_is_a_target_exactly_once_per_epoch(n, context_length, epoch):
+    dataset = make_dataset(n, 0, context_length, batch_size=1)
+    assert epoch_targets(dataset, epoch) == list(range(1, n))
+
+
+@given(st.integers(2, 400), st.integers(2, 60))
+@settings(deadline=None)
+def test_windows_are_cut_at_many_places_and_few_are_wasted(n, context_length):
+    n_windows, sizes = _count_windows(n - 1, context_length)
+    assert n_windows * context_length < n - 1 + 1.5 * context_length + 1
+    if n > context_length + 1:
+        assert len(sizes) >= context_length // 2 - 1
+
+
+def test_targets_of_a_short_window_have_the_text_before_them():
+    dataset = make_dataset(1000, 0, 125, batch_size=1)
+    for step in range(9):
+        tokens, mask, _ = dataset.batch(step)
+        n = 125 if mask is None else int(mask.sum())
+        assert (np.diff(tokens[0, : n + 1]) == 1).all()
+        assert mask is None or mask[0, :n].all()
+
+
+def test_loss_mask_of_the_text_holds_in_short_windows():
+    masks = np.arange(1000) % 3 == 0
+    dataset = replace(make_dataset(1000, 0, 125, batch_size=1), train_loss_mask=masks)
+    assert epoch_targets(dataset, 0) == list(range(3, 1000, 3))
+
+
+def test_runs_of_version_0_1_keep_their_windows():
+    dataset = replace(make_dataset(1000, 0, 125), exact_epochs=False)
+    starts = [dataset.batch(step).tokens[:, 0].tolist() for step in range(4)]
+    old = [[643, 268, 518, 393], [18, 768, 143, 779], [404, 279, 654, 154], [29, 529, 502, 127]]
+    assert starts == old
+    assert dataset.batch(0).loss_mask is None
 
 
 @given(st.integers(2, 200), st.integers(1, 200), st.integers(1, 50))

@@ -33,6 +33,10 @@ def test_kills():
     run_short_form("kills")
 
 
+def test_exports():
+    run_short_form("exports")
+
+
 def test_syscalls():
     run_short_form("syscalls")
 

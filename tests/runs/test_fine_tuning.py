@@ -83,6 +83,46 @@ def test_end_of_text_keeps_its_name_from_the_source(tmp_path, source):
     assert described["eos_token"] == "<eos>"
 
 
+def make_chat_model(source):
+    """Give a model a chat template, three end-of-text tokens and sampling defaults."""
+    (source / "chat_template.jinja").write_text("{{ messages[0].content }}é")
+    path = source / "generation_config.json"
+    values = {"eos_token_id": [0, 5, 7], "temperature": 0.3, "top_p": 0.5, "unknown": [[1]]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    path = source / "tokenizer_config.json"
+    special = {"bos_token": "k", "unk_token": "of no vocabulary"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | special))
+
+
+def test_chat_settings_are_those_of_the_source_after_resuming_too(tmp_path, source):
+    make_chat_model(source)
+    stop = iter([False] * 4 + [True])
+    list(runs.start(fine_tune(tmp_path, source), stopped=lambda: next(stop)))
+    out, files = tmp_path / "tuned", ("chat_template.jinja", "generation_config.json")
+    source.rename(tmp_path / "moved")
+    for name in files:
+        (out / name).unlink()  # the next save writes them again
+    list(resume(out, threads=1))
+    assert (out / files[0]).read_bytes() == (tmp_path / "moved" / files[0]).read_bytes()
+    old, new = (json.loads((folder / files[1]).read_text()) for folder in (tmp_path / "moved", out))
+    assert new == old
+    assert model_dir.load(out).end_ids == {0, 5, 7}
+    assert json.loads((out / "config.json").read_text())["eos_token_id"] == [0, 5, 7]
+    described = json.loads((out / "tokenizer_config.json").read_text())
+    assert described["bos_token"] == "k"
+    assert "unk_token" not in described
+
+
+def test_run_of_an_older_version_without_these_settings_resumes(tmp_path, source):
+    stop = iter([False] * 4 + [True])
+    list(runs.start(fine_tune(tmp_path, source), stopped=lambda: next(stop)))
+    path = tmp_path / "tuned" / "training" / "run.json"
+    record = json.loads(path.read_text())
+    assert record.pop("inherited")["end_ids"] == [0]
+    path.write_text(json.dumps(record))
+    assert isinstance(list(resume(tmp_path / "tuned", threads=1))[-1], DoneReport)
+
+
 @pytest.mark.parametrize("named", [9999, ord("e"), [True, -1], "<eos>"])
 def test_invalid_end_of_text_is_ignored(source, named):
     described = json.loads((source / "config.json").read_text())
@@ -102,13 +142,15 @@ def test_end_of_text_is_one_of_the_models_end_ids(source):
 
 
 def test_short_corpus_gets_windows_shorter_than_the_models_context(tmp_path, source):
-    (tmp_path / "short.txt").write_bytes(b"to be or not")
+    (tmp_path / "short.txt").write_bytes(b"to be or not to be. " * 4)
     run_request = fine_tune(tmp_path, source, overrides={"context_length": "5"})
     assert runs.dry_run(run_request).context_length == 5
-    short = fine_tune(tmp_path, source, corpus=[str(tmp_path / "short.txt")])
+    long_context = request(tmp_path, "long", family="llama", overrides={"context_length": "99"})
+    list(runs.start(long_context))
+    short = fine_tune(tmp_path, tmp_path / "long", corpus=[str(tmp_path / "short.txt")])
     plan = next(runs.start(short))
     assert isinstance(plan, PlanReport)
-    assert plan.context_length < model_dir.load(source).config.context_length
+    assert plan.context_length == 71  # of 72 bytes to train on
     with pytest.raises(UsageError, match="n_layers=3 cannot be combined with --from"):
         next(
             runs.start(dataclasses.replace(short, out=tmp_path / "b", overrides={"n_layers": "3"}))
@@ -123,7 +165,7 @@ def test_options_that_the_source_determines_are_refused(tmp_path, source):
         assert f"{option[0]} cannot be combined with --from".encode() in refused.stderr
     shown = tgen("train", "corpus.txt", "--from", source, "--dry-run", cwd=tmp_path)
     assert shown.returncode == 0
-    assert b"from the model to fine-tune" in shown.stderr
+    assert b"from the model to fine-tune" in shown.stdout
     both = tgen("train", "corpus.txt", "--minutes", 1, "--steps", 1, cwd=tmp_path)
     assert both.returncode == 2
     assert not (tmp_path / "models").exists()

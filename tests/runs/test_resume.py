@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from support.runs import contents, load_run, request, resume
@@ -170,6 +171,63 @@ def test_damaged_state_is_renamed_and_the_previous_one_is_used(tmp_path, how):
     with pytest.raises(TrainingError, match="no training state in"):
         next(resume(out))
     assert len(list((out / "training").glob("damaged-*"))) >= 3
+
+
+@pytest.mark.parametrize("how", ["missing", "unknown", "id", "dtype", "mask", "short"])
+def test_forged_tokens_are_an_error(tmp_path, how):
+    run_request = request(tmp_path)
+    list(runs.start(run_request, stopped=lambda: True))
+    record, tokens = load_run(run_request.out)
+    train = tokens["train"][:]
+    arrays = {"train": train, "val": tokens["val"][:]} | {
+        "missing": {},
+        "unknown": {"x": train},
+        "id": {"train": np.full_like(train, record["plan"]["model"]["vocab_size"])},
+        "dtype": {"val": np.ones(3, np.float32)},
+        "mask": {"train_loss_mask": np.ones(len(train) - 1, bool)},
+        "short": {"train": train[:1]},
+    }[how]
+    if how == "missing":
+        del arrays["val"]
+    entry = run_state.save_tokens(run_request.out, record, arrays)
+    run_state.save_record(run_request.out, record, entry)
+    with pytest.raises(TrainingError, match=r"tokens\.safetensors is damaged"):
+        next(resume(run_request.out))
+
+
+def test_resuming_with_too_little_memory_is_an_error(tmp_path, monkeypatch):
+    run_request = request(tmp_path)
+    list(runs.start(run_request, stopped=lambda: True))
+    monkeypatch.setattr("tgen.runs.rank_sync.rank_bytes", lambda _: 10_000)
+    with pytest.raises(UsageError, match=r"needs about 405\.0 KB of memory .*; 10\.0 KB is"):
+        next(resume(run_request.out))
+
+
+@pytest.mark.parametrize("change", [{"d_ff": 7}, {"d_ff": 2**31 - 1}, {"n_layers": 10**9}])
+def test_state_that_does_not_fit_the_model_is_an_error_before_it_takes_memory(tmp_path, change):
+    run_request = request(tmp_path)
+    list(runs.start(run_request, stopped=lambda: True))
+    path = run_request.out / "training" / "run.json"
+    record = json.loads(path.read_bytes())
+    record["plan"]["model"] |= change
+    path.write_text(json.dumps(record))
+    with pytest.raises(TrainingError, match=r"does not fit the model in training/run\.json"):
+        next(resume(run_request.out))
+
+
+@pytest.mark.parametrize(
+    "change", [{"seconds": float("inf")}, {"step": -1}, {"total_steps": 0}, {"n_rollbacks": -1}]
+)
+def test_state_with_impossible_counters_is_an_error(tmp_path, change):
+    run_request = request(tmp_path)
+    list(runs.start(run_request, stopped=lambda: True))
+    path = max((run_request.out / "training").glob("state-*/manifest.json"))
+    values = json.loads(path.read_bytes())
+    values["progress"] |= change
+    entries = values.pop("files")
+    path.write_bytes(manifest.seal({k: values[k] for k in ("run", "progress", "made_by")}, entries))
+    with pytest.raises(TrainingError, match="is not compatible"):
+        next(resume(run_request.out))
 
 
 def test_state_of_another_run_is_not_used(tmp_path):

@@ -25,12 +25,31 @@ def test_record_survives_json(written):
     assert RunRecord.from_dict(written).to_dict() == written
 
 
+def test_run_of_version_0_1_keeps_its_windows(written):
+    old = {name: value for name, value in written.items() if name != "exact_epochs"}
+    records = [RunRecord.from_dict(values) for values in (old, written)]
+    assert [record.exact_epochs for record in records] == [False, True]
+
+
 @pytest.mark.parametrize(
     "damage",
     [
         {"sample_prompt": None},
+        {"sample_prompt": "\ud800"},
         {"plan": {}},
         {"tokenizer": "bpe"},
+        {"threads": "2"},
+        {"threads": True},
+        {"corpus": "a.txt"},
+        {"corpus_bytes": 10**400},
+        {"baselines": {"xz": "1"}},
+        {"ngrams": "false"},
+        {"inherited": [1]},
+        {"inherited": {"end_ids": "ab"}},
+        {"inherited": {"end_ids": [True]}},
+        {"inherited": {"special_tokens": {"bos_token": 1}}},
+        {"inherited": {"chat_template": 1}},
+        {"inherited": {"generation_config": [1]}},
         {"of_another_version": 1},
     ],
 )
@@ -41,8 +60,9 @@ def test_damaged_record_is_an_error(written, damage):
 
 def test_impossible_or_missing_field_is_an_error(written):
     wild = {"plan": written["plan"] | {"train": written["plan"]["train"] | {"dropout": 7}}}
+    longer = {"plan": written["plan"] | {"context_length": 65_536}}
     missing = {name: written[name] for name in written if name != "threads"}
-    for values in (written | wild, missing):
+    for values in (written | wild, written | longer, missing):
         with pytest.raises(TrainingError, match="damaged or was written by another version"):
             RunRecord.from_dict(values)
 

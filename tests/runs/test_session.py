@@ -81,18 +81,18 @@ def test_saved_weights_have_the_best_reported_loss(tmp_path):
 
 
 def test_short_corpus_gets_a_shorter_context(tmp_path):
-    (tmp_path / "corpus.txt").write_bytes(b"to be or not to be")
+    (tmp_path / "corpus.txt").write_bytes(b"to be or not to be. " * 4)
     plan = runs.dry_run(request(tmp_path, overrides={"context_length": None}))
-    assert plan.context_length == 2  # an eighth of 16 bytes to train on
+    assert plan.context_length == 9  # an eighth of 72 bytes to train on
     with pytest.raises(
-        CorpusError, match=r"context_length=64 is longer than the corpus \(16 training tokens"
+        CorpusError, match=r"context_length=72 is longer than the corpus \(72 training tokens"
     ):
-        list(runs.start(request(tmp_path, overrides={"context_length": "64"})))
+        list(runs.start(request(tmp_path, overrides={"context_length": "72"})))
     assert not (tmp_path / "model").exists()
 
 
 @pytest.mark.parametrize(
-    "text", [b"ab", b"\xff\xfe\x00", "é".encode(), b"x" * 50, b"\r\n.\r\n" * 9]
+    "text", [b"ab" * 50, b"\xff\xfe\x00" * 30, "é".encode() * 90, b"x" * 90, b"\r\n.\r\n" * 18]
 )
 def test_any_bytes_can_be_trained_on(tmp_path, text):
     (tmp_path / "corpus.txt").write_bytes(text)
@@ -102,7 +102,7 @@ def test_any_bytes_can_be_trained_on(tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    "text", [b"x" * 90 + b" " * 60, b"\n" * 80 + b"x", b'{"prompt": "", "completion": "ab"}\n' * 9]
+    "text", [b"x" * 90 + b" " * 60, b"\n" * 80 + b"x", b'{"prompt": "", "completion": "ab"}\n' * 30]
 )
 def test_samples_work_with_any_prompt(tmp_path, text):
     name = "corpus.jsonl" if text.startswith(b"{") else "corpus.txt"

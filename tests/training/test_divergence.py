@@ -15,7 +15,7 @@ from tgen.errors import TrainingError
 from tgen.model.transformer import Transformer
 from tgen.reports.training import DoneReport, RollbackReport, StepReport
 from tgen.runs.storage import log as run_log
-from tgen.training import evaluation, loop
+from tgen.training import evaluation, loop, optimizers
 from tgen.training.evaluation import Evaluation
 from tgen.training.state import TrainState
 
@@ -30,9 +30,24 @@ def poison(monkeypatch: pytest.MonkeyPatch, bad: Callable[[int], bool]) -> None:
     monkeypatch.setattr(evaluation, "loss_sum", loss)
 
 
+def ignore_found_inf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the CPU's fused AdamW ignore `found_inf`, as that of MPS does."""
+    from torch.optim.adamw import adamw
+
+    monkeypatch.setattr(optimizers, "_IGNORE_FOUND_INF", {"cpu"})
+    monkeypatch.setattr(
+        optimizers,
+        "adamw",
+        lambda *args, **options: adamw(*args, **options | {"found_inf": None}),
+    )
+
+
+@pytest.mark.parametrize("kernel_checks", [True, False])
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_step_that_is_not_finite_changes_nothing(monkeypatch, optimizer):
+def test_step_that_is_not_finite_changes_nothing(monkeypatch, optimizer, kernel_checks):
     poison(monkeypatch, lambda n: n == 2)
+    if not kernel_checks:
+        ignore_found_inf(monkeypatch)
     config = ResolvedTrainConfig(steps=5, batch_size=2, eval_every=100, optimizer=optimizer)
     torch.manual_seed(0)
     state = TrainState(

@@ -9,7 +9,12 @@ import torch
 from tgen.config import ModelConfig
 from tgen.corpus import TokenDataset
 from tgen.model.transformer import Transformer
-from tgen.training.evaluation import LossModule, bits_per_byte_error, evaluate
+from tgen.training.evaluation import (
+    LossModule,
+    bits_per_byte_error,
+    computes_bfloat16,
+    evaluate,
+)
 
 
 def test_bits_per_byte_match_the_definition():
@@ -58,3 +63,20 @@ def test_standard_error_matches_the_scatter_of_samples():
     ratios = nats.sum(1) / math.log(2) / n_bytes.sum(1)
     errors = [bits_per_byte_error(*window) for window in zip(nats, n_bytes, strict=True)]
     assert np.mean(errors) == pytest.approx(ratios.std(), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"),
+    [
+        (None, False),  # no CUDA
+        ((6, 1), False),  # GTX 1080
+        ((7, 0), False),  # V100
+        ((7, 5), False),  # T4
+        ((8, 0), True),  # A100
+        ((8, 9), True),  # RTX 4090
+        ((9, 0), True),  # H100
+        ((12, 0), True),
+    ],
+)
+def test_bfloat16_is_used_where_the_gpu_has_units_for_it(capability, expected):
+    assert computes_bfloat16(capability) is expected

@@ -40,6 +40,7 @@ class TokenDataset:
     train_loss_mask: Array | None = None  # (n,) bool; None: every token
     val_loss_mask: Array | None = None  # (m,)
     merge_pairs: NDArray[np.int64] | None = None  # (V, 2), see `split_tokens`
+    exact_epochs: bool = True  # False: the windows of tgen 0.1, which miss some tokens in an epoch
 
     @property
     def train_tokens(self) -> int:
@@ -54,22 +55,24 @@ class TokenDataset:
     def batch(self, step: int, *, bpe_dropout: float = 0.0, rows: range | None = None) -> Batch:
         """Return `batch_size` windows of `context_length` + 1 tokens, or only `rows` of them.
 
-        Every epoch cuts the text into windows at a new offset and shuffles them, so each token is
-        seen once per epoch. With `bpe_dropout` each is split with that probability; tokens pushed
-        past the end of a window are not seen in this epoch.
+        Every epoch cuts the text into windows at new places and shuffles them, so each token but
+        the first of the text is a target once per epoch. The first and the last window are shorter:
+        they are filled with tokens that are not targets. With `bpe_dropout` each token is split
+        with that probability; tokens pushed past the end of a window are not seen in this epoch.
         """
         length = self.context_length
-        per_epoch = max(1, (len(self.train) - 1) // length)
         rows = range(self.batch_size) if rows is None else rows
-        starts = []
         # BPE-dropout draws random numbers for the rows in order, so it needs all of them.
-        for row in range(self.batch_size) if bpe_dropout > 0 else rows:
-            epoch, i = divmod(step * self.batch_size + row, per_epoch)
-            offset, order = _shuffle_epoch(self.seed, epoch, per_epoch, len(self.train) - length)
-            starts.append((offset + order[i] * length) % (len(self.train) - length))
+        all_rows = range(self.batch_size) if bpe_dropout > 0 else rows
+        windows = [self._train_window(step * self.batch_size + row) for row in all_rows]
+        starts = [start for start, _ in windows]
+        sizes = np.array([size for _, size in windows])
         tokens = _cut_windows(self.train, starts, length + 1).astype(np.int64)
         mask = self.train_loss_mask
         mask = None if mask is None else _cut_windows(mask, starts, length + 1)
+        if (sizes < length).any():
+            is_inside = np.arange(length + 1) <= sizes[:, None]
+            mask = is_inside if mask is None else mask & is_inside
         if bpe_dropout > 0:
             assert self.merge_pairs is not None
             random = np.random.default_rng([self.seed, step, _BPE_DROPOUT])
@@ -80,6 +83,21 @@ class TokenDataset:
             part = slice(rows.start, rows.stop)
             tokens, mask = tokens[part], None if mask is None else mask[part]
         return self._make_batch(tokens, mask)
+
+    def _train_window(self, i: int) -> tuple[int, int]:
+        """Return the start and the number of targets of the `i`-th window of the training."""
+        length, n_targets = self.context_length, len(self.train) - 1
+        if not self.exact_epochs:
+            n_windows = max(1, n_targets // length)
+            epoch, i = divmod(i, n_windows)
+            n_starts = len(self.train) - length
+            offset, order = _shuffle_epoch(self.seed, epoch, n_windows, range(n_starts))
+            return (offset + int(order[i]) * length) % n_starts, length
+        n_windows, first_sizes = _count_windows(n_targets, length)
+        epoch, i = divmod(i, n_windows)
+        first_size, order = _shuffle_epoch(self.seed, epoch, n_windows, first_sizes)
+        start = max(0, first_size + (int(order[i]) - 1) * length)
+        return start, min(length, n_targets - start) if order[i] > 0 else first_size
 
     def val_windows(self, max_tokens: int) -> Iterator[Batch]:
         """Yield windows of up to context_length + 1 tokens that predict each validation token once.
@@ -143,8 +161,31 @@ class TokenDataset:
 def _cut_windows(
     array: Array, starts: Sequence[int] | NDArray[np.int64], length: int
 ) -> NDArray[Any]:
-    """(B, length): the elements from each start."""
-    return np.stack([array[start : start + length] for start in map(int, starts)])
+    """(B, length): the elements from each start; after the last element comes the first."""
+    rows = [array[start : start + length] for start in map(int, starts)]
+    return np.stack([_fill(row, array, length) for row in rows])
+
+
+def _fill(row: NDArray[Any], array: Array, length: int) -> NDArray[Any]:
+    while len(row) < length:
+        row = np.concatenate([row, array[: length - len(row)]])
+    return row
+
+
+def _count_windows(n_targets: int, length: int) -> tuple[int, range]:
+    """Return the windows of an epoch and the possible sizes of the first, in targets.
+
+    All others but the last have `length` targets, the last at least one. There are enough windows
+    for about half of `length` different sizes of the first.
+    """
+    if length == 1:
+        return n_targets, range(1, 2)
+    if n_targets <= length // 2:  # a single window
+        return 1, range(n_targets, n_targets + 1)
+    n_windows = (n_targets + (length - 1) // 2) // length + 1
+    least = max(1, n_targets - (n_windows - 1) * length)
+    most = min(length, n_targets - (n_windows - 2) * length - 1)
+    return n_windows, range(least, most + 1)
 
 
 def _count_targets(tokens: Array, mask: Array | None) -> int:
@@ -169,8 +210,8 @@ def _window_starts(n_tokens: int, mask: Array | None, length: int) -> NDArray[np
 
 @lru_cache(maxsize=2)  # a batch may span two epochs
 def _shuffle_epoch(
-    seed: int, epoch: int, n_windows: int, n_offsets: int
+    seed: int, epoch: int, n_windows: int, offsets: range
 ) -> tuple[int, NDArray[np.int64]]:
-    """Return the offset of an epoch's windows and their order."""
+    """Return one of the offsets of an epoch's windows, and their order."""
     random = np.random.Generator(np.random.Philox(key=[seed, epoch]))
-    return int(random.integers(n_offsets)), random.permutation(n_windows)
+    return offsets[int(random.integers(len(offsets)))], random.permutation(n_windows)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from tgen.checkpoint import model_dir
+from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config import ModelConfig
 from tgen.errors import TgenError, TrainingError
 from tgen.reports.training import SavingReport
@@ -32,6 +33,7 @@ class ModelWeights(NamedTuple):
     tokenizer: Tokenizer
     arrays: Mapping[str, NDArray[Any]]
     ngrams: Mapping[str, NDArray[Any]] | None = None
+    inherited: InheritedSettings | None = None  # from the model that it was fine-tuned from
 
 
 class CheckpointSaver:
@@ -117,8 +119,8 @@ class CheckpointSaver:
     def _write(self, progress: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         self._drop_states()
         if self._model:
-            config, tokenizer, weights, ngrams = self._model
-            model_dir.save(self.out, config, tokenizer, weights, ngrams=ngrams)
+            config, tokenizer, weights, ngrams, inherited = self._model
+            model_dir.save(self.out, config, tokenizer, weights, ngrams=ngrams, inherited=inherited)
             self._model = None
         self.log.flush()
         run_state.save_state(

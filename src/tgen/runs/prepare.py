@@ -92,6 +92,7 @@ class PreparedRun:
             context_length=plan.context_length,
             batch_size=plan.train.batch_size,
             seed=plan.train.seed,
+            exact_epochs=self.record.exact_epochs,
         )
 
     def environment(self) -> dict[str, Any]:
@@ -153,6 +154,7 @@ def prepare(
         flops_per_second=speed,
         memory=None if is_estimate or distributed.launched() else memory_bytes(device),
         n_ranks=distributed.ranks().world_size,
+        on_cpu=device.type == "cpu" and request.device_memory is None,
     )
     plan = make_plan(
         family=request.family,
@@ -179,6 +181,7 @@ def prepare(
         read_bytes=max_bytes,
         end_of_text=tokenizer.end_of_text,
         start_from=None if source is None else str(source.path.resolve()),
+        inherited=None if source is None else model_dir.inherited_settings(source),
         plan=replace(plan, notes=notes),
         baselines=baselines,
         device=device.type,
@@ -186,6 +189,7 @@ def prepare(
         tensorboard=request.tensorboard,
         ngrams=request.ngrams,
         sample_prompt=_sample_prompt(split),
+        exact_epochs=True,
     )
     tokens = corpus.token_arrays(train, val)
     scaling = None

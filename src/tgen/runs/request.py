@@ -19,8 +19,8 @@ class RunRequest:
 
     corpus: list[str] = option(
         default_factory=list,
-        help_text="Files, folders, glob patterns, or - for stdin. Any bytes are text; .jsonl files "
-        'hold {"text"} or {"prompt", "completion"} rows.',
+        help_text="Files, directories, glob patterns, or - for stdin. Any bytes are text; .jsonl "
+        'files hold {"text"} or {"prompt", "completion"} rows.',
         argument=True,
         metavar="CORPUS",
     )

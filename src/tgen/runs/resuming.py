@@ -1,6 +1,7 @@
 """Resume a run: load its newest training state, and apply or refuse changed settings."""
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 from tgen import distributed
 from tgen.corpus import Corpus
 from tgen.errors import TrainingError, UsageError
+from tgen.runs.field_types import check_field_types
 from tgen.runs.request import ResumeRequest
 from tgen.runs.run_record import RunRecord
 from tgen.runs.storage import state as run_state
@@ -74,6 +76,10 @@ def load_progress(saved: run_state.SavedState, record: RunRecord) -> Progress:
     """
     try:
         progress = Progress.from_dict(saved.progress)
+        check_field_types(progress)
+        numbers = [v for v in vars(progress).values() if isinstance(v, int | float)]
+        if not all(0 <= v < math.inf for v in numbers) or progress.total_steps == 0:
+            raise TypeError("a counter is out of range")
     except TypeError:
         version = saved.environment.get("tgen")
         raise TrainingError(

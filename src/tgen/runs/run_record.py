@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
+from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config import ModelConfig, ResolvedTrainConfig
 from tgen.errors import TrainingError, UsageError
 from tgen.reports.training import Choice
+from tgen.runs.field_types import check_field_types
 from tgen.training.plan.plan import Plan
 
 
@@ -32,8 +34,10 @@ class RunRecord:
     tokenizer_sha256: str = ""
     read_bytes: int = 0  # limit of the training split, from the time budget
     ngrams: bool = False  # store n-gram tables with the model
+    inherited: InheritedSettings | None = None  # from the model that it was fine-tuned from
     corpus_changes: int = 0  # corpus replacements by --override
     end_changes: int = 0  # changes of the end by --override; states store the count too
+    exact_epochs: bool = False  # see `TokenDataset`; runs of tgen 0.1 have other windows
     overridden: list[str] = field(default_factory=list)  # every change, as a note for the user
 
     @property
@@ -51,7 +55,7 @@ class RunRecord:
         """Invert `to_dict`; raise TrainingError for missing, unknown or invalid values."""
         try:
             plan = values["plan"]
-            parts = {
+            parts: dict[str, Any] = {
                 "tokenizer": Choice(**values["tokenizer"]),
                 "sample_prompt": values["sample_prompt"].encode("utf-8", "surrogateescape"),
                 "plan": Plan(
@@ -63,8 +67,14 @@ class RunRecord:
                     }
                 ),
             }
-            return cls(**{**values, **parts})
-        except (KeyError, TypeError, AttributeError, UsageError):
+            if (inherited := values.get("inherited")) is not None:
+                parts["inherited"] = InheritedSettings.from_dict(inherited)
+            record = cls(**{**values, **parts})
+            check_field_types(record)
+            if not 1 <= record.plan.context_length <= record.plan.model.context_length:
+                raise TypeError("context_length is out of range")
+            return record
+        except (KeyError, TypeError, ValueError, AttributeError, UsageError):
             raise TrainingError(
                 "training/run.json is damaged or was written by another version of tgen",
                 "restore a backup, or fine-tune the weights: --from this directory, another --out",

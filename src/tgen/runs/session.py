@@ -28,7 +28,9 @@ from tgen.runs.storage import log as run_log
 from tgen.runs.storage import state as run_state
 from tgen.runs.trainer import Stopped, Trainer
 from tgen.storage.disk_array import Array
+from tgen.training.plan.memory_estimate import check_memory
 from tgen.training.report import tensorboard
+from tgen.training.state import fits_model
 
 
 def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[RunReport]:
@@ -95,7 +97,7 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
                 out, text, request.corpus, record, tokenizer
             )
         try:
-            run_state.load_tokens(out, tokens_entry)
+            run_state.load_tokens(out, tokens_entry, vocab_size=record.plan.model.vocab_size)
         except TgenError:
             if text is None or not record.read_bytes:
                 raise
@@ -109,7 +111,17 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
         record = apply_overrides(record, request, progress)
         if is_new_corpus:
             record = record_corpus_change(record, old_record, progress)
+        if is_rank_zero and not fits_model(
+            saved.arrays, record.plan.model, record.plan.train.optimizer
+        ):
+            raise TrainingError(
+                f"the training state in {out} does not fit the model in training/run.json",
+                run_state.recovery_hint(out),
+            )
         parallel = rank_sync.resolve_parallel(record.plan, device, memory, request.parallel)
+        if parallel is None and device.type == "cpu":
+            needs = record.plan.model, record.plan.train, record.plan.context_length
+            check_memory(*needs, memory)
         tokens = _load_tokens(out, record.run_id, tokens_entry)
         prepared = PreparedRun(record, tokenizer, tokens, device, parallel=parallel)
         state = prepared.new_state()

@@ -6,12 +6,15 @@ from tgen import distributed
 from tgen.config import Parallel
 from tgen.errors import TrainingError, UsageError
 from tgen.runs.storage import state
+from tgen.storage.files import output_problem
 
 
 def check_out_is_free(out: Path, *, overwrite: bool) -> None:
     """Raise UsageError if a new run in `out` would replace anything without `overwrite`."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file", "choose a directory that does not exist yet")
+    if not out.exists() and (problem := output_problem(out)):
+        raise UsageError(f"--out {out}: {problem}", "choose another directory")
     names = {path.name for path in out.iterdir()} if out.exists() else set()
     has_model, has_run = "config.json" in names, state.has_run(out)
     if not names or (names == {"training"} and not has_run):

@@ -152,6 +152,7 @@ class Trainer:
                     self.prepared.tokenizer,
                     weights_of(arrays),
                     self.prepared.ngrams,
+                    self.prepared.record.inherited,
                 )
             yield from self.saver.save(asdict(state.progress), arrays, weights)
 

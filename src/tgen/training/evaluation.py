@@ -92,8 +92,14 @@ class LossModule(nn.Module):
 
     def forward(self, batch: DeviceBatch, *, per_window: bool = False) -> Tensor:
         """Return (): the sum of the losses of the batch, nats; `per_window`: one sum each, (B,)."""
+        self.model.reserve_positions(batch.tokens.shape[1] - 1)  # outside of compiled code
+        if not per_window and self._compiled is not None:
+            if batch.loss_mask is None:  # a batch with one, once an epoch, would compile again
+                every = torch.ones_like(batch.tokens[:, 1:], dtype=torch.bool)
+                batch = batch._replace(loss_mask=every)
+            return self._compiled(self.model, batch)
         if not per_window:
-            return (self._compiled or loss_sum)(self.model, batch)
+            return loss_sum(self.model, batch)
         with _autocast(batch.tokens.device):
             hidden = self.model.hidden_states(batch.tokens[:, :-1], documents=batch.documents)
             nats = []
@@ -186,4 +192,14 @@ def _window_losses(
 
 def _autocast(device: torch.device) -> torch.autocast:
     """Return autocast to bfloat16, enabled where it is fast."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+    capability = None
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        capability = (properties.major, properties.minor)
+    return torch.autocast(device.type, torch.bfloat16, enabled=computes_bfloat16(capability))
+
+
+def computes_bfloat16(capability: tuple[int, int] | None) -> bool:
+    """Whether a GPU of this CUDA capability (None: another device) has units for bfloat16; older
+    ones emulate it, slower than float32."""
+    return capability is not None and capability >= (8, 0)

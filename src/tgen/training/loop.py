@@ -11,6 +11,7 @@ from torch import Tensor
 from tgen import distributed
 from tgen.config import ResolvedTrainConfig
 from tgen.errors import DivergedError
+from tgen.model.openmp_wait import other_cpus
 from tgen.model.transformer import Transformer
 from tgen.reports.training import DoneReport, EvalReport, StepReport
 from tgen.training.early_stopping import record_evaluation
@@ -66,6 +67,7 @@ def train(
             learning_rate=config.learning_rate * lr_factor(progress, config, progress.step - 1),
             tokens_per_second=n_tokens / (now - synced_at),
             seconds=progress.seconds,
+            other_cpus=other_cpus() if _device(model).type == "cpu" else None,
             **_remaining(progress, config),
         )
         pending = []

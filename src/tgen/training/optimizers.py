@@ -21,6 +21,7 @@ from tgen.model.transformer import Transformer
 # Quintic of Muon's authors: moves singular values from (0, 1] near 1 in five iterations.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _ITERATIONS = 5
+_IGNORE_FOUND_INF = {"mps"}  # devices whose fused AdamW does, in some versions of torch
 
 Orthogonalize = Callable[[Tensor], Tensor]  # (N, m, n) -> (N, m, n)
 
@@ -47,6 +48,9 @@ class AdamW:
                         "exp_avg_sq": torch.zeros_like(parameter),
                     }
             states = [self.state[parameter] for parameter in trainable]
+            changed = [tensor for state in states for tensor in state.values()] + trainable
+            restores = found_inf is not None and found_inf.device.type in _IGNORE_FOUND_INF
+            before = [tensor.clone() for tensor in changed] if restores else []
             adamw(
                 trainable,
                 [p.grad for p in trainable if p.grad is not None],
@@ -64,6 +68,10 @@ class AdamW:
                 eps=1e-8,
                 maximize=False,
             )
+            if restores:
+                assert found_inf is not None
+                for tensor, old in zip(changed, before, strict=True):
+                    tensor.copy_(old.where(found_inf != 0, tensor))
 
 
 class Muon:

@@ -187,6 +187,31 @@ def weights_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     }
 
 
+def fits_model(arrays: Mapping[str, NDArray[Any]], config: ModelConfig, optimizer: str) -> bool:
+    """Whether `TrainState.to_arrays` may have returned these for such a model; allocates none."""
+    if config.n_layers > len(arrays):  # do not build billions of layers
+        return False
+    try:
+        with torch.device("meta"):
+            parameters = Transformer(config).named_parameters()
+    except RuntimeError:  # a size beyond 64 bits
+        return False
+    shapes = {path: array.shape for path, array in arrays.items()}
+    for name, parameter in parameters:
+        shape = tuple(parameter.shape)
+        is_muon = optimizer == "muon" and len(shape) == 2 and name.startswith("blocks.")
+        moments = {"momentum": shape}
+        if not is_muon:
+            moments = {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
+        found = {key: shapes.pop(f"{key}/{name}", None) for key in moments}
+        if shapes.pop(_WEIGHTS + name, None) != shape or found not in (
+            moments,
+            dict.fromkeys(moments),  # before the first step
+        ):
+            return False
+    return not shapes and all(array.dtype == np.float32 for array in arrays.values())
+
+
 def full_tensor(tensor: Tensor) -> Tensor:
     """Return the full tensor if ranks hold shards of it; then all ranks must call this."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

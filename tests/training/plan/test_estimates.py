@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import tracemalloc
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -15,11 +16,13 @@ from tgen.config import ModelConfig, ResolvedTrainConfig, TrainConfig
 from tgen.errors import UsageError
 from tgen.model.transformer import Transformer
 from tgen.reports.to_json import json_record
+from tgen.runs.checkpoint_saver import CheckpointSaver, ModelWeights
+from tgen.runs.storage.log import RunLog
 from tgen.training.loss import cross_entropy
 from tgen.training.plan.memory_estimate import activation_bytes, choose_parallel, rank_memory
 from tgen.training.plan.param_shapes import block_shapes, n_parameters, outer_shapes
 from tgen.training.plan.scaling_estimate import EFFICIENCY, sent_bytes
-from tgen.training.state import new_state
+from tgen.training.state import new_state, weights_of
 
 GB = 10**9
 SHAPES = [
@@ -76,6 +79,32 @@ def test_memory_estimate_matches_a_run(family, more, optimizer):
     assert estimate.weights == sum(p.nbytes for p in parameters)
     assert estimate.gradients == sum(p.grad.nbytes for p in parameters if p.grad is not None)
     assert estimate.optimizer == sum(tensor.nbytes for tensor in moments)
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+def test_memory_estimate_covers_a_save(family, optimizer, tokenizer, tmp_path):
+    size = {"d_model": 256, "n_heads": 4, "n_layers": 4, "context_length": 48}
+    config = ModelConfig.of(family, vocab_size=tokenizer.vocab_size, **size)
+    train = ResolvedTrainConfig(optimizer=optimizer, batch_size=1)
+    state = new_state(config, train, torch.device("cpu"))
+    loss = state.model(torch.zeros(1, 8, dtype=torch.int64)).square().mean()
+    loss.backward()
+    for each in state.optimizers:
+        each.step()
+    tracemalloc.start()
+    try:
+        arrays = state.to_arrays()
+        weights = ModelWeights(config, tokenizer, weights_of(arrays))
+        saver = CheckpointSaver(tmp_path, RunLog(None), run_id="1", environment={}, keep=2)
+        progress = dataclasses.asdict(state.progress)
+        assert not list(saver.save(progress, arrays, weights))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    estimate = rank_memory(config, train, context=48, n_ranks=1, parallel="ddp", on_gpu=False)
+    assert 0.9 < peak / estimate.saving < 1.1
+    assert estimate.total >= estimate.weights + estimate.optimizer + estimate.saving
 
 
 @pytest.mark.parametrize(("documents", "dropout"), [(False, 0.0), (True, 0.1)])
@@ -231,8 +260,8 @@ def test_command_prints_the_estimate(tmp_path):
     small_run = ["train", "corpus.txt", "--steps", "3", "--size", "nano"]
     shown = tgen(*small_run, "--dry-run", "--ranks", "64", "--device-memory", "80GB", cwd=tmp_path)
     assert shown.returncode == 0
-    assert b"64 GPUs" in shown.stderr
-    assert b"with 80.0 GB each" in shown.stderr
+    assert b"64 GPUs" in shown.stdout
+    assert b"with 80.0 GB each" in shown.stdout
     too_small = ["--dry-run", "--ranks", "2", "--device-memory", "1KiB"]
     refused = tgen(*small_run, *too_small, cwd=tmp_path)
     assert refused.returncode == 2

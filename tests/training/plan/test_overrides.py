@@ -66,3 +66,14 @@ def test_old_spellings_are_accepted():
     assert Progress.from_dict({"not_better": 2, "ways_back": 1}) == Progress(
         evals_since_best=2, n_rollbacks=1
     )
+
+
+def test_misspelled_field_gets_a_suggestion():
+    with pytest.raises(UsageError, match="--set n_layer: unknown field") as error:
+        parse_overrides({"n_layer": "2"})
+    assert error.value.hint == "did you mean n_layers?"
+
+
+def test_old_and_new_name_of_a_field_together_are_refused():
+    with pytest.raises(UsageError, match="token_split: old name of bpe_dropout"):
+        parse_overrides({"token_split": "0.1", "bpe_dropout": "0.2"})

@@ -47,6 +47,18 @@ def test_every_corpus_has_a_plan(train_tokens, minutes):
     assert all(choice.why for choice in chosen.choices)
 
 
+@pytest.mark.parametrize("train_tokens", [0, 1])
+def test_corpus_too_short_to_learn_from_is_refused(train_tokens):
+    with pytest.raises(CorpusError, match=f"too short: {train_tokens} training tokens") as error:
+        plan(train_tokens)
+    assert "at least 2 tokens" in error.value.hint
+
+
+def test_short_corpus_has_a_note():
+    assert any("very short (999 training tokens)" in note for note in plan(999).notes)
+    assert not any("very short" in note for note in plan(1000).notes)
+
+
 def test_more_time_or_text_gives_larger_models_and_more_epochs_more_dropout():
     sizes = [plan(400_000, minutes).size for minutes in (0.1, 1, 10, 100, 10_000)]
     assert sizes == sorted(sizes, key=ORDER.index)
@@ -121,7 +133,7 @@ def test_field_with_an_option_names_the_option():
 
 def test_plan_that_needs_too_much_memory_is_refused():
     crowd = {"batch_size": "20000"}
-    with pytest.raises(UsageError, match=r"GB of memory with batch_size=20000, .* 8 GB is"):
+    with pytest.raises(UsageError, match=r"GB of memory with batch_size=20000, .* 8.0 GB is"):
         plan(10**6, overrides=crowd, memory=8 * 10**9)
     in_parts = plan(10**6, overrides=crowd | {"accumulation": "1000"}, memory=8 * 10**9)
     assert in_parts.train.batch_size == 20_000

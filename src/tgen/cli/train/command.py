@@ -13,6 +13,7 @@ from tgen.cli.model_loading import ensure_kernels_compiled
 from tgen.cli.options import make_command
 from tgen.cli.signals import StopSignal
 from tgen.cli.train.options import PANELS, TrainOptions
+from tgen.errors import UsageError
 from tgen.reports.training import PreparingReport, RunReport
 
 
@@ -27,6 +28,10 @@ def train(options: TrainOptions) -> None:
     stop_signal = StopSignal()
     try:
         _train(options, stop_signal)
+    except UsageError as error:
+        if error.field in options.run.get("overrides", {}):
+            raise UsageError(f"--set {error.message}", error.hint) from None
+        raise
     finally:
         stop_signal.explain()
 
@@ -41,7 +46,9 @@ def _train(options: TrainOptions, stop_signal: StopSignal) -> None:
     with (
         all_ranks(options.paths, quiet=options.quiet) as shows,
         TrainingProgress(
-            quiet=options.quiet or not shows, json_lines=options.json_output and shows
+            quiet=options.quiet or not shows,
+            json_lines=options.json_output and shows,
+            plan_only=options.dry_run,
         ) as progress,
     ):
         for report in reports:

@@ -10,9 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from tgen.cli import console
+from tgen.cli.terminal_text import count
 from tgen.cli.train.scaling_table import scaling_table
 from tgen.distributed import ranks
 from tgen.errors import TgenError
+from tgen.model.cpu_load import allowed_cpus
 from tgen.reports.to_json import json_record
 from tgen.reports.training import (
     DoneReport,
@@ -33,10 +35,13 @@ _LINE_SECONDS = 10.0  # between progress lines without a terminal
 
 
 class TrainingProgress:
-    """Display of reports on stderr; with `json_lines`, each is also a line of JSON on stdout."""
+    """Display of reports on stderr; with `json_lines`, each is also a line of JSON on stdout.
 
-    def __init__(self, *, quiet: bool, json_lines: bool) -> None:
-        self._quiet, self._json = quiet, json_lines
+    With `plan_only` the plan is the result, and goes to stdout.
+    """
+
+    def __init__(self, *, quiet: bool, json_lines: bool, plan_only: bool = False) -> None:
+        self._quiet, self._json, self._plan_only = quiet, json_lines, plan_only
         self._stdout_error: TgenError | None = None
         self._validation = ""
         self._save_error = ""  # why the last state is not on disk
@@ -46,7 +51,7 @@ class TrainingProgress:
             *columns,
             console=console.err,
             transient=True,
-            disable=quiet or not console.err.is_terminal,
+            disable=quiet or not console.draws_progress(),
         )
         self._task = self._bar.add_task("", total=1.0)
 
@@ -63,13 +68,20 @@ class TrainingProgress:
         """Show one report."""
         if self._json:
             self._write_json(report)
+        elif self._plan_only and isinstance(report, PlanReport):
+            console.show(_plan_table(report))
         if self._quiet:
             return
         if isinstance(report, PreparingReport):
             left = f"{_duration(report.seconds_left)} left"
             self._update(f"tokenizing: {report.fraction_done:.0%} · {left}", report.fraction_done)
         elif isinstance(report, PlanReport):
-            _print_plan(report)
+            if self._json or not self._plan_only:
+                console.err.print(_plan_table(report))
+            for line in report.notes:
+                console.print_status(f"note: {line}")
+            if report.resumed_at_step:
+                console.print_status(f"resuming after step {report.resumed_at_step:,}")
         elif isinstance(report, StepReport):
             self._show_step(report)
         elif isinstance(report, EvalReport):
@@ -77,7 +89,7 @@ class TrainingProgress:
         elif isinstance(report, SampleReport):
             prompt = report.prompt.decode(errors="replace")
             text = report.text.decode(errors="replace")
-            line = " ".join(console.printable(prompt + "│" + text).split())
+            line = " ".join(f"{prompt}│{text}".split())
             console.print_status(f"  {line[:160]}")
         elif isinstance(report, RollbackReport):
             scale = f" with {report.learning_rate_scale:g} times the learning rates"
@@ -112,11 +124,13 @@ class TrainingProgress:
             f"step {report.step:,} · {loss}{self._validation} · "
             f"{report.tokens_per_second:,.0f} tokens/s · {_duration(report.seconds_left)} left"
         )
+        if report.other_cpus is not None:
+            line += f" · other processes use {report.other_cpus:.1f} of {len(allowed_cpus())} CPUs"
         self._update(line, report.fraction_done)
 
     def _update(self, line: str, fraction_done: float) -> None:
         """Show a line beside the progress bar or, without a terminal, every few seconds."""
-        if console.err.is_terminal:
+        if console.draws_progress():
             self._bar.update(self._task, completed=fraction_done, description=line)
         elif time.monotonic() - self._last_line >= _LINE_SECONDS:
             console.print_status(line)
@@ -143,12 +157,12 @@ class TrainingProgress:
         self._save_error = report.failed
 
 
-def _print_plan(plan: PlanReport) -> None:
+def _plan_table(plan: PlanReport) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     table.add_column(style="dim", overflow="fold")
-    budget = _count(plan.steps, "step") if plan.steps else f"{plan.minutes:g} min"
+    budget = count(plan.steps, "step") if plan.steps else f"{plan.minutes:g} min"
     shape = " · ".join(f"{name} {value}" for name, value in plan.shape.items())
     held_out = f"{plan.held_out_tokens:,} held out" if plan.held_out_tokens else "none held out"
     for name, value, why in [
@@ -161,15 +175,11 @@ def _print_plan(plan: PlanReport) -> None:
         *(scaling_table(plan.scaling) if plan.scaling else ()),
     ]:
         table.add_row(name, Text(value), Text(why))
-    console.err.print(table)
-    for line in plan.notes:
-        console.print_status(f"note: {line}")
-    if plan.resumed_at_step:
-        console.print_status(f"resuming after step {plan.resumed_at_step:,}")
+    return table
 
 
 def _print_result(report: DoneReport) -> None:
-    steps = _count(report.step, "step")
+    steps = count(report.step, "step")
     work = f"{steps}, {report.tokens:,} tokens in {_duration(report.seconds)}"
     if not report.finished:
         out = shlex.quote(report.out)
@@ -192,13 +202,9 @@ def _print_result(report: DoneReport) -> None:
 
 
 def _hardware(plan: PlanReport) -> str:
-    threads = f"{plan.device} with {_count(plan.threads, 'thread')}"
-    ranks = _count(plan.ranks, "rank")
+    threads = f"{plan.device} with {count(plan.threads, 'thread')}"
+    ranks = count(plan.ranks, "rank")
     return f"{ranks} ({plan.parallel}), {threads} each" if plan.parallel else threads
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'s' * (n != 1)}"
 
 
 def _duration(seconds: float) -> str:

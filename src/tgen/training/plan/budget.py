@@ -6,6 +6,9 @@ from tgen.config import TrainConfig
 from tgen.training.plan.batch_size import choose_batch_size
 from tgen.training.plan.model_size import ModelChoice, PlanInputs, tokens_per_second
 from tgen.training.plan.param_shapes import matmul_params
+from tgen.training.plan.step_time import step_seconds
+
+_OTHER_SHARE = 0.05  # of the time: evaluations, samples, saving
 
 
 class Budget(NamedTuple):
@@ -21,9 +24,14 @@ class Budget(NamedTuple):
 def choose_budget(choice: ModelChoice, train: TrainConfig, inputs: PlanInputs) -> Budget:
     """Choose the tokens per step and estimate the steps and epochs of a run."""
     n_params = matmul_params(choice.model)
-    speed = tokens_per_second(inputs.flops_per_second, n_params)
     batch_size = train.batch_size or choose_batch_size(choice.context_length, inputs)
     step_tokens = batch_size * choice.context_length
+    speed = tokens_per_second(inputs.flops_per_second, n_params)
+    if inputs.on_cpu:
+        seconds = step_seconds(
+            choice.model, step_tokens, inputs.flops_per_second, muon=train.optimizer == "muon"
+        )
+        speed = (1 - _OTHER_SHARE) * step_tokens / seconds
     steps = n_steps(train, speed / step_tokens)
     epochs = steps * step_tokens / inputs.train_tokens
     return Budget(speed, step_tokens, steps, epochs, n_params / inputs.train_tokens)

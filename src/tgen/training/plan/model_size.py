@@ -29,6 +29,7 @@ class PlanInputs:
     flops_per_second: float  # over all ranks, see `measure_speed`
     memory: int | None = None  # bytes; None: unknown
     n_ranks: int = 1  # ranks that share a batch
+    on_cpu: bool = False
 
 
 class ModelChoice(NamedTuple):

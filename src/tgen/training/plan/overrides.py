@@ -1,5 +1,6 @@
 """Parsing of the user's field=value settings into fields of ModelConfig and TrainConfig."""
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import fields
 from types import NoneType
@@ -25,6 +26,8 @@ def parse_overrides(overrides: Mapping[str, str]) -> tuple[dict[str, Any], dict[
     train: dict[str, Any] = {}
     for key, text in overrides.items():
         name = OLD_FIELD_NAMES.get(key, key)
+        if name != key and name in overrides:
+            raise UsageError(f"--set {key}: old name of {name}, which is set too", f"remove {key}")
         if name in model_types:
             model[name] = _parse(name, text, model_types[name])
         elif name in train_types:
@@ -33,10 +36,10 @@ def parse_overrides(overrides: Mapping[str, str]) -> tuple[dict[str, Any], dict[
             option = "--" + name.replace("_", "-")
             raise UsageError(f"--set {name}: this field has its own option", f"use {option}")
         else:
-            raise UsageError(
-                f"--set {name}: unknown field",
-                f"choose one of {', '.join(sorted(model_types | train_types))}",
-            )
+            known = sorted(model_types | train_types)
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(known)}"
+            raise UsageError(f"--set {name}: unknown field", hint)
     if "batch_size" in train:
         train["batch_size"] *= distributed.ranks().world_size
     return model, train

@@ -22,6 +22,8 @@ from tgen.training.plan.model_size import (
 from tgen.training.plan.param_shapes import matmul_params
 from tgen.training.plan.reasons import explain
 
+_MIN_TRAIN_TOKENS = 2
+_FEW_TRAIN_TOKENS = 1000  # enough for a few rows of a demonstration, not for a language
 CALIBRATION_SHARE = 0.01  # fraction of the time budget
 _BYTES_PER_TOKEN = 6
 _MIN_CORPUS_BYTES = 1 << 20
@@ -103,12 +105,13 @@ def make_plan(
 ) -> Plan:
     """Choose the model, unless it fine-tunes `start_from`, and the fields of `train` that are None.
 
-    Raises UsageError for contradictory values, CorpusError for a corpus of fewer than two tokens or
-    shorter than the context length set.
+    Raises UsageError for contradictory values, CorpusError for a corpus that is too short to learn
+    from or shorter than the context length set.
     """
-    if inputs.train_tokens < 2:
+    if inputs.train_tokens < _MIN_TRAIN_TOKENS:
         raise CorpusError(
-            f"the corpus has too few training tokens ({inputs.train_tokens})", "pass at least two"
+            f"the corpus is too short: {inputs.train_tokens} training tokens",
+            f"use a longer text: at least {_MIN_TRAIN_TOKENS} tokens, better 100,000 or more",
         )
     fine_tuning = start_from is not None
     if start_from is not None:
@@ -122,6 +125,11 @@ def make_plan(
     _check(config, choice, budget, inputs)
     eval_tokens = min(inputs.val_tokens, config.eval_tokens)
     notes = []
+    if inputs.train_tokens < _FEW_TRAIN_TOKENS:
+        notes.append(
+            f"the corpus is very short ({inputs.train_tokens} training tokens): "
+            "the model can only memorize it"
+        )
     if eval_tokens < inputs.val_tokens:
         notes.append(f"validation uses about {eval_tokens:,} held-out tokens, spread evenly")
     return Plan(

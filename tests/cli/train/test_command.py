@@ -1,0 +1,42 @@
+"""`tgen train` from the command line: where its output goes, and its usage errors."""
+
+import json
+
+import pytest
+
+from support.command import tgen
+
+TEXT = "What is a text? " * 300
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    (tmp_path / "corpus.txt").write_text(TEXT)
+    return tmp_path
+
+
+@pytest.mark.parametrize("quiet", [(), ("--quiet",)])
+def test_dry_run_writes_the_plan_to_stdout(corpus, quiet):
+    shown = tgen("train", "corpus.txt", "--steps", "3", "--dry-run", *quiet, cwd=corpus)
+    assert shown.returncode == 0
+    assert b"learning rate" in shown.stdout
+    assert b"learning rate" not in shown.stderr
+
+
+def test_dry_run_with_json_writes_only_json_to_stdout(corpus):
+    shown = tgen("train", "corpus.txt", "--steps", "3", "--dry-run", "--json", cwd=corpus)
+    assert [json.loads(line)["kind"] for line in shown.stdout.splitlines()] == ["PlanReport"]
+    assert b"learning rate" in shown.stderr
+
+
+def test_error_in_a_setting_names_its_option(corpus):
+    refused = tgen("train", "corpus.txt", "--set", "n_layers=0", "--dry-run", cwd=corpus)
+    assert (refused.returncode, refused.stdout) == (2, b"")
+    assert b"error: --set n_layers: invalid value 0" in refused.stderr
+
+
+def test_file_that_is_no_tokenizer_is_named(corpus):
+    refused = tgen("train", "corpus.txt", "--tokenizer", "corpus.txt", "--dry-run", cwd=corpus)
+    assert refused.returncode == 1
+    assert b"tokenizer 'corpus.txt': cannot read tokenizer.json" in refused.stderr
+    assert b"hint: pass char, bpe, or the path of a tokenizer.json" in refused.stderr

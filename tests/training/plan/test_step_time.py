@@ -1,0 +1,48 @@
+"""The estimate of a step's duration: its FLOP, and durations measured on two CPUs."""
+
+import pytest
+
+from tgen.config import SIZES, ModelConfig, ResolvedTrainConfig
+from tgen.model.transformer import Transformer
+from tgen.training.optimizers import Muon, make_optimizers
+from tgen.training.plan.step_time import muon_flops, step_seconds
+
+
+def model(size: str) -> ModelConfig:
+    return ModelConfig.of("qwen3", **SIZES[size], vocab_size=1024)
+
+
+@pytest.mark.parametrize(
+    ("size", "gflops_per_second", "seconds"),
+    [
+        ("nano", 113.6, 0.0271),
+        ("micro", 111.9, 0.0635),
+        ("tiny", 116.9, 0.1154),
+        ("small", 121.5, 0.2645),
+        ("medium", 114.4, 1.0250),
+    ],
+)
+def test_estimate_is_within_a_tenth_of_measured_steps(size, gflops_per_second, seconds):
+    estimate = step_seconds(model(size), 2048, gflops_per_second * 1e9, muon=True)
+    assert estimate == pytest.approx(seconds, rel=0.1)
+
+
+def test_flop_of_muon_are_those_of_its_matrices():
+    config = model("nano")
+    muon, _ = make_optimizers(Transformer(config), ResolvedTrainConfig())
+    assert isinstance(muon, Muon)
+    total = 0
+    for matrix in muon.param_groups[0]["params"]:
+        short, long = sorted(matrix.shape)
+        total += 5 * (2 * short**2 * long + 2 * short**3 + 2 * short**2 * long)
+    assert muon_flops(config) == total
+
+
+def test_muon_takes_a_larger_share_of_larger_models():
+    shares = []
+    for size in SIZES:
+        with_muon, without = (
+            step_seconds(model(size), 2048, 1e11, muon=muon) for muon in (True, False)
+        )
+        shares.append(1 - without / with_muon)
+    assert shares == sorted(shares)
