@@ -1,5 +1,7 @@
 """Tokenizers trained here: bytes survive encoding, streaming equals decoding."""
 
+import threading
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -157,3 +159,28 @@ def test_impossible_tokenizers_are_an_error():
         make_tokenizer("char", [TEXT], vocab_size=200)
     with pytest.raises(UsageError):
         make_tokenizer("no/such/file", [TEXT])
+
+
+def test_control_tokens_stay_text_after_an_encoding_failed(tokenizer):
+    plain = tokenizer.encode(END_OF_TEXT.encode())
+    assert tokenizer.end_of_text not in plain
+    with pytest.raises(TypeError):
+        tokenizer.encode_with_special("\ud800")
+    assert tokenizer.encode(END_OF_TEXT.encode()) == plain
+
+
+def test_control_tokens_stay_text_beside_a_thread_that_encodes_them(tokenizer):
+    plain, spans = tokenizer.encode(END_OF_TEXT.encode()), []
+    text = f"The king {END_OF_TEXT}" * 100
+
+    def encode_with_special() -> None:
+        for _ in range(50):
+            spans.append(tokenizer.encode_with_special(text))
+
+    other = threading.Thread(target=encode_with_special)
+    other.start()
+    while other.is_alive():
+        assert tokenizer.encode(END_OF_TEXT.encode()) == plain
+    other.join()
+    assert all(span == spans[0] for span in spans)
+    assert [i for i, _, _ in spans[0]].count(tokenizer.end_of_text) == 100

@@ -188,19 +188,25 @@ def _parse_sentencepiece(
         _check_replacement(part, " ", SPACE)
     metaspace = splitters[0] if splitters else {}
     if metaspace:
-        prefix = metaspace.get("prepend_scheme", "always")
-        add_prefix = metaspace.get("add_prefix_space", True)  # older than prepend_scheme
-        prefix = "never" if not add_prefix and "prepend_scheme" not in metaspace else prefix
-        if metaspace["replacement"] != SPACE or prefix not in ("always", "first", "never"):
-            replacement = shorten(metaspace["replacement"])
-            raise unsupported_error(f"a Metaspace with {replacement} and {shorten(prefix)}")
-        if not add_prefix and prefix != "never":
-            raise unsupported_error(f"a Metaspace without add_prefix_space, but with {prefix}")
+        prefix = _prepend_scheme(metaspace)
     return {
         "metaspace": bool(metaspace),
         "splits_words": metaspace.get("split", True),
         "prefix": "" if prefix == "never" else prefix,
     }
+
+
+def _prepend_scheme(metaspace: dict[str, Any]) -> str:
+    """Return when a Metaspace puts a space before a text: "always", "first" or "never"."""
+    prefix: str = metaspace.get("prepend_scheme", "always")
+    add_prefix = metaspace.get("add_prefix_space", True)  # older than prepend_scheme
+    prefix = "never" if not add_prefix and "prepend_scheme" not in metaspace else prefix
+    if metaspace["replacement"] != SPACE or prefix not in ("always", "first", "never"):
+        replacement = shorten(metaspace["replacement"])
+        raise unsupported_error(f"a Metaspace with {replacement} and {shorten(prefix)}")
+    if not add_prefix and prefix != "never":
+        raise unsupported_error(f"a Metaspace without add_prefix_space, but with {prefix}")
+    return prefix
 
 
 def _check_replacement(part: dict[str, Any], old: str, new: str) -> None:
@@ -225,8 +231,14 @@ def _check_decoder(file: dict[str, Any], *, byte_level: bool) -> None:
         raise unsupported_error("the decoder ByteLevel without a ByteLevel pre_tokenizer")
     for part in stages:
         _check_replacement(part, SPACE, " ")
-        if part["type"] == "Strip" and (part["content"] != " " or part["stop"]):
-            raise unsupported_error(f"a Strip of {shorten(part['content'])}")
+        if part["type"] == "Metaspace":
+            _prepend_scheme(part)
+        if part["type"] == "Strip" and (
+            part["content"] != " " or part["start"] not in (0, 1) or part["stop"]
+        ):
+            raise unsupported_error(
+                f"a Strip of {shorten(part['content'])} from {part['start']} to {part['stop']}"
+            )
 
 
 def _parse_bos(file: dict[str, Any], ids: Collection[int]) -> tuple[int, ...]:

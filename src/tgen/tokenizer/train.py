@@ -10,8 +10,9 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 
-from tgen.errors import UsageError
+from tgen.errors import TokenizerError, UsageError
 from tgen.storage import files
+from tgen.tokenizer.allowlist import DAMAGED_HINT
 from tgen.tokenizer.backend import Backend
 from tgen.tokenizer.byte_alphabet import BYTE_CHARACTERS
 from tgen.tokenizer.chunking import split_blocks, split_long_runs
@@ -43,7 +44,12 @@ def make_tokenizer(kind: str, texts: list[bytes], *, vocab_size: int | None = No
         raise UsageError(
             f"unknown tokenizer {kind!r}", "pass char, bpe, or the path of a tokenizer.json"
         )
-    return Tokenizer(files.read(path, limit=_LIMIT).decode("utf-8", errors="replace"))
+    try:
+        return Tokenizer(files.read(path, limit=_LIMIT).decode("utf-8", errors="replace"))
+    except TokenizerError as error:
+        hint = "pass char, bpe, or the path of a tokenizer.json"
+        hint = hint if error.hint == DAMAGED_HINT else error.hint
+        raise TokenizerError(f"tokenizer {kind!r}: {error.message}", hint) from None
 
 
 def train_char(texts: Iterable[bytes], *, vocab_size: int | None = None) -> Tokenizer:

@@ -1,0 +1,195 @@
+"""GGUF files: header, fields and tensors, also with quantized weights."""
+
+import struct
+from array import array
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from fuzz.models import make_config, random_arrays, use_model
+from fuzz.mutations import Mutator, corrupt, plain
+from tgen.checkpoint.gguf import header, tokenizer
+from tgen.checkpoint.gguf.writer import write_gguf
+from tgen.checkpoint.hf.chat_template import read as read_template
+from tgen.config import RopeScaling
+from tgen.errors import ModelError
+from tgen.tokenizer import train_bpe
+
+_CODES = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}  # struct's, by GGUF type
+_STRING, _ARRAY = 8, 9
+_ALIGNMENT = 32
+_TOKENIZER = train_bpe([b"the king the king's 12"], vocab_size=262)
+_SCALING = RopeScaling(factor=8.0, original_context_length=8)
+_MODELS: list[tuple[str, str, dict[str, Any]]] = [
+    ("llama", "float32", {"rope_scaling": _SCALING, "d_model": 16}),
+    ("qwen3", "bfloat16", {"tied_embeddings": False}),
+    ("gpt2", "float16", {}),
+    ("qwen2", "int8", {"d_model": 32, "d_ff": 32}),
+]
+
+
+class Gguf:
+    """GGUF files, taken apart into lists that are changed and written again."""
+
+    prints = starts_processes = False
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "model.gguf"
+        self._models: list[tuple[str, Mutator, bytes]] = []
+        for family, stored, values in _MODELS:
+            config = make_config(family, **{"vocab_size": _TOKENIZER.vocab_size} | values)
+            fields = tokenizer.to_fields(
+                _TOKENIZER,
+                config.vocab_size,
+                ends=[0],
+                bos=0,
+                pad=1,
+                chat_template="{{ messages }}",
+            )
+            path = folder / f"{family}.gguf"
+            write_gguf(path, config, random_arrays(config), stored=stored, tokenizer_fields=fields)  # type: ignore[arg-type]
+            document, data = _parse(path)
+            self._models.append((family, Mutator(document), data))
+
+    def change(self, i: int, rng: Random) -> str:
+        """Change a document, or the numbers of the file."""
+        family, mutator, data = self._models[i % len(self._models)]
+        document, what = mutator.change(i // len(self._models), rng)
+        content, numbers = _build(plain(document), data)
+        if rng.random() < 0.3:
+            if rng.random() < 0.5:
+                what = ""
+                content, numbers = _build(mutator.document, data)
+            content, also = corrupt(content, numbers, rng)
+            what += f"; {also}"
+        self._path.write_bytes(content)
+        return f"{family}: {what}"
+
+    def read(self) -> None:
+        """Read the chat template, load the model and generate."""
+        with suppress(ModelError):
+            read_template(self._path)
+        use_model(self._path)
+
+
+def _parse(path: Path) -> tuple[dict[str, Any], bytes]:
+    """Return a file's document and the bytes of its tensors."""
+    fields, tensors = header.read_header(path)
+    start = min(entry.start for entry in tensors.values())
+    listed = [
+        {
+            "name": name,
+            "shape": list(entry.shape[::-1]),
+            "type": entry.ggml_type,
+            "offset": entry.start - start,
+        }
+        for name, entry in tensors.items()
+    ]
+    document = {
+        "magic": "GGUF",
+        "version": 3,
+        "fields": [[name, *_typed(value)] for name, value in fields.items()],
+        "tensors": listed,
+    }
+    return document, path.read_bytes()[start:]
+
+
+def _typed(value: Any) -> tuple[Any, Any]:
+    """Return the GGUF type and the value; of a list: [9, type], and a list."""
+    if isinstance(value, array):
+        return [_ARRAY, next(t for t, code in _CODES.items() if code == value.typecode)], list(
+            value
+        )
+    if isinstance(value, list):
+        return [_ARRAY, _STRING], value
+    if isinstance(value, str):
+        return _STRING, value
+    return (7 if isinstance(value, bool) else 6 if isinstance(value, float) else 4), value
+
+
+class _Builder:
+    """The bytes of a file, and where its numbers are; whatever the document has is written."""
+
+    def __init__(self) -> None:
+        self.content = bytearray()
+        self.numbers: list[tuple[int, int]] = []
+
+    def number(self, code: str, value: Any) -> None:
+        if code in "fd":
+            try:
+                self.content += struct.pack("<" + code, float(value))
+            except (TypeError, ValueError, OverflowError):
+                self.content += struct.pack("<" + code, float("inf"))
+            return
+        size = struct.calcsize("<" + code)
+        self.numbers.append((len(self.content), size))
+        try:
+            number = int(value)
+        except (TypeError, ValueError, OverflowError):
+            number = -1
+        self.content += (number % (1 << 8 * size)).to_bytes(size, "little")
+
+    def string(self, value: Any) -> None:
+        text = value if isinstance(value, str) else str(value)[:4000]
+        data = text.encode("utf-8", "surrogatepass")
+        self.numbers.append((len(self.content), 8))
+        self.content += len(data).to_bytes(8, "little") + data
+
+    def value(self, kind: Any, value: Any) -> None:
+        if isinstance(kind, list):
+            items = value if isinstance(value, list) else [value]
+            item = kind[-1] if kind and isinstance(kind[-1], int) else _STRING
+            self.number("I", _ARRAY)
+            self.number("I", item)
+            self.number("Q", len(items))
+            try:  # at once, if all are of this type
+                self.content += struct.pack(f"<{len(items)}{_CODES[item]}", *items)
+            except (KeyError, struct.error, OverflowError):
+                for one in items:
+                    self.plain_value(item, one)
+            return
+        if isinstance(value, list | dict) or not isinstance(kind, int):  # of the value's own type
+            kind, value = _typed(list(value) if isinstance(value, dict) else value)
+            if isinstance(kind, list):
+                self.value(kind, value)
+                return
+        self.number("I", kind)
+        self.plain_value(kind, value)
+
+    def plain_value(self, kind: int, value: Any) -> None:
+        if kind in _CODES:
+            self.number(_CODES[kind], value)
+        else:
+            self.string(value)
+
+
+def _build(document: Any, data: bytes) -> tuple[bytes, list[tuple[int, int]]]:
+    document = document if isinstance(document, dict) else {}
+    fields, tensors = (_list(document.get(name)) for name in ("fields", "tensors"))
+    builder = _Builder()
+    builder.content += str(document.get("magic", "")).encode("utf-8", "replace")
+    builder.number("I", document.get("version", 0))
+    builder.number("Q", len(tensors))
+    builder.number("Q", len(fields))
+    for field in fields:
+        name, kind, value = (*_list(field), None, None, None)[:3]
+        builder.string(name)
+        builder.value(kind, value)
+    for tensor in tensors:
+        tensor = tensor if isinstance(tensor, dict) else {}
+        builder.string(tensor.get("name", ""))
+        shape = _list(tensor.get("shape"))
+        builder.number("I", len(shape))
+        for n in shape:
+            builder.number("Q", n)
+        builder.number("I", tensor.get("type", 0))
+        builder.number("Q", tensor.get("offset", 0))
+    content = bytes(builder.content)
+    return content.ljust(-(-len(content) // _ALIGNMENT) * _ALIGNMENT, b"\0") + data, builder.numbers
+
+
+def _list(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
