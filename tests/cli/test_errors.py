@@ -28,6 +28,9 @@ def test_closed_streams_are_said_to_be(trained):
         (["train", "-"], "<&-", b"stdin is closed"),
         (["generate", "-m", trained, "-n", 2], "<&-", b"no prompt"),
         (["inspect", "-m", trained, "-p", "a"], ">&-", b"stdout is closed"),
+        (["inspect", "-m", trained, "-p", "a", "--csv", "-"], ">&-", b"stdout is closed"),
+        (["inspect", "-m", trained, "-p", "a", "--png", "-"], ">&-", b"stdout is closed"),
+        (["bench", "-m", trained], ">&-", b"stdout is closed"),
         (["generate", "-m", trained, "-p", "a", "-n", 9], ">&-", b"stdout is closed"),
     ]:
         command = " ".join([sys.executable, "-m", "tgen", *map(str, arguments), closed])

@@ -157,3 +157,46 @@ def test_every_option_accepts_or_refuses_odd_values(
         if value in ("nan", "inf", "1e30") and name in ("--temperature", "--top-p", "--top-k"):
             assert status == 2 or (name, value) == ("--temperature", "1e30"), case
     assert answers >= {0, 2}
+
+
+def test_an_option_given_twice_has_its_last_value(trained, capsysbinary):
+    base = ["generate", "-m", str(trained), "-p", "The", "-n", "5", "-q", "--seed"]
+    assert run([*base, "3"]) == 0
+    expected = capsysbinary.readouterr().out
+    assert run([*base, "1", "--seed", "3"]) == 0
+    assert capsysbinary.readouterr().out == expected
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["bench", "--weights", "int8", "--dtype", "float32"],
+        ["bench", "--limits", "--no-limits"],
+        ["generate", "--dtype", "int8", "--weights", "int8"],
+        ["generate", "--penalize-prompt", "--no-penalize-prompt"],
+    ],
+)
+def test_an_old_name_beside_the_new_one_is_refused(arguments, capsysbinary):
+    assert run(arguments) == 2
+    err = capsysbinary.readouterr().err.decode()
+    assert "cannot be combined" in err
+    assert "the old name" in err
+    assert all(word in err for word in arguments if word.startswith("--"))
+
+
+@pytest.mark.parametrize("command", ["generate", "bench", "train"])
+def test_threads_have_the_same_limits_in_every_command(command, capsysbinary):
+    corpus = ["corpus.txt"] if command == "train" else []
+    for number in ("0", "1025"):
+        assert run([command, *corpus, "--threads", number]) == 2
+        err = capsysbinary.readouterr().err.decode()
+        assert f"--threads: invalid value {number}" in err
+        assert "from 1 to 1,024" in err
+
+
+@pytest.mark.parametrize("command", ["", *COMMAND_NAMES])
+def test_help_labels_neither_flags_nor_arguments_with_a_type(command, capsysbinary):
+    assert run([*([command] if command else []), "--help"]) == 0
+    shown = capsysbinary.readouterr().out
+    assert b"<bool>" not in shown
+    assert b"list[" not in shown

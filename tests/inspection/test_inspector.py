@@ -8,8 +8,9 @@ import torch
 
 from support.models import make_model
 from tgen.checkpoint import model_dir
-from tgen.errors import UsageError
+from tgen.errors import ModelError, UsageError
 from tgen.inspection import attention as attention_module
+from tgen.inspection import positions
 from tgen.inspection.attention import (
     AttentionRecorder,
     attention_rollout,
@@ -22,6 +23,7 @@ from tgen.inspection.logit_lens import logit_lens
 from tgen.inspection.model_summary import summarize
 from tgen.inspection.positions import position_encoding
 from tgen.inspection.predictions import predict_next, score_text
+from tgen.model import ram
 from tgen.model.transformer import Transformer
 
 IDS = torch.randint(1, 300, (40,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -207,3 +209,27 @@ def test_summary_counts_all_parameters(model_directory):
     assert summary.n_parameters == sum(p.numel() for p in model.parameters())
     assert summary.weight_bytes == 4 * summary.n_parameters
     assert {dtype for *_, dtype in summary.parameters} == {"float32"}
+
+
+def test_positions_of_a_long_context_are_limited(monkeypatch):
+    monkeypatch.setattr(positions, "_MAX_POSITIONS", 8)
+    for family in ("classic", "gpt2", "llama"):
+        for report in position_encoding(make_model(family)):
+            assert len(report.rows) == len(report.values) == 8
+            assert report.title.endswith(", the first 8 positions")
+
+
+def test_matrices_that_do_not_fit_into_ram_are_refused_with_numbers(trained, monkeypatch):
+    inspector = Inspector(model_dir.load(trained), b"What is the king?")
+    n = len(inspector.ids)
+    monkeypatch.setattr(ram, "free_ram", lambda: 8 * n * n)
+    inspector.attention([(0, 0), (0, 1)])
+    computations = (
+        lambda: inspector.attention([(0, 0), (0, 1), (1, 0)]),
+        inspector.rollout,
+        inspector.verify,
+    )
+    for compute in computations:
+        with pytest.raises(ModelError, match=r"needs .* but only .* is available") as error:
+            compute()
+        assert "--layer" in error.value.hint

@@ -2,7 +2,6 @@
 
 import errno
 import gc
-import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -10,6 +9,7 @@ from importlib import import_module
 from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from tgen import __version__
@@ -28,7 +28,9 @@ COMMANDS = {
 _HELP = """Train a small language model on your own text, then generate, inspect and benchmark.
 
 Exit status: 0 success (also when the reader closed the pipe), 1 failure, 2 usage error, \
-70 internal error, 75 the run belongs to another process, 128 + n after signal n."""
+70 internal error, 75 the run belongs to another process, 128 + n after signal n.
+
+If an option is given twice, the last value counts, unless the option is repeatable."""
 _DISTRIBUTED = ("train", "generate")  # commands that torchrun may start
 _DISK_HINTS = {
     errno.ENOSPC: "free disk space and try again",
@@ -38,10 +40,33 @@ _DISK_HINTS = {
 }
 
 
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters as typer does, without needless type labels."""
+        return _drop_type_labels(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters as typer does, without needless type labels."""
+        return _drop_type_labels(super().get_params(ctx))
+
+
+def _drop_type_labels(parameters: list[Any]) -> list[Any]:
+    """Drop `<bool>` beside flags, which take no value, and the type beside an argument's name."""
+    for one in parameters:
+        if getattr(one, "is_flag", False):
+            one.metavar = ""
+        elif one.param_type_name == "argument":
+            one.display_type_rich = lambda **_: None
+    return parameters
+
+
 def make_app(arguments: Sequence[str] = tuple(COMMANDS)) -> typer.Typer:
     """Return the app; only commands named in `arguments` have their options."""
     app = typer.Typer(
         name="tgen",
+        cls=_Group,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -50,7 +75,7 @@ def make_app(arguments: Sequence[str] = tuple(COMMANDS)) -> typer.Typer:
     for name, summary in COMMANDS.items():
         if name in arguments:
             command = import_module(f"tgen.cli.{name}.command").command
-            app.command(name, help=command.__doc__)(_prepare(command))
+            app.command(name, cls=_Command, help=command.__doc__)(_prepare(command))
         else:
             app.command(name, help=summary)(_not_loaded)
     return app
@@ -85,7 +110,7 @@ def _print_version(wanted: bool) -> None:
 
 
 def _flag(name: str, help_text: str, **more: Any) -> Any:
-    return typer.Option(name, help=help_text, metavar="", is_eager="callback" in more, **more)
+    return typer.Option(name, help=help_text, is_eager="callback" in more, **more)
 
 
 def _tgen(
@@ -100,9 +125,7 @@ def _tgen(
 def main() -> None:
     """Run the command line and exit with its status."""
     console.ensure_standard_fds()
-    for stream in (sys.stdout, sys.stderr):  # the output does not depend on the locale
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+    console.adapt_streams()
     status = run(sys.argv[1:])
     signals.restore_default_handlers()
     if launched():  # torch's threads may still call Python, and would crash in its shutdown
@@ -185,10 +208,14 @@ def _report_bug(error: Exception, *, debug: bool) -> int:
     import traceback
 
     if debug:
-        traceback.print_exc()
+        console.err.print(traceback.format_exc())
         return 70
-    with tempfile.NamedTemporaryFile("w", prefix="tgen-", suffix=".log", delete=False) as log:
-        traceback.print_exception(error, file=log)
     message = f"internal error: {type(error).__name__}: {error}"[:300]
-    console.print_error(message, f"please report it with the traceback in {log.name}")
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="tgen-", suffix=".log", delete=False) as log:
+            traceback.print_exception(error, file=log)
+        hint = f"please report it with the traceback in {log.name}"
+    except OSError:  # no temporary directory is writable, or the disk is full
+        hint = "please report it with the traceback that --debug prints"
+    console.print_error(message, hint)
     return 70

@@ -4,20 +4,24 @@ import io
 import os
 import shlex
 import sys
-import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, TextIO, cast
+from typing import IO, Any, TextIO, cast
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
+from tgen.cli.terminal_text import drawing_fallbacks, one_line, printable
 from tgen.errors import TgenError
 
 
 class _Stderr(io.TextIOBase):
     """A stderr that may fail, as on a dead terminal or a full disk, without stopping the work."""
 
-    encoding = "utf-8"
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The encoding of the real stderr."""
+        return getattr(_real_stderr(), "encoding", None) or "utf-8"
 
     def write(self, text: str) -> int:
         """Write to the current stderr; errors are ignored."""
@@ -50,9 +54,26 @@ class _Stderr(io.TextIOBase):
 
 
 def _real_stderr() -> TextIO | None:
-    """Return stderr itself, not the proxy that rich installs while it draws a progress bar."""
-    stream: TextIO | None = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
-    return stream
+    """Return stderr itself, behind `_EscapedStderr` and rich's proxy during a progress bar."""
+    stream: Any = sys.stderr
+    while (proxied := getattr(stream, "rich_proxied_file", None)) is not None:
+        stream = proxied
+    return cast(TextIO | None, stream)
+
+
+class _EscapedStderr:
+    """The stderr of everything but this module: warnings, logging and tracebacks, escaped."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.rich_proxied_file = stream  # the name by which rich's own proxy gives it too
+
+    def write(self, text: str) -> int:
+        """Write the text without control characters."""
+        self.rich_proxied_file.write(printable(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rich_proxied_file, name)
 
 
 class StdoutClosedError(Exception):
@@ -61,7 +82,27 @@ class StdoutClosedError(Exception):
     exit_status = 0
 
 
-class _Output(Console):
+class _SafeConsole(Console):
+    """A console that escapes all text it draws, and replaces drawings its encoding lacks."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Render as rich does; only rich's own control codes reach the terminal unchanged."""
+        fallbacks = drawing_fallbacks(self.encoding)
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+                continue
+            text, style = printable(segment.text), segment.style
+            if fallbacks and not text.isascii():
+                text = text.translate(fallbacks)
+            if style is not None and style.link is not None:  # a library's own escape sequence
+                style = style.update_link(None)
+            yield Segment(text, style)
+
+
+class _Output(_SafeConsole):
     """A stdout whose reader may close the pipe at any time."""
 
     def on_broken_pipe(self) -> None:
@@ -69,7 +110,7 @@ class _Output(Console):
         raise StdoutClosedError
 
 
-err = Console(
+err = _SafeConsole(
     file=cast(IO[str], _Stderr()), highlight=False, markup=False, emoji=False, soft_wrap=True
 )
 out = _Output(highlight=False, markup=False, emoji=False)
@@ -90,6 +131,19 @@ def ensure_standard_fds() -> None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, this one
 
 
+def adapt_streams() -> None:
+    """Make stdout and stderr accept any text, and escape what libraries write to stderr.
+
+    Files and pipes get UTF-8 whatever the locale; a terminal keeps its own encoding.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            encoding = None if stream.isatty() else "utf-8"
+            stream.reconfigure(encoding=encoding, errors="backslashreplace")
+    if sys.stderr is not None:
+        sys.stderr = cast(TextIO, _EscapedStderr(sys.stderr))
+
+
 def require_stdout() -> None:
     """Raise TgenError if stdout is closed."""
     if sys.stdout is None:
@@ -103,7 +157,8 @@ def write(data: bytes) -> None:
     """
     require_stdout()
     if sys.stdout.isatty():
-        data = printable(data.decode("utf-8", errors="replace")).encode(errors="replace")
+        text = printable(data.decode("utf-8", errors="replace"))
+        data = text.encode(sys.stdout.encoding or "utf-8", errors="backslashreplace")
     with _stdout_errors():
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
@@ -119,16 +174,22 @@ def show(*things: object, wrap: bool = True) -> None:
 
 
 def has_color_ramp() -> bool:
-    """Return whether stdout has 256 colors or more; else turn color off: 16 make no ramp."""
-    if out.color_system not in ("256", "truecolor"):
+    """Return whether stdout has 256 colors or more, and half blocks; else turn color off."""
+    lacks_blocks = ord("▀") in drawing_fallbacks(out.encoding)
+    if out.color_system not in ("256", "truecolor") or lacks_blocks:  # 16 colors make no ramp
         out.no_color = True
     return not out.no_color
 
 
+def draws_progress() -> bool:
+    """Return whether stderr is a terminal on which a line can be redrawn; FORCE_COLOR is not."""
+    return err.file.isatty() and not err.is_dumb_terminal
+
+
 def print_status(text: str, *, quiet: bool = False) -> None:
-    """Print a line to stderr."""
+    """Print one line to stderr."""
     if not quiet:
-        err.print(text)
+        err.print(one_line(text))
 
 
 def print_try_generate(model: object, *, quiet: bool = False) -> None:
@@ -183,21 +244,13 @@ def _silence(stream: TextIO) -> None:
     os.close(devnull)
 
 
-def printable(text: str) -> str:
-    """Escape control and direction characters; line breaks and tabs stay."""
-    return "".join(
-        c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf") else f"\\u{ord(c):04x}"
-        for c in text
-    )
-
-
 @contextmanager
 def progress(label: str, *, quiet: bool = False) -> Iterator[Callable[[float], None]]:
     """Show a progress bar with time left on stderr; yield a function to set the fraction."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn(label, markup=False), BarColumn(bar_width=24), TimeRemainingColumn())
-    hidden = quiet or not err.is_terminal
+    hidden = quiet or not draws_progress()
     with Progress(*columns, console=err, transient=True, disable=hidden) as bar:
         task = bar.add_task(label, total=1.0)
         yield lambda fraction: bar.update(task, completed=fraction)

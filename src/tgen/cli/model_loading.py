@@ -23,7 +23,10 @@ def ensure_kernels_compiled(device: str, *, quiet: bool) -> None:
         console.print_status(message, quiet=quiet)
         load_kernels()
         if not kernels_cached():
-            message = "warning: no writable cache directory; kernels are recompiled at every start"
+            message = (
+                "warning: no writable cache directory: kernels are recompiled at every start "
+                "(set XDG_CACHE_HOME to a directory that only you can write to)"
+            )
             console.print_status(message, quiet=quiet)
 
 

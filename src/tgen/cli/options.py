@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 import typer
 
 from tgen.config.option import option
-from tgen.errors import UsageError
+from tgen.errors import TgenError, UsageError
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
@@ -39,13 +39,16 @@ def model_option(**changes: Any) -> Any:
         "shown_default": "the newest in ./models, else the shipped model",
         "autocompletion": _complete_model,
     }
-    help_text = "Model path, or name in ./models, the data folder or the transformers cache."
+    help_text = "Model path, or name in ./models, the data directory or the transformers cache."
     return option(None, help_text, "--model -m", **details | changes)
 
 
 def device_option(panel: str) -> Any:
     """Declare `--device`."""
     return option("auto", "Device to run on.", "--device", panel=panel)
+
+
+MAX_THREADS = 1024
 
 
 def threads_option(panel: str) -> Any:
@@ -57,7 +60,7 @@ def threads_option(panel: str) -> Any:
         panel=panel,
         shown_default="all cores",
         low=1,
-        high=1024,
+        high=MAX_THREADS,
     )
 
 
@@ -129,8 +132,6 @@ def _parameters(options_type: type, owner: str = "") -> Iterator[_Parameter]:
             shown = details.get("shown_default", not required and default is not None)
             how = {name: details[name] for name in ("metavar", "autocompletion") if name in details}
             how |= {"help": details["help"], "show_default": shown or False}
-            if kind is bool:
-                how["metavar"] = ""  # a flag takes no value
             how["rich_help_panel"] = details.get("panel")
             info = (
                 typer.Argument(**how)
@@ -168,24 +169,40 @@ def _collect(
 ) -> dict[str, Any]:
     """Return the fields of the options; of nested options, only those given."""
     options: dict[str, Any] = {one.owner: {} for one in parameters if one.owner}
+    given: dict[tuple[str, str], _Parameter] = {}  # by owner and field
     for one in parameters:
         name = one.parameter.name
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
+            group = options[one.owner] if one.owner else options
+            other = given.setdefault((one.owner, one.field), one)
+            if other is not one:
+                new, old = (p.parameter.annotation.__metadata__[0].default for p in (other, one))
+                message = f"{old} cannot be combined with {new}"
+                raise UsageError(message, f"remove {old}, the old name")
             value = one.read(values[name]) if one.read else values[name]
-            (options[one.owner] if one.owner else options)[one.field] = value
+            group[one.field] = value
     return options
 
 
 @contextmanager
 def flags_in_errors(options_type: type) -> Iterator[None]:
-    """Make errors name the flag instead of the field."""
+    """Make errors name flags instead of fields."""
     try:
         yield
     except UsageError as error:
-        flag = flag_of(options_type, error.field)
-        texts = (text.replace(error.field, flag, 1) for text in (error.message, error.hint))
-        raise (UsageError(*texts) if flag else error) from None
+        raise name_flags(options_type, error) from None
+
+
+def name_flags(options_type: type, error: TgenError) -> TgenError:
+    """Return the error with flags instead of the fields that it names; others as they are."""
+    named = error
+    for name in error.field.split() if isinstance(error, UsageError) else ():
+        if flag := flag_of(options_type, name):
+            pattern = rf"(?<![\w-]){re.escape(name)}(?![\w-])"
+            texts = (re.sub(pattern, flag, text, count=1) for text in (named.message, named.hint))
+            named = UsageError(*texts)
+    return named
 
 
 def flag_of(options_type: type, name: str) -> str:
@@ -201,7 +218,8 @@ def flag_of(options_type: type, name: str) -> str:
 def _complete_model(incomplete: str) -> list[str]:
     from tgen.checkpoint.model_lookup import list_model_names
 
-    return [name for name in list_model_names() if name.startswith(incomplete)]
+    names = [name for name in list_model_names() if name.isprintable()]
+    return [name for name in names if name.startswith(incomplete)]
 
 
 def parse_size(option_name: str, text: str) -> int:

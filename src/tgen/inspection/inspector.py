@@ -25,7 +25,8 @@ from tgen.inspection.model_summary import summarize
 from tgen.inspection.positions import position_encoding
 from tgen.inspection.predictions import predict_next, score_text
 from tgen.inspection.verify import basic_checks, verify
-from tgen.model.device import choose_device
+from tgen.model.device import choose_device, set_threads
+from tgen.model.ram import check_ram
 from tgen.model.transformer import Transformer
 from tgen.reports.inspection import (
     AttentionReport,
@@ -79,6 +80,7 @@ class Inspector:
     @cached_property
     def model(self) -> Transformer:
         """The model in float32."""
+        set_threads(None)
         model = Transformer.from_arrays(self.config, self.bundle.arrays)
         return model.to(choose_device(self._device))
 
@@ -99,7 +101,9 @@ class Inspector:
     def attention(
         self, selected: Sequence[LayerHead], *, measure: Measure = "attention", selection: str = ""
     ) -> list[AttentionReport]:
-        """Return the attention weights (T, T) of the selected heads."""
+        """Return the attention weights (T, T) of the selected heads; raises ModelError if they
+        do not fit into RAM."""
+        self._check_ram(len(selected))
         reports, recorder = record_attention(
             self.model, self.ids, selected, measure=measure, selection=selection
         )
@@ -107,7 +111,8 @@ class Inspector:
         return reports
 
     def rollout(self) -> list[RolloutReport]:
-        """Return the attention rollout, one matrix per layer."""
+        """Return the attention rollout, one matrix per layer; errors as in `attention`."""
+        self._check_ram(self.config.n_layers + 2)
         reports, recorder = attention_rollout(self.model, self.ids)
         self._add_checks(basic_checks(recorder))
         return reports
@@ -189,7 +194,8 @@ class Inspector:
         return attribute_logit(self.model, self.tokenizer, self.ids, query=query, target=target_id)
 
     def verify(self) -> list[Check]:
-        """Run all self-checks."""
+        """Run all self-checks; errors as in `attention`."""
+        self._check_ram(4 * self.config.n_heads)  # all heads of a layer, ours and the kernel's
         checks = verify(self.model, self.tokenizer, self.ids)
         self._add_checks(checks)
         return checks
@@ -201,6 +207,14 @@ class Inspector:
             with torch.no_grad():
                 self.model.hidden_states(token_batch(self.model, [self.ids]), recorder=recorder)
             self._add_checks(basic_checks(recorder))
+
+    def _check_ram(self, n_matrices: int) -> None:
+        n = len(self.ids)
+        check_ram(
+            4 * n_matrices * n * n,
+            f"attention of {n:,} tokens ({n_matrices:,} matrices)",
+            "shorten the text, or select fewer heads with --layer and --head",
+        )
 
     def _single_token(self, text: bytes) -> int:
         ids = self.tokenizer.encode(text, continuation=True)

@@ -8,17 +8,21 @@ from tgen.model.rope import rotary_tables, sinusoid
 from tgen.model.transformer import Transformer
 from tgen.reports.inspection import PositionsReport
 
+_MAX_POSITIONS = 4096  # rows of a matrix; the similarities have as many columns
+
 
 @torch.no_grad()
 def position_encoding(model: Transformer) -> list[PositionsReport]:
     """Return one matrix; for learned positions two: the cosine similarities and the vectors."""
     config = model.config
+    n = min(config.context_length, _MAX_POSITIONS)
+    limit = f", the first {n:,} positions" if n < config.context_length else ""
 
     def report(kind: Any, title: str, values: Any, row: str, column: str) -> PositionsReport:
         n_rows, n_columns = values.shape
         return PositionsReport(
             kind=kind,
-            title=title,
+            title=title + limit,
             values=values,
             row_name=row,
             column_name=column,
@@ -28,13 +32,13 @@ def position_encoding(model: Transformer) -> list[PositionsReport]:
 
     if config.position == "sinusoidal":
         title = "sinusoidal positions: sin and cos of position / 10000^(2i / d), interleaved"
-        values = sinusoid(config.context_length, config.d_model)
+        values = sinusoid(n, config.d_model)
         return [report("sinusoidal", title, values, "position", "dimension")]
     if config.position == "rotary":
         title = "rotary positions: cos(distance x frequency) of each pair of dimensions"
-        cos, _ = rotary_tables(config)
+        cos, _ = rotary_tables(config, n)
         return [report("rotary", title, cos, "distance", "pair")]
-    vectors = model.position_embedding.weight.float().cpu()
+    vectors = model.position_embedding.weight[:n].float().cpu()
     unit = torch.nn.functional.normalize(vectors, dim=-1)
     title = "learned positions: cosine similarity"
     return [

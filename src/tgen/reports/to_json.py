@@ -44,7 +44,8 @@ def json_value(report: Any) -> Any:
             if isinstance(value, bytes):
                 record |= json_text(value, field.name)
             elif field.name == "weights" and isinstance(report, AttentionReport | RolloutReport):
-                record["weights"] = [row[: i + 1] for i, row in enumerate(value.tolist())]
+                rows = value.tolist() if np.isfinite(value).all() else json_value(value)
+                record["weights"] = [row[: i + 1] for i, row in enumerate(rows)]
             else:
                 record[field.name] = json_value(value)
         return record

@@ -33,6 +33,7 @@ class RankMemory:
     activations: int  # stored for the gradients
     copies: int  # copies of weights: gathered blocks, bfloat16 copies
     update: int  # optimizer update; not at the same time as activations and copies
+    saving: int  # copies of weights and moments at a save, in RAM; when gradients are freed
     total: int
 
 
@@ -108,6 +109,7 @@ class StepReport:
     seconds: float  # training time so far
     fraction_done: float
     seconds_left: float
+    other_cpus: float | None = None  # CPUs used by other processes, if they slow the training
 
 
 @dataclass(frozen=True, kw_only=True)

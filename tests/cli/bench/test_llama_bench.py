@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import shutil
 
 import pytest
 
@@ -112,6 +113,27 @@ def test_sizes_are_lists_and_ranges():
             parse_sizes("-p", [wrong])
 
 
+def test_a_comparison_uses_the_saved_runs_model(trained, tmp_path, capsysbinary):
+    saved, other = tmp_path / "saved.json", tmp_path / "other"
+    options = ["-r", "2", "--no-limits"]
+    tests = ["-p", "4", "-n", "0", "--threads", "1"]
+    assert run(["bench", "-m", str(trained), *tests, "--save", str(saved), *options]) == 0
+    capsysbinary.readouterr()
+    assert run(["bench", "--compare", str(saved), *options]) == 0
+    shown = capsysbinary.readouterr()
+    assert shown.err.startswith(f"{trained}\n".encode())
+    assert b"models:" not in shown.out
+    shutil.copytree(trained, other)
+    assert run(["bench", "-m", str(other), "--compare", str(saved), *options]) == 0
+    shown = b" ".join(capsysbinary.readouterr().out.split())
+    assert f"models: {other} now, {trained} then".encode() in shown
+    shutil.rmtree(other)
+    records = [row | {"model_filename": str(other)} for row in json.loads(saved.read_text())]
+    saved.write_text(json.dumps(records))
+    assert run(["bench", "--compare", str(saved), *options]) == 2
+    assert b"does not exist" in capsysbinary.readouterr().err
+
+
 def test_saved_run_is_compared(trained, tmp_path, capsysbinary, monkeypatch):
     saved = tmp_path / "saved.json"
     base = ["bench", "-m", str(trained), "-r", "8", "--no-limits", "-q"]
@@ -206,7 +228,7 @@ def test_saved_run_of_many_setups_is_compared(trained, tmp_path, capsysbinary):
         (["--pg", "4"], "--pg"),
         (["--engine", "gpu"], "--engine"),
         (["--dtype", "int3"], "--dtype"),
-        (["--save", "no/such/folder/x"], "--save"),
+        (["--save", "."], "--save"),
         (["-o", "md", "--kv-cache"], "-o md"),
         (["--batch", "0"], "--batch"),
         (["--train", "--batch", "2,4"], "--batch: "),

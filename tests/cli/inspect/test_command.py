@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from tgen.cli.inspect import output
 from tgen.cli.inspect.options import View
 from tgen.cli.inspect.view_reports import AUTO_SELECTED
 from tgen.inspection.inspector import Inspector
+from tgen.reports.to_json import json_value
 
 
 @pytest.fixture(scope="module")
@@ -192,3 +194,27 @@ def test_blocks_need_256_colors(inspect, monkeypatch):
         monkeypatch.setattr(console.out, "no_color", False)
         shown = inspect("--cells", "block").stdout.decode()
         assert ("▀" in shown, "‘ ·:-=+*#%@’" in shown) == (has_blocks, not has_blocks)
+
+
+def test_a_prompt_without_effect_is_named(inspect):
+    note = b"note: --prompt has no effect on --view model, positions\n"
+    assert note in inspect("--view", "model", "--view", "positions").stderr
+    for more in (["--view", "tokens"], ["--json"]):
+        assert b"note" not in inspect("--view", "model", *more).stderr
+    assert b"note" not in inspect("--view", "model", "-q").stderr
+
+
+def test_json_is_written_one_report_at_a_time(inspector):
+    reports = inspector.attention([(0, head) for head in range(inspector.config.n_heads)])
+    record = {"schema": "x\x9b", "attention": reports, "none": [], "text": {"a": [1, None]}}
+    pieces = list(output.json_pieces(record))
+    assert len(pieces) > len(reports) + 3
+    assert json.loads("".join(pieces)) == json_value(record)
+    assert "\x9b" not in "".join(pieces)
+
+
+def test_attention_that_is_not_finite_is_null_in_json(inspector):
+    [report] = inspector.attention([(0, 0)])
+    weights = report.weights.copy()
+    weights[1, 0] = np.nan
+    assert json_value(replace(report, weights=weights))["weights"][1][0] is None

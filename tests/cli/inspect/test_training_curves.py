@@ -53,7 +53,7 @@ def test_curves_have_the_numbers_of_the_log():
     assert without_evaluation.best_step is None
 
 
-@pytest.mark.parametrize("value", ["1.0", math.nan, [1]])
+@pytest.mark.parametrize("value", ["1.0", math.nan, [1], 1e200])
 def test_invalid_number_in_the_log_is_an_error_that_names_it(value):
     records = log(3)
     records[2]["loss"] = value
@@ -114,6 +114,14 @@ def test_command_prints_the_figure_and_the_log(trained):
     assert lines == [line.plain for line in expected]
     record = json.loads(tgen("inspect", "--view", "training", "-m", trained, "--json").stdout)
     assert record == {"schema": "tgen.inspect.training/1", "records": run_log.read(trained)}
+
+
+def test_json_of_a_log_with_infinity_is_valid(tmp_path, capfd):
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "log.jsonl").write_text('{"kind": "x", "a": Infinity, "b": 1e999}\n')
+    assert run(["inspect", "-m", str(tmp_path), "--view", "training", "--json", "-q"]) == 0
+    (record,) = json.loads(capfd.readouterr().out)["records"]
+    assert record == {"kind": "x", "a": None, "b": None}
 
 
 def test_stdin_is_not_read(trained, monkeypatch, capfd):

@@ -33,6 +33,23 @@ def test_lines_and_marks_are_drawn_and_outside_dots_ignored():
     assert drawing(canvas) == [" ○⡠⠊", "⡩⠋⠉⢉"]
 
 
+def test_distant_points_are_clipped_before_they_are_drawn():
+    for at in ((0, 0), (3, 5), (0, 10**15), (10**15, 3)):
+        for end in ((10**15, 5), (3, -(10**15)), (-(10**15), 10**15)):
+            near, far = Canvas(4, 2), Canvas(4, 2)
+            far.line([at, end])
+            for i in range(-200, 200):  # the same dots, one by one
+                n = max(abs(end[0] - at[0]), abs(end[1] - at[1]))
+                for start in (
+                    0,
+                    *((-a * n // (b - a)) for a, b in zip(at, end, strict=True) if a != b),
+                ):
+                    if 0 <= start + i <= n:
+                        steps = [(b - a) * (start + i) / n for a, b in zip(at, end, strict=True)]
+                        near.dot(*(a + round(d) for a, d in zip(at, steps, strict=True)))
+            assert drawing(far) == drawing(near)
+
+
 def test_steep_line_has_no_gap():
     canvas = Canvas(1, 3)
     canvas.line([(0, 11), (1, 0)])

@@ -1,5 +1,7 @@
 """`tgen bench`: measure the model's speed on this machine, and the effect of a change."""
 
+from dataclasses import replace
+
 from tgen.cli import console
 from tgen.cli.bench.options import PANELS, BenchOptions
 from tgen.cli.model_loading import ensure_kernels_compiled
@@ -13,6 +15,11 @@ def bench(options: BenchOptions) -> None:
     @ d4096, the KV cache starts with 4096 tokens. N,... is a list (128,256) or a range (64-256+64,
     64-512*2); all combinations are measured, interleaved. Only forward passes are timed.
     """
+    console.require_stdout()  # before minutes of measurements
+    if options.baseline and options.model is None:
+        from tgen.cli.bench.throughput import saved_model
+
+        options = replace(options, model=saved_model(options.baseline))
     path = options.path
     ensure_kernels_compiled(options.device, quiet=options.quiet)
     console.print_status(f"{path}", quiet=options.quiet)

@@ -11,6 +11,7 @@ from tgen.cli.bench.options import BenchOptions
 from tgen.cli.bench.output import write_json
 from tgen.cli.render.braille_plot import Axis, Canvas
 from tgen.cli.render.tables import table
+from tgen.cli.terminal_text import count
 from tgen.errors import UsageError
 from tgen.reports.benchmark import CacheVerdict, LengthReport, LinearFit, Timing, TrialReport
 
@@ -71,7 +72,7 @@ def run_kv_cache(options: BenchOptions) -> None:
         return
     console.show(
         f"last token of each text: median ± half the 10th-to-90th percentile range of "
-        f"{options.trials} interleaved trials",
+        f"{count(options.trials, 'interleaved trial')}",
         length_table(reports),
         *length_plot(reports),
         *fit_lines(reports, cached, uncached),
@@ -161,7 +162,7 @@ def cache_line(reports: Sequence[LengthReport], computed: int) -> str:
 
 def verdict_line(verdict: CacheVerdict) -> str:
     """Return whether the cache changed the text."""
-    texts = f"{verdict.tokens} greedy tokens, prompt tokens: {verdict.prompt_tokens}"
+    texts = f"{count(verdict.tokens, 'greedy token')}, prompt tokens: {verdict.prompt_tokens}"
     difference = f"(largest logit difference {verdict.max_logit_difference:.1e})"
     if verdict.identical:
         return f"verdict: identical with and without the cache: {texts} {difference}"

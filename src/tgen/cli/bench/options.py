@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from tgen.cli.options import (
+    MAX_THREADS,
     Device,
     Reader,
     device_option,
@@ -18,6 +19,7 @@ from tgen.cli.ranges import parse_sizes
 from tgen.config import StoredAs
 from tgen.config.option import check_ranges, option
 from tgen.errors import UsageError
+from tgen.storage.files import output_problem
 
 Output = Literal["table", "md", "csv", "json", "jsonl"]
 OtherEngine = Literal["self", "transformers", "llama.cpp"]
@@ -28,6 +30,14 @@ PANELS = (_SWEEP, _COMPARISON, _MODES, "Output")
 
 def _sizes(flag: str) -> Reader:
     return Reader(list[str], partial(parse_sizes, flag))
+
+
+def _read_threads(texts: list[str]) -> list[int]:
+    counts = parse_sizes("--threads", texts)
+    if wrong := [n for n in counts if not 1 <= n <= MAX_THREADS]:
+        hint = f"set --threads to a number from 1 to {MAX_THREADS:,}"
+        raise UsageError(f"--threads: invalid value {wrong[0]}", hint)
+    return counts
 
 
 def _names(flag: str, known: tuple[str, ...]) -> Reader:
@@ -119,7 +129,11 @@ class BenchOptions:
         old_flags="--weights",
     )
     threads: list[int] | None = _list_option(
-        "Numbers of CPU threads.", "--threads -t", _sizes("--threads"), "all cores", panel=_SWEEP
+        "Numbers of CPU threads.",
+        "--threads -t",
+        Reader(list[str], _read_threads),
+        "all cores",
+        panel=_SWEEP,
     )
     batches: list[int] | None = _list_option(
         "Numbers of sequences per batch.", "--batch", _sizes("--batch"), "1", panel=_SWEEP
@@ -130,7 +144,7 @@ class BenchOptions:
     )
     baseline: Path | None = _compare(
         None,
-        "Repeat the tests that --save wrote, and compare with them.",
+        "Repeat the tests that --save wrote, by default on the same model, and compare with them.",
         "--compare",
         metavar="FILE",
     )
@@ -191,8 +205,8 @@ class BenchOptions:
                 message = f"--json cannot be combined with -o {self.output}"
                 raise UsageError(message, "remove one of them")
             object.__setattr__(self, "output", "json")
-        if self.save and (self.save.is_dir() or not self.save.parent.is_dir()):
-            raise UsageError(f"--save: cannot write {self.save}", "name a file whose folder exists")
+        if self.save and (problem := output_problem(self.save)):
+            raise UsageError(f"--save {self.save}: {problem}", "name another file")
 
     def _check_modes(self) -> None:
         modes = {

@@ -1,6 +1,7 @@
 """Throughput runs of `tgen bench`: plain, `--against` another engine, `--compare` with a file."""
 
 import json
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -81,6 +82,17 @@ def run_against(options: BenchOptions, name: str) -> None:
     write_report(options, context, reports, comparison=comparison)
 
 
+def saved_model(path: Path) -> str:
+    """Return the path of the model of a saved run; raises UsageError if it does not exist."""
+    model = _read_records(path)[0].get("model_filename")
+    if not isinstance(model, str) or not os.path.exists(model):
+        raise UsageError(
+            f"--compare: the model of {path} does not exist (got {model!r})",
+            "name a model with --model",
+        )
+    return model
+
+
 def run_compare(options: BenchOptions, path: Path, max_slowdown: float | None) -> None:
     """Repeat the workloads of a saved run and compare.
 
@@ -132,11 +144,13 @@ def run_compare(options: BenchOptions, path: Path, max_slowdown: float | None) -
         compare_with_saved(report, record)
         for (_, report), record in zip(results, before, strict=True)
     ]
+    model, saved_as = context.summary.path, str(saved[0].get("model_filename"))
     comparison = Comparison(
         differences=differences,
         of="now",
-        to=console.printable(str(saved[0].get("test_time", "then")))[:20],
+        to=str(saved[0].get("test_time", "then"))[:20],
         fields={"before": saved},
+        remark=f"models: {model} now, {saved_as} then" if model != saved_as else "",
     )
     write_report(options, context, results, comparison=comparison)
     if max_slowdown is None:

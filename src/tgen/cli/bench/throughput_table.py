@@ -6,6 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tgen.cli.render.tables import table
+from tgen.cli.terminal_text import count
 from tgen.reports.benchmark import (
     Difference,
     Interval,
@@ -64,7 +65,7 @@ def footer_lines(
     """
     lines = [
         "tokens/s: median ± half the range from the 10th to the 90th percentile of the trials",
-        f"{name}, {machine.n_cpus} CPU{'s' * (machine.n_cpus != 1)}",
+        f"{name}, {count(machine.n_cpus, 'CPU')}",
     ]
     for setup, peak in peaks:
         lines.append(

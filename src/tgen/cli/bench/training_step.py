@@ -17,11 +17,11 @@ def run_train(options: BenchOptions) -> None:
     from tgen.benchmark.roofline import measure_peak_rates
     from tgen.benchmark.training_step import measure_training_step
     from tgen.checkpoint.model_dir import load
-    from tgen.model.cpu_count import cpu_count
+    from tgen.model.cpu_count import default_threads
     from tgen.model.device import choose_device
 
     config = load(options.path).config
-    threads = options.only("threads", cpu_count())
+    threads = options.only("threads", default_threads())
     batch = options.only("batches", ResolvedTrainConfig().batch_size)
     device = choose_device(options.device).type
     flops = None

@@ -38,6 +38,9 @@ def inspect(options: InspectOptions) -> None:
     ]
     for path, _ in locations:
         console.print_status(f"{path}", quiet=options.quiet)
+    if options.prompt is not None and not options.shows_text:
+        views = ", ".join(options.views)
+        console.print_status(f"note: --prompt has no effect on --view {views}", quiet=options.quiet)
     if options.width:
         console.out.width = options.width
     if len(inspectors) == 2:

@@ -17,6 +17,7 @@ from tgen.cli.options import (
 from tgen.cli.prompt import prompt_option
 from tgen.config.option import check_ranges, option
 from tgen.errors import UsageError
+from tgen.storage.files import output_problem
 
 Cells = Literal["auto", "num", "block", "list"]
 Scale = Literal["sqrt", "linear", "log"]
@@ -173,6 +174,11 @@ class InspectOptions:
         return given or bool(set(self.views) - VIEWS_WITHOUT_TEXT)
 
     @property
+    def shows_text(self) -> bool:
+        """Whether a prompt changes the output."""
+        return self.json or self.html is not None or bool(set(self.views) - VIEWS_WITHOUT_TEXT)
+
+    @property
     def only_training(self) -> bool:
         """Whether only the training log is shown, so that no model is loaded."""
         return self.views == [View.training] and not self.files
@@ -214,19 +220,15 @@ class InspectOptions:
     def _check_files(self) -> None:
         files = self.files
         for name, path in files.items():
-            if str(path) != "-" and path.is_dir():
-                raise UsageError(f"{name}: {path} is a directory", "name a file")
-            if str(path) != "-" and not path.parent.is_dir():
-                raise UsageError(
-                    f"{name}: the directory of {path} does not exist", "create it, or name another"
-                )
+            if str(path) != "-" and (problem := output_problem(path)):
+                raise UsageError(f"{name} {path}: {problem}", "name another file")
         targets = {path if str(path) == "-" else path.resolve() for path in files.values()}
         if len(targets) < len(files):
             raise UsageError(
                 f"{' and '.join(files)}: same output file",
                 "name a different file for each; only one can go to stdout",
             )
-        if str(self.png) == "-" and sys.stdout.isatty():
+        if str(self.png) == "-" and sys.stdout is not None and sys.stdout.isatty():
             raise UsageError("--png: cannot write a picture to the terminal", "name a file")
 
     def _check_unused(self) -> None:

@@ -1,7 +1,7 @@
 """The output of `tgen inspect`: tables, one JSON object, or files."""
 
 import json
-import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from tgen.cli.inspect.view_reports import (
     make_report,
     select_heads,
 )
+from tgen.cli.terminal_text import to_json
 from tgen.errors import TgenError, UsageError
 from tgen.inspection.heads import attention_shift
 from tgen.inspection.inspector import Inspector
@@ -85,7 +86,7 @@ def print_json(inspector: Inspector, options: InspectOptions) -> None:
         if view is View.training:
             record[view.value] = log.read(inspector.bundle.path)
         elif view is not View.model:
-            record[view.value] = json_value(_report(view, inspector, options))
+            record[view.value] = _report(view, inspector, options)
     _ensure_checked(inspector, options)
     if inspector.checks:
         record["verify"] = _check_records(inspector)
@@ -106,7 +107,22 @@ def _check_records(inspector: Inspector) -> list[dict[str, Any]]:
 
 
 def _print_record(record: dict[str, Any]) -> None:
-    console.write(json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+    for piece in json_pieces(record):
+        console.write(piece.encode())
+
+
+def json_pieces(record: dict[str, Any]) -> Iterator[str]:
+    """Yield an object as text, one report of a list at a time: those of a long text are large."""
+    for i, (name, value) in enumerate(record.items()):
+        yield f"{', ' if i else '{'}{to_json(name)}: "
+        if isinstance(value, list):
+            yield "["
+            for j, one in enumerate(value):
+                yield (", " if j else "") + to_json(json_value(one))
+            yield "]"
+        else:
+            yield to_json(json_value(value))
+    yield "}\n"
 
 
 def write_files(inspector: Inspector, options: InspectOptions) -> None:
@@ -121,7 +137,6 @@ def write_files(inspector: Inspector, options: InspectOptions) -> None:
         contents["--html"] = _page(inspector, options).encode()
     for name, path in options.files.items():
         if str(path) == "-":
-            sys.stdout.flush()
             console.write(contents[name])
         else:
             files.write_output(path, contents[name])

@@ -5,8 +5,6 @@ Color only repeats what characters show: dots are the training loss, `○` the v
 """
 
 import bisect
-import json
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,12 +16,15 @@ from rich.text import Text
 
 from tgen.cli import console
 from tgen.cli.render.braille_plot import Axis, Canvas
+from tgen.cli.terminal_text import count, json_line
 from tgen.errors import TrainingError
+from tgen.reports.to_json import json_value
 
 MIN_WIDTH = 60  # columns
 _PIPE_WIDTH = 80  # columns where stdout is not a terminal
 _SMOOTHING_WINDOWS = 40  # per run: narrow enough for the curve's shape, wide enough against noise
 _LOSS_ROWS, _RATE_ROWS = 13, 2
+_LARGEST = 1e100  # number in a log: the figure's arithmetic stays finite
 _MARGIN = 10  # columns left of the dots: a label, a space and the axis
 _TRAINING, _VALIDATION, _BEST, _RATE, _DIM = "cyan", "yellow", "bold green", "magenta", "dim"
 _SKIPPED = 0.05  # share of steps ignored by the loss axis: the steep start would flatten the rest
@@ -53,9 +54,9 @@ def print_training_log(path: Path, *, json_output: bool, quiet: bool) -> None:
     from tgen.runs.storage import log
 
     if json_output:
-        record = {"schema": "tgen.inspect.training/1", "records": log.read(path)}
+        record = {"schema": "tgen.inspect.training/1", "records": json_value(log.read(path))}
         console.print_status(f"{path}", quiet=quiet)
-        console.write(json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+        console.write(json_line(record))
         return
     lines = training_lines(path)
     console.print_status(f"{path}", quiet=quiet)
@@ -128,7 +129,7 @@ def smooth(values: Sequence[float], radius: int) -> list[float]:
 def _numbers(records: Sequence[dict[str, Any]], kind: str, name: str) -> list[float]:
     values = [record.get(name) for record in records if record["kind"] == kind]
     for value in values:
-        if not isinstance(value, int | float) or not math.isfinite(value):
+        if not isinstance(value, int | float) or not -_LARGEST < value < _LARGEST:
             raise TrainingError(
                 f"training log: invalid {name} in a {kind} (got {value!r}, expected a number)",
                 "train again: the log was edited or written by another version",
@@ -155,7 +156,7 @@ def training_figure(curves: TrainingCurves, *, width: int) -> list[Text]:
 
 def _totals(curves: TrainingCurves, *, width: int) -> list[str]:
     """Return the totals in one line, or in two where one is too long."""
-    parts = [f"{curves.steps[-1]:,} step{'s' * (curves.steps[-1] != 1)}"]
+    parts = [count(curves.steps[-1], "step")]
     if curves.tokens is not None:
         parts.append(f"{curves.tokens:,} tokens")
     parts.append(f"{curves.seconds[-1] / 60:,.1f} minutes")

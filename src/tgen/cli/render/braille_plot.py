@@ -32,7 +32,9 @@ class Canvas:
         """Draw straight lines from each point to the next; a single point is a dot."""
         for (x, y), (next_x, next_y) in zip(points, points[1:] or points, strict=False):
             n = max(abs(next_x - x), abs(next_y - y), 1)
-            for i in range(n + 1):
+            inside_x = _inside(x, next_x, n, 2 * self.columns)
+            inside_y = _inside(y, next_y, n, 4 * self.rows)
+            for i in range(max(inside_x.start, inside_y.start), min(inside_x.stop, inside_y.stop)):
                 dx, dy = (next_x - x) * i / n, (next_y - y) * i / n
                 self.dot(x + round(dx), y + round(dy), style)
 
@@ -53,6 +55,17 @@ class Canvas:
                 text.append(self._marks.get((row, column), dots), self._styles[row][column])
             rows.append(text)
         return rows
+
+
+def _inside(start: int, end: int, n: int, size: int) -> range:
+    """Return the steps, of n from `start` to `end`, that may round to a dot from 0 to size - 1.
+
+    A point of a log may be any distance away.
+    """
+    if start == end:
+        return range(n + 1) if 0 <= start < size else range(0)
+    first, last = sorted((edge - start) * n // (end - start) for edge in (-1, size))
+    return range(max(0, first), min(n, last + 1) + 1)
 
 
 @dataclass(frozen=True, kw_only=True)

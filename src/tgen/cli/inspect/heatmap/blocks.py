@@ -14,7 +14,7 @@ from rich.style import Style
 from rich.text import Text
 
 from tgen.cli.inspect.heatmap.heatmap import LOG_MIN, HeatMap
-from tgen.cli.render.colormap import color_at
+from tgen.cli.render.colormap import terminal_color
 from tgen.cli.render.token_labels import MARGIN, row_label
 
 _CHARACTERS = " ·:-=+*#%@"  # shades without color
@@ -61,7 +61,7 @@ def _half_blocks(upper: int, lower: int) -> tuple[str, Style | None]:
     """Return the character and style of two cells, one above the other; -1 is masked."""
 
     def color(level: int) -> Color:
-        return Color.from_rgb(*color_at(level / (_N_SHADES - 1)))
+        return terminal_color(level / (_N_SHADES - 1))
 
     if upper < 0 and lower < 0:
         return " ", None

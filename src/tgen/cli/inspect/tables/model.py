@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from tgen.cli.console import printable
 from tgen.cli.render.tables import table
 from tgen.reports.inspection import Check, ModelSummary
 
@@ -33,7 +32,7 @@ def summary_table(summary: ModelSummary) -> list[Table | Text]:
     n = config["sliding_window"]
     window = f", sliding window of {n:,} tokens" if n else ""
     text = (
-        f"{printable(summary.path)}{rule}\n"
+        f"{summary.path}{rule}\n"
         f"{summary.family}: layers {config['n_layers']}, heads {config['n_heads']} "
         f"(key/value heads {config['n_kv_heads']}), d_model {config['d_model']}, "
         f"d_ff {config['d_ff']}, vocabulary {config['vocab_size']:,}, "

@@ -7,6 +7,7 @@ from rich.text import Text
 from tgen.cli.render.colormap import highlight
 from tgen.cli.render.tables import table
 from tgen.cli.render.token_labels import label
+from tgen.cli.terminal_text import count
 from tgen.reports.inspection import TextReport, TokenReport
 
 _MAX_BITS = 12.0  # surprisal with the lightest color: a probability of 1/4,096
@@ -61,7 +62,7 @@ def _partial_character(token: bytes) -> str:
     try:
         token.decode()
     except UnicodeDecodeError:
-        return f" {len(token)} byte{'s' * (len(token) > 1)} of a character"
+        return f" {count(len(token), 'byte')} of a character"
     return ""
 
 

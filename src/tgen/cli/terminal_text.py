@@ -1,0 +1,101 @@
+"""Text that any terminal shows as it is: without control characters, in the terminal's encoding."""
+
+import json
+import unicodedata
+from functools import cache
+from typing import Any
+
+# Format characters (category Cf) that scripts need and that cannot reorder other text: soft hyphen,
+# zero-width space, (non-)joiner, direction marks, Arabic, Syriac and Kaithi signs.
+_NEEDED = frozenset(
+    "\u00ad\u061c\u06dd\u070f\u08e2\u200b\u200c\u200d\u200e\u200f"
+    "\u0600\u0601\u0602\u0603\u0604\u0605\u0890\u0891\U000110bd\U000110cd"
+)
+_UNSAFE = ("Cc", "Cf", "Cs", "Zl", "Zp")
+# What replaces drawings in encodings without them; each group is replaced as a whole, so that a
+# scale stays a scale.
+_FALLBACKS = (
+    ("▁▂▃▄▅▆▇█", "1234567#"),
+    ("▀░", '"-'),
+    ("━╸╺─│├┤└", "-  -|+++"),
+    ("○●↑→", "oO^>"),
+    ("‹›⏎⇥␍◌", "<>$>^o"),
+    ("·", "."),
+    ("…", "~"),
+    ("‘’", "''"),
+    ("–−", "--"),
+    ("±", "~"),
+    ("Δ", "D"),
+    ("µ", "u"),
+)
+_BRAILLE = 0x2800
+_BRAILLE_ROWS = (0b00001001, 0b00010010, 0b00100100, 0b11000000)  # dots by row, the top row first
+
+
+def printable(text: str) -> str:
+    """Escape control characters, and format characters that hide or reorder text, as JSON does.
+
+    Line breaks and tabs stay, and so do joiners and direction marks, which many languages need.
+    """
+    return text if text.isprintable() else "".join(map(_escaped, text))
+
+
+def one_line(text: str) -> str:
+    """Return `printable` text with a space for each line break."""
+    return printable(" ".join(text.splitlines()))
+
+
+def count(n: int, noun: str) -> str:
+    """Return a number with its noun: 1 token, 2 tokens."""
+    return f"{n:,} {noun}{'s' * (n != 1)}"
+
+
+def json_line(value: dict[str, Any]) -> bytes:
+    """Return a JSON object as one line of `printable` UTF-8: its strings stay the same."""
+    return (to_json(value) + "\n").encode()
+
+
+def to_json(value: Any) -> str:
+    """Return a JSON value as `printable` text."""
+    return printable(json.dumps(value, ensure_ascii=False, allow_nan=False))
+
+
+def _escaped(character: str) -> str:
+    if character in "\n\t" or character in _NEEDED:
+        return character
+    if unicodedata.category(character) not in _UNSAFE:
+        return character
+    units = character.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))
+
+
+@cache
+def drawing_fallbacks(encoding: str) -> dict[int, str]:
+    """Return a table for `str.translate` with a character for each drawing that `encoding` lacks.
+
+    Every replacement is one column wide; braille dots become - ' . or | by their height.
+    """
+    table: dict[int, str] = {}
+    for characters, replacements in _FALLBACKS:
+        if not _can_encode(characters, encoding):
+            table |= dict(zip(map(ord, characters), replacements, strict=True))
+    if not _can_encode(chr(_BRAILLE), encoding):
+        table |= {_BRAILLE + dots: _braille_fallback(dots) for dots in range(256)}
+    return table
+
+
+def _can_encode(text: str, encoding: str) -> bool:
+    try:
+        text.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def _braille_fallback(dots: int) -> str:
+    rows = [i for i, row in enumerate(_BRAILLE_ROWS) if dots & row]
+    if not rows:
+        return " "
+    if len(rows) > 2:
+        return "|"
+    return "'--."[round(sum(rows) / len(rows))]

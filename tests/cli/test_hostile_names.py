@@ -1,0 +1,127 @@
+"""No command lets a control character of a model, its name or a prompt reach the terminal."""
+
+import json
+import shutil
+
+import pytest
+
+from support.command import tgen
+from support.models import TEXT
+from tgen.cli.app import run
+from tgen.cli.inspect.options import View
+
+ESCAPES = "\x1b]52;c;cm0=\x1b\\\x1b[2J\r\x9b\x07\u202e[red]"
+NAME = f"m{ESCAPES}"
+
+
+def _is_clean(text: bytes) -> bool:
+    return all(c.isprintable() or c == "\n" for c in text.decode())
+
+
+@pytest.fixture
+def hostile(trained, tmp_path):
+    """Return a copy of the trained model in a directory with a hostile name."""
+    path = tmp_path / NAME
+    shutil.copytree(trained, path, ignore=shutil.ignore_patterns("training"))
+    return path
+
+
+def _rename_tensor(path):
+    file = path / "model.safetensors"
+    data = file.read_bytes()
+    n = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + n])
+    first = next(name for name in header if name != "__metadata__")
+    header[f"x{ESCAPES}"] = header.pop(first)
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + n :])
+
+
+def _change(name, **fields):
+    def change(path):
+        file = path / name
+        values = json.loads(file.read_text()) if file.exists() else {}
+        file.write_text(json.dumps(values | fields))
+
+    return change
+
+
+DAMAGES = {
+    "tensor name": _rename_tensor,
+    "model type": _change("config.json", model_type=ESCAPES),
+    "activation": _change("config.json", hidden_act=ESCAPES),
+    "sizes": _change("config.json", num_hidden_layers=ESCAPES),
+    "sampling": _change("generation_config.json", temperature=ESCAPES),
+    "template": _change(
+        "tokenizer_config.json", chat_template=f"{{{{ raise_exception('{ESCAPES}')"
+    ),
+    "tokenizer": _change("tokenizer.json", model={"type": ESCAPES}),
+    "none": str,
+}
+COMMANDS = [
+    ["generate", "-p", "x", "-n", "1", "--json"],
+    ["generate", "-p", "x", "-n", "1", "--chat", "--json"],
+    ["inspect", "-p", "x"],
+    ["bench", "-p", "2", "-n", "2", "--trials", "1", "--no-limits"],
+    ["export", "--to", "gguf"],
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_hostile_model_writes_no_control_character(damage, hostile, capsysbinary, monkeypatch):
+    DAMAGES[damage](hostile)
+    monkeypatch.chdir(hostile.parent)
+    for command in COMMANDS:
+        model = [str(hostile)] if command[0] == "export" else ["-m", str(hostile)]
+        status = run([*command, *model])
+        out, err = capsysbinary.readouterr()
+        assert status in (0, 1, 2), err
+        assert _is_clean(err), (command, err)
+        assert _is_clean(out), (command, out)
+        assert err, command
+
+
+def test_every_view_of_a_hostile_prompt_is_clean(hostile, capsysbinary):
+    views = [f"--view={view}" for view in View if view is not View.training]
+    for more in ([], ["--json"], ["--width", "60"]):
+        status = run(["inspect", "-m", str(hostile), "-p", ESCAPES, *views, *more])
+        out, err = capsysbinary.readouterr()
+        assert status == 0, err
+        assert _is_clean(out + err), more
+
+
+def test_hostile_arguments_are_quoted_without_control_characters(trained, capsysbinary):
+    model = ["-m", str(trained)]
+    for arguments in (
+        ["generate", *model, "-p", "x", "--temperature", ESCAPES],
+        ["generate", *model, "-p", "x", f"--{ESCAPES}"],
+        ["generate", *model, "-p", "x", "--regex", f"({ESCAPES}"],
+        ["generate", *model, "--input", ESCAPES],
+        ["generate", "-m", ESCAPES, "-p", "x"],
+        ["inspect", *model, "-p", "x", "--layer", ESCAPES],
+        ["inspect", *model, "-p", "x", "--view", "why", "--target", ESCAPES],
+        ["bench", *model, "-p", ESCAPES],
+        ["bench", *model, "--compare", ESCAPES],
+        ["export", ESCAPES, "--to", "gguf"],
+        ["train", ESCAPES],
+        ["train", "x", "--set", f"{ESCAPES}=1"],
+        [ESCAPES],
+    ):
+        assert run(arguments) in (1, 2), arguments
+        out, err = capsysbinary.readouterr()
+        assert out == b""
+        assert _is_clean(err), (arguments, err)
+
+
+def test_a_hostile_corpus_and_output_name_train_cleanly(tmp_path):
+    (tmp_path / f"c{ESCAPES}.txt").write_bytes(TEXT + ESCAPES.encode())
+    small = ["--steps", "2", "--set", "d_model=16", "--set", "n_heads=2"]
+    for more in (["-o", tmp_path / NAME], ["--resume", "-o", tmp_path / NAME]):
+        done = tgen(
+            "train",
+            *([] if "--resume" in more else [tmp_path / f"c{ESCAPES}.txt"]),
+            *([] if "--resume" in more else small),
+            *more,
+        )
+        assert _is_clean(done.stderr), done.stderr
+        assert done.returncode == 0, done.stderr
