@@ -46,7 +46,6 @@ def row(parameter: Any, context: typer.Context) -> str:
     """Return a line of the table of options."""
     is_argument = parameter.param_type_name == "argument"
     kind = "" if is_argument else parameter.display_type_rich(ctx=context) or ""
-    kind = "" if kind == "<bool>" else kind
     names = [parameter.metavar] if is_argument else [*parameter.opts, *parameter.secondary_opts]
     code = " ".join(f"`{name}`" for name in [*names, kind] if name).replace("|", "\\|")
     shown = parameter.show_default

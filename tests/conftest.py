@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -19,10 +20,20 @@ from tgen.checkpoint import model_dir
 from tgen.tokenizer import Tokenizer, train_bpe
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+hypothesis.settings.register_profile("fixed", derandomize=True)
+hypothesis.settings.register_profile("fresh", max_examples=1000, print_blob=True)
+# Other examples every time: see scripts/faults.
+hypothesis.settings.load_profile("fresh" if os.environ.get("TGEN_FRESH_EXAMPLES") else "fixed")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 torch.set_num_threads(1)  # the models are too small for more
 
 Ranks = Callable[..., list[SimpleNamespace]]
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """Give every test the same global random numbers, whatever ran before."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

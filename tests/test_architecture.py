@@ -19,7 +19,7 @@ ALLOWED = {
     "tokenizer": "storage",
     "corpus": "storage tokenizer",
     "checkpoint": "storage tokenizer model",
-    "model": "distributed",
+    "model": "storage distributed",
     "engine": "storage checkpoint model",
     "generation": "engine",
     "training": "corpus distributed model",

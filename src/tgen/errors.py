@@ -13,20 +13,24 @@
 An error has two lines: `message` names what is wrong and the value, `hint` says what to do.
 """
 
+_MAX_LENGTH = 1000  # characters of a message or hint, which may contain a value of any size
+
 
 class TgenError(Exception):
-    """Base of all expected failures; `message` is one line, and `hint` is one line or empty."""
+    """Base of all expected failures; `message` is one line, and `hint` is one line or empty.
+
+    Longer ones than 1,000 characters lose their middle.
+    """
 
     exit_status = 1
 
     def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message, self.hint = _shorten(message), _shorten(hint)
+        super().__init__(self.message)
 
 
 class UsageError(TgenError):
-    """An invalid value of a setting; `field` is the configuration field, if any."""
+    """An invalid value of a setting; `field` has the configuration fields it names, if any."""
 
     exit_status = 2
 
@@ -67,6 +71,12 @@ class RankError(TgenError):
     def __init__(self, message: str, hint: str, exit_status: int) -> None:
         super().__init__(message, hint)
         self.exit_status = exit_status
+
+
+def _shorten(text: str) -> str:
+    if len(text) <= _MAX_LENGTH:
+        return text
+    return f"{text[: _MAX_LENGTH // 2]} ... {text[-_MAX_LENGTH // 3 :]}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
