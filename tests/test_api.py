@@ -102,7 +102,14 @@ def test_values_of_wrong_types_are_usage_errors(trained, options, message):
 
 @pytest.mark.parametrize(
     "options",
-    [{"dtype": "fp16"}, {"threads": -3}, {"threads": "2"}, {"device": 5}, {"path": 5}],
+    [
+        {"dtype": "fp16"},
+        {"threads": -3},
+        {"threads": 0},
+        {"threads": "2"},
+        {"device": 5},
+        {"path": 5},
+    ],
 )
 def test_load_refuses_wrong_values(trained, options):
     (name,) = options

@@ -48,8 +48,9 @@ def load(
     dtype = dtype or weights
     names = get_args(StoredAs)
     require(dtype is None or dtype in names, "dtype", repr(dtype), f"one of {', '.join(names)}")
-    whole = threads is None or (isinstance(threads, int) and not isinstance(threads, bool))
-    require(whole and (threads or 1) >= 1, "threads", repr(threads), "a number of at least 1")
+    whole = isinstance(threads, int) and not isinstance(threads, bool)
+    valid = threads is None or (whole and threads >= 1)
+    require(valid, "threads", repr(threads), "a number of at least 1")
     require(isinstance(device, str), "device", repr(device), "auto, cpu, cuda or mps")
     valid = path is None or isinstance(path, (str, Path))
     require(valid, "path", repr(path), "a path or the name of a model")
@@ -99,18 +100,18 @@ def train(
         return runs.resume(
             ResumeRequest(**request, settings=config, override=override), stopped=stopped
         )
-    if override or not request["corpus"]:
-        raise UsageError(
-            "override needs resume" if override else "no corpus", "pass resume=True, or a corpus"
-        )
+    if override:
+        raise UsageError("override needs resume", "pass resume=True")
+    if not request["corpus"]:
+        raise UsageError("no corpus", "pass a corpus, or resume=True")
     return runs.start(RunRequest(train=TrainConfig(**config), **request), stopped=stopped)
 
 
 class Model:
     """A loaded model. Text may be str or bytes; bytes that are not UTF-8 come back as U+FFFD.
 
-    It may be used from several threads, and streams may be interleaved: every text is the same as
-    alone. Each open stream has its own KV cache.
+    It may be used from several threads, and streams may be interleaved: no text depends on the
+    others. Each open stream has its own KV cache.
     """
 
     def __init__(self, loaded: LoadedModel) -> None:
@@ -154,9 +155,7 @@ class Model:
         sampling = self._loaded.sampling(options)
         ids = self.encode(prompt)
         valid = prompt_cache is None or isinstance(prompt_cache, PromptCache)
-        require(
-            valid, "prompt_cache", repr(prompt_cache), "what cache_prompt or load_cache returns"
-        )
+        require(valid, "prompt_cache", repr(prompt_cache), "a result of cache_prompt or load_cache")
         return self._decode(
             self._loaded.tokens([ids], sampling=sampling, prompt_cache=prompt_cache)
         )

@@ -19,7 +19,7 @@ _MAX_LENGTH = 1000  # characters of a message or hint, which may contain a value
 class TgenError(Exception):
     """Base of all expected failures; `message` is one line, and `hint` is one line or empty.
 
-    Longer ones than 1,000 characters lose their middle.
+    Beyond 1,000 characters, the middle is cut out.
     """
 
     exit_status = 1

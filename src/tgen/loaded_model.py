@@ -49,15 +49,15 @@ def open_model(
 class LoadedModel:
     """A model with the engine that computes it.
 
-    Texts may be generated in several threads and interleaved: each has an engine of its own, with
-    the same weights. `engine` is the one that finished last.
+    Texts may be generated in several threads and interleaved: each text has its own engine
+    with the same weights. `engine` is the engine that finished last.
     """
 
     def __init__(self, bundle: ModelBundle, engine: Engine) -> None:
         self.bundle = bundle
         self.engine = engine
-        # One engine stays for the next text. No lock: the garbage collector may end a generator,
-        # and so return its engine, at any point of any thread.
+        # One engine is stored for the next text. No lock: the garbage collector may end a
+        # generator, and so return its engine, at any point of any thread.
         self._idle: deque[Engine] = deque([engine], maxlen=1)
 
     @property
@@ -162,7 +162,7 @@ class LoadedModel:
         prompt_cache: PromptCache | None = None,
         **how: Any,
     ) -> Iterator[Token]:
-        """Yield the tokens of requests as they come, `batch_size` of them computed together.
+        """Yield the tokens of requests as they are sampled, up to `batch_size` requests per batch.
 
         For `how` see `generation.loop.generate_requests`.
         """

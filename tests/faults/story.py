@@ -168,7 +168,8 @@ def _arrays(run: str, step: int) -> Arrays:
 
 @cache
 def _tokens(run: str) -> Arrays:
-    return {"train": np.random.default_rng(ord(run)).integers(0, 99, 500).astype(np.uint16)}
+    ids = np.random.default_rng(ord(run)).integers(0, 99, 510).astype(np.uint16)
+    return {"train": ids[:500], "val": ids[500:]}
 
 
 @cache

@@ -10,8 +10,9 @@ from tgen.config import ModelConfig, ResolvedTrainConfig
 from tgen.model.openmp_wait import BusyMachine
 
 
-def sleeping():
-    return sum(thread.name == "tgen-openmp" for thread in threading.enumerate())
+def sleeping(machine):
+    """The threads of one machine: other tests may have started the watch of the real one."""
+    return [pool._thread for pool in machine._pools if pool._thread.is_alive()]
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ def test_machine_is_busy_if_others_need_the_cpus_of_the_threads(threads, n_cpus,
     machine.update(others)
     try:
         assert machine.other_cpus == (others if busy else None)
-        assert sleeping() == (machine.n_pools if busy else 0)
+        assert len(sleeping(machine)) == (machine.n_pools if busy else 0)
     finally:
         machine.release()
 
@@ -50,9 +51,25 @@ def test_sleeping_threads_end_when_the_machine_is_idle_again():
     for _ in range(3):
         machine.update(1.0)
         machine.update(1.0)
-        assert sleeping() == 1
+        [thread] = sleeping(machine)
         machine.update(0.0)
-        assert sleeping() == 0
+        assert not thread.is_alive()
+        assert not sleeping(machine)
+
+
+def test_limit_of_threads_ends_nothing(monkeypatch):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    machine = BusyMachine(2, 4)
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", refuse)
+        machine.update(3.0)
+        assert machine.other_cpus == 3.0
+        assert not sleeping(machine)
+    machine.update(3.0)
+    assert len(sleeping(machine)) == machine.n_pools == 3
+    machine.release()
 
 
 def test_training_on_a_busy_machine_gives_the_same_bits():

@@ -114,7 +114,7 @@ UNSUPPORTED = [
     ("special 1", "added_tokens/0/special", 1),
     ("surrogates", "added_tokens/0/content", "\ud800"),
     (f"two tokens with the id {N}", "model/vocab/a hole before it", N),
-    (f"has id {N + 1}, not {N}", "added_tokens", added(["<next>", "<s>"], N + 1)),
+    (f"has id {N + 1} (expected {N})", "added_tokens", added(["<next>", "<s>"], N + 1)),
     ("byte tokens", "added_tokens/0/content", "a"),
     ("as an added token", "added_tokens/0", None),
     ("10,001", "added_tokens", added([f"<{n}>" for n in range(10_001)], N)),

@@ -57,7 +57,7 @@ def pass_cost(
 ) -> PassCost:
     """Return the cost of a model's forward passes, keys and values in float32 or bfloat16.
 
-    `shapes` are those of its arrays, by tgen's names.
+    `shapes` maps tgen's names of the arrays to their shapes.
     """
     output = "token_embedding.weight" if config.tied_embeddings else "lm_head.weight"
     lookups = {"position_embedding.weight", "token_embedding.weight", output}

@@ -21,7 +21,7 @@ from tgen.errors import UsageError
 from tgen.tokenizer import Tokenizer
 
 _MAX_CHARACTERS = 1 << 20  # over all messages
-_MAX_COMPOSED = 4  # characters that NFC may make one, at most
+_MAX_COMPOSED = 4  # maximum number of characters that NFC composes into one
 _STAND_INS = range(0xF0000, 0xFFFFE)  # private-use code points
 _INVALID_UTF8 = "surrogateescape"  # error handler that keeps invalid bytes
 _ASSISTANT = "assistant"
@@ -88,7 +88,7 @@ class ChatFormat:
         return ids
 
     def _check_length(self, text: str) -> None:
-        """Raise UsageError for a text that cannot fit the context, before it takes its memory."""
+        """Raise UsageError for a text that cannot fit the context, before encoding it."""
         n = len("".join(text.split()) if self._takes_spaces else text)
         if n > self._max_characters:
             raise UsageError(

@@ -10,7 +10,7 @@ from tgen.checkpoint.hf import chat_template, generation_config
 from tgen.checkpoint.hf.config import read_json_object
 from tgen.errors import ModelError
 
-_MAX_DEPTH = 4  # of a value in generation_config.json
+_MAX_DEPTH = 4  # nested lists and objects of a value in generation_config.json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class InheritedSettings:
     """End-of-text tokens, chat template, special tokens and sampling defaults; all JSON values."""
 
     end_ids: list[int] = field(default_factory=list)  # the tokenizer's end of text is first
-    special_tokens: dict[str, str] = field(default_factory=dict)  # of tokenizer_config.json
+    special_tokens: dict[str, str] = field(default_factory=dict)  # from tokenizer_config.json
     chat_template: str | None = None
     generation_config: dict[str, Any] = field(default_factory=dict)  # the file's values
 
@@ -41,8 +41,8 @@ def read_inherited_settings(
 ) -> InheritedSettings:
     """Return the settings of a model directory or GGUF file that has been loaded.
 
-    `end_ids` are all its end-of-text tokens, `end_of_text` the tokenizer's. Values that cannot be
-    used are left out: they do not prevent using the model either.
+    `end_ids` are all its end-of-text tokens, `end_of_text` the tokenizer's. Invalid
+    values are skipped, because a model can be used without them.
     """
     generation: dict[str, Any] = {}
     with suppress(ModelError):  # `generation_config.read` has notes for the user

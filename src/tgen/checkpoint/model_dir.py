@@ -31,7 +31,7 @@ WEIGHTS = "model.safetensors"
 _INDEX = f"{WEIGHTS}.index.json"
 _HEAD = "lm_head.weight"
 _CONFIG_LIMIT, _TOKENIZER_LIMIT = 1 << 20, 64 << 20  # bytes
-DESCRIPTION_FILES = (  # of a model, besides config.json and the weights
+DESCRIPTION_FILES = (  # files of a model besides config.json and the weights
     generation_config.FILE_NAME,
     "tokenizer.json",
     "tokenizer_config.json",
@@ -231,7 +231,7 @@ def _load_metadata(path: Path) -> tuple[ModelConfig, Tokenizer, list[int]]:
     tokenizer = Tokenizer(tokenizer_text.decode("utf-8", errors="replace"), end_ids=ends)
     if tokenizer.vocab_size > config.vocab_size:
         raise ModelError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens, the model {config.vocab_size}",
+            f"the tokenizer has {tokenizer.vocab_size} tokens (limit {config.vocab_size})",
             "use the tokenizer.json of this model",
         )
     return config, tokenizer, ends

@@ -1,7 +1,7 @@
 """Finding the model that a name refers to.
 
-Searched in this order: the name as a path; ./models; the user's data folder; the model shipped with
-tgen; the transformers cache. Nothing is ever downloaded.
+Searched in this order: the name as a path; ./models; the user's data directory; the model shipped
+with tgen; the transformers cache. Nothing is ever downloaded.
 """
 
 import difflib
@@ -67,7 +67,7 @@ def shipped_model() -> Path:
 
 
 def data_folder() -> Path:
-    """Return the platform's per-user folder for tgen's models."""
+    """Return the platform's per-user directory for tgen's models."""
     home = Path(os.path.expanduser("~"))
     if sys.platform == "win32":
         base = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
@@ -80,7 +80,7 @@ def data_folder() -> Path:
 
 
 def cache_folders() -> list[Path]:
-    """Return the folders in which transformers caches downloads."""
+    """Return the directories in which transformers caches downloads."""
     hub, home = os.environ.get("HF_HUB_CACHE"), os.environ.get("HF_HOME")
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     folders = [hub or "", f"{home}/hub" if home else "", f"{caches}/huggingface/hub"]
@@ -88,7 +88,7 @@ def cache_folders() -> list[Path]:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a name cannot lead out of the folder that it is searched in."""
+    """Whether a name cannot lead out of the directory that it is searched in."""
     parts = re.split(r"[/\\]", name)
     return not any(part.strip(". ") == "" or ":" in part or "\0" in part for part in parts)
 
@@ -120,7 +120,7 @@ def _models_in(folder: Path) -> list[str]:
 
 
 def _is_hidden(name: str) -> bool:
-    """Whether a name is of a hidden folder, such as one that is being written."""
+    """Whether a name is that of a hidden directory, such as one that is being written."""
     return name.startswith(".")
 
 

@@ -19,7 +19,7 @@ from tgen.storage import files
 from tgen.storage.disk_array import IN_MEMORY, Array, DiskArray, blocks
 
 _MAX_HEADER = 25_000_000  # bytes
-_MAX_SIZE, _MAX_DIMENSIONS = 1 << 60, 32  # which NumPy can represent
+_MAX_SIZE, _MAX_DIMENSIONS = 1 << 60, 32  # limits of NumPy
 _DTYPES = {
     "F32": "<f4",
     "F16": "<f2",
@@ -111,7 +111,7 @@ def read_vectors(path: Path) -> dict[str, Array]:
     file = files.open_random_access(path)
     for name, (dtype, shape, start, end) in entries.items():
         if len(shape) != 1:
-            raise ModelError(f"{path}: {name} has {len(shape)} dimensions, not 1", _DAMAGED)
+            raise ModelError(f"{path}: {name} has {len(shape)} dimensions (expected 1)", _DAMAGED)
         vector = DiskArray(file, start, shape[0], _DTYPES[dtype])
         vectors[name] = vector if end - start > IN_MEMORY else vector[:]
     return vectors
@@ -139,7 +139,7 @@ def read_header(path: Path, *, hint: str = _DAMAGED) -> dict[str, TensorEntry]:
             raise ModelError(f"{path} has a hole or an overlap at byte {position}", hint)
         position = entry.end
     if position != size:
-        raise ModelError(f"{path} has {size} bytes, its header says {position}", hint)
+        raise ModelError(f"{path} has {size} bytes (expected {position})", hint)
     return entries
 
 
@@ -170,7 +170,7 @@ def check_float_dtypes(path: Path, entries: Mapping[str, TensorEntry]) -> None:
         if entry.dtype not in _FLOATS:
             raise ModelError(
                 f"{path}: {name} is {entry.dtype}",
-                "tgen reads float32, float16 and bfloat16: download the unquantized model",
+                "download the unquantized model (float32, float16 or bfloat16)",
             )
 
 

@@ -65,7 +65,7 @@ class _EscapedStderr:
     """The stderr of everything but this module: warnings, logging and tracebacks, escaped."""
 
     def __init__(self, stream: TextIO) -> None:
-        self.rich_proxied_file = stream  # the name by which rich's own proxy gives it too
+        self.rich_proxied_file = stream  # the attribute name that rich's proxy uses
 
     def write(self, text: str) -> int:
         """Write the text without control characters."""
@@ -83,7 +83,7 @@ class StdoutClosedError(Exception):
 
 
 class _SafeConsole(Console):
-    """A console that escapes all text it draws, and replaces drawings its encoding lacks."""
+    """A console that escapes all its text, and replaces drawing characters its encoding lacks."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -134,7 +134,7 @@ def ensure_standard_fds() -> None:
 def adapt_streams() -> None:
     """Make stdout and stderr accept any text, and escape what libraries write to stderr.
 
-    Files and pipes get UTF-8 whatever the locale; a terminal keeps its own encoding.
+    Files and pipes get UTF-8 regardless of the locale; a terminal keeps its own encoding.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -176,13 +176,13 @@ def show(*things: object, wrap: bool = True) -> None:
 def has_color_ramp() -> bool:
     """Return whether stdout has 256 colors or more, and half blocks; else turn color off."""
     lacks_blocks = ord("▀") in drawing_fallbacks(out.encoding)
-    if out.color_system not in ("256", "truecolor") or lacks_blocks:  # 16 colors make no ramp
+    if out.color_system not in ("256", "truecolor") or lacks_blocks:  # 16 colors are too few
         out.no_color = True
     return not out.no_color
 
 
 def draws_progress() -> bool:
-    """Return whether stderr is a terminal on which a line can be redrawn; FORCE_COLOR is not."""
+    """Return whether stderr is a terminal on which a line can be redrawn; ignores FORCE_COLOR."""
     return err.file.isatty() and not err.is_dumb_terminal
 
 

@@ -195,7 +195,7 @@ def flags_in_errors(options_type: type) -> Iterator[None]:
 
 
 def name_flags(options_type: type, error: TgenError) -> TgenError:
-    """Return the error with flags instead of the fields that it names; others as they are."""
+    """Return the error with flags instead of field names; other errors stay unchanged."""
     named = error
     for name in error.field.split() if isinstance(error, UsageError) else ():
         if flag := flag_of(options_type, name):

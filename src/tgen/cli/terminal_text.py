@@ -12,8 +12,8 @@ _NEEDED = frozenset(
     "\u0600\u0601\u0602\u0603\u0604\u0605\u0890\u0891\U000110bd\U000110cd"
 )
 _UNSAFE = ("Cc", "Cf", "Cs", "Zl", "Zp")
-# What replaces drawings in encodings without them; each group is replaced as a whole, so that a
-# scale stays a scale.
+# Replacements for drawing characters that an encoding lacks; each group is replaced as a whole, so
+# that the levels of a scale stay distinct.
 _FALLBACKS = (
     ("▁▂▃▄▅▆▇█", "1234567#"),
     ("▀░", '"-'),
@@ -71,7 +71,7 @@ def _escaped(character: str) -> str:
 
 @cache
 def drawing_fallbacks(encoding: str) -> dict[int, str]:
-    """Return a table for `str.translate` with a character for each drawing that `encoding` lacks.
+    """Return a table for `str.translate` for the drawing characters that `encoding` lacks.
 
     Every replacement is one column wide; braille dots become - ' . or | by their height.
     """

@@ -148,7 +148,7 @@ class ModelConfig:
 
 
 def _require_rope_number(name: str, value: float) -> None:
-    """Raise UsageError for a value with which angles of the context are not finite in float32."""
+    """Raise UsageError for a value that makes rotation angles overflow float32."""
     require(1e-6 <= value <= 1e30, name, value, "a number from 1e-6 to 1e30")
 
 

@@ -22,7 +22,7 @@ DEFAULT_BATCH_SIZE = 64  # sequences per batch
 TEXTS = ("stop", "ban", "require", "choices", "dry_breakers")
 CONSTRAINTS = ("choices", "regex", "json_schema")
 
-_MAX_STRINGS = 1000  # of one option
+_MAX_STRINGS = 1000  # strings per option
 
 _output = partial(option, panel="Output")
 _constraint = partial(option, panel="Constraints and stopping")
@@ -46,7 +46,7 @@ class SamplingConfig:
         0.8, "Sampling temperature; 0 is greedy.", "--temperature -t", low=0
     )
     top_k: int = option(
-        40, "Sample from the k most likely tokens; 0 disables it.", "--top-k", low=0
+        40, "Top-k sampling: number of tokens to keep; 0 disables it.", "--top-k", low=0
     )
     top_p: float = option(
         1.0,
@@ -118,21 +118,21 @@ class SamplingConfig:
         "--overflow",
     )
     repetition_penalty: float = _penalty(
-        1.0, "Repetition penalty; 1 disables it.", "--repetition-penalty", low=1e-3, high=1e3
+        1.0, "Repetition penalty; 1 disables it.", "--repetition-penalty", low=1e-3, high=1000
     )
     presence_penalty: float = _penalty(
         0.0,
         "Presence penalty: subtracted from the logit of every token that occurred; 0 disables it.",
         "--presence-penalty",
-        low=-1e6,
-        high=1e6,
+        low=-1_000_000,
+        high=1_000_000,
     )
     frequency_penalty: float = _penalty(
         0.0,
         "Frequency penalty: subtracted from a token's logit per occurrence; 0 disables it.",
         "--frequency-penalty",
-        low=-1e6,
-        high=1e6,
+        low=-1_000_000,
+        high=1_000_000,
     )
     penalty_window: int = _penalty(
         0,
@@ -157,10 +157,10 @@ class SamplingConfig:
         "DRY repetition penalty: multiplier; 0 disables it.",
         "--dry-multiplier",
         low=0,
-        high=1e6,
+        high=1_000_000,
     )
     dry_base: float = _penalty(
-        1.75, "DRY: penalty factor per token of repeat length.", "--dry-base", low=1, high=1e6
+        1.75, "DRY: penalty factor per token of repeat length.", "--dry-base", low=1, high=1_000_000
     )
     dry_allowed_length: int = _penalty(
         2, "DRY: repeat length without penalty, in tokens.", "--dry-allowed-length", low=1
@@ -189,10 +189,10 @@ class SamplingConfig:
     )
     top_n_sigma: float = _rare(
         0.0,
-        "Keep logits within n standard deviations of the highest; 0 disables it.",
+        "Top-n-sigma sampling: standard deviations below the top logit to keep; 0 disables it.",
         "--top-n-sigma",
         low=0,
-        high=1e6,
+        high=1_000_000,
     )
     xtc_probability: float = _rare(
         0.0,
@@ -221,13 +221,13 @@ class SamplingConfig:
         for name in TEXTS:
             value = getattr(self, name)
             texts = (value,) if isinstance(value, (str, bytes)) else value
-            require(_is_sequence(texts), name, repr(value), "a text or a list of texts")
+            require(_is_sequence(texts), name, repr(value), "a string or a list of strings")
             self._set(name, tuple(_check_text(name, text) for text in texts))
         pairs = self.bias.items() if isinstance(self.bias, Mapping) else self.bias
         valid = isinstance(self.bias, Mapping) or (
             _is_sequence(pairs) and all(_is_sequence(pair) and len(pair) == 2 for pair in pairs)
         )
-        require(valid, "bias", repr(self.bias), 'a number per text, such as {"king": 2}')
+        require(valid, "bias", repr(self.bias), 'a number per string, such as {"king": 2}')
         self._set("bias", tuple((_check_text("bias", text), value) for text, value in pairs))
         for name in ("stop", "ban", "require", "bias", "dry_breakers"):
             _check_count(name, getattr(self, name))
@@ -246,7 +246,9 @@ class SamplingConfig:
             try:
                 self._set("json_schema", json.dumps(self.json_schema))
             except (TypeError, ValueError):
-                require(False, "json_schema", repr(self.json_schema), "values that JSON can write")
+                require(
+                    False, "json_schema", repr(self.json_schema), "values that JSON can represent"
+                )
         for name in ("regex", "json_schema"):
             if getattr(self, name) is not None:
                 _check_text(name, getattr(self, name))
@@ -266,7 +268,7 @@ class SamplingConfig:
             raise UsageError(f"{one} cannot be combined with {two}", hint, field=f"{one} {two}")
 
     def with_seed(self, seed: int) -> "SamplingConfig":
-        """Return the same options with another seed; unlike `replace`, it checks nothing again."""
+        """Return the same options with another seed; unlike `replace`, skip validation."""
         other = copy(self)
         other._set("seed", seed)
         return other

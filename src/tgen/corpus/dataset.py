@@ -55,7 +55,7 @@ class TokenDataset:
     def batch(self, step: int, *, bpe_dropout: float = 0.0, rows: range | None = None) -> Batch:
         """Return `batch_size` windows of `context_length` + 1 tokens, or only `rows` of them.
 
-        Every epoch cuts the text into windows at new places and shuffles them, so each token but
+        Every epoch cuts the text into windows at new positions and shuffles them, so each token but
         the first of the text is a target once per epoch. The first and the last window are shorter:
         they are filled with tokens that are not targets. With `bpe_dropout` each token is split
         with that probability; tokens pushed past the end of a window are not seen in this epoch.
@@ -161,7 +161,7 @@ class TokenDataset:
 def _cut_windows(
     array: Array, starts: Sequence[int] | NDArray[np.int64], length: int
 ) -> NDArray[Any]:
-    """(B, length): the elements from each start; after the last element comes the first."""
+    """(B, length): the elements from each start; the array wraps around at its end."""
     rows = [array[start : start + length] for start in map(int, starts)]
     return np.stack([_fill(row, array, length) for row in rows])
 
@@ -173,10 +173,10 @@ def _fill(row: NDArray[Any], array: Array, length: int) -> NDArray[Any]:
 
 
 def _count_windows(n_targets: int, length: int) -> tuple[int, range]:
-    """Return the windows of an epoch and the possible sizes of the first, in targets.
+    """Return the number of windows per epoch and the possible sizes of the first, in targets.
 
-    All others but the last have `length` targets, the last at least one. There are enough windows
-    for about half of `length` different sizes of the first.
+    All other windows except the last have `length` targets, the last at least one. The number of
+    windows allows about half of `length` different sizes of the first.
     """
     if length == 1:
         return n_targets, range(1, 2)

@@ -48,7 +48,7 @@ def extended_lengths(
 class Engine(Protocol):
     """B sequences of one model, at least one; a new engine has one empty sequence.
 
-    Threads may call one engine, and engines that share weights: calls wait for each other.
+    Several threads may call one engine, or engines that share weights: calls run one by one.
     """
 
     name: str  # "kernels" or "torch"
@@ -64,7 +64,7 @@ class Engine(Protocol):
         """Bytes of the cached keys and values."""
 
     def clone(self) -> Self:
-        """Return an engine with the same weights and sequences of its own: one, empty."""
+        """Return an engine with the same weights and one empty sequence."""
 
     def extend(self, tokens: Sequence[Sequence[int]], *, every_position: bool = False) -> Logits:
         """Append at least one token to each sequence and return float32 logits.

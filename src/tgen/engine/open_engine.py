@@ -39,7 +39,8 @@ def choose_engine(
 def prefers_kernels(platform: str, n_weights: int, missing: str | None) -> bool:
     """Whether the kernels are the default although there may be a GPU.
 
-    On a Mac, torch takes seconds to import and starts every operation of a small model by itself.
+    On a Mac, torch takes seconds to import, and launching operations takes most of a small model's
+    time.
     """
     return platform == "darwin" and n_weights < _SMALL_MODEL and missing is None
 

@@ -46,7 +46,7 @@ class TorchEngine:
             cache_enabled=False,  # a CUDA graph must not read casts that will be freed
         )
         self._pass_cost = _CPU_PASS_COST if self.device.type == "cpu" else _GPU_PASS_COST
-        self._lock = threading.Lock()  # of all clones: nothing may run while a graph is captured
+        self._lock = threading.Lock()  # shared by clones: nothing may run during a graph capture
         self._start_empty()
 
     def _start_empty(self) -> None:
@@ -139,12 +139,12 @@ class TorchEngine:
 def group_by_count(counts: Sequence[int], pass_cost: int) -> list[list[int]]:
     """Group sequences by their number of new tokens; one padded pass computes each group.
 
-    Returns indices, without those of sequences that get no token. The sum of all tokens, padding
-    included, and of `pass_cost` per group is the smallest possible.
+    Returns indices, without those of sequences that get no token. The grouping
+    minimizes the number of tokens, including padding, plus `pass_cost` per group.
     """
     sizes = sorted(set(counts) - {0})
     n_up_to = [0, *accumulate(counts.count(size) for size in sizes)]
-    best = [(0, 0)]  # of the first k sizes: cost, and the first size of the last group
+    best = [(0, 0)]  # best[k]: cost of the first k sizes, and where the last group starts
     for k, longest in enumerate(sizes, start=1):
         costs = (best[i][0] + pass_cost + longest * (n_up_to[k] - n_up_to[i]) for i in range(k))
         best.append(min((cost, i) for i, cost in enumerate(costs)))

@@ -29,7 +29,7 @@ class Matcher:
     """The state of one text within a grammar; `kind` is the option that the grammar comes from.
 
     llguidance may accept a grammar and fail later, at its own limits: then `allowed` and `accept`
-    raise UsageError, so that the text does not pass for complete.
+    raise UsageError, so that the text does not count as complete.
     """
 
     def __init__(self, matcher: LLMatcher, end: int, ends: Sequence[int], kind: str) -> None:
@@ -118,7 +118,7 @@ def _check(matcher: LLMatcher, kind: str) -> None:
     if matcher.is_error():
         error = matcher.get_error().partition("<state>")[0].partition("|")[0]
         reason = " ".join(error.split())[:200]
-        raise UsageError(f"{kind}: {reason}", "use what llguidance supports", field=kind)
+        raise UsageError(f"{kind}: {reason}", "use features that llguidance supports", field=kind)
 
 
 def _to_llguidance(kind: str, value: Any) -> str:
@@ -129,7 +129,7 @@ def _to_llguidance(kind: str, value: Any) -> str:
     if kind == "regex":
         return LLMatcher.grammar_from_regex(value)
     _check_numbers(value)
-    # One space after colons and commas and no other: whitespace could repeat endlessly.
+    # Exactly one space after colons and commas: flexible whitespace could repeat endlessly.
     return LLMatcher.grammar_from_json_schema(
         value,
         overrides={
@@ -165,7 +165,7 @@ def _possible_choices(choices: Sequence[str | bytes], ban: Sequence[str | bytes]
     texts = [text for text in map(raw, choices) if not any(banned in text for banned in bans)]
     if not texts:
         hint = "remove the banned string, or add a choice without it"
-        raise UsageError("choices: each contains a string of ban", hint, field="choices ban")
+        raise UsageError("choices: each choice contains a string of ban", hint, field="choices ban")
     try:
         return [text.decode() for text in dict.fromkeys(texts)]
     except UnicodeDecodeError:

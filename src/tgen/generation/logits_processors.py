@@ -19,7 +19,7 @@ from tgen.generation.vocabulary import Vocabulary
 
 
 class TextState(NamedTuple):
-    """What penalties remember about one text."""
+    """State of the penalties for one text."""
 
     dry: Repeats
     ngrams: Repeats
@@ -45,7 +45,7 @@ class LogitsProcessors:
         )
 
     def new_text(self) -> TextState:
-        """Return what `apply` remembers about one text."""
+        """Return the state of a new text, for `apply`."""
         sampling = self._sampling
         window = Repeats(window=sampling.penalty_window, breakers=self._breakers)
         return TextState(dry=window, ngrams=Repeats())
@@ -62,7 +62,7 @@ class LogitsProcessors:
         """Change the logits (V,) after `tokens` in place.
 
         `new_bytes` is the text after the prompt; up to `n_left` tokens may follow. `state` is the
-        text's own, from `new_text`; without it, everything is computed again.
+        text's state from `new_text`; without it, everything is computed again.
         """
         if self._sampling.penalizes:
             start = 0 if self._sampling.penalize_prompt else prompt_length
@@ -117,6 +117,6 @@ def missing_strings(required: Sequence[bytes], text: bytes) -> list[bytes]:
 
 @lru_cache(maxsize=1000)
 def _without_parts(strings: tuple[bytes, ...]) -> list[bytes]:
-    """Return the different strings that are no part of another."""
+    """Return the distinct strings that are not part of another one."""
     different = list(dict.fromkeys(strings))
     return [s for s in different if not any(s in other for other in different if other != s)]

@@ -323,7 +323,7 @@ def _accept(
 
 
 def _sample(logits: Logits, pending: list[_Next]) -> list[_Sample | Exception]:
-    """Sample a token per sequence; sequences with equal settings together."""
+    """Sample a token per sequence, together for sequences with equal settings."""
     samples: dict[int, _Sample | Exception] = {}
     groups: dict[LogitsProcessors, list[int]] = {}
     for i, (state, _) in enumerate(pending):
@@ -335,7 +335,7 @@ def _sample(logits: Logits, pending: list[_Next]) -> list[_Sample | Exception]:
 
 
 def _sample_group(logits: Logits, group: list[_Next]) -> list[_Sample | Exception]:
-    """Sample for sequences with equal settings; an error is that of the sequence that causes it."""
+    """Sample for sequences with equal settings; return an error for the sequence that causes it."""
     try:
         return [*_sample_together(logits, group)]
     except Exception as error:

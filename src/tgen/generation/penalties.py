@@ -23,10 +23,11 @@ def penalize_repetition(
 
 
 class Repeats:
-    """The tokens that penalties consider, and how many tokens before each repeat their end.
+    """The tokens that penalties consider, and the lengths of earlier repeats of their end.
 
-    `ids` (n,) are the tokens. `lengths` (n - 1,): that many tokens up to position i equal as many
-    at the end. Reading one more token takes O(n) array operations; reading many takes O(n) steps.
+    `ids` (n,) are the tokens. `lengths` (n - 1,): the lengths[i] tokens up to position i equal the
+    last lengths[i] tokens. Reading one more token takes O(n) array operations; reading many takes
+    O(n) steps.
     """
 
     def __init__(self, *, window: int = 0, breakers: Collection[int] = ()) -> None:

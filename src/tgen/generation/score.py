@@ -8,7 +8,7 @@ import numpy as np
 from tgen.engine.base import Engine, Logits, reset
 from tgen.generation.context_window import window_start
 
-_BLOCK = 96  # positions whose logits exist at a time
+_BLOCK = 96  # positions whose logits are in memory at a time
 
 
 def total_nll(engine: Engine, ids: Sequence[int]) -> float:

@@ -212,7 +212,7 @@ class Inspector:
         n = len(self.ids)
         check_ram(
             4 * n_matrices * n * n,
-            f"attention of {n:,} tokens ({n_matrices:,} matrices)",
+            f"attention of {n:,} tokens (matrices: {n_matrices:,})",
             "shorten the text, or select fewer heads with --layer and --head",
         )
 

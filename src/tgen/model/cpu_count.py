@@ -1,11 +1,11 @@
 """The number of CPUs and of threads, without torch."""
 
 import os
-from collections.abc import Set
 from pathlib import Path
 
 from tgen import distributed
 from tgen.errors import TgenError
+from tgen.model.cpu_load import allowed_cpus
 from tgen.storage import files
 from tgen.storage.container_limits import cpu_quota
 
@@ -15,14 +15,15 @@ _ROOT = Path("/")
 def cpu_count(*, shared_by: int = 1, root: Path = _ROOT) -> int:
     """Return the CPUs that this process may use, divided by `shared_by`, at least 1.
 
-    Affinity and the CPU quota of a container count, the quota in whole CPUs: with one thread more,
-    all threads would be stopped for a part of every 100 ms. `root` is where /proc and /sys are.
+    The CPU affinity and a container's CPU quota limit the number. The quota is rounded down: with
+    one thread more, the system would stop all threads for a part of every 100 ms. `root` is where
+    /proc and /sys are.
     """
-    return max(1, min(len(_allowed()), _whole_quota(root)) // shared_by)
+    return max(1, min(len(allowed_cpus()), _whole_quota(root)) // shared_by)
 
 
 def default_threads(*, shared_by: int = 1, root: Path = _ROOT) -> int:
-    """Return the threads to compute with if the user names no number, at least 1.
+    """Return the default number of threads to compute with, at least 1.
 
     One per physical core, since two threads of a core share its arithmetic units, divided by
     `shared_by`. Batch systems set fewer in OMP_NUM_THREADS or SLURM_CPUS_PER_TASK.
@@ -31,14 +32,9 @@ def default_threads(*, shared_by: int = 1, root: Path = _ROOT) -> int:
     # torchrun sets 1 if the user sets nothing.
     if threads and not (threads == 1 and distributed.launched()):
         return min(threads, cpu_count(root=root))
-    n_cores = len({_core(cpu, root) for cpu in _allowed()})
+    n_cores = len({_core(cpu, root) for cpu in allowed_cpus()})
     n = min(n_cores, _whole_quota(root), _environment_number("SLURM_CPUS_PER_TASK") or n_cores)
     return max(1, n // shared_by)
-
-
-def _allowed() -> Set[int]:
-    affinity = getattr(os, "sched_getaffinity", None)
-    return affinity(0) if affinity else set(range(os.cpu_count() or 1))
 
 
 def _whole_quota(root: Path) -> int:

@@ -28,7 +28,7 @@ class CpuLoad:
         return max(0.0, used - own) / seconds
 
     def _read(self) -> tuple[float, float, float] | None:
-        """Return the seconds of the clock, of all processes and of this one, or None."""
+        """Return wall-clock seconds, CPU seconds of all processes and of this one, or None."""
         try:
             used = used_seconds(files.read(self._path), allowed_cpus())
         except (OSError, TgenError, ValueError, IndexError):
@@ -45,7 +45,7 @@ def allowed_cpus() -> set[int]:
 def used_seconds(stat: bytes, cpus: set[int]) -> float:
     """Return the seconds that `cpus` have worked, from the content of /proc/stat.
 
-    Raises ValueError or IndexError for another content.
+    Raises ValueError or IndexError if the format is unknown.
     """
     ticks = {}
     for line in stat.splitlines():

@@ -36,8 +36,8 @@ def choose_device(name: str) -> Device:
 
 
 def memory_bytes(device: Device) -> int | None:
-    """Return the RAM that the process can still take, in bytes, or None if the device is a GPU or
-    the size is unknown."""
+    """Return the RAM that the process can still allocate, in bytes, or None if the device is a
+    GPU or the size is unknown."""
     return free_ram() if device.type == "cpu" else None
 
 

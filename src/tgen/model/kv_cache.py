@@ -101,8 +101,8 @@ class KVCache:
     def select(self, indices: list[int]) -> None:
         """Select, repeat and reorder sequences: new sequence i is old sequence indices[i].
 
-        Copies only the sequences that move, unless there are more than the storage has, or fewer
-        than a quarter.
+        Copies only the sequences that move, unless the storage is too small or more than four
+        times too large.
         """
         n, lengths = len(indices), [self.lengths[i] for i in indices]
         longest, device = max(lengths), self.keys[0].device
@@ -154,7 +154,7 @@ class PaddedRows(KVCache):
     """
 
     def __init__(self, cache: KVCache, rows: Sequence[int], counts: Sequence[int]) -> None:
-        """`counts` are the new tokens of the sequences `rows`, which fit into the context."""
+        """`counts` are the numbers of new tokens of the sequences `rows`; they fit the context."""
         device = cache.keys[0].device
         start = [cache.lengths[row] for row in rows]
         self._end = max(length + n for length, n in zip(start, counts, strict=True))

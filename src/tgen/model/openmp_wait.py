@@ -1,21 +1,23 @@
 """PyTorch's CPU threads wait without spinning while other processes need the CPUs.
 
 After each operation OpenMP's threads wait for each other, and spin for milliseconds before they
-sleep. On an idle machine this is fastest. If another process holds a CPU, a spinning thread takes
-the time of the thread that it waits for, and training can be 60 times slower. GNU's libgomp, which
-PyTorch's wheels for Linux contain, spins a thousandth as long while the process has more OpenMP
-threads than CPUs (see GOMP_SPINCOUNT in its manual). So on a busy machine, tgen keeps some OpenMP
-threads that only sleep. The number of threads that compute stays the same, and so do the results.
+sleep. On an idle machine this is fastest. If another process uses a CPU, a spinning thread occupies
+the CPU that the thread it waits for needs, and training can be 60 times slower. GNU's libgomp,
+which PyTorch's wheels for Linux contain, spins a thousandth as long while the process has more
+OpenMP threads than CPUs (see GOMP_SPINCOUNT in its manual). So on a busy machine, tgen starts extra
+OpenMP threads that only sleep. The number of threads that compute stays the same, and so do the
+results.
 """
 
 import sys
 import threading
+from contextlib import suppress
 
 import torch
 
 from tgen.model.cpu_load import CpuLoad, allowed_cpus
 
-_SECONDS = 0.5  # between two looks at the load
+_SECONDS = 0.5  # between two measurements of the load
 _TOLERANCE = 0.3  # CPUs: short spinning costs more than a smaller load
 _ELEMENTS = 1 << 20  # enough for torch to divide the work between its threads
 
@@ -29,18 +31,19 @@ class BusyMachine:
         self._pools: list[_SleepingPool] = []
 
     def update(self, other_cpus: float | None) -> None:
-        """Take note of the CPUs that other processes use, and choose how threads wait."""
+        """Store the number of CPUs that other processes use, and choose how threads wait."""
         if other_cpus is None or self.threads + other_cpus <= self._n_cpus + _TOLERANCE:
             self.other_cpus = None
             self.release()
             return
         self.other_cpus = other_cpus
-        if not self._pools:
-            self._pools = [_SleepingPool() for _ in range(self.n_pools)]
+        with suppress(RuntimeError):  # the system's limit of threads: try again later
+            while len(self._pools) < self.n_pools:
+                self._pools.append(_SleepingPool())
 
     @property
     def n_pools(self) -> int:
-        """Sleeping pools that make this process's OpenMP threads more than the CPUs."""
+        """Number of sleeping pools that gives this process more OpenMP threads than CPUs."""
         if self.threads < 2:
             return 0  # a single thread waits for no other
         return -(-(self._n_cpus - self.threads + 1) // (self.threads - 1))
@@ -53,7 +56,7 @@ class BusyMachine:
 
 
 class _SleepingPool:
-    """A thread that owns torch's number of OpenMP threads, less itself; all sleep until `end`."""
+    """As many OpenMP threads as torch uses, started by the first of them; all sleep until `end`."""
 
     def __init__(self) -> None:
         self._started, self._ended = threading.Event(), threading.Event()
@@ -78,7 +81,7 @@ _machine: BusyMachine | None = None
 
 
 def watch_load(threads: int) -> None:
-    """Choose from now on how torch's `threads` threads wait, from the load of the machine."""
+    """Start to adapt how torch's `threads` threads wait to the load of the machine."""
     global _machine
     if not sys.platform.startswith("linux"):
         return

@@ -1,4 +1,4 @@
-"""The RAM that this process can still take, without torch."""
+"""The RAM that this process can still allocate. Works without torch."""
 
 import os
 from pathlib import Path
@@ -15,8 +15,8 @@ _ROOT = Path("/")
 def free_ram(root: Path = _ROOT) -> int | None:
     """Return the bytes that this process can still allocate at most; None if unknown.
 
-    The RAM of the machine less what the process has, or less within a container. Other processes
-    of the machine do not count: the system may swap them. `root` is where /proc and /sys are.
+    The machine's RAM minus the memory of this process, or what a container leaves if that is less.
+    Other processes do not count: the system may swap them out. `root` is where /proc and /sys are.
     """
     sizes = [free_memory(root)]
     if hasattr(os, "sysconf"):
@@ -26,7 +26,7 @@ def free_ram(root: Path = _ROOT) -> int | None:
 
 
 def check_ram(n_bytes: int, purpose: str, hint: str = _HINT) -> None:
-    """Raise ModelError if `n_bytes` more are certainly too many: the system would end the process.
+    """Raise ModelError if `n_bytes` more cannot fit: the system would kill the process.
 
     The message is "<purpose> needs ...".
     """

@@ -6,7 +6,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 def check_field_types(instance: Any) -> None:
-    """Raise TypeError if a field of a dataclass, or of one inside it, has another type."""
+    """Raise TypeError if a field of a dataclass, or of one inside it, has the wrong type."""
     hints = get_type_hints(type(instance))
     for field in fields(instance):
         value = getattr(instance, field.name)

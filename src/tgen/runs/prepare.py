@@ -112,7 +112,7 @@ def prepare(
     """Read, split and tokenize the corpus, time the machine, and make the plan.
 
     Write tokens that do not fit into memory to a temporary file in `folder` (None: the system's
-    temporary folder). Rank 0 prepares and broadcasts the result; the tokens of other ranks are
+    temporary directory). Rank 0 prepares and broadcasts the result; the tokens of other ranks are
     empty. Raise CorpusError, UsageError or ModelError; TgenError if ranks differ.
     """
     device = choose_device(request.device)

@@ -19,8 +19,8 @@ class RunRequest:
 
     corpus: list[str] = option(
         default_factory=list,
-        help_text="Files, directories, glob patterns, or - for stdin. Any bytes are text; .jsonl "
-        'files hold {"text"} or {"prompt", "completion"} rows.',
+        help_text="Files, directories, glob patterns, or - for stdin. Any bytes are accepted; "
+        '.jsonl files hold {"text"} or {"prompt", "completion"} rows.',
         argument=True,
         metavar="CORPUS",
     )
@@ -82,13 +82,13 @@ class RunRequest:
     )
     parallel: Parallel | None = _hardware(
         None,
-        "Model on each process that torchrun started: a copy (ddp) or a shard (fsdp).",
+        "Part of the model in each process that torchrun started: all (ddp) or a shard (fsdp).",
         "--parallel",
         shown_default="ddp if each process has enough memory",
     )
     n_ranks: int | None = _hardware(
         None,
-        "Number of processes that --dry-run plans for; with --device-memory, GPUs.",
+        "Number of processes (with --device-memory: GPUs) that --dry-run plans for.",
         "--ranks",
         low=1,
         high=1 << 20,

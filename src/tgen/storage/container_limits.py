@@ -44,9 +44,9 @@ def free_memory(root: Path = _ROOT) -> int | None:
 
 
 def _folders(controller: str, root: Path) -> Iterator[Path]:
-    """The folders of this process's groups, from the top down.
+    """The directories of this process's groups, from the top down.
 
-    In a container the top may be its own group, and the rest of the path that of the host.
+    In a container, the top may be the container's own group although the path is the host's.
     """
     mount = root / "sys" / "fs" / "cgroup"
     for line in _read(root / "proc" / "self" / "cgroup").splitlines():
@@ -67,7 +67,7 @@ def _folders(controller: str, root: Path) -> Iterator[Path]:
 def _cached_bytes(folder: Path) -> int:
     lines = _read(folder / "memory.stat").splitlines()
     stat = dict(line.split(" ", 1) for line in lines if " " in line)
-    prefix = "total_" if "total_active_file" in stat else ""  # version 1: with the groups below
+    prefix = "total_" if "total_active_file" in stat else ""  # version 1: includes child groups
     values = [stat.get(f"{prefix}{kind}_file", "0") for kind in ("active", "inactive")]
     return sum(int(value) for value in values if value.isdecimal())
 

@@ -1,10 +1,11 @@
 """Read whole files within a size limit; write them so that a crash never leaves half a file.
 
 `replacing` writes under a temporary name beside the target, flushes the content to the device,
-renames it over the target, and flushes the folder. A reader sees the old file or the new one.
+renames it over the target, and flushes the directory. A reader sees the old file or the new one.
 
-While a process has temporary files in a folder, it shares the lock of that folder. The system frees
-the lock when the process ends, so whoever gets it alone may remove all temporary files.
+While a process has temporary files in a directory, it shares the lock of that directory. The system
+frees the lock when the process ends, so a process that gets it exclusively may remove all temporary
+files.
 """
 
 import errno
@@ -25,9 +26,9 @@ from typing import BinaryIO
 from tgen.errors import TgenError
 
 TEMPORARY = ".tmp-"  # prefix of temporary names
-_OLD = "-old"  # suffix of the folder in which a replaced folder waits for its removal
+_OLD = "-old"  # suffix of the directory in which a replaced directory waits for its removal
 _TEMPORARY_NAME = re.compile(r"\.tmp-[0-9a-f]{12}(-old|[a-z0-9_]{8})?")
-_ABANDONED_SECONDS = 24 * 3600.0  # age of a leftover, where folders cannot be locked
+_ABANDONED_SECONDS = 24 * 3600.0  # age of a leftover, where directories cannot be locked
 
 Content = bytes | Sequence[bytes | memoryview]  # a file's bytes, whole or in blocks
 
@@ -52,7 +53,7 @@ def sha256(path: Path) -> bytes:
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[BinaryIO]:
-    """Open a regular file for reading; raise TgenError for a folder, pipe or device."""
+    """Open a regular file for reading; raise TgenError for a directory, pipe or device."""
     with open(_open_descriptor(path), "rb") as file:
         yield file
 
@@ -127,7 +128,7 @@ def open_random_access(path: Path) -> RandomAccessFile:
 
 
 def open_temporary(folder: Path | None) -> RandomAccessFile:
-    """Open a new unnamed file in `folder` (None: the system's temporary folder) for `append`.
+    """Open a new unnamed file in `folder` (None: the system's temporary directory) for `append`.
 
     The system removes the file however the process ends.
     """
@@ -137,11 +138,12 @@ def open_temporary(folder: Path | None) -> RandomAccessFile:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path` for a new file or folder; then rename it to `path`.
+    """Yield a temporary path beside `path` for a new file or directory; then rename it to `path`.
 
-    The old file or folder at `path` is complete until the rename. If the block or the rename fails,
-    it stays, and the temporary one is removed. Replacing a folder takes two renames; if the process
-    is killed between them, the next one that writes beside `path` brings the old folder back.
+    The old file or directory at `path` is complete until the rename. If the block or the rename
+    fails, it stays, and the temporary one is removed. Replacing a directory takes two renames; if
+    the process is killed between them, the next process that writes beside `path` restores the old
+    directory.
     """
     temporary = _temporary_path(path)
     old = temporary.with_name(temporary.name + _OLD)
@@ -149,7 +151,7 @@ def replacing(path: Path) -> Iterator[Path]:
         try:
             yield temporary
             _sync_tree(temporary)
-            if temporary.is_dir() and path.is_dir():  # a rename does not replace a folder
+            if temporary.is_dir() and path.is_dir():  # a rename does not replace a directory
                 old.mkdir()
                 os.rename(path, old / path.name)
             os.replace(temporary, path)
@@ -178,7 +180,7 @@ def publish(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
 
 
 def publish_folder(path: Path, contents: Mapping[str, Content]) -> None:
-    """Make the folder `path` with these files, and its parents."""
+    """Make the directory `path` with these files, and its parents."""
     make_folder(path.parent)
     with replacing(path) as temporary:
         temporary.mkdir()
@@ -189,7 +191,7 @@ def publish_folder(path: Path, contents: Mapping[str, Content]) -> None:
 def output_problem(path: Path) -> str:
     """Return why a file cannot be written to a path that the user named; empty if it can.
 
-    Missing parent folders are no problem: `write_output` makes them.
+    Missing parent directories are no problem: `write_output` makes them.
     """
     if path.is_dir():
         return "is a directory"
@@ -202,7 +204,7 @@ def output_problem(path: Path) -> str:
 
 
 def write_output(path: Path, content: bytes) -> None:
-    """Write a file that the user named, and make its parent folders.
+    """Write a file that the user named, and make its parent directories.
 
     Follow links, and write to a pipe or device directly.
     """
@@ -246,7 +248,7 @@ def append(path: Path, content: bytes, *, at: int) -> int:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder with everything in it; do nothing if it does not exist."""
+    """Remove a file, or a directory with everything in it; do nothing if it does not exist."""
     if path.is_dir() and not path.is_symlink():  # rename it first, to hide a partial removal
         with _staging(path.parent):
             temporary = _temporary_path(path)
@@ -258,13 +260,13 @@ def remove(path: Path) -> None:
 
 
 def rename(path: Path, target: Path) -> None:
-    """Rename a file or a folder within its folder."""
+    """Rename a file or a directory within its directory."""
     os.rename(path, target)
     _sync_folder(target.parent)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its parents so that they survive a power loss."""
+    """Make a directory and its parents so that they survive a power loss."""
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(exist_ok=True)
@@ -274,8 +276,8 @@ def make_folder(path: Path) -> None:
 def remove_leftovers(folder: Path, *, min_age: float = 0.0) -> None:
     """Remove the temporary files of killed processes that are older than `min_age` seconds.
 
-    No other process may be writing to `folder`. Files that cannot be removed stay. A folder whose
-    replacement was interrupted gets its name back.
+    No other process may be writing to `folder`. Files that cannot be removed stay. A directory
+    whose replacement was interrupted gets its name back.
     """
     with suppress(OSError):
         for path in sorted(folder.iterdir()):
@@ -292,12 +294,12 @@ def _remove_leftover(path: Path, min_age: float) -> None:
         if path.name.endswith(_OLD):
             _restore(path)
         shutil.rmtree(path, ignore_errors=True)
-    elif stat.S_ISREG(status.st_mode):  # tgen makes no links
+    elif stat.S_ISREG(status.st_mode):  # tgen creates no links
         path.unlink()
 
 
 def _restore(old: Path) -> None:
-    """Move a folder out of `old` to the place it was in, unless something is there."""
+    """Move a directory out of `old` back to its original path, unless that exists."""
     for path in old.iterdir() if old.is_dir() else ():
         target = old.parent / path.name
         if not os.path.lexists(target):
@@ -306,8 +308,8 @@ def _restore(old: Path) -> None:
 
 @contextmanager
 def _staging(folder: Path) -> Iterator[None]:
-    """Share the lock of `folder`; first remove what killed processes left in it."""
-    if sys.platform == "win32":  # folders cannot be locked
+    """Share the lock of `folder`; first remove the temporary files of killed processes."""
+    if sys.platform == "win32":  # directories cannot be locked
         remove_leftovers(folder, min_age=_ABANDONED_SECONDS)
         yield
         return
@@ -355,7 +357,7 @@ def _write_all(fd: int, content: bytes | bytearray | memoryview) -> None:
 
 
 def _sync_tree(path: Path) -> None:
-    """Flush a file, or a folder of files, to the device."""
+    """Flush a file, or a directory of files, to the device."""
     is_folder = path.is_dir()
     for file_path in sorted(path.iterdir()) if is_folder else [path]:
         with open(file_path, "rb+") as file:  # Windows only flushes files open for writing
@@ -365,7 +367,7 @@ def _sync_tree(path: Path) -> None:
 
 
 def _sync_folder(path: Path) -> None:
-    if sys.platform != "win32":  # Windows cannot open a folder
+    if sys.platform != "win32":  # Windows cannot open a directory
         fd = os.open(path, os.O_RDONLY)
         try:
             os.fsync(fd)

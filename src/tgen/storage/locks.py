@@ -1,7 +1,8 @@
 """Lock files that one process at a time can hold.
 
 `filelock` is unsuitable: some releases truncate the file on opening, which erases the holder's
-process id; on Windows it locks a byte that readers of the id need; it never recreates lost folders.
+process id; on Windows it locks a byte that readers of the id need; it never recreates lost
+directories.
 """
 
 import os
@@ -57,7 +58,7 @@ def _open(path: Path) -> TextIO:
         try:
             files.make_folder(path.parent)
             return open(path, "a+", encoding="utf-8")
-        except FileNotFoundError:  # another process failed to start and removed the folder
+        except FileNotFoundError:  # another process failed to start and removed the directory
             if not tries_left:
                 raise
     raise AssertionError

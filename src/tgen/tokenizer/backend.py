@@ -23,11 +23,11 @@ class BackendPair(NamedTuple):
 
 
 def make_backends(spec: TokenizerSpec) -> tuple[BackendPair, BackendPair]:
-    """Return a pair to which special tokens are text, and a pair that encodes them.
+    """Return a pair that treats special tokens as text, and a pair that encodes them.
 
-    They share the vocabulary, and nothing changes them: threads may use them. A pair without a
-    prefix is one object twice. Raises TokenizerError if merges or added tokens do not fit the
-    vocabulary.
+    They share the vocabulary and are never modified, so any thread may use them. Without a prefix,
+    both backends of a pair are one object. Raises TokenizerError if merges or added tokens do not
+    fit the vocabulary.
     """
     try:
         model = models.BPE(
@@ -46,7 +46,7 @@ def make_backends(spec: TokenizerSpec) -> tuple[BackendPair, BackendPair]:
         next_id = plain.at_start.token_to_id(token.content)
         if next_id != token.id:
             raise damaged_error(
-                f"the added token {token.content!r} has id {token.id}, not {next_id}"
+                f"the added token {token.content!r} has id {token.id} (expected {next_id})"
             )
     return plain, with_special
 
@@ -54,7 +54,7 @@ def make_backends(spec: TokenizerSpec) -> tuple[BackendPair, BackendPair]:
 def _make_pair(
     model: models.Model, spec: TokenizerSpec, *, encode_special_tokens: bool
 ) -> BackendPair:
-    """`encode_special_tokens` is the library's name: encode them as any other text."""
+    """`encode_special_tokens` is the library's name for encoding them as ordinary text."""
     at_start = _make_backend(model, spec, spec.prefix)
     continuation = _make_backend(model, spec, "") if spec.prefix else at_start
     for backend in (at_start, continuation):

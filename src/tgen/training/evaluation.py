@@ -94,7 +94,7 @@ class LossModule(nn.Module):
         """Return (): the sum of the losses of the batch, nats; `per_window`: one sum each, (B,)."""
         self.model.reserve_positions(batch.tokens.shape[1] - 1)  # outside of compiled code
         if not per_window and self._compiled is not None:
-            if batch.loss_mask is None:  # a batch with one, once an epoch, would compile again
+            if batch.loss_mask is None:  # a batch with a mask, once per epoch, would compile again
                 every = torch.ones_like(batch.tokens[:, 1:], dtype=torch.bool)
                 batch = batch._replace(loss_mask=every)
             return self._compiled(self.model, batch)

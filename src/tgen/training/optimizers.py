@@ -21,7 +21,7 @@ from tgen.model.transformer import Transformer
 # Quintic of Muon's authors: moves singular values from (0, 1] near 1 in five iterations.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _ITERATIONS = 5
-_IGNORE_FOUND_INF = {"mps"}  # devices whose fused AdamW does, in some versions of torch
+_IGNORE_FOUND_INF = {"mps"}  # devices whose fused AdamW ignores it in some versions of torch
 
 Orthogonalize = Callable[[Tensor], Tensor]  # (N, m, n) -> (N, m, n)
 

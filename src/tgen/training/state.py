@@ -188,7 +188,7 @@ def weights_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
 
 
 def fits_model(arrays: Mapping[str, NDArray[Any]], config: ModelConfig, optimizer: str) -> bool:
-    """Whether `TrainState.to_arrays` may have returned these for such a model; allocates none."""
+    """Whether `TrainState.to_arrays` may have returned these for this model; allocates nothing."""
     if config.n_layers > len(arrays):  # do not build billions of layers
         return False
     try:

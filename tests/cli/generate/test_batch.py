@@ -103,6 +103,27 @@ def test_texts_wait_for_a_slow_one_in_bounded_memory(monkeypatch, as_json):
     assert queue.next(False) is not None
 
 
+@pytest.mark.parametrize("max_new_tokens", [0, 8])
+def test_samples_wait_for_a_slow_text_in_bounded_memory(monkeypatch, max_new_tokens):
+    monkeypatch.setattr("tgen.cli.console.write", lambda _: None)
+    monkeypatch.setattr(batch, "_MAX_WAITING_BYTES", 100_000)
+    rows = iter([b'{"prompt": "a"}', b'{"prompt": "b", "n": %d, "samples": 500}' % max_new_tokens])
+    writer = JsonWriter(to_json)
+    queue = make_queue(writer, rows, jsonl=True)
+    assert queue.next(True) is not None  # the slow text
+    n = 1
+    while queue.next(False) is not None:
+        queue.on_token(token(n, finish="stop"))
+        n += 1
+    assert 100_000 < writer.waiting_bytes < 120_000
+    queue.on_token(token(0, finish="stop"))
+    assert writer.waiting_bytes == 0
+    while queue.next(True) is not None:
+        queue.on_token(token(n, finish="stop"))
+        n += 1
+    assert n == (501 if max_new_tokens else 1)
+
+
 def test_finished_json_texts_wait_without_their_tokens(monkeypatch):
     monkeypatch.setattr("tgen.cli.console.write", lambda _: None)
     queue = make_queue(JsonWriter(to_json), (b"" for _ in count()), jsonl=True)

@@ -1,5 +1,8 @@
 """Lines of --input: an endless one is an error, not all of the memory."""
 
+import threading
+from queue import Queue
+
 import pytest
 
 from tgen.cli.generate import input_lines
@@ -13,6 +16,28 @@ def test_line_beyond_the_limit_is_an_error_after_the_lines_before(tmp_path, monk
     lines = input_lines.LineReader(str(path))
     assert lines.next(wait=True) == b"first"
     assert lines.next(wait=True) == b"x" * (1 << 20)
-    with pytest.raises(UsageError, match="a line of the input has more than 1 MiB"):
+    with pytest.raises(UsageError, match="a line of the input is larger than 1 MiB"):
         lines.next(wait=True)
     assert lines.next(wait=True) is None
+
+
+def test_long_lines_are_not_read_ahead(tmp_path, monkeypatch):
+    settled = threading.Event()  # the reader waits, or is done
+
+    class WatchedQueue(Queue):
+        def put(self, item, *args, **how):
+            super().put(item, *args, **how)
+            if item is None:
+                settled.set()
+
+        def join(self):
+            settled.set()
+            super().join()
+
+    monkeypatch.setattr(input_lines, "Queue", WatchedQueue)
+    path, line = tmp_path / "lines.txt", b"x" * (1 << 20)
+    path.write_bytes((line + b"\n") * 20)
+    lines = input_lines.LineReader(str(path))
+    settled.wait()
+    assert lines._lines.qsize() == 1
+    assert [lines.next(wait=True) for _ in range(21)] == [line] * 20 + [None]

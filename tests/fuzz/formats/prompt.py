@@ -119,8 +119,8 @@ _VALUES = [
     *("(a{0,99}){0,99}",),
     *("slide", "stop", "error", "off", "auto", "int8", "bfloat16", "float32", "cuda", "cpu"),
     *("mps", "schema.json"),
-    *("/proc/version", "/dev/null", "/dev/zero", ".", "..", "/", "missing/x", "x" * 300, "a\0b"),
-    *("prompt.cache",),
+    *("/proc/version", "/dev/null", "/dev/zero", ".", "..", "/proc", "missing/x", "x" * 300),
+    *("a\0b", "prompt.cache"),
 ]  # fmt: skip
 
 

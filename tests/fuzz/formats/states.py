@@ -38,6 +38,7 @@ class States:
         training = self._base / "training"
         (self._state,) = (path.name for path in training.glob("state-*6"))
         self._run = json.loads((training / "run.json").read_bytes())
+        del self._run["plan"]["train"]["compile"]  # a change to true would start compilers
         self._manifest = json.loads((training / self._state / manifest.NAME).read_bytes())
         records = [json.loads(line) for line in (training / "log.jsonl").read_bytes().splitlines()]
         self._mutators = {

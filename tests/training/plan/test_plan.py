@@ -49,7 +49,9 @@ def test_every_corpus_has_a_plan(train_tokens, minutes):
 
 @pytest.mark.parametrize("train_tokens", [0, 1])
 def test_corpus_too_short_to_learn_from_is_refused(train_tokens):
-    with pytest.raises(CorpusError, match=f"too short: {train_tokens} training tokens") as error:
+    with pytest.raises(
+        CorpusError, match=rf"too short \(training tokens: {train_tokens}\)"
+    ) as error:
         plan(train_tokens)
     assert "at least 2 tokens" in error.value.hint
 

@@ -42,7 +42,7 @@ class TensorEntry(NamedTuple):
 
     @property
     def quantized(self) -> bool:
-        """Whether `read_tensors` has to dequantize it."""
+        """Whether `read_tensors` has to dequantize the tensor."""
         return self.ggml_type not in _PLAIN
 
     @property
@@ -141,7 +141,7 @@ class _HeaderReader:
         if value_type == _ARRAY:
             item_type, n = self.number("I"), self.number("Q")
             if n > _MAX_STRINGS:
-                raise self.damaged(f"has a list of {n:,} values")
+                raise self.damaged(f"has a list of {n:,} values (limit {_MAX_STRINGS:,})")
             if item_type in _STRUCT_CODES:
                 numbers = array(_STRUCT_CODES[item_type].replace("?", "B"))
                 numbers.frombytes(self.take(n * numbers.itemsize))

@@ -137,7 +137,7 @@ def _rope_scaling(
         return RopeScaling(kind="linear", factor=_number(own, key, 1.0))
     if entry.shape != (head_dim // 2,):
         raise ModelError(
-            f"{tensor_names.ROPE_FREQS} has shape {list(entry.shape)}, not {[head_dim // 2]}",
+            f"{tensor_names.ROPE_FREQS} has shape {list(entry.shape)} (expected {[head_dim // 2]})",
             _DAMAGED,
         )
     (divisors,) = read_tensors(path, {tensor_names.ROPE_FREQS: entry}).values()

@@ -182,7 +182,9 @@ def check_shapes(config: ModelConfig, shapes: Mapping[str, Shape]) -> None:
     hint = "download or train the model again: the directory mixes two models or is damaged"
     if config.n_layers > len(shapes):  # do not build billions of names
         raise ModelError(
-            f"config.json has {config.n_layers:,} layers, the weights {len(shapes):,} tensors", hint
+            f"config.json has {config.n_layers:,} layers, but the weights have only "
+            f"{len(shapes):,} tensors",
+            hint,
         )
     expected = {
         name: shape
@@ -205,7 +207,7 @@ def describe_differences(
     """Return the first 5 differences between a model's tensors and a file's; empty if none."""
     differences = [f"{name} is missing" for name in expected if name not in shapes]
     differences += [
-        f"{name} has shape {list(shapes[name])}, not {list(shape)}"
+        f"{name} has shape {list(shapes[name])} (expected {list(shape)})"
         for name, shape in expected.items()
         if shapes.get(name, shape) != shape
     ]

@@ -144,7 +144,7 @@ class BenchOptions:
     )
     baseline: Path | None = _compare(
         None,
-        "Repeat the tests that --save wrote, by default on the same model, and compare with them.",
+        "Repeat the tests of a file that --save wrote, by default on the same model, and compare.",
         "--compare",
         metavar="FILE",
     )

@@ -26,7 +26,7 @@ class ExportOptions:
     )
     dtype: Literal["f32", "f16", "bf16", "q8_0"] | None = option(
         None,
-        "Dtype of the weights (in GGUF files, of the matrices). q8_0, 8 bits, needs --to gguf.",
+        "Dtype of the weights (in GGUF files, of the matrices). q8_0 (8 bits) needs --to gguf.",
         "--type",
         shown_default="as stored; quantized weights become f32",
     )
@@ -77,7 +77,7 @@ def export(options: ExportOptions) -> None:
     to_file, quiet, size = options.to == "gguf", options.quiet, options.max_shard_size
     max_bytes = parse_size("--max-shard-size", size) if size else exporters.MAX_SHARD_BYTES
     path = find_model(options.model).path
-    # A cached model's own folder has a hash for a name.
+    # A cached model's own directory has a hash for a name.
     name = (Path(options.model).name or path.resolve().name).removesuffix(".gguf")
     if options.out is not None:
         check_target(options.out, path, to_file=to_file, overwrite=options.overwrite)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tgen.loaded_model import LoadedModel
     from tgen.reports.generation import Token
 
-_MAX_WAITING_BYTES = 64 << 20  # of finished texts behind an unfinished one
+_MAX_WAITING_BYTES = 64 << 20  # size of finished texts that wait for an unfinished one
 
 
 class RequestQueue:
@@ -68,19 +68,24 @@ class RequestQueue:
 
     def next(self, wait: bool) -> "Request | None":
         """Return the next request; see `generation.loop.RequestSource`."""
-        while (started := next(self._pending, None)) is None:
-            if not wait and self._writer.waiting_bytes > _MAX_WAITING_BYTES:
-                return None  # until the text that they wait for ends
-            line = self._lines.next(wait=wait) if self._lines else None
-            if line is None:
-                return None
-            self._line += 1
-            self._read(line)
-        generation, request = started
-        self._active[self._n_requests] = generation
-        self._n_requests += 1
-        generation.seconds = [time.perf_counter()]
-        return request
+        # Finished texts may fill the memory only until the text that they wait for ends.
+        while wait or self._writer.waiting_bytes <= _MAX_WAITING_BYTES:
+            if (started := next(self._pending, None)) is None:
+                line = self._lines.next(wait=wait) if self._lines else None
+                if line is None:
+                    return None
+                self._line += 1
+                self._read(line)
+                continue
+            generation, request = started
+            if not request.sampling.max_new_tokens:
+                self._end(generation)
+                continue
+            self._active[self._n_requests] = generation
+            self._n_requests += 1
+            generation.seconds = [time.perf_counter()]
+            return request
+        return None
 
     def on_token(self, token: "Token") -> None:
         """Take a token from the model."""
@@ -103,7 +108,7 @@ class RequestQueue:
         self._fail(self._active.pop(number), error)
 
     def finish(self) -> None:
-        """Finish the output here, then on all ranks; raise what was not the fault of a row."""
+        """Finish the output here, then on all ranks; raise an internal error, if any."""
         self._writer.finish(self._n_rows)
         results = all_gather((self._n_tokens, self.failed))
         self._n_tokens = sum(n for n, _ in results)
@@ -168,7 +173,7 @@ class RequestQueue:
     def _start_samples(
         self, first: Generation, request: "Request", n: int
     ) -> "Iterator[tuple[Generation, Request]]":
-        """Start the `n` samples of a row one by one; yield those that need tokens."""
+        """Start the `n` samples of a row one by one."""
         from tgen.generation.sampling import sample_seed
 
         for sample in range(n):
@@ -183,10 +188,7 @@ class RequestQueue:
                 seconds=[],
             )
             self._writer.begin(generation)
-            if sampling.max_new_tokens:
-                yield generation, request._replace(sampling=sampling)
-            else:
-                self._end(generation)
+            yield generation, request._replace(sampling=sampling)
 
     def _end(self, generation: Generation) -> None:
         self._last = generation
@@ -199,7 +201,7 @@ class RequestQueue:
             self._print_error(generation, f"{text}: {reason}")
 
     def _fail(self, generation: Generation, error: Exception) -> None:
-        """End a row with an error, which concerns no other row."""
+        """End a row with an error; other rows are not affected."""
         if not isinstance(error, TgenError):
             self._bug = self._bug or error  # reported once the other rows are done
             reason = f"{type(error).__name__}: {error}"

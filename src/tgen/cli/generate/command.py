@@ -174,7 +174,7 @@ def _prompt_cache(
         if len(ids) > model.engine.context_length:
             status = f"warning: {load} is not used: the prompt is longer than the context"
         elif not n_common:
-            status = f"warning: {load} is not used: it is the cache of a prompt with another start"
+            status = f"warning: {load} is not used: the cached prompt starts differently"
         console.print_status(status, quiet=quiet)
     if save:
         cache = model.cache_prompt(ids, known=cache)

@@ -50,13 +50,14 @@ class LineReader:
             if line is not None:
                 raise line
             return None
+        self._lines.task_done()
         self._n_read += len(line) + 1
         return line
 
     def _read(self) -> None:
         parts: list[bytes] = []  # parts of an incomplete line
         end: OSError | UsageError | None = None
-        n_bytes = 0  # of the parts
+        n_bytes = 0  # total size of the parts
         try:  # not sys.stdin, whose lock would be held at process exit
             while block := os.read(self._fd, _BLOCK):
                 first, *others = block.split(b"\n")
@@ -65,12 +66,15 @@ class LineReader:
                 if n_bytes > _MAX_LINE:
                     parts = []
                     raise UsageError(
-                        f"a line of the input has more than {_MAX_LINE >> 20} MiB",
+                        f"a line of the input is larger than {_MAX_LINE >> 20} MiB",
                         "pass one prompt per line",
                     )
                 for part in others:
-                    self._lines.put(b"".join(parts).removesuffix(b"\r"))
+                    line = b"".join(parts).removesuffix(b"\r")
                     parts = [part]
+                    self._lines.put(line)
+                    if len(line) > _BLOCK:  # of long lines, only one at a time takes memory
+                        self._lines.join()
         except UsageError as error:
             end = error
         except OSError as error:

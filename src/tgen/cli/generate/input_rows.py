@@ -1,7 +1,6 @@
 """A row of `tgen generate --input`: its fields, checked, and the text generated for it."""
 
 import base64
-import difflib
 import json
 import math
 from dataclasses import dataclass, field, fields
@@ -9,6 +8,7 @@ from typing import Any
 
 from tgen.cli.generate.options import MAX_SAMPLES, GenerateOptions
 from tgen.config import TEXTS, SamplingConfig
+from tgen.config.option import suggest
 from tgen.errors import TgenError, UsageError
 from tgen.reports.generation import Token
 
@@ -42,12 +42,12 @@ class Generation:
     echo: bool = False
     sampling: SamplingConfig = _DEFAULT
     error: TgenError | None = None
-    text: bytearray = field(default_factory=bytearray)  # that no writer has taken yet
+    text: bytearray = field(default_factory=bytearray)  # bytes that no writer has taken yet
     n_tokens: int = 0
     tokens: list[Token] = field(default_factory=list)  # only for JSON output
     last: Token | None = None
     seconds: list[float] = field(default_factory=list)  # at the start, first and last token
-    output: bytes | None = None  # what a writer made of it, once it ended
+    output: bytes | None = None  # a writer's output for the finished text
 
     @property
     def finish(self) -> str:
@@ -154,8 +154,7 @@ def _check_sampling_field(name: str, value: Any) -> Any:
     if name in _GLOBAL_ONLY:
         raise UsageError(f"{name} applies to all rows", "set it on the command line")
     if name not in known:
-        close = difflib.get_close_matches(name, [*known, *_ROW_FIELDS], 1)
-        hint = f"did you mean {close[0]}?" if close else "run `tgen generate --help` for a list"
+        hint = suggest(name, [*known, *_ROW_FIELDS]) or "run `tgen generate --help` for a list"
         raise UsageError(f"unknown field {name[:60]!r}", hint)
     if name == "bias":
         valid = isinstance(value, dict) and all(map(_is_number, value.values()))

@@ -66,9 +66,10 @@ def _read_choices(items: list[str]) -> list[bytes]:
 def _read_schema(path: Path) -> str:
     try:
         with files.open_stream(path) as file:
-            text = file.read(_MAX_SCHEMA_BYTES + 1).decode("utf-8-sig")
-        if len(text) > _MAX_SCHEMA_BYTES:
+            content = file.read(_MAX_SCHEMA_BYTES + 1)
+        if len(content) > _MAX_SCHEMA_BYTES:
             raise ValueError(f"more than {_MAX_SCHEMA_BYTES:,} bytes")
+        text = content.decode("utf-8-sig")
         if not text.strip():
             raise ValueError("the file is empty")
         json.loads(text)

@@ -15,7 +15,7 @@ from tgen.reports.generation import Token
 from tgen.reports.to_json import json_text
 
 SCHEMA = "tgen.generate/2"
-_WAITING_BYTES = 4096  # of memory per waiting text, besides its output
+_WAITING_BYTES = 4096  # memory per waiting text, besides its output
 
 
 def status_lines(
@@ -36,8 +36,8 @@ def status_lines(
 class Writer:
     """A writer of texts in the order of the rows: finished ones wait for those before them.
 
-    A waiting text is stored as its output alone; `waiting_bytes` is the memory that all need. A
-    subclass overrides `update`, and the others if necessary.
+    A waiting text is stored as its output alone; `waiting_bytes` is the memory of all waiting
+    texts. A subclass overrides `update`, and other methods if necessary.
     """
 
     def __init__(self, to_bytes: Callable[[Generation], bytes]) -> None:
@@ -50,7 +50,7 @@ class Writer:
         self._waiting.append(generation)
 
     def end(self, generation: Generation) -> None:
-        """Take a text whose last token is known, or an error."""
+        """Finish a text whose last token is known, or that failed."""
         generation.output = self._to_bytes(generation)
         generation.prompt, generation.text, generation.tokens = b"", bytearray(), []
         self.waiting_bytes += len(generation.output) + _WAITING_BYTES
@@ -99,7 +99,7 @@ class TextWriter(Writer):
     def end_line(self) -> None:
         """End the current line if stdout and stderr go to one terminal or file."""
         if not self._at_line_start and _stderr_is_stdout():
-            console.print_status("")  # no part of the text
+            console.print_status("")  # a line break that is not part of the text
             self._at_line_start = True
 
     def close(self) -> None:

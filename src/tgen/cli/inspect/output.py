@@ -112,7 +112,7 @@ def _print_record(record: dict[str, Any]) -> None:
 
 
 def json_pieces(record: dict[str, Any]) -> Iterator[str]:
-    """Yield an object as text, one report of a list at a time: those of a long text are large."""
+    """Yield an object as text, one report of a list at a time: reports of long texts are large."""
     for i, (name, value) in enumerate(record.items()):
         yield f"{', ' if i else '{'}{to_json(name)}: "
         if isinstance(value, list):
@@ -221,7 +221,8 @@ def _page(inspector: Inspector, options: InspectOptions) -> str:
     size = packed_bytes(len(selected), len(inspector.ids))
     if size > _MAX_PAGE_BYTES:
         raise UsageError(
-            f"--html: {size / 1e6:,.0f} MB of weights (limit {_MAX_PAGE_BYTES / 1e6:.0f} MB)",
+            f"--html: {size / 1e6:,.0f} MB of attention weights "
+            f"(limit {_MAX_PAGE_BYTES / 1e6:.0f} MB)",
             "select fewer heads with --layer and --head, or shorten the text",
         )
     has_heads = len(inspector.ids) > 1 and options.head != "mean"

@@ -18,8 +18,8 @@ RAMP = [
     (253, 231, 37),
 ]
 RGB = tuple[int, int, int]
-# The same hues in the palette of terminals with 256 colors, from dark to light. rich's nearest
-# colors are not: some are darker than the one before.
+# The same hues in the palette of terminals with 256 colors, from dark to light. The colors
+# that rich considers nearest do not become steadily lighter.
 _RAMP_256 = (53, 54, 24, 30, 36, 72, 77, 113, 149, 184, 220)
 
 

@@ -32,7 +32,7 @@ class CpuEngine:
         self.config, self.context_length = config, config.context_length
         self.dtype: StoredAs = dtype
         self._runner = PassRunner(config, arrays, n_threads=n_threads, dtype=dtype)
-        self._lock = threading.Lock()  # around the sequences of this engine
+        self._lock = threading.Lock()  # guards the sequences of this engine
         self._cache = BlockedKVCache(config)
 
     def clone(self) -> Self:

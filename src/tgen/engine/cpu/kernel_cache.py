@@ -26,7 +26,7 @@ MAX_FILES = 8  # object files of other versions and CPUs
 
 
 def cache_path() -> Path | None:
-    """The object file for this CPU; its name is a hash of all that determines the machine code.
+    """The object file for this CPU; its name is a hash of everything that determines it.
 
     None if the user has no home directory.
     """
@@ -67,13 +67,13 @@ def read_kernels() -> bytes | None:
     except (TgenError, OSError):
         return None
     with suppress(OSError):  # a read-only directory
-        os.utime(path)  # the files that were not used for longest are removed
+        os.utime(path)  # the least recently used files are removed
     digest, code = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
     return code if code and hashlib.sha256(code).digest() == digest else None
 
 
 def store_kernels(code: bytes) -> None:
-    """Store the machine code if possible, and remove the files that were not used for longest."""
+    """Store the machine code if possible, and remove the least recently used files."""
     path = cache_path()
     if path is None or not is_private(path.parent):
         return

@@ -1,7 +1,7 @@
-"""The manifest of a folder: `manifest.json`, written last, proves that the folder is complete.
+"""The manifest of a directory: `manifest.json`, written last, proves that it is complete.
 
-It contains the size and SHA-256 of every other file, and its own SHA-256. A folder that matches its
-manifest was written to the end and has not changed since.
+The manifest contains the size and SHA-256 of every other file, and its own SHA-256. A directory
+that matches its manifest was written to the end and has not changed since.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ _MAX_BYTES = 1 << 20
 
 
 def describe(contents: Mapping[str, files.Content]) -> dict[str, dict[str, Any]]:
-    """Return the size and digest of each file of a folder."""
+    """Return the size and digest of each file of a directory."""
     entries = {}
     for name, content in contents.items():
         digest, n_bytes = hashlib.sha256(), 0
@@ -38,7 +38,7 @@ def seal(values: Mapping[str, Any], entries: Mapping[str, Any]) -> bytes:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Return a folder's manifest after checking all its files.
+    """Return a directory's manifest after checking all its files.
 
     Raise ModelError if a file is damaged, TrainingError if another version wrote the manifest or a
     file cannot currently be read.
@@ -75,7 +75,7 @@ def _parse(path: Path) -> dict[str, Any]:
 
 
 def _has_files(manifest: Mapping[str, Any]) -> bool:
-    """Whether all entries of `describe` have the right types, for files inside the folder."""
+    """Whether all entries of `describe` have the right types, for files inside the directory."""
     return manifest.get("format") != _FORMAT or all(
         Path(name).name == name and type(entry["bytes"]) is int and isinstance(entry["sha256"], str)
         for name, entry in manifest["files"].items()

@@ -51,7 +51,7 @@ def recovery_hint(out: Path) -> str:
 
 
 def folder(out: Path) -> Path:
-    """Return the folder with the training state of the run in `out`."""
+    """Return the directory with the training state of the run in `out`."""
     return out / "training"
 
 

@@ -8,7 +8,7 @@ from tgen.training.plan.model_size import ModelChoice, PlanInputs, tokens_per_se
 from tgen.training.plan.param_shapes import matmul_params
 from tgen.training.plan.step_time import step_seconds
 
-_OTHER_SHARE = 0.05  # of the time: evaluations, samples, saving
+_OTHER_SHARE = 0.05  # share of the time for evaluations, samples and saving
 
 
 class Budget(NamedTuple):

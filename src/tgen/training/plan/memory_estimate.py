@@ -85,7 +85,7 @@ def rank_memory(
         copies=copies,
         update=update,
         saving=saving,
-        # The update follows the passes, a save the update.
+        # The update runs after the passes, and a save after the update.
         total=permanent + max(4 * weights + max(activations + copies, update), saving),
     )
 

@@ -1,6 +1,5 @@
 """Parsing of the user's field=value settings into fields of ModelConfig and TrainConfig."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import fields
 from types import NoneType
@@ -8,6 +7,7 @@ from typing import Any, get_args
 
 from tgen import distributed
 from tgen.config import ModelConfig, TrainConfig
+from tgen.config.option import suggest
 from tgen.config.training import OLD_FIELD_NAMES
 from tgen.errors import UsageError
 
@@ -27,7 +27,7 @@ def parse_overrides(overrides: Mapping[str, str]) -> tuple[dict[str, Any], dict[
     for key, text in overrides.items():
         name = OLD_FIELD_NAMES.get(key, key)
         if name != key and name in overrides:
-            raise UsageError(f"--set {key}: old name of {name}, which is set too", f"remove {key}")
+            raise UsageError(f"--set {key}: old name of {name}, which is also set", f"remove {key}")
         if name in model_types:
             model[name] = _parse(name, text, model_types[name])
         elif name in train_types:
@@ -37,8 +37,7 @@ def parse_overrides(overrides: Mapping[str, str]) -> tuple[dict[str, Any], dict[
             raise UsageError(f"--set {name}: this field has its own option", f"use {option}")
         else:
             known = sorted(model_types | train_types)
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(known)}"
+            hint = suggest(name, known) or f"choose one of {', '.join(known)}"
             raise UsageError(f"--set {name}: unknown field", hint)
     if "batch_size" in train:
         train["batch_size"] *= distributed.ranks().world_size

@@ -23,7 +23,7 @@ from tgen.training.plan.param_shapes import matmul_params
 from tgen.training.plan.reasons import explain
 
 _MIN_TRAIN_TOKENS = 2
-_FEW_TRAIN_TOKENS = 1000  # enough for a few rows of a demonstration, not for a language
+_FEW_TRAIN_TOKENS = 1000  # with fewer, a model can only memorize
 CALIBRATION_SHARE = 0.01  # fraction of the time budget
 _BYTES_PER_TOKEN = 6
 _MIN_CORPUS_BYTES = 1 << 20
@@ -106,12 +106,12 @@ def make_plan(
     """Choose the model, unless it fine-tunes `start_from`, and the fields of `train` that are None.
 
     Raises UsageError for contradictory values, CorpusError for a corpus that is too short to learn
-    from or shorter than the context length set.
+    from or shorter than a context length that is set.
     """
     if inputs.train_tokens < _MIN_TRAIN_TOKENS:
         raise CorpusError(
-            f"the corpus is too short: {inputs.train_tokens} training tokens",
-            f"use a longer text: at least {_MIN_TRAIN_TOKENS} tokens, better 100,000 or more",
+            f"the corpus is too short (training tokens: {inputs.train_tokens})",
+            f"use a longer text: at least {_MIN_TRAIN_TOKENS} tokens, preferably 100,000 or more",
         )
     fine_tuning = start_from is not None
     if start_from is not None:

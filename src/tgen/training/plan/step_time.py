@@ -8,9 +8,9 @@ five smallest sizes on two CPUs: their steps take 0.9 to 1.1 times the estimate.
 from tgen.config import ModelConfig
 from tgen.training.plan.param_shapes import block_matrices, matmul_params
 
-_MATMUL_SPEED = 4.25  # of forward and backward, times the measured speed
+_MATMUL_SPEED = 4.25  # speed of forward and backward, in multiples of the measured speed
 _ELEMENTWISE = 8800  # FLOP at the measured speed per token, layer and unit of width
-_MUON_SPEED = 5.0  # of wide matrices, times the measured speed
+_MUON_SPEED = 5.0  # speed with wide matrices, in multiples of the measured speed
 _MUON_WIDTH = 500  # matrices of this width are multiplied half as fast
 _MUON_ITERATIONS = 5
 

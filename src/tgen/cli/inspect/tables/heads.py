@@ -33,18 +33,28 @@ _COLUMNS = (
     _Column("Δloss", "ablation_cost", 8, 14, "loss increase without the head, nats/token"),
     _Column("keys", "effective_keys", 5, 11, "effective number of keys, exp(entropy)"),
     _Column("dist", "distance", 6, 0, "mean distance from query to key, in tokens"),
-    _Column("self", "self", 5, 0, "weight on the query's own position"),
-    _Column("prev", "previous", 5, 11, "weight on the previous token"),
-    _Column("first", "first", 6, 11, "weight on the first token, over all queries"),
-    _Column("duplicate", "duplicate", 10, 11, "weight on the token's earlier copy / control"),
-    _Column("induction", "induction", 10, 11, "weight on the token after that copy / control"),
-    _Column("text", "text_induction", 5, 0, "weight on the token after an earlier copy, this text"),
+    _Column("self", "self", 5, 0, "attention weight on the query's own position"),
+    _Column("prev", "previous", 5, 11, "attention weight on the previous token"),
+    _Column("first", "first", 6, 11, "attention weight on the first token, over all queries"),
+    _Column(
+        "duplicate", "duplicate", 10, 11, "attention weight on the token's earlier copy / control"
+    ),
+    _Column(
+        "induction", "induction", 10, 11, "attention weight on the token after that copy / control"
+    ),
+    _Column(
+        "text",
+        "text_induction",
+        5,
+        0,
+        "attention weight on the token after an earlier copy, this text",
+    ),
 )
 COLUMN_MEANINGS = {
     "head": "layer and head",
     "role": "the score furthest above its baseline or control, if clearly above",
     **{column.name: column.meaning for column in _COLUMNS},
-    _HISTOGRAM: "weight 0, 1, 2-3, 4-7, ... tokens back",
+    _HISTOGRAM: "attention weight 0, 1, 2-3, 4-7, ... tokens back",
 }
 _NUMBERS = ("effective_keys", "distance")  # not shares from 0 to 1
 
