@@ -1,5 +1,7 @@
 """The Python API: load, generate, stream, train."""
 
+import warnings
+
 import pytest
 
 import tgen
@@ -106,6 +108,7 @@ def test_values_of_wrong_types_are_usage_errors(trained, options, message):
         {"dtype": "fp16"},
         {"threads": -3},
         {"threads": 0},
+        {"threads": 1025},
         {"threads": "2"},
         {"device": 5},
         {"path": 5},
@@ -129,3 +132,41 @@ def test_misspelled_options_get_a_suggestion(trained, tmp_path):
 def test_train_takes_steps_or_minutes(tmp_path):
     with pytest.raises(UsageError, match="minutes cannot be combined with steps"):
         tgen.train("corpus.txt", out=tmp_path, minutes=1, steps=5)
+
+
+@pytest.mark.parametrize("prompts", [None, 5, b"a", "a"])
+def test_prompts_that_are_no_list_are_refused(trained, prompts):
+    with pytest.raises(UsageError, match="prompts: invalid value") as error:
+        tgen.load(trained).generate_batch(prompts)
+    assert error.value.hint == "set prompts to a list of texts"
+
+
+@pytest.mark.parametrize(
+    ("corpus", "options", "message"),
+    [
+        (5, {}, "corpus: invalid value 5"),
+        (b"c.txt", {}, "corpus: invalid value b'c.txt'"),
+        (["c.txt", 5], {}, "corpus: invalid value 5"),
+        ("c.txt", {"out": 5}, "out: invalid value 5"),
+        ("c.txt", {"out": ""}, "out: invalid value ''"),
+        ("c.txt", {"threads": 1025}, "threads: invalid value 1025"),
+    ],
+)
+def test_train_refuses_wrong_values(tmp_path, corpus, options, message):
+    with pytest.raises(UsageError) as error:
+        tgen.train(corpus, **{"out": tmp_path / "model", **options})
+    assert error.value.message == message
+    assert error.value.hint
+
+
+def test_cache_of_another_prompt_is_warned_about(trained):
+    model = tgen.load(trained, threads=1)
+    cache = model.cache_prompt("What is")
+    with pytest.warns(UserWarning, match="prompt_cache is not used.*starts differently"):
+        text = model.generate("king", prompt_cache=cache, **OPTIONS)
+    assert text == model.generate("king", **OPTIONS)
+    with pytest.warns(UserWarning, match="prompt_cache is not used.*longer than the context"):
+        model.generate("What is" * 100, prompt_cache=cache, max_new_tokens=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.generate("What was", prompt_cache=cache, max_new_tokens=1)

@@ -19,8 +19,8 @@ from tgen.checkpoint.dtypes import to_float32
 from tgen.checkpoint.hf.families import to_hf_arrays
 from tgen.checkpoint.model_lookup import find_model
 from tgen.config import DEFAULT_BATCH_SIZE, ModelConfig, StoredAs, TrainConfig
-from tgen.config.option import require, suggest
-from tgen.engine.base import PromptCache
+from tgen.config.option import MAX_THREADS, require, suggest
+from tgen.engine.base import PromptCache, common_prefix_length
 from tgen.errors import UsageError
 from tgen.generation.loop import make_source
 from tgen.generation.sampling import row_seed
@@ -49,8 +49,8 @@ def load(
     names = get_args(StoredAs)
     require(dtype is None or dtype in names, "dtype", repr(dtype), f"one of {', '.join(names)}")
     whole = isinstance(threads, int) and not isinstance(threads, bool)
-    valid = threads is None or (whole and threads >= 1)
-    require(valid, "threads", repr(threads), "a number of at least 1")
+    valid = threads is None or (whole and 1 <= threads <= MAX_THREADS)
+    require(valid, "threads", repr(threads), f"a number from 1 to {MAX_THREADS:,}")
     require(isinstance(device, str), "device", repr(device), "auto, cpu, cuda or mps")
     valid = path is None or isinstance(path, (str, Path))
     require(valid, "path", repr(path), "a path or the name of a model")
@@ -77,7 +77,12 @@ def train(
     from tgen import runs
     from tgen.runs import ResumeRequest, RunRequest
 
-    paths = [corpus] if isinstance(corpus, (str, Path)) else corpus
+    valid = isinstance(corpus, Iterable) and not isinstance(corpus, bytes)
+    require(valid, "corpus", repr(corpus), "a path or a list of paths")
+    paths = [corpus] if isinstance(corpus, (str, Path)) else list(corpus)
+    for path in paths:
+        require(isinstance(path, (str, Path)), "corpus", repr(path), "a path or a list of paths")
+    require(isinstance(out, (str, Path)) and out != "", "out", repr(out), "a path")
     request: dict[str, Any] = {"corpus": [str(path) for path in paths], "out": Path(out)}
     config, shape = {}, {}
     if {"steps", "minutes"} <= set(options):
@@ -156,6 +161,8 @@ class Model:
         ids = self.encode(prompt)
         valid = prompt_cache is None or isinstance(prompt_cache, PromptCache)
         require(valid, "prompt_cache", repr(prompt_cache), "a result of cache_prompt or load_cache")
+        if prompt_cache is not None:
+            self._warn_if_unused(prompt_cache, ids)
         return self._decode(
             self._loaded.tokens([ids], sampling=sampling, prompt_cache=prompt_cache)
         )
@@ -186,8 +193,9 @@ class Model:
         The first text is what `generate` returns; row i samples with a seed made from `seed` and i.
         """
         sampling = self._loaded.sampling(options)
-        if isinstance(prompts, (str, bytes)):
-            raise UsageError("prompts: got a single text", "pass a list of texts")
+        valid = isinstance(prompts, Iterable) and not isinstance(prompts, (str, bytes))
+        require(valid, "prompts", repr(prompts), "a list of texts")
+        prompts = list(prompts)
         valid = isinstance(batch_size, int) and batch_size >= 1
         require(valid, "batch_size", repr(batch_size), "a number of at least 1")
         ids, texts = [self.encode(prompt) for prompt in prompts], [b""] * len(prompts)
@@ -247,6 +255,15 @@ class Model:
         assert set(missing) <= {"lm_head.weight"}, missing  # tied to the embedding
         model.tie_weights()
         return model.eval()
+
+    def _warn_if_unused(self, cache: PromptCache, ids: Sequence[int]) -> None:
+        reason = ""
+        if len(ids) > self._loaded.engine.context_length:
+            reason = "the prompt is longer than the context"
+        elif not common_prefix_length(ids, cache.tokens):
+            reason = "the cached prompt starts differently"
+        if reason:
+            warnings.warn(f"prompt_cache is not used: {reason}", stacklevel=3)
 
     def _decode(self, tokens: Iterator[Token]) -> Iterator[str]:
         pieces = (piece for _, piece in self._loaded.pieces(tokens) if piece)

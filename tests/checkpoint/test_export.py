@@ -1,5 +1,6 @@
 """`tgen export`: the same model in another format, or one clear error and nothing written."""
 
+import errno
 import json
 import os
 from functools import partial
@@ -16,6 +17,7 @@ from tgen.checkpoint import dtypes, export, model_dir
 from tgen.checkpoint.dtypes import cast, to_float32
 from tgen.checkpoint.gguf import header
 from tgen.checkpoint.gguf import reader as gguf_reader
+from tgen.cli import console
 from tgen.cli.app import run
 from tgen.errors import ModelError
 from tgen.model.transformer import Transformer
@@ -279,3 +281,19 @@ def test_invalid_special_token_ids_are_ignored(model, tokens):
     assert model_dir.load(model).end_ids == {0}
     fields = header.read_header(run_export(model, "--to", "gguf")).fields
     assert fields["tokenizer.ggml.bos_token_id"] == fields["tokenizer.ggml.eos_token_id"] == 0
+
+
+@pytest.mark.parametrize("to", ["gguf", "transformers"])
+def test_export_that_does_not_fit_names_the_target_and_the_reason(to, model, monkeypatch, capsys):
+    monkeypatch.setattr(console, "discard_stdout", lambda: None)
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    out = model.parent / "out"
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        status = run(["export", str(model), "--to", to, "--out", str(out)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert status == 1
+    assert f"error: {out}: {os.strerror(errno.EFBIG)}" in capsys.readouterr().err
+    assert not out.exists()

@@ -259,3 +259,28 @@ def test_load_retries_if_the_model_was_missing_for_a_moment(tmp_path, monkeypatc
     monkeypatch.setattr(model_dir, "_read_weights", fail_first)
     assert model_dir.load(path).config == model.config
     assert n_reads == 2
+
+
+def test_training_that_never_began_is_named(tmp_path):
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "LOCK").touch()
+    with pytest.raises(ModelError) as caught:
+        model_dir.load(tmp_path)
+    assert "was stopped before it began, start it again" in caught.value.hint
+
+
+def test_files_of_a_model_and_of_its_run_are_not_for_output(tokenizer, tmp_path):
+    folder, model = tmp_path / "m", make_model("llama", vocab_size=tokenizer.vocab_size)
+    model_dir.save(folder, model.config, tokenizer, model.to_arrays())
+    names = ["config.json", "tokenizer.json", "model.safetensors", "new.safetensors", "vocab.json"]
+    (folder / "training").mkdir()
+    (folder / "training" / "run.json").touch()
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    (tmp_path / "link.csv").symlink_to(folder / "config.json")
+    kept = [folder / name for name in [*names, "training/run.json"]]
+    for path in [*kept, tmp_path / "model.gguf", tmp_path / "link.csv"]:
+        assert model_dir.belongs_to_a_model(path)
+    (tmp_path / "results").mkdir()
+    free = [folder / "page.html", folder / "bench.json", tmp_path / "results" / "config.json"]
+    for path in [*free, tmp_path / "new.gguf", folder, Path("/dev/null")]:
+        assert not model_dir.belongs_to_a_model(path)

@@ -237,3 +237,21 @@ def test_cache_folder_follows_the_environment(monkeypatch):
     assert cache_folders() == [Path("/caches/huggingface/hub")]
     monkeypatch.setenv("HF_HOME", "~/hf")
     assert cache_folders()[0] == Path("~/hf/hub").expanduser()
+
+
+@pytest.mark.parametrize("unreadable", ["models", "models/new"])
+def test_unreadable_folder_is_not_skipped(unreadable, empty_home, monkeypatch):  # noqa: ARG001
+    access, denied = os.access, Path("none")
+    monkeypatch.setattr(os, "access", lambda path, mode: access(path, mode) and path != denied)
+    add_model(Path("models/old"))
+    (Path("models/old") / "model.safetensors").write_bytes(b"")
+    os.utime(Path("models/old") / "model.safetensors", (1e9, 1e9))
+    Path("models/new").mkdir()
+    assert find_model(None).path == Path("models/old")
+    denied = Path(unreadable)
+    with pytest.raises(ModelError) as caught:
+        find_model(None)
+    assert caught.value.message == f"cannot read {str(denied)!r}: permission denied"
+    os.utime(denied, (5e8, 5e8))
+    if unreadable == "models/new":  # older than the newest readable model
+        assert find_model(None).path == Path("models/old")

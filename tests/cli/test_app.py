@@ -1,6 +1,7 @@
 """The command as people run it: pipes, signals, and the shipped model."""
 
 import base64
+import errno
 import json
 import os
 import subprocess
@@ -11,6 +12,9 @@ import pytest
 
 from support.command import clean_environment, start, tgen
 from support.models import TEXT
+from tgen.checkpoint import model_lookup
+from tgen.cli import console
+from tgen.cli.app import run
 from tgen.tokenizer import Tokenizer
 
 SHIPPED = Path(__file__).parents[2] / "models" / "shakespeare"
@@ -114,6 +118,7 @@ def test_lost_output_is_never_success(trained):
         ["generate", "-m", trained, "-p", "a", "-n", 5],
         ["inspect", "-m", trained, "-p", "a"],
         ["--help"],
+        ["--version"],
     ):
         with Path("/dev/full").open("wb") as full:
             result = subprocess.run(
@@ -124,7 +129,7 @@ def test_lost_output_is_never_success(trained):
                 check=False,
             )
         assert result.returncode == 1
-        assert b"No space left on device" in result.stderr
+        assert b"error: stdout: No space left on device" in result.stderr
         assert b"Traceback" not in result.stderr
 
 
@@ -220,3 +225,24 @@ def test_the_shipped_model_answers_where_nothing_was_trained(tmp_path):
         len(words & {"the", "and", "to", "of", "i", "a", "my", "is", "in", "that", "not", "you"})
         >= 3
     )
+
+
+def test_file_that_may_not_be_read_gets_a_hint_about_its_permissions(monkeypatch, capsys):
+    def find_model(_name):
+        raise PermissionError(errno.EACCES, "Permission denied", "m/config.json")
+
+    monkeypatch.setattr(model_lookup, "find_model", find_model)
+    monkeypatch.setattr(console, "discard_stdout", lambda: None)
+    assert run(["generate", "-m", "m", "-p", "x"]) == 1
+    message = capsys.readouterr().err
+    assert "error: m/config.json: Permission denied\nhint: check its permissions" in message
+
+
+def test_error_without_a_number_keeps_its_text(monkeypatch, capsys):
+    def find_model(_name):
+        raise OSError("5 requested and 0 written")
+
+    monkeypatch.setattr(model_lookup, "find_model", find_model)
+    monkeypatch.setattr(console, "discard_stdout", lambda: None)
+    assert run(["generate", "-m", "m", "-p", "x"]) == 1
+    assert "error: 5 requested and 0 written" in capsys.readouterr().err

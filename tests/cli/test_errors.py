@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from support.command import clean_environment, tgen
-from support.models import TEXT
+from support.models import TEXT, make_model
+from tgen.checkpoint import model_dir
 from tgen.cli.app import run
 
 
@@ -124,3 +125,16 @@ def test_a_bug_exits_70_and_leaves_its_traceback_in_a_file(monkeypatch, capsys):
     log = Path(message.strip().split()[-1])
     assert "Traceback" in log.read_text()
     log.unlink()
+
+
+@pytest.mark.parametrize("flag", ["--html", "--csv", "--svg", "--png", "--vega", "--save"])
+def test_files_of_the_model_are_not_overwritten(flag, tokenizer, tmp_path, capsys):
+    model = make_model("llama", vocab_size=tokenizer.vocab_size)
+    model_dir.save(tmp_path / "m", model.config, tokenizer, model.to_arrays())
+    before = {path: path.read_bytes() for path in (tmp_path / "m").iterdir()}
+    name = "config.json" if flag in ("--html", "--save") else "model.safetensors"
+    command = ["bench"] if flag == "--save" else ["inspect", "-p", "a"]
+    arguments = ["-m", str(tmp_path / "m"), flag, str(tmp_path / "m" / name)]
+    assert run([*command, *arguments]) == 2
+    assert "is a file of a model" in capsys.readouterr().err
+    assert all(path.read_bytes() == content for path, content in before.items())

@@ -11,6 +11,7 @@ from support.command import clean_environment, start, tgen
 from support.models import TEXT
 from support.runs import progress
 from tgen import __main__
+from tgen.cli import signals
 
 
 def test_ctrl_c_saves_and_prints_the_command_to_resume(tmp_path):
@@ -40,6 +41,19 @@ def test_ctrl_c_saves_and_prints_the_command_to_resume(tmp_path):
     assert tgen(*command).returncode == 0
     whole, parts = (tmp_path / name / "model.safetensors" for name in ("whole", "parts"))
     assert whole.read_bytes() == parts.read_bytes()
+
+
+def test_second_ctrl_c_says_what_resumes(monkeypatch, capfdbinary):
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    stop = signals.StopSignal()
+    stop.is_training = stop.has_started = True
+    stop._handle(signal.SIGINT, None)
+    stop.explain()
+    assert capfdbinary.readouterr().err == b""
+    with pytest.raises(SystemExit, match="130"):
+        stop._handle(signal.SIGINT, None)
+    stop.explain()
+    assert b"continues from the last saved step" in capfdbinary.readouterr().err
 
 
 def test_ctrl_c_during_import_prints_no_traceback(monkeypatch):

@@ -59,6 +59,16 @@ def test_empty_corpus_is_an_error(tmp_path, content):
         corpus.read([str(tmp_path / "corpus.txt")])
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("c.txt", b"\n\n\n"), ("c.txt", b"<|endoftext|>" * 500), ("c.jsonl", b'{"text": ""}\n')],
+)
+def test_corpus_without_text_is_not_called_empty(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CorpusError, match="has no text besides line breaks and end-of-text"):
+        corpus.read([str(tmp_path / name)])
+
+
 def test_parts_are_tokenized_separately_and_an_end_follows_each_document():
     text = tokenize([(b"ab", b"c"), (b"a",)], CHAR)
     a, b, c = CHAR.encode(b"abc")

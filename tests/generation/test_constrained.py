@@ -96,9 +96,42 @@ def test_truncated_text_is_reported_as_incomplete(trained):
         ({"choices": [b"\xff"]}, "UTF-8"),
         ({"choices": ["a"], "regex": "b"}, "cannot be combined"),
         ({"choices": ["a"], "stop": ["b"]}, "stop"),
+        ({"choices": []}, "choices: invalid value []"),
+        ({"choices": ()}, "choices: invalid value []"),
+        ({"regex": r"[^\s\S]"}, "regex: no text matches"),
+        ({"json_schema": {"$ref": "#"}}, "refers only to itself"),
+        ({"json_schema": False}, "json_schema: no text matches"),
+        ({"json_schema": "false"}, "json_schema: no text matches"),
+        ({"json_schema": {"enum": []}}, "json_schema: no text matches"),
+        ({"json_schema": "3"}, "json_schema: not an object, true or false"),
+        ({"json_schema": 3}, "json_schema: invalid value 3"),
     ],
 )
 def test_invalid_constraints_raise(trained, options, words):
     with pytest.raises(UsageError) as error:
         load(trained, threads=1).generate("a", **options)
     assert words in f"{error.value.message} {error.value.hint}"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"regex": "a(b"}, "regex: unclosed group"),
+        ({"regex": "a|(b"}, "regex: unclosed group"),
+        ({"regex": r"\1"}, "regex: backreferences are not supported"),
+        ({"regex": r"\b"}, r"regex: lookarounds not supported yet; WordUnicode in regex /\b/"),
+        ({"json_schema": {"type": "string", "pattern": "a(b"}}, "json_schema: unclosed group"),
+    ],
+)
+def test_messages_name_the_error_without_positions_in_a_grammar(trained, options, message):
+    with pytest.raises(UsageError) as error:
+        load(trained, threads=1).generate("a", **options)
+    assert error.value.message == message
+
+
+@pytest.mark.parametrize("schema", [True, "true", {}])
+def test_schema_true_allows_any_json(trained, schema):
+    text = load(trained, threads=1).generate(
+        "a", json_schema=schema, bias={"7": 99}, max_new_tokens=1
+    )
+    assert text == "7"

@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -150,3 +151,23 @@ def test_output_that_cannot_be_written_is_a_problem(tmp_path):
 def test_output_in_a_folder_without_permission_is_a_problem(tmp_path):
     tmp_path.chmod(0o500)
     assert files.output_problem(tmp_path / "x") == f"{tmp_path} is not writable"
+
+
+def test_failed_write_names_the_target(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", fail)
+    with pytest.raises(OSError, match="No space left") as caught:
+        files.publish(tmp_path / "x", b"x")
+    assert caught.value.filename == str(tmp_path / "x")
+    with pytest.raises(OSError, match="No space left") as caught:
+        files.publish_folder(tmp_path / "model", {"a": b"new"})
+    assert caught.value.filename == str(tmp_path / "model")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_failed_write_to_a_device_names_it():
+    with pytest.raises(OSError, match="No space left") as caught:
+        files.write_output(Path("/dev/full"), b"x")
+    assert caught.value.filename == "/dev/full"

@@ -43,6 +43,7 @@ DESCRIPTION_FILES = (  # files of a model besides config.json and the weights
     "chat_template.jinja",
 )
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")  # transformers loads them
+_KNOWN_FILES = {*DESCRIPTION_FILES, *_ADAPTER_FILES, NGRAMS, WEIGHTS, _INDEX, "config.json"}
 _SHARD_OF_MODEL = re.compile(r"model-\d+-of-\d+\.safetensors")
 _MAX_READS = 3  # attempts, if the directory is replaced during each read
 _SHARD = re.compile(r"^[A-Za-z0-9][\w.-]{0,200}\.safetensors$")
@@ -159,12 +160,28 @@ def save(
 
 def _files_of_a_model(path: Path) -> list[str]:
     """Return the names of the files in a directory that belong to a model."""
-    known = {*DESCRIPTION_FILES, *_ADAPTER_FILES, NGRAMS, WEIGHTS, _INDEX, "config.json"}
     return [
         file.name
         for file in sorted(path.iterdir())
-        if (file.name in known or _SHARD_OF_MODEL.fullmatch(file.name)) and not file.is_dir()
+        if (file.name in _KNOWN_FILES or _SHARD_OF_MODEL.fullmatch(file.name)) and not file.is_dir()
     ]
+
+
+def belongs_to_a_model(path: Path) -> bool:
+    """Return whether a file written to `path` would replace or join the files of a model."""
+    for file in (path, path.resolve()):  # cached models consist of links
+        of_a_model = file.name in _KNOWN_FILES or file.suffix == ".safetensors"
+        if of_a_model and (file.parent / "config.json").exists():
+            return True
+        if file.parent.name == "training" and (file.parent / "run.json").exists():
+            return True
+    if not path.is_file():
+        return False
+    try:
+        with files.open_regular(path) as content:
+            return content.read(4) == b"GGUF"
+    except TgenError:  # not readable
+        return False
 
 
 def load(path: Path) -> ModelBundle:
@@ -340,6 +357,11 @@ def _missing_hint(path: Path) -> str:
         return (
             f"run `tgen train --resume --out {path}` to continue: no weights were saved yet; "
             "if training failed, start again with --overwrite and lower learning rates"
+        )
+    if (path / "training" / "LOCK").exists():
+        return (
+            "wait if its training is just starting; if it was stopped before it began, start it "
+            "again with `tgen train`"
         )
     if any(path.glob("*.bin")) or any(path.glob("*.pt*")):
         return "convert the weights to safetensors: they are pickle files, which can run code"

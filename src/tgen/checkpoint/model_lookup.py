@@ -95,11 +95,26 @@ def _is_plain(name: str) -> bool:
 
 def _newest(models: Path) -> ModelLocation:
     shipped = shipped_model()
+    _require_readable(models)
     paths = [models / name for name in _models_in(models)]
     trained = [path for path in paths if path.resolve() != shipped]
-    if not trained:
+    newest = max(trained, key=_modified, default=None)
+    latest = 0.0 if newest is None else _modified(newest)
+    for folder in (models / name for name in _entries(models) if not _is_hidden(name)):
+        # a model's files are replaced by new ones, which changes the time of its directory
+        if os.path.isdir(folder) and folder.stat().st_mtime > latest:
+            _require_readable(folder)
+    if newest is None:
         return ModelLocation(shipped, SHIPPED)
-    return ModelLocation(max(trained, key=_modified), f"the newest in {LOCAL}")
+    return ModelLocation(newest, f"the newest in {LOCAL}")
+
+
+def _require_readable(folder: Path) -> None:
+    if os.path.isdir(folder) and not os.access(folder, os.R_OK | os.X_OK):
+        raise ModelError(
+            f"cannot read {str(folder)!r}: permission denied",
+            "check its permissions, or choose a model with --model",
+        )
 
 
 def _modified(folder: Path) -> float:

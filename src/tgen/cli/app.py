@@ -36,7 +36,7 @@ _DISK_HINTS = {
     errno.ENOSPC: "free disk space and try again",
     errno.EDQUOT: "free disk space and try again",
     errno.EROFS: "choose a writable location",
-    errno.EACCES: "choose a writable location",
+    errno.EACCES: "check its permissions and those of its directory",
 }
 
 
@@ -138,8 +138,9 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit status."""
     completing = "_TGEN_COMPLETE" in os.environ
+    only_prints = not arguments or bool({"-h", "--help", "--version"} & set(arguments))
     try:
-        if {"-h", "--help", "--version"} & set(arguments):
+        if arguments and only_prints:
             console.require_stdout()
         app = make_app() if completing else make_app(arguments)
         result = app(arguments, prog_name="tgen", standalone_mode=False)
@@ -167,8 +168,10 @@ def run(arguments: list[str]) -> int:
         return 1
     except OSError as error:  # a full disk, a directory without write permission
         console.discard_stdout()
-        where = f"{error.filename}: " if error.filename else ""
-        console.print_error(f"{where}{error.strerror}", _DISK_HINTS.get(error.errno or 0, ""))
+        where = error.filename or ("stdout" if only_prints else "")
+        reason = error.strerror or " ".join(map(str, error.args))  # some libraries set no number
+        message = f"{where}: {reason}" if where else reason
+        console.print_error(message, _DISK_HINTS.get(error.errno or 0, ""))
         return 1
     except Exception as error:
         if is_out_of_memory(error):

@@ -10,12 +10,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, field, fields
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import typer
 
-from tgen.config.option import option
+from tgen.config.option import MAX_THREADS, option
 from tgen.errors import TgenError, UsageError
+from tgen.storage.files import output_problem
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
@@ -46,9 +48,6 @@ def model_option(**changes: Any) -> Any:
 def device_option(panel: str) -> Any:
     """Declare `--device`."""
     return option("auto", "Device to run on.", "--device", panel=panel)
-
-
-MAX_THREADS = 1024
 
 
 def threads_option(panel: str) -> Any:
@@ -220,6 +219,17 @@ def _complete_model(incomplete: str) -> list[str]:
 
     names = [name for name in list_model_names() if name.isprintable()]
     return [name for name in names if name.startswith(incomplete)]
+
+
+def check_output_file(flag: str, path: Path) -> None:
+    """Raise UsageError if a file cannot be written to `path`, or would replace part of a model."""
+    from tgen.checkpoint.model_dir import belongs_to_a_model
+
+    problem = output_problem(path)
+    if not problem and belongs_to_a_model(path):
+        problem = "is a file of a model"
+    if problem:
+        raise UsageError(f"{flag} {path}: {problem}", "name another file")
 
 
 def parse_size(option_name: str, text: str) -> int:

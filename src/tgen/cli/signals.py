@@ -19,6 +19,7 @@ class StopSignal:
         self.number = 0  # of the first signal; 0: none
         self.is_training = False  # steps check for a request; until then, signals exit at once
         self.has_started = False  # the run can be saved
+        self.is_repeated = False  # a second signal came before the run was saved
         for number in _handled_signals():
             signal.signal(number, self._handle)
 
@@ -27,16 +28,20 @@ class StopSignal:
         return self.number != 0
 
     def explain(self) -> None:
-        """Print why nothing was saved, if a signal arrived before the first step."""
+        """Print why nothing was saved: before the first step, or after a second signal."""
+        quiet = not distributed.is_rank_zero()
         if self.number and not self.has_started:
-            quiet = not distributed.is_rank_zero()
             console.print_status("stopped before the first step: nothing to save", quiet=quiet)
+        elif self.is_repeated:
+            text = "stopped at once by a second signal: --resume continues from the last saved step"
+            console.print_status(text, quiet=quiet)
 
     def _handle(self, number: int, frame: Any) -> None:
         del frame
         if self.number and distributed.launched():
             return  # torchrun forwards a signal that the terminal has sent to all ranks already
         exits = self.number or not self.is_training
+        self.is_repeated = self.number != 0 and self.is_training
         # If Python drops SystemExit, raised inside a callback, the first step stops the run.
         self.number = self.number or number
         if exits:

@@ -13,6 +13,7 @@ Activation = Literal["relu", "gelu_tanh", "gelu", "swiglu"]
 Family = Literal["classic", "gpt2", "llama", "qwen3"]  # can be trained; all FAMILIES can be run
 Size = Literal["nano", "micro", "tiny", "small", "medium", "large"]
 DEFAULT_FAMILY: Family = "qwen3"
+_MAX_D_MODEL = 1 << 20
 _MAX_SINUSOIDAL = 1 << 20  # context length
 _DIMENSIONS = ("vocab_size", "context_length", "n_layers", "d_model", "n_heads", "n_kv_heads",
                "head_dim", "d_ff")  # fmt: skip
@@ -124,9 +125,17 @@ class ModelConfig:
             )
         merged = SIZES["small"] | FAMILIES[family] | values
         d_model, n_heads = merged["d_model"], merged["n_heads"]
+        expected = f"a number from 1 to {_MAX_D_MODEL:,}"
+        require(1 <= d_model <= _MAX_D_MODEL, "d_model", d_model, expected)
         require(n_heads >= 1, "n_heads", n_heads, "a number of at least 1")
         if "head_dim" not in values:
-            require(d_model % n_heads == 0, "n_heads", n_heads, f"a divisor of d_model={d_model}")
+            even = merged["position"] == "rotary"
+            if d_model % (n_heads * (1 + even)):
+                heads = f"n_heads={n_heads} heads{' of an even size' * even}"
+                raise UsageError(
+                    f"d_model={d_model} does not divide into {heads}",
+                    f"set d_model to a multiple of {n_heads * (1 + even)}, or change n_heads",
+                )
             merged["head_dim"] = d_model // n_heads
         if "n_kv_heads" not in values:
             merged["n_kv_heads"] = n_heads

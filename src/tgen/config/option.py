@@ -13,6 +13,8 @@ from typing import Any, Literal, get_args, get_origin
 
 from tgen.errors import UsageError
 
+MAX_THREADS = 1024  # of `--threads` and `threads=`
+
 
 def option(
     default: Any = MISSING,

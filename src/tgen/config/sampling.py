@@ -83,8 +83,8 @@ class SamplingConfig:
         "--bias",
         metavar="TEXT=N",
     )
-    choices: Sequence[Text] = _constraint(
-        (),
+    choices: Sequence[Text] | None = _constraint(
+        None,
         "Generate exactly one of these strings; a JSON list allows commas in them. Repeatable.",
         "--choices",
         metavar="A,B,...",
@@ -92,7 +92,7 @@ class SamplingConfig:
     regex: str | None = _constraint(
         None, "Generate a text that matches this regular expression.", "--regex", metavar="REGEX"
     )
-    json_schema: str | Mapping[str, Any] | None = _constraint(
+    json_schema: str | Mapping[str, Any] | bool | None = _constraint(
         None,
         "Generate a JSON document that is valid under the schema in FILE.",
         "--json-schema",
@@ -220,9 +220,12 @@ class SamplingConfig:
         check_ranges(self)
         for name in TEXTS:
             value = getattr(self, name)
+            if name == "choices" and value is None:
+                continue
             texts = (value,) if isinstance(value, (str, bytes)) else value
             require(_is_sequence(texts), name, repr(value), "a string or a list of strings")
             self._set(name, tuple(_check_text(name, text) for text in texts))
+        require(self.choices != (), "choices", "[]", "a list of at least one string")
         pairs = self.bias.items() if isinstance(self.bias, Mapping) else self.bias
         valid = isinstance(self.bias, Mapping) or (
             _is_sequence(pairs) and all(_is_sequence(pair) and len(pair) == 2 for pair in pairs)
@@ -242,7 +245,7 @@ class SamplingConfig:
         valid = len(set(names)) == len(names) and set(names) <= set(SAMPLERS)
         expected = f"names from {', '.join(SAMPLERS)}, each at most once"
         require(valid, "samplers", ",".join(names) or "''", expected)
-        if isinstance(self.json_schema, Mapping):
+        if isinstance(self.json_schema, (Mapping, bool)):
             try:
                 self._set("json_schema", json.dumps(self.json_schema))
             except (TypeError, ValueError):

@@ -95,7 +95,7 @@ class TrainConfig:
     compile: bool = option(False, "Compile the training step with torch.compile.")
     val_fraction: float = option(
         0.1,
-        "Fraction of the corpus, taken from its end, held out for validation.",
+        "Fraction of the corpus, taken from its end, held out for validation; 0 disables it.",
         "--val-fraction",
         panel="Data and tokenizer",
         low=0,

@@ -33,7 +33,7 @@ def find_rows(source: Source) -> Iterator[Location]:
                 raise CorpusError(
                     f"{source.name}, line {number}: not a valid row "
                     f"(got {line[:50].decode(errors='replace')!r})",
-                    'each line must be {"text": "..."} or {"prompt": "...", "completion": "..."}',
+                    'write {"text": "..."} or {"prompt": "...", "completion": "..."} on each line',
                 )
             content = chain.from_iterable((encode_length(len(part)), part) for part in parts)
             yield start, start + len(line), sum(map(len, parts)), content

@@ -20,9 +20,11 @@ _BLOCK = 1 << 22  # bytes per read
 def read(paths: Sequence[str]) -> Corpus:
     """Read files, directories, glob patterns and `-` (stdin); CorpusError if all are empty."""
     skipped: list[str] = []
+    n_nonempty = 0
     table, fingerprint = DocumentTable(), hashlib.sha256()
     for source in open_sources(paths, skipped):
         rows = contains_rows(source)
+        n_nonempty += bool(source.read(0, 1))
         table.add_source(source, rows=rows)
         for start, end, n_bytes, content in find_rows(source) if rows else _find_texts(source):
             own = hashlib.sha256()
@@ -34,7 +36,9 @@ def read(paths: Sequence[str]) -> Corpus:
         source.close()
     corpus = Corpus(table.all_documents(), skipped, fingerprint.hexdigest())
     if corpus.n_bytes == 0:
-        raise CorpusError(f"the corpus {' '.join(paths)!r} is empty", "name a file with text")
+        other = "has no text besides line breaks and end-of-text tokens"
+        problem = other if n_nonempty else "is empty"
+        raise CorpusError(f"the corpus {' '.join(paths)!r} {problem}", "name a file with text")
     return corpus
 
 

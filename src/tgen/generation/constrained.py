@@ -4,6 +4,7 @@ llguidance computes which tokens are allowed. A text that cannot continue is com
 """
 
 import json
+import re
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from typing import Any
@@ -23,6 +24,7 @@ except ImportError:
     ) from None
 
 _LOWEST = -9e18
+_NO_TEXT = "no text matches"
 
 
 class Matcher:
@@ -110,15 +112,36 @@ class Grammars:
         first.compute_bitmask()
         _check(first, kind)
         if matcher.is_stopped():
-            raise UsageError(f"{kind} allows no text", "use one that allows some text", field=kind)
+            raise _error(kind, _NO_TEXT)
         return matcher
 
 
 def _check(matcher: LLMatcher, kind: str) -> None:
     if matcher.is_error():
-        error = matcher.get_error().partition("<state>")[0].partition("|")[0]
-        reason = " ".join(error.split())[:200]
-        raise UsageError(f"{kind}: {reason}", "use features that llguidance supports", field=kind)
+        raise _error(kind, _reason(matcher.get_error(), kind))
+
+
+def _error(kind: str, reason: str) -> UsageError:
+    hint = "use features that llguidance supports"
+    if reason.startswith(_NO_TEXT):
+        hint = "use one that some text matches"
+    return UsageError(f"{kind}: {reason}", hint, field=kind)
+
+
+def _reason(error: str, kind: str) -> str:
+    """Return the reason in an error of llguidance, without its grammar and positions there."""
+    text = error.partition("\n<state>")[0]
+    if text == "NoExtensionBias":
+        other = ", or the schema refers only to itself" if kind == "json_schema" else ""
+        return _NO_TEXT + other
+    if text.startswith("Unsatisfiable schema: "):
+        text = f"{_NO_TEXT} ({text.removeprefix('Unsatisfiable schema: ')})"
+    elif found := re.findall(r"^error: (.+)$", text, re.MULTILINE):  # of the regex parser
+        text = found[-1]
+    else:
+        text = re.split(r"\n\s+\d+ \| ", text)[0]  # the lines of the grammar
+        text = re.sub(r'^at \d+\(\d+\): (invalid regex ".*" \(in regex\): )?', "", text)
+    return " ".join(text.split())[:200]
 
 
 def _to_llguidance(kind: str, value: Any) -> str:
@@ -128,7 +151,7 @@ def _to_llguidance(kind: str, value: Any) -> str:
         return "start: CHOICE\nCHOICE: " + " | ".join(texts)
     if kind == "regex":
         return LLMatcher.grammar_from_regex(value)
-    _check_numbers(value)
+    value = _check_schema(value)
     # Exactly one space after colons and commas: flexible whitespace could repeat endlessly.
     return LLMatcher.grammar_from_json_schema(
         value,
@@ -140,15 +163,25 @@ def _to_llguidance(kind: str, value: Any) -> str:
     )
 
 
-def _check_numbers(schema: str | bytes) -> None:
-    """Raise ValueError for numbers near -2^63 and below: llguidance 1.9 refuses them as a minimum,
-    and overflows the stack for them as a constant or a maximum.
+def _check_schema(schema: str | bytes) -> str | bytes:
+    """Return a schema that is an object; raise ValueError if it is neither that nor `true`.
+
+    Numbers near -2^63 and below are refused too: llguidance 1.9 refuses them as a minimum, and
+    overflows the stack for them as a constant or a maximum.
     """
     try:
-        if _has_lowest(json.loads(schema)):
+        parsed = json.loads(schema)
+        if _has_lowest(parsed):
             raise ValueError(f"a number is below {_LOWEST:.0e}")
     except RecursionError:
         raise ValueError("the nesting is too deep") from None
+    if parsed is True:
+        return "{}"
+    if parsed is False:
+        raise _error("json_schema", f"{_NO_TEXT} the schema false")
+    if not isinstance(parsed, dict):
+        raise ValueError("not an object, true or false")
+    return schema
 
 
 def _has_lowest(value: Any) -> bool:

@@ -95,7 +95,7 @@ def verify(model: Transformer, tokenizer: Tokenizer, ids: Sequence[int]) -> list
             name="weights equal the fused kernel's weights",
             value=recorder.weight_error,
             limit=KERNEL_LIMIT,
-            note="the kernel returns its weights for values that are the identity matrix",
+            note="the kernel returns its attention weights for values that are the identity matrix",
         ),
         Check(name="weight on future keys is 0", value=recorder.future_weight, limit=0.0),
         Check(name="no weight is negative", value=recorder.negative_weight, limit=0.0),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tgen.config import DEFAULT_FAMILY, SIZES, Family, Parallel, Size, TrainConfig
-from tgen.config.option import check_ranges, option
+from tgen.config.option import MAX_THREADS, check_ranges, option
 
 _data = partial(option, panel="Data and tokenizer")
 _output = partial(option, panel="Output")
@@ -27,6 +27,7 @@ class RunRequest:
     out: Path = option(
         help_text="Model directory to write.",
         flags="--out -o",
+        metavar="DIR",
         shown_default="models/<name of the corpus>",
     )
     size: Size | None = option(
@@ -60,7 +61,7 @@ class RunRequest:
     )
     vocab_size: int | None = _data(
         None,
-        "Maximum vocabulary size.",
+        "Maximum vocabulary size, in tokens.",
         "--vocab-size",
         shown_default="all characters; for bpe chosen by the plan",
     )
@@ -72,7 +73,7 @@ class RunRequest:
         False, "Store n-grams of the corpus with the model, for speculative decoding.", "--ngrams"
     )
     device: str = "auto"
-    threads: int | None = None
+    threads: int | None = option(None, low=1, high=MAX_THREADS)
     compile: bool | None = _hardware(
         None,
         "Compile the training step: slower start, faster steps.",
@@ -116,4 +117,7 @@ class ResumeRequest:
     override: bool = False  # allow settings and corpus to differ
     parallel: Parallel | None = None
     device: str = "auto"
-    threads: int | None = None
+    threads: int | None = option(None, low=1, high=MAX_THREADS)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)

@@ -156,8 +156,7 @@ def replacing(path: Path) -> Iterator[Path]:
                 os.rename(path, old / path.name)
             os.replace(temporary, path)
         except OSError as error:
-            if error.filename:  # name the target, not the temporary path
-                error.filename = str(path)
+            error.filename = str(path)  # the target, not the temporary path or nothing
             raise
         finally:
             if not os.path.lexists(path):
@@ -209,8 +208,12 @@ def write_output(path: Path, content: bytes) -> None:
     Follow links, and write to a pipe or device directly.
     """
     if path.exists() and not path.is_file():
-        with open(path, "wb") as file:
-            file.write(content)
+        try:
+            with open(path, "wb") as file:
+                file.write(content)
+        except OSError as error:
+            error.filename = str(path)
+            raise
     else:
         make_folder(path.resolve().parent)
         publish(path.resolve(), content)

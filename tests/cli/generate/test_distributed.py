@@ -64,7 +64,7 @@ def test_output_does_not_depend_on_the_number_of_ranks(on_ranks, model, rows, fo
         errors = [line for line in stderr_lines(ranks) if line.startswith("error")]
         assert sorted(errors) == sorted(e for e in stderr_lines([alone]) if e.startswith("error"))
         if form == "--jsonl":  # rank 0 prints the statistics of all rows
-            count = f"{len(ROWS)} rows · "
+            count = f"{len(ROWS)} rows (2 failed) · "
             [statistics] = [line for line in stderr_lines(ranks) if count in line]
             assert statistics.split(" · ")[1] in alone.err
     assert (

@@ -63,3 +63,25 @@ def test_hostile_rows_become_errors_in_their_places_and_ids_return(trained):
     ]
     assert result.stderr.count(b"error: line ") == len(HOSTILE)
     assert b"Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "hint"),
+    [
+        ('{"prompt": "a", "prompt": "b"}', "prompt is given twice", "remove one of them"),
+        ('{"prompt": "a", "id": {"x": 1, "x": 2}}', "x is given twice", "remove one of them"),
+        ('{"Prompt": "a"}', "unknown field 'Prompt'", "did you mean prompt?"),
+        ('{"PROMPT": "a"}', "unknown field 'PROMPT'", "did you mean prompt?"),
+    ],
+)
+def test_fields_given_twice_or_misspelled_are_refused(line, message, hint):
+    with pytest.raises(UsageError) as error:
+        read_row(line)
+    assert (error.value.message, error.value.hint) == (message, hint)
+
+
+def test_summary_counts_failed_rows(trained):
+    rows = b'{"prompt": "a"}\n{}\n{"prompt": "b", "regex": "[a-z]{40}", "samples": 2}\n'
+    command = ["generate", "-m", trained, "-n", 2, "--input", "-"]
+    assert b"3 rows (2 failed) \xc2\xb7 6 tokens" in tgen(*command, stdin=rows).stderr
+    assert b"1 row \xc2\xb7 2 tokens" in tgen(*command, stdin=rows[:16]).stderr

@@ -8,6 +8,7 @@ import pytest
 
 from support.command import clean_environment, tgen
 from tgen.api import load
+from tgen.cli.generate.interactive import read_line
 from tgen.config import SamplingConfig
 from tgen.generation.prompt_cache import extract_prompt_cache
 from tgen.loaded_model import open_model
@@ -111,3 +112,17 @@ def test_nobody_can_type_into_a_pipe(trained):
     result = tgen("generate", "-m", trained, "--interactive")
     assert result.returncode == 2
     assert b"--interactive needs a terminal" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("term", "columns", "imported"),
+    [("xterm", 80, True), ("xterm", 0, True), ("xterm", 3, False), ("dumb", 80, False)],
+)
+def test_readline_is_only_used_where_it_cannot_crash(monkeypatch, term, columns, imported):
+    pytest.importorskip("readline")
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((columns, 24)))
+    monkeypatch.setattr("builtins.input", lambda _: "a")
+    monkeypatch.delitem(sys.modules, "readline")
+    assert read_line() == b"a"
+    assert ("readline" in sys.modules) == imported

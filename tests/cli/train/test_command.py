@@ -40,3 +40,9 @@ def test_file_that_is_no_tokenizer_is_named(corpus):
     assert refused.returncode == 1
     assert b"tokenizer 'corpus.txt': cannot read tokenizer.json" in refused.stderr
     assert b"hint: pass char, bpe, or the path of a tokenizer.json" in refused.stderr
+
+
+def test_empty_out_is_refused(corpus):
+    result = tgen("train", corpus, "--out", "")
+    assert result.returncode == 2
+    assert b"error: --out is empty\nhint: " in result.stderr

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tgen.config import ResolvedTrainConfig, TrainConfig
+from tgen.config import SIZES, ModelConfig, ResolvedTrainConfig, TrainConfig
 from tgen.errors import UsageError
 from tgen.training.plan.model_size import PlanInputs
 from tgen.training.plan.overrides import parse_overrides
@@ -77,3 +77,17 @@ def test_misspelled_field_gets_a_suggestion():
 def test_old_and_new_name_of_a_field_together_are_refused():
     with pytest.raises(UsageError, match="token_split: old name of bpe_dropout"):
         parse_overrides({"token_split": "0.1", "bpe_dropout": "0.2"})
+
+
+@pytest.mark.parametrize(
+    ("d_model", "message"),
+    [
+        (999_999_996, "d_model: invalid value 999999996"),
+        (102, "d_model=102 does not divide into n_heads=4 heads of an even size"),
+        (100, "d_model=100 does not divide into n_heads=4 heads of an even size"),
+    ],
+)
+def test_error_of_a_width_names_the_width(d_model, message):
+    with pytest.raises(UsageError) as error:
+        ModelConfig.of("qwen3", **SIZES["tiny"] | {"d_model": d_model}, vocab_size=300)
+    assert error.value.message == message

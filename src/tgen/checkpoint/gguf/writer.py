@@ -19,6 +19,14 @@ _FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}  # llama.cpp's file ty
 _INT8_GROUP = 32  # weights that share a scale
 
 
+class _WrittenArray(np.ndarray[Any, Any]):
+    """An array that names the system's error if it cannot be written, which numpy does not."""
+
+    def tofile(self, fid: Any, sep: str = "", format: str = "%s") -> None:  # noqa: A002, ARG002
+        """Write the bytes to an open file."""
+        fid.write(np.ascontiguousarray(self).view(np.uint8))
+
+
 def write_gguf(
     path: Path,
     config: ModelConfig,
@@ -127,4 +135,4 @@ def _add_tensor(gguf: Any, writer: Any, name: str, array: Array, stored: GgufTyp
         data = np.ascontiguousarray(cast(name, array, stored))
         if stored == "bfloat16":
             data = data.view(np.uint8)
-    writer.add_tensor(name, data, raw_dtype=ggml_type)
+    writer.add_tensor(name, data.view(_WrittenArray), raw_dtype=ggml_type)

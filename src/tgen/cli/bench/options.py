@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from tgen.cli.options import (
-    MAX_THREADS,
     Device,
     Reader,
+    check_output_file,
     device_option,
     flag_of,
     json_option,
@@ -17,9 +17,8 @@ from tgen.cli.options import (
 )
 from tgen.cli.ranges import parse_sizes
 from tgen.config import StoredAs
-from tgen.config.option import check_ranges, option
+from tgen.config.option import MAX_THREADS, check_ranges, option
 from tgen.errors import UsageError
-from tgen.storage.files import output_problem
 
 Output = Literal["table", "md", "csv", "json", "jsonl"]
 OtherEngine = Literal["self", "transformers", "llama.cpp"]
@@ -205,8 +204,8 @@ class BenchOptions:
                 message = f"--json cannot be combined with -o {self.output}"
                 raise UsageError(message, "remove one of them")
             object.__setattr__(self, "output", "json")
-        if self.save and (problem := output_problem(self.save)):
-            raise UsageError(f"--save {self.save}: {problem}", "name another file")
+        if self.save:
+            check_output_file("--save", self.save)
 
     def _check_modes(self) -> None:
         modes = {

@@ -53,7 +53,8 @@ class RequestQueue:
         self._last: Generation | None = None
         self._bug: Exception | None = None
         self._warned = False  # about a prompt longer than the context
-        self.failed = False  # a row was invalid, or a constrained text incomplete
+        self._failed_rows: set[int] = set()  # invalid, or with an incomplete constrained text
+        self._n_failed = 0
 
     def add(self, prompt: bytes) -> None:
         """Add a prompt of the command line; raise UsageError if it cannot be continued."""
@@ -110,16 +111,21 @@ class RequestQueue:
     def finish(self) -> None:
         """Finish the output here, then on all ranks; raise an internal error, if any."""
         self._writer.finish(self._n_rows)
-        results = all_gather((self._n_tokens, self.failed))
+        results = all_gather((self._n_tokens, len(self._failed_rows)))
         self._n_tokens = sum(n for n, _ in results)
-        self.failed = any(failed for _, failed in results)
+        self._n_failed = sum(n for _, n in results)
         if self._bug is not None:
             raise self._bug
+
+    @property
+    def failed(self) -> bool:
+        """Whether a row was invalid, or a constrained text incomplete; known after `finish`."""
+        return self._n_failed > 0
 
     def summary(self, seconds: float) -> Iterator[str]:
         """Yield summary lines: rows, tokens and speed."""
         n_rows = self._n_rows if self._n_rows > 1 or self._lines else None
-        yield format_summary(n_rows, self._n_tokens, seconds)
+        yield format_summary(n_rows, self._n_failed, self._n_tokens, seconds)
         if self._options.stats and self._last and not self._lines:
             yield format_stats(self._last)
 
@@ -215,7 +221,7 @@ class RequestQueue:
             console.print_status(f"hint: {error.hint}")
 
     def _print_error(self, generation: Generation, text: str) -> None:
-        self.failed = True
+        self._failed_rows.add(generation.row)
         self._writer.end_line()
         console.print_status(f"error: {_where(generation)}{text}")
 

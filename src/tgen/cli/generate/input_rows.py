@@ -74,7 +74,10 @@ def parse_object(line: bytes) -> dict[str, Any]:
     """Parse a line of JSONL. Raises UsageError if it is not an object."""
     try:
         parsed = json.loads(
-            line.decode("utf-8-sig"), parse_float=_parse_float, parse_constant=_reject_constant
+            line.decode("utf-8-sig"),
+            object_pairs_hook=_make_object,
+            parse_float=_parse_float,
+            parse_constant=_reject_constant,
         )
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"not JSON: {error}", _EXAMPLE) from None
@@ -89,6 +92,15 @@ def parse_object(line: bytes) -> dict[str, Any]:
         if name in values:
             raise UsageError(f"{name} is given twice", "remove one of them")
         values[name] = value
+    return values
+
+
+def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UsageError(f"{twice[:60]} is given twice", "remove one of them")
     return values
 
 
@@ -115,6 +127,8 @@ def _check_depth(row: dict[str, Any]) -> None:
 
 def check_row(values: dict[str, Any], *, samples: int, echo: bool) -> Row:
     """Check the fields of a row but `id`. Raises UsageError for invalid ones."""
+    for name in values.keys() - _ROW_FIELDS:
+        _check_name(name)
     return Row(
         prompt=_pop_prompt(values),
         samples=_pop_samples(values, samples),
@@ -148,14 +162,19 @@ def _pop_samples(values: dict[str, Any], default: int) -> int:
     return int(_check("samples", samples, in_range, f"a number from 1 to {MAX_SAMPLES:,}"))
 
 
-def _check_sampling_field(name: str, value: Any) -> Any:
-    """Check the JSON type of a field of SamplingConfig."""
+def _check_name(name: str) -> None:
+    """Check the name of a field of SamplingConfig."""
     known = {one.name for one in fields(SamplingConfig)}
     if name in _GLOBAL_ONLY:
         raise UsageError(f"{name} applies to all rows", "set it on the command line")
     if name not in known:
-        hint = suggest(name, [*known, *_ROW_FIELDS]) or "run `tgen generate --help` for a list"
+        similar = suggest(name.lower(), sorted({*known, *_ROW_FIELDS}))
+        hint = similar or "run `tgen generate --help` for a list"
         raise UsageError(f"unknown field {name[:60]!r}", hint)
+
+
+def _check_sampling_field(name: str, value: Any) -> Any:
+    """Check the JSON type of a field of SamplingConfig."""
     if name == "bias":
         valid = isinstance(value, dict) and all(map(_is_number, value.values()))
         _check(name, value, valid, 'an object such as {" king": 2}')
@@ -165,7 +184,8 @@ def _check_sampling_field(name: str, value: Any) -> Any:
         valid = all(isinstance(item, str) for item in items)
         return _check(name, value, valid, "a string or a list of strings")
     if name == "json_schema":
-        return _check(name, value, isinstance(value, (str, dict)), "an object or a string")
+        valid = isinstance(value, (str, dict, bool))
+        return _check(name, value, valid, "an object, true, false or a string")
     return _check_like(name, value, getattr(_DEFAULT, name))
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tgen.loaded_model import LoadedModel
 
 _PROMPT = "> "
+_MIN_COLUMNS = 10  # GNU readline divides by zero in a terminal of 3
 
 
 def require_terminal() -> None:
@@ -58,8 +59,7 @@ def repl(model: "LoadedModel", sampling: SamplingConfig, prompt: bytes, **how: A
 
 def read_line() -> bytes | None:
     """Return the typed line; None at the end of input."""
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  (line editing)
+    _import_readline()
     while True:
         try:
             return os.fsencode(input(_PROMPT))
@@ -68,6 +68,18 @@ def read_line() -> bytes | None:
             return None
         except KeyboardInterrupt:  # discards the line, as shells do
             console.write(b"\n")
+
+
+def _import_readline() -> None:
+    """Turn on line editing, except where GNU readline crashes at Ctrl-C."""
+    try:
+        columns = os.get_terminal_size().columns
+    except OSError:
+        columns = 0
+    if os.environ.get("TERM", "dumb") == "dumb" or 0 < columns < _MIN_COLUMNS:
+        return
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (line editing)
 
 
 class Turn(NamedTuple):

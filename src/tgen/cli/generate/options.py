@@ -57,9 +57,14 @@ def _read_choices(items: list[str]) -> list[bytes]:
         try:
             parsed = json.loads(item) if item.startswith("[") else None
         except (ValueError, RecursionError):
-            parsed = None
-        is_list = isinstance(parsed, list) and all(isinstance(one, str) for one in parsed)
-        choices += parsed if parsed and is_list else item.split(",")
+            parsed = [] if item.startswith('["') else None  # other text may start with a bracket
+        if parsed is None:
+            choices += item.split(",")
+        elif parsed and all(isinstance(one, str) and one for one in parsed):
+            choices += parsed
+        else:
+            message = f"--choices: not a JSON list of strings (got {item!r})"
+            raise UsageError(message, """use, for example, --choices '["yes, please", "no"]'""")
     return _encode_all(choices)
 
 

@@ -195,13 +195,14 @@ def timing_stats(generation: Generation) -> dict[str, float | None]:
     }
 
 
-def format_summary(n_rows: int | None, n_tokens: int, seconds: float) -> str:
+def format_summary(n_rows: int | None, n_failed: int, n_tokens: int, seconds: float) -> str:
     """Return what was generated and how fast; `n_rows` None: a single prompt."""
     rate = f"{n_tokens / seconds:,.0f} tokens/s including prefill"
     tokens = f"{n_tokens:,} token{'s' * (n_tokens != 1)}"
     if n_rows is None:
         return f"{tokens} · {rate if n_tokens else 'nothing to generate'}"
-    return f"{n_rows:,} row{'s' * (n_rows != 1)} · {tokens} · {rate}"
+    failed = f" ({n_failed:,} failed)" if n_failed else ""
+    return f"{n_rows:,} row{'s' * (n_rows != 1)}{failed} · {tokens} · {rate}"
 
 
 def format_stats(generation: Generation) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from tgen.cli.options import (
     Device,
+    check_output_file,
     device_option,
     json_option,
     model_option,
@@ -17,7 +18,6 @@ from tgen.cli.options import (
 from tgen.cli.prompt import prompt_option
 from tgen.config.option import check_ranges, option
 from tgen.errors import UsageError
-from tgen.storage.files import output_problem
 
 Cells = Literal["auto", "num", "block", "list"]
 Scale = Literal["sqrt", "linear", "log"]
@@ -220,8 +220,8 @@ class InspectOptions:
     def _check_files(self) -> None:
         files = self.files
         for name, path in files.items():
-            if str(path) != "-" and (problem := output_problem(path)):
-                raise UsageError(f"{name} {path}: {problem}", "name another file")
+            if str(path) != "-":
+                check_output_file(name, path)
         targets = {path if str(path) == "-" else path.resolve() for path in files.values()}
         if len(targets) < len(files):
             raise UsageError(

@@ -27,6 +27,12 @@ _RESUMABLE = ("corpus", "out", "overrides", "parallel")  # fields of RunRequest;
 _FROM_MODEL = ("tokenizer", "vocab_size", "size", "family")  # fixed by --from
 
 
+def _read_out(text: str) -> Path:
+    if not text:
+        raise UsageError("--out is empty", "name a directory, or remove --out")
+    return Path(text)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
     """The options of `tgen train`; `run` and `config` have those that were given."""
@@ -36,6 +42,7 @@ class TrainOptions:
     config: dict[str, Any] = nested(TrainConfig)
     run: dict[str, Any] = nested(
         RunRequest,
+        out=Reader(str, _read_out),
         overrides=Reader(list[str], parse_settings),
         device_memory=Reader(str, partial(parse_size, "--device-memory")),
     )

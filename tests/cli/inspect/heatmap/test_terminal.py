@@ -45,7 +45,7 @@ def test_numbers_are_percent_and_notes_name_hidden_rows_and_columns():
     assert shown == [f"{w * 100:.0f}" if w >= 0.005 else "·" for w in weights[59, 38:]]
     share = weights[38:, 38:].sum() / 22  # earlier rows have no weight there
     flat = " ".join(text.split())
-    assert f"keys 38 to 59 of 60 have {share:.0%} of these rows' weight" in flat
+    assert f"keys 38 to 59 of 60 have {share:.0%} of these rows' total" in flat
     assert "queries 38 to 59 of 60" in flat
 
 

@@ -50,7 +50,7 @@ def attention_map(report: AttentionReport, tokens: Sequence[bytes], *, scale: Sc
     unit = HeatMap.unit
     if report.measure == "value":
         title += ", value-weighted"
-        unit = "each key's contribution, |weight x value W_O|, percent of the row"
+        unit = "each key's contribution, |attention weight x value W_O|, percent of the row"
     if report.selection:
         title += f" · {report.selection}"
     labels = [label(token) for token in tokens]

@@ -75,7 +75,7 @@ def _range_notes(heat: HeatMap, rows: range, columns: range) -> list[str]:
         share = ""
         if heat.percent:
             visible = heat.values[rows.start : rows.stop, columns.start : columns.stop]
-            share = f"{float(visible.sum()) / max(len(rows), 1):.0%} of these rows' weight"
+            share = f"{float(visible.sum()) / max(len(rows), 1):.0%} of these rows' total"
         if heat.percent and columns == range(1, n_columns):
             hidden = float(heat.values[rows.start : rows.stop, 0].sum()) / max(len(rows), 1)
             notes.append(
