@@ -77,7 +77,7 @@ def train(
     from tgen import runs
     from tgen.runs import ResumeRequest, RunRequest
 
-    valid = isinstance(corpus, Iterable) and not isinstance(corpus, bytes)
+    valid = isinstance(corpus, (Path, Iterable)) and not isinstance(corpus, bytes)
     require(valid, "corpus", repr(corpus), "a path or a list of paths")
     paths = [corpus] if isinstance(corpus, (str, Path)) else list(corpus)
     for path in paths:

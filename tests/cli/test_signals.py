@@ -53,7 +53,7 @@ def test_second_ctrl_c_says_what_resumes(monkeypatch, capfdbinary):
     with pytest.raises(SystemExit, match="130"):
         stop._handle(signal.SIGINT, None)
     stop.explain()
-    assert b"continues from the last saved step" in capfdbinary.readouterr().err
+    assert b"continues from the newest state" in capfdbinary.readouterr().err
 
 
 def test_ctrl_c_during_import_prints_no_traceback(monkeypatch):

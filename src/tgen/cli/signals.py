@@ -33,7 +33,7 @@ class StopSignal:
         if self.number and not self.has_started:
             console.print_status("stopped before the first step: nothing to save", quiet=quiet)
         elif self.is_repeated:
-            text = "stopped at once by a second signal: --resume continues from the last saved step"
+            text = "stopped at once by a second signal: --resume continues from the newest state"
             console.print_status(text, quiet=quiet)
 
     def _handle(self, number: int, frame: Any) -> None:

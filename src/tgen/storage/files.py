@@ -156,7 +156,8 @@ def replacing(path: Path) -> Iterator[Path]:
                 os.rename(path, old / path.name)
             os.replace(temporary, path)
         except OSError as error:
-            error.filename = str(path)  # the target, not the temporary path or nothing
+            if error.errno is not None:  # otherwise the message is all that it has
+                error.filename = str(path)  # the target, not the temporary path or nothing
             raise
         finally:
             if not os.path.lexists(path):

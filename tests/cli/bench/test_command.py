@@ -92,10 +92,3 @@ def test_kv_cache_mode_prints_its_results(trained):
     assert "predicted" in shown
     lengths = [line.split()[0] for line in shown.splitlines()[2:5]]
     assert lengths == ["8", "16", "32"]
-
-
-def test_missing_file_to_compare_with_is_a_usage_error(trained, tmp_path):
-    result = tgen("bench", "-m", trained, "--compare", tmp_path / "none")
-    assert result.returncode == 2
-    assert b"error: --compare: " in result.stderr
-    assert b"does not exist\nhint: " in result.stderr

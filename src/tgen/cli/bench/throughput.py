@@ -233,8 +233,6 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
         records = json.loads(files.read(path, limit=_MAX_SAVED_BYTES))
     except (ValueError, RecursionError):
         records = None
-    except TgenError as error:
-        raise UsageError(f"--compare: {error.message}", error.hint) from None
     if isinstance(records, list) and all(isinstance(one, dict) for one in records):
         records = [{_RENAMED.get(name, name): v for name, v in one.items()} for one in records]
     if not records or not isinstance(records, list) or not all(map(_is_record, records)):
