@@ -59,7 +59,7 @@ def test_unknown_cores_count_as_one_each(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "n"),
-    [("3", 3), ("12", 12), ("99", 16), ("4,2", 4), ("0", 8), ("-1", 8), ("x", 8), ("", 8)],
+    [("3", 3), ("12", 12), ("9" * 5000, 16), ("4,2", 4), ("0", 8), ("-1", 8), ("x", 8), ("", 8)],
 )
 def test_threads_of_a_batch_system_are_the_default(machine, monkeypatch, text, n):
     root = machine(16, per_core=2)

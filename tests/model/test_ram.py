@@ -87,3 +87,15 @@ def test_wider_weights_that_do_not_fit_are_not_made(saved, monkeypatch):
                 open_engine(bundle, device="cpu", dtype="float32")
     with pytest.raises(ModelError, match="converting the weights to float32 needs"):
         Transformer.from_arrays(bundle.config, narrow)
+
+
+@pytest.mark.parametrize("kind", ["kernels", "torch"])
+def test_kv_cache_that_does_not_fit_is_not_allocated(saved, monkeypatch, kind):
+    engine = open_engine(model_dir.load(saved[0]), device="cpu", kind=kind)
+    before = engine.extend([[1, 2]])
+    monkeypatch.setattr(ram, "_SMALL_CACHE", 1)
+    monkeypatch.setattr(ram, "free_ram", lambda: 1)
+    with pytest.raises(ModelError, match=r"KV cache of 8 x 48 tokens needs .*, but only"):
+        engine.select([0] * 8)
+    engine.rewind([0])
+    assert np.array_equal(engine.extend([[1, 2]]), before)  # unchanged

@@ -56,4 +56,4 @@ def _core(cpu: int, root: Path) -> bytes:
 def _environment_number(name: str) -> int | None:
     """The first positive number of an environment variable like "4" or "4,2", or None."""
     first = os.environ.get(name, "").split(",")[0].strip()
-    return int(first) or None if first.isdecimal() else None
+    return int(first[:9]) or None if first.isdecimal() else None

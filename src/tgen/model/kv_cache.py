@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tgen.config import ModelConfig
 from tgen.model.attention_mask import causal_mask
+from tgen.model.ram import check_kv_cache_ram
 
 _MIN_CAPACITY = 64
 
@@ -39,9 +40,7 @@ class KVCache:
     @property
     def used_bytes(self) -> int:
         """Bytes of the cached tokens' keys and values, without unused capacity."""
-        _, n_kv_heads, _, head_dim = self.keys[0].shape
-        per_token = 2 * len(self.keys) * n_kv_heads * head_dim * self.keys[0].element_size()
-        return sum(self.lengths) * per_token
+        return sum(self.lengths) * self._bytes_per_token
 
     def extend(self, n_new: int) -> tuple[Tensor, Tensor | None]:
         """Make room for `n_new` tokens per sequence.
@@ -71,6 +70,7 @@ class KVCache:
             return
         capacity = max(n, min(max(_MIN_CAPACITY, 2 * self.capacity), self.context_length))
         old_capacity = self.capacity
+        self._check_ram(self.n_stored, capacity)
 
         def grow(old: Tensor) -> Tensor:
             B, H, _, D = old.shape
@@ -114,6 +114,7 @@ class KVCache:
                     storage[new, :, :longest] = storage[old, :, :longest]
         else:
             index = torch.tensor(indices, device=device)
+            self._check_ram(n, self.capacity)
 
             def pick(old: Tensor) -> Tensor:
                 new = old.new_zeros(n, *old.shape[1:])
@@ -139,6 +140,15 @@ class KVCache:
         )
         self.keys, self.values, self.lengths = new_keys, new_values, [n]
         self.n_stored, self.capacity = 1, n
+
+    @property
+    def _bytes_per_token(self) -> int:
+        _, n_kv_heads, _, head_dim = self.keys[0].shape
+        return 2 * len(self.keys) * n_kv_heads * head_dim * self.keys[0].element_size()
+
+    def _check_ram(self, n_sequences: int, n_tokens: int) -> None:
+        if self.keys[0].device.type == "cpu":
+            check_kv_cache_ram(n_sequences, n_tokens, self._bytes_per_token)
 
     def _replace(self, change: Callable[[Tensor], Tensor]) -> None:
         """Replace the storage layer by layer, so that only one layer exists twice."""

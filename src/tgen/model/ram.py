@@ -10,6 +10,7 @@ from tgen.storage.container_limits import free_memory
 
 _HINT = "use a smaller model, or raise the memory limit of the container or job"
 _ROOT = Path("/")
+_SMALL_CACHE = 1 << 26  # bytes; a smaller KV cache is not checked, so that short texts stay fast
 
 
 def free_ram(root: Path = _ROOT) -> int | None:
@@ -36,6 +37,17 @@ def check_ram(n_bytes: int, purpose: str, hint: str = _HINT) -> None:
             f"{purpose} needs {format_bytes(n_bytes)} of memory, "
             f"but only {format_bytes(free)} is available",
             hint,
+        )
+
+
+def check_kv_cache_ram(n_sequences: int, n_tokens: int, bytes_per_token: int) -> None:
+    """Raise ModelError if a new KV cache for sequences of `n_tokens` tokens cannot fit."""
+    n_bytes = n_sequences * n_tokens * bytes_per_token
+    if n_bytes >= _SMALL_CACHE:
+        check_ram(
+            n_bytes,
+            f"the KV cache of {n_sequences} x {n_tokens:,} tokens",
+            "generate fewer tokens or fewer texts at once, or use a smaller model",
         )
 
 

@@ -13,6 +13,7 @@ from tgen.config import ModelConfig
 from tgen.engine.cpu import job_layout
 from tgen.engine.cpu.job_layout import LANES
 from tgen.engine.cpu.weights import padded_length
+from tgen.model.ram import check_kv_cache_ram
 
 _MIN_CAPACITY = 64
 
@@ -110,6 +111,7 @@ class BlockedKVCache:
         config, n_blocks = self.config, -(-capacity // LANES)
         size = padded_length(config.head_dim)
         shape = (config.n_layers, n_sequences, config.n_kv_heads)
+        check_kv_cache_ram(n_sequences, n_blocks * LANES, 8 * config.n_layers * shape[2] * size)
         # Pages of zeros cost no memory until they are written.
         keys: Array = np.zeros((*shape, n_blocks, size, LANES), np.float32)
         values: Array = np.zeros((*shape, n_blocks * LANES, size), np.float32)
