@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.dtypes import to_float32
-from tgen.checkpoint.hf.families import to_hf_arrays
+from tgen.checkpoint.hf.families import full_name, to_hf_arrays
 from tgen.checkpoint.model_lookup import find_model
 from tgen.config import DEFAULT_BATCH_SIZE, ModelConfig, StoredAs, TrainConfig
 from tgen.config.option import MAX_THREADS, require, suggest
@@ -229,10 +229,8 @@ class Model:
             raise UsageError(f"unknown kind of weights {kind!r}", "choose numpy or torch")
         arrays = model_dir.reload(self._loaded.bundle).arrays
         wide = {name: to_float32(array) for name, array in arrays.items()}
-        # Files of these families lack the prefix that their parameters have.
-        prefix = "transformer." if self.config.family in ("classic", "gpt2") else ""
         stored = {
-            name if name == "lm_head.weight" else prefix + name: array
+            full_name(self.config, name): array
             for name, array in to_hf_arrays(self.config, wide).items()
         }
         if kind == "numpy":

@@ -9,16 +9,35 @@ TEXT = (
     "The king said: what is this? 'Tis naïve, 日本 🦋 and more.\n\nWhat is a crown?\n" * 40
 ).encode()
 ALL_FAMILIES = list(FAMILIES)
+# What makes a small model of a family differ from others where its defaults do not.
+VARIED: dict[str, dict[str, object]] = {
+    "gpt_neo": {"sliding_window": 9, "sliding_layers": (False, True)},
+    "gpt_neox": {"rotary_dim": 4},
+    "mistral": {"sliding_window": 20},
+    "phi3": {"sliding_window": 20, "rotary_dim": 6},
+    "gemma3": {
+        "head_dim": 16,
+        "local_rope_theta": 100.0,
+        "attention_scale": 20**-0.5,
+        "sliding_window": 9,
+        "sliding_layers": (True, False),
+    },
+    "smollm3": {"rope_layers": (True, False)},
+    "granite": {
+        "embedding_scale": 3.0,
+        "attention_scale": 0.4,
+        "residual_scale": 0.7,
+        "logits_divisor": 5.0,
+    },
+}
 
 
 def make_model(family: str, *, seed: int = 0, **values: object) -> Transformer:
     """Make a small random model whose weights are large enough for every part to matter."""
     shape = {"vocab_size": 300, "n_layers": 2, "d_model": 32, "n_heads": 4, "context_length": 48}
-    if family not in ("classic", "gpt2"):
+    if family not in ("classic", "gpt2", "gpt_neo", "gpt_neox"):
         shape["n_kv_heads"] = 2
-    if family == "mistral":
-        shape["sliding_window"] = 20
-    config = ModelConfig.of(family, **shape | values)
+    config = ModelConfig.of(family, **shape | VARIED.get(family, {}) | values)
     torch.manual_seed(seed)
     model = Transformer(config).eval()
     with torch.no_grad():

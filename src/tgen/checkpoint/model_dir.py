@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from tgen.tokenizer import Tokenizer
 
 WEIGHTS = "model.safetensors"
 _INDEX = f"{WEIGHTS}.index.json"
-_HEAD = "lm_head.weight"
 _CONFIG_LIMIT, _TOKENIZER_LIMIT = 1 << 20, 64 << 20  # bytes
 DESCRIPTION_FILES = (  # files of a model besides config.json and the weights
     generation_config.FILE_NAME,
@@ -60,6 +59,7 @@ class ModelBundle:
     end_ids: frozenset[int]  # end-of-text tokens
     stamp: tuple[int, ...]  # inode, size and time of its files when they were read, see `digest`
     quantized: bool = False  # whether the arrays were dequantized from fewer bits
+    warnings: tuple[str, ...] = ()  # what the files contradict themselves in
 
 
 def build_metadata_files(
@@ -211,16 +211,23 @@ def _config_stamp(path: Path) -> tuple[int, ...]:
 
 
 def _load(path: Path) -> ModelBundle:
+    warnings: list[str] = []
     if path.is_file():
         stamp = _stamp([path])
         config, tokenizer, arrays, ends, quantized = reader.load(path)
     else:
         quantized = False
         config, tokenizer, ends = _load_metadata(path)
-        stamp, arrays = _stamp(_model_files(path)), _read_weights(path, config)
+        stamp, tied = _stamp(_model_files(path)), config.tied_embeddings
+        config, arrays = _read_weights(path, config)
+        if tied != config.tied_embeddings:
+            what = "have a head of their own" if tied else "have no head, so the embedding is used"
+            warnings.append(f"the weights {what}, unlike tie_word_embeddings in config.json")
     if not ends and tokenizer.end_of_text is not None:
         ends = [tokenizer.end_of_text]
-    return ModelBundle(path, config, tokenizer, arrays, frozenset(ends), stamp, quantized)
+    return ModelBundle(
+        path, config, tokenizer, arrays, frozenset(ends), stamp, quantized, tuple(warnings)
+    )
 
 
 def _load_metadata(path: Path) -> tuple[ModelConfig, Tokenizer, list[int]]:
@@ -254,14 +261,18 @@ def _load_metadata(path: Path) -> tuple[ModelConfig, Tokenizer, list[int]]:
     return config, tokenizer, ends
 
 
-def _read_weights(path: Path, config: ModelConfig) -> dict[str, NDArray[Any]]:
-    """Return all arrays by tgen's names; every shape is checked before the first read."""
+def _read_weights(path: Path, config: ModelConfig) -> tuple[ModelConfig, dict[str, NDArray[Any]]]:
+    """Return the config and all arrays by tgen's names; every shape is checked before the first
+    read. As in transformers, a head in the file wins over a config that ties it."""
     headers = {path / shard: safetensors_file.read_header(path / shard) for shard in _shards(path)}
     strip = families.strip_prefix
     shapes = {strip(name): e.shape for header in headers.values() for name, e in header.items()}
+    head = families.head_name(config)
+    if not config.tied_embeddings and head not in shapes:
+        config = replace(config, tied_embeddings=True)
     families.check_shapes(config, shapes)
     mappings = families.tensor_mappings(config)
-    used = {name for mapping in mappings for name in mapping.theirs} | {_HEAD}
+    used = {name for mapping in mappings for name in mapping.theirs} | {head}
     headers = {
         file: {name: entry for name, entry in header.items() if strip(name) in used}
         for file, header in headers.items()
@@ -275,19 +286,15 @@ def _read_weights(path: Path, config: ModelConfig) -> dict[str, NDArray[Any]]:
         stored |= safetensors_file.read_arrays(file, header, rename=strip)
     safetensors_file.check_finite(path, stored)
     embedding = mappings[0].theirs[0]
-    if (
-        config.tied_embeddings
-        and _HEAD in stored
-        and not np.array_equal(stored[_HEAD], stored[embedding])
-    ):
-        raise ModelError(
-            f"{str(path)!r}: {_HEAD} differs from {embedding}, but config.json ties them",
-            f"set tie_word_embeddings to false in config.json to use {_HEAD}",
-        )
+    if config.tied_embeddings and head in stored:
+        if np.array_equal(stored[head], stored[embedding]):
+            del stored[head]
+        else:
+            config = replace(config, tied_embeddings=False)
     for name, array in stored.items():
         if array.dtype == np.float64:
             stored[name] = array.astype(np.float32)
-    return families.from_hf_arrays(config, stored)
+    return config, families.from_hf_arrays(config, stored)
 
 
 def reload(bundle: ModelBundle) -> ModelBundle:

@@ -42,4 +42,7 @@ def load_model(
         message = f"warning: using torch, which is slower than the compiled kernels: {reason}"
         console.print_status(message, quiet=quiet)
     ensure_kernels_compiled(device, quiet=quiet)
-    return open_model(path, device=device, threads=threads, dtype=dtype)
+    model = open_model(path, device=device, threads=threads, dtype=dtype)
+    for warning in model.bundle.warnings:
+        console.print_status(f"warning: {warning}", quiet=quiet)
+    return model

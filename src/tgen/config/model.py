@@ -9,7 +9,12 @@ from tgen.errors import UsageError
 
 Position = Literal["sinusoidal", "learned", "rotary"]
 Norm = Literal["layer_norm", "rms_norm"]
-Activation = Literal["relu", "gelu_tanh", "gelu", "swiglu"]
+# Where a block normalizes: before each sublayer; after each residual addition; before, with both
+# sublayers reading the block's input; the output of each sublayer; before it and its output.
+NormPlacement = Literal["pre", "post", "parallel", "output", "sandwich"]
+Activation = Literal["relu", "gelu_tanh", "gelu", "swiglu", "geglu"]
+Rope = Literal["global", "local"]  # by rope_theta, or by local_rope_theta
+GATED: tuple[Activation, ...] = ("swiglu", "geglu")  # with a third matrix
 Family = Literal["classic", "gpt2", "llama", "qwen3"]  # can be trained; all FAMILIES can be run
 Size = Literal["nano", "micro", "tiny", "small", "medium", "large"]
 DEFAULT_FAMILY: Family = "qwen3"
@@ -23,18 +28,32 @@ _DIMENSIONS = ("vocab_size", "context_length", "n_layers", "d_model", "n_heads",
 class RopeScaling:
     """RoPE scaling to a context longer than the one trained on.
 
-    `linear` divides all frequencies by the factor; `llama3` leaves short wavelengths unscaled.
+    `linear` divides all frequencies by the factor; `llama3` leaves short wavelengths unscaled;
+    `yarn` does so with another transition, and multiplies cosines and sines by `attention_factor`.
+    `dynamic` scales only texts longer than the context length, which no engine accepts. `longrope`
+    divides each frequency by its own factor: `short_factor` up to the original context length,
+    which is the context length here, since `long_factor` would change the keys of earlier tokens.
     """
 
-    kind: Literal["llama3", "linear"] = "llama3"
+    kind: Literal["llama3", "linear", "yarn", "dynamic", "longrope"] = "llama3"
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context_length: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True  # yarn: round the borders of the transition to whole dimensions
+    attention_factor: float = 1.0
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("factor", "low_freq_factor", "high_freq_factor"):
+        for name in ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow",
+                     "attention_factor"):  # fmt: skip
             _require_rope_number(name, getattr(self, name))
+        for name in ("short_factor", "long_factor"):
+            for factor in getattr(self, name):
+                _require_rope_number(name, factor)
         low, high = self.low_freq_factor, self.high_freq_factor
         require(low < high, "low_freq_factor", low, f"a number below {high}")
         n = self.original_context_length
@@ -56,17 +75,27 @@ class ModelConfig:
     d_ff: int
     position: Position
     norm: Norm
-    post_norm: bool
+    norm_placement: NormPlacement
+    norm_adds_one: bool = False  # a norm multiplies by 1 + weight
     activation: Activation
     attention_bias: bool  # on the query, key and value projections
     output_bias: bool  # on the attention's output projection
     feed_forward_bias: bool
     qk_norm: bool
+    qk_norm_over_heads: bool = False  # over all heads together instead of each
     tied_embeddings: bool
     norm_eps: float
     rope_theta: float = 10_000.0
     rope_scaling: RopeScaling | None = None
+    local_rope_theta: float | None = None  # of layers with a sliding window, then without scaling
+    rotary_dim: int | None = None  # the first dimensions of a head are rotated; None: all
+    rope_layers: tuple[bool, ...] | None = None  # whether each layer rotates; None: all
     sliding_window: int | None = None  # keys visible to a query, its own included
+    sliding_layers: tuple[bool, ...] | None = None  # whether each has the window; None: all
+    attention_scale: float | None = None  # of q k; None: 1 / sqrt(head_dim)
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of each sublayer's output
+    logits_divisor: float = 1.0
 
     def __post_init__(self) -> None:
         for name in _DIMENSIONS:
@@ -77,8 +106,24 @@ class ModelConfig:
         require(window is None or window >= 1, "sliding_window", window, "a number of at least 1")
         require(0 < self.norm_eps < 1, "norm_eps", self.norm_eps, "a number between 0 and 1")
         _require_rope_number("rope_theta", self.rope_theta)
+        for name in ("attention_scale", "embedding_scale", "residual_scale", "logits_divisor"):
+            _require_rope_number(name, getattr(self, name) or 1.0)
         if self.position == "rotary":
-            require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "an even number")
+            even = f"an even number up to head_dim={self.head_dim}"
+            require(
+                0 < self.n_rotated <= self.head_dim and self.n_rotated % 2 == 0,
+                "head_dim" if self.rotary_dim is None else "rotary_dim",
+                self.n_rotated,
+                even if self.rotary_dim is not None else "an even number",
+            )
+            _require_rope_number("local_rope_theta", self.local_rope_theta or 1.0)
+            for name in ("short_factor", "long_factor"):
+                n = len(getattr(self.rope_scaling, name, ()))
+                fits = n in (0, self.n_rotated // 2)
+                require(fits, name, f"{n} numbers", f"{self.n_rotated // 2} numbers")
+        for name in ("rope_layers", "sliding_layers"):
+            n = len(getattr(self, name) or ())
+            require(n in (0, self.n_layers), name, f"{n} values", f"{self.n_layers} values")
         if self.position == "sinusoidal":
             require(self.d_model % 2 == 0, "d_model", self.d_model, "an even number")
             n = self.context_length  # a file stores the table of all positions
@@ -88,27 +133,37 @@ class ModelConfig:
     def _check_family(self) -> None:
         """Reject values that the family's layout on disk cannot express."""
         require(self.family in FAMILIES, "family", self.family, f"one of {', '.join(FAMILIES)}")
-        for name, value in FAMILIES[self.family].items():
-            if name not in _FREE[self.family]:
+        family, free = FAMILIES[self.family], _FREE[self.family]
+        for field in fields(self)[1:]:
+            if field.name not in (*_DIMENSIONS, *free):
+                value = family.get(field.name, field.default)
                 wanted = f"{value} in the {self.family} family"
-                require(getattr(self, name) == value, name, getattr(self, name), wanted)
-        if self.family in ("classic", "gpt2"):
-            require(self.activation != "swiglu", "activation", "swiglu", "an ungated activation")
-            heads_fill_model = self.n_heads * self.head_dim == self.d_model
-            require(heads_fill_model, "head_dim", self.head_dim, "d_model / n_heads")
+                own = getattr(self, field.name)
+                require(own == value, field.name, own, wanted)
+        if self.norm == "layer_norm":
+            ungated = "an ungated activation"
+            require(self.activation not in GATED, "activation", self.activation, ungated)
+        if self.family in HEADS_FILL_MODEL:
+            fills = self.n_heads * self.head_dim == self.d_model
+            require(fills, "head_dim", self.head_dim, "d_model / n_heads")
+        if self.family in _NO_KV_HEADS:
             heads = f"n_heads={self.n_heads} in the {self.family} family"
             require(self.n_kv_heads == self.n_heads, "n_kv_heads", self.n_kv_heads, heads)
-        elif self.family != "qwen2":
+        if "output_bias" in free:
             same = f"attention_bias={self.attention_bias} in the {self.family} family"
             require(self.output_bias == self.attention_bias, "output_bias", self.output_bias, same)
-        if self.family != "mistral":
-            none = f"None in the {self.family} family"
-            require(self.sliding_window is None, "sliding_window", self.sliding_window, none)
         if self.family == "classic":
             supported = self.position in ("sinusoidal", "learned")
             require(supported, "position", self.position, "sinusoidal or learned")
             require(self.d_ff == 4 * self.d_model, "d_ff", self.d_ff, "4 * d_model")
             require(self.activation != "gelu", "activation", "gelu", "relu or gelu_tanh")
+        if self.family == "gpt_neox":
+            require(self.norm_placement in ("pre", "parallel"), "norm_placement",
+                    self.norm_placement, "pre or parallel")  # fmt: skip
+        if self.family == "gemma3":
+            scale = math.sqrt(self.d_model)
+            require(self.embedding_scale == scale, "embedding_scale", self.embedding_scale,
+                    f"{scale}, the square root of d_model")  # fmt: skip
 
     @classmethod
     def of(cls, family: str, **values: Any) -> Self:
@@ -139,16 +194,55 @@ class ModelConfig:
             merged["head_dim"] = d_model // n_heads
         if "n_kv_heads" not in values:
             merged["n_kv_heads"] = n_heads
+        if family == "gemma3" and "embedding_scale" not in values:
+            merged["embedding_scale"] = math.sqrt(d_model)
         if "d_ff" not in values:  # three matrices of 8/3 d have as many parameters as two of 4 d
-            gated = merged["activation"] == "swiglu"
+            gated = merged["activation"] in GATED
             merged["d_ff"] = 32 * math.ceil(d_model * 8 / 3 / 32) if gated else 4 * d_model
         return cls(family=family, **merged)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Return the configuration that `dataclasses.asdict` turned into `values`."""
-        scaling = values["rope_scaling"]
-        return cls(**values | {"rope_scaling": scaling and RopeScaling(**scaling)})
+        values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+        if "post_norm" in values:  # before version 0.2
+            values["norm_placement"] = "post" if values.pop("post_norm") else "pre"
+        if scaling := values["rope_scaling"]:
+            scaling = {n: tuple(v) if isinstance(v, list) else v for n, v in scaling.items()}
+            values["rope_scaling"] = RopeScaling(**scaling)
+        return cls(**values)
+
+    @property
+    def post_norm(self) -> bool:
+        """Whether blocks normalize after each residual addition; there is no final norm then."""
+        return self.norm_placement == "post"
+
+    @property
+    def gated(self) -> bool:
+        """Whether the feed-forward layer has a gate, a third matrix."""
+        return self.activation in GATED
+
+    @property
+    def n_rotated(self) -> int:
+        """The number of a head's dimensions that RoPE rotates."""
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
+
+    @property
+    def score_scale(self) -> float:
+        """The factor of the product of query and key."""
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+
+    def window(self, layer: int) -> int | None:
+        """The keys visible to a query of a layer, its own included; None: all."""
+        sliding = self.sliding_layers is None or self.sliding_layers[layer]
+        return self.sliding_window if sliding else None
+
+    def rope(self, layer: int) -> Rope | None:
+        """Which rotation a layer has, None if none."""
+        if self.position != "rotary" or (self.rope_layers and not self.rope_layers[layer]):
+            return None
+        local = self.local_rope_theta is not None and self.window(layer) is not None
+        return "local" if local else "global"
 
     @property
     def cache_bytes_per_token(self) -> int:
@@ -161,31 +255,61 @@ def _require_rope_number(name: str, value: float) -> None:
     require(1e-6 <= value <= 1e30, name, value, "a number from 1e-6 to 1e30")
 
 
-_LAYER_NORM = dict(norm="layer_norm", post_norm=False, attention_bias=True, output_bias=True,
-                   feed_forward_bias=True, qk_norm=False, tied_embeddings=True,
+_LAYER_NORM = dict(norm="layer_norm", norm_placement="pre", attention_bias=True,
+                   output_bias=True, feed_forward_bias=True, qk_norm=False, tied_embeddings=True,
                    norm_eps=1e-5)  # fmt: skip
-_ROTARY = dict(position="rotary", norm="rms_norm", post_norm=False, activation="swiglu",
+_ROTARY = dict(position="rotary", norm="rms_norm", norm_placement="pre", activation="swiglu",
                attention_bias=False, output_bias=False, feed_forward_bias=False, qk_norm=False,
                tied_embeddings=True, norm_eps=1e-6)  # fmt: skip
 # Defaults of each family: the table in docs/architecture.md.
 FAMILIES: dict[str, dict[str, Any]] = {
-    "classic": _LAYER_NORM | dict(position="sinusoidal", post_norm=True, activation="relu"),
+    "classic": _LAYER_NORM | dict(position="sinusoidal", norm_placement="post", activation="relu"),
     "gpt2": _LAYER_NORM | dict(position="learned", activation="gelu_tanh"),
+    "gpt_neo": _LAYER_NORM
+    | dict(position="learned", activation="gelu_tanh", attention_bias=False, attention_scale=1.0),
+    "gpt_neox": _LAYER_NORM
+    | dict(position="rotary", norm_placement="parallel", activation="gelu", tied_embeddings=False),
     "llama": _ROTARY,
     "mistral": _ROTARY | dict(tied_embeddings=False, norm_eps=1e-5),
     "qwen2": _ROTARY | dict(attention_bias=True),
     "qwen3": _ROTARY | dict(qk_norm=True),
+    "phi3": _ROTARY | dict(tied_embeddings=False, norm_eps=1e-5),
+    "gemma3": _ROTARY
+    | dict(norm_placement="sandwich", norm_adds_one=True, activation="geglu", qk_norm=True),
+    "olmo2": _ROTARY
+    | dict(norm_placement="output", qk_norm=True, qk_norm_over_heads=True, tied_embeddings=False),
+    "smollm3": _ROTARY,
+    "granite": _ROTARY | dict(tied_embeddings=False),
 }
 
 # Fields that may differ from the family's defaults.
+_ANY_NORM = {"tied_embeddings", "norm_eps"}
+_ANY_ROPE = _ANY_NORM | {"rope_theta", "rope_scaling"}
+_SAME_BIAS = {"attention_bias", "output_bias"}  # one key for both
 _FREE = {
-    "classic": {"position", "activation", "tied_embeddings", "norm_eps"},
-    "gpt2": {"activation", "tied_embeddings", "norm_eps"},
-    "llama": {"attention_bias", "output_bias", "feed_forward_bias", "tied_embeddings", "norm_eps"},
-    "mistral": {"tied_embeddings", "norm_eps"},
-    "qwen2": {"tied_embeddings", "norm_eps"},
-    "qwen3": {"attention_bias", "output_bias", "tied_embeddings", "norm_eps"},
+    "classic": _ANY_NORM | {"position", "activation"},
+    "gpt2": _ANY_NORM | {"activation"},
+    "gpt_neo": _ANY_NORM | {"activation", "sliding_window", "sliding_layers"},
+    "gpt_neox": _ANY_ROPE | _SAME_BIAS | {"activation", "norm_placement", "rotary_dim"},
+    "llama": _ANY_ROPE | _SAME_BIAS | {"feed_forward_bias"},
+    "mistral": _ANY_ROPE | {"sliding_window"},
+    "qwen2": _ANY_ROPE,
+    "qwen3": _ANY_ROPE | _SAME_BIAS,
+    "phi3": _ANY_ROPE | {"rotary_dim", "sliding_window"},
+    "gemma3": _ANY_ROPE
+    | _SAME_BIAS
+    | {"local_rope_theta", "attention_scale", "embedding_scale", "sliding_window"}
+    | {"sliding_layers"},
+    "olmo2": _ANY_ROPE | _SAME_BIAS,
+    "smollm3": _ANY_ROPE | _SAME_BIAS | {"feed_forward_bias", "rope_layers"},
+    "granite": _ANY_ROPE
+    | _SAME_BIAS
+    | {"feed_forward_bias", "attention_scale", "embedding_scale", "residual_scale"}
+    | {"logits_divisor"},
 }
+# Families without head_dim or without n_kv_heads in their config.json.
+HEADS_FILL_MODEL = {"classic", "gpt2", "gpt_neo", "gpt_neox", "phi3"}
+_NO_KV_HEADS = {"classic", "gpt2", "gpt_neo", "gpt_neox"}
 
 # The sizes of --size; the family determines the rest of the architecture.
 SIZES: dict[str, dict[str, int]] = {

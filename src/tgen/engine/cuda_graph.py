@@ -21,15 +21,19 @@ class StepCache(KVCache):
     """A view of a KVCache's storage for one more token per sequence, with fixed shapes."""
 
     def __init__(self, cache: KVCache) -> None:
-        self.keys, self.values, self.window = cache.keys, cache.values, cache.window
+        self.keys, self.values = cache.keys, cache.values
         self.capacity = cache.capacity
         n_rows, device = cache.n_stored, self.keys[0].device  # also those without a sequence
         self.position = torch.zeros(n_rows, 1, dtype=torch.long, device=device)
 
-    def extend(self, n_new: int) -> tuple[Tensor, Tensor]:
-        """Return the positions (B, 1) and the attention mask (B, 1, 1, S)."""
+    def extend(self, n_new: int) -> Tensor:
+        """Return the positions (B, 1)."""
         assert n_new == 1
-        return self.position, causal_mask(self.position, self.capacity, self.window)[:, None]
+        return self.position
+
+    def mask(self, window: int | None) -> Tensor:
+        """Return the attention mask (B, 1, 1, S)."""
+        return causal_mask(self.position, self.capacity, window)[:, None]
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k and v (B, n_kv_heads, 1, D); return the whole storage (B, n_kv_heads, S, D)."""

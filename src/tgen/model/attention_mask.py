@@ -14,14 +14,18 @@ def causal_mask(positions: Tensor, n_keys: int, window: int | None) -> Tensor:
     return seen if window is None else seen & (keys > positions[..., None] - window)
 
 
-def document_mask(documents: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
-    """Return the positions within documents (B, T) and a bool mask (B, 1, T, T) for packed windows.
+def document_positions(documents: Tensor) -> Tensor:
+    """Return the positions within documents (B, T), whose numbers (B, T) do not decrease."""
+    index = torch.arange(documents.shape[1], device=documents.device)
+    return index - torch.searchsorted(documents, documents)  # minus the document's start
 
-    `documents` (B, T) numbers the documents, in non-decreasing order. A query sees the keys of its
-    own document that `causal_mask` allows.
+
+def document_mask(documents: Tensor, window: int | None) -> Tensor:
+    """Return a bool mask (B, 1, T, T) for packed documents, whose numbers (B, T) do not decrease.
+
+    A query sees the keys of its own document that `causal_mask` allows.
     """
     T = documents.shape[1]
     index = torch.arange(T, device=documents.device)
-    positions = index - torch.searchsorted(documents, documents)  # minus the document's start
     same = documents[:, None, :, None] == documents[:, None, None, :]
-    return positions, same & causal_mask(index, T, window)
+    return same & causal_mask(index, T, window)

@@ -20,14 +20,14 @@ _MIN_CAPACITY = 64
 class KVCache:
     """Cached keys and values of B sequences, the first B of the storage.
 
-    A forward pass calls `extend` once, then `update` once per layer.
+    A forward pass calls `extend` once, `mask` for each width of a window, then `update` once per
+    layer.
     """
 
     def __init__(
         self, config: ModelConfig, n_sequences: int, *, device: torch.device, dtype: torch.dtype
     ) -> None:
         self.lengths = [0] * n_sequences
-        self.window = config.sliding_window
         self.context_length = config.context_length
         # Assigned after all layers have changed, so that Ctrl-C does not leave them wrong.
         self.n_stored, self.capacity = n_sequences, 0
@@ -42,12 +42,8 @@ class KVCache:
         """Bytes of the cached tokens' keys and values, without unused capacity."""
         return sum(self.lengths) * self._bytes_per_token
 
-    def extend(self, n_new: int) -> tuple[Tensor, Tensor | None]:
-        """Make room for `n_new` tokens per sequence.
-
-        Returns their positions, (T,) or (B, T), and the attention mask, (T, S) or (B, 1, T, S), or
-        None for plain causal attention.
-        """
+    def extend(self, n_new: int) -> Tensor:
+        """Make room for `n_new` tokens per sequence; return their positions, (T,) or (B, T)."""
         device = self.keys[0].device
         self._start = list(self.lengths)
         end = max(self.lengths) + n_new
@@ -56,13 +52,20 @@ class KVCache:
         self.lengths = [start + n_new for start in self._start]
         first = self._start[0]
         if all(start == first for start in self._start):
-            self._positions, positions = None, first + new  # (T,)
-            within_window = self.window is None or end <= self.window
-            if within_window and (first == 0 or n_new == 1):
-                return positions, None
-            return positions, causal_mask(positions, end, self.window)
+            self._positions = None
+            return first + new  # (T,)
         self._positions = torch.tensor(self._start, device=device)[:, None] + new  # (B, T)
-        return self._positions, causal_mask(self._positions, end, self.window)[:, None]
+        return self._positions
+
+    def mask(self, window: int | None) -> Tensor | None:
+        """Return the mask of the tokens of `extend`, (T, S) or (B, 1, T, S); None: plain causal
+        attention."""
+        end, start = max(self.lengths), self._start[0]
+        if self._positions is not None:
+            return causal_mask(self._positions, end, window)[:, None]
+        if (window is None or end <= window) and (start == 0 or end - start == 1):
+            return None
+        return causal_mask(torch.arange(start, end, device=self.keys[0].device), end, window)
 
     def reserve(self, n: int) -> None:
         """Make room for sequences of `n` tokens."""
@@ -169,7 +172,7 @@ class PaddedRows(KVCache):
         start = [cache.lengths[row] for row in rows]
         self._end = max(length + n for length, n in zip(start, counts, strict=True))
         cache.reserve(self._end)
-        self.keys, self.values, self.window = cache.keys, cache.values, cache.window
+        self.keys, self.values = cache.keys, cache.values
         self._from_empty = not any(start)
         index = torch.tensor(rows, device=device)
         consecutive = list(rows) == list(range(rows[0], rows[0] + len(rows)))
@@ -180,12 +183,16 @@ class PaddedRows(KVCache):
         self._row, self._column = is_token.nonzero(as_tuple=True)
         self._target = index[self._row], self._padded[is_token]
 
-    def extend(self, n_new: int) -> tuple[Tensor, Tensor | None]:
-        """Return the positions (B, T), and the mask (B, 1, T, S) or None: see `KVCache.extend`."""
+    def extend(self, n_new: int) -> Tensor:
+        """Return the positions (B, T): see `KVCache.extend`."""
         assert n_new == self._padded.shape[1]
-        if self._from_empty and (self.window is None or self._end <= self.window):
-            return self._padded, None
-        return self._padded, causal_mask(self._padded, self._end, self.window)[:, None]
+        return self._padded
+
+    def mask(self, window: int | None) -> Tensor | None:
+        """Return the mask (B, 1, T, S) or None: see `KVCache.mask`."""
+        if self._from_empty and (window is None or self._end <= window):
+            return None
+        return causal_mask(self._padded, self._end, window)[:, None]
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k and v (B, n_kv_heads, T, D); return all keys and values (B, n_kv_heads, S, D)."""

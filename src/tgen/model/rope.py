@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.config import ModelConfig, RopeScaling
+from tgen.config import ModelConfig, Rope, RopeScaling
 
 Table = NDArray[np.float32]
 
@@ -20,24 +20,63 @@ def sinusoid(n: int, d_model: int) -> Table:
     return both.reshape(n, d_model).astype(np.float32)
 
 
-def rotary_tables(config: ModelConfig, n: int | None = None) -> tuple[Table, Table]:
-    """Return the cosines and sines (n, D/2) of RoPE (Su et al. 2021) for the first `n` positions,
-    by default the whole context.
+def rotary_tables(
+    config: ModelConfig, n: int | None = None, rope: Rope = "global"
+) -> tuple[Table, Table]:
+    """Return the cosines and sines (n, n_rotated / 2) of RoPE (Su et al. 2021) for the first `n`
+    positions, by default the whole context.
 
-    RoPE scaling divides the frequencies by `factor`: all of them (linear), or, as in Llama 3, only
-    those with long wavelengths, with a smooth transition to those that stay unchanged.
+    The local rope has frequencies of its own, without scaling.
     """
-    D, scaling = config.head_dim, config.rope_scaling
-    exponents = np.arange(0, D, 2, dtype=np.float64) / D
-    frequencies = (1.0 / config.rope_theta**exponents).astype(np.float32)
-    if scaling is not None and scaling.kind == "linear":
-        frequencies = frequencies / scaling.factor
-    elif scaling is not None:
-        unscaled = llama3_unscaled_fraction(frequencies, scaling)
-        frequencies = frequencies * unscaled + frequencies / scaling.factor * (1 - unscaled)
+    exponents = np.arange(0, config.n_rotated, 2, dtype=np.float64) / config.n_rotated
+    theta = config.rope_theta if rope == "global" else config.local_rope_theta or 1.0
+    frequencies = (1.0 / theta**exponents).astype(np.float32)
+    factor = np.float32(1)
+    if rope == "global" and (scaling := config.rope_scaling):
+        frequencies = scale_frequencies(frequencies, theta, scaling)
+        if scaling.kind in ("yarn", "longrope"):
+            factor = np.float32(scaling.attention_factor)
     positions = np.arange(n or config.context_length, dtype=np.float32)[:, None]
     angles = positions * frequencies.astype(np.float32)
-    return np.cos(angles), np.sin(angles)
+    return np.cos(angles) * factor, np.sin(angles) * factor
+
+
+def scale_frequencies(
+    frequencies: NDArray[Any], theta: float, scaling: RopeScaling
+) -> NDArray[Any]:
+    """Return the frequencies (n,) with RoPE scaling: see `RopeScaling`."""
+    scaled: NDArray[Any] = frequencies / scaling.factor
+    match scaling.kind:
+        case "linear":
+            return scaled
+        case "longrope":
+            return np.asarray(frequencies / np.array(scaling.short_factor, np.float32))
+        case "dynamic":
+            return frequencies
+        case "llama3":
+            unscaled = llama3_unscaled_fraction(frequencies, scaling)
+        case "yarn":
+            unscaled = _yarn_unscaled_fraction(len(frequencies), theta, scaling)
+    return np.asarray(frequencies * unscaled + scaled * (1 - unscaled))
+
+
+def _yarn_unscaled_fraction(n: int, theta: float, scaling: RopeScaling) -> NDArray[Any]:
+    """Return the fraction, (n,), of each frequency that YaRN leaves unscaled (Peng et al. 2023).
+
+    It falls from 1 to 0 between the frequencies that turn `beta_fast` and `beta_slow` times within
+    the original context length.
+    """
+
+    def index(turns: float) -> float:
+        ratio = scaling.original_context_length / (turns * 2 * math.pi)
+        return n * math.log(ratio) / math.log(theta)
+
+    low, high = index(scaling.beta_fast), index(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * n - 1)
+    high += 0.001 if low == high else 0
+    return np.asarray(1 - np.clip((np.arange(n) - low) / (high - low), 0, 1))
 
 
 def llama3_unscaled_fraction(frequencies: NDArray[Any], scaling: RopeScaling) -> NDArray[Any]:

@@ -2,8 +2,8 @@
 
 Tokens become vectors. Each block lets every position attend to itself and earlier positions, then
 transforms each position by a feed-forward network. The final vectors give the logits of the
-vocabulary. Families differ in position encoding, type and position of norms, and activation:
-see `ModelConfig`.
+vocabulary. Families differ in position encoding, in type and placement of norms, in activation,
+and in scale factors: see `ModelConfig`.
 
 Shapes, here and everywhere:  B batch · T queries (new positions) · S keys (cached + new) ·
 C d_model · H heads · D head_dim · V vocabulary · L layers
@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tgen.config import ModelConfig
-from tgen.model.attention_mask import causal_mask, document_mask
+from tgen.config import ModelConfig, Rope
+from tgen.model.attention_mask import causal_mask, document_mask, document_positions
 from tgen.model.dropout import Dropout
 from tgen.model.kv_cache import KVCache
 from tgen.model.ram import check_ram
@@ -40,31 +40,41 @@ class Recorder(Protocol):
 
 
 class ForwardContext(NamedTuple):
-    """Data that all blocks of a forward pass share besides the vectors."""
+    """What a block of a forward pass needs besides the vectors."""
 
-    rope: tuple[Tensor, Tensor] | None  # cos and sin of the positions, broadcast to (B, H, T, D/2)
+    rope: tuple[Tensor, Tensor] | None  # cos and sin of the positions, broadcast to (B, H, T, n/2)
     mask: Tensor | None  # (T, S) or (B, 1, T, S) bool; None: plain causal attention
     cache: KVCache | None
     recorder: Recorder | None
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight (Zhang & Sennrich 2019)."""
+    """x / rms(x) * weight (Zhang & Sennrich 2019), or * (1 + weight); then / divisor."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(
+        self, size: int, eps: float, *, adds_one: bool = False, divisor: float = 1.0
+    ) -> None:
         super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(size))
+        self.eps, self.adds_one, self.divisor = eps, adds_one, divisor
+        self.weight = nn.Parameter(torch.zeros(size) if adds_one else torch.ones(size))
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., size) -> (..., size)."""
-        return F.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
+        scale = self.scale
+        return F.rms_norm(x.to(scale.dtype), scale.shape, scale, self.eps)
+
+    @property
+    def scale(self) -> Tensor:
+        """The factor of each normalized number, (size,)."""
+        scale = 1 + self.weight if self.adds_one else self.weight
+        return scale if self.divisor == 1 else scale / self.divisor
 
 
-def make_norm(config: ModelConfig) -> nn.Module:
-    """Return the family's norm over C."""
+def make_norm(config: ModelConfig, *, divisor: float = 1.0) -> nn.Module:
+    """Return the family's norm over C; only RMSNorm has a divisor."""
     if config.norm == "rms_norm":
-        return RMSNorm(config.d_model, config.norm_eps)
+        adds_one = config.norm_adds_one
+        return RMSNorm(config.d_model, config.norm_eps, adds_one=adds_one, divisor=divisor)
     return nn.LayerNorm(config.d_model, config.norm_eps)
 
 
@@ -97,9 +107,14 @@ class Embedding(nn.Embedding):
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each pair (x_i, x_{i+D/2}) by its position's angle (RoPE)."""
-    x1, x2 = x.chunk(2, dim=-1)
-    return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], dim=-1)
+    """Rotate each pair (x_i, x_{i+n/2}) of the first n dimensions by its position's angle (RoPE).
+
+    x (B, H, T, D); cos and sin (..., T, n/2).
+    """
+    half = cos.shape[-1]
+    x1, x2, unrotated = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    rotated = [x1 * cos - x2 * sin, x2 * cos + x1 * sin]
+    return torch.cat([*rotated, unrotated] if unrotated.shape[-1] else rotated, dim=-1)
 
 
 class CausalSelfAttention(nn.Module):
@@ -115,16 +130,27 @@ class CausalSelfAttention(nn.Module):
         out_std = std / math.sqrt(2 * config.n_layers) if not config.post_norm else std
         self.qkv_proj = Linear(config.d_model, n_q + 2 * n_kv, bias=config.attention_bias, std=std)
         self.o_proj = Linear(n_q, config.d_model, bias=config.output_bias, std=out_std)
-        self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.q_norm: nn.Module = nn.Identity()
+        self.k_norm: nn.Module = nn.Identity()
+        self.norm_over_heads = config.qk_norm_over_heads
+        if config.qk_norm:
+            self.q_norm, self.k_norm = (
+                RMSNorm(size, config.norm_eps, adds_one=config.norm_adds_one)
+                for size in ((n_q, n_kv) if self.norm_over_heads else 2 * (config.head_dim,))
+            )
+        self.scale = config.attention_scale  # None: 1 / sqrt(D)
         self.dropout = dropout
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
         B, T, _ = x.shape
         q, k, v = self.qkv_proj(x).split(self.sizes, dim=-1)
-        q = self.q_norm(q.view(B, T, self.n_heads, self.head_dim)).transpose(1, 2)  # (B, H, T, D)
-        k = self.k_norm(k.view(B, T, self.n_kv_heads, self.head_dim)).transpose(1, 2)
+        if self.norm_over_heads:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = (y.view(B, T, -1, self.head_dim) for y in (q, k))
+        if not self.norm_over_heads:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = q.transpose(1, 2), k.transpose(1, 2)  # (B, H, T, D), (B, n_kv_heads, T, D)
         v = v.view(B, T, self.n_kv_heads, self.head_dim).transpose(1, 2)
         if context.rope is not None:
             q, k = apply_rotary(q, *context.rope), apply_rotary(k, *context.rope)
@@ -133,7 +159,13 @@ class CausalSelfAttention(nn.Module):
         mask = context.mask
         causal = mask is None and T > 1  # aligns the first query with the first key
         attn_out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=self.n_heads != self.n_kv_heads
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            is_causal=causal,
+            scale=self.scale,
+            enable_gqa=self.n_heads != self.n_kv_heads,
         )
         if context.recorder is not None:
             context.recorder.attention(self.layer, q, k, v, mask, attn_out)
@@ -142,14 +174,14 @@ class CausalSelfAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with an activation between them, or three with a gate (SwiGLU)."""
+    """Two linear layers with an activation between them, or three with a gate (Shazeer 2020)."""
 
     def __init__(self, config: ModelConfig, dropout: Dropout) -> None:
         super().__init__()
         self.activation = config.activation
         bias, std = config.feed_forward_bias, 0.02 if not config.post_norm else config.d_model**-0.5
         down_std = config.d_ff**-0.5 if config.post_norm else std / math.sqrt(2 * config.n_layers)
-        if self.activation == "swiglu":
+        if config.gated:
             self.gate_proj = Linear(config.d_model, config.d_ff, bias=bias, std=std)
         self.up_proj = Linear(config.d_model, config.d_ff, bias=bias, std=std)
         self.down_proj = Linear(config.d_ff, config.d_model, bias=bias, std=down_std)
@@ -160,6 +192,8 @@ class FeedForward(nn.Module):
         x_up = self.up_proj(x)
         if self.activation == "swiglu":
             hidden = F.silu(self.gate_proj(x)) * x_up
+        elif self.activation == "geglu":
+            hidden = F.gelu(self.gate_proj(x), approximate="tanh") * x_up
         elif self.activation == "relu":
             hidden = F.relu(x_up)
         else:
@@ -169,32 +203,63 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then feed-forward, each with a residual connection; pre-norm or post-norm."""
+    """Attention and feed-forward, each with a residual connection; see `NormPlacement`."""
 
     def __init__(self, config: ModelConfig, layer: int, dropout: Dropout) -> None:
         super().__init__()
-        self.post_norm = config.post_norm
-        self.attention_norm = make_norm(config)
+        self.placement, self.residual_scale = config.norm_placement, config.residual_scale
+        before = self.placement != "output"
+        self.normalizes_outputs = self.placement in ("output", "sandwich")
+        if before:
+            self.attention_norm = make_norm(config)
         self.attention = CausalSelfAttention(config, layer, dropout)
-        self.feed_forward_norm = make_norm(config)
+        if self.normalizes_outputs:
+            self.attention_output_norm = make_norm(config)
+        if before:
+            self.feed_forward_norm = make_norm(config)
         self.feed_forward = FeedForward(config, dropout)
+        if self.normalizes_outputs:
+            self.feed_forward_output_norm = make_norm(config)
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
-        if self.post_norm:
+        if self.placement == "post":
             x = self.attention_norm(x + self.attention(x, context))
             out: Tensor = self.feed_forward_norm(x + self.feed_forward(x))
             return out
-        x = x + self.attention(self.attention_norm(x), context)
-        return x + self.feed_forward(self.feed_forward_norm(x))  # type: ignore[no-any-return]
+        after_attention = x + self.attention_out(x, context)
+        return after_attention + self.feed_forward_out(
+            x if self.placement == "parallel" else after_attention
+        )
+
+    def attention_out(self, x: Tensor, context: ForwardContext) -> Tensor:
+        """What attention adds to the residual stream x, unless post-norm: (B, T, C)."""
+        x = x if self.placement == "output" else self.attention_norm(x)
+        out = self.attention(x, context)
+        if self.normalizes_outputs:
+            out = self.attention_output_norm(out)
+        return self._scaled(out)
+
+    def feed_forward_out(self, x: Tensor) -> Tensor:
+        """What the feed-forward layer adds to the residual stream, unless post-norm: (B, T, C)."""
+        x = x if self.placement == "output" else self.feed_forward_norm(x)
+        out = self.feed_forward(x)
+        if self.normalizes_outputs:
+            out = self.feed_forward_output_norm(out)
+        return self._scaled(out)
+
+    def _scaled(self, out: Tensor) -> Tensor:
+        return out if self.residual_scale == 1 else out * self.residual_scale
 
 
 class Transformer(nn.Module):
     """The complete model. `forward` always returns logits."""
 
     sinusoid: Tensor  # (n, C) of the first n positions, not trained; see `reserve_positions`
-    cos: Tensor  # (n, D/2), not trained
+    cos: Tensor  # (n, n_rotated / 2), not trained
     sin: Tensor
+    local_cos: Tensor  # the same by local_rope_theta
+    local_sin: Tensor
     _n_positions: int  # in these tables
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
@@ -208,7 +273,10 @@ class Transformer(nn.Module):
         self.dropout = Dropout(dropout)  # shared by all blocks
         blocks = [Block(config, layer, self.dropout) for layer in range(config.n_layers)]
         self.blocks = nn.ModuleList(blocks)
-        self.final_norm = nn.Identity() if config.post_norm else make_norm(config)
+        # The final norm divides the logits, since they are linear in its output.
+        self.final_norm = (
+            nn.Identity() if config.post_norm else make_norm(config, divisor=config.logits_divisor)
+        )
         if not config.tied_embeddings:
             self.lm_head = Linear(config.d_model, config.vocab_size, bias=False, std=0.02)
         self._make_tables()
@@ -252,31 +320,41 @@ class Transformer(nn.Module):
         own document, with positions from its start.
         """
         assert documents is None or (cache is None and recorder is None)
-        T, window = tokens.shape[1], self.config.sliding_window
-        mask: Tensor | None = None
+        config, T = self.config, tokens.shape[1]
+        masks: dict[int | None, Tensor | None] = {}  # by window
+        windows = {config.window(layer) for layer in range(config.n_layers)}
         if cache is not None:
-            positions, mask = cache.extend(T)
+            positions = cache.extend(T)
+            masks = {window: cache.mask(window) for window in windows}
         elif documents is not None:
-            positions, mask = document_mask(documents, window)
+            positions = document_positions(documents)
+            masks = {window: document_mask(documents, window) for window in windows}
         else:
             positions = torch.arange(T, device=tokens.device)
-            if window is not None and window < T:
-                mask = causal_mask(positions, T, window)
-        n = min(T if cache is None else cache.keys[0].shape[2], self.config.context_length)
+            for window in windows:
+                within = window is None or window >= T
+                masks[window] = None if within else causal_mask(positions, T, window)
+        n = min(T if cache is None else cache.keys[0].shape[2], config.context_length)
         self.reserve_positions(n)
         # Padding of a shorter sequence may exceed the storage; its results are discarded.
         positions = positions.clamp(max=n - 1)  # (T,) or (B, T)
         x = self.token_embedding(tokens)  # (B, T, C)
-        rope = None
-        if self.config.position == "rotary":
-            # Insert the head axis: (1, T, D/2) or (B, 1, T, D/2).
-            rope = self.cos[positions].unsqueeze(-3), self.sin[positions].unsqueeze(-3)
-        elif self.config.position == "learned":
+        if config.embedding_scale != 1:
+            x = x * config.embedding_scale
+        ropes: dict[Rope | None, tuple[Tensor, Tensor] | None] = {None: None}
+        if config.position == "rotary":
+            # Insert the head axis: (1, T, n/2) or (B, 1, T, n/2).
+            ropes["global"] = self.cos[positions].unsqueeze(-3), self.sin[positions].unsqueeze(-3)
+            if config.local_rope_theta is not None:
+                cos, sin = self.local_cos[positions], self.local_sin[positions]
+                ropes["local"] = cos.unsqueeze(-3), sin.unsqueeze(-3)
+        elif config.position == "learned":
             x = x + self.position_embedding(positions)
         else:
             x = x + self.sinusoid[positions]
         x = self.dropout(x)
-        for block in self.blocks:
+        for layer, block in enumerate(self.blocks):
+            rope, mask = ropes[config.rope(layer)], masks[config.window(layer)]
             x = block(x, ForwardContext(rope, mask, cache, recorder))
         out: Tensor = self.final_norm(x)
         return out
@@ -311,13 +389,16 @@ class Transformer(nn.Module):
         if config.position == "sinusoidal":
             return {"sinusoid": torch.from_numpy(sinusoid(n, config.d_model))}
         if config.position == "rotary":
-            cos, sin = rotary_tables(config, n)
-            return {"cos": torch.from_numpy(cos), "sin": torch.from_numpy(sin)}
+            tables = dict(zip(("cos", "sin"), rotary_tables(config, n), strict=True))
+            if config.local_rope_theta is not None:
+                local = rotary_tables(config, n, "local")
+                tables |= zip(("local_cos", "local_sin"), local, strict=True)
+            return {name: torch.from_numpy(table) for name, table in tables.items()}
         return {}
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:
-    tensor = torch.from_numpy(array)
+    tensor = torch.from_numpy(np.asarray(array))  # quantized ones are dequantized
     if array.dtype == np.uint16:
         tensor = tensor.view(torch.bfloat16)
     return tensor.float()

@@ -11,7 +11,7 @@ from tgen.checkpoint import safetensors_file
 from tgen.checkpoint.dtypes import Array, to_float32
 from tgen.checkpoint.gguf import rope_scaling, tensor_names, tokenizer
 from tgen.checkpoint.gguf.header import Header, read_header, read_tensors
-from tgen.checkpoint.hf.config import require_positive_integer
+from tgen.checkpoint.hf.config_values import require_positive_integer
 from tgen.config import FAMILIES, ModelConfig, RopeScaling
 from tgen.errors import ModelError, TgenError, UsageError
 from tgen.model.ram import check_ram

@@ -93,13 +93,14 @@ def tensor_mappings(config: ModelConfig) -> Iterator[tuple[str, list[GgufTensor]
     interleaved = ARCHITECTURES[config.family] == "llama"
     heads = (config.n_heads, config.n_kv_heads, 0) if interleaved else (0, 0, 0)
     for mapping in hf_families.tensor_mappings(config):
-        prefix, stem, part = _split_name(mapping.ours)
+        (ours,) = mapping.ours
+        prefix, stem, part = _split_name(ours)
         shapes = [shape[::-1] if mapping.transposed else shape for shape in mapping.shapes]
         if len(shapes) == 1:
-            yield mapping.ours, [GgufTensor(f"{prefix}{_NAMES[stem]}.{part}", shapes[0], 0)]
+            yield ours, [GgufTensor(f"{prefix}{_NAMES[stem]}.{part}", shapes[0], 0)]
         else:
             names = [f"{prefix}attn_{letter}.{part}" for letter in "qkv"]
-            yield mapping.ours, list(map(GgufTensor, names, shapes, heads))
+            yield ours, list(map(GgufTensor, names, shapes, heads))
 
 
 def to_gguf_arrays(config: ModelConfig, arrays: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:

@@ -1,28 +1,32 @@
 """config.json, both ways: transformers' keys, versions 4.57 and 5, <-> ModelConfig."""
 
 import json
-import sys
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from tgen.checkpoint.hf.families import FAMILY_LAYOUTS
+from tgen.checkpoint.hf.config_values import ConfigValues, require_values
+from tgen.checkpoint.hf.families import COMMON_DEFAULTS, FAMILY_LAYOUTS, FamilyLayout
+from tgen.checkpoint.hf.layer_types import layer_types_json, read_layer_types
+from tgen.checkpoint.hf.rope_config import read_rope, rope_json
 from tgen.checkpoint.safetensors_file import reject_lfs_pointer
-from tgen.config import FAMILIES, ModelConfig, RopeScaling
+from tgen.config import FAMILIES, GATED, ModelConfig
 from tgen.errors import ModelError, TgenError, UsageError
 from tgen.storage import files
 
 _FAMILY_BY_MODEL_TYPE = {layout.model_type: name for name, layout in FAMILY_LAYOUTS.items()}
-_ACTIVATIONS = {"relu": "relu", "gelu_tanh": "gelu_new", "gelu": "gelu", "swiglu": "silu"}
-_DAMAGED = "download the file again: it is damaged"
-# Field -> its key in newer and in GPT-style families; transformers takes either key in both.
-_SIZES = {
-    "d_model": ("hidden_size", "n_embd"),
-    "n_layers": ("num_hidden_layers", "n_layer"),
-    "n_heads": ("num_attention_heads", "n_head"),
-    "context_length": ("max_position_embeddings", "n_positions"),
-    "vocab_size": ("vocab_size",),
+# transformers' names of each activation, the one to write first; gated ones have names of their own
+_ACTIVATIONS = {
+    "relu": ("relu",),
+    "gelu_tanh": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
+    "gelu": ("gelu",),
+    "swiglu": ("silu", "swish"),
+    "geglu": ("gelu_pytorch_tanh", "gelu_new"),
 }
+_DAMAGED = "download the file again: it is damaged"
+_FIELD_TYPES = {field.name: field.type for field in fields(ModelConfig)}
+_QUERY_SCALAR = "query_pre_attn_scalar"  # Gemma's: the attention scale is its -1/2 power
 
 
 def read_json_object(path: Path, *, limit: int = 64 << 20) -> dict[str, Any]:
@@ -57,65 +61,22 @@ def to_json(
         "eos_token_id": end,
         "pad_token_id": pad,
     }
-    return common | (_gpt_json(config) if layout.gpt_style else _llama_json(config))
-
-
-def _gpt_json(config: ModelConfig) -> dict[str, Any]:
-    sizes = {
-        "n_positions": config.context_length,
-        "n_ctx": config.context_length,
-        "n_embd": config.d_model,
-        "n_layer": config.n_layers,
-        "n_head": config.n_heads,
-        "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "attn_pdrop": 0.0,
-        "layer_norm_epsilon": config.norm_eps,
-    }
-    activation = _ACTIVATIONS[config.activation]
-    if config.family == "gpt2":
-        return sizes | {
-            "activation_function": activation,
-            "n_inner": None if config.d_ff == 4 * config.d_model else config.d_ff,
-            "scale_attn_weights": True,
-        }
-    # transformers loads the sinusoid as learned positions; tgen must know that it is computed.
-    return sizes | {
-        "afn": "gelu" if activation == "gelu_new" else activation,
-        "tgen": {"position": config.position},
-    }
-
-
-def _llama_json(config: ModelConfig) -> dict[str, Any]:
-    rope: dict[str, Any] = {"rope_type": "default"}
-    if scaling := config.rope_scaling:
-        rope = {"rope_type": scaling.kind, "factor": scaling.factor}
-        if scaling.kind == "llama3":
-            rope |= {
-                "low_freq_factor": scaling.low_freq_factor,
-                "high_freq_factor": scaling.high_freq_factor,
-                "original_max_position_embeddings": scaling.original_context_length,
-            }
-    layout = FAMILY_LAYOUTS[config.family]
     own = {key: getattr(config, field) for key, field in layout.keys.items()}
-    return {
-        **own,
-        **layout.constants,
-        "hidden_size": config.d_model,
-        "intermediate_size": config.d_ff,
-        "num_hidden_layers": config.n_layers,
-        "num_attention_heads": config.n_heads,
-        "num_key_value_heads": config.n_kv_heads,
-        "head_dim": config.head_dim,
-        "max_position_embeddings": config.context_length,
-        "hidden_act": "silu",
-        "rms_norm_eps": config.norm_eps,
-        "attention_dropout": 0.0,
-        # Version 4 reads the first two keys, version 5 the third; one alone is wrong on the other.
-        "rope_theta": config.rope_theta,
-        "rope_scaling": rope if scaling else None,
-        "rope_parameters": rope | {"rope_theta": config.rope_theta},
-    }
+    activation = _ACTIVATIONS[config.activation][0]
+    if config.family == "classic":
+        # transformers loads the sinusoid as learned positions; tgen must know that it is computed.
+        own["tgen"] = {"position": config.position}
+        activation = "gelu" if activation == "gelu_new" else activation  # which is the tanh form
+    if config.family == "gpt2":
+        own["n_inner"] = None if config.d_ff == 4 * config.d_model else config.d_ff
+    if config.family == "gpt_neox":
+        own["use_parallel_residual"] = config.norm_placement == "parallel"
+    if config.family == "gemma3":
+        scalar = round(config.score_scale**-2, 6)  # version 5 wants an integer
+        own[_QUERY_SCALAR] = int(scalar) if scalar.is_integer() else scalar
+    rope = rope_json(config) if config.position == "rotary" else {}
+    activations = {layout.activation_key: activation}
+    return {**common, **own, **activations, **layer_types_json(config), **layout.constants, **rope}
 
 
 def from_json(json: Mapping[str, Any]) -> ModelConfig:
@@ -133,11 +94,8 @@ def from_json(json: Mapping[str, Any]) -> ModelConfig:
             "download the unquantized model, or its GGUF file",
         )
     family = _FAMILY_BY_MODEL_TYPE[model_type]
-    read = _read_gpt if FAMILY_LAYOUTS[family].gpt_style else _read_llama
     try:
-        sizes = {field: _integer(json, *keys) for field, keys in _SIZES.items()}
-        own = read(family, json, sizes["d_model"], sizes["n_heads"])
-        return ModelConfig(**FAMILIES[family] | sizes | own, family=family)
+        return ModelConfig(**FAMILIES[family] | _read(family, json), family=family)
     except UsageError as error:
         raise ModelError(f"config.json: {error.message}", error.hint) from None
     except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -150,136 +108,59 @@ def from_json(json: Mapping[str, Any]) -> ModelConfig:
         ) from None
 
 
-def _read_gpt(family: str, json: Mapping[str, Any], d_model: int, n_heads: int) -> dict[str, Any]:
-    _require_values(json, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
-    position = "learned"
-    if family == "gpt2":
-        activation = json.get("activation_function", "gelu_new")
-    else:
-        activation = json.get("afn", "gelu")
-        activation = "gelu_new" if activation == "gelu" else activation  # openai-gpt's is tanh
-        if isinstance(json.get("tgen"), dict):
-            position = json["tgen"].get("position", position)
-    known = {theirs: ours for ours, theirs in _ACTIVATIONS.items() if ours != "swiglu"}
-    if not isinstance(activation, str) or activation not in known:
-        raise ModelError(
-            f"config.json: unknown activation {activation!r}"[:200],
-            f"use one of {', '.join(known)}",
-        )
-    return {
-        "n_kv_heads": n_heads,
-        "head_dim": d_model // n_heads,
-        "d_ff": 4 * d_model if json.get("n_inner") is None else _integer(json, "n_inner"),
-        "activation": known[activation],
-        "position": position,
-        "tied_embeddings": _boolean(json, "tie_word_embeddings", default=True),
-        "norm_eps": _number(json, "layer_norm_epsilon", default=1e-5),
-    }
-
-
-def _read_llama(family: str, json: Mapping[str, Any], d_model: int, n_heads: int) -> dict[str, Any]:
+def _read(family: str, json: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of ModelConfig that differ from the family's defaults."""
     layout = FAMILY_LAYOUTS[family]
-    _require_values(json, hidden_act="silu", use_sliding_window=False, partial_rotary_factor=1.0)
-    rope = _rope(json)
-    _require_values(rope, partial_rotary_factor=1.0)
-    head_dim = json.get("head_dim") or layout.defaults.get("head_dim", d_model // n_heads)
-    values: dict[str, Any] = {}
-    for key, field in layout.keys.items():
-        if field == "sliding_window":
-            value = json.get(key, layout.defaults.get(key))
-            values[field] = None if value is None else _integer({key: value}, key)
-        else:
-            values[field] = _boolean(json, key, default=False)
-    if "attention_bias" in values:
-        values["output_bias"] = values["attention_bias"]
-    layer_types = json.get("layer_types") or []
-    if "sliding_window" not in values and any(t != "full_attention" for t in layer_types):
-        raise ModelError(
-            f"config.json has layer_types {sorted(set(map(str, layer_types)))}",
-            f"use a {family} model with full_attention only",
-        )
-    return values | {
-        "d_ff": _integer(json, "intermediate_size"),
-        "n_kv_heads": _integer(json, "num_key_value_heads", default=n_heads),
-        "head_dim": _integer({"head_dim": head_dim}, "head_dim"),
-        "tied_embeddings": _boolean(json, "tie_word_embeddings", default=False),
-        "norm_eps": _number(json, "rms_norm_eps", default=1e-6),
-        "rope_theta": _rope_theta(rope, json),
-        "rope_scaling": _rope_scaling(rope),
+    require_values(json, layout.required)
+    values = ConfigValues(json, {**COMMON_DEFAULTS, **layout.defaults})
+    d_model = values.integer("hidden_size")
+    n_heads = values.integer("num_attention_heads")
+    # What null means, and what families without the key have.
+    sizes: dict[str, int] = {
+        "n_kv_heads": n_heads,
+        "head_dim": max(1, d_model // n_heads),
+        "d_ff": 4 * d_model,
     }
+    read: dict[str, Any] = dict(sizes)
+    for key, field in layout.keys.items():
+        match _FIELD_TYPES[field]:
+            case type() as kind if kind is bool:
+                read[field] = values.boolean(key)
+            case type() as kind if kind is int:
+                read[field] = values.integer(key, null=sizes.get(field))
+            case _:
+                read[field] = values.number(key)
+    if "attention_bias" in read:
+        read["output_bias"] = read["attention_bias"]
+    if family == "classic" and isinstance(json.get("tgen"), dict):
+        read["position"] = json["tgen"].get("position", "learned")
+    elif family == "classic":
+        read["position"] = "learned"
+    if family == "gpt_neox":
+        parallel = json.get("use_parallel_residual", True)
+        read["norm_placement"] = "parallel" if parallel else "pre"
+    if family == "gemma3":
+        read["attention_scale"] = values.number(_QUERY_SCALAR) ** -0.5
+        read["embedding_scale"] = d_model**0.5
+    if FAMILIES[family]["position"] == "rotary":
+        read |= read_rope(family, values, head_dim=read["head_dim"])
+    read |= read_layer_types(family, values, n_layers=read["n_layers"])
+    return read | {"activation": _read_activation(family, layout, values)}
 
 
-def _rope(json: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return version 5's rope_parameters, else version 4's rope_scaling; both must agree."""
-    older, newer = json.get("rope_scaling") or {}, json.get("rope_parameters") or {}
-    if not isinstance(older, dict) or not isinstance(newer, dict):
-        raise ModelError("config.json: the rope parameters are not an object", _DAMAGED)
-    if not newer:
-        return older
-    theta = json.get("rope_theta", newer.get("rope_theta"))
-    same_scaling = not older or _rope_scaling(older) == _rope_scaling(newer)
-    if newer.get("rope_theta", theta) != theta or not same_scaling:
+def _read_activation(family: str, layout: FamilyLayout, values: ConfigValues) -> str:
+    name = values.get(layout.activation_key)
+    gated = FAMILIES[family]["activation"] in GATED
+    known = {
+        theirs: ours
+        for ours, names in _ACTIVATIONS.items()
+        for theirs in names
+        if (ours in GATED) == gated
+    }
+    if family == "classic":
+        known["gelu"] = "gelu_tanh"  # openai-gpt's is the tanh form
+    if not isinstance(name, str) or name not in known:
         raise ModelError(
-            "config.json: rope_parameters disagrees with rope_theta or rope_scaling",
-            "remove rope_parameters, or the other two keys",
+            f"config.json: unknown activation {name!r}"[:200], f"use one of {', '.join(known)}"
         )
-    return newer
-
-
-def _rope_theta(rope: Mapping[str, Any], json: Mapping[str, Any]) -> float:
-    return _number(rope if "rope_theta" in rope else json, "rope_theta", default=10_000.0)
-
-
-def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
-        return None
-    if kind == "linear":
-        return RopeScaling(kind="linear", factor=_number(rope, "factor"))
-    if kind == "llama3":
-        return RopeScaling(
-            factor=_number(rope, "factor"),
-            low_freq_factor=_number(rope, "low_freq_factor"),
-            high_freq_factor=_number(rope, "high_freq_factor"),
-            original_context_length=_integer(rope, "original_max_position_embeddings"),
-        )
-    raise ModelError(
-        f"config.json: unknown RoPE type {kind!r}"[:200], "use default, linear or llama3"
-    )
-
-
-def _require_values(json: Mapping[str, Any], **supported: object) -> None:
-    """Raise ModelError if a key has another value than the only one that tgen implements."""
-    for key, value in supported.items():
-        if json.get(key, value) not in (value, None):
-            raise ModelError(
-                f"config.json has {key}={json[key]!r}"[:200], f"use a model with {key}={value!r}"
-            )
-
-
-def _boolean(json: Mapping[str, Any], key: str, *, default: bool) -> bool:
-    value = json.get(key)
-    if not isinstance(value, bool | None):
-        raise ModelError(f"config.json has {key}={value!r}"[:200], f"set {key} to true or false")
-    return default if value is None else value
-
-
-def _number(json: Mapping[str, Any], key: str, *, default: float | None = None) -> float:
-    value = json[key] if default is None else json.get(key, default)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not abs(value) <= sys.float_info.max:
-        raise ModelError(f"config.json has {key}={value!r}"[:200], f"set {key} to a number")
-    return float(value)
-
-
-def _integer(json: Mapping[str, Any], *spellings: str, default: int | None = None) -> int:
-    key = next((name for name in spellings if name in json), spellings[0])
-    value = json[key] if default is None else json.get(key) or default
-    return require_positive_integer(value, key, "config.json has")
-
-
-def require_positive_integer(value: object, key: str, prefix: str) -> int:
-    """Return a size from a file; raises ModelError unless it is from 1 to 2^31 - 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 31:
-        raise ModelError(f"{prefix} {key}={value!r}"[:200], f"set {key} to a positive integer")
-    return value
+    return known[name]

@@ -1,8 +1,8 @@
 """The families as transformers stores them: their config.json keys, tensor names and shapes.
 
 tgen's own tensor names are the keys of `Transformer.state_dict()`. A `TensorMapping` lists the
-transformers tensors that are stacked to make one of them, and whether they are stored transposed.
-To add a family, add a row to `FAMILY_LAYOUTS`.
+transformers tensors that contain some of them, and how. To add a family, add a row to
+`FAMILY_LAYOUTS`.
 """
 
 import re
@@ -20,22 +20,78 @@ Arrays = dict[str, NDArray[Any]]
 Shape = tuple[int, ...]
 
 # Masks and tables that some versions of transformers saved with the weights.
-_NOT_WEIGHTS = re.compile(r".*\.(attn\.(masked_)?bias|rotary_emb\.inv_freq)$|.*position_ids$")
+_NOT_WEIGHTS = re.compile(
+    r"(.*\.)?(attn|attention)\.(attention\.)?(masked_)?bias|(.*\.)?rotary_emb\.\w*inv_freq"
+    r"|.*position_ids"
+)
+_PREFIX = "transformer."
+_OTHER_MODELS = {  # parts of tensor names that tell what a file contains besides or instead
+    "vision": "the image part of a model; use its text-only version",
+    "multi_modal": "the image part of a model; use its text-only version",
+    "lora_": "an adapter; merge it into its base model first",
+    "adapter": "an adapter; merge it into its base model first",
+    "experts.": "a mixture of experts; use a dense model",
+}
 
+# Names of tgen's tensors, without ".weight" and ".bias". Several names are stacked in one of ours.
+_LLAMA_NAMES = dict(
+    token_embedding="model.embed_tokens", lm_head="lm_head", final_norm="model.norm",
+    block="model.layers.{}.",
+    qkv_proj="self_attn.q_proj self_attn.k_proj self_attn.v_proj", o_proj="self_attn.o_proj",
+    q_norm="self_attn.q_norm", k_norm="self_attn.k_norm",
+    gate_proj="mlp.gate_proj", up_proj="mlp.up_proj", down_proj="mlp.down_proj",
+    attention_norm="input_layernorm", feed_forward_norm="post_attention_layernorm",
+)  # fmt: skip
+_OUTPUT_NORMS = dict(
+    attention_output_norm="post_attention_layernorm",
+    feed_forward_output_norm="post_feedforward_layernorm",
+)
 _CLASSIC_NAMES = dict(
-    embedding="tokens_embed.weight", positions="positions_embed.weight", block="h.{}.",
-    output="attn.c_proj", up="mlp.c_fc", down="mlp.c_proj",
-    attention_norm="ln_1", feed_forward_norm="ln_2", final_norm="",
+    token_embedding="tokens_embed", position_embedding="positions_embed", lm_head="lm_head",
+    block="h.{}.",
+    qkv_proj="attn.c_attn", o_proj="attn.c_proj", up_proj="mlp.c_fc", down_proj="mlp.c_proj",
+    attention_norm="ln_1", feed_forward_norm="ln_2",
 )  # fmt: skip
 _GPT2_NAMES = _CLASSIC_NAMES | dict(
-    embedding="wte.weight", positions="wpe.weight", final_norm="ln_f"
+    token_embedding="wte", position_embedding="wpe", final_norm="ln_f"
 )
-_LLAMA_NAMES = dict(
-    embedding="model.embed_tokens.weight", block="model.layers.{}.",
-    output="self_attn.o_proj", up="mlp.up_proj", down="mlp.down_proj",
+_GPT_NEO_NAMES = _GPT2_NAMES | dict(
+    qkv_proj="attn.attention.q_proj attn.attention.k_proj attn.attention.v_proj",
+    o_proj="attn.attention.out_proj",
+)
+_GPT_NEOX_NAMES = dict(
+    token_embedding="gpt_neox.embed_in", lm_head="embed_out",
+    final_norm="gpt_neox.final_layer_norm", block="gpt_neox.layers.{}.",
+    qkv_proj="attention.query_key_value", o_proj="attention.dense",
+    up_proj="mlp.dense_h_to_4h", down_proj="mlp.dense_4h_to_h",
     attention_norm="input_layernorm", feed_forward_norm="post_attention_layernorm",
-    final_norm="model.norm",
 )  # fmt: skip
+
+# config.json key -> field of ModelConfig, with the same value.
+_SIZES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "d_model",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "intermediate_size": "d_ff",
+    "max_position_embeddings": "context_length",
+    "tie_word_embeddings": "tied_embeddings",
+}
+_RMS_NORM = _SIZES | {"num_key_value_heads": "n_kv_heads", "rms_norm_eps": "norm_eps"}
+_LLAMA_KEYS = _RMS_NORM | {"head_dim": "head_dim"}
+_ATTENTION_BIAS = {"attention_bias": "attention_bias"}  # and output_bias
+_BIASES = _ATTENTION_BIAS | {"mlp_bias": "feed_forward_bias"}
+_GPT2_KEYS = {
+    "vocab_size": "vocab_size",
+    "n_embd": "d_model",
+    "n_layer": "n_layers",
+    "n_head": "n_heads",
+    "n_positions": "context_length",
+    "tie_word_embeddings": "tied_embeddings",
+    "layer_norm_epsilon": "norm_eps",
+}
+_NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+_NO_WINDOW = {"use_sliding_window": False}
 
 
 class FamilyLayout(NamedTuple):
@@ -44,120 +100,317 @@ class FamilyLayout(NamedTuple):
     model_type: str  # in config.json
     model_class: str
     names: Mapping[str, str] = _LLAMA_NAMES
-    gpt_style: bool = False  # GPT's config keys; q, k and v in one matrix; matrices (in, out)
-    keys: Mapping[str, str] = {}  # config.json key -> field of ModelConfig; not in every family
-    constants: Mapping[str, Any] = {}  # config.json keys that tgen writes but has no field for
-    defaults: Mapping[str, Any] = {}  # values of keys that config.json may omit
+    keys: Mapping[str, str] = _LLAMA_KEYS
+    # Values of keys that config.json may omit, where they differ from `COMMON_DEFAULTS`.
+    defaults: Mapping[str, Any] = {}
+    constants: Mapping[str, Any] = {}  # keys that tgen writes but has no field for
+    required: Mapping[str, Any] = {}  # keys with the only value that tgen supports
+    activation_key: str = "hidden_act"
+    transposed: bool = False  # matrices are stored as (in, out)
+    interleaved_qkv: bool = False  # stored head by head, each with its query, key and value
+    fused_gate: bool = False  # gate and up projection are one tensor
 
 
-_NO_WINDOW = {"use_sliding_window": False}
+COMMON_DEFAULTS = {
+    "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-6,
+    "layer_norm_eps": 1e-5,
+    "layer_norm_epsilon": 1e-5,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "hidden_act": "silu",
+    "activation_function": "gelu_new",
+    "max_position_embeddings": 2048,
+    "rope_theta": 10_000.0,
+    "num_key_value_heads": None,  # as many as heads
+    "head_dim": None,  # hidden_size / num_attention_heads
+    "sliding_window": None,
+}
 FAMILY_LAYOUTS = {
-    "classic": FamilyLayout("openai-gpt", "OpenAIGPTLMHeadModel", _CLASSIC_NAMES, gpt_style=True),
-    "gpt2": FamilyLayout("gpt2", "GPT2LMHeadModel", _GPT2_NAMES, gpt_style=True),
-    "llama": FamilyLayout(
-        "llama",
-        "LlamaForCausalLM",
-        keys={"attention_bias": "attention_bias", "mlp_bias": "feed_forward_bias"},
+    "classic": FamilyLayout(
+        "openai-gpt",
+        "OpenAIGPTLMHeadModel",
+        _CLASSIC_NAMES,
+        _GPT2_KEYS,
+        defaults={"tie_word_embeddings": True, "n_positions": 512, "afn": "gelu"},
+        constants=_NO_DROPOUT,
+        activation_key="afn",
+        transposed=True,
     ),
+    "gpt2": FamilyLayout(
+        "gpt2",
+        "GPT2LMHeadModel",
+        _GPT2_NAMES,
+        _GPT2_KEYS | {"n_inner": "d_ff"},
+        defaults={"tie_word_embeddings": True, "n_positions": 1024, "n_inner": None},
+        constants=_NO_DROPOUT | {"scale_attn_weights": True},
+        required={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
+        activation_key="activation_function",
+        transposed=True,
+    ),
+    "gpt_neo": FamilyLayout(
+        "gpt_neo",
+        "GPTNeoForCausalLM",
+        _GPT_NEO_NAMES,
+        {
+            **_SIZES,
+            "num_layers": "n_layers",
+            "num_heads": "n_heads",
+            "layer_norm_epsilon": "norm_eps",
+        },
+        defaults={"tie_word_embeddings": True, "intermediate_size": None, "window_size": 256},
+        activation_key="activation_function",
+    ),
+    "gpt_neox": FamilyLayout(
+        "gpt_neox",
+        "GPTNeoXForCausalLM",
+        _GPT_NEOX_NAMES,
+        _SIZES | _ATTENTION_BIAS | {"layer_norm_eps": "norm_eps"},
+        defaults={"attention_bias": True, "hidden_act": "gelu", "partial_rotary_factor": 0.25},
+        interleaved_qkv=True,
+    ),
+    "llama": FamilyLayout("llama", "LlamaForCausalLM", keys=_LLAMA_KEYS | _BIASES),
     "mistral": FamilyLayout(
         "mistral",
         "MistralForCausalLM",
-        keys={"sliding_window": "sliding_window"},
-        defaults={"sliding_window": 4096},
+        defaults={
+            "sliding_window": 4096,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131_072,
+        },
     ),
-    "qwen2": FamilyLayout("qwen2", "Qwen2ForCausalLM", constants=_NO_WINDOW),
+    "qwen2": FamilyLayout(
+        "qwen2",
+        "Qwen2ForCausalLM",
+        defaults={"num_key_value_heads": 32, "max_position_embeddings": 32_768},
+        constants=_NO_WINDOW,
+        required=_NO_WINDOW,
+    ),
     "qwen3": FamilyLayout(
         "qwen3",
         "Qwen3ForCausalLM",
-        keys={"attention_bias": "attention_bias"},
+        keys=_LLAMA_KEYS | _ATTENTION_BIAS,
+        defaults={
+            "head_dim": 128,
+            "num_key_value_heads": 32,
+            "max_position_embeddings": 32_768,
+        },
         constants=_NO_WINDOW,
-        defaults={"head_dim": 128},
+        required=_NO_WINDOW,
+    ),
+    "phi3": FamilyLayout(
+        "phi3",
+        "Phi3ForCausalLM",
+        _LLAMA_NAMES | {"qkv_proj": "self_attn.qkv_proj", "gate_proj": "mlp.gate_up_proj"},
+        _RMS_NORM,
+        defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
+        constants={"resid_pdrop": 0.0, "embd_pdrop": 0.0},
+        fused_gate=True,
+    ),
+    "gemma3": FamilyLayout(
+        "gemma3_text",
+        "Gemma3ForCausalLM",
+        _LLAMA_NAMES | _OUTPUT_NORMS | {"feed_forward_norm": "pre_feedforward_layernorm"},
+        _LLAMA_KEYS | _ATTENTION_BIAS,
+        defaults={
+            "tie_word_embeddings": True,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "max_position_embeddings": 131_072,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+            "rope_theta": 1_000_000.0,
+            "hidden_activation": "gelu_pytorch_tanh",
+        },
+        required={"use_bidirectional_attention": False, "final_logit_softcapping": None},
+        activation_key="hidden_activation",
+    ),
+    "olmo2": FamilyLayout(
+        "olmo2",
+        "Olmo2ForCausalLM",
+        _LLAMA_NAMES | _OUTPUT_NORMS,
+        _RMS_NORM | _ATTENTION_BIAS,
+        defaults={"rms_norm_eps": 1e-5},
+    ),
+    "smollm3": FamilyLayout(
+        "smollm3",
+        "SmolLM3ForCausalLM",
+        keys=_LLAMA_KEYS | _BIASES,
+        defaults={
+            "tie_word_embeddings": True,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32_768,
+            "rope_theta": 2_000_000.0,
+        },
+        constants=_NO_WINDOW,
+        required=_NO_WINDOW,
+    ),
+    "granite": FamilyLayout(
+        "granite",
+        "GraniteForCausalLM",
+        keys=_LLAMA_KEYS
+        | _BIASES
+        | {
+            "embedding_multiplier": "embedding_scale",
+            "attention_multiplier": "attention_scale",
+            "residual_multiplier": "residual_scale",
+            "logits_scaling": "logits_divisor",
+        },
+        defaults=dict.fromkeys(
+            (
+                "embedding_multiplier",
+                "attention_multiplier",
+                "residual_multiplier",
+                "logits_scaling",
+            ),
+            1.0,
+        ),
     ),
 }
 
 
 class TensorMapping(NamedTuple):
-    """One of tgen's tensors and the transformers tensors that it is made of."""
+    """Some of tgen's tensors and the transformers tensors that contain them, both stacked along
+    the first axis."""
 
-    ours: str
-    theirs: tuple[str, ...]  # stacked along the first axis
+    ours: tuple[str, ...]
+    rows: tuple[int, ...]  # of each of ours
+    theirs: tuple[str, ...]
     shapes: tuple[Shape, ...]  # stored shape of each of theirs
     transposed: bool = False
+    interleaved_heads: int = 0  # heads whose query, key and value follow each other in theirs
 
 
 def tensor_mappings(config: ModelConfig) -> list[TensorMapping]:
-    """Return the mappings of all tensors that a weights file must contain."""
+    """Return the mappings of all tensors that a weights file must contain; the first is the token
+    embedding."""
     C, V = config.d_model, config.vocab_size
     names = FAMILY_LAYOUTS[config.family].names
-    mappings = [TensorMapping("token_embedding.weight", (names["embedding"],), ((V, C),))]
+    mappings = [_mapping("token_embedding", names["token_embedding"], (V, C))]
     if config.position == "learned":
         shape = (config.context_length, C)
-        mappings.append(TensorMapping("position_embedding.weight", (names["positions"],), (shape,)))
+        mappings.append(_mapping("position_embedding", names["position_embedding"], shape))
     for layer in range(config.n_layers):
         mappings += _block(config, f"blocks.{layer}.", names["block"].format(layer))
     if not config.post_norm:
         mappings += _norm(config, "final_norm", names["final_norm"])
     if not config.tied_embeddings:
-        mappings.append(TensorMapping("lm_head.weight", ("lm_head.weight",), ((V, C),)))
+        mappings.append(_mapping("lm_head", names["lm_head"], (V, C)))
     return mappings
+
+
+def head_name(config: ModelConfig) -> str:
+    """Return the name of the LM head in files."""
+    return FAMILY_LAYOUTS[config.family].names["lm_head"] + ".weight"
+
+
+def _mapping(ours: str, theirs: str, shape: Shape, part: str = "weight") -> TensorMapping:
+    return TensorMapping((f"{ours}.{part}",), shape[:1], (f"{theirs}.{part}",), (shape,))
 
 
 def _block(config: ModelConfig, ours: str, theirs: str) -> list[TensorMapping]:
     C, F, D = config.d_model, config.d_ff, config.head_dim
     n_q, n_kv = config.n_heads * D, config.n_kv_heads * D
     layout = FAMILY_LAYOUTS[config.family]
-    names, transposed = layout.names, layout.gpt_style
-    qkv = [(f"self_attn.{name}_proj", n) for name, n in zip("qkv", (n_q, n_kv, n_kv), strict=True)]
-    if layout.gpt_style:
-        qkv = [("attn.c_attn", n_q + 2 * n_kv)]
-    matrices = [  # ours, theirs with their outputs, inputs, bias
-        ("attention.qkv_proj", qkv, C, config.attention_bias),
-        ("attention.o_proj", [(names["output"], C)], n_q, config.output_bias),
-        ("feed_forward.gate_proj", [("mlp.gate_proj", F)], C, config.feed_forward_bias),
-        ("feed_forward.up_proj", [(names["up"], F)], C, config.feed_forward_bias),
-        ("feed_forward.down_proj", [(names["down"], C)], F, config.feed_forward_bias),
+    names = layout.names
+    gate = ["gate_proj"] if config.gated else []
+    matrices = [  # ours with their rows, the sizes of theirs, inputs, bias
+        (["attention.qkv_proj"], [n_q + 2 * n_kv], [n_q, n_kv, n_kv], C, config.attention_bias),
+        (["attention.o_proj"], [C], [C], n_q, config.output_bias),
+        *((["feed_forward." + n], [F], [F], C, config.feed_forward_bias) for n in gate),
+        (["feed_forward.up_proj"], [F], [F], C, config.feed_forward_bias),
+        (["feed_forward.down_proj"], [C], [C], F, config.feed_forward_bias),
     ]
-    if config.activation != "swiglu":
-        del matrices[2]
+    if layout.fused_gate:
+        both = [f"feed_forward.{name}" for name in ("gate_proj", "up_proj")]
+        matrices[2:4] = [(both, [F, F], [2 * F], C, config.feed_forward_bias)]
     mappings = []
-    for name, stacked, n_in, bias in matrices:
-        paths = [theirs + part for part, _ in stacked]
-        shapes: tuple[Shape, ...]
-        shapes = tuple((n_in, n) if transposed else (n, n_in) for _, n in stacked)
-        weights = tuple(f"{path}.weight" for path in paths)
-        mappings.append(TensorMapping(f"{ours}{name}.weight", weights, shapes, transposed))
-        if bias:
-            shapes = tuple((n,) for _, n in stacked)
-            biases = tuple(f"{path}.bias" for path in paths)
-            mappings.append(TensorMapping(f"{ours}{name}.bias", biases, shapes))
-    for norm in ("attention_norm", "feed_forward_norm"):
-        mappings += _norm(config, ours + norm, theirs + names[norm])
-    for norm in ("q_norm", "k_norm") if config.qk_norm else ():
-        path = f"{theirs}self_attn.{norm}.weight"
-        mappings.append(TensorMapping(f"{ours}attention.{norm}.weight", (path,), ((D,),)))
+    for stacked, rows, sizes, n_in, bias in matrices:
+        is_qkv = stacked == ["attention.qkv_proj"]
+        parts = names[stacked[0].rpartition(".")[2]].split()
+        sizes = sizes if len(parts) == len(sizes) else [sum(sizes)]
+        heads = config.n_heads if is_qkv and layout.interleaved_qkv else 0
+        for part in ["weight"] + ["bias"] * bias:
+            mappings.append(
+                TensorMapping(
+                    tuple(f"{ours}{name}.{part}" for name in stacked),
+                    tuple(rows),
+                    tuple(f"{theirs}{name}.{part}" for name in parts),
+                    tuple(_shape(n, n_in, part, layout.transposed) for n in sizes),
+                    layout.transposed and part == "weight",
+                    heads,
+                )
+            )
+    for norm in ("attention_norm", "attention_output_norm", "feed_forward_norm",
+                 "feed_forward_output_norm"):  # fmt: skip
+        if norm in _block_norms(config):
+            mappings += _norm(config, ours + norm, theirs + names[norm])
+    if config.qk_norm:
+        sizes = [n_q, n_kv] if config.qk_norm_over_heads else [D, D]
+        for norm, size in zip(("q_norm", "k_norm"), sizes, strict=True):
+            mappings.append(_mapping(f"{ours}attention.{norm}", theirs + names[norm], (size,)))
     return mappings
+
+
+def _shape(n_out: int, n_in: int, part: str, transposed: bool) -> Shape:
+    if part == "bias":
+        return (n_out,)
+    return (n_in, n_out) if transposed else (n_out, n_in)
+
+
+def _block_norms(config: ModelConfig) -> set[str]:
+    before = {"attention_norm", "feed_forward_norm"}
+    outputs = {"attention_output_norm", "feed_forward_output_norm"}
+    match config.norm_placement:
+        case "output":
+            return outputs
+        case "sandwich":
+            return before | outputs
+        case _:
+            return before
 
 
 def _norm(config: ModelConfig, ours: str, theirs: str) -> list[TensorMapping]:
     parts = ["weight"] if config.norm == "rms_norm" else ["weight", "bias"]
-    shapes = ((config.d_model,),)
-    return [TensorMapping(f"{ours}.{part}", (f"{theirs}.{part}",), shapes) for part in parts]
+    return [_mapping(ours, theirs, (config.d_model,), part) for part in parts]
 
 
 def to_hf_arrays(config: ModelConfig, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
-    """Rename and split tgen's arrays to transformers' tensors; contiguous."""
+    """Rename and split tgen's arrays to the tensors of a file of transformers; contiguous."""
     out: Arrays = {}
     for mapping in tensor_mappings(config):
+        parts = [arrays[name] for name in mapping.ours]
+        stacked = np.concatenate(parts) if len(parts) > 1 else parts[0]
+        if heads := mapping.interleaved_heads:  # (3, heads, D, ...) -> (heads, 3, D, ...)
+            split = stacked.reshape(3, heads, -1, *stacked.shape[1:])
+            stacked = split.swapaxes(0, 1).reshape(stacked.shape)
         start = 0
         for name, shape in zip(mapping.theirs, mapping.shapes, strict=True):
             n = shape[-1] if mapping.transposed else shape[0]
-            part = arrays[mapping.ours][start : start + n]
+            part = stacked[start : start + n]
             out[name] = np.ascontiguousarray(part.T if mapping.transposed else part)
             start += n
     if config.position == "sinusoidal":  # transformers stores the table that tgen computes
         table = sinusoid(config.context_length, config.d_model)
-        out[_CLASSIC_NAMES["positions"]] = table
+        out[_SINUSOID] = table
+    if _may_lack_prefix(config) and not config.tied_embeddings:
+        # Version 4 refuses a file with a head and names without the prefix.
+        out = {full_name(config, name): array for name, array in out.items()}
     return out
+
+
+def full_name(config: ModelConfig, name: str) -> str:
+    """Return the name in transformers' models of a tensor of `to_hf_arrays`."""
+    if not _may_lack_prefix(config) or name == head_name(config):
+        return name
+    return _PREFIX + name.removeprefix(_PREFIX)
+
+
+def _may_lack_prefix(config: ModelConfig) -> bool:
+    return config.family in ("classic", "gpt2", "gpt_neo")
+
+
+_SINUSOID = _CLASSIC_NAMES["position_embedding"] + ".weight"
 
 
 def from_hf_arrays(config: ModelConfig, arrays: Arrays) -> Arrays:
@@ -168,13 +421,19 @@ def from_hf_arrays(config: ModelConfig, arrays: Arrays) -> Arrays:
         parts = [arrays.pop(name) for name in mapping.theirs]
         parts = [part.T for part in parts] if mapping.transposed else parts
         stacked = np.concatenate(parts) if len(parts) > 1 else parts[0]
-        out[mapping.ours] = np.ascontiguousarray(stacked)
+        if heads := mapping.interleaved_heads:  # see `to_hf_arrays`
+            split = stacked.reshape(heads, 3, -1, *stacked.shape[1:])
+            stacked = split.swapaxes(0, 1).reshape(stacked.shape)
+        start = 0
+        for name, n in zip(mapping.ours, mapping.rows, strict=True):
+            out[name] = np.ascontiguousarray(stacked[start : start + n])
+            start += n
     return out
 
 
 def strip_prefix(name: str) -> str:
     """Remove the prefix that only some writers put before GPT's tensor names."""
-    return name.removeprefix("transformer.")
+    return name.removeprefix(_PREFIX)
 
 
 def check_shapes(config: ModelConfig, shapes: Mapping[str, Shape]) -> None:
@@ -191,12 +450,18 @@ def check_shapes(config: ModelConfig, shapes: Mapping[str, Shape]) -> None:
         for mapping in tensor_mappings(config)
         for name, shape in zip(mapping.theirs, mapping.shapes, strict=True)
     }
-    optional = {"lm_head.weight"} if config.tied_embeddings else set()
+    head = head_name(config)
+    optional = {head} if config.tied_embeddings else set()
     if optional & shapes.keys():  # it is compared with the embedding
-        expected["lm_head.weight"] = (config.vocab_size, config.d_model)
+        expected[head] = (config.vocab_size, config.d_model)
     if config.position == "sinusoidal":
-        optional.add(_CLASSIC_NAMES["positions"])
-    optional |= {name for name in shapes if _NOT_WEIGHTS.match(name)}
+        optional.add(_SINUSOID)
+    optional |= {name for name in shapes if _NOT_WEIGHTS.fullmatch(name)}
+    for name in sorted(shapes.keys() - expected.keys()):
+        for part, explanation in _OTHER_MODELS.items():
+            if part in name:
+                what, _, remedy = explanation.partition("; ")
+                raise ModelError(f"the weights contain {what} ({name[:200]})", remedy)
     if differences := describe_differences(expected, shapes, optional):
         raise ModelError(f"weights and config.json disagree: {differences}", hint)
 

@@ -3,6 +3,7 @@
 Every thread runs `forward` with the same job: in each phase it claims chunks of the work, then
 waits until all chunks are done. Residual vectors alternate between two buffers, `x` (block output)
 and `y` (after attention). With post-norm, each thread normalizes them again where it needs them.
+If the outputs of the sublayers are normalized, `x` is the residual stream and `y` such an output.
 """
 
 from numba import njit, types
@@ -16,18 +17,21 @@ from tgen.engine.cpu.kernels import (
     products,
     rms_norm,
     rotate,
+    scale_row,
 )
 from tgen.engine.cpu.work_queue import claim_chunks
 
 from tgen.engine.cpu.job_layout import (  # isort: skip
-    ACTIVATION, ATTENTION_NORM, ATTENTION_PTR, CAPACITY, COS_PTR, DOWN, D_FF, D_FF_PADDED,
-    D_MODEL, D_MODEL_PADDED, EPS_BITS, FEED_FORWARD_NORM, GATE, GATE_BIAS, GATE_OFFSET, HEAD_DIM,
-    HEAD_DIM_PADDED, HIDDEN_PTR, KEYS_PTR, K_NORM, LANES, LAYERS_PTR, LAYER_NORM, LM_HEAD,
-    LOGITS_PTR, NEEDS_LOGITS, N_CHUNKS, N_HEADS, N_KV_HEADS, N_LAYERS, N_LM_HEAD_CHUNKS, N_LOGITS,
-    N_SEQUENCES, N_THREADS, N_TOKENS, OUT, PHASES_PER_LAYER, POSITION, POST_NORM, QKV, QKV_BIAS,
-    QKV_PTR, QK_NORM, QUEUE_PTR, Q_NORM, ROTARY, SCALE_BITS, SCORES_OFFSET, SCRATCH_BYTES,
-    SCRATCH_PTR, SEQUENCE, SIN_PTR, SWIGLU, TABLE_COLUMNS, TOKENS_PTR, TOKEN_COLUMNS, UP, UP_BIAS,
-    VALUES_PTR, VOCAB_SIZE, WEIGHT_DTYPE, WINDOW, X_PTR, Y_PTR,
+    ACTIVATION, ATTENTION_NORM, ATTENTION_OUTPUT_NORM, ATTENTION_PTR, CAPACITY, COS_PTR, DOWN,
+    D_FF, D_FF_PADDED, D_MODEL, D_MODEL_PADDED, EACH_HEAD, EPS_BITS, FEED_FORWARD_NORM,
+    FEED_FORWARD_OUTPUT_NORM, GATE, GATE_BIAS, GATE_OFFSET, GEGLU, HEAD_DIM, HEAD_DIM_PADDED,
+    HIDDEN_PTR, KEYS_PTR, K_NORM, LANES, LAYERS_PTR, LAYER_NORM, LM_HEAD, LOCAL, LOCAL_COS_PTR,
+    LOCAL_SIN_PTR, LOGITS_PTR, NEEDS_LOGITS, NORM_PLACEMENT, N_CHUNKS, N_HEADS, N_KV_HEADS,
+    N_LAYERS, N_LM_HEAD_CHUNKS, N_LOGITS, N_ROTATED, N_SEQUENCES, N_THREADS, N_TOKENS, OUT,
+    OUTPUT, OVER_HEADS, PHASES_PER_LAYER, POSITION, POST, PRE, QKV, QKV_BIAS, QKV_PTR, QK_NORM,
+    QUEUE_PTR, Q_NORM, RESIDUAL_SCALE_BITS, ROPE, SANDWICH, SCALE_BITS, SCORES_OFFSET,
+    SCRATCH_BYTES, SCRATCH_PTR, SEQUENCE, SIN_PTR, SWIGLU, TABLE_COLUMNS, TOKENS_PTR,
+    TOKEN_COLUMNS, UP, UP_BIAS, VALUES_PTR, VOCAB_SIZE, WEIGHT_DTYPE, WINDOW, X_PTR, Y_PTR,
 )  # fmt: skip
 
 
@@ -48,24 +52,24 @@ def _weights(job, layer, name):
 
 @njit
 def _normalize(job, x, layer, name, out):
-    """Apply a norm of `layer` to the vectors of all tokens; layer -1 copies them."""
+    """Apply a norm of `layer` to the vectors of all tokens; layer -1, or no norm, copies them."""
     n, step = load_int(job, D_MODEL), load_int(job, D_MODEL_PADDED)
     eps = bits_to_float(types.int32(load_int(job, EPS_BITS)))
     for i in range(load_int(job, N_TOKENS)):
         source, target = x + i * step * 4, out + i * step * 4
-        if layer < 0:
+        if layer < 0 or _weights(job, layer, name) == 0:
             for j in range(n):
                 store_float(target, j, load_float(source, j))
         elif load_int(job, LAYER_NORM):
             weight, bias = _weights(job, layer, name), _weights(job, layer, name + 1)
             layer_norm(source, weight, bias, n, eps, target)
         else:
-            rms_norm(source, _weights(job, layer, name), n, eps, target)
+            rms_norm(source, _weights(job, layer, name), n, n, eps, target)
 
 
 @njit
 def _attention_input(job, layer, out):
-    if load_int(job, POST_NORM):
+    if load_int(job, NORM_PLACEMENT) == POST:
         _normalize(job, load_int(job, X_PTR), layer - 1, FEED_FORWARD_NORM, out)
     else:
         _normalize(job, load_int(job, X_PTR), layer, ATTENTION_NORM, out)
@@ -73,8 +77,16 @@ def _attention_input(job, layer, out):
 
 @njit
 def _feed_forward_input(job, layer, out):
-    name = ATTENTION_NORM if load_int(job, POST_NORM) else FEED_FORWARD_NORM
-    _normalize(job, load_int(job, Y_PTR), layer, name, out)
+    placement = load_int(job, NORM_PLACEMENT)
+    name = ATTENTION_NORM if placement == POST else FEED_FORWARD_NORM
+    source = Y_PTR if placement in (PRE, POST) else X_PTR
+    _normalize(job, load_int(job, source), layer, name, out)
+
+
+@njit(inline="always")
+def _normalizes_outputs(job):
+    placement = load_int(job, NORM_PLACEMENT)
+    return placement in (OUTPUT, SANDWICH)
 
 
 @njit
@@ -106,19 +118,27 @@ def _cache_offset(job, layer, sequence, head):
 def _cache_token(job, layer, i):
     n_heads, n_kv = load_int(job, N_HEADS), load_int(job, N_KV_HEADS)
     step, size = load_int(job, HEAD_DIM_PADDED), load_int(job, HEAD_DIM)
-    half = size // 2
+    half, rope = load_int(job, N_ROTATED) // 2, _weights(job, layer, ROPE)
+    qk_norm = load_int(job, QK_NORM)
     vectors = load_int(job, QKV_PTR) + i * (n_heads + 2 * n_kv) * step * 4
     token = load_int(job, TOKENS_PTR) + i * TOKEN_COLUMNS * 8
     position, sequence = load_int(token, POSITION), load_int(token, SEQUENCE)
     eps = bits_to_float(types.int32(load_int(job, EPS_BITS)))
+    if qk_norm == OVER_HEADS:
+        q, k = vectors, vectors + n_heads * step * 4
+        n_q, n_k = n_heads * step, n_kv * step
+        rms_norm(q, _weights(job, layer, Q_NORM), n_q, n_heads * size, eps, q)
+        rms_norm(k, _weights(job, layer, K_NORM), n_k, n_kv * size, eps, k)
     for head in range(n_heads + n_kv):
         vector = vectors + head * step * 4
-        if load_int(job, QK_NORM):
+        if qk_norm == EACH_HEAD:
             weight = _weights(job, layer, Q_NORM if head < n_heads else K_NORM)
-            rms_norm(vector, weight, size, eps, vector)
-        if load_int(job, ROTARY):
+            rms_norm(vector, weight, size, size, eps, vector)
+        if rope:
             angles = position * half * 4
-            rotate(vector, load_int(job, COS_PTR) + angles, load_int(job, SIN_PTR) + angles, half)
+            cos = load_int(job, LOCAL_COS_PTR if rope == LOCAL else COS_PTR) + angles
+            sin = load_int(job, LOCAL_SIN_PTR if rope == LOCAL else SIN_PTR) + angles
+            rotate(vector, cos, sin, half)
     for head in range(n_kv):
         offset, lane = _cache_offset(job, layer, sequence, head), position % LANES
         key = vectors + (n_heads + head) * step * 4
@@ -150,7 +170,7 @@ def _attention(job, layer, number, phase, scores):
         token = load_int(job, TOKENS_PTR) + i * TOKEN_COLUMNS * 8
         offset = _cache_offset(job, layer, load_int(token, SEQUENCE), head // (n_heads // n_kv)) * 4
         query = load_int(job, QKV_PTR) + (i * (n_heads + 2 * n_kv) + head) * step * 4
-        n, window = load_int(token, POSITION) + 1, load_int(job, WINDOW)
+        n, window = load_int(token, POSITION) + 1, _weights(job, layer, WINDOW)
         first = max(0, n - window) if window else 0
         skipped = first // LANES * LANES  # keys are stored in blocks of LANES positions
         offset += skipped * step * 4
@@ -162,12 +182,13 @@ def _attention(job, layer, number, phase, scores):
 
 @njit
 def _project_residual(job, layer, number, phase, x, n, matrix, residual, out, scratch):
-    """Phases 4 and 6: out = matrix x + bias + residual. With post-norm the normalized residual,
-    computed in `scratch`, is added instead."""
+    """Phases 4 and 7: out = (matrix x + bias) * scale + residual. With post-norm the normalized
+    residual, computed in `scratch`, is added instead; address 0 is no residual."""
     n_tokens, n_chunks = load_int(job, N_TOKENS), load_int(job, N_CHUNKS)
     width, step, ready = load_int(job, D_MODEL), load_int(job, D_MODEL_PADDED), False
+    scale = bits_to_float(types.int32(load_int(job, RESIDUAL_SCALE_BITS)))
     for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, number, n_chunks):
-        if load_int(job, POST_NORM):
+        if load_int(job, NORM_PLACEMENT) == POST:
             if not ready:
                 if matrix == OUT:
                     _attention_input(job, layer, scratch)
@@ -178,12 +199,30 @@ def _project_residual(job, layer, number, phase, x, n, matrix, residual, out, sc
         w, bias = _weights(job, layer, matrix), _weights(job, layer, matrix + 1)
         products(load_int(job, WEIGHT_DTYPE), w, a, b, n, x, n_tokens, out, step)
         for i in range(n_tokens):
-            add_row(out + i * step * 4, residual + i * step * 4, bias, a, b)
+            target = out + i * step * 4
+            other = residual + i * step * 4 if residual != 0 else 0
+            if scale != 1:
+                add_row(target, 0, bias, a, b)
+                scale_row(target, scale, a, b)
+                add_row(target, other, 0, a, b)
+            else:
+                add_row(target, other, bias, a, b)
+
+
+@njit
+def _add_normalized(job, layer, number, phase, name, scratch):
+    """Phases 5 and 8, if the outputs of sublayers are normalized: x += norm(y)."""
+    n, step = load_int(job, D_MODEL), load_int(job, D_MODEL_PADDED)
+    eps = bits_to_float(types.int32(load_int(job, EPS_BITS)))
+    for i in claim_chunks(load_int(job, QUEUE_PTR), phase, number, load_int(job, N_TOKENS)):
+        offset, weight = i * step * 4, _weights(job, layer, name)
+        rms_norm(load_int(job, Y_PTR) + offset, weight, n, n, eps, scratch)
+        add_row(load_int(job, X_PTR) + offset, scratch, 0, 0, n)
 
 
 @njit
 def _feed_forward(job, layer, number, phase, scratch, gate):
-    """Phase 5: the feed-forward's hidden vectors."""
+    """Phase 6: the feed-forward's hidden vectors."""
     n_tokens, n_chunks = load_int(job, N_TOKENS), load_int(job, N_CHUNKS)
     size, step = load_int(job, D_FF), load_int(job, D_FF_PADDED)
     width, hidden = load_int(job, D_MODEL_PADDED), load_int(job, HIDDEN_PTR)
@@ -194,12 +233,12 @@ def _feed_forward(job, layer, number, phase, scratch, gate):
             ready = True
         a, b = _chunk_rows(chunk, n_chunks, size)
         products(dtype, _weights(job, layer, UP), a, b, width, scratch, n_tokens, hidden, step)
-        if kind == SWIGLU:
+        if kind in (SWIGLU, GEGLU):
             products(dtype, _weights(job, layer, GATE), a, b, width, scratch, n_tokens, gate, step)
         for i in range(n_tokens):
             row = i * step * 4
             add_row(hidden + row, 0, _weights(job, layer, UP_BIAS), a, b)
-            if kind == SWIGLU:
+            if kind in (SWIGLU, GEGLU):
                 add_row(gate + row, 0, _weights(job, layer, GATE_BIAS), a, b)
             activate(kind, hidden + row, gate + row, a, b)
 
@@ -247,7 +286,18 @@ def forward(job, number, thread):
         _project_qkv(job, layer, number, phase, scratch)
         _cache_keys_and_values(job, layer, number, phase + 1)
         _attention(job, layer, number, phase + 2, scores)
-        _project_residual(job, layer, number, phase + 3, attended, n_attended, OUT, x, y, scratch)
-        _feed_forward(job, layer, number, phase + 4, scratch, gate)
-        _project_residual(job, layer, number, phase + 5, hidden, n_hidden, DOWN, y, x, scratch)
+        if _normalizes_outputs(job):
+            _project_residual(
+                job, layer, number, phase + 3, attended, n_attended, OUT, 0, y, scratch
+            )
+            _add_normalized(job, layer, number, phase + 4, ATTENTION_OUTPUT_NORM, scratch)
+            _feed_forward(job, layer, number, phase + 5, scratch, gate)
+            _project_residual(job, layer, number, phase + 6, hidden, n_hidden, DOWN, 0, y, scratch)
+            _add_normalized(job, layer, number, phase + 7, FEED_FORWARD_OUTPUT_NORM, scratch)
+        else:
+            _project_residual(
+                job, layer, number, phase + 3, attended, n_attended, OUT, x, y, scratch
+            )
+            _feed_forward(job, layer, number, phase + 5, scratch, gate)
+            _project_residual(job, layer, number, phase + 6, hidden, n_hidden, DOWN, y, x, scratch)
     _logits(job, number, load_int(job, N_LAYERS) * PHASES_PER_LAYER, scratch)

@@ -8,30 +8,34 @@ LANES = 16  # float32 numbers per SIMD vector
 GROUP = 32  # int8 weights that share a scale; every matrix row is padded to whole groups
 GROUP_BYTES = 2 + GROUP  # the scale in bfloat16, then the weights
 FLOAT32, BFLOAT16, INT8 = range(3)  # weight dtypes
-SWIGLU, RELU, GELU_TANH, GELU = range(4)  # feed-forward activations
+SWIGLU, RELU, GELU_TANH, GELU, GEGLU = range(5)  # feed-forward activations
+PRE, POST, PARALLEL, OUTPUT, SANDWICH = range(5)  # placement of norms, see NormPlacement
+EACH_HEAD, OVER_HEADS = 1, 2  # norm of queries and keys; 0: none
+GLOBAL, LOCAL = 1, 2  # a layer's rope; 0: none
 
 QUEUE_WORDS = 16  # int64 words of the work queue per phase: two cache lines
 MAX_CHUNKS = (1 << 20) - 1  # per phase
-PHASES_PER_LAYER = 6
-TABLE_COLUMNS = 16  # int64 numbers per layer
+PHASES_PER_LAYER = 8
+TABLE_COLUMNS = 20  # int64 numbers per layer
 
 # The fields of a job, int64 each.
 (
     N_LAYERS, D_MODEL, D_MODEL_PADDED, N_HEADS, N_KV_HEADS, HEAD_DIM, HEAD_DIM_PADDED, D_FF,
-    D_FF_PADDED, VOCAB_SIZE, WEIGHT_DTYPE, LAYER_NORM, POST_NORM, ACTIVATION, QK_NORM, ROTARY,
-    WINDOW, EPS_BITS, SCALE_BITS,
-    LAYERS_PTR, COS_PTR, SIN_PTR, X_PTR, Y_PTR, QKV_PTR, ATTENTION_PTR, HIDDEN_PTR, LOGITS_PTR,
-    KEYS_PTR, VALUES_PTR, CAPACITY, N_SEQUENCES, SCRATCH_PTR, SCRATCH_BYTES, GATE_OFFSET,
-    SCORES_OFFSET, TOKENS_PTR, N_TOKENS, N_LOGITS, N_CHUNKS, N_LM_HEAD_CHUNKS, N_THREADS,
-    QUEUE_PTR,
+    D_FF_PADDED, VOCAB_SIZE, WEIGHT_DTYPE, LAYER_NORM, NORM_PLACEMENT, ACTIVATION, QK_NORM,
+    N_ROTATED, EPS_BITS, SCALE_BITS, RESIDUAL_SCALE_BITS,
+    LAYERS_PTR, COS_PTR, SIN_PTR, LOCAL_COS_PTR, LOCAL_SIN_PTR, X_PTR, Y_PTR, QKV_PTR,
+    ATTENTION_PTR, HIDDEN_PTR, LOGITS_PTR, KEYS_PTR, VALUES_PTR, CAPACITY, N_SEQUENCES,
+    SCRATCH_PTR, SCRATCH_BYTES, GATE_OFFSET, SCORES_OFFSET, TOKENS_PTR, N_TOKENS, N_LOGITS,
+    N_CHUNKS, N_LM_HEAD_CHUNKS, N_THREADS, QUEUE_PTR,
     JOB_SIZE,
-) = range(44)  # fmt: skip
+) = range(46)  # fmt: skip
 
-# The addresses of a layer's weights, 0 if absent. The row after the last layer has the final norm
-# and the LM head.
+# The addresses of a layer's weights, 0 if absent, then its window (0: none) and its rope. The row
+# after the last layer has the final norm and the LM head.
 (
     ATTENTION_NORM, ATTENTION_NORM_BIAS, QKV, QKV_BIAS, Q_NORM, K_NORM, OUT, OUT_BIAS,
     FEED_FORWARD_NORM, FEED_FORWARD_NORM_BIAS, GATE, GATE_BIAS, UP, UP_BIAS, DOWN, DOWN_BIAS,
+    ATTENTION_OUTPUT_NORM, FEED_FORWARD_OUTPUT_NORM, WINDOW, ROPE,
 ) = range(TABLE_COLUMNS)  # fmt: skip
 LM_HEAD = QKV
 

@@ -15,6 +15,7 @@ from tgen.engine.cpu.intrinsics import bits_to_float, load_float, store_float
 from tgen.engine.cpu.job_layout import (
     BFLOAT16,
     FLOAT32,
+    GEGLU,
     GELU_TANH,
     GROUP,
     GROUP_BYTES,
@@ -103,13 +104,13 @@ def products(dtype, w, first, last, n, x, n_vectors, out, out_step):
 
 
 @njit(fastmath=True)
-def rms_norm(x, weight, n, eps, out):
-    """out = x / rms(x) * weight, over n numbers."""
+def rms_norm(x, weight, n, count, eps, out):
+    """out = x / rms(x) * weight, over n numbers, of which all but `count` are padding zeros."""
     total = _F(0)
     for j in range(n):
         value = load_float(x, j)
         total += value * value
-    scale = _F(1) / _F(math.sqrt(total / _F(n) + eps))
+    scale = _F(1) / _F(math.sqrt(total / _F(count) + eps))
     for j in range(n):
         store_float(out, j, load_float(x, j) * scale * load_float(weight, j))
 
@@ -143,8 +144,21 @@ def add_row(out, other, bias, first, last):
 
 
 @njit
+def scale_row(out, scale, first, last):
+    """out[r] *= scale for r from `first` to `last`."""
+    for r in range(first, last):
+        store_float(out, r, load_float(out, r) * scale)
+
+
+@njit(inline="always")
+def _gelu_tanh(z):
+    inner = _F(1.5957691216) * (z + _F(0.044715) * z * z * z)
+    return z / (_F(1) + exp(-inner))
+
+
+@njit
 def activate(kind, up, gate, first, last):
-    """up[r] = activation(up[r]), or silu(gate[r]) * up[r], for r from `first` to `last`."""
+    """up[r] = activation(up[r]), or activation(gate[r]) * up[r], for r from `first` to `last`."""
     if kind == SWIGLU:
         for r in range(first, last):
             z = load_float(gate, r)
@@ -154,9 +168,10 @@ def activate(kind, up, gate, first, last):
             store_float(up, r, max(load_float(up, r), _F(0)))
     elif kind == GELU_TANH:
         for r in range(first, last):
-            z = load_float(up, r)
-            inner = _F(1.5957691216) * (z + _F(0.044715) * z * z * z)
-            store_float(up, r, z / (_F(1) + exp(-inner)))
+            store_float(up, r, _gelu_tanh(load_float(up, r)))
+    elif kind == GEGLU:
+        for r in range(first, last):
+            store_float(up, r, load_float(up, r) * _gelu_tanh(load_float(gate, r)))
     else:
         for r in range(first, last):
             z = load_float(up, r)

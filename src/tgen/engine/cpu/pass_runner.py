@@ -64,6 +64,8 @@ class PassRunner:
             self._reserve_positions(cache.capacity)
             x = self._buffers[job_layout.X_PTR]
             x[:n, :width] = self._weights.embed(ids)
+            if self.config.embedding_scale != 1:
+                x[:n, :width] *= np.float32(self.config.embedding_scale)
             if self._positions is not None:
                 x[:n, :width] += self._positions[rows[:, job_layout.POSITION]]
             self._tokens[:n] = rows
@@ -86,6 +88,9 @@ class PassRunner:
         new = {job_layout.SCRATCH_PTR: np.zeros((self._n_threads, scratch), np.float32)}
         if config.position == "rotary":
             new[job_layout.COS_PTR], new[job_layout.SIN_PTR] = rotary_tables(config, n)
+            if config.local_rope_theta is not None:
+                cos, sin = rotary_tables(config, n, "local")
+                new[job_layout.LOCAL_COS_PTR], new[job_layout.LOCAL_SIN_PTR] = cos, sin
         elif config.position == "sinusoidal":
             self._positions = sinusoid(n, config.d_model)
         self._set_fields({name: array.ctypes.data for name, array in new.items()})

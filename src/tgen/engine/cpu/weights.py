@@ -24,10 +24,21 @@ _ACTIVATIONS = {
     "relu": job_layout.RELU,
     "gelu_tanh": job_layout.GELU_TANH,
     "gelu": job_layout.GELU,
+    "geglu": job_layout.GEGLU,
 }
+_PLACEMENTS = {
+    "pre": job_layout.PRE,
+    "post": job_layout.POST,
+    "parallel": job_layout.PARALLEL,
+    "output": job_layout.OUTPUT,
+    "sandwich": job_layout.SANDWICH,
+}
+_ROPES = {None: 0, "global": job_layout.GLOBAL, "local": job_layout.LOCAL}
 _NAMES = {
     job_layout.ATTENTION_NORM: "attention_norm.weight",
     job_layout.ATTENTION_NORM_BIAS: "attention_norm.bias",
+    job_layout.ATTENTION_OUTPUT_NORM: "attention_output_norm.weight",
+    job_layout.FEED_FORWARD_OUTPUT_NORM: "feed_forward_output_norm.weight",
     job_layout.Q_NORM: "attention.q_norm.weight",
     job_layout.K_NORM: "attention.k_norm.weight",
     job_layout.OUT_BIAS: "attention.o_proj.bias",
@@ -40,6 +51,10 @@ _NAMES = {
     job_layout.DOWN: "feed_forward.down_proj.weight",
     job_layout.DOWN_BIAS: "feed_forward.down_proj.bias",
 }
+_NORMS = (
+    job_layout.ATTENTION_NORM, job_layout.FEED_FORWARD_NORM, job_layout.ATTENTION_OUTPUT_NORM,
+    job_layout.FEED_FORWARD_OUTPUT_NORM, job_layout.Q_NORM, job_layout.K_NORM,
+)  # fmt: skip
 
 
 class PackedWeights:
@@ -66,17 +81,20 @@ class PackedWeights:
             parts[job_layout.QKV] = _pad_heads(take(f"{block}qkv_proj.weight"), config)
             if (bias := take(f"{block}qkv_proj.bias", None)) is not None:
                 parts[job_layout.QKV_BIAS] = _pad_heads(bias[:, None], config)[:, 0]
-            # (C, H * D) -> (C, H * padded D)
-            out = take(f"{block}o_proj.weight").reshape(-1, config.n_heads, config.head_dim)
-            parts[job_layout.OUT] = _pad(out, 2).reshape(len(out), -1)
+            parts[job_layout.OUT] = _pad_inputs(take(f"{block}o_proj.weight"), config)
             for name, array in parts.items():
-                self._put(layer, name, array)
+                self._put(layer, name, self._norm_scale(name, array))
+            self.table[layer, job_layout.WINDOW] = config.window(layer) or 0
+            self.table[layer, job_layout.ROPE] = _ROPES[config.rope(layer)]
         last = config.n_layers
         if config.post_norm:  # no final norm: the last block ends with its own
             source, target = job_layout.FEED_FORWARD_NORM, job_layout.ATTENTION_NORM
             self.table[last, target : target + 2] = self.table[last - 1, source : source + 2]
         else:
-            self._put(last, job_layout.ATTENTION_NORM, take("final_norm.weight"))
+            final = self._norm_scale(job_layout.ATTENTION_NORM, take("final_norm.weight"))
+            if final is not None and config.logits_divisor != 1:
+                final = to_float32(final) / np.float32(config.logits_divisor)
+            self._put(last, job_layout.ATTENTION_NORM, final)
             self._put(last, job_layout.ATTENTION_NORM_BIAS, take("final_norm.bias", None))
         self._embedding = self._pack(take("token_embedding.weight"))
         if config.tied_embeddings:
@@ -84,6 +102,16 @@ class PackedWeights:
         else:
             self._put(last, job_layout.LM_HEAD, take("lm_head.weight"))
         self.positions = take("position_embedding.weight", None)
+
+    def _norm_scale(self, name: int, array: Array | None) -> Array | None:
+        """What a norm multiplies with, in the layout of its input; other arrays unchanged."""
+        if array is None or name not in _NORMS:
+            return array
+        if self.config.norm_adds_one:
+            array = 1 + to_float32(array)
+        if self.config.qk_norm_over_heads and name in (job_layout.Q_NORM, job_layout.K_NORM):
+            return _pad_heads(array[:, None], self.config)[:, 0]
+        return array
 
     def _put(self, layer: int, name: int, array: Array | None) -> None:
         if array is not None:
@@ -96,7 +124,7 @@ class PackedWeights:
         if array.ndim == 1 or self.dtype == job_layout.FLOAT32:
             return np.ascontiguousarray(_pad(to_float32(array), -1))
         convert = to_bfloat16 if self.dtype == job_layout.BFLOAT16 else to_int8
-        first = convert(_pad(array[:_ROWS_AT_ONCE], -1))
+        first = convert(_pad(array[:1], -1))
         packed = np.empty((len(array), first.shape[1]), first.dtype)
         for i in range(0, len(array), _ROWS_AT_ONCE):
             packed[i : i + _ROWS_AT_ONCE] = convert(_pad(array[i : i + _ROWS_AT_ONCE], -1))
@@ -124,13 +152,13 @@ class PackedWeights:
             job_layout.VOCAB_SIZE: config.vocab_size,
             job_layout.WEIGHT_DTYPE: self.dtype,
             job_layout.LAYER_NORM: config.norm == "layer_norm",
-            job_layout.POST_NORM: config.post_norm,
+            job_layout.NORM_PLACEMENT: _PLACEMENTS[config.norm_placement],
             job_layout.ACTIVATION: _ACTIVATIONS[config.activation],
-            job_layout.QK_NORM: config.qk_norm,
-            job_layout.ROTARY: config.position == "rotary",
-            job_layout.WINDOW: config.sliding_window or 0,
+            job_layout.QK_NORM: config.qk_norm + config.qk_norm_over_heads,  # see EACH_HEAD
+            job_layout.N_ROTATED: config.n_rotated,
             job_layout.EPS_BITS: _float_bits(config.norm_eps),
-            job_layout.SCALE_BITS: _float_bits(config.head_dim**-0.5),
+            job_layout.SCALE_BITS: _float_bits(config.score_scale),
+            job_layout.RESIDUAL_SCALE_BITS: _float_bits(config.residual_scale),
             job_layout.LAYERS_PTR: self.table.ctypes.data,
         }
 
@@ -170,8 +198,18 @@ def _pad(array: Array, axis: int) -> Array:
 
 def _pad_heads(rows: Array, config: ModelConfig) -> Array:
     """(heads * D, C) -> (heads * padded D, C)."""
-    heads = rows.reshape(-1, config.head_dim, rows.shape[1])
+    if config.head_dim == padded_length(config.head_dim):
+        return rows
+    heads = np.asarray(rows).reshape(-1, config.head_dim, rows.shape[1])
     return _pad(heads, 1).reshape(-1, rows.shape[1])
+
+
+def _pad_inputs(rows: Array, config: ModelConfig) -> Array:
+    """(C, heads * D) -> (C, heads * padded D)."""
+    if config.head_dim == padded_length(config.head_dim):
+        return rows
+    heads = np.asarray(rows).reshape(len(rows), -1, config.head_dim)
+    return _pad(heads, 2).reshape(len(rows), -1)
 
 
 def _float_bits(value: float) -> int:

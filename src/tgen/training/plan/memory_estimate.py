@@ -23,7 +23,13 @@ USABLE = 0.9  # fraction of a device's memory: the rest is for driver, messages,
 _MAX_RANKS = 1 << 14
 # Float32 numbers that autograd stores per token and layer, counted: vectors of d_model, of all
 # heads, and of d_ff (half as large on a GPU); dropout adds two of d_model.
-_STORED = {"swiglu": (4, 4, 4), "relu": (5, 1, 1), "gelu": (5, 1, 2), "gelu_tanh": (5, 1, 2)}
+_STORED = {
+    "swiglu": (4, 4, 4),
+    "geglu": (4, 4, 4),
+    "relu": (5, 1, 1),
+    "gelu": (5, 1, 2),
+    "gelu_tanh": (5, 1, 2),
+}
 _DROPOUT = 2
 _LOGITS = 3  # copies on a GPU: log-probabilities and two gradients, float32
 _ORTHOGONALIZE = 4  # copies of a stack of matrices that Muon makes, measured

@@ -20,12 +20,15 @@ def block_shapes(model: ModelConfig) -> list[TensorShape]:
     """Return the tensors of one block."""
     width = model.n_heads * model.head_dim
     qkv = width + 2 * model.n_kv_heads * model.head_dim
-    n_up = 2 if model.activation == "swiglu" else 1
+    n_up = 2 if model.gated else 1
     shapes: list[TensorShape] = [(qkv, model.d_model), (model.d_model, width)]
     shapes += [(model.d_ff, model.d_model)] * n_up + [(model.d_model, model.d_ff)]
     shapes += [(qkv,)] * model.attention_bias + [(model.d_model,)] * model.output_bias
     shapes += ([(model.d_ff,)] * n_up + [(model.d_model,)]) * model.feed_forward_bias
-    return shapes + [(model.head_dim,)] * (2 * model.qk_norm) + 2 * _norm(model)
+    if model.qk_norm:
+        n_heads = (model.n_heads, model.n_kv_heads) if model.qk_norm_over_heads else (1, 1)
+        shapes += [(n * model.head_dim,) for n in n_heads]
+    return shapes + (4 if model.norm_placement == "sandwich" else 2) * _norm(model)
 
 
 def block_matrices(model: ModelConfig) -> list[TensorShape]:

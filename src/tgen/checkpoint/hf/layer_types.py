@@ -1,0 +1,116 @@
+"""Which layers of config.json have a sliding window or no rotation, both ways."""
+
+from typing import Any
+
+from tgen.checkpoint.hf.config_values import ConfigValues, require_positive_integer
+from tgen.config import ModelConfig
+from tgen.errors import ModelError
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+def read_layer_types(family: str, values: ConfigValues, *, n_layers: int) -> dict[str, Any]:
+    """Return the fields of ModelConfig; raises ModelError for unsupported values."""
+    types: Any
+    match family:
+        case "gpt_neo":
+            types = _expand(values.json.get("attention_types"), n_layers)
+            window = values.integer("window_size")
+            return _windows(window, [kind == "local" for kind in types])
+        case "gemma3":
+            types = values.json.get("layer_types")
+            if types is None:
+                keys = ("sliding_window_pattern", "_sliding_window_pattern")
+                listed = [values.json[key] for key in keys if values.json.get(key) is not None]
+                n = require_positive_integer([*listed, 6][0], keys[0], "config.json has")
+                types = [_FULL if (i + 1) % n == 0 else _SLIDING for i in range(n_layers)]
+            return _windows(values.get("sliding_window"), _sliding(types, n_layers))
+        case "mistral" | "phi3":
+            window = values.get("sliding_window")
+            types = values.json.get("layer_types")
+            if types is None or window is None:
+                return _windows(window, [True] * n_layers)
+            return _windows(window, _sliding(types, n_layers))
+    types = values.json.get("layer_types")
+    if types is not None and any(_sliding(types, n_layers)):
+        raise ModelError(
+            f"config.json has layer_types with {_SLIDING}",
+            f"use a {family} model with {_FULL} only",
+        )
+    return _rope_layers(values, n_layers) if family == "smollm3" else {}
+
+
+def layer_types_json(config: ModelConfig) -> dict[str, Any]:
+    """Return the keys of config.json."""
+    layers = range(config.n_layers)
+    sliding = [config.window(layer) is not None for layer in layers]
+    match config.family:
+        case "gpt_neo":
+            types = ["local" if local else "global" for local in sliding]
+            return {
+                "attention_types": [[types, 1]],
+                "window_size": config.sliding_window or config.context_length,
+            }
+        case "gemma3":
+            types = [_SLIDING if local else _FULL for local in sliding]
+            window = config.sliding_window or config.context_length
+            return {"sliding_window": window, "layer_types": types}
+        case "mistral" | "phi3":
+            return {"sliding_window": config.sliding_window}
+        case "smollm3":
+            rotated = [config.rope(layer) is not None for layer in layers]
+            return {"no_rope_layers": [int(rope) for rope in rotated]}  # 1 means that it rotates
+    return {}
+
+
+def _windows(window: object, sliding: list[bool]) -> dict[str, Any]:
+    if window is None or not any(sliding):
+        return {"sliding_window": None}
+    size = require_positive_integer(window, "sliding_window", "config.json has")
+    return {"sliding_window": size, "sliding_layers": None if all(sliding) else tuple(sliding)}
+
+
+def _sliding(types: object, n_layers: int) -> list[bool]:
+    if (
+        not isinstance(types, list)
+        or len(types) != n_layers
+        or not all(kind in (_FULL, _SLIDING) for kind in types)
+    ):
+        raise ModelError(
+            f"config.json has layer_types={types!r}"[:200],
+            f"set layer_types to {n_layers} of {_FULL} and {_SLIDING}",
+        )
+    return [kind == _SLIDING for kind in types]
+
+
+def _expand(groups: object, n_layers: int) -> list[str]:
+    """Return the types of GPT-Neo's layers: each group is some types and how often they repeat."""
+    types: list[str] = []
+    try:
+        for kinds, n in [[["global", "local"], 12]] if groups is None else groups:  # type: ignore[attr-defined]
+            types += list(kinds) * min(n, n_layers)
+    except (TypeError, ValueError):
+        types = []
+    if len(types) != n_layers or not set(types) <= {"global", "local"}:
+        raise ModelError(
+            f"config.json has attention_types={groups!r}"[:200],
+            f"set attention_types to {n_layers} of global and local",
+        )
+    return types
+
+
+def _rope_layers(values: ConfigValues, n_layers: int) -> dict[str, Any]:
+    listed = values.json.get("no_rope_layers")
+    if listed is None:
+        n = values.json.get("no_rope_layer_interval")
+        n = require_positive_integer(
+            4 if n is None else n, "no_rope_layer_interval", "config.json has"
+        )
+        listed = [int((i + 1) % n != 0) for i in range(n_layers)]
+    if not isinstance(listed, list) or len(listed) != n_layers or not set(listed) <= {0, 1}:
+        raise ModelError(
+            f"config.json has no_rope_layers={listed!r}"[:200],
+            f"set no_rope_layers to {n_layers} of 0 and 1",
+        )
+    rotated = tuple(value == 1 for value in listed)
+    return {"rope_layers": None if all(rotated) else rotated}
