@@ -67,7 +67,7 @@ def measure(options: argparse.Namespace) -> None:
     """Run all rounds, print the table and write the result file."""
     rates: dict[tuple[str, bool], list[float]] = {}
     with tempfile.TemporaryDirectory() as name:
-        text = harness.write_text(Path(name) / "text.txt", 300_000)
+        text = harness.write_text(Path(name) / "text.txt", 1500 * options.steps)
         for _ in range(options.rounds):
             for way, code in _WAYS.items():
                 for load in (False, True):
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="rounds (default: 3)")
     parser.add_argument("--steps", type=int, default=200, help="steps per run (default: 200)")
     parser.add_argument("--seconds", type=float, default=12, help="at most per run (default: 12)")
-    quick = {"rounds": 1, "steps": 6, "seconds": 1.0}
+    quick = {"rounds": 1, "steps": 4, "seconds": 0.5, "size": "nano"}
     harness.run(measure, harness.parse(parser, arguments, quick))
 
 
