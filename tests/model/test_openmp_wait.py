@@ -1,5 +1,7 @@
 """How torch's threads wait on a busy machine: only the waiting changes, never a result."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -93,3 +95,23 @@ def test_training_on_a_busy_machine_gives_the_same_bits():
         assert weights() == weights(change_at=(1, 3, 4))
     finally:
         torch.set_num_threads(n_threads)
+
+
+def test_program_ends_while_the_watcher_starts_and_ends_threads():
+    code = """
+import itertools, threading
+from tgen.model import openmp_wait
+
+loads, changes = itertools.cycle([9.0, 0.0]), threading.Semaphore(0)
+class Changing:
+    def others(self):
+        changes.release()
+        return next(loads)
+openmp_wait.CpuLoad, openmp_wait._SECONDS = Changing, 0
+openmp_wait.allowed_cpus = lambda: {0, 1}
+openmp_wait.watch_load(2)
+for _ in range(20):
+    changes.acquire()
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert (result.returncode, result.stderr) == (0, b"")

@@ -9,6 +9,7 @@ OpenMP threads that only sleep. The number of threads that compute stays the sam
 results.
 """
 
+import atexit
 import sys
 import threading
 from contextlib import suppress
@@ -86,8 +87,12 @@ def watch_load(threads: int) -> None:
     if not sys.platform.startswith("linux"):
         return
     if _machine is None:
-        _machine = BusyMachine(threads, len(allowed_cpus()))
-        threading.Thread(target=_watch, args=(_machine,), name="tgen-load", daemon=True).start()
+        _machine, ended = BusyMachine(threads, len(allowed_cpus())), threading.Event()
+        watcher = threading.Thread(
+            target=_watch, args=(_machine, ended), name="tgen-load", daemon=True
+        )
+        watcher.start()
+        atexit.register(_end, watcher, ended)
     elif threads != _machine.threads:
         _machine.threads = threads
 
@@ -98,8 +103,14 @@ def other_cpus() -> float | None:
     return None if _machine is None else _machine.other_cpus
 
 
-def _watch(machine: BusyMachine) -> None:
-    load, pause = CpuLoad(), threading.Event()
-    while True:
-        pause.wait(_SECONDS)
+def _watch(machine: BusyMachine, ended: threading.Event) -> None:
+    load = CpuLoad()
+    while not ended.wait(_SECONDS):
         machine.update(load.others())
+    machine.release()
+
+
+def _end(watcher: threading.Thread, ended: threading.Event) -> None:
+    """End all threads: Python aborts if it ends while one of them is in torch."""
+    ended.set()
+    watcher.join()
