@@ -97,7 +97,14 @@ def logit_differences(other, bundle: ModelBundle) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("family", "values"), [("classic", {}), ("qwen3", {"rope_scaling": LLAMA3_ROPE}), *VARIANTS]
+    ("family", "values"),
+    [
+        ("classic", {}),
+        ("qwen3", {"rope_scaling": LLAMA3_ROPE}),
+        ("gemma3", {"sliding_window": 6}),
+        ("gpt_neox", {}),
+        *VARIANTS,
+    ],
 )
 def test_transformers_computes_the_same_logits(family, values, save):
     bundle = save(family, **values)

@@ -84,6 +84,14 @@ def test_flops_equal_a_hand_count():
     assert flops_per_token(doubled) == 6 * weights + 2 * attention
     wide = ModelConfig.of("llama", **SHAPE, n_kv_heads=1, head_dim=16)  # independent of d_model
     assert flops_per_token(wide) == 6 * (weights + 2 * (2 * 256 + 2 * 128)) + 2 * attention
+    # A window of 4 in one of two layers: 3 of 8 keys on average, as 4 of 8 without it.
+    shape = SHAPE | {"sliding_layers": (False, True)}
+    gemma = ModelConfig.of("gemma3", **shape)
+    local = ModelConfig.of("gemma3", **shape, sliding_window=4)
+    assert flops_per_token(gemma) - flops_per_token(local) == (4 - 3) * (16 + 16) * 2 * 3
+    assert flops_per_token(ModelConfig.of("gemma3", **shape, sliding_window=8)) == (
+        flops_per_token(gemma)
+    )
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from support.models import make_model
 from tgen.benchmark.backend import Backend, EngineBackend, Workload, random_tokens
@@ -21,6 +22,7 @@ from tgen.benchmark.sweep import compare_backends, open_setups, sweep
 from tgen.benchmark.trials import Trial, run_trial, run_trials, throughput_report
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import UsageError
+from tgen.model.attention_mask import causal_mask
 from tgen.reports.benchmark import PeakRates
 
 PP, TG = Workload(n_prompt=8), Workload(n_gen=3)
@@ -190,13 +192,41 @@ def test_lower_bound_sums_over_passes(family):
     assert cost.output_weights == model.output_weight.numel()
     slow_memory = PeakRates(read_bytes=1, bytes_per_second=1.0, flops_per_second=1e30)
     slow_compute = PeakRates(read_bytes=1, bytes_per_second=1e30, flops_per_second=1.0)
-    cost = PassCost(weights=90, output_weights=10, weight_bytes=400, key_flops=8, key_bytes=16)
+    cost = PassCost(
+        weights=90, output_weights=10, weight_bytes=400, key_flops=8, key_bytes=16,
+        windows={None: 1.0},
+    )  # fmt: skip
     test = Workload(n_prompt=3, n_gen=2, n_depth=4, batch=2)
     n_bytes = (400 + 2 * 7 * 16) + (400 + 2 * 8 * 16) + (400 + 2 * 9 * 16)
     assert cost.min_seconds(test, slow_memory) == (pytest.approx(n_bytes), "memory")
     n_keys = (5 + 6 + 7) + 8 + 9  # per query
     flops = 2 * (2 * (90 * 5 + 10 * 3) + 8 * n_keys)  # three passes have logits
     assert cost.min_seconds(test, slow_compute) == (pytest.approx(flops), "compute")
+    # In a quarter of the layers, a query sees 6 keys at most.
+    cost = replace(cost, windows={None: 0.75, 6: 0.25})
+    n_bytes -= 2 * 16 * (0 + 2 + 3) // 4
+    flops -= 2 * 8 * (0 + 0 + 1 + 2 + 3) // 4
+    assert cost.min_seconds(test, slow_memory) == (pytest.approx(n_bytes), "memory")
+    assert cost.min_seconds(test, slow_compute) == (pytest.approx(flops), "compute")
+
+
+def test_lower_bound_counts_the_keys_that_the_layers_see(family):
+    model = make_model(family)
+    config = model.config
+    cost = pass_cost(config, {n: a.shape for n, a in model.to_arrays().items()}, "float32")
+    assert sum(cost.windows.values()) == 1
+    positions = torch.arange(30, 40)  # of ten queries
+    masks = [causal_mask(positions, 40, config.window(layer)) for layer in range(config.n_layers)]
+    n_pairs = sum(int(mask.sum()) for mask in masks)
+    n_seen = sum(int(mask.any(dim=0).sum()) for mask in masks)
+    test = Workload(n_prompt=10, n_gen=0, n_depth=30, batch=1)
+    n_bytes = cost.weight_bytes + 2 * 4 * config.n_kv_heads * config.head_dim * n_seen
+    slow_memory = PeakRates(read_bytes=1, bytes_per_second=1.0, flops_per_second=1e30)
+    assert cost.min_seconds(test, slow_memory)[0] == pytest.approx(n_bytes)
+    flops = 2 * (10 * cost.weights + cost.output_weights)
+    flops += 4 * config.n_heads * config.head_dim * n_pairs
+    slow_compute = PeakRates(read_bytes=1, bytes_per_second=1e30, flops_per_second=1.0)
+    assert cost.min_seconds(test, slow_compute)[0] == pytest.approx(flops)
 
 
 def test_peak_rates_are_the_best_measured(monkeypatch):

@@ -1,5 +1,7 @@
 """Head metrics: closed forms, hand-built heads, ablation."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,16 +9,15 @@ import torch
 from support.models import make_model
 from tgen.inspection import induction
 from tgen.inspection.ablation import ablate_heads
-from tgen.inspection.attention import token_batch
 from tgen.inspection.heads import HeadMetricSums, measure_heads
-from tgen.inspection.hooks import token_losses
+from tgen.inspection.hooks import token_batch, token_losses
 
 IDS = torch.randint(1, 300, (40,), generator=torch.Generator().manual_seed(5)).tolist()
 
 
 def metrics_of(matrix, ids, chunks=(40,)):
     """Return the metrics of one matrix used for every head, added in chunks."""
-    sums, first = HeadMetricSums(2, 4, ids), 0
+    sums, first = HeadMetricSums([None, None], 4, ids), 0
     for layer in range(2):
         first = 0
         for n in chunks:
@@ -128,16 +129,21 @@ def test_control_of_few_tokens_reorders_them():
 
 def test_reversing_the_heads_reverses_their_metrics(family):
     model = make_model(family, n_kv_heads=4)
+    D = model.config.head_dim
     report, _ = measure_heads(model, IDS, candidates=range(1, 300), prefix=[0])
     attention = model.blocks[1].attention
     order = torch.tensor([3, 2, 1, 0])
     with torch.no_grad():
-        reversed_weight = attention.qkv_proj.weight.view(3, 4, 8, -1)[:, order].flatten(0, 2)
+        reversed_weight = attention.qkv_proj.weight.view(3, 4, D, -1)[:, order].flatten(0, 2)
         attention.qkv_proj.weight.copy_(reversed_weight)
-        if attention.qkv_proj.bias is not None:
-            attention.qkv_proj.bias.copy_(attention.qkv_proj.bias.view(3, 4, 8)[:, order].flatten())
+        vectors = [attention.qkv_proj.bias]
+        if model.config.qk_norm_over_heads:
+            vectors += [attention.q_norm.weight, attention.k_norm.weight]
+        for vector in vectors:
+            if vector is not None:
+                vector.copy_(vector.view(-1, 4, D)[:, order].flatten())
         W_O = attention.o_proj.weight
-        W_O.copy_(W_O.view(-1, 4, 8)[:, order].flatten(1))
+        W_O.copy_(W_O.view(-1, 4, D)[:, order].flatten(1))
     again, _ = measure_heads(model, IDS, candidates=range(1, 300), prefix=[0])
     names = ("entropy", "self", "previous", "first", "distance", "duplicate", "induction")
     for head in range(4):
@@ -149,6 +155,7 @@ def test_reversing_the_heads_reverses_their_metrics(family):
 
 def test_ablation_equals_the_model_without_the_head(family):
     model = make_model(family)
+    D = model.config.head_dim
     ablation = ablate_heads(model, IDS, "zero")
     with torch.no_grad():
         x = model.hidden_states(token_batch(model, [IDS]))
@@ -156,10 +163,52 @@ def test_ablation_equals_the_model_without_the_head(family):
         assert ablation.loss == pytest.approx(loss, abs=1e-5)
         for layer, head in [(0, 1), (1, 3)]:
             ablated = make_model(family)
-            ablated.blocks[layer].attention.o_proj.weight[:, head * 8 : head * 8 + 8] = 0
+            ablated.blocks[layer].attention.o_proj.weight[:, head * D : head * D + D] = 0
             x = ablated.hidden_states(token_batch(ablated, [IDS]))
             cost = float(token_losses(ablated, x, IDS).mean())
             assert ablation.costs[layer][head] == pytest.approx(cost - loss, abs=1e-5)
+            nothing = ablate_heads(ablated, IDS, "zero")  # a head without output
+            assert nothing.costs[layer][head] == 0
+            assert nothing.loss == pytest.approx(cost, abs=1e-6)
     assert ablate_heads(model, IDS, "mean").costs != ablation.costs
     again = float(token_losses(model, model.hidden_states(token_batch(model, [IDS])), IDS).mean())
     assert again == pytest.approx(loss)  # the hooks are removed
+
+
+@pytest.mark.parametrize("window", [1, 2, 9])
+def test_uniform_attention_in_a_window_is_the_baseline(window):
+    model = make_model("gpt_neo", sliding_window=window, sliding_layers=(False, True))
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attention.qkv_proj.weight.zero_()
+    text = [*IDS, *IDS[:8]]
+    report, _ = measure_heads(model, text, candidates=range(1, 300))
+    measured = {"duplicate", "induction"} if window == 9 else set()
+    for head in report.heads:
+        baseline = report.baseline_of(head)
+        assert head.window == (window if head.layer else None)
+        assert head.role == ""
+        assert {"previous", "self", "first"} < baseline.keys()
+        assert measured <= baseline.keys()
+        for name, value in baseline.items():
+            assert getattr(head, name) == pytest.approx(value, abs=1e-6), name
+    windowed = report.window_baseline
+    assert windowed is not None
+    assert report.baseline["first"] > windowed["first"]
+    n_visible = [min(t + 1, window) for t in range(1, len(text))]
+    assert windowed["effective_keys"] == pytest.approx(np.mean(n_visible), rel=1e-4)
+    assert windowed["normalized_entropy"] == pytest.approx(float(window > 1), rel=1e-4)
+    # Each token that repeats occurred 40 positions before, outside the window.
+    assert [head.text_induction is None for head in report.heads] == [False] * 4 + [True] * 4
+    assert report.block_length == (8 if window == 9 else 0)
+
+
+def test_a_window_that_hides_no_key_changes_no_metric():
+    heads = []
+    no_layer = {"sliding_window": 9, "sliding_layers": (False, False)}
+    for values in ({"sliding_window": 48}, {"sliding_window": None}, no_layer):
+        model = make_model("gpt_neo", **values)
+        report, _ = measure_heads(model, IDS, candidates=range(1, 300))
+        assert report.window_baseline is None
+        heads.append([replace(head, window=None) for head in report.heads])
+    assert heads[0] == heads[1] == heads[2]

@@ -18,7 +18,8 @@ def test_all_checks_pass_for_every_family(family, tokenizer):
     model = make_model(family, vocab_size=tokenizer.vocab_size)
     for ids in (IDS, IDS[:9], IDS[:1]):
         checks = verify(model, tokenizer, ids)
-        assert len(checks) == (7 if family == "classic" else 9)
+        has_window = model.config.sliding_window is not None
+        assert len(checks) == (7 if family == "classic" else 9 + has_window)
         assert all(check.passed for check in checks), checks
 
 
@@ -66,13 +67,24 @@ def test_each_check_detects_its_error(tokenizer, monkeypatch):
             lens_module, "record_residuals", lambda *a: (record_residuals(*a)[0][:1] * 3, None)
         )
         assert failed() == {"the logit lens at the last layer equals the model"}
-    norm = attribution_module._through_final_norm
+    norm = attribution_module._through_norm
     with monkeypatch.context() as patch:
-        patch.setattr(
-            attribution_module, "_through_final_norm", lambda *a: (norm(*a)[0] * 1.01, None)
-        )
+        patch.setattr(attribution_module, "_through_norm", lambda *a: (norm(*a)[0] * 1.01, None))
         assert failed() == {"logit contributions sum to the logit"}
     broken = make_model("qwen3", vocab_size=tokenizer.vocab_size)
     with torch.no_grad():
         broken.blocks[0].attention.qkv_proj.weight[0, 0] = math.nan
     assert failed(broken) >= weights | {"attention rows sum to 1"}
+
+
+def test_weight_before_the_window_is_detected(tokenizer, monkeypatch):
+    model = make_model("gemma3", vocab_size=tokenizer.vocab_size)
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def without_window(q, k, v, *, attn_mask, is_causal, **options):
+        del attn_mask, is_causal
+        return attend(q, k, v, attn_mask=None, is_causal=True, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", without_window)
+    failed = {check.name for check in verify(model, tokenizer, IDS) if not check.passed}
+    assert "weight on keys before the sliding window is 0" in failed

@@ -1,13 +1,14 @@
 """Roofline: the shortest time in which this machine can run a workload.
 
-A forward pass reads every weight once, and the keys and values of all earlier tokens. It takes two
-operations per weight and token (for the output matrix: only for the last token of a sequence) and
-four per query, key and head dimension. The slower of the two, at the machine's peak memory
-bandwidth and compute rate, is the lower bound.
+A forward pass reads every weight once, and the keys and values of all earlier tokens that a layer
+sees. It takes two operations per weight and token (for the output matrix: only for the last token
+of a sequence) and four per query, visible key and head dimension. The slower of the two, at the
+machine's peak memory bandwidth and compute rate, is the lower bound.
 """
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -27,8 +28,9 @@ class PassCost:
     weights: int  # parameters that every token is multiplied with
     output_weights: int  # parameters that only the last token is multiplied with, for its logits
     weight_bytes: float  # bytes of both
-    key_flops: int  # operations per query and key
-    key_bytes: float  # bytes of keys and values per token
+    key_flops: int  # operations per query and key, over all layers
+    key_bytes: float  # bytes of keys and values per token, over all layers
+    windows: Mapping[int | None, float]  # fraction of the layers by their `ModelConfig.window`
 
     def min_seconds(self, workload: Workload, peak: PeakRates) -> tuple[float, str]:
         """Return the lower bound in seconds, and the resource that dominates it."""
@@ -36,16 +38,29 @@ class PassCost:
         passes += [(1, workload.n_depth + workload.n_prompt + i) for i in range(workload.n_gen)]
         seconds = {"memory": 0.0, "compute": 0.0}
         for n, n_before in passes:
-            n_keys = n * n_before + n * (n + 1) / 2  # summed over all queries
+            n_pairs = n_read = 0.0  # of queries and keys; of keys
+            for window, fraction in self.windows.items():
+                pairs, read = _count_keys(n, n_before, window)
+                n_pairs += fraction * pairs
+                n_read += fraction * read
             matmul_flops = 2 * (n * self.weights + self.output_weights)
-            flops = workload.batch * (matmul_flops + n_keys * self.key_flops)
-            n_bytes = self.weight_bytes + workload.batch * (n_before + n) * self.key_bytes
+            flops = workload.batch * (matmul_flops + n_pairs * self.key_flops)
+            n_bytes = self.weight_bytes + workload.batch * n_read * self.key_bytes
             slower = max(
                 (n_bytes / peak.bytes_per_second, "memory"),
                 (flops / peak.flops_per_second, "compute"),
             )
             seconds[slower[1]] += slower[0]
         return sum(seconds.values()), max(seconds, key=lambda name: seconds[name])
+
+
+def _count_keys(n: int, n_before: int, window: int | None) -> tuple[int, int]:
+    """Return the keys that `n` queries after `n_before` tokens see: summed over the queries, and
+    those that any of them sees."""
+    ends = range(n_before + 1, n_before + n + 1)
+    if window is None:
+        return sum(ends), n_before + n
+    return sum(min(end, window) for end in ends), min(n_before, window - 1) + n
 
 
 def pass_cost(
@@ -62,6 +77,7 @@ def pass_cost(
     output = "token_embedding.weight" if config.tied_embeddings else "lm_head.weight"
     lookups = {"position_embedding.weight", "token_embedding.weight", output}
     matrices = {name: math.prod(shape) for name, shape in shapes.items() if len(shape) == 2}
+    windows = [config.window(layer) for layer in range(config.n_layers)]
     weights = sum(size for name, size in matrices.items() if name not in lookups)
     output_weights = matrices[output]
     return PassCost(
@@ -70,6 +86,7 @@ def pass_cost(
         weight_bytes=(weights + output_weights) * STORED_BYTES[dtype],
         key_flops=4 * config.n_layers * config.n_heads * config.head_dim,
         key_bytes=config.cache_bytes_per_token / (2 if bfloat16_cache else 1),
+        windows={window: n / config.n_layers for window, n in Counter(windows).items()},
     )
 
 

@@ -8,7 +8,8 @@ the timed blocks; on a GPU each block ends when its losses arrive.
 FLOPs per token are counted as in Kaplan et al. (2020, section 2.1): 6 per matmul parameter (2
 forward, 4 backward; embedding lookups are free). Attention adds 12 per layer, head, head dimension
 and key, as in PaLM (Chowdhery et al. 2022, appendix B), but the number of keys is half the context,
-because of the causal mask; PaLM counts all of it. Other work and recomputation do not count.
+because of the causal mask, or less in a sliding window; PaLM counts all of it. Other work and
+recomputation do not count.
 """
 
 import time

@@ -36,7 +36,7 @@ def ablate_heads(
     """
     if len(ids) < 2:
         raise UsageError("--ablate needs a text of at least 2 tokens", "pass a longer text")
-    vectors, context = record_residuals(model, ids)
+    vectors, contexts = record_residuals(model, ids)
     loss = float(token_losses(model, model.final_norm(vectors[-1]), ids).mean())
     costs: list[list[float]] = []
     blocks = model_blocks(model)
@@ -54,7 +54,7 @@ def ablate_heads(
 
             x = vectors[layer]
             with hooks_removed(blocks[layer].attention.o_proj.register_forward_pre_hook(ablate)):
-                for block in blocks[layer:]:
+                for block, context in zip(blocks[layer:], contexts[layer:], strict=True):
                     x = block(x, context)
             costs[-1].append(float(token_losses(model, model.final_norm(x), ids).mean()) - loss)
             progress((layer * n_heads + head + 1) / (n_layers * n_heads))

@@ -7,7 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tgen.model.transformer import Transformer
+from tgen.inspection.hooks import model_blocks, token_batch
+from tgen.model.transformer import RMSNorm, Transformer
 from tgen.reports.inspection import AttentionReport, RolloutReport
 
 Measure = Literal["attention", "value"]
@@ -21,7 +22,7 @@ _QUERY_CHUNK = 128  # queries at a time: bounds the memory of long texts
 class AttentionRecorder:
     """A recorder for `Transformer.forward`: computes attention weights per layer.
 
-    softmax(q k^T / sqrt(D)) over the visible keys, in float32, from the same q and k that the fused
+    softmax(scale q k^T) over the visible keys, in float32, from the same q and k that the fused
     kernel receives. `kernel_error` is the largest difference between these weights times the values
     and the kernel's output, relative to the output's largest number where that exceeds 1.
     """
@@ -30,15 +31,17 @@ class AttentionRecorder:
         self,
         on_weights: OnWeights,
         *,
+        scale: float,
         layers: Collection[int] | None = None,
         value_norms: Callable[[int, Tensor], Tensor] | None = None,
     ) -> None:
-        """Record `layers`, all by default.
+        """Record `layers`, all by default; `scale` is the config's `score_scale`.
 
         With `value_norms` (layer, values -> (B, H, S)), `on_weights` receives the weights times
         their keys' norms, each row normalized to sum to 1.
         """
         self._on_weights, self._layers, self._value_norms = on_weights, layers, value_norms
+        self._scale = scale
         self.kernel_error = 0.0
         self.row_sum_error = 0.0  # the largest distance of a row's sum from 1
 
@@ -55,7 +58,7 @@ class AttentionRecorder:
             queries = q[:, :, first : first + _QUERY_CHUNK].float()  # (B, H, n, D)
             n = queries.shape[2]
             n_keys = S - T + first + n  # visible to the last of these queries
-            scores = queries @ k[:, :, :n_keys].transpose(-1, -2) * q.shape[-1] ** -0.5
+            scores = queries @ k[:, :, :n_keys].transpose(-1, -2) * self._scale
             masked = torch.ones(n, n_keys, dtype=torch.bool, device=q.device).triu(1 + n_keys - n)
             if mask is not None:
                 masked |= ~mask[first : first + n, :n_keys]
@@ -105,13 +108,18 @@ def record_attention(
     """Return the attention weights of the selected heads, and the recorder with their errors.
 
     With the measure "value", a weight is its key's share of the head's output, ||A_ij v_j W_O||
-    (Kobayashi et al. 2020): attention to tokens with short values vanishes.
+    (Kobayashi et al. 2020): attention to tokens with short values vanishes. A norm of the output
+    is part of W_O.
     """
     collector = MatrixCollector(selected, len(ids))
 
     def value_norms(layer: int, v: Tensor) -> Tensor:
         """||v_j W_O|| per head: (B, H, S, D) -> (B, H, S)."""
-        W_O = model.get_parameter(f"blocks.{layer}.attention.o_proj.weight")  # (C, H D)
+        block = model_blocks(model)[layer]
+        W_O = block.attention.o_proj.weight  # (C, H D)
+        norm = getattr(block, "attention_output_norm", None)
+        if isinstance(norm, RMSNorm):  # its division affects all keys of a query alike
+            W_O = norm.scale[:, None] * W_O
         per_head = torch.split(W_O, v.shape[3], dim=1)  # H of (C, D)
         return torch.stack(
             [(v[:, h] @ W.float().T).norm(dim=-1) for h, W in enumerate(per_head)], dim=1
@@ -119,6 +127,7 @@ def record_attention(
 
     recorder = AttentionRecorder(
         collector,
+        scale=model.config.score_scale,
         layers={layer for layer, _ in selected},
         value_norms=value_norms if measure == "value" else None,
     )
@@ -130,6 +139,7 @@ def record_attention(
             head=head,
             kv_head=None if head is None else head // group_size,
             weights=collector.matrices[layer, head].numpy(),
+            window=model.config.window(layer),
             measure=measure,
             selection=selection,
         )
@@ -148,7 +158,7 @@ def attention_rollout(
     """
     T, n_layers = len(ids), model.config.n_layers
     collector = MatrixCollector([(layer, None) for layer in range(n_layers)], T)
-    recorder = AttentionRecorder(collector)
+    recorder = AttentionRecorder(collector, scale=model.config.score_scale)
     model.hidden_states(token_batch(model, [ids]), recorder=recorder)
     shares, reports = torch.eye(T), []
     for layer in range(n_layers):
@@ -174,13 +184,8 @@ def most_focused_head(
         if others.shape[-1]:
             focus[layer] += others.amax(dim=-1).sum(dim=-1).cpu()
 
-    model.hidden_states(token_batch(model, [ids]), recorder=AttentionRecorder(add, layers=layers))
+    recorder = AttentionRecorder(add, scale=model.config.score_scale, layers=layers)
+    model.hidden_states(token_batch(model, [ids]), recorder=recorder)
     candidates = sorted(layers)
     best = int(focus[candidates].argmax())
     return candidates[best // model.config.n_heads], best % model.config.n_heads
-
-
-def token_batch(model: Transformer, sequences: Sequence[Sequence[int]]) -> Tensor:
-    """Return token ids of sequences of equal length as (B, T) int64 on the model's device."""
-    device = model.token_embedding.weight.device
-    return torch.tensor([list(sequence) for sequence in sequences], device=device)

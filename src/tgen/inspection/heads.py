@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from tgen.inspection.ablation import Ablation
-from tgen.inspection.attention import AttentionRecorder, token_batch
+from tgen.inspection.attention import AttentionRecorder
+from tgen.inspection.hooks import token_batch
 from tgen.inspection.induction import SCORES, RepeatScores, score_repeats
+from tgen.model.attention_mask import causal_mask
 from tgen.model.transformer import Transformer
 from tgen.reports.inspection import ROLE_THRESHOLD, HeadReport, HeadsReport
 
@@ -31,14 +33,16 @@ _QUERY_CHUNK = 128  # queries at a time: bounds the memory of long texts
 class HeadMetricSums:
     """Sums of each metric over the queries of a text, for every layer and head (L, H)."""
 
-    def __init__(self, n_layers: int, n_heads: int, ids: Sequence[int]) -> None:
+    def __init__(self, windows: Sequence[int | None], n_heads: int, ids: Sequence[int]) -> None:
+        """`windows` are those of the layers: see `ModelConfig.window`."""
         self._ids = torch.tensor(list(ids))
-        shape = n_layers, n_heads
+        self._max_visible = [len(ids) if window is None else window for window in windows]
+        shape = len(windows), n_heads
         self.sums = {name: torch.zeros(shape, dtype=torch.float64) for name in _METRICS}
         n_bins = 1 + max(1, len(ids) - 1).bit_length()  # 0, 1, 2-3, 4-7, ... tokens back
         self.by_distance = torch.zeros(*shape, n_bins, dtype=torch.float64)
-        self.n_queries = self.n_with_repeat = 0
-        self._counted_layer = -1
+        self.n_queries = len(ids) - 1  # without the first
+        self.n_with_repeat = [0] * len(windows)
 
     def __call__(self, layer: int, first: int, weights: Tensor) -> None:
         """Add the weights (1, H, n, S) of the queries from `first` on."""
@@ -50,11 +54,12 @@ class HeadMetricSums:
         skip = 1 if first == 0 else 0  # the first query sees only itself, whatever the head does
         weights, queries = weights[:, skip:], queries[skip:]
         distance = queries[:, None] - keys  # (n, S) tokens from the query back to the key
+        n_visible = (queries + 1.0).clamp_max(self._max_visible[layer])
         entropy = -torch.xlogy(weights, weights).sum(dim=-1)  # (H, n)
         metrics = {
             "entropy": entropy,
             "effective_keys": entropy.exp(),
-            "normalized_entropy": entropy / torch.log(queries + 1.0),
+            "normalized_entropy": entropy / n_visible.log().clamp_min(1e-30),
             "confidence": weights.amax(dim=-1),
             "distance": (weights * distance.clamp_min(0)).sum(dim=-1),
             "self": weights.diagonal(offset=first + skip, dim1=1, dim2=2),
@@ -62,20 +67,17 @@ class HeadMetricSums:
         }
         after_copy = torch.zeros(len(queries), n_keys, dtype=torch.bool)
         after_copy[:, 1:] = self._ids[queries, None] == self._ids[: n_keys - 1]
-        after_copy &= distance >= 0
+        after_copy &= (distance >= 0) & (distance < self._max_visible[layer])
         metrics["text_induction"] = (weights * after_copy).sum(dim=-1)
         for name, values in metrics.items():
             self.sums[name][layer] += values.double().sum(dim=-1)
         bins = torch.frexp(distance.clamp_min(0).float()).exponent  # 0 for 0, 1 for 1, 2 for 2-3
         self.by_distance[layer].index_add_(1, bins.flatten(), weights.flatten(1).double())
-        if self._counted_layer in (-1, layer):  # every layer has the same queries
-            self._counted_layer = layer
-            self.n_queries += len(queries)
-            self.n_with_repeat += int(after_copy.any(dim=-1).sum())
+        self.n_with_repeat[layer] += int(after_copy.any(dim=-1).sum())
 
     def mean(self, name: str, layer: int, head: int) -> float:
         """Return a metric's mean over the queries that count for it."""
-        counts = {"first": self.n_queries + 1, "text_induction": self.n_with_repeat}
+        counts = {"first": self.n_queries + 1, "text_induction": self.n_with_repeat[layer]}
         return float(self.sums[name][layer, head]) / max(counts.get(name, self.n_queries), 1)
 
 
@@ -95,33 +97,39 @@ def measure_heads(
     with `prefix`.
     """
     config = model.config
-    sums = HeadMetricSums(config.n_layers, config.n_heads, ids)
-    recorder = AttentionRecorder(sums)
+    windows = [config.window(layer) for layer in range(config.n_layers)]
+    sums = HeadMetricSums(windows, config.n_heads, ids)
+    recorder = AttentionRecorder(sums, scale=config.score_scale)
     model.hidden_states(token_batch(model, [ids]), recorder=recorder)
     repeats = score_repeats(model, candidates, prefix)
-    baseline = _uniform_baseline(ids, repeats)
+    baseline = _uniform_baseline(ids, repeats, None)
+    window = next((window for window in windows if window is not None), None)
+    window_baseline = _uniform_baseline(ids, repeats, window)
     group_size = config.n_heads // config.n_kv_heads
     heads = []
     for layer in range(config.n_layers):
         for head in range(config.n_heads):
             metrics: dict[str, Any] = {name: sums.mean(name, layer, head) for name in _METRICS}
             metrics |= repeats.head_scores(layer, head) if repeats else dict.fromkeys(SCORES)
-            if not sums.n_with_repeat:
+            if not sums.n_with_repeat[layer]:
                 metrics["text_induction"] = None
             histogram = sums.by_distance[layer, head]
             report = HeadReport(
                 layer=layer,
                 head=head,
                 kv_head=head // group_size,
+                window=windows[layer],
                 role="",
                 distance_histogram=(histogram / histogram.sum().clamp_min(1e-12)).tolist(),
                 ablation_cost=None if ablation is None else ablation.costs[layer][head],
                 **metrics,
             )
-            heads.append(replace(report, role=_role(report, baseline)))
+            own_baseline = baseline if windows[layer] is None else window_baseline
+            heads.append(replace(report, role=_role(report, own_baseline)))
     report_of_all = HeadsReport(
         heads=heads,
         baseline=baseline,
+        window_baseline=None if window_baseline == baseline else window_baseline,
         n_queries=sums.n_queries,
         block_length=repeats.block_length if repeats else 0,
         n_seeds=repeats.n_seeds if repeats else 0,
@@ -139,20 +147,24 @@ def attention_shift(a: HeadReport, b: HeadReport) -> float:
     return sum(abs(x - y) for x, y in pairs) / 2
 
 
-def _uniform_baseline(ids: Sequence[int], repeats: RepeatScores | None) -> dict[str, float]:
-    """Return the metrics of uniform attention."""
-    sums = HeadMetricSums(1, 1, ids)
+def _uniform_baseline(
+    ids: Sequence[int], repeats: RepeatScores | None, window: int | None
+) -> dict[str, float]:
+    """Return the metrics of uniform attention over the keys that a window leaves visible."""
+    sums = HeadMetricSums([window], 1, ids)
     for first in range(0, len(ids), _QUERY_CHUNK):
         n_keys = min(first + _QUERY_CHUNK, len(ids))
-        n_visible = torch.arange(first + 1, n_keys + 1)[:, None]
-        sums(0, first, (torch.arange(n_keys) < n_visible)[None, None] / n_visible)
+        visible = causal_mask(torch.arange(first, n_keys), n_keys, window)
+        sums(0, first, visible[None, None] / visible.sum(dim=-1, keepdim=True))
     baseline = {name: sums.mean(name, 0, 0) for name in _METRICS}
-    if not sums.n_with_repeat:
+    if not sums.n_with_repeat[0]:
         del baseline["text_induction"]
     if repeats is not None:
         start = repeats.prefix_length + repeats.block_length
         second_block = range(start, start + repeats.block_length)
-        baseline["duplicate"] = baseline["induction"] = fmean(1 / (t + 1) for t in second_block)
+        baseline["duplicate"] = baseline["induction"] = fmean(
+            1 / min(t + 1, window or t + 1) for t in second_block
+        )
     return baseline
 
 

@@ -1,4 +1,4 @@
-"""Forward hooks that record a model's residual stream; the model has no code for them."""
+"""A model's input, and forward hooks for its residual stream; the model has no code for them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,10 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from tgen.errors import UsageError
-from tgen.inspection.attention import token_batch
 from tgen.model.transformer import Block, ForwardContext, Transformer
 
 _POSITION_CHUNK = 128  # positions at a time: logits of a large vocabulary take memory
+
+
+def token_batch(model: Transformer, sequences: Sequence[Sequence[int]]) -> Tensor:
+    """Return token ids of sequences of equal length as (B, T) int64 on the model's device."""
+    device = model.token_embedding.weight.device
+    return torch.tensor([list(sequence) for sequence in sequences], device=device)
 
 
 def model_blocks(model: Transformer) -> list[Block]:
@@ -30,9 +35,11 @@ def hooks_removed(*hooks: Any) -> Iterator[None]:
 
 
 @torch.no_grad()
-def record_residuals(model: Transformer, ids: Sequence[int]) -> tuple[list[Tensor], ForwardContext]:
+def record_residuals(
+    model: Transformer, ids: Sequence[int]
+) -> tuple[list[Tensor], list[ForwardContext]]:
     """Return the residual stream (1, T, C) before the first block and after each, and the context
-    that the blocks receive."""
+    that each block receives."""
     vectors: list[Tensor] = []
     contexts: list[ForwardContext] = []
 
@@ -40,14 +47,13 @@ def record_residuals(model: Transformer, ids: Sequence[int]) -> tuple[list[Tenso
         vectors.append(arguments[0])
         contexts.append(arguments[1])
 
-    def after(_: nn.Module, __: Any, out: Tensor) -> None:
-        vectors.append(out)
+    def last(_: nn.Module, arguments: tuple[Tensor]) -> None:
+        vectors.append(arguments[0])
 
-    blocks = model_blocks(model)
-    first = blocks[0].register_forward_pre_hook(before)
-    with hooks_removed(first, *(block.register_forward_hook(after) for block in blocks)):
+    hooks = [block.register_forward_pre_hook(before) for block in model_blocks(model)]
+    with hooks_removed(*hooks, model.final_norm.register_forward_pre_hook(last)):
         model.hidden_states(token_batch(model, [ids]))
-    return vectors, contexts[0]
+    return vectors, contexts
 
 
 def iterate_logits(model: Transformer, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -72,7 +78,7 @@ def require_residual_stream(model: Transformer, what: str) -> None:
     """Raise UsageError for a post-norm model: no sum runs through all its layers."""
     if model.config.post_norm:
         raise UsageError(
-            f"{what} needs a pre-norm model; {model.config.family} normalizes after each residual "
-            "addition (post-norm)",
+            f"{what}: not available for post-norm models ({model.config.family} normalizes after "
+            "each residual addition)",
             "use --view predict, attention or rollout, or a model of the family gpt2 or llama",
         )

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tgen.inspection.attention import AttentionRecorder, token_batch
-from tgen.inspection.hooks import token_losses
+from tgen.inspection.attention import AttentionRecorder
+from tgen.inspection.hooks import token_batch, token_losses
 from tgen.model.transformer import Transformer
 
 _MAX_BLOCK, _MIN_BLOCK = 50, 4  # tokens; shorter blocks are too short to measure
@@ -43,10 +43,13 @@ def score_repeats(
     differ. No token occurs twice in a block.
 
     Duplicate: the weight of a second-block token on its copy in the first block. Induction: its
-    weight on the token after that copy (Olsson et al. 2022). Returns None if the context or the
-    vocabulary is too small.
+    weight on the token after that copy (Olsson et al. 2022). A sliding window must reach the copy.
+    Returns None if the context, the window or the vocabulary is too small.
     """
-    n = min(_MAX_BLOCK, len(candidates), (model.config.context_length - len(prefix)) // 2)
+    config = model.config
+    n = min(_MAX_BLOCK, len(candidates), (config.context_length - len(prefix)) // 2)
+    windows = (config.window(layer) for layer in range(config.n_layers))
+    n = min([n, *(window - 1 for window in windows if window is not None)])
     if n < _MIN_BLOCK:
         return None
     repeated, control = [], []
@@ -103,5 +106,6 @@ def _second_block_scores(
             diagonal = queries.diagonal(offset=first + skip - distance, dim1=2, dim2=3)
             sums[:, layer] += diagonal[..., : queries.shape[2]].sum(dim=-1) / n
 
-    x = model.hidden_states(token_batch(model, sequences), recorder=AttentionRecorder(add))
+    recorder = AttentionRecorder(add, scale=model.config.score_scale)
+    x = model.hidden_states(token_batch(model, sequences), recorder=recorder)
     return duplicate, induction, x

@@ -16,9 +16,9 @@ from tgen.inspection.attention import (
     larger_error,
     most_focused_head,
     record_attention,
-    token_batch,
 )
 from tgen.inspection.heads import measure_heads
+from tgen.inspection.hooks import token_batch
 from tgen.inspection.logit_attribution import attribute_logit
 from tgen.inspection.logit_lens import logit_lens
 from tgen.inspection.model_summary import summarize
@@ -203,7 +203,7 @@ class Inspector:
     def ensure_checked(self) -> None:
         """Run the basic checks on every layer, unless a computation has done so."""
         if self.ids and not self._checks:
-            recorder = AttentionRecorder(lambda *_: None)
+            recorder = AttentionRecorder(lambda *_: None, scale=self.config.score_scale)
             with torch.no_grad():
                 self.model.hidden_states(token_batch(self.model, [self.ids]), recorder=recorder)
             self._add_checks(basic_checks(recorder))

@@ -4,6 +4,9 @@ from typing import Any
 
 import torch
 
+from tgen.config import ModelConfig, Rope
+from tgen.errors import UsageError
+from tgen.inspection.layer_names import name_layers
 from tgen.model.rope import rotary_tables, sinusoid
 from tgen.model.transformer import Transformer
 from tgen.reports.inspection import PositionsReport
@@ -13,7 +16,9 @@ _MAX_POSITIONS = 4096  # rows of a matrix; the similarities have as many columns
 
 @torch.no_grad()
 def position_encoding(model: Transformer) -> list[PositionsReport]:
-    """Return one matrix; for learned positions two: the cosine similarities and the vectors."""
+    """Return one matrix; for learned positions two: the cosine similarities and the vectors; for
+    rotary positions one per set of frequencies. Raises UsageError if no layer has positions.
+    """
     config = model.config
     n = min(config.context_length, _MAX_POSITIONS)
     limit = f", the first {n:,} positions" if n < config.context_length else ""
@@ -35,9 +40,25 @@ def position_encoding(model: Transformer) -> list[PositionsReport]:
         values = sinusoid(n, config.d_model)
         return [report("sinusoidal", title, values, "position", "dimension")]
     if config.position == "rotary":
-        title = "rotary positions: cos(distance x frequency) of each pair of dimensions"
-        cos, _ = rotary_tables(config, n)
-        return [report("rotary", title, cos, "distance", "pair")]
+        kinds: dict[Rope, str] = {"global": "rotary", "local": "rotary_local"}
+        layers = {rope: _layers_with(config, rope) for rope in kinds}
+        reports = []
+        for rope, kind in kinds.items():
+            if layers[rope]:
+                title = "rotary positions: cos(distance x frequency) of each pair of dimensions"
+                if config.n_rotated < config.head_dim:
+                    title += f" ({config.n_rotated} of {config.head_dim} dimensions are rotated)"
+                if len(layers[rope]) < config.n_layers:
+                    title += f" in {name_layers(layers[rope])}"
+                cos, _ = rotary_tables(config, n, rope)
+                cosines = cos / cos[0]  # without the factor of some kinds of RoPE scaling
+                reports.append(report(kind, title, cosines, "distance", "pair"))
+        if not reports:
+            raise UsageError(
+                "--view positions: not available; no layer of this model has a position encoding",
+                "use another view",
+            )
+        return reports
     vectors = model.position_embedding.weight[:n].float().cpu()
     unit = torch.nn.functional.normalize(vectors, dim=-1)
     title = "learned positions: cosine similarity"
@@ -45,3 +66,7 @@ def position_encoding(model: Transformer) -> list[PositionsReport]:
         report("similarity", title, (unit @ unit.T).numpy(), "position", "position"),
         report("learned", "learned positions: vectors", vectors.numpy(), "position", "dimension"),
     ]
+
+
+def _layers_with(config: ModelConfig, rope: Rope) -> list[int]:
+    return [layer for layer in range(config.n_layers) if config.rope(layer) == rope]

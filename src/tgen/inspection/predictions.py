@@ -7,8 +7,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from tgen.inspection.attention import token_batch
-from tgen.inspection.hooks import iterate_logits
+from tgen.inspection.hooks import iterate_logits, token_batch
 from tgen.model.transformer import Transformer
 from tgen.reports.inspection import Prediction, TextReport, TokenReport
 from tgen.tokenizer import Tokenizer

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tgen.inspection.attention import AttentionRecorder, larger_error, token_batch
-from tgen.inspection.hooks import hooks_removed, iterate_logits, model_blocks
+from tgen.config import ModelConfig
+from tgen.inspection.attention import AttentionRecorder, larger_error
+from tgen.inspection.hooks import hooks_removed, iterate_logits, model_blocks, token_batch
 from tgen.inspection.logit_attribution import attribute_logit
 from tgen.inspection.logit_lens import logit_lens
 from tgen.model.transformer import Transformer
@@ -34,9 +35,10 @@ def basic_checks(recorder: AttentionRecorder) -> list[Check]:
 class _VerifyingRecorder(AttentionRecorder):
     """A recorder that compares all weights with the kernel's, and stores our layer output."""
 
-    def __init__(self) -> None:
-        super().__init__(self._store)
-        self.weight_error = self.future_weight = self.negative_weight = 0.0
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(self._store, scale=config.score_scale)
+        self._config = config
+        self.weight_error = self.future_weight = self.past_weight = self.negative_weight = 0.0
         self.attn_out = torch.zeros(0)  # (1, T, H D), of the last recorded layer
 
     def attention(
@@ -49,11 +51,14 @@ class _VerifyingRecorder(AttentionRecorder):
         self._weights = torch.zeros(0)  # freed with this call: two layers would take twice as much
         values = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
         self.attn_out = (weights @ values).transpose(1, 2).flatten(2)
-        for first, kernel in _kernel_weights(q, k, mask):
+        window = self._config.window(layer) or T
+        for first, kernel in _kernel_weights(q, k, mask, self._config.score_scale):
             ours = weights[..., first : first + kernel.shape[-1]]
             future = kernel.triu(1 - first)
             self.weight_error = larger_error(self.weight_error, float((kernel - ours).abs().max()))
             self.future_weight = larger_error(self.future_weight, float(future.abs().max()))
+            past = kernel.tril(-window - first)
+            self.past_weight = larger_error(self.past_weight, float(past.abs().max()))
             self.negative_weight = larger_error(self.negative_weight, float(-kernel.min()))
 
     def _store(self, layer: int, first: int, weights: Tensor) -> None:
@@ -62,7 +67,9 @@ class _VerifyingRecorder(AttentionRecorder):
         self._weights[:, :, first : first + n, :n_keys] = weights
 
 
-def _kernel_weights(q: Tensor, k: Tensor, mask: Tensor | None) -> Iterator[tuple[int, Tensor]]:
+def _kernel_weights(
+    q: Tensor, k: Tensor, mask: Tensor | None, scale: float
+) -> Iterator[tuple[int, Tensor]]:
     """Yield the fused kernel's own weights (1, H, T, n), n keys at a time, with the first key.
 
     Values that are columns of the identity matrix make the kernel return its weights.
@@ -78,6 +85,7 @@ def _kernel_weights(q: Tensor, k: Tensor, mask: Tensor | None) -> Iterator[tuple
             values,
             attn_mask=mask,
             is_causal=mask is None and T > 1,
+            scale=scale,
             enable_gqa=q.shape[1] != k.shape[1],
         )
         yield first, out[..., : columns.shape[1]]
@@ -86,7 +94,7 @@ def _kernel_weights(q: Tensor, k: Tensor, mask: Tensor | None) -> Iterator[tuple
 @torch.no_grad()
 def verify(model: Transformer, tokenizer: Tokenizer, ids: Sequence[int]) -> list[Check]:
     """Run all checks over a text, for every layer and head."""
-    recorder = _VerifyingRecorder()
+    recorder = _VerifyingRecorder(model.config)
     tokens = token_batch(model, [ids])
     x = model.hidden_states(tokens, recorder=recorder)[0]
     checks = [
@@ -110,6 +118,14 @@ def verify(model: Transformer, tokenizer: Tokenizer, ids: Sequence[int]) -> list
             limit=0.0,
         ),
     ]
+    if model.config.sliding_window is not None:
+        checks.append(
+            Check(
+                name="weight on keys before the sliding window is 0",
+                value=recorder.past_weight,
+                limit=0.0,
+            )
+        )
     if not model.config.post_norm:
         lens = logit_lens(model, tokenizer, ids, query=len(ids) - 1, first=len(ids) - 1)
         attribution = attribute_logit(model, tokenizer, ids, query=len(ids) - 1)
@@ -130,8 +146,9 @@ def verify(model: Transformer, tokenizer: Tokenizer, ids: Sequence[int]) -> list
 
 
 def _eager_logit_error(model: Transformer, tokens: Tensor, x: Tensor) -> float:
-    """Return the largest logit difference from a pass in which every layer uses our weights."""
-    recorder = _VerifyingRecorder()
+    """Return the largest logit difference from a pass in which every layer uses our weights,
+    relative to the largest logit where that exceeds 1."""
+    recorder = _VerifyingRecorder(model.config)
 
     def replace(_: nn.Module, __: tuple[Tensor]) -> Any:
         return (recorder.attn_out,)
@@ -143,7 +160,8 @@ def _eager_logit_error(model: Transformer, tokens: Tensor, x: Tensor) -> float:
     for (_, ours), (_, kernel) in zip(
         iterate_logits(model, eager), iterate_logits(model, x), strict=True
     ):
-        error = larger_error(error, float((ours - kernel).abs().max()))
+        difference = (ours - kernel).abs().max() / kernel.abs().max().clamp_min(1)
+        error = larger_error(error, float(difference))
     return error
 
 

@@ -18,7 +18,8 @@ class AttentionReport:
     layer: int
     head: int | None  # None: the mean over the heads
     kv_head: int | None  # index of the key/value head it uses; None for the mean
-    weights: Matrix  # (T, T): row i is query i over the keys; each sums to 1, keys after i are 0
+    window: int | None  # keys visible to a query, its own included; None: all up to it
+    weights: Matrix  # (T, T): row i is query i over the keys; each sums to 1, hidden keys are 0
     measure: Literal["attention", "value"]  # "value": each key's contribution, as a share of 1
     selection: str  # why tgen selected this head; "": the user did
 
@@ -30,6 +31,7 @@ class HeadReport:
     layer: int
     head: int
     kv_head: int
+    window: int | None  # as in AttentionReport
     role: str  # the metric furthest above its baseline, e.g. "previous"; "": none is clear
     entropy: float  # nats
     effective_keys: float  # mean of exp(entropy)
@@ -55,6 +57,7 @@ class HeadsReport:
 
     heads: list[HeadReport]
     baseline: dict[str, float]  # uniform attention's metrics, by field name of HeadReport
+    window_baseline: dict[str, float] | None  # in a sliding window; None: it hides no key
     n_queries: int  # queries averaged
     block_length: int  # tokens per block of repeated random text; 0: no room
     n_seeds: int  # random texts
@@ -62,6 +65,10 @@ class HeadsReport:
     same_tokens: bool  # whether the control reorders the first block's tokens
     repeat_gain: float | None  # loss of the control minus that of the copy, nats per token
     loss: float | None  # nats per token of the text; None: heads were not ablated
+
+    def baseline_of(self, head: HeadReport) -> dict[str, float]:
+        """Return the metrics of uniform attention over the keys that a head can see."""
+        return self.baseline if head.window is None else self.window_baseline or self.baseline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +145,7 @@ class AttributionReport:
     logit: float
     contributions: list[Contribution]  # largest magnitude first; they sum to the logit
     difference: float  # between that sum and the logit
+    normalizes_outputs: bool  # whether norms of sublayers' outputs are held constant too
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -152,7 +160,7 @@ class RolloutReport:
 class PositionsReport:
     """The model's position encoding as a matrix."""
 
-    kind: Literal["sinusoidal", "learned", "similarity", "rotary"]
+    kind: Literal["sinusoidal", "learned", "similarity", "rotary", "rotary_local"]
     title: str
     values: Matrix  # (rows, columns), from -1 to 1 except for "learned"
     row_name: str

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import os
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from tgen.cli import console
 from tgen.cli.inspect import output
 from tgen.cli.inspect.options import View
 from tgen.cli.inspect.view_reports import AUTO_SELECTED
+from tgen.config import ModelConfig
 from tgen.inspection.inspector import Inspector
 from tgen.reports.to_json import json_value
 
@@ -45,6 +46,46 @@ def test_json_equals_the_reports(inspect, inspector):
     assert record["lens"]["answer"] == record["predict"][0]["id"] == record["why"]["target"]
     assert all(check["passed"] for check in record["verify"])
     assert record["training"][0]["kind"] == "PlanReport"
+
+
+def test_every_view_describes_every_family(inspect, family, model_directory, tmp_path):
+    missing = {View.training, *((View.lens, View.why) if family == "classic" else ())}
+    views = [view for view in View if view not in missing]
+    selected = [f"--view={view}" for view in views] + ["--layer=all", "--head=all"]
+    prompt = "What is the king? Tis more."
+    shown = inspect(*selected, model=model_directory, prompt=prompt)
+    assert shown.returncode == 0, shown.stderr
+    done = inspect("--json", *selected, model=model_directory, prompt=prompt)
+    record = json.loads(done.stdout)
+    assert all(check["passed"] for check in record["verify"])
+    config = ModelConfig.from_dict(record["model"]["config"])
+    assert config == make_model(family, vocab_size=config.vocab_size).config
+    assert {field.name for field in fields(ModelConfig)} == set(record["model"]["config"])
+    windows = [config.window(layer) for layer in range(2)]
+    heads = record["heads"]["heads"]
+    for reports in (record["attention"], heads):
+        assert [one["window"] for one in reports] == [w for w in windows for _ in range(4)]
+    assert (record["heads"]["window_baseline"] is not None) == any(windows)
+    text = " ".join(shown.stdout.decode().split())
+    window = f"sliding window of {config.sliding_window} tokens"
+    assert (f"layer 0, head 0, {window}" in text) == (windows[0] is not None)
+    assert (f"layer 1, head 0, {window}" in text) == (windows[1] is not None)
+    assert ("uniform, window" in text) == any(windows)
+    phrases = {
+        "classic": ["after each residual addition (post-norm)", "sinusoidal positions"],
+        "gpt_neo": [f"{window} in layer 1", "attention 1"],
+        "gpt_neox": ["attention and feed-forward, which run in parallel", "4 of 8 dimensions"],
+        "phi3": ["6 of 8 dimensions", window],
+        "gemma3": ["100 in layers with a sliding window", f"{window} in layer 0", "1 + weight",
+                   "before each sublayer and on its output", "embedding 5.65685"],
+        "olmo2": ["on each sublayer's output", "query and key norm over all heads"],
+        "smollm3": ["rotary positions (base 10,000) in layer 0"],
+        "granite": ["embedding 3, attention 0.4, residual 0.7, logits 1/5"],
+    }  # fmt: skip
+    for phrase in phrases.get(family, ["before each sublayer (pre-norm)"]):
+        assert phrase in text
+    page = inspect("--html", tmp_path / "page.html", model=model_directory, prompt=prompt)
+    assert page.returncode == 0, page.stderr
 
 
 def test_csv_has_every_weight(inspect, inspector):

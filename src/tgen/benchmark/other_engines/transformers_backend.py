@@ -44,9 +44,11 @@ class TransformersBackend(Backend):
     def prepare(self, workload: Workload) -> None:
         """See `Backend.prepare`."""
         torch.set_num_threads(self._threads)  # global
-        if workload.batch != self._batch or workload.n_depth == 0:
+        too_long = self._length > workload.n_depth and self._cache is not None
+        has_dropped = too_long and any(self._cache.is_sliding)  # keys before the sliding window
+        if workload.batch != self._batch or workload.n_depth == 0 or has_dropped:
             self._batch, self._length, self._cache = workload.batch, 0, None
-        if self._length > workload.n_depth and self._cache is not None:
+        elif too_long:
             self._cache.crop(workload.n_depth - self._length)  # a negative number drops tokens
             self._length = workload.n_depth
         if not self._has_cache:

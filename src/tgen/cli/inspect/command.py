@@ -38,6 +38,8 @@ def inspect(options: InspectOptions) -> None:
     ]
     for path, _ in locations:
         console.print_status(f"{path}", quiet=options.quiet)
+    for warning in (w for inspector in inspectors for w in inspector.bundle.warnings):
+        console.print_status(f"warning: {warning}", quiet=options.quiet)
     if options.prompt is not None and not options.shows_text:
         views = ", ".join(options.views)
         console.print_status(f"note: --prompt has no effect on --view {views}", quiet=options.quiet)

@@ -38,7 +38,13 @@ SHAPES = [(1, 1), (5, 5), (24, 24), (48, 48), (100, 100), (256, 256), (128, 64),
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def attention(n: int, *, labels: list[str] | None = None, scale: Scale = "sqrt") -> HeatMap:
+def attention(
+    n: int,
+    *,
+    labels: list[str] | None = None,
+    scale: Scale = "sqrt",
+    window: int | None = None,
+) -> HeatMap:
     """Return random weights whose rows sum to 1, some of them tiny."""
     scores = np.tril(np.random.default_rng(n).normal(size=(n, n)).astype(np.float32) * 3)
     weights = np.tril(np.exp(scores))
@@ -49,6 +55,7 @@ def attention(n: int, *, labels: list[str] | None = None, scale: Scale = "sqrt")
         rows=names,
         columns=names,
         scale=scale,
+        window=window,
         unit="percent of all",
     )
 
@@ -80,7 +87,7 @@ def visible_colors(heat: HeatMap) -> dict[tuple[int, int], tuple[int, int, int]]
         (i, j): color_at(float(shades[i, j]))
         for i in range(n_rows)
         for j in range(n_columns)
-        if j <= i or not heat.causal
+        if not heat.causal or i - (heat.window or n_rows) < j <= i
     }
 
 
@@ -103,7 +110,9 @@ def png_layout(heat: HeatMap) -> Layout:
     return Layout(heat, lambda text, size: font(size).getlength(text))
 
 
-@pytest.mark.parametrize("heat", [attention(40), attention(30, scale="log"), positions(9, 17)])
+@pytest.mark.parametrize(
+    "heat", [attention(40), attention(30, scale="log"), attention(30, window=7), positions(9, 17)]
+)
 def test_vega_has_exact_values(heat: HeatMap):
     heat.values[-1, :4] = [0, 1e-45, 1.1754944e-38, 1 / 3]
     cells = json.loads(json.dumps(vega(heat), allow_nan=False))["datasets"]["cells"]
@@ -135,7 +144,9 @@ def test_vega_labels_are_data_and_not_expressions():
     assert vega(positions(3, 3))["params"][0]["value"] == ["0", "1", "2"]
 
 
-@pytest.mark.parametrize("heat", [attention(1), attention(20), attention(48), positions(12, 48)])
+@pytest.mark.parametrize(
+    "heat", [attention(1), attention(20, window=3), attention(48), positions(12, 48)]
+)
 def test_svg_cells_are_shapes_with_their_values(heat: HeatMap):
     root = ET.fromstring(svg(heat))
     fills = {}
@@ -243,7 +254,7 @@ def test_texts_are_inside_the_picture_and_do_not_overlap(shape: tuple[int, int],
         assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1], (a, b)
 
 
-@pytest.mark.parametrize("heat", [attention(100), attention(256), positions(128, 64)])
+@pytest.mark.parametrize("heat", [attention(100, window=9), attention(256), positions(128, 64)])
 def test_png_has_every_cell(heat: HeatMap):
     pixels, layout = picture(png(heat)), png_layout(heat)
     assert pixels.shape[:2] == (layout.height, layout.width)

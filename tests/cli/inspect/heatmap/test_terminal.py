@@ -1,5 +1,7 @@
 """Heat maps in the terminal: they show the report's values, whatever the tokens are."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from rich.cells import cell_len
@@ -69,6 +71,23 @@ def test_shares_of_a_list_sum_to_1():
         numbers = [float(part) for part in line.split() if "." in part]
         assert sum(numbers) == pytest.approx(1, abs=0.03), line
         assert ("rest" in line) == (i >= 4)
+
+
+@pytest.mark.parametrize("cells", ["num", "block", "list"])
+def test_cells_before_a_sliding_window_are_empty(cells):
+    weights = np.tril(np.triu(np.full((12, 12), 0.25, np.float32), -3))
+    report = replace(attention_report(weights), window=4)
+    heat = attention_map(report, [b"x"] * 12, scale="sqrt")
+    assert heat.title.endswith("sliding window of 4 tokens")
+    lines = printed(draw_heat_map(heat, cells=cells, width=120, is_terminal=False)).splitlines()
+    if cells == "list":
+        assert [line.count(".25") for line in lines[1:13]] == [1, 2, 3, *(9 * [4])]
+        assert not any("rest" in line for line in lines[1:13])
+    else:
+        first = next(i for i, line in enumerate(lines) if line.startswith("   0 x"))
+        widths = [len(line) - len(line[14:].lstrip()) - 14 for line in lines[first : first + 12]]
+        cell = 1 if cells == "block" else 3
+        assert [width // cell for width in widths] == [0, 0, 0, 0, *range(1, 9)]
 
 
 def test_blocks_show_every_cell_or_the_maximum_of_pooled_cells():

@@ -116,6 +116,42 @@ def test_clicking_selects_heads_and_tokens(opened, read):
     assert chips == [label(token) for token in HOSTILE]
 
 
+def test_cells_before_a_sliding_window_are_masked(browser, tmp_path):
+    mask = np.triu(np.ones((16, 16), np.float32), -3)
+    reports = [replace(r, weights=r.weights * mask, window=4) for r in sample_attention(1, 2, 16)]
+    reports[1] = replace(sample_attention(1, 2, 16)[1], window=None)
+    heads = sample_heads(1, 2)
+    heads = replace(heads, window_baseline=heads.baseline | {"previous": 0.25})
+    show(browser, tmp_path, sample_page(HOSTILE, reports, heads=heads))
+    about = browser.find_element(By.ID, "about")
+    assert "sliding window: 4 tokens" in about.text
+    assert "before its sliding window" in browser.find_element(By.CLASS_NAME, "mask-legend").text
+    n_opaque = (
+        "const canvas = document.querySelector(\"[data-head='{}'] canvas\");"
+        "const {{ data }} = canvas.getContext('2d').getImageData(0, 0, 16, 16);"
+        "return data.filter((value, i) => i % 4 === 3 && value).length"
+    )
+    assert browser.execute_script(n_opaque.format(0)) == 1 + 2 + 3 + 13 * 4
+    assert browser.execute_script(n_opaque.format(1)) == 16 * 17 // 2
+    canvas = browser.find_element(By.ID, "matrix")
+    canvas.send_keys(Keys.HOME)
+    weight = browser.find_element(By.ID, "weight")
+    assert (weight.get_attribute("data-key"), weight.get_attribute("data-masked")) == (
+        "12",
+        "false",
+    )
+    side = canvas.size["width"]
+    ActionChains(browser).move_to_element_with_offset(canvas, -side // 4, side // 3).perform()
+    assert weight.text == "—"
+    assert "it is before the sliding window" in browser.find_element(By.ID, "cell-text").text
+    rows = browser.find_elements(By.CSS_SELECTOR, "#table tfoot tr")
+    assert [row.find_element(By.TAG_NAME, "th").text for row in rows] == [
+        "uniform",
+        "uniform, window",
+    ]
+    assert "0.25" in rows[1].text
+
+
 def test_pointer_shows_the_cell_under_it(opened, read):
     browser, _ = opened
     canvas = browser.find_element(By.ID, "matrix")
@@ -270,7 +306,7 @@ def test_notes_explain_the_head_metrics(browser, tmp_path):
     assert not {"duplicate", "induction", "text"} & set(titles(browser))
     note = browser.find_element(By.ID, "table-note")
     assert "random texts" not in note.text
-    assert "the context or vocabulary is too small" in note.text
+    assert "a sliding window or the vocabulary is too small" in note.text
     assert "no token repeats" in note.text
     assert "3.250 nats/token" in note.text
 

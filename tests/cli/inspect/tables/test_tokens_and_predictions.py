@@ -59,6 +59,7 @@ def test_hostile_tokens_are_shown_as_labels_everywhere():
             logit=1.0,
             contributions=parts,
             difference=0.0,
+            normalizes_outputs=False,
         )
         lines = [
             *token_table(text, rows=range(N), width=160, has_color=False),

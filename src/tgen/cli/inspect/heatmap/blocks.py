@@ -74,10 +74,7 @@ def draw_blocks(
     heat: HeatMap, rows: range, columns: range, *, room: int, has_color: bool
 ) -> tuple[list[Text | Blocks], list[str]]:
     """Return the picture, downscaled by the smallest integer that lets it fit, and notes."""
-    shades = heat.shades()
-    if heat.causal:
-        n_rows, n_columns = shades.shape
-        shades = np.where(np.arange(n_columns) > np.arange(n_rows)[:, None], np.nan, shades)
+    shades = np.where(heat.visible(), heat.shades(), np.float32(np.nan))
     part = shades[rows.start : rows.stop, columns.start : columns.stop]
     factor = -(-len(columns) // room)
     if not heat.percent:  # the maximum of signed values would mislead

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from tgen.cli.inspect.options import Scale
 from tgen.cli.render.token_labels import label
+from tgen.cli.terminal_text import count
 from tgen.reports.inspection import AttentionReport, PositionsReport, RolloutReport
 
 LOG_MIN = 1e-4  # smallest share that the log scale distinguishes from 0
@@ -27,8 +28,16 @@ class HeatMap:
     high: float = 1.0  # the lightest color
     scale: Scale = "sqrt"
     causal: bool = True  # whether cells right of the diagonal are masked
+    window: int | None = None  # visible cells of a causal row at most, those before are masked
     percent: bool = True  # whether values are shares, written in percent
     unit: str = "attention weights of each query (row) over the keys (columns), percent"
+
+    def visible(self) -> NDArray[np.bool_]:
+        """Return which cells are not masked, (rows, columns)."""
+        visible = np.ones(self.values.shape, np.bool_)
+        if self.causal:
+            visible = np.tril(visible)
+        return visible if self.window is None else np.triu(visible, 1 - self.window)
 
     def shades(self, values: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         """Return values, by default all, as shades from 0 to 1 for `colormap.color_at`."""
@@ -47,6 +56,8 @@ def attention_map(report: AttentionReport, tokens: Sequence[bytes], *, scale: Sc
     title = f"layer {report.layer}, {head}"
     if report.kv_head is not None and report.kv_head != report.head:
         title += f" (key/value head {report.kv_head})"
+    if report.window is not None:
+        title += f", sliding window of {count(report.window, 'token')}"
     unit = HeatMap.unit
     if report.measure == "value":
         title += ", value-weighted"
@@ -55,7 +66,13 @@ def attention_map(report: AttentionReport, tokens: Sequence[bytes], *, scale: Sc
         title += f" · {report.selection}"
     labels = [label(token) for token in tokens]
     return HeatMap(
-        title=title, values=report.weights, rows=labels, columns=labels, scale=scale, unit=unit
+        title=title,
+        values=report.weights,
+        rows=labels,
+        columns=labels,
+        scale=scale,
+        window=report.window,
+        unit=unit,
     )
 
 

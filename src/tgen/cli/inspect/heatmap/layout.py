@@ -93,7 +93,7 @@ class Layout:
     def _numbers(self, heat: HeatMap) -> Iterator[TextBox]:
         """Yield each cell's value, in percent or with 2 decimals; a dot for 0 percent."""
         shades = heat.shades()
-        for row, column in np.argwhere(visible_cells(heat)).tolist():
+        for row, column in np.argwhere(heat.visible()).tolist():
             value = float(heat.values[row, column])
             text = f"{100 * value:z.0f}" if heat.percent else f"{value:z.2f}"
             background = color_at(float(shades[row, column]))
@@ -105,12 +105,6 @@ class Layout:
                 size=NUMBER_SIZE,
                 color="#000000" if is_light(background) else "#ffffff",
             )
-
-
-def visible_cells(heat: HeatMap) -> NDArray[np.bool_]:
-    """Return which cells are drawn: all, or those up to the diagonal."""
-    mask = np.ones(heat.values.shape, np.bool_)
-    return np.tril(mask) if heat.causal else mask
 
 
 def legend_values(heat: HeatMap) -> list[float]:
@@ -127,7 +121,7 @@ def indexed_label(index: int, labels: Sequence[str]) -> str:
 def cell_colors(heat: HeatMap) -> NDArray[np.uint8]:
     """Return the RGB color of each cell (rows, columns, 3), white where masked."""
     image = np.full((*heat.values.shape, 3), 255, np.uint8)
-    visible = visible_cells(heat)
+    visible = heat.visible()
     image[visible] = [color_at(shade) for shade in heat.shades()[visible].tolist()]
     return image
 

@@ -17,7 +17,6 @@ from tgen.cli.inspect.heatmap.layout import (
     TextBox,
     cell_colors,
     indexed_label,
-    visible_cells,
 )
 from tgen.cli.render.colormap import RAMP, color_at, to_hex
 
@@ -58,7 +57,7 @@ def _text(box: TextBox) -> str:
 
 def _shapes(heat: HeatMap, layout: Layout) -> Iterator[str]:
     shades, side = heat.shades(), layout.cell - layout.gap
-    for row, column in np.argwhere(visible_cells(heat)).tolist():
+    for row, column in np.argwhere(heat.visible()).tolist():
         value = float(heat.values[row, column])
         fill = to_hex(color_at(float(shades[row, column])))
         tooltip = "\n".join(

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
@@ -53,7 +55,8 @@ def draw_heat_map(
     if cells == "block":
         lines, notes = draw_blocks(heat, rows, visible, room=room, has_color=has_color)
     elif cells == "list":
-        lines = [_list_line(heat, row, visible, top) for row in rows]
+        not_masked = heat.visible()
+        lines = [_list_line(heat, row, not_masked[row], visible, top) for row in rows]
         notes = [
             f"each {heat.row_name} -> its largest {heat.column_name}s and their shares; rest: the "
             "sum of the others (their number)"
@@ -96,10 +99,12 @@ def _range_name(name: str, positions: range) -> str:
     return f"{plural} {positions.start} to {positions[-1]}"
 
 
-def _list_line(heat: HeatMap, row: int, columns: range, top: int) -> Text:
-    """Return a row as a list of its largest values and the sum of the others."""
+def _list_line(
+    heat: HeatMap, row: int, visible: NDArray[np.bool_], columns: range, top: int
+) -> Text:
+    """Return a row as a list of its largest visible values and the sum of the others."""
     values = heat.values[row]
-    available = [j for j in range(len(values)) if not (heat.causal and j > row)]
+    available = np.flatnonzero(visible).tolist()
     best = sorted((j for j in available if j in columns), key=lambda j: -values[j])[:top]
     parts = [f"{j} {heat.columns[j]} {_share(values[j])}" for j in best]
     n_others = len(available) - len(best)
@@ -131,15 +136,19 @@ def _percent_lines(heat: HeatMap, rows: range, columns: range, *, room: int) -> 
         lines += _vertical(labels, _VERTICAL, cell)
     margins = [" " * MARGIN] * (len(lines) - 1) + [set_cell_size(heat.row_name, MARGIN)]
     header = [Text(m + line, "bold", no_wrap=True) for m, line in zip(margins, lines, strict=True)]
-    return [*header, *(_percent_line(heat, row, columns, cell) for row in rows)]
+    visible = heat.visible()
+    return [*header, *(_percent_line(heat, row, visible[row], columns, cell) for row in rows)]
 
 
-def _percent_line(heat: HeatMap, row: int, columns: range, cell: int) -> Text:
+def _percent_line(
+    heat: HeatMap, row: int, visible: NDArray[np.bool_], columns: range, cell: int
+) -> Text:
     text = Text(row_label(row, heat.rows[row]), no_wrap=True)
     shades = heat.shades(heat.values[row])
     for j in columns:
-        if heat.causal and j > row:
-            break
+        if not visible[j]:
+            text.append(" " * cell)
+            continue
         value = float(heat.values[row, j])
         number = f"{value * 100:.0f}" if value >= _MIN_SHARE else "·"
         number += "" if cell == _MIN_DIGITS else " "

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from tgen.cli.inspect.heatmap.heatmap import HeatMap
-from tgen.cli.inspect.heatmap.layout import SCALES, indexed_label, legend_values, visible_cells
+from tgen.cli.inspect.heatmap.layout import SCALES, indexed_label, legend_values
 from tgen.cli.render.colormap import RAMP, to_hex
 
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
@@ -71,7 +71,7 @@ def _cells(heat: HeatMap) -> list[dict[str, Any]]:
             "column_label": heat.columns[column],
             "value": float(f"{heat.values[row, column]:.9g}"),
         }
-        for row, column in np.argwhere(visible_cells(heat)).tolist()
+        for row, column in np.argwhere(heat.visible()).tolist()
     ]
 
 

@@ -26,6 +26,8 @@ const reportOf = ({ layer, head }) =>
   data.heads?.heads.find((report) => report.layer === layer && report.head === head);
 
 const triangleIndex = (query, key) => (query * (query + 1)) / 2 + key;
+const firstKey = ({ window }, query) => (window === null ? 0 : Math.max(query - window + 1, 0));
+const isMasked = (matrix, query, key) => key > query || key < firstKey(matrix, query);
 const weightOf = (matrix, query, key) =>
   key > query ? 0 : matrix.values[triangleIndex(query, key)] / SCALE;
 
@@ -38,12 +40,12 @@ function weightText(weight, terms = 1) {
   return Number(text) > 0 ? text : `< ${(Math.ceil((weight + maxError) * 1e5) / 1e5).toFixed(5)}`;
 }
 
-/* Return the keys of a query ('from'), or the queries of a key ('to'), largest weight first. */
+/* Return the visible keys of a query ('from'), or queries of a key ('to'), largest weight first. */
 function sortedWeights(matrix, token, direction) {
   const cells = [];
   for (let other = 0; other < size; other++) {
-    if (direction === 'from' ? other > token : other < token) continue;
     const [query, key] = direction === 'from' ? [token, other] : [other, token];
+    if (isMasked(matrix, query, key)) continue;
     cells.push({ query, key, token: other, weight: weightOf(matrix, query, key) });
   }
   return cells.sort((a, b) => b.weight - a.weight);
@@ -58,25 +60,23 @@ const colors = Array.from({ length: 256 }, (_, shade) => {
 });
 const shadeOf = (weight) => Math.round(255 * Math.sqrt(weight));
 
-/* Paint a triangle with one pixel per `factor` by `factor` weights: their maximum. */
-function paint(canvas, values, factor = 1) {
+/* Paint a matrix with one pixel per `factor` by `factor` weights: the maximum of the visible. */
+function paint(canvas, matrix, factor = 1) {
+  const { values } = matrix;
   const side = Math.ceil(size / factor);
-  const pooled = new Uint16Array(side * side);
+  const pooled = new Int32Array(side * side).fill(-1);
   for (let query = 0, i = 0; query < size; query++) {
     const row = Math.floor(query / factor) * side;
     for (let key = 0; key <= query; key++, i++) {
       const pixel = row + Math.floor(key / factor);
-      if (values[i] > pooled[pixel]) pooled[pixel] = values[i];
+      if (values[i] > pooled[pixel] && !isMasked(matrix, query, key)) pooled[pixel] = values[i];
     }
   }
   canvas.width = canvas.height = side;
   const image = new ImageData(side, side);
-  for (let row = 0; row < side; row++) {
-    for (let column = 0; column <= row; column++) {  /* masked cells stay transparent */
-      const pixel = row * side + column;
-      image.data.set([...colors[shadeOf(pooled[pixel] / SCALE)], 255], pixel * 4);
-    }
-  }
+  pooled.forEach((value, pixel) => {  /* masked cells stay transparent */
+    if (value >= 0) image.data.set([...colors[shadeOf(value / SCALE)], 255], pixel * 4);
+  });
   canvas.getContext('2d').putImageData(image, 0, 0);
 }
 

@@ -23,7 +23,7 @@ class MatrixView {
   }
 
   show(matrix, cell, { follow }) {
-    if (matrix !== this.painted) paint(this.weights, matrix.values);
+    if (matrix !== this.painted) paint(this.weights, matrix);
     this.painted = matrix;
     this.cell = cell;
     this.draw();

@@ -62,7 +62,7 @@ function onMatrixKey(event) {
   if (event.shiftKey) return moveHead(...ARROWS[event.key]);
   const [row, column] = MOVES[event.key](state);
   const query = Math.min(Math.max(row, 0), size - 1);
-  select({ query, key: Math.min(Math.max(column, 0), query) });
+  select({ query, key: Math.min(Math.max(column, firstKey(selectedMatrix(), query)), query) });
 }
 
 /* Add one button per head; heads that the page lacks leave a gap. */
@@ -81,7 +81,7 @@ function addThumbnails() {
         continue;
       }
       const canvas = make('canvas');
-      paint(canvas, matrices[index].values, factor);
+      paint(canvas, matrices[index], factor);
       const role = reportOf(matrices[index])?.role;
       const name = `Layer ${layer}, head ${headName(head)}${role ? `: ${role}` : ''}`;
       const button = make('button', {
@@ -115,7 +115,7 @@ function addLegend() {
 function showCell({ query, key }) {
   const { layer, head } = selectedMatrix();
   const weight = weightOf(selectedMatrix(), query, key);
-  const masked = key > query;
+  const masked = isMasked(selectedMatrix(), query, key);
   const output = byId('weight');
   const values = { layer, head: headName(head), query, key, weight, masked };
   for (const [name, value] of Object.entries(values)) output.dataset[name] = value;
@@ -123,7 +123,8 @@ function showCell({ query, key }) {
   const token = (i) => [make('b', { className: 'token' }, data.tokens[i].label), ` (${i})`];
   byId('cell-text').replaceChildren(
     'query ', ...token(query), masked ? ' cannot attend to key ' : ' attends to key ',
-    ...token(key), masked ? ': it comes later.' : '.',
+    ...token(key),
+    key > query ? ': it comes later.' : masked ? ': it is before the sliding window.' : '.',
     make('span', { className: 'visually-hidden' },
       ` Attention weight ${masked ? 0 : weightText(weight)}, layer ${layer}, head ${headName(head)}.`));
 }
@@ -161,7 +162,7 @@ function shadeText(token) {
   const from = state.direction === 'from';
   strip.forEach((chip, other) => {
     const [query, key] = from ? [token, other] : [other, token];
-    chip.classList.toggle('masked', key > query);
+    chip.classList.toggle('masked', isMasked(selectedMatrix(), query, key));
     chip.classList.toggle('selected', other === token);
     chip.style.setProperty('--share', Math.sqrt(weightOf(selectedMatrix(), query, key)));
   });
@@ -172,13 +173,14 @@ function shadeText(token) {
 function render() {
   const cell = shownCell();
   const token = state.direction === 'from' ? cell.query : cell.key;
-  const { layer, head, kv_head: kvHead, selection } = selectedMatrix();
+  const { layer, head, kv_head: kvHead, window, selection } = selectedMatrix();
   const role = reportOf(selectedMatrix())?.role;
   byId('title-matrix').textContent =
     head === null ? `Layer ${layer}, mean of all heads` : `Layer ${layer}, head ${head}`;
   byId('about').textContent = [
     role && `role: ${role}`,
     kvHead !== null && kvHead !== head && `key/value head ${kvHead}`,
+    window !== null && `sliding window: ${window} tokens`,
     selection,
   ].filter(Boolean).join(' · ');
   view.show(selectedMatrix(), cell, { follow: !state.hovered });

@@ -87,6 +87,7 @@ def render_page(
         uniform_bits=math.log2(summary.config["vocab_size"]),
         has_surprisal=any(token.surprisal is not None for token in text.tokens),
         has_heads=heads is not None,
+        has_window=any(report.window is not None for report in attention),
         has_lens=lens is not None,
         lens_answer=None if lens is None else label(lens.answer_text),
         lens_query=None if lens is None else lens.query,
@@ -133,6 +134,7 @@ def _matrix_data(report: AttentionReport) -> dict[str, Any]:
         "layer": report.layer,
         "head": report.head,
         "kv_head": report.kv_head,
+        "window": report.window,
         "selection": report.selection,
     }
 

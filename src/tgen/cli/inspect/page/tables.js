@@ -31,7 +31,7 @@ const COLUMNS = [
 
 /* Build the table; return a function that marks the row of the selected head. */
 function addHeadsTable(onSelect) {
-  const { heads: reports, baseline } = data.heads;
+  const { heads: reports, baseline, window_baseline: windowBaseline } = data.heads;
   const columns = COLUMNS.filter(({ value }) => reports.some((report) => value(report) !== null));
   const body = make('tbody');
   const lines = reports.map((report) => ({ report, row: headRow(report, columns, onSelect) }));
@@ -63,13 +63,18 @@ function addHeadsTable(onSelect) {
   });
   titles[0].setAttribute('aria-sort', 'ascending');
   body.append(...lines.map(({ row }) => row));
-  const uniform = columns.slice(2).map(({ value, format, histogram, uniform: baselineOf }) => {
-    const number = histogram ? null : (baselineOf ?? value)(baseline) ?? null;
-    return make('td', {}, number === null ? '' : (format ?? twoDecimals)(number));
-  });
-  const properties = { scope: 'row', colSpan: 2, title: 'uniform attention' };
-  const foot = make('tr', {}, make('th', properties, 'uniform'), ...uniform);
-  byId('table').append(make('thead', {}, make('tr', {}, ...titles)), body, make('tfoot', {}, foot));
+  const uniformRow = (name, metrics) => {
+    const cells = columns.slice(2).map(({ value, format, histogram, uniform }) => {
+      const number = histogram ? null : (uniform ?? value)(metrics) ?? null;
+      return make('td', {}, number === null ? '' : (format ?? twoDecimals)(number));
+    });
+    const properties = { scope: 'row', colSpan: 2, title: 'uniform attention' };
+    return make('tr', {}, make('th', properties, name), ...cells);
+  };
+  const foot = [uniformRow('uniform', baseline)];
+  if (windowBaseline) foot.push(uniformRow('uniform, window', windowBaseline));
+  byId('table').append(
+    make('thead', {}, make('tr', {}, ...titles)), body, make('tfoot', {}, ...foot));
   byId('table-note').append(...data.heads.notes.map((note) => make('p', {}, note)));
   byId('columns').append(...columns.flatMap(({ name }) =>
     [make('dt', {}, name), make('dd', {}, data.meanings[name])]));

@@ -10,6 +10,8 @@ from itertools import accumulate
 from rich.style import Style
 from rich.text import Text
 
+from tgen.cli.terminal_text import count
+from tgen.inspection.layer_names import name_layers
 from tgen.reports.inspection import ROLE_THRESHOLD, HeadReport, HeadsReport
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -75,13 +77,16 @@ def heads_table(report: HeadsReport, *, width: int | None) -> list[Text]:
     for head in report.heads:
         line = _name(head, head.role)
         for column in columns:
-            text, excess = _cell(head, column.field, report.baseline)
+            text, excess = _cell(head, column.field, report.baseline_of(head))
             line.append(f"{text:>{column.width}}", _BOLD if excess > ROLE_THRESHOLD else None)
         line.append(f"  {_bars(head.distance_histogram, n_bars)}" if n_bars else "")
         lines.append(line)
-    uniform = (_number(c.field, report.baseline.get(c.field)) for c in columns)
-    cells = "".join(f"{text:>{c.width}}" for c, text in zip(columns, uniform, strict=True))
-    lines.append(Text(f"{'uniform':{_NAME_COLUMNS}}{cells}", _DIM, no_wrap=True))
+    baselines = {"uniform": report.baseline, "uniform, window": report.window_baseline}
+    for name, baseline in baselines.items():
+        if baseline is not None:
+            uniform = (_number(c.field, baseline.get(c.field)) for c in columns)
+            cells = "".join(f"{text:>{c.width}}" for c, text in zip(columns, uniform, strict=True))
+            lines.append(Text(f"{name:{_NAME_COLUMNS}}{cells}", _DIM, no_wrap=True))
     names = [column.name for column in columns] + [_HISTOGRAM] * bool(n_bars)
     notes = ["; ".join(f"{name}: {COLUMN_MEANINGS[name]}" for name in names)]
     notes += head_notes(report)
@@ -94,8 +99,13 @@ def heads_table(report: HeadsReport, *, width: int | None) -> list[Text]:
 def head_notes(report: HeadsReport) -> list[str]:
     """Return notes about the text that the metrics were measured on."""
     notes = [f"means over all queries after the first ({report.n_queries})"]
+    windows = {head.layer: head.window for head in report.heads if head.window is not None}
+    if windows:
+        size = f"sliding window of {count(max(windows.values()), 'token')}"
+        notes.append(f"{name_layers(windows)}: {size}")
     if not report.block_length:
-        notes.append("duplicate, induction: not measured; the context or vocabulary is too small")
+        small = "the context, a sliding window or the vocabulary is too small"
+        notes.append(f"duplicate, induction: not measured; {small}")
     else:
         gain = report.repeat_gain or 0.0
         other = "the same tokens in another order" if report.same_tokens else "different tokens"

@@ -1,14 +1,29 @@
 """Tables of the model's configuration and parameters, and of the self-checks."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from tgen.cli.render.tables import table
+from tgen.inspection.layer_names import name_layers
 from tgen.reports.inspection import Check, ModelSummary
 
 _MIB = 2**20
+_PLACEMENTS = {
+    "pre": "before each sublayer (pre-norm)",
+    "post": "after each residual addition (post-norm)",
+    "parallel": "before attention and feed-forward, which run in parallel",
+    "output": "on each sublayer's output",
+    "sandwich": "before each sublayer and on its output",
+}
+_SCALES = {
+    "embedding {:.6g}": ("embedding_scale", 1),
+    "attention {:.6g}": ("attention_scale", None),
+    "residual {:.6g}": ("residual_scale", 1),
+    "logits 1/{:.6g}": ("logits_divisor", 1),
+}
 
 
 def summary_table(summary: ModelSummary) -> list[Table | Text]:
@@ -29,22 +44,59 @@ def summary_table(summary: ModelSummary) -> list[Table | Text]:
         rows.add_row("lm_head", "tied to token_embedding", "0", "")
     rows.add_row("total", "", f"{summary.n_parameters:,}", "", style="bold")
     rule = f" ({summary.found_by})" if summary.found_by else ""
-    n = config["sliding_window"]
-    window = f", sliding window of {n:,} tokens" if n else ""
     text = (
         f"{summary.path}{rule}\n"
         f"{summary.family}: layers {config['n_layers']}, heads {config['n_heads']} "
         f"(key/value heads {config['n_kv_heads']}), d_model {config['d_model']}, "
         f"d_ff {config['d_ff']}, vocabulary {config['vocab_size']:,}, "
         f"context {config['context_length']:,}\n"
-        f"{config['position']} positions, {'post' if config['post_norm'] else 'pre'}-norm "
-        f"({config['norm']}), {config['activation']}{window}\n"
+        f"{'; '.join(_architecture(config))}\n"
         f"{summary.weight_bytes / _MIB:.1f} MiB of weights, {summary.cache_bytes_per_token:,} "
         "bytes of KV cache per token, "
         f"{summary.attention_bytes / _MIB:.1f} MiB for one layer's attention weights over a full "
         "context (computed only for inspection)"
     )
     return [Text(text), Text(), rows]
+
+
+def _architecture(config: dict[str, Any]) -> list[str]:
+    """Return the choices that a family or its configuration makes, one phrase per subject."""
+    norm = f"{config['norm']} {_PLACEMENTS[config['norm_placement']]}"
+    norm += " (multiplies by 1 + weight)" * config["norm_adds_one"]
+    phrases = [_positions(config), norm, config["activation"]]
+    if config["qk_norm"]:
+        over = " over all heads" * config["qk_norm_over_heads"]
+        phrases.append(f"query and key norm{over}")
+    if window := config["sliding_window"]:
+        phrases.append(f"sliding window of {window:,} tokens{_where(config['sliding_layers'])}")
+    scales = [
+        name.format(config[field])
+        for name, (field, default) in _SCALES.items()
+        if config[field] != default
+    ]
+    return [*phrases, f"scale factors: {', '.join(scales)}"] if scales else phrases
+
+
+def _positions(config: dict[str, Any]) -> str:
+    """Return the position encoding; for RoPE its base, scaling, dimensions and layers."""
+    if config["position"] != "rotary":
+        return f"{config['position']} positions"
+    details = [f"base {config['rope_theta']:,.10g}"]
+    if config["local_rope_theta"] is not None:
+        details.append(f"{config['local_rope_theta']:,.10g} in layers with a sliding window")
+    if config["rope_scaling"]:
+        details.append(f"{config['rope_scaling']['kind']} scaling")
+    if config["rotary_dim"] not in (None, config["head_dim"]):
+        details.append(f"{config['rotary_dim']} of {config['head_dim']} dimensions")
+    return f"rotary positions ({', '.join(details)}){_where(config['rope_layers'])}"
+
+
+def _where(layers: Sequence[bool] | None) -> str:
+    """Return the layers that have a property, or nothing if all do."""
+    if layers is None or all(layers):
+        return ""
+    chosen = [i for i, has in enumerate(layers) if has]
+    return f" in {name_layers(chosen)}" if chosen else " in no layer"
 
 
 def checks_table(checks: Sequence[Check]) -> list[Table | Text]:

@@ -97,8 +97,11 @@ def attribution_table(
     if others:
         name = f"{len(others)} other{'s' * (len(others) > 1)}"
         rows.add_row(name, f"{sum(part.logit for part in others):+z.2f}", "", style="dim")
+    norms = "the final norm's scale is"
+    if report.normalizes_outputs:
+        norms = "the scales of the final norm and of the norms on outputs are"
     note = (
         f"all {len(report.contributions)} contributions sum to the logit (error "
-        f"{report.difference:.0e}); the final norm's scale is held constant"
+        f"{report.difference:.0e}); {norms} held constant"
     )
     return [rows, Text(note, style="dim")]
