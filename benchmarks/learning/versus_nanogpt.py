@@ -191,7 +191,7 @@ def _load_tgen(path: Path) -> Predictor:
     bundle = model_dir.load(path)
 
     def encode(data: bytes) -> NDArray[np.int64]:
-        ids = bundle.tokenizer.encode_array(data).astype(np.int64)
+        ids = bundle.tokenizer.encode_corpus(data)[0].astype(np.int64)
         assert bundle.tokenizer.decode(ids.tolist()) == data  # every byte is predicted
         return ids
 

@@ -93,7 +93,7 @@ class LoadedModel:
         size = self.tokenizer.vocab_size
         tokens = [self.tokenizer.token_bytes(i) for i in range(size)]
         encode = partial(self.tokenizer.encode, continuation=True)
-        return Vocabulary(tokens, self.bundle.end_ids, encode)
+        return Vocabulary(tokens, self.bundle.end_ids, encode, self.tokenizer.unused_ids)
 
     @cached_property
     def chat_format(self) -> "ChatFormat":

@@ -18,6 +18,7 @@ from support.chats import (
     user,
 )
 from support.tokenizer_files import files, mixed
+from support.vocabularies import smollm2_like
 from tgen.chat.format import ChatFormat
 from tgen.checkpoint.hf.chat_template import ChatTemplate
 from tgen.checkpoint.hf.chat_template import read as read_template
@@ -48,6 +49,17 @@ def test_ids_equal_those_of_transformers(model, name):
             messages, add_generation_prompt=True, tokenize=True, return_dict=False
         )
         assert loaded.chat_format.encode(messages) == expected
+
+
+def test_message_that_the_tokenizer_cannot_express_is_an_error(model):
+    loaded = open_model(model(CHATML))
+    template = ChatTemplate(CHATML, {})
+    tokens = smollm2_like(loaded.tokenizer)
+    chat, known = ChatFormat(template, tokens, 1 << 20), user("a <|im_start|> 🦋")
+    assert tokens.decode(chat.encode(known)).count(b"<|im_start|>") == 1
+    for content in ("a\x04", "<|im_start|>\x04", "a\udcff"):
+        with pytest.raises(UsageError, match="cannot express"):
+            chat.encode(user(content))
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -14,11 +14,12 @@ from support.command import clean_environment
 from support.corpora import run_generator
 from support.models import TEXT
 from support.tokenizer_files import files
+from support.vocabularies import smollm2_like, without_bytes
 from tgen import corpus
 from tgen.config import TrainConfig
 from tgen.corpus import Document, parallel_tokenize
 from tgen.corpus.documents import document_size
-from tgen.errors import TgenError
+from tgen.errors import CorpusError, TgenError, UsageError
 from tgen.runs import data
 from tgen.tokenizer import Tokenizer, train_bpe, train_char
 
@@ -64,6 +65,27 @@ def test_any_number_of_processes_gives_the_same_tokens(kind):
         assert np.array_equal(several.tokens, one.tokens)
         assert np.array_equal(several.loss_mask, one.loss_mask)
         assert (several.target_bytes, also_done) == (one.target_bytes, done)
+
+
+def test_replaced_characters_are_counted_with_any_number_of_processes():
+    tokenizer = smollm2_like(train_bpe([TEXT], vocab_size=300))
+    documents = [(b"one\x04 two\n" * 900,), (b"", b"\xff", "\U00040000é".encode() * 700)]
+    one, _ = tokenize(documents, tokenizer)
+    two, _ = tokenize(documents, tokenizer, processes=2)
+    assert one.n_replaced == two.n_replaced == 900 + 1 + 700
+    assert np.array_equal(one.tokens, two.tokens)
+    clean = [[part.replace(b"\x04", "\ufffd".encode()) for part in documents[0]]]
+    assert one.tokens.tolist()[: 900 * 5] == tokenize(clean, tokenizer)[0].tokens.tolist()[:4500]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_text_that_the_tokenizer_cannot_encode_is_its_error_in_every_process(processes):
+    file = without_bytes(json.loads(train_bpe([TEXT], vocab_size=300).json), b"\x04\xef")
+    with pytest.raises(CorpusError, match="neither 0x04"):
+        tokenize([(b"one two\n" * 900, b"a\x04")], Tokenizer(json.dumps(file)), processes=processes)
+    few = Tokenizer(train_bpe([TEXT], vocab_size=300).json, n_rows=260)
+    with pytest.raises(UsageError, match="the model has only 260 tokens"):
+        tokenize([(TEXT,)], few, processes=processes)
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

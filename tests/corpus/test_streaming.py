@@ -281,7 +281,7 @@ def test_memory_use_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
     bytes_only = SimpleNamespace(  # the library's own memory is not counted
         vocab_size=256,
         end_of_text=0,
-        encode_array=lambda data, **_: np.frombuffer(data, np.uint8).astype(np.uint32),
+        encode_corpus=lambda data, **_: (np.frombuffer(data, np.uint8).astype(np.uint32), 0),
     )
     peaks = []
     for n in (40, 400):

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from support.command import tgen
-from support.models import TEXT
+from support.models import TEXT, make_model
 from support.runs import load_run, progress, request, resume
+from support.vocabularies import smollm2_like
 from tgen import runs
 from tgen.checkpoint import model_dir
 from tgen.config import TrainConfig
@@ -45,6 +46,21 @@ def test_run_starts_with_weights_tokenizer_and_shape_of_its_source(tmp_path, sou
         assert np.allclose(array, new.arrays[name], atol=1e-6), name
     expected = progress(source)["best_bits_per_byte"]
     assert evaluations[0].bits_per_byte == pytest.approx(expected, abs=1e-4)
+
+
+def test_characters_that_the_tokenizer_lacks_are_replaced_and_counted(tmp_path, source):
+    bundle = model_dir.load(source)
+    tokenizer = smollm2_like(bundle.tokenizer)
+    model = make_model("llama", vocab_size=tokenizer.vocab_size + 7)
+    model_dir.save(tmp_path / "holes", model.config, tokenizer, model.to_arrays())
+    corpus = tmp_path / "controls.txt"
+    corpus.write_bytes(b"\x04" + TEXT + "\x13\U00040000\n".encode() + b"\xff" + TEXT)
+    values = {"corpus": [str(corpus)], "start_from": tmp_path / "holes"}
+    steps = list(runs.start(dataclasses.replace(fine_tune(tmp_path, source), **values)))
+    plan = next(step for step in steps if isinstance(step, PlanReport))
+    (note,) = (note for note in plan.notes if "replaced" in note)
+    assert note == "replaced 4 characters that the tokenizer cannot express by U+FFFD"
+    assert model_dir.load(tmp_path / "tuned").tokenizer.json == tokenizer.json
 
 
 def test_run_resumes_exactly_without_its_source(tmp_path, source):

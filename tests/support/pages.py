@@ -55,6 +55,7 @@ def sample_attention(
                     layer=layer,
                     head=head,
                     kv_head=head,
+                    window=None,
                     weights=weights,
                     measure="attention",
                     selection="",
@@ -94,6 +95,7 @@ def sample_heads(n_layers: int, n_heads: int) -> HeadsReport:
             layer=layer,
             head=head,
             kv_head=head,
+            window=None,
             role="induction" if head else "",
             self=(7 * layer + 3 * head) % 10 / 10,
             duplicate=0.98,
@@ -112,6 +114,7 @@ def sample_heads(n_layers: int, n_heads: int) -> HeadsReport:
         heads=reports,
         baseline=dict.fromkeys(("effective_keys", "distance", "previous", "first"), 0.2)
         | {"self": 0.1, "duplicate": 0.06, "induction": 0.06},
+        window_baseline=None,
         n_queries=9,
         block_length=4,
         n_seeds=2,

@@ -5,9 +5,29 @@ import random
 from functools import cache
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import (
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 
-from tgen.tokenizer.patterns import GPT2, LLAMA3, O200K, QWEN2, QWEN35, TEKKEN
+from tgen.tokenizer import patterns
+from tgen.tokenizer.patterns import (
+    DEEPSEEK_CODER,
+    DEEPSEEK_LLM,
+    DEEPSEEK_V3,
+    GPT2,
+    LLAMA3,
+    O200K,
+    QWEN2,
+    QWEN35,
+    SINGLE_DIGITS,
+    TEKKEN,
+)
 
 SOURCE = Path(__file__).parents[1] / "tokenizer" / "test_tokenizer.py"
 SPECIAL = ["<|endoftext|>", "<s>", "</s>"]
@@ -74,6 +94,15 @@ def level(prefix=False, regex=True):
 
 def split(pattern):
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+def inverted(pattern):
+    """Return GPT-4o's way to split: everything but the matches is removed."""
+    return split(pattern) | {"behavior": "Removed", "invert": True}
+
+
+def punctuation(behavior="Contiguous"):
+    return {"type": "Punctuation", "behavior": behavior}
 
 
 def sequence(key, *parts):
@@ -144,15 +173,68 @@ def sentencepiece(*, normalizer=None, splitter=None, more=(), lines=False, **mod
     }
 
 
-LEGACY = sequence(
-    "normalizers",
-    {"type": "Prepend", "prepend": "▁"},
-    {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
-)
+REPLACE_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+LEGACY = sequence("normalizers", {"type": "Prepend", "prepend": "▁"}, REPLACE_SPACES)
 
 
 def metaspace(scheme, split=False):
     return {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": split}
+
+
+def digits(*, individual=True):
+    return {"type": "Digits", "individual_digits": individual}
+
+
+def splits(*patterns):
+    """Return a pre-tokenizer of several patterns, before bytes."""
+    parts = [digits() if p == SINGLE_DIGITS else split(p) for p in patterns]
+    return sequence("pretokenizers", *parts, level(regex=False))
+
+
+def falcon_splitter():
+    groups = [digits(individual=False), split("[0-9][0-9][0-9]")]
+    return sequence("pretokenizers", punctuation(), level(), *groups)
+
+
+def gemma3():
+    """Return a file like Gemma 3's: it splits at spaces, of which none is left."""
+    n = len(sentencepiece()["model"]["vocab"])
+    runs = added(["\n\n", "\n\n\n", "▁▁", "▁▁▁", "<h1>"], n, special=False)
+    spaces = {"type": "Split", "pattern": {"String": " "}, "invert": False}
+    splitter = spaces | {"behavior": "MergedWithPrevious"}
+    file = sentencepiece(normalizer=REPLACE_SPACES, splitter=splitter, more=runs)
+    file["decoder"]["decoders"].pop()
+    return file
+
+
+def neox():
+    """Return a file like GPT-NeoX's: runs of spaces are tokens, after normalization."""
+    file = byte_level(splitter=level(), normalizer={"type": "NFC"})
+    first = max(token["id"] for token in file["added_tokens"]) + 1
+    names = [" " * n for n in range(24, 1, -1)]
+    return file | {
+        "added_tokens": file["added_tokens"] + added(names, first, special=False, normalized=True)
+    }
+
+
+def openai_gpt():
+    """Return a file like openai-gpt's: words of lower-case characters, without bytes."""
+    words = [w for w in mixed(60_000, 1).lower().split() if w.isascii() and w.isalpha()]
+    backend = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    backend.normalizer = normalizers.BertNormalizer()
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.BPEDecoder(suffix="</w>")
+    alphabet = [*map(chr, range(33, 127))]
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=["<unk>", *(f"{c}</w>" for c in alphabet)],
+        initial_alphabet=alphabet,
+        end_of_word_suffix="</w>",
+        show_progress=False,
+    )
+    backend.train_from_iterator([" ".join(words)], trainer)
+    file = json.loads(backend.to_str())
+    return file | {"added_tokens": file["added_tokens"][:1]}
 
 
 def bos_processor(n):
@@ -164,6 +246,8 @@ def files():
     fast, nfc, thought = "PreTrainedTokenizerFast", {"type": "NFC"}, ["<think>", "¿té?"]
     smollm = sequence("pretokenizers", {"type": "Digits", "individual_digits": True}, level())
     first = metaspace("first")
+    removed = sequence("pretokenizers", inverted(O200K), level(regex=False))
+    no_affixes = {"continuing_subword_prefix": "", "end_of_word_suffix": ""}
     thinking = byte_level(QWEN2, normalizer=nfc, names=thought, special=False)
     return {
         "gpt2": (byte_level(splitter=level()), "gpt2", "GPT2Tokenizer"),
@@ -183,7 +267,31 @@ def files():
         "llama2-resaved": (sentencepiece(splitter=first), "llama", "LlamaTokenizer"),
         "always": (sentencepiece(splitter=metaspace("always", True), lines=True), "llama", fast),
         "never": (sentencepiece(splitter=metaspace("never")), "llama", fast),
+        "gpt4o": (byte_level(O200K, splitter=removed, **no_affixes), "llama", fast),
+        "deepseek-v3": (byte_level(LLAMA3, splitter=splits(*DEEPSEEK_V3)), "llama", fast),
+        "falcon": (byte_level(splitter=falcon_splitter()), "llama", fast),
+        "gemma3": (gemma3(), "llama", fast),
+        "neox": (neox(), "llama", fast),
     }
+
+
+def more_files():
+    """Return tokenizer.json files of models that are rarer, by name."""
+    several = {"deepseek-coder": DEEPSEEK_CODER, "deepseek-llm": DEEPSEEK_LLM}
+    several |= {"minicpm5": patterns.MINICPM5, "viking": patterns.VIKING}
+    one = {"seed-coder": patterns.SEED_CODER, "bailing": patterns.BAILING}
+    one |= {"jais2": patterns.JAIS2, "bloom": patterns.BLOOM}
+    several |= {name: (pattern,) for name, pattern in one.items()}
+    files = {name: byte_level(LLAMA3, splitter=splits(*each)) for name, each in several.items()}
+    empty = sequence("normalizers")
+    files["deepseek-coder"] |= {"normalizer": empty}
+    for name in ("NFD", "NFKC", "NFKD", "Lowercase", "StripAccents"):
+        normalizer = sequence("normalizers", {"type": "NFD"}, {"type": name})
+        files[name] = byte_level(splitter=level(), normalizer=normalizer)
+    files["sentencepiece-nfkc"] = sentencepiece(
+        normalizer=sequence("normalizers", {"type": "NFKC"}, *LEGACY["normalizers"])
+    )
+    return files
 
 
 MAIN = ["gpt2", "llama3", "qwen2", "smollm", "llama2", "mistral"]

@@ -37,7 +37,13 @@ def random_weights(n: int) -> np.ndarray[Any, Any]:
 
 def attention_report(weights: np.ndarray[Any, Any]) -> AttentionReport:
     return AttentionReport(
-        layer=1, head=2, kv_head=2, weights=weights, measure="attention", selection=""
+        layer=1,
+        head=2,
+        kv_head=2,
+        window=None,
+        weights=weights,
+        measure="attention",
+        selection="",
     )
 
 

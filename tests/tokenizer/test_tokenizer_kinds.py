@@ -6,20 +6,30 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Regex, pre_tokenizers
 
 from support.models import make_model
-from support.tokenizer_files import LEGACY, MAIN, added, files, mixed, sentencepiece
+from support.tokenizer_files import (
+    LEGACY,
+    MAIN,
+    added,
+    files,
+    mixed,
+    more_files,
+    openai_gpt,
+    sentencepiece,
+)
 from tgen.checkpoint import model_dir
 from tgen.config import SamplingConfig
 from tgen.inspection.inspector import Inspector
 from tgen.loaded_model import open_model
-from tgen.tokenizer import TextStream, Tokenizer, train_char
+from tgen.tokenizer import TextStream, Tokenizer, patterns, train_char
 from tgen.tokenizer.backend import Backend
 from tgen.tokenizer.chunking import split_blocks
 
 KINDS = sorted(files())
 BYTE_LEVEL = [name for name in KINDS if not files()[name][0]["model"]["byte_fallback"]]
-COMPOSED = ["qwen2", "thinking", "marks"]  # NFC changes the bytes of some texts
+COMPOSED = ["qwen2", "thinking", "marks", "neox"]  # NFC changes the bytes of some texts
 PREFIXED = ["prefix-space", "llama2", "mistral", "llama2-resaved", "always"]
 some_text = st.one_of(st.text(), st.lists(st.sampled_from(mixed(3000).split(" "))).map(" ".join))
 some_bytes = st.lists(st.one_of(st.binary(max_size=4), some_text.map(str.encode))).map(b"".join)
@@ -109,6 +119,60 @@ def test_space_prefix_is_only_added_at_the_start_of_a_text(name):
     assert tok.decode(tok.encode(b"is", continuation=True), continuation=True) == b"is"
     assert tok.decode(tok.encode(b"a\xffb"), continuation=True) == b" a\xffb"
     assert tok.decode(tok.encode(b"\xff b")) == b"\xff b"
+
+
+@pytest.mark.parametrize("name", sorted(more_files()))
+def test_ids_of_rarer_kinds_equal_those_of_the_library_in_cut_texts_too(name, monkeypatch):
+    file = more_files()[name]
+    tok, library = Tokenizer(json.dumps(file)), Backend.from_str(json.dumps(file))
+    library.encode_special_tokens = True
+    text = mixed(1 << 17, seed=3)
+    expected = library.encode(text, add_special_tokens=False).ids
+    assert tok.encode(text.encode()) == expected
+    monkeypatch.setattr("tgen.tokenizer.chunking._BLOCK", 5)
+    assert len(list(split_blocks(text, tok._cut))) > 200
+    assert tok.encode(text.encode()) == expected
+
+
+@pytest.mark.parametrize("pattern", sorted(patterns.COVERING))
+def test_removing_what_does_not_match_removes_nothing(pattern):
+    characters = [chr(i) for i in range(0x20000) if not 0xD800 <= i < 0xE000]
+    split = pre_tokenizers.Split(Regex(pattern), "removed", invert=True)
+    for text in ("".join(characters), " ".join(characters), "a".join(characters)):
+        assert "".join(piece for piece, _ in split.pre_tokenize_str(text)) == text
+
+
+def test_openai_gpt_gives_ids_and_text_of_the_library(monkeypatch):
+    file = openai_gpt()
+    tok, library = Tokenizer(json.dumps(file)), Backend.from_str(json.dumps(file))
+    library.encode_special_tokens = True
+    text = "".join(c for c in mixed(1 << 15) if c.isascii() and (c.isprintable() or c == "\n"))
+    for part in (text, "The King's <unk>!", " a\tb \n", "naïve ÉTÉ", ""):
+        ids = library.encode(part, add_special_tokens=False).ids
+        assert tok.encode(part.encode()) == ids
+        assert tok.decode(ids).decode() == library.decode(ids)
+    assert tok.decode(tok.encode(b"The end"), continuation=True) == b"the end "
+    monkeypatch.setattr("tgen.tokenizer.chunking._BLOCK", 5)
+    assert tok.encode(text.encode()) == library.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("kind", ["gpt2", "llama2", "gemma3"])
+def test_flags_of_added_tokens_are_those_of_the_library(flag, special, kind, monkeypatch):
+    file = json.loads(json.dumps(files()[kind][0]))
+    ids = {t["id"] for t in file["added_tokens"]} | set(file["model"]["vocab"].values())
+    flags = {"special": special, flag: True}
+    file["added_tokens"] += added(["<|user|>"], max(ids) + 1, **flags)
+    tok, library = Tokenizer(json.dumps(file)), Backend.from_str(json.dumps(file))
+    text = "a  <|user|>  b<|user|>c\n\n<|user|>\n\n x<|user|> <|user|>\n<|user|>\nend" * 3
+    with_special = library.encode(text, add_special_tokens=False).ids
+    assert [i for i, _, _ in tok.encode_with_special(text)] == with_special
+    library.encode_special_tokens = True
+    expected = library.encode(text, add_special_tokens=False).ids
+    assert tok.encode(text.encode()) == expected
+    monkeypatch.setattr("tgen.tokenizer.chunking._BLOCK", 5)
+    assert tok.encode(text.encode()) == expected
 
 
 def test_prompt_starts_with_the_tokens_of_its_model():

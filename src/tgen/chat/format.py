@@ -53,8 +53,9 @@ class ChatFormat:
     def encode(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Return the ids up to the start of the model's answer.
 
-        Raises UsageError for malformed messages or messages that the template rejects, ModelError
-        for a template that fails or uses too much time or memory.
+        Raises UsageError for malformed messages and messages that the template rejects or that the
+        tokenizer cannot express, ModelError for a template that fails or uses too much time or
+        memory.
         """
         checked = _check_messages(messages)
         for role in {message["role"] for message in checked}:
@@ -69,6 +70,7 @@ class ChatFormat:
         texts = self._sandbox.render(self._template, conversations)
         for text in texts:
             self._check_length(text)
+        self._tokenizer.check_expressible(texts[0], with_special=True)
         spans = [self._tokenizer.encode_with_special(text) for text in texts]
         controls = [[i for i, _, _ in each if i in self._control_ids] for each in spans]
         originals = {ord(new): old for old, new in stand_ins.items()}

@@ -7,7 +7,8 @@ process has threads, and do not import the user's program, which needs no `__mai
 
 A worker runs `python -m tgen.corpus.parallel_tokenize`. It reads the tokenizer.json, then per batch
 a table (n, 2) int64, the length of each piece and whether it continues a document, and the bytes of
-all pieces. It writes the number of tokens of each piece, (n,) int64, and the tokens, uint32.
+all pieces. It writes a table (n, 2) int64, the number of tokens of each piece and of characters
+replaced in it (-1: the piece cannot be encoded), and the tokens, uint32.
 """
 
 import os
@@ -36,36 +37,49 @@ class Piece(NamedTuple):
     in_loss: bool
 
 
+class EncodedPiece(NamedTuple):
+    """The tokens of a piece, (n,) uint32."""
+
+    piece: Piece
+    ids: NDArray[Any]
+    n_replaced: int  # characters that the tokenizer cannot express
+
+
 def encode_pieces(
     pieces: Iterable[Piece], tokenizer: Tokenizer, *, processes: int = 1
-) -> Iterator[tuple[Piece, NDArray[Any]]]:
-    """Yield every piece with its tokens, (n,) uint32, in order.
+) -> Iterator[EncodedPiece]:
+    """Yield every piece with its tokens, in order.
 
-    Raises TgenError if a worker dies.
+    Raises TgenError if a worker dies, and CorpusError and UsageError as `Tokenizer.encode_corpus`.
     """
     if processes == 1:
         for piece in pieces:
-            yield piece, tokenizer.encode_array(piece.text, continuation=not piece.starts_document)
+            yield _encode(tokenizer, piece)
         return
     workers: list[_Worker] = []
     in_progress: deque[tuple[_Worker, list[Piece]]] = deque()
     try:
         for batch in _make_batches(pieces):
-            done: Iterable[tuple[Piece, NDArray[Any]]] = ()
+            done: Iterable[EncodedPiece] = ()
             if len(workers) < processes:
                 worker = _Worker(tokenizer)
                 workers.append(worker)
             else:
                 worker, finished = in_progress.popleft()
-                done = zip(finished, worker.receive_tokens(), strict=True)
+                done = worker.receive_tokens(finished)
             worker.send_batch(batch)  # before the caller processes the last tokens
             in_progress.append((worker, batch))
             yield from done
         for worker, finished in in_progress:
-            yield from zip(finished, worker.receive_tokens(), strict=True)
+            yield from worker.receive_tokens(finished)
     finally:
         for worker in workers:
             worker.kill()
+
+
+def _encode(tokenizer: Tokenizer, piece: Piece) -> EncodedPiece:
+    continues = not piece.starts_document
+    return EncodedPiece(piece, *tokenizer.encode_corpus(piece.text, continuation=continues))
 
 
 def _make_batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
@@ -85,6 +99,7 @@ class _Worker:
     """The parent's end of a worker process."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
         self._child = subprocess.Popen(
             # -P: do not import from the current directory.
             [sys.executable, "-P", "-m", "tgen.corpus.parallel_tokenize"],
@@ -102,10 +117,17 @@ class _Worker:
         self._send(np.array(table, np.int64).tobytes())
         self._send(b"".join(piece.text for piece in batch))
 
-    def receive_tokens(self) -> list[NDArray[Any]]:
-        """Wait for the tokens of each piece of the batch, (n,) uint32."""
+    def receive_tokens(self, pieces: list[Piece]) -> list[EncodedPiece]:
+        """Wait for the tokens of the pieces of the batch."""
         counts, tokens = (np.frombuffer(self._receive(), kind) for kind in (np.int64, np.uint32))
-        return np.split(tokens, np.cumsum(counts)[:-1])
+        counts = counts.reshape(-1, 2)
+        arrays = np.split(tokens, np.cumsum(counts[:, 0])[:-1])
+        encoded = list(map(EncodedPiece, pieces, arrays, counts[:, 1].tolist()))
+        for piece in encoded:
+            self._tokenizer.check_ids(piece.ids)  # the worker does not know the model
+            if piece.n_replaced < 0:
+                _encode(self._tokenizer, piece.piece)  # raises the error
+        return encoded
 
     def kill(self) -> None:
         self._child.kill()
@@ -156,12 +178,17 @@ def _run_worker() -> None:
         return
     tokenizer = Tokenizer(tokenizer_json.decode())
     while (table := _receive(source)) is not None and (text := _receive(source)) is not None:
-        start, arrays = 0, []
+        start, arrays, counts = 0, [], []
         for length, continues in np.frombuffer(table, np.int64).reshape(-1, 2).tolist():
             piece = text[start : start + length]
-            arrays.append(tokenizer.encode_array(piece, continuation=bool(continues)))
+            try:
+                ids, n = tokenizer.encode_corpus(piece, continuation=bool(continues))
+            except TgenError:
+                ids, n = np.zeros(0, np.uint32), -1
+            arrays.append(ids)
+            counts.append((len(ids), n))
             start += length
-        _send(target, np.array([len(ids) for ids in arrays], np.int64).tobytes())
+        _send(target, np.array(counts, np.int64).tobytes())
         _send(target, np.concatenate(arrays).tobytes())
 
 

@@ -42,6 +42,7 @@ class TokenizedCorpus(NamedTuple):
     tokens: Array  # (n,) uint16 or uint32
     loss_mask: Array | None  # (n,) bool; None: every token
     target_bytes: int  # bytes of the text whose tokens are in the loss
+    n_replaced: int = 0  # characters that the tokenizer cannot express, replaced by U+FFFD
 
 
 def tokenize_documents(
@@ -65,15 +66,16 @@ def tokenize_documents(
     tokens = _ArrayBuilder(dtype, folder)
     runs = array("q")  # numbers of tokens, negative if they are not in the loss
     end = np.array([] if tokenizer.end_of_text is None else [tokenizer.end_of_text], dtype)
-    done = target_bytes = 0
+    done = target_bytes = n_replaced = 0
     ended = True
     pieces = _split_documents(documents, loss_on)
-    for piece, ids in encode_pieces(pieces, tokenizer, processes=processes):
+    for piece, ids, n in encode_pieces(pieces, tokenizer, processes=processes):
         if piece.starts_document and not ended:
             tokens.append(end)
             runs.append(len(end))
         ended = False
         tokens.append(ids.astype(dtype))
+        n_replaced += n
         runs.append(len(ids) if piece.in_loss else -len(ids))
         target_bytes += len(piece.text) if piece.in_loss else 0
         done += len(piece.text)
@@ -82,7 +84,7 @@ def tokenize_documents(
     if not ended and not open_end:
         tokens.append(end)
         runs.append(len(end))
-    return TokenizedCorpus(tokens.build(), _build_mask(runs, folder), target_bytes)
+    return TokenizedCorpus(tokens.build(), _build_mask(runs, folder), target_bytes, n_replaced)
 
 
 def token_arrays(train: TokenizedCorpus, val: TokenizedCorpus) -> dict[str, Array]:

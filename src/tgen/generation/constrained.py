@@ -6,7 +6,7 @@ llguidance computes which tokens are allowed. A text that cannot continue is com
 import json
 import re
 from collections.abc import Callable, Collection, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -85,8 +85,14 @@ class Grammars:
         self._compiled = lru_cache(maxsize=100)(self._compile)
 
     def __call__(self, text: str | bytes) -> Sequence[int]:
-        """Return the ids of a text; llguidance uses it for forced tokens."""
-        return self._encode(text.encode() if isinstance(text, str) else text)
+        """Return the ids of a text; llguidance uses it for forced tokens.
+
+        None for a text that the vocabulary cannot express: no token will be allowed there.
+        """
+        try:
+            return self._encode(text.encode() if isinstance(text, str) else text)
+        except UsageError:
+            return []
 
     def matcher(self, sampling: SamplingConfig) -> Matcher | None:
         """Return a new matcher for the constraint of `sampling`, None without one.
@@ -103,8 +109,10 @@ class Grammars:
     def _compile(self, kind: str, value: Any, ban: Sequence[str | bytes]) -> LLMatcher:
         if kind == "choices":
             value = _possible_choices(value, ban)
+            self._check_expressible(value)
         try:
-            matcher = LLMatcher(self._tokenizer, _to_llguidance(kind, value), log_level=0)
+            grammar = _to_llguidance(kind, value, self._missing_characters)
+            matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
         except ValueError as error:
             raise UsageError(f"{kind}: {error}", "use a valid JSON schema", field=kind) from None
         _check(matcher, kind)
@@ -114,6 +122,24 @@ class Grammars:
         if matcher.is_stopped():
             raise _error(kind, _NO_TEXT)
         return matcher
+
+    @cached_property
+    def _missing_characters(self) -> str:
+        """A class of the characters with a first byte that is in no token; empty without any."""
+        present = {byte for token in self.tokens for byte in token}
+        ranges = [_characters_starting(byte) for byte in range(256) if byte not in present]
+        pairs = "".join(rf"\x{{{r[0]:x}}}-\x{{{r[-1]:x}}}" for r in ranges if r)
+        return pairs and f"[{pairs}]"
+
+    def _check_expressible(self, choices: Sequence[str]) -> None:
+        """Raise UsageError for a choice that no tokens spell; a text that starts it gets stuck."""
+        for choice in choices:
+            try:
+                self._encode(choice.encode())
+            except UsageError as error:
+                raise UsageError(
+                    f"choices: {choice[:40]!r}: {error.message}", error.hint, field="choices"
+                ) from None
 
 
 def _check(matcher: LLMatcher, kind: str) -> None:
@@ -144,13 +170,31 @@ def _reason(error: str, kind: str) -> str:
     return " ".join(text.split())[:200]
 
 
-def _to_llguidance(kind: str, value: Any) -> str:
+def _characters_starting(byte: int) -> range:
+    """Return the characters whose UTF-8 starts with a byte; none for bytes in the middle."""
+    if byte < 0x80:
+        return range(byte, byte + 1)
+    if 0xC2 <= byte < 0xE0:
+        return range((byte & 0x1F) << 6, ((byte & 0x1F) + 1) << 6)
+    if 0xE0 <= byte < 0xF0:
+        end = 0xD800 if byte == 0xED else ((byte & 0x0F) + 1) << 12  # without surrogates
+        return range(max((byte & 0x0F) << 12, 0x800), end)
+    if 0xF0 <= byte < 0xF5:
+        return range(max((byte & 0x07) << 18, 0x10000), min(((byte & 0x07) + 1) << 18, 0x110000))
+    return range(0)
+
+
+def _to_llguidance(kind: str, value: Any, missing_characters: str) -> str:
     if kind == "choices":
         # One terminal: llguidance limits the number of alternatives of a rule.
         texts = (json.dumps(text, ensure_ascii=False) for text in value)
         return "start: CHOICE\nCHOICE: " + " | ".join(texts)
     if kind == "regex":
-        return LLMatcher.grammar_from_regex(value)
+        grammar: str = LLMatcher.grammar_from_regex(value)
+        if missing_characters:  # a text that needs one of them would get stuck before it
+            pattern = json.loads(grammar)["grammars"][0]["lark_grammar"].removeprefix("start: ")
+            grammar = f"start: TEXT\nTEXT: {pattern} & ~/(?s:.*){missing_characters}(?s:.*)/"
+        return grammar
     value = _check_schema(value)
     # Exactly one space after colons and commas: flexible whitespace could repeat endlessly.
     return LLMatcher.grammar_from_json_schema(

@@ -36,7 +36,10 @@ def check_request(request: Request, vocabulary: Vocabulary, context_length: int)
     if sampling.constrained:
         vocabulary.grammars.matcher(sampling)
     required = missing_strings([raw(text) for text in sampling.require], b"")
-    needed = sum(len(vocabulary.encode(text)) for text in required)
+    try:
+        needed = sum(len(vocabulary.encode(text)) for text in required)
+    except UsageError as error:
+        raise UsageError(f"require: {error.message}", error.hint, field="require") from None
     available = n_new if slides else min(n_new, room)
     if needed > available:
         raise UsageError(

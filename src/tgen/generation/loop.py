@@ -122,7 +122,7 @@ def generate_requests(
         if not active:
             return
         picks, errors, logits = _step(
-            engine, active, drafts if kv_cache else None, kv_cache=kv_cache
+            engine, active, vocabulary, drafts if kv_cache else None, kv_cache=kv_cache
         )
         if picks:
             yield from make_tokens(picks, logits)
@@ -243,7 +243,12 @@ def _compact(engine: Engine, active: list[SequenceState]) -> list[SequenceState]
 
 
 def _step(
-    engine: Engine, active: list[SequenceState], drafter: NgramDrafter | None, *, kv_cache: bool
+    engine: Engine,
+    active: list[SequenceState],
+    vocabulary: Vocabulary,
+    drafter: NgramDrafter | None,
+    *,
+    kv_cache: bool,
 ) -> tuple[list[Pick], dict[int, Exception], Logits]:
     """Run one pass; return the accepted tokens, the errors of sequences by their number, and the
     logits (N, V) that the tokens were sampled from."""
@@ -258,7 +263,7 @@ def _step(
             draft += drafter.propose(state.number, state.tokens, batch_size=len(slots), limit=limit)
     if any(drafts):
         new_tokens = [new + draft for new, draft in zip(new_tokens, drafts, strict=True)]
-    logits = engine.extend(new_tokens, every_position=any(drafts))
+    logits = vocabulary.only_tokens(engine.extend(new_tokens, every_position=any(drafts)))
     return *_accept(logits, active, drafts), logits
 
 

@@ -16,6 +16,8 @@ class Vocabulary:
     """The bytes of tokens by id; without them, texts are ids only and have no strings.
 
     `encode` returns the ids of bytes inside a text; only required strings and constraints use it.
+    `unused` are the ids without a token, besides those past `tokens`, with which models round up
+    their size: none is ever sampled.
     """
 
     def __init__(
@@ -23,7 +25,10 @@ class Vocabulary:
         tokens: Sequence[bytes] = (),
         ends: Collection[int] = (),
         encode: Callable[[bytes], Sequence[int]] = list,
+        unused: Collection[int] = (),
     ) -> None:
+        self._unused = frozenset(unused)
+        self._impossible = lru_cache(maxsize=4)(self._find_impossible)
         self.ends, self.encode = frozenset(ends), lru_cache(maxsize=1000)(encode)
         self.tokens = [b"" if i in self.ends else token for i, token in enumerate(tokens)]
         self.completions = lru_cache(maxsize=1000)(self._completions)
@@ -31,6 +36,19 @@ class Vocabulary:
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes of a token; none for end tokens and ids past the vocabulary."""
         return self.tokens[token] if token < len(self.tokens) else b""
+
+    def only_tokens(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return logits (N, V) in which ids without a token are impossible."""
+        impossible = self._impossible(logits.shape[1])
+        if len(impossible):
+            logits = logits.copy()
+            logits[:, impossible] = -np.inf
+        return logits
+
+    def _find_impossible(self, size: int) -> NDArray[np.int64]:
+        past = range(len(self.tokens), size) if self.tokens else range(0)
+        ids = [i for i in (*self._unused, *past) if i not in self.ends]
+        return np.array(sorted(ids), np.int64)
 
     def _completions(self, string: bytes) -> "Completions":
         return Completions(string, self._index)

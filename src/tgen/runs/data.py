@@ -82,8 +82,9 @@ def tokenize_split(
 ) -> Generator[PreparingReport, None, tuple[TokenizedCorpus, TokenizedCorpus]]:
     """Tokenize the training and validation split, and close the corpus; yield progress.
 
-    Use `threads` processes for a large corpus. Raise CorpusError if the corpus has changed since
-    it was read.
+    Use `threads` processes for a large corpus. Characters that the tokenizer cannot express are
+    replaced and counted in the notes. Raise CorpusError if the corpus has changed since it was
+    read.
     """
     progress = _TokenizingProgress(split.train.n_bytes + split.val.n_bytes)
     n_cpus = cpu_count()
@@ -103,6 +104,11 @@ def tokenize_split(
         corpus.tokenize_documents(split.val, tokenizer, loss_on=config.loss_on, folder=folder)
     )
     split.corpus.close()
+    if n_replaced := train.n_replaced + val.n_replaced:
+        split.notes.append(
+            f"replaced {n_replaced:,} character{'s' * (n_replaced != 1)} that the tokenizer cannot "
+            "express by U+FFFD"
+        )
     return train, val
 
 

@@ -166,7 +166,7 @@ def prepare(
     )
     with_baselines = with_baselines and train.loss_mask is None and val.loss_mask is None
     baselines = _baselines(split, config) if with_baselines else {}
-    notes = split.notes + plan.notes
+    notes = [*(source.warnings if source else ()), *split.notes, *plan.notes]
     if with_baselines and split.val and not baselines:
         notes.append("no baselines (xz, n-grams): the corpus is too large for the time budget")
     record = RunRecord(
@@ -188,7 +188,7 @@ def prepare(
         threads=n_threads() * distributed.ranks().local_world_size,
         tensorboard=request.tensorboard,
         ngrams=request.ngrams,
-        sample_prompt=_sample_prompt(split),
+        sample_prompt=tokenizer.make_expressible(_sample_prompt(split)),
         exact_epochs=True,
     )
     tokens = corpus.token_arrays(train, val)
@@ -299,5 +299,6 @@ def _broadcast(
     record, tokenizer, parallel = distributed.broadcast(values)
     if prepared is not None:
         return prepared
-    tokenizer = Tokenizer(tokenizer, end_ids=record.end_ids)
+    n_rows = record.plan.model.vocab_size
+    tokenizer = Tokenizer(tokenizer, end_ids=record.end_ids, n_rows=n_rows)
     return PreparedRun(record, tokenizer, {}, device, weights, parallel)

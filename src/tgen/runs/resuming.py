@@ -43,7 +43,8 @@ def load_tokenizer(out: Path, record: RunRecord) -> Tokenizer:
         raise TrainingError(
             f"{path} has changed since the run started", f"restore the file; {out} may have a copy"
         )
-    return Tokenizer(text.decode(), end_ids=record.end_ids)
+    n_rows = record.plan.model.vocab_size
+    return Tokenizer(text.decode(), end_ids=record.end_ids, n_rows=n_rows)
 
 
 def load_newest_state(out: Path, record: RunRecord) -> run_state.SavedState:

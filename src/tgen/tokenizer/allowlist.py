@@ -15,16 +15,27 @@ from tgen.errors import TokenizerError
 
 DAMAGED_HINT = "download the file again"
 _SUPPORTED = "use byte-level BPE, or BPE like sentencepiece's with byte fallback"
+_OTHER_MODELS = {  # models of other kinds, and who uses them
+    "WordPiece": "BERT and other encoders",
+    "Unigram": "T5, XLNet and other models with sentencepiece's unigram model",
+    "WordLevel": "models with one token per word",
+}
 _MAX_COMPONENTS = 8
 _BOOL, _STR, _INT, _ANY = (bool,), (str,), (int,), (object,)
+UNICODE_NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents")
 Settings = dict[str, tuple[type, ...]]  # the types allowed for each; "?" marks an optional one
 _COMPONENTS: dict[str, Settings] = {
-    "NFC": {},
+    **{name: {} for name in (*UNICODE_NORMALIZERS, "BertPreTokenizer")},
+    "BertNormalizer": {
+        **dict.fromkeys(("clean_text", "handle_chinese_chars", "lowercase"), _BOOL),
+        "strip_accents": (bool, type(None)),
+    },
     "Prepend": {"prepend": _STR},
     "Replace": {"pattern": (dict,), "content": _STR},
     "ByteLevel": {"add_prefix_space": _BOOL, "trim_offsets": _BOOL, "use_regex?": _BOOL},
     "Split": {"pattern": (dict,), "behavior": _STR, "invert": _BOOL},
     "Digits": {"individual_digits": _BOOL},
+    "Punctuation": {"behavior": _STR},
     "Metaspace": {
         "replacement": _STR,
         "add_prefix_space?": _BOOL,
@@ -34,6 +45,7 @@ _COMPONENTS: dict[str, Settings] = {
     },
     "ByteFallback": {},
     "Fuse": {},
+    "BPEDecoder": {"suffix": _STR},
     "Strip": {"content": _STR, "start": _INT, "stop": _INT},
     "TemplateProcessing": {"single": (list,), "pair": (list,), "special_tokens": (dict,)},
 }
@@ -117,6 +129,16 @@ def shorten(value: object) -> str:
 def unsupported_error(what: str) -> TokenizerError:
     """Return the error for a file that tgen does not support."""
     return TokenizerError(f"tokenizer.json: not supported: {what}", _SUPPORTED)
+
+
+def model_error(kind: object) -> TokenizerError:
+    """Return the error for a file whose model is not BPE."""
+    hint = _SUPPORTED
+    if isinstance(kind, str) and kind in _OTHER_MODELS:
+        hint = f"{_SUPPORTED}; {kind} is the tokenizer of {_OTHER_MODELS[kind]}"
+    return TokenizerError(
+        f"tokenizer.json: not supported: a model of type {shorten(kind)} (expected BPE)", hint
+    )
 
 
 def damaged_error(what: str) -> TokenizerError:

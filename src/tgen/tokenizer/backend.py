@@ -1,5 +1,6 @@
 """The tokenizers library, built from a checked TokenizerSpec."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import NamedTuple
 
@@ -9,10 +10,20 @@ from tokenizers import Tokenizer as Backend
 from tgen.errors import TokenizerError
 from tgen.tokenizer.allowlist import DAMAGED_HINT, damaged_error
 from tgen.tokenizer.byte_alphabet import SPACE
-from tgen.tokenizer.patterns import DIGIT_RUNS, GPT2, SINGLE_DIGITS
+from tgen.tokenizer.patterns import DIGIT_RUNS, FASTER, GPT2, PUNCTUATION, SINGLE_DIGITS
 from tgen.tokenizer.spec import TokenizerSpec
 
-__all__ = ["Backend", "make_backends"]
+__all__ = ["Backend", "make_backends", "make_normalizer"]
+
+_NORMALIZERS = {
+    "NFC": normalizers.NFC,
+    "NFD": normalizers.NFD,
+    "NFKC": normalizers.NFKC,
+    "NFKD": normalizers.NFKD,
+    "Lowercase": normalizers.Lowercase,
+    "StripAccents": normalizers.StripAccents,
+    "BertNormalizer": normalizers.BertNormalizer,
+}
 
 
 class BackendPair(NamedTuple):
@@ -34,7 +45,8 @@ def make_backends(spec: TokenizerSpec) -> tuple[BackendPair, BackendPair]:
             vocab=spec.vocab,
             merges=spec.merges,
             ignore_merges=spec.ignore_merges,
-            byte_fallback=not spec.byte_level,
+            byte_fallback=not spec.byte_level and not spec.word_end,
+            **({"end_of_word_suffix": spec.word_end} if spec.word_end else {}),
         )
         plain, with_special = (
             _make_pair(model, spec, encode_special_tokens=value) for value in (True, False)
@@ -51,6 +63,15 @@ def make_backends(spec: TokenizerSpec) -> tuple[BackendPair, BackendPair]:
     return plain, with_special
 
 
+def make_normalizer(spec: TokenizerSpec) -> Callable[[str], str] | None:
+    """Return a function that normalizes a text, without a prefix; None if nothing changes it."""
+    if not spec.normalizers:
+        return None
+    normalizer = normalizers.Sequence([_NORMALIZERS[name]() for name in spec.normalizers])
+    normalize: Callable[[str], str] = normalizer.normalize_str
+    return normalize
+
+
 def _make_pair(
     model: models.Model, spec: TokenizerSpec, *, encode_special_tokens: bool
 ) -> BackendPair:
@@ -64,15 +85,18 @@ def _make_pair(
 
 def _make_backend(model: models.Model, spec: TokenizerSpec, prefix: str) -> Backend:
     backend = Backend(model)
+    stages: list[normalizers.Normalizer] = [_NORMALIZERS[name]() for name in spec.normalizers]
     if spec.byte_level:
-        backend.normalizer = normalizers.NFC() if spec.nfc else None
         backend.pre_tokenizer = _byte_level_pre_tokenizer(spec, prefix)
+    elif spec.word_end:
+        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     elif spec.metaspace:
         scheme = prefix or "never"
         backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, scheme, spec.splits_words)
     else:
-        prepend = [normalizers.Prepend(SPACE)] if prefix else []
-        backend.normalizer = normalizers.Sequence([*prepend, normalizers.Replace(" ", SPACE)])
+        stages += [normalizers.Prepend(SPACE)] if prefix else []
+        stages.append(normalizers.Replace(" ", SPACE))
+    backend.normalizer = normalizers.Sequence(stages) if stages else None
     added = [asdict(token) for token in spec.added_tokens]
     backend.add_tokens(
         [AddedToken(**{name: token[name] for name in token if name != "id"}) for token in added]
@@ -81,13 +105,18 @@ def _make_backend(model: models.Model, spec: TokenizerSpec, prefix: str) -> Back
 
 
 def _byte_level_pre_tokenizer(spec: TokenizerSpec, prefix: str) -> pre_tokenizers.PreTokenizer:
-    """Return the splitters in order; the last writes bytes in GPT-2's characters."""
+    """Return the splitters in order; ByteLevel writes bytes in GPT-2's characters."""
     built_in = spec.patterns[-1:] == (GPT2,)  # ByteLevel has this pattern
-    splitters: list[pre_tokenizers.PreTokenizer] = [
-        pre_tokenizers.Digits(individual_digits=pattern == SINGLE_DIGITS)
-        if pattern in (SINGLE_DIGITS, DIGIT_RUNS)
-        else pre_tokenizers.Split(Regex(pattern), "isolated")
-        for pattern in (spec.patterns[:-1] if built_in else spec.patterns)
-    ]
+    before = spec.patterns[:-1] if built_in else spec.patterns
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=bool(prefix), use_regex=built_in)
-    return pre_tokenizers.Sequence([*splitters, byte_level])
+    return pre_tokenizers.Sequence(
+        [*map(_splitter, before), byte_level, *map(_splitter, spec.byte_patterns)]
+    )
+
+
+def _splitter(pattern: str) -> pre_tokenizers.PreTokenizer:
+    if pattern in (SINGLE_DIGITS, DIGIT_RUNS):
+        return pre_tokenizers.Digits(individual_digits=pattern == SINGLE_DIGITS)
+    if pattern == PUNCTUATION:
+        return pre_tokenizers.Punctuation("contiguous")
+    return pre_tokenizers.Split(Regex(FASTER.get(pattern, pattern)), "isolated")

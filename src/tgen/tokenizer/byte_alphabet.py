@@ -1,4 +1,4 @@
-"""How vocabularies write bytes; both kinds of tokenizer have a token for each of the 256."""
+"""How vocabularies write bytes: in GPT-2's characters, or as sentencepiece's byte tokens."""
 
 import codecs
 from typing import TYPE_CHECKING
@@ -35,19 +35,22 @@ def decode_sentencepiece(token: str) -> bytes:
     return token.replace(SPACE, " ").encode()
 
 
-def spell_tokens(spec: "TokenizerSpec", size: int) -> tuple[list[bytes], list[int]]:
-    """Return each token's bytes, and each byte's token."""
-    decode, byte_names = (
-        (decode_byte_level, BYTE_CHARACTERS)
-        if spec.byte_level
-        else (decode_sentencepiece, BYTE_TOKENS)
-    )
+def spell_tokens(spec: "TokenizerSpec", size: int) -> tuple[list[bytes], list[int | None]]:
+    """Return each token's bytes, and each byte's token; None if the vocabulary has none."""
     spelled = [b""] * size
     for token, i in spec.vocab.items():
-        spelled[i] = decode(token)
-    byte_ids = [spec.vocab[name] for name in byte_names]
-    for byte, i in enumerate(byte_ids):
-        spelled[i] = bytes([byte])
-    for added in spec.added_tokens:  # matched verbatim
-        spelled[added.id] = b"" if added.special else added.content.encode()
+        if spec.byte_level:
+            spelled[i] = decode_byte_level(token)
+        elif spec.word_end:
+            spelled[i] = token.replace(spec.word_end, " ").encode()
+        else:
+            spelled[i] = decode_sentencepiece(token)
+    names = [] if spec.word_end else BYTE_CHARACTERS if spec.byte_level else BYTE_TOKENS
+    byte_ids = [spec.vocab.get(name) for name in names] or [None] * 256
+    for added in spec.added_tokens:  # matched verbatim, but in sentencepiece also merged
+        decoded = added.content if spec.byte_level else added.content.replace(SPACE, " ")
+        spelled[added.id] = b"" if added.special else decoded.encode()
+    for byte, byte_id in enumerate(byte_ids):  # also those among the added tokens
+        if byte_id is not None:
+            spelled[byte_id] = bytes([byte])
     return spelled, byte_ids

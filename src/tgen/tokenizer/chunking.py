@@ -19,6 +19,9 @@ _CROSSES_LINES = {  # tokens with a visible character after a line break, by `by
     False: re.compile(rf"\n[^\s{SPACE}]|.{BYTE_TOKENS[10]}|{BYTE_TOKENS[10]}.", re.DOTALL),
 }
 
+_AFTER_LINE = re.compile(r"\n\S")
+_ANYTHING = re.compile("")
+
 _MAX_WORD = 1024  # characters; a longer run is not a word
 _RUN_PIECE = 128  # characters of such a run; training is faster on shorter pieces
 _WORD_CLASSES = (r"(?:[^\W\d_])", r"\s", r"(?:[^\w\s]|_)")  # letters, whitespace, others
@@ -49,14 +52,17 @@ def split_blocks(text: str, cut: re.Pattern[str] | None) -> Iterator[str]:
 
 
 def cut_pattern(spec: TokenizerSpec) -> re.Pattern[str] | None:
-    """Return a pattern that matches where a text may be cut; None if no cut is known to be safe."""
+    """Return a pattern that matches where a text may be cut; None if no cut is known to be safe.
+
+    With a prefix, a text that contains one of `prefix_breaks` must not be cut at all.
+    """
     in_text = [token for token in spec.added_tokens if not token.special]
-    if any("\n" in token.content for token in spec.added_tokens):
-        return None
-    if any(token.lstrip or token.rstrip or token.single_word for token in in_text):
-        return None  # they depend on the characters beside them
-    if spec.prefix and in_text:
-        return None  # each stretch of text between them gets a space before it
+    if any(_AFTER_LINE.search(token.content) for token in in_text):
+        return None  # a token may cross the cut
+    if any(token.lstrip or (token.single_word and "\n" in token.content) for token in in_text):
+        return None  # they depend on the characters beside them, beyond the cut
+    if spec.word_end:
+        return LINE_STARTS  # whitespace separates words
     for pattern in spec.patterns:
         if CUT_PATTERNS[pattern]:
             return CUT_PATTERNS[pattern]
@@ -64,3 +70,13 @@ def cut_pattern(spec: TokenizerSpec) -> re.Pattern[str] | None:
         return None  # a chunk may be one token as a whole
     crosses_lines = _CROSSES_LINES[spec.byte_level]
     return None if any(map(crosses_lines.search, spec.vocab)) else LINE_STARTS
+
+
+def prefix_breaks(spec: TokenizerSpec) -> re.Pattern[str] | None:
+    """Return a pattern of the added tokens after which a text gets a space again; None without."""
+    in_text = [token.content for token in spec.added_tokens if not token.special]
+    if not spec.prefix or not in_text:
+        return None
+    if any(token.normalized for token in spec.added_tokens if not token.special):
+        return _ANYTHING  # normalization may produce them
+    return re.compile("|".join(map(re.escape, in_text)))

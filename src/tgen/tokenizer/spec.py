@@ -9,16 +9,29 @@ from tgen.tokenizer.allowlist import (
     ADDED_TOKEN,
     MODEL,
     TOP_LEVEL,
+    UNICODE_NORMALIZERS,
     check_settings,
     components,
     damaged_error,
+    model_error,
     shorten,
     unsupported_error,
 )
 from tgen.tokenizer.byte_alphabet import BYTE_CHARACTERS, BYTE_TOKENS, SPACE
-from tgen.tokenizer.patterns import CUT_PATTERNS, DIGIT_RUNS, GPT2, SINGLE_DIGITS
+from tgen.tokenizer.patterns import (
+    ASCII_THREE_DIGITS,
+    COVERING,
+    CUT_PATTERNS,
+    DIGIT_RUNS,
+    GPT2,
+    PUNCTUATION,
+    SINGLE_DIGITS,
+)
 
 _MAX_ADDED, _MAX_ADDED_BYTES = 10_000, 512
+_SPLITTERS = ("ByteLevel", "Split", "Digits", "Punctuation", "Metaspace", "BertPreTokenizer")
+_DIGITS = (SINGLE_DIGITS, DIGIT_RUNS, ASCII_THREE_DIGITS)
+_BERT_NORMALIZER = {"clean_text": True, "handle_chinese_chars": True, "lowercase": True}
 
 
 @dataclass(frozen=True)
@@ -36,20 +49,27 @@ class AddedToken:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerSpec:
-    """A tokenizer: byte-level BPE, or BPE like sentencepiece's."""
+    """A tokenizer: byte-level BPE, BPE like sentencepiece's, or of words as in openai-gpt."""
 
     vocab: dict[str, int]
     merges: list[tuple[str, str]]
     ignore_merges: bool  # a word in the vocabulary is one token
     added_tokens: list[AddedToken]
     byte_level: bool
-    nfc: bool = False  # byte-level: the text is normalized to NFC first
+    normalizers: tuple[str, ...] = ()  # types of the normalizers that change a text first
     patterns: tuple[str, ...] = ()  # byte-level: pre-tokenizer patterns in order
+    byte_patterns: tuple[str, ...] = ()  # byte-level: patterns that then split the byte characters
     metaspace: bool = False  # sentencepiece: the pre-tokenizer replaces spaces, not the normalizer
     splits_words: bool = False  # sentencepiece: the pre-tokenizer also splits at spaces
     # A space is put before a text; with "first" not also after each added token inside it.
     prefix: Literal["", "always", "first"]
+    word_end: str = ""  # words: the suffix of a word's last token
     bos_ids: tuple[int, ...]  # ids that the post-processor puts before a text
+
+    @property
+    def nfc(self) -> bool:
+        """Whether a text is normalized to NFC first, and otherwise unchanged."""
+        return self.normalizers == ("NFC",)
 
 
 def parse_spec(file: dict[str, Any]) -> TokenizerSpec:
@@ -57,41 +77,44 @@ def parse_spec(file: dict[str, Any]) -> TokenizerSpec:
     model = file.get("model")
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
         kind = model.get("type") if isinstance(model, dict) else model
-        raise unsupported_error(f"a model of type {shorten(kind)}")
+        raise model_error(kind)
     check_settings(file, TOP_LEVEL, "the top level")
     if file.get("version", "1.0") != "1.0":
         raise unsupported_error(f"version {shorten(file['version'])}")
     check_settings(model, MODEL, "the model")
-    for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+    for name in ("dropout", "continuing_subword_prefix"):
         if model.get(name):
             raise unsupported_error(f"a model with {name} {shorten(model[name])}")
+    word_end = model.get("end_of_word_suffix") or ""
     vocab, added = _parse_vocab(model["vocab"]), _parse_added(file.get("added_tokens", []))
-    normalizers = components(file, "normalizer", "normalizers", ("NFC", "Prepend", "Replace"))
-    splitters = components(
-        file, "pre_tokenizer", "pretokenizers", ("ByteLevel", "Split", "Digits", "Metaspace")
-    )
+    allowed = (*UNICODE_NORMALIZERS, "BertNormalizer", "Prepend", "Replace")
+    normalizers = components(file, "normalizer", "normalizers", allowed)
+    splitters = components(file, "pre_tokenizer", "pretokenizers", _SPLITTERS)
     byte_level = any(component["type"] == "ByteLevel" for component in splitters)
-    _check_decoder(file, byte_level=byte_level)
-    names = BYTE_CHARACTERS if byte_level else BYTE_TOKENS
-    special = {token.content for token in added if token.special}
-    if missing := [name for name in names if name not in vocab or name in special]:
-        raise unsupported_error(f"only {256 - len(missing)} of the 256 byte tokens")
-    if not byte_level and not model.get("byte_fallback"):
+    if word_end and (byte_level or word_end != "</w>"):
+        raise unsupported_error(f"a model with end_of_word_suffix {shorten(word_end)}")
+    _check_decoder(file, byte_level=byte_level, word_end=word_end)
+    if not byte_level and not word_end and not model.get("byte_fallback"):
         raise unsupported_error(
             "a model without byte_fallback and a pre_tokenizer without ByteLevel"
         )
+    names = BYTE_CHARACTERS if byte_level else BYTE_TOKENS
+    if not word_end and vocab.keys().isdisjoint(names):
+        raise unsupported_error("a vocabulary without byte tokens")
     ids = set(vocab.values())
     for token in added:
         if token.content not in vocab and token.id in ids:
             raise damaged_error(f"two tokens with the id {token.id}")
     ids |= {token.id for token in added}
     parse_stages = _parse_byte_level if byte_level else _parse_sentencepiece
+    parse_stages = _parse_words if word_end else parse_stages
     return TokenizerSpec(
         vocab=vocab,
-        merges=_parse_merges(model["merges"]),
+        merges=_parse_merges(model["merges"], vocab),
         ignore_merges=model.get("ignore_merges", False),
         added_tokens=added,
         byte_level=byte_level,
+        word_end=word_end,
         bos_ids=_parse_bos(file, ids),
         **parse_stages(normalizers, splitters),
     )
@@ -114,8 +137,8 @@ def _parse_vocab(vocab: dict[str, Any]) -> dict[str, int]:
     return vocab
 
 
-def _parse_merges(merges: list[Any]) -> list[tuple[str, str]]:
-    """Return pairs, which older files store as one string. The library checks the vocabulary."""
+def _parse_merges(merges: list[Any], vocab: Collection[str]) -> list[tuple[str, str]]:
+    """Return pairs, which older files store as one string. The library checks their tokens."""
     if not set(map(type, merges)) <= {list, str}:
         raise damaged_error("merges that are not pairs")
     pairs = [
@@ -125,6 +148,9 @@ def _parse_merges(merges: list[Any]) -> list[tuple[str, str]]:
     ]
     if not set(map(len, pairs)) <= {2} or set(map(type, chain.from_iterable(pairs))) - {str}:
         raise damaged_error("merges that are not pairs")
+    for left, right in pairs:  # the library panics if the result is longer than all tokens
+        if left + right not in vocab:
+            raise damaged_error(f"a merge out of vocabulary: {shorten(left)} {shorten(right)}")
     return pairs  # type: ignore[return-value]
 
 
@@ -149,38 +175,56 @@ def _parse_added(listed: Any) -> list[AddedToken]:
 def _parse_byte_level(
     normalizers: Sequence[dict[str, Any]], splitters: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    if other := [part["type"] for part in normalizers if part["type"] != "NFC"]:
+    names = [part["type"] for part in normalizers]
+    if other := [name for name in names if name not in UNICODE_NORMALIZERS]:
         raise unsupported_error(f"the normalizer {other[0]} with ByteLevel")
-    *first, last = splitters
-    if wrong := [part["type"] for part in first if part["type"] in ("ByteLevel", "Metaspace")]:
-        raise unsupported_error(f"the pre_tokenizer {wrong[0]} before another")
-    if last["add_prefix_space"] and first:
+    i = next(i for i, part in enumerate(splitters) if part["type"] == "ByteLevel")
+    first, level, last = splitters[:i], splitters[i], splitters[i + 1 :]
+    patterns, byte_patterns = [_parse_pattern(p) for p in first], [_parse_pattern(p) for p in last]
+    if not set(byte_patterns) <= set(_DIGITS):
+        raise unsupported_error("the pre_tokenizer ByteLevel before another")
+    if level["add_prefix_space"] and first:
         raise unsupported_error("add_prefix_space with a pre_tokenizer before it")
-    patterns = [_parse_pattern(part) for part in first]
     return {
-        "nfc": bool(normalizers),
-        "patterns": (*patterns, GPT2) if last.get("use_regex", True) else tuple(patterns),
-        "prefix": "always" if last["add_prefix_space"] else "",
+        "normalizers": tuple(names),
+        "patterns": (*patterns, GPT2) if level.get("use_regex", True) else tuple(patterns),
+        "byte_patterns": tuple(byte_patterns),
+        "prefix": "always" if level["add_prefix_space"] else "",
     }
 
 
 def _parse_pattern(part: dict[str, Any]) -> str:
+    if part["type"] not in ("Split", "Digits", "Punctuation"):
+        raise unsupported_error(f"the pre_tokenizer {part['type']} beside ByteLevel")
     if part["type"] == "Digits":
         return SINGLE_DIGITS if part["individual_digits"] else DIGIT_RUNS
-    known = [pattern for pattern in CUT_PATTERNS if part["pattern"] == {"Regex": pattern}]
-    if not known or known[0] in (SINGLE_DIGITS, DIGIT_RUNS):
+    if part["type"] == "Punctuation":
+        if part["behavior"] != "Contiguous":
+            raise unsupported_error(f"Punctuation with behavior {shorten(part['behavior'])}")
+        return PUNCTUATION
+    regex = part["pattern"].get("Regex") if len(part["pattern"]) == 1 else None
+    # Some files have the characters themselves instead of their escapes.
+    pattern = regex.replace("\r", r"\r").replace("\n", r"\n") if isinstance(regex, str) else ""
+    if pattern not in CUT_PATTERNS or pattern in (SINGLE_DIGITS, DIGIT_RUNS, PUNCTUATION):
         raise unsupported_error(f"a Split with the pattern {shorten(part['pattern'])}")
-    if part["behavior"] != "Isolated" or part["invert"]:
+    split = (part["behavior"], part["invert"])
+    # To remove what does not match changes nothing if everything matches.
+    if split != ("Isolated", False) and (split != ("Removed", True) or pattern not in COVERING):
         raise unsupported_error(
             f"a Split with behavior {shorten(part['behavior'])} and invert {part['invert']}"
         )
-    return known[0]
+    return pattern
 
 
 def _parse_sentencepiece(
     normalizers: Sequence[dict[str, Any]], splitters: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    kinds = [part["type"] for part in [*normalizers, *splitters]]
+    names = [part["type"] for part in normalizers]
+    unicode = [name for name in names if name in UNICODE_NORMALIZERS]
+    kinds = names[len(unicode) :] if names[: len(unicode)] == unicode else names
+    if kinds and len(splitters) == 1 and _splits_at_no_space(splitters[0]):
+        splitters = []  # the normalizer has replaced all spaces
+    kinds += [part["type"] for part in splitters]
     prefix: str = "always" if kinds == ["Prepend", "Replace"] else ""
     if kinds not in (["Prepend", "Replace"], ["Replace"], ["Metaspace"]):
         raise unsupported_error(f"{' and '.join(kinds) or 'nothing'} to replace spaces")
@@ -190,10 +234,29 @@ def _parse_sentencepiece(
     if metaspace:
         prefix = _prepend_scheme(metaspace)
     return {
+        "normalizers": tuple(unicode),
         "metaspace": bool(metaspace),
         "splits_words": metaspace.get("split", True),
         "prefix": "" if prefix == "never" else prefix,
     }
+
+
+def _splits_at_no_space(part: dict[str, Any]) -> bool:
+    settings = {"pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+    return part == {"type": "Split", **settings}
+
+
+def _parse_words(
+    normalizers: Sequence[dict[str, Any]], splitters: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """Parse the stages of openai-gpt, which are BERT's."""
+    kinds = [part["type"] for part in [*normalizers, *splitters]]
+    if kinds != ["BertNormalizer", "BertPreTokenizer"]:
+        raise unsupported_error(f"{' and '.join(kinds) or 'nothing'} with end_of_word_suffix")
+    different = [k for k, v in _BERT_NORMALIZER.items() if normalizers[0][k] is not v]
+    if different or normalizers[0]["strip_accents"] is False:
+        raise unsupported_error(f"a BertNormalizer with another {(*different, 'strip_accents')[0]}")
+    return {"normalizers": ("BertNormalizer",), "prefix": ""}
 
 
 def _prepend_scheme(metaspace: dict[str, Any]) -> str:
@@ -218,11 +281,16 @@ def _check_replacement(part: dict[str, Any], old: str, new: str) -> None:
         raise unsupported_error(f"Replace of {old} with {new}")
 
 
-def _check_decoder(file: dict[str, Any], *, byte_level: bool) -> None:
+def _check_decoder(file: dict[str, Any], *, byte_level: bool, word_end: str) -> None:
     """Raise TokenizerError unless it fits the kind; tgen decodes by the tokens' names."""
-    allowed = ("ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace")
+    allowed = ("ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace", "BPEDecoder")
     stages = components(file, "decoder", "decoders", allowed)
     kinds = [part["type"] for part in stages]
+    if word_end or "BPEDecoder" in kinds:
+        if [part for part in stages if part != {"type": "BPEDecoder", "suffix": word_end}]:
+            raise unsupported_error(f"the decoder {', '.join(kinds)} with {shorten(word_end)}")
+        if word_end and stages:
+            return
     spaces = [kind for kind in kinds if kind in ("Replace", "Metaspace")]
     expected = ["ByteLevel"] if byte_level else [*spaces, "ByteFallback"]
     if not (kinds == expected if byte_level else spaces and set(expected) <= set(kinds)):

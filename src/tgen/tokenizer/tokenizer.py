@@ -1,8 +1,9 @@
-"""Bytes -> ids -> the same bytes, for any bytes.
+"""Bytes -> ids -> the same bytes.
 
-All 256 bytes are in every vocabulary: no text is unknown, and bytes that are not valid UTF-8 become
-byte tokens. Some tokenizers put a space before a text. It is part of the first token but not of the
-text: a continuation has none, and decoding a whole text removes it.
+Bytes that are not valid UTF-8 become byte tokens. Vocabularies trained here have all 256; others
+may lack some: then a prompt with such a byte is an error, and in a corpus U+FFFD replaces it. Some
+tokenizers put a space before a text. It is part of the first token but not of the text: a
+continuation has none, and decoding a whole text removes it.
 """
 
 import re
@@ -12,10 +13,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from tgen.errors import CorpusError, UsageError
 from tgen.tokenizer.allowlist import parse_json
-from tgen.tokenizer.backend import Backend, make_backends
+from tgen.tokenizer.backend import Backend, make_backends, make_normalizer
 from tgen.tokenizer.byte_alphabet import spell_tokens
-from tgen.tokenizer.chunking import cut_pattern, split_blocks
+from tgen.tokenizer.chunking import cut_pattern, prefix_breaks, split_blocks
+from tgen.tokenizer.expressible import REPLACEMENT, ExpressibleText
 from tgen.tokenizer.spec import parse_spec
 
 END_OF_TEXT, PAD = "<|endoftext|>", "<|pad|>"
@@ -28,52 +31,120 @@ class Tokenizer:
 
     `json` is its tokenizer.json and `spec` the checked content; `bos_ids` are the ids that the
     model was trained to see before a text; `added_tokens` are the ids of tokens matched verbatim,
-    of which the special ones have no bytes.
+    of which the special ones have no bytes. `vocab_size` is one more than the highest id.
     """
 
-    def __init__(self, json_text: str, *, end_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self, json_text: str, *, end_ids: Sequence[int] = (), n_rows: int | None = None
+    ) -> None:
         """`end_ids` are a model's end-of-text tokens, for files that do not name them as tgen does.
+        `n_rows` is the number of a model's embeddings: tokens past them are an error in a text.
 
         Raises TokenizerError if `json_text` is not a tokenizer that tgen supports.
         """
         self.json = json_text
         self.spec = spec = parse_spec(parse_json(json_text))
         self._plain, self._with_special = make_backends(spec)
-        self._cut = cut_pattern(spec)
+        self._cut, self._prefix_breaks = cut_pattern(spec), prefix_breaks(spec)
         vocab = spec.vocab | {token.content: token.id for token in spec.added_tokens}
-        self.vocab_size = max(vocab.values()) + 1
-        self._bytes, self._byte_ids = spell_tokens(spec, self.vocab_size)
+        n_tokens = max(vocab.values()) + 1
+        self.vocab_size = min(n_tokens, n_rows or n_tokens)
+        self._bytes, self._byte_ids = spell_tokens(spec, n_tokens)
+        self.expressible = ExpressibleText(spec, self._byte_ids, make_normalizer(spec))
+        self._has_more_tokens = n_tokens > self.vocab_size
         self.bos_ids = spec.bos_ids
         self.added_tokens = {token.content: token.id for token in spec.added_tokens}
         special = {token.id for token in spec.added_tokens if token.special}
         named, known = vocab.get(END_OF_TEXT), [i for i in end_ids if i in special]
-        self.end_of_text = named if not known or named in known else known[0]
-        self.pad = vocab.get(PAD)
+        end_of_text = named if not known or named in known else known[0]
+        self.end_of_text, self.pad = (
+            i if i is not None and i < self.vocab_size else None
+            for i in (end_of_text, vocab.get(PAD))
+        )
 
     def encode(self, data: bytes, *, continuation: bool = False) -> list[int]:
         """Return the ids of a text, or with `continuation` of the rest of one.
 
-        Special tokens spelled out in the text remain text.
+        Special tokens spelled out in the text remain text. Raises UsageError for a byte that the
+        vocabulary cannot express, or a token that the model does not have.
         """
-        ids: list[int] = self.encode_array(data, continuation=continuation).tolist()
+        text = data.decode("utf-8", errors="surrogateescape")
+        self.check_expressible(text)
+        ids: list[int] = self._encode(text, continuation=continuation).tolist()
         return ids
+
+    def check_expressible(self, text: str, *, with_special: bool = False) -> None:
+        """Raise UsageError for the first byte that the vocabulary cannot express.
+
+        `with_special` says that special tokens spelled out in the text are tokens.
+        """
+        for hole in self.expressible.holes(text, with_special=with_special):
+            character = text[hole.start]
+            is_part = not character.isascii() and not "\udc80" <= character <= "\udcff"
+            part = f" (of the character U+{ord(character):04X})" if is_part else ""
+            raise UsageError(
+                f"byte {hole.offset} of the text is 0x{hole.byte:02X}{part}, which this model's "
+                "tokenizer cannot express",
+                "remove it or replace it",
+            )
 
     def encode_prompt(self, data: bytes) -> list[int]:
         """Encode a text after `bos_ids`. An empty prompt is the start of a document: `bos_ids`, or
         without them an end-of-text token."""
+        self.check_ids(self.bos_ids)
         ids = [*self.bos_ids, *self.encode(data)]
         return ids or ([] if self.end_of_text is None else [self.end_of_text])
 
-    def encode_array(self, data: bytes, *, continuation: bool = False) -> NDArray[np.uint32]:
-        """Like `encode`, as an array (n,) uint32, which uses less memory for a corpus."""
+    def encode_corpus(
+        self, data: bytes, *, continuation: bool = False
+    ) -> tuple[NDArray[np.uint32], int]:
+        """Return the ids (n,) of a text of a corpus, or with `continuation` of the rest of one, and
+        the number of characters that U+FFFD replaces because the vocabulary cannot express them.
+
+        Raises CorpusError if it cannot express U+FFFD either, and UsageError as `encode` does.
+        """
+        text, n_replaced = self._replace_holes(data)
+        return self._encode(text, continuation=continuation), n_replaced
+
+    def make_expressible(self, data: bytes) -> bytes:
+        """Return a text in which U+FFFD replaces what the vocabulary cannot express.
+
+        Raises CorpusError as `encode_corpus` does.
+        """
+        return self._replace_holes(data)[0].encode(errors="surrogateescape")
+
+    def _replace_holes(self, data: bytes) -> tuple[str, int]:
         text = data.decode("utf-8", errors="surrogateescape")
+        replaced, n = self.expressible.replace_holes(text)
+        if n and any(self.expressible.holes(REPLACEMENT)):
+            byte = next(self.expressible.holes(text)).byte
+            raise CorpusError(
+                f"the model's tokenizer can express neither 0x{byte:02X} in the corpus nor U+FFFD, "
+                "which would replace it",
+                "remove such characters from the corpus",
+            )
+        return replaced, n
+
+    def _encode(self, text: str, *, continuation: bool) -> NDArray[np.uint32]:
         arrays = [np.zeros(0, np.uint32)]
         for i, part in enumerate(_INVALID_UTF8.split(text)):
             if i % 2:
                 arrays.append(np.array(self._encode_invalid(part), np.uint32))
             else:
                 arrays += self._encode_valid(part, at_start=i == 0 and not continuation)
-        return np.concatenate(arrays)
+        ids = np.concatenate(arrays)
+        self.check_ids(ids)
+        return ids
+
+    def check_ids(self, ids: Sequence[int] | NDArray[np.uint32]) -> None:
+        """Raise UsageError for the first token that the model does not have."""
+        if self._has_more_tokens and max(ids, default=0) >= self.vocab_size:
+            i = next(int(i) for i in ids if i >= self.vocab_size)
+            raise UsageError(
+                f"the text has the token {self.id_to_token(i)!r} with the id {i:,}, but the model "
+                f"has only {self.vocab_size:,} tokens",
+                "remove it from the text, or use the tokenizer.json of this model",
+            )
 
     def decode(self, ids: Iterable[int], *, continuation: bool = False) -> bytes:
         """Return the bytes of a text, or with `continuation` of the rest of one.
@@ -81,6 +152,8 @@ class Tokenizer:
         Special tokens have no bytes.
         """
         text = b"".join(map(self.token_bytes, ids))
+        if self.spec.word_end and not continuation:
+            return text.removesuffix(b" ")
         return text.removeprefix(b" ") if self.spec.prefix and not continuation else text
 
     def token_bytes(self, i: int) -> bytes:
@@ -96,11 +169,19 @@ class Tokenizer:
         vocab, pairs = self.spec.vocab, np.full((self.vocab_size, 2), -1, np.int64)
         for names in reversed(self.spec.merges):  # with the same result, the first merge counts
             left, right, merged = (vocab[name] for name in (*names, "".join(names)))
+            if max(left, right, merged) >= self.vocab_size:
+                continue
             spelled = self._bytes[merged]  # b"" for special tokens
             n_characters = sum(byte & 0xC0 != 0x80 for byte in spelled)
             if n_characters > 1 and spelled == self._bytes[left] + self._bytes[right]:
                 pairs[merged] = left, right
         return pairs
+
+    @cached_property
+    def unused_ids(self) -> list[int]:
+        """The ids below `vocab_size` that no token has."""
+        used = {*self.spec.vocab.values(), *self.added_tokens.values()}
+        return [i for i in range(self.vocab_size) if i not in used]
 
     def id_to_token(self, i: int) -> str | None:
         """Return a token as the vocabulary writes it; None if the id has none."""
@@ -109,7 +190,11 @@ class Tokenizer:
 
     def encode_with_special(self, text: str) -> list[tuple[int, int, int]]:
         """Encode a text in which special tokens count: each id with its start and end in `text`,
-        in characters."""
+        in characters.
+
+        What the vocabulary cannot express is left out, see `check_expressible`. Raises UsageError
+        for a token that the model does not have.
+        """
         spans: list[tuple[int, int, int]] = []
         offset = 0
         for n, part in enumerate(_INVALID_UTF8.split(text)):
@@ -125,13 +210,16 @@ class Tokenizer:
                 offsets = zip(encoding.ids, encoding.offsets, strict=True)
                 spans += [(i, offset + start, offset + end) for i, (start, end) in offsets]
             offset += len(part)
+        self.check_ids([i for i, _, _ in spans])
         return spans
 
     def _encode_invalid(self, text: str) -> list[int]:
-        return [self._byte_ids[ord(character) - 0xDC00] for character in text]
+        ids = (self._byte_ids[ord(character) - 0xDC00] for character in text)
+        return [i for i in ids if i is not None]
 
     def _encode_valid(self, text: str, *, at_start: bool) -> list[NDArray[np.uint32]]:
-        chunks = list(split_blocks(text, self._cut))
+        breaks = self._prefix_breaks
+        chunks = list(split_blocks(text, None if breaks and breaks.search(text) else self._cut))
         n_first = 1 if at_start and self.spec.prefix else 0
         first = _encode_chunks(self._plain.at_start, chunks[:n_first])
         return first + _encode_chunks(self._plain.continuation, chunks[n_first:])

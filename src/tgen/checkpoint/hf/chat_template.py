@@ -1,4 +1,4 @@
-"""Read a model's chat template and the special tokens that it may name."""
+"""Read what tokenizer_config.json and GGUF files say: chat template, special tokens, flags."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from tgen.storage import files
 _MAX_FILE_BYTES = 32 << 20
 _MAX_CHARACTERS = 1 << 20
 _SPECIAL_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+_OBEY_BOS_FLAG = ("LlamaTokenizer", "GemmaTokenizer", "GPTNeoXTokenizer")
 NO_CHAT_HINT = "remove --chat to continue the prompt as plain text"
 
 
@@ -53,6 +54,20 @@ def special_tokens(path: Path) -> dict[str, str]:
         return reader.chat_template(path)[1] if path.is_file() else _read_directory(path)[1]
     except ModelError:
         return {}
+
+
+def bos_flag(path: Path) -> bool | None:
+    """Return `add_bos_token` of a model directory where transformers 4.57 obeys it; else None.
+
+    Other classes and version 5 do what tokenizer.json says, as tgen does.
+    """
+    try:
+        config = _read_json(path / "tokenizer_config.json")
+    except ModelError:
+        return None
+    obeyed = str(config.get("tokenizer_class")).startswith(_OBEY_BOS_FLAG)
+    flag = config.get("add_bos_token")
+    return flag if obeyed and isinstance(flag, bool) else None
 
 
 def _read_directory(path: Path) -> tuple[Any, dict[str, str]]:

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tgen.cli import console
@@ -41,8 +42,12 @@ def repl(model: "LoadedModel", sampling: SamplingConfig, prompt: bytes, **how: A
         console.write(prompt)
     while (line := b"" if prompt and not n_turns else read_line()) is not None:
         tokenizer = model.tokenizer
-        added = tokenizer.encode(line, continuation=True) if ids else tokenizer.encode_prompt(line)
-        ids = ids + added
+        encode = partial(tokenizer.encode, continuation=True) if ids else tokenizer.encode_prompt
+        try:
+            ids = ids + encode(line)
+        except UsageError as error:  # a byte that the tokenizer cannot express
+            console.print_status(f"error: {error.message}")
+            continue
         config = replace(sampling, seed=row_seed(sampling.seed, n_turns))
         n_turns += 1
         try:
