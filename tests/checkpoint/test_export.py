@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save
 
+from support import tokenizer_files
 from support.command import tgen
 from support.models import make_model
 from tgen.checkpoint import dtypes, export, model_dir
@@ -22,7 +23,7 @@ from tgen.cli.app import run
 from tgen.errors import ModelError
 from tgen.model.transformer import Transformer
 from tgen.storage import files
-from tgen.tokenizer import END_OF_TEXT, PAD
+from tgen.tokenizer import END_OF_TEXT, PAD, Tokenizer
 
 TORCH = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
@@ -153,6 +154,42 @@ def test_gguf_has_the_metadata_of_the_model(model, monkeypatch):
     assert fields["tokenizer.ggml.token_type"][:3] == [3, 3, 1]
 
 
+@pytest.mark.parametrize("kind", ["q8_0", "q6_k", "q5_1", "q5_0", "q4_1", "q4_0"])
+def test_every_quantized_type_is_written_and_read(kind, model, capsys):
+    pytest.importorskip("gguf", reason="NO GGUF")
+    out = model.parent / "out.gguf"
+    options = ["--to", "gguf", "--type", kind, "--out", str(out)]
+    assert run(["export", str(model), *options]) == 0
+    # the output matrix has rows of 32, too short for q6_k
+    others = {"q8_0": "", "q6_k": "15 q8_0"}.get(kind, f"1 q8_0, 14 {kind}")
+    message = f"types of the matrices, as llama.cpp chooses: {others}"
+    assert (message in capsys.readouterr().err) is (kind != "q8_0")
+    expected, actual = model_dir.load(model), model_dir.load(out)
+    assert actual.quantized
+    name = "blocks.0.feed_forward.up_proj.weight"
+    error = np.abs(np.asarray(actual.arrays[name]) - expected.arrays[name]).max()
+    assert 0 < error < np.abs(expected.arrays[name]).max() / (4 if kind[1] == "4" else 10)
+
+
+def test_difference_to_llama_cpp_is_a_warning(tmp_path, capsys):
+    pytest.importorskip("gguf", reason="NO GGUF")
+    file = tokenizer_files.sentencepiece(splitter=tokenizer_files.metaspace("first"))
+    file["model"]["merges"] = [p for p in file["model"]["merges"] if len("".join(p)) == 2]
+    short = {p[0] + p[1] for p in file["model"]["merges"]}
+    names = [n for n in file["model"]["vocab"] if len(n) == 1 or n[0] == "<" or n in short]
+    names = [name for name in names if "\0" not in name]  # llama.cpp cannot read it
+    file["model"]["merges"] = [p for p in file["model"]["merges"] if "".join(p) in names]
+    file["model"]["vocab"] = {name: i for i, name in enumerate(names)}
+    tokenizer = Tokenizer(json.dumps(file), end_ids=[2])
+    random = make_model("llama", vocab_size=tokenizer.vocab_size)
+    model_dir.save(tmp_path / "model", random.config, tokenizer, random.to_arrays())
+    out = str(tmp_path / "out.gguf")
+    assert run(["export", str(tmp_path / "model"), "--to", "gguf", "--out", out]) == 0
+    assert "warning: llama.cpp puts one more space before a text" in capsys.readouterr().err
+    text = "What is naïve?".encode()
+    assert model_dir.load(Path(out)).tokenizer.encode(text) == tokenizer.encode(text)
+
+
 @pytest.mark.parametrize(
     ("options", "status", "message"),
     [
@@ -161,6 +198,11 @@ def test_gguf_has_the_metadata_of_the_model(model, monkeypatch):
             ["--to", "transformers", "--type", "q8_0", "--out", "x"],
             2,
             "--type q8_0 cannot be combined",
+        ),
+        (
+            ["--to", "transformers", "--type", "q4_0", "--out", "x"],
+            2,
+            "--type q4_0 cannot be combined",
         ),
         (["--to", "gguf", "--max-shard-size", "1MB"], 2, "--max-shard-size cannot be combined"),
         (

@@ -31,9 +31,13 @@ def make_config(family: str, **values: Any) -> ModelConfig:
     shape = {"vocab_size": TOKENIZER.vocab_size, "context_length": 16, "n_layers": 1, "d_model": 4}
     shape |= {"n_heads": 2}
     if family not in ("classic", "gpt2"):
-        shape |= {"n_kv_heads": 1, "d_ff": 8}
-    if family == "mistral":
+        shape["d_ff"] = 8
+    if family not in ("classic", "gpt2", "gpt_neo", "gpt_neox"):
+        shape["n_kv_heads"] = 1
+    if family in ("mistral", "phi3", "gpt_neo", "gemma3"):
         shape["sliding_window"] = 8
+    if family == "gemma3":
+        shape["local_rope_theta"] = 100
     return ModelConfig.of(family, **shape | values)
 
 

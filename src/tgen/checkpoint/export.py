@@ -12,8 +12,10 @@ from typing import Any
 from tgen.checkpoint import model_dir, safetensors_file
 from tgen.checkpoint.dtypes import Array, Dtype, cast, dtype_of
 from tgen.checkpoint.gguf import tokenizer
+from tgen.checkpoint.gguf.package import require_package
+from tgen.checkpoint.gguf.quantization import GgufType
 from tgen.checkpoint.gguf.tensor_names import check_supported
-from tgen.checkpoint.gguf.writer import GgufType, require_package, write_gguf
+from tgen.checkpoint.gguf.writer import write_gguf
 from tgen.checkpoint.hf import chat_template, families
 from tgen.checkpoint.hf.config import read_json_object
 from tgen.checkpoint.model_dir import DESCRIPTION_FILES, WEIGHTS, ModelBundle
@@ -25,6 +27,11 @@ TYPES: dict[str, GgufType] = {
     "f16": "float16",
     "bf16": "bfloat16",
     "q8_0": "int8",
+    "q6_k": "q6_k",
+    "q5_1": "q5_1",
+    "q5_0": "q5_0",
+    "q4_1": "q4_1",
+    "q4_0": "q4_0",
 }
 MAX_SHARD_BYTES = 5_000_000_000  # transformers' default for years
 _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -46,8 +53,9 @@ def export_gguf(
     name: str,
     stored: GgufType,
     progress: Callable[[float], None],
-) -> None:
-    """Write one GGUF file with matrices in the dtype `stored`.
+) -> dict[str, int]:
+    """Write one GGUF file with matrices of the type `stored`; return the number of matrices of
+    each type, by the keys of TYPES.
 
     Raises UsageError if the package gguf is missing, ModelError or TokenizerError if llama.cpp does
     not support the model or its tokenizer.
@@ -70,11 +78,12 @@ def export_gguf(
         bos=token_id("bos_token_id", end),
         pad=token_id("pad_token_id", bundle.tokenizer.pad),
         chat_template=chat_template.source(bundle.path),
+        name=name,
     )
     target = out.resolve()
     files.make_folder(target.parent)
     with files.replacing(target) as temporary:
-        write_gguf(
+        types = write_gguf(
             temporary,
             bundle.config,
             bundle.arrays,
@@ -83,6 +92,7 @@ def export_gguf(
             name=name,
             progress=progress,
         )
+    return {key: types[value] for key, value in TYPES.items() if types[value]}
 
 
 def export_transformers(

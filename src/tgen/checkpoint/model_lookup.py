@@ -1,7 +1,8 @@
 """Finding the model that a name refers to.
 
 Searched in this order: the name as a path; ./models; the user's data directory; the model shipped
-with tgen; the transformers cache. Nothing is ever downloaded.
+with tgen; the transformers cache; the models of LM Studio, llama.cpp and Ollama. Nothing is ever
+downloaded. A name may end with the type of a GGUF file, as in owner/model:Q8_0.
 """
 
 import difflib
@@ -13,13 +14,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from tgen.checkpoint.gguf.stored_models import (
+    downloaded_models,
+    files_in,
+    join_names,
+    models_in,
+    select,
+)
 from tgen.errors import ModelError, TgenError
 from tgen.storage import files
 
 LOCAL, DATA, SHIPPED = "./models", "the data directory", "the model shipped with tgen"
 CACHE = "the transformers cache"
 _CACHE_NAME = re.compile(r"\w[\w.-]*")  # owner, or model name
-_MAX_LISTED = 8  # names in an error
+_TYPE = re.compile(r"\w[\w.-]*")  # of a GGUF file
 
 
 class ModelLocation(NamedTuple):
@@ -40,23 +48,52 @@ def find_model(name: str | None, *, models: Path = Path("models")) -> ModelLocat
     exists = bool(name.strip()) and os.path.exists(name)
     if exists and (as_path.path.is_file() or (as_path.path / "config.json").exists()):
         return as_path
-    if _is_plain(name):
+    base = _without_type(name)
+    inside = files_in(Path(base), base) if base.strip() else {}
+    if chosen := select(inside, name):
+        return ModelLocation(inside[chosen], "a path")
+    if _is_plain(base):
         for folder, found_by in ((models, LOCAL), (data_folder(), DATA)):
-            if os.path.exists(folder / name) and not _is_hidden(name):
-                return ModelLocation(folder / name, found_by)
+            if path := _find_in(folder, name):
+                return ModelLocation(path, found_by)
         if name == shipped_model().name:
             return ModelLocation(shipped_model(), SHIPPED)
-        if cached := _find_cached(name):
-            return ModelLocation(cached, CACHE)
+        downloaded = _downloaded_models()
+        if chosen := select({full: place.path for full, place in downloaded.items()}, name):
+            return downloaded[chosen]
     if exists:
         return as_path
     raise _unknown(name, models)
 
 
+def _without_type(name: str) -> str:
+    """Return owner/model of owner/model:type, and other names as they are."""
+    base, colon, kind = name.rpartition(":")
+    return base if colon and base.strip() and _TYPE.fullmatch(kind) else name
+
+
+def _find_in(folder: Path, name: str) -> Path | None:
+    """Return the model of a folder of models that a name, which cannot leave it, refers to."""
+    base = _without_type(name)
+    path = folder / base
+    if _is_hidden(name):
+        return None
+    inside = {} if os.path.exists(path / "config.json") else files_in(path, base)
+    if not inside and name == base and os.path.exists(path):
+        return path
+    found = models_in(folder) | inside
+    chosen = select(found, name)
+    return found[chosen] if chosen else None
+
+
 def list_model_names(models: Path = Path("models")) -> list[str]:
     """Return the names of all models that can be found without a path, without duplicates."""
-    names = [*_models_in(models), *_models_in(data_folder()), shipped_model().name]
-    return list(dict.fromkeys([*names, *_cached_models()]))
+    names = [
+        name
+        for folder in (models, data_folder())
+        for name in sorted([*_models_in(folder), *models_in(folder)])
+    ]
+    return list(dict.fromkeys([*names, shipped_model().name, *_downloaded_models()]))
 
 
 def shipped_model() -> Path:
@@ -146,44 +183,48 @@ def _entries(folder: Path) -> list[str]:
         return []
 
 
-def _find_cached(name: str) -> Path | None:
-    """Return the snapshot of `owner/name`, or of `name` alone if only one owner has it."""
-    cached = _cached_models()
-    matches = [name] if name in cached else [full for full in cached if full.endswith(f"/{name}")]
-    if len(matches) > 1:
-        raise ModelError(
-            f"model {name!r} exists from several owners", f"choose one of {_join(matches)}"
-        )
-    return cached[matches[0]] if matches else None
+def _downloaded_models() -> dict[str, ModelLocation]:
+    """Return the models that transformers and other programs have downloaded, by name."""
+    found = {name: ModelLocation(path, CACHE) for name, path in _cached_models().items()}
+    for program, models in downloaded_models():
+        for name, path in models.items():
+            found.setdefault(name, ModelLocation(path, program))
+    return found
 
 
 def _cached_models() -> dict[str, Path]:
     """Return the snapshots of all models in the caches by name; the first cache wins."""
     models: dict[str, Path] = {}
     for folder in cache_folders():
+        found: dict[str, Path] = {}
         for entry in _entries(folder):
             kind, *parts = entry.split("--")
             name = "/".join(parts)
-            valid = len(parts) in (1, 2) and all(map(_CACHE_NAME.fullmatch, parts))
-            if kind == "models" and valid and name not in models:
-                for snapshot in _snapshots(folder / entry):
-                    models[name] = snapshot
-                    break
+            if kind == "models" and len(parts) in (1, 2) and all(map(_CACHE_NAME.fullmatch, parts)):
+                found |= next(_snapshots(folder / entry, name), {})
+        models = found | models
     return models
 
 
-def _snapshots(folder: Path) -> Iterator[Path]:
-    """Yield the snapshots that contain a model: the main branch's first, then the newest."""
+def _snapshots(folder: Path, name: str) -> Iterator[dict[str, Path]]:
+    """Yield the models of each snapshot that has some: the main branch's first, then the newest."""
     try:
         main = files.read(folder / "refs" / "main", limit=100).decode("ascii", "replace").strip()
     except TgenError:
         main = ""
-    paths = [folder / "snapshots" / name for name in _models_in(folder / "snapshots")]
-    yield from sorted(paths, key=lambda path: (path.name != main, -path.stat().st_mtime))
+    paths = [folder / "snapshots" / entry for entry in _entries(folder / "snapshots")]
+    for path in sorted(paths, key=lambda path: (path.name != main, -path.stat().st_mtime)):
+        ggufs = files_in(path, name)
+        is_model = (path / "config.json").exists()
+        if is_model and (not ggufs or any(path.glob("*.safetensors"))):
+            yield {name: path}
+        elif ggufs:
+            yield ggufs
 
 
 def _unknown(name: str, models: Path) -> ModelError:
     searched = [LOCAL, str(data_folder()), "the shipped models", *map(str, cache_folders())]
+    searched.append("the models of LM Studio, llama.cpp and Ollama")
 
     def similarity(known: str) -> float:  # whole name, or the part after the owner
         candidates = (known, known.rpartition("/")[2])
@@ -192,10 +233,5 @@ def _unknown(name: str, models: Path) -> ModelError:
     closest = sorted(list_model_names(models), key=similarity, reverse=True)
     return ModelError(
         f"model {name[:200]!r} does not exist: not a path, and not in {', '.join(searched)}",
-        f"choose one of these models: {_join(closest)}",
+        f"choose one of these models: {join_names(closest)}",
     )
-
-
-def _join(names: list[str]) -> str:
-    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-    return ", ".join(names[:_MAX_LISTED]) + more

@@ -178,10 +178,15 @@ def check_finite(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Raise ModelError if a weight is infinite or NaN; uint16 arrays are bfloat16 bits."""
     for name, array in arrays.items():
         if not _all_finite(array):
-            raise ModelError(
-                f"{str(path)!r}: {name} contains infinite or NaN values",
-                "training failed or the file is damaged: use an earlier model",
-            )
+            raise not_finite_error(path, name)
+
+
+def not_finite_error(path: Path, name: str) -> ModelError:
+    """Return the error for a weight that is infinite or NaN."""
+    return ModelError(
+        f"{str(path)!r}: {name} contains infinite or NaN values",
+        "training failed or the file is damaged: use an earlier model",
+    )
 
 
 def _all_finite(array: NDArray[Any]) -> bool:

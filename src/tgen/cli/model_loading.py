@@ -43,6 +43,9 @@ def load_model(
         console.print_status(message, quiet=quiet)
     ensure_kernels_compiled(device, quiet=quiet)
     model = open_model(path, device=device, threads=threads, dtype=dtype)
-    for warning in model.bundle.warnings:
+    warnings = list(model.bundle.warnings)
+    if model.bundle.quantized and dtype is None and model.engine.dtype == "float32":
+        warnings.append("the quantized weights are stored as float32: int8 needs the kernels")
+    for warning in warnings:
         console.print_status(f"warning: {warning}", quiet=quiet)
     return model

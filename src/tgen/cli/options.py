@@ -41,7 +41,10 @@ def model_option(**changes: Any) -> Any:
         "shown_default": "the newest in ./models, else the shipped model",
         "autocompletion": _complete_model,
     }
-    help_text = "Model path, or name in ./models, the data directory or the transformers cache."
+    help_text = (
+        "Model path, or name in ./models, the data directory, or the caches of transformers, "
+        "LM Studio, llama.cpp and Ollama."
+    )
     return option(None, help_text, "--model -m", **details | changes)
 
 

@@ -56,10 +56,9 @@ def open_engine(
     """Open an engine with one empty sequence; see `choose_engine`.
 
     `dtype` is how matrices are stored in memory. None means as in the file, except that float16
-    becomes float32, that the kernels store quantized files as int8, and that torch without CUDA
-    always uses float32. The engine takes ownership of
-    the bundle's arrays. Raises UsageError if the device is not available or does not support the
-    dtype.
+    becomes float32, that the kernels store quantized files as int8 and CUDA as bfloat16, and that
+    torch without CUDA always uses float32. The engine takes ownership of the bundle's arrays.
+    Raises UsageError if the device is not available or does not support the dtype.
     """
     if device == "auto" and kind != "kernels":
         n_weights = sum(array.size for array in bundle.arrays.values())
@@ -77,7 +76,8 @@ def open_engine(
 
     target = choose_device(device)
     if dtype is None:
-        dtype = _file_dtype(bundle) if target.type == "cuda" else "float32"
+        stored: StoredAs = "bfloat16" if bundle.quantized else _file_dtype(bundle)
+        dtype = stored if target.type == "cuda" else "float32"
     if dtype == "int8" or (dtype == "bfloat16" and target.type != "cuda"):
         needed = "the compiled kernels" if dtype == "int8" else "the compiled kernels or CUDA"
         reason = missing_kernels()

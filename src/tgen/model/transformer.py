@@ -287,7 +287,7 @@ class Transformer(nn.Module):
         with torch.device("meta"):
             model = cls(config)
         model._make_tables()
-        copied = sum(array.size for array in arrays.values() if array.dtype != np.float32)
+        copied = sum(a.size for a in arrays.values() if a.nbytes != 4 * a.size)
         check_ram(4 * copied, "converting the weights to float32")
         model.load_arrays(arrays, assign=True)
         return model.eval()

@@ -8,7 +8,9 @@ from unicodedata import normalize
 import numpy as np
 import pytest
 
+from support.gguf_vocabularies import KINDS, make_file, with_all_splits
 from support.models import TEXT, make_model
+from support.tokenizer_files import sentencepiece
 from tgen.api import load
 from tgen.checkpoint import export, model_dir
 from tgen.checkpoint.gguf import pre_tokenizers
@@ -115,10 +117,20 @@ def test_logits_are_equal(tokenizer, family, values, tmp_path):
     assert np.abs(logits(theirs, ids, ours) - ours.engine.extend([ids])[0]).max() <= tolerance
 
 
-@pytest.mark.parametrize("stored", ["float16", "bfloat16", "int8"])
-def test_llama_cpp_loads_every_dtype(tokenizer, stored, tmp_path):
-    _, theirs = export_model(tmp_path, tokenizer, "llama", stored=stored)
+@pytest.mark.parametrize("stored", export.TYPES.values())
+def test_llama_cpp_loads_every_type(tokenizer, stored, tmp_path):
+    _, theirs = export_model(tmp_path, tokenizer, "llama", stored=stored, d_model=256)
     assert theirs.create_completion("What", max_tokens=5, temperature=0)["choices"][0]["text"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sentencepiece_tokenizers_give_the_same_ids(kind, tmp_path):
+    file = make_file() if not kind else with_all_splits(sentencepiece(**kind))
+    tokenizer = Tokenizer(json.dumps(file), end_ids=[2])
+    _, theirs = export_model(tmp_path, tokenizer, "llama")
+    for text in TEXTS.values():
+        ids = theirs.tokenize(text.encode(), add_bos=True, special=False)
+        assert ids == tokenizer.encode_prompt(text.encode())
 
 
 @pytest.mark.parametrize("name", pre_tokenizers.PRE_TOKENIZERS)
@@ -126,15 +138,19 @@ def test_pre_tokenizers_split_like_llama_cpp(name, tmp_path):
     corpus = TEXT + "\n".join(TEXTS.values()).encode()
     tokenizer_json = json.loads(train_bpe([corpus], vocab_size=420).json)
     pre_tokenizer = pre_tokenizers.PRE_TOKENIZERS[name]
-    tokenizer_json["pre_tokenizer"] = pre_tokenizers.pre_tokenizer_json(pre_tokenizer.patterns)
+    tokenizer_json["pre_tokenizer"] = pre_tokenizers.pre_tokenizer_json(pre_tokenizer)
     # no merges make this token: ignore_merges matters
     tokenizer_json["model"]["vocab"].setdefault("Ġhard", 420)
     tokenizer_json["model"]["ignore_merges"] = pre_tokenizer.ignore_merges
     tokenizer_json["normalizer"] = {"type": "NFC"} if pre_tokenizer.nfc else None
     tokenizer = Tokenizer(json.dumps(tokenizer_json))
     _, theirs = export_model(tmp_path, tokenizer, "llama")
-    assert theirs.metadata["tokenizer.ggml.pre"] == name
+    assert theirs.metadata["tokenizer.ggml.pre"] == ("llama-bpe" if name == "glm4" else name)
     for text in TEXTS.values():
+        if name in ("gpt-4o", "tekken") and not text.isascii():
+            continue  # llama.cpp's patterns differ for capitals and marks outside ASCII
+        if name == "deepseek-llm" and any(map(str.isnumeric, text)):
+            continue  # llama.cpp does not split numbers; DeepSeek's vocabulary has single digits
         if pre_tokenizer.nfc:  # llama.cpp does not normalize
             text = normalize("NFC", text)
         ids = theirs.tokenize(text.encode(), add_bos=True, special=False)

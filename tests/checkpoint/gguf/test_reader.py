@@ -170,7 +170,7 @@ def change(data, key, value):
         (lambda d: change(d, b"qwen3.block_count", 1), r"disagree.*blk\.1\..* \(and 6 more\)"),
         (lambda d: change(d, b"qwen3.block_count", 1 << 30), "1,073,741,824 layers but"),
         (lambda d: change(d, b"qwen3.attention.head_count", 5), "n_heads|n_kv_heads"),
-        (lambda d: change(d, b"qwen3.rope.dimension_count", 4), "dimension_count=4"),
+        (lambda d: change(d, b"qwen3.rope.dimension_count", 4), "rotary_dim: invalid value 4"),
         (lambda d: change(d, b"qwen3.context_length", 0), "context_length=0"),
         (lambda d: d.replace(b"ffn_up.weight", b"ffn_UP.weight"), "ffn_up.weight is missing"),
         (lambda d: d[:4] + struct.pack("<I", 1) + d[8:], "GGUF version 1"),
@@ -227,7 +227,7 @@ def test_plain_dtypes_are_read_without_the_gguf_package(tokenizer, tmp_path, mon
     _, path = export_model(tmp_path, tokenizer)
     (tmp_path / "q8").mkdir()
     _, small = export_model(tmp_path / "q8", tokenizer, stored="int8")
-    monkeypatch.setattr("tgen.checkpoint.gguf.writer.find_spec", lambda _: None)
+    monkeypatch.setattr("tgen.checkpoint.gguf.package.find_spec", lambda _: None)
     gguf_header._block_size.cache_clear()
     assert model_dir.load(path).arrays
     with pytest.raises(UsageError, match="needs the gguf package") as error:

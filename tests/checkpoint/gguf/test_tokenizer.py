@@ -5,9 +5,11 @@ import json
 import pytest
 
 from support import tokenizer_files
+from tgen.checkpoint.gguf import pre_tokenizers
 from tgen.checkpoint.gguf import tokenizer as gguf_tokenizer
-from tgen.errors import ModelError, TokenizerError
+from tgen.errors import ModelError, TokenizerError, UsageError
 from tgen.tokenizer import Tokenizer, train_char
+from tgen.tokenizer.byte_alphabet import BYTE_CHARACTERS
 
 NFC = {"type": "NFC"}
 
@@ -36,8 +38,9 @@ def ids_of(fields):
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        ({"model": "llama"}, "unsupported tokenizer type 'llama'"),
-        ({"pre": "falcon"}, "unsupported pre-tokenizer 'falcon'"),
+        ({"model": "t5"}, "unsupported tokenizer type 't5'"),
+        ({"pre": "kimi-k2"}, "unsupported pre-tokenizer 'kimi-k2'"),
+        ({"pre": None}, "unsupported pre-tokenizer None"),
         ({"pre": 3}, "unsupported pre-tokenizer 3"),
         ({"tokens": ["a", 1]}, "no list of tokens"),
         ({"merges": None}, "no list of merges"),
@@ -84,24 +87,30 @@ def test_unsupported_pre_tokenizers_are_an_error(tokenizer):
         gguf_tokenizer.to_fields(tokenizer, 300, ends=[])
 
 
-@pytest.mark.parametrize("name", tokenizer_files.files())
-def test_foreign_tokenizers_round_trip_or_are_an_error(name):
-    tokenizer = Tokenizer(json.dumps(tokenizer_files.files()[name][0]))
-    known = {"gpt2": "gpt-2", "llama3": "llama-bpe", "thinking": "qwen2"}
-    known |= {same: same for same in ("qwen2", "smollm")}
-    if name not in known:
-        with pytest.raises(TokenizerError, match=r"GGUF has no name|sentencepiece tokenizer"):
-            to_fields(tokenizer)
-        return
+FILES = tokenizer_files.files()
+NAMES = {"gpt2": "gpt-2", "llama3": "llama-bpe", "thinking": "qwen2", "marks": "qwen35"}
+NAMES |= {"o200k": "gpt-4o", "gpt4o": "gpt-4o", "neox": "olmo"}
+NAMES |= {same: same for same in ("qwen2", "smollm", "tekken", "deepseek-v3", "falcon")}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_foreign_tokenizers_are_written_and_read(name):
+    tokenizer = Tokenizer(json.dumps(FILES[name][0]))
     fields = to_fields(tokenizer)
-    assert fields["tokenizer.ggml.pre"] == known[name]
+    assert fields["tokenizer.ggml.pre"] == NAMES[name]
     text, ends = gguf_tokenizer.to_json(fields)
     again, mixed = Tokenizer(text, end_ids=ends), tokenizer_files.mixed(100_000).encode()
     assert again.encode(mixed) == tokenizer.encode(mixed)
     assert again.encode_prompt(b"x") == tokenizer.encode_prompt(b"x")
 
 
-FILES = tokenizer_files.files()
+@pytest.mark.parametrize("name", sorted(FILES.keys() - NAMES.keys()))
+def test_other_tokenizers_are_an_error(name):
+    """Also sentencepiece's with a null character, see test_sentencepiece."""
+    with pytest.raises(TokenizerError, match=r"GGUF has no name|llama\.cpp cannot read"):
+        to_fields(Tokenizer(json.dumps(FILES[name][0])))
+
+
 N = len(FILES["gpt2"][0]["model"]["vocab"])
 
 
@@ -117,12 +126,14 @@ def bos_template(*pieces):
 
 
 UNSUPPORTED = [
-    ("qwen2", {"normalizer": None}, "qwen2 without NFC"),
-    ("gpt2", {"normalizer": NFC}, "gpt-2 with NFC"),
+    ("smollm", {"normalizer": NFC}, "smollm with NFC"),
+    ("gpt2", {"normalizer": {"type": "NFKC"}}, "gpt-2 with NFKC"),
+    ("marks", {"normalizer": None}, "qwen35 without NFC"),
     ("thinking", {"added": {"lstrip": True}}, "cannot store lstrip of the added token '<think>'"),
     ("thinking", {"added": {"rstrip": True}}, "cannot store rstrip"),
     ("thinking", {"added": {"single_word": True}}, "cannot store single_word"),
     ("thinking", {"added": {"normalized": True}}, "cannot store normalized"),
+    ("thinking", {"added": {"normalized": True, "content": "<a"}}, "cannot store normalized"),
     (
         "gpt2",
         {"post_processor": bos_template(("<s>", [N + 1]), ("</s>", [N + 2]))},
@@ -138,15 +149,14 @@ def test_features_without_a_gguf_field_are_an_error(name, other, reason):
         to_fields(make_tokenizer(FILES[name][0], **other))
 
 
-def test_char_tokenizer_with_nfc_is_an_error():
-    with pytest.raises(TokenizerError, match="with NFC"):
-        to_fields(make_tokenizer(json.loads(train_char([b"ab"]).json), normalizer=NFC))
-
-
 EQUIVALENT = [
+    ("qwen2", {"normalizer": None}),
+    ("gpt2", {"normalizer": NFC}),
     ("qwen2", {"normalizer": tokenizer_files.sequence("normalizers", NFC)}),
     ("gpt2", {"decoder": tokenizer_files.sequence("decoders", tokenizer_files.level())}),
     ("gpt2", {"added": {"normalized": True}}),  # has no effect without NFC
+    ("gpt2", {"normalizer": NFC, "added": {"normalized": True, "content": "  "}}),
+    ("gpt2", {"normalizer": NFC, "added": {"normalized": True, "content": "|||IP|||"}}),
     ("gpt2", {"post_processor": bos_template(("<s>", [N + 2]))}),  # only the id matters
 ]
 
@@ -157,6 +167,56 @@ def test_equivalent_tokenizers_round_trip(name, other):
     again = Tokenizer(gguf_tokenizer.to_json(to_fields(tokenizer))[0])
     mixed = tokenizer_files.mixed(20_000).encode()
     assert again.encode_prompt(mixed) == tokenizer.encode_prompt(mixed)
+
+
+@pytest.mark.parametrize("name", pre_tokenizers.PRE_TOKENIZERS)
+def test_every_pre_tokenizer_is_written_and_read(name):
+    pre_tokenizer = pre_tokenizers.PRE_TOKENIZERS[name]
+    file = json.loads(json.dumps(FILES["llama3"][0]))
+    file["pre_tokenizer"] = pre_tokenizers.pre_tokenizer_json(pre_tokenizer)
+    file["normalizer"] = NFC if pre_tokenizer.nfc else None
+    file["model"]["ignore_merges"] = pre_tokenizer.ignore_merges
+    expected = Tokenizer(json.dumps(file))
+    fields = to_fields(expected)
+    assert fields["tokenizer.ggml.pre"] == ("llama-bpe" if name == "glm4" else name)
+    actual = Tokenizer(gguf_tokenizer.to_json(fields)[0])
+    assert (actual.spec.patterns, actual.spec.byte_patterns) == (
+        expected.spec.patterns,
+        expected.spec.byte_patterns,
+    )
+    mixed = tokenizer_files.mixed(20_000).encode()
+    assert actual.encode(mixed) == expected.encode(mixed)
+    aliases = [alias for alias, same in pre_tokenizers.ALIASES.items() if same == name]
+    del fields["tokenizer.ggml.add_bos_token"]
+    for alias in [name, *aliases]:
+        read = Tokenizer(gguf_tokenizer.to_json(fields | {"tokenizer.ggml.pre": alias})[0])
+        assert read.spec.patterns == expected.spec.patterns
+        assert bool(read.bos_ids) is pre_tokenizer.add_bos
+
+
+@pytest.mark.parametrize("name", ["o200k", "tekken", "gpt2", "qwen2"])
+def test_patterns_that_llama_cpp_approximates_are_named(name):
+    difference = gguf_tokenizer.describe_difference(make_tokenizer(FILES[name][0]))
+    assert bool(difference) is (name in ("o200k", "tekken"))
+
+
+def test_vocabulary_without_some_bytes_is_written_and_read():
+    file = json.loads(json.dumps(FILES["smollm"][0]))
+    vocab = file["model"]["vocab"]
+    missing = [BYTE_CHARACTERS[byte] for byte in (0x04, 0xC0, 0xF5)]
+    names = [name for name in vocab if not set(missing) & set(name)]
+    file["model"]["vocab"] = {name: i for i, name in enumerate(names)}
+    file["model"]["merges"] = [p for p in file["model"]["merges"] if "".join(p) in names]
+    file["added_tokens"] = tokenizer_files.added(tokenizer_files.SPECIAL, len(names))
+    expected = Tokenizer(json.dumps(file))
+    actual = Tokenizer(gguf_tokenizer.to_json(to_fields(expected))[0])
+    assert actual.vocab_size == expected.vocab_size
+    assert actual.spec.vocab.keys() >= set(names)
+    assert not set(missing) & actual.spec.vocab.keys()
+    text = "What is naïve? 12345 \t".encode()
+    assert actual.encode(text) == expected.encode(text)
+    with pytest.raises(UsageError, match="byte 1 of the text is 0x04"):
+        actual.encode(b"a\x04")
 
 
 def test_default_of_add_bos_token_is_llama_cpps(tokenizer):

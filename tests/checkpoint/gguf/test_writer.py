@@ -1,13 +1,17 @@
 """Writing GGUF: the content of the file, and unsupported models."""
 
+import hashlib
+
 import numpy as np
 import pytest
 
 from support.models import make_model
+from tgen.checkpoint.gguf.quantization import convert
 from tgen.checkpoint.gguf.writer import write_gguf
 from tgen.config import ModelConfig, RopeScaling
 from tgen.errors import ModelError, UsageError
 
+DIGEST = "e3960ede2520819673f2c997bafc6662409477d258106e721ca301cc8730295f"
 SCALED = RopeScaling(
     factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context_length=16
 )
@@ -63,11 +67,70 @@ def test_only_matrices_get_the_requested_dtype(tmp_path):
         assert set(kinds.values()) == {"F32"}
 
 
-def test_matrices_without_whole_int8_blocks_stay_float32(tmp_path):
-    _, arrays, _, tensors = write_and_read(tmp_path, "llama", stored="int8", d_ff=72)
-    assert tensors["blk.0.ffn_up.weight"].tensor_type.name == "Q8_0"
-    down = tensors["blk.0.ffn_down.weight"]
-    assert np.array_equal(down.data, arrays["blocks.0.feed_forward.down_proj.weight"])
+QUANTIZED = {"int8": "Q8_0", "q4_0": "Q4_0", "q4_1": "Q4_1", "q5_0": "Q5_0", "q5_1": "Q5_1"}
+
+
+@pytest.mark.parametrize(("stored", "kind"), [*QUANTIZED.items(), ("q6_k", "Q6_K")])
+@pytest.mark.parametrize("tied", [True, False])
+def test_types_are_those_that_llama_cpp_chooses(stored, kind, tied, tmp_path):
+    """With whole blocks of 256 and rows of 256, 288 and 72 weights."""
+    shape = {"d_model": 256, "n_layers": 1, "tied_embeddings": tied}
+    _, _, fields, tensors = write_and_read(tmp_path, "llama", stored=stored, d_ff=288, **shape)
+    kinds = {name: tensor.tensor_type.name for name, tensor in tensors.items()}
+    output = "token_embd.weight" if tied else "output.weight"
+    assert kinds.pop(output) == ("Q8_0" if stored == "int8" else "Q6_K")
+    assert kinds.pop("blk.0.ffn_down.weight") == ("Q8_0" if kind == "Q6_K" else kind)
+    matrices = {name for name in kinds if "norm" not in name}
+    assert len(matrices) == (6 if tied else 7)
+    assert {kinds.pop(name) for name in matrices} == {kind}
+    assert set(kinds.values()) == {"F32"}
+    numbers = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q6_K": 18}
+    assert fields["general.file_type"] == numbers[kind]
+    assert fields["general.quantization_version"] == 2
+    _, _, _, tensors = write_and_read(tmp_path, "llama", stored=stored, d_ff=72, d_model=32)
+    assert tensors["blk.0.ffn_down.weight"].tensor_type.name == "F16"
+    assert tensors["token_embd.weight"].tensor_type.name == "Q8_0"
+
+
+def test_head_that_is_written_twice_has_the_type_of_an_output(tmp_path):
+    """gptneox needs a head, so the embedding is not the output."""
+    values = {"d_model": 256, "n_layers": 1, "d_ff": 256, "tied_embeddings": True}
+    _, _, _, tensors = write_and_read(tmp_path, "gpt_neox", stored="q4_0", **values)
+    assert tensors["output.weight"].tensor_type.name == "Q6_K"
+    assert tensors["token_embd.weight"].tensor_type.name == "Q4_0"
+
+
+@pytest.mark.parametrize(("stored", "kind"), QUANTIZED.items())
+def test_blocks_are_those_of_the_gguf_package(stored, kind, tmp_path):
+    gguf = pytest.importorskip("gguf", reason="NO GGUF")
+    _, arrays, _, tensors = write_and_read(tmp_path, "qwen3", stored=stored)
+    ggml_type = gguf.GGMLQuantizationType[kind]
+    expected = gguf.quants.quantize(arrays["blocks.1.feed_forward.up_proj.weight"], ggml_type)
+    assert np.array_equal(tensors["blk.1.ffn_up.weight"].data, expected)
+
+
+def test_q6_k_blocks_are_llama_cpps():
+    """The digest is of the bytes that its quantize_row_q6_K_ref writes for these weights."""
+    gguf = pytest.importorskip("gguf", reason="NO GGUF")
+    numbers = np.arange(8 * 512).reshape(8, 512) * 7919 % 2003 - 1001
+    weights = (numbers * np.abs(numbers) / 2**20).astype(np.float32)
+    weights[1, :16] = weights[2] = 0
+    weights[3] = 3
+    blocks = convert(gguf, "x", weights, "q6_k")
+    assert hashlib.sha256(blocks.tobytes()).hexdigest() == DIGEST
+    again = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType.Q6_K)
+    steps = np.abs(weights).reshape(8, -1, 16).max(-1) / 32
+    assert (np.abs(again - weights).reshape(8, -1, 16).max(-1) <= 0.6 * steps + 1e-3).all()
+
+
+@pytest.mark.parametrize("stored", ["int8", "q4_0", "q6_k"])
+def test_weights_that_overflow_a_type_are_an_error(stored, tmp_path):
+    pytest.importorskip("gguf", reason="NO GGUF")
+    model = make_model("llama", d_model=256, n_layers=1)
+    arrays = model.to_arrays()
+    arrays["blocks.0.feed_forward.up_proj.weight"][3, 5] = 1e12
+    with pytest.raises(ModelError, match=r"ffn_up\.weight: 1e\+12 is too large for"):
+        write_gguf(tmp_path / "model.gguf", model.config, arrays, stored=stored)
 
 
 def test_bfloat16_is_copied_and_float16_becomes_float32(tmp_path):
@@ -107,7 +170,7 @@ def test_unsupported_models_are_an_error(family, values, reason, tmp_path):
 
 
 def test_missing_gguf_package_is_a_usage_error(tmp_path, monkeypatch):
-    monkeypatch.setattr("tgen.checkpoint.gguf.writer.find_spec", lambda _: None)
+    monkeypatch.setattr("tgen.checkpoint.gguf.package.find_spec", lambda _: None)
     model = make_model("llama")
     with pytest.raises(UsageError, match="needs the gguf package") as error:
         write_gguf(tmp_path / "model.gguf", model.config, model.to_arrays())

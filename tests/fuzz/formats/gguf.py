@@ -14,18 +14,31 @@ from tgen.checkpoint.gguf.writer import write_gguf
 from tgen.checkpoint.hf.chat_template import read as read_template
 from tgen.config import RopeScaling
 from tgen.errors import ModelError
-from tgen.tokenizer import train_bpe
+from tgen.tokenizer import Tokenizer, train_bpe
 
 _CODES = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}  # struct's, by GGUF type
 _STRING, _ARRAY = 8, 9
 _ALIGNMENT = 32
 _TOKENIZER = train_bpe([b"the king the king's 12"], vocab_size=262)
+_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+_SENTENCEPIECE = Tokenizer(
+    tokenizer.to_json(
+        {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *_BYTES, *"▁theking", "th", "▁the"],
+            "tokenizer.ggml.scores": [0.0] * 267 + [-1.0, -2.0],
+            "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * 10],
+        }
+    )[0],
+    end_ids=[2],
+)
 _SCALING = RopeScaling(factor=8.0, original_context_length=8)
-_MODELS: list[tuple[str, str, dict[str, Any]]] = [
-    ("llama", "float32", {"rope_scaling": _SCALING, "d_model": 16}),
-    ("qwen3", "bfloat16", {"tied_embeddings": False}),
-    ("gpt2", "float16", {}),
-    ("qwen2", "int8", {"d_model": 32, "d_ff": 32}),
+_MODELS: list[tuple[str, str, Tokenizer, dict[str, Any]]] = [
+    ("llama", "float32", _TOKENIZER, {"rope_scaling": _SCALING, "d_model": 16}),
+    ("qwen3", "bfloat16", _TOKENIZER, {"tied_embeddings": False}),
+    ("gpt2", "float16", _TOKENIZER, {}),
+    ("qwen2", "int8", _TOKENIZER, {"d_model": 32, "d_ff": 32}),
+    ("llama", "q4_0", _SENTENCEPIECE, {"d_model": 32, "d_ff": 32}),
 ]
 
 
@@ -37,20 +50,20 @@ class Gguf:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "model.gguf"
         self._models: list[tuple[str, Mutator, bytes]] = []
-        for family, stored, values in _MODELS:
-            config = make_config(family, **{"vocab_size": _TOKENIZER.vocab_size} | values)
+        for family, stored, its_tokenizer, values in _MODELS:
+            config = make_config(family, **{"vocab_size": its_tokenizer.vocab_size} | values)
             fields = tokenizer.to_fields(
-                _TOKENIZER,
+                its_tokenizer,
                 config.vocab_size,
-                ends=[0],
+                ends=[its_tokenizer.end_of_text or 0],
                 bos=0,
                 pad=1,
                 chat_template="{{ messages }}",
             )
-            path = folder / f"{family}.gguf"
+            path = folder / f"{family}-{stored}.gguf"
             write_gguf(path, config, random_arrays(config), stored=stored, tokenizer_fields=fields)  # type: ignore[arg-type]
             document, data = _parse(path)
-            self._models.append((family, Mutator(document), data))
+            self._models.append((f"{family}-{stored}", Mutator(document), data))
 
     def change(self, i: int, rng: Random) -> str:
         """Change a document, or the numbers of the file."""

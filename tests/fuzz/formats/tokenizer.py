@@ -7,6 +7,7 @@ from random import Random
 from fuzz.models import save_model, use_model
 from fuzz.mutations import Mutator, dump
 from support import tokenizer_files
+from support.vocabularies import without_bytes
 from tgen.tokenizer import Tokenizer, train_bpe, train_char
 
 _TEXT = b"the king's 12345 \xe6\x97\xa5 \xff\n\n <|endoftext|></s>"
@@ -22,6 +23,8 @@ class TokenizerJson:
         own = {"char": train_char([text[:200]]), "bpe": train_bpe([text], vocab_size=300)}
         documents = {name: json.loads(tokenizer.json) for name, tokenizer in own.items()}
         documents |= {name: _shorten(file) for name, (file, *_) in tokenizer_files.files().items()}
+        documents["holes"] = without_bytes(documents["gpt2"])
+        documents["openai-gpt"] = tokenizer_files.openai_gpt()
         self._models: list[tuple[Path, Mutator]] = []
         for name, document in documents.items():
             tokenizer = Tokenizer(json.dumps(document))
@@ -38,10 +41,10 @@ class TokenizerJson:
     def read(self) -> None:
         """Load the model, generate, encode and decode."""
         tokenizer = use_model(self._path).tokenizer
-        ids = tokenizer.encode_prompt(_TEXT)
-        tokenizer.decode(ids)
         tokenizer.encode_with_special(_TEXT.decode("utf-8", "surrogateescape"))
         _ = tokenizer.merge_pairs
+        tokenizer.decode(tokenizer.encode_corpus(_TEXT)[0].tolist())
+        tokenizer.decode(tokenizer.encode_prompt(_TEXT))
 
 
 def _shorten(file: dict) -> dict:

@@ -15,7 +15,8 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 import numpy as np
 
 from tgen.checkpoint.dtypes import Array
-from tgen.checkpoint.gguf.writer import require_package
+from tgen.checkpoint.gguf.package import require_package
+from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix, Rows
 from tgen.checkpoint.safetensors_file import reject_lfs_pointer
 from tgen.errors import ModelError
 from tgen.storage import files
@@ -27,6 +28,7 @@ _STRING, _ARRAY = 8, 9
 _MAX_NAME, _MAX_DIMENSIONS = 100, 4
 _MAX_HEADER, _MAX_STRINGS = 64 << 20, 1 << 21  # bytes, and strings or list items: far above models'
 _ALIGNMENT = 32
+POSITIONS = "position_embd.weight"  # looked up by row, so never kept quantized
 _PLAIN = {0: "<f4", 1: "<f2", 30: "<u2"}  # float32, float16, bfloat16: read without the package
 
 Value: TypeAlias = "int | float | bool | str | list[str] | array[Any]"
@@ -42,13 +44,8 @@ class TensorEntry(NamedTuple):
 
     @property
     def quantized(self) -> bool:
-        """Whether `read_tensors` has to dequantize the tensor."""
+        """Whether the values are stored in fewer bits than a number of their own takes."""
         return self.ggml_type not in _PLAIN
-
-    @property
-    def array_bytes(self) -> int:
-        """Bytes of the array that `read_tensors` returns: quantized types become float32."""
-        return self.n_bytes if self.ggml_type in _PLAIN else 4 * math.prod(self.shape)
 
 
 class Header(NamedTuple):
@@ -85,9 +82,10 @@ def read_header(path: Path) -> Header:
         return Header(fields, _locate(source, tensors, start))
 
 
-def read_tensors(path: Path, entries: dict[str, TensorEntry]) -> dict[str, Array]:
-    """Read arrays: float32, float16, bfloat16 as uint16 bits, or dequantized to float32."""
-    arrays: dict[str, Array] = {}
+def read_tensors(path: Path, entries: dict[str, TensorEntry]) -> dict[str, Array | QuantizedMatrix]:
+    """Read arrays: float32, float16, bfloat16 as uint16 bits. Quantized matrices stay quantized;
+    other quantized tensors, which llama.cpp does not write, are dequantized."""
+    arrays: dict[str, Array | QuantizedMatrix] = {}
     with files.open_regular(path) as file:
         for name, entry in entries.items():
             data = np.empty(entry.n_bytes, np.uint8)
@@ -97,11 +95,10 @@ def read_tensors(path: Path, entries: dict[str, TensorEntry]) -> dict[str, Array
             if entry.ggml_type in _PLAIN:
                 arrays[name] = data.view(_PLAIN[entry.ggml_type]).reshape(entry.shape)
             else:
-                gguf = require_package("reading these weights")
-                ggml_type = gguf.GGMLQuantizationType(entry.ggml_type)
-                with np.errstate(all="ignore"):  # `check_finite` reports non-finite values later
-                    wide = gguf.quants.dequantize(data.reshape(*entry.shape[:-1], -1), ggml_type)
-                arrays[name] = wide.reshape(entry.shape)
+                rows = data.reshape(math.prod(entry.shape[:-1]), -1)
+                matrix = QuantizedMatrix([Rows(rows, entry.ggml_type)], entry.shape[-1])
+                whole = len(entry.shape) != 2 or name == POSITIONS
+                arrays[name] = matrix[:].reshape(entry.shape) if whole else matrix
     return arrays
 
 

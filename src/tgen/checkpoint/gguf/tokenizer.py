@@ -1,16 +1,29 @@
-"""Byte-level BPE tokenizers as GGUF fields, both ways: tokenizer.json <-> tokens and merges."""
+"""Tokenizers as GGUF fields, both ways: tokenizer.json <-> tokens, and merges or scores.
+
+GGUF calls byte-level BPE "gpt2", and BPE like sentencepiece's "llama".
+"""
 
 import json
+import math
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
+from unicodedata import normalize
 
-from tgen.checkpoint.gguf import pre_tokenizers
+from tgen.checkpoint.gguf import pre_tokenizers, sentencepiece
 from tgen.errors import ModelError, TokenizerError
 from tgen.tokenizer import Tokenizer
+from tgen.tokenizer.byte_alphabet import BYTE_TOKENS, SPACE
+from tgen.tokenizer.patterns import O200K, TEKKEN
+from tgen.tokenizer.spec import AddedToken
 
-_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5  # token types
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # token types
 _DAMAGED = "download the file again: it is damaged"
+# Tokens that end a text in llama.cpp, whatever the file's fields say: many files name only one.
+_END_NAMES = {
+    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>"),
+    *("</s>", "<eos>", "<EOT>", "<end_of_turn>", "<end_of_utterance>", "<｜end▁of▁sentence｜>"),
+}
 
 
 def to_fields(
@@ -21,57 +34,122 @@ def to_fields(
     bos: int | None = None,
     pad: int | None = None,
     chat_template: str | None = None,
+    name: str = "",
 ) -> dict[str, Any]:
     """Return the fields for a model with `n_tokens` tokens.
 
-    `ends` are the end-of-text tokens, the main one first. Raises TokenizerError with the reason if
-    llama.cpp would give other ids.
+    `ends` are the end-of-text tokens, the main one first; `name` is the model's. Raises
+    TokenizerError with the reason if llama.cpp would give other ids (see also
+    `describe_difference`).
     """
     spec, start = tokenizer.spec, tokenizer.bos_ids
-    for token in spec.added_tokens:  # llama.cpp looks for them exactly as they are written
-        flags = ("lstrip", "rstrip", "single_word", *(["normalized"] if spec.nfc else []))
-        if unsupported := [flag for flag in flags if getattr(token, flag)]:
-            raise TokenizerError(
-                f"GGUF cannot store {unsupported[0]} of the added token {token.content!r}"[:200],
-                pre_tokenizers.TRANSFORMERS_HINT,
-            )
+    for token in spec.added_tokens:
+        _check_flags(tokenizer, token, name)
     if len(start) > 1:
         raise TokenizerError(
             f"GGUF cannot store {len(start)} tokens before a text", "use --to transformers"
         )
-    special = {token.id: token.special for token in spec.added_tokens}
-    names = {i: name for name, i in (spec.vocab | tokenizer.added_tokens).items()}
-    tokens, types = [], []
-    used = set(names.values())
-    for i in range(n_tokens):
-        tokens.append(names.get(i) or _unused_name(i, used))
-        token_type = _UNUSED if i not in names else _NORMAL
-        if i in special:
-            token_type = _CONTROL if special[i] else _USER_DEFINED
-        types.append(token_type)
     ends = [i for i in ends if 0 <= i < n_tokens]
     if not ends:
         raise TokenizerError(
             "the tokenizer has no end-of-text token, which llama.cpp needs",
             "set eos_token_id in config.json",
         )
+    if spec.word_end or (spec.normalizers and not spec.byte_level):
+        what = "a tokenizer of words" if spec.word_end else f"the normalizer {spec.normalizers[0]}"
+        raise TokenizerError(f"GGUF cannot store {what}", pre_tokenizers.TRANSFORMERS_HINT)
+    tokens, types = _tokens_and_types(tokenizer, n_tokens)
     ids: dict[str, int | None] = dict(zip(("eos", "eot", "eom"), ends, strict=False))
     ids |= {"bos": start[0] if start else bos, "padding": pad}
-    # llama.cpp needs at least one merge: this pair never occurs in a text
-    merges = [" ".join(pair) for pair in spec.merges] or [f"{tokens[ends[0]]} {tokens[ends[0]]}"]
-    pre = pre_tokenizers.find_name(tokenizer)
-    fields: dict[str, Any] = {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": pre,
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": types,
-        "tokenizer.ggml.merges": merges,
-        "tokenizer.ggml.add_bos_token": bool(start),
-    }
+    fields: dict[str, Any] = {"tokens": tokens, "token_type": types, "add_bos_token": bool(start)}
+    if spec.byte_level:
+        # llama.cpp needs at least one merge: this pair never occurs in a text
+        merges = [" ".join(p) for p in spec.merges] or [f"{tokens[ends[0]]} {tokens[ends[0]]}"]
+        pre = pre_tokenizers.find_name(tokenizer)
+        fields |= {"model": "gpt2", "pre": pre, "merges": merges}
+    else:
+        added = [token.content for token in spec.added_tokens]
+        if spec.metaspace and spec.splits_words:
+            sentencepiece.check_words(spec.vocab)
+        sentencepiece.check_tokens(spec.vocab)
+        scores = sentencepiece.scores_of(spec.vocab, spec.merges, added)
+        fields |= {"model": "llama", "pre": "default", "add_space_prefix": bool(spec.prefix)}
+        fields["scores"] = [scores.get(token, 0.0) for token in tokens]
+        ids["unknown"] = spec.vocab.get(_unknown_name(tokenizer) or "")
     for key, token_id in ids.items():
         if token_id is not None and 0 <= token_id < n_tokens:
-            fields[f"tokenizer.ggml.{key}_token_id"] = token_id
+            fields[f"{key}_token_id"] = token_id
+    fields = {f"tokenizer.ggml.{key}": value for key, value in fields.items()}
     return fields | ({"tokenizer.chat_template": chat_template} if chat_template else {})
+
+
+def describe_difference(tokenizer: Tokenizer) -> str:
+    """Return for which texts llama.cpp gives other ids than a tokenizer that GGUF can store."""
+    spec = tokenizer.spec
+    if {O200K, TEKKEN} & set(spec.patterns):
+        return "llama.cpp splits words with capital letters or marks outside ASCII in another way"
+    if not spec.byte_level and spec.prefix and spec.metaspace:
+        after = " or follows a control token" if spec.prefix == "first" else ""
+        return f"llama.cpp puts one more space before a text that begins with a space{after}"
+    if any(SPACE in token.content for token in spec.added_tokens):
+        return f"llama.cpp splits the character {SPACE} and long runs of spaces in another way"
+    return ""
+
+
+def _check_flags(tokenizer: Tokenizer, token: AddedToken, name: str) -> None:
+    """Raise TokenizerError unless llama.cpp finds the token where the tokenizer does: it looks for
+    the characters of its name."""
+    spec = tokenizer.spec
+    if spec.byte_level:
+        changed = bool(spec.normalizers) and not (spec.nfc and _stays_in_nfc(token.content))
+    else:
+        changed = not spec.metaspace and not token.special
+    flags = {
+        "lstrip": token.lstrip,
+        "rstrip": token.rstrip and not _strips_spaces(token.content, name),
+        "single_word": token.single_word,
+        "normalized": token.normalized and changed,
+    }
+    if unsupported := [flag for flag, value in flags.items() if value]:
+        raise TokenizerError(
+            f"GGUF cannot store {unsupported[0]} of the added token {token.content!r}"[:200],
+            pre_tokenizers.TRANSFORMERS_HINT,
+        )
+
+
+def _stays_in_nfc(token: str) -> bool:
+    """Whether Unicode's NFC changes neither a token nor its last character before a mark."""
+    marks = [normalize("NFC", chr(mark)) for mark in range(0x300, 0x370)]
+    return token.isascii() and all(normalize("NFC", token[-1] + m) == token[-1] + m for m in marks)
+
+
+def _strips_spaces(token: str, model_name: str) -> bool:
+    """Whether llama.cpp drops the spaces after an added token: it knows Phi-3 by its name."""
+    phi3 = any(part in model_name.lower() for part in ("phi-3", "phi3"))
+    return phi3 and token not in ("<unk>", "<s>", "<|endoftext|>")
+
+
+def _tokens_and_types(tokenizer: Tokenizer, n_tokens: int) -> tuple[list[str], list[int]]:
+    spec = tokenizer.spec
+    types = dict.fromkeys(spec.vocab.values(), _NORMAL)
+    names = {i: name for name, i in (spec.vocab | tokenizer.added_tokens).items()}
+    for token in spec.added_tokens:
+        types[token.id] = _CONTROL if token.special else _USER_DEFINED
+    if not spec.byte_level:
+        types |= {spec.vocab[name]: _BYTE for name in BYTE_TOKENS if name in spec.vocab}
+        if (unknown := spec.vocab.get(_unknown_name(tokenizer) or "")) is not None:
+            types[unknown] = _UNKNOWN
+        for token in spec.added_tokens:  # llama.cpp looks for them before it replaces spaces
+            if not token.special:
+                names[token.id] = token.content.replace(SPACE, " ")
+    used = set(names.values())
+    tokens = [names.get(i) or _unused_name(i, used) for i in range(n_tokens)]
+    return tokens, [types.get(i, _UNUSED) for i in range(n_tokens)]
+
+
+def _unknown_name(tokenizer: Tokenizer) -> str | None:
+    name: str | None = json.loads(tokenizer.json)["model"].get("unk_token")
+    return name
 
 
 def to_json(fields: Mapping[str, Any]) -> tuple[str, list[int]]:
@@ -79,63 +157,128 @@ def to_json(fields: Mapping[str, Any]) -> tuple[str, list[int]]:
 
     Raises ModelError for unsupported tokenizers and inconsistent lists.
     """
-    model, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
-    if model != "gpt2":
+    model = fields.get("tokenizer.ggml.model")
+    if model not in ("gpt2", "llama"):
         raise ModelError(
             f"unsupported tokenizer type {model!r}"[:200],
-            "use a model with byte-level BPE, which GGUF calls gpt2",
+            "use a model with byte-level BPE, which GGUF calls gpt2, or with sentencepiece's BPE, "
+            "which it calls llama",
         )
-    name = pre_tokenizers.ALIASES.get(pre, pre) if isinstance(pre, str) else None
-    if name not in pre_tokenizers.PRE_TOKENIZERS:
-        raise ModelError(
-            f"unsupported pre-tokenizer {pre!r}"[:200],
-            f"use one of {', '.join([*pre_tokenizers.PRE_TOKENIZERS, *pre_tokenizers.ALIASES])}",
-        )
-    pre_tokenizer = pre_tokenizers.PRE_TOKENIZERS[name]
-    tokens, merges = _strings(fields, "tokens"), _strings(fields, "merges")
+    tokens = _strings(fields, "tokens")
     types = fields.get("tokenizer.ggml.token_type", [_NORMAL] * len(tokens))
     if not isinstance(types, list | array) or len(types) != len(tokens):
         raise ModelError("its token types do not match its tokens", _DAMAGED)
     vocab: dict[str, int] = {}
     for i, (token, token_type) in enumerate(zip(tokens, types, strict=True)):
-        if token_type != _UNUSED and vocab.setdefault(token, i) != i:
+        if token_type != _UNUSED and token and vocab.setdefault(token, i) != i:
             raise ModelError(f"it has two tokens named {token!r}"[:200], _DAMAGED)
-    pairs = [merge.split(" ", 1) for merge in merges]
-    ids = {key: _token_id(fields, key, len(tokens)) for key in ("bos", "eos", "eot", "eom")}
+    # llama.cpp's defaults for sentencepiece models are Llama 2's
+    defaults = {"bos": 1, "eos": 2, "unknown": 0} if model == "llama" else {}
+    ids = {
+        key: _token_id(fields, key, len(tokens), defaults.get(key))
+        for key in ("bos", "eos", "eot", "eom", "unknown")
+    }
+    name = fields.get("general.name")
+    added = [
+        _added_token_json(i, token, types[i], name if isinstance(name, str) else "")
+        for token, i in vocab.items()
+        if types[i] in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+    ]
+    if model == "gpt2":
+        parts, add_bos = _byte_level_parts(fields, vocab)
+    else:
+        atomic = {token["content"] for token in added}
+        parts = _sentencepiece_parts(fields, vocab, types, atomic)
+        unknown = ids["unknown"]
+        if unknown is not None and types[unknown] != _UNUSED:
+            parts["model"]["unk_token"] = tokens[unknown]
+        add_bos = True
     bos = ids["bos"]
-    add_bos = fields.get("tokenizer.ggml.add_bos_token", name == "llama-bpe") is True
+    add_bos = fields.get("tokenizer.ggml.add_bos_token", add_bos) is True
     tokenizer_json = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [
-            _added_token_json(i, tokens[i], special=types[i] == _CONTROL)
-            for i in sorted(vocab.values())
-            if types[i] in (_CONTROL, _USER_DEFINED)
-        ],
-        "normalizer": {"type": "NFC"} if pre_tokenizer.nfc else None,
-        "pre_tokenizer": pre_tokenizers.pre_tokenizer_json(pre_tokenizer.patterns),
+        "added_tokens": sorted(added, key=lambda token: token["id"]),
         "post_processor": _bos_json(tokens[bos], bos) if add_bos and bos is not None else None,
-        "decoder": pre_tokenizers.byte_level_json(use_regex=True),
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": pre_tokenizer.ignore_merges,
-            "vocab": vocab,
-            "merges": [p for p in pairs if len(p) == 2 and {*p, "".join(p)} <= vocab.keys()],
-        },
+        **parts,
     }
     ends = [end for key in ("eos", "eot", "eom") if (end := ids[key]) is not None]
-    return json.dumps(tokenizer_json, ensure_ascii=False), ends
+    ends += [token["id"] for token in added if token["content"] in _END_NAMES]
+    return json.dumps(tokenizer_json, ensure_ascii=False), list(dict.fromkeys(ends))
 
 
-def _added_token_json(i: int, content: str, *, special: bool) -> dict[str, Any]:
+def _byte_level_parts(
+    fields: Mapping[str, Any], vocab: Mapping[str, int]
+) -> tuple[dict[str, Any], bool]:
+    """Return the parts of tokenizer.json of byte-level BPE, and the default of add_bos_token."""
+    pre = fields.get("tokenizer.ggml.pre")
+    name = pre_tokenizers.ALIASES.get(pre, pre) if isinstance(pre, str) else None
+    if name not in pre_tokenizers.PRE_TOKENIZERS:
+        raise ModelError(
+            f"unsupported pre-tokenizer {pre!r}"[:200],
+            f"use a model with one of {', '.join(pre_tokenizers.PRE_TOKENIZERS)}",
+        )
+    pre_tokenizer = pre_tokenizers.PRE_TOKENIZERS[name]
+    pairs = [merge.split(" ", 1) for merge in _strings(fields, "merges")]
+    model = _model_json(vocab) | {
+        "ignore_merges": pre_tokenizer.ignore_merges,
+        "merges": [p for p in pairs if len(p) == 2 and {*p, "".join(p)} <= vocab.keys()],
+    }
+    parts = {
+        "normalizer": {"type": "NFC"} if pre_tokenizer.nfc else None,
+        "pre_tokenizer": pre_tokenizers.pre_tokenizer_json(pre_tokenizer),
+        "decoder": pre_tokenizers.byte_level_json(use_regex=True),
+        "model": model,
+    }
+    return parts, pre_tokenizer.add_bos
+
+
+def _sentencepiece_parts(
+    fields: Mapping[str, Any], vocab: Mapping[str, int], types: Sequence[int], atomic: set[str]
+) -> dict[str, Any]:
+    """Return the parts of tokenizer.json, as in Llama 2's; `atomic` tokens are not merged."""
+    scores = fields.get("tokenizer.ggml.scores")
+    if not isinstance(scores, list | array):
+        raise ModelError("its tokenizer has no list of scores", "export it with a vocabulary")
+    numbers = [score for score in scores if isinstance(score, int | float)]
+    if not len(numbers) == len(scores) == len(types) or not all(map(math.isfinite, numbers)):
+        raise ModelError("its scores do not match its tokens", _DAMAGED)
+    mergeable = {n: i for n, i in vocab.items() if types[i] != _BYTE and n not in atomic}
+    prefix = fields.get("tokenizer.ggml.add_space_prefix", True) is True
+    prepend = [{"type": "Prepend", "prepend": SPACE}] if prefix else []
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
+    spaces = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+    decoders = [spaces, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]
+    merges = sentencepiece.merges_by_score(mergeable, numbers)
+    model = {"fuse_unk": True, "byte_fallback": True, "merges": merges}
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": [*prepend, replace]},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": _model_json(vocab) | model,
+    }
+
+
+def _model_json(vocab: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        "vocab": vocab,
+    }
+
+
+def _added_token_json(i: int, content: str, token_type: int, model_name: str) -> dict[str, Any]:
+    special = token_type != _USER_DEFINED or content in _END_NAMES
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    flags["rstrip"] = _strips_spaces(content, model_name)
     return {"id": i, "content": content, **flags, "special": special}
 
 
@@ -165,6 +308,8 @@ def _strings(fields: Mapping[str, Any], key: str) -> list[str]:
     return strings
 
 
-def _token_id(fields: Mapping[str, Any], key: str, n_tokens: int) -> int | None:
-    i = fields.get(f"tokenizer.ggml.{key}_token_id")
+def _token_id(
+    fields: Mapping[str, Any], key: str, n_tokens: int, default: int | None
+) -> int | None:
+    i = fields.get(f"tokenizer.ggml.{key}_token_id", default)
     return i if type(i) is int and 0 <= i < n_tokens else None

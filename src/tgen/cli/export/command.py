@@ -10,6 +10,8 @@ from tgen.cli.options import make_command, parse_size, quiet_option
 from tgen.config.option import option
 from tgen.errors import UsageError
 
+ExportType = Literal["f32", "f16", "bf16", "q8_0", "q6_k", "q5_1", "q5_0", "q4_1", "q4_0"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
@@ -24,9 +26,10 @@ class ExportOptions:
         help_text="Output format: one GGUF file for llama.cpp, or a transformers directory.",
         flags="--to",
     )
-    dtype: Literal["f32", "f16", "bf16", "q8_0"] | None = option(
+    dtype: ExportType | None = option(
         None,
-        "Dtype of the weights (in GGUF files, of the matrices). q8_0 (8 bits) needs --to gguf.",
+        "Type of the weights (in GGUF files, of the matrices). The types with 8 bits (q8_0) to 4 "
+        "bits (q4_0) per weight need --to gguf.",
         "--type",
         shown_default="as stored; quantized weights become f32",
     )
@@ -52,9 +55,9 @@ class ExportOptions:
                 "--max-shard-size cannot be combined with --to gguf",
                 "remove --max-shard-size: a GGUF export is one file",
             )
-        if self.to == "transformers" and self.dtype == "q8_0":
+        if self.to == "transformers" and self.dtype not in (None, "f32", "f16", "bf16"):
             raise UsageError(
-                "--type q8_0 cannot be combined with --to transformers",
+                f"--type {self.dtype} cannot be combined with --to transformers",
                 "choose f32, f16 or bf16, or --to gguf",
             )
         if str(self.out) == "-":
@@ -70,6 +73,7 @@ def export(options: ExportOptions) -> None:
     """
     began = time.monotonic()
     from tgen.checkpoint import export as exporters
+    from tgen.checkpoint.gguf.tokenizer import describe_difference
     from tgen.checkpoint.model_dir import load
     from tgen.checkpoint.model_lookup import find_model
     from tgen.cli.export.target import check_target, default_target
@@ -78,10 +82,12 @@ def export(options: ExportOptions) -> None:
     max_bytes = parse_size("--max-shard-size", size) if size else exporters.MAX_SHARD_BYTES
     path = find_model(options.model).path
     # A cached model's own directory has a hash for a name.
-    name = (Path(options.model).name or path.resolve().name).removesuffix(".gguf")
+    name = (Path(options.model).name or path.resolve().name).removesuffix(".gguf").replace(":", "-")
     if options.out is not None:
         check_target(options.out, path, to_file=to_file, overwrite=options.overwrite)
     bundle = load(path)
+    for warning in bundle.warnings:
+        console.print_status(f"warning: {warning}", quiet=quiet)
     stored = exporters.TYPES[options.dtype] if options.dtype else exporters.main_dtype(bundle)
     dtype = next(key for key, value in exporters.TYPES.items() if value == stored)
     out = options.out
@@ -94,12 +100,22 @@ def export(options: ExportOptions) -> None:
         quiet=quiet,
     )
     with console.progress("writing", quiet=quiet) as progress:
-        if to_file or stored == "int8":
-            exporters.export_gguf(bundle, out, name=name, stored=stored, progress=progress)
+        types: dict[str, int] = {}
+        if to_file:
+            types = exporters.export_gguf(bundle, out, name=name, stored=stored, progress=progress)
         else:
             exporters.export_transformers(
-                bundle, out, dtype=stored, max_shard_bytes=max_bytes, progress=progress
+                bundle,
+                out,
+                dtype=stored,  # type: ignore[arg-type]  # checked by ExportOptions
+                max_shard_bytes=max_bytes,
+                progress=progress,
             )
+    if types.keys() - {dtype}:
+        counts = ", ".join(f"{n} {key}" for key, n in types.items())
+        console.print_status(f"types of the matrices, as llama.cpp chooses: {counts}", quiet=quiet)
+    if to_file and (difference := describe_difference(bundle.tokenizer)):
+        console.print_status(f"warning: {difference}", quiet=quiet)
     written = out.iterdir() if out.is_dir() else [out]
     megabytes = sum(file.stat().st_size for file in written) / 1e6
     seconds = time.monotonic() - began

@@ -1,0 +1,241 @@
+"""The model's config as fields of a GGUF file, both ways."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tgen.checkpoint.dtypes import to_float32
+from tgen.checkpoint.gguf import rope_scaling, tensor_names
+from tgen.checkpoint.gguf.header import Header, read_tensors
+from tgen.checkpoint.hf.config_values import require_positive_integer
+from tgen.config import FAMILIES, ModelConfig, RopeScaling
+from tgen.errors import ModelError
+
+_ARCHITECTURES = sorted(set(tensor_names.ARCHITECTURES.values()))
+_FAMILIES = {a: f for f, a in reversed(tensor_names.ARCHITECTURES.items())}
+_DAMAGED, _UNSUPPORTED = "download or export the file again", "use another model"
+_SCALES = {  # Granite's
+    "embedding_scale": "embedding_scale",
+    "attention.scale": "attention_scale",
+    "residual_scale": "residual_scale",
+    "logit_scale": "logits_divisor",
+}
+_GEMMA_PATTERN = 6  # every sixth layer of a gemma3 sees the whole context, unless a field differs
+
+
+def to_fields(config: ModelConfig) -> dict[str, Any]:
+    """Return the fields that describe the architecture; `check_supported` has passed."""
+    fields: dict[str, Any] = {
+        "context_length": config.context_length,
+        "embedding_length": config.d_model,
+        "block_count": config.n_layers,
+        "feed_forward_length": config.d_ff,
+        "attention.head_count": config.n_heads,
+        "attention.head_count_kv": config.n_kv_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "vocab_size": config.vocab_size,
+    }
+    rms = "_rms" if config.norm == "rms_norm" else ""
+    fields[f"attention.layer_norm{rms}_epsilon"] = config.norm_eps
+    if config.position == "rotary":
+        fields["rope.freq_base"] = config.rope_theta
+        fields["rope.dimension_count"] = config.n_rotated
+    if config.sliding_window is not None or config.family == "phi3":
+        fields["attention.sliding_window"] = config.sliding_window or 0
+    match config.family:
+        case "gpt_neox":
+            fields["use_parallel_residual"] = config.norm_placement == "parallel"
+        case "gemma3":
+            fields["rope.freq_base_swa"] = config.local_rope_theta
+            fields["attention.sliding_window_pattern"] = tensor_names.gemma_pattern(config)
+        case "granite":
+            fields |= {key: float(_scale(config, name)) for key, name in _SCALES.items()}
+    fields |= _scaling_fields(config)
+    architecture = tensor_names.ARCHITECTURES[config.family]
+    fields = {f"{architecture}.{key}": value for key, value in fields.items()}
+    if (scaling := config.rope_scaling) and scaling.kind == "llama3":
+        fields |= rope_scaling.to_fields(scaling)
+    return fields
+
+
+def _scale(config: ModelConfig, name: str) -> float:
+    return config.score_scale if name == "attention_scale" else getattr(config, name)
+
+
+def _scaling_fields(config: ModelConfig) -> dict[str, Any]:
+    scaling = config.rope_scaling
+    if scaling is None:
+        return {}
+    factor = {"rope.scaling.factor": scaling.factor}
+    length = {"rope.scaling.original_context_length": scaling.original_context_length}
+    match scaling.kind:
+        case "linear":
+            return factor | {"rope.scaling.type": "linear"}
+        case "yarn":
+            betas = {"fast": scaling.beta_fast, "slow": scaling.beta_slow}
+            return (
+                factor
+                | length
+                | {"rope.scaling.type": "yarn"}
+                | {f"rope.scaling.yarn_beta_{name}": float(beta) for name, beta in betas.items()}
+            )
+        case "longrope":
+            whole = round(scaling.original_context_length * scaling.factor)
+            attention = {"rope.scaling.attn_factor": scaling.attention_factor}
+            return length | attention | {"context_length": whole}
+    return {}
+
+
+def read_config(path: Path, header: Header) -> ModelConfig:
+    """Return the config; raises ModelError for unsupported models, UsageError for bad values."""
+    fields, entries = header
+    architecture = fields.get("general.architecture")
+    if architecture not in _ARCHITECTURES:
+        raise ModelError(
+            f"unknown GGUF architecture {architecture!r}"[:200],
+            f"use one of {', '.join(_ARCHITECTURES)}",
+        )
+    if fields.get("split.count", 0) not in (0, 1):
+        raise ModelError(
+            "it is one of several parts", "join them with `llama-gguf-split --merge` of llama.cpp"
+        )
+    family = _FAMILIES[str(architecture)]
+    prefix = f"{architecture}."
+    own = {key.removeprefix(prefix): v for key, v in fields.items() if key.startswith(prefix)}
+    if own.get("expert_count", 0) != 0:
+        raise ModelError(f"it has {own['expert_count']!r} experts"[:200], _UNSUPPORTED)
+    if "token_embd.weight" not in entries:
+        raise ModelError("token_embd.weight is missing", "download the file again: it is damaged")
+    d_model, n_heads = _integer(own, "embedding_length"), _integer(own, "attention.head_count")
+    n_layers = _integer(own, "block_count")
+    head_dim = _integer(own, "attention.key_length", d_model // n_heads)
+    if own.get("attention.value_length", head_dim) != head_dim:
+        raise ModelError(
+            f"its head size is {head_dim}, but attention.value_length="
+            f"{own['attention.value_length']!r}"[:200],
+            _UNSUPPORTED,
+        )
+    values: dict[str, Any] = {
+        "vocab_size": entries["token_embd.weight"].shape[0],
+        "context_length": _integer(own, "context_length"),
+        "n_layers": n_layers,
+        "d_model": d_model,
+        "n_heads": n_heads,
+        "n_kv_heads": _integer(own, "attention.head_count_kv", n_heads),
+        "head_dim": head_dim,
+        "d_ff": _integer(own, "feed_forward_length"),
+        "tied_embeddings": "output.weight" not in entries,
+    }
+    window = own.get("attention.sliding_window", 0)
+    # llama.cpp runs a mistral as a llama and ignores the window
+    if architecture == "llama" and window != 0:
+        family = "mistral"
+    if window != 0 and family in ("mistral", "phi3", "gemma3"):
+        values["sliding_window"] = _integer(own, "attention.sliding_window")
+    implied = FAMILIES[family]
+    rms = "_rms" if implied["norm"] == "rms_norm" else ""
+    default_eps = 1e-6 if rms else 1e-5
+    values["norm_eps"] = _number(own, f"attention.layer_norm{rms}_epsilon", default_eps)
+    if implied["position"] == "rotary":
+        rotated = _integer(own, "rope.dimension_count", head_dim)
+        if rotated != head_dim:
+            values["rotary_dim"] = rotated
+        values["rope_theta"] = _number(own, "rope.freq_base", 10_000.0)
+        scaling = _rope_scaling(path, header, own, values["rope_theta"], rotated)
+        if scaling and scaling.kind == "longrope":
+            values["context_length"] = scaling.original_context_length
+        values["rope_scaling"] = scaling
+    match family:
+        case "gpt_neox":
+            parallel = own.get("use_parallel_residual", True) is True
+            values["norm_placement"] = "parallel" if parallel else "pre"
+        case "gemma3":
+            values["embedding_scale"] = math.sqrt(d_model)
+            values["attention_scale"] = head_dim**-0.5
+            values["local_rope_theta"] = _number(own, "rope.freq_base_swa", 10_000.0)
+            n = _integer(own, "attention.sliding_window_pattern", _GEMMA_PATTERN)
+            sliding = tuple((layer + 1) % n != 0 for layer in range(min(n_layers, len(entries))))
+            values["sliding_layers"] = None if all(sliding) else sliding
+        case "smollm3":
+            layers = range(min(n_layers, len(entries)))
+            rotates = tuple((layer + 1) % tensor_names.NOPE_STEP != 0 for layer in layers)
+            values["rope_layers"] = None if all(rotates) else rotates
+        case "granite":
+            scales = {name: _number(own, key, 0.0) for key, name in _SCALES.items()}
+            values |= {name: scale for name, scale in scales.items() if scale}
+    biases = tensor_names.OPTIONAL_BIASES.get(family, {})
+    values |= {field: tensor in entries for field, tensor in biases.items()}
+    return ModelConfig(**implied | values, family=family)
+
+
+def _rope_scaling(
+    path: Path, header: Header, own: Mapping[str, Any], theta: float, n_rotated: int
+) -> RopeScaling | None:
+    entries = header.tensors
+    if tensor_names.SHORT_FACTORS in entries and tensor_names.LONG_FACTORS in entries:
+        return _longrope(path, header, own, n_rotated)
+    kind = own.get("rope.scaling.type", "linear")
+    # the second key is the older one
+    key = "rope.scaling.factor" if "rope.scaling.factor" in own else "rope.scale_linear"
+    scaled = own.get(key, 0) not in (0, 1)
+    entry = entries.get(tensor_names.ROPE_FREQS)
+    if kind not in ("none", "linear", "yarn") or (entry and scaled):
+        raise ModelError(f"unsupported RoPE scaling {kind!r}"[:200], rope_scaling.SUPPORTED)
+    if entry is None:
+        if kind == "none" or not scaled:
+            return None
+        factor = _number(own, key, 1.0)
+        if kind == "linear":
+            return RopeScaling(kind="linear", factor=factor)
+        length = _integer(own, "rope.scaling.original_context_length", own.get("context_length"))
+        return RopeScaling(
+            kind="yarn",
+            factor=factor,
+            original_context_length=length,
+            beta_fast=_number(own, "rope.scaling.yarn_beta_fast", 32.0),
+            beta_slow=_number(own, "rope.scaling.yarn_beta_slow", 1.0),
+            attention_factor=tensor_names.yarn_attention_factor(factor),
+        )
+    if entry.shape != (n_rotated // 2,):
+        raise _wrong_shape(tensor_names.ROPE_FREQS, entry.shape, n_rotated)
+    (divisors,) = read_tensors(path, {tensor_names.ROPE_FREQS: entry}).values()
+    return rope_scaling.infer_scaling(theta, to_float32(np.asarray(divisors)), header.fields)
+
+
+def _longrope(path: Path, header: Header, own: Mapping[str, Any], n_rotated: int) -> RopeScaling:
+    names = (tensor_names.SHORT_FACTORS, tensor_names.LONG_FACTORS)
+    for name in names:
+        if header.tensors[name].shape != (n_rotated // 2,):
+            raise _wrong_shape(name, header.tensors[name].shape, n_rotated)
+    read = read_tensors(path, {name: header.tensors[name] for name in names})
+    short, long = (tuple(to_float32(np.asarray(read[name])).tolist()) for name in names)
+    context_length = _integer(own, "context_length")
+    length = _integer(own, "rope.scaling.original_context_length", context_length)
+    return RopeScaling(
+        kind="longrope",
+        factor=context_length / length,
+        original_context_length=length,
+        attention_factor=_number(own, "rope.scaling.attn_factor", 1.0),
+        short_factor=short,
+        long_factor=long,
+    )
+
+
+def _wrong_shape(name: str, shape: tuple[int, ...], n_rotated: int) -> ModelError:
+    return ModelError(f"{name} has shape {list(shape)} (expected {[n_rotated // 2]})", _DAMAGED)
+
+
+def _integer(own: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    return require_positive_integer(own.get(key, default), key, "it has")
+
+
+def _number(own: Mapping[str, Any], key: str, default: float) -> float:
+    """A number stored as float32, as the shortest decimal that gives this float32."""
+    value = own.get(key, default)
+    if not isinstance(value, float) or not 0 <= value < math.inf or (value == 0 and default):
+        raise ModelError(f"it has {key}={value!r}"[:200], f"set {key} to a positive number")
+    return float(str(np.float32(value)))

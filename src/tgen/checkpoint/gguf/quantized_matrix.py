@@ -1,0 +1,118 @@
+"""Matrices of quantized GGUF files, kept in the bytes of the file until their values are needed."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from tgen.checkpoint.dtypes import Array, Floats, to_float32
+from tgen.checkpoint.gguf.package import require_package
+
+_ROWS_AT_ONCE = 1024
+# Where a block of each GGUF type has its float16 scales: all its values are finite if they are.
+_SCALES = {2: (0,), 3: (0, 2), 6: (0,), 7: (0, 2), 8: (0,), 10: (80, 82), 11: (108,)}
+_SCALES |= {12: (0, 2), 13: (0, 2), 14: (208,), 20: (0,), 23: (0,)}
+
+
+class Rows(NamedTuple):
+    """Rows of a matrix: bytes (m, bytes per row) in blocks of a GGUF type, or floats (m, n)."""
+
+    data: Array
+    ggml_type: int | None  # None: float32, float16 or bfloat16 bits
+
+
+class QuantizedMatrix:
+    """A float32 matrix (m, n) that takes as much memory as in its file.
+
+    Used in place of an array: its shape, and slices of its rows, which are dequantized. Only
+    conversions to an array (`np.asarray`, `astype`, `to_float32`) dequantize all of it at once.
+    """
+
+    dtype = np.dtype(np.float32)
+    ndim = 2
+
+    def __init__(self, parts: Sequence[Rows], n_columns: int) -> None:
+        """Stack `parts`, which may have different types."""
+        self._parts = list(parts)
+        self.shape = (sum(len(part.data) for part in parts), n_columns)
+
+    @classmethod
+    def stack(cls, matrices: Sequence["Array | QuantizedMatrix"]) -> "QuantizedMatrix":
+        """Stack matrices with the same number of columns, without copying them."""
+        parts: list[Rows] = []
+        for matrix in matrices:
+            parts += matrix._parts if isinstance(matrix, cls) else [Rows(np.asarray(matrix), None)]
+        return cls(parts, matrices[0].shape[1])
+
+    def reorder(self, reorder_rows: Callable[[Array], Array]) -> "QuantizedMatrix":
+        """Reorder the rows of the matrix, of one part, by a function of an array (m, ...)."""
+        ((data, ggml_type),) = self._parts
+        return QuantizedMatrix([Rows(reorder_rows(data), ggml_type)], self.shape[1])
+
+    def split(self, sizes: Sequence[int]) -> list["QuantizedMatrix"]:
+        """Split a matrix of one part into matrices with these numbers of rows."""
+        ((data, ggml_type),) = self._parts
+        pieces = np.split(data, np.cumsum(sizes)[:-1])
+        return [QuantizedMatrix([Rows(piece, ggml_type)], self.shape[1]) for piece in pieces]
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stored blocks."""
+        return sum(part.data.nbytes for part in self._parts)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> Floats:
+        """Return consecutive rows, dequantized: (rows, n)."""
+        start, stop, _ = rows.indices(len(self))
+        out = np.empty((max(0, stop - start), self.shape[1]), np.float32)
+        first = 0  # of the part, in the matrix
+        for data, ggml_type in self._parts:
+            chosen = data[max(0, start - first) : max(0, stop - first)]
+            at = max(0, first - start)
+            out[at : at + len(chosen)] = self._dequantize(chosen, ggml_type)
+            first += len(data)
+        return out
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        """Dequantize the whole matrix."""
+        return self[:].astype(dtype or np.float32, copy=False)
+
+    def astype(self, dtype: DTypeLike, *, copy: bool = True) -> NDArray[Any]:  # noqa: ARG002
+        """Dequantize the whole matrix, always to a new array."""
+        return self.__array__(dtype)
+
+    def is_finite(self) -> bool:
+        """Whether no value is infinite or NaN."""
+        gguf = require_package("reading these weights")
+        for data, ggml_type in self._parts:
+            offsets = _SCALES.get(-1 if ggml_type is None else ggml_type)
+            if offsets is None:
+                if not all(np.isfinite(part).all() for part in self._blocks_of_rows()):
+                    return False
+                continue
+            n_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(ggml_type)][1]
+            blocks = data.reshape(-1, n_bytes)
+            scales = (np.ascontiguousarray(blocks[:, i : i + 2]).view("<u2") for i in offsets)
+            if not all(((bits & 0x7C00) != 0x7C00).all() for bits in scales):
+                return False
+        return True
+
+    def _blocks_of_rows(self) -> Iterator[Floats]:
+        return (self[i : i + _ROWS_AT_ONCE] for i in range(0, len(self), _ROWS_AT_ONCE))
+
+    def _dequantize(self, data: Array, ggml_type: int | None) -> Floats:
+        if ggml_type is None or not len(data):
+            return to_float32(data) if ggml_type is None else np.empty((0, self.shape[1]), "<f4")
+        gguf = require_package("reading these weights")
+        with np.errstate(all="ignore"):  # `is_finite` reports values that are not finite
+            wide = gguf.quants.dequantize(data, gguf.GGMLQuantizationType(ggml_type))
+        return np.asarray(wide.reshape(len(data), -1), np.float32)

@@ -1,0 +1,178 @@
+"""GGUF files by name: those in a folder, and those that other programs have downloaded.
+
+A folder with one GGUF file has its name. If there are several, each has the folder's name with its
+type, as in "gemma-3-270m-it-GGUF:Q8_0". Nothing is ever downloaded or changed.
+"""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tgen.errors import ModelError, TgenError
+from tgen.storage import files
+
+_NAME = re.compile(r"\w[\w.+-]*")  # of a folder or file; others are not models'
+_TYPE = re.compile(r"(?:^|[-._])((?:UD-)?(?:I?Q\d|TQ\d|BF16|F16|F32|MXFP4)\w*)$", re.IGNORECASE)
+_LATER_PART = re.compile(r"-(?!00001-)\d{5}-of-\d{5}$")
+_OTHER_FILES = ("mmproj", "imatrix")  # image encoders; statistics for quantization
+_MANIFEST = re.compile(r"manifest=([^=]+)=([^=]+)=[^=]+\.json")  # llama.cpp's: owner, repository
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_OLLAMA_MODEL = "application/vnd.ollama.image.model"
+_MANIFEST_LIMIT = 1 << 20  # bytes
+_MAX_LISTED = 8  # names in an error
+
+
+def select(named: Mapping[str, Path], name: str) -> str | None:
+    """Return the full name, of `named`, that `name` means: it may lack the owner and the type.
+
+    Raises ModelError if there are several.
+    """
+    base, _, kind = name.removesuffix(":latest").partition(":")  # Ollama's default type
+    parts = {full: full.partition(":") for full in named}
+    found = [
+        full
+        for full, (owned, _, own_kind) in parts.items()
+        if f"/{owned}".endswith(f"/{base}") and own_kind.lower() == kind.lower()
+    ]
+    several = "from several owners"
+    if not found and not kind:
+        found = [full for full, (owned, _, _) in parts.items() if f"/{owned}".endswith(f"/{base}")]
+        if len({parts[full][0] for full in found}) == 1:
+            several = "with several types"
+    if len(found) > 1 and base in found:
+        return base
+    if len(found) > 1:
+        raise ModelError(
+            f"model {name!r} exists {several}", f"choose one of {join_names(sorted(found))}"
+        )
+    return found[0] if found else None
+
+
+def join_names(names: list[str]) -> str:
+    """Join the first names for a message."""
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return ", ".join(names[:_MAX_LISTED]) + more
+
+
+def files_in(folder: Path, name: str) -> dict[str, Path]:
+    """Return the GGUF models inside a folder, by names that start with `name`."""
+    paths = [
+        folder / entry
+        for entry in _entries(folder)
+        if (stem := _stem(entry)) and not stem.lower().startswith(_OTHER_FILES)
+    ]
+    paths = [path for path in paths if not _LATER_PART.search(path.stem) and path.is_file()]
+    if len(paths) == 1:
+        return {name: paths[0]}
+    return {f"{name}:{_type_of(path.stem)}": path for path in paths}
+
+
+def models_in(folder: Path) -> dict[str, Path]:
+    """Return the GGUF models of a folder of models: files, and folders of files."""
+    models: dict[str, Path] = {}
+    for entry in _entries(folder):
+        if (stem := _stem(entry)) and (folder / entry).is_file():
+            models[stem] = folder / entry
+        elif _NAME.fullmatch(entry) and not (folder / entry / "config.json").exists():
+            models |= files_in(folder / entry, entry)
+    return models
+
+
+def downloaded_models() -> Iterator[tuple[str, dict[str, Path]]]:
+    """Yield the name of each program and its models."""
+    yield "LM Studio", _lm_studio()
+    yield "llama.cpp's cache", _llama_cpp()
+    yield "Ollama", _ollama()
+
+
+def _lm_studio() -> dict[str, Path]:
+    home = Path(os.path.expanduser("~"))
+    models: dict[str, Path] = {}
+    for root in (home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"):
+        for owner in filter(_NAME.fullmatch, _entries(root)):
+            for repository in filter(_NAME.fullmatch, _entries(root / owner)):
+                name = f"{owner}/{repository}"
+                models = files_in(root / owner / repository, name) | models
+    return models
+
+
+def _llama_cpp() -> dict[str, Path]:
+    """Files named <owner>_<repository>_<file>, of which a manifest names the first two."""
+    folder = _llama_cpp_folder()
+    entries = _entries(folder)
+    found = {entry: folder / entry for entry in entries if _stem(entry)}
+    models: dict[str, Path] = {}
+    for owner, repository in sorted({m.groups() for m in map(_MANIFEST.fullmatch, entries) if m}):
+        prefix = f"{owner}_{repository}_"
+        own = {entry: path for entry, path in found.items() if entry.startswith(prefix)}
+        name = f"{owner}/{repository}"
+        for entry, path in own.items():
+            kind = _type_of(entry.removeprefix(prefix).removesuffix(".gguf"))
+            models[name if len(own) == 1 else f"{name}:{kind}"] = path
+            del found[entry]
+    return models | {_stem(entry): path for entry, path in found.items()}
+
+
+def _llama_cpp_folder() -> Path:
+    home = Path(os.path.expanduser("~"))
+    if folder := os.environ.get("LLAMA_CACHE"):
+        return Path(folder)
+    if sys.platform == "darwin":
+        return home / "Library" / "Caches" / "llama.cpp"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "llama.cpp"
+    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "llama.cpp"
+
+
+def _ollama() -> dict[str, Path]:
+    """Models of manifests/<host>/<owner>/<model>/<tag>, which name files in blobs/."""
+    folder = os.environ.get("OLLAMA_MODELS")
+    root = Path(folder) if folder else Path(os.path.expanduser("~")) / ".ollama" / "models"
+    manifests = root / "manifests"
+    models: dict[str, Path] = {}
+    for host in filter(_NAME.fullmatch, _entries(manifests)):
+        for owner in filter(_NAME.fullmatch, _entries(manifests / host)):
+            for model in filter(_NAME.fullmatch, _entries(manifests / host / owner)):
+                name = (
+                    f"{owner}/{model}"
+                    if host == "registry.ollama.ai"
+                    else f"{host}/{owner}/{model}"
+                )
+                for tag in filter(_NAME.fullmatch, _entries(manifests / host / owner / model)):
+                    path = _ollama_blob(root, manifests / host / owner / model / tag)
+                    if path is not None:
+                        models[f"{name.removeprefix('library/')}:{tag}"] = path
+    return {name.removesuffix(":latest"): path for name, path in models.items()}
+
+
+def _ollama_blob(root: Path, manifest: Path) -> Path | None:
+    try:
+        layers = json.loads(files.read(manifest, limit=_MANIFEST_LIMIT))["layers"]
+        digests = [layer["digest"] for layer in layers if layer["mediaType"] == _OLLAMA_MODEL]
+    except (TgenError, OSError, ValueError, KeyError, TypeError):
+        return None
+    if len(digests) != 1 or not isinstance(digests[0], str) or not _DIGEST.fullmatch(digests[0]):
+        return None
+    path = root / "blobs" / digests[0].replace(":", "-")
+    return path if path.is_file() else None
+
+
+def _stem(entry: str) -> str:
+    """Return the name of a GGUF file without its ending; empty for other files."""
+    stem = entry.removesuffix(".gguf")
+    return stem if stem != entry and _NAME.fullmatch(stem) else ""
+
+
+def _type_of(stem: str) -> str:
+    match = _TYPE.search(re.sub(r"-00001-of-\d{5}$", "", stem))
+    return match[1] if match else stem
+
+
+def _entries(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except (OSError, ValueError):  # missing, unreadable, or not a file name
+        return []

@@ -1,0 +1,103 @@
+"""Every family that llama.cpp has, written to a GGUF file and read again."""
+
+import math
+
+import numpy as np
+import pytest
+
+from support.models import make_model
+from tgen.checkpoint import model_dir
+from tgen.checkpoint.gguf import tokenizer as gguf_tokenizer
+from tgen.checkpoint.gguf.tensor_names import ARCHITECTURES
+from tgen.checkpoint.gguf.writer import write_gguf
+from tgen.config import FAMILIES, RopeScaling
+from tgen.errors import ModelError
+
+pytest.importorskip("gguf")
+
+LONGROPE = RopeScaling(
+    kind="longrope",
+    factor=4.0,
+    original_context_length=48,
+    attention_factor=1.25,
+    short_factor=(1.0, 1.5, 2.0),
+    long_factor=(2.0, 3.0, 4.0),
+)
+YARN = RopeScaling(
+    kind="yarn",
+    factor=4.0,
+    original_context_length=16,
+    attention_factor=0.1 * math.log(4) + 1,
+    beta_fast=16.0,
+)
+LINEAR = RopeScaling(kind="linear", factor=4.0)
+GEMMA = {"attention_scale": 0.25}  # 1 / sqrt(head_dim)
+SMOLLM3 = {"n_layers": 5, "rope_layers": (True, True, True, False, True)}
+ROUND_TRIPS = [
+    ("gpt2", {}),
+    ("gpt_neox", {}),
+    ("gpt_neox", {"norm_placement": "pre", "rotary_dim": None, "rope_theta": 500.0}),
+    ("llama", {"rope_scaling": YARN, "attention_bias": True, "output_bias": True}),
+    ("phi3", {}),
+    ("phi3", {"rope_scaling": LONGROPE, "sliding_window": None}),
+    ("gemma3", GEMMA),
+    ("gemma3", GEMMA | {"n_layers": 5, "sliding_layers": (True, True, False, True, True)}),
+    ("gemma3", GEMMA | {"rope_scaling": LINEAR, "sliding_layers": None}),
+    ("olmo2", {}),
+    ("smollm3", SMOLLM3),
+    ("granite", {}),
+    ("granite", {"feed_forward_bias": True, "tied_embeddings": True}),
+    ("qwen2", {}),
+    ("qwen3", {}),
+]
+REFUSED = [
+    ("gpt_neo", {}, "the gpt_neo family"),
+    ("gpt_neox", {"attention_bias": False, "output_bias": False}, "attention_bias=False"),
+    ("gpt_neox", {"activation": "gelu_tanh"}, "activation gelu_tanh"),
+    ("gemma3", {}, "attention_scale"),
+    ("gemma3", GEMMA | {"tied_embeddings": False}, "an LM head of its own"),
+    ("gemma3", GEMMA | {"n_layers": 3, "sliding_layers": (False, True, True)}, "sliding_layers"),
+    ("gemma3", GEMMA | {"rope_scaling": YARN}, "yarn RoPE scaling"),
+    ("olmo2", {"attention_bias": True, "output_bias": True}, "attention_bias in olmo2"),
+    ("smollm3", {}, "rope_layers"),
+    ("llama", {"rope_scaling": LONGROPE, "rotary_dim": None}, "longrope RoPE scaling"),
+    ("llama", {"rope_scaling": RopeScaling(kind="yarn", factor=4.0)}, "YaRN with attention_factor"),
+]
+
+
+def export(model, tokenizer, path):
+    fields = gguf_tokenizer.to_fields(tokenizer, tokenizer.vocab_size, ends=[tokenizer.end_of_text])
+    write_gguf(path, model.config, model.to_arrays(), tokenizer_fields=fields)
+
+
+@pytest.mark.parametrize(("family", "values"), ROUND_TRIPS)
+def test_config_and_weights_survive(family, values, tokenizer, tmp_path):
+    model = make_model(family, vocab_size=tokenizer.vocab_size, **values)
+    export(model, tokenizer, tmp_path / "m.gguf")
+    bundle = model_dir.load(tmp_path / "m.gguf")
+    assert bundle.config == model.config
+    for name, array in model.to_arrays().items():
+        # Gemma's norms are stored as 1 + w
+        np.testing.assert_allclose(bundle.arrays[name], array, rtol=0, atol=1e-7, err_msg=name)
+
+
+def test_tied_head_is_written_where_llama_cpp_needs_one(tokenizer, tmp_path):
+    model = make_model("olmo2", vocab_size=tokenizer.vocab_size, tied_embeddings=True)
+    export(model, tokenizer, tmp_path / "m.gguf")
+    arrays = model_dir.load(tmp_path / "m.gguf").arrays
+    assert np.array_equal(arrays["lm_head.weight"], arrays["token_embedding.weight"])
+
+
+@pytest.mark.parametrize(("family", "values", "reason"), REFUSED)
+def test_what_llama_cpp_lacks_is_refused(family, values, reason, tokenizer, tmp_path):
+    if values.get("rope_scaling") is LONGROPE:
+        values = values | {"head_dim": 6}  # as many factors as rotated pairs
+    model = make_model(family, vocab_size=tokenizer.vocab_size, **values)
+    with pytest.raises(ModelError, match=f"llama.cpp does not support {reason}"):
+        export(model, tokenizer, tmp_path / "m.gguf")
+    assert not (tmp_path / "m.gguf").exists()
+
+
+def test_every_family_is_written_or_refused():
+    assert {family for family, *_ in ROUND_TRIPS} | {"mistral"} == set(ARCHITECTURES)
+    assert set(FAMILIES) - set(ARCHITECTURES) == {"classic", "gpt_neo"}

@@ -1,0 +1,165 @@
+"""Quantized GGUF files: values as llama.cpp's, in little more memory than the file takes."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from support.command import tgen
+from support.models import make_model
+from tgen.checkpoint import dtypes, export, model_dir
+from tgen.checkpoint.gguf import header
+from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix, Rows
+from tgen.engine.cpu.engine import CpuEngine
+from tgen.engine.open_engine import open_engine
+from tgen.errors import ModelError
+from tgen.model import ram
+from tgen.model.transformer import Transformer
+
+gguf = pytest.importorskip("gguf", reason="NO GGUF: reading quantized GGUF files is not tested")
+
+TYPES = [
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ4_NL", "IQ4_XS", "IQ2_XXS", "IQ3_S", "IQ1_S", "TQ2_0", "MXFP4"),
+]
+
+
+def export_model(folder, tokenizer, stored, **values):
+    """Return a GGUF file of a model whose heads are whole groups of the kernels."""
+    shape = {"vocab_size": tokenizer.vocab_size, "d_model": 256, "n_layers": 1, "d_ff": 288}
+    model = make_model("llama", **shape | values)
+    model_dir.save(folder / "model", model.config, tokenizer, model.to_arrays())
+    path = folder / "model.gguf"
+    export.export_gguf(
+        model_dir.load(folder / "model"), path, name="it", stored=stored, progress=lambda _: None
+    )
+    return path
+
+
+def random_blocks(kind, n_rows, n_columns):
+    n_values, n_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 256, (n_rows, n_columns // n_values * n_bytes)).astype(np.uint8)
+
+
+def dequantize(data, kind):
+    with np.errstate(all="ignore"):
+        return gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind])
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_rows_are_those_of_the_gguf_package(kind):
+    data = random_blocks(kind, 9, 512)
+    ggml_type = gguf.GGMLQuantizationType[kind].value
+    half = np.arange(2 * 512).reshape(2, 512).astype(np.float16)
+    expected = np.concatenate([dequantize(data, kind), half.astype(np.float32)])
+    first = QuantizedMatrix([Rows(data[:4], ggml_type)], 512)
+    matrix = QuantizedMatrix.stack([first, QuantizedMatrix([Rows(data[4:], ggml_type)], 512), half])
+    assert matrix.shape == (11, 512)
+    assert matrix.nbytes == data.nbytes + half.nbytes
+    for rows in (slice(None), slice(3, 5), slice(2), slice(8, 99), slice(10, None), slice(5, 5)):
+        assert np.array_equal(matrix[rows], expected[rows], equal_nan=True)
+    assert np.array_equal(dtypes.to_float32(matrix), expected, equal_nan=True)
+    assert np.array_equal(np.asarray(matrix), expected, equal_nan=True)
+    swapped = first.reorder(lambda rows: rows[::-1])
+    assert np.array_equal(swapped[:], expected[3::-1], equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_infinite_scales_are_found_in_every_type(kind):
+    n_columns = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]
+    blocks = random_blocks(kind, 400, n_columns)
+    expected = [bool(np.isfinite(dequantize(block[None], kind)).all()) for block in blocks]
+    ggml_type = gguf.GGMLQuantizationType[kind].value
+    actual = [QuantizedMatrix([Rows(b[None], ggml_type)], n_columns).is_finite() for b in blocks]
+    assert actual == expected
+    assert kind == "MXFP4" or len(set(expected)) == 2
+
+
+@pytest.mark.parametrize("stored", ["int8", "q4_0", "q4_1", "q5_0", "q5_1", "q6_k"])
+def test_engine_gives_the_same_logits_as_from_float32(stored, tokenizer, tmp_path):
+    bundle = model_dir.load(export_model(tmp_path, tokenizer, stored))
+    assert bundle.quantized
+    stored_bytes = sum(array.nbytes for array in bundle.arrays.values())
+    assert stored_bytes < 1.2 * (tmp_path / "model.gguf").stat().st_size
+    wide = {name: np.array(array) for name, array in bundle.arrays.items()}
+    expected = CpuEngine(bundle.config, wide, n_threads=1, dtype="int8")
+    actual = open_engine(bundle, device="cpu", threads=1)
+    assert actual.dtype == "int8"
+    tokens = [list(range(30))]
+    assert np.array_equal(actual.extend(tokens), expected.extend(tokens))
+
+
+@pytest.mark.parametrize("values", [{}, {"n_heads": 8, "head_dim": 48}])
+def test_matrices_are_never_dequantized_as_a_whole(values, tokenizer, tmp_path, monkeypatch):
+    """Except the attention's, if its heads are padded to whole groups."""
+    path = export_model(tmp_path, tokenizer, "q4_0", vocab_size=9000, **values)
+    largest = 0
+    dequantize = gguf.quants.dequantize
+
+    def observe(data, kind):
+        nonlocal largest
+        wide = dequantize(data, kind)
+        largest = max(largest, wide.nbytes)
+        return wide
+
+    monkeypatch.setattr(gguf.quants, "dequantize", observe)
+    engine = open_engine(model_dir.load(path), device="cpu", threads=1)
+    assert engine.dtype == "int8"
+    assert 0 < largest <= 4096 * 256 * 4
+
+
+def test_ram_is_checked_for_what_is_used(tokenizer, tmp_path, monkeypatch):
+    path = export_model(tmp_path, tokenizer, "q4_0", vocab_size=9000)
+    bundle = model_dir.load(path)
+    n_values = sum(array.size for array in bundle.arrays.values())
+    n_bytes = sum(array.nbytes for array in bundle.arrays.values())
+    monkeypatch.setattr(ram, "free_ram", lambda: n_bytes + 1000)
+    assert open_engine(model_dir.load(path), device="cpu", threads=1).dtype == "int8"
+    monkeypatch.setattr(ram, "free_ram", lambda: n_bytes - 1000)
+    with pytest.raises(ModelError, match=r"loading .* needs"):
+        model_dir.load(path)
+    monkeypatch.setattr(ram, "free_ram", lambda: 2 * n_values)
+    with pytest.raises(ModelError, match="as float32 needs"):
+        open_engine(bundle, device="cpu", threads=1, dtype="float32")
+    with pytest.raises(ModelError, match="weights to float32 needs"):
+        open_engine(model_dir.load(path), device="cpu", threads=1, kind="torch")
+
+
+def test_cuda_stores_quantized_files_as_bfloat16(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr("tgen.model.device.choose_device", lambda _: SimpleNamespace(type="cuda"))
+    monkeypatch.setattr(Transformer, "to", lambda self, _: self)
+    monkeypatch.setattr("tgen.engine.torch_engine.TorchEngine", lambda _, dtype: dtype)
+    path = export_model(tmp_path, tokenizer, "q4_0")
+    assert open_engine(model_dir.load(path), device="cuda") == "bfloat16"
+    assert open_engine(model_dir.load(path), device="cuda", dtype="float32") == "float32"
+    assert open_engine(model_dir.load(tmp_path / "model"), device="cuda") == "float32"
+
+
+def test_quantized_weights_are_not_silently_stored_as_float32(tokenizer, tmp_path):
+    path = export_model(tmp_path, tokenizer, "q4_0")
+    options = ("--prompt", "What", "-n", 1, "--device", "cpu")
+    message = b"warning: the quantized weights are stored as float32"
+    assert message in tgen("generate", "-m", path, *options, NUMBA_DISABLE_JIT="1").stderr
+    assert message not in tgen("generate", "-m", path, *options).stderr
+
+
+def test_infinite_scale_in_a_file_is_an_error(tokenizer, tmp_path):
+    path = export_model(tmp_path, tokenizer, "q4_0")
+    entry = header.read_header(path).tensors["blk.0.ffn_up.weight"]
+    data = bytearray(path.read_bytes())
+    data[entry.start + 18 : entry.start + 20] = b"\x00\x7c"  # the second block's scale
+    path.write_bytes(data)
+    with pytest.raises(ModelError, match=r"ffn_up\.weight contains infinite or NaN"):
+        model_dir.load(path)
+
+
+def test_quantized_model_is_written_as_float32(tokenizer, tmp_path):
+    bundle = model_dir.load(export_model(tmp_path, tokenizer, "q5_0"))
+    out = tmp_path / "out"
+    export.export_transformers(
+        bundle, out, dtype="float32", max_shard_bytes=1 << 30, progress=lambda _: None
+    )
+    again = model_dir.load(out)
+    for name, array in bundle.arrays.items():
+        assert np.array_equal(again.arrays[name], np.asarray(array)), name
