@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import math
 from itertools import islice
 from unicodedata import normalize
 
@@ -36,6 +37,22 @@ TEXTS = {
     "spaces": "   three  two one \u00a0 hard\u3000wide   ",
 }
 SCALED = RopeScaling(factor=4.0, original_context_length=32)
+YARN = RopeScaling(
+    kind="yarn",
+    factor=4.0,
+    original_context_length=64,
+    attention_factor=0.1 * math.log(4) + 1,
+)
+LONGROPE = RopeScaling(
+    kind="longrope",
+    factor=4.0,
+    original_context_length=256,
+    attention_factor=1.1,
+    short_factor=(1.0, 1.5, 2.0, 2.5),
+    long_factor=(2.0, 3.0, 4.0, 5.0),
+)
+GEMMA = {"attention_scale": 0.25}  # 1 / sqrt(head_dim)
+SMOLLM3 = {"n_layers": 5, "rope_layers": (True, True, True, False, True)}
 MODELS = [
     ("gpt2", {}),
     ("gpt2", {"tied_embeddings": False, "d_ff": 96}),
@@ -46,6 +63,20 @@ MODELS = [
     ("qwen2", {}),
     ("qwen2", {"rope_scaling": RopeScaling(kind="linear", factor=2.0)}),
     ("qwen3", {"head_dim": 16}),
+    ("gpt_neox", {}),
+    ("gpt_neox", {"norm_placement": "pre", "tied_embeddings": True, "rope_theta": 500.0}),
+    ("phi3", {"sliding_window": None}),
+    ("phi3", {"sliding_window": None, "rotary_dim": None, "rope_scaling": LONGROPE}),
+    ("gemma3", GEMMA),
+    ("gemma3", GEMMA | {"rope_scaling": RopeScaling(kind="linear", factor=4.0)}),
+    ("gemma3", GEMMA | {"n_layers": 7, "sliding_layers": (True,) * 5 + (False, True)}),
+    ("olmo2", {}),
+    ("olmo2", {"tied_embeddings": True}),
+    ("smollm3", SMOLLM3),
+    ("smollm3", SMOLLM3 | {"tied_embeddings": False}),
+    ("granite", {}),
+    ("granite", {"tied_embeddings": True}),
+    ("llama", {"rope_scaling": YARN, "head_dim": 16}),
 ]
 
 
@@ -88,6 +119,22 @@ def logits(theirs, ids, ours):
     return np.array(ctypes.cast(address, ctypes.POINTER(ctypes.c_float * n)).contents)
 
 
+def assert_near_tie(ours, ids, answer, continuation):
+    """Assert that two answers differ first where two tokens' logits are almost equal."""
+    pairs = enumerate(zip(answer, continuation, strict=True))
+    n, different = next((n, pair) for n, pair in pairs if pair[0] != pair[1])
+    if different[1] >= ours.tokenizer.vocab_size:
+        return  # llama.cpp generates ids that are no tokens, too
+    engine = ours.engine.clone()
+    a, b = engine.extend([ids + answer[:n]])[0][list(different)]
+    assert abs(a - b) <= 2 * tolerance(ours.bundle.config.family)
+
+
+def tolerance(family):
+    """Largest difference of logits: ggml looks up GELU in a float16 table."""
+    return {"gpt2": 2e-3, "gpt_neox": 2e-3, "gemma3": 5e-3}.get(family, 1e-4)
+
+
 @pytest.mark.parametrize(("family", "values"), MODELS)
 def test_llama_cpp_gives_the_same_ids_and_text(own_tokenizer, family, values, tmp_path):
     path, theirs = export_model(tmp_path, own_tokenizer, family, **values)
@@ -102,7 +149,9 @@ def test_llama_cpp_gives_the_same_ids_and_text(own_tokenizer, family, values, tm
         answer = [token.id for token in ours.tokens([ids], sampling=sampling)]
         theirs.reset()
         continuation = list(islice(theirs.generate(ids, temp=0, reset=True), len(answer)))
-        assert continuation == answer
+        if continuation != answer:
+            assert_near_tie(ours, ids, answer, continuation)
+            continue
         expected = own_tokenizer.decode(answer)
         assert theirs.detokenize(continuation, prev_tokens=ids) == expected
 
@@ -112,9 +161,8 @@ def test_logits_are_equal(tokenizer, family, values, tmp_path):
     path, theirs = export_model(tmp_path, tokenizer, family, **values)
     ours = open_model(path, device="cpu", threads=1, dtype="float32")
     ids = tokenizer.encode(TEXT)[:100]
-    # ggml looks up GELU in a float16 table
-    tolerance = 2e-3 if family == "gpt2" else 1e-4
-    assert np.abs(logits(theirs, ids, ours) - ours.engine.extend([ids])[0]).max() <= tolerance
+    difference = np.abs(logits(theirs, ids, ours) - ours.engine.extend([ids])[0]).max()
+    assert difference <= tolerance(family)
 
 
 @pytest.mark.parametrize("stored", export.TYPES.values())
@@ -147,8 +195,8 @@ def test_pre_tokenizers_split_like_llama_cpp(name, tmp_path):
     _, theirs = export_model(tmp_path, tokenizer, "llama")
     assert theirs.metadata["tokenizer.ggml.pre"] == ("llama-bpe" if name == "glm4" else name)
     for text in TEXTS.values():
-        if name in ("gpt-4o", "tekken") and not text.isascii():
-            continue  # llama.cpp's patterns differ for capitals and marks outside ASCII
+        if name in ("gpt-4o", "tekken", "falcon") and not text.isascii():
+            continue  # llama.cpp's patterns differ for capitals, marks and emoji
         if name == "deepseek-llm" and any(map(str.isnumeric, text)):
             continue  # llama.cpp does not split numbers; DeepSeek's vocabulary has single digits
         if pre_tokenizer.nfc:  # llama.cpp does not normalize
