@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.dtypes import to_float32
-from tgen.checkpoint.hf.families import full_name, to_hf_arrays
+from tgen.checkpoint.hf.families import full_name, head_name, to_hf_arrays
 from tgen.checkpoint.model_lookup import find_model
 from tgen.config import DEFAULT_BATCH_SIZE, ModelConfig, StoredAs, TrainConfig
 from tgen.config.option import MAX_THREADS, require, suggest
@@ -55,7 +55,10 @@ def load(
     valid = path is None or isinstance(path, (str, Path))
     require(valid, "path", repr(path), "a path or the name of a model")
     location = path if isinstance(path, Path) else find_model(path).path
-    return Model(open_model(location, device=device, threads=threads, dtype=dtype))
+    loaded = open_model(location, device=device, threads=threads, dtype=dtype)
+    for warning in loaded.bundle.warnings:
+        warnings.warn(warning, stacklevel=2)
+    return Model(loaded)
 
 
 def train(
@@ -248,9 +251,13 @@ class Model:
         files = model_dir.build_metadata_files(self.config, self.tokenizer)
         config = AutoConfig.for_model(**json.loads(files["config.json"]))
         model: Any = AutoModelForCausalLM.from_config(config)
-        missing, unexpected = model.load_state_dict(self.weights("torch"), strict=False)
-        assert not unexpected
-        assert set(missing) <= {"lm_head.weight"}, missing  # tied to the embedding
+        tensors = self.weights("torch")
+        head = tensors.pop(head_name(self.config), None)  # its name differs between versions
+        missing, unexpected = model.load_state_dict(tensors, strict=False)
+        assert not unexpected, unexpected
+        assert len(missing) <= 1, missing
+        if head is not None:
+            model.get_output_embeddings().weight.data = head
         model.tie_weights()
         return model.eval()
 

@@ -12,12 +12,15 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from support.models import make_model
+from support.models import ALL_FAMILIES, TEXT, make_model
+from tgen.api import load as load_model
+from tgen.api import train
 from tgen.checkpoint import model_dir, safetensors_file
-from tgen.errors import ModelError, TgenError
+from tgen.cli.app import run
+from tgen.errors import ModelError, TgenError, UsageError
 from tgen.model.transformer import Transformer
 from tgen.storage import files
-from tgen.tokenizer import train_char
+from tgen.tokenizer import Tokenizer, train_char
 
 
 def test_loaded_model_equals_saved_model(model_directory, family):
@@ -37,6 +40,19 @@ def test_saving_replaces_the_weights(model_directory, family, tokenizer):
     arrays = model_dir.load(model_directory).arrays
     assert all(np.array_equal(arrays[name], a) for name, a in other.to_arrays().items())
     assert not list(model_directory.glob(files.TEMPORARY + "*"))
+
+
+def test_tokenizer_may_have_more_tokens_than_the_model(tmp_path, tokenizer):
+    file = json.loads(tokenizer.json)
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    file["added_tokens"].append({"id": tokenizer.vocab_size, "content": "<image>", **flags})
+    model = make_model("llama", vocab_size=tokenizer.vocab_size)
+    model_dir.save(tmp_path / "m", model.config, Tokenizer(json.dumps(file)), model.to_arrays())
+    loaded = load_model(tmp_path / "m")
+    assert loaded.generate("The king", max_new_tokens=8, ban=["q"])
+    for call in (loaded.generate, loaded.score):
+        with pytest.raises(UsageError, match=r"the token .<image>. with the id"):
+            call("an <image>")
 
 
 def test_replacing_a_model_removes_its_other_files_and_no_others(tmp_path, tokenizer):
@@ -76,11 +92,9 @@ def rewrite(folder: Path, change: Callable[[NDArray[Any]], NDArray[Any]]) -> Non
     path.write_bytes(safetensors_file.serialize(arrays | {name: change(arrays[name])}))
 
 
-def add_head(folder: Path) -> None:
+def add_tensors(folder: Path, tensors: dict[str, NDArray[Any]]) -> None:
     path = folder / "model.safetensors"
-    arrays = load_file(path)
-    head = {"lm_head.weight": np.ones((300, 32), np.float32)}
-    path.write_bytes(safetensors_file.serialize(arrays | head))
+    path.write_bytes(safetensors_file.serialize(load_file(path) | tensors))
 
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
@@ -140,7 +154,7 @@ DAMAGE = {
     "unknown RoPE type": lambda d: edit(
         d / "config.json",
         scale_attn_weights=False,  # the error of gpt2, which has no RoPE
-        rope_parameters={"rope_type": "yarn", "factor": 4.0},
+        rope_parameters={"rope_type": "proportional", "factor": 4.0},
     ),
     "sliding-window layers": lambda d: edit(
         d / "config.json", layer_types=["sliding_attention"], n_embd=7
@@ -148,7 +162,6 @@ DAMAGE = {
     "integer weights": lambda d: rewrite(d, lambda a: a.astype(np.int32)),
     "NaN weight": lambda d: rewrite(d, lambda a: a * np.float32("nan")),
     "infinite weight": lambda d: rewrite(d, lambda a: a + np.float32("inf")),
-    "head differs from the tied embedding": lambda d: add_head(d),
     "contradictory RoPE parameters": lambda d: edit(
         d / "config.json", rope_theta=123.0, scale_attn_weights=False
     ),
@@ -188,19 +201,175 @@ def test_missing_tensor_is_named(model_directory):
             model_dir.load(model_directory)
 
 
-@pytest.mark.parametrize("family", ["gpt2"], indirect=True)
-def test_saved_masks_are_ignored(model_directory):
+BOTH_MASKS: dict[str, NDArray[Any]] = {
+    "bias": np.tril(np.ones((48, 48), np.uint8)),
+    "masked_bias": np.array(-np.inf, np.float32),
+}
+FREQUENCIES: dict[str, NDArray[Any]] = {"inv_freq": np.ones(4, np.float32)}
+# Extra tensors that some versions of transformers saved, and the prefix that some left out.
+HARMLESS: dict[str, tuple[str, dict[str, NDArray[Any]], str]] = {
+    "gpt2": ("h.0.attn.", BOTH_MASKS, "transformer."),
+    "gpt_neo": ("h.0.attn.attention.", BOTH_MASKS, "transformer."),
+    "gpt_neox": (
+        "gpt_neox.layers.0.attention.",
+        BOTH_MASKS | {"rotary_emb.inv_freq": np.ones(2, np.float32)},
+        "",
+    ),
+    "llama": ("model.layers.0.self_attn.rotary_emb.", FREQUENCIES, ""),
+    "phi3": ("model.rotary_emb.", FREQUENCIES, ""),
+}
+
+
+@pytest.mark.parametrize("family", list(HARMLESS), indirect=True)
+def test_saved_masks_and_frequencies_are_ignored(model_directory, family):
     path = model_directory / "model.safetensors"
-    masks = {
-        "h.0.attn.bias": np.tril(np.ones((48, 48), np.uint8)),
-        "h.0.attn.masked_bias": np.array(-np.inf, np.float32),
-    }
+    prefix, extra, missing_prefix = HARMLESS[family]
     before = model_dir.load(model_directory).arrays
-    arrays = {f"transformer.{name}": array for name, array in (load_file(path) | masks).items()}
+    arrays = load_file(path) | {prefix + name: array for name, array in extra.items()}
+    arrays = {missing_prefix + name: array for name, array in arrays.items()}
     path.write_bytes(safetensors_file.serialize(arrays))
-    after = model_dir.load(model_directory).arrays
-    assert before.keys() == after.keys()
-    assert all(np.array_equal(before[name], after[name]) for name in before)
+    after = model_dir.load(model_directory)
+    assert not after.warnings
+    assert before.keys() == after.arrays.keys()
+    assert all(np.array_equal(before[name], after.arrays[name]) for name in before)
+
+
+OTHER_MODELS = {
+    "vision_tower.vision_model.encoder.layers.0.weight": "the image part of a model",
+    "model.multi_modal_projector.weight": "the image part of a model",
+    "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": "an adapter",
+    "model.layers.0.mlp.experts.0.up_proj.weight": "a mixture of experts",
+    "score.weight": "score.weight is not part of the model",
+}
+
+
+@pytest.mark.parametrize("family", ["gemma3", "llama"], indirect=True)
+@pytest.mark.parametrize(("name", "message"), OTHER_MODELS.items())
+def test_tensors_of_other_models_are_refused_by_name(model_directory, name, message):
+    add_tensors(model_directory, {name: np.ones((2, 2), np.float32)})
+    with pytest.raises(ModelError, match=message) as caught:
+        model_dir.load(model_directory)
+    assert name in caught.value.message
+    assert caught.value.hint
+
+
+def rename_tensors(folder: Path, change: Callable[[str], str | None]) -> None:
+    """Rename the tensors of a file, and remove those whose new name is None."""
+    path = folder / "model.safetensors"
+    renamed = {change(name): array for name, array in load_file(path).items()}
+    renamed.pop(None, None)
+    path.write_bytes(safetensors_file.serialize(renamed))
+
+
+HEADS = ("lm_head.weight", "embed_out.weight")
+
+
+def without_prefix(name: str) -> str:
+    return name.removeprefix("model.").removeprefix("gpt_neox.")
+
+
+@pytest.mark.parametrize("family", [f for f in ALL_FAMILIES if f != "qwen2"], indirect=True)
+def test_base_model_is_read_if_its_head_is_tied(tokenizer, family, tmp_path):
+    model = make_model(family, vocab_size=tokenizer.vocab_size, tied_embeddings=True)
+    model_dir.save(tmp_path / "m", model.config, tokenizer, model.to_arrays())
+    before = model_dir.load(tmp_path / "m")
+    rename_tensors(tmp_path / "m", without_prefix)
+    after = model_dir.load(tmp_path / "m")
+    assert after.config == before.config == model.config
+    assert not after.warnings
+    assert all(np.array_equal(array, after.arrays[name]) for name, array in before.arrays.items())
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "olmo2"], indirect=True)
+def test_base_model_without_its_own_head_is_refused(model_directory):
+    rename_tensors(
+        model_directory,
+        lambda name: (
+            None if name in ("lm_head.weight", "embed_out.weight") else without_prefix(name)
+        ),
+    )
+    with pytest.raises(ModelError, match="has no LM head") as caught:
+        model_dir.load(model_directory)
+    assert "ForCausalLM" in caught.value.hint
+
+
+def mistied(folder: Path, family: str, tokenizer: Tokenizer, *, tied: bool) -> Transformer:
+    """Save a model whose config.json says the opposite of `tied`, and return it."""
+    model = make_model(family, vocab_size=tokenizer.vocab_size, tied_embeddings=tied)
+    model_dir.save(folder, model.config, tokenizer, model.to_arrays())
+    edit(folder / "config.json", tie_word_embeddings=not tied)
+    return model
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["no head", "own head"])
+def test_tensors_win_over_a_config_that_disagrees_on_the_head(tied, family, tokenizer, tmp_path):
+    model = mistied(tmp_path / "m", family, tokenizer, tied=tied)
+    if family in ("classic", "gpt2", "gpt_neo") and tied:  # else, it could be a base model
+        rename_tensors(tmp_path / "m", lambda name: f"transformer.{name}")
+    bundle = model_dir.load(tmp_path / "m")
+    assert bundle.config == model.config
+    (warning,) = bundle.warnings
+    assert ("no head" if tied else "head of their own") in warning
+    assert all(np.array_equal(a, bundle.arrays[n]) for n, a in model.to_arrays().items())
+    with pytest.warns(UserWarning, match="unlike tie_word_embeddings"):
+        load_model(tmp_path / "m", device="cpu", threads=1)
+
+
+def test_own_head_that_equals_the_embedding_gives_no_warning(tokenizer, tmp_path):
+    model = make_model("qwen3", vocab_size=tokenizer.vocab_size)
+    model_dir.save(tmp_path / "m", model.config, tokenizer, model.to_arrays())
+    embedding = model.token_embedding.weight.detach().numpy()
+    add_tensors(tmp_path / "m", {"lm_head.weight": embedding})
+    bundle = model_dir.load(tmp_path / "m")
+    assert bundle.config == model.config
+    assert not bundle.warnings
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["generate", "--prompt", "a", "-n", "1"],
+        ["inspect", "--prompt", "a king"],
+        ["export", "--to", "transformers", "--out", "OUT"],
+        ["train", "CORPUS", "--dry-run"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_commands_warn_once_of_a_head_that_disagrees(command, tokenizer, tmp_path, capsysbinary):
+    folder, corpus = tmp_path / "m", tmp_path / "corpus.txt"
+    mistied(folder, "qwen3", tokenizer, tied=False)
+    corpus.write_bytes(TEXT)
+    paths = {"OUT": str(tmp_path / "out"), "CORPUS": str(corpus)}
+    options = {"export": [], "train": ["--from"]}.get(command[0], ["--model"])
+    name, *rest = (paths.get(word, word) for word in command)
+    assert run([name, *options, str(folder), *rest]) == 0
+    out, err = capsysbinary.readouterr()
+    assert (out + err).count(b"head of their own") == 1
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["no head", "own head"])
+def test_model_with_a_head_that_disagrees_is_fine_tuned_to_a_consistent_one(
+    tied, tokenizer, tmp_path
+):
+    mistied(tmp_path / "m", "llama", tokenizer, tied=tied)
+    (tmp_path / "corpus.txt").write_bytes(TEXT)
+    overrides = {"batch_size": "4", "eval_every": "2"}
+    list(
+        train(
+            tmp_path / "corpus.txt",
+            out=tmp_path / "tuned",
+            start_from=tmp_path / "m",
+            steps=2,
+            threads=1,
+            overrides=overrides,
+        )
+    )
+    tuned = model_dir.load(tmp_path / "tuned")
+    assert not tuned.warnings
+    assert tuned.config.tied_embeddings == tied
+    assert ("lm_head.weight" in load_file(tmp_path / "tuned" / "model.safetensors")) != tied
+    described = json.loads((tmp_path / "tuned" / "config.json").read_text())
+    assert described["tie_word_embeddings"] == tied
 
 
 def test_classic_model_with_learned_positions_keeps_them(tokenizer, tmp_path):

@@ -62,12 +62,11 @@ def test_model_that_does_not_fit_is_not_read(saved, monkeypatch):
 
 def test_gguf_file_that_does_not_fit_is_not_read(saved, monkeypatch):
     pytest.importorskip("gguf")
-    path, n_bytes = saved
+    path, _ = saved
     gguf = path.with_name("m.gguf")
     result = tgen("export", path, "--to", "gguf", "--type", "q8_0", "--out", gguf)
     assert result.returncode == 0, result.stderr.decode()
-    monkeypatch.setattr(ram, "free_ram", lambda: n_bytes - 1)  # more than the file, quantized
-    assert gguf.stat().st_size < n_bytes - 1
+    monkeypatch.setattr(ram, "free_ram", lambda: gguf.stat().st_size // 2)  # it stays quantized
     monkeypatch.setattr(reader, "read_tensors", None)
     with pytest.raises(ModelError, match="loading"):
         model_dir.load(gguf)

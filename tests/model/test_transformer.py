@@ -1,5 +1,8 @@
 """The transformer: cached and uncached logits are equal, it is causal, and it can learn."""
 
+import dataclasses
+import json
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,6 +17,7 @@ from tgen.model.device import set_threads
 from tgen.model.kv_cache import KVCache
 from tgen.model.rope import sinusoid
 from tgen.model.transformer import Transformer
+from tgen.training.plan.param_shapes import block_shapes, n_parameters, outer_shapes
 
 
 def make_cache(model: Transformer, n_sequences: int = 1) -> KVCache:
@@ -118,6 +122,26 @@ def test_model_from_arrays_is_equal(family):
         assert torch.equal(model(tokens), again(tokens))
 
 
+SCALINGS = [
+    RopeScaling(factor=8.0, original_context_length=16),
+    RopeScaling(kind="linear", factor=4.0),
+    RopeScaling(kind="yarn", factor=4.0, original_context_length=16, attention_factor=1.2),
+    RopeScaling(kind="dynamic", factor=4.0),
+    RopeScaling(
+        kind="longrope",
+        factor=4.0,
+        original_context_length=48,
+        short_factor=(1.0, 1.5, 2.0, 3.0),
+        long_factor=(2.0, 2.5, 3.0, 4.0),
+    ),
+]
+
+
+@pytest.fixture(params=list(FAMILIES))
+def any_family(request) -> str:
+    return str(request.param)
+
+
 def test_sinusoid_follows_its_formula():
     table = torch.from_numpy(sinusoid(50, 16)).double()
     for p in (0, 1, 7, 49):
@@ -127,30 +151,92 @@ def test_sinusoid_follows_its_formula():
             assert abs(table[p, 2 * i + 1] - angle.cos()) < 1e-6
 
 
-TABLE = {  # the rows of docs/architecture.md
-    "classic": ("sinusoidal", "layer_norm", True, "relu", True, False),
-    "gpt2": ("learned", "layer_norm", False, "gelu_tanh", True, False),
-    "llama": ("rotary", "rms_norm", False, "swiglu", False, False),
-    "mistral": ("rotary", "rms_norm", False, "swiglu", False, False),
-    "qwen2": ("rotary", "rms_norm", False, "swiglu", True, False),
-    "qwen3": ("rotary", "rms_norm", False, "swiglu", False, True),
+TABLE = {  # the rows of docs/architecture.md: tied embeddings are the last column
+    "classic": ("sinusoidal", "layer_norm", "post", "relu", "all", False, True),
+    "gpt2": ("learned", "layer_norm", "pre", "gelu_tanh", "all", False, True),
+    "gpt_neo": ("learned", "layer_norm", "pre", "gelu_tanh", "all but q, k, v", False, True),
+    "gpt_neox": ("rotary", "layer_norm", "parallel", "gelu", "all", False, False),
+    "llama": ("rotary", "rms_norm", "pre", "swiglu", "", False, True),
+    "mistral": ("rotary", "rms_norm", "pre", "swiglu", "", False, False),
+    "qwen2": ("rotary", "rms_norm", "pre", "swiglu", "q, k, v", False, True),
+    "qwen3": ("rotary", "rms_norm", "pre", "swiglu", "", True, True),
+    "phi3": ("rotary", "rms_norm", "pre", "swiglu", "", False, False),
+    "gemma3": ("rotary", "rms_norm", "sandwich", "geglu", "", True, True),
+    "olmo2": ("rotary", "rms_norm", "output", "swiglu", "", True, False),
+    "smollm3": ("rotary", "rms_norm", "pre", "swiglu", "", False, True),
+    "granite": ("rotary", "rms_norm", "pre", "swiglu", "", False, False),
 }
+BIASES = {  # of q, k and v, of the output projection, of the feed-forward layer
+    "all": (True, True, True),
+    "all but q, k, v": (False, True, True),
+    "q, k, v": (True, False, False),
+    "": (False, False, False),
+}
+NORMS = {  # of a block, by placement
+    "pre": {"attention_norm", "feed_forward_norm"},
+    "output": {"attention_output_norm", "feed_forward_output_norm"},
+}
+NORMS |= dict.fromkeys(("post", "parallel"), NORMS["pre"])
+NORMS["sandwich"] = NORMS["pre"] | NORMS["output"]
 
 
 def test_families_match_the_documented_table():
     assert set(TABLE) == set(FAMILIES)
-    for family, row in TABLE.items():
+    for family, (position, norm, placement, activation, biases, qk_norm, tied) in TABLE.items():
         c = ModelConfig.of(family, vocab_size=300)
-        assert (c.position, c.norm, c.post_norm, c.activation, c.attention_bias, c.qk_norm) == row
-        assert c.output_bias == c.feed_forward_bias == (c.attention_bias and family != "qwen2")
+        row = (position, norm, placement, activation, qk_norm, tied)
+        assert row == (
+            *(c.position, c.norm, c.norm_placement, c.activation, c.qk_norm),
+            c.tied_embeddings,
+        )
+        assert (c.attention_bias, c.output_bias, c.feed_forward_bias) == BIASES[biases]
         names = Transformer(c).state_dict()
-        assert ("position_embedding.weight" in names) == (c.position == "learned")
-        assert ("final_norm.weight" in names) == (not c.post_norm)
+        assert ("position_embedding.weight" in names) == (position == "learned")
+        assert ("final_norm.weight" in names) == (placement != "post")
         assert ("blocks.0.attention.qkv_proj.bias" in names) == c.attention_bias
-        assert ("blocks.0.feed_forward.gate_proj.weight" in names) == (c.activation == "swiglu")
-        assert ("blocks.0.attention.q_norm.weight" in names) == c.qk_norm
-        assert ("lm_head.weight" in names) == (family == "mistral")
+        assert ("blocks.0.feed_forward.gate_proj.weight" in names) == (activation[-3:] == "glu")
+        assert ("blocks.0.attention.q_norm.weight" in names) == qk_norm
+        assert ("lm_head.weight" in names) == (not tied)
+        parts = {name.split(".")[2] for name in names if name.startswith("blocks.0.")}
+        assert {part for part in parts if part.endswith("_norm")} == NORMS[placement]
     assert ModelConfig.of("classic", vocab_size=300, d_model=64, n_heads=4).d_ff == 256
+
+
+def test_parameter_shapes_are_those_of_the_model(any_family):
+    for values in ({}, {"tied_embeddings": True}, {"tied_embeddings": False}):
+        model = make_model(any_family, **values)
+        own = sorted(tuple(p.shape) for p in model.parameters())
+        listed = outer_shapes(model.config) + block_shapes(model.config) * model.config.n_layers
+        assert sorted(listed) == own
+        assert n_parameters(model.config) == sum(p.numel() for p in model.parameters())
+
+
+def test_configuration_survives_json(any_family):
+    config = make_model(any_family).config
+    values = json.loads(json.dumps(dataclasses.asdict(config)))
+    assert ModelConfig.from_dict(values) == config
+    if config.position == "rotary":
+        for scaling in SCALINGS[-1:] if any_family == "phi3" else SCALINGS:
+            scaled = dataclasses.replace(config, rope_scaling=scaling, rotary_dim=None, head_dim=8)
+            values = json.loads(json.dumps(dataclasses.asdict(scaled)))
+            assert ModelConfig.from_dict(values) == scaled
+
+
+def test_configurations_of_older_versions_are_read():
+    """Version 0.1 had post_norm instead of norm_placement, and fewer fields."""
+    for family in ("classic", "llama"):
+        config = make_model(family).config
+        older = dataclasses.asdict(config)
+        newer = ("norm_placement", "norm_adds_one", "qk_norm_over_heads", "local_rope_theta",
+                 "rotary_dim", "rope_layers", "sliding_layers", "attention_scale",
+                 "embedding_scale", "residual_scale", "logits_divisor")  # fmt: skip
+        for name in newer:
+            del older[name]
+        assert ModelConfig.from_dict(older | {"post_norm": family == "classic"}) == config
+    four = ("factor", "low_freq_factor", "high_freq_factor", "original_context_length")
+    scaled = dataclasses.asdict(dataclasses.replace(config, rope_scaling=SCALINGS[0]))
+    scaled["rope_scaling"] = {name: scaled["rope_scaling"][name] for name in (*four, "kind")}
+    assert ModelConfig.from_dict(scaled).rope_scaling == SCALINGS[0]
 
 
 @pytest.mark.parametrize(
@@ -165,6 +251,25 @@ def test_families_match_the_documented_table():
         ("nonsense", {}),
         ("qwen3", {"layers": 3}),
         ("qwen3", {"head_dim": 7}),
+        ("gpt_neox", {"rotary_dim": 7}),
+        ("gpt_neox", {"rotary_dim": 64}),
+        ("gpt_neox", {"norm_placement": "sandwich"}),
+        ("gpt_neox", {"n_kv_heads": 2}),
+        ("gpt_neo", {"sliding_window": 4, "sliding_layers": (True,)}),
+        ("gpt_neo", {"attention_scale": 0.5}),
+        ("smollm3", {"rope_layers": (True, False)}),
+        ("llama", {"rope_layers": (True,) * 4 + (False,)}),
+        ("llama", {"sliding_window": 8}),
+        ("gemma3", {"embedding_scale": 2.0}),
+        ("gemma3", {"local_rope_theta": 0.0}),
+        ("granite", {"logits_divisor": 0.0}),
+        ("granite", {"residual_scale": float("inf")}),
+        ("phi3", {"head_dim": 64}),
+        ("phi3", {"rope_scaling": SCALINGS[-1]}),  # for another number of dimensions
+        ("phi3", {"rope_scaling": SCALINGS[1]}),
+        ("olmo2", {"qk_norm": False}),
+        ("olmo2", {"norm_placement": "pre"}),
+        ("gpt2", {"activation": "geglu"}),
     ],
 )
 def test_invalid_shapes_raise_with_a_hint(family, values):
@@ -173,17 +278,17 @@ def test_invalid_shapes_raise_with_a_hint(family, values):
     assert caught.value.hint
 
 
-def test_scaled_rope_gives_equal_cached_logits():
-    scaling = RopeScaling(
-        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context_length=16
-    )
-    model = make_model("llama", rope_scaling=scaling).double()
+@pytest.mark.parametrize("scaling", SCALINGS, ids=lambda scaling: scaling.kind)
+def test_scaled_rope_gives_equal_cached_logits(scaling):
+    model = make_model("llama", head_dim=8, rope_scaling=scaling).double()
     tokens = torch.arange(30)[None]
     cache = make_cache(model)
     with torch.no_grad():
         steps = torch.cat([model(tokens[:, i : i + 1], cache=cache) for i in range(30)], dim=1)
         assert (steps - model(tokens)).abs().max() <= 1e-9
-        assert not torch.allclose(steps, make_model("llama").double()(tokens), atol=1e-3)
+        unscaled = make_model("llama", head_dim=8).double()(tokens)
+        # Dynamic scaling changes only texts longer than the context.
+        assert torch.allclose(steps, unscaled, atol=1e-3) == (scaling.kind == "dynamic")
 
 
 def test_threads_are_limited_to_the_cpus():

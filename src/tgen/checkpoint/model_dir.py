@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from tgen.checkpoint import safetensors_file
 from tgen.checkpoint.gguf import reader
+from tgen.checkpoint.hf import chat_template, families, generation_config
 from tgen.checkpoint.hf import config as hf_config
-from tgen.checkpoint.hf import families, generation_config
 from tgen.checkpoint.inherited_settings import InheritedSettings, read_inherited_settings
 from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
 from tgen.config import ModelConfig, SamplingConfig
@@ -223,6 +223,9 @@ def _load(path: Path) -> ModelBundle:
         if tied != config.tied_embeddings:
             what = "have a head of their own" if tied else "have no head, so the embedding is used"
             warnings.append(f"the weights {what}, unlike tie_word_embeddings in config.json")
+        if chat_template.bos_flag(path) not in (None, bool(tokenizer.bos_ids)):
+            what = "adds a beginning-of-text token" if tokenizer.bos_ids else "adds none"
+            warnings.append(f"tokenizer.json {what}, unlike add_bos_token in tokenizer_config.json")
     if not ends and tokenizer.end_of_text is not None:
         ends = [tokenizer.end_of_text]
     return ModelBundle(
@@ -252,29 +255,30 @@ def _load_metadata(path: Path) -> tuple[ModelConfig, Tokenizer, list[int]]:
     end_ids: Any = generation_config.read(path).end_ids or json_config.get("eos_token_id")
     listed = end_ids if isinstance(end_ids, list) else [end_ids]
     ends = [i for i in listed if type(i) is int and 0 <= i < config.vocab_size]
-    tokenizer = Tokenizer(tokenizer_text.decode("utf-8", errors="replace"), end_ids=ends)
-    if tokenizer.vocab_size > config.vocab_size:
-        raise ModelError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens (limit {config.vocab_size})",
-            "use the tokenizer.json of this model",
-        )
-    return config, tokenizer, ends
+    text = tokenizer_text.decode("utf-8", errors="replace")
+    return config, Tokenizer(text, end_ids=ends, n_rows=config.vocab_size), ends
 
 
 def _read_weights(path: Path, config: ModelConfig) -> tuple[ModelConfig, dict[str, NDArray[Any]]]:
     """Return the config and all arrays by tgen's names; every shape is checked before the first
-    read. As in transformers, a head in the file wins over a config that ties it."""
+    read. As in transformers 5, a head in the file wins over a config that ties it."""
     headers = {path / shard: safetensors_file.read_header(path / shard) for shard in _shards(path)}
-    strip = families.strip_prefix
-    shapes = {strip(name): e.shape for header in headers.values() for name, e in header.items()}
+    stored_shapes = {name: e.shape for header in headers.values() for name, e in header.items()}
+    names, lacks_prefix = families.names_in_file(config, stored_shapes)
+    shapes = {names[name]: shape for name, shape in stored_shapes.items()}
     head = families.head_name(config)
     if not config.tied_embeddings and head not in shapes:
+        if lacks_prefix:
+            raise ModelError(
+                f"{str(path)!r} has no LM head: only the model below it was saved",
+                f"save the whole {families.FAMILY_LAYOUTS[config.family].model_class}",
+            )
         config = replace(config, tied_embeddings=True)
     families.check_shapes(config, shapes)
     mappings = families.tensor_mappings(config)
     used = {name for mapping in mappings for name in mapping.theirs} | {head}
     headers = {
-        file: {name: entry for name, entry in header.items() if strip(name) in used}
+        file: {name: entry for name, entry in header.items() if names[name] in used}
         for file, header in headers.items()
     }
     for file, header in headers.items():
@@ -283,7 +287,7 @@ def _read_weights(path: Path, config: ModelConfig) -> tuple[ModelConfig, dict[st
     check_ram(sum(e.end - e.start for e in entries), f"loading {str(path)!r}")
     stored: dict[str, NDArray[Any]] = {}
     for file, header in headers.items():
-        stored |= safetensors_file.read_arrays(file, header, rename=strip)
+        stored |= safetensors_file.read_arrays(file, header, rename=names.__getitem__)
     safetensors_file.check_finite(path, stored)
     embedding = mappings[0].theirs[0]
     if config.tied_embeddings and head in stored:

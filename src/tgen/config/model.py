@@ -107,7 +107,8 @@ class ModelConfig:
         require(0 < self.norm_eps < 1, "norm_eps", self.norm_eps, "a number between 0 and 1")
         _require_rope_number("rope_theta", self.rope_theta)
         for name in ("attention_scale", "embedding_scale", "residual_scale", "logits_divisor"):
-            _require_rope_number(name, getattr(self, name) or 1.0)
+            if (value := getattr(self, name)) is not None:
+                _require_rope_number(name, value)
         if self.position == "rotary":
             even = f"an even number up to head_dim={self.head_dim}"
             require(
@@ -116,7 +117,8 @@ class ModelConfig:
                 self.n_rotated,
                 even if self.rotary_dim is not None else "an even number",
             )
-            _require_rope_number("local_rope_theta", self.local_rope_theta or 1.0)
+            if self.local_rope_theta is not None:
+                _require_rope_number("local_rope_theta", self.local_rope_theta)
             for name in ("short_factor", "long_factor"):
                 n = len(getattr(self.rope_scaling, name, ()))
                 fits = n in (0, self.n_rotated // 2)
@@ -160,6 +162,9 @@ class ModelConfig:
         if self.family == "gpt_neox":
             require(self.norm_placement in ("pre", "parallel"), "norm_placement",
                     self.norm_placement, "pre or parallel")  # fmt: skip
+        if self.family == "phi3" and self.rope_scaling:
+            kind = self.rope_scaling.kind
+            require(kind == "longrope", "rope_scaling", kind, "longrope in the phi3 family")
         if self.family == "gemma3":
             scale = math.sqrt(self.d_model)
             require(self.embedding_scale == scale, "embedding_scale", self.embedding_scale,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.models import make_model
+from support.models import ALL_FAMILIES, make_model
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.hf.config import from_json
 from tgen.config import RopeScaling, SamplingConfig
@@ -15,11 +15,10 @@ from tgen.model.transformer import Transformer
 
 transformers = pytest.importorskip("transformers")
 
+YARN = RopeScaling(kind="yarn", factor=4.0, original_context_length=16, attention_factor=1.2)
 VARIANTS = [
-    ("classic", {}),
-    ("gpt2", {}),
+    *((family, {}) for family in ALL_FAMILIES),
     ("gpt2", {"d_ff": 96, "activation": "gelu"}),
-    ("llama", {}),
     ("llama", {"tied_embeddings": False, "attention_bias": True, "output_bias": True}),
     (
         "llama",
@@ -30,10 +29,11 @@ VARIANTS = [
         },
     ),
     ("llama", {"rope_scaling": RopeScaling(kind="linear", factor=4.0)}),
-    ("mistral", {}),
+    ("gpt_neox", {"rotary_dim": 6, "tied_embeddings": True, "rope_theta": 500.0}),
+    ("gpt_neox", {"norm_placement": "pre", "attention_bias": False, "output_bias": False}),
+    ("olmo2", {"rope_scaling": YARN, "tied_embeddings": True}),
+    ("gemma3", {"rope_scaling": RopeScaling(kind="linear", factor=4.0)}),
     ("mistral", {"sliding_window": None, "tied_embeddings": True, "head_dim": 16}),
-    ("qwen2", {}),
-    ("qwen3", {}),
     ("qwen3", {"head_dim": 16, "tied_embeddings": False, "rope_theta": 1e6}),
 ]
 
@@ -161,3 +161,14 @@ def test_older_and_newer_config_keys_are_equivalent(name, values, tokenizer, tmp
         older = {spellings.get(key, key): value for key, value in older.items()}
     assert older != newer
     assert from_json(older) == from_json(newer)
+
+
+def test_own_head_wins_over_a_config_that_ties(family, tokenizer, tmp_path):
+    model = make_model(family, vocab_size=tokenizer.vocab_size, tied_embeddings=False)
+    model_dir.save(tmp_path, model.config, tokenizer, model.to_arrays())
+    config = json.loads((tmp_path / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tokens = torch.arange(30)[None]
+    with torch.no_grad():
+        assert torch.equal(our_model(tmp_path)(tokens), model(tokens))
+        assert (load_theirs(tmp_path)(tokens).logits - model(tokens)).abs().max() <= 1e-5

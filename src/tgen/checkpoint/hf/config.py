@@ -83,10 +83,7 @@ def from_json(json: Mapping[str, Any]) -> ModelConfig:
     """Return the model that config.json describes; raises ModelError for unsupported models."""
     model_type = json.get("model_type")
     if not isinstance(model_type, str) or model_type not in _FAMILY_BY_MODEL_TYPE:
-        raise ModelError(
-            f"unknown model type {model_type!r}"[:200],
-            f"use one of {', '.join(sorted(_FAMILY_BY_MODEL_TYPE))}",
-        )
+        raise ModelError(f"unknown model type {model_type!r}"[:200], _other_model_hint(json))
     if quantized := json.get("quantization_config"):
         kind = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
         raise ModelError(
@@ -106,6 +103,18 @@ def from_json(json: Mapping[str, Any]) -> ModelConfig:
             f"config.json of type {model_type} {reason}",
             "download the file again: it is damaged or of an unknown version",
         ) from None
+
+
+def _other_model_hint(json: Mapping[str, Any]) -> str:
+    known = f"use one of {', '.join(sorted(_FAMILY_BY_MODEL_TYPE))}"
+    if any(key.endswith("_experts") and json[key] for key in json):  # num_, num_local_, n_routed_
+        return f"this is a mixture of experts; {known}"
+    if isinstance(text := json.get("text_config"), dict):
+        inner = text.get("model_type")
+        if isinstance(inner, str) and inner in _FAMILY_BY_MODEL_TYPE:
+            return f"this is a model with images; save its text part alone, of type {inner}"
+        return f"this is a model with images; {known}"
+    return known
 
 
 def _read(family: str, json: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,7 +149,12 @@ def _read(family: str, json: Mapping[str, Any]) -> dict[str, Any]:
         parallel = json.get("use_parallel_residual", True)
         read["norm_placement"] = "parallel" if parallel else "pre"
     if family == "gemma3":
-        read["attention_scale"] = values.number(_QUERY_SCALAR) ** -0.5
+        scalar = values.number(_QUERY_SCALAR)
+        if scalar <= 0:
+            raise ModelError(
+                f"config.json has {_QUERY_SCALAR}={scalar}", f"set {_QUERY_SCALAR} to a number > 0"
+            )
+        read["attention_scale"] = scalar**-0.5
         read["embedding_scale"] = d_model**0.5
     if FAMILIES[family]["position"] == "rotary":
         read |= read_rope(family, values, head_dim=read["head_dim"])

@@ -20,7 +20,7 @@ class ConfigValues:
     """The values of a JSON object, with defaults for keys that it omits."""
 
     def __init__(self, json: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-        self.json, self._defaults = json, defaults
+        self.json, self.defaults = json, defaults
 
     def __contains__(self, key: str) -> bool:
         """Return whether the object has the key in any spelling, or there is a default."""
@@ -35,7 +35,7 @@ class ConfigValues:
     def boolean(self, key: str) -> bool:
         """Return true or false, for null the default; raises ModelError for other values."""
         value = self.get(key)
-        value = self._defaults.get(key) if value is None else value
+        value = self.defaults.get(key) if value is None else value
         if not isinstance(value, bool):
             raise ModelError(
                 f"config.json has {key}={value!r}"[:200], f"set {key} to true or false"
@@ -56,7 +56,7 @@ class ConfigValues:
     def _found(self, key: str) -> Iterator[Any]:
         spellings = sorted(_OTHER_SPELLINGS.get(key, (key,)), key=lambda name: name != key)
         yield from (self.json[name] for name in spellings if name in self.json)
-        yield from (self._defaults[name] for name in spellings if name in self._defaults)
+        yield from (self.defaults[name] for name in spellings if name in self.defaults)
 
 
 def require_number(value: object, key: str) -> float:

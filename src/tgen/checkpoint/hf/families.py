@@ -6,7 +6,7 @@ transformers tensors that contain some of them, and how. To add a family, add a 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -203,7 +203,11 @@ FAMILY_LAYOUTS = {
         "Phi3ForCausalLM",
         _LLAMA_NAMES | {"qkv_proj": "self_attn.qkv_proj", "gate_proj": "mlp.gate_up_proj"},
         _RMS_NORM,
-        defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 4096,
+            "original_max_position_embeddings": 4096,
+        },
         constants={"resid_pdrop": 0.0, "embd_pdrop": 0.0},
         fused_gate=True,
     ),
@@ -431,9 +435,16 @@ def from_hf_arrays(config: ModelConfig, arrays: Arrays) -> Arrays:
     return out
 
 
-def strip_prefix(name: str) -> str:
-    """Remove the prefix that only some writers put before GPT's tensor names."""
-    return name.removeprefix(_PREFIX)
+def names_in_file(config: ModelConfig, names: Collection[str]) -> tuple[dict[str, str], bool]:
+    """Return the names as in `tensor_mappings` of a file's tensors, and whether the file lacks the
+    prefix of a model with a head: it does if only the model below the head was saved."""
+    first = FAMILY_LAYOUTS[config.family].names["token_embedding"] + ".weight"
+    if _may_lack_prefix(config):
+        lacks = _PREFIX + first not in names
+        return {name: name.removeprefix(_PREFIX) for name in names}, lacks
+    prefix = first.partition(".")[0] + "."
+    lacks = first not in names and first.removeprefix(prefix) in names
+    return {name: prefix * lacks + name for name in names}, lacks
 
 
 def check_shapes(config: ModelConfig, shapes: Mapping[str, Shape]) -> None:

@@ -20,9 +20,10 @@ def read_layer_types(family: str, values: ConfigValues, *, n_layers: int) -> dic
         case "gemma3":
             types = values.json.get("layer_types")
             if types is None:
-                keys = ("sliding_window_pattern", "_sliding_window_pattern")
-                listed = [values.json[key] for key in keys if values.json.get(key) is not None]
-                n = require_positive_integer([*listed, 6][0], keys[0], "config.json has")
+                n = values.json.get("sliding_window_pattern")
+                n = require_positive_integer(
+                    6 if n is None else n, "sliding_window_pattern", "config.json has"
+                )
                 types = [_FULL if (i + 1) % n == 0 else _SLIDING for i in range(n_layers)]
             return _windows(values.get("sliding_window"), _sliding(types, n_layers))
         case "mistral" | "phi3":

@@ -18,10 +18,9 @@ from tgen.config import ModelConfig, RopeScaling
 from tgen.errors import ModelError
 
 _DAMAGED = "download the file again: it is damaged"
-# Version 4's spellings in GPT-NeoX, and Gemma's theta of layers with a sliding window.
-_THETA, _FRACTION = ("rope_theta", "rotary_emb_base"), ("partial_rotary_factor", "rotary_pct")
-_LOCAL_THETA = "rope_local_base_freq"
+_LOCAL_THETA = "rope_local_base_freq"  # version 4's theta of Gemma's layers with a window
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
+_ORIGINAL = "original_max_position_embeddings"
 
 
 def read_rope(family: str, values: ConfigValues, *, head_dim: int) -> dict[str, Any]:
@@ -30,25 +29,31 @@ def read_rope(family: str, values: ConfigValues, *, head_dim: int) -> dict[str, 
     Raises ModelError for unsupported values.
     """
     json = values.json
-    rope, local = _rope(json), None
-    if family == "gemma3":
-        local = _number(json, (_LOCAL_THETA,), 10_000.0)
-        if rope.keys() & {_GLOBAL, _LOCAL}:
-            local = _number(_object(rope.get(_LOCAL)), ("rope_theta",), local)
-            rope = _object(rope.get(_GLOBAL))
-    theta = _number(rope if "rope_theta" in rope else json, _THETA, values.get("rope_theta"))
-    fraction = values.get("partial_rotary_factor") if "partial_rotary_factor" in values else 1.0
-    source = rope if "partial_rotary_factor" in rope else json
-    rotated = int(head_dim * _number(source, _FRACTION, fraction))
+    keys = ("rope_theta", "partial_rotary_factor")
+    older_keys = ("rotary_emb_base", "rotary_pct") if family == "gpt_neox" else keys
+    older = {key: json.get(older) for key, older in zip(keys, older_keys, strict=True)}
+    older |= _object(json.get("rope_scaling"))
+    newer, newer_local = _object(json.get("rope_parameters")), _object(None)
+    if newer.keys() & {_GLOBAL, _LOCAL}:
+        newer, newer_local = _object(newer.get(_GLOBAL)), _object(newer.get(_LOCAL))
+    rope = _merge(family, older, newer)
+    fraction = _number(rope, "partial_rotary_factor", values.defaults.get(keys[1], 1.0))
+    rotated = int(head_dim * fraction)
     context_length = values.integer("max_position_embeddings")
-    scaling = _read_scaling(family, rope, json, context_length)
-    fields = {"rope_theta": theta, "rope_scaling": scaling}
+    scaling = _read_scaling(rope, values, context_length)
+    theta = _number(rope, "rope_theta", values.defaults["rope_theta"])
+    fields: dict[str, Any] = {"rope_theta": theta, "rope_scaling": scaling}
     if scaling and scaling.kind == "longrope":
         fields["context_length"] = min(context_length, scaling.original_context_length)
     if rotated != head_dim:
         fields["rotary_dim"] = rotated
-    if local is not None:
-        fields["local_rope_theta"] = local
+    if family == "gemma3":
+        local = _merge(family, {"rope_theta": json.get(_LOCAL_THETA)}, newer_local)
+        if (kind := local.get("rope_type", "default")) != "default":
+            raise ModelError(
+                f"config.json: RoPE type {kind!r} of {_LOCAL}"[:200], f"use {_LOCAL} with default"
+            )
+        fields["local_rope_theta"] = _number(local, "rope_theta", 10_000.0)
     return fields
 
 
@@ -71,7 +76,7 @@ def rope_json(config: ModelConfig) -> dict[str, Any]:
         json[_LOCAL_THETA] = config.local_rope_theta
     if scaling and scaling.kind == "longrope":
         length = scaling.original_context_length
-        json["original_max_position_embeddings"] = length
+        json[_ORIGINAL] = length
         json["max_position_embeddings"] = round(length * scaling.factor)
         if config.family == "phi3":  # version 4 refuses other keys
             factors = {key: rope[key] for key in ("short_factor", "long_factor")}
@@ -81,7 +86,7 @@ def rope_json(config: ModelConfig) -> dict[str, Any]:
 
 def _scaling_json(scaling: RopeScaling) -> dict[str, Any]:
     json: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
-    length = {"original_max_position_embeddings": scaling.original_context_length}
+    length = {_ORIGINAL: scaling.original_context_length}
     match scaling.kind:
         case "llama3":
             json |= length
@@ -96,65 +101,59 @@ def _scaling_json(scaling: RopeScaling) -> dict[str, Any]:
     return json
 
 
-def _rope(json: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return version 5's rope_parameters, else version 4's rope_scaling; both must agree."""
-    older, newer = _object(json.get("rope_scaling")), _object(json.get("rope_parameters"))
-    if not newer:
-        return older
-    flat = _object(newer.get(_GLOBAL)) if newer.keys() & {_GLOBAL, _LOCAL} else newer
-    thetas = {json[key] for key in _THETA if isinstance(json.get(key), int | float)}
-    differs = "rope_theta" in flat and thetas and thetas != {flat["rope_theta"]}
-    for key, value in older.items():
-        same_key = "rope_type" if key == "type" else key
-        differs = differs or value != flat.get(same_key, flat.get(key, value))
-    if differs:
-        raise ModelError(
-            "config.json: rope_parameters disagrees with rope_theta or rope_scaling",
-            "remove rope_parameters, or the other two keys",
-        )
-    return newer
+def _merge(family: str, older: Mapping[str, Any], newer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of both versions' keys; raises ModelError if they disagree."""
+    merged: dict[str, Any] = {}
+    for source in (older, newer):
+        for key, value in source.items():
+            name = "rope_type" if key == "type" else key
+            if family == "phi3" and name == "rope_type" and value in ("su", "yarn"):
+                value = "longrope"  # older names
+            if value is not None and merged.setdefault(name, value) != value:
+                raise ModelError(
+                    f"config.json has {name}={merged[name]!r} and {value!r}"[:200],
+                    "remove rope_parameters, or the same keys outside it",
+                )
+    return merged
 
 
 def _read_scaling(
-    family: str, rope: Mapping[str, Any], json: Mapping[str, Any], context_length: int
+    rope: Mapping[str, Any], values: ConfigValues, context_length: int
 ) -> RopeScaling | None:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if family == "phi3" and kind in ("su", "yarn"):  # older names
-        kind = "longrope"
-    original = json.get("original_max_position_embeddings")
-    if original is None:
-        original = rope.get("original_max_position_embeddings")
+    kind = rope.get("rope_type", "default")
+    original = values.get(_ORIGINAL) if _ORIGINAL in values else None
+    original = rope.get(_ORIGINAL) if original is None else original
     original = context_length if original is None else original
-    n = require_positive_integer(original, "original_max_position_embeddings", "config.json has")
+    n = require_positive_integer(original, _ORIGINAL, "config.json has")
     ratio = context_length / n
     match kind:
         case "default":
             return None
         case "linear" | "dynamic":
-            return RopeScaling(kind=kind, factor=_number(rope, ("factor",)))
+            return RopeScaling(kind=kind, factor=_number(rope, "factor"))
         case "llama3":
             names = ("factor", "low_freq_factor", "high_freq_factor")
-            numbers = {name: _number(rope, (name,)) for name in names}
+            numbers = {name: _number(rope, name) for name in names}
             return RopeScaling(**numbers, original_context_length=n)  # type: ignore[arg-type]
         case "yarn":
-            factor = _number(rope, ("factor",), ratio)
+            factor = _number(rope, "factor", ratio)
             return RopeScaling(
                 kind="yarn",
                 factor=factor,
                 original_context_length=n,
-                beta_fast=_number(rope, ("beta_fast",), 32.0),
-                beta_slow=_number(rope, ("beta_slow",), 1.0),
+                beta_fast=_number(rope, "beta_fast", 32.0),
+                beta_slow=_number(rope, "beta_slow", 1.0),
                 truncate=rope.get("truncate") is not False,
-                attention_factor=_number(rope, ("attention_factor",), _yarn_factor(rope, factor)),
+                attention_factor=_number(rope, "attention_factor", _yarn_factor(rope, factor)),
             )
         case "longrope":
-            factor = _number(rope, ("factor",), ratio)
+            factor = _number(rope, "factor", ratio)
             attention = math.sqrt(1 + math.log(factor) / math.log(n)) if factor > 1 < n else 1.0
             return RopeScaling(
                 kind="longrope",
                 factor=factor,
                 original_context_length=n,
-                attention_factor=_number(rope, ("attention_factor",), attention),
+                attention_factor=_number(rope, "attention_factor", attention),
                 short_factor=_numbers(rope, "short_factor"),
                 long_factor=_numbers(rope, "long_factor"),
             )
@@ -170,17 +169,12 @@ def _yarn_factor(rope: Mapping[str, Any], factor: float) -> float:
     def scale(m: float) -> float:
         return 0.1 * m * math.log(factor) + 1 if factor > 1 else 1.0
 
-    m, all_dim = (_number(rope, (key,), 0.0) for key in ("mscale", "mscale_all_dim"))
+    m, all_dim = (_number(rope, key, 0.0) for key in ("mscale", "mscale_all_dim"))
     return scale(m) / scale(all_dim) if m and all_dim else scale(1.0)
 
 
-def _number(
-    values: Mapping[str, Any], keys: tuple[str, ...], default: float | None = None
-) -> float:
-    key = next((key for key in keys if values.get(key) is not None), None)
-    if key is None and default is not None:
-        return require_number(default, keys[0])
-    return require_number(values[key or keys[0]], key or keys[0])
+def _number(rope: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    return require_number(rope[key] if default is None else rope.get(key, default), key)
 
 
 def _numbers(rope: Mapping[str, Any], key: str) -> tuple[float, ...]:

@@ -48,7 +48,10 @@ def matmul_params(model: ModelConfig) -> int:
 
 def flops_per_token(model: ModelConfig) -> int:
     """Return the FLOP that training needs per token, forward and backward."""
-    attention = 12 * model.n_layers * model.n_heads * model.head_dim * model.context_length // 2
+    n = model.context_length
+    windows = (min(model.window(layer) or n, n) for layer in range(model.n_layers))
+    keys = sum(window * (2 * n - window) for window in windows)  # 2 n times those of a mean query
+    attention = 12 * model.n_heads * model.head_dim * keys // (2 * n)
     return 6 * matmul_params(model) + attention
 
 
