@@ -109,6 +109,7 @@ class FamilyLayout(NamedTuple):
     transposed: bool = False  # matrices are stored as (in, out)
     interleaved_qkv: bool = False  # stored head by head, each with its query, key and value
     fused_gate: bool = False  # gate and up projection are one tensor
+    windowed: bool = False  # sliding_window, if it is not null, applies to all layers
 
 
 COMMON_DEFAULTS = {
@@ -178,6 +179,7 @@ FAMILY_LAYOUTS = {
             "num_key_value_heads": 8,
             "max_position_embeddings": 131_072,
         },
+        windowed=True,
     ),
     "qwen2": FamilyLayout(
         "qwen2",
@@ -210,6 +212,7 @@ FAMILY_LAYOUTS = {
         },
         constants={"resid_pdrop": 0.0, "embd_pdrop": 0.0},
         fused_gate=True,
+        windowed=True,
     ),
     "gemma3": FamilyLayout(
         "gemma3_text",

@@ -3,6 +3,7 @@
 from typing import Any
 
 from tgen.checkpoint.hf.config_values import ConfigValues, require_positive_integer
+from tgen.checkpoint.hf.families import FAMILY_LAYOUTS
 from tgen.config import ModelConfig
 from tgen.errors import ModelError
 
@@ -26,13 +27,12 @@ def read_layer_types(family: str, values: ConfigValues, *, n_layers: int) -> dic
                 )
                 types = [_FULL if (i + 1) % n == 0 else _SLIDING for i in range(n_layers)]
             return _windows(values.get("sliding_window"), _sliding(types, n_layers))
-        case "mistral" | "phi3":
-            window = values.get("sliding_window")
-            types = values.json.get("layer_types")
-            if types is None or window is None:
-                return _windows(window, [True] * n_layers)
-            return _windows(window, _sliding(types, n_layers))
     types = values.json.get("layer_types")
+    if FAMILY_LAYOUTS[family].windowed:
+        window = values.get("sliding_window")
+        if types is None or window is None:
+            return _windows(window, [True] * n_layers)
+        return _windows(window, _sliding(types, n_layers))
     if types is not None and any(_sliding(types, n_layers)):
         raise ModelError(
             f"config.json has layer_types with {_SLIDING}",
@@ -56,12 +56,11 @@ def layer_types_json(config: ModelConfig) -> dict[str, Any]:
             types = [_SLIDING if local else _FULL for local in sliding]
             window = config.sliding_window or config.context_length
             return {"sliding_window": window, "layer_types": types}
-        case "mistral" | "phi3":
-            return {"sliding_window": config.sliding_window}
         case "smollm3":
             rotated = [config.rope(layer) is not None for layer in layers]
             return {"no_rope_layers": [int(rope) for rope in rotated]}  # 1 means that it rotates
-    return {}
+    windowed = FAMILY_LAYOUTS[config.family].windowed
+    return {"sliding_window": config.sliding_window} if windowed else {}
 
 
 def _windows(window: object, sliding: list[bool]) -> dict[str, Any]:
