@@ -165,6 +165,7 @@ TABLE = {  # the rows of docs/architecture.md: tied embeddings are the last colu
     "olmo2": ("rotary", "rms_norm", "output", "swiglu", "", True, False),
     "smollm3": ("rotary", "rms_norm", "pre", "swiglu", "", False, True),
     "granite": ("rotary", "rms_norm", "pre", "swiglu", "", False, False),
+    "starcoder2": ("rotary", "layer_norm", "pre", "gelu_tanh", "all", False, True),
 }
 BIASES = {  # of q, k and v, of the output projection, of the feed-forward layer
     "all": (True, True, True),

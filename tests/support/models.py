@@ -29,6 +29,7 @@ VARIED: dict[str, dict[str, object]] = {
         "residual_scale": 0.7,
         "logits_divisor": 5.0,
     },
+    "starcoder2": {"sliding_window": 20},
 }
 
 

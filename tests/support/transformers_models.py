@@ -87,6 +87,7 @@ VARIANTS = {
     "granite": GROUPED
     | {"embedding_multiplier": 3.0, "attention_multiplier": 0.3}
     | {"residual_multiplier": 0.5, "logits_scaling": 4.0},
+    "starcoder2": GROUPED | {"sliding_window": 9},
 }  # fmt: skip
 
 

@@ -285,6 +285,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | dict(norm_placement="output", qk_norm=True, qk_norm_over_heads=True, tied_embeddings=False),
     "smollm3": _ROTARY,
     "granite": _ROTARY | dict(tied_embeddings=False),
+    "starcoder2": _LAYER_NORM | dict(position="rotary", activation="gelu_tanh"),
 }
 
 # Fields that may differ from the family's defaults.
@@ -311,9 +312,10 @@ _FREE = {
     | _SAME_BIAS
     | {"feed_forward_bias", "attention_scale", "embedding_scale", "residual_scale"}
     | {"logits_divisor"},
+    "starcoder2": _ANY_ROPE | {"activation", "sliding_window"},
 }
 # Families without head_dim or without n_kv_heads in their config.json.
-HEADS_FILL_MODEL = {"classic", "gpt2", "gpt_neo", "gpt_neox", "phi3"}
+HEADS_FILL_MODEL = {"classic", "gpt2", "gpt_neo", "gpt_neox", "phi3", "starcoder2"}
 _NO_KV_HEADS = {"classic", "gpt2", "gpt_neo", "gpt_neox"}
 
 # The sizes of --size; the family determines the rest of the architecture.

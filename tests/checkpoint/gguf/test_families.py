@@ -49,6 +49,7 @@ ROUND_TRIPS = [
     ("granite", {"feed_forward_bias": True, "tied_embeddings": True}),
     ("qwen2", {}),
     ("qwen3", {}),
+    ("starcoder2", {"sliding_window": None}),
 ]
 REFUSED = [
     ("gpt_neo", {}, "the gpt_neo family"),
@@ -60,6 +61,7 @@ REFUSED = [
     ("gemma3", GEMMA | {"rope_scaling": YARN}, "yarn RoPE scaling"),
     ("olmo2", {"attention_bias": True, "output_bias": True}, "attention_bias in olmo2"),
     ("smollm3", {}, "rope_layers"),
+    ("starcoder2", {}, "a sliding window of 20"),
     ("llama", {"rope_scaling": LONGROPE, "rotary_dim": None}, "longrope RoPE scaling"),
     ("llama", {"rope_scaling": RopeScaling(kind="yarn", factor=4.0)}, "YaRN with attention_factor"),
 ]

@@ -33,6 +33,7 @@ ARCHITECTURES = {
     "olmo2": "olmo2",
     "smollm3": "smollm3",
     "granite": "granite",
+    "starcoder2": "starcoder2",
 }
 _ROTATE_NEIGHBORS = {"llama", "smollm3", "granite"}  # architectures
 _NEED_HEAD = {"gptneox", "olmo2"}  # architectures without tied embeddings
@@ -114,7 +115,9 @@ def check_supported(config: ModelConfig) -> None:
             and not (scaling.truncate and _has_default_attention_factor(scaling))
         ),
         f"a sliding window of {window} in {family}": (
-            family == "mistral" and window is not None and window < config.context_length
+            family in ("mistral", "starcoder2")
+            and window is not None
+            and window < config.context_length
         ),
         f"sliding_layers={config.sliding_layers}": gemma and gemma_pattern(config) is None,
         f"attention_scale={config.attention_scale} in {family}": (

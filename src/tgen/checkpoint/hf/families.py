@@ -273,6 +273,22 @@ FAMILY_LAYOUTS = {
             1.0,
         ),
     ),
+    "starcoder2": FamilyLayout(
+        "starcoder2",
+        "Starcoder2ForCausalLM",
+        _LLAMA_NAMES | {"up_proj": "mlp.c_fc", "down_proj": "mlp.c_proj"},
+        _SIZES | {"num_key_value_heads": "n_kv_heads", "norm_epsilon": "norm_eps"},
+        defaults={
+            "tie_word_embeddings": True,
+            "num_key_value_heads": 2,
+            "norm_epsilon": 1e-5,
+            "max_position_embeddings": 4096,
+            "hidden_act": "gelu_pytorch_tanh",
+        },
+        constants={"use_bias": True, "residual_dropout": 0.0, "embedding_dropout": 0.0},
+        required={"use_bias": True},
+        windowed=True,
+    ),
 }
 
 
