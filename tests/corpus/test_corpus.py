@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from support.corpora import make_corpus, tokenize
 from tgen import corpus
-from tgen.corpus import TokenDataset
+from tgen.corpus import TokenDataset, jsonl
 from tgen.corpus.dataset import _count_windows
 from tgen.errors import CorpusError
 from tgen.tokenizer import train_char
@@ -49,6 +49,18 @@ def test_rows_and_separated_texts_are_documents(tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"txt": 1}\n')
     with pytest.raises(CorpusError, match="line 2"):
         corpus.read([str(tmp_path / "bad.jsonl")])
+
+
+def test_row_too_long_for_memory_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(jsonl, "_BLOCK", 10)
+    monkeypatch.setattr(jsonl, "_MAX_LINE", 100)
+    rows = "\n".join(json.dumps({"text": "x" * n}) for n in (80, 70))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    assert [len(text) for (text,) in corpus.read([str(tmp_path)]).documents] == [80, 70]
+    (tmp_path / "rows.jsonl").write_text(rows + "\n" + json.dumps({"text": "x" * 200}))
+    start = len(rows) + 1
+    with pytest.raises(CorpusError, match=f"row of more than 100 bytes at byte {start}"):
+        corpus.read([str(tmp_path)])
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", None])

@@ -8,6 +8,7 @@ from tgen.corpus.sources import Source
 from tgen.errors import CorpusError
 
 _BLOCK = 1 << 22  # bytes per read
+_MAX_LINE = 1 << 27  # bytes; parsing needs several times as much memory
 
 # Start and end of a document in its source, bytes of its parts, and the content to fingerprint.
 Location = tuple[int, int, int, Iterable[bytes]]
@@ -48,6 +49,11 @@ def _read_lines(source: Source) -> Iterator[tuple[int, bytes]]:
         end = block.rfind(b"\n") + 1
         if not end:
             unfinished.append(block)
+            if position - start > _MAX_LINE:
+                raise CorpusError(
+                    f"{source.name} has a row of more than {_MAX_LINE:,} bytes at byte {start:,}",
+                    "split the row into several, or put its text into a .txt file",
+                )
             continue
         lines, unfinished = b"".join([*unfinished, block[:end]]), [block[end:]]
         for line in lines.splitlines(keepends=True):
