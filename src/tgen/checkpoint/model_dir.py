@@ -59,7 +59,7 @@ class ModelBundle:
     end_ids: frozenset[int]  # end-of-text tokens
     stamp: tuple[int, ...]  # inode, size and time of its files when they were read, see `digest`
     quantized: bool = False  # whether the arrays were dequantized from fewer bits
-    warnings: tuple[str, ...] = ()  # what the files contradict themselves in
+    warnings: tuple[str, ...] = ()  # contradictions between the files
 
 
 def build_metadata_files(

@@ -117,6 +117,9 @@ class ModelConfig:
                 self.n_rotated,
                 even if self.rotary_dim is not None else "an even number",
             )
+            if self.rope_scaling and self.rope_scaling.kind == "yarn":
+                above = "a number above 1"
+                require(self.rope_theta > 1, "rope_theta", self.rope_theta, above)
             if self.local_rope_theta is not None:
                 _require_rope_number("local_rope_theta", self.local_rope_theta)
             for name in ("short_factor", "long_factor"):
@@ -315,7 +318,7 @@ _FREE = {
     "starcoder2": _ANY_ROPE | {"activation", "sliding_window"},
 }
 # Families without head_dim or without n_kv_heads in their config.json.
-HEADS_FILL_MODEL = {"classic", "gpt2", "gpt_neo", "gpt_neox", "phi3", "starcoder2"}
+HEADS_FILL_MODEL = {"classic", "gpt2", "gpt_neo", "gpt_neox", "olmo2", "phi3", "starcoder2"}
 _NO_KV_HEADS = {"classic", "gpt2", "gpt_neo", "gpt_neox"}
 
 # The sizes of --size; the family determines the rest of the architecture.

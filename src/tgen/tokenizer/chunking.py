@@ -20,7 +20,6 @@ _CROSSES_LINES = {  # tokens with a visible character after a line break, by `by
 }
 
 _AFTER_LINE = re.compile(r"\n\S")
-_ANYTHING = re.compile("")
 
 _MAX_WORD = 1024  # characters; a longer run is not a word
 _RUN_PIECE = 128  # characters of such a run; training is faster on shorter pieces
@@ -72,11 +71,14 @@ def cut_pattern(spec: TokenizerSpec) -> re.Pattern[str] | None:
     return None if any(map(crosses_lines.search, spec.vocab)) else LINE_STARTS
 
 
-def prefix_breaks(spec: TokenizerSpec) -> re.Pattern[str] | None:
-    """Return a pattern of the added tokens after which a text gets a space again; None without."""
-    in_text = [token.content for token in spec.added_tokens if not token.special]
+def prefix_breaks(spec: TokenizerSpec) -> tuple[str, ...]:
+    """Return the added tokens after which a text gets a space again.
+
+    If normalization may produce one of them, it is the empty string, which every text contains.
+    """
+    in_text = [token for token in spec.added_tokens if not token.special]
     if not spec.prefix or not in_text:
-        return None
-    if any(token.normalized for token in spec.added_tokens if not token.special):
-        return _ANYTHING  # normalization may produce them
-    return re.compile("|".join(map(re.escape, in_text)))
+        return ()
+    if any(token.normalized for token in in_text):
+        return ("",)
+    return tuple(token.content for token in in_text)

@@ -43,8 +43,8 @@ class ExpressibleText:
         self._removed: dict[str, bool] = {}  # by character, before it
         # Added tokens are matched verbatim, whatever their characters are.
         names = [t for t in spec.added_tokens if not self._expresses(t.content)]
-        self._verbatim = _any_of(token.content for token in names if not token.special)
-        self._with_special = _any_of(token.content for token in names)
+        self._verbatim = [token.content for token in names if not token.special]
+        self._with_special = [token.content for token in names]
 
     def holes(self, text: str, *, with_special: bool = False) -> Iterator[Hole]:
         """Yield what the vocabulary cannot express, in order.
@@ -55,7 +55,8 @@ class ExpressibleText:
             return
         if self._expresses(text):
             return
-        verbatim = self._with_special if with_special else self._verbatim
+        names = self._with_special if with_special else self._verbatim
+        verbatim = _any_of(name for name in names if name in text)
         tokens = verbatim.finditer(text) if verbatim else iter(())
         token = next(tokens, None)
         offset = last = 0

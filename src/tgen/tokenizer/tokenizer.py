@@ -31,7 +31,7 @@ class Tokenizer:
 
     `json` is its tokenizer.json and `spec` the checked content; `bos_ids` are the ids that the
     model was trained to see before a text; `added_tokens` are the ids of tokens matched verbatim,
-    of which the special ones have no bytes. `vocab_size` is one more than the highest id.
+    of which the special ones have no bytes. `vocab_size` is the number of ids that the model has.
     """
 
     def __init__(
@@ -138,8 +138,11 @@ class Tokenizer:
 
     def check_ids(self, ids: Sequence[int] | NDArray[np.uint32]) -> None:
         """Raise UsageError for the first token that the model does not have."""
-        if self._has_more_tokens and max(ids, default=0) >= self.vocab_size:
-            i = next(int(i) for i in ids if i >= self.vocab_size)
+        if not self._has_more_tokens:
+            return
+        missing = np.asarray(ids)[np.asarray(ids) >= self.vocab_size]
+        if len(missing):
+            i = int(missing[0])
             raise UsageError(
                 f"the text has the token {self.id_to_token(i)!r} with the id {i:,}, but the model "
                 f"has only {self.vocab_size:,} tokens",
@@ -218,8 +221,8 @@ class Tokenizer:
         return [i for i in ids if i is not None]
 
     def _encode_valid(self, text: str, *, at_start: bool) -> list[NDArray[np.uint32]]:
-        breaks = self._prefix_breaks
-        chunks = list(split_blocks(text, None if breaks and breaks.search(text) else self._cut))
+        whole = any(name in text for name in self._prefix_breaks)
+        chunks = list(split_blocks(text, None if whole else self._cut))
         n_first = 1 if at_start and self.spec.prefix else 0
         first = _encode_chunks(self._plain.at_start, chunks[:n_first])
         return first + _encode_chunks(self._plain.continuation, chunks[n_first:])

@@ -154,11 +154,12 @@ def test_comparison_shows_values_and_differences(inspect, trained, tmp_path):
 
 def test_width_tail_and_hide_first(inspect, inspector, monkeypatch):
     for width in (40, 120):
+        monkeypatch.setattr(console.out, "_width", None)  # the command sets it: restored at the end
         done = inspect("--cells", "num", "--width", width, prompt="a b c d e f g h i j k l")
         text = done.stdout.decode()
-        monkeypatch.setattr(console.out, "width", 80)
         assert max(map(cell_len, text.splitlines())) <= width
         assert ("keys 1 to" not in text and " 11 " in text) or width == 40
+    monkeypatch.setattr(console.out, "_width", 80)
     long = "What is the king? " * 30
     assert b"--tail" in inspect(prompt=long).stderr
     record = json.loads(inspect("--tail", "--json", prompt=long).stdout)

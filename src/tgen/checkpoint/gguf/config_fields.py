@@ -10,7 +10,7 @@ import numpy as np
 from tgen.checkpoint.dtypes import to_float32
 from tgen.checkpoint.gguf import rope_scaling, tensor_names
 from tgen.checkpoint.gguf.header import Header, read_tensors
-from tgen.checkpoint.hf.config_values import require_positive_integer
+from tgen.checkpoint.hf.config_values import require_layers, require_positive_integer
 from tgen.config import FAMILIES, ModelConfig, RopeScaling
 from tgen.errors import ModelError
 
@@ -112,6 +112,7 @@ def read_config(path: Path, header: Header) -> ModelConfig:
         raise ModelError("token_embd.weight is missing", "download the file again: it is damaged")
     d_model, n_heads = _integer(own, "embedding_length"), _integer(own, "attention.head_count")
     n_layers = _integer(own, "block_count")
+    require_layers(n_layers, "it has")
     head_dim = _integer(own, "attention.key_length", d_model // n_heads)
     if own.get("attention.value_length", head_dim) != head_dim:
         raise ModelError(
@@ -147,7 +148,8 @@ def read_config(path: Path, header: Header) -> ModelConfig:
         values["rope_theta"] = _number(own, "rope.freq_base", 10_000.0)
         scaling = _rope_scaling(path, header, own, values["rope_theta"], rotated)
         if scaling and scaling.kind == "longrope":
-            values["context_length"] = scaling.original_context_length
+            original = scaling.original_context_length
+            values["context_length"] = min(original, values["context_length"])
         values["rope_scaling"] = scaling
     match family:
         case "gpt_neox":
@@ -155,14 +157,16 @@ def read_config(path: Path, header: Header) -> ModelConfig:
             values["norm_placement"] = "parallel" if parallel else "pre"
         case "gemma3":
             values["embedding_scale"] = math.sqrt(d_model)
-            values["attention_scale"] = head_dim**-0.5
+            values["attention_scale"] = tensor_names.gemma_scale(
+                n_layers, d_model=d_model, n_heads=n_heads, head_dim=head_dim
+            )
             values["local_rope_theta"] = _number(own, "rope.freq_base_swa", 10_000.0)
             n = _integer(own, "attention.sliding_window_pattern", _GEMMA_PATTERN)
-            sliding = tuple((layer + 1) % n != 0 for layer in range(min(n_layers, len(entries))))
+            sliding = tuple((layer + 1) % n != 0 for layer in range(n_layers))
             values["sliding_layers"] = None if all(sliding) else sliding
         case "smollm3":
-            layers = range(min(n_layers, len(entries)))
-            rotates = tuple((layer + 1) % tensor_names.NOPE_STEP != 0 for layer in layers)
+            step = tensor_names.NOPE_STEP
+            rotates = tuple((layer + 1) % step != 0 for layer in range(n_layers))
             values["rope_layers"] = None if all(rotates) else rotates
         case "granite":
             scales = {name: _number(own, key, 0.0) for key, name in _SCALES.items()}
@@ -178,6 +182,9 @@ def _rope_scaling(
     entries = header.tensors
     if tensor_names.SHORT_FACTORS in entries and tensor_names.LONG_FACTORS in entries:
         return _longrope(path, header, own, n_rotated)
+    for key in ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"):
+        if own.get(key, 1.0) != 1.0:
+            raise ModelError(f"it has {key}={own[key]!r}"[:200], _UNSUPPORTED)
     kind = own.get("rope.scaling.type", "linear")
     # the second key is the older one
     key = "rope.scaling.factor" if "rope.scaling.factor" in own else "rope.scale_linear"

@@ -7,7 +7,7 @@ from tgen.checkpoint import safetensors_file
 from tgen.checkpoint.dtypes import Array
 from tgen.checkpoint.gguf import tensor_names, tokenizer
 from tgen.checkpoint.gguf.config_fields import read_config
-from tgen.checkpoint.gguf.header import read_header, read_tensors
+from tgen.checkpoint.gguf.header import Header, read_header, read_tensors
 from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix
 from tgen.config import ModelConfig
 from tgen.errors import ModelError, TgenError, UsageError
@@ -28,17 +28,13 @@ def load(path: Path) -> tuple[ModelConfig, Tokenizer, dict[str, Array], list[int
         config = read_config(path, header)
         shapes = {name: entry.shape for name, entry in header.tensors.items()}
         tensor_names.check_shapes(config, shapes)
+        _check_number_of_tokens(header, config)
         text, ends = tokenizer.to_json(header.fields)
         loaded_tokenizer = Tokenizer(text, end_ids=ends)
     except UsageError as error:
         raise ModelError(f"{path}: {error.message}", error.hint) from None
     except TgenError as error:
         raise type(error)(f"{path}: {error.message}", error.hint) from None
-    if loaded_tokenizer.vocab_size > config.vocab_size:
-        raise ModelError(
-            f"{path} has {loaded_tokenizer.vocab_size} tokens (expected {config.vocab_size})",
-            _DAMAGED,
-        )
     entries = {n: e for n, e in header.tensors.items() if n not in tensor_names.ROPE_TENSORS}
     check_ram(sum(entry.n_bytes for entry in entries.values()), f"loading {str(path)!r}")
     arrays = read_tensors(path, entries)
@@ -46,6 +42,12 @@ def load(path: Path) -> tuple[ModelConfig, Tokenizer, dict[str, Array], list[int
     quantized = any(entry.quantized for entry in entries.values())
     named = tensor_names.from_gguf_arrays(config, arrays)
     return config, loaded_tokenizer, named, ends, quantized
+
+
+def _check_number_of_tokens(header: Header, config: ModelConfig) -> None:
+    tokens = header.fields.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, list) and len(tokens) > config.vocab_size:
+        raise ModelError(f"it has {len(tokens)} tokens (expected {config.vocab_size})", _DAMAGED)
 
 
 def _check_finite(path: Path, arrays: Mapping[str, Array | QuantizedMatrix]) -> None:

@@ -6,11 +6,12 @@ token's score, gives the same ids; transformers converts sentencepiece models in
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from itertools import zip_longest
+from itertools import islice, zip_longest
 
 from tgen.errors import ModelError, TokenizerError
 from tgen.tokenizer.byte_alphabet import BYTE_TOKENS, SPACE
 
+_MAX_MERGES = 1 << 22  # Gemma's 262,144 tokens have an eighth
 _MAX_CHARACTERS = 256  # of a token: the work grows with the square
 _HINT = "use --to transformers, which keeps it"
 
@@ -20,7 +21,7 @@ Pair = tuple[str, str]
 def merges_by_score(vocab: Mapping[str, int], scores: Sequence[float]) -> list[Pair]:
     """Return the merges of the tokens in `vocab`; `scores` are by id. Equal scores: by id.
 
-    Raises ModelError for a token too long to be one.
+    Raises ModelError for a token too long to be one, and for too many merges.
     """
     if longest := next((name for name in vocab if len(name) > _MAX_CHARACTERS), ""):
         raise ModelError(
@@ -28,12 +29,19 @@ def merges_by_score(vocab: Mapping[str, int], scores: Sequence[float]) -> list[P
             "use another model",
         )
     find = vocab.get
-    splits = [
-        (-scores[i], i, left, right, name, k)
-        for name, i in vocab.items()
-        for k in range(1, len(name))
-        if (left := find(name[:k])) is not None and (right := find(name[k:])) is not None
-    ]
+    splits = list(
+        islice(
+            (
+                (-scores[i], i, left, right, name, k)
+                for name, i in vocab.items()
+                for k in range(1, len(name))
+                if (left := find(name[:k])) is not None and (right := find(name[k:])) is not None
+            ),
+            _MAX_MERGES + 1,
+        )
+    )
+    if len(splits) > _MAX_MERGES:
+        raise ModelError(f"its tokens have more than {_MAX_MERGES:,} merges", "use another model")
     return [(name[:k], name[k:]) for *_, name, k in sorted(splits)]
 
 
@@ -57,8 +65,9 @@ def scores_of(
     for name, score in scores.items():
         by_id[vocab[name]] = score
     expected = merges_by_score(mergeable, by_id)
-    if more := set(expected) - set(pairs):
-        left, right = min(more, key=expected.index)
+    known = set(pairs)
+    if more := next((pair for pair in expected if pair not in known), None):
+        left, right = more
         raise TokenizerError(f"llama.cpp would also merge {left!r} and {right!r}"[:200], _HINT)
     # the order of one token's own pairs matters only where they overlap
     for pair, other in zip_longest(pairs, expected, fillvalue=("", "")):

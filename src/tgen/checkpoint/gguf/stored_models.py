@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -30,6 +31,8 @@ def select(named: Mapping[str, Path], name: str) -> str | None:
 
     Raises ModelError if there are several.
     """
+    if name in named:
+        return name
     base, _, kind = name.removesuffix(":latest").partition(":")  # Ollama's default type
     parts = {full: full.partition(":") for full in named}
     found = [
@@ -42,8 +45,6 @@ def select(named: Mapping[str, Path], name: str) -> str | None:
         found = [full for full, (owned, _, _) in parts.items() if f"/{owned}".endswith(f"/{base}")]
         if len({parts[full][0] for full in found}) == 1:
             several = "with several types"
-    if len(found) > 1 and base in found:
-        return base
     if len(found) > 1:
         raise ModelError(
             f"model {name!r} exists {several}", f"choose one of {join_names(sorted(found))}"
@@ -67,7 +68,12 @@ def files_in(folder: Path, name: str) -> dict[str, Path]:
     paths = [path for path in paths if not _LATER_PART.search(path.stem) and path.is_file()]
     if len(paths) == 1:
         return {name: paths[0]}
-    return {f"{name}:{_type_of(path.stem)}": path for path in paths}
+    kinds = {path: _type_of(path.stem) for path in paths}
+    n_of_type = Counter(kinds.values())
+    return {
+        f"{name}:{kind if n_of_type[kind] == 1 else path.stem}": path
+        for path, kind in kinds.items()
+    }
 
 
 def models_in(folder: Path) -> dict[str, Path]:

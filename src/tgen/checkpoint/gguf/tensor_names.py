@@ -121,7 +121,7 @@ def check_supported(config: ModelConfig) -> None:
         ),
         f"sliding_layers={config.sliding_layers}": gemma and gemma_pattern(config) is None,
         f"attention_scale={config.attention_scale} in {family}": (
-            gemma and config.score_scale != config.head_dim**-0.5
+            gemma and not math.isclose(config.score_scale, _gemma_scale_of(config))
         ),
         f"an LM head of its own in {family}": gemma and not config.tied_embeddings,
         f"rope_layers={config.rope_layers}": (
@@ -132,7 +132,8 @@ def check_supported(config: ModelConfig) -> None:
         if holds:
             raise ModelError(
                 f"llama.cpp does not support {reason}",
-                f"use --to transformers, or train {', '.join(ARCHITECTURES)} with `tgen train`",
+                "use --to transformers; of the families that tgen trains, gpt2, llama and qwen3 "
+                "can be exported",
             )
 
 
@@ -143,6 +144,29 @@ def gemma_pattern(config: ModelConfig) -> int | None:
         if full == [(layer + 1) % n == 0 for layer in range(config.n_layers)]:
             return n
     return None
+
+
+def gemma_scale(n_layers: int, *, d_model: int, n_heads: int, head_dim: int) -> float:
+    """Return the attention scale that llama.cpp uses for a gemma3; the 27B model has 62 layers."""
+    scale: float = (d_model / n_heads if n_layers == 62 else head_dim) ** -0.5
+    return scale
+
+
+def _gemma_scale_of(config: ModelConfig) -> float:
+    return gemma_scale(
+        config.n_layers,
+        d_model=config.d_model,
+        n_heads=config.n_heads,
+        head_dim=config.head_dim,
+    )
+
+
+def describe_difference(config: ModelConfig) -> str:
+    """Return how llama.cpp computes an exported model differently; empty if it does not."""
+    window = config.sliding_window
+    if config.family == "phi3" and window is not None and window < config.context_length:
+        return f"llama.cpp ignores phi3's sliding window: texts over {window:,} tokens differ"
+    return ""
 
 
 def rotates_as_smollm3(config: ModelConfig) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from tgen.checkpoint.hf.config_values import ConfigValues, require_values
+from tgen.checkpoint.hf.config_values import ConfigValues, require_layers, require_values
 from tgen.checkpoint.hf.families import COMMON_DEFAULTS, FAMILY_LAYOUTS, FamilyLayout
 from tgen.checkpoint.hf.layer_types import layer_types_json, read_layer_types
 from tgen.checkpoint.hf.rope_config import read_rope, rope_json
@@ -69,6 +69,8 @@ def to_json(
         activation = "gelu" if activation == "gelu_new" else activation  # which is the tanh form
     if config.family == "gpt2":
         own["n_inner"] = None if config.d_ff == 4 * config.d_model else config.d_ff
+    if config.family == "granite":
+        own["attention_multiplier"] = config.score_scale
     if config.family == "gpt_neox":
         own["use_parallel_residual"] = config.norm_placement == "parallel"
     if config.family == "gemma3":
@@ -95,7 +97,7 @@ def from_json(json: Mapping[str, Any]) -> ModelConfig:
         return ModelConfig(**FAMILIES[family] | _read(family, json), family=family)
     except UsageError as error:
         raise ModelError(f"config.json: {error.message}", error.hint) from None
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         reason = (
             f"lacks {error}" if isinstance(error, KeyError) else f"has an invalid value: {error}"
         )
@@ -139,6 +141,7 @@ def _read(family: str, json: Mapping[str, Any]) -> dict[str, Any]:
                 read[field] = values.integer(key, null=sizes.get(field))
             case _:
                 read[field] = values.number(key)
+    require_layers(read["n_layers"], "config.json has")
     if "attention_bias" in read:
         read["output_bias"] = read["attention_bias"]
     if family == "classic" and isinstance(json.get("tgen"), dict):
@@ -146,7 +149,7 @@ def _read(family: str, json: Mapping[str, Any]) -> dict[str, Any]:
     elif family == "classic":
         read["position"] = "learned"
     if family == "gpt_neox":
-        parallel = json.get("use_parallel_residual", True)
+        parallel = values.boolean("use_parallel_residual")
         read["norm_placement"] = "parallel" if parallel else "pre"
     if family == "gemma3":
         scalar = values.number(_QUERY_SCALAR)

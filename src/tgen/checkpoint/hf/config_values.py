@@ -13,6 +13,7 @@ _SPELLINGS = (
     ("num_attention_heads", "n_head", "num_heads"),
     ("max_position_embeddings", "n_positions"),
 )
+_MAX_LAYERS = 10_000
 _OTHER_SPELLINGS = {key: group for group in _SPELLINGS for key in group}
 
 
@@ -72,6 +73,15 @@ def require_positive_integer(value: object, key: str, prefix: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 31:
         raise ModelError(f"{prefix} {key}={value!r}"[:200], f"set {key} to a positive integer")
     return value
+
+
+def require_layers(n_layers: int, prefix: str) -> None:
+    """Raise ModelError for more layers than any model has: lists of that length would be made."""
+    if n_layers > _MAX_LAYERS:
+        raise ModelError(
+            f"{prefix} {n_layers:,} layers (limit {_MAX_LAYERS:,})",
+            "download the file again: it is damaged",
+        )
 
 
 def require_values(json: Mapping[str, Any], supported: Mapping[str, Any]) -> None:

@@ -167,7 +167,12 @@ FAMILY_LAYOUTS = {
         "GPTNeoXForCausalLM",
         _GPT_NEOX_NAMES,
         _SIZES | _ATTENTION_BIAS | {"layer_norm_eps": "norm_eps"},
-        defaults={"attention_bias": True, "hidden_act": "gelu", "partial_rotary_factor": 0.25},
+        defaults={
+            "attention_bias": True,
+            "hidden_act": "gelu",
+            "partial_rotary_factor": 0.25,
+            "use_parallel_residual": True,
+        },
         interleaved_qkv=True,
     ),
     "llama": FamilyLayout("llama", "LlamaForCausalLM", keys=_LLAMA_KEYS | _BIASES),

@@ -15,7 +15,9 @@ def read_layer_types(family: str, values: ConfigValues, *, n_layers: int) -> dic
     types: Any
     match family:
         case "gpt_neo":
-            types = _expand(values.json.get("attention_types"), n_layers)
+            groups, listed = (values.json.get(f"attention_{n}") for n in ("types", "layers"))
+            # transformers expands the first to the second, and takes the second if it is there
+            types = _expand(groups if listed is None else [[listed, 1]], n_layers)
             window = values.integer("window_size")
             return _windows(window, [kind == "local" for kind in types])
         case "gemma3":
@@ -26,7 +28,14 @@ def read_layer_types(family: str, values: ConfigValues, *, n_layers: int) -> dic
                     6 if n is None else n, "sliding_window_pattern", "config.json has"
                 )
                 types = [_FULL if (i + 1) % n == 0 else _SLIDING for i in range(n_layers)]
-            return _windows(values.get("sliding_window"), _sliding(types, n_layers))
+            sliding = _sliding(types, n_layers)
+            window = values.get("sliding_window")
+            if window is None and any(sliding):
+                raise ModelError(
+                    f"config.json has sliding_window=None, but layers with {_SLIDING}",
+                    "set sliding_window to a positive integer",
+                )
+            return _windows(window, sliding)
     types = values.json.get("layer_types")
     if FAMILY_LAYOUTS[family].windowed:
         window = values.get("sliding_window")
@@ -88,7 +97,10 @@ def _expand(groups: object, n_layers: int) -> list[str]:
     types: list[str] = []
     try:
         for kinds, n in [[["global", "local"], 12]] if groups is None else groups:  # type: ignore[attr-defined]
-            types += list(kinds) * min(n, n_layers)
+            kinds = list(kinds)[: n_layers + 1]
+            types += kinds * min(n, n_layers // max(1, len(kinds)) + 1)
+            if len(types) > n_layers:
+                break
     except (TypeError, ValueError):
         types = []
     if len(types) != n_layers or not set(types) <= {"global", "local"}:

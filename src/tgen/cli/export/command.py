@@ -73,7 +73,7 @@ def export(options: ExportOptions) -> None:
     """
     began = time.monotonic()
     from tgen.checkpoint import export as exporters
-    from tgen.checkpoint.gguf.tokenizer import describe_difference
+    from tgen.checkpoint.gguf import tensor_names, tokenizer
     from tgen.checkpoint.model_dir import load
     from tgen.checkpoint.model_lookup import find_model
     from tgen.cli.export.target import check_target, default_target
@@ -114,7 +114,9 @@ def export(options: ExportOptions) -> None:
     if types.keys() - {dtype}:
         counts = ", ".join(f"{n} {key}" for key, n in types.items())
         console.print_status(f"types of the matrices, as llama.cpp chooses: {counts}", quiet=quiet)
-    if to_file and (difference := describe_difference(bundle.tokenizer)):
+    differences = (tokenizer.describe_difference(bundle.tokenizer),
+                   tensor_names.describe_difference(bundle.config))  # fmt: skip
+    for difference in filter(None, differences if to_file else ()):
         console.print_status(f"warning: {difference}", quiet=quiet)
     written = out.iterdir() if out.is_dir() else [out]
     megabytes = sum(file.stat().st_size for file in written) / 1e6
