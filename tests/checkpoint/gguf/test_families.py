@@ -7,8 +7,9 @@ import pytest
 
 from support.models import make_model
 from tgen.checkpoint import model_dir
+from tgen.checkpoint.gguf import config_fields
 from tgen.checkpoint.gguf import tokenizer as gguf_tokenizer
-from tgen.checkpoint.gguf.tensor_names import ARCHITECTURES
+from tgen.checkpoint.gguf.tensor_names import ARCHITECTURES, describe_difference
 from tgen.checkpoint.gguf.writer import write_gguf
 from tgen.config import FAMILIES, RopeScaling
 from tgen.errors import ModelError
@@ -103,3 +104,19 @@ def test_what_llama_cpp_lacks_is_refused(family, values, reason, tokenizer, tmp_
 def test_every_family_is_written_or_refused():
     assert {family for family, *_ in ROUND_TRIPS} | {"mistral"} == set(ARCHITECTURES)
     assert set(FAMILIES) - set(ARCHITECTURES) == {"classic", "gpt_neo"}
+
+
+def test_other_attention_factor_is_refused(tokenizer, tmp_path, monkeypatch):
+    model = make_model("llama", vocab_size=tokenizer.vocab_size, rope_scaling=YARN)
+    scaling_fields = config_fields._scaling_fields
+    factor = {"rope.scaling.attn_factor": 0.5}
+    monkeypatch.setattr(config_fields, "_scaling_fields", lambda c: scaling_fields(c) | factor)
+    export(model, tokenizer, tmp_path / "m.gguf")
+    with pytest.raises(ModelError, match=r"attn_factor=0\.5"):
+        model_dir.load(tmp_path / "m.gguf")
+
+
+def test_window_that_llama_cpp_ignores_is_a_warning():
+    model = make_model("phi3", vocab_size=300)
+    assert "sliding window: texts over 20 tokens" in describe_difference(model.config)
+    assert not describe_difference(make_model("phi3", sliding_window=48).config)

@@ -7,6 +7,7 @@ import pytest
 from support import tokenizer_files
 from support.gguf_vocabularies import KINDS, make_file, with_all_splits
 from support.tokenizer_files import LEGACY, metaspace, sentencepiece
+from tgen.checkpoint.gguf import sentencepiece as merges
 from tgen.checkpoint.gguf import tokenizer as gguf_tokenizer
 from tgen.errors import ModelError, TokenizerError
 from tgen.tokenizer import Tokenizer
@@ -216,3 +217,11 @@ def test_phi_3_is_recognized_by_its_name():
     assert actual.spec.added_tokens == expected.spec.added_tokens
     chat = "<|user|>\n Hi</s> <|endoftext|> x"
     assert actual.encode_with_special(chat) == expected.encode_with_special(chat)
+
+
+def test_too_many_merges_are_an_error(monkeypatch):
+    vocab = {name: i for i, name in enumerate(("a", "b", "ab", "ba", "aba"))}
+    assert len(merges.merges_by_score(vocab, [0.0] * 5)) == 4
+    monkeypatch.setattr(merges, "_MAX_MERGES", 3)
+    with pytest.raises(ModelError, match="more than 3 merges"):
+        merges.merges_by_score(vocab, [0.0] * 5)

@@ -197,3 +197,15 @@ def test_odd_file_names_are_not_models(home):  # noqa: ARG001
     for name in ("a\nb.gguf", "\x1b[31m.gguf", ".hidden.gguf", ".gguf"):
         add_file(Path("models") / name)
     assert stored_models.models_in(Path("models")) == {}
+
+
+def test_exact_name_is_not_ambiguous():
+    named = {"llama3:8b": Path("a"), "someone/llama3:8b": Path("b")}
+    assert stored_models.select(named, "llama3:8b") == "llama3:8b"
+    assert stored_models.select(named, "someone/llama3:8b") == "someone/llama3:8b"
+
+
+def test_files_of_one_type_keep_names_of_their_own(tmp_path):
+    for name in ("a-Q8_0", "b-Q8_0", "a-Q4_0"):
+        add_file(tmp_path / f"{name}.gguf")
+    assert set(stored_models.files_in(tmp_path, "m")) == {"m:a-Q8_0", "m:b-Q8_0", "m:Q4_0"}

@@ -234,6 +234,7 @@ def test_longrope_limits_the_context_to_the_original_length():
         read("phi3", rope_scaling=scaling | {"short_factor": [1.0] * 5})
 
 
+SINGULAR = {"factor": 2.0, "mscale": 1.0, "mscale_all_dim": -1 / (0.1 * math.log(2))}
 REFUSED = {
     "another RoPE": ("llama", {"rope_scaling": {"rope_type": "proportional"}}, "proportional"),
     "scaled local RoPE": (
@@ -253,7 +254,20 @@ REFUSED = {
     "zero scale": ("granite", {"logits_scaling": 0.0}, "logits_divisor"),
     "zero local theta": ("gemma3_text", {"rope_local_base_freq": 0.0}, "local_rope_theta"),
     "negative window": ("phi3", {"sliding_window": -3}, "sliding_window"),
+    "no window": ("gemma3_text", {"sliding_window": None}, "sliding_window=None"),
+    "word as a flag": ("gpt_neox", {"use_parallel_residual": "no"}, "use_parallel_residual"),
+    "division by zero": ("llama", {"rope_scaling": YARN | SINGULAR}, "invalid value"),
+    "theta without a logarithm": ("llama", {"rope_scaling": YARN, "rope_theta": 1.0}, "rope_theta"),
+} | {
+    f"too many layers in {kind}": (kind, {"num_hidden_layers": 2**31 - 1}, "2,147,483,647 layers")
+    for kind in ("mistral", "gemma3_text", "smollm3", "gpt_neo")
 }
+
+
+def test_expanded_layers_win_over_the_groups_as_in_transformers():
+    layers = ["local", "local", "global"]
+    config = read("gpt_neo", attention_layers=layers)
+    assert config.sliding_layers == (True, True, False)
 
 
 @pytest.mark.parametrize(("kind", "values", "message"), REFUSED.values(), ids=REFUSED)
