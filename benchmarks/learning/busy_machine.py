@@ -69,15 +69,15 @@ def measure(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as name:
         text = harness.write_text(Path(name) / "text.txt", 1500 * options.steps)
         for _ in range(options.rounds):
-            for way, code in _WAYS.items():
+            for way in options.ways:
                 for load in (False, True):
                     with busy_cpu(load):
-                        rate = train(code, text, Path(name) / "model", options)
+                        rate = train(_WAYS[way], text, Path(name) / "model", options)
                     rates.setdefault((way, load), []).append(rate)
                     print(f"{way}, {'one CPU busy' if load else 'idle'}: {rate:,.0f}", flush=True)
     rows = [["tokens/s, median", "idle", "one CPU busy", "busy / idle"]]
     content = {}
-    for way in _WAYS:
+    for way in options.ways:
         idle, busy = (statistics.median(rates[way, load]) for load in (False, True))
         content[way] = {
             "idle": rates[way, False],
@@ -94,9 +94,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = harness.make_parser(__doc__ or "", "busy_machine.json")
     parser.add_argument("--size", default="micro", help="model size (default: micro)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds (default: 3)")
+    parser.add_argument("--ways", nargs="+", choices=_WAYS, default=list(_WAYS), help="all")
     parser.add_argument("--steps", type=int, default=200, help="steps per run (default: 200)")
     parser.add_argument("--seconds", type=float, default=12, help="at most per run (default: 12)")
-    quick = {"rounds": 1, "steps": 4, "seconds": 0.5, "size": "nano"}
+    quick = {"rounds": 1, "steps": 4, "seconds": 0.5, "size": "nano", "ways": ["tgen"]}
     harness.run(measure, harness.parse(parser, arguments, quick))
 
 

@@ -57,7 +57,7 @@ class Config:
         for i, (family, values) in enumerate(_MODELS):
             path = folder / f"{family}-{i}"
             save_model(path, family, **values)
-            config = json.loads((path / "config.json").read_bytes()) | _MORE[family]
+            config = json.loads((path / "config.json").read_bytes()) | _MORE.get(family, {})
             self._models.append((path, Mutator(config)))
 
     def change(self, i: int, rng: Random) -> str:
