@@ -148,7 +148,7 @@ class ModelConfig:
         if self.norm == "layer_norm":
             ungated = "an ungated activation"
             require(self.activation not in GATED, "activation", self.activation, ungated)
-        if self.family in HEADS_FILL_MODEL:
+        if self.family in _HEADS_FILL_MODEL:
             fills = self.n_heads * self.head_dim == self.d_model
             require(fills, "head_dim", self.head_dim, "d_model / n_heads")
         if self.family in _NO_KV_HEADS:
@@ -222,7 +222,7 @@ class ModelConfig:
 
     @property
     def post_norm(self) -> bool:
-        """Whether blocks normalize after each residual addition; there is no final norm then."""
+        """Whether a norm follows each residual addition (post-norm); there is no final norm then."""
         return self.norm_placement == "post"
 
     @property
@@ -318,7 +318,7 @@ _FREE = {
     "starcoder2": _ANY_ROPE | {"activation", "sliding_window"},
 }
 # Families without head_dim or without n_kv_heads in their config.json.
-HEADS_FILL_MODEL = {"classic", "gpt2", "gpt_neo", "gpt_neox", "olmo2", "phi3", "starcoder2"}
+_HEADS_FILL_MODEL = {"classic", "gpt2", "gpt_neo", "gpt_neox", "olmo2", "phi3", "starcoder2"}
 _NO_KV_HEADS = {"classic", "gpt2", "gpt_neo", "gpt_neox"}
 
 # The sizes of --size; the family determines the rest of the architecture.

@@ -40,7 +40,7 @@ class Recorder(Protocol):
 
 
 class ForwardContext(NamedTuple):
-    """What a block of a forward pass needs besides the vectors."""
+    """Inputs of a block besides the vectors."""
 
     rope: tuple[Tensor, Tensor] | None  # cos and sin of the positions, broadcast to (B, H, T, n/2)
     mask: Tensor | None  # (T, S) or (B, 1, T, S) bool; None: plain causal attention
@@ -233,7 +233,10 @@ class Block(nn.Module):
         )
 
     def attention_out(self, x: Tensor, context: ForwardContext) -> Tensor:
-        """What attention adds to the residual stream x, unless post-norm: (B, T, C)."""
+        """Return the attention layer's contribution to the residual stream x, (B, T, C).
+
+        Not for post-norm blocks.
+        """
         x = x if self.placement == "output" else self.attention_norm(x)
         out = self.attention(x, context)
         if self.normalizes_outputs:
@@ -241,7 +244,10 @@ class Block(nn.Module):
         return self._scaled(out)
 
     def feed_forward_out(self, x: Tensor) -> Tensor:
-        """What the feed-forward layer adds to the residual stream, unless post-norm: (B, T, C)."""
+        """Return the feed-forward layer's contribution to the residual stream, (B, T, C).
+
+        Not for post-norm blocks.
+        """
         x = x if self.placement == "output" else self.feed_forward_norm(x)
         out = self.feed_forward(x)
         if self.normalizes_outputs:

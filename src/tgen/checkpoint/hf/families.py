@@ -52,6 +52,7 @@ _CLASSIC_NAMES = dict(
     qkv_proj="attn.c_attn", o_proj="attn.c_proj", up_proj="mlp.c_fc", down_proj="mlp.c_proj",
     attention_norm="ln_1", feed_forward_norm="ln_2",
 )  # fmt: skip
+_SINUSOID = _CLASSIC_NAMES["position_embedding"] + ".weight"
 _GPT2_NAMES = _CLASSIC_NAMES | dict(
     token_embedding="wte", position_embedding="wpe", final_norm="ln_f"
 )
@@ -92,6 +93,9 @@ _GPT2_KEYS = {
 }
 _NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 _NO_WINDOW = {"use_sliding_window": False}
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"  # types of layers
 
 
 class FamilyLayout(NamedTuple):
@@ -436,9 +440,6 @@ def full_name(config: ModelConfig, name: str) -> str:
 
 def _may_lack_prefix(config: ModelConfig) -> bool:
     return config.family in ("classic", "gpt2", "gpt_neo")
-
-
-_SINUSOID = _CLASSIC_NAMES["position_embedding"] + ".weight"
 
 
 def from_hf_arrays(config: ModelConfig, arrays: Arrays) -> Arrays:

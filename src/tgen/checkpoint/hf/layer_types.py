@@ -3,11 +3,9 @@
 from typing import Any
 
 from tgen.checkpoint.hf.config_values import ConfigValues, require_positive_integer
-from tgen.checkpoint.hf.families import FAMILY_LAYOUTS
+from tgen.checkpoint.hf.families import FAMILY_LAYOUTS, FULL, SLIDING
 from tgen.config import ModelConfig
 from tgen.errors import ModelError
-
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 def read_layer_types(family: str, values: ConfigValues, *, n_layers: int) -> dict[str, Any]:
@@ -27,12 +25,12 @@ def read_layer_types(family: str, values: ConfigValues, *, n_layers: int) -> dic
                 n = require_positive_integer(
                     6 if n is None else n, "sliding_window_pattern", "config.json has"
                 )
-                types = [_FULL if (i + 1) % n == 0 else _SLIDING for i in range(n_layers)]
+                types = [FULL if (i + 1) % n == 0 else SLIDING for i in range(n_layers)]
             sliding = _sliding(types, n_layers)
             window = values.get("sliding_window")
             if window is None and any(sliding):
                 raise ModelError(
-                    f"config.json has sliding_window=None, but layers with {_SLIDING}",
+                    f"config.json has sliding_window=None, but layers with {SLIDING}",
                     "set sliding_window to a positive integer",
                 )
             return _windows(window, sliding)
@@ -44,8 +42,8 @@ def read_layer_types(family: str, values: ConfigValues, *, n_layers: int) -> dic
         return _windows(window, _sliding(types, n_layers))
     if types is not None and any(_sliding(types, n_layers)):
         raise ModelError(
-            f"config.json has layer_types with {_SLIDING}",
-            f"use a {family} model with {_FULL} only",
+            f"config.json has layer_types with {SLIDING}",
+            f"use a {family} model with {FULL} only",
         )
     return _rope_layers(values, n_layers) if family == "smollm3" else {}
 
@@ -62,7 +60,7 @@ def layer_types_json(config: ModelConfig) -> dict[str, Any]:
                 "window_size": config.sliding_window or config.context_length,
             }
         case "gemma3":
-            types = [_SLIDING if local else _FULL for local in sliding]
+            types = [SLIDING if local else FULL for local in sliding]
             window = config.sliding_window or config.context_length
             return {"sliding_window": window, "layer_types": types}
         case "smollm3":
@@ -83,13 +81,13 @@ def _sliding(types: object, n_layers: int) -> list[bool]:
     if (
         not isinstance(types, list)
         or len(types) != n_layers
-        or not all(kind in (_FULL, _SLIDING) for kind in types)
+        or not all(kind in (FULL, SLIDING) for kind in types)
     ):
         raise ModelError(
             f"config.json has layer_types={types!r}"[:200],
-            f"set layer_types to {n_layers} of {_FULL} and {_SLIDING}",
+            f"set layer_types to {n_layers} of {FULL} and {SLIDING}",
         )
-    return [kind == _SLIDING for kind in types]
+    return [kind == SLIDING for kind in types]
 
 
 def _expand(groups: object, n_layers: int) -> list[str]:

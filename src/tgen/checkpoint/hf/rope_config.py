@@ -14,12 +14,12 @@ from tgen.checkpoint.hf.config_values import (
     require_number,
     require_positive_integer,
 )
+from tgen.checkpoint.hf.families import FULL, SLIDING
 from tgen.config import ModelConfig, RopeScaling
 from tgen.errors import ModelError
 
 _DAMAGED = "download the file again: it is damaged"
 _LOCAL_THETA = "rope_local_base_freq"  # version 4's theta of Gemma's layers with a window
-_GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 _ORIGINAL = "original_max_position_embeddings"
 
 
@@ -34,8 +34,8 @@ def read_rope(family: str, values: ConfigValues, *, head_dim: int) -> dict[str, 
     older = {key: json.get(older) for key, older in zip(keys, older_keys, strict=True)}
     older |= _object(json.get("rope_scaling"))
     newer, newer_local = _object(json.get("rope_parameters")), _object(None)
-    if newer.keys() & {_GLOBAL, _LOCAL}:
-        newer, newer_local = _object(newer.get(_GLOBAL)), _object(newer.get(_LOCAL))
+    if newer.keys() & {FULL, SLIDING}:
+        newer, newer_local = _object(newer.get(FULL)), _object(newer.get(SLIDING))
     rope = _merge(family, older, newer)
     fraction = _number(rope, "partial_rotary_factor", values.defaults.get(keys[1], 1.0))
     rotated = int(head_dim * fraction)
@@ -51,7 +51,7 @@ def read_rope(family: str, values: ConfigValues, *, head_dim: int) -> dict[str, 
         local = _merge(family, {"rope_theta": json.get(_LOCAL_THETA)}, newer_local)
         if (kind := local.get("rope_type", "default")) != "default":
             raise ModelError(
-                f"config.json: RoPE type {kind!r} of {_LOCAL}"[:200], f"use {_LOCAL} with default"
+                f"config.json: RoPE type {kind!r} of {SLIDING}"[:200], f"use {SLIDING} with default"
             )
         fields["local_rope_theta"] = _number(local, "rope_theta", 10_000.0)
     return fields
@@ -72,7 +72,7 @@ def rope_json(config: ModelConfig) -> dict[str, Any]:
             json |= {"rotary_pct": fraction, "rotary_emb_base": theta}
     if config.local_rope_theta is not None:
         local = {"rope_type": "default", "rope_theta": config.local_rope_theta}
-        parameters = {_GLOBAL: parameters, _LOCAL: local}
+        parameters = {FULL: parameters, SLIDING: local}
         json[_LOCAL_THETA] = config.local_rope_theta
     if scaling and scaling.kind == "longrope":
         length = scaling.original_context_length

@@ -104,7 +104,7 @@ class PackedWeights:
         self.positions = take("position_embedding.weight", None)
 
     def _norm_scale(self, name: int, array: Array | None) -> Array | None:
-        """What a norm multiplies with, in the layout of its input; other arrays unchanged."""
+        """Return a norm's factors, padded like its input; return other arrays unchanged."""
         if array is None or name not in _NORMS:
             return array
         if self.config.norm_adds_one:
