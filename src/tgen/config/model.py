@@ -222,7 +222,7 @@ class ModelConfig:
 
     @property
     def post_norm(self) -> bool:
-        """Whether a norm follows each residual addition (post-norm); there is no final norm then."""
+        """Whether a norm follows each residual addition (post-norm), without a final norm."""
         return self.norm_placement == "post"
 
     @property
