@@ -17,6 +17,7 @@ from tgen.api import load as load_model
 from tgen.api import train
 from tgen.checkpoint import model_dir, safetensors_file
 from tgen.cli.app import run
+from tgen.config import RopeScaling
 from tgen.errors import ModelError, TgenError, UsageError
 from tgen.model.transformer import Transformer
 from tgen.storage import files
@@ -313,6 +314,31 @@ def test_tensors_win_over_a_config_that_disagrees_on_the_head(tied, family, toke
     assert all(np.array_equal(a, bundle.arrays[n]) for n, a in model.to_arrays().items())
     with pytest.warns(UserWarning, match="unlike tie_word_embeddings"):
         load_model(tmp_path / "m", device="cpu", threads=1)
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_end_tokens_without_a_row_are_ignored_with_a_warning(file, tokenizer, tmp_path):
+    model = make_model("qwen3", vocab_size=tokenizer.vocab_size)
+    model_dir.save(tmp_path / "m", model.config, tokenizer, model.to_arrays())
+    edit(tmp_path / "m" / "generation_config.json", eos_token_id=None)
+    edit(tmp_path / "m" / file, eos_token_id=[5, 100_000])
+    bundle = model_dir.load(tmp_path / "m")
+    assert bundle.end_ids == {5}
+    (warning,) = bundle.warnings
+    assert "eos_token_id 100000 is ignored" in warning
+
+
+def test_longrope_warns_that_it_limits_the_context(tokenizer, tmp_path):
+    factors = (1.0,) * 3
+    scaling = RopeScaling(
+        kind="longrope", factor=4.0, original_context_length=16, short_factor=factors,
+        long_factor=factors,
+    )  # fmt: skip
+    size = {"vocab_size": tokenizer.vocab_size, "context_length": 16}
+    model = make_model("phi3", rope_scaling=scaling, **size)
+    model_dir.save(tmp_path / "m", model.config, tokenizer, model.to_arrays())
+    (warning,) = model_dir.load(tmp_path / "m").warnings
+    assert "limited to 16 tokens" in warning
 
 
 def test_own_head_that_equals_the_embedding_gives_no_warning(tokenizer, tmp_path):

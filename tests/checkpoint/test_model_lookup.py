@@ -169,6 +169,14 @@ def test_unknown_name_lists_the_known_models(empty_home):
         assert all(name in caught.value.hint for name in names)
 
 
+def test_type_of_a_model_directory_is_refused(empty_home):  # noqa: ARG001
+    add_model(Path("models") / "poems")
+    for name in ("poems:Q8_0", "models/poems:Q8_0", str(Path("models/poems").resolve()) + ":f16"):
+        with pytest.raises(ModelError, match="poems' is not a folder of GGUF files") as caught:
+            find_model(name)
+        assert caught.value.hint == f"use the name {name.rpartition(':')[0]}"
+
+
 def test_default_is_the_newest_or_the_shipped_model(empty_home):  # noqa: ARG001
     assert find_model(None) == (shipped_model(), SHIPPED)
     add_model(data_folder() / "other")  # only ./models is searched

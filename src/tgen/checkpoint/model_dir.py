@@ -217,7 +217,10 @@ def _load(path: Path) -> ModelBundle:
         config, tokenizer, arrays, ends, quantized = reader.load(path)
     else:
         quantized = False
-        config, tokenizer, ends = _load_metadata(path)
+        config, tokenizer, ends, unusable = _load_metadata(path)
+        if unusable:
+            shown = ", ".join(map(repr, unusable))[:100]
+            warnings.append(f"eos_token_id {shown} is ignored: no token has this id")
         stamp, tied = _stamp(_model_files(path)), config.tied_embeddings
         config, arrays = _read_weights(path, config)
         if tied != config.tied_embeddings:
@@ -226,6 +229,11 @@ def _load(path: Path) -> ModelBundle:
         if chat_template.bos_flag(path) not in (None, bool(tokenizer.bos_ids)):
             what = "adds a beginning-of-text token" if tokenizer.bos_ids else "adds none"
             warnings.append(f"tokenizer.json {what}, unlike add_bos_token in tokenizer_config.json")
+    if config.rope_scaling and config.rope_scaling.kind == "longrope":
+        n = config.context_length
+        warnings.append(
+            f"the context is limited to {n:,} tokens: beyond, longrope rotates all anew"
+        )
     if not ends and tokenizer.end_of_text is not None:
         ends = [tokenizer.end_of_text]
     return ModelBundle(
@@ -233,7 +241,8 @@ def _load(path: Path) -> ModelBundle:
     )
 
 
-def _load_metadata(path: Path) -> tuple[ModelConfig, Tokenizer, list[int]]:
+def _load_metadata(path: Path) -> tuple[ModelConfig, Tokenizer, list[int], list[Any]]:
+    """Return the config, the tokenizer, the end tokens and unusable values for those."""
     if not path.is_dir():
         reason = "is not a file or directory" if path.exists() else "does not exist"
         raise ModelError(
@@ -253,10 +262,11 @@ def _load_metadata(path: Path) -> tuple[ModelConfig, Tokenizer, list[int]]:
     tokenizer_text = files.read(path / "tokenizer.json", limit=_TOKENIZER_LIMIT)
     safetensors_file.reject_lfs_pointer(path / "tokenizer.json", tokenizer_text)
     end_ids: Any = generation_config.read(path).end_ids or json_config.get("eos_token_id")
-    listed = end_ids if isinstance(end_ids, list) else [end_ids]
+    listed = [i for i in (end_ids if isinstance(end_ids, list) else [end_ids]) if i is not None]
     ends = [i for i in listed if type(i) is int and 0 <= i < config.vocab_size]
     text = tokenizer_text.decode("utf-8", errors="replace")
-    return config, Tokenizer(text, end_ids=ends, n_rows=config.vocab_size), ends
+    tokenizer = Tokenizer(text, end_ids=ends, n_rows=config.vocab_size)
+    return config, tokenizer, ends, [i for i in listed if i not in ends]
 
 
 def _read_weights(path: Path, config: ModelConfig) -> tuple[ModelConfig, dict[str, NDArray[Any]]]:

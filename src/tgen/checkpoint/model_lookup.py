@@ -49,6 +49,7 @@ def find_model(name: str | None, *, models: Path = Path("models")) -> ModelLocat
     if exists and (as_path.path.is_file() or (as_path.path / "config.json").exists()):
         return as_path
     base = _without_type(name)
+    _refuse_type(Path(base), name, base)
     inside = files_in(Path(base), base) if base.strip() else {}
     if chosen := select(inside, name):
         return ModelLocation(inside[chosen], "a path")
@@ -72,12 +73,18 @@ def _without_type(name: str) -> str:
     return base if colon and base.strip() and _TYPE.fullmatch(kind) else name
 
 
+def _refuse_type(path: Path, name: str, base: str) -> None:
+    if name != base and os.path.exists(path / "config.json"):
+        raise ModelError(f"model {base!r} is not a folder of GGUF files", f"use the name {base}")
+
+
 def _find_in(folder: Path, name: str) -> Path | None:
     """Return the model of a folder of models that a name, which cannot leave it, refers to."""
     base = _without_type(name)
     path = folder / base
     if _is_hidden(name):
         return None
+    _refuse_type(path, name, base)
     inside = {} if os.path.exists(path / "config.json") else files_in(path, base)
     if not inside and name == base and os.path.exists(path):
         return path

@@ -81,7 +81,8 @@ def open_engine(
     if dtype == "int8" or (dtype == "bfloat16" and target.type != "cuda"):
         needed = "the compiled kernels" if dtype == "int8" else "the compiled kernels or CUDA"
         reason = missing_kernels()
-        why, hint = (f": {reason}", "set dtype to float32") if reason else ("", "set device to cpu")
+        why = f": {reason}" if reason else ""
+        hint = "set dtype to float32" if reason or kind == "torch" else "set device to cpu"
         raise UsageError(f"dtype {dtype} needs {needed}{why}", hint, field="dtype")
     set_threads(threads)
     model = Transformer.from_arrays(bundle.config, bundle.arrays).to(target)

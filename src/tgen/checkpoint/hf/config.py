@@ -1,6 +1,7 @@
 """config.json, both ways: transformers' keys, versions 4.57 and 5, <-> ModelConfig."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -96,7 +97,8 @@ def from_json(json: Mapping[str, Any]) -> ModelConfig:
     try:
         return ModelConfig(**FAMILIES[family] | _read(family, json), family=family)
     except UsageError as error:
-        raise ModelError(f"config.json: {error.message}", error.hint) from None
+        message, hint = (_in_keys(family, text) for text in (error.message, error.hint))
+        raise ModelError(f"config.json: {message}", hint) from None
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         reason = (
             f"lacks {error}" if isinstance(error, KeyError) else f"has an invalid value: {error}"
@@ -105,6 +107,12 @@ def from_json(json: Mapping[str, Any]) -> ModelConfig:
             f"config.json of type {model_type} {reason}",
             "download the file again: it is damaged or of an unknown version",
         ) from None
+
+
+def _in_keys(family: str, text: str) -> str:
+    """Replace the fields of ModelConfig in a message by the family's keys."""
+    keys = {field: key for key, field in FAMILY_LAYOUTS[family].keys.items()}
+    return re.sub(r"\w+", lambda word: keys.get(word[0], word[0]), text)
 
 
 def _other_model_hint(json: Mapping[str, Any]) -> str:

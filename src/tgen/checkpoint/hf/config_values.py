@@ -14,6 +14,7 @@ _SPELLINGS = (
     ("max_position_embeddings", "n_positions"),
 )
 _MAX_LAYERS = 10_000
+_MAX_SIZE = (1 << 31) - 1
 _OTHER_SPELLINGS = {key: group for group in _SPELLINGS for key in group}
 
 
@@ -70,8 +71,10 @@ def require_number(value: object, key: str) -> float:
 
 def require_positive_integer(value: object, key: str, prefix: str) -> int:
     """Return a size from a file; raises ModelError unless it is from 1 to 2^31 - 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 31:
-        raise ModelError(f"{prefix} {key}={value!r}"[:200], f"set {key} to a positive integer")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= _MAX_SIZE:
+        raise ModelError(
+            f"{prefix} {key}={value!r}"[:200], f"set {key} to an integer from 1 to {_MAX_SIZE:,}"
+        )
     return value
 
 
