@@ -99,10 +99,10 @@ class LoadedModel:
     def chat_format(self) -> "ChatFormat":
         """The chat template with the tokenizer; raises ModelError without a template."""
         from tgen.chat.format import ChatFormat
-        from tgen.checkpoint.hf.chat_template import read as read_template
+        from tgen.checkpoint.hf.tokenizer_config import read_chat_template
 
         length = self.engine.context_length
-        return ChatFormat(read_template(self.bundle.path), self.tokenizer, length)
+        return ChatFormat(read_chat_template(self.bundle.path), self.tokenizer, length)
 
     def encode(self, text: str | bytes) -> list[int]:
         """Return the token ids of a prompt; an empty one starts where documents start."""

@@ -20,8 +20,7 @@ from support.chats import (
 from support.tokenizer_files import files, mixed
 from support.vocabularies import smollm2_like
 from tgen.chat.format import ChatFormat
-from tgen.checkpoint.hf.chat_template import ChatTemplate
-from tgen.checkpoint.hf.chat_template import read as read_template
+from tgen.checkpoint.hf.tokenizer_config import ChatTemplate, read_chat_template
 from tgen.errors import ModelError, UsageError
 from tgen.loaded_model import open_model
 from tgen.tokenizer import Tokenizer
@@ -164,21 +163,21 @@ def test_template_can_compare_the_content_of_a_message(model):
 
 def test_templates_are_read_from_all_known_files(model, plain_model):
     with pytest.raises(ModelError, match="has no chat template") as caught:
-        read_template(plain_model)
+        read_chat_template(plain_model)
     assert "remove --chat" in caught.value.hint
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     path = model(named, bos_token={"content": "<s>", "special": True}, pad_token=None)
-    assert read_template(path) == ChatTemplate("d", {"bos_token": "<s>", "eos_token": "</s>"})
+    assert read_chat_template(path) == ChatTemplate("d", {"bos_token": "<s>", "eos_token": "</s>"})
     with pytest.raises(ModelError, match=r"no chat template is named default \(got tool_use\)"):
-        read_template(model(named[:1]))
+        read_chat_template(model(named[:1]))
     for wrong in (7, "x" * (2 << 20)):
         with pytest.raises(ModelError, match="is not a string or is larger than 1 MiB"):
-            read_template(model(wrong))
+            read_chat_template(model(wrong))
     (path / "chat_template.jinja").write_text("in a file")
-    assert read_template(path).source == "in a file"
+    assert read_chat_template(path).source == "in a file"
     (path / "tokenizer_config.json").write_text("{")
     with pytest.raises(ModelError, match="is not valid JSON"):
-        read_template(path)
+        read_chat_template(path)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from tgen.checkpoint import dtypes, export, model_dir
 from tgen.checkpoint.dtypes import cast, to_float32
 from tgen.checkpoint.gguf import header
 from tgen.checkpoint.gguf import reader as gguf_reader
+from tgen.checkpoint.gguf.quantization import DTYPES
 from tgen.cli import console
 from tgen.cli.app import run
 from tgen.errors import ModelError
@@ -104,7 +105,7 @@ def test_cast_rounds_to_nearest_ties_to_even():
     for wide in (odd, random):
         for kind in ("f16", "bf16"):
             theirs = torch.from_numpy(wide).to(TORCH[kind]).float().numpy()
-            ours = to_float32(cast("x", wide, export.TYPES[kind]))
+            ours = to_float32(cast("x", wide, DTYPES[kind]))
             assert ours.tobytes() == theirs.tobytes()
             assert cast("x", ours, "float32") is ours
     halves = cast("x", random, "float16")
@@ -161,7 +162,7 @@ def test_every_quantized_type_is_written_and_read(kind, model, capsys):
     options = ["--to", "gguf", "--type", kind, "--out", str(out)]
     assert run(["export", str(model), *options]) == 0
     # the output matrix has rows of 32, too short for q6_k
-    others = {"q8_0": "", "q6_k": "15 q8_0"}.get(kind, f"1 q8_0, 14 {kind}")
+    others = {"q8_0": "", "q6_k": "15 q8_0"}.get(kind, f"14 {kind}, 1 q8_0")
     message = f"types of the matrices, as llama.cpp chooses: {others}"
     assert (message in capsys.readouterr().err) is (kind != "q8_0")
     expected, actual = model_dir.load(model), model_dir.load(out)
@@ -268,10 +269,8 @@ def test_failed_export_keeps_the_old_files(to, name, model, monkeypatch):
     monkeypatch.setattr(os, name, fail)
     bundle, fractions = model_dir.load(model), []
     write = {
-        "gguf": partial(export.export_gguf, name="m", stored="float16"),
-        "transformers": partial(
-            export.export_transformers, dtype="float16", max_shard_bytes=20_000
-        ),
+        "gguf": partial(export.export_gguf, name="m", stored="f16"),
+        "transformers": partial(export.export_transformers, stored="f16", max_shard_bytes=20_000),
     }[to]
     with pytest.raises(OSError, match="No space left"):
         write(bundle, out, progress=fractions.append)

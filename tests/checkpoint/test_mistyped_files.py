@@ -8,7 +8,7 @@ import pytest
 
 from support.models import make_model
 from tgen.checkpoint import model_dir
-from tgen.checkpoint.hf import chat_template
+from tgen.checkpoint.hf import tokenizer_config
 from tgen.config import RopeScaling
 from tgen.errors import ModelError, TgenError
 
@@ -65,7 +65,7 @@ def use(path):
     inherited = model_dir.inherited_settings(bundle)
     model_dir.build_metadata_files(bundle.config, bundle.tokenizer, inherited=inherited)
     json.dumps(dataclasses.asdict(inherited))
-    chat_template.read(path)
+    tokenizer_config.read_chat_template(path)
 
 
 @pytest.mark.parametrize(

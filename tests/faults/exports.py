@@ -24,7 +24,7 @@ import tiny  # before numpy is imported
 import story
 from calls import CallCounter, Killer, intercept_calls
 from tgen.checkpoint import export, model_dir, model_lookup
-from tgen.checkpoint.hf import chat_template
+from tgen.checkpoint.hf import tokenizer_config
 from tgen.errors import ModelError, TgenError
 from tgen.storage import files
 
@@ -79,13 +79,13 @@ def save(path: str | Path, number: int) -> None:
 
 def to_gguf(out: Path, bundle: model_dir.ModelBundle) -> None:
     """Export a GGUF file."""
-    export.export_gguf(bundle, out, name="m", stored="float32", progress=lambda _: None)
+    export.export_gguf(bundle, out, name="m", stored="f32", progress=lambda _: None)
 
 
 def to_directory(out: Path, bundle: model_dir.ModelBundle) -> None:
     """Export a directory in shards."""
     export.export_transformers(
-        bundle, out, dtype="float32", max_shard_bytes=2_000, progress=lambda _: None
+        bundle, out, stored="f32", max_shard_bytes=2_000, progress=lambda _: None
     )
 
 
@@ -144,7 +144,7 @@ def _check_model(path: Path) -> None:
     if path.name != "chat":
         return
     try:
-        template = chat_template.read(path).source
+        template = tokenizer_config.read_chat_template(path).source
     except ModelError:
         template = ""
     if template != (_TEMPLATE if number == 1 else ""):

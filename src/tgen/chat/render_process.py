@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from tgen.checkpoint.hf.chat_template import NO_CHAT_HINT, ChatTemplate
+from tgen.checkpoint.hf.tokenizer_config import NO_CHAT_HINT, ChatTemplate
 from tgen.errors import ModelError, UsageError
 
 Message = dict[str, str]  # role, content

@@ -13,37 +13,28 @@ from tgen.checkpoint import model_dir, safetensors_file
 from tgen.checkpoint.dtypes import Array, Dtype, cast, dtype_of
 from tgen.checkpoint.gguf import tokenizer
 from tgen.checkpoint.gguf.package import require_package
-from tgen.checkpoint.gguf.quantization import GgufType
+from tgen.checkpoint.gguf.quantization import DTYPES
 from tgen.checkpoint.gguf.tensor_names import check_supported
 from tgen.checkpoint.gguf.writer import write_gguf
-from tgen.checkpoint.hf import chat_template, families
+from tgen.checkpoint.hf import families, tokenizer_config
 from tgen.checkpoint.hf.config import read_json_object
 from tgen.checkpoint.model_dir import DESCRIPTION_FILES, WEIGHTS, ModelBundle
 from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
+from tgen.config import GgufType
 from tgen.storage import files
 
-TYPES: dict[str, GgufType] = {
-    "f32": "float32",
-    "f16": "float16",
-    "bf16": "bfloat16",
-    "q8_0": "int8",
-    "q6_k": "q6_k",
-    "q5_1": "q5_1",
-    "q5_0": "q5_0",
-    "q4_1": "q4_1",
-    "q4_0": "q4_0",
-}
 MAX_SHARD_BYTES = 5_000_000_000  # transformers' default for years
 _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _COPY_LIMIT = 64 << 20  # bytes
 
 
-def main_dtype(bundle: ModelBundle) -> Dtype:
-    """Return the dtype of most of a model's weights."""
+def main_type(bundle: ModelBundle) -> GgufType:
+    """Return the type of most of a model's weights: f32, f16 or bf16."""
     sizes: Counter[Dtype] = Counter()
     for array in bundle.arrays.values():
         sizes[dtype_of(array)] += array.size
-    return sizes.most_common(1)[0][0]
+    main = sizes.most_common(1)[0][0]
+    return next(stored for stored, dtype in DTYPES.items() if dtype == main)
 
 
 def export_gguf(
@@ -53,9 +44,9 @@ def export_gguf(
     name: str,
     stored: GgufType,
     progress: Callable[[float], None],
-) -> dict[str, int]:
+) -> Counter[GgufType]:
     """Write one GGUF file with matrices of the type `stored`; return the number of matrices of
-    each type, by the keys of TYPES.
+    each type.
 
     Raises UsageError if the package gguf is missing, ModelError or TokenizerError if llama.cpp does
     not support the model or its tokenizer.
@@ -77,13 +68,13 @@ def export_gguf(
         ends=sorted(bundle.end_ids, key=lambda i: (i != end, i)),
         bos=token_id("bos_token_id", end),
         pad=token_id("pad_token_id", bundle.tokenizer.pad),
-        chat_template=chat_template.source(bundle.path),
+        chat_template=tokenizer_config.chat_template_source(bundle.path),
         name=name,
     )
     target = out.resolve()
     files.make_folder(target.parent)
     with files.replacing(target) as temporary:
-        types = write_gguf(
+        return write_gguf(
             temporary,
             bundle.config,
             bundle.arrays,
@@ -92,21 +83,21 @@ def export_gguf(
             name=name,
             progress=progress,
         )
-    return {key: types[value] for key, value in TYPES.items() if types[value]}
 
 
 def export_transformers(
     bundle: ModelBundle,
     out: Path,
     *,
-    dtype: Dtype,
+    stored: GgufType,
     max_shard_bytes: int,
     progress: Callable[[float], None],
 ) -> None:
-    """Write a directory with weights in `dtype`, in shards of at most `max_shard_bytes`.
+    """Write a directory with weights as f32, f16 or bf16, in shards of at most `max_shard_bytes`.
 
-    A larger tensor gets its own shard. Raises ModelError for values too large for `dtype`.
+    A larger tensor gets its own shard. Raises ModelError for values too large for the type.
     """
+    dtype = DTYPES[stored]
     arrays = families.to_hf_arrays(bundle.config, bundle.arrays)
     shards = _assign_shards(arrays, _ITEM_BYTES[dtype], max_shard_bytes)
     target = out.resolve()

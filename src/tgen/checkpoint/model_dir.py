@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from tgen.checkpoint import safetensors_file
 from tgen.checkpoint.gguf import reader
-from tgen.checkpoint.hf import chat_template, families, generation_config
 from tgen.checkpoint.hf import config as hf_config
+from tgen.checkpoint.hf import families, generation_config, tokenizer_config
 from tgen.checkpoint.inherited_settings import InheritedSettings, read_inherited_settings
 from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
 from tgen.config import ModelConfig, SamplingConfig
@@ -226,7 +226,7 @@ def _load(path: Path) -> ModelBundle:
         if tied != config.tied_embeddings:
             what = "have a head of their own" if tied else "have no head, so the embedding is used"
             warnings.append(f"the weights {what}, unlike tie_word_embeddings in config.json")
-        if chat_template.bos_flag(path) not in (None, bool(tokenizer.bos_ids)):
+        if tokenizer_config.bos_flag(path) not in (None, bool(tokenizer.bos_ids)):
             what = "adds a beginning-of-text token" if tokenizer.bos_ids else "adds none"
             warnings.append(f"tokenizer.json {what}, unlike add_bos_token in tokenizer_config.json")
     if config.rope_scaling and config.rope_scaling.kind == "longrope":

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from tgen.checkpoint.gguf.stored_models import (
+from tgen.checkpoint.stored_models import (
     downloaded_models,
     files_in,
     join_names,

@@ -13,6 +13,8 @@ from tgen.errors import UsageError
 
 Draft = Literal["auto", "off"]
 StoredAs = Literal["float32", "bfloat16", "int8"]  # dtype of the weights in memory
+# Type of the matrices in a GGUF file: llama.cpp's names in lower case.
+GgufType = Literal["f32", "f16", "bf16", "q8_0", "q6_k", "q5_1", "q5_0", "q4_1", "q4_0"]
 STORED_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 34 / 32}  # per parameter, scales included
 Overflow = Literal["slide", "stop", "error"]
 Text = str | bytes

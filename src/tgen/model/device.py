@@ -4,9 +4,9 @@ import torch
 
 from tgen import distributed
 from tgen.errors import UsageError
+from tgen.model import ram
 from tgen.model.cpu_count import cpu_count, default_threads
 from tgen.model.openmp_wait import watch_load
-from tgen.model.ram import free_ram
 
 Device = torch.device
 
@@ -38,7 +38,7 @@ def choose_device(name: str) -> Device:
 def memory_bytes(device: Device) -> int | None:
     """Return the RAM that the process can still allocate, in bytes, or None if the device is a
     GPU or the size is unknown."""
-    return free_ram() if device.type == "cpu" else None
+    return ram.free_ram() if device.type == "cpu" else None
 
 
 def rank_bytes(device: Device) -> int | None:

@@ -4,6 +4,7 @@ import ctypes
 import json
 import math
 from itertools import islice
+from typing import get_args
 from unicodedata import normalize
 
 import numpy as np
@@ -16,7 +17,7 @@ from tgen.api import load
 from tgen.checkpoint import export, model_dir
 from tgen.checkpoint.gguf import pre_tokenizers
 from tgen.checkpoint.model_lookup import shipped_model
-from tgen.config import RopeScaling, SamplingConfig
+from tgen.config import GgufType, RopeScaling, SamplingConfig
 from tgen.loaded_model import open_model
 from tgen.tokenizer import Tokenizer, train_bpe, train_char
 
@@ -87,7 +88,7 @@ def own_tokenizer(request):
     return train_char([text]) if request.param == "char" else train_bpe([text], vocab_size=420)
 
 
-def export_model(tmp_path, tokenizer, family, *, stored="float32", **values):
+def export_model(tmp_path, tokenizer, family, *, stored="f32", **values):
     """Return a model's directory, and llama.cpp with its GGUF file."""
     n_tokens = tokenizer.vocab_size + 3  # some models round their size up
     model = make_model(family, vocab_size=n_tokens, **{"context_length": 256} | values)
@@ -166,7 +167,7 @@ def test_logits_are_equal(tokenizer, family, values, tmp_path):
     assert difference <= tolerance(family)
 
 
-@pytest.mark.parametrize("stored", export.TYPES.values())
+@pytest.mark.parametrize("stored", get_args(GgufType))
 def test_llama_cpp_loads_every_type(tokenizer, stored, tmp_path):
     _, theirs = export_model(tmp_path, tokenizer, "llama", stored=stored, d_model=256)
     assert theirs.create_completion("What", max_tokens=5, temperature=0)["choices"][0]["text"]
@@ -240,7 +241,7 @@ def test_shipped_model_gives_the_same_text(tmp_path):
     ours = load(shipped_model(), device="cpu", threads=1)
     bundle = model_dir.load(shipped_model())
     export.export_gguf(
-        bundle, tmp_path / "it.gguf", name="it", stored="float32", progress=lambda _: None
+        bundle, tmp_path / "it.gguf", name="it", stored="f32", progress=lambda _: None
     )
     theirs = open_llama_cpp(tmp_path / "it.gguf")
     for prompt in ("What is", "KING RICHARD:\n", "\n\n  The 3 houses"):

@@ -36,7 +36,7 @@ MODELS = [
 ]
 
 
-def export_model(folder, tokenizer, family="llama", *, stored="float32", **values):
+def export_model(folder, tokenizer, family="llama", *, stored="f32", **values):
     """Return a saved and loaded model, and the path of its GGUF file."""
     model = make_model(family, vocab_size=tokenizer.vocab_size + 2, **values)
     model_dir.save(folder / "model", model.config, tokenizer, model.to_arrays())
@@ -75,7 +75,7 @@ def test_tokenizer_gives_the_same_ids(train, tmp_path):
     assert actual.decode(actual.encode(text)) == text
 
 
-@pytest.mark.parametrize("stored", ["float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("stored", ["f16", "bf16", "q8_0"])
 def test_narrow_dtypes_are_read(stored, tokenizer, tmp_path):
     expected, path = export_model(tmp_path, tokenizer, "qwen3", stored=stored)
     actual = model_dir.load(path).arrays
@@ -83,9 +83,9 @@ def test_narrow_dtypes_are_read(stored, tokenizer, tmp_path):
         if tensor.name == "blk.1.ffn_down.weight":
             theirs = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
     ours = actual["blocks.1.feed_forward.down_proj.weight"]
-    narrow = {"float16": np.float16, "bfloat16": np.uint16, "int8": np.float32}[stored]
+    narrow = {"f16": np.float16, "bf16": np.uint16, "q8_0": np.float32}[stored]
     assert ours.dtype == narrow
-    if stored == "bfloat16":
+    if stored == "bf16":
         ours = (ours.astype(np.uint32) << 16).view(np.float32)
     assert np.array_equal(ours.astype(np.float32), theirs)
     norm = "final_norm.weight"
@@ -226,7 +226,7 @@ def small_file(tokenizer, tmp_path_factory):
 def test_plain_dtypes_are_read_without_the_gguf_package(tokenizer, tmp_path, monkeypatch):
     _, path = export_model(tmp_path, tokenizer)
     (tmp_path / "q8").mkdir()
-    _, small = export_model(tmp_path / "q8", tokenizer, stored="int8")
+    _, small = export_model(tmp_path / "q8", tokenizer, stored="q8_0")
     monkeypatch.setattr("tgen.checkpoint.gguf.package.find_spec", lambda _: None)
     gguf_header._block_size.cache_clear()
     assert model_dir.load(path).arrays

@@ -17,7 +17,7 @@ SCALED = RopeScaling(
 )
 
 
-def write_and_read(tmp_path, family, *, stored="float32", arrays=None, **values):
+def write_and_read(tmp_path, family, *, stored="f32", arrays=None, **values):
     """Return the model's config and arrays, and the file's fields and tensors."""
     gguf = pytest.importorskip("gguf", reason="NO GGUF")
     model = make_model(family, **values)
@@ -59,7 +59,7 @@ def test_q_and_k_are_interleaved_only_for_llama(tmp_path):
 
 
 def test_only_matrices_get_the_requested_dtype(tmp_path):
-    for stored, kind in (("float32", "F32"), ("bfloat16", "BF16"), ("int8", "Q8_0")):
+    for stored, kind in (("f32", "F32"), ("bf16", "BF16"), ("q8_0", "Q8_0")):
         _, _, _, tensors = write_and_read(tmp_path, "gpt2", stored=stored)
         kinds = {name: tensor.tensor_type.name for name, tensor in tensors.items()}
         matrices = {n for n, t in tensors.items() if len(t.shape) == 2} - {"position_embd.weight"}
@@ -67,7 +67,7 @@ def test_only_matrices_get_the_requested_dtype(tmp_path):
         assert set(kinds.values()) == {"F32"}
 
 
-QUANTIZED = {"int8": "Q8_0", "q4_0": "Q4_0", "q4_1": "Q4_1", "q5_0": "Q5_0", "q5_1": "Q5_1"}
+QUANTIZED = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_1": "Q4_1", "q5_0": "Q5_0", "q5_1": "Q5_1"}
 
 
 @pytest.mark.parametrize(("stored", "kind"), [*QUANTIZED.items(), ("q6_k", "Q6_K")])
@@ -78,7 +78,7 @@ def test_types_are_those_that_llama_cpp_chooses(stored, kind, tied, tmp_path):
     _, _, fields, tensors = write_and_read(tmp_path, "llama", stored=stored, d_ff=288, **shape)
     kinds = {name: tensor.tensor_type.name for name, tensor in tensors.items()}
     output = "token_embd.weight" if tied else "output.weight"
-    assert kinds.pop(output) == ("Q8_0" if stored == "int8" else "Q6_K")
+    assert kinds.pop(output) == ("Q8_0" if stored == "q8_0" else "Q6_K")
     assert kinds.pop("blk.0.ffn_down.weight") == ("Q8_0" if kind == "Q6_K" else kind)
     matrices = {name for name in kinds if "norm" not in name}
     assert len(matrices) == (6 if tied else 7)
@@ -123,7 +123,7 @@ def test_q6_k_blocks_are_llama_cpps():
     assert (np.abs(again - weights).reshape(8, -1, 16).max(-1) <= 0.6 * steps + 1e-3).all()
 
 
-@pytest.mark.parametrize("stored", ["int8", "q4_0", "q6_k"])
+@pytest.mark.parametrize("stored", ["q8_0", "q4_0", "q6_k"])
 def test_weights_that_overflow_a_type_are_an_error(stored, tmp_path):
     pytest.importorskip("gguf", reason="NO GGUF")
     model = make_model("llama", d_model=256, n_layers=1)
@@ -136,7 +136,7 @@ def test_weights_that_overflow_a_type_are_an_error(stored, tmp_path):
 def test_bfloat16_is_copied_and_float16_becomes_float32(tmp_path):
     arrays = make_model("llama").to_arrays()
     bits = {name: (array.view(np.uint32) >> 16).astype(np.uint16) for name, array in arrays.items()}
-    _, _, _, tensors = write_and_read(tmp_path, "llama", stored="bfloat16", arrays=bits)
+    _, _, _, tensors = write_and_read(tmp_path, "llama", stored="bf16", arrays=bits)
     actual = tensors["token_embd.weight"].data.view(np.uint16)
     assert np.array_equal(actual, bits["token_embedding.weight"])
     halves = {name: array.astype(np.float16) for name, array in arrays.items()}

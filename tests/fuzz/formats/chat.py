@@ -8,7 +8,7 @@ from fuzz.models import save_model
 from fuzz.mutations import ESCAPES, Mutator, dump
 from tgen.chat import render_process
 from tgen.chat.format import ChatFormat
-from tgen.checkpoint.hf.chat_template import read as read_template
+from tgen.checkpoint.hf.tokenizer_config import read_chat_template
 from tgen.loaded_model import open_model
 from tgen.tokenizer import Tokenizer, train_char
 
@@ -138,7 +138,7 @@ class Chat:
 
     def read(self) -> None:
         """Encode the messages."""
-        template = read_template(self._path)
+        template = read_chat_template(self._path)
         sandbox = self._format and self._format._sandbox
         self._format = ChatFormat(template, self._model.tokenizer, 256)
         if sandbox:  # the process of the case before

@@ -11,8 +11,8 @@ from fuzz.models import make_config, random_arrays, use_model
 from fuzz.mutations import Mutator, corrupt, plain
 from tgen.checkpoint.gguf import header, tokenizer
 from tgen.checkpoint.gguf.writer import write_gguf
-from tgen.checkpoint.hf.chat_template import read as read_template
-from tgen.config import RopeScaling
+from tgen.checkpoint.hf.tokenizer_config import read_chat_template
+from tgen.config import GgufType, RopeScaling
 from tgen.errors import ModelError
 from tgen.tokenizer import Tokenizer, train_bpe
 
@@ -33,11 +33,11 @@ _SENTENCEPIECE = Tokenizer(
     end_ids=[2],
 )
 _SCALING = RopeScaling(factor=8.0, original_context_length=8)
-_MODELS: list[tuple[str, str, Tokenizer, dict[str, Any]]] = [
-    ("llama", "float32", _TOKENIZER, {"rope_scaling": _SCALING, "d_model": 16}),
-    ("qwen3", "bfloat16", _TOKENIZER, {"tied_embeddings": False}),
-    ("gpt2", "float16", _TOKENIZER, {}),
-    ("qwen2", "int8", _TOKENIZER, {"d_model": 32, "d_ff": 32}),
+_MODELS: list[tuple[str, GgufType, Tokenizer, dict[str, Any]]] = [
+    ("llama", "f32", _TOKENIZER, {"rope_scaling": _SCALING, "d_model": 16}),
+    ("qwen3", "bf16", _TOKENIZER, {"tied_embeddings": False}),
+    ("gpt2", "f16", _TOKENIZER, {}),
+    ("qwen2", "q8_0", _TOKENIZER, {"d_model": 32, "d_ff": 32}),
     ("llama", "q4_0", _SENTENCEPIECE, {"d_model": 32, "d_ff": 32}),
 ]
 
@@ -61,7 +61,7 @@ class Gguf:
                 chat_template="{{ messages }}",
             )
             path = folder / f"{family}-{stored}.gguf"
-            write_gguf(path, config, random_arrays(config), stored=stored, tokenizer_fields=fields)  # type: ignore[arg-type]
+            write_gguf(path, config, random_arrays(config), stored=stored, tokenizer_fields=fields)
             document, data = _parse(path)
             self._models.append((f"{family}-{stored}", Mutator(document), data))
 
@@ -82,7 +82,7 @@ class Gguf:
     def read(self) -> None:
         """Read the chat template, load the model and generate."""
         with suppress(ModelError):
-            read_template(self._path)
+            read_chat_template(self._path)
         use_model(self._path)
 
 

@@ -67,7 +67,7 @@ class Safetensors:
         export_transformers(
             model_dir.load(folder / "half"),
             self._shards,
-            dtype="bfloat16",
+            stored="bf16",
             max_shard_bytes=1500,
             progress=lambda _: None,
         )

@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from tgen.benchmark.backend import Backend, Workload
 from tgen.checkpoint.gguf.writer import write_gguf
-from tgen.config import ModelConfig, StoredAs
+from tgen.config import GgufType, ModelConfig, StoredAs
 from tgen.engine.base import Logits
 from tgen.errors import ModelError, UsageError
 
 _BATCH, _MICRO_BATCH = 2048, 512  # llama-bench's defaults
 _CELLS = 256  # a stream's cache length is a multiple of this
+_TYPES: dict[StoredAs, GgufType] = {"float32": "f32", "bfloat16": "bf16", "int8": "q8_0"}
 _HINT = "add memory, or update llama.cpp: pip install -U llama-cpp-python"
 
 
@@ -163,7 +164,7 @@ def _load(config: ModelConfig, arrays: Mapping[str, NDArray[Any]], dtype: Stored
     settings.n_gpu_layers = 0
     with tempfile.TemporaryDirectory(prefix="tgen-", ignore_cleanup_errors=True) as folder:
         path = Path(folder, "model.gguf")
-        write_gguf(path, config, arrays, stored=dtype)
+        write_gguf(path, config, arrays, stored=_TYPES[dtype])
         model = llama_cpp.llama_model_load_from_file(str(path).encode(), settings)
     if not model:
         raise ModelError("llama.cpp cannot load this model", _HINT)

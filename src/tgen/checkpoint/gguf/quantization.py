@@ -4,31 +4,17 @@ The package gguf rounds to the types with blocks of 32 weights. It cannot round 
 done here as in llama.cpp's `quantize_row_q6_K_ref` (ggml/src/ggml-quants.c).
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tgen.checkpoint.dtypes import Array, Dtype, Floats, cast
 from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix, Rows
+from tgen.config import GgufType
 from tgen.errors import ModelError
 
-GgufType = Dtype | Literal["int8", "q4_0", "q4_1", "q5_0", "q5_1", "q6_k"]
-
-GGML_NAMES: dict[GgufType, str] = {
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int8": "Q8_0",
-    "q4_0": "Q4_0",
-    "q4_1": "Q4_1",
-    "q5_0": "Q5_0",
-    "q5_1": "Q5_1",
-    "q6_k": "Q6_K",
-}
-FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9}
-FILE_TYPES |= {"Q6_K": 18, "BF16": 32}  # llama.cpp's numbers of `general.file_type`
-_FLOATS: tuple[Dtype, ...] = ("float32", "float16", "bfloat16")
+DTYPES: dict[GgufType, Dtype] = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 _Q6K_BLOCK, _Q6K_GROUP = 256, 16  # weights that share a float16 scale; an 8-bit factor of it
 _TINY = 1e-15  # llama.cpp stores groups of smaller weights as zeros
 _VALUES_AT_ONCE = 1 << 18
@@ -41,13 +27,13 @@ def choose_type(name: str, n_columns: int, stored: GgufType, *, tied: bool) -> G
     has 6 bits at least. Rows that are not whole blocks are stored as Q8_0 instead of Q6_K, and as
     float16 if they are not whole blocks of 32.
     """
-    if stored in _FLOATS:
+    if stored in DTYPES:
         return stored
     is_output = name == ("token_embd.weight" if tied else "output.weight")
-    wanted: GgufType = "q6_k" if is_output and stored != "int8" else stored
+    wanted: GgufType = "q6_k" if is_output and stored != "q8_0" else stored
     if wanted == "q6_k" and n_columns % _Q6K_BLOCK:
-        wanted = "int8"
-    return "float16" if n_columns % 32 else wanted
+        wanted = "q8_0"
+    return "f16" if n_columns % 32 else wanted
 
 
 def convert(gguf: Any, name: str, array: Array, stored: GgufType) -> Array:
@@ -55,11 +41,11 @@ def convert(gguf: Any, name: str, array: Array, stored: GgufType) -> Array:
 
     Raises ModelError, with the tensor's `name`, for values too large for the type.
     """
-    if stored in _FLOATS:
-        data = np.ascontiguousarray(cast(name, array, stored))
-        return data.view(np.uint8) if stored == "bfloat16" else data
+    if stored in DTYPES:
+        data = np.ascontiguousarray(cast(name, array, DTYPES[stored]))
+        return data.view(np.uint8) if stored == "bf16" else data
     wide = cast(name, array, "float32")
-    ggml_type = gguf.GGMLQuantizationType[GGML_NAMES[stored]]
+    ggml_type = gguf.GGMLQuantizationType[stored.upper()]
     with np.errstate(over="ignore", invalid="ignore"):  # checked below
         data = _to_q6_k(wide) if stored == "q6_k" else gguf.quants.quantize(wide, ggml_type)
     if not QuantizedMatrix([Rows(data, ggml_type.value)], wide.shape[1]).is_finite():

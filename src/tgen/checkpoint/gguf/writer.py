@@ -10,14 +10,8 @@ import numpy as np
 from tgen.checkpoint.dtypes import Array, Floats
 from tgen.checkpoint.gguf import config_fields, rope_scaling, tensor_names
 from tgen.checkpoint.gguf.package import require_package
-from tgen.checkpoint.gguf.quantization import (
-    FILE_TYPES,
-    GGML_NAMES,
-    GgufType,
-    choose_type,
-    convert,
-)
-from tgen.config import ModelConfig
+from tgen.checkpoint.gguf.quantization import DTYPES, choose_type, convert
+from tgen.config import GgufType, ModelConfig
 
 
 class _WrittenArray(np.ndarray[Any, Any]):
@@ -33,15 +27,15 @@ def write_gguf(
     config: ModelConfig,
     arrays: Mapping[str, Array],
     *,
-    stored: GgufType = "float32",
+    stored: GgufType = "f32",
     tokenizer_fields: dict[str, Any] | None = None,
     name: str = "",
     progress: Callable[[float], None] = lambda _: None,
 ) -> Counter[GgufType]:
     """Write `arrays`, by tgen's names, to `path`; return the number of matrices of each type.
 
-    Matrices have the type `stored` (int8: Q8_0) or another one, see `choose_type`; vectors and
-    learned positions stay float32. Without `tokenizer_fields` the file works with token ids only.
+    Matrices have the type `stored` or another one, see `choose_type`; vectors and learned positions
+    stay float32. Without `tokenizer_fields` the file works with token ids only.
     `progress` is called with the fraction written. Raises UsageError if the package gguf is
     missing, ModelError if llama.cpp does not support the model.
     """
@@ -51,7 +45,8 @@ def write_gguf(
     try:
         # llama.cpp needs the name of a tokenizer and accepts this one
         tokenizer_fields = tokenizer_fields or {"tokenizer.ggml.model": "no_vocab"}
-        fields = config_fields.to_fields(config) | _file_fields(stored, name) | tokenizer_fields
+        fields = config_fields.to_fields(config) | tokenizer_fields
+        fields |= _file_fields(gguf, stored) | ({"general.name": name} if name else {})
         for key, value in fields.items():
             _add_field(writer, key, value)
         for tensor, factors in _rope_tensors(config).items():
@@ -60,12 +55,12 @@ def write_gguf(
         shares_head = tensor_names.shares_head(config)
         n, total = 0, sum(array.size for array in arrays.values())
         for tensor, array in tensor_names.to_gguf_arrays(config, arrays):
-            kind: GgufType = "float32"
+            kind: GgufType = "f32"
             if array.ndim == 2 and "position" not in tensor:
                 kind = choose_type(tensor, array.shape[1], stored, tied=shares_head)
                 types[kind] += 1
             data = convert(gguf, tensor, array, kind)
-            ggml_type = gguf.GGMLQuantizationType[GGML_NAMES[kind]]
+            ggml_type = gguf.GGMLQuantizationType[kind.upper()]
             writer.add_tensor(tensor, data.view(_WrittenArray), raw_dtype=ggml_type)
             progress(min(1.0, (n := n + array.size) / total))
         writer.write_header_to_file()
@@ -76,11 +71,12 @@ def write_gguf(
         writer.close()
 
 
-def _file_fields(stored: GgufType, name: str) -> dict[str, Any]:
-    fields: dict[str, Any] = {"general.file_type": FILE_TYPES[GGML_NAMES[stored]]}
-    if stored not in ("float32", "float16", "bfloat16"):
-        fields["general.quantization_version"] = 2
-    return fields | ({"general.name": name} if name else {})
+def _file_fields(gguf: Any, stored: GgufType) -> dict[str, Any]:
+    name = f"{'ALL' if stored == 'f32' else 'MOSTLY'}_{stored.upper()}"
+    fields = {"general.file_type": gguf.LlamaFileType[name].value}
+    if stored not in DTYPES:
+        fields["general.quantization_version"] = gguf.GGML_QUANT_VERSION
+    return fields
 
 
 def _rope_tensors(config: ModelConfig) -> dict[str, Floats]:

@@ -1,16 +1,16 @@
 """`tgen export`: convert a model to another file format or dtype."""
 
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from tgen.cli import console
 from tgen.cli.options import make_command, parse_size, quiet_option
+from tgen.config import GgufType
 from tgen.config.option import option
 from tgen.errors import UsageError
-
-ExportType = Literal["f32", "f16", "bf16", "q8_0", "q6_k", "q5_1", "q5_0", "q4_1", "q4_0"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class ExportOptions:
         help_text="Output format: one GGUF file for llama.cpp, or a transformers directory.",
         flags="--to",
     )
-    dtype: ExportType | None = option(
+    dtype: GgufType | None = option(
         None,
         "Type of the weights (in GGUF files, of the matrices). The types with 8 bits (q8_0) to 4 "
         "bits (q4_0) per weight need --to gguf.",
@@ -88,31 +88,30 @@ def export(options: ExportOptions) -> None:
     bundle = load(path)
     for warning in bundle.warnings:
         console.print_status(f"warning: {warning}", quiet=quiet)
-    stored = exporters.TYPES[options.dtype] if options.dtype else exporters.main_dtype(bundle)
-    dtype = next(key for key, value in exporters.TYPES.items() if value == stored)
+    stored = options.dtype or exporters.main_type(bundle)
     out = options.out
     if out is None:
-        out = default_target(name, dtype)
+        out = default_target(name, stored)
         check_target(out, path, to_file=to_file, overwrite=options.overwrite)
     n = sum(array.size for array in bundle.arrays.values())
     console.print_status(
-        f"{path}: {bundle.config.family}, {n:,} parameters -> {out} ({options.to}, {dtype})",
+        f"{path}: {bundle.config.family}, {n:,} parameters -> {out} ({options.to}, {stored})",
         quiet=quiet,
     )
     with console.progress("writing", quiet=quiet) as progress:
-        types: dict[str, int] = {}
+        types: Counter[GgufType] = Counter()
         if to_file:
             types = exporters.export_gguf(bundle, out, name=name, stored=stored, progress=progress)
         else:
             exporters.export_transformers(
                 bundle,
                 out,
-                dtype=stored,  # type: ignore[arg-type]  # checked by ExportOptions
+                stored=stored,
                 max_shard_bytes=max_bytes,
                 progress=progress,
             )
-    if types.keys() - {dtype}:
-        counts = ", ".join(f"{n} {key}" for key, n in types.items())
+    if types.keys() - {stored}:
+        counts = ", ".join(f"{n} {key}" for key, n in types.most_common())
         console.print_status(f"types of the matrices, as llama.cpp chooses: {counts}", quiet=quiet)
     differences = (tokenizer.describe_difference(bundle.tokenizer),
                    tensor_names.describe_difference(bundle.config))  # fmt: skip

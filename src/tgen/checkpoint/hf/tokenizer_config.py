@@ -1,4 +1,4 @@
-"""Read what tokenizer_config.json and GGUF files say: chat template, special tokens, flags."""
+"""tokenizer_config.json and the fields of GGUF files like it: chat template, special tokens."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ class ChatTemplate:
     variables: dict[str, str]
 
 
-def read(path: Path) -> ChatTemplate:
+def read_chat_template(path: Path) -> ChatTemplate:
     """Read the chat template of a model directory or a GGUF file.
 
     Raises ModelError if it is missing, cannot be read or is too large.
@@ -40,10 +40,10 @@ def read(path: Path) -> ChatTemplate:
     return ChatTemplate(source, variables)
 
 
-def source(path: Path) -> str | None:
+def chat_template_source(path: Path) -> str | None:
     """Return the chat template of a model directory or a GGUF file; None without a valid one."""
     try:
-        return read(path).source
+        return read_chat_template(path).source
     except ModelError:
         return None
 

@@ -7,7 +7,7 @@ import pytest
 from support.models import make_model
 from support.tokenizer_files import LEGACY, sentencepiece, template
 from tgen.checkpoint import model_dir
-from tgen.checkpoint.hf.chat_template import bos_flag
+from tgen.checkpoint.hf.tokenizer_config import bos_flag
 from tgen.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tgen.checkpoint.gguf import stored_models
+from tgen.checkpoint import stored_models
 from tgen.checkpoint.model_lookup import CACHE, DATA, LOCAL, data_folder, find_model
 from tgen.checkpoint.model_lookup import list_model_names as list_names
 from tgen.errors import ModelError
