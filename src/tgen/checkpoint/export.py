@@ -12,9 +12,9 @@ from typing import Any
 from tgen.checkpoint import model_dir, safetensors_file
 from tgen.checkpoint.dtypes import Array, Dtype, cast, dtype_of
 from tgen.checkpoint.gguf import tokenizer
+from tgen.checkpoint.gguf.architectures import check_supported
 from tgen.checkpoint.gguf.package import require_package
 from tgen.checkpoint.gguf.quantization import DTYPES
-from tgen.checkpoint.gguf.tensor_names import check_supported
 from tgen.checkpoint.gguf.writer import write_gguf
 from tgen.checkpoint.hf import families, tokenizer_config
 from tgen.checkpoint.hf.config import read_json_object

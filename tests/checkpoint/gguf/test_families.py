@@ -9,7 +9,7 @@ from support.models import make_model
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.gguf import config_fields
 from tgen.checkpoint.gguf import tokenizer as gguf_tokenizer
-from tgen.checkpoint.gguf.tensor_names import ARCHITECTURES, describe_difference
+from tgen.checkpoint.gguf.architectures import ARCHITECTURES, describe_difference
 from tgen.checkpoint.gguf.writer import write_gguf
 from tgen.config import FAMILIES, RopeScaling
 from tgen.errors import ModelError
@@ -55,12 +55,12 @@ ROUND_TRIPS = [
 REFUSED = [
     ("gpt_neo", {}, "the gpt_neo family"),
     ("gpt_neox", {"attention_bias": False, "output_bias": False}, "attention_bias=False"),
-    ("gpt_neox", {"activation": "gelu_tanh"}, "activation gelu_tanh"),
+    ("gpt_neox", {"activation": "gelu_tanh"}, "activation=gelu_tanh"),
     ("gemma3", {}, "attention_scale"),
     ("gemma3", GEMMA | {"tied_embeddings": False}, "an LM head of its own"),
     ("gemma3", GEMMA | {"n_layers": 3, "sliding_layers": (False, True, True)}, "sliding_layers"),
     ("gemma3", GEMMA | {"rope_scaling": YARN}, "yarn RoPE scaling"),
-    ("olmo2", {"attention_bias": True, "output_bias": True}, "attention_bias in olmo2"),
+    ("olmo2", {"attention_bias": True, "output_bias": True}, "attention_bias=True in olmo2"),
     ("smollm3", {}, "rope_layers"),
     ("starcoder2", {}, "a sliding window of 20"),
     ("llama", {"rope_scaling": LONGROPE, "rotary_dim": None}, "longrope RoPE scaling"),

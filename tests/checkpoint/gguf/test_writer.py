@@ -157,9 +157,9 @@ def test_llama3_rope_scaling_is_written_as_divisors(tmp_path):
     ("family", "values", "reason"),
     [
         ("classic", {}, "post-norm layers"),
-        ("gpt2", {"activation": "gelu"}, "activation gelu in gpt2"),
-        ("qwen3", {"attention_bias": True, "output_bias": True}, "attention_bias in qwen3"),
-        ("qwen3", {"rope_scaling": SCALED}, "Llama 3 RoPE scaling in qwen3"),
+        ("gpt2", {"activation": "gelu"}, "activation=gelu in gpt2"),
+        ("qwen3", {"attention_bias": True, "output_bias": True}, "attention_bias=True in qwen3"),
+        ("qwen3", {"rope_scaling": SCALED}, "llama3 RoPE scaling in qwen3"),
     ],
 )
 def test_unsupported_models_are_an_error(family, values, reason, tmp_path):

@@ -9,13 +9,20 @@ import numpy as np
 
 from tgen.checkpoint.dtypes import to_float32
 from tgen.checkpoint.gguf import rope_scaling, tensor_names
+from tgen.checkpoint.gguf.architectures import (
+    ARCHITECTURES,
+    NOPE_STEP,
+    OPTIONAL_BIASES,
+    gemma_pattern,
+    gemma_scale,
+    yarn_attention_factor,
+)
 from tgen.checkpoint.gguf.header import Header, read_tensors
 from tgen.checkpoint.hf.config_values import require_layers, require_positive_integer
 from tgen.config import FAMILIES, ModelConfig, RopeScaling
 from tgen.errors import ModelError
 
-_ARCHITECTURES = sorted(set(tensor_names.ARCHITECTURES.values()))
-_FAMILIES = {a: f for f, a in reversed(tensor_names.ARCHITECTURES.items())}
+_FAMILIES = {one.name: family for family, one in reversed(ARCHITECTURES.items())}
 _DAMAGED, _UNSUPPORTED = "download or export the file again", "use another model"
 _SCALES = {  # Granite's
     "embedding_scale": "embedding_scale",
@@ -51,11 +58,11 @@ def to_fields(config: ModelConfig) -> dict[str, Any]:
             fields["use_parallel_residual"] = config.norm_placement == "parallel"
         case "gemma3":
             fields["rope.freq_base_swa"] = config.local_rope_theta
-            fields["attention.sliding_window_pattern"] = tensor_names.gemma_pattern(config)
+            fields["attention.sliding_window_pattern"] = gemma_pattern(config)
         case "granite":
             fields |= {key: float(_scale(config, name)) for key, name in _SCALES.items()}
     fields |= _scaling_fields(config)
-    architecture = tensor_names.ARCHITECTURES[config.family]
+    architecture = ARCHITECTURES[config.family].name
     fields = {f"{architecture}.{key}": value for key, value in fields.items()}
     if (scaling := config.rope_scaling) and scaling.kind == "llama3":
         fields |= rope_scaling.to_fields(scaling)
@@ -94,10 +101,10 @@ def read_config(path: Path, header: Header) -> ModelConfig:
     """Return the config; raises ModelError for unsupported models, UsageError for bad values."""
     fields, entries = header
     architecture = fields.get("general.architecture")
-    if architecture not in _ARCHITECTURES:
+    if architecture not in _FAMILIES:
         raise ModelError(
             f"unknown GGUF architecture {architecture!r}"[:200],
-            f"use one of {', '.join(_ARCHITECTURES)}",
+            f"use one of {', '.join(sorted(_FAMILIES))}",
         )
     if fields.get("split.count", 0) not in (0, 1):
         raise ModelError(
@@ -157,7 +164,7 @@ def read_config(path: Path, header: Header) -> ModelConfig:
             values["norm_placement"] = "parallel" if parallel else "pre"
         case "gemma3":
             values["embedding_scale"] = math.sqrt(d_model)
-            values["attention_scale"] = tensor_names.gemma_scale(
+            values["attention_scale"] = gemma_scale(
                 n_layers, d_model=d_model, n_heads=n_heads, head_dim=head_dim
             )
             values["local_rope_theta"] = _number(own, "rope.freq_base_swa", 10_000.0)
@@ -165,14 +172,13 @@ def read_config(path: Path, header: Header) -> ModelConfig:
             sliding = tuple((layer + 1) % n != 0 for layer in range(n_layers))
             values["sliding_layers"] = None if all(sliding) else sliding
         case "smollm3":
-            step = tensor_names.NOPE_STEP
-            rotates = tuple((layer + 1) % step != 0 for layer in range(n_layers))
+            rotates = tuple((layer + 1) % NOPE_STEP != 0 for layer in range(n_layers))
             values["rope_layers"] = None if all(rotates) else rotates
         case "granite":
             scales = {name: _number(own, key, 0.0) for key, name in _SCALES.items()}
             values |= {name: scale for name, scale in scales.items() if scale}
-    biases = tensor_names.OPTIONAL_BIASES.get(family, {})
-    values |= {field: tensor in entries for field, tensor in biases.items()}
+    if ARCHITECTURES[family].optional_biases:
+        values |= {field: tensor in entries for field, tensor in OPTIONAL_BIASES.items()}
     return ModelConfig(**implied | values, family=family)
 
 
@@ -205,7 +211,7 @@ def _rope_scaling(
             original_context_length=length,
             beta_fast=_number(own, "rope.scaling.yarn_beta_fast", 32.0),
             beta_slow=_number(own, "rope.scaling.yarn_beta_slow", 1.0),
-            attention_factor=tensor_names.yarn_attention_factor(factor),
+            attention_factor=yarn_attention_factor(factor),
         )
     if entry.shape != (n_rotated // 2,):
         raise _wrong_shape(tensor_names.ROPE_FREQS, entry.shape, n_rotated)

@@ -1,50 +1,22 @@
-"""llama.cpp's architectures: what each supports, its tensor names and shapes, both ways.
+"""llama.cpp's tensors: names, which are the same for all architectures, and shapes, both ways.
 
-The tensor names are the same for all architectures. llama.cpp's `llama` rotates the neighbors
-(x_2i, x_2i+1), tgen and its other architectures rotate (x_i, x_i+D/2): its q and k are permuted.
-To add a family, add it to `ARCHITECTURES`, and what llama.cpp lacks to `check_supported`.
+Where an architecture rotates neighbors, the rows of its q and k are interleaved.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tgen.checkpoint.dtypes import Array, dtype_of, to_float32
+from tgen.checkpoint.gguf.architectures import ARCHITECTURES, shares_head
 from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix
 from tgen.checkpoint.hf import families as hf_families
-from tgen.config import FAMILIES, ModelConfig, RopeScaling
+from tgen.config import ModelConfig
 from tgen.errors import ModelError
 
 Shape = tuple[int, ...]
 
-# tgen's family -> llama.cpp's architecture. Its llama has no sliding window: a mistral fits only
-# if its context is not longer than the window.
-ARCHITECTURES = {
-    "gpt2": "gpt2",
-    "gpt_neox": "gptneox",
-    "llama": "llama",
-    "mistral": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "phi3": "phi3",
-    "gemma3": "gemma3",
-    "olmo2": "olmo2",
-    "smollm3": "smollm3",
-    "granite": "granite",
-    "starcoder2": "starcoder2",
-}
-_ROTATE_NEIGHBORS = {"llama", "smollm3", "granite"}  # architectures
-_NEED_HEAD = {"gptneox", "olmo2"}  # architectures without tied embeddings
-# Families whose biases are optional: config field -> a tensor that only exists with the bias.
-_BIASES = {
-    "attention_bias": "blk.0.attn_q.bias",
-    "output_bias": "blk.0.attn_output.bias",
-    "feed_forward_bias": "blk.0.ffn_up.bias",
-}
-OPTIONAL_BIASES = {"llama": _BIASES, "granite": _BIASES}
-NOPE_STEP = 4  # every fourth layer of a smollm3 does not rotate; llama.cpp has no field for it
 ROPE_FREQS = "rope_freqs.weight"
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 ROPE_TENSORS = {ROPE_FREQS, SHORT_FACTORS, LONG_FACTORS}
@@ -84,109 +56,9 @@ class TensorMapping(NamedTuple):
     adds_one: bool  # llama.cpp's are larger by 1
 
 
-def check_supported(config: ModelConfig) -> None:
-    """Raise ModelError naming the first feature that llama.cpp cannot compute."""
-    family = config.family
-    architecture = ARCHITECTURES.get(family)
-    scaling, window = config.rope_scaling, config.sliding_window
-    kind = scaling.kind if scaling else ""
-    gemma = family == "gemma3"
-    biased = family not in OPTIONAL_BIASES and config.attention_bias
-    reasons = {
-        f"post-norm layers, as in the {family} family": config.post_norm,
-        f"the {family} family": architecture is None,
-        f"activation {config.activation} in {family}": (
-            config.activation != FAMILIES[family]["activation"]
-        ),
-        f"attention_bias in {family}": biased and not FAMILIES[family]["attention_bias"],
-        f"attention_bias=False in {family}": family == "gpt_neox" and not config.attention_bias,
-        f"feed_forward_bias in {family}": family == "smollm3" and config.feed_forward_bias,
-        f"head_dim={config.head_dim} in {family}": (
-            architecture in ("qwen2", "olmo2", "granite")
-            and config.n_heads * config.head_dim != config.d_model
-        ),
-        f"Llama 3 RoPE scaling in {family}": architecture != "llama" and kind == "llama3",
-        f"{kind} RoPE scaling in {family}": (
-            (kind == "longrope" and family != "phi3") or (gemma and kind not in ("", "linear"))
-        ),
-        f"YaRN with attention_factor={scaling.attention_factor if scaling else 1}": (
-            scaling is not None
-            and kind == "yarn"
-            and not (scaling.truncate and _has_default_attention_factor(scaling))
-        ),
-        f"a sliding window of {window} in {family}": (
-            family in ("mistral", "starcoder2")
-            and window is not None
-            and window < config.context_length
-        ),
-        f"sliding_layers={config.sliding_layers}": gemma and gemma_pattern(config) is None,
-        f"attention_scale={config.attention_scale} in {family}": (
-            gemma and not math.isclose(config.score_scale, _gemma_scale_of(config))
-        ),
-        f"an LM head of its own in {family}": gemma and not config.tied_embeddings,
-        f"rope_layers={config.rope_layers}": (
-            family == "smollm3" and not rotates_as_smollm3(config)
-        ),
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            raise ModelError(
-                f"llama.cpp does not support {reason}",
-                "use --to transformers; of the families that tgen trains, gpt2, llama and qwen3 "
-                "can be exported",
-            )
-
-
-def gemma_pattern(config: ModelConfig) -> int | None:
-    """Return n if every n-th layer, and no other, sees the whole context; None if there is none."""
-    full = [config.window(layer) is None for layer in range(config.n_layers)]
-    for n in range(1, config.n_layers + 2):
-        if full == [(layer + 1) % n == 0 for layer in range(config.n_layers)]:
-            return n
-    return None
-
-
-def gemma_scale(n_layers: int, *, d_model: int, n_heads: int, head_dim: int) -> float:
-    """Return the attention scale that llama.cpp uses for a gemma3; the 27B model has 62 layers."""
-    scale: float = (d_model / n_heads if n_layers == 62 else head_dim) ** -0.5
-    return scale
-
-
-def _gemma_scale_of(config: ModelConfig) -> float:
-    return gemma_scale(
-        config.n_layers,
-        d_model=config.d_model,
-        n_heads=config.n_heads,
-        head_dim=config.head_dim,
-    )
-
-
-def describe_difference(config: ModelConfig) -> str:
-    """Return how llama.cpp computes an exported model differently; empty if it does not."""
-    window = config.sliding_window
-    if config.family == "phi3" and window is not None and window < config.context_length:
-        return f"llama.cpp ignores phi3's sliding window: texts over {window:,} tokens differ"
-    return ""
-
-
-def rotates_as_smollm3(config: ModelConfig) -> bool:
-    """Return whether every fourth layer, and no other, does not rotate."""
-    layers = range(config.n_layers)
-    return all((config.rope(i) is None) == ((i + 1) % NOPE_STEP == 0) for i in layers)
-
-
-def yarn_attention_factor(factor: float) -> float:
-    """Return the factor of cosines and sines that llama.cpp uses for YaRN."""
-    return 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
-
-
-def _has_default_attention_factor(scaling: RopeScaling) -> bool:
-    return math.isclose(scaling.attention_factor, yarn_attention_factor(scaling.factor))
-
-
 def tensor_mappings(config: ModelConfig) -> Iterator[TensorMapping]:
     """Yield the mappings of all tensors of a file, but an LM head that equals the embedding."""
-    interleaved = ARCHITECTURES[config.family] in _ROTATE_NEIGHBORS
+    interleaved = ARCHITECTURES[config.family].rotates_neighbors
     heads = (config.n_heads, config.n_kv_heads, 0) if interleaved else (0, 0, 0)
     for mapping in hf_families.tensor_mappings(config):
         prefix, stem, part = _split_name(mapping.ours[-1])  # of a fused gate: up_proj
@@ -200,11 +72,6 @@ def tensor_mappings(config: ModelConfig) -> Iterator[TensorMapping]:
         yield TensorMapping(mapping.ours, mapping.rows, tensors, adds_one=adds_one)
 
 
-def shares_head(config: ModelConfig) -> bool:
-    """Return whether a file has no LM head, so that llama.cpp uses the token embedding."""
-    return config.tied_embeddings and ARCHITECTURES[config.family] not in _NEED_HEAD
-
-
 def to_gguf_arrays(config: ModelConfig, arrays: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
     """Yield tgen's arrays under llama.cpp's names, contiguous, one at a time."""
     for ours, _, tensors, adds_one in tensor_mappings(config):
@@ -215,9 +82,8 @@ def to_gguf_arrays(config: ModelConfig, arrays: Mapping[str, Array]) -> Iterator
         start = 0
         for name, shape, heads in tensors:
             part = stacked[start : start + shape[0]]
-            if heads:  # (heads, halves, D / 2, ...) -> (heads, D / 2, halves, ...)
-                split = part.reshape(heads, 2, -1, *part.shape[1:])
-                part = split.swapaxes(1, 2).reshape(part.shape)
+            if heads:
+                part = _transpose_heads(part, heads, 2)
             yield name, np.ascontiguousarray(part)
             start += shape[0]
     if config.tied_embeddings and not shares_head(config):
@@ -255,8 +121,13 @@ def _to_halves(part: Any, heads: int) -> Any:
         return part
     if isinstance(part, QuantizedMatrix):
         return part.reorder(lambda rows: _to_halves(rows, heads))
-    split = part.reshape(heads, -1, 2, *part.shape[1:])
-    return split.swapaxes(1, 2).reshape(part.shape)
+    return _transpose_heads(part, heads, len(part) // heads // 2)
+
+
+def _transpose_heads(rows: Array, heads: int, n: int) -> Array:
+    """Transpose the rows of each head: (heads, n, m, ...) -> (heads, m, n, ...)."""
+    split = rows.reshape(heads, n, -1, *rows.shape[1:])
+    return split.swapaxes(1, 2).reshape(rows.shape)
 
 
 def check_shapes(config: ModelConfig, shapes: Mapping[str, Shape]) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from tgen.checkpoint.dtypes import Array, Floats
 from tgen.checkpoint.gguf import config_fields, rope_scaling, tensor_names
+from tgen.checkpoint.gguf.architectures import ARCHITECTURES, check_supported, shares_head
 from tgen.checkpoint.gguf.package import require_package
 from tgen.checkpoint.gguf.quantization import DTYPES, choose_type, convert
 from tgen.config import GgufType, ModelConfig
@@ -39,9 +40,9 @@ def write_gguf(
     `progress` is called with the fraction written. Raises UsageError if the package gguf is
     missing, ModelError if llama.cpp does not support the model.
     """
-    tensor_names.check_supported(config)
+    check_supported(config)
     gguf = require_package("writing GGUF")
-    writer = gguf.GGUFWriter(path, tensor_names.ARCHITECTURES[config.family])
+    writer = gguf.GGUFWriter(path, ARCHITECTURES[config.family].name)
     try:
         # llama.cpp needs the name of a tokenizer and accepts this one
         tokenizer_fields = tokenizer_fields or {"tokenizer.ggml.model": "no_vocab"}
@@ -52,12 +53,12 @@ def write_gguf(
         for tensor, factors in _rope_tensors(config).items():
             writer.add_tensor(tensor, factors)
         types: Counter[GgufType] = Counter()
-        shares_head = tensor_names.shares_head(config)
+        tied = shares_head(config)
         n, total = 0, sum(array.size for array in arrays.values())
         for tensor, array in tensor_names.to_gguf_arrays(config, arrays):
             kind: GgufType = "f32"
             if array.ndim == 2 and "position" not in tensor:
-                kind = choose_type(tensor, array.shape[1], stored, tied=shares_head)
+                kind = choose_type(tensor, array.shape[1], stored, tied=tied)
                 types[kind] += 1
             data = convert(gguf, tensor, array, kind)
             ggml_type = gguf.GGMLQuantizationType[kind.upper()]

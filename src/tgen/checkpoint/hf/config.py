@@ -149,7 +149,7 @@ def _read(family: str, json: Mapping[str, Any]) -> dict[str, Any]:
                 read[field] = values.integer(key, null=sizes.get(field))
             case _:
                 read[field] = values.number(key)
-    require_layers(read["n_layers"], "config.json has")
+    require_layers(read["n_layers"])
     if "attention_bias" in read:
         read["output_bias"] = read["attention_bias"]
     if family == "classic" and isinstance(json.get("tgen"), dict):

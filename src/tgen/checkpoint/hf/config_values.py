@@ -13,6 +13,7 @@ _SPELLINGS = (
     ("num_attention_heads", "n_head", "num_heads"),
     ("max_position_embeddings", "n_positions"),
 )
+_PREFIX = "config.json has"
 _MAX_LAYERS = 10_000
 _MAX_SIZE = (1 << 31) - 1
 _OTHER_SPELLINGS = {key: group for group in _SPELLINGS for key in group}
@@ -53,7 +54,7 @@ class ConfigValues:
         value = self.get(key)
         if value is None and null is not None:
             return null
-        return require_positive_integer(value, key, "config.json has")
+        return require_positive_integer(value, key)
 
     def _found(self, key: str) -> Iterator[Any]:
         spellings = sorted(_OTHER_SPELLINGS.get(key, (key,)), key=lambda name: name != key)
@@ -69,7 +70,7 @@ def require_number(value: object, key: str) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
-def require_positive_integer(value: object, key: str, prefix: str) -> int:
+def require_positive_integer(value: object, key: str, prefix: str = _PREFIX) -> int:
     """Return a size from a file; raises ModelError unless it is from 1 to 2^31 - 1."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= _MAX_SIZE:
         raise ModelError(
@@ -78,7 +79,7 @@ def require_positive_integer(value: object, key: str, prefix: str) -> int:
     return value
 
 
-def require_layers(n_layers: int, prefix: str) -> None:
+def require_layers(n_layers: int, prefix: str = _PREFIX) -> None:
     """Raise ModelError for more layers than any model has: lists of that length would be made."""
     if n_layers > _MAX_LAYERS:
         raise ModelError(

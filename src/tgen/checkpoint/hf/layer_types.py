@@ -22,9 +22,7 @@ def read_layer_types(family: str, values: ConfigValues, *, n_layers: int) -> dic
             types = values.json.get("layer_types")
             if types is None:
                 n = values.json.get("sliding_window_pattern")
-                n = require_positive_integer(
-                    6 if n is None else n, "sliding_window_pattern", "config.json has"
-                )
+                n = require_positive_integer(6 if n is None else n, "sliding_window_pattern")
                 types = [FULL if (i + 1) % n == 0 else SLIDING for i in range(n_layers)]
             sliding = _sliding(types, n_layers)
             window = values.get("sliding_window")
@@ -73,7 +71,7 @@ def layer_types_json(config: ModelConfig) -> dict[str, Any]:
 def _windows(window: object, sliding: list[bool]) -> dict[str, Any]:
     if window is None or not any(sliding):
         return {"sliding_window": None}
-    size = require_positive_integer(window, "sliding_window", "config.json has")
+    size = require_positive_integer(window, "sliding_window")
     return {"sliding_window": size, "sliding_layers": None if all(sliding) else tuple(sliding)}
 
 
@@ -113,9 +111,7 @@ def _rope_layers(values: ConfigValues, n_layers: int) -> dict[str, Any]:
     listed = values.json.get("no_rope_layers")
     if listed is None:
         n = values.json.get("no_rope_layer_interval")
-        n = require_positive_integer(
-            4 if n is None else n, "no_rope_layer_interval", "config.json has"
-        )
+        n = require_positive_integer(4 if n is None else n, "no_rope_layer_interval")
         listed = [int((i + 1) % n != 0) for i in range(n_layers)]
     if not isinstance(listed, list) or len(listed) != n_layers or not set(listed) <= {0, 1}:
         raise ModelError(

@@ -124,7 +124,7 @@ def _read_scaling(
     original = values.get(_ORIGINAL) if _ORIGINAL in values else None
     original = rope.get(_ORIGINAL) if original is None else original
     original = context_length if original is None else original
-    n = require_positive_integer(original, _ORIGINAL, "config.json has")
+    n = require_positive_integer(original, _ORIGINAL)
     ratio = context_length / n
     match kind:
         case "default":

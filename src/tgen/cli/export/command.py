@@ -73,7 +73,7 @@ def export(options: ExportOptions) -> None:
     """
     began = time.monotonic()
     from tgen.checkpoint import export as exporters
-    from tgen.checkpoint.gguf import tensor_names, tokenizer
+    from tgen.checkpoint.gguf import architectures, tokenizer
     from tgen.checkpoint.model_dir import load
     from tgen.checkpoint.model_lookup import find_model
     from tgen.cli.export.target import check_target, default_target
@@ -114,7 +114,7 @@ def export(options: ExportOptions) -> None:
         counts = ", ".join(f"{n} {key}" for key, n in types.most_common())
         console.print_status(f"types of the matrices, as llama.cpp chooses: {counts}", quiet=quiet)
     differences = (tokenizer.describe_difference(bundle.tokenizer),
-                   tensor_names.describe_difference(bundle.config))  # fmt: skip
+                   architectures.describe_difference(bundle.config))  # fmt: skip
     for difference in filter(None, differences if to_file else ()):
         console.print_status(f"warning: {difference}", quiet=quiet)
     written = out.iterdir() if out.is_dir() else [out]

@@ -1,0 +1,141 @@
+"""llama.cpp's architectures: which of tgen's families they are, and what they can compute.
+
+To add a family that llama.cpp has, add it to `ARCHITECTURES`, and what llama.cpp lacks to
+`_unsupported`.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tgen.config import FAMILIES, ModelConfig, RopeScaling
+from tgen.errors import ModelError
+
+NOPE_STEP = 4  # every fourth layer of a smollm3 does not rotate; llama.cpp has no field for it
+# Biases that some families may have -> a tensor that a file only has with the bias.
+OPTIONAL_BIASES = {
+    "attention_bias": "blk.0.attn_q.bias",
+    "output_bias": "blk.0.attn_output.bias",
+    "feed_forward_bias": "blk.0.ffn_up.bias",
+}
+# Scaling of RoPE. llama.cpp has none of the kind dynamic, which changes no text that fits.
+_SCALING = ("linear", "yarn", "dynamic")
+
+
+class Architecture(NamedTuple):
+    """What llama.cpp calls one of tgen's families, and how it differs from the others."""
+
+    name: str
+    rotates_neighbors: bool = False  # (x_2i, x_2i+1), where tgen rotates (x_i, x_i+D/2)
+    needs_head: bool = False  # a file has an LM head, also if it equals the embedding
+    optional_biases: bool = False  # else those of tgen's family
+    any_head_dim: bool = True  # else d_model / n_heads
+    scaling: tuple[str, ...] = _SCALING  # supported kinds
+
+
+_LLAMA_SCALING = (*_SCALING, "llama3")
+# By tgen's families. llama.cpp's llama has no sliding window: a mistral fits only if its context is
+# not longer than the window. A file of the architecture is read as the first family that has it.
+ARCHITECTURES = {
+    "gpt2": Architecture("gpt2"),
+    "gpt_neox": Architecture("gptneox", needs_head=True),
+    "llama": Architecture(
+        "llama", rotates_neighbors=True, optional_biases=True, scaling=_LLAMA_SCALING
+    ),
+    "mistral": Architecture("llama", rotates_neighbors=True, scaling=_LLAMA_SCALING),
+    "qwen2": Architecture("qwen2", any_head_dim=False),
+    "qwen3": Architecture("qwen3"),
+    "phi3": Architecture("phi3", scaling=(*_SCALING, "longrope")),
+    "gemma3": Architecture("gemma3", scaling=("linear",)),
+    "olmo2": Architecture("olmo2", needs_head=True, any_head_dim=False),
+    "smollm3": Architecture("smollm3", rotates_neighbors=True),
+    "granite": Architecture(
+        "granite", rotates_neighbors=True, optional_biases=True, any_head_dim=False
+    ),
+    "starcoder2": Architecture("starcoder2"),
+}
+
+
+def check_supported(config: ModelConfig) -> None:
+    """Raise ModelError naming the first feature that llama.cpp cannot compute."""
+    for feature in _unsupported(config):
+        raise ModelError(
+            f"llama.cpp does not support {feature}",
+            "use --to transformers; of the families that tgen trains, gpt2, llama and qwen3 "
+            "can be exported",
+        )
+
+
+def _unsupported(config: ModelConfig) -> Iterator[str]:
+    family = config.family
+    if config.post_norm:
+        yield f"post-norm layers, as in the {family} family"
+    if family not in ARCHITECTURES:
+        yield f"the {family} family"
+        return
+    architecture, implied = ARCHITECTURES[family], FAMILIES[family]
+    fixed = () if architecture.optional_biases else tuple(OPTIONAL_BIASES)
+    for field in ("activation", *fixed):
+        if (value := getattr(config, field)) != implied[field]:
+            yield f"{field}={value} in {family}"
+    if not architecture.any_head_dim and config.n_heads * config.head_dim != config.d_model:
+        yield f"head_dim={config.head_dim} in {family}"
+    scaling, window = config.rope_scaling, config.sliding_window
+    if scaling and scaling.kind not in architecture.scaling:
+        yield f"{scaling.kind} RoPE scaling in {family}"
+    if scaling and scaling.kind == "yarn" and not _is_llama_cpps_yarn(scaling):
+        yield f"YaRN with attention_factor={scaling.attention_factor}, truncate={scaling.truncate}"
+    match family:
+        case "mistral" | "starcoder2":
+            if window is not None and window < config.context_length:
+                yield f"a sliding window of {window} in {family}"
+        case "gemma3":
+            if gemma_pattern(config) is None:
+                yield f"sliding_layers={config.sliding_layers}"
+            sizes = {name: getattr(config, name) for name in ("d_model", "n_heads", "head_dim")}
+            if not math.isclose(config.score_scale, gemma_scale(config.n_layers, **sizes)):
+                yield f"attention_scale={config.attention_scale} in {family}"
+            if not config.tied_embeddings:
+                yield f"an LM head of its own in {family}"
+        case "smollm3":
+            layers = range(config.n_layers)
+            if any((config.rope(i) is None) != ((i + 1) % NOPE_STEP == 0) for i in layers):
+                yield f"rope_layers={config.rope_layers}"
+
+
+def shares_head(config: ModelConfig) -> bool:
+    """Return whether a file has no LM head, so that llama.cpp uses the token embedding."""
+    return config.tied_embeddings and not ARCHITECTURES[config.family].needs_head
+
+
+def gemma_pattern(config: ModelConfig) -> int | None:
+    """Return n if every n-th layer, and no other, sees the whole context; None if there is none."""
+    full = [config.window(layer) is None for layer in range(config.n_layers)]
+    for n in range(1, config.n_layers + 2):
+        if full == [(layer + 1) % n == 0 for layer in range(config.n_layers)]:
+            return n
+    return None
+
+
+def gemma_scale(n_layers: int, *, d_model: int, n_heads: int, head_dim: int) -> float:
+    """Return the attention scale that llama.cpp uses for a gemma3; the 27B model has 62 layers."""
+    scale: float = (d_model / n_heads if n_layers == 62 else head_dim) ** -0.5
+    return scale
+
+
+def describe_difference(config: ModelConfig) -> str:
+    """Return how llama.cpp computes an exported model differently; empty if it does not."""
+    window = config.sliding_window
+    if config.family == "phi3" and window is not None and window < config.context_length:
+        return f"llama.cpp ignores phi3's sliding window: texts over {window:,} tokens differ"
+    return ""
+
+
+def yarn_attention_factor(factor: float) -> float:
+    """Return the factor of cosines and sines that llama.cpp uses for YaRN."""
+    return 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
+
+
+def _is_llama_cpps_yarn(scaling: RopeScaling) -> bool:
+    factor = yarn_attention_factor(scaling.factor)
+    return scaling.truncate and math.isclose(scaling.attention_factor, factor)
