@@ -19,6 +19,8 @@ from tgen.checkpoint.dtypes import cast, to_float32
 from tgen.checkpoint.gguf import header
 from tgen.checkpoint.gguf import reader as gguf_reader
 from tgen.checkpoint.gguf.quantization import DTYPES
+from tgen.checkpoint.gguf.tokenizer import to_fields
+from tgen.checkpoint.gguf.writer import write_gguf
 from tgen.cli import console
 from tgen.cli.app import run
 from tgen.errors import ModelError
@@ -189,6 +191,27 @@ def test_difference_to_llama_cpp_is_a_warning(tmp_path, capsys):
     assert "warning: llama.cpp puts one more space before a text" in capsys.readouterr().err
     text = "What is naïve?".encode()
     assert model_dir.load(Path(out)).tokenizer.encode(text) == tokenizer.encode(text)
+
+
+def test_head_and_config_agree_in_an_export(tokenizer, tmp_path):
+    own = make_model("qwen3", vocab_size=tokenizer.vocab_size, tied_embeddings=False)
+    path = tmp_path / "m"
+    model_dir.save(path, own.config, tokenizer, own.to_arrays())
+    config = json.loads((path / "config.json").read_bytes()) | {"tie_word_embeddings": True}
+    (path / "config.json").write_text(json.dumps(config))
+    out = run_export(path, "--to", "transformers")
+    assert json.loads((out / "config.json").read_bytes())["tie_word_embeddings"] is False
+    assert not model_dir.load(out).warnings
+
+
+def test_special_tokens_of_a_gguf_file_are_kept(tokenizer, tmp_path):
+    gguf = pytest.importorskip("gguf", reason="NO GGUF")
+    llama = make_model("llama", vocab_size=tokenizer.vocab_size)
+    fields = to_fields(tokenizer, tokenizer.vocab_size, ends=[0], bos=3, pad=4)
+    write_gguf(tmp_path / "m.gguf", llama.config, llama.to_arrays(), tokenizer_fields=fields)
+    again = gguf.GGUFReader(run_export(tmp_path / "m.gguf", "--to", "gguf")).fields
+    ids = {name: again[f"tokenizer.ggml.{name}_token_id"].contents() for name in ("bos", "padding")}
+    assert ids == {"bos": 3, "padding": 4}
 
 
 @pytest.mark.parametrize(

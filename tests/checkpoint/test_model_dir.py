@@ -11,6 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
+from safetensors.torch import save_file
 
 from support.models import ALL_FAMILIES, TEXT, make_model
 from tgen.api import load as load_model
@@ -240,7 +241,7 @@ OTHER_MODELS = {
     "model.multi_modal_projector.weight": "the image part of a model",
     "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": "an adapter",
     "model.layers.0.mlp.experts.0.up_proj.weight": "a mixture of experts",
-    "score.weight": "score.weight is not part of the model",
+    "score.weight": r"a classifier \(score.weight\)",
 }
 
 
@@ -328,6 +329,25 @@ def test_end_tokens_without_a_row_are_ignored_with_a_warning(file, tokenizer, tm
     assert "eos_token_id 100000 is ignored" in warning
 
 
+def test_adapter_beside_a_model_is_ignored_with_a_warning(tokenizer, tmp_path):
+    model = make_model("llama", vocab_size=tokenizer.vocab_size)
+    model_dir.save(tmp_path / "m", model.config, tokenizer, model.to_arrays())
+    (tmp_path / "m" / "adapter_config.json").write_text("{}")
+    (warning,) = model_dir.load(tmp_path / "m").warnings
+    assert "adapter is ignored" in warning
+    (tmp_path / "m" / "config.json").unlink()
+    with pytest.raises(ModelError) as caught:
+        model_dir.load(tmp_path / "m")
+    assert "adapter" in caught.value.hint
+
+
+def test_model_that_names_a_class_without_a_head_is_refused(tokenizer, tmp_path):
+    mistied(tmp_path / "m", "llama", tokenizer, tied=True)
+    edit(tmp_path / "m" / "config.json", architectures=["LlamaModel"])
+    with pytest.raises(ModelError, match="has no LM head"):
+        model_dir.load(tmp_path / "m")
+
+
 def test_longrope_warns_that_it_limits_the_context(tokenizer, tmp_path):
     factors = (1.0,) * 3
     scaling = RopeScaling(
@@ -339,6 +359,21 @@ def test_longrope_warns_that_it_limits_the_context(tokenizer, tmp_path):
     model_dir.save(tmp_path / "m", model.config, tokenizer, model.to_arrays())
     (warning,) = model_dir.load(tmp_path / "m").warnings
     assert "limited to 16 tokens" in warning
+
+
+def test_parts_of_one_matrix_may_have_different_dtypes(tokenizer, tmp_path):
+    model = make_model("qwen3", vocab_size=tokenizer.vocab_size)
+    model_dir.save(tmp_path / "m", model.config, tokenizer, model.to_arrays())
+    path = tmp_path / "m" / "model.safetensors"
+    tensors = {name: torch.from_numpy(array) for name, array in load_file(path).items()}
+    tensors = {n: t.bfloat16() if "q_proj" in n else t for n, t in tensors.items()}
+    save_file(tensors, path)
+    n_q = model.config.n_heads * model.config.head_dim
+    name = "blocks.0.attention.qkv_proj.weight"
+    expected, actual = model.to_arrays()[name], model_dir.load(tmp_path / "m").arrays[name]
+    assert actual.dtype == np.float32
+    assert np.array_equal(actual[n_q:], expected[n_q:])
+    assert np.array_equal(actual[:n_q], torch.tensor(expected[:n_q]).bfloat16().float().numpy())
 
 
 def test_own_head_that_equals_the_embedding_gives_no_warning(tokenizer, tmp_path):

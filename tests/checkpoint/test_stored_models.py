@@ -117,6 +117,27 @@ def test_models_of_lm_studio_are_found(home):
     assert find_model("old-GGUF") == (old, "LM Studio")
 
 
+def test_type_of_several_files_is_ambiguous(home):  # noqa: ARG001
+    for name in ("plays-Q4_0", "poems-q4_0", "odes-Q8_0"):
+        add_file(Path("models", "many", f"{name}.gguf"))
+    with pytest.raises(ModelError, match="several files of this type") as caught:
+        find_model("many:q4_0")
+    assert caught.value.hint == "choose one of many:plays-Q4_0, many:poems-q4_0"
+    assert find_model("many:Q8_0").path.name == "odes-Q8_0.gguf"
+
+
+def test_folder_of_gguf_files_may_have_a_config(home):  # noqa: ARG001
+    folder = Path("models", "plays-GGUF")
+    path = add_file(folder / "plays-Q8_0.gguf")
+    (folder / "config.json").write_text("{}")
+    assert find_model("plays-GGUF").path == find_model(str(folder)).path == path
+    add_file(folder / "plays-Q4_0.gguf")
+    for name in ("plays-GGUF:Q8_0", f"{folder}:Q8_0"):
+        assert find_model(name).path == path
+    add_file(folder / "model.safetensors")
+    assert find_model("plays-GGUF").path == folder
+
+
 @pytest.mark.parametrize(
     ("platform", "folder"),
     [
@@ -134,6 +155,12 @@ def test_models_of_llama_cpp_are_found(home, platform, folder, monkeypatch):
     assert find_model("owner/plays-GGUF") == (path, "llama.cpp's cache")
     other = add_file(folder / "owner_plays-GGUF_plays-Q8_0.gguf")
     assert find_model("plays-GGUF:Q8_0").path == other
+    for part in ("mmproj-f16", "plays-Q6_K-00002-of-00002"):  # not models
+        add_file(folder / f"owner_plays-GGUF_{part}.gguf")
+    assert {name for name in list_names() if "owner" in name} == {
+        "owner/plays-GGUF:Q4_0",
+        "owner/plays-GGUF:Q8_0",
+    }
     monkeypatch.setenv("LLAMA_CACHE", str(home / "elsewhere"))
     moved = add_file(home / "elsewhere" / "poems.gguf")
     assert find_model("poems").path == moved

@@ -129,6 +129,22 @@ def test_chat_settings_are_those_of_the_source_after_resuming_too(tmp_path, sour
     assert "unk_token" not in described
 
 
+def test_run_from_a_model_with_layer_types_resumes_exactly(tmp_path, source):
+    tokenizer = model_dir.load(source).tokenizer
+    model = make_model("gemma3", vocab_size=tokenizer.vocab_size, context_length=128)
+    model_dir.save(tmp_path / "gemma", model.config, tokenizer, model.to_arrays())
+    run_request = fine_tune(tmp_path, tmp_path / "gemma")
+    list(runs.start(dataclasses.replace(run_request, out=tmp_path / "whole")))
+    last = [0]
+    for report in runs.start(
+        dataclasses.replace(run_request, out=tmp_path / "parts"), stopped=lambda: last[0] >= 4
+    ):
+        last[0] = getattr(report, "step", last[0])
+    list(resume(tmp_path / "parts", threads=1))
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "parts")]
+    assert weights[0] == weights[1]
+
+
 def test_run_of_an_older_version_without_these_settings_resumes(tmp_path, source):
     stop = iter([False] * 4 + [True])
     list(runs.start(fine_tune(tmp_path, source), stopped=lambda: next(stop)))

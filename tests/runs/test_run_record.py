@@ -6,8 +6,10 @@ import shutil
 
 import pytest
 
+from support.models import ALL_FAMILIES, make_model
 from support.runs import load_run, request, resume
 from tgen import runs
+from tgen.config import RopeScaling
 from tgen.errors import TrainingError
 from tgen.runs.run_record import RunRecord
 
@@ -23,6 +25,24 @@ def test_record_survives_json(written):
     record = dataclasses.replace(RunRecord.from_dict(written), sample_prompt=b"\xff na\xc3\xafve")
     assert RunRecord.from_dict(json.loads(json.dumps(record.to_dict()))) == record
     assert RunRecord.from_dict(written).to_dict() == written
+
+
+@pytest.mark.parametrize("family", ALL_FAMILIES)
+def test_record_of_a_run_from_any_family_survives_json(written, family):
+    config = make_model(family).config
+    if family == "phi3":
+        factors = (1.0, 2.0, 3.0)
+        scaling = {
+            "kind": "longrope",
+            "factor": 2.0,
+            "short_factor": factors,
+            "long_factor": factors,
+        }
+        config = dataclasses.replace(config, rope_scaling=RopeScaling(**scaling))
+    record = RunRecord.from_dict(written)
+    plan = dataclasses.replace(record.plan, model=config, context_length=config.context_length)
+    record = dataclasses.replace(record, plan=plan)
+    assert RunRecord.from_dict(json.loads(json.dumps(record.to_dict()))) == record
 
 
 def test_run_of_version_0_1_keeps_its_windows(written):

@@ -1,5 +1,6 @@
 """Conversion between float32, float16 and bfloat16, whose bits are stored as uint16."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +24,15 @@ def to_float32(array: Array) -> Floats:
     if array.dtype == np.uint16:
         return (array.astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float32, copy=False)
+
+
+def stack(arrays: Sequence[Array]) -> Array:
+    """Concatenate along the first axis, as float32 if the dtypes differ; one array is returned."""
+    if len(arrays) == 1:
+        return arrays[0]
+    if len({dtype_of(array) for array in arrays}) > 1:
+        arrays = [to_float32(array) for array in arrays]
+    return np.concatenate(arrays)
 
 
 def to_bfloat16(array: Array) -> NDArray[np.uint16]:

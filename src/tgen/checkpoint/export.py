@@ -52,22 +52,24 @@ def export_gguf(
     not support the model or its tokenizer.
     """
     require_package("writing GGUF")
+    name = tokenizer.name_to_write(bundle.tokenizer, name)
     check_supported(bundle.config)
     is_dir = bundle.path.is_dir()
     json_config = read_json_object(bundle.path / "config.json") if is_dir else {}
+    names = {} if is_dir else tokenizer_config.special_tokens(bundle.path)
+    ids = bundle.tokenizer.spec.vocab | bundle.tokenizer.added_tokens
 
-    def token_id(key: str, default: int | None) -> int | None:
-        value = json_config.get(key)
+    def token_id(name: str, default: int | None) -> int | None:
+        value = json_config.get(f"{name}_id", ids.get(names.get(name, "")))
         valid = type(value) is int and 0 <= value < bundle.tokenizer.vocab_size
         return value if valid else default
 
-    end = bundle.tokenizer.end_of_text
     tokenizer_fields = tokenizer.to_fields(
         bundle.tokenizer,
         bundle.config.vocab_size,
-        ends=sorted(bundle.end_ids, key=lambda i: (i != end, i)),
-        bos=token_id("bos_token_id", end),
-        pad=token_id("pad_token_id", bundle.tokenizer.pad),
+        ends=sorted_ends(bundle),
+        bos=token_id("bos_token", bundle.tokenizer.end_of_text),
+        pad=token_id("pad_token", bundle.tokenizer.pad),
         chat_template=tokenizer_config.chat_template_source(bundle.path),
         name=name,
     )
@@ -83,6 +85,11 @@ def export_gguf(
             name=name,
             progress=progress,
         )
+
+
+def sorted_ends(bundle: ModelBundle) -> list[int]:
+    """Return the end-of-text tokens, the main one first."""
+    return sorted(bundle.end_ids, key=lambda i: (i != bundle.tokenizer.end_of_text, i))
 
 
 def export_transformers(
@@ -162,4 +169,5 @@ def _metadata_files(bundle: ModelBundle, dtype: Dtype) -> dict[str, bytes]:
         }
     keys = [key for key in ("dtype", "torch_dtype") if key in json_config] or ["torch_dtype"]
     json_config |= dict.fromkeys(keys, dtype)
+    json_config["tie_word_embeddings"] = bundle.config.tied_embeddings
     return contents | {"config.json": (json.dumps(json_config, indent=2) + "\n").encode()}

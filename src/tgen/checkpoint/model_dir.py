@@ -44,13 +44,15 @@ DESCRIPTION_FILES = (  # files of a model besides config.json and the weights
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")  # transformers loads them
 _KNOWN_FILES = {*DESCRIPTION_FILES, *_ADAPTER_FILES, NGRAMS, WEIGHTS, _INDEX, "config.json"}
 _SHARD_OF_MODEL = re.compile(r"model-\d+-of-\d+\.safetensors")
+_HEADLESS = re.compile(r"(?<!LMHead)Model$")  # a class of transformers
 _MAX_READS = 3  # attempts, if the directory is replaced during each read
 _SHARD = re.compile(r"^[A-Za-z0-9][\w.-]{0,200}\.safetensors$")
 
 
 @dataclass(frozen=True)
 class ModelBundle:
-    """A loaded model: arrays by tgen's names in float32, float16 or bfloat16 (uint16 bits)."""
+    """A loaded model: arrays by tgen's names in float32, float16 or bfloat16 (uint16 bits), or
+    matrices of a quantized file as `QuantizedMatrix`."""
 
     path: Path
     config: ModelConfig
@@ -58,7 +60,7 @@ class ModelBundle:
     arrays: dict[str, NDArray[Any]]
     end_ids: frozenset[int]  # end-of-text tokens
     stamp: tuple[int, ...]  # inode, size and time of its files when they were read, see `digest`
-    quantized: bool = False  # whether the arrays were dequantized from fewer bits
+    quantized: bool = False  # whether the file has fewer bits per weight
     warnings: tuple[str, ...] = ()  # contradictions between the files
 
 
@@ -220,7 +222,9 @@ def _load(path: Path) -> ModelBundle:
         config, tokenizer, ends, unusable = _load_metadata(path)
         if unusable:
             shown = ", ".join(map(repr, unusable))[:100]
-            warnings.append(f"eos_token_id {shown} is ignored: no token has this id")
+            warnings.append(f"eos_token_id {shown} is ignored: not the id of a token")
+        if any((path / name).exists() for name in _ADAPTER_FILES):
+            warnings.append("the adapter is ignored: merge it into the model to use it")
         stamp, tied = _stamp(_model_files(path)), config.tied_embeddings
         config, arrays = _read_weights(path, config)
         if tied != config.tied_embeddings:
@@ -229,10 +233,14 @@ def _load(path: Path) -> ModelBundle:
         if tokenizer_config.bos_flag(path) not in (None, bool(tokenizer.bos_ids)):
             what = "adds a beginning-of-text token" if tokenizer.bos_ids else "adds none"
             warnings.append(f"tokenizer.json {what}, unlike add_bos_token in tokenizer_config.json")
-    if config.rope_scaling and config.rope_scaling.kind == "longrope":
-        n = config.context_length
+    scaling, n = config.rope_scaling, config.context_length
+    if (
+        scaling
+        and scaling.kind == "longrope"
+        and n < scaling.original_context_length * scaling.factor
+    ):
         warnings.append(
-            f"the context is limited to {n:,} tokens: beyond, longrope rotates all anew"
+            f"the context is limited to {n:,} tokens: beyond it, longrope changes earlier keys"
         )
     if not ends and tokenizer.end_of_text is not None:
         ends = [tokenizer.end_of_text]
@@ -278,7 +286,7 @@ def _read_weights(path: Path, config: ModelConfig) -> tuple[ModelConfig, dict[st
     shapes = {names[name]: shape for name, shape in stored_shapes.items()}
     head = families.head_name(config)
     if not config.tied_embeddings and head not in shapes:
-        if lacks_prefix:
+        if lacks_prefix or _is_headless(path):
             raise ModelError(
                 f"{str(path)!r} has no LM head: only the model below it was saved",
                 f"save the whole {families.FAMILY_LAYOUTS[config.family].model_class}",
@@ -309,6 +317,12 @@ def _read_weights(path: Path, config: ModelConfig) -> tuple[ModelConfig, dict[st
         if array.dtype == np.float64:
             stored[name] = array.astype(np.float32)
     return config, families.from_hf_arrays(config, stored)
+
+
+def _is_headless(path: Path) -> bool:
+    """Whether config.json names a class without an LM head, such as LlamaModel."""
+    classes = hf_config.read_json_object(path / "config.json").get("architectures")
+    return isinstance(classes, list) and any(_HEADLESS.search(str(name)) for name in classes)
 
 
 def reload(bundle: ModelBundle) -> ModelBundle:
@@ -372,6 +386,8 @@ def _shards(path: Path) -> list[str]:
 
 
 def _missing_hint(path: Path) -> str:
+    if any((path / name).exists() for name in _ADAPTER_FILES):
+        return "this is an adapter: merge it into its base model first"
     if any(path.glob("*-of-*.safetensors")):
         return f"download {_INDEX} too: the weights are in shards"
     if (path / "training" / "run.json").exists():

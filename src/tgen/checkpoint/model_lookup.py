@@ -16,7 +16,9 @@ from typing import NamedTuple
 
 from tgen.checkpoint.stored_models import (
     downloaded_models,
+    entries,
     files_in,
+    is_model_directory,
     join_names,
     models_in,
     select,
@@ -26,8 +28,7 @@ from tgen.storage import files
 
 LOCAL, DATA, SHIPPED = "./models", "the data directory", "the model shipped with tgen"
 CACHE = "the transformers cache"
-_CACHE_NAME = re.compile(r"\w[\w.-]*")  # owner, or model name
-_TYPE = re.compile(r"\w[\w.-]*")  # of a GGUF file
+_NAME = re.compile(r"\w[\w.-]*")  # an owner, a model, or the type of a GGUF file
 
 
 class ModelLocation(NamedTuple):
@@ -46,7 +47,7 @@ def find_model(name: str | None, *, models: Path = Path("models")) -> ModelLocat
         return _newest(models)
     as_path = ModelLocation(Path(name), "a path")
     exists = bool(name.strip()) and os.path.exists(name)
-    if exists and (as_path.path.is_file() or (as_path.path / "config.json").exists()):
+    if exists and (as_path.path.is_file() or is_model_directory(as_path.path)):
         return as_path
     base = _without_type(name)
     _refuse_type(Path(base), name, base)
@@ -70,11 +71,11 @@ def find_model(name: str | None, *, models: Path = Path("models")) -> ModelLocat
 def _without_type(name: str) -> str:
     """Return owner/model of owner/model:type, and other names as they are."""
     base, colon, kind = name.rpartition(":")
-    return base if colon and base.strip() and _TYPE.fullmatch(kind) else name
+    return base if colon and base.strip() and _NAME.fullmatch(kind) else name
 
 
 def _refuse_type(path: Path, name: str, base: str) -> None:
-    if name != base and os.path.exists(path / "config.json"):
+    if name != base and is_model_directory(path):
         raise ModelError(f"model {base!r} is not a folder of GGUF files", f"use the name {base}")
 
 
@@ -85,7 +86,7 @@ def _find_in(folder: Path, name: str) -> Path | None:
     if _is_hidden(name):
         return None
     _refuse_type(path, name, base)
-    inside = {} if os.path.exists(path / "config.json") else files_in(path, base)
+    inside = {} if is_model_directory(path) else files_in(path, base)
     if not inside and name == base and os.path.exists(path):
         return path
     found = models_in(folder) | inside
@@ -144,7 +145,7 @@ def _newest(models: Path) -> ModelLocation:
     trained = [path for path in paths if path.resolve() != shipped]
     newest = max(trained, key=_modified, default=None)
     latest = 0.0 if newest is None else _modified(newest)
-    for folder in (models / name for name in _entries(models) if not _is_hidden(name)):
+    for folder in (models / name for name in entries(models) if not _is_hidden(name)):
         # a model's files are replaced by new ones, which changes the time of its directory
         if os.path.isdir(folder) and folder.stat().st_mtime > latest:
             _require_readable(folder)
@@ -173,21 +174,14 @@ def _modified(folder: Path) -> float:
 def _models_in(folder: Path) -> list[str]:
     return [
         name
-        for name in _entries(folder)
-        if not _is_hidden(name) and os.path.exists(folder / name / "config.json")
+        for name in entries(folder)
+        if not _is_hidden(name) and is_model_directory(folder / name)
     ]
 
 
 def _is_hidden(name: str) -> bool:
     """Whether a name is that of a hidden directory, such as one that is being written."""
     return name.startswith(".")
-
-
-def _entries(folder: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:  # missing or unreadable
-        return []
 
 
 def _downloaded_models() -> dict[str, ModelLocation]:
@@ -204,10 +198,10 @@ def _cached_models() -> dict[str, Path]:
     models: dict[str, Path] = {}
     for folder in cache_folders():
         found: dict[str, Path] = {}
-        for entry in _entries(folder):
+        for entry in entries(folder):
             kind, *parts = entry.split("--")
             name = "/".join(parts)
-            if kind == "models" and len(parts) in (1, 2) and all(map(_CACHE_NAME.fullmatch, parts)):
+            if kind == "models" and len(parts) in (1, 2) and all(map(_NAME.fullmatch, parts)):
                 found |= next(_snapshots(folder / entry, name), {})
         models = found | models
     return models
@@ -219,13 +213,11 @@ def _snapshots(folder: Path, name: str) -> Iterator[dict[str, Path]]:
         main = files.read(folder / "refs" / "main", limit=100).decode("ascii", "replace").strip()
     except TgenError:
         main = ""
-    paths = [folder / "snapshots" / entry for entry in _entries(folder / "snapshots")]
+    paths = [folder / "snapshots" / entry for entry in entries(folder / "snapshots")]
     for path in sorted(paths, key=lambda path: (path.name != main, -path.stat().st_mtime)):
-        ggufs = files_in(path, name)
-        is_model = (path / "config.json").exists()
-        if is_model and (not ggufs or any(path.glob("*.safetensors"))):
+        if is_model_directory(path):
             yield {name: path}
-        elif ggufs:
+        elif ggufs := files_in(path, name):
             yield ggufs
 
 

@@ -45,6 +45,15 @@ def select(named: Mapping[str, Path], name: str) -> str | None:
         found = [full for full, (owned, _, _) in parts.items() if f"/{owned}".endswith(f"/{base}")]
         if len({parts[full][0] for full in found}) == 1:
             several = "with several types"
+    if not found and kind:
+        several = "with several files of this type"
+        end = re.compile(rf"[-._]{re.escape(kind)}", re.IGNORECASE)
+        files_of_type = [
+            full
+            for full, (owned, _, own_kind) in parts.items()
+            if f"/{owned}".endswith(f"/{base}") and end.search(own_kind[-len(kind) - 1 :])
+        ]
+        found = files_of_type if len(files_of_type) > 1 else []
     if len(found) > 1:
         raise ModelError(
             f"model {name!r} exists {several}", f"choose one of {join_names(sorted(found))}"
@@ -60,18 +69,27 @@ def join_names(names: list[str]) -> str:
 
 def files_in(folder: Path, name: str) -> dict[str, Path]:
     """Return the GGUF models inside a folder, by names that start with `name`."""
-    paths = [
-        folder / entry
-        for entry in _entries(folder)
-        if (stem := _stem(entry)) and not stem.lower().startswith(_OTHER_FILES)
-    ]
-    paths = [path for path in paths if not _LATER_PART.search(path.stem) and path.is_file()]
-    if len(paths) == 1:
-        return {name: paths[0]}
-    kinds = {path: _type_of(path.stem) for path in paths}
-    n_of_type = Counter(kinds.values())
+    stems = {folder / entry: _stem(entry) for entry in entries(folder)}
+    return _name_by_type(name, {path: stem for path, stem in stems.items() if path.is_file()})
+
+
+def is_model_directory(path: Path) -> bool:
+    """Whether a directory has a model of transformers, not only GGUF files and a config.json."""
+    if not os.path.exists(path / "config.json"):  # False for names that are too long
+        return False
+    return not files_in(path, path.name) or any(path.glob("*.safetensors"))
+
+
+def _name_by_type(name: str, stems: Mapping[Path, str]) -> dict[str, Path]:
+    """Return the models among files, given with their names without ending."""
+    models = {path: stem for path, stem in stems.items() if _is_model(stem)}
+    if len(models) == 1:
+        (path,) = models
+        return {name: path}
+    kinds = {path: _type_of(stem) for path, stem in models.items()}
+    n_of_type = Counter(kind.lower() for kind in kinds.values())
     return {
-        f"{name}:{kind if n_of_type[kind] == 1 else path.stem}": path
+        f"{name}:{kind if n_of_type[kind.lower()] == 1 else models[path]}": path
         for path, kind in kinds.items()
     }
 
@@ -79,10 +97,10 @@ def files_in(folder: Path, name: str) -> dict[str, Path]:
 def models_in(folder: Path) -> dict[str, Path]:
     """Return the GGUF models of a folder of models: files, and folders of files."""
     models: dict[str, Path] = {}
-    for entry in _entries(folder):
-        if (stem := _stem(entry)) and (folder / entry).is_file():
+    for entry in entries(folder):
+        if _is_model(stem := _stem(entry)) and (folder / entry).is_file():
             models[stem] = folder / entry
-        elif _NAME.fullmatch(entry) and not (folder / entry / "config.json").exists():
+        elif _NAME.fullmatch(entry) and not is_model_directory(folder / entry):
             models |= files_in(folder / entry, entry)
     return models
 
@@ -98,8 +116,8 @@ def _lm_studio() -> dict[str, Path]:
     home = Path(os.path.expanduser("~"))
     models: dict[str, Path] = {}
     for root in (home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"):
-        for owner in filter(_NAME.fullmatch, _entries(root)):
-            for repository in filter(_NAME.fullmatch, _entries(root / owner)):
+        for owner in filter(_NAME.fullmatch, entries(root)):
+            for repository in filter(_NAME.fullmatch, entries(root / owner)):
                 name = f"{owner}/{repository}"
                 models = files_in(root / owner / repository, name) | models
     return models
@@ -108,18 +126,16 @@ def _lm_studio() -> dict[str, Path]:
 def _llama_cpp() -> dict[str, Path]:
     """Files named <owner>_<repository>_<file>, of which a manifest names the first two."""
     folder = _llama_cpp_folder()
-    entries = _entries(folder)
-    found = {entry: folder / entry for entry in entries if _stem(entry)}
+    names = entries(folder)
+    stems = {folder / name: stem for name in names if (stem := _stem(name))}
     models: dict[str, Path] = {}
-    for owner, repository in sorted({m.groups() for m in map(_MANIFEST.fullmatch, entries) if m}):
+    for owner, repository in sorted({m.groups() for m in map(_MANIFEST.fullmatch, names) if m}):
         prefix = f"{owner}_{repository}_"
-        own = {entry: path for entry, path in found.items() if entry.startswith(prefix)}
-        name = f"{owner}/{repository}"
-        for entry, path in own.items():
-            kind = _type_of(entry.removeprefix(prefix).removesuffix(".gguf"))
-            models[name if len(own) == 1 else f"{name}:{kind}"] = path
-            del found[entry]
-    return models | {_stem(entry): path for entry, path in found.items()}
+        own = {path: stem for path, stem in stems.items() if stem.startswith(prefix)}
+        short = {path: stem.removeprefix(prefix) for path, stem in own.items()}
+        models |= _name_by_type(f"{owner}/{repository}", short)
+        stems = {path: stem for path, stem in stems.items() if path not in own}
+    return models | {stem: path for path, stem in stems.items() if _is_model(stem)}
 
 
 def _llama_cpp_folder() -> Path:
@@ -139,15 +155,15 @@ def _ollama() -> dict[str, Path]:
     root = Path(folder) if folder else Path(os.path.expanduser("~")) / ".ollama" / "models"
     manifests = root / "manifests"
     models: dict[str, Path] = {}
-    for host in filter(_NAME.fullmatch, _entries(manifests)):
-        for owner in filter(_NAME.fullmatch, _entries(manifests / host)):
-            for model in filter(_NAME.fullmatch, _entries(manifests / host / owner)):
+    for host in filter(_NAME.fullmatch, entries(manifests)):
+        for owner in filter(_NAME.fullmatch, entries(manifests / host)):
+            for model in filter(_NAME.fullmatch, entries(manifests / host / owner)):
                 name = (
                     f"{owner}/{model}"
                     if host == "registry.ollama.ai"
                     else f"{host}/{owner}/{model}"
                 )
-                for tag in filter(_NAME.fullmatch, _entries(manifests / host / owner / model)):
+                for tag in filter(_NAME.fullmatch, entries(manifests / host / owner / model)):
                     path = _ollama_blob(root, manifests / host / owner / model / tag)
                     if path is not None:
                         models[f"{name.removeprefix('library/')}:{tag}"] = path
@@ -172,12 +188,17 @@ def _stem(entry: str) -> str:
     return stem if stem != entry and _NAME.fullmatch(stem) else ""
 
 
+def _is_model(stem: str) -> bool:
+    return bool(stem) and not stem.lower().startswith(_OTHER_FILES) and not _LATER_PART.search(stem)
+
+
 def _type_of(stem: str) -> str:
     match = _TYPE.search(re.sub(r"-00001-of-\d{5}$", "", stem))
     return match[1] if match else stem
 
 
-def _entries(folder: Path) -> list[str]:
+def entries(folder: Path) -> list[str]:
+    """Return the names in a folder; none if it is missing or unreadable."""
     try:
         return sorted(os.listdir(folder))
     except (OSError, ValueError):  # missing, unreadable, or not a file name

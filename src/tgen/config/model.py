@@ -50,10 +50,10 @@ class RopeScaling:
     def __post_init__(self) -> None:
         for name in ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow",
                      "attention_factor"):  # fmt: skip
-            _require_rope_number(name, getattr(self, name))
+            _require_factor(name, getattr(self, name))
         for name in ("short_factor", "long_factor"):
             for factor in getattr(self, name):
-                _require_rope_number(name, factor)
+                _require_factor(name, factor)
         low, high = self.low_freq_factor, self.high_freq_factor
         require(low < high, "low_freq_factor", low, f"a number below {high}")
         n = self.original_context_length
@@ -105,10 +105,10 @@ class ModelConfig:
         window = self.sliding_window
         require(window is None or window >= 1, "sliding_window", window, "a number of at least 1")
         require(0 < self.norm_eps < 1, "norm_eps", self.norm_eps, "a number between 0 and 1")
-        _require_rope_number("rope_theta", self.rope_theta)
+        _require_factor("rope_theta", self.rope_theta)
         for name in ("attention_scale", "embedding_scale", "residual_scale", "logits_divisor"):
             if (value := getattr(self, name)) is not None:
-                _require_rope_number(name, value)
+                _require_factor(name, value)
         if self.position == "rotary":
             even = f"an even number up to head_dim={self.head_dim}"
             require(
@@ -121,7 +121,7 @@ class ModelConfig:
                 above = "a number above 1"
                 require(self.rope_theta > 1, "rope_theta", self.rope_theta, above)
             if self.local_rope_theta is not None:
-                _require_rope_number("local_rope_theta", self.local_rope_theta)
+                _require_factor("local_rope_theta", self.local_rope_theta)
             for name in ("short_factor", "long_factor"):
                 n = len(getattr(self.rope_scaling, name, ()))
                 fits = n in (0, self.n_rotated // 2)
@@ -258,8 +258,8 @@ class ModelConfig:
         return 2 * self.n_layers * self.n_kv_heads * self.head_dim * 4
 
 
-def _require_rope_number(name: str, value: float) -> None:
-    """Raise UsageError for a value that makes rotation angles overflow float32."""
+def _require_factor(name: str, value: float) -> None:
+    """Raise UsageError for a factor that overflows or underflows float32."""
     require(1e-6 <= value <= 1e30, name, value, "a number from 1e-6 to 1e30")
 
 

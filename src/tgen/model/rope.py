@@ -29,7 +29,8 @@ def rotary_tables(
     The local rope has frequencies of its own, without scaling.
     """
     exponents = np.arange(0, config.n_rotated, 2, dtype=np.float64) / config.n_rotated
-    theta = config.rope_theta if rope == "global" else config.local_rope_theta or 1.0
+    theta = config.rope_theta if rope == "global" else config.local_rope_theta
+    assert theta is not None
     frequencies = (1.0 / theta**exponents).astype(np.float32)
     factor = np.float32(1)
     if rope == "global" and (scaling := config.rope_scaling):

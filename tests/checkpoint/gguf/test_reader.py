@@ -13,8 +13,8 @@ from support.command import tgen
 from support.models import TEXT, make_model
 from tgen import api
 from tgen.checkpoint import export, model_dir
+from tgen.checkpoint.gguf import config_fields, rope_scaling
 from tgen.checkpoint.gguf import header as gguf_header
-from tgen.checkpoint.gguf import rope_scaling
 from tgen.checkpoint.gguf import tokenizer as gguf_tokenizer
 from tgen.checkpoint.gguf.writer import write_gguf
 from tgen.config import RopeScaling
@@ -166,6 +166,14 @@ def change(data, key, value):
     ("damage", "reason"),
     [
         (lambda d: d.replace(b"qwen3", b"gemma"), "unknown GGUF architecture 'gemma'"),
+        (
+            lambda d: d.replace(
+                b"general.architecture" + struct.pack("<IQ", 8, 5) + b"qwen3",
+                b"general.architecture" + struct.pack("<IIQB", 9, 0, 1, 1),
+            ),
+            r"unknown GGUF architecture array",
+        ),
+        (lambda d: d.replace(b"_rms_epsilon", b"_rms_epsilom"), "layer_norm_rms_epsilon=None"),
         (lambda d: change(d, b"qwen3.embedding_length", 64), "disagree: token_embd.weight has"),
         (lambda d: change(d, b"qwen3.block_count", 1), r"disagree.*blk\.1\..* \(and 6 more\)"),
         (lambda d: change(d, b"qwen3.block_count", 1 << 30), "1,073,741,824 layers"),
@@ -245,6 +253,19 @@ def test_linear_rope_scaling_is_read_under_its_older_name(tokenizer, tmp_path, m
     scaling = RopeScaling(kind="linear", factor=2.5)
     _, path = export_model(tmp_path, tokenizer, "qwen2", rope_scaling=scaling)
     assert model_dir.load(path).config.rope_scaling == scaling
+
+
+def test_two_rope_scalings_at_once_are_refused(tokenizer, tmp_path, monkeypatch):
+    scaling = RopeScaling(factor=8.0, original_context_length=16)
+    model = make_model("llama", vocab_size=tokenizer.vocab_size, rope_scaling=scaling)
+    to_fields = config_fields.to_fields
+    factor = {"llama.rope.scaling.factor": 2.0}
+    monkeypatch.setattr(config_fields, "to_fields", lambda config: to_fields(config) | factor)
+    fields = gguf_tokenizer.to_fields(tokenizer, tokenizer.vocab_size, ends=[0])
+    write_gguf(tmp_path / "m.gguf", model.config, model.to_arrays(), tokenizer_fields=fields)
+    with pytest.raises(ModelError, match=r"rope_freqs.weight and rope.scaling.factor") as caught:
+        model_dir.load(tmp_path / "m.gguf")
+    assert "yarn" in caught.value.hint
 
 
 def text(value):

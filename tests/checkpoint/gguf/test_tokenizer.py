@@ -21,9 +21,9 @@ def make_tokenizer(file, **other):
     return Tokenizer(json.dumps(file | other))
 
 
-def to_fields(tokenizer, **other):
-    end = tokenizer.end_of_text or 0
-    fields = gguf_tokenizer.to_fields(tokenizer, tokenizer.vocab_size, ends=[end])
+def to_fields(tokenizer, name="", **other):
+    end, n = tokenizer.end_of_text or 0, tokenizer.vocab_size
+    fields = gguf_tokenizer.to_fields(tokenizer, n, ends=[end], name=name)
     return fields | {f"tokenizer.ggml.{key}": value for key, value in other.items()}
 
 
@@ -147,6 +147,31 @@ UNSUPPORTED = [
 def test_features_without_a_gguf_field_are_an_error(name, other, reason):
     with pytest.raises(TokenizerError, match=reason):
         to_fields(make_tokenizer(FILES[name][0], **other))
+
+
+def test_phi3_is_known_by_its_name():
+    """llama.cpp drops the spaces after the added tokens of models with such a name."""
+    file = json.loads(json.dumps(FILES["thinking"][0]))
+    file["added_tokens"] = [token | {"rstrip": True} for token in file["added_tokens"]]
+    strips = make_tokenizer(file)
+    keeps = make_tokenizer(FILES["thinking"][0])
+    for tokenizer, name in ((strips, "Phi-3-mini"), (keeps, "mini")):
+        fields = to_fields(tokenizer, name=name) | {"general.name": name}
+        again = Tokenizer(gguf_tokenizer.to_json(fields)[0])
+        text = "<think>  a"
+        assert again.encode_with_special(text) == tokenizer.encode_with_special(text)
+    for tokenizer, name in ((strips, "mini"), (keeps, "my-phi3")):
+        with pytest.raises(TokenizerError, match="cannot store rstrip"):
+            to_fields(tokenizer, name=name)
+    assert gguf_tokenizer.name_to_write(keeps, "my-phi3") == ""
+    assert gguf_tokenizer.name_to_write(strips, "my-phi3") == "my-phi3"
+    assert gguf_tokenizer.name_to_write(keeps, "mini") == "mini"
+
+
+def test_ends_that_llama_cpp_does_not_know_are_named(tokenizer):
+    assert not gguf_tokenizer.describe_missing_ends(tokenizer, [0, 1, 2])
+    difference = gguf_tokenizer.describe_missing_ends(tokenizer, [0, 1, 2, 50])
+    assert difference.startswith(f"llama.cpp does not end a text after {tokenizer.id_to_token(50)}")
 
 
 EQUIVALENT = [

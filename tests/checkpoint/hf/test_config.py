@@ -208,7 +208,7 @@ def test_rotated_dimensions_may_be_any_even_number():
         assert config.n_rotated == n_rotated
         assert from_json(to_json(config, begin=0, end=0, pad=0)) == config
     for fraction in (0.2, 0.7, 0.0, 1.1):
-        with pytest.raises(ModelError, match="rotary_dim"):
+        with pytest.raises(ModelError, match="partial_rotary_factor: invalid"):
             read("gpt_neox", hidden_size=64, rotary_pct=fraction)
 
 
@@ -256,6 +256,12 @@ REFUSED = {
     "negative window": ("phi3", {"sliding_window": -3}, "sliding_window"),
     "no window": ("gemma3_text", {"sliding_window": None}, "sliding_window=None"),
     "word as a flag": ("gpt_neox", {"use_parallel_residual": "no"}, "use_parallel_residual"),
+    "other gate": ("llama", {"hidden_act": "gelu_new"}, "'gelu_new'; use one of silu, swish$"),
+    "layer types": (
+        "mistral",
+        {"layer_types": ["sliding_attention", "full_attention", "full_attention"]},
+        "layer_types",
+    ),
     "kv heads": (
         "llama",
         {"num_key_value_heads": 3},
@@ -283,6 +289,14 @@ def test_unsupported_values_are_refused_by_name(kind, values, message):
         read(kind, **values)
     assert caught.value.hint
     assert re.search(message, f"{caught.value.message}; {caught.value.hint}")
+
+
+def test_an_impossible_default_is_named_as_one():
+    sizes = {name: value for name, value in GROUPED.items() if name != "num_key_value_heads"}
+    with pytest.raises(
+        ModelError, match=r"num_key_value_heads.* 8; this is the default of mistral"
+    ):
+        from_json(sizes | {"vocab_size": 300, "model_type": "mistral"})
 
 
 OTHER_MODELS = {

@@ -18,7 +18,7 @@ OPTIONAL_BIASES = {
     "output_bias": "blk.0.attn_output.bias",
     "feed_forward_bias": "blk.0.ffn_up.bias",
 }
-# Scaling of RoPE. llama.cpp has none of the kind dynamic, which changes no text that fits.
+# Scaling of RoPE. llama.cpp lacks dynamic, which only changes texts longer than the context.
 _SCALING = ("linear", "yarn", "dynamic")
 
 
@@ -34,8 +34,7 @@ class Architecture(NamedTuple):
 
 
 _LLAMA_SCALING = (*_SCALING, "llama3")
-# By tgen's families. llama.cpp's llama has no sliding window: a mistral fits only if its context is
-# not longer than the window. A file of the architecture is read as the first family that has it.
+# By tgen's families. A file of an architecture is read as the first family that has it.
 ARCHITECTURES = {
     "gpt2": Architecture("gpt2"),
     "gpt_neox": Architecture("gptneox", needs_head=True),
@@ -45,7 +44,7 @@ ARCHITECTURES = {
     "mistral": Architecture("llama", rotates_neighbors=True, scaling=_LLAMA_SCALING),
     "qwen2": Architecture("qwen2", any_head_dim=False),
     "qwen3": Architecture("qwen3"),
-    "phi3": Architecture("phi3", scaling=(*_SCALING, "longrope")),
+    "phi3": Architecture("phi3", scaling=("longrope",)),
     "gemma3": Architecture("gemma3", scaling=("linear",)),
     "olmo2": Architecture("olmo2", needs_head=True, any_head_dim=False),
     "smollm3": Architecture("smollm3", rotates_neighbors=True),
@@ -61,8 +60,7 @@ def check_supported(config: ModelConfig) -> None:
     for feature in _unsupported(config):
         raise ModelError(
             f"llama.cpp does not support {feature}",
-            "use --to transformers; of the families that tgen trains, gpt2, llama and qwen3 "
-            "can be exported",
+            "use transformers with this model: --to transformers",
         )
 
 
@@ -80,15 +78,12 @@ def _unsupported(config: ModelConfig) -> Iterator[str]:
             yield f"{field}={value} in {family}"
     if not architecture.any_head_dim and config.n_heads * config.head_dim != config.d_model:
         yield f"head_dim={config.head_dim} in {family}"
-    scaling, window = config.rope_scaling, config.sliding_window
+    scaling = config.rope_scaling
     if scaling and scaling.kind not in architecture.scaling:
         yield f"{scaling.kind} RoPE scaling in {family}"
     if scaling and scaling.kind == "yarn" and not _is_llama_cpps_yarn(scaling):
         yield f"YaRN with attention_factor={scaling.attention_factor}, truncate={scaling.truncate}"
     match family:
-        case "mistral" | "starcoder2":
-            if window is not None and window < config.context_length:
-                yield f"a sliding window of {window} in {family}"
         case "gemma3":
             if gemma_pattern(config) is None:
                 yield f"sliding_layers={config.sliding_layers}"
@@ -123,12 +118,17 @@ def gemma_scale(n_layers: int, *, d_model: int, n_heads: int, head_dim: int) -> 
     return scale
 
 
-def describe_difference(config: ModelConfig) -> str:
-    """Return how llama.cpp computes an exported model differently; empty if it does not."""
-    window = config.sliding_window
-    if config.family == "phi3" and window is not None and window < config.context_length:
-        return f"llama.cpp ignores phi3's sliding window: texts over {window:,} tokens differ"
-    return ""
+def describe_differences(config: ModelConfig) -> list[str]:
+    """Describe how llama.cpp computes an exported model differently."""
+    family, window = config.family, config.sliding_window
+    differences = []
+    if family != "gemma3" and window is not None and window < config.context_length:
+        differences.append(
+            f"llama.cpp ignores {family}'s sliding window: texts over {window:,} tokens differ"
+        )
+    if config.activation == "gelu":
+        differences.append("llama.cpp computes GELU by its tanh approximation")
+    return differences
 
 
 def yarn_attention_factor(factor: float) -> float:

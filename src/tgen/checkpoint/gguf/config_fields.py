@@ -101,7 +101,7 @@ def read_config(path: Path, header: Header) -> ModelConfig:
     """Return the config; raises ModelError for unsupported models, UsageError for bad values."""
     fields, entries = header
     architecture = fields.get("general.architecture")
-    if architecture not in _FAMILIES:
+    if not isinstance(architecture, str) or architecture not in _FAMILIES:
         raise ModelError(
             f"unknown GGUF architecture {architecture!r}"[:200],
             f"use one of {', '.join(sorted(_FAMILIES))}",
@@ -110,7 +110,7 @@ def read_config(path: Path, header: Header) -> ModelConfig:
         raise ModelError(
             "it is one of several parts", "join them with `llama-gguf-split --merge` of llama.cpp"
         )
-    family = _FAMILIES[str(architecture)]
+    family = _FAMILIES[architecture]
     prefix = f"{architecture}."
     own = {key.removeprefix(prefix): v for key, v in fields.items() if key.startswith(prefix)}
     if own.get("expert_count", 0) != 0:
@@ -142,12 +142,11 @@ def read_config(path: Path, header: Header) -> ModelConfig:
     # llama.cpp runs a mistral as a llama and ignores the window
     if architecture == "llama" and window != 0:
         family = "mistral"
-    if window != 0 and family in ("mistral", "phi3", "gemma3"):
+    if window != 0 and family in ("mistral", "phi3", "gemma3", "starcoder2"):
         values["sliding_window"] = _integer(own, "attention.sliding_window")
     implied = FAMILIES[family]
     rms = "_rms" if implied["norm"] == "rms_norm" else ""
-    default_eps = 1e-6 if rms else 1e-5
-    values["norm_eps"] = _number(own, f"attention.layer_norm{rms}_epsilon", default_eps)
+    values["norm_eps"] = _number(own, f"attention.layer_norm{rms}_epsilon")
     if implied["position"] == "rotary":
         rotated = _integer(own, "rope.dimension_count", head_dim)
         if rotated != head_dim:
@@ -196,8 +195,10 @@ def _rope_scaling(
     key = "rope.scaling.factor" if "rope.scaling.factor" in own else "rope.scale_linear"
     scaled = own.get(key, 0) not in (0, 1)
     entry = entries.get(tensor_names.ROPE_FREQS)
-    if kind not in ("none", "linear", "yarn") or (entry and scaled):
-        raise ModelError(f"unsupported RoPE scaling {kind!r}"[:200], rope_scaling.SUPPORTED)
+    if kind not in ("none", "linear", "yarn"):
+        raise ModelError(f"unsupported RoPE scaling {kind!r}"[:200], rope_scaling.HINT)
+    if entry and scaled:
+        raise ModelError(f"it has {tensor_names.ROPE_FREQS} and {key}", rope_scaling.HINT)
     if entry is None:
         if kind == "none" or not scaled:
             return None
@@ -246,7 +247,7 @@ def _integer(own: Mapping[str, Any], key: str, default: int | None = None) -> in
     return require_positive_integer(own.get(key, default), key, "it has")
 
 
-def _number(own: Mapping[str, Any], key: str, default: float) -> float:
+def _number(own: Mapping[str, Any], key: str, default: float | None = None) -> float:
     """A number stored as float32, as the shortest decimal that gives this float32."""
     value = own.get(key, default)
     if not isinstance(value, float) or not 0 <= value < math.inf or (value == 0 and default):

@@ -89,7 +89,7 @@ ALIASES = {alias: name for name, aliases in _SAME.items() for alias in aliases.s
 def find_name(tokenizer: Tokenizer) -> str:
     """Return llama.cpp's name of the pre-tokenizer; raises TokenizerError if none fits."""
     spec = tokenizer.spec
-    patterns = tuple(SINGLE_DIGITS if p == NUMBER else p for p in spec.patterns)
+    patterns = _same_digits(spec.patterns)
     if patterns == () and not spec.ignore_merges and _within_characters(tokenizer):
         patterns = (GPT2,)  # no pattern splits a character
     split = (patterns, spec.byte_patterns)
@@ -122,8 +122,11 @@ def find_name(tokenizer: Tokenizer) -> str:
 
 
 def _split(pre_tokenizer: PreTokenizer) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    patterns = tuple(SINGLE_DIGITS if p == NUMBER else p for p in pre_tokenizer.patterns)
-    return patterns, pre_tokenizer.byte_patterns
+    return _same_digits(pre_tokenizer.patterns), pre_tokenizer.byte_patterns
+
+
+def _same_digits(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(SINGLE_DIGITS if pattern == NUMBER else pattern for pattern in patterns)
 
 
 def _merges_give_every_token(tokenizer: Tokenizer) -> bool:

@@ -1,7 +1,4 @@
-"""Llama 3's RoPE scaling in GGUF: a tensor of frequency divisors, from which it is inferred.
-
-(Linear RoPE scaling is a field.)
-"""
+"""Llama 3's RoPE scaling in GGUF: a tensor of frequency divisors, from which it is inferred."""
 
 import math
 from collections.abc import Mapping
@@ -13,17 +10,19 @@ from numpy.typing import NDArray
 from tgen.checkpoint.dtypes import Floats
 from tgen.config import RopeScaling
 from tgen.errors import ModelError
-from tgen.model.rope import llama3_unscaled_fraction
+from tgen.model.rope import scale_frequencies
 
 _PREFIX = "tgen.rope_scaling."
 _NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "original_context_length")
-SUPPORTED = "use a model with linear or Llama 3 RoPE scaling"
+HINT = "use a model with linear, yarn or Llama 3 RoPE scaling"
 
 
 def compute_divisors(theta: float, head_dim: int, scaling: RopeScaling) -> Floats:
     """Return the divisor of each rotary frequency, (D / 2,)."""
-    kept = llama3_unscaled_fraction(_frequencies(theta, head_dim), scaling)
-    divisors: Floats = (1 / ((1 - kept) / scaling.factor + kept)).astype(np.float32)
+    frequencies = _frequencies(theta, head_dim)
+    divisors: Floats = (frequencies / scale_frequencies(frequencies, theta, scaling)).astype(
+        np.float32
+    )
     return divisors
 
 
@@ -53,7 +52,7 @@ def infer_scaling(theta: float, divisors: Floats, fields: Mapping[str, Any]) -> 
     with np.errstate(all="ignore"):  # extreme parameters give values that match nothing
         expected = compute_divisors(theta, 2 * len(divisors), scaling)
     if not np.allclose(expected, divisors, rtol=1e-4, atol=0):
-        raise ModelError("rope_freqs.weight is not Llama 3's RoPE scaling", SUPPORTED)
+        raise ModelError("rope_freqs.weight is not Llama 3's RoPE scaling", HINT)
     return scaling
 
 
@@ -62,7 +61,7 @@ def _infer_standard(theta: float, divisors: Floats) -> RopeScaling:
     factor = float(str(divisors.max()))
     between = (divisors > 1) & (divisors < divisors.max())
     if not between.any() or not 1 < factor < math.inf:
-        raise ModelError("rope_freqs.weight does not determine a RoPE scaling", SUPPORTED)
+        raise ModelError("rope_freqs.weight does not determine a RoPE scaling", HINT)
     standard = RopeScaling(factor=factor)
     kept = (1 / divisors[between].astype(np.float64) - 1 / factor) / (1 - 1 / factor)
     low, high = standard.low_freq_factor, standard.high_freq_factor

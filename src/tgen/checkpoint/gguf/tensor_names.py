@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tgen.checkpoint.dtypes import Array, dtype_of, to_float32
+from tgen.checkpoint.dtypes import Array, stack, to_float32
 from tgen.checkpoint.gguf.architectures import ARCHITECTURES, shares_head
 from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix
 from tgen.checkpoint.hf import families as hf_families
@@ -44,10 +44,10 @@ class GgufTensor(NamedTuple):
 
     name: str
     shape: Shape
-    interleaved_heads: int  # heads whose two halves are interleaved; 0: tgen's order
+    interleaved_halves: int  # heads whose two halves are interleaved; 0: tgen's order
 
 
-class TensorMapping(NamedTuple):
+class GgufMapping(NamedTuple):
     """Some of tgen's tensors and llama.cpp's that contain them, both stacked."""
 
     ours: tuple[str, ...]
@@ -56,7 +56,7 @@ class TensorMapping(NamedTuple):
     adds_one: bool  # llama.cpp's are larger by 1
 
 
-def tensor_mappings(config: ModelConfig) -> Iterator[TensorMapping]:
+def tensor_mappings(config: ModelConfig) -> Iterator[GgufMapping]:
     """Yield the mappings of all tensors of a file, but an LM head that equals the embedding."""
     interleaved = ARCHITECTURES[config.family].rotates_neighbors
     heads = (config.n_heads, config.n_kv_heads, 0) if interleaved else (0, 0, 0)
@@ -69,14 +69,13 @@ def tensor_mappings(config: ModelConfig) -> Iterator[TensorMapping]:
             names = [f"{prefix}attn_{letter}.{part}" for letter in "qkv"]
             tensors = list(map(GgufTensor, names, shapes, heads))
         adds_one = config.norm_adds_one and len(shapes[0]) == 1 and part == "weight"
-        yield TensorMapping(mapping.ours, mapping.rows, tensors, adds_one=adds_one)
+        yield GgufMapping(mapping.ours, mapping.rows, tensors, adds_one=adds_one)
 
 
 def to_gguf_arrays(config: ModelConfig, arrays: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
     """Yield tgen's arrays under llama.cpp's names, contiguous, one at a time."""
     for ours, _, tensors, adds_one in tensor_mappings(config):
-        parts = [arrays[name] for name in ours]
-        stacked = np.concatenate(parts) if len(parts) > 1 else parts[0]
+        stacked = stack([arrays[name] for name in ours])
         if adds_one:
             stacked = to_float32(stacked) + np.float32(1)
         start = 0
@@ -105,9 +104,7 @@ def from_gguf_arrays(
             split = stacked.split(rows) if len(rows) > 1 else [stacked]
             out |= zip(ours, split, strict=True)
             continue
-        if len({dtype_of(part) for part in parts}) > 1:
-            parts = [to_float32(part) for part in parts]
-        stacked = np.concatenate(parts) if len(parts) > 1 else parts[0]
+        stacked = stack(parts)
         if adds_one:
             stacked = to_float32(stacked) - np.float32(1)
         pieces = np.split(stacked, np.cumsum(rows)[:-1])
@@ -132,13 +129,13 @@ def _transpose_heads(rows: Array, heads: int, n: int) -> Array:
 
 def check_shapes(config: ModelConfig, shapes: Mapping[str, Shape]) -> None:
     """Raise ModelError with the first differences if these are not the model's tensors."""
-    hint = "use another model: this one is damaged or not supported"
-    if config.n_layers > len(shapes):  # do not build billions of names
-        raise ModelError(f"it has {config.n_layers:,} layers but {len(shapes):,} tensors", hint)
     mappings = tensor_mappings(config)
     expected = {tensor.name: tensor.shape for m in mappings for tensor in m.tensors}
     if differences := hf_families.describe_differences(expected, shapes, ROPE_TENSORS):
-        raise ModelError(f"its tensors and its fields disagree: {differences}", hint)
+        raise ModelError(
+            f"its tensors and its fields disagree: {differences}",
+            "use another model: this one is damaged or not supported",
+        )
 
 
 def _split_name(ours: str) -> tuple[str, str, str]:

@@ -6,7 +6,7 @@ GGUF calls byte-level BPE "gpt2", and BPE like sentencepiece's "llama".
 import json
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from unicodedata import normalize
 
@@ -18,6 +18,7 @@ from tgen.tokenizer.patterns import O200K, TEKKEN
 from tgen.tokenizer.spec import AddedToken
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # token types
+_END_KEYS = ("eos", "eot", "eom")
 _DAMAGED = "download the file again: it is damaged"
 # Tokens that end a text in llama.cpp, whatever the file's fields say: many files name only one.
 _END_NAMES = {
@@ -59,7 +60,7 @@ def to_fields(
         what = "a tokenizer of words" if spec.word_end else f"the normalizer {spec.normalizers[0]}"
         raise TokenizerError(f"GGUF cannot store {what}", pre_tokenizers.TRANSFORMERS_HINT)
     tokens, types = _tokens_and_types(tokenizer, n_tokens)
-    ids: dict[str, int | None] = dict(zip(("eos", "eot", "eom"), ends, strict=False))
+    ids: dict[str, int | None] = dict(zip(_END_KEYS, ends, strict=False))
     ids |= {"bos": start[0] if start else bos, "padding": pad}
     fields: dict[str, Any] = {"tokens": tokens, "token_type": types, "add_bos_token": bool(start)}
     if spec.byte_level:
@@ -83,8 +84,15 @@ def to_fields(
     return fields | ({"tokenizer.chat_template": chat_template} if chat_template else {})
 
 
+def name_to_write(tokenizer: Tokenizer, name: str) -> str:
+    """Return the model's name; empty if llama.cpp would take the model for Phi-3 by it and drop
+    the spaces after its added tokens."""
+    strips = any(token.rstrip for token in tokenizer.spec.added_tokens)
+    return name if strips or not _is_phi3(name) else ""
+
+
 def describe_difference(tokenizer: Tokenizer) -> str:
-    """Return for which texts llama.cpp gives other ids than a tokenizer that GGUF can store."""
+    """Describe the texts for which llama.cpp's token ids differ; empty if none."""
     spec = tokenizer.spec
     if {O200K, TEKKEN} & set(spec.patterns):
         return "llama.cpp splits words with capital letters or marks outside ASCII in another way"
@@ -94,6 +102,13 @@ def describe_difference(tokenizer: Tokenizer) -> str:
     if any(SPACE in token.content for token in spec.added_tokens):
         return f"llama.cpp splits the character {SPACE} and long runs of spaces in another way"
     return ""
+
+
+def describe_missing_ends(tokenizer: Tokenizer, ends: Collection[int]) -> str:
+    """Describe the end-of-text tokens after which llama.cpp continues; empty if none."""
+    names = [tokenizer.id_to_token(i) for i in list(ends)[len(_END_KEYS) :]]
+    missing = [name for name in names if name and name not in _END_NAMES]
+    return f"llama.cpp does not end a text after {', '.join(missing)}" if missing else ""
 
 
 def _check_flags(tokenizer: Tokenizer, token: AddedToken, name: str) -> None:
@@ -106,7 +121,7 @@ def _check_flags(tokenizer: Tokenizer, token: AddedToken, name: str) -> None:
         changed = not spec.metaspace and not token.special
     flags = {
         "lstrip": token.lstrip,
-        "rstrip": token.rstrip and not _strips_spaces(token.content, name),
+        "rstrip": token.rstrip != _strips_spaces(token.content, name),
         "single_word": token.single_word,
         "normalized": token.normalized and changed,
     }
@@ -125,8 +140,11 @@ def _stays_in_nfc(token: str) -> bool:
 
 def _strips_spaces(token: str, model_name: str) -> bool:
     """Whether llama.cpp drops the spaces after an added token: it knows Phi-3 by its name."""
-    phi3 = any(part in model_name.lower() for part in ("phi-3", "phi3"))
-    return phi3 and token not in ("<unk>", "<s>", "<|endoftext|>")
+    return _is_phi3(model_name) and token not in ("<unk>", "<s>", "<|endoftext|>")
+
+
+def _is_phi3(model_name: str) -> bool:
+    return any(part in model_name.lower() for part in ("phi-3", "phi3"))
 
 
 def _tokens_and_types(tokenizer: Tokenizer, n_tokens: int) -> tuple[list[str], list[int]]:
@@ -203,7 +221,7 @@ def to_json(fields: Mapping[str, Any]) -> tuple[str, list[int]]:
         "post_processor": _bos_json(tokens[bos], bos) if add_bos and bos is not None else None,
         **parts,
     }
-    ends = [end for key in ("eos", "eot", "eom") if (end := ids[key]) is not None]
+    ends = [end for key in _END_KEYS if (end := ids[key]) is not None]
     ends += [token["id"] for token in added if token["content"] in _END_NAMES]
     return json.dumps(tokenizer_json, ensure_ascii=False), list(dict.fromkeys(ends))
 

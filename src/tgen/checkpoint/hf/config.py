@@ -98,7 +98,9 @@ def from_json(json: Mapping[str, Any]) -> ModelConfig:
         return ModelConfig(**FAMILIES[family] | _read(family, json), family=family)
     except UsageError as error:
         message, hint = (_in_keys(family, text) for text in (error.message, error.hint))
-        raise ModelError(f"config.json: {message}", hint) from None
+        omitted = _in_keys(family, error.field) in FAMILY_LAYOUTS[family].defaults.keys() - json
+        by = f"; this is the default of {model_type}" if omitted else ""
+        raise ModelError(f"config.json: {message}{by}", hint) from None
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         reason = (
             f"lacks {error}" if isinstance(error, KeyError) else f"has an invalid value: {error}"
@@ -111,7 +113,8 @@ def from_json(json: Mapping[str, Any]) -> ModelConfig:
 
 def _in_keys(family: str, text: str) -> str:
     """Replace the fields of ModelConfig in a message by the family's keys."""
-    keys = {field: key for key, field in FAMILY_LAYOUTS[family].keys.items()}
+    keys = {"sliding_layers": "layer_types", "rotary_dim": "partial_rotary_factor"}
+    keys |= {field: key for key, field in FAMILY_LAYOUTS[family].keys.items()}
     return re.sub(r"\w+", lambda word: keys.get(word[0], word[0]), text)
 
 
@@ -152,10 +155,9 @@ def _read(family: str, json: Mapping[str, Any]) -> dict[str, Any]:
     require_layers(read["n_layers"])
     if "attention_bias" in read:
         read["output_bias"] = read["attention_bias"]
-    if family == "classic" and isinstance(json.get("tgen"), dict):
-        read["position"] = json["tgen"].get("position", "learned")
-    elif family == "classic":
-        read["position"] = "learned"
+    if family == "classic":
+        own = json.get("tgen")
+        read["position"] = own.get("position", "learned") if isinstance(own, dict) else "learned"
     if family == "gpt_neox":
         parallel = values.boolean("use_parallel_residual")
         read["norm_placement"] = "parallel" if parallel else "pre"
@@ -175,17 +177,14 @@ def _read(family: str, json: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_activation(family: str, layout: FamilyLayout, values: ConfigValues) -> str:
     name = values.get(layout.activation_key)
-    gated = FAMILIES[family]["activation"] in GATED
-    known = {
-        theirs: ours
-        for ours, names in _ACTIVATIONS.items()
-        for theirs in names
-        if (ours in GATED) == gated
-    }
+    implied = FAMILIES[family]["activation"]
+    allowed = {implied} if implied in GATED else _ACTIVATIONS.keys() - GATED
+    known = {theirs: ours for ours in allowed for theirs in _ACTIVATIONS[ours]}
     if family == "classic":
         known["gelu"] = "gelu_tanh"  # openai-gpt's is the tanh form
     if not isinstance(name, str) or name not in known:
         raise ModelError(
-            f"config.json: unknown activation {name!r}"[:200], f"use one of {', '.join(known)}"
+            f"config.json: unknown activation {name!r}"[:200],
+            f"use one of {', '.join(sorted(known))}",
         )
     return known[name]

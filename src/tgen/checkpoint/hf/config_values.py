@@ -6,7 +6,7 @@ from typing import Any
 
 from tgen.errors import ModelError
 
-# Other spellings of a key: transformers takes each in every family.
+# Spellings of a key, accepted in every family.
 _SPELLINGS = (
     ("hidden_size", "n_embd"),
     ("num_hidden_layers", "n_layer", "num_layers"),

@@ -83,7 +83,7 @@ def _sliding(types: object, n_layers: int) -> list[bool]:
     ):
         raise ModelError(
             f"config.json has layer_types={types!r}"[:200],
-            f"set layer_types to {n_layers} of {FULL} and {SLIDING}",
+            f"set layer_types to a list of {n_layers} values, each {FULL} or {SLIDING}",
         )
     return [kind == SLIDING for kind in types]
 
@@ -102,7 +102,7 @@ def _expand(groups: object, n_layers: int) -> list[str]:
     if len(types) != n_layers or not set(types) <= {"global", "local"}:
         raise ModelError(
             f"config.json has attention_types={groups!r}"[:200],
-            f"set attention_types to {n_layers} of global and local",
+            f"set attention_types to groups of {n_layers} values, each global or local",
         )
     return types
 
@@ -116,7 +116,7 @@ def _rope_layers(values: ConfigValues, n_layers: int) -> dict[str, Any]:
     if not isinstance(listed, list) or len(listed) != n_layers or not set(listed) <= {0, 1}:
         raise ModelError(
             f"config.json has no_rope_layers={listed!r}"[:200],
-            f"set no_rope_layers to {n_layers} of 0 and 1",
+            f"set no_rope_layers to a list of {n_layers} values, each 0 or 1",
         )
     rotated = tuple(value == 1 for value in listed)
     return {"rope_layers": None if all(rotated) else rotated}

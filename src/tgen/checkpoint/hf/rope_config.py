@@ -51,7 +51,8 @@ def read_rope(family: str, values: ConfigValues, *, head_dim: int) -> dict[str, 
         local = _merge(family, {"rope_theta": json.get(_LOCAL_THETA)}, newer_local)
         if (kind := local.get("rope_type", "default")) != "default":
             raise ModelError(
-                f"config.json: RoPE type {kind!r} of {SLIDING}"[:200], f"use {SLIDING} with default"
+                f"config.json: RoPE type {kind!r} of {SLIDING}"[:200],
+                f"set rope_type of {SLIDING} to default",
             )
         fields["local_rope_theta"] = _number(local, "rope_theta", 10_000.0)
     return fields
@@ -148,7 +149,9 @@ def _read_scaling(
             )
         case "longrope":
             factor = _number(rope, "factor", ratio)
-            attention = math.sqrt(1 + math.log(factor) / math.log(n)) if factor > 1 < n else 1.0
+            attention = (
+                math.sqrt(1 + math.log(factor) / math.log(n)) if factor > 1 and n > 1 else 1.0
+            )
             return RopeScaling(
                 kind="longrope",
                 factor=factor,

@@ -6,7 +6,7 @@ from typing import Any
 
 from tgen.checkpoint.gguf import reader
 from tgen.checkpoint.hf.config import read_json_object
-from tgen.errors import ModelError
+from tgen.errors import ModelError, TgenError
 from tgen.storage import files
 
 _MAX_FILE_BYTES = 32 << 20
@@ -44,7 +44,7 @@ def chat_template_source(path: Path) -> str | None:
     """Return the chat template of a model directory or a GGUF file; None without a valid one."""
     try:
         return read_chat_template(path).source
-    except ModelError:
+    except TgenError:
         return None
 
 
@@ -52,7 +52,7 @@ def special_tokens(path: Path) -> dict[str, str]:
     """Return the texts of `bos_token`, `eos_token` and so on that a model's files name."""
     try:
         return reader.chat_template(path)[1] if path.is_file() else _read_directory(path)[1]
-    except ModelError:
+    except TgenError:
         return {}
 
 

@@ -113,8 +113,11 @@ def export(options: ExportOptions) -> None:
     if types.keys() - {stored}:
         counts = ", ".join(f"{n} {key}" for key, n in types.most_common())
         console.print_status(f"types of the matrices, as llama.cpp chooses: {counts}", quiet=quiet)
-    differences = (tokenizer.describe_difference(bundle.tokenizer),
-                   architectures.describe_difference(bundle.config))  # fmt: skip
+    differences = (
+        tokenizer.describe_difference(bundle.tokenizer),
+        tokenizer.describe_missing_ends(bundle.tokenizer, exporters.sorted_ends(bundle)),
+        *architectures.describe_differences(bundle.config),
+    )
     for difference in filter(None, differences if to_file else ()):
         console.print_status(f"warning: {difference}", quiet=quiet)
     written = out.iterdir() if out.is_dir() else [out]

@@ -286,18 +286,18 @@ def forward(job, number, thread):
         _project_qkv(job, layer, number, phase, scratch)
         _cache_keys_and_values(job, layer, number, phase + 1)
         _attention(job, layer, number, phase + 2, scores)
-        if _normalizes_outputs(job):
-            _project_residual(
-                job, layer, number, phase + 3, attended, n_attended, OUT, 0, y, scratch
-            )
+        outputs = _normalizes_outputs(job)
+        before = 0 if outputs else x
+        _project_residual(
+            job, layer, number, phase + 3, attended, n_attended, OUT, before, y, scratch
+        )
+        if outputs:
             _add_normalized(job, layer, number, phase + 4, ATTENTION_OUTPUT_NORM, scratch)
-            _feed_forward(job, layer, number, phase + 5, scratch, gate)
-            _project_residual(job, layer, number, phase + 6, hidden, n_hidden, DOWN, 0, y, scratch)
+        _feed_forward(job, layer, number, phase + 5, scratch, gate)
+        before, after = (0, y) if outputs else (y, x)
+        _project_residual(
+            job, layer, number, phase + 6, hidden, n_hidden, DOWN, before, after, scratch
+        )
+        if outputs:
             _add_normalized(job, layer, number, phase + 7, FEED_FORWARD_OUTPUT_NORM, scratch)
-        else:
-            _project_residual(
-                job, layer, number, phase + 3, attended, n_attended, OUT, x, y, scratch
-            )
-            _feed_forward(job, layer, number, phase + 5, scratch, gate)
-            _project_residual(job, layer, number, phase + 6, hidden, n_hidden, DOWN, y, x, scratch)
     _logits(job, number, load_int(job, N_LAYERS) * PHASES_PER_LAYER, scratch)
