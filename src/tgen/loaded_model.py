@@ -99,7 +99,7 @@ class LoadedModel:
     def chat_format(self) -> "ChatFormat":
         """The chat template with the tokenizer; raises ModelError without a template."""
         from tgen.chat.format import ChatFormat
-        from tgen.checkpoint.hf.tokenizer_config import read_chat_template
+        from tgen.checkpoint.chat_template import read_chat_template
 
         length = self.engine.context_length
         return ChatFormat(read_chat_template(self.bundle.path), self.tokenizer, length)

@@ -20,7 +20,7 @@ from support.chats import (
 from support.tokenizer_files import files, mixed
 from support.vocabularies import smollm2_like
 from tgen.chat.format import ChatFormat
-from tgen.checkpoint.hf.tokenizer_config import ChatTemplate, read_chat_template
+from tgen.checkpoint.chat_template import ChatTemplate, read_chat_template
 from tgen.errors import ModelError, UsageError
 from tgen.loaded_model import open_model
 from tgen.tokenizer import Tokenizer

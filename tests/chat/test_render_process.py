@@ -8,7 +8,7 @@ import pytest
 from support.chats import user
 from tgen.chat import render, render_process
 from tgen.chat.render import handle_request
-from tgen.checkpoint.hf.tokenizer_config import ChatTemplate
+from tgen.checkpoint.chat_template import ChatTemplate
 from tgen.errors import ModelError, UsageError
 
 HOSTILE = {

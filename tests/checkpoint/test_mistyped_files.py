@@ -7,8 +7,7 @@ import math
 import pytest
 
 from support.models import make_model
-from tgen.checkpoint import model_dir
-from tgen.checkpoint.hf import tokenizer_config
+from tgen.checkpoint import chat_template, model_dir
 from tgen.config import RopeScaling
 from tgen.errors import ModelError, TgenError
 
@@ -65,7 +64,7 @@ def use(path):
     inherited = model_dir.inherited_settings(bundle)
     model_dir.build_metadata_files(bundle.config, bundle.tokenizer, inherited=inherited)
     json.dumps(dataclasses.asdict(inherited))
-    tokenizer_config.read_chat_template(path)
+    chat_template.read_chat_template(path)
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,7 @@ import tiny  # before numpy is imported
 # isort: split
 import story
 from calls import CallCounter, Killer, intercept_calls
-from tgen.checkpoint import export, model_dir, model_lookup
-from tgen.checkpoint.hf import tokenizer_config
+from tgen.checkpoint import chat_template, export, model_dir, model_lookup
 from tgen.errors import ModelError, TgenError
 from tgen.storage import files
 
@@ -144,7 +143,7 @@ def _check_model(path: Path) -> None:
     if path.name != "chat":
         return
     try:
-        template = tokenizer_config.read_chat_template(path).source
+        template = chat_template.read_chat_template(path).source
     except ModelError:
         template = ""
     if template != (_TEMPLATE if number == 1 else ""):

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from tgen.chat.render_process import Message, Sandbox
-from tgen.checkpoint.hf.tokenizer_config import ChatTemplate
+from tgen.checkpoint.chat_template import ChatTemplate
 from tgen.errors import UsageError
 from tgen.tokenizer import Tokenizer
 

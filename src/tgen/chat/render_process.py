@@ -9,7 +9,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from tgen.checkpoint.hf.tokenizer_config import NO_CHAT_HINT, ChatTemplate
+from tgen.checkpoint.chat_template import ChatTemplate
+from tgen.checkpoint.hf.tokenizer_config import NO_CHAT_HINT
 from tgen.errors import ModelError, UsageError
 
 Message = dict[str, str]  # role, content

@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tgen.checkpoint import model_dir, safetensors_file
+from tgen.checkpoint import chat_template, model_dir, safetensors_file
 from tgen.checkpoint.dtypes import Array, Dtype, cast, dtype_of
 from tgen.checkpoint.gguf import tokenizer
 from tgen.checkpoint.gguf.architectures import check_supported
 from tgen.checkpoint.gguf.package import require_package
 from tgen.checkpoint.gguf.quantization import DTYPES
 from tgen.checkpoint.gguf.writer import write_gguf
-from tgen.checkpoint.hf import families, tokenizer_config
+from tgen.checkpoint.hf import families
 from tgen.checkpoint.hf.config import read_json_object
 from tgen.checkpoint.model_dir import DESCRIPTION_FILES, WEIGHTS, ModelBundle
 from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
@@ -56,7 +56,7 @@ def export_gguf(
     check_supported(bundle.config)
     is_dir = bundle.path.is_dir()
     json_config = read_json_object(bundle.path / "config.json") if is_dir else {}
-    names = {} if is_dir else tokenizer_config.special_tokens(bundle.path)
+    names = {} if is_dir else chat_template.special_tokens(bundle.path)
     ids = bundle.tokenizer.spec.vocab | bundle.tokenizer.added_tokens
 
     def token_id(name: str, default: int | None) -> int | None:
@@ -70,7 +70,7 @@ def export_gguf(
         ends=sorted_ends(bundle),
         bos=token_id("bos_token", bundle.tokenizer.end_of_text),
         pad=token_id("pad_token", bundle.tokenizer.pad),
-        chat_template=tokenizer_config.chat_template_source(bundle.path),
+        chat_template=chat_template.chat_template_source(bundle.path),
         name=name,
     )
     target = out.resolve()

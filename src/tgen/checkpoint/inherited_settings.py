@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from tgen.checkpoint.hf import generation_config, tokenizer_config
+from tgen.checkpoint import chat_template
+from tgen.checkpoint.hf import generation_config
 from tgen.checkpoint.hf.config import read_json_object
 from tgen.errors import ModelError
 
@@ -50,8 +51,8 @@ def read_inherited_settings(
             generation = read_json_object(file, limit=1 << 20)
     return InheritedSettings(
         end_ids=sorted(end_ids, key=lambda i: (i != end_of_text, i)),
-        special_tokens=tokenizer_config.special_tokens(path),
-        chat_template=tokenizer_config.chat_template_source(path),
+        special_tokens=chat_template.special_tokens(path),
+        chat_template=chat_template.chat_template_source(path),
         generation_config={k: v for k, v in generation.items() if _is_shallow(v, _MAX_DEPTH)},
     )
 

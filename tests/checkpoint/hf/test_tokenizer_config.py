@@ -7,7 +7,7 @@ import pytest
 from support.models import make_model
 from support.tokenizer_files import LEGACY, sentencepiece, template
 from tgen.checkpoint import model_dir
-from tgen.checkpoint.hf.tokenizer_config import bos_flag, chat_template_source, special_tokens
+from tgen.checkpoint.hf.tokenizer_config import bos_flag
 from tgen.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers")
@@ -36,12 +36,6 @@ def test_bos_is_added_as_tokenizer_json_says(name, in_file, flag, tmp_path):
     if not disagrees and (flag in (False, True) or name not in OBEDIENT):
         theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
         assert (theirs("a king")["input_ids"][0] == i) == in_file
-
-
-def test_unreadable_template_is_none(tmp_path):
-    (tmp_path / "chat_template.jinja").mkdir()
-    assert chat_template_source(tmp_path) is None
-    assert special_tokens(tmp_path) == {}
 
 
 def test_damaged_tokenizer_config_has_no_flag(tmp_path):

@@ -8,7 +8,7 @@ from fuzz.models import save_model
 from fuzz.mutations import ESCAPES, Mutator, dump
 from tgen.chat import render_process
 from tgen.chat.format import ChatFormat
-from tgen.checkpoint.hf.tokenizer_config import read_chat_template
+from tgen.checkpoint.chat_template import read_chat_template
 from tgen.loaded_model import open_model
 from tgen.tokenizer import Tokenizer, train_char
 

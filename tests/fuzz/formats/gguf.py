@@ -9,9 +9,9 @@ from typing import Any
 
 from fuzz.models import make_config, random_arrays, use_model
 from fuzz.mutations import Mutator, corrupt, plain
+from tgen.checkpoint.chat_template import read_chat_template
 from tgen.checkpoint.gguf import header, tokenizer
 from tgen.checkpoint.gguf.writer import write_gguf
-from tgen.checkpoint.hf.tokenizer_config import read_chat_template
 from tgen.config import GgufType, RopeScaling
 from tgen.errors import ModelError
 from tgen.tokenizer import Tokenizer, train_bpe

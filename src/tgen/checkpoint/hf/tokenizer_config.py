@@ -1,59 +1,16 @@
-"""tokenizer_config.json and the fields of GGUF files like it: chat template, special tokens."""
+"""tokenizer_config.json and the files beside it: chat template, special tokens, flags."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tgen.checkpoint.gguf import reader
 from tgen.checkpoint.hf.config import read_json_object
-from tgen.errors import ModelError, TgenError
+from tgen.errors import ModelError
 from tgen.storage import files
 
 _MAX_FILE_BYTES = 32 << 20
-_MAX_CHARACTERS = 1 << 20
 _SPECIAL_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _OBEY_BOS_FLAG = ("LlamaTokenizer", "GemmaTokenizer", "GPTNeoXTokenizer")
 NO_CHAT_HINT = "remove --chat to continue the prompt as plain text"
-
-
-@dataclass(frozen=True)
-class ChatTemplate:
-    """A Jinja template, and the variables `bos_token`, `eos_token` and so on that it may use."""
-
-    source: str
-    variables: dict[str, str]
-
-
-def read_chat_template(path: Path) -> ChatTemplate:
-    """Read the chat template of a model directory or a GGUF file.
-
-    Raises ModelError if it is missing, cannot be read or is too large.
-    """
-    source, variables = reader.chat_template(path) if path.is_file() else _read_directory(path)
-    if source is None:
-        raise ModelError(f"{str(path)!r} has no chat template", NO_CHAT_HINT)
-    if not isinstance(source, str) or len(source) > _MAX_CHARACTERS:
-        raise ModelError(
-            f"the chat template of {str(path)!r} is not a string or is larger than 1 MiB",
-            NO_CHAT_HINT,
-        )
-    return ChatTemplate(source, variables)
-
-
-def chat_template_source(path: Path) -> str | None:
-    """Return the chat template of a model directory or a GGUF file; None without a valid one."""
-    try:
-        return read_chat_template(path).source
-    except TgenError:
-        return None
-
-
-def special_tokens(path: Path) -> dict[str, str]:
-    """Return the texts of `bos_token`, `eos_token` and so on that a model's files name."""
-    try:
-        return reader.chat_template(path)[1] if path.is_file() else _read_directory(path)[1]
-    except TgenError:
-        return {}
 
 
 def bos_flag(path: Path) -> bool | None:
@@ -70,7 +27,11 @@ def bos_flag(path: Path) -> bool | None:
     return flag if obeyed and isinstance(flag, bool) else None
 
 
-def _read_directory(path: Path) -> tuple[Any, dict[str, str]]:
+def read_template_and_tokens(path: Path) -> tuple[Any, dict[str, str]]:
+    """Return the chat template, None if there is none, and the texts of `bos_token` and so on.
+
+    Raises TgenError for unreadable files.
+    """
     config = _read_json(path / "tokenizer_config.json")
     names = {f"{name}_token" for name in _SPECIAL_TOKENS}
     variables = {
