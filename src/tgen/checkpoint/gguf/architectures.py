@@ -23,7 +23,7 @@ _SCALING = ("linear", "yarn", "dynamic")
 
 
 class Architecture(NamedTuple):
-    """What llama.cpp calls one of tgen's families, and how it differs from the others."""
+    """One of llama.cpp's architectures, and how it differs from the others."""
 
     name: str
     rotates_neighbors: bool = False  # (x_2i, x_2i+1), where tgen rotates (x_i, x_i+D/2)
