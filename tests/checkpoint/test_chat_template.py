@@ -1,4 +1,4 @@
-"""Chat templates: an unreadable one counts as none where it is optional."""
+"""Chat templates: an unreadable template is ignored if it is optional."""
 
 import pytest
 

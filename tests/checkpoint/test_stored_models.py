@@ -182,6 +182,12 @@ def test_models_of_ollama_are_found(home, monkeypatch):
     monkeypatch.setenv("OLLAMA_MODELS", str(home / "elsewhere"))
     with pytest.raises(ModelError, match="does not exist"):
         find_model("plays:270m")
+    monkeypatch.delenv("OLLAMA_MODELS")
+    trained = Path("models", "plays")
+    trained.mkdir(parents=True)
+    (trained / "config.json").write_text("{}")
+    assert find_model("plays").path == trained
+    assert find_model("plays:270m").path == small
 
 
 @pytest.mark.parametrize(

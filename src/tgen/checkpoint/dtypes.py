@@ -27,7 +27,7 @@ def to_float32(array: Array) -> Floats:
 
 
 def stack(arrays: Sequence[Array]) -> Array:
-    """Concatenate along the first axis, as float32 if the dtypes differ; one array is returned."""
+    """Concatenate on the first axis, as float32 if the dtypes differ; no copy of a single array."""
     if len(arrays) == 1:
         return arrays[0]
     if len({dtype_of(array) for array in arrays}) > 1:

@@ -50,7 +50,6 @@ def find_model(name: str | None, *, models: Path = Path("models")) -> ModelLocat
     if exists and (as_path.path.is_file() or is_model_directory(as_path.path)):
         return as_path
     base = _without_type(name)
-    _refuse_type(Path(base), name, base)
     inside = files_in(Path(base), base) if base.strip() else {}
     if chosen := select(inside, name):
         return ModelLocation(inside[chosen], "a path")
@@ -65,6 +64,9 @@ def find_model(name: str | None, *, models: Path = Path("models")) -> ModelLocat
             return downloaded[chosen]
     if exists:
         return as_path
+    places = (models / base, data_folder() / base) if _is_plain(base) else ()
+    if name != base and any(map(is_model_directory, (Path(base), *places))):
+        raise ModelError(f"model {base!r} is not a folder of GGUF files", f"use the name {base}")
     raise _unknown(name, models)
 
 
@@ -74,18 +76,12 @@ def _without_type(name: str) -> str:
     return base if colon and base.strip() and _NAME.fullmatch(kind) else name
 
 
-def _refuse_type(path: Path, name: str, base: str) -> None:
-    if name != base and is_model_directory(path):
-        raise ModelError(f"model {base!r} is not a folder of GGUF files", f"use the name {base}")
-
-
 def _find_in(folder: Path, name: str) -> Path | None:
     """Return the model of a folder of models that a name, which cannot leave it, refers to."""
     base = _without_type(name)
     path = folder / base
     if _is_hidden(name):
         return None
-    _refuse_type(path, name, base)
     inside = {} if is_model_directory(path) else files_in(path, base)
     if not inside and name == base and os.path.exists(path):
         return path

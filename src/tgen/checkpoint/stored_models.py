@@ -47,11 +47,11 @@ def select(named: Mapping[str, Path], name: str) -> str | None:
             several = "with several types"
     if not found and kind:
         several = "with several files of this type"
-        end = re.compile(rf"[-._]{re.escape(kind)}", re.IGNORECASE)
+        end = re.compile(rf"[-._]{re.escape(kind)}$", re.IGNORECASE)
         files_of_type = [
             full
             for full, (owned, _, own_kind) in parts.items()
-            if f"/{owned}".endswith(f"/{base}") and end.search(own_kind[-len(kind) - 1 :])
+            if f"/{owned}".endswith(f"/{base}") and end.search(own_kind)
         ]
         found = files_of_type if len(files_of_type) > 1 else []
     if len(found) > 1:
@@ -69,12 +69,13 @@ def join_names(names: list[str]) -> str:
 
 def files_in(folder: Path, name: str) -> dict[str, Path]:
     """Return the GGUF models inside a folder, by names that start with `name`."""
-    stems = {folder / entry: _stem(entry) for entry in entries(folder)}
-    return _name_by_type(name, {path: stem for path, stem in stems.items() if path.is_file()})
+    stems = {folder / entry: stem for entry in entries(folder) if (stem := _stem(entry))}
+    existing = {path: stem for path, stem in stems.items() if os.path.isfile(path)}
+    return _name_by_type(name, existing)
 
 
 def is_model_directory(path: Path) -> bool:
-    """Whether a directory has a model of transformers, not only GGUF files and a config.json."""
+    """Return whether a directory has a transformers model, not only GGUF files and config.json."""
     if not os.path.exists(path / "config.json"):  # False for names that are too long
         return False
     return not files_in(path, path.name) or any(path.glob("*.safetensors"))
@@ -98,7 +99,7 @@ def models_in(folder: Path) -> dict[str, Path]:
     """Return the GGUF models of a folder of models: files, and folders of files."""
     models: dict[str, Path] = {}
     for entry in entries(folder):
-        if _is_model(stem := _stem(entry)) and (folder / entry).is_file():
+        if _is_model(stem := _stem(entry)) and os.path.isfile(folder / entry):
             models[stem] = folder / entry
         elif _NAME.fullmatch(entry) and not is_model_directory(folder / entry):
             models |= files_in(folder / entry, entry)

@@ -55,7 +55,7 @@ def scale_frequencies(
         case "dynamic":
             return frequencies
         case "llama3":
-            unscaled = llama3_unscaled_fraction(frequencies, scaling)
+            unscaled = _llama3_unscaled_fraction(frequencies, scaling)
         case "yarn":
             unscaled = _yarn_unscaled_fraction(len(frequencies), theta, scaling)
     return np.asarray(frequencies * unscaled + scaled * (1 - unscaled))
@@ -80,7 +80,7 @@ def _yarn_unscaled_fraction(n: int, theta: float, scaling: RopeScaling) -> NDArr
     return np.asarray(1 - np.clip((np.arange(n) - low) / (high - low), 0, 1))
 
 
-def llama3_unscaled_fraction(frequencies: NDArray[Any], scaling: RopeScaling) -> NDArray[Any]:
+def _llama3_unscaled_fraction(frequencies: NDArray[Any], scaling: RopeScaling) -> NDArray[Any]:
     """Return the fraction, (D/2,), of each frequency that Llama 3's RoPE scaling leaves unscaled.
 
     It depends on the number of turns within the original context length.

@@ -62,7 +62,11 @@ REFUSED = [
     ("gemma3", GEMMA | {"tied_embeddings": False}, "an LM head of its own"),
     ("gemma3", GEMMA | {"n_layers": 3, "sliding_layers": (False, True, True)}, "sliding_layers"),
     ("gemma3", GEMMA | {"rope_scaling": YARN}, "yarn RoPE scaling"),
-    ("olmo2", {"attention_bias": True, "output_bias": True}, "attention_bias=True in olmo2"),
+    (
+        "olmo2",
+        {"attention_bias": True, "output_bias": True},
+        "attention_bias=True in GGUF",
+    ),
     ("smollm3", {}, "rope_layers"),
     ("llama", {"rope_scaling": LONGROPE, "rotary_dim": None}, "longrope RoPE scaling"),
     ("llama", {"rope_scaling": RopeScaling(kind="yarn", factor=4.0)}, "YaRN with attention_factor"),

@@ -174,6 +174,7 @@ def change(data, key, value):
             r"unknown GGUF architecture array",
         ),
         (lambda d: d.replace(b"_rms_epsilon", b"_rms_epsilom"), "layer_norm_rms_epsilon=None"),
+        (lambda d: change(d, b"_rms_epsilon", 0), "layer_norm_rms_epsilon=0.0"),
         (lambda d: change(d, b"qwen3.embedding_length", 64), "disagree: token_embd.weight has"),
         (lambda d: change(d, b"qwen3.block_count", 1), r"disagree.*blk\.1\..* \(and 6 more\)"),
         (lambda d: change(d, b"qwen3.block_count", 1 << 30), "1,073,741,824 layers"),

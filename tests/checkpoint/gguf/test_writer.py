@@ -157,8 +157,12 @@ def test_llama3_rope_scaling_is_written_as_divisors(tmp_path):
     ("family", "values", "reason"),
     [
         ("classic", {}, "post-norm layers"),
-        ("gpt2", {"activation": "gelu"}, "activation=gelu in gpt2"),
-        ("qwen3", {"attention_bias": True, "output_bias": True}, "attention_bias=True in qwen3"),
+        ("gpt2", {"activation": "gelu"}, "activation=gelu in GGUF"),
+        (
+            "qwen3",
+            {"attention_bias": True, "output_bias": True},
+            "attention_bias=True in GGUF",
+        ),
         ("qwen3", {"rope_scaling": SCALED}, "llama3 RoPE scaling in qwen3"),
     ],
 )

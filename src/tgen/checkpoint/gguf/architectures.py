@@ -46,7 +46,7 @@ ARCHITECTURES = {
     "qwen3": Architecture("qwen3"),
     "phi3": Architecture("phi3", scaling=("longrope",)),
     "gemma3": Architecture("gemma3", scaling=("linear",)),
-    "olmo2": Architecture("olmo2", needs_head=True, any_head_dim=False),
+    "olmo2": Architecture("olmo2", needs_head=True),
     "smollm3": Architecture("smollm3", rotates_neighbors=True),
     "granite": Architecture(
         "granite", rotates_neighbors=True, optional_biases=True, any_head_dim=False
@@ -73,9 +73,9 @@ def _unsupported(config: ModelConfig) -> Iterator[str]:
         return
     architecture, implied = ARCHITECTURES[family], FAMILIES[family]
     fixed = () if architecture.optional_biases else tuple(OPTIONAL_BIASES)
-    for field in ("activation", *fixed):
+    for field in ("activation", *fixed):  # GGUF has no fields for them
         if (value := getattr(config, field)) != implied[field]:
-            yield f"{field}={value} in {family}"
+            yield f"{field}={value} in GGUF files of {family}"
     if not architecture.any_head_dim and config.n_heads * config.head_dim != config.d_model:
         yield f"head_dim={config.head_dim} in {family}"
     scaling = config.rope_scaling
@@ -104,7 +104,7 @@ def shares_head(config: ModelConfig) -> bool:
 
 
 def gemma_pattern(config: ModelConfig) -> int | None:
-    """Return n if every n-th layer, and no other, sees the whole context; None if there is none."""
+    """Return n if every n-th layer, and no other, sees the whole context; None if no n fits."""
     full = [config.window(layer) is None for layer in range(config.n_layers)]
     for n in range(1, config.n_layers + 2):
         if full == [(layer + 1) % n == 0 for layer in range(config.n_layers)]:

@@ -250,6 +250,6 @@ def _integer(own: Mapping[str, Any], key: str, default: int | None = None) -> in
 def _number(own: Mapping[str, Any], key: str, default: float | None = None) -> float:
     """A number stored as float32, as the shortest decimal that gives this float32."""
     value = own.get(key, default)
-    if not isinstance(value, float) or not 0 <= value < math.inf or (value == 0 and default):
+    if not isinstance(value, float) or not 0 <= value < math.inf or (value == 0 and default != 0):
         raise ModelError(f"it has {key}={value!r}"[:200], f"set {key} to a positive number")
     return float(str(np.float32(value)))

@@ -1,6 +1,6 @@
 """llama.cpp's tensors: names, which are the same for all architectures, and shapes, both ways.
 
-Where an architecture rotates neighbors, the rows of its q and k are interleaved.
+The rows of q and k are interleaved in architectures that rotate neighbors.
 """
 
 from collections.abc import Iterator, Mapping

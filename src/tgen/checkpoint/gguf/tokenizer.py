@@ -125,6 +125,12 @@ def _check_flags(tokenizer: Tokenizer, token: AddedToken, name: str) -> None:
         "single_word": token.single_word,
         "normalized": token.normalized and changed,
     }
+    if flags["rstrip"] and not token.rstrip:
+        raise TokenizerError(
+            f"llama.cpp drops the spaces after the added token {token.content!r}"[:150]
+            + ", as the model is named like Phi-3",
+            "give it another name, or use --to transformers",
+        )
     if unsupported := [flag for flag, value in flags.items() if value]:
         raise TokenizerError(
             f"GGUF cannot store {unsupported[0]} of the added token {token.content!r}"[:200],

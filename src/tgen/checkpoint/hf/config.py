@@ -98,7 +98,9 @@ def from_json(json: Mapping[str, Any]) -> ModelConfig:
         return ModelConfig(**FAMILIES[family] | _read(family, json), family=family)
     except UsageError as error:
         message, hint = (_in_keys(family, text) for text in (error.message, error.hint))
-        omitted = _in_keys(family, error.field) in FAMILY_LAYOUTS[family].defaults.keys() - json
+        layout = FAMILY_LAYOUTS[family]
+        key = next((key for key, field in layout.keys.items() if field == error.field), "")
+        omitted = key in layout.defaults and key not in ConfigValues(json, {})
         by = f"; this is the default of {model_type}" if omitted else ""
         raise ModelError(f"config.json: {message}{by}", hint) from None
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
@@ -113,8 +115,7 @@ def from_json(json: Mapping[str, Any]) -> ModelConfig:
 
 def _in_keys(family: str, text: str) -> str:
     """Replace the fields of ModelConfig in a message by the family's keys."""
-    keys = {"sliding_layers": "layer_types", "rotary_dim": "partial_rotary_factor"}
-    keys |= {field: key for key, field in FAMILY_LAYOUTS[family].keys.items()}
+    keys = {field: key for key, field in FAMILY_LAYOUTS[family].keys.items()}
     return re.sub(r"\w+", lambda word: keys.get(word[0], word[0]), text)
 
 

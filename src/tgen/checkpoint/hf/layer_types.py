@@ -37,7 +37,13 @@ def read_layer_types(family: str, values: ConfigValues, *, n_layers: int) -> dic
         window = values.get("sliding_window")
         if types is None or window is None:
             return _windows(window, [True] * n_layers)
-        return _windows(window, _sliding(types, n_layers))
+        sliding = _sliding(types, n_layers)
+        if len(set(sliding)) > 1:
+            raise ModelError(
+                f"config.json has layer_types with {FULL} and {SLIDING}",
+                f"use a {family} model with the same type in all layers",
+            )
+        return _windows(window, sliding)
     if types is not None and any(_sliding(types, n_layers)):
         raise ModelError(
             f"config.json has layer_types with {SLIDING}",

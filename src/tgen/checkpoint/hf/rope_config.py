@@ -39,6 +39,11 @@ def read_rope(family: str, values: ConfigValues, *, head_dim: int) -> dict[str, 
     rope = _merge(family, older, newer)
     fraction = _number(rope, "partial_rotary_factor", values.defaults.get(keys[1], 1.0))
     rotated = int(head_dim * fraction)
+    if not 0 < rotated <= head_dim or rotated % 2:
+        raise ModelError(
+            f"config.json has partial_rotary_factor={fraction}",
+            f"set it so that an even number of the {head_dim} dimensions of a head is rotated",
+        )
     context_length = values.integer("max_position_embeddings")
     scaling = _read_scaling(rope, values, context_length)
     theta = _number(rope, "rope_theta", values.defaults["rope_theta"])

@@ -28,7 +28,7 @@ def bos_flag(path: Path) -> bool | None:
 
 
 def read_template_and_tokens(path: Path) -> tuple[Any, dict[str, str]]:
-    """Return the chat template, None if there is none, and the texts of `bos_token` and so on.
+    """Return the chat template or None, and the texts of `bos_token` and so on.
 
     Raises TgenError for unreadable files.
     """
