@@ -175,3 +175,13 @@ def test_a_dumb_terminal_or_forced_color_gets_no_progress_bar(capsys, monkeypatc
     with console.progress("measuring") as update:
         update(0.5)
     assert capsys.readouterr().err == ""
+
+
+def test_stderr_is_not_touched_when_python_closes_it_at_its_end(monkeypatch):
+    class Gone:
+        def flush(self):
+            raise TypeError("'NoneType' object is not callable")
+
+    stream = console._Stderr()
+    monkeypatch.setattr(sys, "stderr", Gone())
+    stream.close()

@@ -32,6 +32,9 @@ class _Stderr(io.TextIOBase):
         """Flush the current stderr; errors are ignored."""
         self._try(lambda stream: stream.flush())
 
+    def close(self) -> None:
+        """Do nothing: Python calls it at its end, when the names of this module are gone."""
+
     def isatty(self) -> bool:
         """Return whether stderr is a terminal."""
         stream = _real_stderr()
