@@ -3,6 +3,7 @@
 import threading
 from collections.abc import MutableMapping, Sequence
 from copy import copy
+from itertools import accumulate, chain, count, repeat
 from typing import Self
 
 import numpy as np
@@ -77,22 +78,20 @@ class CpuEngine:
             self._cache.restore(keys, values)
 
     def _extend(self, tokens: Sequence[Sequence[int]], every_position: bool) -> Logits:
-        counts = [len(new) for new in tokens]
-        before = self.lengths
+        before, counts = self.lengths, [len(new) for new in tokens]
         after = extended_lengths(before, counts, self.context_length)
-        ids = np.concatenate([np.asarray(new, np.int64) for new in tokens])
-        if ids.min() < 0 or ids.max() >= self.config.vocab_size:
+        ids = list(chain.from_iterable(tokens))
+        if min(ids) < 0 or max(ids) >= self.config.vocab_size:
             raise IndexError(f"a token is outside the vocabulary of {self.config.vocab_size}")
         self._cache.reserve(max(after))
-        rows = np.zeros((len(ids), job_layout.TOKEN_COLUMNS), np.int64)
-        ends = np.cumsum(counts)
-        for i, (start, n, end) in enumerate(zip(before, counts, ends, strict=True)):
-            rows[end - n : end, job_layout.POSITION] = np.arange(start, start + n)
-            rows[end - n : end, job_layout.SEQUENCE] = i
+        rows = np.empty((len(ids), job_layout.TOKEN_COLUMNS), np.int64)
+        rows[:, job_layout.TOKEN_ID] = ids
+        rows[:, job_layout.POSITION] = list(chain.from_iterable(map(range, before, after)))
+        rows[:, job_layout.SEQUENCE] = list(chain.from_iterable(map(repeat, count(), counts)))
         rows[:, job_layout.NEEDS_LOGITS] = every_position
-        rows[ends - 1, job_layout.NEEDS_LOGITS] = 1
+        rows[[end - 1 for end in accumulate(counts)], job_layout.NEEDS_LOGITS] = 1
         parts = [
-            self._runner.run(self._cache, ids[i : i + MAX_TOKENS], rows[i : i + MAX_TOKENS])
+            self._runner.run(self._cache, rows[i : i + MAX_TOKENS])
             for i in range(0, len(ids), MAX_TOKENS)
         ]
         self._cache.lengths = after

@@ -8,13 +8,21 @@ If the outputs of the sublayers are normalized, `x` is the residual stream and `
 
 from numba import njit, types
 
-from tgen.engine.cpu.intrinsics import bits_to_float, load_float, load_int, store_float
+from tgen.engine.cpu.intrinsics import (
+    bits_to_float,
+    load_float,
+    load_int,
+    store_float,
+    store_int,
+)
 from tgen.engine.cpu.kernels import (
     activate,
     add_row,
     attend,
+    embed,
     layer_norm,
     products,
+    quantize,
     rms_norm,
     rotate,
     scale_row,
@@ -22,27 +30,46 @@ from tgen.engine.cpu.kernels import (
 from tgen.engine.cpu.work_queue import claim_chunks
 
 from tgen.engine.cpu.job_layout import (  # isort: skip
-    ACTIVATION, ATTENTION_NORM, ATTENTION_OUTPUT_NORM, ATTENTION_PTR, CAPACITY, COS_PTR, DOWN,
-    D_FF, D_FF_PADDED, D_MODEL, D_MODEL_PADDED, EACH_HEAD, EPS_BITS, FEED_FORWARD_NORM,
-    FEED_FORWARD_OUTPUT_NORM, GATE, GATE_BIAS, GATE_OFFSET, GEGLU, HEAD_DIM, HEAD_DIM_PADDED,
-    HIDDEN_PTR, KEYS_PTR, K_NORM, LANES, LAYERS_PTR, LAYER_NORM, LM_HEAD, LOCAL, LOCAL_COS_PTR,
-    LOCAL_SIN_PTR, LOGITS_PTR, NEEDS_LOGITS, NORM_PLACEMENT, N_CHUNKS, N_HEADS, N_KV_HEADS,
-    N_LAYERS, N_LM_HEAD_CHUNKS, N_LOGITS, N_ROTATED, N_SEQUENCES, N_THREADS, N_TOKENS, OUT,
-    OUTPUT, OVER_HEADS, PHASES_PER_LAYER, POSITION, POST, PRE, QKV, QKV_BIAS, QKV_PTR, QK_NORM,
-    QUEUE_PTR, Q_NORM, RESIDUAL_SCALE_BITS, ROPE, SANDWICH, SCALE_BITS, SCORES_OFFSET,
-    SCRATCH_BYTES, SCRATCH_PTR, SEQUENCE, SIN_PTR, SWIGLU, TABLE_COLUMNS, TOKENS_PTR,
-    TOKEN_COLUMNS, UP, UP_BIAS, VALUES_PTR, VOCAB_SIZE, WEIGHT_DTYPE, WINDOW, X_PTR, Y_PTR,
+    ACTIVATION, ATTENTION_INPUT_PTR, ATTENTION_NORM, ATTENTION_OUTPUT_NORM, ATTENTION_PTR, CAPACITY,
+    COS_PTR, DOWN, D_FF, D_FF_PADDED, D_MODEL, D_MODEL_PADDED, EACH_HEAD, EMBEDDING,
+    EMBEDDING_SCALE_BITS, EPS_BITS, FEED_FORWARD_NORM, FEED_FORWARD_OUTPUT_NORM, FIRST_TOKEN, GATE,
+    GATE_BIAS, GATE_OFFSET, GEGLU, GROUP, HEAD_DIM, HEAD_DIM_PADDED, HIDDEN_INPUT_PTR, HIDDEN_PTR,
+    INPUTS_OFFSET, INPUT_BYTES, INT8, KEYS_PTR, K_NORM, LANES, LAYERS_PTR, LAYER_NORM, LM_HEAD,
+    LOCAL, LOCAL_COS_PTR, LOCAL_SIN_PTR, LOGITS_PTR, NEEDS_LOGITS, NORM_PLACEMENT, N_HEADS,
+    N_KV_HEADS, N_LAYERS, N_LOGITS, N_ROTATED, N_SEQUENCES, N_SPANS, N_THREADS, N_TOKENS, OUT,
+    OUTPUT, OVER_HEADS, PANEL, PHASES_PER_LAYER, POSITION, POSITIONS, POST, PRE, QKV, QKV_BIAS,
+    QKV_PTR, QK_NORM, QUERIES, QUEUE_PTR, Q_NORM, RESIDUAL_SCALE_BITS, ROPE, SANDWICH, SCALE_BITS,
+    SCORES_OFFSET, SCRATCH_BYTES, SCRATCH_PTR, SEQUENCE, SIN_PTR, SPANS_PTR, SPAN_COLUMNS, SWIGLU,
+    TABLE_COLUMNS, TOKENS_PTR, TOKEN_COLUMNS, TOKEN_COUNT, TOKEN_ID, UP, UP_BIAS, VALUES_PTR,
+    VOCAB_SIZE, WEIGHT_DTYPE, WINDOW, X_PTR, Y_PTR,
 )  # fmt: skip
 
 
+_CHUNKS_PER_THREAD = 32  # at most
+
+
 @njit(inline="always")
-def _chunk_rows(chunk, n_chunks, n_rows):
-    """The first row of a chunk and of the next one: chunks are whole tiles of eight rows."""
-    tiles = (n_rows + 7) // 8
-    return (
-        min(n_rows, tiles * chunk // n_chunks * 8),
-        min(n_rows, tiles * (chunk + 1) // n_chunks * 8),
-    )
+def _rows_per_chunk(job, n_rows):
+    """Few rows, so that threads finish together, but whole groups and tiles."""
+    rows = GROUP if load_int(job, N_TOKENS) > 1 else 2 * GROUP
+    most = _CHUNKS_PER_THREAD * load_int(job, N_THREADS) * rows
+    return (n_rows + most - 1) // most * rows
+
+
+@njit(inline="always")
+def _input_step(job, n):
+    """Bytes from one input of products with n numbers to the next."""
+    return n // GROUP * (INPUT_BYTES if load_int(job, WEIGHT_DTYPE) == INT8 else 4 * GROUP)
+
+
+@njit
+def _make_inputs(job, x, n, count, out):
+    """Make the inputs of products from `count` vectors of n numbers; return their address."""
+    if load_int(job, WEIGHT_DTYPE) != INT8:
+        return x
+    for i in range(count):
+        quantize(x + i * n * 4, n, out + i * _input_step(job, n))
+    return out
 
 
 @njit(inline="always")
@@ -83,6 +110,23 @@ def _feed_forward_input(job, layer, out):
     _normalize(job, load_int(job, source), layer, name, out)
 
 
+@njit
+def _embed(job, number, phase):
+    """The first phase: the vectors of the tokens, with those of their positions."""
+    n, padded = load_int(job, D_MODEL), load_int(job, D_MODEL_PADDED)
+    scale = bits_to_float(types.int32(load_int(job, EMBEDDING_SCALE_BITS)))
+    dtype, last = load_int(job, WEIGHT_DTYPE), load_int(job, N_LAYERS)
+    for i in claim_chunks(load_int(job, QUEUE_PTR), phase, number, load_int(job, N_TOKENS)):
+        token = load_int(job, TOKENS_PTR) + i * TOKEN_COLUMNS * 8
+        out = load_int(job, X_PTR) + i * padded * 4
+        embed(dtype, _weights(job, last, EMBEDDING), load_int(token, TOKEN_ID), n, padded, out)
+        if scale != 1:
+            scale_row(out, scale, 0, n)
+        positions = _weights(job, last, POSITIONS)
+        if positions != 0:
+            add_row(out, positions + load_int(token, POSITION) * n * 4, 0, 0, n)
+
+
 @njit(inline="always")
 def _normalizes_outputs(job):
     placement = load_int(job, NORM_PLACEMENT)
@@ -94,15 +138,18 @@ def _project_qkv(job, layer, number, phase, scratch):
     """Phase 1: queries, keys and values."""
     n_heads, step = load_int(job, N_HEADS), load_int(job, HEAD_DIM_PADDED)
     n_rows = (n_heads + 2 * load_int(job, N_KV_HEADS)) * step
-    n_tokens, n_chunks = load_int(job, N_TOKENS), load_int(job, N_CHUNKS)
-    qkv, ready = load_int(job, QKV_PTR), False
+    n_tokens, size = load_int(job, N_TOKENS), _rows_per_chunk(job, n_rows)
+    n_chunks = (n_rows + size - 1) // size
+    qkv, ready, width = load_int(job, QKV_PTR), False, load_int(job, D_MODEL_PADDED)
+    inputs = scratch + load_int(job, INPUTS_OFFSET)
     for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, number, n_chunks):
         if not ready:
             _attention_input(job, layer, scratch)
+            inputs = _make_inputs(job, scratch, width, n_tokens, inputs)
             ready = True
-        a, b = _chunk_rows(chunk, n_chunks, n_rows)
-        w, width = _weights(job, layer, QKV), load_int(job, D_MODEL_PADDED)
-        products(load_int(job, WEIGHT_DTYPE), w, a, b, width, scratch, n_tokens, qkv, n_rows)
+        a, b = chunk * size, min(n_rows, (chunk + 1) * size)
+        w = _weights(job, layer, QKV)
+        products(load_int(job, WEIGHT_DTYPE), w, a, b, width, inputs, n_tokens, qkv, n_rows)
         for i in range(n_tokens):
             add_row(qkv + i * n_rows * 4, 0, _weights(job, layer, QKV_BIAS), a, b)
 
@@ -154,38 +201,69 @@ def _cache_token(job, layer, i):
 def _cache_keys_and_values(job, layer, number, phase):
     """Phase 2: norm and rotation of queries and keys; keys and values go into the KV cache."""
     n_tokens = load_int(job, N_TOKENS)
-    for i in claim_chunks(load_int(job, QUEUE_PTR), phase, number, n_tokens):
-        _cache_token(job, layer, i)
+    n_chunks = min(n_tokens, 2 * load_int(job, N_THREADS))
+    for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, number, n_chunks):
+        # Keys of consecutive tokens share cache lines: one thread should write them.
+        for i in range(chunk * n_tokens // n_chunks, (chunk + 1) * n_tokens // n_chunks):
+            _cache_token(job, layer, i)
 
 
 @njit
 def _attention(job, layer, number, phase, scores):
-    """Phase 3: attention output per token and head."""
+    """Phase 3: attention of each span of tokens, by head of keys and values."""
     n_heads, n_kv = load_int(job, N_HEADS), load_int(job, N_KV_HEADS)
-    step = load_int(job, HEAD_DIM_PADDED)
-    n_chunks = load_int(job, N_TOKENS) * n_heads
+    for chunk in claim_chunks(
+        load_int(job, QUEUE_PTR), phase, number, load_int(job, N_SPANS) * n_kv
+    ):
+        span, head = load_int(job, SPANS_PTR) + chunk // n_kv * SPAN_COLUMNS * 8, chunk % n_kv
+        n_queries = load_int(span, TOKEN_COUNT) * (n_heads // n_kv)
+        for start in range(0, n_queries, QUERIES):
+            count = min(QUERIES, n_queries - start)
+            _attend_together(job, layer, load_int(span, FIRST_TOKEN), head, start, count, scores)
+
+
+@njit
+def _attend_together(job, layer, token, kv_head, start, count, scratch):
+    """Attention of `count` queries, from number `start` of those of the tokens from `token` on and
+    the heads that share the keys and values of `kv_head`."""
+    n_heads, n_kv = load_int(job, N_HEADS), load_int(job, N_KV_HEADS)
+    step, group = load_int(job, HEAD_DIM_PADDED), n_heads // n_kv
     scale = bits_to_float(types.int32(load_int(job, SCALE_BITS)))
-    for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, number, n_chunks):
-        i, head = chunk // n_heads, chunk % n_heads
-        token = load_int(job, TOKENS_PTR) + i * TOKEN_COLUMNS * 8
-        offset = _cache_offset(job, layer, load_int(token, SEQUENCE), head // (n_heads // n_kv)) * 4
-        query = load_int(job, QKV_PTR) + (i * (n_heads + 2 * n_kv) + head) * step * 4
-        n, window = load_int(token, POSITION) + 1, _weights(job, layer, WINDOW)
+    queries, limits, totals = scratch, scratch + QUERIES * 8, scratch + QUERIES * 24
+    results = scratch + QUERIES * 32
+    scores = results + QUERIES * step * 4
+    window, skipped, sequence = _weights(job, layer, WINDOW), -1, 0
+    for m in range(count):
+        i, head = token + (start + m) // group, kv_head * group + (start + m) % group
+        row = load_int(job, TOKENS_PTR) + i * TOKEN_COLUMNS * 8
+        n, sequence = load_int(row, POSITION) + 1, load_int(row, SEQUENCE)
         first = max(0, n - window) if window else 0
-        skipped = first // LANES * LANES  # keys are stored in blocks of LANES positions
-        offset += skipped * step * 4
-        keys, values = load_int(job, KEYS_PTR) + offset, load_int(job, VALUES_PTR) + offset
-        out = load_int(job, ATTENTION_PTR) + chunk * step * 4
-        first, n = first - skipped, n - skipped
-        attend(query, keys, values, first, n, step, scale, scores, out)
+        if skipped < 0:  # keys are stored in blocks of LANES positions
+            skipped = first // LANES * LANES
+        store_int(queries, m, load_int(job, QKV_PTR) + (i * (n_heads + 2 * n_kv) + head) * step * 4)
+        store_int(limits, 2 * m, first - skipped)
+        store_int(limits, 2 * m + 1, n - skipped)
+    offset = (_cache_offset(job, layer, sequence, kv_head) + skipped * step) * 4
+    keys, values = load_int(job, KEYS_PTR) + offset, load_int(job, VALUES_PTR) + offset
+    attend(count, queries, limits, totals, keys, values, step, scale, scores, results, step * 4)
+    for m in range(count):
+        i, head = token + (start + m) // group, kv_head * group + (start + m) % group
+        out = load_int(job, ATTENTION_PTR) + (i * n_heads + head) * step * 4
+        for d in range(step):
+            store_float(out, d, load_float(results + m * step * 4, d))
+        if load_int(job, WEIGHT_DTYPE) == INT8:
+            inputs = load_int(job, ATTENTION_INPUT_PTR)
+            quantize(out, step, inputs + (i * n_heads + head) * _input_step(job, step))
 
 
 @njit
 def _project_residual(job, layer, number, phase, x, n, matrix, residual, out, scratch):
     """Phases 4 and 7: out = (matrix x + bias) * scale + residual. With post-norm the normalized
     residual, computed in `scratch`, is added instead; address 0 is no residual."""
-    n_tokens, n_chunks = load_int(job, N_TOKENS), load_int(job, N_CHUNKS)
-    width, step, ready = load_int(job, D_MODEL), load_int(job, D_MODEL_PADDED), False
+    n_tokens, ready = load_int(job, N_TOKENS), False
+    width, step = load_int(job, D_MODEL), load_int(job, D_MODEL_PADDED)
+    size = _rows_per_chunk(job, width)
+    n_chunks = (width + size - 1) // size
     scale = bits_to_float(types.int32(load_int(job, RESIDUAL_SCALE_BITS)))
     for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, number, n_chunks):
         if load_int(job, NORM_PLACEMENT) == POST:
@@ -195,7 +273,7 @@ def _project_residual(job, layer, number, phase, x, n, matrix, residual, out, sc
                 else:
                     _feed_forward_input(job, layer, scratch)
             residual, ready = scratch, True
-        a, b = _chunk_rows(chunk, n_chunks, width)
+        a, b = chunk * size, min(width, (chunk + 1) * size)
         w, bias = _weights(job, layer, matrix), _weights(job, layer, matrix + 1)
         products(load_int(job, WEIGHT_DTYPE), w, a, b, n, x, n_tokens, out, step)
         for i in range(n_tokens):
@@ -223,35 +301,42 @@ def _add_normalized(job, layer, number, phase, name, scratch):
 @njit
 def _feed_forward(job, layer, number, phase, scratch, gate):
     """Phase 6: the feed-forward's hidden vectors."""
-    n_tokens, n_chunks = load_int(job, N_TOKENS), load_int(job, N_CHUNKS)
-    size, step = load_int(job, D_FF), load_int(job, D_FF_PADDED)
+    n_tokens, n_rows = load_int(job, N_TOKENS), load_int(job, D_FF)
+    size, step = _rows_per_chunk(job, n_rows), load_int(job, D_FF_PADDED)
+    n_chunks = (n_rows + size - 1) // size
     width, hidden = load_int(job, D_MODEL_PADDED), load_int(job, HIDDEN_PTR)
     kind, dtype, ready = load_int(job, ACTIVATION), load_int(job, WEIGHT_DTYPE), False
+    inputs = scratch + load_int(job, INPUTS_OFFSET)
     for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, number, n_chunks):
         if not ready:
             _feed_forward_input(job, layer, scratch)
+            inputs = _make_inputs(job, scratch, width, n_tokens, inputs)
             ready = True
-        a, b = _chunk_rows(chunk, n_chunks, size)
-        products(dtype, _weights(job, layer, UP), a, b, width, scratch, n_tokens, hidden, step)
+        a, b = chunk * size, min(n_rows, (chunk + 1) * size)
+        products(dtype, _weights(job, layer, UP), a, b, width, inputs, n_tokens, hidden, step)
         if kind in (SWIGLU, GEGLU):
-            products(dtype, _weights(job, layer, GATE), a, b, width, scratch, n_tokens, gate, step)
+            products(dtype, _weights(job, layer, GATE), a, b, width, inputs, n_tokens, gate, step)
         for i in range(n_tokens):
             row = i * step * 4
             add_row(hidden + row, 0, _weights(job, layer, UP_BIAS), a, b)
             if kind in (SWIGLU, GEGLU):
                 add_row(gate + row, 0, _weights(job, layer, GATE_BIAS), a, b)
-            activate(kind, hidden + row, gate + row, a, b)
+            activate(kind, hidden + row + a * 4, gate + row + a * 4, b - a)
+            if dtype == INT8:
+                target = load_int(job, HIDDEN_INPUT_PTR) + i * _input_step(job, step)
+                quantize(hidden + row + a * 4, b - a, target + _input_step(job, a))
 
 
 @njit
 def _logits(job, number, phase, scratch):
     """The last phase: logits of the tokens that need them."""
-    n_logits, n_chunks = load_int(job, N_LOGITS), load_int(job, N_LM_HEAD_CHUNKS)
+    n_logits, n_rows = load_int(job, N_LOGITS), load_int(job, VOCAB_SIZE)
     last, step = load_int(job, N_LAYERS), load_int(job, D_MODEL_PADDED)
-    size = load_int(job, VOCAB_SIZE)
+    size = _rows_per_chunk(job, n_rows)
+    n_chunks = (n_rows + size - 1) // size
     if n_logits == 0:
         return
-    ready = False
+    ready, inputs = False, scratch + load_int(job, INPUTS_OFFSET)
     for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, number, n_chunks):
         if not ready:
             _normalize(job, load_int(job, X_PTR), last, ATTENTION_NORM, scratch)
@@ -261,10 +346,12 @@ def _logits(job, number, phase, scratch):
                     for j in range(step):
                         store_float(scratch, k * step + j, load_float(scratch, i * step + j))
                     k += 1
+            inputs = _make_inputs(job, scratch, step, n_logits, inputs)
             ready = True
-        a, b = _chunk_rows(chunk, n_chunks, size)
+        a, b = chunk * size, min(n_rows, (chunk + 1) * size)
         w, logits = _weights(job, last, LM_HEAD), load_int(job, LOGITS_PTR)
-        products(load_int(job, WEIGHT_DTYPE), w, a, b, step, scratch, n_logits, logits, size)
+        padded = (n_rows + PANEL - 1) // PANEL * PANEL
+        products(load_int(job, WEIGHT_DTYPE), w, a, b, step, inputs, n_logits, logits, padded)
 
 
 @njit
@@ -278,9 +365,10 @@ def forward(job, number, thread):
     scratch = load_int(job, SCRATCH_PTR) + thread * load_int(job, SCRATCH_BYTES)
     gate, scores = scratch + load_int(job, GATE_OFFSET), scratch + load_int(job, SCORES_OFFSET)
     x, y = load_int(job, X_PTR), load_int(job, Y_PTR)
-    attended, hidden = load_int(job, ATTENTION_PTR), load_int(job, HIDDEN_PTR)
+    attended, hidden = load_int(job, ATTENTION_INPUT_PTR), load_int(job, HIDDEN_INPUT_PTR)
     n_attended = load_int(job, N_HEADS) * load_int(job, HEAD_DIM_PADDED)
-    n_hidden = load_int(job, D_FF_PADDED)
+    n_hidden, last = load_int(job, D_FF_PADDED), load_int(job, N_LAYERS) * PHASES_PER_LAYER
+    _embed(job, number, last)
     for layer in range(load_int(job, N_LAYERS)):
         phase = layer * PHASES_PER_LAYER
         _project_qkv(job, layer, number, phase, scratch)
@@ -300,4 +388,4 @@ def forward(job, number, thread):
         )
         if outputs:
             _add_normalized(job, layer, number, phase + 7, FEED_FORWARD_OUTPUT_NORM, scratch)
-    _logits(job, number, load_int(job, N_LAYERS) * PHASES_PER_LAYER, scratch)
+    _logits(job, number, last + 1, scratch)

@@ -51,6 +51,12 @@ def load_int(b, base, i):
     return b.load(_pointer(b, base, i, i64))
 
 
+@primitive(types.void(address, types.int64, types.int64))
+def store_int(b, base, i, value):
+    """Store int64 number `i` after the address."""
+    b.store(value, _pointer(b, base, i, i64))
+
+
 @primitive(types.float32(types.int32))
 def bits_to_float(b, bits):
     """Reinterpret 32 bits as a float32."""

@@ -5,8 +5,11 @@ lengths are rounded up to whole groups, other lengths count elements.
 """
 
 LANES = 16  # float32 numbers per SIMD vector
-GROUP = 32  # int8 weights that share a scale; every matrix row is padded to whole groups
-GROUP_BYTES = 2 + GROUP  # the scale in bfloat16, then the weights
+PANEL = LANES  # rows of a matrix that are stored together
+QUERIES = 4  # that attend to the same keys and values together
+GROUP = 32  # int8 numbers of a row that share a scale; every row is padded to whole groups
+GROUP_BYTES = PANEL * (GROUP + 2)  # of an int8 panel: the weights, then a float16 scale per row
+INPUT_BYTES = GROUP + 8  # of an input of int8 products: the numbers, a float32 scale, an offset
 FLOAT32, BFLOAT16, INT8 = range(3)  # weight dtypes
 SWIGLU, RELU, GELU_TANH, GELU, GEGLU = range(5)  # feed-forward activations
 PRE, POST, PARALLEL, OUTPUT, SANDWICH = range(5)  # placement of norms, see NormPlacement
@@ -16,29 +19,39 @@ GLOBAL, LOCAL = 1, 2  # a layer's rope; 0: none
 QUEUE_WORDS = 16  # int64 words of the work queue per phase: two cache lines
 MAX_CHUNKS = (1 << 20) - 1  # per phase
 PHASES_PER_LAYER = 8
+OTHER_PHASES = 2  # the embedding and the logits
 TABLE_COLUMNS = 20  # int64 numbers per layer
 
 # The fields of a job, int64 each.
 (
     N_LAYERS, D_MODEL, D_MODEL_PADDED, N_HEADS, N_KV_HEADS, HEAD_DIM, HEAD_DIM_PADDED, D_FF,
     D_FF_PADDED, VOCAB_SIZE, WEIGHT_DTYPE, LAYER_NORM, NORM_PLACEMENT, ACTIVATION, QK_NORM,
-    N_ROTATED, EPS_BITS, SCALE_BITS, RESIDUAL_SCALE_BITS,
+    N_ROTATED, EPS_BITS, SCALE_BITS, RESIDUAL_SCALE_BITS, EMBEDDING_SCALE_BITS,
     LAYERS_PTR, COS_PTR, SIN_PTR, LOCAL_COS_PTR, LOCAL_SIN_PTR, X_PTR, Y_PTR, QKV_PTR,
-    ATTENTION_PTR, HIDDEN_PTR, LOGITS_PTR, KEYS_PTR, VALUES_PTR, CAPACITY, N_SEQUENCES,
-    SCRATCH_PTR, SCRATCH_BYTES, GATE_OFFSET, SCORES_OFFSET, TOKENS_PTR, N_TOKENS, N_LOGITS,
-    N_CHUNKS, N_LM_HEAD_CHUNKS, N_THREADS, QUEUE_PTR,
+    ATTENTION_PTR, ATTENTION_INPUT_PTR, HIDDEN_PTR, HIDDEN_INPUT_PTR, LOGITS_PTR, KEYS_PTR,
+    VALUES_PTR, CAPACITY, N_SEQUENCES,
+    SCRATCH_PTR, SCRATCH_BYTES, INPUTS_OFFSET, GATE_OFFSET, SCORES_OFFSET, TOKENS_PTR, N_TOKENS,
+    SPANS_PTR, N_SPANS,
+    N_LOGITS,
+    N_THREADS, QUEUE_PTR,
     JOB_SIZE,
-) = range(46)  # fmt: skip
+) = range(50)  # fmt: skip
 
 # The addresses of a layer's weights, 0 if absent, then its window (0: none) and its rope. The row
-# after the last layer has the final norm and the LM head.
+# after the last layer has the final norm, the LM head, the embedding and the float32 vectors of
+# positions.
 (
     ATTENTION_NORM, ATTENTION_NORM_BIAS, QKV, QKV_BIAS, Q_NORM, K_NORM, OUT, OUT_BIAS,
     FEED_FORWARD_NORM, FEED_FORWARD_NORM_BIAS, GATE, GATE_BIAS, UP, UP_BIAS, DOWN, DOWN_BIAS,
     ATTENTION_OUTPUT_NORM, FEED_FORWARD_OUTPUT_NORM, WINDOW, ROPE,
 ) = range(TABLE_COLUMNS)  # fmt: skip
-LM_HEAD = QKV
+LM_HEAD, EMBEDDING, POSITIONS = QKV, GATE, UP
 
-# A token: its position, its sequence in the KV cache, and whether its logits are needed (1 or 0).
-POSITION, SEQUENCE, NEEDS_LOGITS = range(3)
-TOKEN_COLUMNS = 3
+# Tokens that attend together: the first one, and how many; consecutive ones of a sequence.
+FIRST_TOKEN, TOKEN_COUNT = range(2)
+SPAN_COLUMNS = 2
+
+# A token: its id, its position, its sequence in the KV cache, and whether its logits are needed (1
+# or 0).
+TOKEN_ID, POSITION, SEQUENCE, NEEDS_LOGITS = range(4)
+TOKEN_COLUMNS = 4

@@ -11,7 +11,9 @@ import math
 import numpy as np
 from numba import njit
 
-from tgen.engine.cpu.intrinsics import bits_to_float, load_float, store_float
+from tgen.engine.cpu.attention_tiles import make_mix, make_scores
+from tgen.engine.cpu.int8 import quantize_group
+from tgen.engine.cpu.intrinsics import load_float, load_int, store_float
 from tgen.engine.cpu.job_layout import (
     BFLOAT16,
     FLOAT32,
@@ -19,81 +21,69 @@ from tgen.engine.cpu.job_layout import (
     GELU_TANH,
     GROUP,
     GROUP_BYTES,
+    INPUT_BYTES,
     INT8,
+    PANEL,
     RELU,
     SWIGLU,
 )
-from tgen.engine.cpu.simd import make_mix, make_scores, make_tile
+from tgen.engine.cpu.tiles import make_read, make_tile, tile_shapes
+from tgen.engine.cpu.vector_math import exp_scores, geglu, gelu_tanh, relu, swiglu
 
 _score_64, _score_16 = make_scores(4), make_scores(1)
 _mix_32, _mix_64 = make_mix(2), make_mix(4)
 
+_GROUPS_PER_SUM = 8
 _F = np.float32
-_MAX_EXPONENT = _F(87.0)  # exp overflows float32 beyond it, and is almost 0 below its negative
-_ROUNDING = _F(3 << 22)  # adding and subtracting it rounds to an integer
 
 
-@njit(inline="always")
-def exp(x):
-    """e^x in float32, accurate to 2 ulp (Cephes' expf)."""
-    x = min(max(x, -_MAX_EXPONENT), _MAX_EXPONENT)
-    k = x * _F(1.44269504) + _ROUNDING - _ROUNDING
-    r = x - k * _F(0.693359375)
-    r = r - k * _F(-2.12194440e-4)
-    p = _F(1.9875691500e-4)
-    p = p * r + _F(1.3981999507e-3)
-    p = p * r + _F(8.3334519073e-3)
-    p = p * r + _F(4.1665795894e-2)
-    p = p * r + _F(1.6666665459e-1)
-    p = p * r + _F(5.0000001201e-1)
-    p = p * r * r + r + _F(1.0)
-    return p * bits_to_float(np.int32((np.int32(k) + np.int32(127)) << np.int32(23)))
-
-
-def _make_products(dtype, row_bytes):
-    """Products with weights of a dtype: `row_bytes` per GROUP numbers of a row.
-
-    A tile has as many results as fit in registers beside its input; the fewer vectors, the more
-    rows of weights.
-    """
-    # int8 weights need registers for the conversion to float32.
-    rows_per_tile = {1: 8, 2: 8, 3: 4, 4: 4} | ({} if dtype == INT8 else {5: 4, 6: 4})
-    tile, single = make_tile(rows_per_tile, dtype), make_tile({1: 1}, dtype)
-    max_vectors = max(rows_per_tile)
+def _make_products(dtype, panel_bytes, input_bytes):
+    """Products with weights of a dtype; the bytes are those of a panel and an input per group."""
+    tile, shapes = make_tile(dtype), tile_shapes(dtype)
+    most = max(n for n, _ in shapes)
+    second = max((n for n, _ in shapes if n < most), default=1)
+    single, several = (max(p for n, p in shapes if n == m) for m in (1, most))
+    # A sum begins anew after some columns, so that it does not lose small numbers.
+    block = _GROUPS_PER_SUM if dtype != INT8 else 1 << 40
 
     @njit
     def products_of_dtype(w, first, last, n, x, n_vectors, out, out_step):
-        w_step, x_step, step = n // GROUP * row_bytes, n * 4, out_step * 4
-        i = 0
-        while i < n_vectors:
-            left = n_vectors - i
-            count = -(-left // -(-left // max_vectors))  # few groups of similar size
-            rows = 8 if count <= 2 else 4  # as in rows_per_tile
-            vectors, r = x + i * x_step, first
-            while r + rows <= last:
-                target = out + i * step + r * 4
-                tile(count, w + r * w_step, w_step, vectors, x_step, n, target, step)
-                r += rows
-            for rest in range(r, last):
-                for m in range(count):
-                    weights, vector = w + rest * w_step, vectors + m * x_step
-                    target = out + (i + m) * step + rest * 4
-                    single(1, weights, w_step, vector, x_step, n, target, step)
-            i += count
+        n_groups, step = n // GROUP, out_step * 4
+        w_step, x_step = n_groups * panel_bytes, n_groups * input_bytes
+        panel, end = first // PANEL, (last + PANEL - 1) // PANEL
+        while panel < end:
+            n_panels = min(single if n_vectors == 1 else several, end - panel)
+            i = 0
+            while i < n_vectors:
+                count = most
+                while count > n_vectors - i:
+                    count = second if count == most else count // 2
+                target = out + i * step + panel * PANEL * 4
+                g = 0
+                while g < n_groups:
+                    weights = w + panel * w_step + g * panel_bytes
+                    vectors = x + i * x_step + g * input_bytes
+                    size = min(block, n_groups - g)
+                    tile(count, n_panels, weights, w_step, vectors, x_step, size, target, step, g)
+                    g += size
+                i += count
+            panel += n_panels
 
     return products_of_dtype
 
 
-_products_float32 = _make_products(FLOAT32, 4 * GROUP)
-_products_bfloat16 = _make_products(BFLOAT16, 2 * GROUP)
-_products_int8 = _make_products(INT8, GROUP_BYTES)
+_products_float32 = _make_products(FLOAT32, 4 * GROUP * PANEL, 4 * GROUP)
+_products_bfloat16 = _make_products(BFLOAT16, 2 * GROUP * PANEL, 4 * GROUP)
+_products_int8 = _make_products(INT8, GROUP_BYTES, INPUT_BYTES)
 
 
 @njit
 def products(dtype, w, first, last, n, x, n_vectors, out, out_step):
     """out[i, r] = w[r] . x[i] for rows `first` to `last` of w and all vectors of x.
 
-    Rows and vectors have n numbers, a multiple of GROUP; `out_step` counts numbers.
+    `first` is a multiple of PANEL; so many rows are written that `last` is rounded up to one. Rows
+    and vectors have n numbers, a multiple of GROUP; `out_step` counts numbers. Int8 products take
+    vectors that `quantize` made.
     """
     if dtype == FLOAT32:
         _products_float32(w, first, last, n, x, n_vectors, out, out_step)
@@ -101,6 +91,31 @@ def products(dtype, w, first, last, n, x, n_vectors, out, out_step):
         _products_bfloat16(w, first, last, n, x, n_vectors, out, out_step)
     else:
         _products_int8(w, first, last, n, x, n_vectors, out, out_step)
+
+
+_read_float32, _read_bfloat16, _read_int8 = (make_read(d) for d in (FLOAT32, BFLOAT16, INT8))
+
+
+@njit
+def embed(dtype, w, row, n, n_padded, out):
+    """out = the first n numbers of row `row` of w, whose rows have `n_padded` numbers."""
+    panel, r = row // PANEL, row % PANEL
+    if dtype == FLOAT32:
+        for j in range(n):
+            store_float(out, j, _read_float32(w + panel * n_padded * 4 * PANEL, j, r))
+    elif dtype == BFLOAT16:
+        for j in range(n):
+            store_float(out, j, _read_bfloat16(w + panel * n_padded * 2 * PANEL, j, r))
+    else:
+        for j in range(n):
+            store_float(out, j, _read_int8(w + panel * n_padded // GROUP * GROUP_BYTES, j, r))
+
+
+@njit
+def quantize(x, n, out):
+    """Write a vector of n float32 numbers as an input of int8 products."""
+    for g in range((n + GROUP - 1) // GROUP):
+        quantize_group(x + g * GROUP * 4, out + g * INPUT_BYTES)
 
 
 @njit(fastmath=True)
@@ -150,30 +165,20 @@ def scale_row(out, scale, first, last):
         store_float(out, r, load_float(out, r) * scale)
 
 
-@njit(inline="always")
-def _gelu_tanh(z):
-    inner = _F(1.5957691216) * (z + _F(0.044715) * z * z * z)
-    return z / (_F(1) + exp(-inner))
-
-
 @njit
-def activate(kind, up, gate, first, last):
-    """up[r] = activation(up[r]), or activation(gate[r]) * up[r], for r from `first` to `last`."""
+def activate(kind, up, gate, n):
+    """up[r] = activation(up[r]), or activation(gate[r]) * up[r], for n numbers, rounded up to whole
+    vectors."""
     if kind == SWIGLU:
-        for r in range(first, last):
-            z = load_float(gate, r)
-            store_float(up, r, load_float(up, r) * z / (_F(1) + exp(-z)))
+        swiglu(up, gate, n)
     elif kind == RELU:
-        for r in range(first, last):
-            store_float(up, r, max(load_float(up, r), _F(0)))
+        relu(up, up, n)
     elif kind == GELU_TANH:
-        for r in range(first, last):
-            store_float(up, r, _gelu_tanh(load_float(up, r)))
+        gelu_tanh(up, up, n)
     elif kind == GEGLU:
-        for r in range(first, last):
-            store_float(up, r, load_float(up, r) * _gelu_tanh(load_float(gate, r)))
+        geglu(up, gate, n)
     else:
-        for r in range(first, last):
+        for r in range(n):
             z = load_float(up, r)
             store_float(up, r, z * _F(0.5) * (_F(1) + _F(math.erf(z * _F(0.7071067812)))))
 
@@ -188,50 +193,40 @@ def rotate(vector, cos, sin, half):
         store_float(vector, d + half, y * c + x * s)
 
 
-@njit(fastmath=True)
-def _maximum(x, n):
-    largest = load_float(x, 0)
-    for j in range(n):
-        largest = max(largest, load_float(x, j))
-    return largest
-
-
-@njit(fastmath=True)
-def _sum(x, n):
-    total = _F(0)
-    for j in range(n):
-        total += load_float(x, j)
-    return total
-
-
 @njit
-def attend(query, keys, values, first, n, size, scale, scores, out):
-    """out = softmax(scale * keys query) values, over positions `first` (below LANES) to n.
+def attend(count, queries, limits, totals, keys, values, size, scale, scores, out, out_step):
+    """out[m] = softmax(scale * keys query m) values for `count` queries, at most QUERIES, whose
+    addresses are at `queries`; `limits` has the first position (below LANES) and the end of each,
+    and `totals` has room for a number of each.
 
     `size`, the padded head size, is a multiple of GROUP. Keys are laid out as in `make_scores`;
-    those after the last position are ignored.
+    those after the last position are ignored. A query's result does not depend on the others:
+    outside its limits, zeros are added.
     """
-    step = size * 4
+    step, n = size * 4, 0
+    for m in range(count):
+        n = max(n, load_int(limits, 2 * m + 1))
+    scores_step = (n + 63) // 64 * 64 * 4
     s = 0
     while s < n:
         if n - s > 48:
-            _score_64(query, keys + s * step, size, scores + s * 4)
+            _score_64(count, queries, keys + s * step, size, scores + s * 4, scores_step)
             s += 64
         else:
-            _score_16(query, keys + s * step, size, scores + s * 4)
+            _score_16(count, queries, keys + s * step, size, scores + s * 4, scores_step)
             s += 16
-    scores, values, n = scores + first * 4, values + first * step, n - first
-    largest = _maximum(scores, n)
-    for s in range(n):
-        store_float(scores, s, exp((load_float(scores, s) - largest) * scale))
-    total = _sum(scores, n)
+    for m in range(count):
+        first, end = load_int(limits, 2 * m), load_int(limits, 2 * m + 1)
+        total = exp_scores(scores + m * scores_step, first, end, n, scale)
+        store_float(totals, m, total)
     d = 0
     while d < size:
+        target, v = out + d * 4, values + d * 4
         if size - d >= 64:
-            _mix_64(scores, values + d * 4, step, n, out + d * 4)
+            _mix_64(count, scores, scores_step, v, step, n, target, out_step)
             d += 64
         else:
-            _mix_32(scores, values + d * 4, step, n, out + d * 4)
+            _mix_32(count, scores, scores_step, v, step, n, target, out_step)
             d += 32
-    for d in range(size):
-        store_float(out, d, load_float(out, d) / total)
+    for m in range(count):
+        scale_row(out + m * out_step, _F(1) / load_float(totals, m), 0, size)

@@ -11,6 +11,7 @@ import numpy as np
 from tgen.checkpoint.dtypes import Array
 from tgen.config import ModelConfig
 from tgen.engine.cpu import job_layout
+from tgen.engine.cpu.aligned import aligned
 from tgen.engine.cpu.job_layout import LANES
 from tgen.engine.cpu.weights import padded_length
 from tgen.model.ram import check_kv_cache_ram
@@ -112,7 +113,6 @@ class BlockedKVCache:
         size = padded_length(config.head_dim)
         shape = (config.n_layers, n_sequences, config.n_kv_heads)
         check_kv_cache_ram(n_sequences, n_blocks * LANES, 8 * config.n_layers * shape[2] * size)
-        # Pages of zeros cost no memory until they are written.
-        keys: Array = np.zeros((*shape, n_blocks, size, LANES), np.float32)
-        values: Array = np.zeros((*shape, n_blocks * LANES, size), np.float32)
+        keys = aligned((*shape, n_blocks, size, LANES))
+        values = aligned((*shape, n_blocks * LANES, size))
         return keys, values

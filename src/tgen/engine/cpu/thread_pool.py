@@ -9,12 +9,18 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.engine.cpu.job_layout import JOB_SIZE, PHASES_PER_LAYER, QUEUE_PTR, QUEUE_WORDS
+from tgen.engine.cpu.job_layout import (
+    JOB_SIZE,
+    OTHER_PHASES,
+    PHASES_PER_LAYER,
+    QUEUE_PTR,
+    QUEUE_WORDS,
+)
 from tgen.engine.cpu.kernel_cache import load_kernels
 
 MAX_LAYERS = 1000
 
-_MAX_PHASES = MAX_LAYERS * PHASES_PER_LAYER + 1
+_MAX_PHASES = MAX_LAYERS * PHASES_PER_LAYER + OTHER_PHASES
 
 
 class ThreadPool:
@@ -37,7 +43,7 @@ class ThreadPool:
             enter = load_kernels()  # before helpers start, which would load them at the same time
             while len(self._wake) < n_threads - 1 and self._start_helper():
                 pass
-            self._n_phases = max(self._n_phases, n_layers * PHASES_PER_LAYER + 1)
+            self._n_phases = max(self._n_phases, n_layers * PHASES_PER_LAYER + OTHER_PHASES)
             self._n_passes += 1
             for i in range(min(n_threads - 1, len(self._wake))):
                 if self._asleep[i]:

@@ -1,4 +1,4 @@
-"""A model's weights in the kernels' layout: every matrix row padded with zeros to whole groups.
+"""A model's weights in the kernels' layout: panels of rows, padded with zeros to whole groups.
 
 Zeros do not change any sum. Attention heads are padded too, since the queries, keys and values of
 all heads are rows of one matrix.
@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from tgen.checkpoint.dtypes import Array, to_bfloat16, to_float32
 from tgen.config import ModelConfig, StoredAs
 from tgen.engine.cpu import job_layout
-from tgen.engine.cpu.job_layout import GROUP, GROUP_BYTES
+from tgen.engine.cpu.aligned import aligned
+from tgen.engine.cpu.job_layout import GROUP, GROUP_BYTES, PANEL
 from tgen.model.ram import check_ram
 
-_ROWS_AT_ONCE = 4096  # matrix rows converted together
+_ROWS_AT_ONCE = 4096  # matrix rows converted together: whole panels
 _DTYPES = {"float32": job_layout.FLOAT32, "bfloat16": job_layout.BFLOAT16, "int8": job_layout.INT8}
-_BYTES = {"float32": 4, "bfloat16": 2, "int8": GROUP_BYTES / GROUP}  # per weight
+_BYTES = {"float32": 4, "bfloat16": 2, "int8": GROUP_BYTES / GROUP / PANEL}  # per weight
 _ACTIVATIONS = {
     "swiglu": job_layout.SWIGLU,
     "relu": job_layout.RELU,
@@ -96,12 +97,13 @@ class PackedWeights:
                 final = to_float32(final) / np.float32(config.logits_divisor)
             self._put(last, job_layout.ATTENTION_NORM, final)
             self._put(last, job_layout.ATTENTION_NORM_BIAS, take("final_norm.bias", None))
-        self._embedding = self._pack(take("token_embedding.weight"))
+        self._put(last, job_layout.EMBEDDING, take("token_embedding.weight"))
         if config.tied_embeddings:
-            self.table[last, job_layout.LM_HEAD] = self._embedding.ctypes.data
+            self.table[last, job_layout.LM_HEAD] = self.table[last, job_layout.EMBEDDING]
         else:
             self._put(last, job_layout.LM_HEAD, take("lm_head.weight"))
-        self.positions = take("position_embedding.weight", None)
+        if (positions := take("position_embedding.weight", None)) is not None:
+            self.set_positions(np.ascontiguousarray(to_float32(positions)))
 
     def _norm_scale(self, name: int, array: Array | None) -> Array | None:
         """Return a norm's factors, padded like its input; return other arrays unchanged."""
@@ -120,21 +122,22 @@ class PackedWeights:
             self.table[layer, name] = packed.ctypes.data
 
     def _pack(self, array: Array) -> Array:
-        """Pad rows and convert matrices to the dtype, some rows at a time."""
-        if array.ndim == 1 or self.dtype == job_layout.FLOAT32:
-            return np.ascontiguousarray(_pad(to_float32(array), -1))
-        convert = to_bfloat16 if self.dtype == job_layout.BFLOAT16 else to_int8
-        first = convert(_pad(array[:1], -1))
-        packed = np.empty((len(array), first.shape[1]), first.dtype)
+        """Pad vectors, and convert matrices to panels of the dtype, some rows at a time."""
+        if array.ndim == 1:
+            vector = aligned((padded_length(len(array)),))
+            vector[: len(array)] = to_float32(array)
+            return vector
+        first = to_panels(_pad(array[:1], -1), self.dtype)
+        packed = aligned((-(-len(array) // PANEL), *first.shape[1:]), first.dtype)
         for i in range(0, len(array), _ROWS_AT_ONCE):
-            packed[i : i + _ROWS_AT_ONCE] = convert(_pad(array[i : i + _ROWS_AT_ONCE], -1))
+            panels = to_panels(_pad(array[i : i + _ROWS_AT_ONCE], -1), self.dtype)
+            packed[i // PANEL : i // PANEL + len(panels)] = panels
         return packed
 
-    def embed(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the embeddings of token ids: (n,) -> (n, C)."""
-        rows = self._embedding[ids]
-        wide = from_int8(rows) if self.dtype == job_layout.INT8 else to_float32(rows)
-        return wide[:, : self.config.d_model]
+    def set_positions(self, vectors: Array) -> None:
+        """Use the float32 vectors (n, C), which are added to the embeddings."""
+        self._positions = vectors
+        self.table[self.config.n_layers, job_layout.POSITIONS] = vectors.ctypes.data
 
     def job_fields(self) -> dict[int, int]:
         """Return the job's fields that depend on the model only."""
@@ -159,6 +162,7 @@ class PackedWeights:
             job_layout.EPS_BITS: _float_bits(config.norm_eps),
             job_layout.SCALE_BITS: _float_bits(config.score_scale),
             job_layout.RESIDUAL_SCALE_BITS: _float_bits(config.residual_scale),
+            job_layout.EMBEDDING_SCALE_BITS: _float_bits(config.embedding_scale),
             job_layout.LAYERS_PTR: self.table.ctypes.data,
         }
 
@@ -168,23 +172,51 @@ def padded_length(n: int) -> int:
     return -(-n // GROUP) * GROUP
 
 
-def to_int8(array: Array) -> NDArray[np.uint8]:
-    """Quantize (m, n) to (m, n / GROUP * GROUP_BYTES): per group a bfloat16 scale, then the
-    integers from -127 to 127 nearest to weight / scale."""
-    groups = to_float32(array).reshape(len(array), -1, GROUP)
+def to_int8(rows: Array) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+    """Quantize (m, n): integers from -127 to 127 (m, n), and a scale per group (m, n / GROUP).
+
+    A scale is the largest magnitude / 127, rounded up to float16.
+    """
+    groups = to_float32(rows).reshape(len(rows), -1, GROUP)
     exact = np.abs(groups).max(axis=2, keepdims=True) / np.float32(127)
-    stored = ((exact.view(np.uint32) + 0xFFFF) >> 16).astype(np.uint16)  # rounded up to bfloat16
-    scales = to_float32(stored)
-    numbers = np.rint(groups / np.where(scales > 0, scales, 1)).astype(np.int8)
-    parts = [stored.view(np.uint8), numbers.view(np.uint8)]
-    return np.concatenate(parts, axis=2).reshape(len(array), -1)
+    scales = np.minimum(exact, np.float32(65504)).astype(np.float16)
+    with np.errstate(over="ignore"):
+        above = np.nextafter(scales, np.float16(np.inf))
+    scales = np.minimum(np.where(scales < exact, above, scales), np.float16(65504))
+    wide = scales.astype(np.float32)
+    numbers = np.rint(np.clip(groups / np.where(wide > 0, wide, 1), -127, 127)).astype(np.int8)
+    return numbers.reshape(len(rows), -1), wide[:, :, 0].astype(np.float16)
 
 
-def from_int8(rows: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Dequantize `to_int8`: (m, n / GROUP * GROUP_BYTES) -> (m, n)."""
-    groups = rows.reshape(len(rows), -1, GROUP_BYTES)
-    scales = to_float32(np.ascontiguousarray(groups[:, :, :2]).view(np.uint16))
-    return (groups[:, :, 2:].view(np.int8) * scales).reshape(len(rows), -1)
+def from_int8(numbers: NDArray[np.int8], scales: NDArray[np.float16]) -> NDArray[np.float32]:
+    """Dequantize the result of `to_int8`: (m, n)."""
+    groups = numbers.reshape(len(numbers), -1, GROUP)
+    wide = groups * scales.astype(np.float32)[:, :, None]
+    return wide.reshape(len(numbers), -1)
+
+
+def to_panels(rows: Array, dtype: int) -> Array:
+    """Pack (m, n), with zeros to whole panels: floats as (m / PANEL, n, PANEL), int8 as (m / PANEL,
+    n / GROUP, GROUP_BYTES)."""
+    missing = -len(rows) % PANEL
+    rows = np.pad(rows, ((0, missing), (0, 0))) if missing else rows
+    if dtype == job_layout.INT8:
+        return _int8_panels(rows)
+    rows = to_float32(rows) if dtype == job_layout.FLOAT32 else to_bfloat16(rows)
+    return np.ascontiguousarray(rows.reshape(-1, PANEL, rows.shape[1]).swapaxes(1, 2))
+
+
+def _int8_panels(rows: Array) -> NDArray[np.uint8]:
+    """Per group, four columns of all rows after each other, each number 128 larger; then the scales
+    of the rows."""
+    numbers, scales = to_int8(rows)
+    quads = (numbers.view(np.uint8) ^ 0x80).reshape(-1, PANEL, numbers.shape[1] // GROUP, 8, 4)
+    scales = np.ascontiguousarray(scales.reshape(-1, PANEL, quads.shape[2]).swapaxes(1, 2))
+    parts = [
+        quads.transpose(0, 2, 3, 1, 4).reshape(*scales.shape[:2], -1),
+        scales.view(np.uint8).reshape(*scales.shape[:2], -1),
+    ]
+    return np.concatenate(parts, axis=2)
 
 
 def _pad(array: Array, axis: int) -> Array:

@@ -4,17 +4,15 @@ A phase has two words, each in its own cache line: `pass << 20 | next chunk` and
 `pass << 20 | chunks done`. See README.md for why this is safe with late threads.
 """
 
-import platform
-
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 
 from tgen.engine.cpu.intrinsics import address, i32, i64, primitive
+from tgen.engine.cpu.target import X86
 
 _LINE = 64  # bytes
 _SPINS = 2000  # polls of a phase before the CPU is yielded
-_X86 = platform.machine().lower() in ("x86_64", "amd64", "i686")
 
 
 @primitive(types.int64(address, types.int64))
@@ -55,7 +53,7 @@ def yield_cpu(b):
 @primitive(types.void())
 def pause(b):
     """Pause briefly between two polls of a word."""
-    if _X86:
+    if X86:
         kind = ir.FunctionType(ir.VoidType(), [])
         b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.x86.sse2.pause"), [])
 

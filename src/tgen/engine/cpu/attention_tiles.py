@@ -1,0 +1,91 @@
+"""Tiles of attention: some queries times blocks of keys, and their weights times values."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from tgen.engine.cpu.intrinsics import address, f32, i64, primitive
+from tgen.engine.cpu.job_layout import QUERIES
+from tgen.engine.cpu.simd import (
+    VECTOR,
+    broadcast,
+    element,
+    fma,
+    integer,
+    load,
+    loop,
+    offset,
+    store,
+)
+
+
+def make_scores(n_blocks: int) -> Any:
+    """scores(count, queries, keys, size, out, out_step): out[m, s] = query m . key s for `count`
+    queries, at the addresses `queries`, and 16 `n_blocks` keys.
+
+    Keys are stored in blocks of 16 positions, each block as (size, 16).
+    """
+
+    @primitive(types.void(*[address] * 6))
+    def scores(b, count, queries, keys, size, out, out_step):
+        with _case_per_count(b, count) as counts:
+            for n in counts:
+                vectors = [load(b, b.add(queries, integer(8 * m)), i64) for m in range(n)]
+                blocks = [offset(b, keys, b.mul(size, integer(64)), u) for u in range(n_blocks)]
+                with loop(b, size, n * n_blocks, step=1) as (d, sums, new_sums):
+                    values = [load(b, element(b, block, d, 64), VECTOR) for block in blocks]
+                    for m, q in enumerate(vectors):
+                        number = broadcast(b, load(b, element(b, q, d, 4), f32))
+                        for u, value in enumerate(values):
+                            new_sums.append(fma(b, number, value, sums[m * n_blocks + u]))
+                for k, total in enumerate(new_sums):
+                    m, u = divmod(k, n_blocks)
+                    store(b, total, b.add(offset(b, out, out_step, m), integer(64 * u)))
+
+    return scores
+
+
+def make_mix(n_vectors: int) -> Any:
+    """mix(count, p, p_step, v, v_step, n, out, out_step): out[m, 0 : 16 n_vectors] = the sum over n
+    rows of p[m, s] * v[s], for `count` rows of p."""
+
+    @primitive(types.void(*[address] * 8))
+    def mix(b, count, p, p_step, v, v_step, n, out, out_step):
+        with _case_per_count(b, count) as counts:
+            for n_rows in counts:
+                rows = [offset(b, p, p_step, m) for m in range(n_rows)]
+                with loop(b, n, n_rows * n_vectors, step=1) as (s, sums, new_sums):
+                    row = b.add(v, b.mul(s, v_step))
+                    values = [
+                        load(b, b.add(row, integer(64 * u)), VECTOR) for u in range(n_vectors)
+                    ]
+                    for m, weights in enumerate(rows):
+                        weight = broadcast(b, load(b, element(b, weights, s, 4), f32))
+                        for u, value in enumerate(values):
+                            new_sums.append(fma(b, weight, value, sums[m * n_vectors + u]))
+                for k, total in enumerate(new_sums):
+                    m, u = divmod(k, n_vectors)
+                    store(b, total, b.add(offset(b, out, out_step, m), integer(64 * u)))
+
+    return mix
+
+
+@contextmanager
+def _case_per_count(b: ir.IRBuilder, count: ir.Value) -> Iterator[Iterator[int]]:
+    """A switch: yields 1 to QUERIES, each while the builder is in the case of that count."""
+    after = b.append_basic_block("counts_done")
+    switch = b.switch(count, after)
+
+    def cases() -> Iterator[int]:
+        for n in range(1, QUERIES + 1):
+            case = b.append_basic_block(f"count_{n}")
+            switch.add_case(integer(n), case)
+            b.position_at_end(case)
+            yield n
+            b.branch(after)
+
+    yield cases()
+    b.position_at_end(after)

@@ -1,0 +1,101 @@
+"""Exponentials of whole vectors: softmax and the activations of feed-forward layers."""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from tgen.engine.cpu.intrinsics import address, i32, primitive
+from tgen.engine.cpu.job_layout import LANES
+from tgen.engine.cpu.simd import (
+    INTEGERS,
+    VECTOR,
+    broadcast,
+    element,
+    fma,
+    larger,
+    load,
+    loop,
+    reduce,
+    store,
+)
+
+_MAX_EXPONENT = 87.0  # exp overflows float32 beyond it, and is almost 0 below its negative
+_EXP = (  # Cephes' expf: the polynomial that is left after powers of 2 are taken out
+    1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1,
+    5.0000001201e-1,
+)  # fmt: skip
+
+
+def _constant(value: float) -> ir.Constant:
+    return ir.Constant(VECTOR, [value] * LANES)
+
+
+def _exp(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """e^x, accurate to 2 ulp."""
+    x = larger(b, x, _constant(-_MAX_EXPONENT))
+    x = b.fneg(larger(b, b.fneg(x), _constant(-_MAX_EXPONENT)))
+    rounding = _constant(float(3 << 22))  # adding and subtracting it rounds to an integer
+    k = b.fsub(b.fadd(b.fmul(x, _constant(1.44269504)), rounding), rounding)
+    r = fma(b, k, _constant(-0.693359375), x)
+    r = fma(b, k, _constant(2.12194440e-4), r)
+    p = _constant(_EXP[0])
+    for coefficient in _EXP[1:]:
+        p = fma(b, p, r, _constant(coefficient))
+    p = b.fadd(fma(b, p, b.fmul(r, r), r), _constant(1.0))
+    exponent = b.add(b.fptosi(k, INTEGERS), ir.Constant(INTEGERS, [127] * LANES))
+    power = b.bitcast(b.shl(exponent, ir.Constant(INTEGERS, [23] * LANES)), VECTOR)
+    return b.fmul(p, power)
+
+
+@primitive(types.float32(address, *[types.int64] * 3, types.float32))
+def exp_scores(b, x, first, end, n, scale):
+    """x[i] = e^(scale * (x[i] - max)) from `first` to `end`, 0 elsewhere in n numbers, rounded up
+    to whole vectors; returns the sum. Each number has its place in the order of the sum."""
+    lanes = ir.Constant(INTEGERS, list(range(LANES)))
+    bounds = [broadcast(b, b.trunc(bound, i32)) for bound in (first, end)]
+
+    def is_inside(j):
+        i = b.add(broadcast(b, b.trunc(j, i32)), lanes)
+        return b.and_(b.icmp_signed(">=", i, bounds[0]), b.icmp_signed("<", i, bounds[1]))
+
+    lowest = _constant(-3e38)
+    with loop(b, n, 1, step=LANES, start=lowest) as (j, (most,), new):
+        value = load(b, element(b, x, j, 4), VECTOR)
+        new.append(larger(b, b.select(is_inside(j), value, lowest), most))
+    largest = broadcast(b, reduce(b, new[0], larger))
+    with loop(b, n, 1, step=LANES) as (j, (total,), new):
+        place = element(b, x, j, 4)
+        scaled = b.fmul(b.fsub(load(b, place, VECTOR), largest), broadcast(b, scale))
+        value = b.select(is_inside(j), _exp(b, scaled), _constant(0.0))
+        store(b, value, place)
+        new.append(b.fadd(total, value))
+    return reduce(b, new[0], lambda b, x, y: b.fadd(x, y))
+
+
+def _make_activation(emit: Any) -> Any:
+    """activation(up, gate, n): up[i] = emit(up[i], gate[i]) for n numbers in whole vectors."""
+
+    @primitive(types.void(address, address, types.int64))
+    def activation(b, up, gate, n):
+        with loop(b, n, 0, step=LANES) as (j, _, _):
+            places = [element(b, start, j, 4) for start in (up, gate)]
+            store(b, emit(b, *[load(b, place, VECTOR) for place in places]), places[0])
+
+    return activation
+
+
+def _silu(b, z):
+    return b.fdiv(z, b.fadd(_constant(1.0), _exp(b, b.fneg(z))))
+
+
+def _gelu_tanh(b, z):
+    cube = b.fmul(b.fmul(b.fmul(_constant(0.044715), z), z), z)
+    inner = b.fmul(_constant(-1.5957691216), b.fadd(z, cube))
+    return b.fdiv(z, b.fadd(_constant(1.0), _exp(b, inner)))
+
+
+swiglu = _make_activation(lambda b, up, gate: b.fmul(up, _silu(b, gate)))
+geglu = _make_activation(lambda b, up, gate: b.fmul(up, _gelu_tanh(b, gate)))
+gelu_tanh = _make_activation(lambda b, up, _: _gelu_tanh(b, up))
+relu = _make_activation(lambda b, up, _: larger(b, up, _constant(0.0)))
