@@ -1,7 +1,6 @@
 """Arrays that begin at a cache line, so that vectors and rows of whole lines do too."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -11,15 +10,9 @@ from tgen.checkpoint.dtypes import Array
 _LINE = 64  # bytes of a cache line
 
 
-def aligned(
-    shape: tuple[int, ...],
-    dtype: DTypeLike = np.float32,
-    *,
-    fill: Callable[..., Array] = np.zeros,
-) -> Array:
-    """Make an array with `np.zeros`, whose pages cost no RAM until they are written, or
-    `np.empty`."""
+def aligned(shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Array:
+    """Zeros; their pages cost no RAM until they are written."""
     n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
-    memory = fill(n_bytes + _LINE, np.uint8)
+    memory = np.zeros(n_bytes + _LINE, np.uint8)
     start = -memory.ctypes.data % _LINE
     return memory[start : start + n_bytes].view(dtype).reshape(shape)

@@ -1,9 +1,8 @@
-"""The CPU engine: passes of up to 96 tokens through the compiled `forward`."""
+"""The CPU engine: passes of up to 264 tokens through the compiled `forward`."""
 
 import threading
 from collections.abc import MutableMapping, Sequence
 from copy import copy
-from itertools import accumulate, chain, count, repeat
 from typing import Self
 
 import numpy as np
@@ -11,7 +10,6 @@ import numpy as np
 from tgen.checkpoint.dtypes import Array
 from tgen.config import ModelConfig, StoredAs
 from tgen.engine.base import Logits, extended_lengths
-from tgen.engine.cpu import job_layout
 from tgen.engine.cpu.kv_cache import BlockedKVCache
 from tgen.engine.cpu.pass_runner import MAX_TOKENS, PassRunner
 
@@ -80,19 +78,19 @@ class CpuEngine:
     def _extend(self, tokens: Sequence[Sequence[int]], every_position: bool) -> Logits:
         before, counts = self.lengths, [len(new) for new in tokens]
         after = extended_lengths(before, counts, self.context_length)
-        ids = list(chain.from_iterable(tokens))
-        if min(ids) < 0 or max(ids) >= self.config.vocab_size:
-            raise IndexError(f"a token is outside the vocabulary of {self.config.vocab_size}")
+        rows: list[tuple[int, ...]] = []  # see `job_layout`
+        for i, new in enumerate(tokens):
+            if min(new) < 0 or max(new) >= self.config.vocab_size:
+                raise IndexError(f"a token is outside the vocabulary of {self.config.vocab_size}")
+            last = after[i] - 1
+            rows += [
+                (token, position, i, every_position or position == last)
+                for position, token in enumerate(new, before[i])
+            ]
         self._cache.reserve(max(after))
-        rows = np.empty((len(ids), job_layout.TOKEN_COLUMNS), np.int64)
-        rows[:, job_layout.TOKEN_ID] = ids
-        rows[:, job_layout.POSITION] = list(chain.from_iterable(map(range, before, after)))
-        rows[:, job_layout.SEQUENCE] = list(chain.from_iterable(map(repeat, count(), counts)))
-        rows[:, job_layout.NEEDS_LOGITS] = every_position
-        rows[[end - 1 for end in accumulate(counts)], job_layout.NEEDS_LOGITS] = 1
         parts = [
             self._runner.run(self._cache, rows[i : i + MAX_TOKENS])
-            for i in range(0, len(ids), MAX_TOKENS)
+            for i in range(0, len(rows), MAX_TOKENS)
         ]
         self._cache.lengths = after
         return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -1,7 +1,7 @@
 """Passes of one model: its weights and the buffers of a pass, shared by all of its engines."""
 
 import threading
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 
 import numpy as np
 
@@ -53,14 +53,14 @@ class PassRunner:
         self._allocate_buffers()
         self._set_fields(self._weights.job_fields() | {job_layout.N_THREADS: n_threads})
 
-    def run(self, cache: BlockedKVCache, rows: Array) -> Logits:
-        """Rows of tokens (n, TOKEN_COLUMNS), see `job_layout` -> logits where needed.
+    def run(self, cache: BlockedKVCache, rows: Sequence[tuple[int, ...]]) -> Logits:
+        """Run a pass of tokens with these rows, see `job_layout`; return logits where needed.
 
         Writes keys and values to `cache`, which has room for them.
         """
         n = len(rows)
-        n_logits = int(rows[:, job_layout.NEEDS_LOGITS].sum())
-        logits = aligned((n_logits, -(-self.config.vocab_size // PANEL) * PANEL), fill=np.empty)
+        n_logits = sum(row[job_layout.NEEDS_LOGITS] for row in rows)
+        logits = np.empty((n_logits, -(-self.config.vocab_size // PANEL) * PANEL), np.float32)
         fields = {job_layout.N_TOKENS: n, job_layout.N_LOGITS: n_logits}
         fields[job_layout.LOGITS_PTR] = logits.ctypes.data
         with self._lock:
@@ -135,14 +135,17 @@ class PassRunner:
         return MAX_TOKENS * (2 * width + hidden)
 
 
-def _find_spans(rows: Array) -> list[tuple[int, int]]:
+def _find_spans(rows: Sequence[tuple[int, ...]]) -> list[tuple[int, int]]:
     """Return spans of up to QUERIES tokens of one sequence: the first token and their number."""
     spans: list[tuple[int, int]] = []
-    for i, sequence in enumerate(rows[:, job_layout.SEQUENCE].tolist()):
-        if spans and spans[-1][1] < QUERIES and rows[i - 1, job_layout.SEQUENCE] == sequence:
+    previous = None
+    for i, row in enumerate(rows):
+        sequence = row[job_layout.SEQUENCE]
+        if sequence == previous and spans[-1][1] < QUERIES:
             spans[-1] = (spans[-1][0], spans[-1][1] + 1)
         else:
             spans.append((i, 1))
+        previous = sequence
     return spans
 
 

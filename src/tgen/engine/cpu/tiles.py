@@ -36,6 +36,7 @@ from tgen.engine.cpu.simd import (
 )
 
 _QUAD = 4  # int8 numbers that one instruction multiplies and adds
+_LINE = 64  # bytes of a cache line
 _PREFETCH_BYTES = 2048  # from the weights in use to those that are fetched meanwhile
 _MAX_PANELS = 4
 _MAX_VECTORS = {FLOAT32: 12, BFLOAT16: 12, INT8: 8}
@@ -151,6 +152,9 @@ def _emit_int8_tile(b, _, panels, vectors, n):
     dot = choose_dot()
     with loop(b, n, len(panels) * len(vectors), step=1) as (g, sums, new_sums):
         groups = [element(b, panel, g, GROUP_BYTES) for panel in panels]
+        for group in groups if target.vector_registers()[1] == 1 else []:  # else sums are spilled
+            for line in range(0, GROUP_BYTES, _LINE):
+                prefetch(b, b.add(group, integer(_PREFETCH_BYTES + line)))
         inputs = [element(b, vector, g, INPUT_BYTES) for vector in vectors]
         scales = [_load_scales(b, b.add(group, integer(GROUP * PANEL))) for group in groups]
         starts = [load(b, b.add(x, integer(GROUP + 4)), i32) for x in inputs]
