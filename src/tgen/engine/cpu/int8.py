@@ -69,8 +69,14 @@ def _avx2_dot(b, sums, w, x):
             [b.call(sign, [signed, signed]), b.call(sign, [b.bitcast(x8, bytes32), signed])],
         )
         four = b.call(quads, [products, ir.Constant(words, [1] * 16)])
-        results.append(b.add(part, four))
+        results.append(_pin(b, b.add(part, four)))
     return _join(b, results)
+
+
+def _pin(b, value):
+    """Compute a value here: LLVM would load much of what follows first, and spill registers."""
+    kind = ir.FunctionType(value.type, [value.type])
+    return b.asm(kind, "", "=x,0,~{memory}", [value], side_effect=True)
 
 
 def _arm_dot(b, sums, w, x):

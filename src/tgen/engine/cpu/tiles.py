@@ -156,7 +156,6 @@ def _emit_int8_tile(b, _, panels, vectors, n):
             for line in range(0, GROUP_BYTES, _LINE):
                 prefetch(b, b.add(group, integer(_PREFETCH_BYTES + line)))
         inputs = [element(b, vector, g, INPUT_BYTES) for vector in vectors]
-        scales = [_load_scales(b, b.add(group, integer(GROUP * PANEL))) for group in groups]
         starts = [load(b, b.add(x, integer(GROUP + 4)), i32) for x in inputs]
         totals = [broadcast(b, start) for start in starts for _ in groups]
         for quad in range(GROUP // _QUAD):
@@ -167,6 +166,7 @@ def _emit_int8_tile(b, _, panels, vectors, n):
                 for p, weight in enumerate(weights):
                     k = m * len(groups) + p
                     totals[k] = dot(b, totals[k], weight, numbers)
+        scales = [_load_scales(b, b.add(group, integer(GROUP * PANEL))) for group in groups]
         for m, x in enumerate(inputs):
             scale = broadcast(b, load(b, b.add(x, integer(GROUP)), f32))
             for p in range(len(groups)):
