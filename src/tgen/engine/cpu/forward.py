@@ -35,10 +35,10 @@ from tgen.engine.cpu.job_layout import (  # isort: skip
     EMBEDDING_SCALE_BITS, EPS_BITS, FEED_FORWARD_NORM, FEED_FORWARD_OUTPUT_NORM, FIRST_TOKEN, GATE,
     GATE_BIAS, GATE_OFFSET, GEGLU, GROUP, HEAD_DIM, HEAD_DIM_PADDED, HIDDEN_INPUT_PTR, HIDDEN_PTR,
     INPUTS_OFFSET, INPUT_BYTES, INT8, KEYS_PTR, K_NORM, LANES, LAYERS_PTR, LAYER_NORM, LM_HEAD,
-    LOCAL, LOCAL_COS_PTR, LOCAL_SIN_PTR, LOGITS_PTR, NEEDS_LOGITS, NORM_PLACEMENT, N_HEADS,
-    N_KV_HEADS, N_LAYERS, N_LOGITS, N_ROTATED, N_SEQUENCES, N_SPANS, N_THREADS, N_TOKENS, OUT,
-    OUTPUT, OVER_HEADS, PANEL, PHASES_PER_LAYER, POSITION, POSITIONS, POST, PRE, QKV, QKV_BIAS,
-    QKV_PTR, QK_NORM, QUERIES, QUEUE_PTR, Q_NORM, RESIDUAL_SCALE_BITS, ROPE, SANDWICH, SCALE_BITS,
+    LOCAL, LOCAL_COS_PTR, LOCAL_SIN_PTR, LOGITS_PTR, NORM_PLACEMENT, N_HEADS, N_KV_HEADS, N_LAYERS,
+    N_LOGITS, N_LOGITS_SPANS, N_ROTATED, N_SEQUENCES, N_SPANS, N_THREADS, N_TOKENS, OUT, OUTPUT,
+    OVER_HEADS, PANEL, PHASES_PER_LAYER, POSITION, POSITIONS, POST, PRE, QKV, QKV_BIAS, QKV_PTR,
+    QK_NORM, QUERIES, QUEUE_PTR, Q_NORM, RESIDUAL_SCALE_BITS, ROPE, SANDWICH, SCALE_BITS,
     SCORES_OFFSET, SCRATCH_BYTES, SCRATCH_PTR, SEQUENCE, SIN_PTR, SPANS_PTR, SPAN_COLUMNS, SWIGLU,
     TABLE_COLUMNS, TOKENS_PTR, TOKEN_COLUMNS, TOKEN_COUNT, TOKEN_ID, UP, UP_BIAS, VALUES_PTR,
     VOCAB_SIZE, WEIGHT_DTYPE, WINDOW, X_PTR, Y_PTR,
@@ -78,11 +78,12 @@ def _weights(job, layer, name):
 
 
 @njit
-def _normalize(job, x, layer, name, out):
-    """Apply a norm of `layer` to the vectors of all tokens; layer -1, or no norm, copies them."""
+def _normalize(job, x, layer, name, n_tokens, out):
+    """Apply a norm of `layer` to the vectors of the first tokens; layer -1, or no norm, copies
+    them."""
     n, step = load_int(job, D_MODEL), load_int(job, D_MODEL_PADDED)
     eps = bits_to_float(types.int32(load_int(job, EPS_BITS)))
-    for i in range(load_int(job, N_TOKENS)):
+    for i in range(n_tokens):
         source, target = x + i * step * 4, out + i * step * 4
         if layer < 0 or _weights(job, layer, name) == 0:
             for j in range(n):
@@ -95,19 +96,19 @@ def _normalize(job, x, layer, name, out):
 
 
 @njit
-def _attention_input(job, layer, out):
+def _attention_input(job, layer, n_tokens, out):
     if load_int(job, NORM_PLACEMENT) == POST:
-        _normalize(job, load_int(job, X_PTR), layer - 1, FEED_FORWARD_NORM, out)
+        _normalize(job, load_int(job, X_PTR), layer - 1, FEED_FORWARD_NORM, n_tokens, out)
     else:
-        _normalize(job, load_int(job, X_PTR), layer, ATTENTION_NORM, out)
+        _normalize(job, load_int(job, X_PTR), layer, ATTENTION_NORM, n_tokens, out)
 
 
 @njit
-def _feed_forward_input(job, layer, out):
+def _feed_forward_input(job, layer, n_tokens, out):
     placement = load_int(job, NORM_PLACEMENT)
     name = ATTENTION_NORM if placement == POST else FEED_FORWARD_NORM
     source = Y_PTR if placement in (PRE, POST) else X_PTR
-    _normalize(job, load_int(job, source), layer, name, out)
+    _normalize(job, load_int(job, source), layer, name, n_tokens, out)
 
 
 @njit
@@ -133,6 +134,13 @@ def _normalizes_outputs(job):
     return placement in (OUTPUT, SANDWICH)
 
 
+@njit(inline="always")
+def _n_outputs(job, layer):
+    """How many tokens need the output of a layer; the last one's is needed for logits only."""
+    is_last = layer == load_int(job, N_LAYERS) - 1
+    return load_int(job, N_LOGITS if is_last else N_TOKENS)
+
+
 @njit
 def _project_qkv(job, layer, number, phase, scratch):
     """Phase 1: queries, keys and values."""
@@ -144,13 +152,14 @@ def _project_qkv(job, layer, number, phase, scratch):
     inputs = scratch + load_int(job, INPUTS_OFFSET)
     for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, number, n_chunks):
         if not ready:
-            _attention_input(job, layer, scratch)
+            _attention_input(job, layer, n_tokens, scratch)
             inputs = _make_inputs(job, scratch, width, n_tokens, inputs)
             ready = True
         a, b = chunk * size, min(n_rows, (chunk + 1) * size)
         w = _weights(job, layer, QKV)
-        products(load_int(job, WEIGHT_DTYPE), w, a, b, width, inputs, n_tokens, qkv, n_rows)
-        for i in range(n_tokens):
+        n = _n_outputs(job, layer) if b <= n_heads * step else n_tokens
+        products(load_int(job, WEIGHT_DTYPE), w, a, b, width, inputs, n, qkv, n_rows)
+        for i in range(n):
             add_row(qkv + i * n_rows * 4, 0, _weights(job, layer, QKV_BIAS), a, b)
 
 
@@ -212,9 +221,9 @@ def _cache_keys_and_values(job, layer, number, phase):
 def _attention(job, layer, number, phase, scores):
     """Phase 3: attention of each span of tokens, by head of keys and values."""
     n_heads, n_kv = load_int(job, N_HEADS), load_int(job, N_KV_HEADS)
-    for chunk in claim_chunks(
-        load_int(job, QUEUE_PTR), phase, number, load_int(job, N_SPANS) * n_kv
-    ):
+    is_last = layer == load_int(job, N_LAYERS) - 1
+    n_spans = load_int(job, N_LOGITS_SPANS if is_last else N_SPANS)
+    for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, number, n_spans * n_kv):
         span, head = load_int(job, SPANS_PTR) + chunk // n_kv * SPAN_COLUMNS * 8, chunk % n_kv
         n_queries = load_int(span, TOKEN_COUNT) * (n_heads // n_kv)
         for start in range(0, n_queries, QUERIES):
@@ -260,7 +269,7 @@ def _attend_together(job, layer, token, kv_head, start, count, scratch):
 def _project_residual(job, layer, number, phase, x, n, matrix, residual, out, scratch):
     """Phases 4 and 7: out = (matrix x + bias) * scale + residual. With post-norm the normalized
     residual, computed in `scratch`, is added instead; address 0 is no residual."""
-    n_tokens, ready = load_int(job, N_TOKENS), False
+    n_tokens, ready = _n_outputs(job, layer), False
     width, step = load_int(job, D_MODEL), load_int(job, D_MODEL_PADDED)
     size = _rows_per_chunk(job, width)
     n_chunks = (width + size - 1) // size
@@ -269,9 +278,9 @@ def _project_residual(job, layer, number, phase, x, n, matrix, residual, out, sc
         if load_int(job, NORM_PLACEMENT) == POST:
             if not ready:
                 if matrix == OUT:
-                    _attention_input(job, layer, scratch)
+                    _attention_input(job, layer, n_tokens, scratch)
                 else:
-                    _feed_forward_input(job, layer, scratch)
+                    _feed_forward_input(job, layer, n_tokens, scratch)
             residual, ready = scratch, True
         a, b = chunk * size, min(width, (chunk + 1) * size)
         w, bias = _weights(job, layer, matrix), _weights(job, layer, matrix + 1)
@@ -292,7 +301,7 @@ def _add_normalized(job, layer, number, phase, name, scratch):
     """Phases 5 and 8, if the outputs of sublayers are normalized: x += norm(y)."""
     n, step = load_int(job, D_MODEL), load_int(job, D_MODEL_PADDED)
     eps = bits_to_float(types.int32(load_int(job, EPS_BITS)))
-    for i in claim_chunks(load_int(job, QUEUE_PTR), phase, number, load_int(job, N_TOKENS)):
+    for i in claim_chunks(load_int(job, QUEUE_PTR), phase, number, _n_outputs(job, layer)):
         offset, weight = i * step * 4, _weights(job, layer, name)
         rms_norm(load_int(job, Y_PTR) + offset, weight, n, n, eps, scratch)
         add_row(load_int(job, X_PTR) + offset, scratch, 0, 0, n)
@@ -301,7 +310,7 @@ def _add_normalized(job, layer, number, phase, name, scratch):
 @njit
 def _feed_forward(job, layer, number, phase, scratch, gate):
     """Phase 6: the feed-forward's hidden vectors."""
-    n_tokens, n_rows = load_int(job, N_TOKENS), load_int(job, D_FF)
+    n_tokens, n_rows = _n_outputs(job, layer), load_int(job, D_FF)
     size, step = _rows_per_chunk(job, n_rows), load_int(job, D_FF_PADDED)
     n_chunks = (n_rows + size - 1) // size
     width, hidden = load_int(job, D_MODEL_PADDED), load_int(job, HIDDEN_PTR)
@@ -309,7 +318,7 @@ def _feed_forward(job, layer, number, phase, scratch, gate):
     inputs = scratch + load_int(job, INPUTS_OFFSET)
     for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, number, n_chunks):
         if not ready:
-            _feed_forward_input(job, layer, scratch)
+            _feed_forward_input(job, layer, n_tokens, scratch)
             inputs = _make_inputs(job, scratch, width, n_tokens, inputs)
             ready = True
         a, b = chunk * size, min(n_rows, (chunk + 1) * size)
@@ -329,7 +338,7 @@ def _feed_forward(job, layer, number, phase, scratch, gate):
 
 @njit
 def _logits(job, number, phase, scratch):
-    """The last phase: logits of the tokens that need them."""
+    """The last phase: logits of the first tokens, which need them."""
     n_logits, n_rows = load_int(job, N_LOGITS), load_int(job, VOCAB_SIZE)
     last, step = load_int(job, N_LAYERS), load_int(job, D_MODEL_PADDED)
     size = _rows_per_chunk(job, n_rows)
@@ -339,13 +348,7 @@ def _logits(job, number, phase, scratch):
     ready, inputs = False, scratch + load_int(job, INPUTS_OFFSET)
     for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, number, n_chunks):
         if not ready:
-            _normalize(job, load_int(job, X_PTR), last, ATTENTION_NORM, scratch)
-            k = 0  # vectors that need logits move to the front
-            for i in range(load_int(job, N_TOKENS)):
-                if load_int(load_int(job, TOKENS_PTR), i * TOKEN_COLUMNS + NEEDS_LOGITS):
-                    for j in range(step):
-                        store_float(scratch, k * step + j, load_float(scratch, i * step + j))
-                    k += 1
+            _normalize(job, load_int(job, X_PTR), last, ATTENTION_NORM, n_logits, scratch)
             inputs = _make_inputs(job, scratch, step, n_logits, inputs)
             ready = True
         a, b = chunk * size, min(n_rows, (chunk + 1) * size)

@@ -31,11 +31,10 @@ TABLE_COLUMNS = 20  # int64 numbers per layer
     ATTENTION_PTR, ATTENTION_INPUT_PTR, HIDDEN_PTR, HIDDEN_INPUT_PTR, LOGITS_PTR, KEYS_PTR,
     VALUES_PTR, CAPACITY, N_SEQUENCES,
     SCRATCH_PTR, SCRATCH_BYTES, INPUTS_OFFSET, GATE_OFFSET, SCORES_OFFSET, TOKENS_PTR, N_TOKENS,
-    SPANS_PTR, N_SPANS,
-    N_LOGITS,
+    SPANS_PTR, N_SPANS, N_LOGITS, N_LOGITS_SPANS,
     N_THREADS, QUEUE_PTR,
     JOB_SIZE,
-) = range(50)  # fmt: skip
+) = range(51)  # fmt: skip
 
 # The addresses of a layer's weights, 0 if absent, then its window (0: none) and its rope. The row
 # after the last layer has the final norm, the LM head, the embedding and the float32 vectors of
@@ -52,6 +51,6 @@ FIRST_TOKEN, TOKEN_COUNT = range(2)
 SPAN_COLUMNS = 2
 
 # A token: its id, its position, its sequence in the KV cache, and whether its logits are needed (1
-# or 0).
+# or 0). Those whose logits are needed come first, and so do their spans.
 TOKEN_ID, POSITION, SEQUENCE, NEEDS_LOGITS = range(4)
 TOKEN_COLUMNS = 4

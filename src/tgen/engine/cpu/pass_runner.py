@@ -59,6 +59,7 @@ class PassRunner:
         Writes keys and values to `cache`, which has room for them.
         """
         n = len(rows)
+        rows = sorted(rows, key=lambda row: -row[job_layout.NEEDS_LOGITS])
         n_logits = sum(row[job_layout.NEEDS_LOGITS] for row in rows)
         logits = np.empty((n_logits, -(-self.config.vocab_size // PANEL) * PANEL), np.float32)
         fields = {job_layout.N_TOKENS: n, job_layout.N_LOGITS: n_logits}
@@ -69,6 +70,7 @@ class PassRunner:
             spans = _find_spans(rows)
             self._spans[: len(spans)] = spans
             fields[job_layout.N_SPANS] = len(spans)
+            fields[job_layout.N_LOGITS_SPANS] = sum(first < n_logits for first, _ in spans)
             self._set_fields(cache.job_fields() | fields)
             thread_pool().run(self._job, self.config.n_layers, self._n_threads)
         return logits[:, : self.config.vocab_size]
@@ -136,16 +138,17 @@ class PassRunner:
 
 
 def _find_spans(rows: Sequence[tuple[int, ...]]) -> list[tuple[int, int]]:
-    """Return spans of up to QUERIES tokens of one sequence: the first token and their number."""
+    """Return spans of up to QUERIES tokens of one sequence: the first token and their number. The
+    logits of all of them are needed, or of none."""
     spans: list[tuple[int, int]] = []
     previous = None
     for i, row in enumerate(rows):
-        sequence = row[job_layout.SEQUENCE]
-        if sequence == previous and spans[-1][1] < QUERIES:
+        kind = row[job_layout.SEQUENCE], row[job_layout.NEEDS_LOGITS]
+        if kind == previous and spans[-1][1] < QUERIES:
             spans[-1] = (spans[-1][0], spans[-1][1] + 1)
         else:
             spans.append((i, 1))
-        previous = sequence
+        previous = kind
     return spans
 
 
