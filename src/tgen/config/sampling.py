@@ -13,6 +13,7 @@ from tgen.errors import UsageError
 
 Draft = Literal["auto", "off"]
 StoredAs = Literal["float32", "bfloat16", "int8"]  # dtype of the weights in memory
+CacheDtype = Literal["float32", "float16"]  # dtype of cached keys and values
 # Type of the matrices in a GGUF file: llama.cpp's names in lower case.
 GgufType = Literal["f32", "f16", "bf16", "q8_0", "q6_k", "q5_1", "q5_0", "q4_1", "q4_0"]
 STORED_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 34 / 32}  # per parameter, scales included

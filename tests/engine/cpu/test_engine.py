@@ -5,6 +5,7 @@ import os
 import threading
 import tracemalloc
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -14,10 +15,20 @@ from hypothesis import strategies as st
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.model_lookup import shipped_model
 from tgen.config import ModelConfig, RopeScaling
-from tgen.engine.cpu import kernel_cache, kernels, kv_cache, thread_pool, weights
+from tgen.engine.cpu import (
+    attention_tiles,
+    kernel_cache,
+    kernels,
+    kv_cache,
+    simd,
+    target,
+    thread_pool,
+    weights,
+)
 from tgen.engine.cpu.aligned import aligned
 from tgen.engine.cpu.engine import CpuEngine
-from tgen.engine.cpu.job_layout import BFLOAT16, FLOAT32, GROUP, INPUT_BYTES, INT8, PANEL
+from tgen.engine.cpu.intrinsics import primitive
+from tgen.engine.cpu.job_layout import BFLOAT16, FLOAT32, GROUP, INPUT_BYTES, INT8, LANES, PANEL
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import ModelError
 from tgen.model.rope import rotary_tables
@@ -87,8 +98,11 @@ def make_model(**fields: object) -> Transformer:
     return model
 
 
-def make_engine(model: Transformer, n_threads: int = 2, dtype: str = "float32") -> CpuEngine:
-    return CpuEngine(model.config, model.to_arrays(), n_threads=n_threads, dtype=dtype)
+def make_engine(
+    model: Transformer, n_threads: int = 2, dtype: str = "float32", cache: str | None = None
+) -> CpuEngine:
+    arrays = model.to_arrays()
+    return CpuEngine(model.config, arrays, n_threads=n_threads, dtype=dtype, cache_dtype=cache)
 
 
 @pytest.fixture(params=list(SHAPES.values()), ids=list(SHAPES))
@@ -151,7 +165,9 @@ def rounded_model(model, dtype):
 def test_bfloat16_weights_compute_with_their_rounded_values(values):
     model = make_model(n_heads=2, d_ff=40, **values)
     expected = TorchEngine(rounded_model(model, "bfloat16")).extend([IDS], every_position=True)
-    logits = make_engine(model, dtype="bfloat16").extend([IDS], every_position=True)
+    logits = make_engine(model, dtype="bfloat16", cache="float32").extend(
+        [IDS], every_position=True
+    )
     np.testing.assert_allclose(logits, expected, rtol=0, atol=2e-5)
 
 
@@ -171,7 +187,7 @@ def test_int8_weights_compute_with_their_rounded_values_and_inputs(values, monke
 
     monkeypatch.setattr(torch.nn.functional, "linear", quantized_linear)
     expected = TorchEngine(same).extend([IDS], every_position=True)
-    logits = make_engine(model, dtype="int8").extend([IDS], every_position=True)
+    logits = make_engine(model, dtype="int8", cache="float32").extend([IDS], every_position=True)
     assert np.std(logits - expected) < np.std(exact_inputs - expected) / 10
 
 
@@ -237,6 +253,45 @@ def test_int8_scales_round_up_to_float16(magnitude):
     limit = np.where(wide < 65504, wide / 2 * (1 + 1e-6), np.inf)
     assert (error <= limit).all()
     assert np.isfinite(scales).all()
+
+
+def test_float16_cache_holds_rounded_keys_and_values():
+    """The first layer's keys and values do not depend on the cache; the logits hardly do."""
+    model = make_model(**SHAPES["qwen3"])
+    wide, narrow = make_engine(model), make_engine(model, cache="float16")
+    logits, expected = narrow.extend([IDS]), wide.extend([IDS])
+    for ours, theirs in zip(narrow.keys_and_values(), wide.keys_and_values(), strict=True):
+        assert np.array_equal(ours[0], theirs[0].astype(np.float16).astype(np.float32))
+    assert 0 < np.abs(logits - expected).max() < 1e-3
+    assert narrow.cache_bytes * 2 == wide.cache_bytes
+    other = make_engine(model, cache="float16")
+    other.restore(*narrow.keys_and_values())
+    assert np.array_equal(other.extend([IDS[:1]]), narrow.extend([IDS[:1]]))
+
+
+@numba.njit
+def round_trip(values, narrow, wide):
+    for i in range(0, len(values), LANES):
+        attention_tiles.store_float16(narrow, i, values[i:].ctypes.data, 1)
+        load_sixteen(narrow + 2 * i, wide[i:].ctypes.data)
+
+
+@primitive(numba.types.void(numba.types.int64, numba.types.int64))
+def load_sixteen(b, source, target):
+    simd.store(b, simd.load_float16(b, source), target)
+
+
+@pytest.mark.parametrize("has_instruction", [True, False])
+def test_float16_conversion_rounds_as_numpy_does(has_instruction, monkeypatch):
+    monkeypatch.setattr(target, "has_float16", lambda: has_instruction)
+    random = np.random.default_rng(0)
+    values = (random.standard_normal(4096) * 10.0 ** random.uniform(-9, 4, 4096)).astype(np.float32)
+    values[:6] = 0, -0.0, 65504, -65504, 1e9, -1e9
+    narrow, wide = np.zeros(len(values), np.float16), np.zeros_like(values)
+    numba.njit(round_trip.py_func)(values, narrow.ctypes.data, wide)
+    expected = np.clip(values, -65504, 65504).astype(np.float16)
+    assert np.array_equal(narrow.view(np.uint16), expected.view(np.uint16))
+    assert np.array_equal(wide, expected.astype(np.float32))
 
 
 def test_concurrent_passes_do_not_interfere():

@@ -12,7 +12,7 @@ from tgen.engine.cpu.simd import integer, offset, store
 
 CPUS = {
     "AVX-512": ("x86_64-linux-gnu", "cascadelake", "avx2,fma,avx512f,avx512bw,avx512vl,avx512vnni"),
-    "AVX2": ("x86_64-linux-gnu", "haswell", "avx2,fma"),
+    "AVX2": ("x86_64-linux-gnu", "haswell", "avx2,fma,f16c"),
     "NEON": ("aarch64-linux-gnu", "neoverse-n1", "neon,dotprod"),
 }
 SPILL = re.compile(r"\(%rsp\).*%[xyz]mm|%[xyz]mm.*\(%rsp\)|\bq\d+,.*\[sp")

@@ -8,7 +8,7 @@ from llvmlite import ir
 from numba import types
 
 from tgen.engine.cpu.intrinsics import address, f32, i64, primitive
-from tgen.engine.cpu.job_layout import QUERIES
+from tgen.engine.cpu.job_layout import FLOAT16, FLOAT32, LANES, QUERIES
 from tgen.engine.cpu.simd import (
     VECTOR,
     broadcast,
@@ -16,27 +16,32 @@ from tgen.engine.cpu.simd import (
     fma,
     integer,
     load,
+    load_float16,
     loop,
     offset,
     store,
+    to_float16,
 )
 
+_BYTES = {FLOAT32: 4, FLOAT16: 2}
 
-def make_scores(n_blocks: int) -> Any:
+
+def make_scores(n_blocks: int, dtype: int) -> Any:
     """scores(count, queries, keys, size, out, out_step): out[m, s] = query m . key s for `count`
     queries, at the addresses `queries`, and 16 `n_blocks` keys.
 
-    Keys are stored in blocks of 16 positions, each block as (size, 16).
+    Keys of the dtype are stored in blocks of 16 positions, each block as (size, 16).
     """
+    line = LANES * _BYTES[dtype]
 
     @primitive(types.void(*[address] * 6))
     def scores(b, count, queries, keys, size, out, out_step):
         with _case_per_count(b, count) as counts:
             for n in counts:
                 vectors = [load(b, b.add(queries, integer(8 * m)), i64) for m in range(n)]
-                blocks = [offset(b, keys, b.mul(size, integer(64)), u) for u in range(n_blocks)]
+                blocks = [offset(b, keys, b.mul(size, integer(line)), u) for u in range(n_blocks)]
                 with loop(b, size, n * n_blocks, step=1) as (d, sums, new_sums):
-                    values = [load(b, element(b, block, d, 64), VECTOR) for block in blocks]
+                    values = [_load(b, element(b, block, d, line), dtype) for block in blocks]
                     for m, q in enumerate(vectors):
                         number = broadcast(b, load(b, element(b, q, d, 4), f32))
                         for u, value in enumerate(values):
@@ -48,9 +53,10 @@ def make_scores(n_blocks: int) -> Any:
     return scores
 
 
-def make_mix(n_vectors: int) -> Any:
+def make_mix(n_vectors: int, dtype: int) -> Any:
     """mix(count, p, p_step, v, v_step, n, out, out_step): out[m, 0 : 16 n_vectors] = the sum over n
-    rows of p[m, s] * v[s], for `count` rows of p."""
+    rows of p[m, s] * v[s], for `count` rows of p. v is of the dtype."""
+    line = LANES * _BYTES[dtype]
 
     @primitive(types.void(*[address] * 8))
     def mix(b, count, p, p_step, v, v_step, n, out, out_step):
@@ -60,7 +66,7 @@ def make_mix(n_vectors: int) -> Any:
                 with loop(b, n, n_rows * n_vectors, step=1) as (s, sums, new_sums):
                     row = b.add(v, b.mul(s, v_step))
                     values = [
-                        load(b, b.add(row, integer(64 * u)), VECTOR) for u in range(n_vectors)
+                        _load(b, b.add(row, integer(line * u)), dtype) for u in range(n_vectors)
                     ]
                     for m, weights in enumerate(rows):
                         weight = broadcast(b, load(b, element(b, weights, s, 4), f32))
@@ -71,6 +77,20 @@ def make_mix(n_vectors: int) -> Any:
                     store(b, total, b.add(offset(b, out, out_step, m), integer(64 * u)))
 
     return mix
+
+
+@primitive(types.void(address, types.int64, address, types.int64))
+def store_float16(b, base, i, vector, step):
+    """Round a vector of LANES numbers to float16, and store them as numbers i, i + step, ... after
+    the address."""
+    numbers = to_float16(b, load(b, vector, VECTOR))
+    for lane in range(LANES):
+        place = element(b, base, b.add(i, b.mul(step, integer(lane))), 2)
+        store(b, b.extract_element(numbers, integer(lane)), place, align=2)
+
+
+def _load(b: ir.IRBuilder, place: ir.Value, dtype: int) -> ir.Value:
+    return load(b, place, VECTOR) if dtype == FLOAT32 else load_float16(b, place)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 
 from tgen.checkpoint.dtypes import Array
-from tgen.config import ModelConfig, StoredAs
+from tgen.config import CacheDtype, ModelConfig, StoredAs
 from tgen.engine.base import Logits, extended_lengths
 from tgen.engine.cpu.kv_cache import BlockedKVCache
 from tgen.engine.cpu.pass_runner import MAX_TOKENS, PassRunner
@@ -26,18 +26,24 @@ class CpuEngine:
         *,
         n_threads: int,
         dtype: StoredAs = "float32",
+        cache_dtype: CacheDtype | None = None,
     ) -> None:
-        """Move the arrays out of `arrays`; raises ModelError: see `PassRunner`."""
+        """Move the arrays out of `arrays`; raises ModelError: see `PassRunner`.
+
+        Keys and values are stored in float16 by default, or in float32 if the weights are.
+        """
         self.config, self.context_length = config, config.context_length
         self.dtype: StoredAs = dtype
+        self.cache_dtype = cache_dtype or ("float32" if dtype == "float32" else "float16")
         self._runner = PassRunner(config, arrays, n_threads=n_threads, dtype=dtype)
         self._lock = threading.Lock()  # guards the sequences of this engine
-        self._cache = BlockedKVCache(config)
+        self._cache = BlockedKVCache(config, self.cache_dtype)
 
     def clone(self) -> Self:
         """Return an engine with the same weights and one empty sequence."""
         other = copy(self)
-        other._lock, other._cache = threading.Lock(), BlockedKVCache(self.config)
+        other._lock = threading.Lock()
+        other._cache = BlockedKVCache(self.config, self.cache_dtype)
         return other
 
     @property

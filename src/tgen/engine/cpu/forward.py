@@ -26,22 +26,23 @@ from tgen.engine.cpu.kernels import (
     rms_norm,
     rotate,
     scale_row,
+    store_cached,
 )
 from tgen.engine.cpu.work_queue import claim_chunks
 
 from tgen.engine.cpu.job_layout import (  # isort: skip
-    ACTIVATION, ATTENTION_INPUT_PTR, ATTENTION_NORM, ATTENTION_OUTPUT_NORM, ATTENTION_PTR, CAPACITY,
-    COS_PTR, DOWN, D_FF, D_FF_PADDED, D_MODEL, D_MODEL_PADDED, EACH_HEAD, EMBEDDING,
-    EMBEDDING_SCALE_BITS, EPS_BITS, FEED_FORWARD_NORM, FEED_FORWARD_OUTPUT_NORM, FIRST_TOKEN, GATE,
-    GATE_BIAS, GATE_OFFSET, GEGLU, GROUP, HEAD_DIM, HEAD_DIM_PADDED, HIDDEN_INPUT_PTR, HIDDEN_PTR,
-    INPUTS_OFFSET, INPUT_BYTES, INT8, KEYS_PTR, K_NORM, LANES, LAYERS_PTR, LAYER_NORM, LM_HEAD,
-    LOCAL, LOCAL_COS_PTR, LOCAL_SIN_PTR, LOGITS_PTR, NORM_PLACEMENT, N_HEADS, N_KV_HEADS, N_LAYERS,
-    N_LOGITS, N_LOGITS_SPANS, N_ROTATED, N_SEQUENCES, N_SPANS, N_THREADS, N_TOKENS, OUT, OUTPUT,
-    OVER_HEADS, PANEL, PHASES_PER_LAYER, POSITION, POSITIONS, POST, PRE, QKV, QKV_BIAS, QKV_PTR,
-    QK_NORM, QUERIES, QUEUE_PTR, Q_NORM, RESIDUAL_SCALE_BITS, ROPE, SANDWICH, SCALE_BITS,
-    SCORES_OFFSET, SCRATCH_BYTES, SCRATCH_PTR, SEQUENCE, SIN_PTR, SPANS_PTR, SPAN_COLUMNS, SWIGLU,
-    TABLE_COLUMNS, TOKENS_PTR, TOKEN_COLUMNS, TOKEN_COUNT, TOKEN_ID, UP, UP_BIAS, VALUES_PTR,
-    VOCAB_SIZE, WEIGHT_DTYPE, WINDOW, X_PTR, Y_PTR,
+    ACTIVATION, ATTENTION_INPUT_PTR, ATTENTION_NORM, ATTENTION_OUTPUT_NORM, ATTENTION_PTR,
+    CACHE_DTYPE, CAPACITY, COS_PTR, DOWN, D_FF, D_FF_PADDED, D_MODEL, D_MODEL_PADDED, EACH_HEAD,
+    EMBEDDING, EMBEDDING_SCALE_BITS, EPS_BITS, FEED_FORWARD_NORM, FEED_FORWARD_OUTPUT_NORM,
+    FIRST_TOKEN, FLOAT32, GATE, GATE_BIAS, GATE_OFFSET, GEGLU, GROUP, HEAD_DIM, HEAD_DIM_PADDED,
+    HIDDEN_INPUT_PTR, HIDDEN_PTR, INPUTS_OFFSET, INPUT_BYTES, INT8, KEYS_PTR, K_NORM, LANES,
+    LAYERS_PTR, LAYER_NORM, LM_HEAD, LOCAL, LOCAL_COS_PTR, LOCAL_SIN_PTR, LOGITS_PTR,
+    NORM_PLACEMENT, N_HEADS, N_KV_HEADS, N_LAYERS, N_LOGITS, N_LOGITS_SPANS, N_ROTATED, N_SEQUENCES,
+    N_SPANS, N_THREADS, N_TOKENS, OUT, OUTPUT, OVER_HEADS, PANEL, PHASES_PER_LAYER, POSITION,
+    POSITIONS, POST, PRE, QKV, QKV_BIAS, QKV_PTR, QK_NORM, QUERIES, QUEUE_PTR, Q_NORM,
+    RESIDUAL_SCALE_BITS, ROPE, SANDWICH, SCALE_BITS, SCORES_OFFSET, SCRATCH_BYTES, SCRATCH_PTR,
+    SEQUENCE, SIN_PTR, SPANS_PTR, SPAN_COLUMNS, SWIGLU, TABLE_COLUMNS, TOKENS_PTR, TOKEN_COLUMNS,
+    TOKEN_COUNT, TOKEN_ID, UP, UP_BIAS, VALUES_PTR, VOCAB_SIZE, WEIGHT_DTYPE, WINDOW, X_PTR, Y_PTR,
 )  # fmt: skip
 
 
@@ -195,15 +196,14 @@ def _cache_token(job, layer, i):
             cos = load_int(job, LOCAL_COS_PTR if rope == LOCAL else COS_PTR) + angles
             sin = load_int(job, LOCAL_SIN_PTR if rope == LOCAL else SIN_PTR) + angles
             rotate(vector, cos, sin, half)
+    dtype = load_int(job, CACHE_DTYPE)
     for head in range(n_kv):
         offset, lane = _cache_offset(job, layer, sequence, head), position % LANES
         key = vectors + (n_heads + head) * step * 4
         value = key + n_kv * step * 4
         block = offset + (position - lane) * step + lane  # see `make_scores`
-        for d in range(step):
-            store_float(load_int(job, KEYS_PTR), block + d * LANES, load_float(key, d))
-            row = offset + position * step
-            store_float(load_int(job, VALUES_PTR), row + d, load_float(value, d))
+        store_cached(dtype, load_int(job, KEYS_PTR), block, key, step, LANES)
+        store_cached(dtype, load_int(job, VALUES_PTR), offset + position * step, value, step, 1)
 
 
 @njit
@@ -252,9 +252,11 @@ def _attend_together(job, layer, token, kv_head, start, count, scratch):
         store_int(queries, m, load_int(job, QKV_PTR) + (i * (n_heads + 2 * n_kv) + head) * step * 4)
         store_int(limits, 2 * m, first - skipped)
         store_int(limits, 2 * m + 1, n - skipped)
-    offset = (_cache_offset(job, layer, sequence, kv_head) + skipped * step) * 4
+    dtype = load_int(job, CACHE_DTYPE)
+    offset = _cache_offset(job, layer, sequence, kv_head) + skipped * step
+    offset *= 4 if dtype == FLOAT32 else 2
     keys, values = load_int(job, KEYS_PTR) + offset, load_int(job, VALUES_PTR) + offset
-    attend(count, queries, limits, totals, keys, values, step, scale, scores, results, step * 4)
+    attend(dtype, count, queries, limits, totals, keys, values, step, scale, scores, results)
     for m in range(count):
         i, head = token + (start + m) // group, kv_head * group + (start + m) % group
         out = load_int(job, ATTENTION_PTR) + (i * n_heads + head) * step * 4

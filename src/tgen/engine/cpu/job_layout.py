@@ -10,7 +10,7 @@ QUERIES = 4  # that attend to the same keys and values together
 GROUP = 32  # int8 numbers of a row that share a scale; every row is padded to whole groups
 GROUP_BYTES = PANEL * (GROUP + 2)  # of an int8 panel: the weights, then a float16 scale per row
 INPUT_BYTES = GROUP + 8  # of an input of int8 products: the numbers, a float32 scale, an offset
-FLOAT32, BFLOAT16, INT8 = range(3)  # weight dtypes
+FLOAT32, BFLOAT16, INT8, FLOAT16 = range(4)  # dtypes of weights; of the KV cache: float32, float16
 SWIGLU, RELU, GELU_TANH, GELU, GEGLU = range(5)  # feed-forward activations
 PRE, POST, PARALLEL, OUTPUT, SANDWICH = range(5)  # placement of norms, see NormPlacement
 EACH_HEAD, OVER_HEADS = 1, 2  # norm of queries and keys; 0: none
@@ -29,12 +29,12 @@ TABLE_COLUMNS = 20  # int64 numbers per layer
     N_ROTATED, EPS_BITS, SCALE_BITS, RESIDUAL_SCALE_BITS, EMBEDDING_SCALE_BITS,
     LAYERS_PTR, COS_PTR, SIN_PTR, LOCAL_COS_PTR, LOCAL_SIN_PTR, X_PTR, Y_PTR, QKV_PTR,
     ATTENTION_PTR, ATTENTION_INPUT_PTR, HIDDEN_PTR, HIDDEN_INPUT_PTR, LOGITS_PTR, KEYS_PTR,
-    VALUES_PTR, CAPACITY, N_SEQUENCES,
+    VALUES_PTR, CACHE_DTYPE, CAPACITY, N_SEQUENCES,
     SCRATCH_PTR, SCRATCH_BYTES, INPUTS_OFFSET, GATE_OFFSET, SCORES_OFFSET, TOKENS_PTR, N_TOKENS,
     SPANS_PTR, N_SPANS, N_LOGITS, N_LOGITS_SPANS,
     N_THREADS, QUEUE_PTR,
     JOB_SIZE,
-) = range(51)  # fmt: skip
+) = range(52)  # fmt: skip
 
 # The addresses of a layer's weights, 0 if absent, then its window (0: none) and its rope. The row
 # after the last layer has the final norm, the LM head, the embedding and the float32 vectors of

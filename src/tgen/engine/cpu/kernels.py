@@ -11,11 +11,12 @@ import math
 import numpy as np
 from numba import njit
 
-from tgen.engine.cpu.attention_tiles import make_mix, make_scores
+from tgen.engine.cpu.attention_tiles import make_mix, make_scores, store_float16
 from tgen.engine.cpu.int8 import quantize_group
 from tgen.engine.cpu.intrinsics import load_float, load_int, store_float
 from tgen.engine.cpu.job_layout import (
     BFLOAT16,
+    FLOAT16,
     FLOAT32,
     GEGLU,
     GELU_TANH,
@@ -23,15 +24,13 @@ from tgen.engine.cpu.job_layout import (
     GROUP_BYTES,
     INPUT_BYTES,
     INT8,
+    LANES,
     PANEL,
     RELU,
     SWIGLU,
 )
 from tgen.engine.cpu.tiles import make_read, make_tile, tile_shapes
 from tgen.engine.cpu.vector_math import exp_scores, geglu, gelu_tanh, relu, swiglu
-
-_score_64, _score_16 = make_scores(4), make_scores(1)
-_mix_32, _mix_64 = make_mix(2), make_mix(4)
 
 _GROUPS_PER_SUM = 8
 _F = np.float32
@@ -193,8 +192,49 @@ def rotate(vector, cos, sin, half):
         store_float(vector, d + half, y * c + x * s)
 
 
+def _make_attend(dtype, n_bytes):
+    """`attend` for keys and values of a dtype, which has so many bytes."""
+    score_64, score_16 = make_scores(4, dtype), make_scores(1, dtype)
+    mix_32, mix_64 = make_mix(2, dtype), make_mix(4, dtype)
+
+    @njit
+    def attend_to(count, queries, limits, totals, keys, values, size, scale, scores, out):
+        step, out_step, n = size * n_bytes, size * 4, 0
+        for m in range(count):
+            n = max(n, load_int(limits, 2 * m + 1))
+        scores_step = (n + 63) // 64 * 64 * 4
+        s = 0
+        while s < n:
+            if n - s > 48:
+                score_64(count, queries, keys + s * step, size, scores + s * 4, scores_step)
+                s += 64
+            else:
+                score_16(count, queries, keys + s * step, size, scores + s * 4, scores_step)
+                s += 16
+        for m in range(count):
+            first, end = load_int(limits, 2 * m), load_int(limits, 2 * m + 1)
+            total = exp_scores(scores + m * scores_step, first, end, n, scale)
+            store_float(totals, m, total)
+        d = 0
+        while d < size:
+            target, v = out + d * 4, values + d * n_bytes
+            if size - d >= 64:
+                mix_64(count, scores, scores_step, v, step, n, target, out_step)
+                d += 64
+            else:
+                mix_32(count, scores, scores_step, v, step, n, target, out_step)
+                d += 32
+        for m in range(count):
+            scale_row(out + m * out_step, _F(1) / load_float(totals, m), 0, size)
+
+    return attend_to
+
+
+_attend_float32, _attend_float16 = _make_attend(FLOAT32, 4), _make_attend(FLOAT16, 2)
+
+
 @njit
-def attend(count, queries, limits, totals, keys, values, size, scale, scores, out, out_step):
+def attend(dtype, count, queries, limits, totals, keys, values, size, scale, scores, out):
     """out[m] = softmax(scale * keys query m) values for `count` queries, at most QUERIES, whose
     addresses are at `queries`; `limits` has the first position (below LANES) and the end of each,
     and `totals` has room for a number of each.
@@ -203,30 +243,19 @@ def attend(count, queries, limits, totals, keys, values, size, scale, scores, ou
     those after the last position are ignored. A query's result does not depend on the others:
     outside its limits, zeros are added.
     """
-    step, n = size * 4, 0
-    for m in range(count):
-        n = max(n, load_int(limits, 2 * m + 1))
-    scores_step = (n + 63) // 64 * 64 * 4
-    s = 0
-    while s < n:
-        if n - s > 48:
-            _score_64(count, queries, keys + s * step, size, scores + s * 4, scores_step)
-            s += 64
-        else:
-            _score_16(count, queries, keys + s * step, size, scores + s * 4, scores_step)
-            s += 16
-    for m in range(count):
-        first, end = load_int(limits, 2 * m), load_int(limits, 2 * m + 1)
-        total = exp_scores(scores + m * scores_step, first, end, n, scale)
-        store_float(totals, m, total)
-    d = 0
-    while d < size:
-        target, v = out + d * 4, values + d * 4
-        if size - d >= 64:
-            _mix_64(count, scores, scores_step, v, step, n, target, out_step)
-            d += 64
-        else:
-            _mix_32(count, scores, scores_step, v, step, n, target, out_step)
-            d += 32
-    for m in range(count):
-        scale_row(out + m * out_step, _F(1) / load_float(totals, m), 0, size)
+    if dtype == FLOAT32:
+        _attend_float32(count, queries, limits, totals, keys, values, size, scale, scores, out)
+    else:
+        _attend_float16(count, queries, limits, totals, keys, values, size, scale, scores, out)
+
+
+@njit
+def store_cached(dtype, base, i, vector, n, step):
+    """Store the n numbers of a vector, in whole vectors, as numbers i, i + step, ... of the dtype
+    after the address."""
+    if dtype == FLOAT32:
+        for j in range(n):
+            store_float(base, i + j * step, load_float(vector, j))
+    else:
+        for j in range(0, n, LANES):
+            store_float16(base, i + j * step, vector + j * 4, step)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tgen.checkpoint.dtypes import Array
-from tgen.config import ModelConfig
+from tgen.config import CacheDtype, ModelConfig
 from tgen.engine.cpu import job_layout
 from tgen.engine.cpu.aligned import aligned
 from tgen.engine.cpu.job_layout import LANES
@@ -17,20 +17,21 @@ from tgen.engine.cpu.weights import padded_length
 from tgen.model.ram import check_kv_cache_ram
 
 _MIN_CAPACITY = 64
+_DTYPES = {"float32": job_layout.FLOAT32, "float16": job_layout.FLOAT16}
 
 
 class BlockedKVCache:
     """Keys and values of B sequences. Storage doubles when it is full, up to the context length."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        self.config = config
+    def __init__(self, config: ModelConfig, dtype: CacheDtype = "float32") -> None:
+        self.config, self.dtype = config, np.dtype(dtype)
         self.lengths = [0]
         self.keys, self.values = self._allocate(1, 0)
 
     @property
     def used_bytes(self) -> int:
         """Bytes of the cached tokens' keys and values, without unused capacity."""
-        return sum(self.lengths) * self.config.cache_bytes_per_token
+        return sum(self.lengths) * self.config.cache_bytes_per_token * self.dtype.itemsize // 4
 
     @property
     def capacity(self) -> int:
@@ -71,10 +72,11 @@ class BlockedKVCache:
             self.keys, self.values, self.lengths = keys, values, lengths
 
     def first_sequence(self) -> tuple[Array, Array]:
-        """Return the first sequence's keys and values, each (L, n_kv_heads, n, D)."""
+        """Return the first sequence's keys and values, each (L, n_kv_heads, n, D), float32."""
         n, size = self.lengths[0], self.config.head_dim
         keys = self.keys[:, 0].swapaxes(3, 4).reshape(self.values[:, 0].shape)
-        return keys[:, :, :n, :size].copy(), self.values[:, 0, :, :n, :size].copy()
+        both = keys[:, :, :n, :size], self.values[:, 0, :, :n, :size]
+        return both[0].astype(np.float32), both[1].astype(np.float32)
 
     def restore(self, keys: Array, values: Array) -> None:
         """Replace everything with one sequence of keys and values (L, n_kv_heads, n, D)."""
@@ -92,6 +94,7 @@ class BlockedKVCache:
         return {
             job_layout.KEYS_PTR: self.keys.ctypes.data,
             job_layout.VALUES_PTR: self.values.ctypes.data,
+            job_layout.CACHE_DTYPE: _DTYPES[self.dtype.name],
             job_layout.CAPACITY: self.capacity,
             job_layout.N_SEQUENCES: self.values.shape[1],
         }
@@ -112,7 +115,8 @@ class BlockedKVCache:
         config, n_blocks = self.config, -(-capacity // LANES)
         size = padded_length(config.head_dim)
         shape = (config.n_layers, n_sequences, config.n_kv_heads)
-        check_kv_cache_ram(n_sequences, n_blocks * LANES, 8 * config.n_layers * shape[2] * size)
-        keys = aligned((*shape, n_blocks, size, LANES))
-        values = aligned((*shape, n_blocks * LANES, size))
+        per_token = 2 * config.n_layers * config.n_kv_heads * size * self.dtype.itemsize
+        check_kv_cache_ram(n_sequences, n_blocks * LANES, per_token)
+        keys = aligned((*shape, n_blocks, size, LANES), self.dtype)
+        values = aligned((*shape, n_blocks * LANES, size), self.dtype)
         return keys, values

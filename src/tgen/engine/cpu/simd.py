@@ -12,6 +12,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
+from tgen.engine.cpu import target
 from tgen.engine.cpu.intrinsics import f32, i32, i64
 from tgen.engine.cpu.job_layout import LANES
 
@@ -66,6 +67,36 @@ def load(b: ir.IRBuilder, address: ir.Value, kind: ir.Type) -> ir.Value:
     value = b.load(b.inttoptr(address, kind.as_pointer()))
     value.align = 1
     return value
+
+
+def load_float16(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    """16 float16 numbers as float32."""
+    if target.has_float16():
+        return b.fpext(load(b, address, ir.VectorType(ir.HalfType(), LANES)), VECTOR)
+    bits = b.zext(load(b, address, ir.VectorType(I16, LANES)), INTEGERS)
+    sign = b.shl(b.and_(bits, _integers(0x8000)), _integers(16))
+    rest = b.bitcast(b.shl(b.and_(bits, _integers(0x7FFF)), _integers(13)), VECTOR)
+    magnitude = b.fmul(rest, ir.Constant(VECTOR, [2.0**112] * LANES))  # the exponents' difference
+    return b.bitcast(b.or_(b.bitcast(magnitude, INTEGERS), sign), VECTOR)
+
+
+def to_float16(b: ir.IRBuilder, vector: ir.Value) -> ir.Value:
+    """Round 16 numbers to float16, ties to even; larger ones become the largest. 16-bit integers.
+
+    Integers only: without an instruction for it, LLVM would call a function.
+    """
+    bits = b.bitcast(vector, INTEGERS)
+    sign = b.lshr(b.and_(bits, _integers(0x80000000)), _integers(16))
+    magnitude = b.bitcast(b.and_(bits, _integers(0x7FFFFFFF)), VECTOR)
+    limited = b.fneg(larger(b, b.fneg(magnitude), ir.Constant(VECTOR, [-65504.0] * LANES)))
+    small = b.bitcast(b.fmul(limited, ir.Constant(VECTOR, [2.0**-112] * LANES)), INTEGERS)
+    odd = b.and_(b.lshr(small, _integers(13)), _integers(1))
+    rounded = b.lshr(b.add(b.add(small, _integers(0xFFF)), odd), _integers(13))
+    return b.trunc(b.or_(rounded, sign), ir.VectorType(I16, LANES))
+
+
+def _integers(value: int) -> ir.Constant:
+    return ir.Constant(INTEGERS, [value] * LANES)
 
 
 def store(b: ir.IRBuilder, value: ir.Value, address: ir.Value, *, align: int = 4) -> None:

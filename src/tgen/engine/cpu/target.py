@@ -15,6 +15,11 @@ def features() -> set[str]:
     return {one[1:] for one in listed if one.startswith("+")}
 
 
+def has_float16() -> bool:
+    """Whether instructions convert float16 to float32."""
+    return ARM or bool({"f16c", "avx512f"} & features())
+
+
 def vector_registers() -> tuple[int, int]:
     """Return the number of registers, and how many of them hold a vector of 16 float32 numbers."""
     known = features()

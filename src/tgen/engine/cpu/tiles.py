@@ -29,6 +29,7 @@ from tgen.engine.cpu.simd import (
     fma,
     integer,
     load,
+    load_float16,
     loop,
     offset,
     prefetch,
@@ -105,7 +106,7 @@ def make_read(dtype: int) -> Any:
         quad = element(b, group, b.sdiv(column, integer(_QUAD)), _QUAD * PANEL)
         place = b.add(element(b, quad, row, _QUAD), b.srem(column, integer(_QUAD)))
         number = b.sub(b.zext(load(b, place, I8), i32), ir.Constant(i32, 128))
-        scale = b.extract_element(_load_scales(b, b.add(group, integer(GROUP * PANEL))), row)
+        scale = b.extract_element(load_float16(b, b.add(group, integer(GROUP * PANEL))), row)
         return b.fmul(b.sitofp(number, f32), scale)
 
     return read
@@ -166,7 +167,7 @@ def _emit_int8_tile(b, _, panels, vectors, n):
                 for p, weight in enumerate(weights):
                     k = m * len(groups) + p
                     totals[k] = dot(b, totals[k], weight, numbers)
-        scales = [_load_scales(b, b.add(group, integer(GROUP * PANEL))) for group in groups]
+        scales = [load_float16(b, b.add(group, integer(GROUP * PANEL))) for group in groups]
         for m, x in enumerate(inputs):
             scale = broadcast(b, load(b, b.add(x, integer(GROUP)), f32))
             for p in range(len(groups)):
@@ -174,10 +175,3 @@ def _emit_int8_tile(b, _, panels, vectors, n):
                 total = b.sitofp(totals[k], VECTOR)
                 new_sums.append(fma(b, total, b.fmul(scales[p], scale), sums[k]))
     return new_sums
-
-
-def _load_scales(b, place):
-    """16 positive float16 numbers as float32."""
-    bits = b.zext(load(b, place, ir.VectorType(I16, LANES)), INTEGERS)
-    shifted = b.bitcast(b.shl(bits, ir.Constant(INTEGERS, [13] * LANES)), VECTOR)
-    return b.fmul(shifted, ir.Constant(VECTOR, [2.0**112] * LANES))
