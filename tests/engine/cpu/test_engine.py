@@ -88,7 +88,8 @@ def make_model(**fields: object) -> Transformer:
     """A model whose norms and biases differ from their defaults, with uneven attention."""
     torch.manual_seed(1)
     shape = dict(n_layers=3, d_model=64, n_heads=4)
-    config = ModelConfig.of(**shape | fields, vocab_size=VOCABULARY, context_length=CONTEXT)
+    sizes = {"vocab_size": VOCABULARY, "context_length": CONTEXT}
+    config = ModelConfig.of(**sizes | shape | fields)
     model = Transformer(config)
     for parameter in model.parameters():
         if parameter.dim() == 1:
@@ -253,6 +254,26 @@ def test_int8_scales_round_up_to_float16(magnitude):
     limit = np.where(wide < 65504, wide / 2 * (1 + 1e-6), np.inf)
     assert (error <= limit).all()
     assert np.isfinite(scales).all()
+
+
+@pytest.mark.parametrize("cache", ["float32", "float16"])
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_long_pasts_are_the_same_however_they_are_divided(name, cache):
+    """A pass of few tokens divides the keys of a head among threads, a prefill or a batch not."""
+    model = make_model(**SHAPES[name] | {"context_length": 1300})
+    ids = np.random.default_rng(1).integers(0, VOCABULARY, 1250).tolist()
+    prefill = make_engine(model, cache=cache).extend([ids], every_position=True)
+    if cache == "float32":
+        expected = TorchEngine(model).extend([ids], every_position=True)
+        np.testing.assert_allclose(prefill, expected, rtol=0, atol=2e-5)
+    for n_threads in (1, 3):
+        engine = make_engine(model, n_threads, cache=cache)
+        engine.extend([ids[:1100]])
+        assert np.array_equal(engine.extend([ids[1100:1110]])[0], prefill[1109])
+        for position in range(1110, 1113):
+            assert np.array_equal(engine.extend([[ids[position]]])[0], prefill[position])
+        engine.select([0] * 30)
+        assert np.array_equal(engine.extend([[ids[1113]]] * 30), prefill[[1113] * 30])
 
 
 def test_float16_cache_holds_rounded_keys_and_values():

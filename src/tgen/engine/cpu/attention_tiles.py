@@ -19,11 +19,14 @@ from tgen.engine.cpu.simd import (
     load_float16,
     loop,
     offset,
+    prefetch,
     store,
     to_float16,
 )
 
 _BYTES = {FLOAT32: 4, FLOAT16: 2}
+_PREFETCH_BYTES = 4096  # from the values in use to those that are fetched meanwhile
+_LINE = 64  # bytes of a cache line
 
 
 def make_scores(n_blocks: int, dtype: int) -> Any:
@@ -41,7 +44,10 @@ def make_scores(n_blocks: int, dtype: int) -> Any:
                 vectors = [load(b, b.add(queries, integer(8 * m)), i64) for m in range(n)]
                 blocks = [offset(b, keys, b.mul(size, integer(line)), u) for u in range(n_blocks)]
                 with loop(b, size, n * n_blocks, step=1) as (d, sums, new_sums):
-                    values = [_load(b, element(b, block, d, line), dtype) for block in blocks]
+                    places = [element(b, block, d, line) for block in blocks]
+                    for place in places:
+                        prefetch(b, b.add(place, b.mul(size, integer(line * n_blocks))))
+                    values = [_load(b, place, dtype) for place in places]
                     for m, q in enumerate(vectors):
                         number = broadcast(b, load(b, element(b, q, d, 4), f32))
                         for u, value in enumerate(values):
@@ -65,6 +71,8 @@ def make_mix(n_vectors: int, dtype: int) -> Any:
                 rows = [offset(b, p, p_step, m) for m in range(n_rows)]
                 with loop(b, n, n_rows * n_vectors, step=1) as (s, sums, new_sums):
                     row = b.add(v, b.mul(s, v_step))
+                    for u in range(0, n_vectors * line, _LINE):
+                        prefetch(b, b.add(row, integer(_PREFETCH_BYTES + u)))
                     values = [
                         _load(b, b.add(row, integer(line * u)), dtype) for u in range(n_vectors)
                     ]

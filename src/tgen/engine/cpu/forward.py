@@ -21,6 +21,7 @@ from tgen.engine.cpu.kernels import (
     attend,
     embed,
     layer_norm,
+    merge,
     products,
     quantize,
     rms_norm,
@@ -35,14 +36,15 @@ from tgen.engine.cpu.job_layout import (  # isort: skip
     CACHE_DTYPE, CAPACITY, COS_PTR, DOWN, D_FF, D_FF_PADDED, D_MODEL, D_MODEL_PADDED, EACH_HEAD,
     EMBEDDING, EMBEDDING_SCALE_BITS, EPS_BITS, FEED_FORWARD_NORM, FEED_FORWARD_OUTPUT_NORM,
     FIRST_TOKEN, FLOAT32, GATE, GATE_BIAS, GATE_OFFSET, GEGLU, GROUP, HEAD_DIM, HEAD_DIM_PADDED,
-    HIDDEN_INPUT_PTR, HIDDEN_PTR, INPUTS_OFFSET, INPUT_BYTES, INT8, KEYS_PTR, K_NORM, LANES,
-    LAYERS_PTR, LAYER_NORM, LM_HEAD, LOCAL, LOCAL_COS_PTR, LOCAL_SIN_PTR, LOGITS_PTR,
-    NORM_PLACEMENT, N_HEADS, N_KV_HEADS, N_LAYERS, N_LOGITS, N_LOGITS_SPANS, N_ROTATED, N_SEQUENCES,
-    N_SPANS, N_THREADS, N_TOKENS, OUT, OUTPUT, OVER_HEADS, PANEL, PHASES_PER_LAYER, POSITION,
-    POSITIONS, POST, PRE, QKV, QKV_BIAS, QKV_PTR, QK_NORM, QUERIES, QUEUE_PTR, Q_NORM,
-    RESIDUAL_SCALE_BITS, ROPE, SANDWICH, SCALE_BITS, SCORES_OFFSET, SCRATCH_BYTES, SCRATCH_PTR,
-    SEQUENCE, SIN_PTR, SPANS_PTR, SPAN_COLUMNS, SWIGLU, TABLE_COLUMNS, TOKENS_PTR, TOKEN_COLUMNS,
-    TOKEN_COUNT, TOKEN_ID, UP, UP_BIAS, VALUES_PTR, VOCAB_SIZE, WEIGHT_DTYPE, WINDOW, X_PTR, Y_PTR,
+    HIDDEN_INPUT_PTR, HIDDEN_PTR, INPUTS_OFFSET, INPUT_BYTES, INT8, KEYS_PER_RANGE, KEYS_PTR,
+    K_NORM, LANES, LAYERS_PTR, LAYER_NORM, LM_HEAD, LOCAL, LOCAL_COS_PTR, LOCAL_SIN_PTR, LOGITS_PTR,
+    NORM_PLACEMENT, N_HEADS, N_KV_HEADS, N_LAYERS, N_LOGITS, N_LOGITS_SPANS, N_PARTS, N_RANGES,
+    N_ROTATED, N_SEQUENCES, N_SPANS, N_THREADS, N_TOKENS, OUT, OUTPUT, OVER_HEADS, PANEL,
+    PARTIALS_PTR, PHASES_PER_LAYER, POSITION, POSITIONS, POST, PRE, QKV, QKV_BIAS, QKV_PTR, QK_NORM,
+    QUERIES, QUEUE_PTR, Q_NORM, RESIDUAL_SCALE_BITS, ROPE, SANDWICH, SCALE_BITS, SCORES_OFFSET,
+    SCRATCH_BYTES, SCRATCH_PTR, SEQUENCE, SIN_PTR, SPANS_PTR, SPAN_COLUMNS, SWIGLU, TABLE_COLUMNS,
+    TOKENS_PTR, TOKEN_COLUMNS, TOKEN_COUNT, TOKEN_ID, UP, UP_BIAS, VALUES_PTR, VOCAB_SIZE,
+    WEIGHT_DTYPE, WINDOW, X_PTR, Y_PTR,
 )  # fmt: skip
 
 
@@ -218,58 +220,112 @@ def _cache_keys_and_values(job, layer, number, phase):
 
 
 @njit
-def _attention(job, layer, number, phase, scores):
-    """Phase 3: attention of each span of tokens, by head of keys and values."""
+def _attention(job, layer, number, phase, scratch):
+    """Phase 3: attention of each span of tokens, by head of keys and values and, if there are few
+    of them, by range of keys."""
     n_heads, n_kv = load_int(job, N_HEADS), load_int(job, N_KV_HEADS)
     is_last = layer == load_int(job, N_LAYERS) - 1
     n_spans = load_int(job, N_LOGITS_SPANS if is_last else N_SPANS)
-    for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, number, n_spans * n_kv):
-        span, head = load_int(job, SPANS_PTR) + chunk // n_kv * SPAN_COLUMNS * 8, chunk % n_kv
-        n_queries = load_int(span, TOKEN_COUNT) * (n_heads // n_kv)
+    n_parts = load_int(job, N_PARTS)
+    for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, number, n_spans * n_kv * n_parts):
+        part, head = chunk % n_parts, chunk // n_parts % n_kv
+        span = load_int(job, SPANS_PTR) + chunk // (n_parts * n_kv) * SPAN_COLUMNS * 8
+        token, n_queries = (
+            load_int(span, FIRST_TOKEN),
+            load_int(span, TOKEN_COUNT) * n_heads // n_kv,
+        )
         for start in range(0, n_queries, QUERIES):
             count = min(QUERIES, n_queries - start)
-            _attend_together(job, layer, load_int(span, FIRST_TOKEN), head, start, count, scores)
+            _attend_together(job, layer, token, head, start, count, part, scratch)
 
 
 @njit
-def _attend_together(job, layer, token, kv_head, start, count, scratch):
+def _attend_together(job, layer, token, kv_head, start, count, part, scratch):
     """Attention of `count` queries, from number `start` of those of the tokens from `token` on and
-    the heads that share the keys and values of `kv_head`."""
+    the heads that share the keys and values of `kv_head`: to all keys, or to a range of them."""
     n_heads, n_kv = load_int(job, N_HEADS), load_int(job, N_KV_HEADS)
     step, group = load_int(job, HEAD_DIM_PADDED), n_heads // n_kv
+    row_bytes, n_ranges = (step + LANES) * 4, load_int(job, N_RANGES)
     scale = bits_to_float(types.int32(load_int(job, SCALE_BITS)))
-    queries, limits, totals = scratch, scratch + QUERIES * 8, scratch + QUERIES * 24
+    queries, limits = scratch, scratch + QUERIES * 8
     results = scratch + QUERIES * 32
-    scores = results + QUERIES * step * 4
-    window, skipped, sequence = _weights(job, layer, WINDOW), -1, 0
+    scores = results + QUERIES * row_bytes
+    rows = scores + QUERIES * (KEYS_PER_RANGE + 64) * 4
+    window, n_keys, first_key, sequence = _weights(job, layer, WINDOW), 0, 1 << 40, 0
     for m in range(count):
         i, head = token + (start + m) // group, kv_head * group + (start + m) % group
-        row = load_int(job, TOKENS_PTR) + i * TOKEN_COLUMNS * 8
-        n, sequence = load_int(row, POSITION) + 1, load_int(row, SEQUENCE)
-        first = max(0, n - window) if window else 0
-        if skipped < 0:  # keys are stored in blocks of LANES positions
-            skipped = first // LANES * LANES
+        fields = load_int(job, TOKENS_PTR) + i * TOKEN_COLUMNS * 8
+        n, sequence = load_int(fields, POSITION) + 1, load_int(fields, SEQUENCE)
+        n_keys = max(n_keys, n)
+        first_key = min(first_key, max(0, n - window) if window else 0)
         store_int(queries, m, load_int(job, QKV_PTR) + (i * (n_heads + 2 * n_kv) + head) * step * 4)
-        store_int(limits, 2 * m, first - skipped)
-        store_int(limits, 2 * m + 1, n - skipped)
+    split = load_int(job, N_PARTS) > 1
     dtype = load_int(job, CACHE_DTYPE)
-    offset = _cache_offset(job, layer, sequence, kv_head) + skipped * step
-    offset *= 4 if dtype == FLOAT32 else 2
-    keys, values = load_int(job, KEYS_PTR) + offset, load_int(job, VALUES_PTR) + offset
-    attend(dtype, count, queries, limits, totals, keys, values, step, scale, scores, results)
-    for m in range(count):
-        i, head = token + (start + m) // group, kv_head * group + (start + m) % group
-        out = load_int(job, ATTENTION_PTR) + (i * n_heads + head) * step * 4
-        for d in range(step):
-            store_float(out, d, load_float(results + m * step * 4, d))
-        if load_int(job, WEIGHT_DTYPE) == INT8:
-            inputs = load_int(job, ATTENTION_INPUT_PTR)
-            quantize(out, step, inputs + (i * n_heads + head) * _input_step(job, step))
+    cached = _cache_offset(job, layer, sequence, kv_head)
+    for r in range(part if split else 0, part + 1 if split else n_ranges):
+        begin = max(r * KEYS_PER_RANGE, first_key // LANES * LANES)  # keys are stored in blocks
+        end = max(begin, min((r + 1) * KEYS_PER_RANGE, n_keys))
+        for m in range(count):
+            n = (
+                load_int(
+                    load_int(job, TOKENS_PTR),
+                    (token + (start + m) // group) * TOKEN_COLUMNS + POSITION,
+                )
+                + 1
+            )
+            store_int(limits, 2 * m, max(0, n - window - begin) if window else 0)
+            store_int(limits, 2 * m + 1, min(n, end) - begin)
+        offset = (cached + begin * step) * (4 if dtype == FLOAT32 else 2)
+        keys, values = load_int(job, KEYS_PTR) + offset, load_int(job, VALUES_PTR) + offset
+        attend(
+            dtype, count, queries, limits, keys, values, end - begin, step, scale, scores, results
+        )
+        for m in range(count):
+            i, head = token + (start + m) // group, kv_head * group + (start + m) % group
+            row = rows + (m * n_ranges + r) * row_bytes
+            if split:
+                row = _partial_rows(job, i * n_heads + head) + r * row_bytes
+            for d in range(step + 2):
+                store_float(row, d, load_float(results + m * row_bytes, d))
+    if not split:
+        for m in range(count):
+            i, head = token + (start + m) // group, kv_head * group + (start + m) % group
+            _merge(job, i * n_heads + head, rows + m * n_ranges * row_bytes)
+
+
+@njit
+def _partial_rows(job, head):
+    """The results of a token's head by range of keys; heads of all tokens are counted."""
+    size = load_int(job, HEAD_DIM_PADDED) + LANES
+    return load_int(job, PARTIALS_PTR) + head * load_int(job, N_RANGES) * size * 4
+
+
+@njit
+def _merge(job, head, rows):
+    """Write the attention of a token's head, and as an input of int8 products if it is one."""
+    step, scale = (
+        load_int(job, HEAD_DIM_PADDED),
+        bits_to_float(types.int32(load_int(job, SCALE_BITS))),
+    )
+    out = load_int(job, ATTENTION_PTR) + head * step * 4
+    merge(rows, load_int(job, N_RANGES), step, scale, out)
+    if load_int(job, WEIGHT_DTYPE) == INT8:
+        quantize(out, step, load_int(job, ATTENTION_INPUT_PTR) + head * _input_step(job, step))
+
+
+@njit
+def _merge_ranges(job, layer, number, phase):
+    """Phase 4, if several threads attend to ranges of the same keys."""
+    if load_int(job, N_PARTS) == 1:
+        return
+    n = _n_outputs(job, layer) * load_int(job, N_HEADS)
+    for head in claim_chunks(load_int(job, QUEUE_PTR), phase, number, n):
+        _merge(job, head, _partial_rows(job, head))
 
 
 @njit
 def _project_residual(job, layer, number, phase, x, n, matrix, residual, out, scratch):
-    """Phases 4 and 7: out = (matrix x + bias) * scale + residual. With post-norm the normalized
+    """Phases 5 and 8: out = (matrix x + bias) * scale + residual. With post-norm the normalized
     residual, computed in `scratch`, is added instead; address 0 is no residual."""
     n_tokens, ready = _n_outputs(job, layer), False
     width, step = load_int(job, D_MODEL), load_int(job, D_MODEL_PADDED)
@@ -300,7 +356,7 @@ def _project_residual(job, layer, number, phase, x, n, matrix, residual, out, sc
 
 @njit
 def _add_normalized(job, layer, number, phase, name, scratch):
-    """Phases 5 and 8, if the outputs of sublayers are normalized: x += norm(y)."""
+    """Phases 6 and 9, if the outputs of sublayers are normalized: x += norm(y)."""
     n, step = load_int(job, D_MODEL), load_int(job, D_MODEL_PADDED)
     eps = bits_to_float(types.int32(load_int(job, EPS_BITS)))
     for i in claim_chunks(load_int(job, QUEUE_PTR), phase, number, _n_outputs(job, layer)):
@@ -311,7 +367,7 @@ def _add_normalized(job, layer, number, phase, name, scratch):
 
 @njit
 def _feed_forward(job, layer, number, phase, scratch, gate):
-    """Phase 6: the feed-forward's hidden vectors."""
+    """Phase 7: the feed-forward's hidden vectors."""
     n_tokens, n_rows = _n_outputs(job, layer), load_int(job, D_FF)
     size, step = _rows_per_chunk(job, n_rows), load_int(job, D_FF_PADDED)
     n_chunks = (n_rows + size - 1) // size
@@ -379,18 +435,19 @@ def forward(job, number, thread):
         _project_qkv(job, layer, number, phase, scratch)
         _cache_keys_and_values(job, layer, number, phase + 1)
         _attention(job, layer, number, phase + 2, scores)
+        _merge_ranges(job, layer, number, phase + 3)
         outputs = _normalizes_outputs(job)
         before = 0 if outputs else x
         _project_residual(
-            job, layer, number, phase + 3, attended, n_attended, OUT, before, y, scratch
+            job, layer, number, phase + 4, attended, n_attended, OUT, before, y, scratch
         )
         if outputs:
-            _add_normalized(job, layer, number, phase + 4, ATTENTION_OUTPUT_NORM, scratch)
-        _feed_forward(job, layer, number, phase + 5, scratch, gate)
+            _add_normalized(job, layer, number, phase + 5, ATTENTION_OUTPUT_NORM, scratch)
+        _feed_forward(job, layer, number, phase + 6, scratch, gate)
         before, after = (0, y) if outputs else (y, x)
         _project_residual(
-            job, layer, number, phase + 6, hidden, n_hidden, DOWN, before, after, scratch
+            job, layer, number, phase + 7, hidden, n_hidden, DOWN, before, after, scratch
         )
         if outputs:
-            _add_normalized(job, layer, number, phase + 7, FEED_FORWARD_OUTPUT_NORM, scratch)
+            _add_normalized(job, layer, number, phase + 8, FEED_FORWARD_OUTPUT_NORM, scratch)
     _logits(job, number, last + 1, scratch)

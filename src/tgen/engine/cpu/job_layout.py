@@ -7,6 +7,7 @@ lengths are rounded up to whole groups, other lengths count elements.
 LANES = 16  # float32 numbers per SIMD vector
 PANEL = LANES  # rows of a matrix that are stored together
 QUERIES = 4  # that attend to the same keys and values together
+KEYS_PER_RANGE = 512  # attention to earlier tokens is computed by ranges of positions, then merged
 GROUP = 32  # int8 numbers of a row that share a scale; every row is padded to whole groups
 GROUP_BYTES = PANEL * (GROUP + 2)  # of an int8 panel: the weights, then a float16 scale per row
 INPUT_BYTES = GROUP + 8  # of an input of int8 products: the numbers, a float32 scale, an offset
@@ -18,7 +19,7 @@ GLOBAL, LOCAL = 1, 2  # a layer's rope; 0: none
 
 QUEUE_WORDS = 16  # int64 words of the work queue per phase: two cache lines
 MAX_CHUNKS = (1 << 20) - 1  # per phase
-PHASES_PER_LAYER = 8
+PHASES_PER_LAYER = 9
 OTHER_PHASES = 2  # the embedding and the logits
 TABLE_COLUMNS = 20  # int64 numbers per layer
 
@@ -31,10 +32,10 @@ TABLE_COLUMNS = 20  # int64 numbers per layer
     ATTENTION_PTR, ATTENTION_INPUT_PTR, HIDDEN_PTR, HIDDEN_INPUT_PTR, LOGITS_PTR, KEYS_PTR,
     VALUES_PTR, CACHE_DTYPE, CAPACITY, N_SEQUENCES,
     SCRATCH_PTR, SCRATCH_BYTES, INPUTS_OFFSET, GATE_OFFSET, SCORES_OFFSET, TOKENS_PTR, N_TOKENS,
-    SPANS_PTR, N_SPANS, N_LOGITS, N_LOGITS_SPANS,
+    SPANS_PTR, N_SPANS, N_LOGITS, N_LOGITS_SPANS, PARTIALS_PTR, N_RANGES, N_PARTS,
     N_THREADS, QUEUE_PTR,
     JOB_SIZE,
-) = range(52)  # fmt: skip
+) = range(55)  # fmt: skip
 
 # The addresses of a layer's weights, 0 if absent, then its window (0: none) and its rope. The row
 # after the last layer has the final norm, the LM head, the embedding and the float32 vectors of

@@ -30,7 +30,7 @@ from tgen.engine.cpu.job_layout import (
     SWIGLU,
 )
 from tgen.engine.cpu.tiles import make_read, make_tile, tile_shapes
-from tgen.engine.cpu.vector_math import exp_scores, geglu, gelu_tanh, relu, swiglu
+from tgen.engine.cpu.vector_math import exp, exp_scores, geglu, gelu_tanh, relu, swiglu
 
 _GROUPS_PER_SUM = 8
 _F = np.float32
@@ -198,10 +198,8 @@ def _make_attend(dtype, n_bytes):
     mix_32, mix_64 = make_mix(2, dtype), make_mix(4, dtype)
 
     @njit
-    def attend_to(count, queries, limits, totals, keys, values, size, scale, scores, out):
-        step, out_step, n = size * n_bytes, size * 4, 0
-        for m in range(count):
-            n = max(n, load_int(limits, 2 * m + 1))
+    def attend_to(count, queries, limits, keys, values, n, size, scale, scores, out):
+        step, out_step = size * n_bytes, (size + LANES) * 4
         scores_step = (n + 63) // 64 * 64 * 4
         s = 0
         while s < n:
@@ -213,8 +211,8 @@ def _make_attend(dtype, n_bytes):
                 s += 16
         for m in range(count):
             first, end = load_int(limits, 2 * m), load_int(limits, 2 * m + 1)
-            total = exp_scores(scores + m * scores_step, first, end, n, scale)
-            store_float(totals, m, total)
+            statistics = out + m * out_step + size * 4
+            exp_scores(scores + m * scores_step, first, end, n, scale, statistics)
         d = 0
         while d < size:
             target, v = out + d * 4, values + d * n_bytes
@@ -224,8 +222,6 @@ def _make_attend(dtype, n_bytes):
             else:
                 mix_32(count, scores, scores_step, v, step, n, target, out_step)
                 d += 32
-        for m in range(count):
-            scale_row(out + m * out_step, _F(1) / load_float(totals, m), 0, size)
 
     return attend_to
 
@@ -234,19 +230,37 @@ _attend_float32, _attend_float16 = _make_attend(FLOAT32, 4), _make_attend(FLOAT1
 
 
 @njit
-def attend(dtype, count, queries, limits, totals, keys, values, size, scale, scores, out):
-    """out[m] = softmax(scale * keys query m) values for `count` queries, at most QUERIES, whose
-    addresses are at `queries`; `limits` has the first position (below LANES) and the end of each,
-    and `totals` has room for a number of each.
+def attend(dtype, count, queries, limits, keys, values, n, size, scale, scores, out):
+    """out[m] = sum of e^(scale * (score[m, s] - maximum[m])) * value[s], score[m, s] = query m .
+    key s, for n positions s and `count` queries, at most QUERIES, whose addresses are at `queries`.
 
-    `size`, the padded head size, is a multiple of GROUP. Keys are laid out as in `make_scores`;
-    those after the last position are ignored. A query's result does not depend on the others:
-    outside its limits, zeros are added.
+    `limits` has the first position and the end of each query. A row of `out` has `size` numbers,
+    then the maximum, the sum without values, and room up to size + LANES. `size`, the padded head
+    size, is a multiple of GROUP. Keys are laid out as in `make_scores`; those after the last
+    position are ignored. A query's result does not depend on the others: outside its limits, zeros
+    are added.
     """
     if dtype == FLOAT32:
-        _attend_float32(count, queries, limits, totals, keys, values, size, scale, scores, out)
+        _attend_float32(count, queries, limits, keys, values, n, size, scale, scores, out)
     else:
-        _attend_float16(count, queries, limits, totals, keys, values, size, scale, scores, out)
+        _attend_float16(count, queries, limits, keys, values, n, size, scale, scores, out)
+
+
+@njit
+def merge(rows, n_rows, size, scale, out):
+    """out = attention to all ranges of keys, of which `attend` wrote one row each."""
+    step, maximum, total = (size + LANES) * 4, _F(-3e38), _F(0)
+    for r in range(n_rows):
+        maximum = max(maximum, load_float(rows + r * step, size))
+    for d in range(size):
+        store_float(out, d, _F(0))
+    for r in range(n_rows):
+        row = rows + r * step
+        factor = exp((load_float(row, size) - maximum) * scale)
+        total += factor * load_float(row, size + 1)
+        for d in range(size):
+            store_float(out, d, load_float(out, d) + factor * load_float(row, d))
+    scale_row(out, _F(1) / total, 0, size)
 
 
 @njit

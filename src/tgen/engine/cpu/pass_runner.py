@@ -10,7 +10,7 @@ from tgen.config import ModelConfig, StoredAs
 from tgen.engine.base import Logits
 from tgen.engine.cpu import job_layout
 from tgen.engine.cpu.aligned import aligned
-from tgen.engine.cpu.job_layout import GROUP, INPUT_BYTES, PANEL, QUERIES
+from tgen.engine.cpu.job_layout import GROUP, INPUT_BYTES, KEYS_PER_RANGE, LANES, PANEL, QUERIES
 from tgen.engine.cpu.kv_cache import BlockedKVCache
 from tgen.engine.cpu.thread_pool import MAX_LAYERS, thread_pool
 from tgen.engine.cpu.weights import PackedWeights, padded_length
@@ -19,6 +19,7 @@ from tgen.model.rope import rotary_tables, sinusoid
 
 MAX_TOKENS = 264  # per pass, which reads all weights from RAM once
 MAX_HEADS = job_layout.MAX_CHUNKS // MAX_TOKENS  # attention has a chunk per token and head
+_CHUNKS_PER_THREAD = 8  # with fewer, threads share the keys of a head
 
 
 class PassRunner:
@@ -49,6 +50,7 @@ class PassRunner:
             job_layout.TOKENS_PTR: self._tokens,
             job_layout.SPANS_PTR: self._spans,
         }
+        self._partials = aligned((0,))  # of attention, if threads share its keys
         self._n_positions = 0  # positions that tables and attention scores have room for
         self._allocate_buffers()
         self._set_fields(self._weights.job_fields() | {job_layout.N_THREADS: n_threads})
@@ -70,6 +72,7 @@ class PassRunner:
             spans = _find_spans(rows)
             self._spans[: len(spans)] = spans
             fields[job_layout.N_SPANS] = len(spans)
+            fields |= self._split_keys(rows, len(spans) * self.config.n_kv_heads)
             fields[job_layout.N_LOGITS_SPANS] = sum(first < n_logits for first, _ in spans)
             self._set_fields(cache.job_fields() | fields)
             thread_pool().run(self._job, self.config.n_layers, self._n_threads)
@@ -79,6 +82,19 @@ class PassRunner:
         for name, value in fields.items():
             self._job[name] = value
 
+    def _split_keys(self, rows: Sequence[tuple[int, ...]], n_chunks: int) -> dict[int, int]:
+        """Return the fields of a pass that say how attention is divided, besides `n_chunks`."""
+        n_ranges = max(row[job_layout.POSITION] for row in rows) // KEYS_PER_RANGE + 1
+        few = n_chunks < _CHUNKS_PER_THREAD * self._n_threads
+        fields = {job_layout.N_RANGES: n_ranges, job_layout.N_PARTS: n_ranges if few else 1}
+        if few and n_ranges > 1:
+            size = padded_length(self.config.head_dim) + LANES
+            n = len(rows) * self.config.n_heads * n_ranges * size
+            if n > self._partials.size:
+                self._partials = aligned((2 * n,))
+            fields[job_layout.PARTIALS_PTR] = self._partials.ctypes.data
+        return fields
+
     def _reserve_positions(self, n: int) -> None:
         """Make room for `n` positions: most of a long context is never used."""
         if n <= self._n_positions:
@@ -87,7 +103,9 @@ class PassRunner:
         before_scores = self._inputs_and_gate()
         # A page apart, so that threads do not share cache lines.
         head = padded_length(config.head_dim)
-        scratch = padded_length(before_scores + QUERIES * (n + 64 + head)) + 1024
+        row, n_ranges = head + LANES, -(-n // KEYS_PER_RANGE)
+        n_scores = QUERIES * (8 + row * (1 + n_ranges) + KEYS_PER_RANGE + 64)
+        scratch = padded_length(before_scores + n_scores) + 1024
         new = {job_layout.SCRATCH_PTR: aligned((self._n_threads, scratch))}
         if config.position == "rotary":
             new[job_layout.COS_PTR], new[job_layout.SIN_PTR] = rotary_tables(config, n)

@@ -48,10 +48,17 @@ def _exp(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
     return b.fmul(p, power)
 
 
-@primitive(types.float32(address, *[types.int64] * 3, types.float32))
-def exp_scores(b, x, first, end, n, scale):
-    """x[i] = e^(scale * (x[i] - max)) from `first` to `end`, 0 elsewhere in n numbers, rounded up
-    to whole vectors; returns the sum. Each number has its place in the order of the sum."""
+@primitive(types.float32(types.float32))
+def exp(b, x):
+    """e^x."""
+    return b.extract_element(_exp(b, broadcast(b, x)), ir.Constant(i32, 0))
+
+
+@primitive(types.void(address, *[types.int64] * 3, types.float32, address))
+def exp_scores(b, x, first, end, n, scale, out):
+    """x[i] = e^(scale * (x[i] - maximum)) from `first` to `end`, 0 elsewhere in n numbers, rounded
+    up to whole vectors; the maximum and the sum go to `out`. Each number has its place in the order
+    of the sum, and an empty sum is 0."""
     lanes = ir.Constant(INTEGERS, list(range(LANES)))
     bounds = [broadcast(b, b.trunc(bound, i32)) for bound in (first, end)]
 
@@ -63,14 +70,16 @@ def exp_scores(b, x, first, end, n, scale):
     with loop(b, n, 1, step=LANES, start=lowest) as (j, (most,), new):
         value = load(b, element(b, x, j, 4), VECTOR)
         new.append(larger(b, b.select(is_inside(j), value, lowest), most))
-    largest = broadcast(b, reduce(b, new[0], larger))
+    maximum = reduce(b, new[0], larger)
+    largest = broadcast(b, maximum)
     with loop(b, n, 1, step=LANES) as (j, (total,), new):
         place = element(b, x, j, 4)
         scaled = b.fmul(b.fsub(load(b, place, VECTOR), largest), broadcast(b, scale))
         value = b.select(is_inside(j), _exp(b, scaled), _constant(0.0))
         store(b, value, place)
         new.append(b.fadd(total, value))
-    return reduce(b, new[0], lambda b, x, y: b.fadd(x, y))
+    store(b, maximum, out)
+    store(b, reduce(b, new[0], lambda b, x, y: b.fadd(x, y)), b.add(out, ir.Constant(out.type, 4)))
 
 
 def _make_activation(emit: Any) -> Any:
