@@ -18,7 +18,7 @@ from tgen.checkpoint import model_dir
 from tgen.checkpoint.dtypes import to_float32
 from tgen.checkpoint.hf.families import full_name, head_name, to_hf_arrays
 from tgen.checkpoint.model_lookup import find_model
-from tgen.config import DEFAULT_BATCH_SIZE, ModelConfig, StoredAs, TrainConfig
+from tgen.config import DEFAULT_BATCH_SIZE, CacheDtype, ModelConfig, StoredAs, TrainConfig
 from tgen.config.option import MAX_THREADS, require, suggest
 from tgen.engine.base import PromptCache, common_prefix_length
 from tgen.errors import UsageError
@@ -36,18 +36,22 @@ def load(
     device: str = "auto",
     threads: int | None = None,
     dtype: StoredAs | None = None,
+    cache_dtype: CacheDtype | None = None,
     weights: StoredAs | None = None,
 ) -> "Model":
     """Load a model by path or name, as `--model` does; by default the newest in ./models.
 
-    `dtype` is the data type of the weights in memory. Raises UsageError, ModelError or
-    TokenizerError.
+    `dtype` is the data type of the weights in memory, `cache_dtype` that of keys and values on a
+    CPU. Raises UsageError, ModelError or TokenizerError.
     """
     if weights is not None:
         warnings.warn("load(weights=...) is now load(dtype=...)", DeprecationWarning, stacklevel=2)
     dtype = dtype or weights
     names = get_args(StoredAs)
     require(dtype is None or dtype in names, "dtype", repr(dtype), f"one of {', '.join(names)}")
+    names = get_args(CacheDtype)
+    valid = cache_dtype is None or cache_dtype in names
+    require(valid, "cache_dtype", repr(cache_dtype), f"one of {', '.join(names)}")
     whole = isinstance(threads, int) and not isinstance(threads, bool)
     valid = threads is None or (whole and 1 <= threads <= MAX_THREADS)
     require(valid, "threads", repr(threads), f"a number from 1 to {MAX_THREADS:,}")
@@ -55,7 +59,9 @@ def load(
     valid = path is None or isinstance(path, (str, Path))
     require(valid, "path", repr(path), "a path or the name of a model")
     location = path if isinstance(path, Path) else find_model(path).path
-    loaded = open_model(location, device=device, threads=threads, dtype=dtype)
+    loaded = open_model(
+        location, device=device, threads=threads, dtype=dtype, cache_dtype=cache_dtype
+    )
     for warning in loaded.bundle.warnings:
         warnings.warn(warning, stacklevel=2)
     return Model(loaded)

@@ -17,7 +17,7 @@ from tgen.checkpoint.hf import generation_config
 from tgen.checkpoint.model_dir import ModelBundle, digest
 from tgen.checkpoint.model_dir import load as load_bundle
 from tgen.checkpoint.ngram_tables import load as load_ngrams
-from tgen.config import Draft, SamplingConfig, StoredAs, raw
+from tgen.config import CacheDtype, Draft, SamplingConfig, StoredAs, raw
 from tgen.config.option import suggest
 from tgen.engine.base import Engine, PromptCache
 from tgen.engine.open_engine import open_engine
@@ -37,11 +37,18 @@ if TYPE_CHECKING:
 
 
 def open_model(
-    path: Path, *, device: str = "auto", threads: int | None = None, dtype: StoredAs | None = None
+    path: Path,
+    *,
+    device: str = "auto",
+    threads: int | None = None,
+    dtype: StoredAs | None = None,
+    cache_dtype: CacheDtype | None = None,
 ) -> "LoadedModel":
     """Load a model directory or GGUF file. Raises ModelError or TokenizerError."""
     bundle = load_bundle(path)
-    engine = open_engine(bundle, device=device, threads=threads, dtype=dtype)
+    engine = open_engine(
+        bundle, device=device, threads=threads, dtype=dtype, cache_dtype=cache_dtype
+    )
     # The engine has the arrays now, perhaps in fewer bits.
     return LoadedModel(replace(bundle, arrays={}), engine)
 
@@ -224,7 +231,10 @@ class LoadedModel:
 
     @cached_property
     def _identity(self) -> prompt_cache.ModelIdentity:
-        return prompt_cache.ModelIdentity(digest(self.bundle), self.bundle.path, self.engine.dtype)
+        engine = self.engine
+        return prompt_cache.ModelIdentity(
+            digest(self.bundle), self.bundle.path, engine.dtype, engine.cache_dtype
+        )
 
     def bits_per_byte(self, text: str | bytes) -> float:
         """Return the model's bits per byte of a text.

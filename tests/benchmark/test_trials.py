@@ -184,7 +184,7 @@ def test_lower_bound_sums_over_passes(family):
     cost = pass_cost(config, shapes, "float32")
     both = cost.weights + cost.output_weights
     assert cost.weight_bytes == 4 * both
-    half = pass_cost(config, shapes, "bfloat16", bfloat16_cache=True)
+    half = pass_cost(config, shapes, "bfloat16", half_cache=True)
     assert (half.weight_bytes, half.key_bytes) == (2 * both, cost.key_bytes / 2)
     # Counted from the model's own layers.
     parameters = model.named_parameters()

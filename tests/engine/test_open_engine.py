@@ -100,6 +100,21 @@ def test_greedy_texts_equal_the_torch_engines():
             assert abs(logits[expected[at]] - logits[ids[at]]) < 2e-4
 
 
+def test_only_the_kernels_choose_the_dtype_of_the_cache():
+    for dtype, cache, expected in [
+        (None, None, "float32"),
+        ("bfloat16", None, "float32"),
+        ("int8", None, "float16"),
+        ("int8", "float32", "float32"),
+        (None, "float16", "float16"),
+    ]:
+        bundle = replace(BUNDLE, arrays=dict(BUNDLE.arrays))
+        engine = open_engine(bundle, device="cpu", dtype=dtype, cache_dtype=cache, threads=1)
+        assert engine.cache_dtype == expected
+    with pytest.raises(UsageError, match="cache_dtype float16 needs the compiled kernels"):
+        open_engine(bundle, device="cpu", kind="torch", cache_dtype="float16")
+
+
 def test_weights_keep_the_dtype_of_the_file_by_default():
     arrays = {n: to_bfloat16(a) if a.ndim == 2 else a for n, a in BUNDLE.arrays.items()}
     narrow = replace(BUNDLE, arrays=arrays)

@@ -80,6 +80,10 @@ def test_prompt_cache_of_another_model_is_an_error(model, tmp_path):
     int8_model = LoadedModel(
         bundle, CpuEngine(bundle.config, dict(bundle.arrays), n_threads=1, dtype="int8")
     )
+    arrays = dict(bundle.arrays)
+    narrow = CpuEngine(bundle.config, arrays, n_threads=1, cache_dtype="float16")
+    with pytest.raises(ModelError, match="was computed with a 'float32' KV cache"):
+        LoadedModel(bundle, narrow).load_cache(path)
     with pytest.raises(ModelError, match="was computed with 'float32' weights"):
         int8_model.load_cache(path)
     weights = bundle.path / "model.safetensors"

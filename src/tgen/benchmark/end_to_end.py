@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tgen.benchmark.statistics import timing
-from tgen.config import Draft, StoredAs
+from tgen.config import CacheDtype, Draft, StoredAs
 from tgen.errors import TgenError, UsageError
 from tgen.reports.benchmark import EndToEndReport, TrialReport
 
@@ -38,6 +38,7 @@ def measure_end_to_end(
     device: str = "auto",
     threads: int | None = None,
     dtype: StoredAs | None = None,
+    cache_dtype: CacheDtype | None = None,
     draft: Draft = "auto",
     modules: Sequence[str] = (),
 ) -> Iterator[TrialReport | EndToEndReport]:
@@ -58,6 +59,7 @@ def measure_end_to_end(
             "device": device,
             "threads": threads,
             "dtype": dtype,
+            "cache_dtype": cache_dtype,
             "draft": draft,
             "modules": list(modules),
         }

@@ -68,9 +68,9 @@ def pass_cost(
     shapes: Mapping[str, tuple[int, ...]],
     dtype: StoredAs,
     *,
-    bfloat16_cache: bool = False,
+    half_cache: bool = False,
 ) -> PassCost:
-    """Return the cost of a model's forward passes, keys and values in float32 or bfloat16.
+    """Return the cost of a model's forward passes, keys and values in float32 or 16 bits.
 
     `shapes` maps tgen's names of the arrays to their shapes.
     """
@@ -85,7 +85,7 @@ def pass_cost(
         output_weights=output_weights,
         weight_bytes=(weights + output_weights) * STORED_BYTES[dtype],
         key_flops=4 * config.n_layers * config.n_heads * config.head_dim,
-        key_bytes=config.cache_bytes_per_token / (2 if bfloat16_cache else 1),
+        key_bytes=config.cache_bytes_per_token / (2 if half_cache else 1),
         windows={window: n / config.n_layers for window, n in Counter(windows).items()},
     )
 

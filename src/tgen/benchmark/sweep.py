@@ -13,7 +13,7 @@ from tgen.benchmark.machine import MachineProbe
 from tgen.benchmark.roofline import PassCost, measure_peak_rates, pass_cost
 from tgen.benchmark.trials import Trial, run_trials, throughput_report
 from tgen.checkpoint.model_dir import load
-from tgen.config import StoredAs
+from tgen.config import CacheDtype, StoredAs
 from tgen.engine.open_engine import EngineKind, open_engine
 from tgen.errors import UsageError
 from tgen.model.cpu_count import cpu_count, default_threads
@@ -51,6 +51,7 @@ def open_setups(
     *,
     kinds: Sequence[EngineKind] = ("auto",),
     dtypes: Sequence[StoredAs | None] = (None,),
+    cache_dtype: CacheDtype | None = None,
     threads: Sequence[int | None] = (None,),
     device: str = "auto",
     seed: int,
@@ -67,10 +68,11 @@ def open_setups(
     for kind, dtype, n in product(kinds, dtypes, threads):
         bundle = load(path)
         shapes = {name: array.shape for name, array in bundle.arrays.items()}
-        engine = open_engine(bundle, device=device, threads=n, dtype=dtype, kind=kind)
+        engine = open_engine(
+            bundle, device=device, threads=n, dtype=dtype, cache_dtype=cache_dtype, kind=kind
+        )
         n_threads = n or default_threads()
         tokens = random_tokens(bundle.config.vocab_size, engine.context_length, seed=seed)
-        is_torch = engine.name == "torch"
         setups.append(
             Setup(
                 engine=engine.name,
@@ -83,7 +85,7 @@ def open_setups(
                     bundle.config,
                     shapes,
                     engine.dtype,
-                    bfloat16_cache=is_torch and engine.dtype == "bfloat16",
+                    half_cache=engine.cache_dtype != "float32",
                 ),
                 peak=None,
             )

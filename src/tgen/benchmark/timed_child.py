@@ -35,6 +35,7 @@ def _generate(
     device: str,
     threads: int | None,
     dtype: str | None,
+    cache_dtype: str | None,
     draft: str,
 ) -> dict[str, object]:
     """`prompt` and the returned text are bytes decoded as Latin-1."""
@@ -51,8 +52,13 @@ def _generate(
     ends = {"start": _STARTED, "import": time.monotonic_ns()}
     bundle = load(Path(path))
     ends["load"] = time.monotonic_ns()
-    options: Any = {"dtype": dtype, "draft": draft}  # checked where they are used
-    engine = open_engine(bundle, device=device, threads=threads, dtype=options["dtype"])
+    options: Any = {
+        "dtype": dtype,
+        "cache_dtype": cache_dtype,
+        "draft": draft,
+    }  # checked where they are used
+    dtypes = {name: options[name] for name in ("dtype", "cache_dtype")}
+    engine = open_engine(bundle, device=device, threads=threads, **dtypes)
     model = LoadedModel(replace(bundle, arrays={}), engine)  # the engine has its own copy
     _ = model.vocabulary, model.ngrams
     ends["engine"] = time.monotonic_ns()

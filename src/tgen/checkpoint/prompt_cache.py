@@ -14,10 +14,10 @@ from tgen.config import ModelConfig, StoredAs
 from tgen.errors import ModelError, TgenError, UsageError
 from tgen.storage import files
 
-VERSION = 1  # version of the file format, and of how keys and values are computed
+VERSION = 2  # version of the file format, and of how keys and values are computed
 _RENEW_HINT = "write a new one with --save-cache"
 _ARRAYS = {"tokens": ("I64", 1), "keys": ("F32", 4), "values": ("F32", 4)}  # dtype, dimensions
-_LABELS = ("model", "weights", "name", "sha256")  # uint8 tensors with text
+_LABELS = ("model", "weights", "cache", "name", "sha256")  # uint8 tensors with text
 
 
 class ModelIdentity(NamedTuple):
@@ -26,6 +26,7 @@ class ModelIdentity(NamedTuple):
     digest: str
     path: Path
     dtype: StoredAs  # dtype of the weights in memory
+    cache_dtype: str  # dtype of keys and values in memory
 
 
 def check_cache_file(path: Path) -> None:
@@ -50,6 +51,7 @@ def save(path: Path, arrays: Mapping[str, NDArray[Any]], model: ModelIdentity) -
     labels = {
         "model": f"{VERSION} {model.digest}".encode(),
         "weights": model.dtype.encode(),
+        "cache": model.cache_dtype.encode(),
         "name": os.fsencode(model.path),
         "sha256": _digest(arrays),
     }
@@ -73,6 +75,13 @@ def load(path: Path, config: ModelConfig, model: ModelIdentity) -> dict[str, NDA
         raise ModelError(
             f"{path} was computed with {dtype!r} weights, but the model uses {model.dtype!r}",
             f"add --dtype {dtype}, or {_RENEW_HINT}",
+        )
+    if labels["cache"] != model.cache_dtype.encode():
+        dtype = labels["cache"].decode(errors="replace")[:10]
+        raise ModelError(
+            f"{path} was computed with a {dtype!r} KV cache, but the model uses "
+            f"{model.cache_dtype!r}",
+            f"add --cache-dtype {dtype}, or {_RENEW_HINT}",
         )
     (n,) = header["tokens"].shape
     shape = (config.n_layers, config.n_kv_heads, n, config.head_dim)

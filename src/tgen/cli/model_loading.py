@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tgen.cli import console
-from tgen.config import StoredAs
+from tgen.config import CacheDtype, StoredAs
 
 if TYPE_CHECKING:
     from tgen.loaded_model import LoadedModel
@@ -31,7 +31,13 @@ def ensure_kernels_compiled(device: str, *, quiet: bool) -> None:
 
 
 def load_model(
-    path: Path, *, device: str, threads: int | None, dtype: StoredAs | None, quiet: bool
+    path: Path,
+    *,
+    device: str,
+    threads: int | None,
+    dtype: StoredAs | None,
+    cache_dtype: CacheDtype | None = None,
+    quiet: bool,
 ) -> "LoadedModel":
     """Load a model from its path."""
     from tgen.engine.open_engine import missing_kernels, runs_on_cpu
@@ -42,7 +48,7 @@ def load_model(
         message = f"warning: using torch, which is slower than the compiled kernels: {reason}"
         console.print_status(message, quiet=quiet)
     ensure_kernels_compiled(device, quiet=quiet)
-    model = open_model(path, device=device, threads=threads, dtype=dtype)
+    model = open_model(path, device=device, threads=threads, dtype=dtype, cache_dtype=cache_dtype)
     warnings = list(model.bundle.warnings)
     if model.bundle.quantized and dtype is None and model.engine.dtype == "float32":
         warnings.append("the quantized weights are stored as float32: int8 needs the kernels")

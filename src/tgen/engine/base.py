@@ -53,6 +53,7 @@ class Engine(Protocol):
 
     name: str  # "kernels" or "torch"
     dtype: StoredAs  # dtype of the weights in memory
+    cache_dtype: str  # dtype of the cached keys and values
     context_length: int  # maximum tokens per sequence
 
     @property

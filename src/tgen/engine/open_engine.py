@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from tgen.checkpoint.model_dir import ModelBundle
-from tgen.config import StoredAs
+from tgen.config import CacheDtype, StoredAs
 from tgen.engine.base import Engine
 from tgen.errors import UsageError
 from tgen.model.cpu_count import cpu_count, default_threads
@@ -51,14 +51,16 @@ def open_engine(
     device: str = "auto",
     threads: int | None = None,
     dtype: StoredAs | None = None,
+    cache_dtype: CacheDtype | None = None,
     kind: EngineKind = "auto",
 ) -> Engine:
     """Open an engine with one empty sequence; see `choose_engine`.
 
     `dtype` is how matrices are stored in memory. None means as in the file, except that float16
     becomes float32, that the kernels store quantized files as int8 and CUDA as bfloat16, and that
-    torch without CUDA always uses float32. The engine takes ownership of the bundle's arrays.
-    Raises UsageError if the device is not available or does not support the dtype.
+    torch without CUDA always uses float32. `cache_dtype` is how the kernels store keys and values:
+    by default float16 if the weights are int8, else float32. The engine takes ownership of the
+    bundle's arrays. Raises UsageError if the device is not available or does not support a dtype.
     """
     if device == "auto" and kind != "kernels":
         n_weights = sum(array.size for array in bundle.arrays.values())
@@ -69,7 +71,13 @@ def open_engine(
 
         n_threads = min(threads or default_threads(), cpu_count())  # more would only wait
         dtype = dtype or ("int8" if bundle.quantized else _file_dtype(bundle))
-        return CpuEngine(bundle.config, bundle.arrays, n_threads=n_threads, dtype=dtype)
+        return CpuEngine(
+            bundle.config,
+            bundle.arrays,
+            n_threads=n_threads,
+            dtype=dtype,
+            cache_dtype=cache_dtype,
+        )
     from tgen.engine.torch_engine import TorchEngine  # torch is imported only when it is needed
     from tgen.model.device import choose_device, set_threads
     from tgen.model.transformer import Transformer
@@ -84,6 +92,10 @@ def open_engine(
         why = f": {reason}" if reason else ""
         hint = "set dtype to float32" if reason or kind == "torch" else "set device to cpu"
         raise UsageError(f"dtype {dtype} needs {needed}{why}", hint, field="dtype")
+    if cache_dtype is not None and cache_dtype != dtype:
+        reason = missing_kernels() or "set device to cpu"
+        message = f"cache_dtype {cache_dtype} needs the compiled kernels"
+        raise UsageError(message, reason, field="cache_dtype")
     set_threads(threads)
     model = Transformer.from_arrays(bundle.config, bundle.arrays).to(target)
     return TorchEngine(model, dtype=dtype)

@@ -166,9 +166,7 @@ def rounded_model(model, dtype):
 def test_bfloat16_weights_compute_with_their_rounded_values(values):
     model = make_model(n_heads=2, d_ff=40, **values)
     expected = TorchEngine(rounded_model(model, "bfloat16")).extend([IDS], every_position=True)
-    logits = make_engine(model, dtype="bfloat16", cache="float32").extend(
-        [IDS], every_position=True
-    )
+    logits = make_engine(model, dtype="bfloat16").extend([IDS], every_position=True)
     np.testing.assert_allclose(logits, expected, rtol=0, atol=2e-5)
 
 

@@ -38,6 +38,7 @@ def run_end_to_end(options: BenchOptions) -> None:
         device=options.device,
         threads=options.only("threads", None),
         dtype=options.only("dtypes", None),
+        cache_dtype=options.cache_dtype,
         modules=["tgen.cli.app"],
     )
     show_last_report(options, "tgen.bench.end_to_end/2", reports, phase_table)

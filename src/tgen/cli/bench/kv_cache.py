@@ -38,6 +38,7 @@ def run_kv_cache(options: BenchOptions) -> None:
         device=options.device,
         threads=options.only("threads", None),
         dtype=options.only("dtypes", None),
+        cache_dtype=options.cache_dtype,
     )
     engine = model.engine
     if engine.context_length < 2:
@@ -60,6 +61,8 @@ def run_kv_cache(options: BenchOptions) -> None:
     cached = fit_line(lengths, [report.cached for report in reports])
     uncached = fit_line(lengths, [report.uncached for report in reports])
     computed = model.bundle.config.cache_bytes_per_token
+    if engine.cache_dtype != "float32":
+        computed //= 2
     if options.output == "json":
         fields = {
             "seed": options.seed,

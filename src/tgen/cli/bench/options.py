@@ -16,7 +16,7 @@ from tgen.cli.options import (
     quiet_option,
 )
 from tgen.cli.ranges import parse_sizes
-from tgen.config import StoredAs
+from tgen.config import CacheDtype, StoredAs
 from tgen.config.option import MAX_THREADS, check_ranges, option
 from tgen.errors import UsageError
 
@@ -126,6 +126,13 @@ class BenchOptions:
         panel=_SWEEP,
         metavar="TYPE,...",
         old_flags="--weights",
+    )
+    cache_dtype: CacheDtype | None = option(
+        None,
+        "Data type of the KV cache, on a CPU.",
+        "--cache-dtype",
+        shown_default="float16 with int8 weights, else float32",
+        panel=_SWEEP,
     )
     threads: list[int] | None = _list_option(
         "Numbers of CPU threads.",

@@ -173,6 +173,7 @@ def _open_setups(options: BenchOptions) -> list["Setup"]:
             options.path,
             kinds=options.engines or ["auto"],
             dtypes=options.dtypes or [None],
+            cache_dtype=options.cache_dtype,
             threads=options.threads or [None],
             device=options.device,
             seed=options.seed,

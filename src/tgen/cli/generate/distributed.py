@@ -60,7 +60,12 @@ def load_shared(
     if ranks.world_size > 1 and threads is None:
         threads = default_threads(shared_by=ranks.local_world_size)
     model = load_model(
-        path, device=options.device, threads=threads, dtype=options.dtype, quiet=quiet
+        path,
+        device=options.device,
+        threads=threads,
+        dtype=options.dtype,
+        cache_dtype=options.cache_dtype,
+        quiet=quiet,
     )
     if ranks.world_size > 1:
         distributed.assert_same(f"the model {path}", digest(model.bundle)[:16])

@@ -18,7 +18,7 @@ from tgen.cli.options import (
     threads_option,
 )
 from tgen.cli.prompt import prompt_option
-from tgen.config import DEFAULT_BATCH_SIZE, Draft, SamplingConfig, StoredAs
+from tgen.config import DEFAULT_BATCH_SIZE, CacheDtype, Draft, SamplingConfig, StoredAs
 from tgen.config.option import check_ranges, option
 from tgen.errors import TgenError, UsageError
 from tgen.storage import files
@@ -146,6 +146,12 @@ class GenerateOptions:
         "--dtype",
         old_flags="--weights",
         shown_default="as stored",
+    )
+    cache_dtype: CacheDtype | None = _speed(
+        None,
+        "Data type of the KV cache, on a CPU; long texts are faster with float16.",
+        "--cache-dtype",
+        shown_default="float16 with int8 weights, else float32",
     )
     draft: Draft = _speed(
         "auto",

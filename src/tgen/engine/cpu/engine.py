@@ -30,20 +30,22 @@ class CpuEngine:
     ) -> None:
         """Move the arrays out of `arrays`; raises ModelError: see `PassRunner`.
 
-        Keys and values are stored in float16 by default, or in float32 if the weights are.
+        Keys and values are stored in float32 by default, or in float16 if the weights are int8.
         """
         self.config, self.context_length = config, config.context_length
         self.dtype: StoredAs = dtype
-        self.cache_dtype = cache_dtype or ("float32" if dtype == "float32" else "float16")
+        default: CacheDtype = "float16" if dtype == "int8" else "float32"
+        self._cache_dtype = cache_dtype or default
+        self.cache_dtype: str = self._cache_dtype
         self._runner = PassRunner(config, arrays, n_threads=n_threads, dtype=dtype)
         self._lock = threading.Lock()  # guards the sequences of this engine
-        self._cache = BlockedKVCache(config, self.cache_dtype)
+        self._cache = BlockedKVCache(config, self._cache_dtype)
 
     def clone(self) -> Self:
         """Return an engine with the same weights and one empty sequence."""
         other = copy(self)
         other._lock = threading.Lock()
-        other._cache = BlockedKVCache(self.config, self.cache_dtype)
+        other._cache = BlockedKVCache(self.config, self._cache_dtype)
         return other
 
     @property
