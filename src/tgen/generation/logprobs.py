@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tgen.engine.base import Logits
+from tgen.engine.cpu.row_sampler import row_sampler
 from tgen.generation.samplers import sort_candidates
 from tgen.reports.generation import Finish, RemovedCandidates, Token
 
@@ -31,6 +32,12 @@ def select_rows(logits: Logits, rows: list[int]) -> Logits:
 def make_tokens(picks: Sequence[Pick], logits: Logits) -> Iterator[Token]:
     """Yield a Token per pick, with its log-probability, rank and entropy."""
     logits = select_rows(logits, [pick.row for pick in picks])
+    sampler = row_sampler()
+    if sampler and not any(pick.n_top for pick in picks):
+        described = sampler.describe(np.ascontiguousarray(logits), [pick.id for pick in picks])
+        for pick, (logprob, rank, entropy) in zip(picks, described, strict=True):
+            yield _make_token(pick, logprob, rank, entropy, [])
+        return
     with np.errstate(over="ignore"):
         shifted = logits - logits.max(axis=1, keepdims=True)
     exponentials = np.exp(shifted)
@@ -48,15 +55,21 @@ def make_tokens(picks: Sequence[Pick], logits: Logits) -> Iterator[Token]:
             ids, values = sort_candidates(shifted[i : i + 1], min(pick.n_top, shifted.shape[1]))
             log_total = float(np.log(totals[i]))
             top = [(int(k), float(x) - log_total) for k, x in zip(ids[0], values[0], strict=True)]
-        yield Token(
-            sequence=pick.sequence,
-            id=pick.id,
-            text=pick.text,
-            logprob=logprob,
-            rank=rank,
-            entropy=entropy,
-            top_logprobs=top,
-            removed=pick.removed,
-            finish=pick.finish,
-            complete=pick.complete,
-        )
+        yield _make_token(pick, logprob, rank, entropy, top)
+
+
+def _make_token(
+    pick: Pick, logprob: float, rank: int, entropy: float, top: list[tuple[int, float]]
+) -> Token:
+    return Token(
+        sequence=pick.sequence,
+        id=pick.id,
+        text=pick.text,
+        logprob=logprob,
+        rank=rank,
+        entropy=entropy,
+        top_logprobs=top,
+        removed=pick.removed,
+        finish=pick.finish,
+        complete=pick.complete,
+    )

@@ -12,12 +12,15 @@ from numpy.typing import NDArray
 
 from tgen.config import SamplingConfig
 from tgen.engine.base import Logits
+from tgen.engine.cpu.row_sampler import row_sampler
 from tgen.errors import ModelError
 from tgen.generation import samplers
 from tgen.generation.samplers import SortedLogits
 from tgen.reports.generation import RemovedCandidates
 
 _BLOCK = 64  # positions whose random numbers are generated together
+_USUAL_SAMPLERS = ["top_k", "top_p", "min_p", "temperature"]
+_MIN_TEMPERATURE = 1e-3  # of float32 exponents
 _TOKEN, _XTC, _ROW, _SAMPLE = 0, 1, 2, 3  # purposes of random numbers
 
 
@@ -33,9 +36,22 @@ def sample(
 
     If there are `explanations`, one list per row, what each sampler removes is appended to them.
     """
+    sampler = None if explanations else row_sampler()
+    if sampler and _is_usual(sampling) and logits.dtype == np.float32:
+        tokens = sampler.sample(
+            np.ascontiguousarray(logits),
+            [uniform(seed, i, _TOKEN) for seed, i in zip(seeds, positions, strict=True)],
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            temperature=sampling.temperature,
+        )
+        if -1 in tokens:
+            raise _not_finite()
+        return tokens
     best = logits.argmax(axis=1)  # the lowest id of equals; a NaN if there is one
     if not np.isfinite(logits[np.arange(len(logits)), best]).all():
-        raise ModelError("the model's logits are not finite", "use another, undamaged model")
+        raise _not_finite()
     may_remove_best = sampling.xtc_probability > 0 or sampling.typical_p < 1
     if sampling.temperature == 0 and not may_remove_best and not explanations:
         return best.tolist()  # type: ignore[no-any-return]
@@ -55,6 +71,22 @@ def sample(
     # Rounding may lead past the last candidate that is left.
     last = candidates.shape[1] - 1 - (candidates[:, ::-1] > -np.inf).argmax(axis=1)
     return [int(i) for i in ids[np.arange(len(ids)), np.minimum(chosen, last)]]
+
+
+def _not_finite() -> ModelError:
+    return ModelError("the model's logits are not finite", "use another, undamaged model")
+
+
+def _is_usual(sampling: SamplingConfig) -> bool:
+    """Whether only top-k, top-p, min-p and temperature are active, in this order."""
+    order = [name for name in sampling.samplers if name in _USUAL_SAMPLERS]
+    return (
+        order == _USUAL_SAMPLERS
+        and sampling.typical_p == 1
+        and not sampling.top_n_sigma
+        and not sampling.xtc_probability
+        and _MIN_TEMPERATURE <= sampling.temperature <= 1 / _MIN_TEMPERATURE
+    )
 
 
 def row_seed(seed: int, row: int) -> int:

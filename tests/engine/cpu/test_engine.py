@@ -28,7 +28,16 @@ from tgen.engine.cpu import (
 from tgen.engine.cpu.aligned import aligned
 from tgen.engine.cpu.engine import CpuEngine
 from tgen.engine.cpu.intrinsics import primitive
-from tgen.engine.cpu.job_layout import BFLOAT16, FLOAT32, GROUP, INPUT_BYTES, INT8, LANES, PANEL
+from tgen.engine.cpu.job_layout import (
+    BFLOAT16,
+    FLOAT32,
+    GROUP,
+    INPUT_BYTES,
+    INT8,
+    LANES,
+    PANEL,
+    SERVE,
+)
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import ModelError
 from tgen.model.rope import rotary_tables
@@ -351,7 +360,9 @@ def test_late_helper_claims_nothing():
     newest = np.zeros(1, np.int64)  # as it was when the helper looked
     for late in range(max(0, number - 30), number + 2):
         newest[0] = late
-        kernel_cache.load_kernels()(pool._job.ctypes.data, newest.ctypes.data, 0, 0, 0, late - 1, 0)
+        kernel_cache.load_kernels()(
+            SERVE, pool._job.ctypes.data, newest.ctypes.data, 0, 0, 0, late - 1, 0
+        )
     for buffer, copy in zip(shallow._runner._buffers.values(), before, strict=True):
         assert np.array_equal(buffer, copy)
     shallow.rewind([0])

@@ -9,10 +9,11 @@ from numba import njit
 
 from tgen.engine.cpu.forward import forward
 from tgen.engine.cpu.intrinsics import load_int
-from tgen.engine.cpu.job_layout import JOB_SIZE, N_THREADS
+from tgen.engine.cpu.job_layout import JOB_SIZE, N_THREADS, RUN, SAMPLE, SERVE
+from tgen.engine.cpu.sampling_kernels import describe_token, sample_row
 from tgen.engine.cpu.work_queue import atomic_load, atomic_store, pause, reset_phases, yield_cpu
 
-_C_FUNCTIONS = {"sched_yield", "erff", "memset", "memcpy", "memmove"}
+_C_FUNCTIONS = {"sched_yield", "erff", "log", "memset", "memcpy", "memmove"}
 _SPINS_BEFORE_YIELD, _SPINS_BEFORE_SLEEP = 20_000, 40_000  # polls for a new pass
 
 
@@ -47,18 +48,24 @@ def _serve(job, newest, seen, thread):
     return seen
 
 
-def enter(job, newest, new_job, queue, n_phases, seen, thread):
-    """Run the pass `new_job` and return 0, or, if it is 0, help as `thread`: see `_serve`."""
-    if new_job != 0:
+def enter(task, job, newest, new_job, queue, n_phases, seen, thread):
+    """Do a task: run the pass `new_job`, help with passes as `thread` (see `_serve`), or compute
+    the request at `job` (see `sampling_kernels`)."""
+    if task == RUN:
         _run(new_job, job, newest, queue, n_phases, thread)
-        return 0
-    return _serve(job, newest, seen, thread)
+    elif task == SERVE:
+        return _serve(job, newest, seen, thread)
+    elif task == SAMPLE:
+        sample_row(job)
+    else:
+        describe_token(job)
+    return 0
 
 
 def machine_code(name: str) -> bytes:
     """Compile `enter` to an object file for this CPU, with Numba's calling convention:
     int32 name(int64 *result, void **error, int64, ...)."""
-    signature = "int64(int64, int64, int64, int64, int64, int64, int64)"
+    signature = "int64(int64, int64, int64, int64, int64, int64, int64, int64)"
     no_wrappers = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     compiled = njit(signature, error_model="numpy", **no_wrappers)(enter)
     ((types, code),) = compiled.inspect_llvm().items()

@@ -12,7 +12,7 @@ from numba import types
 from numba.core.typing import Signature
 from numba.extending import intrinsic
 
-f32, i32, i64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+f32, f64, i32, i64 = ir.FloatType(), ir.DoubleType(), ir.IntType(32), ir.IntType(64)
 address = types.int64  # Numba's type of an address
 
 
@@ -43,6 +43,18 @@ def load_float(b, base, i):
 def store_float(b, base, i, value):
     """Store float32 number `i` after the address."""
     b.store(value, _pointer(b, base, i, f32))
+
+
+@primitive(types.float64(address, types.int64))
+def load_double(b, base, i):
+    """Load float64 number `i` after the address."""
+    return b.load(_pointer(b, base, i, f64))
+
+
+@primitive(types.void(address, types.int64, types.float64))
+def store_double(b, base, i, value):
+    """Store float64 number `i` after the address."""
+    b.store(value, _pointer(b, base, i, f64))
 
 
 @primitive(types.int64(address, types.int64))

@@ -4,6 +4,7 @@ Plain integers, so that filling in a job needs no compiler. `_PTR` fields are ad
 lengths are rounded up to whole groups, other lengths count elements.
 """
 
+RUN, SERVE, SAMPLE, DESCRIBE = range(4)  # tasks of `entry.enter`
 LANES = 16  # float32 numbers per SIMD vector
 PANEL = LANES  # rows of a matrix that are stored together
 QUERIES = 4  # that attend to the same keys and values together
@@ -55,3 +56,10 @@ SPAN_COLUMNS = 2
 # or 0). Those whose logits are needed come first, and so do their spans.
 TOKEN_ID, POSITION, SEQUENCE, NEEDS_LOGITS = range(4)
 TOKEN_COLUMNS = 4
+
+# The fields of a request to `sampling_kernels`, float64 each; up to three results follow.
+(
+    ROW_PTR, N_CANDIDATES, TOKEN, TOP_K, TOP_P, LOG_MIN_P, TEMPERATURE, UNIFORM, CANDIDATES_PTR,
+    CANDIDATE_LOGITS_PTR, RESULT,
+) = range(11)  # fmt: skip
+REQUEST_SIZE = RESULT + 3

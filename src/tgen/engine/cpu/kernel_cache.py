@@ -101,6 +101,11 @@ def load_kernels() -> Callable[..., int]:
     return _link(code)
 
 
+def loaded_kernels() -> Callable[..., int] | None:
+    """`load_kernels`, if this process has loaded them."""
+    return load_kernels() if load_kernels.cache_info().currsize else None
+
+
 def _numba_version() -> str:
     try:
         return version("numba")
@@ -115,7 +120,7 @@ def _link(code: bytes) -> Callable[..., int]:
     linker = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     linker.add_object_file(llvm.ObjectFileRef.from_data(code))
     linker.finalize_object()
-    kind = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 7)
+    kind = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 8)
     function = kind(linker.get_function_address(_NAME))
 
     def enter(*arguments: int) -> int:

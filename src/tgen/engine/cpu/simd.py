@@ -33,7 +33,7 @@ def loop(
     after = b.append_basic_block("after")
     b.branch(body)
     b.position_at_end(body)
-    j, sums = b.phi(i64), [b.phi(VECTOR) for _ in range(n_sums)]
+    j, sums = b.phi(i64), [b.phi(start.type) for _ in range(n_sums)]
     j.add_incoming(integer(0), before)
     for phi in sums:
         phi.add_incoming(start, before)

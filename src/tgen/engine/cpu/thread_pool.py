@@ -15,6 +15,8 @@ from tgen.engine.cpu.job_layout import (
     PHASES_PER_LAYER,
     QUEUE_PTR,
     QUEUE_WORDS,
+    RUN,
+    SERVE,
 )
 from tgen.engine.cpu.kernel_cache import load_kernels
 
@@ -50,7 +52,7 @@ class ThreadPool:
                     self._wake[i].release()
             job[QUEUE_PTR] = self._queue
             shared_job = self._job.ctypes.data
-            enter(shared_job, self._newest, job.ctypes.data, self._queue, self._n_phases, 0, 0)
+            enter(RUN, shared_job, self._newest, job.ctypes.data, self._queue, self._n_phases, 0, 0)
 
     def _start_helper(self) -> bool:
         i = len(self._wake)
@@ -68,7 +70,7 @@ class ThreadPool:
         seen, enter = 0, load_kernels()
         while True:
             n_passes = self._n_passes
-            seen = enter(self._job.ctypes.data, self._newest, 0, 0, 0, seen, i + 1)
+            seen = enter(SERVE, self._job.ctypes.data, self._newest, 0, 0, 0, seen, i + 1)
             self._asleep[i] = True
             if self._n_passes == n_passes:  # else a pass may have begun just before `_asleep`
                 self._wake[i].acquire()

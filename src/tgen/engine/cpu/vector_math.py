@@ -31,7 +31,7 @@ def _constant(value: float) -> ir.Constant:
     return ir.Constant(VECTOR, [value] * LANES)
 
 
-def _exp(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+def exp_vector(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
     """e^x, accurate to 2 ulp."""
     x = larger(b, x, _constant(-_MAX_EXPONENT))
     x = b.fneg(larger(b, b.fneg(x), _constant(-_MAX_EXPONENT)))
@@ -51,7 +51,7 @@ def _exp(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
 @primitive(types.float32(types.float32))
 def exp(b, x):
     """e^x."""
-    return b.extract_element(_exp(b, broadcast(b, x)), ir.Constant(i32, 0))
+    return b.extract_element(exp_vector(b, broadcast(b, x)), ir.Constant(i32, 0))
 
 
 @primitive(types.void(address, *[types.int64] * 3, types.float32, address))
@@ -75,7 +75,7 @@ def exp_scores(b, x, first, end, n, scale, out):
     with loop(b, n, 1, step=LANES) as (j, (total,), new):
         place = element(b, x, j, 4)
         scaled = b.fmul(b.fsub(load(b, place, VECTOR), largest), broadcast(b, scale))
-        value = b.select(is_inside(j), _exp(b, scaled), _constant(0.0))
+        value = b.select(is_inside(j), exp_vector(b, scaled), _constant(0.0))
         store(b, value, place)
         new.append(b.fadd(total, value))
     store(b, maximum, out)
@@ -95,13 +95,13 @@ def _make_activation(emit: Any) -> Any:
 
 
 def _silu(b, z):
-    return b.fdiv(z, b.fadd(_constant(1.0), _exp(b, b.fneg(z))))
+    return b.fdiv(z, b.fadd(_constant(1.0), exp_vector(b, b.fneg(z))))
 
 
 def _gelu_tanh(b, z):
     cube = b.fmul(b.fmul(b.fmul(_constant(0.044715), z), z), z)
     inner = b.fmul(_constant(-1.5957691216), b.fadd(z, cube))
-    return b.fdiv(z, b.fadd(_constant(1.0), _exp(b, inner)))
+    return b.fdiv(z, b.fadd(_constant(1.0), exp_vector(b, inner)))
 
 
 swiglu = _make_activation(lambda b, up, gate: b.fmul(up, _silu(b, gate)))

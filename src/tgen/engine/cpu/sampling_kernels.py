@@ -1,0 +1,258 @@
+"""Sampling of a token from a row of float32 logits, and what the report about a token needs.
+
+Probabilities are float32 exponentials, added as float64. Only as many candidates are sorted as the
+draw needs, since the most likely ones almost always suffice.
+"""
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+
+from tgen.engine.cpu.intrinsics import (
+    address,
+    f32,
+    f64,
+    load_double,
+    load_float,
+    load_int,
+    primitive,
+    store_double,
+    store_float,
+    store_int,
+)
+from tgen.engine.cpu.job_layout import (
+    CANDIDATE_LOGITS_PTR,
+    CANDIDATES_PTR,
+    LANES,
+    LOG_MIN_P,
+    N_CANDIDATES,
+    RESULT,
+    ROW_PTR,
+    TEMPERATURE,
+    TOKEN,
+    TOP_K,
+    TOP_P,
+    UNIFORM,
+)
+from tgen.engine.cpu.simd import VECTOR, ZEROS, broadcast, element, larger, load, loop, reduce
+from tgen.engine.cpu.vector_math import exp, exp_vector
+
+_FIRST_CANDIDATES, _GROWTH = 64, 16  # sorted at first; how many times as many next
+_WIDE = ir.VectorType(f64, LANES)
+_WIDE_ZEROS = ir.Constant(_WIDE, [0.0] * LANES)
+_F = np.float32
+
+
+@primitive(types.float32(address, types.int64))
+def _vector_maximum(b, x, n):
+    """The largest of n numbers in whole vectors; NaN if there is one."""
+    lowest, one = (ir.Constant(VECTOR, [value] * LANES) for value in (-np.inf, 1.0))
+    with loop(b, n, 2, step=LANES, start=lowest) as (j, (most, is_nan), new):
+        value = load(b, element(b, x, j, 4), VECTOR)
+        new.append(larger(b, value, most))
+        new.append(b.select(b.fcmp_unordered("uno", value, value), one, is_nan))
+    most, is_nan = (reduce(b, vector, larger) for vector in new)
+    found = b.fcmp_ordered(">", is_nan, ir.Constant(f32, 0.0))
+    return b.select(found, ir.Constant(f32, np.nan), most)
+
+
+@primitive(types.float64(address, types.int64, types.float32, types.float32))
+def _vector_exp_sum(b, x, n, maximum, factor):
+    """The sum of e^(factor * (x[i] - maximum)) over n numbers in whole vectors."""
+    with loop(b, n, 1, step=LANES, start=_WIDE_ZEROS) as (j, (total,), new):
+        shifted = b.fsub(load(b, element(b, x, j, 4), VECTOR), broadcast(b, maximum))
+        value = exp_vector(b, b.fmul(shifted, broadcast(b, factor)))
+        new.append(b.fadd(total, b.fpext(value, _WIDE)))
+    return reduce(b, new[0], lambda b, x, y: b.fadd(x, y))
+
+
+@primitive(types.float64(address, types.int64, types.float32))
+def _vector_weighted_sum(b, x, n, maximum):
+    """The sum of e^s * s, s = x[i] - maximum, over n numbers in whole vectors."""
+    with loop(b, n, 1, step=LANES, start=_WIDE_ZEROS) as (j, (total,), new):
+        s = b.fsub(load(b, element(b, x, j, 4), VECTOR), broadcast(b, maximum))
+        s = larger(b, s, ir.Constant(VECTOR, [-1e4] * LANES))  # -inf would make NaN of 0
+        new.append(b.fadd(total, b.fpext(b.fmul(exp_vector(b, s), s), _WIDE)))
+    return reduce(b, new[0], lambda b, x, y: b.fadd(x, y))
+
+
+@primitive(types.float32(address, types.int64, types.float32))
+def _vector_count_above(b, x, n, limit):
+    """How many of n numbers in whole vectors are above the limit."""
+    with loop(b, n, 1, step=LANES) as (j, (count,), new):
+        above = b.fcmp_ordered(">", load(b, element(b, x, j, 4), VECTOR), broadcast(b, limit))
+        new.append(b.fadd(count, b.select(above, ir.Constant(VECTOR, [1.0] * LANES), ZEROS)))
+    return reduce(b, new[0], lambda b, x, y: b.fadd(x, y))
+
+
+@njit
+def _maximum(x, n):
+    whole = n // LANES * LANES
+    most = _vector_maximum(x, whole) if whole else _F(-np.inf)
+    for i in range(whole, n):
+        value = load_float(x, i)
+        if value > most or np.isnan(value):
+            most = value
+    return most
+
+
+@njit
+def _exp_sum(x, n, maximum, factor):
+    whole = n // LANES * LANES
+    total = _vector_exp_sum(x, whole, maximum, factor) if whole else 0.0
+    for i in range(whole, n):
+        total += exp((load_float(x, i) - maximum) * factor)
+    return total
+
+
+@njit(inline="always")
+def _is_worse(ids, values, i, j):
+    x, y = load_float(values, i), load_float(values, j)
+    return x < y or (x == y and load_int(ids, i) > load_int(ids, j))
+
+
+@njit(inline="always")
+def _swap(ids, values, i, j):
+    token, value = load_int(ids, i), load_float(values, i)
+    store_int(ids, i, load_int(ids, j))
+    store_float(values, i, load_float(values, j))
+    store_int(ids, j, token)
+    store_float(values, j, value)
+
+
+@njit
+def _sift_down(ids, values, i, n):
+    """Restore the heap of the worst below place i."""
+    while 2 * i + 1 < n:
+        child = 2 * i + 1
+        if child + 1 < n and _is_worse(ids, values, child + 1, child):
+            child += 1
+        if _is_worse(ids, values, i, child):
+            break
+        _swap(ids, values, i, child)
+        i = child
+
+
+@njit
+def _sort_best(x, n, k, ids, values):
+    """Write the k best tokens, best first, equals by ascending id; return how many there are, fewer
+    if other logits are -inf."""
+    found, i = 0, 0
+    while i < n:
+        # Skip vectors without a better number.
+        if (
+            found == k
+            and i + LANES <= n
+            and _vector_count_above(x + i * 4, LANES, load_float(values, 0)) == 0
+        ):
+            i += LANES
+            continue
+        end = min(n, i + LANES)
+        while i < end:
+            value = load_float(x, i)
+            if found < k and value > -np.inf:
+                store_int(ids, found, i)
+                store_float(values, found, value)
+                found += 1
+                if found == k:
+                    for place in range(k // 2, -1, -1):
+                        _sift_down(ids, values, place, k)
+            elif found == k and value > load_float(values, 0):
+                store_int(ids, 0, i)
+                store_float(values, 0, value)
+                _sift_down(ids, values, 0, k)
+            i += 1
+    if found < k:
+        for place in range(found // 2, -1, -1):
+            _sift_down(ids, values, place, found)
+    for last in range(found - 1, 0, -1):  # a heap sort: the worst goes last
+        _swap(ids, values, 0, last)
+        _sift_down(ids, values, 0, last)
+    return found
+
+
+@njit
+def _draw(request, maximum, found, is_all):
+    """Return the drawn token, or -1 if more candidates than the `found` first ones are needed."""
+    x, n = int(load_double(request, ROW_PTR)), int(load_double(request, N_CANDIDATES))
+    ids, values = (
+        int(load_double(request, CANDIDATES_PTR)),
+        int(load_double(request, CANDIDATE_LOGITS_PTR)),
+    )
+    top_p, log_min_p = load_double(request, TOP_P), load_double(request, LOG_MIN_P)
+    factor = _F(1 / load_double(request, TEMPERATURE))
+    if top_p < 1:
+        total = 0.0
+        if is_all:
+            for i in range(found):
+                total += exp(load_float(values, i) - maximum)
+        else:
+            total = _exp_sum(x, n, maximum, _F(1))
+        more_likely, kept = 0.0, 0
+        while kept < found and (kept == 0 or more_likely < top_p * total):
+            more_likely += exp(load_float(values, kept) - maximum)
+            kept += 1
+        if kept == found and not is_all and more_likely < top_p * total:
+            return -1
+        found, is_all = kept, True
+    if log_min_p > -np.inf:
+        kept = 0
+        while kept < found and np.float64(load_float(values, kept)) >= maximum + log_min_p:
+            kept += 1
+        if kept == found and not is_all:
+            return -1
+        found, is_all = kept, True
+    total = 0.0
+    if is_all:
+        for i in range(found):
+            total += exp((load_float(values, i) - maximum) * factor)
+    else:
+        total = _exp_sum(x, n, maximum, factor)
+    limit, sum_so_far = load_double(request, UNIFORM) * total, 0.0
+    for i in range(found):
+        sum_so_far += exp((load_float(values, i) - maximum) * factor)
+        if sum_so_far > limit:
+            return load_int(ids, i)
+    return load_int(ids, found - 1) if is_all else -1
+
+
+@njit
+def sample_row(request):
+    """Sample a token by top-k, top-p, min-p and temperature, in this order; write it as the result,
+    or -1 if the largest logit is not finite.
+
+    `LOG_MIN_P` is the logarithm of min-p, and top-k 0 keeps all. `CANDIDATES_PTR` and
+    `CANDIDATE_LOGITS_PTR` have room for n int64 and float32 numbers.
+    """
+    x, n = int(load_double(request, ROW_PTR)), int(load_double(request, N_CANDIDATES))
+    ids, values = (
+        int(load_double(request, CANDIDATES_PTR)),
+        int(load_double(request, CANDIDATE_LOGITS_PTR)),
+    )
+    top_k, maximum = int(load_double(request, TOP_K)), _maximum(x, n)
+    token, k = -1, min(n, top_k if top_k else _FIRST_CANDIDATES)
+    while token < 0 and np.isfinite(maximum):
+        found = _sort_best(x, n, k, ids, values)
+        token = _draw(request, maximum, found, top_k > 0 or k == n or found < k)
+        k = min(n, _GROWTH * k)
+    store_double(request, RESULT, np.float64(token))
+
+
+@njit
+def describe_token(request):
+    """Write the logarithm of a token's probability, how many tokens are more likely, and the
+    entropy in nats."""
+    x, n = int(load_double(request, ROW_PTR)), int(load_double(request, N_CANDIDATES))
+    maximum, chosen = _maximum(x, n), load_float(x, int(load_double(request, TOKEN)))
+    total, whole = _exp_sum(x, n, maximum, _F(1)), n // LANES * LANES
+    weighted, rank = 0.0, 0.0
+    if whole:
+        weighted = _vector_weighted_sum(x, whole, maximum)
+        rank = np.float64(_vector_count_above(x, whole, chosen))
+    for i in range(whole, n):
+        s = max(load_float(x, i) - maximum, _F(-1e4))
+        weighted += exp(s) * s
+        rank += load_float(x, i) > chosen
+    store_double(request, RESULT, np.float64(chosen - maximum) - np.log(total))
+    store_double(request, RESULT + 1, rank)
+    store_double(request, RESULT + 2, max(0.0, np.log(total) - weighted / total))
