@@ -67,9 +67,10 @@ def measure(options: argparse.Namespace) -> None:
     line = fit_line(lengths, timings)
     bandwidth = statistics.median(bandwidths)
     weight_bytes = STORED_BYTES[options.dtype] * sum(a.size for a in arrays.values())
+    per_token = config.cache_bytes_per_token // (1 if engine.cache_dtype == "float32" else 2)
     rows = [["context depth", "ms per token", "fitted", "% of bandwidth"]]
     for length, taken in zip(lengths, timings, strict=True):
-        n_bytes = weight_bytes + length * config.cache_bytes_per_token
+        n_bytes = weight_bytes + length * per_token
         percent = f"{n_bytes / taken.median / bandwidth:.0%}"
         rows.append(
             [f"{length}", f"{taken.median * 1e3:.3f}", f"{line.at(length) * 1e3:.3f}", percent]

@@ -4,9 +4,9 @@
     python -m benchmarks.decode.versus --shape 135M --dtype int8
 
 llama.cpp needs llama-cpp-python (built on this machine, so that it uses the CPU's instructions) and
-gguf; missing engines are skipped. Measured are the prefill of a prompt, decoding after it, and
-decoding of a batch; numbers in parentheses are tgen's speed relative to that engine's. --busy runs
-other processes on all CPUs meanwhile.
+gguf; missing engines are skipped. Measured are the prefill of a prompt, decoding after a short and a
+long text, and decoding of a batch; numbers in parentheses are tgen's speed relative to that
+engine's. --busy runs other processes on all CPUs meanwhile.
 """
 
 import argparse
@@ -70,14 +70,18 @@ def measure(options: argparse.Namespace) -> None:
     """Measure, print the table and write the results."""
     workloads = {
         f"prefill of {options.prompt}": Workload(n_prompt=options.prompt),
-        "decode": Workload(n_gen=options.steps, n_depth=options.prompt),
+        **{
+            f"decode after {depth}": Workload(n_gen=options.steps, n_depth=depth)
+            for depth in options.depths
+        },
         f"decode, batch {options.batch}": Workload(
             n_gen=options.steps // 4, n_depth=8, batch=options.batch
         ),
     }
     n_busy = os.cpu_count() or 1 if options.busy else 0
     with tempfile.TemporaryDirectory(prefix="versus-") as folder, busy_processes(n_busy):
-        write_model(options.shape, Path(folder, "model"))
+        context = max(options.prompt, options.steps + max(options.depths))
+        write_model(options.shape, Path(folder, "model"), context_length=context)
         backends, differences = open_backends(Path(folder, "model"), options)
         keys = [(name, kind) for name in backends for kind in workloads]
         pairs = [(backends[name], workloads[kind]) for name, kind in keys]
@@ -114,10 +118,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--prompt", type=int, default=512, help="tokens")
+    parser.add_argument("--depths", type=int, nargs="+", default=[16, 2048], help="tokens")
     parser.add_argument("--steps", type=int, default=64, help="decoded tokens")
     parser.add_argument("--batch", type=int, default=16, help="sequences")
     parser.add_argument("--busy", action="store_true", help="run other processes on all CPUs")
-    quick = {"shape": "tiny", "rounds": 1, "prompt": 32, "steps": 8, "batch": 2}
+    quick = {"shape": "tiny", "rounds": 1, "prompt": 32, "depths": [16], "steps": 8, "batch": 2}
     quick |= {"threads": 1}
     options = harness.parse(parser, arguments, quick)
     harness.run(measure, options)
