@@ -4,8 +4,8 @@
     python -m benchmarks.decode.versus --shape 135M --dtype int8
 
 llama.cpp needs llama-cpp-python (built on this machine, so that it uses the CPU's instructions) and
-gguf; missing engines are skipped. Measured are the prefill of a prompt, decoding after a short and a
-long text, and decoding of a batch; numbers in parentheses are tgen's speed relative to that
+gguf; missing engines are skipped. Measured are the prefill of a prompt, decoding after a short and
+a long text, and decoding of a batch; numbers in parentheses are tgen's speed relative to that
 engine's. --busy runs other processes on all CPUs meanwhile.
 """
 

@@ -1,5 +1,8 @@
 """The compiled samplers choose the tokens that the samplers in numpy choose."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -15,6 +18,7 @@ SETTINGS = [
     {"top_k": 0},
     {"top_k": 1},
     {"top_k": 500},
+    {"top_k": 2**63},
     {"top_k": 0, "top_p": 0.95},
     {"top_k": 0, "top_p": 1e-9},
     {"top_k": 30, "top_p": 0.5},
@@ -66,6 +70,17 @@ def test_tokens_equal_those_of_numpy(kind, without_kernels):
         without_kernels()
     assert drawn[0] == drawn[1]
     assert len(set(map(tuple, drawn[0]))) > 1 or kind == "one"
+
+
+def test_sampling_needs_no_compiler():
+    """Numba and llvmlite are not installed everywhere."""
+    program = (
+        "import sys; sys.modules['llvmlite'] = sys.modules['numba'] = None\n"
+        "from tgen.engine.cpu.row_sampler import row_sampler\n"
+        "import tgen.generation.loop\n"
+        "assert row_sampler() is None"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_rows_do_not_depend_on_each_other():

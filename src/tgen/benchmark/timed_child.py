@@ -57,8 +57,13 @@ def _generate(
         "cache_dtype": cache_dtype,
         "draft": draft,
     }  # checked where they are used
-    dtypes = {name: options[name] for name in ("dtype", "cache_dtype")}
-    engine = open_engine(bundle, device=device, threads=threads, **dtypes)
+    engine = open_engine(
+        bundle,
+        device=device,
+        threads=threads,
+        dtype=options["dtype"],
+        cache_dtype=options["cache_dtype"],
+    )
     model = LoadedModel(replace(bundle, arrays={}), engine)  # the engine has its own copy
     _ = model.vocabulary, model.ngrams
     ends["engine"] = time.monotonic_ns()

@@ -4,13 +4,13 @@ import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tgen.checkpoint import safetensors_file
-from tgen.config import ModelConfig, StoredAs
+from tgen.config import CacheDtype, ModelConfig, StoredAs
 from tgen.errors import ModelError, TgenError, UsageError
 from tgen.storage import files
 
@@ -81,7 +81,9 @@ def load(path: Path, config: ModelConfig, model: ModelIdentity) -> dict[str, NDA
         raise ModelError(
             f"{path} was computed with a {dtype!r} KV cache, but the model uses "
             f"{model.cache_dtype!r}",
-            f"add --cache-dtype {dtype}, or {_RENEW_HINT}",
+            f"add --cache-dtype {dtype}, or {_RENEW_HINT}"
+            if dtype in get_args(CacheDtype)
+            else _RENEW_HINT,
         )
     (n,) = header["tokens"].shape
     shape = (config.n_layers, config.n_kv_heads, n, config.head_dim)

@@ -93,9 +93,10 @@ def open_engine(
         hint = "set dtype to float32" if reason or kind == "torch" else "set device to cpu"
         raise UsageError(f"dtype {dtype} needs {needed}{why}", hint, field="dtype")
     if cache_dtype is not None and cache_dtype != dtype:
-        reason = missing_kernels() or "set device to cpu"
-        message = f"cache_dtype {cache_dtype} needs the compiled kernels"
-        raise UsageError(message, reason, field="cache_dtype")
+        reason = missing_kernels()
+        why = f": {reason}" if reason else ""
+        message = f"cache_dtype {cache_dtype} needs the compiled kernels{why}"
+        raise UsageError(message, "remove cache_dtype", field="cache_dtype")
     set_threads(threads)
     model = Transformer.from_arrays(bundle.config, bundle.arrays).to(target)
     return TorchEngine(model, dtype=dtype)

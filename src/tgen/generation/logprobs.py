@@ -33,8 +33,8 @@ def make_tokens(picks: Sequence[Pick], logits: Logits) -> Iterator[Token]:
     """Yield a Token per pick, with its log-probability, rank and entropy."""
     logits = select_rows(logits, [pick.row for pick in picks])
     sampler = row_sampler()
-    if sampler and not any(pick.n_top for pick in picks):
-        described = sampler.describe(np.ascontiguousarray(logits), [pick.id for pick in picks])
+    if sampler and logits.dtype == np.float32 and not any(pick.n_top for pick in picks):
+        described = sampler.describe(logits, [pick.id for pick in picks])
         for pick, (logprob, rank, entropy) in zip(picks, described, strict=True):
             yield _make_token(pick, logprob, rank, entropy, [])
         return

@@ -39,7 +39,7 @@ def sample(
     sampler = None if explanations else row_sampler()
     if sampler and _is_usual(sampling) and logits.dtype == np.float32:
         tokens = sampler.sample(
-            np.ascontiguousarray(logits),
+            logits,
             [uniform(seed, i, _TOKEN) for seed, i in zip(seeds, positions, strict=True)],
             top_k=sampling.top_k,
             top_p=sampling.top_p,

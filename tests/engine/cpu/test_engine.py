@@ -322,6 +322,17 @@ def test_float16_conversion_rounds_as_numpy_does(has_instruction, monkeypatch):
     assert np.array_equal(wide, expected.astype(np.float32))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("cache", ["float32", "float16"])
+def test_nan_in_the_weights_reaches_the_logits(dtype, cache):
+    model = make_model(**SHAPES["llama"])
+    arrays = model.to_arrays()
+    arrays["blocks.1.feed_forward_norm.weight"][3] = np.nan
+    fields = dict(n_threads=1, dtype=dtype, cache_dtype=cache)
+    logits = CpuEngine(model.config, arrays, **fields).extend([IDS[:20]])
+    assert np.isnan(logits).all()
+
+
 def test_concurrent_passes_do_not_interfere():
     model = make_model(**SHAPES["qwen3"])
     expected = make_engine(model).extend([IDS], every_position=True)

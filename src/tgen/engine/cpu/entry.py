@@ -1,4 +1,4 @@
-"""The one compiled function: a thread either starts a pass or helps with the passes of others.
+"""The one compiled function: it starts a pass, helps with the passes of others, or samples.
 
 One function only, because the machine code contains a copy of everything per external function.
 """

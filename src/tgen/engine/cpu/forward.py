@@ -230,10 +230,8 @@ def _attention(job, layer, number, phase, scratch):
     for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, number, n_spans * n_kv * n_parts):
         part, head = chunk % n_parts, chunk // n_parts % n_kv
         span = load_int(job, SPANS_PTR) + chunk // (n_parts * n_kv) * SPAN_COLUMNS * 8
-        token, n_queries = (
-            load_int(span, FIRST_TOKEN),
-            load_int(span, TOKEN_COUNT) * n_heads // n_kv,
-        )
+        token = load_int(span, FIRST_TOKEN)
+        n_queries = load_int(span, TOKEN_COUNT) * n_heads // n_kv
         for start in range(0, n_queries, QUERIES):
             count = min(QUERIES, n_queries - start)
             _attend_together(job, layer, token, head, start, count, part, scratch)
@@ -250,38 +248,29 @@ def _attend_together(job, layer, token, kv_head, start, count, part, scratch):
     queries, limits = scratch, scratch + QUERIES * 8
     results = scratch + QUERIES * 32
     scores = results + QUERIES * row_bytes
-    rows = scores + QUERIES * (KEYS_PER_RANGE + 64) * 4
+    rows = scores + QUERIES * KEYS_PER_RANGE * 4
     window, n_keys, first_key, sequence = _weights(job, layer, WINDOW), 0, 1 << 40, 0
     for m in range(count):
-        i, head = token + (start + m) // group, kv_head * group + (start + m) % group
-        fields = load_int(job, TOKENS_PTR) + i * TOKEN_COLUMNS * 8
-        n, sequence = load_int(fields, POSITION) + 1, load_int(fields, SEQUENCE)
+        i, head = _query(token, kv_head, group, start + m)
+        n, sequence = _token(job, i, POSITION) + 1, _token(job, i, SEQUENCE)
         n_keys = max(n_keys, n)
         first_key = min(first_key, max(0, n - window) if window else 0)
         store_int(queries, m, load_int(job, QKV_PTR) + (i * (n_heads + 2 * n_kv) + head) * step * 4)
-    split = load_int(job, N_PARTS) > 1
-    dtype = load_int(job, CACHE_DTYPE)
+    split, dtype = load_int(job, N_PARTS) > 1, load_int(job, CACHE_DTYPE)
     cached = _cache_offset(job, layer, sequence, kv_head)
     for r in range(part if split else 0, part + 1 if split else n_ranges):
         begin = max(r * KEYS_PER_RANGE, first_key // LANES * LANES)  # keys are stored in blocks
-        end = max(begin, min((r + 1) * KEYS_PER_RANGE, n_keys))
+        end = min((r + 1) * KEYS_PER_RANGE, n_keys)
         for m in range(count):
-            n = (
-                load_int(
-                    load_int(job, TOKENS_PTR),
-                    (token + (start + m) // group) * TOKEN_COLUMNS + POSITION,
-                )
-                + 1
-            )
+            n = _token(job, _query(token, kv_head, group, start + m)[0], POSITION) + 1
             store_int(limits, 2 * m, max(0, n - window - begin) if window else 0)
             store_int(limits, 2 * m + 1, min(n, end) - begin)
         offset = (cached + begin * step) * (4 if dtype == FLOAT32 else 2)
         keys, values = load_int(job, KEYS_PTR) + offset, load_int(job, VALUES_PTR) + offset
-        attend(
-            dtype, count, queries, limits, keys, values, end - begin, step, scale, scores, results
-        )
+        n = max(0, end - begin)
+        attend(dtype, count, queries, limits, keys, values, n, step, scale, scores, results)
         for m in range(count):
-            i, head = token + (start + m) // group, kv_head * group + (start + m) % group
+            i, head = _query(token, kv_head, group, start + m)
             row = rows + (m * n_ranges + r) * row_bytes
             if split:
                 row = _partial_rows(job, i * n_heads + head) + r * row_bytes
@@ -289,8 +278,19 @@ def _attend_together(job, layer, token, kv_head, start, count, part, scratch):
                 store_float(row, d, load_float(results + m * row_bytes, d))
     if not split:
         for m in range(count):
-            i, head = token + (start + m) // group, kv_head * group + (start + m) % group
+            i, head = _query(token, kv_head, group, start + m)
             _merge(job, i * n_heads + head, rows + m * n_ranges * row_bytes)
+
+
+@njit(inline="always")
+def _query(token, kv_head, group, n):
+    """The token and the head of query n, see `_attend_together`."""
+    return token + n // group, kv_head * group + n % group
+
+
+@njit(inline="always")
+def _token(job, i, field):
+    return load_int(load_int(job, TOKENS_PTR), i * TOKEN_COLUMNS + field)
 
 
 @njit
@@ -303,10 +303,8 @@ def _partial_rows(job, head):
 @njit
 def _merge(job, head, rows):
     """Write the attention of a token's head, and as an input of int8 products if it is one."""
-    step, scale = (
-        load_int(job, HEAD_DIM_PADDED),
-        bits_to_float(types.int32(load_int(job, SCALE_BITS))),
-    )
+    step = load_int(job, HEAD_DIM_PADDED)
+    scale = bits_to_float(types.int32(load_int(job, SCALE_BITS)))
     out = load_int(job, ATTENTION_PTR) + head * step * 4
     merge(rows, load_int(job, N_RANGES), step, scale, out)
     if load_int(job, WEIGHT_DTYPE) == INT8:

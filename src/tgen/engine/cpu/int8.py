@@ -16,7 +16,6 @@ from tgen.engine.cpu.simd import (
     VECTOR,
     broadcast,
     integer,
-    larger,
     load,
     reduce,
     store,
@@ -34,7 +33,7 @@ def choose_dot() -> Any:
     known = target.features()
     if "avx512vnni" in known:
         return _call_dot("llvm.x86.avx512.vpdpbusd.512", LANES)
-    if "avxvnni" in known or {"avx512vl", "avx512vnni"} <= known:
+    if "avxvnni" in known:
         return _call_dot("llvm.x86.avx512.vpdpbusd.256", 8)
     if "avx2" in known:
         return _avx2_dot
@@ -125,16 +124,19 @@ def _join(b, parts):
     return parts[0]
 
 
+def _larger_integer(b, x, y):
+    return b.select(b.icmp_signed(">", x, y), x, y)
+
+
 @primitive(types.void(address, address))
 def quantize_group(b, x, out):
     """Write GROUP float32 numbers as the input of int8 products: integers from -127 to 127, the
     scale, which is the largest magnitude / 127, and where the sums of the products begin."""
     halves = [load(b, b.add(x, integer(4 * LANES * half)), VECTOR) for half in range(2)]
-    absolute = cgutils.get_or_insert_function(
-        b.module, ir.FunctionType(VECTOR, [VECTOR]), "llvm.fabs.v16f32"
-    )
-    one, two = (b.call(absolute, [half]) for half in halves)
-    largest = reduce(b, larger(b, one, two), larger)
+    # The largest magnitude is that of the largest integer without the sign; NaN is above all.
+    positive = ir.Constant(INTEGERS, [0x7FFFFFFF] * LANES)
+    one, two = (b.and_(b.bitcast(half, INTEGERS), positive) for half in halves)
+    largest = b.bitcast(reduce(b, _larger_integer(b, one, two), _larger_integer), f32)
     is_zero = b.fcmp_ordered("==", largest, ir.Constant(f32, 0.0))
     inverse = b.fdiv(ir.Constant(f32, 127.0), b.select(is_zero, ir.Constant(f32, 1.0), largest))
     rounding = ir.Constant(VECTOR, [float(3 << 22)] * LANES)  # adding it rounds to an integer

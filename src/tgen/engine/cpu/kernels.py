@@ -1,6 +1,6 @@
 """Matrix products, norms, activations and attention on raw addresses.
 
-A vector's result depends on that vector only. Dot products add in the order that `simd` fixes.
+A vector's result depends on that vector only. Products add in the order that `tiles` fixes.
 Other sums run over a whole vector; only they use fastmath, whose order follows from the length.
 Functions that run over parts of a vector avoid fastmath: results do not depend on where a part
 begins.
@@ -34,6 +34,7 @@ from tgen.engine.cpu.vector_math import exp, exp_scores, geglu, gelu_tanh, relu,
 
 _GROUPS_PER_SUM = 8
 _F = np.float32
+_LOWEST = _F(-3e38)  # below all scores
 
 
 def _make_products(dtype, panel_bytes, input_bytes):
@@ -200,6 +201,11 @@ def _make_attend(dtype, n_bytes):
     @njit
     def attend_to(count, queries, limits, keys, values, n, size, scale, scores, out):
         step, out_step = size * n_bytes, (size + LANES) * 4
+        if n == 0:
+            for m in range(count):
+                for d in range(size + 2):
+                    store_float(out + m * out_step, d, _LOWEST if d == size else _F(0))
+            return
         scores_step = (n + 63) // 64 * 64 * 4
         s = 0
         while s < n:
@@ -249,7 +255,7 @@ def attend(dtype, count, queries, limits, keys, values, n, size, scale, scores, 
 @njit
 def merge(rows, n_rows, size, scale, out):
     """out = attention to all ranges of keys, of which `attend` wrote one row each."""
-    step, maximum, total = (size + LANES) * 4, _F(-3e38), _F(0)
+    step, maximum, total = (size + LANES) * 4, _LOWEST, _F(0)
     for r in range(n_rows):
         maximum = max(maximum, load_float(rows + r * step, size))
     for d in range(size):

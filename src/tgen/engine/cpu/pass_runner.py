@@ -18,8 +18,9 @@ from tgen.errors import ModelError
 from tgen.model.rope import rotary_tables, sinusoid
 
 MAX_TOKENS = 264  # per pass, which reads all weights from RAM once
-MAX_HEADS = job_layout.MAX_CHUNKS // MAX_TOKENS  # attention has a chunk per token and head
-_CHUNKS_PER_THREAD = 8  # with fewer, threads share the keys of a head
+MAX_HEADS = job_layout.MAX_CHUNKS // MAX_TOKENS  # merging attention has a chunk per token and head
+_CHUNKS_PER_THREAD = 8  # of attention; with fewer, threads share the keys of a head
+_MAX_PARTIALS = 1 << 24  # numbers of attention that is not merged yet
 
 
 class PassRunner:
@@ -40,7 +41,7 @@ class PassRunner:
         _check_limit("layers", config.n_layers, MAX_LAYERS)
         _check_limit("attention heads", config.n_heads, MAX_HEADS)
         self.config = config
-        self._weights = PackedWeights(config, arrays, dtype)
+        self._weights = PackedWeights(config, arrays, dtype, n_threads=n_threads)
         self._lock = threading.Lock()
         self._n_threads = n_threads
         self._job = np.zeros(job_layout.JOB_SIZE, np.int64)
@@ -85,27 +86,31 @@ class PassRunner:
     def _split_keys(self, rows: Sequence[tuple[int, ...]], n_chunks: int) -> dict[int, int]:
         """Return the fields of a pass that say how attention is divided, besides `n_chunks`."""
         n_ranges = max(row[job_layout.POSITION] for row in rows) // KEYS_PER_RANGE + 1
-        few = n_chunks < _CHUNKS_PER_THREAD * self._n_threads
-        fields = {job_layout.N_RANGES: n_ranges, job_layout.N_PARTS: n_ranges if few else 1}
-        if few and n_ranges > 1:
-            size = padded_length(self.config.head_dim) + LANES
-            n = len(rows) * self.config.n_heads * n_ranges * size
-            if n > self._partials.size:
-                self._partials = aligned((2 * n,))
-            fields[job_layout.PARTIALS_PTR] = self._partials.ctypes.data
-        return fields
+        size = padded_length(self.config.head_dim) + LANES
+        n = len(rows) * self.config.n_heads * n_ranges * size
+        splits = (
+            self._n_threads > 1
+            and n_chunks < _CHUNKS_PER_THREAD * self._n_threads
+            and n_chunks * n_ranges <= job_layout.MAX_CHUNKS
+            and n <= _MAX_PARTIALS
+        )
+        if splits and n > self._partials.size:
+            self._partials = aligned((min(2 * n, _MAX_PARTIALS),))
+        return {
+            job_layout.N_RANGES: n_ranges,
+            job_layout.N_PARTS: n_ranges if splits else 1,
+            job_layout.PARTIALS_PTR: self._partials.ctypes.data,
+        }
 
     def _reserve_positions(self, n: int) -> None:
         """Make room for `n` positions: most of a long context is never used."""
         if n <= self._n_positions:
             return
         config = self.config
-        before_scores = self._inputs_and_gate()
-        # A page apart, so that threads do not share cache lines.
-        head = padded_length(config.head_dim)
-        row, n_ranges = head + LANES, -(-n // KEYS_PER_RANGE)
-        n_scores = QUERIES * (8 + row * (1 + n_ranges) + KEYS_PER_RANGE + 64)
-        scratch = padded_length(before_scores + n_scores) + 1024
+        row, n_ranges = padded_length(config.head_dim) + LANES, -(-n // KEYS_PER_RANGE)
+        n_scores = QUERIES * (8 + row * (1 + n_ranges) + KEYS_PER_RANGE)  # see `_attend_together`
+        scratch = padded_length(self._inputs_and_gate() + n_scores)
+        scratch += 1024  # a page apart, so that threads do not share cache lines
         new = {job_layout.SCRATCH_PTR: aligned((self._n_threads, scratch))}
         if config.position == "rotary":
             new[job_layout.COS_PTR], new[job_layout.SIN_PTR] = rotary_tables(config, n)
@@ -133,8 +138,11 @@ class PassRunner:
         for name, size in sizes.items():
             self._buffers[name] = aligned((MAX_TOKENS, size))
         if self._weights.dtype == job_layout.INT8:
-            for name in (job_layout.ATTENTION_INPUT_PTR, job_layout.HIDDEN_INPUT_PTR):
-                size = config.n_heads * head if name == job_layout.ATTENTION_INPUT_PTR else hidden
+            inputs = {
+                job_layout.ATTENTION_INPUT_PTR: config.n_heads * head,
+                job_layout.HIDDEN_INPUT_PTR: hidden,
+            }
+            for name, size in inputs.items():
                 shape = (MAX_TOKENS, size // GROUP * INPUT_BYTES)
                 self._buffers[name] = aligned(shape, np.uint8)
         else:

@@ -1,5 +1,6 @@
-"""Compiled sampling: the requests to `sampling_kernels`. Imports no compiler."""
+"""Compiled sampling: the requests to `sampling_kernels`. Imports neither LLVM nor Numba."""
 
+import sys
 import threading
 from collections.abc import Callable
 from functools import cached_property
@@ -21,7 +22,6 @@ from tgen.engine.cpu.job_layout import (
     TOP_K,
     UNIFORM,
 )
-from tgen.engine.cpu.kernel_cache import loaded_kernels
 
 
 class RowSampler(threading.local):
@@ -34,7 +34,7 @@ class RowSampler(threading.local):
 
     @cached_property
     def _enter(self) -> Callable[..., int]:
-        enter = loaded_kernels()
+        enter = _loaded_kernels()
         assert enter is not None
         return enter
 
@@ -52,7 +52,7 @@ class RowSampler(threading.local):
         temperature, above 0, in this order; -1 if the largest logit is not finite."""
         request = self._start(logits)
         request[TOP_K : TEMPERATURE + 1] = (
-            top_k,
+            min(top_k, logits.shape[1]),
             top_p,
             np.log(min_p) if min_p else -np.inf,
             temperature,
@@ -79,8 +79,8 @@ class RowSampler(threading.local):
         return described
 
     def _start(self, logits: Logits) -> np.ndarray:
-        assert logits.dtype == np.float32
-        assert logits.flags.c_contiguous
+        if logits.dtype != np.float32 or logits.strides[1] != 4:
+            raise ValueError(f"rows of {logits.dtype} with strides {logits.strides}")
         n = logits.shape[1]
         if n > len(self._ids):
             self._resize(n)
@@ -99,4 +99,9 @@ _sampler = RowSampler()
 
 def row_sampler() -> RowSampler | None:
     """The sampler, if this process has loaded the kernels."""
-    return _sampler if loaded_kernels() else None
+    return _sampler if _loaded_kernels() else None
+
+
+def _loaded_kernels() -> Callable[..., int] | None:
+    module = sys.modules.get("tgen.engine.cpu.kernel_cache")  # absent where there is no LLVM
+    return module.loaded_kernels() if module else None

@@ -88,7 +88,8 @@ def to_float16(b: ir.IRBuilder, vector: ir.Value) -> ir.Value:
     bits = b.bitcast(vector, INTEGERS)
     sign = b.lshr(b.and_(bits, _integers(0x80000000)), _integers(16))
     magnitude = b.bitcast(b.and_(bits, _integers(0x7FFFFFFF)), VECTOR)
-    limited = b.fneg(larger(b, b.fneg(magnitude), ir.Constant(VECTOR, [-65504.0] * LANES)))
+    most = ir.Constant(VECTOR, [65504.0] * LANES)
+    limited = b.select(b.fcmp_ordered(">", magnitude, most), most, magnitude)  # NaN stays
     small = b.bitcast(b.fmul(limited, ir.Constant(VECTOR, [2.0**-112] * LANES)), INTEGERS)
     odd = b.and_(b.lshr(small, _integers(13)), _integers(1))
     rounded = b.lshr(b.add(b.add(small, _integers(0xFFF)), odd), _integers(13))

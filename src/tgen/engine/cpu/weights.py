@@ -5,6 +5,7 @@ all heads are rows of one matrix.
 """
 
 from collections.abc import Callable, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -62,9 +63,15 @@ class PackedWeights:
     """The arrays in the kernels' layout and the table of their addresses."""
 
     def __init__(
-        self, config: ModelConfig, arrays: MutableMapping[str, Array], dtype: StoredAs
+        self,
+        config: ModelConfig,
+        arrays: MutableMapping[str, Array],
+        dtype: StoredAs,
+        *,
+        n_threads: int,
     ) -> None:
-        """Move the arrays out of `arrays`, so that no converted array exists twice.
+        """Move the arrays out of `arrays`, so that no converted array exists twice. Each thread
+        converts one layer at a time.
 
         Raises ModelError if the converted arrays do not fit into RAM.
         """
@@ -72,22 +79,13 @@ class PackedWeights:
         n_more = sum(round(packed) - stored for stored, packed in sizes)
         check_ram(n_more, f"storing the weights as {dtype}", "choose a smaller --dtype or model")
         self.config = config
-        take: Callable[..., Any] = arrays.pop
+        self._take: Callable[..., Any] = arrays.pop
         self.dtype = _DTYPES[dtype]
         self.table = np.zeros((config.n_layers + 1, job_layout.TABLE_COLUMNS), np.int64)
         self._arrays: list[Array] = []
-        for layer in range(config.n_layers):
-            parts = {name: take(f"blocks.{layer}.{full}", None) for name, full in _NAMES.items()}
-            block = f"blocks.{layer}.attention."
-            parts[job_layout.QKV] = _pad_heads(take(f"{block}qkv_proj.weight"), config)
-            if (bias := take(f"{block}qkv_proj.bias", None)) is not None:
-                parts[job_layout.QKV_BIAS] = _pad_heads(bias[:, None], config)[:, 0]
-            parts[job_layout.OUT] = _pad_inputs(take(f"{block}o_proj.weight"), config)
-            for name, array in parts.items():
-                self._put(layer, name, self._norm_scale(name, array))
-            self.table[layer, job_layout.WINDOW] = config.window(layer) or 0
-            self.table[layer, job_layout.ROPE] = _ROPES[config.rope(layer)]
-        last = config.n_layers
+        with ThreadPoolExecutor(n_threads) as pool:
+            list(pool.map(self._put_layer, range(config.n_layers)))
+        last, take = config.n_layers, self._take
         if config.post_norm:  # no final norm: the last block ends with its own
             source, target = job_layout.FEED_FORWARD_NORM, job_layout.ATTENTION_NORM
             self.table[last, target : target + 2] = self.table[last - 1, source : source + 2]
@@ -104,6 +102,19 @@ class PackedWeights:
             self._put(last, job_layout.LM_HEAD, take("lm_head.weight"))
         if (positions := take("position_embedding.weight", None)) is not None:
             self.set_positions(np.ascontiguousarray(to_float32(positions)))
+
+    def _put_layer(self, layer: int) -> None:
+        config, take = self.config, self._take
+        parts = {name: take(f"blocks.{layer}.{full}", None) for name, full in _NAMES.items()}
+        block = f"blocks.{layer}.attention."
+        parts[job_layout.QKV] = _pad_heads(take(f"{block}qkv_proj.weight"), config)
+        if (bias := take(f"{block}qkv_proj.bias", None)) is not None:
+            parts[job_layout.QKV_BIAS] = _pad_heads(bias[:, None], config)[:, 0]
+        parts[job_layout.OUT] = _pad_inputs(take(f"{block}o_proj.weight"), config)
+        for name, array in parts.items():
+            self._put(layer, name, self._norm_scale(name, array))
+        self.table[layer, job_layout.WINDOW] = config.window(layer) or 0
+        self.table[layer, job_layout.ROPE] = _ROPES[config.rope(layer)]
 
     def _norm_scale(self, name: int, array: Array | None) -> Array | None:
         """Return a norm's factors, padded like its input; return other arrays unchanged."""
