@@ -174,49 +174,68 @@ def _cache_offset(job, layer, sequence, head):
 
 
 @njit
-def _cache_token(job, layer, i):
+def _normalize_heads(job, layer, i):
+    """The norm over all queries of a token, and over all keys."""
     n_heads, n_kv = load_int(job, N_HEADS), load_int(job, N_KV_HEADS)
     step, size = load_int(job, HEAD_DIM_PADDED), load_int(job, HEAD_DIM)
-    half, rope = load_int(job, N_ROTATED) // 2, _weights(job, layer, ROPE)
-    qk_norm = load_int(job, QK_NORM)
-    vectors = load_int(job, QKV_PTR) + i * (n_heads + 2 * n_kv) * step * 4
-    token = load_int(job, TOKENS_PTR) + i * TOKEN_COLUMNS * 8
-    position, sequence = load_int(token, POSITION), load_int(token, SEQUENCE)
     eps = bits_to_float(types.int32(load_int(job, EPS_BITS)))
-    if qk_norm == OVER_HEADS:
-        q, k = vectors, vectors + n_heads * step * 4
-        n_q, n_k = n_heads * step, n_kv * step
-        rms_norm(q, _weights(job, layer, Q_NORM), n_q, n_heads * size, eps, q)
-        rms_norm(k, _weights(job, layer, K_NORM), n_k, n_kv * size, eps, k)
-    for head in range(n_heads + n_kv):
-        vector = vectors + head * step * 4
-        if qk_norm == EACH_HEAD:
-            weight = _weights(job, layer, Q_NORM if head < n_heads else K_NORM)
-            rms_norm(vector, weight, size, size, eps, vector)
-        if rope:
-            angles = position * half * 4
-            cos = load_int(job, LOCAL_COS_PTR if rope == LOCAL else COS_PTR) + angles
-            sin = load_int(job, LOCAL_SIN_PTR if rope == LOCAL else SIN_PTR) + angles
-            rotate(vector, cos, sin, half)
-    dtype = load_int(job, CACHE_DTYPE)
-    for head in range(n_kv):
-        offset, lane = _cache_offset(job, layer, sequence, head), position % LANES
-        key = vectors + (n_heads + head) * step * 4
-        value = key + n_kv * step * 4
-        block = offset + (position - lane) * step + lane  # see `make_scores`
-        store_cached(dtype, load_int(job, KEYS_PTR), block, key, step, LANES)
-        store_cached(dtype, load_int(job, VALUES_PTR), offset + position * step, value, step, 1)
+    q = load_int(job, QKV_PTR) + i * (n_heads + 2 * n_kv) * step * 4
+    k, n_q, n_k = q + n_heads * step * 4, n_heads * step, n_kv * step
+    rms_norm(q, _weights(job, layer, Q_NORM), n_q, n_heads * size, eps, q)
+    rms_norm(k, _weights(job, layer, K_NORM), n_k, n_kv * size, eps, k)
+
+
+@njit
+def _rotate_head(job, layer, i, head):
+    """Norm and rotation of a token's query or key head; keys follow the queries."""
+    n_heads, n_kv = load_int(job, N_HEADS), load_int(job, N_KV_HEADS)
+    step, size = load_int(job, HEAD_DIM_PADDED), load_int(job, HEAD_DIM)
+    vector = load_int(job, QKV_PTR) + (i * (n_heads + 2 * n_kv) + head) * step * 4
+    half, rope = load_int(job, N_ROTATED) // 2, _weights(job, layer, ROPE)
+    if load_int(job, QK_NORM) == EACH_HEAD:
+        eps = bits_to_float(types.int32(load_int(job, EPS_BITS)))
+        weight = _weights(job, layer, Q_NORM if head < n_heads else K_NORM)
+        rms_norm(vector, weight, size, size, eps, vector)
+    if rope:
+        angles = _token(job, i, POSITION) * half * 4
+        cos = load_int(job, LOCAL_COS_PTR if rope == LOCAL else COS_PTR) + angles
+        sin = load_int(job, LOCAL_SIN_PTR if rope == LOCAL else SIN_PTR) + angles
+        rotate(vector, cos, sin, half)
+
+
+@njit
+def _cache_head(job, layer, i, head):
+    """Store a token's key and value of a head in the KV cache."""
+    n_heads, n_kv = load_int(job, N_HEADS), load_int(job, N_KV_HEADS)
+    step, dtype = load_int(job, HEAD_DIM_PADDED), load_int(job, CACHE_DTYPE)
+    position = _token(job, i, POSITION)
+    offset = _cache_offset(job, layer, _token(job, i, SEQUENCE), head)
+    key = load_int(job, QKV_PTR) + (i * (n_heads + 2 * n_kv) + n_heads + head) * step * 4
+    value, lane = key + n_kv * step * 4, position % LANES
+    block = offset + (position - lane) * step + lane  # see `make_scores`
+    store_cached(dtype, load_int(job, KEYS_PTR), block, key, step, LANES)
+    store_cached(dtype, load_int(job, VALUES_PTR), offset + position * step, value, step, 1)
 
 
 @njit
 def _cache_keys_and_values(job, layer, number, phase):
     """Phase 2: norm and rotation of queries and keys; keys and values go into the KV cache."""
-    n_tokens = load_int(job, N_TOKENS)
-    n_chunks = min(n_tokens, 2 * load_int(job, N_THREADS))
+    n_tokens, n_kv = load_int(job, N_TOKENS), load_int(job, N_KV_HEADS)
+    group, over_heads = load_int(job, N_HEADS) // n_kv, load_int(job, QK_NORM) == OVER_HEADS
+    # Keys of consecutive tokens share cache lines: one thread should write them.
+    n_parts = min(n_tokens, 2 * load_int(job, N_THREADS))
+    n_heads = n_kv if over_heads else 1  # of keys and values, per chunk
+    n_chunks = n_parts * (n_kv // n_heads)
     for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, number, n_chunks):
-        # Keys of consecutive tokens share cache lines: one thread should write them.
-        for i in range(chunk * n_tokens // n_chunks, (chunk + 1) * n_tokens // n_chunks):
-            _cache_token(job, layer, i)
+        part, first = chunk % n_parts, chunk // n_parts * n_heads
+        for i in range(part * n_tokens // n_parts, (part + 1) * n_tokens // n_parts):
+            if over_heads:
+                _normalize_heads(job, layer, i)
+            for head in range(first, first + n_heads):
+                for query in range(head * group, (head + 1) * group):
+                    _rotate_head(job, layer, i, query)
+                _rotate_head(job, layer, i, n_kv * group + head)
+                _cache_head(job, layer, i, head)
 
 
 @njit
