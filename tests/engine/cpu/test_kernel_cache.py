@@ -13,9 +13,9 @@ from tgen.checkpoint.model_lookup import shipped_model
 from tgen.engine.cpu import entry, kernel_cache
 
 
-def run_generate(**environment: str) -> tuple[bytes, str]:
+def run_generate(*more: str, **environment: str) -> tuple[bytes, str]:
     """Run `tgen generate`; return stdout and stderr."""
-    options = ["--prompt", "What is", "-t", "0", "-n", "20", "--device", "cpu"]
+    options = ["--prompt", "What is", "-t", "0", "-n", "20", "--device", "cpu", *more]
     command = [sys.executable, "-m", "tgen", "generate", "--model", str(shipped_model()), *options]
     result = subprocess.run(command, env=os.environ | environment, capture_output=True, check=True)
     return result.stdout, result.stderr.decode()
@@ -32,8 +32,10 @@ def test_command_writes_the_same_text_without_kernels_or_a_cache_directory(tmp_p
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists() and {"avx2", "fma"} <= set(cpuinfo.read_text().split()):
         cpu = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma"}
-    uncached_text, messages = run_generate(XDG_CACHE_HOME=str(tmp_path / "file"), **cpu)
-    assert uncached_text == text
+    int8_text, _ = run_generate("--dtype", "int8")
+    no_cache = {"XDG_CACHE_HOME": str(tmp_path / "file")}
+    uncached_text, messages = run_generate("--dtype", "int8", **no_cache, **cpu)
+    assert uncached_text == int8_text
     assert "compiling kernels" in messages
 
 

@@ -13,7 +13,7 @@ from tgen.engine.cpu.job_layout import JOB_SIZE, N_THREADS, RUN, SAMPLE, SERVE
 from tgen.engine.cpu.sampling_kernels import describe_token, sample_row
 from tgen.engine.cpu.work_queue import atomic_load, atomic_store, pause, reset_phases, yield_cpu
 
-_C_FUNCTIONS = {"sched_yield", "erff", "log", "memset", "memcpy", "memmove"}
+_C_FUNCTIONS = {"sched_yield", "erff", "log", "sqrtf", "memset", "memcpy", "memmove"}
 _SPINS_BEFORE_YIELD, _SPINS_BEFORE_SLEEP = 20_000, 40_000  # polls for a new pass
 
 

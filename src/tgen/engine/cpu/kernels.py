@@ -1,9 +1,9 @@
 """Matrix products, norms, activations and attention on raw addresses.
 
-A vector's result depends on that vector only. Products add in the order that `tiles` fixes.
-Other sums run over a whole vector; only they use fastmath, whose order follows from the length.
-Functions that run over parts of a vector avoid fastmath: results do not depend on where a part
-begins.
+A vector's result depends on that vector only, and its sums have one order: products add in the
+order that `tiles` fixes, norms and softmax by lanes of 16 numbers. Nothing is compiled with
+fastmath, so results depend neither on where a part of a vector begins nor on the width of the CPU's
+vectors.
 """
 
 import math
@@ -30,7 +30,7 @@ from tgen.engine.cpu.job_layout import (
     SWIGLU,
 )
 from tgen.engine.cpu.tiles import make_read, make_tile, tile_shapes
-from tgen.engine.cpu.vector_math import exp, exp_scores, geglu, gelu_tanh, relu, swiglu
+from tgen.engine.cpu.vector_math import exp, exp_scores, geglu, gelu_tanh, relu, sum_of, swiglu
 
 _GROUPS_PER_SUM = 8
 _F = np.float32
@@ -118,30 +118,21 @@ def quantize(x, n, out):
         quantize_group(x + g * GROUP * 4, out + g * INPUT_BYTES)
 
 
-@njit(fastmath=True)
+@njit
 def rms_norm(x, weight, n, count, eps, out):
     """out = x / rms(x) * weight, over n numbers, of which all but `count` are padding zeros."""
-    total = _F(0)
-    for j in range(n):
-        value = load_float(x, j)
-        total += value * value
-    scale = _F(1) / _F(math.sqrt(total / _F(count) + eps))
+    mean = sum_of(x, n, _F(0), True) / _F(count)
+    scale = _F(1) / _F(math.sqrt(mean + eps))
     for j in range(n):
         store_float(out, j, load_float(x, j) * scale * load_float(weight, j))
 
 
-@njit(fastmath=True)
+@njit
 def layer_norm(x, weight, bias, n, eps, out):
     """out = (x - mean) / deviation * weight + bias, over n numbers."""
-    total = _F(0)
-    for j in range(n):
-        total += load_float(x, j)
-    mean = total / _F(n)
-    total = _F(0)
-    for j in range(n):
-        value = load_float(x, j) - mean
-        total += value * value
-    scale = _F(1) / _F(math.sqrt(total / _F(n) + eps))
+    mean = sum_of(x, n, _F(0), False) / _F(n)
+    variance = sum_of(x, n, mean, True) / _F(n)
+    scale = _F(1) / _F(math.sqrt(variance + eps))
     for j in range(n):
         value = (load_float(x, j) - mean) * scale
         store_float(out, j, value * load_float(weight, j) + load_float(bias, j))

@@ -34,7 +34,7 @@ from tgen.engine.cpu.job_layout import (
     TOP_P,
     UNIFORM,
 )
-from tgen.engine.cpu.simd import VECTOR, ZEROS, broadcast, element, larger, load, loop, reduce
+from tgen.engine.cpu.simd import VECTOR, ZEROS, add, broadcast, element, larger, load, loop, reduce
 from tgen.engine.cpu.vector_math import exp, exp_vector
 
 _FIRST_CANDIDATES, _GROWTH = 64, 16  # sorted at first; how many times as many next
@@ -63,7 +63,7 @@ def _vector_exp_sum(b, x, n, maximum, factor):
         shifted = b.fsub(load(b, element(b, x, j, 4), VECTOR), broadcast(b, maximum))
         value = exp_vector(b, b.fmul(shifted, broadcast(b, factor)))
         new.append(b.fadd(total, b.fpext(value, _WIDE)))
-    return reduce(b, new[0], lambda b, x, y: b.fadd(x, y))
+    return reduce(b, new[0], add)
 
 
 @primitive(types.float64(address, types.int64, types.float32))
@@ -73,7 +73,7 @@ def _vector_weighted_sum(b, x, n, maximum):
         s = b.fsub(load(b, element(b, x, j, 4), VECTOR), broadcast(b, maximum))
         s = larger(b, s, ir.Constant(VECTOR, [-1e4] * LANES))  # -inf would make NaN of 0
         new.append(b.fadd(total, b.fpext(b.fmul(exp_vector(b, s), s), _WIDE)))
-    return reduce(b, new[0], lambda b, x, y: b.fadd(x, y))
+    return reduce(b, new[0], add)
 
 
 @primitive(types.float32(address, types.int64, types.float32))
@@ -82,7 +82,7 @@ def _vector_count_above(b, x, n, limit):
     with loop(b, n, 1, step=LANES) as (j, (count,), new):
         above = b.fcmp_ordered(">", load(b, element(b, x, j, 4), VECTOR), broadcast(b, limit))
         new.append(b.fadd(count, b.select(above, ir.Constant(VECTOR, [1.0] * LANES), ZEROS)))
-    return reduce(b, new[0], lambda b, x, y: b.fadd(x, y))
+    return reduce(b, new[0], add)
 
 
 @njit

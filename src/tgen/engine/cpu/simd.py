@@ -134,6 +134,11 @@ def reduce(b: ir.IRBuilder, vector: ir.Value, combine: Any) -> ir.Value:
     return b.extract_element(vector, ir.Constant(i32, 0))
 
 
+def add(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+    """The sum of two numbers, or of each pair of two vectors."""
+    return b.fadd(x, y)
+
+
 def larger(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
     """The larger of two numbers, or of each pair of two vectors."""
     return b.select(b.fcmp_ordered(">", x, y), x, y)

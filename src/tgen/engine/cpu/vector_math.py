@@ -10,6 +10,7 @@ from tgen.engine.cpu.job_layout import LANES
 from tgen.engine.cpu.simd import (
     INTEGERS,
     VECTOR,
+    add,
     broadcast,
     element,
     fma,
@@ -59,12 +60,9 @@ def exp_scores(b, x, first, end, n, scale, out):
     """x[i] = e^(scale * (x[i] - maximum)) from `first` to `end`, 0 elsewhere in n numbers, rounded
     up to whole vectors; the maximum and the sum go to `out`. Each number has its place in the order
     of the sum, and an empty sum is 0."""
-    lanes = ir.Constant(INTEGERS, list(range(LANES)))
-    bounds = [broadcast(b, b.trunc(bound, i32)) for bound in (first, end)]
 
     def is_inside(j):
-        i = b.add(broadcast(b, b.trunc(j, i32)), lanes)
-        return b.and_(b.icmp_signed(">=", i, bounds[0]), b.icmp_signed("<", i, bounds[1]))
+        return b.and_(b.not_(_is_below(b, j, first)), _is_below(b, j, end))
 
     lowest = _constant(-3e38)
     with loop(b, n, 1, step=LANES, start=lowest) as (j, (most,), new):
@@ -79,7 +77,24 @@ def exp_scores(b, x, first, end, n, scale, out):
         store(b, value, place)
         new.append(b.fadd(total, value))
     store(b, maximum, out)
-    store(b, reduce(b, new[0], lambda b, x, y: b.fadd(x, y)), b.add(out, ir.Constant(out.type, 4)))
+    store(b, reduce(b, new[0], add), b.add(out, ir.Constant(out.type, 4)))
+
+
+@primitive(types.float32(address, types.int64, types.float32, types.boolean))
+def sum_of(b, x, n, mean, squared):
+    """The sum of x[i] - mean, or of its squares, over n numbers; x has whole vectors."""
+    with loop(b, n, 1, step=LANES) as (j, (total,), new):
+        value = b.fsub(load(b, element(b, x, j, 4), VECTOR), broadcast(b, mean))
+        value = b.select(_is_below(b, j, n), value, _constant(0.0))
+        new.append(fma(b, value, b.select(squared, value, _constant(1.0)), total))
+    return reduce(b, new[0], add)
+
+
+def _is_below(b: ir.IRBuilder, j: ir.Value, bound: ir.Value) -> ir.Value:
+    """Which of LANES numbers from j on are below the bound."""
+    lanes = ir.Constant(INTEGERS, list(range(LANES)))
+    i = b.add(broadcast(b, b.trunc(j, i32)), lanes)
+    return b.icmp_signed("<", i, broadcast(b, b.trunc(bound, i32)))
 
 
 def _make_activation(emit: Any) -> Any:
