@@ -8,7 +8,7 @@ from llvmlite import ir
 from numba import types
 
 from tgen.engine.cpu.intrinsics import address, f32, i64, primitive
-from tgen.engine.cpu.job_layout import FLOAT16, FLOAT32, LANES, QUERIES
+from tgen.engine.cpu.job_layout import CACHE_LINE, FLOAT16, FLOAT32, LANES, QUERIES
 from tgen.engine.cpu.simd import (
     VECTOR,
     broadcast,
@@ -26,7 +26,6 @@ from tgen.engine.cpu.simd import (
 
 _BYTES = {FLOAT32: 4, FLOAT16: 2}
 _PREFETCH_BYTES = 4096  # from the values in use to those that are fetched meanwhile
-_LINE = 64  # bytes of a cache line
 
 
 def make_scores(n_blocks: int, dtype: int) -> Any:
@@ -71,7 +70,7 @@ def make_mix(n_vectors: int, dtype: int) -> Any:
                 rows = [offset(b, p, p_step, m) for m in range(n_rows)]
                 with loop(b, n, n_rows * n_vectors, step=1) as (s, sums, new_sums):
                     row = b.add(v, b.mul(s, v_step))
-                    for u in range(0, n_vectors * line, _LINE):
+                    for u in range(0, n_vectors * line, CACHE_LINE):
                         prefetch(b, b.add(row, integer(_PREFETCH_BYTES + u)))
                     values = [
                         _load(b, b.add(row, integer(line * u)), dtype) for u in range(n_vectors)

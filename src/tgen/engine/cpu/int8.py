@@ -8,7 +8,7 @@ from numba.core import cgutils
 
 from tgen.engine.cpu import target
 from tgen.engine.cpu.intrinsics import address, f32, i32, primitive
-from tgen.engine.cpu.job_layout import GROUP, LANES
+from tgen.engine.cpu.job_layout import GROUP, LANES, QUAD
 from tgen.engine.cpu.simd import (
     I8,
     I16,
@@ -20,8 +20,6 @@ from tgen.engine.cpu.simd import (
     reduce,
     store,
 )
-
-_QUAD = 4  # numbers of a lane
 
 
 def choose_dot() -> Any:
@@ -90,7 +88,7 @@ def _arm_dot(b, sums, w, x):
 
 
 def _plain_dot(b, sums, w, x):
-    for byte in range(_QUAD):
+    for byte in range(QUAD):
         up = ir.Constant(INTEGERS, [24 - 8 * byte] * LANES)
         down = ir.Constant(INTEGERS, [24] * LANES)
         number = b.ashr(b.shl(x, up), down)

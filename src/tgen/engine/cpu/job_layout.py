@@ -5,10 +5,12 @@ lengths are rounded up to whole groups, other lengths count elements.
 """
 
 RUN, SERVE, SAMPLE, DESCRIBE = range(4)  # tasks of `entry.enter`
+CACHE_LINE = 64  # bytes
 LANES = 16  # float32 numbers per SIMD vector
 PANEL = LANES  # rows of a matrix that are stored together
 QUERIES = 4  # that attend to the same keys and values together
 KEYS_PER_RANGE = 512  # attention to earlier tokens is computed by ranges of positions, then merged
+QUAD = 4  # int8 numbers that one instruction multiplies and adds
 GROUP = 32  # int8 numbers of a row that share a scale; every row is padded to whole groups
 GROUP_BYTES = PANEL * (GROUP + 2)  # of an int8 panel: the weights, then a float16 scale per row
 INPUT_BYTES = GROUP + 8  # of an input of int8 products: the numbers, a float32 scale, an offset

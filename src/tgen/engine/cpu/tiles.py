@@ -11,6 +11,7 @@ from tgen.engine.cpu.int8 import choose_dot
 from tgen.engine.cpu.intrinsics import address, f32, i32, primitive
 from tgen.engine.cpu.job_layout import (
     BFLOAT16,
+    CACHE_LINE,
     FLOAT32,
     GROUP,
     GROUP_BYTES,
@@ -18,6 +19,7 @@ from tgen.engine.cpu.job_layout import (
     INT8,
     LANES,
     PANEL,
+    QUAD,
 )
 from tgen.engine.cpu.simd import (
     I8,
@@ -36,8 +38,6 @@ from tgen.engine.cpu.simd import (
     store,
 )
 
-_QUAD = 4  # int8 numbers that one instruction multiplies and adds
-_LINE = 64  # bytes of a cache line
 _PREFETCH_BYTES = 2048  # from the weights in use to those that are fetched meanwhile
 _MAX_PANELS = 4
 _MAX_VECTORS = {FLOAT32: 12, BFLOAT16: 12, INT8: 8}
@@ -103,8 +103,8 @@ def make_read(dtype: int) -> Any:
             return b.extract_element(weights, row)
         group = element(b, panel, b.sdiv(column, integer(GROUP)), GROUP_BYTES)
         column = b.srem(column, integer(GROUP))
-        quad = element(b, group, b.sdiv(column, integer(_QUAD)), _QUAD * PANEL)
-        place = b.add(element(b, quad, row, _QUAD), b.srem(column, integer(_QUAD)))
+        quad = element(b, group, b.sdiv(column, integer(QUAD)), QUAD * PANEL)
+        place = b.add(element(b, quad, row, QUAD), b.srem(column, integer(QUAD)))
         number = b.sub(b.zext(load(b, place, I8), i32), ir.Constant(i32, 128))
         scale = b.extract_element(load_float16(b, b.add(group, integer(GROUP * PANEL))), row)
         return b.fmul(b.sitofp(number, f32), scale)
@@ -154,16 +154,16 @@ def _emit_int8_tile(b, _, panels, vectors, n):
     with loop(b, n, len(panels) * len(vectors), step=1) as (g, sums, new_sums):
         groups = [element(b, panel, g, GROUP_BYTES) for panel in panels]
         for group in groups if target.vector_registers()[1] == 1 else []:  # else sums are spilled
-            for line in range(0, GROUP_BYTES, _LINE):
+            for line in range(0, GROUP_BYTES, CACHE_LINE):
                 prefetch(b, b.add(group, integer(_PREFETCH_BYTES + line)))
         inputs = [element(b, vector, g, INPUT_BYTES) for vector in vectors]
         starts = [load(b, b.add(x, integer(GROUP + 4)), i32) for x in inputs]
         totals = [broadcast(b, start) for start in starts for _ in groups]
-        for quad in range(GROUP // _QUAD):
-            place = integer(quad * _QUAD * PANEL)
+        for quad in range(GROUP // QUAD):
+            place = integer(quad * QUAD * PANEL)
             weights = [load(b, b.add(group, place), INTEGERS) for group in groups]
             for m, x in enumerate(inputs):
-                numbers = broadcast(b, load(b, b.add(x, integer(quad * _QUAD)), i32))
+                numbers = broadcast(b, load(b, b.add(x, integer(quad * QUAD)), i32))
                 for p, weight in enumerate(weights):
                     k = m * len(groups) + p
                     totals[k] = dot(b, totals[k], weight, numbers)

@@ -199,13 +199,6 @@ def to_int8(rows: Array) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
     return numbers.reshape(len(rows), -1), wide[:, :, 0].astype(np.float16)
 
 
-def from_int8(numbers: NDArray[np.int8], scales: NDArray[np.float16]) -> NDArray[np.float32]:
-    """Dequantize the result of `to_int8`: (m, n)."""
-    groups = numbers.reshape(len(numbers), -1, GROUP)
-    wide = groups * scales.astype(np.float32)[:, :, None]
-    return wide.reshape(len(numbers), -1)
-
-
 def to_panels(rows: Array, dtype: int) -> Array:
     """Pack (m, n), with zeros to whole panels: floats as (m / PANEL, n, PANEL), int8 as (m / PANEL,
     n / GROUP, GROUP_BYTES)."""

@@ -9,9 +9,9 @@ from numba import njit, types
 from numba.core import cgutils
 
 from tgen.engine.cpu.intrinsics import address, i32, i64, primitive
+from tgen.engine.cpu.job_layout import CACHE_LINE
 from tgen.engine.cpu.target import X86
 
-_LINE = 64  # bytes
 _SPINS = 2000  # polls of a phase before the CPU is yielded
 
 
@@ -79,7 +79,7 @@ def claim_chunks(queue, phase, number, n_chunks):
     A chunk counts as done when the next one is requested: never `break` out of the loop. Yields
     nothing once a later pass than `number` has begun.
     """
-    next_chunk, n_done = queue + 2 * phase * _LINE, queue + (2 * phase + 1) * _LINE
+    next_chunk, n_done = queue + 2 * phase * CACHE_LINE, queue + (2 * phase + 1) * CACHE_LINE
     while True:
         chunk = _claim_chunk(next_chunk, number, n_chunks)
         if chunk < 0:
@@ -99,5 +99,5 @@ def claim_chunks(queue, phase, number, n_chunks):
 def reset_phases(queue, n_phases, number):
     """Set all phases to pass `number`; the previous pass must be over."""
     for i in range(2 * n_phases):
-        atomic_store(queue + i * _LINE, number << 20)
+        atomic_store(queue + i * CACHE_LINE, number << 20)
     _fence()
