@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 _CONTEXTS = (8, 4, 3, 2)  # tokens of context in the text itself, longest first
 _MAX_DRAFT = 15  # tokens
-_EXTRA = 0.13  # cost of one more token in a pass, relative to a pass with one token
+_EXTRA = 0.2  # cost of one more token in a pass, relative to a pass with one token
 _MAX_COST = 0.9
 _MEMORY = 64  # drafts of a kind after which older ones count half
 _FIRST_RATE = 0.6  # acceptance rate of drafts from the text, before any were tried
