@@ -103,5 +103,5 @@ def row_sampler() -> RowSampler | None:
 
 
 def _loaded_kernels() -> Callable[..., int] | None:
-    module = sys.modules.get("tgen.engine.cpu.kernel_cache")  # absent where there is no LLVM
+    module = sys.modules.get("tgen.engine.cpu.kernel_cache")  # not imported without llvmlite
     return module.loaded_kernels() if module else None
