@@ -62,7 +62,7 @@ def test_rows_are_those_of_the_gguf_package(kind):
         assert np.array_equal(matrix[rows], expected[rows], equal_nan=True)
     assert np.array_equal(dtypes.to_float32(matrix), expected, equal_nan=True)
     assert np.array_equal(np.asarray(matrix), expected, equal_nan=True)
-    swapped = first.reorder(lambda rows: rows[::-1])
+    swapped = first.map_rows(lambda rows: rows[::-1])
     assert np.array_equal(swapped[:], expected[3::-1], equal_nan=True)
 
 
@@ -85,10 +85,41 @@ def test_engine_gives_the_same_logits_as_from_float32(stored, tokenizer, tmp_pat
     assert stored_bytes < 1.2 * (tmp_path / "model.gguf").stat().st_size
     wide = {name: np.array(array) for name, array in bundle.arrays.items()}
     expected = CpuEngine(bundle.config, wide, n_threads=1, dtype="int8")
-    actual = open_engine(bundle, device="cpu", threads=1)
-    assert actual.dtype == "int8"
+    actual = open_engine(bundle, device="cpu", threads=1, dtype="int8")
     tokens = [list(range(30))]
     assert np.array_equal(actual.extend(tokens), expected.extend(tokens))
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K"])
+def test_four_bits_are_kept_exactly(kind):
+    data = random_blocks(kind, 40, 512)
+    n_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
+    for at in (0, 2) if kind != "Q4_0" else (0,):  # scales that are finite
+        scales = np.random.default_rng(at).normal(size=data.size // n_bytes).astype("<f2")
+        data.reshape(-1, n_bytes)[:, at : at + 2] = scales[:, None].view(np.uint8)
+    matrix = QuantizedMatrix([Rows(data, gguf.GGMLQuantizationType[kind].value)], 512)
+    assert matrix.has_four_bits
+    numbers, scales, minima = matrix.four_bit_groups(3, 37)
+    wide = (np.repeat(factor.astype(np.float32), 32, axis=1) for factor in (scales, minima))
+    scale, minimum = wide
+    actual, expected = scale * numbers + minimum, dequantize(data, kind)[3:37]
+    if kind == "Q4_K":  # a product of two numbers, rounded to float16
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-3 * np.abs(expected).max())
+    else:
+        assert np.array_equal(actual, expected)
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype"), [("q4_0", "int4"), ("q4_1", "int4"), ("q8_0", "int8")]
+)
+def test_quantized_files_run_as_they_are_stored(stored, dtype, tokenizer, tmp_path):
+    bundle = model_dir.load(export_model(tmp_path, tokenizer, stored))
+    wide = {name: np.array(array) for name, array in bundle.arrays.items()}
+    expected = CpuEngine(bundle.config, wide, n_threads=1).extend([list(range(30))])
+    engine = open_engine(bundle, device="cpu", threads=1)
+    assert engine.dtype == dtype
+    error = np.abs(engine.extend([list(range(30))]) - expected).max()  # of rounded inputs
+    assert error < 0.05 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("values", [{}, {"n_heads": 8, "head_dim": 48}])
@@ -106,7 +137,7 @@ def test_matrices_are_never_dequantized_as_a_whole(values, tokenizer, tmp_path, 
 
     monkeypatch.setattr(gguf.quants, "dequantize", observe)
     engine = open_engine(model_dir.load(path), device="cpu", threads=1)
-    assert engine.dtype == "int8"
+    assert engine.dtype == "int4"
     assert 0 < largest <= 4096 * 256 * 4
 
 
@@ -116,7 +147,7 @@ def test_ram_is_checked_for_what_is_used(tokenizer, tmp_path, monkeypatch):
     n_values = sum(array.size for array in bundle.arrays.values())
     n_bytes = sum(array.nbytes for array in bundle.arrays.values())
     monkeypatch.setattr(ram, "free_ram", lambda: n_bytes + 1000)
-    assert open_engine(model_dir.load(path), device="cpu", threads=1).dtype == "int8"
+    assert open_engine(model_dir.load(path), device="cpu", threads=1).dtype == "int4"
     monkeypatch.setattr(ram, "free_ram", lambda: n_bytes - 1000)
     with pytest.raises(ModelError, match=r"loading .* needs"):
         model_dir.load(path)

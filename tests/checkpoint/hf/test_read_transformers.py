@@ -132,7 +132,7 @@ def test_transformers_models_run_in_tgen(name, values, tied, dtype, sharded, tok
     with torch.no_grad():
         expected = theirs(ids).logits
         assert (our_model(tmp_path)(ids) - expected).abs().max() <= 1e-5
-        model = open_model(tmp_path, device="cpu", threads=1)
+        model = open_model(tmp_path, device="cpu", threads=1, dtype="float32")
         logits = model.engine.extend(ids.tolist(), every_position=True)
         assert np.abs(logits - expected[0].numpy()).max() <= 1e-5
         text = theirs.generate(ids[:, :10], max_new_tokens=50, do_sample=False)[0, 10:]

@@ -15,6 +15,9 @@ _SCALES = {2: (0,), 3: (0, 2), 6: (0,), 7: (0, 2), 8: (0,), 10: (80, 82), 11: (1
 _SCALES |= {12: (0, 2), 13: (0, 2), 14: (208,), 20: (0,), 23: (0,)}
 
 
+_Q4_0, _Q4_1, _Q4_K = 2, 3, 12
+
+
 class Rows(NamedTuple):
     """Rows of a matrix: bytes (m, bytes per row) in blocks of a GGUF type, or floats (m, n)."""
 
@@ -45,10 +48,11 @@ class QuantizedMatrix:
             parts += matrix._parts if isinstance(matrix, cls) else [Rows(np.asarray(matrix), None)]
         return cls(parts, matrices[0].shape[1])
 
-    def reorder(self, reorder_rows: Callable[[Array], Array]) -> "QuantizedMatrix":
-        """Reorder the rows of the matrix, of one part, by a function of an array (m, ...)."""
-        ((data, ggml_type),) = self._parts
-        return QuantizedMatrix([Rows(reorder_rows(data), ggml_type)], self.shape[1])
+    def map_rows(self, change: Callable[[Array], Array]) -> "QuantizedMatrix":
+        """Reorder or repeat the rows of each part, or add rows of zero bytes, which are zeros, by a
+        function of an array (m, ...)."""
+        parts = [Rows(change(data), ggml_type) for data, ggml_type in self._parts]
+        return QuantizedMatrix(parts, self.shape[1])
 
     def split(self, sizes: Sequence[int]) -> list["QuantizedMatrix"]:
         """Split a matrix of one part into matrices with these numbers of rows."""
@@ -65,6 +69,25 @@ class QuantizedMatrix:
     def nbytes(self) -> int:
         """Bytes of the stored blocks."""
         return sum(part.data.nbytes for part in self._parts)
+
+    @property
+    def has_four_bits(self) -> bool:
+        """Whether all weights are a scale times an integer from 0 to 15, plus a minimum."""
+        return all(ggml_type in (_Q4_0, _Q4_1, _Q4_K) for _, ggml_type in self._parts)
+
+    def four_bit_groups(self, start: int, end: int) -> tuple[Array, Array, Array]:
+        """Return integers (m, n), scales and minima (m, n / 32) of rows of a 4-bit matrix.
+
+        Scales and minima are float16: those of the file, or of Q4_K the nearest.
+        """
+        first, results = 0, []  # the part's first row in the matrix
+        for data, ggml_type in self._parts:
+            chosen = data[max(0, start - first) : max(0, end - first)]
+            first += len(data)
+            if len(chosen):
+                results.append(_four_bit_rows(chosen, ggml_type))
+        numbers, scales, minima = (np.concatenate(arrays) for arrays in zip(*results, strict=True))
+        return numbers, scales, minima
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -116,3 +139,31 @@ class QuantizedMatrix:
         with np.errstate(all="ignore"):  # `is_finite` reports values that are not finite
             wide = gguf.quants.dequantize(data, gguf.GGMLQuantizationType(ggml_type))
         return np.asarray(wide.reshape(len(data), -1), np.float32)
+
+
+def _four_bit_rows(data: Array, ggml_type: int | None) -> tuple[Array, Array, Array]:
+    """Read blocks as in ggml-common.h: see `QuantizedMatrix.four_bit_groups`."""
+    m = len(data)
+    if ggml_type == _Q4_K:
+        blocks = data.reshape(-1, 144)
+        scale, minimum = blocks[:, :4].copy().view("<f2").astype(np.float32).T[..., None]
+        factors, offsets = _six_bit_factors(blocks[:, 4:16])
+        scales, minima = scale * factors, -minimum * offsets
+        halves = blocks[:, 16:].reshape(-1, 4, 1, 32)
+    else:
+        blocks = data.reshape(-1, 18 if ggml_type == _Q4_0 else 20)
+        scales = blocks[:, :2].copy().view("<f2").astype(np.float32)
+        minima = -8 * scales if ggml_type == _Q4_0 else blocks[:, 2:4].copy().view("<f2")
+        halves = blocks[:, -16:].reshape(-1, 1, 1, 16)
+    numbers = np.concatenate([halves & 15, halves >> 4], axis=2)
+    largest = np.finfo(np.float16).max
+    rounded = (np.clip(a, -largest, largest).astype(np.float16) for a in (scales, minima))
+    return numbers.reshape(m, -1), *(a.reshape(m, -1) for a in rounded)
+
+
+def _six_bit_factors(packed: Array) -> tuple[Array, Array]:
+    """(m, 12) -> 8 factors of scales and 8 of minima; see ggml's `get_scale_min_k4`."""
+    first, second, last = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    factors = np.concatenate([first & 63, last & 15 | first >> 6 << 4], axis=1)
+    offsets = np.concatenate([second & 63, last >> 4 | second >> 6 << 4], axis=1)
+    return factors, offsets

@@ -117,7 +117,7 @@ def _to_halves(part: Any, heads: int) -> Any:
     if not heads:
         return part
     if isinstance(part, QuantizedMatrix):
-        return part.reorder(lambda rows: _to_halves(rows, heads))
+        return part.map_rows(lambda rows: _to_halves(rows, heads))
     return _transpose_heads(part, heads, len(part) // heads // 2)
 
 
