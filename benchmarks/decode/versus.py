@@ -26,6 +26,7 @@ from tgen.benchmark.other_engines import OTHER_ENGINES, open_other_engine
 from tgen.benchmark.sweep import max_logit_difference
 from tgen.benchmark.trials import run_trials
 from tgen.checkpoint.model_dir import load
+from tgen.config import STORED_BYTES
 from tgen.engine.open_engine import open_engine
 from tgen.errors import TgenError
 
@@ -114,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the options and measure."""
     parser = harness.make_parser(__doc__, "versus_SHAPE_DTYPE.json")
     parser.add_argument("--shape", choices=list(SHAPES), default="12M")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16", "int8"], default="float32")
+    parser.add_argument("--dtype", choices=list(STORED_BYTES), default="float32")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--prompt", type=int, default=512, help="tokens")

@@ -103,7 +103,7 @@ def test_greedy_texts_equal_the_torch_engines():
 def test_only_the_kernels_choose_the_dtype_of_the_cache():
     for dtype, cache, expected in [
         (None, None, "float32"),
-        ("bfloat16", None, "float32"),
+        ("bfloat16", None, "float16"),
         ("int8", None, "float16"),
         ("int8", "float32", "float32"),
         (None, "float16", "float16"),

@@ -5,14 +5,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tgen.config import SamplingConfig
+from tgen.config import STORED_BYTES, SamplingConfig
 from tgen.engine.base import Engine
 from tgen.generation.loop import generate
 from tgen.generation.score import block_nll, predictions
 from tgen.reports.benchmark import PrecisionReport
 
 _TEXTS, _TOKENS = 8, 256
-_BITS = {"float32": 32, "bfloat16": 16, "int8": 8}
 
 
 def compare_precision(
@@ -28,7 +27,7 @@ def compare_precision(
     `reference` samples the texts after `start` at temperature 1. Returns None unless `engine`
     stores its weights in fewer bits than `reference`.
     """
-    if _BITS[engine.dtype] >= _BITS[reference.dtype]:
+    if STORED_BYTES[engine.dtype] >= STORED_BYTES[reference.dtype]:
         return None
     n = min(_TOKENS, reference.context_length) - len(start)
     texts = [list(start) for _ in range(_TEXTS)]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tgen.benchmark.backend import Workload
-from tgen.config import STORED_BYTES, ModelConfig, StoredAs
+from tgen.config import STORED_BYTES, ModelConfig, StoredAs, output_dtype
 from tgen.reports.benchmark import PeakRates
 
 # Sides of the multiplied matrices: they occupy all of a CPU, or GPU, and its caches.
@@ -83,7 +83,8 @@ def pass_cost(
     return PassCost(
         weights=weights,
         output_weights=output_weights,
-        weight_bytes=(weights + output_weights) * STORED_BYTES[dtype],
+        weight_bytes=weights * STORED_BYTES[dtype]
+        + output_weights * STORED_BYTES[output_dtype(dtype)],
         key_flops=4 * config.n_layers * config.n_heads * config.head_dim,
         key_bytes=config.cache_bytes_per_token / (2 if half_cache else 1),
         windows={window: n / config.n_layers for window, n in Counter(windows).items()},

@@ -51,7 +51,9 @@ def load_model(
     model = open_model(path, device=device, threads=threads, dtype=dtype, cache_dtype=cache_dtype)
     warnings = list(model.bundle.warnings)
     if model.bundle.quantized and dtype is None and model.engine.dtype == "float32":
-        warnings.append("the quantized weights are stored as float32: int8 needs the kernels")
+        warnings.append(
+            "the quantized weights are stored as float32: int8 and int4 need the kernels"
+        )
     for warning in warnings:
         console.print_status(f"warning: {warning}", quiet=quiet)
     return model

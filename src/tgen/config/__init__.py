@@ -27,6 +27,7 @@ from tgen.config.sampling import (
     Overflow,
     SamplingConfig,
     StoredAs,
+    output_dtype,
     raw,
 )
 from tgen.config.training import LossOn, Parallel, ResolvedTrainConfig, TrainConfig
@@ -60,5 +61,6 @@ __all__ = [
     "Size",
     "StoredAs",
     "TrainConfig",
+    "output_dtype",
     "raw",
 ]

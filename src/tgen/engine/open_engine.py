@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix
 from tgen.checkpoint.model_dir import ModelBundle
 from tgen.config import CacheDtype, StoredAs
 from tgen.engine.base import Engine
@@ -57,10 +58,11 @@ def open_engine(
     """Open an engine with one empty sequence; see `choose_engine`.
 
     `dtype` is how matrices are stored in memory. None means as in the file, except that float16
-    becomes float32, that the kernels store quantized files as int8 and CUDA as bfloat16, and that
-    torch without CUDA always uses float32. `cache_dtype` is how the kernels store keys and values:
-    by default float16 if the weights are int8, else float32. The engine takes ownership of the
-    bundle's arrays. Raises UsageError if the device is not available or does not support a dtype.
+    becomes float32, that the kernels store quantized files as int4 or int8 and CUDA as bfloat16,
+    and that torch without CUDA always uses float32. `cache_dtype` is how the kernels store keys and
+    values: by default float32 beside float32 weights, else float16. The engine takes ownership of
+    the bundle's arrays. Raises UsageError if the device is not available or does not support a
+    dtype.
     """
     if device == "auto" and kind != "kernels":
         n_weights = sum(array.size for array in bundle.arrays.values())
@@ -70,7 +72,7 @@ def open_engine(
         from tgen.engine.cpu.engine import CpuEngine
 
         n_threads = min(threads or default_threads(), cpu_count())  # more would only wait
-        dtype = dtype or ("int8" if bundle.quantized else _file_dtype(bundle))
+        dtype = dtype or _file_dtype(bundle)
         return CpuEngine(
             bundle.config,
             bundle.arrays,
@@ -86,8 +88,8 @@ def open_engine(
     if dtype is None:
         stored: StoredAs = "bfloat16" if bundle.quantized else _file_dtype(bundle)
         dtype = stored if target.type == "cuda" else "float32"
-    if dtype == "int8" or (dtype == "bfloat16" and target.type != "cuda"):
-        needed = "the compiled kernels" if dtype == "int8" else "the compiled kernels or CUDA"
+    if dtype in ("int8", "int4") or (dtype == "bfloat16" and target.type != "cuda"):
+        needed = "the compiled kernels or CUDA" if dtype == "bfloat16" else "the compiled kernels"
         reason = missing_kernels()
         why = f": {reason}" if reason else ""
         hint = "set dtype to float32" if reason or kind == "torch" else "set device to cpu"
@@ -137,5 +139,9 @@ def _detect_device() -> str:
 
 
 def _file_dtype(bundle: ModelBundle) -> StoredAs:
+    if any(isinstance(a, QuantizedMatrix) and a.has_four_bits for a in bundle.arrays.values()):
+        return "int4"
+    if bundle.quantized:
+        return "int8"
     matrices = {array.dtype for array in bundle.arrays.values() if array.ndim == 2}
     return "bfloat16" if matrices == {np.dtype(np.uint16)} else "float32"

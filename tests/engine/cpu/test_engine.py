@@ -14,16 +14,17 @@ from hypothesis import strategies as st
 
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.model_lookup import shipped_model
-from tgen.config import ModelConfig, RopeScaling
+from tgen.config import ModelConfig, RopeScaling, output_dtype
 from tgen.engine.cpu import (
+    amx_permission,
     attention_tiles,
     kernel_cache,
     kernels,
     kv_cache,
+    pass_runner,
     simd,
     target,
     thread_pool,
-    weights,
 )
 from tgen.engine.cpu.aligned import aligned
 from tgen.engine.cpu.engine import CpuEngine
@@ -32,12 +33,13 @@ from tgen.engine.cpu.job_layout import (
     BFLOAT16,
     FLOAT32,
     GROUP,
-    INPUT_BYTES,
+    INT4,
     INT8,
     LANES,
     PANEL,
     SERVE,
 )
+from tgen.engine.cpu.panels import to_int4, to_int8, to_panels
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import ModelError
 from tgen.model.rope import rotary_tables
@@ -137,7 +139,7 @@ def test_prefill_and_decode_give_the_same_bits(model):
         assert np.array_equal(engine.extend([IDS[split:]])[0], prefill[-1])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
 def test_logits_do_not_depend_on_the_batch_or_the_threads(model, dtype):
     alone = make_engine(model, 1, dtype).extend([IDS], every_position=True)
     for n_threads in (1, 3):
@@ -167,35 +169,31 @@ def rounded_model(model, dtype):
     arrays = model.to_arrays()
     for name, array in arrays.items():
         if array.ndim == 2 and not name.startswith("position"):
-            arrays[name] = rounded(array, dtype)
+            is_output = name.startswith(("token", "lm_head"))
+            arrays[name] = rounded(array, output_dtype(dtype) if is_output else dtype)
     return Transformer.from_arrays(model.config, arrays)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
 @pytest.mark.parametrize("values", FAMILY_VALUES, ids=lambda values: values["family"])
-def test_bfloat16_weights_compute_with_their_rounded_values(values):
-    model = make_model(n_heads=2, d_ff=40, **values)
-    expected = TorchEngine(rounded_model(model, "bfloat16")).extend([IDS], every_position=True)
-    logits = make_engine(model, dtype="bfloat16").extend([IDS], every_position=True)
-    np.testing.assert_allclose(logits, expected, rtol=0, atol=2e-5)
-
-
-@pytest.mark.parametrize("values", FAMILY_VALUES, ids=lambda values: values["family"])
-def test_int8_weights_compute_with_their_rounded_values_and_inputs(values, monkeypatch):
-    # Groups do not cross heads. A number between two integers may be rounded either way, so the
-    # logits are not equal, but rounding in torch explains almost all that differs.
+def test_small_dtypes_compute_with_rounded_weights_and_inputs(values, dtype, monkeypatch):
+    # Groups do not cross heads. A number between two others may be rounded either way, so the
+    # logits are not equal, but rounding in torch explains almost all that differs. The text is
+    # short, since a number that is rounded the other way changes all later positions.
     model = make_model(d_model=64, n_heads=2, head_dim=32, d_ff=40, **values)
-    same = rounded_model(model, "int8")
-    exact_inputs = TorchEngine(same).extend([IDS], every_position=True)
+    same = rounded_model(model, dtype)
+    exact_inputs = TorchEngine(same).extend([IDS[:30]], every_position=True)
     linear = torch.nn.functional.linear
 
     def quantized_linear(x, weight, bias=None):
         wide = np.pad(x.numpy().reshape(-1, x.shape[-1]), ((0, 0), (0, -x.shape[-1] % GROUP)))
-        seen = torch.from_numpy(quantized(wide)[:, : x.shape[-1]].reshape(x.shape))
-        return linear(seen, weight, bias)
+        seen = rounded(wide, dtype) if dtype == "bfloat16" else quantized(wide)
+        return linear(torch.from_numpy(seen[:, : x.shape[-1]].reshape(x.shape)), weight, bias)
 
     monkeypatch.setattr(torch.nn.functional, "linear", quantized_linear)
-    expected = TorchEngine(same).extend([IDS], every_position=True)
-    logits = make_engine(model, dtype="int8", cache="float32").extend([IDS], every_position=True)
+    expected = TorchEngine(same).extend([IDS[:30]], every_position=True)
+    small = make_engine(model, dtype=dtype, cache="float32")
+    logits = small.extend([IDS[:30]], every_position=True)
     errors = [np.median(np.abs(one - expected)) for one in (logits, exact_inputs)]
     assert errors[0] < errors[1] / 10
 
@@ -211,7 +209,11 @@ def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
     if dtype == "bfloat16":
         return torch.tensor(array).bfloat16().float().numpy()
     padded = np.pad(array, ((0, 0), (0, -array.shape[1] % GROUP)))
-    return from_int8(*weights.to_int8(padded))[:, : array.shape[1]]
+    if dtype == "int4":
+        numbers, *factors = to_int4(padded)
+        scales, minima = (np.repeat(f.astype(np.float32), GROUP, axis=1) for f in factors)
+        return (scales * numbers + minima)[:, : array.shape[1]]
+    return from_int8(*to_int8(padded))[:, : array.shape[1]]
 
 
 def quantized(x: np.ndarray) -> np.ndarray:
@@ -222,12 +224,23 @@ def quantized(x: np.ndarray) -> np.ndarray:
     return (np.rint(groups * inverse) * (largest * np.float32(1 / 127))).reshape(x.shape)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
+def test_matrix_units_give_the_bits_of_vectors(model, dtype, monkeypatch):
+    if not amx_permission.may_use_amx():
+        pytest.skip("this processor has no AMX")
+    engine = make_engine(model, dtype=dtype)
+    with_tiles = engine.extend([IDS], every_position=True)
+    engine.rewind([0])
+    monkeypatch.setattr(pass_runner, "may_use_amx", lambda: False)
+    assert np.array_equal(engine.extend([IDS], every_position=True), with_tiles)
+
+
 @given(
     n_vectors=st.integers(1, 21),
     panels=st.integers(1, 7),
     first=st.integers(0, 2),
     groups=st.integers(1, 12),
-    dtype=st.sampled_from([FLOAT32, BFLOAT16, INT8]),
+    dtype=st.sampled_from([FLOAT32, BFLOAT16, INT8, INT4]),
 )
 @settings(deadline=None, max_examples=60)
 def test_product_writes_its_rows_only(n_vectors, panels, first, groups, dtype):
@@ -235,11 +248,11 @@ def test_product_writes_its_rows_only(n_vectors, panels, first, groups, dtype):
     n, first, last = groups * GROUP, first * PANEL, (first + panels) * PANEL - 3
     w = random.standard_normal((last, n)).astype(np.float32)
     x = random.standard_normal((n_vectors, n)).astype(np.float32)
-    packed = weights.to_panels(w, dtype)
+    packed = to_panels(w, dtype)
     out = np.full((n_vectors + 1, last + 5), 7, np.float32)
-    inputs = np.zeros((n_vectors, groups * INPUT_BYTES), np.uint8) if dtype == INT8 else x
-    for i in range(n_vectors if dtype == INT8 else 0):
-        kernels.quantize(x[i].ctypes.data, n, inputs[i].ctypes.data)
+    inputs = x if dtype == FLOAT32 else np.zeros_like(x, shape=(n_vectors, 2 * n))
+    for i in range(n_vectors if dtype != FLOAT32 else 0):
+        kernels.round_input(min(dtype, INT8), x[i].ctypes.data, n, inputs.ctypes.data, i, 0, n)
     kernels.products(
         dtype,
         packed.ctypes.data,
@@ -253,8 +266,9 @@ def test_product_writes_its_rows_only(n_vectors, panels, first, groups, dtype):
     )
     expected = np.full_like(out, 7)
     expected[:n_vectors, first : last + 3] = 0  # up to whole panels
-    wide = {FLOAT32: w, BFLOAT16: rounded(w, "bfloat16"), INT8: rounded(w, "int8")}[dtype]
-    seen = quantized(x) if dtype == INT8 else x
+    name = {FLOAT32: "float32", BFLOAT16: "bfloat16", INT8: "int8", INT4: "int4"}[dtype]
+    wide = w if dtype == FLOAT32 else rounded(w, name)
+    seen = {FLOAT32: x, BFLOAT16: rounded(x, "bfloat16")}.get(dtype, quantized(x))
     expected[:n_vectors, first:last] = (seen @ wide.T)[:, first:last]
     np.testing.assert_allclose(out, expected, rtol=0, atol=2e-4)
 
@@ -262,7 +276,7 @@ def test_product_writes_its_rows_only(n_vectors, panels, first, groups, dtype):
 @pytest.mark.parametrize("magnitude", [0.0, 1e-12, 1e-3, 1.0, 1e8])
 def test_int8_scales_round_up_to_float16(magnitude):
     rows = np.random.default_rng(0).standard_normal((5, 3 * GROUP)).astype(np.float32) * magnitude
-    numbers, scales = weights.to_int8(rows)
+    numbers, scales = to_int8(rows)
     error = np.abs(from_int8(numbers, scales) - rows)
     wide = np.repeat(scales.astype(np.float32), GROUP, axis=1)
     limit = np.where(wide < 65504, wide / 2 * (1 + 1e-6), np.inf)
@@ -329,7 +343,7 @@ def test_float16_conversion_rounds_as_numpy_does(has_instruction, monkeypatch):
     assert np.array_equal(wide, expected.astype(np.float32))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
 @pytest.mark.parametrize("cache", ["float32", "float16"])
 def test_nan_in_the_weights_reaches_the_logits(dtype, cache):
     model = make_model(**SHAPES["llama"])

@@ -7,7 +7,7 @@ import pytest
 from llvmlite import ir
 
 from tgen.engine.cpu import target, tiles
-from tgen.engine.cpu.job_layout import BFLOAT16, FLOAT32, INT8
+from tgen.engine.cpu.job_layout import BFLOAT16, FLOAT32, INT4, INT8
 from tgen.engine.cpu.simd import integer, offset, store
 
 CPUS = {
@@ -27,8 +27,7 @@ def assembly_of_tile(dtype, n_vectors, n_panels, triple, cpu, features):
     w, w_step, x, x_step, n, out = function.args
     panels = [offset(b, w, w_step, i) for i in range(n_panels)]
     vectors = [offset(b, x, x_step, i) for i in range(n_vectors)]
-    emit = tiles._emit_int8_tile if dtype == INT8 else tiles._emit_float_tile
-    for i, result in enumerate(emit(b, dtype, panels, vectors, n)):
+    for i, result in enumerate(tiles.EMIT[dtype](b, panels, vectors, n)):
         store(b, result, b.add(out, integer(64 * i)))
     b.ret_void()
     llvm.initialize_all_targets()
@@ -38,7 +37,7 @@ def assembly_of_tile(dtype, n_vectors, n_panels, triple, cpu, features):
     return machine.emit_assembly(llvm.parse_assembly(str(module)))
 
 
-@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16, INT8], ids=["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16, INT8, INT4])
 @pytest.mark.parametrize("cpu", CPUS)
 def test_sums_stay_in_registers(cpu, dtype, monkeypatch):
     triple, name, features = CPUS[cpu]

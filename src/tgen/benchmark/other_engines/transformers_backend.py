@@ -21,10 +21,10 @@ class TransformersBackend(Backend):
     thread_pool = "torch"
 
     def __init__(self, path: Path, *, threads: int, dtype: StoredAs, tokens: Sequence[int]) -> None:
-        """Load the directory without network access; raises UsageError for int8."""
-        if dtype == "int8":
+        """Load the directory without network access; raises UsageError for integers."""
+        if dtype in ("int8", "int4"):
             raise UsageError(
-                "--against transformers does not support --dtype int8",
+                f"--against transformers does not support --dtype {dtype}",
                 "use --dtype float32 or bfloat16",
             )
         logging.set_verbosity_error()

@@ -13,7 +13,7 @@ from tgen.config import STORED_BYTES
 from tgen.reports.benchmark import Machine, PeakRates, ThroughputReport
 from tgen.reports.inspection import ModelSummary
 
-_TYPES = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0"}
+_TYPES = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_1"}
 _MIB, _GIB = 2**20, 2**30
 _LAST_CSV_FIELD = "peak_memory_bytes"  # later fields are lists, or describe the machine
 # Columns of the Markdown table and their widths; a negative width aligns to the left.

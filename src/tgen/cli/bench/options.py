@@ -119,7 +119,7 @@ class BenchOptions:
         metavar="NAME,...",
     )
     dtypes: list[Any] | None = _list_option(
-        "Data types of the weights: float32, bfloat16, int8.",
+        "Data types of the weights: float32, bfloat16, int8, int4.",
         "--dtype",
         _names("--dtype", get_args(StoredAs)),
         "as stored",
@@ -131,7 +131,7 @@ class BenchOptions:
         None,
         "Data type of the KV cache, on a CPU.",
         "--cache-dtype",
-        shown_default="float16 with int8 weights, else float32",
+        shown_default="float32 with float32 weights, else float16",
         panel=_SWEEP,
     )
     threads: list[int] | None = _list_option(

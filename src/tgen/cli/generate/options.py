@@ -142,7 +142,7 @@ class GenerateOptions:
     threads: int | None = threads_option(_SPEED)
     dtype: StoredAs | None = _speed(
         None,
-        "Data type of the weights in memory, on a CPU; int8 is fastest and least exact.",
+        "Data type of the weights in memory, on a CPU; int4 is smallest, fastest and least exact.",
         "--dtype",
         old_flags="--weights",
         shown_default="as stored",
@@ -151,7 +151,7 @@ class GenerateOptions:
         None,
         "Data type of the KV cache, on a CPU; long texts are faster with float16.",
         "--cache-dtype",
-        shown_default="float16 with int8 weights, else float32",
+        shown_default="float32 with float32 weights, else float16",
     )
     draft: Draft = _speed(
         "auto",

@@ -30,11 +30,11 @@ class CpuEngine:
     ) -> None:
         """Move the arrays out of `arrays`; raises ModelError: see `PassRunner`.
 
-        Keys and values are stored in float32 by default, or in float16 if the weights are int8.
+        Keys and values are stored in float32 by default, or in float16 if the weights are smaller.
         """
         self.config, self.context_length = config, config.context_length
         self.dtype: StoredAs = dtype
-        default: CacheDtype = "float16" if dtype == "int8" else "float32"
+        default: CacheDtype = "float32" if dtype == "float32" else "float16"
         self._cache_dtype = cache_dtype or default
         self.cache_dtype: str = self._cache_dtype
         self._runner = PassRunner(config, arrays, n_threads=n_threads, dtype=dtype)

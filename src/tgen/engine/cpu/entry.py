@@ -7,26 +7,37 @@ import llvmlite.binding as llvm
 import numba
 from numba import njit
 
+from tgen.engine.cpu.amx import is_compiled
 from tgen.engine.cpu.forward import forward
 from tgen.engine.cpu.intrinsics import load_int
-from tgen.engine.cpu.job_layout import JOB_SIZE, N_THREADS, RUN, SAMPLE, SERVE
+from tgen.engine.cpu.job_layout import DESCRIBE, JOB_SIZE, N_THREADS, RUN, SAMPLE, SERVE
 from tgen.engine.cpu.sampling_kernels import describe_token, sample_row
-from tgen.engine.cpu.work_queue import atomic_load, atomic_store, pause, reset_phases, yield_cpu
+from tgen.engine.cpu.work_queue import (
+    atomic_load,
+    atomic_store,
+    next_pass,
+    pause,
+    reset_phases,
+    ticket,
+    yield_cpu,
+)
 
 _C_FUNCTIONS = {"sched_yield", "erff", "log", "sqrtf", "memset", "memcpy", "memmove"}
+_COMPILED_FOR_AMX = int(is_compiled())
 _SPINS_BEFORE_YIELD, _SPINS_BEFORE_SLEEP = 20_000, 40_000  # polls for a new pass
 
 
 @njit
 def _run(new_job, job, newest, queue, n_phases, thread):
     """Copy `new_job` to where helpers look, and compute it. One call: nothing interrupts it."""
-    number = atomic_load(newest) + 1
+    number = next_pass(atomic_load(newest))
     reset_phases(queue, n_phases, number)  # a pass without a job: late helpers find no work
     for i in range(JOB_SIZE):
         atomic_store(job + i * 8, load_int(new_job, i))
-    reset_phases(queue, n_phases, number + 1)
-    atomic_store(newest, number + 1)
-    forward(job, number + 1, thread)
+    number = next_pass(number)
+    reset_phases(queue, n_phases, number)
+    atomic_store(newest, number)
+    forward(job, ticket(number, thread), thread)
 
 
 @njit
@@ -39,7 +50,7 @@ def _serve(job, newest, seen, thread):
         if number != seen:
             seen = number
             if thread < load_int(job, N_THREADS):
-                forward(job, number, thread)
+                forward(job, ticket(number, thread), thread)
                 spins = 0
         elif spins > _SPINS_BEFORE_YIELD:
             yield_cpu()
@@ -50,15 +61,17 @@ def _serve(job, newest, seen, thread):
 
 def enter(task, job, newest, new_job, queue, n_phases, seen, thread):
     """Do a task: run the pass `new_job`, help with passes as `thread` (see `_serve`), or compute
-    the request at `job` (see `sampling_kernels`)."""
+    the request at `job` (see `sampling_kernels`), or return whether AMX is used."""
     if task == RUN:
         _run(new_job, job, newest, queue, n_phases, thread)
     elif task == SERVE:
         return _serve(job, newest, seen, thread)
     elif task == SAMPLE:
         sample_row(job)
-    else:
+    elif task == DESCRIBE:
         describe_token(job)
+    else:
+        return _COMPILED_FOR_AMX
     return 0
 
 

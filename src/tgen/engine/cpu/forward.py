@@ -8,6 +8,7 @@ If the outputs of the sublayers are normalized, `x` is the residual stream and `
 
 from numba import njit, types
 
+from tgen.engine.cpu.amx import begin_bfloat16_tiles, begin_integer_tiles, end_tiles
 from tgen.engine.cpu.intrinsics import (
     bits_to_float,
     load_float,
@@ -23,56 +24,41 @@ from tgen.engine.cpu.kernels import (
     layer_norm,
     merge,
     products,
-    quantize,
+    products_of_tiles,
     rms_norm,
     rotate,
+    round_input,
     scale_row,
     store_cached,
 )
 from tgen.engine.cpu.work_queue import claim_chunks
 
 from tgen.engine.cpu.job_layout import (  # isort: skip
-    ACTIVATION, ATTENTION_INPUT_PTR, ATTENTION_NORM, ATTENTION_OUTPUT_NORM, ATTENTION_PTR,
-    CACHE_DTYPE, CAPACITY, COS_PTR, DOWN, D_FF, D_FF_PADDED, D_MODEL, D_MODEL_PADDED, EACH_HEAD,
-    EMBEDDING, EMBEDDING_SCALE_BITS, EPS_BITS, FEED_FORWARD_NORM, FEED_FORWARD_OUTPUT_NORM,
-    FIRST_TOKEN, FLOAT32, GATE, GATE_BIAS, GATE_OFFSET, GEGLU, GROUP, HEAD_DIM, HEAD_DIM_PADDED,
-    HIDDEN_INPUT_PTR, HIDDEN_PTR, INPUTS_OFFSET, INPUT_BYTES, INT8, KEYS_PER_RANGE, KEYS_PTR,
-    K_NORM, LANES, LAYERS_PTR, LAYER_NORM, LM_HEAD, LOCAL, LOCAL_COS_PTR, LOCAL_SIN_PTR, LOGITS_PTR,
-    NORM_PLACEMENT, N_HEADS, N_KV_HEADS, N_LAYERS, N_LOGITS, N_LOGITS_SPANS, N_PARTS, N_RANGES,
-    N_ROTATED, N_SEQUENCES, N_SPANS, N_THREADS, N_TOKENS, OUT, OUTPUT, OVER_HEADS, PANEL,
-    PARTIALS_PTR, PHASES_PER_LAYER, POSITION, POSITIONS, POST, PRE, QKV, QKV_BIAS, QKV_PTR, QK_NORM,
-    QUERIES, QUEUE_PTR, Q_NORM, RESIDUAL_SCALE_BITS, ROPE, SANDWICH, SCALE_BITS, SCORES_OFFSET,
-    SCRATCH_BYTES, SCRATCH_PTR, SEQUENCE, SIN_PTR, SPANS_PTR, SPAN_COLUMNS, SWIGLU, TABLE_COLUMNS,
-    TOKENS_PTR, TOKEN_COLUMNS, TOKEN_COUNT, TOKEN_ID, UP, UP_BIAS, VALUES_PTR, VOCAB_SIZE,
-    WEIGHT_DTYPE, WINDOW, X_PTR, Y_PTR,
+    ACTIVATION, ATTENTION_INPUTS_PTR, ATTENTION_NORM, ATTENTION_OUTPUT_NORM, BFLOAT16_TILES,
+    CACHE_DTYPE, CAPACITY, CHUNKS_PER_THREAD, COS_PTR, DOWN, DTYPES, D_FF, D_FF_PADDED, D_MODEL,
+    D_MODEL_PADDED, EACH_HEAD, EMBEDDING, EMBEDDING_SCALE_BITS, EPS_BITS, FEED_FORWARD_NORM,
+    FEED_FORWARD_OUTPUT_NORM, FIRST_PHASES, FIRST_TOKEN, FLOAT32, GATE, GATE_BIAS, GEGLU, GROUP,
+    HEAD_DIM, HEAD_DIM_PADDED, HIDDEN_INPUTS_PTR, HIDDEN_OFFSET, INPUTS_OFFSET, INPUTS_PTR,
+    INPUT_DTYPE, INT8_TILES, KEYS_PER_RANGE, KEYS_PTR, K_NORM, LANES, LAYERS_PTR, LAYER_NORM,
+    LM_HEAD, LOCAL, LOCAL_COS_PTR, LOCAL_SIN_PTR, LOGITS_PTR, NORM_PLACEMENT, N_HEADS, N_KV_HEADS,
+    N_LAYERS, N_LOGITS, N_LOGITS_SPANS, N_PARTS, N_RANGES, N_ROTATED, N_SEQUENCES, N_SPANS,
+    N_THREADS, N_TOKENS, OUT, OUTPUT, OVER_HEADS, PANEL, PARTIALS_PTR, PHASES_PER_LAYER, POSITION,
+    POSITIONS, POST, PRE, QKV, QKV_BIAS, QKV_PTR, QK_NORM, QUERIES, QUEUE_PTR, Q_NORM,
+    RESIDUAL_SCALE_BITS, ROPE, SANDWICH, SCALE_BITS, SCRATCH_BYTES, SCRATCH_PTR, SEQUENCE, SIN_PTR,
+    SPANS_PTR, SPAN_COLUMNS, SPARE_OFFSET, SWIGLU, TABLE_COLUMNS, TILE_ROWS, TOKENS_PTR,
+    TOKEN_COLUMNS, TOKEN_COUNT, TOKEN_ID, UP, UP_BIAS, VALUES_PTR, VOCAB_SIZE, WINDOW, X_PTR, Y_PTR,
 )  # fmt: skip
 
 
-_CHUNKS_PER_THREAD = 32  # at most
+_SHARED_TOKENS = 16  # with fewer, each thread computes the inputs of products for itself
 
 
 @njit(inline="always")
 def _rows_per_chunk(job, n_rows):
     """Few rows, so that threads finish together, but whole groups and tiles."""
     rows = GROUP if load_int(job, N_TOKENS) > 1 else 2 * GROUP
-    most = _CHUNKS_PER_THREAD * load_int(job, N_THREADS) * rows
+    most = CHUNKS_PER_THREAD * load_int(job, N_THREADS) * rows
     return (n_rows + most - 1) // most * rows
-
-
-@njit(inline="always")
-def _input_step(job, n):
-    """Bytes from one input of products with n numbers to the next."""
-    return n // GROUP * (INPUT_BYTES if load_int(job, WEIGHT_DTYPE) == INT8 else 4 * GROUP)
-
-
-@njit
-def _make_inputs(job, x, n, count, out):
-    """Make the inputs of products from `count` vectors of n numbers; return their address."""
-    if load_int(job, WEIGHT_DTYPE) != INT8:
-        return x
-    for i in range(count):
-        quantize(x + i * n * 4, n, out + i * _input_step(job, n))
-    return out
 
 
 @njit(inline="always")
@@ -81,46 +67,76 @@ def _weights(job, layer, name):
 
 
 @njit
-def _normalize(job, x, layer, name, n_tokens, out):
-    """Apply a norm of `layer` to the vectors of the first tokens; layer -1, or no norm, copies
-    them."""
-    n, step = load_int(job, D_MODEL), load_int(job, D_MODEL_PADDED)
-    eps = bits_to_float(types.int32(load_int(job, EPS_BITS)))
-    for i in range(n_tokens):
-        source, target = x + i * step * 4, out + i * step * 4
-        if layer < 0 or _weights(job, layer, name) == 0:
-            for j in range(n):
-                store_float(target, j, load_float(source, j))
-        elif load_int(job, LAYER_NORM):
-            weight, bias = _weights(job, layer, name), _weights(job, layer, name + 1)
-            layer_norm(source, weight, bias, n, eps, target)
-        else:
-            rms_norm(source, _weights(job, layer, name), n, n, eps, target)
-
-
-@njit
-def _attention_input(job, layer, n_tokens, out):
-    if load_int(job, NORM_PLACEMENT) == POST:
-        _normalize(job, load_int(job, X_PTR), layer - 1, FEED_FORWARD_NORM, n_tokens, out)
+def _multiply(job, layer, name, first, last, n, x, n_vectors, out, out_step, scratch):
+    """`products` with some rows of a matrix; the scratch memory is the thread's."""
+    dtype, w = _weights(job, layer, DTYPES + name), _weights(job, layer, name)
+    if load_int(job, INPUT_DTYPE) in (BFLOAT16_TILES, INT8_TILES):
+        spare = scratch + load_int(job, SPARE_OFFSET)
+        products_of_tiles(dtype, w, first, last, n, x, n_vectors, out, out_step, spare)
     else:
-        _normalize(job, load_int(job, X_PTR), layer, ATTENTION_NORM, n_tokens, out)
+        products(dtype, w, first, last, n, x, n_vectors, out, out_step)
 
 
 @njit
-def _feed_forward_input(job, layer, n_tokens, out):
-    placement = load_int(job, NORM_PLACEMENT)
-    name = ATTENTION_NORM if placement == POST else FEED_FORWARD_NORM
-    source = Y_PTR if placement in (PRE, POST) else X_PTR
-    _normalize(job, load_int(job, source), layer, name, n_tokens, out)
+def _normalize(job, layer, matrix, i, out):
+    """Write the vector of token i that a matrix, QKV or UP, multiplies before it is rounded."""
+    n, placement = load_int(job, D_MODEL), load_int(job, NORM_PLACEMENT)
+    eps = bits_to_float(types.int32(load_int(job, EPS_BITS)))
+    name = FEED_FORWARD_NORM if (matrix == QKV) == (placement == POST) else ATTENTION_NORM
+    if matrix == QKV and placement == POST:
+        layer -= 1
+    residual = Y_PTR if matrix == UP and placement in (PRE, POST) else X_PTR
+    x = load_int(job, residual) + i * load_int(job, D_MODEL_PADDED) * 4
+    if layer < 0 or _weights(job, layer, name) == 0:
+        for j in range(n):
+            store_float(out, j, load_float(x, j))
+    elif load_int(job, LAYER_NORM):
+        weight, bias = _weights(job, layer, name), _weights(job, layer, name + 1)
+        layer_norm(x, weight, bias, n, eps, out)
+    else:
+        rms_norm(x, _weights(job, layer, name), n, n, eps, out)
 
 
 @njit
-def _embed(job, number, phase):
+def _write_inputs(job, layer, matrix, first, end, scratch, out):
+    """Write the inputs of a matrix, QKV or UP, for some tokens."""
+    width, dtype = load_int(job, D_MODEL_PADDED), load_int(job, INPUT_DTYPE)
+    for i in range(first, end):
+        row = out + i * width * 4 if dtype == FLOAT32 else scratch
+        _normalize(job, layer, matrix, i, row)
+        if dtype != FLOAT32:
+            round_input(dtype, row, width, out, i, 0, width)
+
+
+@njit
+def _share_inputs(job, layer, ticket, phase, matrix, n_tokens, scratch):
+    """Phases 1 and 8, if there are several tokens: write the inputs of a matrix."""
+    if n_tokens < _SHARED_TOKENS:
+        return
+    n_chunks = (n_tokens + TILE_ROWS - 1) // TILE_ROWS
+    for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, ticket, n_chunks):
+        first, end = chunk * TILE_ROWS, min(n_tokens, (chunk + 1) * TILE_ROWS)
+        _write_inputs(job, layer, matrix, first, end, scratch, load_int(job, INPUTS_PTR))
+
+
+@njit
+def _own_inputs(job, layer, matrix, n_tokens, scratch):
+    """Return the address of inputs that threads share, or else write them for this thread."""
+    if n_tokens >= _SHARED_TOKENS:
+        return load_int(job, INPUTS_PTR)
+    out = scratch + load_int(job, INPUTS_OFFSET)
+    _write_inputs(job, layer, matrix, 0, n_tokens, scratch, out)
+    return out
+
+
+@njit
+def _embed(job, ticket, phase):
     """The first phase: the vectors of the tokens, with those of their positions."""
     n, padded = load_int(job, D_MODEL), load_int(job, D_MODEL_PADDED)
     scale = bits_to_float(types.int32(load_int(job, EMBEDDING_SCALE_BITS)))
-    dtype, last = load_int(job, WEIGHT_DTYPE), load_int(job, N_LAYERS)
-    for i in claim_chunks(load_int(job, QUEUE_PTR), phase, number, load_int(job, N_TOKENS)):
+    last = load_int(job, N_LAYERS)
+    dtype = _weights(job, last, DTYPES + EMBEDDING)
+    for i in claim_chunks(load_int(job, QUEUE_PTR), phase, ticket, load_int(job, N_TOKENS)):
         token = load_int(job, TOKENS_PTR) + i * TOKEN_COLUMNS * 8
         out = load_int(job, X_PTR) + i * padded * 4
         embed(dtype, _weights(job, last, EMBEDDING), load_int(token, TOKEN_ID), n, padded, out)
@@ -145,23 +161,19 @@ def _n_outputs(job, layer):
 
 
 @njit
-def _project_qkv(job, layer, number, phase, scratch):
-    """Phase 1: queries, keys and values."""
+def _project_qkv(job, layer, ticket, phase, scratch):
+    """Phase 2: queries, keys and values."""
     n_heads, step = load_int(job, N_HEADS), load_int(job, HEAD_DIM_PADDED)
     n_rows = (n_heads + 2 * load_int(job, N_KV_HEADS)) * step
     n_tokens, size = load_int(job, N_TOKENS), _rows_per_chunk(job, n_rows)
     n_chunks = (n_rows + size - 1) // size
-    qkv, ready, width = load_int(job, QKV_PTR), False, load_int(job, D_MODEL_PADDED)
-    inputs = scratch + load_int(job, INPUTS_OFFSET)
-    for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, number, n_chunks):
-        if not ready:
-            _attention_input(job, layer, n_tokens, scratch)
-            inputs = _make_inputs(job, scratch, width, n_tokens, inputs)
-            ready = True
+    qkv, inputs, width = load_int(job, QKV_PTR), 0, load_int(job, D_MODEL_PADDED)
+    for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, ticket, n_chunks):
+        if inputs == 0:
+            inputs = _own_inputs(job, layer, QKV, n_tokens, scratch)
         a, b = chunk * size, min(n_rows, (chunk + 1) * size)
-        w = _weights(job, layer, QKV)
         n = _n_outputs(job, layer) if b <= n_heads * step else n_tokens
-        products(load_int(job, WEIGHT_DTYPE), w, a, b, width, inputs, n, qkv, n_rows)
+        _multiply(job, layer, QKV, a, b, width, inputs, n, qkv, n_rows, scratch)
         for i in range(n):
             add_row(qkv + i * n_rows * 4, 0, _weights(job, layer, QKV_BIAS), a, b)
 
@@ -218,15 +230,15 @@ def _cache_head(job, layer, i, head):
 
 
 @njit
-def _cache_keys_and_values(job, layer, number, phase):
-    """Phase 2: norm and rotation of queries and keys; keys and values go into the KV cache."""
+def _cache_keys_and_values(job, layer, ticket, phase):
+    """Phase 3: norm and rotation of queries and keys; keys and values go into the KV cache."""
     n_tokens, n_kv = load_int(job, N_TOKENS), load_int(job, N_KV_HEADS)
     group, over_heads = load_int(job, N_HEADS) // n_kv, load_int(job, QK_NORM) == OVER_HEADS
     # Keys of consecutive tokens share cache lines: one thread should write them.
     n_parts = min(n_tokens, 2 * load_int(job, N_THREADS))
     n_heads = n_kv if over_heads else 1  # of keys and values, per chunk
     n_chunks = n_parts * (n_kv // n_heads)
-    for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, number, n_chunks):
+    for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, ticket, n_chunks):
         part, first = chunk % n_parts, chunk // n_parts * n_heads
         for i in range(part * n_tokens // n_parts, (part + 1) * n_tokens // n_parts):
             if over_heads:
@@ -239,14 +251,14 @@ def _cache_keys_and_values(job, layer, number, phase):
 
 
 @njit
-def _attention(job, layer, number, phase, scratch):
-    """Phase 3: attention of each span of tokens, by head of keys and values and, if there are few
+def _attention(job, layer, ticket, phase, scratch):
+    """Phase 4: attention of each span of tokens, by head of keys and values and, if there are few
     of them, by range of keys."""
     n_heads, n_kv = load_int(job, N_HEADS), load_int(job, N_KV_HEADS)
     is_last = layer == load_int(job, N_LAYERS) - 1
     n_spans = load_int(job, N_LOGITS_SPANS if is_last else N_SPANS)
     n_parts = load_int(job, N_PARTS)
-    for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, number, n_spans * n_kv * n_parts):
+    for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, ticket, n_spans * n_kv * n_parts):
         part, head = chunk % n_parts, chunk // n_parts % n_kv
         span = load_int(job, SPANS_PTR) + chunk // (n_parts * n_kv) * SPAN_COLUMNS * 8
         token = load_int(span, FIRST_TOKEN)
@@ -298,7 +310,7 @@ def _attend_together(job, layer, token, kv_head, start, count, part, scratch):
     if not split:
         for m in range(count):
             i, head = _query(token, kv_head, group, start + m)
-            _merge(job, i * n_heads + head, rows + m * n_ranges * row_bytes)
+            _merge(job, i * n_heads + head, rows + m * n_ranges * row_bytes, results)
 
 
 @njit(inline="always")
@@ -320,46 +332,46 @@ def _partial_rows(job, head):
 
 
 @njit
-def _merge(job, head, rows):
-    """Write the attention of a token's head, and as an input of int8 products if it is one."""
-    step = load_int(job, HEAD_DIM_PADDED)
+def _merge(job, head, rows, scratch):
+    """Write the attention of a token's head as an input of the output projection."""
+    step, n_heads = load_int(job, HEAD_DIM_PADDED), load_int(job, N_HEADS)
     scale = bits_to_float(types.int32(load_int(job, SCALE_BITS)))
-    out = load_int(job, ATTENTION_PTR) + head * step * 4
+    inputs, dtype = load_int(job, ATTENTION_INPUTS_PTR), load_int(job, INPUT_DTYPE)
+    out = inputs + head * step * 4 if dtype == FLOAT32 else scratch
     merge(rows, load_int(job, N_RANGES), step, scale, out)
-    if load_int(job, WEIGHT_DTYPE) == INT8:
-        quantize(out, step, load_int(job, ATTENTION_INPUT_PTR) + head * _input_step(job, step))
+    if dtype != FLOAT32:
+        i, first = head // n_heads, head % n_heads * step
+        round_input(dtype, out, step, inputs, i, first, n_heads * step)
 
 
 @njit
-def _merge_ranges(job, layer, number, phase):
-    """Phase 4, if several threads attend to ranges of the same keys."""
+def _merge_ranges(job, layer, ticket, phase, scratch):
+    """Phase 5, if several threads attend to ranges of the same keys."""
     if load_int(job, N_PARTS) == 1:
         return
     n = _n_outputs(job, layer) * load_int(job, N_HEADS)
-    for head in claim_chunks(load_int(job, QUEUE_PTR), phase, number, n):
-        _merge(job, head, _partial_rows(job, head))
+    for head in claim_chunks(load_int(job, QUEUE_PTR), phase, ticket, n):
+        _merge(job, head, _partial_rows(job, head), scratch)
 
 
 @njit
-def _project_residual(job, layer, number, phase, x, n, matrix, residual, out, scratch):
-    """Phases 5 and 8: out = (matrix x + bias) * scale + residual. With post-norm the normalized
+def _project_residual(job, layer, ticket, phase, x, n, matrix, residual, out, scratch):
+    """Phases 6 and 10: out = (matrix x + bias) * scale + residual. With post-norm the normalized
     residual, computed in `scratch`, is added instead; address 0 is no residual."""
     n_tokens, ready = _n_outputs(job, layer), False
     width, step = load_int(job, D_MODEL), load_int(job, D_MODEL_PADDED)
     size = _rows_per_chunk(job, width)
     n_chunks = (width + size - 1) // size
     scale = bits_to_float(types.int32(load_int(job, RESIDUAL_SCALE_BITS)))
-    for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, number, n_chunks):
-        if load_int(job, NORM_PLACEMENT) == POST:
-            if not ready:
-                if matrix == OUT:
-                    _attention_input(job, layer, n_tokens, scratch)
-                else:
-                    _feed_forward_input(job, layer, n_tokens, scratch)
-            residual, ready = scratch, True
+    for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, ticket, n_chunks):
+        if load_int(job, NORM_PLACEMENT) == POST and not ready:
+            residual, ready = scratch + load_int(job, INPUTS_OFFSET), True
+            for i in range(n_tokens):
+                before = QKV if matrix == OUT else UP
+                _normalize(job, layer, before, i, residual + i * step * 4)
         a, b = chunk * size, min(width, (chunk + 1) * size)
-        w, bias = _weights(job, layer, matrix), _weights(job, layer, matrix + 1)
-        products(load_int(job, WEIGHT_DTYPE), w, a, b, n, x, n_tokens, out, step)
+        bias = _weights(job, layer, matrix + 1)
+        _multiply(job, layer, matrix, a, b, n, x, n_tokens, out, step, scratch)
         for i in range(n_tokens):
             target = out + i * step * 4
             other = residual + i * step * 4 if residual != 0 else 0
@@ -372,99 +384,111 @@ def _project_residual(job, layer, number, phase, x, n, matrix, residual, out, sc
 
 
 @njit
-def _add_normalized(job, layer, number, phase, name, scratch):
-    """Phases 6 and 9, if the outputs of sublayers are normalized: x += norm(y)."""
+def _add_normalized(job, layer, ticket, phase, name, scratch):
+    """Phases 7 and 11, if the outputs of sublayers are normalized: x += norm(y)."""
     n, step = load_int(job, D_MODEL), load_int(job, D_MODEL_PADDED)
     eps = bits_to_float(types.int32(load_int(job, EPS_BITS)))
-    for i in claim_chunks(load_int(job, QUEUE_PTR), phase, number, _n_outputs(job, layer)):
+    for i in claim_chunks(load_int(job, QUEUE_PTR), phase, ticket, _n_outputs(job, layer)):
         offset, weight = i * step * 4, _weights(job, layer, name)
         rms_norm(load_int(job, Y_PTR) + offset, weight, n, n, eps, scratch)
         add_row(load_int(job, X_PTR) + offset, scratch, 0, 0, n)
 
 
 @njit
-def _feed_forward(job, layer, number, phase, scratch, gate):
-    """Phase 7: the feed-forward's hidden vectors."""
+def _feed_forward(job, layer, ticket, phase, scratch):
+    """Phase 9: the feed-forward's hidden vectors, as inputs of the down projection."""
     n_tokens, n_rows = _n_outputs(job, layer), load_int(job, D_FF)
     size, step = _rows_per_chunk(job, n_rows), load_int(job, D_FF_PADDED)
     n_chunks = (n_rows + size - 1) // size
-    width, hidden = load_int(job, D_MODEL_PADDED), load_int(job, HIDDEN_PTR)
-    kind, dtype, ready = load_int(job, ACTIVATION), load_int(job, WEIGHT_DTYPE), False
-    inputs = scratch + load_int(job, INPUTS_OFFSET)
-    for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, number, n_chunks):
-        if not ready:
-            _feed_forward_input(job, layer, n_tokens, scratch)
-            inputs = _make_inputs(job, scratch, width, n_tokens, inputs)
-            ready = True
+    width, hidden, inputs = load_int(job, D_MODEL_PADDED), load_int(job, HIDDEN_INPUTS_PTR), 0
+    kind, dtype = load_int(job, ACTIVATION), load_int(job, INPUT_DTYPE)
+    up = scratch + load_int(job, HIDDEN_OFFSET)  # the chunk's rows of each token
+    gate = up + n_tokens * size * 4
+    for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, ticket, n_chunks):
+        if inputs == 0:
+            inputs = _own_inputs(job, layer, UP, n_tokens, scratch)
         a, b = chunk * size, min(n_rows, (chunk + 1) * size)
-        products(dtype, _weights(job, layer, UP), a, b, width, inputs, n_tokens, hidden, step)
+        out = up - a * 4
+        _multiply(job, layer, UP, a, b, width, inputs, n_tokens, out, size, scratch)
         if kind in (SWIGLU, GEGLU):
-            products(dtype, _weights(job, layer, GATE), a, b, width, inputs, n_tokens, gate, step)
+            out = gate - a * 4
+            _multiply(job, layer, GATE, a, b, width, inputs, n_tokens, out, size, scratch)
+        up_bias, gate_bias = _weights(job, layer, UP_BIAS), _weights(job, layer, GATE_BIAS)
+        for i in range(n_tokens if up_bias != 0 or gate_bias != 0 else 0):
+            add_row(up + (i * size - a) * 4, 0, up_bias, a, b)
+            add_row(gate + (i * size - a) * 4, 0, gate_bias, a, b)
+        activate(kind, up, gate, n_tokens * size)
         for i in range(n_tokens):
-            row = i * step * 4
-            add_row(hidden + row, 0, _weights(job, layer, UP_BIAS), a, b)
-            if kind in (SWIGLU, GEGLU):
-                add_row(gate + row, 0, _weights(job, layer, GATE_BIAS), a, b)
-            activate(kind, hidden + row + a * 4, gate + row + a * 4, b - a)
-            if dtype == INT8:
-                target = load_int(job, HIDDEN_INPUT_PTR) + i * _input_step(job, step)
-                quantize(hidden + row + a * 4, b - a, target + _input_step(job, a))
+            row = up + i * size * 4
+            if dtype == FLOAT32:
+                for r in range(b - a):
+                    store_float(hidden, i * step + a + r, load_float(row, r))
+                continue
+            for r in range(b - a, (b - a + GROUP - 1) // GROUP * GROUP):
+                store_float(row, r, 0)
+            round_input(dtype, row, b - a, hidden, i, a, step)
 
 
 @njit
-def _logits(job, number, phase, scratch):
+def _logits(job, ticket, phase, scratch):
     """The last phase: logits of the first tokens, which need them."""
     n_logits, n_rows = load_int(job, N_LOGITS), load_int(job, VOCAB_SIZE)
     last, step = load_int(job, N_LAYERS), load_int(job, D_MODEL_PADDED)
-    size = _rows_per_chunk(job, n_rows)
+    size, inputs = _rows_per_chunk(job, n_rows), 0
     n_chunks = (n_rows + size - 1) // size
     if n_logits == 0:
         return
-    ready, inputs = False, scratch + load_int(job, INPUTS_OFFSET)
-    for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, number, n_chunks):
-        if not ready:
-            _normalize(job, load_int(job, X_PTR), last, ATTENTION_NORM, n_logits, scratch)
-            inputs = _make_inputs(job, scratch, step, n_logits, inputs)
-            ready = True
+    for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, ticket, n_chunks):
+        if inputs == 0:
+            inputs = _own_inputs(job, last, QKV, n_logits, scratch)
         a, b = chunk * size, min(n_rows, (chunk + 1) * size)
-        w, logits = _weights(job, last, LM_HEAD), load_int(job, LOGITS_PTR)
         padded = (n_rows + PANEL - 1) // PANEL * PANEL
-        products(load_int(job, WEIGHT_DTYPE), w, a, b, step, inputs, n_logits, logits, padded)
+        logits = load_int(job, LOGITS_PTR)
+        _multiply(job, last, LM_HEAD, a, b, step, inputs, n_logits, logits, padded, scratch)
 
 
 @njit
-def forward(job, number, thread):
-    """Compute pass `number` as thread `thread`.
+def forward(job, ticket, thread):
+    """Compute the ticket's pass as thread `thread`.
 
     No pointer of the job is followed without a claim: once a later job is there, no claim succeeds.
     """
     if thread >= load_int(job, N_THREADS):
         return
     scratch = load_int(job, SCRATCH_PTR) + thread * load_int(job, SCRATCH_BYTES)
-    gate, scores = scratch + load_int(job, GATE_OFFSET), scratch + load_int(job, SCORES_OFFSET)
-    x, y = load_int(job, X_PTR), load_int(job, Y_PTR)
-    attended, hidden = load_int(job, ATTENTION_INPUT_PTR), load_int(job, HIDDEN_INPUT_PTR)
+    x, y, spare = load_int(job, X_PTR), load_int(job, Y_PTR), scratch + load_int(job, SPARE_OFFSET)
+    attended, hidden = load_int(job, ATTENTION_INPUTS_PTR), load_int(job, HIDDEN_INPUTS_PTR)
     n_attended = load_int(job, N_HEADS) * load_int(job, HEAD_DIM_PADDED)
-    n_hidden, last = load_int(job, D_FF_PADDED), load_int(job, N_LAYERS) * PHASES_PER_LAYER
-    _embed(job, number, last)
-    for layer in range(load_int(job, N_LAYERS)):
-        phase = layer * PHASES_PER_LAYER
-        _project_qkv(job, layer, number, phase, scratch)
-        _cache_keys_and_values(job, layer, number, phase + 1)
-        _attention(job, layer, number, phase + 2, scores)
-        _merge_ranges(job, layer, number, phase + 3)
-        outputs = _normalizes_outputs(job)
+    n_hidden, n_layers = load_int(job, D_FF_PADDED), load_int(job, N_LAYERS)
+    outputs, inputs = _normalizes_outputs(job), load_int(job, INPUT_DTYPE)
+    if inputs == BFLOAT16_TILES:
+        begin_bfloat16_tiles()
+    elif inputs == INT8_TILES:
+        begin_integer_tiles()
+    _embed(job, ticket, 0)
+    for layer in range(n_layers):
+        phase, n = FIRST_PHASES + layer * PHASES_PER_LAYER, _n_outputs(job, layer)
+        _share_inputs(job, layer, ticket, phase, QKV, load_int(job, N_TOKENS), scratch)
+        _project_qkv(job, layer, ticket, phase + 1, scratch)
+        _cache_keys_and_values(job, layer, ticket, phase + 2)
+        _attention(job, layer, ticket, phase + 3, spare)
+        _merge_ranges(job, layer, ticket, phase + 4, spare)
         before = 0 if outputs else x
         _project_residual(
-            job, layer, number, phase + 4, attended, n_attended, OUT, before, y, scratch
+            job, layer, ticket, phase + 5, attended, n_attended, OUT, before, y, scratch
         )
         if outputs:
-            _add_normalized(job, layer, number, phase + 5, ATTENTION_OUTPUT_NORM, scratch)
-        _feed_forward(job, layer, number, phase + 6, scratch, gate)
+            _add_normalized(job, layer, ticket, phase + 6, ATTENTION_OUTPUT_NORM, scratch)
+        _share_inputs(job, layer, ticket, phase + 7, UP, n, scratch)
+        _feed_forward(job, layer, ticket, phase + 8, scratch)
         before, after = (0, y) if outputs else (y, x)
         _project_residual(
-            job, layer, number, phase + 7, hidden, n_hidden, DOWN, before, after, scratch
+            job, layer, ticket, phase + 9, hidden, n_hidden, DOWN, before, after, scratch
         )
         if outputs:
-            _add_normalized(job, layer, number, phase + 8, FEED_FORWARD_OUTPUT_NORM, scratch)
-    _logits(job, number, last + 1, scratch)
+            _add_normalized(job, layer, ticket, phase + 10, FEED_FORWARD_OUTPUT_NORM, scratch)
+    phase = FIRST_PHASES + n_layers * PHASES_PER_LAYER
+    _share_inputs(job, n_layers, ticket, phase, QKV, load_int(job, N_LOGITS), scratch)
+    _logits(job, ticket, phase + 1, scratch)
+    if inputs in (BFLOAT16_TILES, INT8_TILES):
+        end_tiles()

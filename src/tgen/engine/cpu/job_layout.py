@@ -4,50 +4,59 @@ Plain integers, so that filling in a job needs no compiler. `_PTR` fields are ad
 lengths are rounded up to whole groups, other lengths count elements.
 """
 
-RUN, SERVE, SAMPLE, DESCRIBE = range(4)  # tasks of `entry.enter`
+RUN, SERVE, SAMPLE, DESCRIBE, HAS_AMX = range(5)  # tasks of `entry.enter`
 CACHE_LINE = 64  # bytes
 LANES = 16  # float32 numbers per SIMD vector
 PANEL = LANES  # rows of a matrix that are stored together
 QUERIES = 4  # that attend to the same keys and values together
 KEYS_PER_RANGE = 512  # attention to earlier tokens is computed by ranges of positions, then merged
 QUAD = 4  # int8 numbers that one instruction multiplies and adds
-GROUP = 32  # int8 numbers of a row that share a scale; every row is padded to whole groups
-GROUP_BYTES = PANEL * (GROUP + 2)  # of an int8 panel: the weights, then a float16 scale per row
-INPUT_BYTES = GROUP + 8  # of an input of int8 products: the numbers, a float32 scale, an offset
-FLOAT32, BFLOAT16, INT8, FLOAT16 = range(4)  # dtypes of weights; of the KV cache: float32, float16
+GROUP = 32  # integers of a row that share a scale; every row is padded to whole groups
+# Bytes of a group in a panel: integers, then a float16 scale per row, and a minimum for int4.
+INT8_GROUP_BYTES, INT4_GROUP_BYTES = PANEL * (GROUP + 2), PANEL * (GROUP // 2 + 4)
+# A group of an input of integer products has GROUP bytes, then these numbers at these bytes.
+SCALE, START, SUM = GROUP, GROUP + 4, GROUP + 8  # see `integer_dot.quantize_group`
+INPUT_BYTES = GROUP + 12
+FLOAT32, BFLOAT16, INT8, INT4, FLOAT16 = range(5)  # of weights; of the KV cache: float32, float16
+# Inputs of products are FLOAT32; BFLOAT16, rounded but stored as float32; INT8 for all integers; or
+# tiles for AMX: 16 inputs times GROUP numbers, for integers followed by the factors of each input.
+BFLOAT16_TILES, INT8_TILES = 5, 6
+TILE_ROWS, TILE_BYTES = 16, 16 * CACHE_LINE
+INT8_TILE_BYTES = TILE_ROWS * GROUP + 3 * CACHE_LINE
 SWIGLU, RELU, GELU_TANH, GELU, GEGLU = range(5)  # feed-forward activations
 PRE, POST, PARALLEL, OUTPUT, SANDWICH = range(5)  # placement of norms, see NormPlacement
 EACH_HEAD, OVER_HEADS = 1, 2  # norm of queries and keys; 0: none
 GLOBAL, LOCAL = 1, 2  # a layer's rope; 0: none
 
 QUEUE_WORDS = 16  # int64 words of the work queue per phase: two cache lines
-MAX_CHUNKS = (1 << 20) - 1  # per phase
-PHASES_PER_LAYER = 9
-OTHER_PHASES = 2  # the embedding and the logits
-TABLE_COLUMNS = 20  # int64 numbers per layer
+COUNT_BITS = 18  # of a count of chunks
+MAX_CHUNKS = (1 << COUNT_BITS) - 1  # per phase
+CHUNKS_PER_THREAD = 32  # of a matrix, at most
+FIRST_PHASES, PHASES_PER_LAYER, LAST_PHASES = 1, 11, 2  # the embedding; the logits
+TABLE_COLUMNS = 40  # int64 numbers per layer
 
 # The fields of a job, int64 each.
 (
     N_LAYERS, D_MODEL, D_MODEL_PADDED, N_HEADS, N_KV_HEADS, HEAD_DIM, HEAD_DIM_PADDED, D_FF,
-    D_FF_PADDED, VOCAB_SIZE, WEIGHT_DTYPE, LAYER_NORM, NORM_PLACEMENT, ACTIVATION, QK_NORM,
+    D_FF_PADDED, VOCAB_SIZE, INPUT_DTYPE, LAYER_NORM, NORM_PLACEMENT, ACTIVATION, QK_NORM,
     N_ROTATED, EPS_BITS, SCALE_BITS, RESIDUAL_SCALE_BITS, EMBEDDING_SCALE_BITS,
     LAYERS_PTR, COS_PTR, SIN_PTR, LOCAL_COS_PTR, LOCAL_SIN_PTR, X_PTR, Y_PTR, QKV_PTR,
-    ATTENTION_PTR, ATTENTION_INPUT_PTR, HIDDEN_PTR, HIDDEN_INPUT_PTR, LOGITS_PTR, KEYS_PTR,
+    INPUTS_PTR, ATTENTION_INPUTS_PTR, HIDDEN_INPUTS_PTR, LOGITS_PTR, KEYS_PTR,
     VALUES_PTR, CACHE_DTYPE, CAPACITY, N_SEQUENCES,
-    SCRATCH_PTR, SCRATCH_BYTES, INPUTS_OFFSET, GATE_OFFSET, SCORES_OFFSET, TOKENS_PTR, N_TOKENS,
+    SCRATCH_PTR, SCRATCH_BYTES, INPUTS_OFFSET, HIDDEN_OFFSET, SPARE_OFFSET, TOKENS_PTR, N_TOKENS,
     SPANS_PTR, N_SPANS, N_LOGITS, N_LOGITS_SPANS, PARTIALS_PTR, N_RANGES, N_PARTS,
     N_THREADS, QUEUE_PTR,
     JOB_SIZE,
-) = range(55)  # fmt: skip
+) = range(54)  # fmt: skip
 
-# The addresses of a layer's weights, 0 if absent, then its window (0: none) and its rope. The row
-# after the last layer has the final norm, the LM head, the embedding and the float32 vectors of
-# positions.
+# The addresses of a layer's weights, 0 if absent, its window (0: none), its rope, and in column
+# DTYPES + i the dtype of matrix i. The row after the last layer has the final norm, the LM head,
+# the embedding and the float32 vectors of positions.
 (
     ATTENTION_NORM, ATTENTION_NORM_BIAS, QKV, QKV_BIAS, Q_NORM, K_NORM, OUT, OUT_BIAS,
     FEED_FORWARD_NORM, FEED_FORWARD_NORM_BIAS, GATE, GATE_BIAS, UP, UP_BIAS, DOWN, DOWN_BIAS,
-    ATTENTION_OUTPUT_NORM, FEED_FORWARD_OUTPUT_NORM, WINDOW, ROPE,
-) = range(TABLE_COLUMNS)  # fmt: skip
+    ATTENTION_OUTPUT_NORM, FEED_FORWARD_OUTPUT_NORM, WINDOW, ROPE, DTYPES,
+) = range(21)  # fmt: skip
 LM_HEAD, EMBEDDING, POSITIONS = QKV, GATE, UP
 
 # Tokens that attend together: the first one, and how many; consecutive ones of a sequence.

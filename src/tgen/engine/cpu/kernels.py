@@ -11,40 +11,52 @@ import math
 import numpy as np
 from numba import njit
 
+from tgen.engine.cpu.amx import make_multiply, make_unpack, multiply_bfloat16
 from tgen.engine.cpu.attention_tiles import make_mix, make_scores, store_float16
-from tgen.engine.cpu.int8 import quantize_group
 from tgen.engine.cpu.intrinsics import load_float, load_int, store_float
 from tgen.engine.cpu.job_layout import (
     BFLOAT16,
+    BFLOAT16_TILES,
+    CACHE_LINE,
     FLOAT16,
     FLOAT32,
     GEGLU,
     GELU_TANH,
     GROUP,
-    GROUP_BYTES,
     INPUT_BYTES,
+    INT4,
+    INT4_GROUP_BYTES,
     INT8,
+    INT8_GROUP_BYTES,
+    INT8_TILE_BYTES,
+    INT8_TILES,
     LANES,
     PANEL,
     RELU,
+    SCALE,
+    START,
     SWIGLU,
+    TILE_BYTES,
+    TILE_ROWS,
 )
+from tgen.engine.cpu.product_inputs import pack_bfloat16, quantize_group, round_to_bfloat16
 from tgen.engine.cpu.tiles import make_read, make_tile, tile_shapes
 from tgen.engine.cpu.vector_math import exp, exp_scores, geglu, gelu_tanh, relu, sum_of, swiglu
 
-_GROUPS_PER_SUM = 8
 _F = np.float32
 _LOWEST = _F(-3e38)  # below all scores
+_FLOAT_PANEL, _BFLOAT16_PANEL = 4 * GROUP * PANEL, 2 * GROUP * PANEL  # bytes of a group
 
 
-def _make_products(dtype, panel_bytes, input_bytes):
-    """Products with weights of a dtype; the bytes are those of a panel and an input per group."""
+def _make_products(dtype, panel_bytes, input_bytes, groups_per_sum):
+    """Products with weights of a dtype; the bytes are those of a panel and an input per group.
+
+    A sum begins anew after some groups: one of float32 numbers would lose small ones.
+    """
     tile, shapes = make_tile(dtype), tile_shapes(dtype)
     most = max(n for n, _ in shapes)
     second = max((n for n, _ in shapes if n < most), default=1)
     single, several = (max(p for n, p in shapes if n == m) for m in (1, most))
-    # A sum begins anew after some columns, so that it does not lose small numbers.
-    block = _GROUPS_PER_SUM if dtype != INT8 else 1 << 40
 
     @njit
     def products_of_dtype(w, first, last, n, x, n_vectors, out, out_step):
@@ -63,7 +75,7 @@ def _make_products(dtype, panel_bytes, input_bytes):
                 while g < n_groups:
                     weights = w + panel * w_step + g * panel_bytes
                     vectors = x + i * x_step + g * input_bytes
-                    size = min(block, n_groups - g)
+                    size = min(groups_per_sum, n_groups - g)
                     tile(count, n_panels, weights, w_step, vectors, x_step, size, target, step, g)
                     g += size
                 i += count
@@ -72,9 +84,11 @@ def _make_products(dtype, panel_bytes, input_bytes):
     return products_of_dtype
 
 
-_products_float32 = _make_products(FLOAT32, 4 * GROUP * PANEL, 4 * GROUP)
-_products_bfloat16 = _make_products(BFLOAT16, 2 * GROUP * PANEL, 4 * GROUP)
-_products_int8 = _make_products(INT8, GROUP_BYTES, INPUT_BYTES)
+_ALL = 1 << 40
+_products_float32 = _make_products(FLOAT32, _FLOAT_PANEL, 4 * GROUP, 8)
+_products_bfloat16 = _make_products(BFLOAT16, _BFLOAT16_PANEL, 4 * GROUP, 1)
+_products_int8 = _make_products(INT8, INT8_GROUP_BYTES, INPUT_BYTES, _ALL)
+_products_int4 = _make_products(INT4, INT4_GROUP_BYTES, INPUT_BYTES, _ALL)
 
 
 @njit
@@ -82,15 +96,77 @@ def products(dtype, w, first, last, n, x, n_vectors, out, out_step):
     """out[i, r] = w[r] . x[i] for rows `first` to `last` of w and all vectors of x.
 
     `first` is a multiple of PANEL; so many rows are written that `last` is rounded up to one. Rows
-    and vectors have n numbers, a multiple of GROUP; `out_step` counts numbers. Int8 products take
-    vectors that `quantize` made.
+    and vectors have n numbers, a multiple of GROUP; `out_step` counts numbers. Unless the dtype is
+    float32, the vectors were made by `round_input`.
     """
     if dtype == FLOAT32:
         _products_float32(w, first, last, n, x, n_vectors, out, out_step)
     elif dtype == BFLOAT16:
         _products_bfloat16(w, first, last, n, x, n_vectors, out, out_step)
-    else:
+    elif dtype == INT8:
         _products_int8(w, first, last, n, x, n_vectors, out, out_step)
+    else:
+        _products_int4(w, first, last, n, x, n_vectors, out, out_step)
+
+
+@njit
+def _products_of_bfloat16_tiles(w, first, last, n, x, n_vectors, out, out_step, scratch):
+    step, w_step = out_step * 4, n // GROUP * TILE_BYTES
+    panel, end = first // PANEL, (last + PANEL - 1) // PANEL
+    while panel < end:
+        n_panels = min(2, end - panel)
+        for i in range(0, n_vectors, 2 * TILE_ROWS):
+            count = min(2 * TILE_ROWS, n_vectors - i)
+            n_blocks = (count + TILE_ROWS - 1) // TILE_ROWS
+            is_whole = count == n_blocks * TILE_ROWS
+            target = out + i * step + panel * PANEL * 4
+            place, row = (target, step) if is_whole else (scratch, 2 * CACHE_LINE)
+            tiles = x + i * n * 2
+            multiply_bfloat16(
+                n_blocks, n_panels, w + panel * w_step, w_step, tiles, n // GROUP, place, row
+            )
+            for m in range(0 if is_whole else count):
+                for r in range(n_panels * PANEL):
+                    store_float(target + m * step, r, load_float(scratch + m * row, r))
+        panel += n_panels
+
+
+def _make_products_of_tiles(dtype, group_bytes):
+    unpack, multiply = make_unpack(dtype), make_multiply(dtype)
+
+    @njit
+    def products_of_tiles(w, first, last, n, x, n_vectors, out, out_step, scratch):
+        step, n_groups = out_step * 4, n // GROUP
+        partial, unpacked = scratch + 2 * TILE_BYTES, scratch + 3 * TILE_BYTES
+        for panel in range(first // PANEL, (last + PANEL - 1) // PANEL):
+            weights = w + panel * n_groups * group_bytes
+            unpack(weights, n_groups, unpacked)
+            for i in range(0, n_vectors, TILE_ROWS):
+                count = min(TILE_ROWS, n_vectors - i)
+                target = out + i * step + panel * PANEL * 4
+                place, row = (target, step) if count == TILE_ROWS else (partial, CACHE_LINE)
+                tiles = x + i // TILE_ROWS * n_groups * INT8_TILE_BYTES
+                multiply(weights, unpacked, tiles, n_groups, place, row, scratch)
+                for m in range(0 if count == TILE_ROWS else count):
+                    for r in range(PANEL):
+                        store_float(target + m * step, r, load_float(partial + m * row, r))
+
+    return products_of_tiles
+
+
+_products_of_int8_tiles = _make_products_of_tiles(INT8, INT8_GROUP_BYTES)
+_products_of_int4_tiles = _make_products_of_tiles(INT4, INT4_GROUP_BYTES)
+
+
+@njit
+def products_of_tiles(dtype, w, first, last, n, x, n_vectors, out, out_step, scratch):
+    """`products` of inputs that are tiles; `scratch` has room for 4 tiles and PANEL * n bytes."""
+    if dtype == BFLOAT16:
+        _products_of_bfloat16_tiles(w, first, last, n, x, n_vectors, out, out_step, scratch)
+    elif dtype == INT8:
+        _products_of_int8_tiles(w, first, last, n, x, n_vectors, out, out_step, scratch)
+    else:
+        _products_of_int4_tiles(w, first, last, n, x, n_vectors, out, out_step, scratch)
 
 
 _read_float32, _read_bfloat16, _read_int8 = (make_read(d) for d in (FLOAT32, BFLOAT16, INT8))
@@ -99,23 +175,44 @@ _read_float32, _read_bfloat16, _read_int8 = (make_read(d) for d in (FLOAT32, BFL
 @njit
 def embed(dtype, w, row, n, n_padded, out):
     """out = the first n numbers of row `row` of w, whose rows have `n_padded` numbers."""
-    panel, r = row // PANEL, row % PANEL
+    panel, r = row // PANEL * (n_padded // GROUP), row % PANEL
     if dtype == FLOAT32:
         for j in range(n):
-            store_float(out, j, _read_float32(w + panel * n_padded * 4 * PANEL, j, r))
+            store_float(out, j, _read_float32(w + panel * _FLOAT_PANEL, j, r))
     elif dtype == BFLOAT16:
         for j in range(n):
-            store_float(out, j, _read_bfloat16(w + panel * n_padded * 2 * PANEL, j, r))
+            store_float(out, j, _read_bfloat16(w + panel * _BFLOAT16_PANEL, j, r))
     else:
         for j in range(n):
-            store_float(out, j, _read_int8(w + panel * n_padded // GROUP * GROUP_BYTES, j, r))
+            store_float(out, j, _read_int8(w + panel * INT8_GROUP_BYTES, j, r))
 
 
 @njit
-def quantize(x, n, out):
-    """Write a vector of n float32 numbers as an input of int8 products."""
-    for g in range((n + GROUP - 1) // GROUP):
-        quantize_group(x + g * GROUP * 4, out + g * INPUT_BYTES)
+def round_input(dtype, x, n, out, i, first, width):
+    """Write n numbers, rounded up to whole groups, as those of input i from number `first` on.
+
+    Inputs have `width` numbers; for their dtypes see `job_layout`.
+    """
+    group, groups, n_groups = first // GROUP, (n + GROUP - 1) // GROUP, width // GROUP
+    if dtype == BFLOAT16:
+        place = out + (i * width + first) * 4
+        for j in range(0, groups * GROUP, LANES):
+            round_to_bfloat16(x + j * 4, place + j * 4)
+    elif dtype == BFLOAT16_TILES:
+        tiles = out + (i // TILE_ROWS * n_groups + group) * TILE_BYTES
+        place = tiles + i % TILE_ROWS * CACHE_LINE
+        for g in range(groups):
+            pack_bfloat16(x + g * GROUP * 4, place + g * TILE_BYTES)
+    elif dtype == INT8_TILES:
+        tiles = out + (i // TILE_ROWS * n_groups + group) * INT8_TILE_BYTES
+        for g in range(groups):
+            place = tiles + g * INT8_TILE_BYTES
+            numbers, factors = place + i % TILE_ROWS * GROUP, place + TILE_ROWS * GROUP
+            quantize_group(x + g * GROUP * 4, numbers, factors + i % TILE_ROWS * 4, CACHE_LINE)
+    else:
+        for g in range(groups):
+            place = out + (i * n_groups + group + g) * INPUT_BYTES
+            quantize_group(x + g * GROUP * 4, place, place + SCALE, START - SCALE)
 
 
 @njit

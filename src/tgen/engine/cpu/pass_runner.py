@@ -10,15 +10,29 @@ from tgen.config import ModelConfig, StoredAs
 from tgen.engine.base import Logits
 from tgen.engine.cpu import job_layout
 from tgen.engine.cpu.aligned import aligned
-from tgen.engine.cpu.job_layout import GROUP, INPUT_BYTES, KEYS_PER_RANGE, LANES, PANEL, QUERIES
+from tgen.engine.cpu.amx_permission import may_use_amx
+from tgen.engine.cpu.job_layout import (
+    CHUNKS_PER_THREAD,
+    KEYS_PER_RANGE,
+    LANES,
+    PANEL,
+    QUERIES,
+    TILE_BYTES,
+)
 from tgen.engine.cpu.kv_cache import BlockedKVCache
 from tgen.engine.cpu.thread_pool import MAX_LAYERS, thread_pool
 from tgen.engine.cpu.weights import PackedWeights, padded_length
 from tgen.errors import ModelError
 from tgen.model.rope import rotary_tables, sinusoid
 
-MAX_TOKENS = 264  # per pass, which reads all weights from RAM once
+MAX_TOKENS = 288  # per pass, which reads all weights from RAM once; a multiple of tiles' 12 and 16
 MAX_HEADS = job_layout.MAX_CHUNKS // MAX_TOKENS  # merging attention has a chunk per token and head
+# A pass with fewer tokens is faster without AMX, which does not multiply float32.
+_MIN_TILE_TOKENS = {
+    job_layout.FLOAT32: MAX_TOKENS + 1,
+    job_layout.BFLOAT16: 4,
+    job_layout.INT8: 24,
+}
 _CHUNKS_PER_THREAD = 8  # of attention; with fewer, threads share the keys of a head
 _MAX_PARTIALS = 1 << 24  # numbers of attention that is not merged yet
 
@@ -67,6 +81,7 @@ class PassRunner:
         logits = np.empty((n_logits, -(-self.config.vocab_size // PANEL) * PANEL), np.float32)
         fields = {job_layout.N_TOKENS: n, job_layout.N_LOGITS: n_logits}
         fields[job_layout.LOGITS_PTR] = logits.ctypes.data
+        fields[job_layout.INPUT_DTYPE] = self._input_dtype(n)
         with self._lock:
             self._reserve_positions(cache.capacity)
             self._tokens[:n] = rows
@@ -78,6 +93,13 @@ class PassRunner:
             self._set_fields(cache.job_fields() | fields)
             thread_pool().run(self._job, self.config.n_layers, self._n_threads)
         return logits[:, : self.config.vocab_size]
+
+    def _input_dtype(self, n_tokens: int) -> int:
+        dtype = self._weights.input_dtype
+        if n_tokens < _MIN_TILE_TOKENS[dtype] or not may_use_amx():
+            return dtype
+        is_int8 = dtype == job_layout.INT8
+        return job_layout.INT8_TILES if is_int8 else job_layout.BFLOAT16_TILES
 
     def _set_fields(self, fields: dict[int, int]) -> None:
         for name, value in fields.items():
@@ -109,7 +131,9 @@ class PassRunner:
         config = self.config
         row, n_ranges = padded_length(config.head_dim) + LANES, -(-n // KEYS_PER_RANGE)
         n_scores = QUERIES * (8 + row * (1 + n_ranges) + KEYS_PER_RANGE)  # see `_attend_together`
-        scratch = padded_length(self._inputs_and_gate() + n_scores)
+        widest = max(buffer.shape[-1] for buffer in self._buffers.values())
+        n_tiles = TILE_BYTES + widest * PANEL // 4  # see `products_of_tiles`
+        scratch = padded_length(self._before_spare() + max(n_scores, n_tiles))
         scratch += 1024  # a page apart, so that threads do not share cache lines
         new = {job_layout.SCRATCH_PTR: aligned((self._n_threads, scratch))}
         if config.position == "rotary":
@@ -132,35 +156,27 @@ class PassRunner:
             job_layout.X_PTR: width,
             job_layout.Y_PTR: width,
             job_layout.QKV_PTR: (config.n_heads + 2 * config.n_kv_heads) * head,
-            job_layout.ATTENTION_PTR: config.n_heads * head,
-            job_layout.HIDDEN_PTR: hidden,
+            job_layout.INPUTS_PTR: width,
+            job_layout.ATTENTION_INPUTS_PTR: config.n_heads * head,
+            job_layout.HIDDEN_INPUTS_PTR: hidden,
         }
-        for name, size in sizes.items():
+        for name, size in sizes.items():  # rounded inputs take less than float32
             self._buffers[name] = aligned((MAX_TOKENS, size))
-        if self._weights.dtype == job_layout.INT8:
-            inputs = {
-                job_layout.ATTENTION_INPUT_PTR: config.n_heads * head,
-                job_layout.HIDDEN_INPUT_PTR: hidden,
-            }
-            for name, size in inputs.items():
-                shape = (MAX_TOKENS, size // GROUP * INPUT_BYTES)
-                self._buffers[name] = aligned(shape, np.uint8)
-        else:
-            self._buffers[job_layout.ATTENTION_INPUT_PTR] = self._buffers[job_layout.ATTENTION_PTR]
-            self._buffers[job_layout.HIDDEN_INPUT_PTR] = self._buffers[job_layout.HIDDEN_PTR]
         self._set_fields({name: buffer.ctypes.data for name, buffer in self._buffers.items()})
-        self._set_fields(
-            {
-                job_layout.INPUTS_OFFSET: 4 * MAX_TOKENS * width,
-                job_layout.GATE_OFFSET: 8 * MAX_TOKENS * width,
-                job_layout.SCORES_OFFSET: 4 * self._inputs_and_gate(),
-            }
-        )
+        offsets = {
+            job_layout.INPUTS_OFFSET: width,
+            job_layout.HIDDEN_OFFSET: (1 + MAX_TOKENS) * width,
+            job_layout.SPARE_OFFSET: self._before_spare(),
+        }
+        self._set_fields({name: 4 * numbers for name, numbers in offsets.items()})
 
-    def _inputs_and_gate(self) -> int:
-        """Numbers of a thread's scratch memory before its attention scores."""
-        width, hidden = padded_length(self.config.d_model), padded_length(self.config.d_ff)
-        return MAX_TOKENS * (2 * width + hidden)
+    def _before_spare(self) -> int:
+        """Numbers of a thread's scratch memory before what attention uses: one vector, the inputs
+        of products, and a chunk of the hidden vectors with their gates."""
+        width = padded_length(self.config.d_model)
+        n_chunks = CHUNKS_PER_THREAD * self._n_threads
+        chunk = padded_length(-(-self.config.d_ff // n_chunks))
+        return width + MAX_TOKENS * (width + 2 * chunk)
 
 
 def _find_spans(rows: Sequence[tuple[int, ...]]) -> list[tuple[int, int]]:

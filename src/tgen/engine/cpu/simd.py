@@ -40,9 +40,9 @@ def loop(
     new_sums: list[ir.Value] = []
     yield j, sums, new_sums
     next_j = b.add(j, integer(step))
-    j.add_incoming(next_j, body)
+    j.add_incoming(next_j, b.block)
     for phi, value in zip(sums, new_sums, strict=True):
-        phi.add_incoming(value, body)
+        phi.add_incoming(value, b.block)
     b.cbranch(b.icmp_signed("<", next_j, n), body, after)
     b.position_at_end(after)
 
@@ -50,6 +50,11 @@ def loop(
 def integer(value: int) -> ir.Constant:
     """An int64 constant."""
     return ir.Constant(i64, value)
+
+
+def integers(value: int) -> ir.Constant:
+    """A vector of one int32 constant."""
+    return ir.Constant(INTEGERS, [value] * LANES)
 
 
 def offset(b: ir.IRBuilder, address: ir.Value, step: ir.Value, times: int) -> ir.Value:
@@ -74,8 +79,8 @@ def load_float16(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
     if target.has_float16():
         return b.fpext(load(b, address, ir.VectorType(ir.HalfType(), LANES)), VECTOR)
     bits = b.zext(load(b, address, ir.VectorType(I16, LANES)), INTEGERS)
-    sign = b.shl(b.and_(bits, _integers(0x8000)), _integers(16))
-    rest = b.bitcast(b.shl(b.and_(bits, _integers(0x7FFF)), _integers(13)), VECTOR)
+    sign = b.shl(b.and_(bits, integers(0x8000)), integers(16))
+    rest = b.bitcast(b.shl(b.and_(bits, integers(0x7FFF)), integers(13)), VECTOR)
     magnitude = b.fmul(rest, ir.Constant(VECTOR, [2.0**112] * LANES))  # the exponents' difference
     return b.bitcast(b.or_(b.bitcast(magnitude, INTEGERS), sign), VECTOR)
 
@@ -86,18 +91,14 @@ def to_float16(b: ir.IRBuilder, vector: ir.Value) -> ir.Value:
     Integers only: without an instruction for it, LLVM would call a function.
     """
     bits = b.bitcast(vector, INTEGERS)
-    sign = b.lshr(b.and_(bits, _integers(0x80000000)), _integers(16))
-    magnitude = b.bitcast(b.and_(bits, _integers(0x7FFFFFFF)), VECTOR)
+    sign = b.lshr(b.and_(bits, integers(0x80000000)), integers(16))
+    magnitude = b.bitcast(b.and_(bits, integers(0x7FFFFFFF)), VECTOR)
     most = ir.Constant(VECTOR, [65504.0] * LANES)
     limited = b.select(b.fcmp_ordered(">", magnitude, most), most, magnitude)  # NaN stays
     small = b.bitcast(b.fmul(limited, ir.Constant(VECTOR, [2.0**-112] * LANES)), INTEGERS)
-    odd = b.and_(b.lshr(small, _integers(13)), _integers(1))
-    rounded = b.lshr(b.add(b.add(small, _integers(0xFFF)), odd), _integers(13))
+    odd = b.and_(b.lshr(small, integers(13)), integers(1))
+    rounded = b.lshr(b.add(b.add(small, integers(0xFFF)), odd), integers(13))
     return b.trunc(b.or_(rounded, sign), ir.VectorType(I16, LANES))
-
-
-def _integers(value: int) -> ir.Constant:
-    return ir.Constant(INTEGERS, [value] * LANES)
 
 
 def store(b: ir.IRBuilder, value: ir.Value, address: ir.Value, *, align: int = 4) -> None:

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgen.engine.cpu.job_layout import (
+    FIRST_PHASES,
     JOB_SIZE,
-    OTHER_PHASES,
+    LAST_PHASES,
     PHASES_PER_LAYER,
     QUEUE_PTR,
     QUEUE_WORDS,
@@ -22,7 +23,9 @@ from tgen.engine.cpu.kernel_cache import load_kernels
 
 MAX_LAYERS = 1000
 
-_MAX_PHASES = MAX_LAYERS * PHASES_PER_LAYER + OTHER_PHASES
+
+def _count_phases(n_layers: int) -> int:
+    return FIRST_PHASES + n_layers * PHASES_PER_LAYER + LAST_PHASES
 
 
 class ThreadPool:
@@ -31,7 +34,7 @@ class ThreadPool:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._job = np.zeros(JOB_SIZE, np.int64)
-        self._memory = np.zeros((_MAX_PHASES + 1) * QUEUE_WORDS + 8, np.int64)
+        self._memory = np.zeros((_count_phases(MAX_LAYERS) + 1) * QUEUE_WORDS + 8, np.int64)
         aligned = -(-self._memory.ctypes.data // 64) * 64  # to a cache line
         self._newest, self._queue = aligned, aligned + 8 * QUEUE_WORDS
         self._n_phases = 0  # of the deepest model so far: a late helper may be in any phase
@@ -45,7 +48,7 @@ class ThreadPool:
             enter = load_kernels()  # before helpers start, which would load them at the same time
             while len(self._wake) < n_threads - 1 and self._start_helper():
                 pass
-            self._n_phases = max(self._n_phases, n_layers * PHASES_PER_LAYER + OTHER_PHASES)
+            self._n_phases = max(self._n_phases, _count_phases(n_layers))
             self._n_passes += 1
             for i in range(min(n_threads - 1, len(self._wake))):
                 if self._asleep[i]:

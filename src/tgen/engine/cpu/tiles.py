@@ -1,5 +1,6 @@
 """Tiles of matrix products: some panels of weights times some vectors, summed in registers."""
 
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -7,19 +8,23 @@ from llvmlite import ir
 from numba import types
 
 from tgen.engine.cpu import target
-from tgen.engine.cpu.int8 import choose_dot
+from tgen.engine.cpu.integer_dot import choose_dot
 from tgen.engine.cpu.intrinsics import address, f32, i32, primitive
 from tgen.engine.cpu.job_layout import (
     BFLOAT16,
     CACHE_LINE,
     FLOAT32,
     GROUP,
-    GROUP_BYTES,
     INPUT_BYTES,
+    INT4,
+    INT4_GROUP_BYTES,
     INT8,
-    LANES,
+    INT8_GROUP_BYTES,
     PANEL,
     QUAD,
+    SCALE,
+    START,
+    SUM,
 )
 from tgen.engine.cpu.simd import (
     I8,
@@ -30,6 +35,7 @@ from tgen.engine.cpu.simd import (
     element,
     fma,
     integer,
+    integers,
     load,
     load_float16,
     loop,
@@ -38,20 +44,19 @@ from tgen.engine.cpu.simd import (
     store,
 )
 
+GROUP_BYTES = {INT8: INT8_GROUP_BYTES, INT4: INT4_GROUP_BYTES}
 _PREFETCH_BYTES = 2048  # from the weights in use to those that are fetched meanwhile
 _MAX_PANELS = 4
-_MAX_VECTORS = {FLOAT32: 12, BFLOAT16: 12, INT8: 8}
+_MAX_VECTORS = {FLOAT32: 12, BFLOAT16: 12, INT8: 8, INT4: 8}
+# Registers of a result, and of a panel's weights while they are multiplied.
+_REGISTERS = {FLOAT32: (1, 1), BFLOAT16: (2, 2), INT8: (2, 3), INT4: (2, 3)}
 
 
 def tile_shapes(dtype: int) -> list[tuple[int, int]]:
     """Return the sizes of tiles, (vectors, panels): as many vectors as the registers have room for,
-    and fewer for the rest.
-
-    Each result needs a register, the weights of each panel one, and an input one. With int8, a
-    result is two sums, and weights take three registers while they are multiplied.
-    """
+    and fewer for the rest; an input takes a register, too."""
     n_registers, per_panel = target.vector_registers()
-    per_result, per_weight = (2, 3) if dtype == INT8 else (1, 1)
+    per_result, per_weight = _REGISTERS[dtype]
 
     def room(n_vectors: int) -> int:
         spare = n_registers - per_result
@@ -69,7 +74,7 @@ def make_tile(dtype: int) -> Any:
 
     The steps are bytes from one panel, vector or row of `out` to the next; n counts groups.
     """
-    emit = _emit_int8_tile if dtype == INT8 else _emit_float_tile
+    emit = EMIT[dtype]
 
     @primitive(types.void(*[address] * 10))
     def tile(b, n_vectors, n_panels, w, w_step, x, x_step, n, out, out_step, add):
@@ -81,7 +86,7 @@ def make_tile(dtype: int) -> Any:
             b.position_at_end(case)
             panels = [offset(b, w, w_step, i) for i in range(p)]
             vectors = [offset(b, x, x_step, i) for i in range(m)]
-            results = iter(emit(b, dtype, panels, vectors, n))
+            results = iter(emit(b, panels, vectors, n))
             adds = b.icmp_signed("!=", add, integer(0))
             for i, k in product(range(m), range(p)):
                 place = b.add(offset(b, out, out_step, i), integer(4 * PANEL * k))
@@ -94,14 +99,17 @@ def make_tile(dtype: int) -> Any:
 
 
 def make_read(dtype: int) -> Any:
-    """read(panel, column, row): one weight of a panel as float32."""
+    """read(panel, column, row): one weight of a panel as float32; not for int4."""
 
     @primitive(types.float32(address, types.int64, types.int64))
     def read(b, panel, column, row):
-        if dtype != INT8:
-            weights = _load_column(b, panel, column, 4 if dtype == FLOAT32 else 2)
-            return b.extract_element(weights, row)
-        group = element(b, panel, b.sdiv(column, integer(GROUP)), GROUP_BYTES)
+        if dtype == FLOAT32:
+            return load(b, element(b, element(b, panel, column, 4 * PANEL), row, 4), f32)
+        if dtype == BFLOAT16:
+            pair = element(b, element(b, panel, b.sdiv(column, integer(2)), 4 * PANEL), row, 4)
+            bits = load(b, element(b, pair, b.srem(column, integer(2)), 2), I16)
+            return b.bitcast(b.shl(b.zext(bits, i32), ir.Constant(i32, 16)), f32)
+        group = element(b, panel, b.sdiv(column, integer(GROUP)), INT8_GROUP_BYTES)
         column = b.srem(column, integer(GROUP))
         quad = element(b, group, b.sdiv(column, integer(QUAD)), QUAD * PANEL)
         place = b.add(element(b, quad, row, QUAD), b.srem(column, integer(QUAD)))
@@ -112,18 +120,16 @@ def make_read(dtype: int) -> Any:
     return read
 
 
-def _emit_float_tile(b, dtype, panels, vectors, n):
+def _emit_float32(b, panels, vectors, n):
     """Return the results by vector and panel: each sums over the columns, one after the other."""
-    size = 4 if dtype == FLOAT32 else 2
     step = 4 if len(vectors) == 1 else 1
     columns = b.mul(n, integer(GROUP))
     with loop(b, columns, len(panels) * len(vectors), step=step) as (j, sums, new_sums):
         new_sums += sums
         for column in range(step):
             i = b.add(j, integer(column)) if column else j
-            weights = [_load_column(b, panel, i, size) for panel in panels]
-            if len(vectors) > 1:
-                _prefetch_columns(b, panels, i, size * PANEL)
+            places = _prefetched(b, panels, i, 4 * PANEL, len(vectors))
+            weights = [load(b, place, VECTOR) for place in places]
             for m, vector in enumerate(vectors):
                 number = broadcast(b, load(b, element(b, vector, i, 4), f32))
                 for p, weight in enumerate(weights):
@@ -132,46 +138,94 @@ def _emit_float_tile(b, dtype, panels, vectors, n):
     return new_sums
 
 
-def _prefetch_columns(b, panels, i, size):
-    """Prefetch weights that tiles of several vectors, which are slower than RAM, use a little
-    later."""
-    for panel in panels:
-        prefetch(b, b.add(element(b, panel, i, size), integer(_PREFETCH_BYTES)))
+def _emit_bfloat16(b, panels, vectors, n):
+    """Return the results by vector and panel: each is the sum over the even columns plus the sum
+    over the odd ones, as AMX adds them."""
+    pairs, n_results = b.mul(n, integer(GROUP // 2)), len(panels) * len(vectors)
+    with loop(b, pairs, 2 * n_results, step=1) as (j, sums, new_sums):
+        new_sums += sums
+        places = _prefetched(b, panels, j, 4 * PANEL, len(vectors))
+        columns = [load(b, place, INTEGERS) for place in places]
+        # A bfloat16 is the upper half of a float32.
+        even = [b.bitcast(b.shl(one, integers(16)), VECTOR) for one in columns]
+        odd = [b.bitcast(b.and_(one, integers(-1 << 16)), VECTOR) for one in columns]
+        for m, vector in enumerate(vectors):
+            pair = element(b, vector, j, 8)
+            for half, weights in enumerate((even, odd)):
+                number = broadcast(b, load(b, b.add(pair, integer(4 * half)), f32))
+                for p, weight in enumerate(weights):
+                    k = half * n_results + m * len(panels) + p
+                    new_sums[k] = fma(b, weight, number, new_sums[k])
+    halves = zip(new_sums[:n_results], new_sums[n_results:], strict=True)
+    return [b.fadd(even, odd) for even, odd in halves]
 
 
-def _load_column(b, panel, i, size):
-    """One column of a panel as float32. A bfloat16 is the upper half of a float32."""
-    place = element(b, panel, i, size * PANEL)
-    if size == 4:
-        return load(b, place, VECTOR)
-    upper = b.zext(load(b, place, ir.VectorType(I16, LANES)), INTEGERS)
-    return b.bitcast(b.shl(upper, ir.Constant(INTEGERS, [16] * LANES)), VECTOR)
+def _prefetched(b, panels, i, size, n_vectors):
+    """The addresses of line i of each panel. Weights that follow are prefetched in tiles of several
+    vectors, which are slower than RAM."""
+    places = [element(b, panel, i, size) for panel in panels]
+    for place in places if n_vectors > 1 else []:
+        prefetch(b, b.add(place, integer(_PREFETCH_BYTES)))
+    return places
 
 
-def _emit_int8_tile(b, _, panels, vectors, n):
-    """Return the results by vector and panel: exact sums of each group, times its two scales."""
-    dot = choose_dot()
+def _emit_integers(b, panels, vectors, n, *, dtype):
+    """Return the results by vector and panel: exact sums of each group, times its two scales; for
+    int4, plus the minimum times the sum of the inputs."""
+    dot, n_bytes = choose_dot(dtype), GROUP_BYTES[dtype]
     with loop(b, n, len(panels) * len(vectors), step=1) as (g, sums, new_sums):
-        groups = [element(b, panel, g, GROUP_BYTES) for panel in panels]
+        groups = [element(b, panel, g, n_bytes) for panel in panels]
         for group in groups if target.vector_registers()[1] == 1 else []:  # else sums are spilled
-            for line in range(0, GROUP_BYTES, CACHE_LINE):
+            for line in range(0, n_bytes, CACHE_LINE):
                 prefetch(b, b.add(group, integer(_PREFETCH_BYTES + line)))
         inputs = [element(b, vector, g, INPUT_BYTES) for vector in vectors]
-        starts = [load(b, b.add(x, integer(GROUP + 4)), i32) for x in inputs]
-        totals = [broadcast(b, start) for start in starts for _ in groups]
-        for quad in range(GROUP // QUAD):
-            place = integer(quad * QUAD * PANEL)
-            weights = [load(b, b.add(group, place), INTEGERS) for group in groups]
+        starts = [_load_input(b, x, START, i32) if dtype == INT8 else integers(0) for x in inputs]
+        totals = [start for start in starts for _ in groups]
+        for quad, weights in load_quads(b, groups, dtype):
             for m, x in enumerate(inputs):
-                numbers = broadcast(b, load(b, b.add(x, integer(quad * QUAD)), i32))
+                numbers = _load_input(b, x, QUAD * quad, i32)
                 for p, weight in enumerate(weights):
                     k = m * len(groups) + p
                     totals[k] = dot(b, totals[k], weight, numbers)
-        scales = [load_float16(b, b.add(group, integer(GROUP * PANEL))) for group in groups]
+        after = integer(GROUP * PANEL if dtype == INT8 else GROUP * PANEL // 2)
+        factors = [b.add(group, after) for group in groups]
+        scales = [load_float16(b, factor) for factor in factors]
         for m, x in enumerate(inputs):
-            scale = broadcast(b, load(b, b.add(x, integer(GROUP)), f32))
+            scale = _load_input(b, x, SCALE, f32)
             for p in range(len(groups)):
                 k = m * len(groups) + p
                 total = b.sitofp(totals[k], VECTOR)
                 new_sums.append(fma(b, total, b.fmul(scales[p], scale), sums[k]))
+        if dtype == INT4:
+            minima = [load_float16(b, b.add(factor, integer(2 * PANEL))) for factor in factors]
+            for m, x in enumerate(inputs):
+                total = _load_input(b, x, SUM, f32)
+                for p, minimum in enumerate(minima):
+                    k = m * len(groups) + p
+                    new_sums[k] = fma(b, minimum, total, new_sums[k])
     return new_sums
+
+
+def _load_input(b, x, at, kind):
+    """A number of the group of an input, in all lanes."""
+    return broadcast(b, load(b, b.add(x, integer(at)), kind))
+
+
+def load_quads(b, groups, dtype):
+    """Yield the number of each four columns of a group, and their weights in each panel."""
+    for line in range(GROUP // QUAD // (2 if dtype == INT4 else 1)):
+        weights = [load(b, b.add(group, integer(CACHE_LINE * line)), INTEGERS) for group in groups]
+        if dtype == INT8:
+            yield line, weights
+            continue
+        for half in range(2):
+            shifted = [b.lshr(weight, integers(4 * half)) for weight in weights]
+            yield 2 * line + half, [b.and_(one, integers(0x0F0F0F0F)) for one in shifted]
+
+
+EMIT: dict[int, Any] = {
+    FLOAT32: _emit_float32,
+    BFLOAT16: _emit_bfloat16,
+    INT8: partial(_emit_integers, dtype=INT8),
+    INT4: partial(_emit_integers, dtype=INT4),
+}

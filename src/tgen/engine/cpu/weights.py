@@ -9,18 +9,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tgen.checkpoint.dtypes import Array, to_bfloat16, to_float32
-from tgen.config import ModelConfig, StoredAs
+from tgen.checkpoint.dtypes import Array, to_float32
+from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix
+from tgen.config import STORED_BYTES, ModelConfig, StoredAs, output_dtype
 from tgen.engine.cpu import job_layout
 from tgen.engine.cpu.aligned import aligned
-from tgen.engine.cpu.job_layout import GROUP, GROUP_BYTES, PANEL
+from tgen.engine.cpu.job_layout import BFLOAT16, FLOAT32, GROUP, INT4, INT8, PANEL
+from tgen.engine.cpu.panels import int4_panels, to_panels
 from tgen.model.ram import check_ram
 
 _ROWS_AT_ONCE = 4096  # matrix rows converted together: whole panels
-_DTYPES = {"float32": job_layout.FLOAT32, "bfloat16": job_layout.BFLOAT16, "int8": job_layout.INT8}
-_BYTES = {"float32": 4, "bfloat16": 2, "int8": GROUP_BYTES / GROUP / PANEL}  # per weight
+_DTYPES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "int8": INT8, "int4": INT4}
 _ACTIVATIONS = {
     "swiglu": job_layout.SWIGLU,
     "relu": job_layout.RELU,
@@ -73,23 +73,24 @@ class PackedWeights:
         """Move the arrays out of `arrays`, so that no converted array exists twice. Each thread
         converts one layer at a time.
 
-        Raises ModelError if the converted arrays do not fit into RAM.
+        With int4, the embedding and the LM head are int8, and so are matrices that a quantized file
+        has in more than 4 bits, if others have 4. Raises ModelError if the converted arrays do not
+        fit into RAM.
         """
-        sizes = [(array.nbytes, array.size * _BYTES[dtype]) for array in arrays.values()]
+        sizes = [(array.nbytes, array.size * STORED_BYTES[dtype]) for array in arrays.values()]
         n_more = sum(round(packed) - stored for stored, packed in sizes)
         check_ram(n_more, f"storing the weights as {dtype}", "choose a smaller --dtype or model")
         self.config = config
         self._take: Callable[..., Any] = arrays.pop
-        self.dtype = _DTYPES[dtype]
+        self._dtype, self._output_dtype = _DTYPES[dtype], _DTYPES[output_dtype(dtype)]
+        # The matrices of a file that have more than 4 bits keep them beside those that have not.
+        self._mixed = any(_has_four_bits(array) for array in arrays.values())
         self.table = np.zeros((config.n_layers + 1, job_layout.TABLE_COLUMNS), np.int64)
         self._arrays: list[Array] = []
         with ThreadPoolExecutor(n_threads) as pool:
             list(pool.map(self._put_layer, range(config.n_layers)))
         last, take = config.n_layers, self._take
-        if config.post_norm:  # no final norm: the last block ends with its own
-            source, target = job_layout.FEED_FORWARD_NORM, job_layout.ATTENTION_NORM
-            self.table[last, target : target + 2] = self.table[last - 1, source : source + 2]
-        else:
+        if not config.post_norm:  # else the last block ends with its own
             final = self._norm_scale(job_layout.ATTENTION_NORM, take("final_norm.weight"))
             if final is not None and config.logits_divisor != 1:
                 final = to_float32(final) / np.float32(config.logits_divisor)
@@ -97,7 +98,9 @@ class PackedWeights:
             self._put(last, job_layout.ATTENTION_NORM_BIAS, take("final_norm.bias", None))
         self._put(last, job_layout.EMBEDDING, take("token_embedding.weight"))
         if config.tied_embeddings:
-            self.table[last, job_layout.LM_HEAD] = self.table[last, job_layout.EMBEDDING]
+            for column in (0, job_layout.DTYPES):
+                shared = self.table[last, column + job_layout.EMBEDDING]
+                self.table[last, column + job_layout.LM_HEAD] = shared
         else:
             self._put(last, job_layout.LM_HEAD, take("lm_head.weight"))
         if (positions := take("position_embedding.weight", None)) is not None:
@@ -123,27 +126,27 @@ class PackedWeights:
         if self.config.norm_adds_one:
             array = 1 + to_float32(array)
         if self.config.qk_norm_over_heads and name in (job_layout.Q_NORM, job_layout.K_NORM):
-            return _pad_heads(array[:, None], self.config)[:, 0]
+            padded: Array = _pad_heads(array[:, None], self.config)
+            return padded[:, 0]
         return array
 
     def _put(self, layer: int, name: int, array: Array | None) -> None:
         if array is not None:
-            packed = self._pack(array)
+            dtype = self._choose_dtype(layer, array)
+            packed = _pack(array, dtype)
             self._arrays.append(packed)
             self.table[layer, name] = packed.ctypes.data
+            self.table[layer, job_layout.DTYPES + name] = dtype
 
-    def _pack(self, array: Array) -> Array:
-        """Pad vectors, and convert matrices to panels of the dtype, some rows at a time."""
-        if array.ndim == 1:
-            vector = aligned((padded_length(len(array)),))
-            vector[: len(array)] = to_float32(array)
-            return vector
-        first = to_panels(_pad(array[:1], -1), self.dtype)
-        packed = aligned((-(-len(array) // PANEL), *first.shape[1:]), first.dtype)
-        for i in range(0, len(array), _ROWS_AT_ONCE):
-            panels = to_panels(_pad(array[i : i + _ROWS_AT_ONCE], -1), self.dtype)
-            packed[i // PANEL : i // PANEL + len(panels)] = panels
-        return packed
+    def _choose_dtype(self, layer: int, array: Array) -> int:
+        if layer == self.config.n_layers:
+            return self._output_dtype
+        return self._dtype if not self._mixed or _has_four_bits(array) else self._output_dtype
+
+    @property
+    def input_dtype(self) -> int:
+        """What the inputs of products are rounded to; int8 for integers."""
+        return min(self._dtype, INT8)
 
     def set_positions(self, vectors: Array) -> None:
         """Use the float32 vectors (n, C), which are added to the embeddings."""
@@ -164,7 +167,6 @@ class PackedWeights:
             job_layout.D_FF: config.d_ff,
             job_layout.D_FF_PADDED: padded_length(config.d_ff),
             job_layout.VOCAB_SIZE: config.vocab_size,
-            job_layout.WEIGHT_DTYPE: self.dtype,
             job_layout.LAYER_NORM: config.norm == "layer_norm",
             job_layout.NORM_PLACEMENT: _PLACEMENTS[config.norm_placement],
             job_layout.ACTIVATION: _ACTIVATIONS[config.activation],
@@ -178,49 +180,34 @@ class PackedWeights:
         }
 
 
+def _has_four_bits(array: Array) -> bool:
+    return isinstance(array, QuantizedMatrix) and array.has_four_bits
+
+
+def _pack(array: Array, dtype: int) -> Array:
+    """Pad vectors, and convert matrices to panels of the dtype, some rows at a time."""
+    if array.ndim == 1:
+        vector = aligned((padded_length(len(array)),))
+        vector[: len(array)] = to_float32(array)
+        return vector
+    first = _panels(array, 0, 1, dtype)
+    packed = aligned((-(-len(array) // PANEL), *first.shape[1:]), first.dtype)
+    for i in range(0, len(array), _ROWS_AT_ONCE):
+        panels = _panels(array, i, i + _ROWS_AT_ONCE, dtype)
+        packed[i // PANEL : i // PANEL + len(panels)] = panels
+    return packed
+
+
+def _panels(array: Any, start: int, end: int, dtype: int) -> Array:
+    """Convert some rows; those that a file has in 4 bits stay exactly as they are."""
+    if dtype == INT4 and _has_four_bits(array):
+        return int4_panels(*array.four_bit_groups(start, end))
+    return to_panels(_pad(array[start:end], -1), dtype)
+
+
 def padded_length(n: int) -> int:
     """Round n up to whole groups."""
     return -(-n // GROUP) * GROUP
-
-
-def to_int8(rows: Array) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-    """Quantize (m, n): integers from -127 to 127 (m, n), and a scale per group (m, n / GROUP).
-
-    A scale is the largest magnitude / 127, rounded up to float16.
-    """
-    groups = to_float32(rows).reshape(len(rows), -1, GROUP)
-    exact = np.abs(groups).max(axis=2, keepdims=True) / np.float32(127)
-    scales = np.minimum(exact, np.float32(65504)).astype(np.float16)
-    with np.errstate(over="ignore"):
-        above = np.nextafter(scales, np.float16(np.inf))
-    scales = np.minimum(np.where(scales < exact, above, scales), np.float16(65504))
-    wide = scales.astype(np.float32)
-    numbers = np.rint(np.clip(groups / np.where(wide > 0, wide, 1), -127, 127)).astype(np.int8)
-    return numbers.reshape(len(rows), -1), wide[:, :, 0].astype(np.float16)
-
-
-def to_panels(rows: Array, dtype: int) -> Array:
-    """Pack (m, n), with zeros to whole panels: floats as (m / PANEL, n, PANEL), int8 as (m / PANEL,
-    n / GROUP, GROUP_BYTES)."""
-    missing = -len(rows) % PANEL
-    rows = np.pad(rows, ((0, missing), (0, 0))) if missing else rows
-    if dtype == job_layout.INT8:
-        return _int8_panels(rows)
-    rows = to_float32(rows) if dtype == job_layout.FLOAT32 else to_bfloat16(rows)
-    return np.ascontiguousarray(rows.reshape(-1, PANEL, rows.shape[1]).swapaxes(1, 2))
-
-
-def _int8_panels(rows: Array) -> NDArray[np.uint8]:
-    """Per group, four columns of all rows after each other, each number 128 larger; then the scales
-    of the rows."""
-    numbers, scales = to_int8(rows)
-    quads = (numbers.view(np.uint8) ^ 0x80).reshape(-1, PANEL, numbers.shape[1] // GROUP, 8, 4)
-    scales = np.ascontiguousarray(scales.reshape(-1, PANEL, quads.shape[2]).swapaxes(1, 2))
-    parts = [
-        quads.transpose(0, 2, 3, 1, 4).reshape(*scales.shape[:2], -1),
-        scales.view(np.uint8).reshape(*scales.shape[:2], -1),
-    ]
-    return np.concatenate(parts, axis=2)
 
 
 def _pad(array: Array, axis: int) -> Array:
@@ -232,11 +219,13 @@ def _pad(array: Array, axis: int) -> Array:
     return np.pad(array, widths)
 
 
-def _pad_heads(rows: Array, config: ModelConfig) -> Array:
+def _pad_heads(rows: Any, config: ModelConfig) -> Any:
     """(heads * D, C) -> (heads * padded D, C)."""
     if config.head_dim == padded_length(config.head_dim):
         return rows
-    heads = np.asarray(rows).reshape(-1, config.head_dim, rows.shape[1])
+    if isinstance(rows, QuantizedMatrix):  # of zero bytes, zeros are dequantized
+        return rows.map_rows(lambda part: _pad_heads(part, config))
+    heads = rows.reshape(-1, config.head_dim, rows.shape[1])
     return _pad(heads, 1).reshape(-1, rows.shape[1])
 
 

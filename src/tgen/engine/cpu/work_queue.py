@@ -1,7 +1,7 @@
 """Lock-free work queue of a pass: threads claim chunks and never wait for an idle thread.
 
-A phase has two words, each in its own cache line: `pass << 20 | next chunk` and
-`pass << 20 | chunks done`. See README.md for why this is safe with late threads.
+A phase has two words, each in its own cache line: the pass and how many chunks of each half are
+claimed, and the pass and how many are done. See README.md for why this is safe with late threads.
 """
 
 from llvmlite import ir
@@ -9,9 +9,10 @@ from numba import njit, types
 from numba.core import cgutils
 
 from tgen.engine.cpu.intrinsics import address, i32, i64, primitive
-from tgen.engine.cpu.job_layout import CACHE_LINE
+from tgen.engine.cpu.job_layout import CACHE_LINE, COUNT_BITS, MAX_CHUNKS
 from tgen.engine.cpu.target import X86
 
+_PASS_BITS = 63 - 2 * COUNT_BITS
 _SPINS = 2000  # polls of a phase before the CPU is yielded
 
 
@@ -59,35 +60,54 @@ def pause(b):
 
 
 @njit(inline="always")
-def _claim_chunk(word, number, n_chunks):
-    """The next chunk of a phase of pass `number`, or -1 if none is left."""
+def ticket(number, thread):
+    """What a thread claims chunks of pass `number` with: odd threads begin with the second half."""
+    return number << 1 | thread & 1
+
+
+@njit(inline="always")
+def next_pass(number):
+    """The number of the pass after pass `number`; numbers begin again some day."""
+    return (number + 1) & ((1 << _PASS_BITS) - 1)
+
+
+@njit(inline="always")
+def _claim_chunk(word, ticket, n_chunks):
+    """The next chunk of a phase of the ticket's pass, or -1 if none is left.
+
+    A thread claims the chunks of its half in order, then those of the other: so it writes mostly
+    what it has in its cache.
+    """
+    half = n_chunks // 2
     while True:
         value = atomic_load(word)
-        if (value >> 20) != number:
+        first, second = value & MAX_CHUNKS, value >> COUNT_BITS & MAX_CHUNKS
+        if (value >> 2 * COUNT_BITS) != ticket >> 1 or first + second >= n_chunks:
             return -1
-        chunk = value & 0xFFFFF
-        if chunk >= n_chunks:
-            return -1
-        if _compare_exchange(word, value, value + 1):
-            return chunk
+        from_second = second < n_chunks - half if ticket & 1 else first >= half
+        if _compare_exchange(word, value, value + (1 << COUNT_BITS if from_second else 1)):
+            return half + second if from_second else first
 
 
 @njit
-def claim_chunks(queue, phase, number, n_chunks):
+def claim_chunks(queue, phase, ticket, n_chunks):
     """Yield the chunks of a phase that this thread claims, then wait for those of other threads.
 
     A chunk counts as done when the next one is requested: never `break` out of the loop. Yields
-    nothing once a later pass than `number` has begun.
+    nothing once a later pass than the ticket's has begun.
     """
     next_chunk, n_done = queue + 2 * phase * CACHE_LINE, queue + (2 * phase + 1) * CACHE_LINE
     while True:
-        chunk = _claim_chunk(next_chunk, number, n_chunks)
+        chunk = _claim_chunk(next_chunk, ticket, n_chunks)
         if chunk < 0:
             break
         yield chunk
         _atomic_add(n_done, 1)
     spins = 0
-    while atomic_load(n_done) < (number << 20) + n_chunks:
+    while True:
+        value = atomic_load(n_done)
+        if (value >> 2 * COUNT_BITS) != ticket >> 1 or (value & MAX_CHUNKS) == n_chunks:
+            break
         spins += 1
         if spins > _SPINS:
             yield_cpu()
@@ -99,5 +119,5 @@ def claim_chunks(queue, phase, number, n_chunks):
 def reset_phases(queue, n_phases, number):
     """Set all phases to pass `number`; the previous pass must be over."""
     for i in range(2 * n_phases):
-        atomic_store(queue + i * CACHE_LINE, number << 20)
+        atomic_store(queue + i * CACHE_LINE, number << 2 * COUNT_BITS)
     _fence()

@@ -1,0 +1,20 @@
+"""Permission to use AMX, which Linux gives to processes that ask for it."""
+
+import ctypes
+import sys
+from functools import cache
+
+from tgen.engine.cpu.job_layout import HAS_AMX
+from tgen.engine.cpu.kernel_cache import load_kernels
+
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # of Linux on x86-64
+
+
+@cache
+def may_use_amx() -> bool:
+    """Whether the kernels are compiled for AMX and this process may use it; asks for it."""
+    if sys.platform != "linux" or not load_kernels()(HAS_AMX, *[0] * 7):
+        return False
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    call.argtypes, call.restype = [ctypes.c_long] * 3, ctypes.c_long
+    return bool(call(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0)
