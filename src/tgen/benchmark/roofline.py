@@ -11,10 +11,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 from tgen.benchmark.backend import Workload
 from tgen.config import STORED_BYTES, ModelConfig, StoredAs, output_dtype
 from tgen.reports.benchmark import PeakRates
+
+if TYPE_CHECKING:
+    import torch
 
 # Sides of the multiplied matrices: they occupy all of a CPU, or GPU, and its caches.
 _SIDE, _GPU_SIDE = 768, 8192
@@ -96,27 +101,45 @@ def measure_peak_rates(
 ) -> PeakRates:
     """Measure the best of repeated reads of `n_bytes` and of repeated matrix products.
 
-    Each takes `seconds`. CPU caches are faster than memory, so the array is as large as the
+    Each takes `seconds`. The products are of the dtype that inputs are rounded to, or of float32 if
+    those are faster. CPU caches are faster than memory, so the array is as large as the
     weights. One thread is tried too: when other processes run, several threads wait for each other.
     """
     import torch  # slow to import, and needed only here
 
     on_gpu = device != "cpu"
-    kind = torch.bfloat16 if dtype == "bfloat16" and on_gpu else torch.float32
     n, side = max(int(n_bytes), _MIN_READ_BYTES), _GPU_SIDE if on_gpu else _SIDE
     data = torch.ones(n // 4, device=device)
-    a = torch.ones(side, side, device=device, dtype=kind)
+    factors = [torch.ones(side, side, device=device, dtype=kind) for kind in _kinds(dtype, on_gpu)]
     read, multiply = [], []
     counts = sorted({1, threads}) if not on_gpu else [threads]
     for count in counts:
         torch.set_num_threads(count)
         read.append(_best_seconds(lambda: data.sum().item(), seconds / len(counts)))
-        multiply.append(_best_seconds(lambda: (a @ a)[0, 0].item(), seconds / len(counts)))
+        share = seconds / len(counts) / len(factors)
+        multiply += [_best_seconds(partial(_multiply, factor), share) for factor in factors]
     return PeakRates(
         read_bytes=n,
         bytes_per_second=n / min(read),
         flops_per_second=2 * side**3 / min(multiply),
     )
+
+
+def _kinds(dtype: StoredAs, on_gpu: bool) -> list["torch.dtype"]:
+    """Return the dtypes whose products may be the fastest that a model of `dtype` can use."""
+    import torch
+
+    if on_gpu:
+        return [torch.bfloat16 if dtype == "bfloat16" else torch.float32]
+    small = {"bfloat16": [torch.bfloat16], "int8": [torch.int8], "int4": [torch.int8]}
+    return [torch.float32, *small.get(dtype, [])]
+
+
+def _multiply(factor: "torch.Tensor") -> object:
+    import torch
+
+    product = torch._int_mm(factor, factor) if factor.dtype == torch.int8 else factor @ factor
+    return product[0, 0].item()
 
 
 def _best_seconds(work: Callable[[], object], seconds: float) -> float:
