@@ -20,6 +20,7 @@ transformers = pytest.importorskip("transformers")
 
 LENGTH, N_NEW = 64, 50  # tokens of the text; of each greedy continuation
 TOLERANCE = 1e-5  # of logits, relative to the largest
+ROUNDED_INPUTS = 0.02  # products with bfloat16 weights round their inputs, too
 PROMPTS = [list(range(2, 52)), [7, 3], [5] * 20]  # of different lengths
 
 
@@ -82,14 +83,14 @@ def relative_error(ours: np.ndarray, theirs: np.ndarray) -> float:
 def test_logits_are_equal_in_both_engines(case):
     expected = case.their_logits(case.ids)
     assert model_dir.load(case.path).config.tied_embeddings == case.tied
-    # The kernels compute in float32, however the weights are stored.
     for kind, dtype in {("torch", "float32"), ("kernels", "float32"), ("kernels", case.dtype)}:
+        tolerance = TOLERANCE if dtype == "float32" else ROUNDED_INPUTS
         whole = case.engine(kind, dtype).extend([case.ids], every_position=True)
-        assert relative_error(whole, expected) <= TOLERANCE
+        assert relative_error(whole, expected) <= tolerance
         engine = case.engine(kind, dtype)
         steps = [engine.extend([case.ids[:7]], every_position=True)]
         steps += [engine.extend([[token]]) for token in case.ids[7:]]
-        assert relative_error(np.concatenate(steps), expected) <= TOLERANCE
+        assert relative_error(np.concatenate(steps), expected) <= tolerance
 
 
 @in_one_form

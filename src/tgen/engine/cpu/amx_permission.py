@@ -15,6 +15,5 @@ def may_use_amx() -> bool:
     """Whether the kernels are compiled for AMX and this process may use it; asks for it."""
     if sys.platform != "linux" or not load_kernels()(HAS_AMX, *[0] * 7):
         return False
-    call = ctypes.CDLL(None, use_errno=True).syscall
-    call.argtypes, call.restype = [ctypes.c_long] * 3, ctypes.c_long
-    return bool(call(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0)
+    arguments = (ctypes.c_long(n) for n in (_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA))
+    return bool(ctypes.pythonapi.syscall(*arguments) == 0)
