@@ -235,6 +235,7 @@ def test_peak_rates_are_the_best_measured(monkeypatch):
 
     class Torch:
         float32 = bfloat16 = None
+        int8 = "int8"
         threads = 1
 
         def set_num_threads(self, n):
@@ -244,6 +245,8 @@ def test_peak_rates_are_the_best_measured(monkeypatch):
             return FakeTensor(self)
 
     class FakeTensor:
+        dtype = None
+
         def __init__(self, torch):
             self.torch = torch
 
