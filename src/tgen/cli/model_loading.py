@@ -19,7 +19,7 @@ def ensure_kernels_compiled(device: str, *, quiet: bool) -> None:
     from tgen.engine.cpu.kernel_cache import kernels_cached, load_kernels
 
     if not kernels_cached():
-        message = "compiling kernels for this CPU (only once, about 20 seconds)"
+        message = "compiling kernels for this CPU (only once, about 30 seconds)"
         console.print_status(message, quiet=quiet)
         load_kernels()
         if not kernels_cached():

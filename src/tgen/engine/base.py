@@ -53,12 +53,15 @@ class Engine(Protocol):
 
     name: str  # "kernels" or "torch"
     dtype: StoredAs  # dtype of the weights in memory
-    cache_dtype: str  # dtype of the cached keys and values
     context_length: int  # maximum tokens per sequence
 
     @property
     def lengths(self) -> list[int]:
         """Tokens of each sequence."""
+
+    @property
+    def cache_dtype(self) -> str:
+        """The dtype of the cached keys and values."""
 
     @property
     def cache_bytes(self) -> int:

@@ -32,7 +32,7 @@ class TorchEngine:
         self.model = model.eval()
         self.context_length = model.config.context_length
         self.dtype: StoredAs = dtype
-        self.cache_dtype: str = dtype
+        self.cache_dtype = dtype
         narrow = dtype == "bfloat16"
         if narrow:  # norms, biases and position tables stay float32
             for parameter in model.parameters():

@@ -32,12 +32,20 @@ def select_rows(logits: Logits, rows: list[int]) -> Logits:
 def make_tokens(picks: Sequence[Pick], logits: Logits) -> Iterator[Token]:
     """Yield a Token per pick, with its log-probability, rank and entropy."""
     logits = select_rows(logits, [pick.row for pick in picks])
-    sampler = row_sampler()
-    if sampler and logits.dtype == np.float32 and not any(pick.n_top for pick in picks):
-        described = sampler.describe(logits, [pick.id for pick in picks])
-        for pick, (logprob, rank, entropy) in zip(picks, described, strict=True):
-            yield _make_token(pick, logprob, rank, entropy, [])
-        return
+    ids, sampler = [pick.id for pick in picks], row_sampler()
+    compiled = sampler is not None and logits.dtype == np.float32
+    described = sampler.describe(logits, ids) if sampler and compiled else _describe(logits, ids)
+    for row, pick, (logprob, rank, entropy) in zip(logits, picks, described, strict=True):
+        top = []
+        if pick.n_top:
+            best, values = sort_candidates(row[None], min(pick.n_top, len(row)))
+            log_total = float(row[pick.id]) - logprob
+            top = [(int(i), float(x) - log_total) for i, x in zip(best[0], values[0], strict=True)]
+        yield _make_token(pick, logprob, rank, entropy, top)
+
+
+def _describe(logits: Logits, ids: Sequence[int]) -> list[tuple[float, int, float]]:
+    """`RowSampler.describe` without the kernels."""
     with np.errstate(over="ignore"):
         shifted = logits - logits.max(axis=1, keepdims=True)
     exponentials = np.exp(shifted)
@@ -45,17 +53,10 @@ def make_tokens(picks: Sequence[Pick], logits: Logits) -> Iterator[Token]:
     # With p = w / t and w = exp(s): -sum p log p = log t - sum w s / t.
     products = exponentials * np.maximum(shifted, -1e30)  # a logit of -inf adds 0
     entropies = np.log(totals) - products.sum(axis=1, dtype=np.float64) / totals
-    chosen = shifted[np.arange(len(picks)), [pick.id for pick in picks]]
+    chosen = shifted[np.arange(len(ids)), ids]
     ranks = (shifted > chosen[:, None]).sum(axis=1)
     columns = (chosen - np.log(totals), ranks, np.maximum(entropies, 0.0))
-    numbers = zip(*(column.tolist() for column in columns), strict=True)
-    for i, (pick, (logprob, rank, entropy)) in enumerate(zip(picks, numbers, strict=True)):
-        top = []
-        if pick.n_top:
-            ids, values = sort_candidates(shifted[i : i + 1], min(pick.n_top, shifted.shape[1]))
-            log_total = float(np.log(totals[i]))
-            top = [(int(k), float(x) - log_total) for k, x in zip(ids[0], values[0], strict=True)]
-        yield _make_token(pick, logprob, rank, entropy, top)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def _make_token(

@@ -19,7 +19,7 @@ from tgen.generation.samplers import SortedLogits
 from tgen.reports.generation import RemovedCandidates
 
 _BLOCK = 64  # positions whose random numbers are generated together
-_USUAL_SAMPLERS = ["top_k", "top_p", "min_p", "temperature"]
+_COMPILED_SAMPLERS = ["top_k", "top_p", "min_p", "temperature"]
 _MIN_TEMPERATURE = 1e-3  # of float32 exponents
 _TOKEN, _XTC, _ROW, _SAMPLE = 0, 1, 2, 3  # purposes of random numbers
 
@@ -37,7 +37,7 @@ def sample(
     If there are `explanations`, one list per row, what each sampler removes is appended to them.
     """
     sampler = None if explanations else row_sampler()
-    if sampler and _is_usual(sampling) and logits.dtype == np.float32:
+    if sampler and _is_compiled(sampling) and logits.dtype == np.float32:
         tokens = sampler.sample(
             logits,
             [uniform(seed, i, _TOKEN) for seed, i in zip(seeds, positions, strict=True)],
@@ -77,11 +77,11 @@ def _not_finite() -> ModelError:
     return ModelError("the model's logits are not finite", "use another, undamaged model")
 
 
-def _is_usual(sampling: SamplingConfig) -> bool:
+def _is_compiled(sampling: SamplingConfig) -> bool:
     """Whether only top-k, top-p, min-p and temperature are active, in this order."""
-    order = [name for name in sampling.samplers if name in _USUAL_SAMPLERS]
+    order = [name for name in sampling.samplers if name in _COMPILED_SAMPLERS]
     return (
-        order == _USUAL_SAMPLERS
+        order == _COMPILED_SAMPLERS
         and sampling.typical_p == 1
         and not sampling.top_n_sigma
         and not sampling.xtc_probability

@@ -18,6 +18,7 @@ from tgen.config import ModelConfig, RopeScaling, output_dtype
 from tgen.engine.cpu import (
     amx_permission,
     attention_tiles,
+    job_layout,
     kernel_cache,
     kernels,
     kv_cache,
@@ -26,7 +27,7 @@ from tgen.engine.cpu import (
     target,
     thread_pool,
 )
-from tgen.engine.cpu.aligned import aligned
+from tgen.engine.cpu.aligned import allocate_aligned
 from tgen.engine.cpu.engine import CpuEngine
 from tgen.engine.cpu.intrinsics import primitive
 from tgen.engine.cpu.job_layout import (
@@ -345,10 +346,11 @@ def test_float16_conversion_rounds_as_numpy_does(has_instruction, monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
 @pytest.mark.parametrize("cache", ["float32", "float16"])
-def test_nan_in_the_weights_reaches_the_logits(dtype, cache):
-    model = make_model(**SHAPES["llama"])
+@pytest.mark.parametrize("name", ["feed_forward_norm", "attention.q_norm"])
+def test_nan_in_the_weights_reaches_the_logits(dtype, cache, name):
+    model = make_model(**SHAPES["qwen3"])
     arrays = model.to_arrays()
-    arrays["blocks.1.feed_forward_norm.weight"][3] = np.nan
+    arrays[f"blocks.1.{name}.weight"][3] = np.nan
     fields = dict(n_threads=1, dtype=dtype, cache_dtype=cache)
     logits = CpuEngine(model.config, arrays, **fields).extend([IDS[:20]])
     assert np.isnan(logits).all()
@@ -386,7 +388,7 @@ def test_late_helper_claims_nothing():
     shallow = make_engine(make_model(n_layers=1, **SHAPES["qwen3"]), n_threads=1)
     deep.extend([IDS[:50]])
     pool = thread_pool.thread_pool()
-    number = int(pool._memory[(pool._newest - pool._memory.ctypes.data) // 8])
+    number = int(pool._memory[0, 0])
     expected = shallow.extend([IDS], every_position=True)
     before = [buffer.copy() for buffer in shallow._runner._buffers.values()]
     newest = np.zeros(1, np.int64)  # as it was when the helper looked
@@ -465,6 +467,15 @@ def test_unused_positions_of_a_long_context_take_no_memory(family, n):
     np.testing.assert_array_equal(logits, make_engine(model).extend([IDS[:40]]))
 
 
+def test_scratch_memory_grows_with_the_context_by_scores_only():
+    model = make_model(**SHAPES["qwen3"] | {"context_length": 4096})
+    engine, sizes = make_engine(model), []
+    for n in (64, 1024, 4096):
+        engine._runner._reserve_positions(n)
+        sizes.append(int(engine._runner._job[job_layout.SCRATCH_BYTES]))
+    assert sizes[-1] < 2 * sizes[0]
+
+
 @given(st.data())
 @settings(deadline=None, max_examples=30)
 def test_selected_sequences_keep_their_tokens(data):
@@ -514,7 +525,7 @@ def test_more_heads_than_a_pass_can_have_are_refused():
 def test_interrupted_changes_of_the_cache_leave_it_whole(monkeypatch):
     engine = make_engine(make_model(**SHAPES["qwen3"]), 1)
     expected = engine.extend([IDS[:20]])
-    monkeypatch.setattr(kv_cache, "aligned", interrupt_second_call(aligned))
+    monkeypatch.setattr(kv_cache, "allocate_aligned", interrupt_second_call(allocate_aligned))
     with pytest.raises(KeyboardInterrupt):
         engine.select([0] * 9)
     monkeypatch.undo()

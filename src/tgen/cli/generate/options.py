@@ -161,7 +161,7 @@ class GenerateOptions:
     no_kv_cache: bool = _speed(False, "Recompute the whole text for every token.", "--no-kv-cache")
     save_cache: Path | None = _speed(
         None,
-        "Save the prompt's KV cache, for this model and --dtype.",
+        "Save the prompt's KV cache, for this model, --dtype and --cache-dtype.",
         "--save-cache",
         metavar="FILE",
     )

@@ -9,7 +9,7 @@ from tgen.checkpoint.dtypes import Array
 from tgen.engine.cpu.job_layout import CACHE_LINE
 
 
-def aligned(shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Array:
+def allocate_aligned(shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Array:
     """Zeros; their pages cost no RAM until they are written."""
     n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
     memory = np.zeros(n_bytes + CACHE_LINE, np.uint8)

@@ -1,4 +1,4 @@
-"""Matrix products by AMX: tiles of 16 rows of 64 bytes, which some x86 processors multiply."""
+"""Matrix products by AMX: tiles of 16 rows of 64 bytes, which some x86 CPUs multiply."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from numba import types
 from numba.core import cgutils
 
 from tgen.engine.cpu import target
+from tgen.engine.cpu.integer_dot import subtract_128
 from tgen.engine.cpu.intrinsics import address, f32, primitive
 from tgen.engine.cpu.job_layout import (
     CACHE_LINE,
@@ -27,7 +28,6 @@ from tgen.engine.cpu.simd import (
     element,
     fma,
     integer,
-    integers,
     load,
     load_float16,
     loop,
@@ -38,7 +38,7 @@ from tgen.engine.cpu.tiles import GROUP_BYTES, load_quads
 
 
 def is_compiled() -> bool:
-    """Whether the processor that is compiled for has AMX for bfloat16 and int8."""
+    """Whether the CPU that is compiled for has AMX for bfloat16 and int8."""
     return {"amx-tile", "amx-bf16", "amx-int8"} <= target.features()
 
 
@@ -52,9 +52,9 @@ def _make_begin(*shapes: tuple[int, int]) -> Any:
         widths = b"".join(n_bytes.to_bytes(2, "little") for _, n_bytes in shapes)
         rows = bytes(n_rows for n_rows, _ in shapes)
         table = b"\1".ljust(16, b"\0") + widths.ljust(32, b"\0") + rows.ljust(16, b"\0")
-        place = cgutils.alloca_once(b, ir.ArrayType(I8, len(table)))
-        b.store(ir.Constant(place.type.pointee, bytearray(table)), place)
-        _call(b, "ldtilecfg", b.bitcast(place, I8.as_pointer()))
+        pointer = cgutils.alloca_once(b, ir.ArrayType(I8, len(table)))
+        b.store(ir.Constant(pointer.type.pointee, bytearray(table)), pointer)
+        _call(b, "ldtilecfg", b.bitcast(pointer, I8.as_pointer()))
 
     return begin
 
@@ -107,8 +107,8 @@ def _emit_bfloat16(b, n_blocks, n_panels, w, w_step, x, n, out, out_step):
                 if of_panel == p:
                     _call(b, "tdpbf16ps", _tile(i), _tile(4 + m), _tile(6 + p))
     for i, (m, p) in enumerate(results):
-        place = b.add(offset(b, out, out_step, TILE_ROWS * m), integer(4 * PANEL * p))
-        _call(b, "tilestored64", _tile(i), _pointer(b, place), out_step)
+        pointer = b.add(offset(b, out, out_step, TILE_ROWS * m), integer(4 * PANEL * p))
+        _call(b, "tilestored64", _tile(i), _pointer(b, pointer), out_step)
 
 
 def make_unpack(dtype: int) -> Any:
@@ -118,11 +118,11 @@ def make_unpack(dtype: int) -> Any:
     def unpack(b, panel, n, out):
         with loop(b, n, 0, step=1) as (g, _, _):
             group = element(b, panel, g, GROUP_BYTES[dtype])
-            target = element(b, out, g, GROUP * PANEL)
+            start = element(b, out, g, GROUP * PANEL)
             for quad, (weights,) in load_quads(b, [group], dtype):
                 if dtype == INT8:  # 128 too large
-                    weights = b.xor(weights, integers(-0x7F7F7F80))
-                store(b, weights, b.add(target, integer(CACHE_LINE * quad)), align=CACHE_LINE)
+                    weights = subtract_128(b, weights)
+                store(b, weights, b.add(start, integer(CACHE_LINE * quad)), align=CACHE_LINE)
 
     return unpack
 
@@ -162,8 +162,8 @@ def make_multiply(dtype: int) -> Any:
             if dtype == INT4:
                 minima = load_float16(b, b.add(factors, integer(2 * PANEL)))
                 for m, before in enumerate(new):
-                    place = b.add(inputs, integer(2 * CACHE_LINE + 4 * m))
-                    new[m] = fma(b, minima, broadcast(b, load(b, place, f32)), before)
+                    pointer = b.add(inputs, integer(2 * CACHE_LINE + 4 * m))
+                    new[m] = fma(b, minima, broadcast(b, load(b, pointer, f32)), before)
             start(b.add(g, integer(2)), i)
             return new
 
@@ -187,16 +187,16 @@ def make_multiply(dtype: int) -> Any:
     return multiply
 
 
-def _load_tile(b: ir.IRBuilder, number: int, place: ir.Value, step: int) -> None:
-    _call(b, "tileloadd64", _tile(number), _pointer(b, place), integer(step))
+def _load_tile(b: ir.IRBuilder, number: int, pointer: ir.Value, step: int) -> None:
+    _call(b, "tileloadd64", _tile(number), _pointer(b, pointer), integer(step))
 
 
 def _tile(number: int) -> ir.Constant:
     return ir.Constant(I8, number)
 
 
-def _pointer(b: ir.IRBuilder, place: ir.Value) -> ir.Value:
-    return b.inttoptr(place, I8.as_pointer())
+def _pointer(b: ir.IRBuilder, pointer: ir.Value) -> ir.Value:
+    return b.inttoptr(pointer, I8.as_pointer())
 
 
 def _call(b: ir.IRBuilder, name: str, *arguments: Any) -> None:

@@ -43,10 +43,10 @@ def make_scores(n_blocks: int, dtype: int) -> Any:
                 vectors = [load(b, b.add(queries, integer(8 * m)), i64) for m in range(n)]
                 blocks = [offset(b, keys, b.mul(size, integer(line)), u) for u in range(n_blocks)]
                 with loop(b, size, n * n_blocks, step=1) as (d, sums, new_sums):
-                    places = [element(b, block, d, line) for block in blocks]
-                    for place in places:
-                        prefetch(b, b.add(place, b.mul(size, integer(line * n_blocks))))
-                    values = [_load(b, place, dtype) for place in places]
+                    pointers = [element(b, block, d, line) for block in blocks]
+                    for pointer in pointers:
+                        prefetch(b, b.add(pointer, b.mul(size, integer(line * n_blocks))))
+                    values = [_load(b, pointer, dtype) for pointer in pointers]
                     for m, q in enumerate(vectors):
                         number = broadcast(b, load(b, element(b, q, d, 4), f32))
                         for u, value in enumerate(values):
@@ -58,13 +58,13 @@ def make_scores(n_blocks: int, dtype: int) -> Any:
     return scores
 
 
-def make_mix(n_vectors: int, dtype: int) -> Any:
-    """mix(count, p, p_step, v, v_step, n, out, out_step): out[m, 0 : 16 n_vectors] = the sum over n
-    rows of p[m, s] * v[s], for `count` rows of p. v is of the dtype."""
+def make_weighted_sum(n_vectors: int, dtype: int) -> Any:
+    """weighted_sum(count, p, p_step, v, v_step, n, out, out_step): out[m, 0 : 16 n_vectors] = the
+    sum over n rows of p[m, s] * v[s], for `count` rows of p. v is of the dtype."""
     line = LANES * _BYTES[dtype]
 
     @primitive(types.void(*[address] * 8))
-    def mix(b, count, p, p_step, v, v_step, n, out, out_step):
+    def weighted_sum(b, count, p, p_step, v, v_step, n, out, out_step):
         with _case_per_count(b, count) as counts:
             for n_rows in counts:
                 rows = [offset(b, p, p_step, m) for m in range(n_rows)]
@@ -83,7 +83,7 @@ def make_mix(n_vectors: int, dtype: int) -> Any:
                     m, u = divmod(k, n_vectors)
                     store(b, total, b.add(offset(b, out, out_step, m), integer(64 * u)))
 
-    return mix
+    return weighted_sum
 
 
 @primitive(types.void(address, types.int64, address, types.int64))
@@ -92,12 +92,12 @@ def store_float16(b, base, i, vector, step):
     the address."""
     numbers = to_float16(b, load(b, vector, VECTOR))
     for lane in range(LANES):
-        place = element(b, base, b.add(i, b.mul(step, integer(lane))), 2)
-        store(b, b.extract_element(numbers, integer(lane)), place, align=2)
+        pointer = element(b, base, b.add(i, b.mul(step, integer(lane))), 2)
+        store(b, b.extract_element(numbers, integer(lane)), pointer, align=2)
 
 
-def _load(b: ir.IRBuilder, place: ir.Value, dtype: int) -> ir.Value:
-    return load(b, place, VECTOR) if dtype == FLOAT32 else load_float16(b, place)
+def _load(b: ir.IRBuilder, pointer: ir.Value, dtype: int) -> ir.Value:
+    return load(b, pointer, VECTOR) if dtype == FLOAT32 else load_float16(b, pointer)
 
 
 @contextmanager

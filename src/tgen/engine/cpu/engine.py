@@ -1,4 +1,4 @@
-"""The CPU engine: passes of up to 264 tokens through the compiled `forward`."""
+"""The CPU engine: passes of up to `MAX_TOKENS` tokens through the compiled `forward`."""
 
 import threading
 from collections.abc import MutableMapping, Sequence
@@ -35,17 +35,16 @@ class CpuEngine:
         self.config, self.context_length = config, config.context_length
         self.dtype: StoredAs = dtype
         default: CacheDtype = "float32" if dtype == "float32" else "float16"
-        self._cache_dtype = cache_dtype or default
-        self.cache_dtype: str = self._cache_dtype
+        self.cache_dtype = cache_dtype or default
         self._runner = PassRunner(config, arrays, n_threads=n_threads, dtype=dtype)
         self._lock = threading.Lock()  # guards the sequences of this engine
-        self._cache = BlockedKVCache(config, self._cache_dtype)
+        self._cache = BlockedKVCache(config, self.cache_dtype)
 
     def clone(self) -> Self:
         """Return an engine with the same weights and one empty sequence."""
         other = copy(self)
         other._lock = threading.Lock()
-        other._cache = BlockedKVCache(self.config, self._cache_dtype)
+        other._cache = BlockedKVCache(self.config, self.cache_dtype)
         return other
 
     @property

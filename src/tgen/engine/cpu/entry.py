@@ -60,8 +60,8 @@ def _serve(job, newest, seen, thread):
 
 
 def enter(task, job, newest, new_job, queue, n_phases, seen, thread):
-    """Do a task: run the pass `new_job`, help with passes as `thread` (see `_serve`), or compute
-    the request at `job` (see `sampling_kernels`), or return whether AMX is used."""
+    """Do a task: run the pass `new_job`, help with passes as `thread` (see `_serve`), compute the
+    request at `job` (see `sampling_kernels`), or return whether this code can use AMX."""
     if task == RUN:
         _run(new_job, job, newest, queue, n_phases, thread)
     elif task == SERVE:

@@ -120,7 +120,7 @@ def _share_inputs(job, layer, ticket, phase, matrix, n_tokens, scratch):
 
 
 @njit
-def _own_inputs(job, layer, matrix, n_tokens, scratch):
+def _product_inputs(job, layer, matrix, n_tokens, scratch):
     """Return the address of inputs that threads share, or else write them for this thread."""
     if n_tokens >= _SHARED_TOKENS:
         return load_int(job, INPUTS_PTR)
@@ -135,11 +135,11 @@ def _embed(job, ticket, phase):
     n, padded = load_int(job, D_MODEL), load_int(job, D_MODEL_PADDED)
     scale = bits_to_float(types.int32(load_int(job, EMBEDDING_SCALE_BITS)))
     last = load_int(job, N_LAYERS)
-    dtype = _weights(job, last, DTYPES + EMBEDDING)
     for i in claim_chunks(load_int(job, QUEUE_PTR), phase, ticket, load_int(job, N_TOKENS)):
         token = load_int(job, TOKENS_PTR) + i * TOKEN_COLUMNS * 8
         out = load_int(job, X_PTR) + i * padded * 4
-        embed(dtype, _weights(job, last, EMBEDDING), load_int(token, TOKEN_ID), n, padded, out)
+        dtype, table = _weights(job, last, DTYPES + EMBEDDING), _weights(job, last, EMBEDDING)
+        embed(dtype, table, load_int(token, TOKEN_ID), n, padded, out)
         if scale != 1:
             scale_row(out, scale, 0, n)
         positions = _weights(job, last, POSITIONS)
@@ -170,10 +170,11 @@ def _project_qkv(job, layer, ticket, phase, scratch):
     qkv, inputs, width = load_int(job, QKV_PTR), 0, load_int(job, D_MODEL_PADDED)
     for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, ticket, n_chunks):
         if inputs == 0:
-            inputs = _own_inputs(job, layer, QKV, n_tokens, scratch)
+            inputs = _product_inputs(job, layer, QKV, n_tokens, scratch)
         a, b = chunk * size, min(n_rows, (chunk + 1) * size)
         n = _n_outputs(job, layer) if b <= n_heads * step else n_tokens
-        _multiply(job, layer, QKV, a, b, width, inputs, n, qkv, n_rows, scratch)
+        if n > 0:
+            _multiply(job, layer, QKV, a, b, width, inputs, n, qkv, n_rows, scratch)
         for i in range(n):
             add_row(qkv + i * n_rows * 4, 0, _weights(job, layer, QKV_BIAS), a, b)
 
@@ -359,6 +360,8 @@ def _project_residual(job, layer, ticket, phase, x, n, matrix, residual, out, sc
     """Phases 6 and 10: out = (matrix x + bias) * scale + residual. With post-norm the normalized
     residual, computed in `scratch`, is added instead; address 0 is no residual."""
     n_tokens, ready = _n_outputs(job, layer), False
+    if n_tokens == 0:
+        return
     width, step = load_int(job, D_MODEL), load_int(job, D_MODEL_PADDED)
     size = _rows_per_chunk(job, width)
     n_chunks = (width + size - 1) // size
@@ -398,6 +401,8 @@ def _add_normalized(job, layer, ticket, phase, name, scratch):
 def _feed_forward(job, layer, ticket, phase, scratch):
     """Phase 9: the feed-forward's hidden vectors, as inputs of the down projection."""
     n_tokens, n_rows = _n_outputs(job, layer), load_int(job, D_FF)
+    if n_tokens == 0:
+        return
     size, step = _rows_per_chunk(job, n_rows), load_int(job, D_FF_PADDED)
     n_chunks = (n_rows + size - 1) // size
     width, hidden, inputs = load_int(job, D_MODEL_PADDED), load_int(job, HIDDEN_INPUTS_PTR), 0
@@ -406,7 +411,7 @@ def _feed_forward(job, layer, ticket, phase, scratch):
     gate = up + n_tokens * size * 4
     for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, ticket, n_chunks):
         if inputs == 0:
-            inputs = _own_inputs(job, layer, UP, n_tokens, scratch)
+            inputs = _product_inputs(job, layer, UP, n_tokens, scratch)
         a, b = chunk * size, min(n_rows, (chunk + 1) * size)
         out = up - a * 4
         _multiply(job, layer, UP, a, b, width, inputs, n_tokens, out, size, scratch)
@@ -440,7 +445,7 @@ def _logits(job, ticket, phase, scratch):
         return
     for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, ticket, n_chunks):
         if inputs == 0:
-            inputs = _own_inputs(job, last, QKV, n_logits, scratch)
+            inputs = _product_inputs(job, last, QKV, n_logits, scratch)
         a, b = chunk * size, min(n_rows, (chunk + 1) * size)
         padded = (n_rows + PANEL - 1) // PANEL * PANEL
         logits = load_int(job, LOGITS_PTR)

@@ -11,6 +11,8 @@ from tgen.engine.cpu.intrinsics import i32
 from tgen.engine.cpu.job_layout import INT4, LANES, QUAD
 from tgen.engine.cpu.simd import I8, I16, INTEGERS
 
+_TAKE_UNSIGNED = {"avx512vnni": 16, "avxvnni": 8}  # features, and the lanes of their instruction
+
 
 def choose_dot(dtype: int) -> Any:
     """Return dot(b, sums, w, x): sums + the dot products of each lane's four numbers.
@@ -19,10 +21,9 @@ def choose_dot(dtype: int) -> Any:
     with -128 times the sum of the inputs (see `offset_factor`). Int4 weights are from 0 to 15.
     """
     known, signed = target.features(), dtype != INT4
-    if "avx512vnni" in known:
-        return _call_dot("llvm.x86.avx512.vpdpbusd.512", LANES)
-    if "avxvnni" in known:
-        return _call_dot("llvm.x86.avx512.vpdpbusd.256", 8)
+    for feature, lanes in _TAKE_UNSIGNED.items():
+        if feature in known:
+            return _call_dot(f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", lanes)
     if "avx2" in known:
         return partial(_avx2_dot, signed=signed)
     if "dotprod" in known and target.ARM:
@@ -81,7 +82,7 @@ def _arm_dot(b, sums, w, x, *, signed):
 
 def _plain_dot(b, sums, w, x, *, signed):
     if signed:
-        w = b.xor(w, ir.Constant(INTEGERS, [-0x7F7F7F80] * LANES))
+        w = subtract_128(b, w)
     down = ir.Constant(INTEGERS, [24] * LANES)
     for byte in range(QUAD):
         up = ir.Constant(INTEGERS, [24 - 8 * byte] * LANES)
@@ -92,9 +93,13 @@ def _plain_dot(b, sums, w, x, *, signed):
 
 def offset_factor() -> int:
     """Return by what the sum of a group's inputs is multiplied for int8, see `choose_dot`."""
-    known = target.features()
-    unsigned = "avx512vnni" in known or "avxvnni" in known
-    return -128 if unsigned else 0
+    takes_unsigned = any(name in target.features() for name in _TAKE_UNSIGNED)
+    return -128 if takes_unsigned else 0
+
+
+def subtract_128(b: ir.IRBuilder, weights: ir.Value) -> ir.Value:
+    """Subtract 128 from each byte of a vector of integers."""
+    return b.xor(weights, ir.Constant(INTEGERS, [-0x7F7F7F80] * LANES))  # the bytes' highest bits
 
 
 def _split(b, vector, lanes):

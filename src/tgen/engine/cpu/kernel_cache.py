@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import stat
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -89,9 +90,17 @@ def kernels_cached() -> bool:
     return read_kernels() is not None
 
 
-@cache
+_loading = threading.Lock()
+
+
 def load_kernels() -> Callable[..., int]:
     """`entry.enter` as machine code, which runs without the GIL; compiled first if necessary."""
+    with _loading:
+        return _load_once()
+
+
+@cache
+def _load_once() -> Callable[..., int]:
     code = read_kernels()
     if code is None:
         from tgen.engine.cpu.entry import machine_code
@@ -103,7 +112,7 @@ def load_kernels() -> Callable[..., int]:
 
 def loaded_kernels() -> Callable[..., int] | None:
     """`load_kernels`, if this process has loaded them."""
-    return load_kernels() if load_kernels.cache_info().currsize else None
+    return _load_once() if _load_once.cache_info().currsize else None
 
 
 def _numba_version() -> str:

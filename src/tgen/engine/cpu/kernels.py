@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from tgen.engine.cpu.amx import make_multiply, make_unpack, multiply_bfloat16
-from tgen.engine.cpu.attention_tiles import make_mix, make_scores, store_float16
+from tgen.engine.cpu.attention_tiles import make_scores, make_weighted_sum, store_float16
 from tgen.engine.cpu.intrinsics import load_float, load_int, store_float
 from tgen.engine.cpu.job_layout import (
     BFLOAT16,
@@ -51,7 +51,8 @@ _FLOAT_PANEL, _BFLOAT16_PANEL = 4 * GROUP * PANEL, 2 * GROUP * PANEL  # bytes of
 def _make_products(dtype, panel_bytes, input_bytes, groups_per_sum):
     """Products with weights of a dtype; the bytes are those of a panel and an input per group.
 
-    A sum begins anew after some groups: one of float32 numbers would lose small ones.
+    After some groups, a new sum begins: it limits the rounding errors of float32, and bfloat16 adds
+    in AMX's order.
     """
     tile, shapes = make_tile(dtype), tile_shapes(dtype)
     most = max(n for n, _ in shapes)
@@ -120,10 +121,10 @@ def _products_of_bfloat16_tiles(w, first, last, n, x, n_vectors, out, out_step, 
             n_blocks = (count + TILE_ROWS - 1) // TILE_ROWS
             is_whole = count == n_blocks * TILE_ROWS
             target = out + i * step + panel * PANEL * 4
-            place, row = (target, step) if is_whole else (scratch, 2 * CACHE_LINE)
+            start, row = (target, step) if is_whole else (scratch, 2 * CACHE_LINE)
             tiles = x + i * n * 2
             multiply_bfloat16(
-                n_blocks, n_panels, w + panel * w_step, w_step, tiles, n // GROUP, place, row
+                n_blocks, n_panels, w + panel * w_step, w_step, tiles, n // GROUP, start, row
             )
             for m in range(0 if is_whole else count):
                 for r in range(n_panels * PANEL):
@@ -144,9 +145,9 @@ def _make_products_of_tiles(dtype, group_bytes):
             for i in range(0, n_vectors, TILE_ROWS):
                 count = min(TILE_ROWS, n_vectors - i)
                 target = out + i * step + panel * PANEL * 4
-                place, row = (target, step) if count == TILE_ROWS else (partial, CACHE_LINE)
+                start, row = (target, step) if count == TILE_ROWS else (partial, CACHE_LINE)
                 tiles = x + i // TILE_ROWS * n_groups * INT8_TILE_BYTES
-                multiply(weights, unpacked, tiles, n_groups, place, row, scratch)
+                multiply(weights, unpacked, tiles, n_groups, start, row, scratch)
                 for m in range(0 if count == TILE_ROWS else count):
                     for r in range(PANEL):
                         store_float(target + m * step, r, load_float(partial + m * row, r))
@@ -195,24 +196,24 @@ def round_input(dtype, x, n, out, i, first, width):
     """
     group, groups, n_groups = first // GROUP, (n + GROUP - 1) // GROUP, width // GROUP
     if dtype == BFLOAT16:
-        place = out + (i * width + first) * 4
+        start = out + (i * width + first) * 4
         for j in range(0, groups * GROUP, LANES):
-            round_to_bfloat16(x + j * 4, place + j * 4)
+            round_to_bfloat16(x + j * 4, start + j * 4)
     elif dtype == BFLOAT16_TILES:
         tiles = out + (i // TILE_ROWS * n_groups + group) * TILE_BYTES
-        place = tiles + i % TILE_ROWS * CACHE_LINE
+        start = tiles + i % TILE_ROWS * CACHE_LINE
         for g in range(groups):
-            pack_bfloat16(x + g * GROUP * 4, place + g * TILE_BYTES)
+            pack_bfloat16(x + g * GROUP * 4, start + g * TILE_BYTES)
     elif dtype == INT8_TILES:
         tiles = out + (i // TILE_ROWS * n_groups + group) * INT8_TILE_BYTES
         for g in range(groups):
-            place = tiles + g * INT8_TILE_BYTES
-            numbers, factors = place + i % TILE_ROWS * GROUP, place + TILE_ROWS * GROUP
+            start = tiles + g * INT8_TILE_BYTES
+            numbers, factors = start + i % TILE_ROWS * GROUP, start + TILE_ROWS * GROUP
             quantize_group(x + g * GROUP * 4, numbers, factors + i % TILE_ROWS * 4, CACHE_LINE)
     else:
         for g in range(groups):
-            place = out + (i * n_groups + group + g) * INPUT_BYTES
-            quantize_group(x + g * GROUP * 4, place, place + SCALE, START - SCALE)
+            start = out + (i * n_groups + group + g) * INPUT_BYTES
+            quantize_group(x + g * GROUP * 4, start, start + SCALE, START - SCALE)
 
 
 @njit
@@ -284,7 +285,7 @@ def rotate(vector, cos, sin, half):
 def _make_attend(dtype, n_bytes):
     """`attend` for keys and values of a dtype, which has so many bytes."""
     score_64, score_16 = make_scores(4, dtype), make_scores(1, dtype)
-    mix_32, mix_64 = make_mix(2, dtype), make_mix(4, dtype)
+    weighted_sum_32, weighted_sum_64 = make_weighted_sum(2, dtype), make_weighted_sum(4, dtype)
 
     @njit
     def attend_to(count, queries, limits, keys, values, n, size, scale, scores, out):
@@ -311,10 +312,10 @@ def _make_attend(dtype, n_bytes):
         while d < size:
             target, v = out + d * 4, values + d * n_bytes
             if size - d >= 64:
-                mix_64(count, scores, scores_step, v, step, n, target, out_step)
+                weighted_sum_64(count, scores, scores_step, v, step, n, target, out_step)
                 d += 64
             else:
-                mix_32(count, scores, scores_step, v, step, n, target, out_step)
+                weighted_sum_32(count, scores, scores_step, v, step, n, target, out_step)
                 d += 32
 
     return attend_to

@@ -11,7 +11,7 @@ import numpy as np
 from tgen.checkpoint.dtypes import Array
 from tgen.config import CacheDtype, ModelConfig
 from tgen.engine.cpu import job_layout
-from tgen.engine.cpu.aligned import aligned
+from tgen.engine.cpu.aligned import allocate_aligned
 from tgen.engine.cpu.job_layout import LANES
 from tgen.engine.cpu.weights import padded_length
 from tgen.model.ram import check_kv_cache_ram
@@ -118,6 +118,6 @@ class BlockedKVCache:
         shape = (config.n_layers, n_sequences, config.n_kv_heads)
         per_token = 2 * config.n_layers * config.n_kv_heads * size * self.dtype.itemsize
         check_kv_cache_ram(n_sequences, n_blocks * LANES, per_token)
-        keys = aligned((*shape, n_blocks, size, LANES), self.dtype)
-        values = aligned((*shape, n_blocks * LANES, size), self.dtype)
+        keys = allocate_aligned((*shape, n_blocks, size, LANES), self.dtype)
+        values = allocate_aligned((*shape, n_blocks * LANES, size), self.dtype)
         return keys, values

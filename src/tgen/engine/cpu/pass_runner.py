@@ -9,7 +9,7 @@ from tgen.checkpoint.dtypes import Array
 from tgen.config import ModelConfig, StoredAs
 from tgen.engine.base import Logits
 from tgen.engine.cpu import job_layout
-from tgen.engine.cpu.aligned import aligned
+from tgen.engine.cpu.aligned import allocate_aligned
 from tgen.engine.cpu.amx_permission import may_use_amx
 from tgen.engine.cpu.job_layout import (
     CHUNKS_PER_THREAD,
@@ -27,12 +27,8 @@ from tgen.model.rope import rotary_tables, sinusoid
 
 MAX_TOKENS = 288  # per pass, which reads all weights from RAM once; a multiple of tiles' 12 and 16
 MAX_HEADS = job_layout.MAX_CHUNKS // MAX_TOKENS  # merging attention has a chunk per token and head
-# A pass with fewer tokens is faster without AMX, which does not multiply float32.
-_MIN_TILE_TOKENS = {
-    job_layout.FLOAT32: MAX_TOKENS + 1,
-    job_layout.BFLOAT16: 4,
-    job_layout.INT8: 24,
-}
+# A pass with fewer tokens is faster without AMX.
+_MIN_TILE_TOKENS = {job_layout.BFLOAT16: 4, job_layout.INT8: 24}
 _CHUNKS_PER_THREAD = 8  # of attention; with fewer, threads share the keys of a head
 _MAX_PARTIALS = 1 << 24  # numbers of attention that is not merged yet
 
@@ -65,7 +61,7 @@ class PassRunner:
             job_layout.TOKENS_PTR: self._tokens,
             job_layout.SPANS_PTR: self._spans,
         }
-        self._partials = aligned((0,))  # of attention, if threads share its keys
+        self._partials = allocate_aligned((0,))  # of attention, if threads share its keys
         self._n_positions = 0  # positions that tables and attention scores have room for
         self._allocate_buffers()
         self._set_fields(self._weights.job_fields() | {job_layout.N_THREADS: n_threads})
@@ -96,7 +92,7 @@ class PassRunner:
 
     def _input_dtype(self, n_tokens: int) -> int:
         dtype = self._weights.input_dtype
-        if n_tokens < _MIN_TILE_TOKENS[dtype] or not may_use_amx():
+        if dtype == job_layout.FLOAT32 or n_tokens < _MIN_TILE_TOKENS[dtype] or not may_use_amx():
             return dtype
         is_int8 = dtype == job_layout.INT8
         return job_layout.INT8_TILES if is_int8 else job_layout.BFLOAT16_TILES
@@ -117,7 +113,7 @@ class PassRunner:
             and n <= _MAX_PARTIALS
         )
         if splits and n > self._partials.size:
-            self._partials = aligned((min(2 * n, _MAX_PARTIALS),))
+            self._partials = allocate_aligned((min(2 * n, _MAX_PARTIALS),))
         return {
             job_layout.N_RANGES: n_ranges,
             job_layout.N_PARTS: n_ranges if splits else 1,
@@ -131,11 +127,10 @@ class PassRunner:
         config = self.config
         row, n_ranges = padded_length(config.head_dim) + LANES, -(-n // KEYS_PER_RANGE)
         n_scores = QUERIES * (8 + row * (1 + n_ranges) + KEYS_PER_RANGE)  # see `_attend_together`
-        widest = max(buffer.shape[-1] for buffer in self._buffers.values())
-        n_tiles = TILE_BYTES + widest * PANEL // 4  # see `products_of_tiles`
+        n_tiles = TILE_BYTES + self._widest_input * PANEL // 4  # see `products_of_tiles`
         scratch = padded_length(self._before_spare() + max(n_scores, n_tiles))
         scratch += 1024  # a page apart, so that threads do not share cache lines
-        new = {job_layout.SCRATCH_PTR: aligned((self._n_threads, scratch))}
+        new = {job_layout.SCRATCH_PTR: allocate_aligned((self._n_threads, scratch))}
         if config.position == "rotary":
             new[job_layout.COS_PTR], new[job_layout.SIN_PTR] = rotary_tables(config, n)
             if config.local_rope_theta is not None:
@@ -161,7 +156,8 @@ class PassRunner:
             job_layout.HIDDEN_INPUTS_PTR: hidden,
         }
         for name, size in sizes.items():  # rounded inputs take less than float32
-            self._buffers[name] = aligned((MAX_TOKENS, size))
+            self._buffers[name] = allocate_aligned((MAX_TOKENS, size))
+        self._widest_input = max(width, config.n_heads * head, hidden)
         self._set_fields({name: buffer.ctypes.data for name, buffer in self._buffers.items()})
         offsets = {
             job_layout.INPUTS_OFFSET: width,

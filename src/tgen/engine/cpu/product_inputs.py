@@ -68,8 +68,8 @@ def quantize_group(b, x, out, factors, step):
     for half, numbers in enumerate(halves):
         shifted = b.fadd(b.fmul(numbers, broadcast(b, inverse)), rounding)
         rounded = b.sub(b.bitcast(shifted, INTEGERS), b.bitcast(rounding, INTEGERS))
-        place = b.add(out, integer(LANES * half))
-        store(b, b.trunc(rounded, ir.VectorType(I8, LANES)), place, align=1)
+        pointer = b.add(out, integer(LANES * half))
+        store(b, b.trunc(rounded, ir.VectorType(I8, LANES)), pointer, align=1)
         sums = rounded if sums is None else b.add(sums, rounded)
     scale = b.fmul(largest, ir.Constant(f32, 1 / 127))
     total = reduce(b, sums, lambda b, x, y: b.add(x, y))

@@ -1,7 +1,7 @@
 """Sampling of a token from a row of float32 logits, and what the report about a token needs.
 
 Probabilities are float32 exponentials, added as float64. Only as many candidates are sorted as the
-draw needs, since the most likely ones almost always suffice.
+sample needs, since the most likely ones almost always suffice.
 """
 
 import numpy as np
@@ -122,7 +122,7 @@ def _swap(ids, values, i, j):
 
 @njit
 def _sift_down(ids, values, i, n):
-    """Restore the heap of the worst below place i."""
+    """Restore the heap of the worst below index i."""
     while 2 * i + 1 < n:
         child = 2 * i + 1
         if child + 1 < n and _is_worse(ids, values, child + 1, child):
@@ -155,16 +155,16 @@ def _sort_best(x, n, k, ids, values):
                 store_float(values, found, value)
                 found += 1
                 if found == k:
-                    for place in range(k // 2, -1, -1):
-                        _sift_down(ids, values, place, k)
+                    for parent in range(k // 2, -1, -1):
+                        _sift_down(ids, values, parent, k)
             elif found == k and value > load_float(values, 0):
                 store_int(ids, 0, i)
                 store_float(values, 0, value)
                 _sift_down(ids, values, 0, k)
             i += 1
     if found < k:
-        for place in range(found // 2, -1, -1):
-            _sift_down(ids, values, place, found)
+        for parent in range(found // 2, -1, -1):
+            _sift_down(ids, values, parent, found)
     for last in range(found - 1, 0, -1):  # a heap sort: the worst goes last
         _swap(ids, values, 0, last)
         _sift_down(ids, values, 0, last)
@@ -172,8 +172,8 @@ def _sort_best(x, n, k, ids, values):
 
 
 @njit
-def _draw(request, maximum, found, is_all):
-    """Return the drawn token, or -1 if more candidates than the `found` first ones are needed."""
+def _sample_candidate(request, maximum, found, is_all):
+    """Return the sampled token, or -1 if more candidates than the `found` first ones are needed."""
     x, n = int(load_double(request, ROW_PTR)), int(load_double(request, N_CANDIDATES))
     ids, values = (
         int(load_double(request, CANDIDATES_PTR)),
@@ -233,7 +233,7 @@ def sample_row(request):
     token, k = -1, min(n, top_k if top_k else _FIRST_CANDIDATES)
     while token < 0 and np.isfinite(maximum):
         found = _sort_best(x, n, k, ids, values)
-        token = _draw(request, maximum, found, top_k > 0 or k == n or found < k)
+        token = _sample_candidate(request, maximum, found, top_k > 0 or k == n or found < k)
         k = min(n, _GROWTH * k)
     store_double(request, RESULT, np.float64(token))
 

@@ -141,7 +141,7 @@ def add(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
 
 
 def larger(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
-    """The larger of two numbers, or of each pair of two vectors."""
+    """The larger of two numbers, or of each pair of two vectors; y if one is NaN."""
     return b.select(b.fcmp_ordered(">", x, y), x, y)
 
 

@@ -9,6 +9,7 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
+from tgen.engine.cpu.aligned import allocate_aligned
 from tgen.engine.cpu.job_layout import (
     FIRST_PHASES,
     JOB_SIZE,
@@ -34,9 +35,8 @@ class ThreadPool:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._job = np.zeros(JOB_SIZE, np.int64)
-        self._memory = np.zeros((_count_phases(MAX_LAYERS) + 1) * QUEUE_WORDS + 8, np.int64)
-        aligned = -(-self._memory.ctypes.data // 64) * 64  # to a cache line
-        self._newest, self._queue = aligned, aligned + 8 * QUEUE_WORDS
+        self._memory = allocate_aligned((_count_phases(MAX_LAYERS) + 1, QUEUE_WORDS), np.int64)
+        self._newest, self._queue = self._memory[0].ctypes.data, self._memory[1].ctypes.data
         self._n_phases = 0  # of the deepest model so far: a late helper may be in any phase
         self._n_passes = 0
         self._wake: list[threading.Semaphore] = []

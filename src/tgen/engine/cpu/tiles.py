@@ -89,9 +89,9 @@ def make_tile(dtype: int) -> Any:
             results = iter(emit(b, panels, vectors, n))
             adds = b.icmp_signed("!=", add, integer(0))
             for i, k in product(range(m), range(p)):
-                place = b.add(offset(b, out, out_step, i), integer(4 * PANEL * k))
-                result, before = next(results), load(b, place, VECTOR)
-                store(b, b.select(adds, b.fadd(before, result), result), place)
+                pointer = b.add(offset(b, out, out_step, i), integer(4 * PANEL * k))
+                result, before = next(results), load(b, pointer, VECTOR)
+                store(b, b.select(adds, b.fadd(before, result), result), pointer)
             b.branch(after)
         b.position_at_end(after)
 
@@ -112,8 +112,8 @@ def make_read(dtype: int) -> Any:
         group = element(b, panel, b.sdiv(column, integer(GROUP)), INT8_GROUP_BYTES)
         column = b.srem(column, integer(GROUP))
         quad = element(b, group, b.sdiv(column, integer(QUAD)), QUAD * PANEL)
-        place = b.add(element(b, quad, row, QUAD), b.srem(column, integer(QUAD)))
-        number = b.sub(b.zext(load(b, place, I8), i32), ir.Constant(i32, 128))
+        pointer = b.add(element(b, quad, row, QUAD), b.srem(column, integer(QUAD)))
+        number = b.sub(b.zext(load(b, pointer, I8), i32), ir.Constant(i32, 128))
         scale = b.extract_element(load_float16(b, b.add(group, integer(GROUP * PANEL))), row)
         return b.fmul(b.sitofp(number, f32), scale)
 
@@ -128,8 +128,8 @@ def _emit_float32(b, panels, vectors, n):
         new_sums += sums
         for column in range(step):
             i = b.add(j, integer(column)) if column else j
-            places = _prefetched(b, panels, i, 4 * PANEL, len(vectors))
-            weights = [load(b, place, VECTOR) for place in places]
+            pointers = _prefetched(b, panels, i, 4 * PANEL, len(vectors))
+            weights = [load(b, pointer, VECTOR) for pointer in pointers]
             for m, vector in enumerate(vectors):
                 number = broadcast(b, load(b, element(b, vector, i, 4), f32))
                 for p, weight in enumerate(weights):
@@ -144,8 +144,8 @@ def _emit_bfloat16(b, panels, vectors, n):
     pairs, n_results = b.mul(n, integer(GROUP // 2)), len(panels) * len(vectors)
     with loop(b, pairs, 2 * n_results, step=1) as (j, sums, new_sums):
         new_sums += sums
-        places = _prefetched(b, panels, j, 4 * PANEL, len(vectors))
-        columns = [load(b, place, INTEGERS) for place in places]
+        pointers = _prefetched(b, panels, j, 4 * PANEL, len(vectors))
+        columns = [load(b, pointer, INTEGERS) for pointer in pointers]
         # A bfloat16 is the upper half of a float32.
         even = [b.bitcast(b.shl(one, integers(16)), VECTOR) for one in columns]
         odd = [b.bitcast(b.and_(one, integers(-1 << 16)), VECTOR) for one in columns]
@@ -163,10 +163,10 @@ def _emit_bfloat16(b, panels, vectors, n):
 def _prefetched(b, panels, i, size, n_vectors):
     """The addresses of line i of each panel. Weights that follow are prefetched in tiles of several
     vectors, which are slower than RAM."""
-    places = [element(b, panel, i, size) for panel in panels]
-    for place in places if n_vectors > 1 else []:
-        prefetch(b, b.add(place, integer(_PREFETCH_BYTES)))
-    return places
+    pointers = [element(b, panel, i, size) for panel in panels]
+    for pointer in pointers if n_vectors > 1 else []:
+        prefetch(b, b.add(pointer, integer(_PREFETCH_BYTES)))
+    return pointers
 
 
 def _emit_integers(b, panels, vectors, n, *, dtype):

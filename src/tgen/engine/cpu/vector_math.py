@@ -34,8 +34,8 @@ def _constant(value: float) -> ir.Constant:
 
 def exp_vector(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
     """e^x, accurate to 2 ulp."""
-    x = larger(b, x, _constant(-_MAX_EXPONENT))
-    x = b.fneg(larger(b, b.fneg(x), _constant(-_MAX_EXPONENT)))
+    x = larger(b, _constant(-_MAX_EXPONENT), x)  # in this order, NaN stays NaN
+    x = b.fneg(larger(b, _constant(-_MAX_EXPONENT), b.fneg(x)))
     rounding = _constant(float(3 << 22))  # adding and subtracting it rounds to an integer
     k = b.fsub(b.fadd(b.fmul(x, _constant(1.44269504)), rounding), rounding)
     r = fma(b, k, _constant(-0.693359375), x)
@@ -71,10 +71,10 @@ def exp_scores(b, x, first, end, n, scale, out):
     maximum = reduce(b, new[0], larger)
     largest = broadcast(b, maximum)
     with loop(b, n, 1, step=LANES) as (j, (total,), new):
-        place = element(b, x, j, 4)
-        scaled = b.fmul(b.fsub(load(b, place, VECTOR), largest), broadcast(b, scale))
+        pointer = element(b, x, j, 4)
+        scaled = b.fmul(b.fsub(load(b, pointer, VECTOR), largest), broadcast(b, scale))
         value = b.select(is_inside(j), exp_vector(b, scaled), _constant(0.0))
-        store(b, value, place)
+        store(b, value, pointer)
         new.append(b.fadd(total, value))
     store(b, maximum, out)
     store(b, reduce(b, new[0], add), b.add(out, ir.Constant(out.type, 4)))
@@ -103,8 +103,8 @@ def _make_activation(emit: Any) -> Any:
     @primitive(types.void(address, address, types.int64))
     def activation(b, up, gate, n):
         with loop(b, n, 0, step=LANES) as (j, _, _):
-            places = [element(b, start, j, 4) for start in (up, gate)]
-            store(b, emit(b, *[load(b, place, VECTOR) for place in places]), places[0])
+            pointers = [element(b, start, j, 4) for start in (up, gate)]
+            store(b, emit(b, *[load(b, pointer, VECTOR) for pointer in pointers]), pointers[0])
 
     return activation
 
@@ -122,4 +122,4 @@ def _gelu_tanh(b, z):
 swiglu = _make_activation(lambda b, up, gate: b.fmul(up, _silu(b, gate)))
 geglu = _make_activation(lambda b, up, gate: b.fmul(up, _gelu_tanh(b, gate)))
 gelu_tanh = _make_activation(lambda b, up, _: _gelu_tanh(b, up))
-relu = _make_activation(lambda b, up, _: larger(b, up, _constant(0.0)))
+relu = _make_activation(lambda b, up, _: larger(b, _constant(0.0), up))

@@ -14,7 +14,7 @@ from tgen.checkpoint.dtypes import Array, to_float32
 from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix
 from tgen.config import STORED_BYTES, ModelConfig, StoredAs, output_dtype
 from tgen.engine.cpu import job_layout
-from tgen.engine.cpu.aligned import aligned
+from tgen.engine.cpu.aligned import allocate_aligned
 from tgen.engine.cpu.job_layout import BFLOAT16, FLOAT32, GROUP, INT4, INT8, PANEL
 from tgen.engine.cpu.panels import int4_panels, to_panels
 from tgen.model.ram import check_ram
@@ -77,14 +77,17 @@ class PackedWeights:
         has in more than 4 bits, if others have 4. Raises ModelError if the converted arrays do not
         fit into RAM.
         """
-        sizes = [(array.nbytes, array.size * STORED_BYTES[dtype]) for array in arrays.values()]
-        n_more = sum(round(packed) - stored for stored, packed in sizes)
-        check_ram(n_more, f"storing the weights as {dtype}", "choose a smaller --dtype or model")
         self.config = config
         self._take: Callable[..., Any] = arrays.pop
-        self._dtype, self._output_dtype = _DTYPES[dtype], _DTYPES[output_dtype(dtype)]
+        self._dtype, self._output_dtype = dtype, output_dtype(dtype)
         # The matrices of a file that have more than 4 bits keep them beside those that have not.
         self._mixed = any(_has_four_bits(array) for array in arrays.values())
+        n_more = 0.0
+        for name, array in arrays.items():
+            stored_as = self._choose_dtype(array, is_block=name.startswith("blocks."))
+            n_more += array.size * STORED_BYTES[stored_as] - array.nbytes
+        hint = "choose a smaller --dtype or model"
+        check_ram(round(n_more), f"storing the weights as {dtype}", hint)
         self.table = np.zeros((config.n_layers + 1, job_layout.TABLE_COLUMNS), np.int64)
         self._arrays: list[Array] = []
         with ThreadPoolExecutor(n_threads) as pool:
@@ -132,21 +135,21 @@ class PackedWeights:
 
     def _put(self, layer: int, name: int, array: Array | None) -> None:
         if array is not None:
-            dtype = self._choose_dtype(layer, array)
+            dtype = _DTYPES[self._choose_dtype(array, is_block=layer < self.config.n_layers)]
             packed = _pack(array, dtype)
             self._arrays.append(packed)
             self.table[layer, name] = packed.ctypes.data
             self.table[layer, job_layout.DTYPES + name] = dtype
 
-    def _choose_dtype(self, layer: int, array: Array) -> int:
-        if layer == self.config.n_layers:
+    def _choose_dtype(self, array: Array, *, is_block: bool) -> StoredAs:
+        if not is_block:
             return self._output_dtype
         return self._dtype if not self._mixed or _has_four_bits(array) else self._output_dtype
 
     @property
     def input_dtype(self) -> int:
         """What the inputs of products are rounded to; int8 for integers."""
-        return min(self._dtype, INT8)
+        return _DTYPES["int8" if self._dtype == "int4" else self._dtype]
 
     def set_positions(self, vectors: Array) -> None:
         """Use the float32 vectors (n, C), which are added to the embeddings."""
@@ -187,11 +190,11 @@ def _has_four_bits(array: Array) -> bool:
 def _pack(array: Array, dtype: int) -> Array:
     """Pad vectors, and convert matrices to panels of the dtype, some rows at a time."""
     if array.ndim == 1:
-        vector = aligned((padded_length(len(array)),))
+        vector = allocate_aligned((padded_length(len(array)),))
         vector[: len(array)] = to_float32(array)
         return vector
     first = _panels(array, 0, 1, dtype)
-    packed = aligned((-(-len(array) // PANEL), *first.shape[1:]), first.dtype)
+    packed = allocate_aligned((-(-len(array) // PANEL), *first.shape[1:]), first.dtype)
     for i in range(0, len(array), _ROWS_AT_ONCE):
         panels = _panels(array, i, i + _ROWS_AT_ONCE, dtype)
         packed[i // PANEL : i // PANEL + len(panels)] = panels
