@@ -70,7 +70,13 @@ def check_comparable(saved: Sequence[Mapping[str, Any]], current: Mapping[str, A
 
 
 def find_matching_record(
-    saved: Sequence[Mapping[str, Any]], workload: Workload, *, engine: str, dtype: str, threads: int
+    saved: Sequence[Mapping[str, Any]],
+    workload: Workload,
+    *,
+    engine: str,
+    dtype: str,
+    type_k: str,
+    threads: int,
 ) -> Mapping[str, Any] | None:
     """Return the last saved record of the same workload and setup, or None."""
     expected = {
@@ -79,6 +85,7 @@ def find_matching_record(
         "n_depth": workload.n_depth,
         "engine": engine,
         "dtype": dtype,
+        "type_k": type_k,
         "n_threads": threads,
         "batch": workload.batch,
     }

@@ -29,6 +29,7 @@ class Setup:
 
     engine: str
     dtype: StoredAs
+    cache_dtype: str  # of keys and values
     threads: int
     device: str  # cpu, cuda or mps
     context_length: int
@@ -77,6 +78,7 @@ def open_setups(
             Setup(
                 engine=engine.name,
                 dtype=engine.dtype,
+                cache_dtype=engine.cache_dtype,
                 threads=n_threads,
                 device=str(getattr(engine, "device", "cpu")).partition(":")[0],
                 context_length=engine.context_length,

@@ -93,6 +93,8 @@ def open_engine(
         reason = missing_kernels()
         why = f": {reason}" if reason else ""
         hint = "set dtype to float32" if reason or kind == "torch" else "set device to cpu"
+        if kind == "torch":
+            why = " (got engine torch)"
         raise UsageError(f"dtype {dtype} needs {needed}{why}", hint, field="dtype")
     if cache_dtype is not None and cache_dtype != dtype:
         reason = missing_kernels()

@@ -54,7 +54,7 @@ def make_records(*tests, seconds=(0.1, 0.2, 0.3), n_parameters=6_740_000_000):
     return [
         llama_bench.format_record(
             throughput_report(test, trials, **options),
-            summary, machine, gpu="", peak=None, seed=1, peak_memory=None,
+            summary, machine, gpu="", cache_dtype="float32", peak=None, seed=1, peak_memory=None,
         )
         for test in tests
     ]  # fmt: skip
@@ -137,7 +137,24 @@ def test_a_comparison_uses_the_saved_runs_model(trained, tmp_path, capsysbinary)
 def test_saved_run_is_compared(trained, tmp_path, capsysbinary, monkeypatch):
     saved = tmp_path / "saved.json"
     base = ["bench", "-m", str(trained), "-r", "8", "--no-limits", "-q"]
-    assert run([*base, "-p", "4", "-n", "2", "--threads", "1", "--save", str(saved)]) == 0
+    assert (
+        run(
+            [
+                *base,
+                "-p",
+                "4",
+                "-n",
+                "2",
+                "--threads",
+                "1",
+                "--cache-dtype",
+                "float16",
+                "--save",
+                str(saved),
+            ]
+        )
+        == 0
+    )
     rows = json.loads(saved.read_text())
     assert [(row["n_prompt"], row["n_gen"], row["n_threads"]) for row in rows] == [
         (4, 0, 1),
@@ -178,7 +195,12 @@ def test_saved_run_is_compared(trained, tmp_path, capsysbinary, monkeypatch):
         assert b"is not a saved benchmark" in capsysbinary.readouterr().err
     saved.write_text(json.dumps(rows))
     monkeypatch.setattr(trials, "run_trial", None)  # errors come before any measurement
-    for more in (["-p", "5"], ["-d", "3", "-p", "4"], ["--batch", "2", "-p", "4"]):
+    for more in (
+        ["-p", "5"],
+        ["-d", "3", "-p", "4"],
+        ["--batch", "2", "-p", "4"],
+        ["--cache-dtype", "float32"],
+    ):
         assert run([*base, "--compare", str(saved), *more]) == 2
         assert b"has no pp" in capsysbinary.readouterr().err
 
@@ -204,6 +226,7 @@ def test_saved_run_of_many_setups_is_compared(trained, tmp_path, capsysbinary):
     assert run([*base, "--compare", str(saved)]) == 0
     record = json.loads(capsysbinary.readouterr().out)
     assert len(record["differences"]) == 8
+    assert [row["type_k"] for row in record["rows"]] == ["f32"] * 4 + ["f16"] * 4
     names = ("test", "dtype", "batch", "n_depth", "n_threads")
     assert [[row[n] for n in names] for row in record["rows"]] == [
         [row[n] for n in names] for row in rows

@@ -13,7 +13,8 @@ from tgen.config import STORED_BYTES
 from tgen.reports.benchmark import Machine, PeakRates, ThroughputReport
 from tgen.reports.inspection import ModelSummary
 
-_TYPES = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_1"}
+CACHE_TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+_TYPES = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_1"}  # of the same size
 _MIB, _GIB = 2**20, 2**30
 _LAST_CSV_FIELD = "peak_memory_bytes"  # later fields are lists, or describe the machine
 # Columns of the Markdown table and their widths; a negative width aligns to the left.
@@ -28,13 +29,14 @@ def format_record(
     machine: Machine,
     *,
     gpu: str,
+    cache_dtype: str,
     peak: PeakRates | None,
     seed: int,
     peak_memory: int | None,
 ) -> dict[str, Any]:
     """Return one workload as a record: llama-bench's fields in its order, then tgen's own.
 
-    `gpu` is the name of the GPU that computes, or "".
+    `gpu` is the name of the GPU that computes, or ""; `cache_dtype` is that of keys and values.
     """
     n = summary.n_parameters
     size = f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.1f}M"
@@ -56,8 +58,8 @@ def format_record(
         "cpu_mask": "0x0",
         "cpu_strict": False,
         "poll": 0,
-        "type_k": "f32",
-        "type_v": "f32",
+        "type_k": CACHE_TYPES[cache_dtype],
+        "type_v": CACHE_TYPES[cache_dtype],
         "n_gpu_layers": summary.config["n_layers"] if gpu else 0,
         "n_cpu_moe": 0,
         "split_mode": "none",

@@ -235,6 +235,7 @@ class BenchOptions:
             "--engine": self.engines,
             "--save": self.save,
             "--dtype": self.dtypes if self.train else None,
+            "--cache-dtype": self.cache_dtype if self.train else None,
         }
         for flag, value in unused.items():
             if mode and value and flag not in allowed.get(mode, ()):

@@ -100,6 +100,7 @@ def write_report(
             context.summary,
             context.machine,
             gpu=setup.gpu,
+            cache_dtype=setup.cache_dtype,
             peak=setup.peak,
             seed=options.seed,
             peak_memory=peak_memory,
@@ -159,7 +160,7 @@ def _format_tables(
         peaks,
         context.machine,
         first.gpu or context.machine.cpu,
-        computed_cache_bytes=first.cost.key_bytes,
+        computed_cache_bytes=sorted({setup.cost.key_bytes for setup, _ in results}),
         peak_memory=peak_memory,
     )
     return [throughput_table(reports), *compared, *footer]

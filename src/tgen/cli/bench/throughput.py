@@ -7,12 +7,13 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from tgen.cli import console
+from tgen.cli.bench import llama_bench
 from tgen.cli.bench.options import BenchOptions
 from tgen.cli.bench.output import Comparison, collect_context, write_report
-from tgen.config import STORED_BYTES, StoredAs
+from tgen.config import STORED_BYTES, CacheDtype, StoredAs
 from tgen.errors import TgenError, UsageError
 from tgen.reports.benchmark import PrecisionReport, ThroughputReport
 from tgen.storage import files
@@ -117,6 +118,7 @@ def run_compare(options: BenchOptions, path: Path, max_slowdown: float | None) -
         engines=options.engines or [one for (one,) in _unique(saved, "engine")],
         dtypes=options.dtypes or [one for (one,) in _unique(saved, "dtype")],
         threads=options.threads or [one for (one,) in _unique(saved, "n_threads")],
+        cache_dtype=options.cache_dtype or _saved_cache_dtype(saved),
     )
     context, setups = collect_context(options), _open_setups(options)
     check_comparable(saved, context.identity(setups[0]))
@@ -130,13 +132,19 @@ def run_compare(options: BenchOptions, path: Path, max_slowdown: float | None) -
     before = []
     for setup, workload in product(setups, workloads):
         record = find_matching_record(
-            saved, workload, engine=setup.engine, dtype=setup.dtype, threads=setup.threads
+            saved,
+            workload,
+            engine=setup.engine,
+            dtype=setup.dtype,
+            type_k=llama_bench.CACHE_TYPES[setup.cache_dtype],
+            threads=setup.threads,
         )
         if record is None:
             raise UsageError(
                 f"--compare: {path} has no {workload.label} with engine {setup.engine}, "
-                f"{setup.dtype} weights, threads {setup.threads} and batch {workload.batch}",
-                "remove -p, -n, -d, --pg and --batch to repeat the workloads of the file",
+                f"{setup.dtype} weights, {setup.cache_dtype} KV cache, threads {setup.threads} "
+                f"and batch {workload.batch}",
+                "remove the options that name tests and setups, to repeat those of the file",
             )
         before.append(record)
     results = _measure(options, setups, workloads)
@@ -260,5 +268,12 @@ def _is_record(record: Any) -> bool:
     )
 
 
+def _saved_cache_dtype(records: Sequence[dict[str, Any]]) -> CacheDtype | None:
+    """Return the dtype of all KV caches; None if they differ, as the defaults do."""
+    types = _unique(records, "type_k")
+    known = {llama_bench.CACHE_TYPES[dtype]: dtype for dtype in get_args(CacheDtype)}
+    return known.get(types[0][0]) if len(types) == 1 else None
+
+
 def _unique(records: Sequence[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
-    return list(dict.fromkeys(tuple(record[name] for name in names) for record in records))
+    return list(dict.fromkeys(tuple(record.get(name) for name in names) for record in records))

@@ -56,7 +56,7 @@ def footer_lines(
     machine: Machine,
     name: str,
     *,
-    computed_cache_bytes: float,
+    computed_cache_bytes: Sequence[float],
     peak_memory: int | None,
 ) -> list[Text]:
     """Return the lines below the table: definitions, machine, peak rates, memory, warnings.
@@ -75,9 +75,8 @@ def footer_lines(
         )
     per_token = {r.cache_bytes_per_token for r in reports if r.cache_bytes_per_token is not None}
     measured = " and ".join(f"{n:,.0f}" for n in sorted(per_token)) or "unknown"
-    lines.append(
-        f"KV cache: {measured} bytes per token (measured), {computed_cache_bytes:,.10g} (computed)"
-    )
+    computed = " and ".join(f"{n:,.10g}" for n in computed_cache_bytes)
+    lines.append(f"KV cache: {measured} bytes per token (measured), {computed} (computed)")
     if peak_memory is not None:
         lines[-1] += f"; peak RSS of this process: {peak_memory / 2**20:,.0f} MiB"
     warnings = []

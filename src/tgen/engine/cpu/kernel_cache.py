@@ -9,6 +9,7 @@ import re
 import stat
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -103,11 +104,21 @@ def load_kernels() -> Callable[..., int]:
 def _load_once() -> Callable[..., int]:
     code = read_kernels()
     if code is None:
-        from tgen.engine.cpu.entry import machine_code
-
-        code = machine_code(_NAME)
+        # In another thread: during a call of LLVM, Ctrl-C would be ignored.
+        compiled: Future[bytes] = Future()
+        threading.Thread(target=_compile, args=(compiled,), daemon=True).start()
+        code = compiled.result()
         store_kernels(code)
     return _link(code)
+
+
+def _compile(result: "Future[bytes]") -> None:
+    try:
+        from tgen.engine.cpu.entry import machine_code
+
+        result.set_result(machine_code(_NAME))
+    except BaseException as error:
+        result.set_exception(error)
 
 
 def loaded_kernels() -> Callable[..., int] | None:

@@ -45,8 +45,8 @@ class BlockedKVCache:
             wanted = min(
                 max(_MIN_CAPACITY, n_tokens, 2 * self.capacity), self.config.context_length
             )
-            everything = list(range(self.values.shape[1]))
-            self.keys, self.values = self._copy(everything, wanted, max(self.lengths))
+            everything = list(range(len(self.lengths)))
+            self.keys, self.values = self._copy(everything, wanted)
 
     def rewind(self, lengths: Sequence[int]) -> None:
         """Truncate each sequence to its new length, if it is longer."""
@@ -69,7 +69,7 @@ class BlockedKVCache:
                     self.values[:, new, :, : lengths[new]] = self.values[:, old, :, : lengths[new]]
             self.lengths = lengths
         else:
-            keys, values = self._copy(indices, self.capacity, max(lengths))
+            keys, values = self._copy(indices, self.capacity)
             self.keys, self.values, self.lengths = keys, values, lengths
 
     def first_sequence(self) -> tuple[Array, Array]:
@@ -100,16 +100,17 @@ class BlockedKVCache:
             job_layout.N_SEQUENCES: self.values.shape[1],
         }
 
-    def _copy(self, indices: Sequence[int], capacity: int, n_tokens: int) -> tuple[Array, Array]:
-        """Return new storage with the first tokens of these sequences.
+    def _copy(self, indices: Sequence[int], capacity: int) -> tuple[Array, Array]:
+        """Return new storage with the tokens of these sequences.
 
         The caller assigns keys, values and lengths in one statement, which Ctrl-C cannot split.
         """
         keys, values = self._allocate(len(indices), capacity)
-        blocks = -(-n_tokens // LANES)
         for new, old in enumerate(indices):
+            n = self.lengths[old]
+            blocks = -(-n // LANES)
             keys[:, new, :, :blocks] = self.keys[:, old, :, :blocks]
-            values[:, new, :, :n_tokens] = self.values[:, old, :, :n_tokens]
+            values[:, new, :, :n] = self.values[:, old, :, :n]
         return keys, values
 
     def _allocate(self, n_sequences: int, capacity: int) -> tuple[Array, Array]:
