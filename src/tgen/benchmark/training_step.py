@@ -122,6 +122,7 @@ def _report(
     on_gpu = device.type == "cuda"
     return TrainingStepReport(
         device=device.type,
+        precision=config.precision,
         steps=steps,
         tokens_per_step=tokens,
         seconds=step,

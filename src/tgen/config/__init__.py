@@ -30,7 +30,13 @@ from tgen.config.sampling import (
     output_dtype,
     raw,
 )
-from tgen.config.training import LossOn, Parallel, ResolvedTrainConfig, TrainConfig
+from tgen.config.training import (
+    LossOn,
+    Parallel,
+    Precision,
+    ResolvedTrainConfig,
+    TrainConfig,
+)
 
 __all__ = [
     "CONSTRAINTS",
@@ -54,6 +60,7 @@ __all__ = [
     "Overflow",
     "Parallel",
     "Position",
+    "Precision",
     "ResolvedTrainConfig",
     "Rope",
     "RopeScaling",

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 from tgen.config.option import check_ranges, option, require
 
 LossOn = Literal["completion", "all"]
+Precision = Literal["float32", "bfloat16"]
 Parallel = Literal["ddp", "fsdp"]  # replicate the model on every rank, or shard it
 
 # Old spellings, still accepted by --set and in run.json.
@@ -53,9 +54,19 @@ class TrainConfig:
     optimizer: Literal["muon", "adamw"] = option(
         "muon", "Optimizer of the matrices inside the blocks; AdamW updates the rest."
     )
+    precision: Precision | None = option(
+        None, "What the inputs of matrix products are rounded to; weights and sums are float32."
+    )
     learning_rate: float | None = _positive(None, "Learning rate of AdamW.")
+    embedding_learning_rate: float | None = _positive(
+        None, "Learning rate of AdamW for an embedding that is not tied to the LM head."
+    )
     matrix_learning_rate: float | None = _positive(None, "Learning rate of Muon.")
-    momentum: float = _fraction(0.95, "Momentum of Muon.")
+    momentum: float | None = _fraction(None, "Momentum of Muon.")
+    separate_qkv: bool = option(True, "Muon orthogonalizes queries, keys and values separately.")
+    bigram_start: bool | None = option(
+        None, "Start embedding and LM head from the text's bigrams, not from random numbers."
+    )
     warmup_steps: int | None = option(
         None, "Steps of linear warmup.", low=0, expected=_NOT_NEGATIVE
     )
@@ -65,8 +76,8 @@ class TrainConfig:
     weight_decay: float | None = option(
         None, "Decoupled weight decay of matrices.", low=0, expected=_NOT_NEGATIVE
     )
-    beta1: float = _fraction(0.9, "AdamW decay rate of the first moment.")
-    beta2: float = _fraction(0.98, "AdamW decay rate of the second moment.")
+    beta1: float | None = _fraction(None, "AdamW decay rate of the first moment.")
+    beta2: float | None = _fraction(None, "AdamW decay rate of the second moment.")
     grad_clip: float = _positive(1.0, "Maximum norm of the gradient (clipping).")
     dropout: float | None = _fraction(None, "Dropout probability.")
     bpe_dropout: float | None = _fraction(
@@ -82,7 +93,7 @@ class TrainConfig:
     eval_tokens: int | None = _count(None, "Maximum number of held-out tokens per evaluation.")
     patience: int = option(
         5,
-        "Evaluations without improvement before early stopping; 0 disables it.",
+        "Evaluations significantly worse than the best one before early stopping; 0 disables it.",
         low=0,
         expected=_NOT_NEGATIVE,
     )
@@ -125,8 +136,14 @@ class ResolvedTrainConfig(TrainConfig):
     """A TrainConfig without None, as training needs it; the defaults apply where no plan chose."""
 
     batch_size: int = 16
+    precision: Precision = "float32"
     learning_rate: float = 2e-3
+    embedding_learning_rate: float = 2e-3
     matrix_learning_rate: float = 0.03
+    momentum: float = 0.95
+    beta1: float = 0.9
+    beta2: float = 0.98
+    bigram_start: bool = False
     warmup_steps: int = 50
     weight_decay: float = 0.1
     dropout: float = 0.0
@@ -141,4 +158,8 @@ class ResolvedTrainConfig(TrainConfig):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Return the configuration that `dataclasses.asdict` turned into `values`."""
-        return cls(**{OLD_FIELD_NAMES.get(name, name): value for name, value in values.items()})
+        fields = {OLD_FIELD_NAMES.get(name, name): value for name, value in values.items()}
+        # Runs of versions without these fields.
+        fields.setdefault("embedding_learning_rate", fields.get("learning_rate", cls.learning_rate))
+        fields.setdefault("separate_qkv", False)
+        return cls(**fields)

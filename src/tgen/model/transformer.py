@@ -11,6 +11,7 @@ C d_model · H heads · D head_dim · V vocabulary · L layers
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -20,9 +21,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tgen.config import ModelConfig, Rope
+from tgen.model import fused
 from tgen.model.attention_mask import causal_mask, document_mask, document_positions
 from tgen.model.dropout import Dropout
 from tgen.model.kv_cache import KVCache
+from tgen.model.product_precision import in_full_precision
 from tgen.model.ram import check_ram
 from tgen.model.rope import rotary_tables, sinusoid
 
@@ -61,7 +64,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., size) -> (..., size)."""
         scale = self.scale
-        return F.rms_norm(x.to(scale.dtype), scale.shape, scale, self.eps)
+        return fused.rms_norm(x.to(scale.dtype), scale, self.eps)
 
     @property
     def scale(self) -> Tensor:
@@ -106,17 +109,6 @@ class Embedding(nn.Embedding):
             nn.init.normal_(self.weight, std=self.std)
 
 
-def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each pair (x_i, x_{i+n/2}) of the first n dimensions by its position's angle (RoPE).
-
-    x (B, H, T, D); cos and sin (..., T, n/2).
-    """
-    half = cos.shape[-1]
-    x1, x2, unrotated = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    rotated = [x1 * cos - x2 * sin, x2 * cos + x1 * sin]
-    return torch.cat([*rotated, unrotated] if unrotated.shape[-1] else rotated, dim=-1)
-
-
 class CausalSelfAttention(nn.Module):
     """Causal multi-head attention; with fewer key than query heads, grouped-query attention."""
 
@@ -153,20 +145,19 @@ class CausalSelfAttention(nn.Module):
         q, k = q.transpose(1, 2), k.transpose(1, 2)  # (B, H, T, D), (B, n_kv_heads, T, D)
         v = v.view(B, T, self.n_kv_heads, self.head_dim).transpose(1, 2)
         if context.rope is not None:
-            q, k = apply_rotary(q, *context.rope), apply_rotary(k, *context.rope)
+            q, k = fused.rotate(q, *context.rope), fused.rotate(k, *context.rope)
         if context.cache is not None:
             k, v = context.cache.update(self.layer, k, v)  # (B, n_kv_heads, S, D)
         mask = context.mask
         causal = mask is None and T > 1  # aligns the first query with the first key
-        attn_out = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
+        attention = partial(
+            F.scaled_dot_product_attention,
             attn_mask=mask,
             is_causal=causal,
             scale=self.scale,
             enable_gqa=self.n_heads != self.n_kv_heads,
         )
+        attn_out = in_full_precision(attention, q, k, v)
         if context.recorder is not None:
             context.recorder.attention(self.layer, q, k, v, mask, attn_out)
         out: Tensor = self.o_proj(attn_out.transpose(1, 2).reshape(B, T, self.sizes[0]))

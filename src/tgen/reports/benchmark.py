@@ -178,6 +178,7 @@ class TrainingStepReport:
     """Duration of a training step and its use of the machine."""
 
     device: str
+    precision: str  # of the inputs of products
     steps: int  # total number of timed steps
     tokens_per_step: int
     seconds: Timing  # per step, one value per timed block

@@ -5,14 +5,15 @@ import time
 
 import torch
 
-from tgen.config import SIZES, ModelConfig
+from tgen.config import SIZES, ModelConfig, Precision
+from tgen.model.product_precision import product_precision
 from tgen.model.transformer import Transformer
 from tgen.training.evaluation import DeviceBatch, loss_sum
 
 _VOCAB_SIZE = 1024
 
 
-def measure_speed(device: torch.device, *, seconds: float) -> float:
+def measure_speed(device: torch.device, precision: Precision, *, seconds: float) -> float:
     """Return the FLOP per second of training, counted as six per parameter and token.
 
     Takes about `seconds`, at least two passes.
@@ -27,8 +28,9 @@ def measure_speed(device: torch.device, *, seconds: float) -> float:
     times: list[float] = []
     while len(times) < 2 or (time.perf_counter() - started < seconds and len(times) < 20):
         pass_started = time.perf_counter()
-        loss = loss_sum(model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        with product_precision(precision):
+            loss = loss_sum(model, batch, precision)
+            loss.backward()  # type: ignore[no-untyped-call]
         loss.item()  # waits for the device
         times.append(time.perf_counter() - pass_started)
     return 6 * n_parameters * batch_size * config.context_length / statistics.median(times[1:])

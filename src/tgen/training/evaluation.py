@@ -1,6 +1,7 @@
 """The loss of a batch, and the evaluation on held-out text."""
 
 import math
+import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice, zip_longest
 from typing import NamedTuple, Protocol
@@ -11,13 +12,16 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from tgen import distributed
-from tgen.config import ResolvedTrainConfig
+from tgen.config import Precision, ResolvedTrainConfig
 from tgen.model.transformer import Transformer
 from tgen.training.loss import cross_entropy
 
 # Tokens (B, T + 1); loss mask of the targets (B, T), None: all of them contribute; document of
 # each input (B, T), None: a single one.
 Windows = tuple[NDArray[np.int64], NDArray[np.bool_] | None, NDArray[np.int32] | None]
+
+
+_MAX_PARTS = 64  # of an evaluation
 
 
 class Batches(Protocol):
@@ -74,10 +78,10 @@ def split(batch: DeviceBatch, n: int) -> list[DeviceBatch]:
     return [DeviceBatch(*part) for part in zip(*columns, strict=True)]
 
 
-def loss_sum(model: Transformer, batch: DeviceBatch) -> Tensor:
+def loss_sum(model: Transformer, batch: DeviceBatch, precision: Precision) -> Tensor:
     """Return (): the sum of the losses of all target tokens, nats."""
     loss_mask = None if batch.loss_mask is None else batch.loss_mask.flatten()
-    with _autocast(batch.tokens.device):
+    with _autocast(batch.tokens.device, precision):
         x = model.hidden_states(batch.tokens[:, :-1], documents=batch.documents).flatten(0, 1)
         return cross_entropy(x, model.output_weight, batch.tokens[:, 1:].flatten(), loss_mask)
 
@@ -85,9 +89,11 @@ def loss_sum(model: Transformer, batch: DeviceBatch) -> Tensor:
 class LossModule(nn.Module):
     """A model with its loss: the module that DDP and FSDP wrap."""
 
-    def __init__(self, model: Transformer, *, compiled: bool = False) -> None:
+    def __init__(
+        self, model: Transformer, *, precision: Precision = "float32", compiled: bool = False
+    ) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.precision = model, precision
         self._compiled = torch.compile(loss_sum) if compiled else None
 
     def forward(self, batch: DeviceBatch, *, per_window: bool = False) -> Tensor:
@@ -97,10 +103,10 @@ class LossModule(nn.Module):
             if batch.loss_mask is None:  # a batch with a mask, once per epoch, would compile again
                 every = torch.ones_like(batch.tokens[:, 1:], dtype=torch.bool)
                 batch = batch._replace(loss_mask=every)
-            return self._compiled(self.model, batch)
+            return self._compiled(self.model, batch, self.precision)
         if not per_window:
-            return loss_sum(self.model, batch)
-        with _autocast(batch.tokens.device):
+            return loss_sum(self.model, batch, self.precision)
+        with _autocast(batch.tokens.device, self.precision):
             hidden = self.model.hidden_states(batch.tokens[:, :-1], documents=batch.documents)
             nats = []
             for i, x in enumerate(hidden):
@@ -116,6 +122,7 @@ class Evaluation(NamedTuple):
     loss: float  # nats per token
     bits_per_byte: float
     standard_error: float | None  # bits per byte; None: a single window
+    parts: list[float]  # nats of up to 64 parts of the text, to compare evaluations by
 
 
 def evaluate(
@@ -131,14 +138,26 @@ def evaluate(
     bytes_per_token = batches.val_bytes / batches.val_tokens
     local = _window_losses(loss_module, _shard_windows(batches.val_windows(max_tokens)))
     rounds = zip_longest(*distributed.all_gather(local), fillvalue=[])
-    losses = [window for groups in rounds for group in groups for window in group]
+    return _summarize([group for groups in rounds for group in groups], bytes_per_token)
+
+
+def evaluate_alone(model: Transformer, batches: Batches) -> Evaluation:
+    """Predict each held-out target token once, all of them, on this rank."""
+    windows = ((group, True) for group in batches.val_windows(sys.maxsize))
+    losses = _window_losses(LossModule(model), windows)
+    return _summarize(losses, batches.val_bytes / batches.val_tokens)
+
+
+def _summarize(groups: list[list[tuple[float, int]]], bytes_per_token: float) -> Evaluation:
+    losses = [window for group in groups for window in group]
     if not losses:  # the text is too short for one window
-        return Evaluation(0.0, 0.0, None)
+        return Evaluation(0.0, 0.0, None, [])
     nats, n_tokens = np.array(losses).T
     loss = float(nats.sum() / n_tokens.sum())
     bits_per_nat = 1 / math.log(2) / bytes_per_token
     error = bits_per_byte_error(nats, n_tokens * bytes_per_token)
-    return Evaluation(loss, loss * bits_per_nat, error if math.isfinite(error) else None)
+    parts = [float(part.sum()) for part in np.array_split(nats, min(len(nats), _MAX_PARTS))]
+    return Evaluation(loss, loss * bits_per_nat, error if math.isfinite(error) else None, parts)
 
 
 def evaluate_train(model: Transformer, batches: Batches, *, max_tokens: int) -> float:
@@ -190,16 +209,7 @@ def _window_losses(
     return [list(zip(nats.tolist(), n, strict=True)) for nats, n in results]
 
 
-def _autocast(device: torch.device) -> torch.autocast:
-    """Return autocast to bfloat16, enabled where it is fast."""
-    capability = None
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        capability = (properties.major, properties.minor)
-    return torch.autocast(device.type, torch.bfloat16, enabled=computes_bfloat16(capability))
-
-
-def computes_bfloat16(capability: tuple[int, int] | None) -> bool:
-    """Whether a GPU of this CUDA capability (None: another device) has units for bfloat16; older
-    ones emulate it, slower than float32."""
-    return capability is not None and capability >= (8, 0)
+def _autocast(device: torch.device, precision: Precision) -> torch.autocast:
+    """Return a context of products in this precision on a GPU; see `product_precision`."""
+    enabled = device.type == "cuda" and precision == "bfloat16"
+    return torch.autocast(device.type, torch.bfloat16, enabled=enabled)

@@ -12,6 +12,7 @@ from tgen import distributed
 from tgen.config import ResolvedTrainConfig
 from tgen.errors import DivergedError
 from tgen.model.openmp_wait import other_cpus
+from tgen.model.product_precision import product_precision
 from tgen.model.transformer import Transformer
 from tgen.reports.training import DoneReport, EvalReport, StepReport
 from tgen.training.early_stopping import record_evaluation
@@ -49,7 +50,8 @@ def train(
         if not pending:
             progress.seconds = clock() - started
             update_schedule(progress, config)
-        pending.append(_step(model, batches, config, state))
+        with product_precision(config.precision):
+            pending.append(_step(model, batches, config, state))
         progress.step += 1
         progress.steps_taken += 1
         due = evaluation_is_due(progress, config)
@@ -169,15 +171,15 @@ def _seed_dropout(model: Transformer, config: ResolvedTrainConfig, step: int, ro
 
 def _evaluation(batches: Batches, config: ResolvedTrainConfig, state: TrainState) -> EvalReport:
     progress = state.progress
-    loss, bits, error = evaluate(state.loss_module, batches, max_tokens=config.eval_tokens)
-    if not math.isfinite(bits):
-        raise DivergedError(f"the validation loss was {loss} at step {progress.step}")
+    evaluation = evaluate(state.loss_module, batches, max_tokens=config.eval_tokens)
+    if not math.isfinite(evaluation.bits_per_byte):
+        raise DivergedError(f"the validation loss was {evaluation.loss} at step {progress.step}")
     return EvalReport(
         step=progress.step,
-        loss=loss,
-        bits_per_byte=bits,
-        standard_error=error,
-        best=record_evaluation(progress, config, bits),
+        loss=evaluation.loss,
+        bits_per_byte=evaluation.bits_per_byte,
+        standard_error=evaluation.standard_error,
+        best=record_evaluation(progress, config, evaluation),
         seconds=progress.seconds,
     )
 

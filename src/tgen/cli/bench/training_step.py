@@ -6,7 +6,7 @@ from rich.text import Text
 from tgen.cli.bench.options import BenchOptions
 from tgen.cli.bench.output import show_last_report
 from tgen.cli.render.tables import table
-from tgen.config import ResolvedTrainConfig, StoredAs
+from tgen.config import Precision, ResolvedTrainConfig
 from tgen.reports.benchmark import TrainingStepReport
 
 _MIB = 2**20
@@ -19,22 +19,23 @@ def run_train(options: BenchOptions) -> None:
     from tgen.checkpoint.model_dir import load
     from tgen.model.cpu_count import default_threads
     from tgen.model.device import choose_device
+    from tgen.model.product_precision import computes_bfloat16
 
     config = load(options.path).config
     threads = options.only("threads", default_threads())
     batch = options.only("batches", ResolvedTrainConfig().batch_size)
-    device = choose_device(options.device).type
+    device = choose_device(options.device)
+    precision: Precision = "bfloat16" if computes_bfloat16(device) else "float32"  # as in training
     flops = None
     if options.limits:
-        dtype: StoredAs = "float32" if device == "cpu" else "bfloat16"  # as in training
-        peak = measure_peak_rates(0, device=device, threads=threads, dtype=dtype)
+        peak = measure_peak_rates(0, device=device.type, threads=threads, dtype=precision)
         flops = peak.flops_per_second
     reports = measure_training_step(
         config,
-        config=ResolvedTrainConfig(batch_size=batch, seed=options.seed),
-        steps=1 if device == "cpu" else 10,
+        config=ResolvedTrainConfig(batch_size=batch, precision=precision, seed=options.seed),
+        steps=1 if device.type == "cpu" else 10,
         trials=options.trials,
-        device=device,
+        device=device.type,
         threads=threads,
         peak_flops=flops,
     )
@@ -56,5 +57,6 @@ def training_table(report: TrainingStepReport) -> list[Table | Text]:
     memory = report.device_memory_bytes or report.peak_memory_bytes
     if memory is not None:
         rows.add_row("peak memory", f"{memory / _MIB:,.0f} MiB")
-    caption = f"timed blocks: {len(step.seconds)}, steps: {report.steps}, on {report.device}"
+    caption = f"timed blocks: {len(step.seconds)}, steps: {report.steps}, on {report.device}, "
+    caption += f"products in {report.precision}"
     return [rows, Text(caption, style="dim")]

@@ -46,8 +46,10 @@ def parse_overrides(overrides: Mapping[str, str]) -> tuple[dict[str, Any], dict[
 
 def _parse(name: str, text: str, field_type: Any) -> Any:
     """Parse text as a bool, a number or one of a Literal's values."""
-    choices = [choice for choice in get_args(field_type) if choice is not NoneType]
-    kind = choices[0] if NoneType in get_args(field_type) else field_type
+    kind = field_type
+    if NoneType in get_args(kind):
+        kind, _ = get_args(kind)
+    choices = get_args(kind)  # of a Literal
     try:
         if kind is bool:
             return {"true": True, "false": False}[text.lower()]

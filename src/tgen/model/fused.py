@@ -1,0 +1,86 @@
+"""Elementwise parts of the model for training on a CPU, with few passes over memory.
+
+Torch computes RMSNorm and RoPE on a CPU as many operations, and stores the results of each for the
+backward pass. These functions store only what they need, and work in place.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * weight over the last axis, (..., n) -> (..., n)."""
+    if not _is_faster(x):
+        return F.rms_norm(x, weight.shape, weight, eps)
+    out: Tensor = _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
+    return out
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate each pair (x_i, x_{i+n/2}) of the first n dimensions by its angle.
+
+    x (B, H, T, D); cos and sin (..., T, n/2).
+    """
+    if _is_faster(x) and 2 * cos.shape[-1] == x.shape[-1]:
+        out: Tensor = _Rotation.apply(x, cos, sin)  # type: ignore[no-untyped-call]
+        return out
+    half = cos.shape[-1]
+    x1, x2, unrotated = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    rotated = [x1 * cos - x2 * sin, x2 * cos + x1 * sin]
+    return torch.cat([*rotated, unrotated] if unrotated.shape[-1] else rotated, dim=-1)
+
+
+def _is_faster(x: Tensor) -> bool:
+    return x.device.type == "cpu" and torch.is_grad_enabled()
+
+
+class _RMSNorm(torch.autograd.Function):
+    """With y = x / rms(x) and g the gradient of y: g_x = (g - y mean(g y)) / rms(x)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        lengths = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        factors = lengths.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, factors)
+        out: Tensor = (x * factors).mul_(weight)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, factors = ctx.saved_tensors
+        y = x * factors
+        products = grad * y
+        means = (products @ weight).unsqueeze(-1).div_(x.shape[-1])
+        weight_grad = products.flatten(0, -2).sum(0)
+        x_grad = torch.mul(grad, weight, out=products).addcmul_(y, means, value=-1).mul_(factors)
+        return x_grad, weight_grad, None
+
+
+class _Rotation(torch.autograd.Function):
+    """The gradient is rotated back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotated(x, cos, sin, 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _rotated(grad, cos, sin, -1), None, None
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
+    half = cos.shape[-1]
+    x1, x2 = x[..., :half], x[..., half:]
+    out = torch.empty_like(x)
+    first, second = out[..., :half], out[..., half:]
+    torch.mul(x1, cos, out=first).addcmul_(x2, sin, value=-direction)
+    torch.mul(x2, cos, out=second).addcmul_(x1, sin, value=direction)
+    return out
