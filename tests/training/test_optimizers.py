@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from tgen.training.optimizers import Muon, orthogonalize
+from tgen.training.optimizers import Muon, orthogonalize, orthogonalize_parts
 
 
 def test_muon_update_is_nearly_orthogonal():
@@ -18,17 +18,33 @@ def test_muon_update_is_nearly_orthogonal():
 
 def test_muon_is_orthogonalized_nesterov_momentum_with_decoupled_weight_decay():
     torch.manual_seed(0)
-    matrices = [torch.nn.Parameter(torch.randn(shape)) for shape in ((6, 4), (6, 4), (4, 6))]
+    parts: dict[tuple[int, ...], tuple[int, ...]] = {
+        (6, 4): (6,),
+        (4, 6): (4,),
+        (12, 4): (6, 3, 3),
+        (12, 5): (4, 4, 4),
+    }
+    shapes = ((6, 4), (6, 4), (4, 6), (12, 4), (12, 5))
+    matrices = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
     expected = [matrix.detach().clone() for matrix in matrices]
     momenta = [torch.zeros_like(matrix) for matrix in expected]
-    optimizer = Muon(matrices, lr=0.1, momentum=0.9, weight_decay=0.5, orthogonalize=orthogonalize)
+    optimizer = Muon(
+        {matrix: parts[tuple(matrix.shape)] for matrix in matrices},
+        lr=0.1,
+        momentum=0.9,
+        weight_decay=0.5,
+        orthogonalize=orthogonalize_parts,
+    )
     for _ in range(3):
         for i, matrix in enumerate(matrices):
             matrix.grad = torch.randn_like(matrix)
             momenta[i] = 0.9 * momenta[i] + 0.1 * matrix.grad
-            update = orthogonalize((0.1 * matrix.grad + 0.9 * momenta[i])[None])[0]
-            scale = max(1, matrix.shape[0] / matrix.shape[1]) ** 0.5
-            expected[i] = expected[i] * (1 - 0.1 * 0.5) - 0.1 * scale * update
+            nesterov = 0.1 * matrix.grad + 0.9 * momenta[i]
+            update = [
+                orthogonalize(rows[None])[0] * max(1, len(rows) / rows.shape[1]) ** 0.5
+                for rows in nesterov.split(parts[tuple(matrix.shape)])
+            ]
+            expected[i] = expected[i] * (1 - 0.1 * 0.5) - 0.1 * torch.cat(update)
         optimizer.step()
     for matrix, wanted in zip(matrices, expected, strict=True):
         assert torch.allclose(matrix, wanted, atol=1e-5)

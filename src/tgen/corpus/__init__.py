@@ -3,6 +3,7 @@
 paths -> documents -> training and validation documents -> tokens -> batch(step)
 """
 
+from tgen.corpus.bigrams import count_bigrams
 from tgen.corpus.dataset import Batch, TokenDataset
 from tgen.corpus.documents import Corpus, Document, Documents
 from tgen.corpus.ngrams import ngram_tables
@@ -27,6 +28,7 @@ __all__ = [
     "TokenDataset",
     "TokenizedCorpus",
     "TrainValSplit",
+    "count_bigrams",
     "from_old_names",
     "ngram_tables",
     "overlap_fraction",

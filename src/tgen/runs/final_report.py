@@ -12,7 +12,7 @@ from tgen.model.transformer import Transformer
 from tgen.reports.training import DoneReport, RunReport
 from tgen.runs.prepare import PreparedRun
 from tgen.runs.samples import generate_texts
-from tgen.training.evaluation import evaluate_train
+from tgen.training.evaluation import evaluate_alone, evaluate_train
 from tgen.training.report.memorization import judge_memorization, longest_shared_run
 
 _MEMORIZATION_SAMPLES, _MEMORIZATION_TOKENS = 8, 128  # to search for in the training text
@@ -37,6 +37,8 @@ def final_reports(
     held_out, rest = bundle.tokenizer.decode(dataset.val[:])[: len(generated)], train
     if not held_out:  # without a validation split, use the end of the training text
         rest, held_out = train[: -len(generated)], train[-len(generated) :]
+    if len(dataset.val) > prepared.record.plan.train.eval_tokens:  # only a part was evaluated
+        done = replace(done, best_bits_per_byte=evaluate_alone(model, dataset).bits_per_byte)
     step = done.best_step or done.step  # of the saved weights
     nats = evaluate_train(model, dataset, max_tokens=_TRAIN_LOSS_TOKENS)
     yield judge_memorization(

@@ -27,6 +27,7 @@ from tgen.model.device import (
     n_threads,
     set_threads,
 )
+from tgen.model.product_precision import computes_bfloat16
 from tgen.reports.training import Choice, PlanReport, PreparingReport, ScalingReport
 from tgen.runs import rank_sync
 from tgen.runs.data import TextSplit, join_documents, split_corpus, tokenize_split
@@ -67,8 +68,16 @@ class PreparedRun:
     def new_state(self) -> TrainState:
         """Return the training state before the first step."""
         plan = self.record.plan
+        counts = None
+        if plan.train.bigram_start and self.tokens:
+            counts = corpus.count_bigrams(self.tokens["train"], plan.model.vocab_size)
         state = new_state(
-            plan.model, plan.train, self.device, weights=self.weights, parallel=self.parallel
+            plan.model,
+            plan.train,
+            self.device,
+            weights=self.weights,
+            bigram_counts=counts,
+            parallel=self.parallel,
         )
         state.progress.closing_seconds = plan.closing_seconds
         return state
@@ -127,10 +136,16 @@ def prepare(
     memory = rank_sync.min_rank_memory(device)
     if source is not None and distributed.ranks().world_size > 1:
         distributed.assert_same("the model", model_dir.digest(source)[:16])
-    speed = sum(
-        distributed.all_gather(measure_speed(device, seconds=min(2.0, config.minutes * 60 * share)))
+    seconds = min(1.0, config.minutes * 60 * share / 2)
+    speed = sum(distributed.all_gather(measure_speed(device, "float32", seconds=seconds)))
+    bfloat16_speed = None
+    if all(distributed.all_gather(computes_bfloat16(device))):
+        speeds = distributed.all_gather(measure_speed(device, "bfloat16", seconds=seconds))
+        bfloat16_speed = sum(speeds)
+    fastest = max(speed, bfloat16_speed or 0.0)
+    max_bytes = usable_bytes(
+        request.size, config, fastest, None if source is None else source.config
     )
-    max_bytes = usable_bytes(request.size, config, speed, None if source is None else source.config)
     text = corpus.read(request.corpus)
     distributed.assert_same("the corpus", text.sha256)
     if not distributed.is_rank_zero():
@@ -152,6 +167,7 @@ def prepare(
         val_tokens=len(val.tokens),
         has_merges=bool((tokenizer.merge_pairs >= 0).any()),
         flops_per_second=speed,
+        bfloat16_flops_per_second=bfloat16_speed,
         memory=None if is_estimate or distributed.launched() else memory_bytes(device),
         n_ranks=distributed.ranks().world_size,
         on_cpu=device.type == "cpu" and request.device_memory is None,

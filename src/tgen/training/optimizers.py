@@ -8,7 +8,7 @@ They do not subclass torch's, which import its compiler: that takes as long as t
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,14 +16,15 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from tgen.config import ResolvedTrainConfig
-from tgen.model.transformer import Transformer
+from tgen.model.transformer import CausalSelfAttention, Transformer
 
 # Quintic of Muon's authors: moves singular values from (0, 1] near 1 in five iterations.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _ITERATIONS = 5
 _IGNORE_FOUND_INF = {"mps"}  # devices whose fused AdamW ignores it in some versions of torch
 
-Orthogonalize = Callable[[Tensor], Tensor]  # (N, m, n) -> (N, m, n)
+RowSizes = tuple[int, ...]  # of the parts of a matrix that are orthogonalized separately
+Orthogonalize = Callable[[Tensor, RowSizes], Tensor]  # (N, m, n) -> (N, m, n)
 
 
 class AdamW:
@@ -79,7 +80,7 @@ class Muon:
 
     def __init__(
         self,
-        parameters: list[nn.Parameter],
+        parameters: Mapping[nn.Parameter, RowSizes],
         *,
         lr: float,
         momentum: float,
@@ -87,7 +88,8 @@ class Muon:
         orthogonalize: Orthogonalize,
     ) -> None:
         settings = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
-        self.param_groups: list[dict[str, Any]] = [{"params": parameters, **settings}]
+        self.param_groups: list[dict[str, Any]] = [{"params": [*parameters], **settings}]
+        self._row_sizes = parameters
         self.state: dict[Tensor, dict[str, Tensor]] = {}
         self._orthogonalize = orthogonalize
 
@@ -97,10 +99,10 @@ class Muon:
         for group in self.param_groups:
             device = group["params"][0].device
             finite = torch.tensor(True, device=device) if found_inf is None else found_inf == 0
-            by_shape: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
+            alike: dict[tuple[torch.Size, RowSizes], list[nn.Parameter]] = defaultdict(list)
             for parameter in group["params"]:
-                by_shape[parameter.shape].append(parameter)
-            for shape, parameters in by_shape.items():
+                alike[parameter.shape, self._row_sizes[parameter]].append(parameter)
+            for (_, row_sizes), parameters in alike.items():
                 updates = []
                 for parameter in parameters:
                     if parameter not in self.state:
@@ -111,12 +113,23 @@ class Muon:
                     gradient = gradient.where(finite, state["momentum"])
                     state["momentum"].lerp_(gradient, 1 - group["momentum"])
                     updates.append(gradient.lerp(state["momentum"], group["momentum"]))  # Nesterov
-                orthogonal = self._orthogonalize(torch.stack(updates))
-                scale = max(1.0, shape[0] / shape[1]) ** 0.5  # tall matrices: same RMS per row
+                orthogonal = self._orthogonalize(torch.stack(updates), row_sizes)
                 rate = group["lr"] * finite
                 for parameter, update in zip(parameters, orthogonal, strict=True):
                     parameter.mul_(1 - rate * group["weight_decay"])
-                    parameter.sub_(update * (rate * scale))
+                    parameter.sub_(update * rate)
+
+
+def orthogonalize_parts(x: Tensor, row_sizes: RowSizes) -> Tensor:
+    """Orthogonalize the parts of each matrix (N, m, n), which have `row_sizes` rows, separately,
+    with the same RMS per row for all shapes."""
+    parts = [x] if len(row_sizes) == 1 else list(x.split_with_sizes(row_sizes, 1))
+    n_columns = x.shape[2]
+    if len(set(row_sizes)) == 1:
+        rows = orthogonalize(torch.cat(parts)) * max(1.0, row_sizes[0] / n_columns) ** 0.5
+        return torch.cat(rows.chunk(len(parts)), 1)
+    scaled = [orthogonalize(p) * max(1.0, p.shape[1] / n_columns) ** 0.5 for p in parts]
+    return torch.cat(scaled, 1)
 
 
 def orthogonalize(x: Tensor) -> Tensor:
@@ -131,17 +144,29 @@ def orthogonalize(x: Tensor) -> Tensor:
 
 
 def make_optimizers(
-    model: Transformer, config: ResolvedTrainConfig, *, orthogonalize: Orthogonalize = orthogonalize
+    model: Transformer,
+    config: ResolvedTrainConfig,
+    *,
+    orthogonalize: Orthogonalize = orthogonalize_parts,
 ) -> list[AdamW | Muon]:
     """Return Muon for the matrices of the blocks and AdamW for the rest; only matrices decay."""
     inside = {id(p) for p in model.blocks.parameters() if p.dim() == 2}
     matrices = [p for p in model.parameters() if id(p) in inside]
     tables = [p for p in model.parameters() if p.dim() == 2 and id(p) not in inside]
     vectors = [p for p in model.parameters() if p.dim() < 2]
+    embedding = model.token_embedding.weight
+    untied = [] if model.config.tied_embeddings else [embedding]
+    others = [p for p in tables if not untied or p is not embedding]
+    rates = [
+        (others, config.learning_rate, config.weight_decay),
+        (vectors, config.learning_rate, 0.0),
+        (untied, config.embedding_learning_rate, config.weight_decay),
+    ]
     rest = AdamW(
         [
-            {"params": tables, "lr": config.learning_rate, "weight_decay": config.weight_decay},
-            {"params": vectors, "lr": config.learning_rate, "weight_decay": 0.0},
+            {"params": params, "lr": rate, "weight_decay": decay}
+            for params, rate, decay in rates
+            if params
         ],
         beta1=config.beta1,
         beta2=config.beta2,
@@ -149,8 +174,15 @@ def make_optimizers(
     if config.optimizer == "adamw":
         rest.param_groups[0]["params"] += matrices
         return [rest]
+    row_sizes: dict[nn.Parameter, RowSizes] = {matrix: (matrix.shape[0],) for matrix in matrices}
+    if config.separate_qkv:
+        for module in model.modules():
+            if isinstance(module, CausalSelfAttention):
+                weight = module.qkv_proj.weight
+                assert isinstance(weight, nn.Parameter)
+                row_sizes[weight] = tuple(module.sizes)
     muon = Muon(
-        matrices,
+        row_sizes,
         lr=config.matrix_learning_rate,
         momentum=config.momentum,
         weight_decay=config.weight_decay,

@@ -48,12 +48,10 @@ def broadcast_or_shard(tensor: Tensor, like: Tensor) -> Tensor:
     return tensor
 
 
-def one_rank_per_matrix(
-    function: Callable[[Tensor], Tensor], mesh: DeviceMesh
-) -> Callable[[Tensor], Tensor]:
+def one_rank_per_matrix(function: Callable[..., Tensor], mesh: DeviceMesh) -> Callable[..., Tensor]:
     """Distribute a function of matrices (N, m, n) -> (N, m, n): each matrix on one rank."""
 
-    def distributed_function(stack: Tensor) -> Tensor:
+    def distributed_function(stack: Tensor, *arguments: Any) -> Tensor:
         if isinstance(stack, DTensor):
             placements = stack.placements
             local = _redistribute(stack, [Shard(0)])
@@ -62,7 +60,7 @@ def one_rank_per_matrix(
             local = DTensor.from_local(stack, mesh, placements, run_check=False)
             local = local.redistribute(placements=[Shard(0)])
         result = DTensor.from_local(
-            function(local.to_local()),
+            function(local.to_local(), *arguments),
             mesh,
             [Shard(0)],
             run_check=False,

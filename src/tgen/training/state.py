@@ -5,7 +5,7 @@ There is no random state: batches and dropout are functions of the seed, the ste
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from tgen import distributed
 from tgen.config import ModelConfig, Parallel, ResolvedTrainConfig
 from tgen.model.transformer import Transformer
+from tgen.training.bigram_start import start_from_bigrams
 from tgen.training.evaluation import LossModule
-from tgen.training.optimizers import Orthogonalize, make_optimizers, orthogonalize
+from tgen.training.optimizers import Orthogonalize, make_optimizers, orthogonalize_parts
 
 # Names of counters in the states of earlier versions.
 _OLD_NAMES = {
@@ -45,6 +46,7 @@ class Progress:
     end_changes: int = 0  # how often the end had been overridden when these two were chosen
     best_step: int = 0
     best_bits_per_byte: float | None = None
+    best_parts: list[float] = field(default_factory=list)  # see `Evaluation`
     corpus_changes: int = 0  # how often the corpus had changed when the best was evaluated
     evals_since_best: int = 0  # or since the decay began
     evaluated_in_decay: bool = False
@@ -85,9 +87,9 @@ class TrainState:
         if parallel != "fsdp":  # which moves one shard at a time
             model = model.to(device)
         self.model, self.parallel = model, parallel
-        self.loss_module = LossModule(model, compiled=config.compile)
+        self.loss_module = LossModule(model, precision=config.precision, compiled=config.compile)
         self.step_loss: nn.Module = self.loss_module  # wrapped by DDP or FSDP where ranks share it
-        orthogonalize_stack: Orthogonalize = orthogonalize
+        orthogonalize: Orthogonalize = orthogonalize_parts
         if parallel:
             from tgen.training.parallel import (  # seconds to import
                 all_ranks,
@@ -97,8 +99,8 @@ class TrainState:
 
             mesh = all_ranks(device)
             self.step_loss = parallelize(self.loss_module, parallel, mesh)
-            orthogonalize_stack = one_rank_per_matrix(orthogonalize, mesh)
-        self.optimizers = make_optimizers(model, config, orthogonalize=orthogonalize_stack)
+            orthogonalize = one_rank_per_matrix(orthogonalize_parts, mesh)
+        self.optimizers = make_optimizers(model, config, orthogonalize=orthogonalize)
         self.progress = Progress()
 
     def gradient_sync(self, *, enabled: bool) -> AbstractContextManager[None]:
@@ -165,9 +167,11 @@ def new_state(
     device: torch.device,
     *,
     weights: Mapping[str, NDArray[Any]] | None = None,
+    bigram_counts: NDArray[np.float32] | None = None,
     parallel: Parallel | None = None,
 ) -> TrainState:
-    """Return the state at step 0 with `weights` or, if None, random ones.
+    """Return the state at step 0 with `weights` or, if None, random ones; with `bigram_start` these
+    begin with `bigram_counts` (V, V), which only rank 0 has.
 
     Random weights are made on the CPU, so that every device and rank gets the same.
     """
@@ -175,6 +179,11 @@ def new_state(
     model = Transformer(model_config, dropout=config.dropout)
     if weights is not None:
         model.load_arrays(weights)
+    elif config.bigram_start:
+        arrays = model.to_arrays()
+        if bigram_counts is not None:
+            arrays = start_from_bigrams(arrays, bigram_counts, seed=config.seed)
+        model.load_arrays(distributed.broadcast(arrays))
     return TrainState(model, config, device=device, parallel=parallel)
 
 
