@@ -62,7 +62,7 @@ def test_old_spellings_are_accepted():
     new = {"bpe_dropout": 0.2, "bpe_dropout_in_decay": False, "keep_checkpoints": 3}
     assert parse_overrides(old) == ({}, new)
     values = {"token_split": 0.2, "split_in_decay": False, "keep": 3}
-    assert ResolvedTrainConfig.from_dict(values) == ResolvedTrainConfig(**new)
+    assert ResolvedTrainConfig.from_dict(values) == ResolvedTrainConfig(**new, separate_qkv=False)
     assert Progress.from_dict({"not_better": 2, "ways_back": 1}) == Progress(
         evals_since_best=2, n_rollbacks=1
     )

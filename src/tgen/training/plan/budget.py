@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from tgen.config import TrainConfig
+from tgen.config import Precision, TrainConfig
 from tgen.training.plan.batch_size import choose_batch_size
 from tgen.training.plan.model_size import ModelChoice, PlanInputs, tokens_per_second
 from tgen.training.plan.param_shapes import matmul_params
@@ -21,15 +21,23 @@ class Budget(NamedTuple):
     params_per_token: float  # parameters per training token
 
 
-def choose_budget(choice: ModelChoice, train: TrainConfig, inputs: PlanInputs) -> Budget:
+def choose_budget(
+    choice: ModelChoice, train: TrainConfig, inputs: PlanInputs, precision: Precision
+) -> Budget:
     """Choose the tokens per step and estimate the steps and epochs of a run."""
     n_params = matmul_params(choice.model)
-    batch_size = train.batch_size or choose_batch_size(choice.context_length, inputs)
+    batch_size = train.batch_size or choose_batch_size(
+        choice.model, choice.context_length, inputs, precision
+    )
     step_tokens = batch_size * choice.context_length
     speed = tokens_per_second(inputs.flops_per_second, n_params)
     if inputs.on_cpu:
         seconds = step_seconds(
-            choice.model, step_tokens, inputs.flops_per_second, muon=train.optimizer == "muon"
+            choice.model,
+            step_tokens,
+            inputs.flops_per_second,
+            precision=precision,
+            muon=train.optimizer == "muon",
         )
         speed = (1 - _OTHER_SHARE) * step_tokens / seconds
     steps = n_steps(train, speed / step_tokens)

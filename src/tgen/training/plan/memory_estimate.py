@@ -24,7 +24,7 @@ _MAX_RANKS = 1 << 14
 # Float32 numbers that autograd stores per token and layer, counted: vectors of d_model, of all
 # heads, and of d_ff (half as large on a GPU); dropout adds two of d_model.
 _STORED = {
-    "swiglu": (4, 4, 4),
+    "swiglu": (4, 3, 4),
     "geglu": (4, 4, 4),
     "relu": (5, 1, 1),
     "gelu": (5, 1, 2),

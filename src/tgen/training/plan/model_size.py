@@ -14,6 +14,7 @@ _MANY_EPOCHS = 12  # unless that one trained for more epochs than this:
 _TOKENS_PER_PARAM_MANY_EPOCHS = 1.0  # a larger model learns more from each epoch
 _PARAMS_PER_TOKEN = 20  # corpus tokens: larger models memorize it sooner and are no better
 _SIZE_WITH_STEPS = "tiny"
+_UNTIED = {"llama", "qwen2", "qwen3"}  # families that learn faster with a head of their own
 _LONG_WINDOW = 1024  # tokens: fine-tuning uses longer windows only if the user sets them
 _EFFICIENCY = 0.75  # fraction of the measured speed: the rest is optimizer, evaluations, samples
 
@@ -27,6 +28,7 @@ class PlanInputs:
     val_tokens: int
     has_merges: bool  # the tokenizer has BPE merges, so that BPE-dropout is possible
     flops_per_second: float  # over all ranks, see `measure_speed`
+    bfloat16_flops_per_second: float | None = None  # with products in bfloat16; None: unsupported
     memory: int | None = None  # bytes; None: unknown
     n_ranks: int = 1  # ranks that share a batch
     on_cpu: bool = False
@@ -55,7 +57,8 @@ def choose_model(
     if size not in SIZES:
         raise UsageError(f"unknown size {size!r}", f"choose one of {', '.join(SIZES)}")
     context, why_context = _choose_context(SIZES[size], fields, inputs)
-    shape = {**SIZES[size], **fields, "context_length": context}
+    shape: dict[str, Any] = {"tied_embeddings": False} if family in _UNTIED else {}
+    shape |= {**SIZES[size], **fields, "context_length": context}
     model = ModelConfig.of(family, **shape, vocab_size=inputs.vocab_size)
     return ModelChoice(size, why_size, model, context, why_context)
 

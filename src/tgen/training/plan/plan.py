@@ -4,12 +4,13 @@ The thresholds were measured: see `benchmarks/learning/`.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from tgen.config import SIZES, ModelConfig, ResolvedTrainConfig, TrainConfig
+from tgen.config import SIZES, ModelConfig, Precision, ResolvedTrainConfig, TrainConfig
 from tgen.errors import CorpusError, UsageError
 from tgen.reports.training import Choice
+from tgen.training.bigram_start import can_start_from_bigrams
 from tgen.training.plan.budget import Budget, choose_budget
 from tgen.training.plan.memory_estimate import check_memory
 from tgen.training.plan.model_size import (
@@ -33,8 +34,11 @@ _EVALUATION_SHARE = 0.05  # fraction of the time
 _EVALUATION_SECONDS = 10.0  # between evaluations at least: each also saves and samples
 _EVALUATION_EPOCHS = 3.0  # between evaluations at most: a small corpus is memorized that fast
 _LR_TIMES_WIDTH = 0.5  # AdamW's learning rate decreases with the width of the updated vectors
+_EMBEDDING_FACTOR = 8  # of the rate of an embedding of its own: a row has few gradients
 _MATRIX_LEARNING_RATE = 0.03
+_MOMENTUM, _MOMENTUM_OF_SHORT_RUNS, _SHORT_STEPS = 0.95, 0.9, 1000
 _WARMUP_STEPS = 50
+_MIN_SPEEDUP = 1.05  # of bfloat16 products: less may be noise
 _EVAL_TOKENS = 1 << 18
 _FINE_TUNING_SCALE = 0.3  # relative to the learning rates for a new model
 
@@ -113,13 +117,17 @@ def make_plan(
             f"the corpus is too short (training tokens: {inputs.train_tokens})",
             f"use a longer text: at least {_MIN_TRAIN_TOKENS} tokens, preferably 100,000 or more",
         )
+    precision = train.precision or choose_precision(train, inputs)
+    if precision == "bfloat16" and inputs.bfloat16_flops_per_second:
+        inputs = replace(inputs, flops_per_second=inputs.bfloat16_flops_per_second)
     fine_tuning = start_from is not None
     if start_from is not None:
         choice = keep_model(start_from, fields=model_fields, inputs=inputs)
     else:
         choice = choose_model(family, size, train=train, fields=model_fields, inputs=inputs)
-    budget = choose_budget(choice, train, inputs)
+    budget = choose_budget(choice, train, inputs, precision)
     chosen = _choose(choice, train, budget, inputs, fine_tuning=fine_tuning)
+    chosen["precision"] = precision
     explicit = {name: value for name, value in vars(train).items() if value is not None}
     config = ResolvedTrainConfig(**chosen | explicit)
     _check(config, choice, budget, inputs)
@@ -130,19 +138,33 @@ def make_plan(
             f"the corpus is very short ({inputs.train_tokens} training tokens): "
             "the model can only memorize it"
         )
-    if eval_tokens < inputs.val_tokens:
-        notes.append(f"validation uses about {eval_tokens:,} held-out tokens, spread evenly")
+    n_more = inputs.val_tokens if eval_tokens < inputs.val_tokens else 0  # see `final_reports`
+    if n_more:
+        notes.append(
+            f"until the last, evaluations use about {eval_tokens:,} held-out tokens, spread evenly"
+        )
     return Plan(
         choice.size,
         choice.model,
         config,
         choice.context_length,
-        _closing_seconds(eval_tokens, budget),
+        _closing_seconds(eval_tokens + n_more, budget),
         choices=explain(
             choice, config, budget, inputs, explicit=explicit.keys(), fine_tuning=fine_tuning
         ),
         notes=notes,
     )
+
+
+def choose_precision(train: TrainConfig, inputs: PlanInputs) -> Precision:
+    """Return the faster precision of products; float32 if the difference is small.
+
+    With `steps`, measurements must not change the run: bfloat16 where the device has units for it.
+    """
+    if train.steps is not None and inputs.bfloat16_flops_per_second is not None:
+        return "bfloat16"
+    speed = inputs.bfloat16_flops_per_second or 0.0
+    return "bfloat16" if speed > _MIN_SPEEDUP * inputs.flops_per_second else "float32"
 
 
 def _choose(
@@ -162,10 +184,17 @@ def _choose(
     regularization = next(entry for entry in table if repetition <= entry.up_to)._asdict()
     del regularization["up_to"]
     eval_tokens = train.eval_tokens or _choose_eval_tokens(train, budget)
+    rate = train.learning_rate or _LR_TIMES_WIDTH / max(64, choice.model.d_model) * scale
+    untied = not choice.model.tied_embeddings and not fine_tuning
     return {
         **regularization,
         "batch_size": budget.step_tokens // choice.context_length,
-        "learning_rate": _LR_TIMES_WIDTH / max(64, choice.model.d_model) * scale,
+        "learning_rate": rate,
+        "embedding_learning_rate": rate * (_EMBEDDING_FACTOR if untied else 1),
+        "momentum": _MOMENTUM_OF_SHORT_RUNS if budget.steps < _SHORT_STEPS else _MOMENTUM,
+        "beta1": 0.8 if untied else 0.9,
+        "beta2": 0.95 if untied else 0.98,
+        "bigram_start": not fine_tuning and can_start_from_bigrams(choice.model),
         "matrix_learning_rate": _MATRIX_LEARNING_RATE * scale,
         "warmup_steps": min(_WARMUP_STEPS, budget.steps // 10),
         "eval_every": _choose_eval_every(min(inputs.val_tokens, eval_tokens), budget, inputs),

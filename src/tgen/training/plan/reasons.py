@@ -11,6 +11,7 @@ from tgen.training.plan.model_size import EXPLICIT, ModelChoice, PlanInputs
 # Fields of TrainConfig behind a choice.
 _FIELDS = {
     "batch": {"batch_size"},
+    "precision": {"precision"},
     "learning rate": {"learning_rate", "matrix_learning_rate"},
     "dropout": {"dropout"},
     "BPE-dropout": {"bpe_dropout"},
@@ -35,6 +36,7 @@ def explain(
         Choice("size", choice.size, choice.why_size),
         Choice("context", f"{choice.context_length} tokens", choice.why_context),
         Choice("batch", windows, f"{budget.step_tokens:,} tokens per step"),
+        _precision(config, inputs),
         _learning_rate(config, fine_tuning=fine_tuning),
         Choice(
             "dropout",
@@ -61,6 +63,18 @@ def _learning_rate(config: ResolvedTrainConfig, *, fine_tuning: bool) -> Choice:
     warmup = f"warmup until step {config.warmup_steps}, " if config.warmup_steps else ""
     why = f"{reduced}{warmup}decay over the last {config.decay_fraction:.0%}"
     return Choice("learning rate", value, why)
+
+
+def _precision(config: ResolvedTrainConfig, inputs: PlanInputs) -> Choice:
+    if config.precision == "bfloat16" and config.steps is not None:
+        why = "this device has units for it; weights and sums are float32"
+    elif config.precision == "bfloat16":
+        why = "products are faster this way here; weights and sums are float32"
+    elif inputs.bfloat16_flops_per_second:
+        why = "products of bfloat16 are not faster here"
+    else:
+        why = "this device has no units for bfloat16"
+    return Choice("precision", config.precision, why)
 
 
 def _bpe_dropout(config: ResolvedTrainConfig, inputs: PlanInputs, *, fine_tuning: bool) -> Choice:

@@ -1,31 +1,49 @@
 """Estimate of the duration of a training step on a CPU.
 
 The speed that `measure_speed` reports is that of a small model, most of whose time goes to
-elementwise operations. Larger matrices are multiplied faster. The factors were measured with the
-five smallest sizes on two CPUs: their steps take 0.9 to 1.1 times the estimate.
+elementwise operations. Larger matrices are multiplied faster. The constants were measured with the
+five smallest sizes on two CPUs: their steps take 0.93 to 1.05 times the estimate.
 """
 
-from tgen.config import ModelConfig
+from typing import NamedTuple
+
+from tgen.config import ModelConfig, Precision
 from tgen.training.plan.param_shapes import block_matrices, matmul_params
 
-_MATMUL_SPEED = 4.25  # speed of forward and backward, in multiples of the measured speed
-_ELEMENTWISE = 8800  # FLOP at the measured speed per token, layer and unit of width
-_MUON_SPEED = 5.0  # speed with wide matrices, in multiples of the measured speed
-_MUON_WIDTH = 500  # matrices of this width are multiplied half as fast
 _MUON_ITERATIONS = 5
 
 
+class _Costs(NamedTuple):
+    """Costs of a step, relative to the speed measured in the same precision."""
+
+    matmul_speed: float  # of forward and backward, in multiples of the measured speed
+    muon_speed: float
+    elementwise: float  # FLOP at the measured speed per token, layer and unit of width
+    per_layer: float  # FLOP at the measured speed per step and layer, however few the tokens
+
+
+_COSTS: dict[Precision, _Costs] = {
+    "float32": _Costs(2.1, 2.3, 6400, 3.2e8),
+    "bfloat16": _Costs(4.1, 5.6, 7000, 5.3e8),
+}
+
+
 def step_seconds(
-    model: ModelConfig, step_tokens: int, flops_per_second: float, *, muon: bool
+    model: ModelConfig,
+    step_tokens: int,
+    flops_per_second: float,
+    *,
+    precision: Precision = "float32",
+    muon: bool,
 ) -> float:
     """Return the seconds of a step of `step_tokens` tokens, evaluations excluded."""
-    flops = 6 * matmul_params(model) / _MATMUL_SPEED
-    flops += _ELEMENTWISE * model.n_layers * model.d_model
-    seconds = step_tokens * flops / flops_per_second
+    costs = _COSTS[precision]
+    flops = 6 * matmul_params(model) / costs.matmul_speed
+    flops += costs.elementwise * model.n_layers * model.d_model
+    total = step_tokens * flops + costs.per_layer * (model.n_layers + 1)
     if muon:
-        slowdown = (1 + _MUON_WIDTH / model.d_model) / _MUON_SPEED
-        seconds += muon_flops(model) * slowdown / flops_per_second
-    return seconds
+        total += muon_flops(model) / costs.muon_speed
+    return total / flops_per_second
 
 
 def muon_flops(model: ModelConfig) -> float:
