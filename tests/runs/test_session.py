@@ -74,7 +74,7 @@ def test_saved_weights_have_the_best_reported_loss(tmp_path):
         val_bytes=run["held_out_bytes"],
         context_length=16,
     )
-    _, bits, _ = evaluate(LossModule(Transformer.from_arrays(bundle.config, bundle.arrays)), store)
+    _, bits, *_ = evaluate(LossModule(Transformer.from_arrays(bundle.config, bundle.arrays)), store)
     assert bits == pytest.approx(best.bits_per_byte, abs=1e-6)
     assert isinstance(reports[-1], DoneReport)
     assert reports[-1].best_bits_per_byte == best.bits_per_byte

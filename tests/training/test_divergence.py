@@ -24,8 +24,8 @@ def poison(monkeypatch: pytest.MonkeyPatch, bad: Callable[[int], bool]) -> None:
     """Make the n-th loss, and so its gradient, NaN if `bad(n)`."""
     original, count = evaluation.loss_sum, iter(range(10**6))
 
-    def loss(model, batch):
-        return original(model, batch) * (float("nan") if bad(next(count)) else 1)
+    def loss(*arguments):
+        return original(*arguments) * (float("nan") if bad(next(count)) else 1)
 
     monkeypatch.setattr(evaluation, "loss_sum", loss)
 
@@ -95,7 +95,7 @@ def test_three_skipped_steps_restore_the_last_state_at_half_the_learning_rate(
 def test_early_stopping_keeps_the_halved_learning_rate(tmp_path, monkeypatch):
     poison(monkeypatch, lambda n: 7 <= n < 10)
     worse = iter(range(3, 100))
-    scores = (Evaluation(1.0, float(bits), None) for bits in worse)
+    scores = (Evaluation(1.0, float(bits), None, []) for bits in worse)
     monkeypatch.setattr(loop, "evaluate", lambda *_, **__: next(scores))
     reports = list(
         runs.start(request(tmp_path, overrides={"patience": "1", "decay_fraction": "0.1"}))

@@ -10,6 +10,7 @@ from tgen.config import ResolvedTrainConfig, TrainConfig
 from tgen.reports.training import DoneReport, EvalReport, RollbackReport, StepReport
 from tgen.runs.storage import log as run_log
 from tgen.training.early_stopping import decay_from_best, record_evaluation
+from tgen.training.evaluation import Evaluation
 from tgen.training.state import Progress
 
 # Random letters: a model can only memorize them.
@@ -38,7 +39,7 @@ def test_run_without_improvement_restores_the_best_checkpoint_decays_and_ends_ea
         for r in reports[: reports.index(back)]
         if isinstance(r, EvalReport)
     ]
-    assert back.step == min(scores)[1] == scores[-3][1]
+    assert back.step == min(scores)[1]
     after = [r for r in reports[reports.index(back) :] if isinstance(r, StepReport)]
     assert after[0].step == back.step + 1
     assert [r.learning_rate for r in after] == sorted(
@@ -72,29 +73,43 @@ def test_run_killed_around_the_rollback_ends_the_same(tmp_path, kind):
     assert weights[0] == weights[1]
 
 
+def scored(bits, parts=()):
+    return Evaluation(loss=bits, bits_per_byte=bits, standard_error=None, parts=list(parts))
+
+
+def test_patience_counts_significant_changes_only():
+    config, progress = ResolvedTrainConfig(patience=1), Progress(step=1)
+    assert record_evaluation(progress, config, scored(3.0, [10, 12, 9, 11]))
+    record_evaluation(progress, config, scored(3.1, [14, 8, 13, 9]))  # 2 more, standard error 9.2
+    assert progress.evals_since_best == 0
+    record_evaluation(progress, config, scored(3.1, [11, 13, 9.5, 11.5]))  # 3 more, 0.6
+    assert progress.evals_since_best == 1
+    assert progress.restore_best
+
+
 def test_patience_counts_evaluations_and_restarts_in_the_decay():
     config = ResolvedTrainConfig(steps=1000, patience=2)
     progress = Progress(step=10)
-    assert record_evaluation(progress, config, 3.0)
+    assert record_evaluation(progress, config, scored(3.0))
     for step, bits in ((20, 3.1), (30, 3.1)):
         assert not progress.restore_best
         progress.step = step
-        assert not record_evaluation(progress, config, bits)
+        assert not record_evaluation(progress, config, scored(bits))
     assert progress.restore_best
     progress = Progress(step=70, best_step=70, best_bits_per_byte=3.0)
     decay_from_best(progress, config)
     assert (progress.decay_start, progress.total_steps) == (70, 100)
     for step in (80, 90):
         progress.step = step
-        record_evaluation(progress, config, 3.2)
+        record_evaluation(progress, config, scored(3.2))
     assert progress.total_steps == 90
     # Evaluations before the decay do not count in it.
     planned = Progress(step=600, best_bits_per_byte=3.0, decay_start=650, total_steps=1000)
     for step, end in ((640, 1000), (700, 1000), (760, 760)):
         planned.step = step
-        record_evaluation(planned, config, 3.2)
+        record_evaluation(planned, config, scored(3.2))
         assert planned.total_steps == end
     never = Progress(step=10, best_bits_per_byte=1.0)
     for _ in range(50):
-        record_evaluation(never, ResolvedTrainConfig(patience=0), 2.0)
+        record_evaluation(never, ResolvedTrainConfig(patience=0), scored(2.0))
     assert not never.restore_best

@@ -1,28 +1,38 @@
-"""Early stopping, once validation loss stops improving.
+"""Early stopping, once validation loss is worse than it was.
 
-After `patience` evaluations without improvement, `record_evaluation` sets `progress.restore_best`.
-The training loop then ends, the caller restores the best checkpoint, and `decay_from_best` decays
-the learning rate from there: more steps would only memorize a small corpus. After as many
-evaluations without improvement during the decay, the run ends.
+After `patience` evaluations that are significantly worse than the best, `record_evaluation` sets
+`progress.restore_best`. The training loop then ends, the caller restores the best checkpoint, and
+`decay_from_best` decays the learning rate from there: more steps would only memorize a small
+corpus. After as many such evaluations during the decay, the run ends.
 """
 
+import statistics
+from collections.abc import Sequence
+
 from tgen.config import ResolvedTrainConfig
+from tgen.training.evaluation import Evaluation
 from tgen.training.lr_schedule import in_decay, start_decay
 from tgen.training.state import Progress
 from tgen.training.time_budget import seconds_left, seconds_per_step
 
 
 def record_evaluation(
-    progress: Progress, config: ResolvedTrainConfig, bits_per_byte: float
+    progress: Progress,
+    config: ResolvedTrainConfig,
+    evaluation: Evaluation,
 ) -> bool:
-    """Return whether this evaluation is the best so far; otherwise count toward `patience`."""
+    """Return whether this evaluation is the best so far. If it is worse than the best by more than
+    the standard error of the difference, count it toward `patience`."""
+    bits_per_byte = evaluation.bits_per_byte
     best = progress.best_bits_per_byte
     if best is None or bits_per_byte < best:
         progress.best_bits_per_byte, progress.best_step = bits_per_byte, progress.step
-        progress.evals_since_best = 0
+        progress.best_parts, progress.evals_since_best = evaluation.parts, 0
         return True
     if in_decay(progress) and not progress.evaluated_in_decay:
         progress.evaluated_in_decay, progress.evals_since_best = True, 0
+    if not _is_significant(evaluation.parts, progress.best_parts):
+        return False
     progress.evals_since_best += 1
     if config.patience and progress.evals_since_best >= config.patience:
         progress.stopped_early = True
@@ -31,6 +41,16 @@ def record_evaluation(
         else:
             progress.restore_best = True
     return False
+
+
+def _is_significant(nats: Sequence[float], best: Sequence[float]) -> bool:
+    """Whether the sums of two lists, of the same parts of a text, differ by more than the standard
+    error of the difference; True if it is unknown."""
+    n = len(nats)
+    if n < 2 or len(best) != n:
+        return True
+    differences = [a - b for a, b in zip(nats, best, strict=True)]
+    return bool(sum(differences) > n**0.5 * statistics.stdev(differences))
 
 
 def decay_from_best(progress: Progress, config: ResolvedTrainConfig) -> None:
@@ -50,6 +70,7 @@ def reset_best(progress: Progress, corpus_changes: int) -> None:
     if progress.corpus_changes != corpus_changes:
         progress.corpus_changes = corpus_changes
         progress.best_bits_per_byte, progress.best_step, progress.evals_since_best = None, 0, 0
+        progress.best_parts = []
         progress.evaluated_in_decay = progress.restore_best = False
 
 
