@@ -27,8 +27,9 @@ from benchmarks import harness
 from benchmarks.learning import nanogpt
 from tgen.benchmark.statistics import timing
 from tgen.benchmark.training_step import TrainingRun
-from tgen.config import Activation, ModelConfig, ResolvedTrainConfig
+from tgen.config import Activation, ModelConfig, Precision, ResolvedTrainConfig
 from tgen.errors import UsageError
+from tgen.model.product_precision import computes_bfloat16
 
 N_CHARACTERS = 65  # of tinyshakespeare
 TGEN_VOCAB_SIZE = 258
@@ -85,8 +86,10 @@ def tgen_steps(vocab_size: int, activation: Activation) -> RunSteps:
         d_model=WIDTH,
         context_length=CONTEXT,
     )
-    config = ResolvedTrainConfig(optimizer="adamw", batch_size=BATCH)
-    return TrainingRun(model, config, torch.device("cpu")).advance
+    cpu = torch.device("cpu")
+    precision: Precision = "bfloat16" if computes_bfloat16(cpu) else "float32"  # as with --steps
+    config = ResolvedTrainConfig(optimizer="adamw", batch_size=BATCH, precision=precision)
+    return TrainingRun(model, config, cpu).advance
 
 
 def run_blocks(sides: dict[str, RunSteps], *, blocks: int, steps: int) -> dict[str, list[float]]:
