@@ -1,6 +1,7 @@
 """Starting and resuming runs: exact resume, saved weights, and the protection of existing files."""
 
 import json
+from itertools import product
 from typing import get_args
 
 import numpy as np
@@ -19,10 +20,16 @@ from tgen.storage import locks
 from tgen.training.evaluation import LossModule, evaluate
 
 
-@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-@pytest.mark.parametrize("family", get_args(Family))
-def test_resumed_run_equals_uninterrupted_run(tmp_path, family, optimizer):
-    values = {"family": family, "overrides": {"optimizer": optimizer}}
+@pytest.mark.parametrize(
+    ("family", "optimizer", "precision"),
+    [
+        *product(get_args(Family), ["muon", "adamw"], ["float32"]),
+        ("qwen3", "muon", "bfloat16"),
+        ("gpt2", "adamw", "bfloat16"),
+    ],
+)
+def test_resumed_run_equals_uninterrupted_run(tmp_path, family, optimizer, precision):
+    values = {"family": family, "overrides": {"optimizer": optimizer, "precision": precision}}
     list(runs.start(request(tmp_path, "whole", **values)))
     stops = iter([3, 5, 6, 11])  # before, at and after evaluations, more than once
     stop = next(stops)

@@ -1,7 +1,8 @@
-"""Products of float32 matrices on a CPU from inputs rounded to bfloat16, with float32 sums.
+"""Products of float32 matrices from rounded inputs, with float32 sums: bfloat16 on a CPU, TF32 on
+CUDA, where autocast rounds most of them to bfloat16 before.
 
-CPUs with AMX or AVX512_BF16 compute them faster. The setting is global in torch, and also reaches
-the small products inside the fused attention, which it makes slower: attention is excluded.
+CPUs with AMX or AVX512_BF16 compute them faster. The setting is global in torch. On a CPU it also
+reaches the small products inside the fused attention, which it makes slower: attention is excluded.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,14 +20,16 @@ _NAMES: dict[Precision, str] = {"float32": "ieee", "bfloat16": "bf16"}
 
 @contextmanager
 def product_precision(precision: Precision) -> Iterator[None]:
-    """Compute the products of float32 matrices on the CPU in this precision, backward passes
-    included."""
-    before = _MATMUL.fp32_precision
+    """Compute the products of float32 matrices in this precision, backward passes included."""
+    cuda: Any = torch.backends.cuda.matmul
+    before = _MATMUL.fp32_precision, cuda.fp32_precision
     _set(_NAMES[precision])
+    cuda.fp32_precision = "tf32" if precision == "bfloat16" else "ieee"
     try:
         yield
     finally:
-        _set(before)
+        _set(before[0])
+        cuda.fp32_precision = before[1]
 
 
 def computes_bfloat16(device: torch.device) -> bool:
@@ -43,12 +46,17 @@ def has_bfloat16_units(capability: tuple[int, int]) -> bool:
     return capability >= (8, 0)
 
 
+def is_reduced() -> bool:
+    """Whether products have the precision bfloat16 now."""
+    return bool(_MATMUL.fp32_precision == _NAMES["bfloat16"])
+
+
 def in_full_precision(
     attention: Callable[[Tensor, Tensor, Tensor], Tensor], q: Tensor, k: Tensor, v: Tensor
 ) -> Tensor:
     """Return attention(q, k, v), computed in float32 whatever the precision of other products, and
     so are its gradients."""
-    if _MATMUL.fp32_precision != _NAMES["bfloat16"]:
+    if not is_reduced():
         return attention(q, k, v)
     full, reduced = _NAMES["float32"], _NAMES["bfloat16"]
     out = attention(*_Switch.apply(full, reduced, q, k, v))  # type: ignore[no-untyped-call]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from tgen.config import ResolvedTrainConfig
+from tgen.model.product_precision import is_reduced
 from tgen.model.transformer import CausalSelfAttention, Transformer
 
 # Quintic of Muon's authors: moves singular values from (0, 1] near 1 in five iterations.
@@ -134,13 +135,15 @@ def orthogonalize_parts(x: Tensor, row_sizes: RowSizes) -> Tensor:
 
 def orthogonalize(x: Tensor) -> Tensor:
     """Move the singular values of each matrix (N, m, n) close to 1 by Newton-Schulz iterations."""
-    tall = x.shape[1] > x.shape[2]
+    tall, dtype = x.shape[1] > x.shape[2], x.dtype
     x = x.mT if tall else x
+    if x.is_cuda and is_reduced():  # as in Muon's first implementation
+        x = x.bfloat16()
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(_ITERATIONS):
         gram = x @ x.mT
         x = _A * x + torch.baddbmm(gram, gram, gram, beta=_B, alpha=_C) @ x
-    return x.mT if tall else x
+    return (x.mT if tall else x).to(dtype)
 
 
 def make_optimizers(
