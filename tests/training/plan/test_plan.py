@@ -28,7 +28,9 @@ def plan(train_tokens: int, minutes: float = 10, **values: Any) -> Plan:
         val_tokens=train_tokens // 9,
         has_merges=values.pop("has_merges", False),
         flops_per_second=values.pop("flops_per_second", 1e11),
+        bfloat16_flops_per_second=values.pop("bfloat16_flops_per_second", None),
         memory=values.pop("memory", None),
+        on_cpu=values.pop("on_cpu", False),
     )
     model_fields, train_fields = parse_overrides(values.pop("overrides", {}))
     train = replace(values.pop("train", TrainConfig(minutes=minutes)), **train_fields)
@@ -71,6 +73,49 @@ def test_more_time_or_text_gives_larger_models_and_more_epochs_more_dropout():
     faster = plan(40_000_000, 10, flops_per_second=1e13).size
     assert ORDER.index(faster) > ORDER.index(plan(40_000_000, 10).size)
     assert plan(10**9, 1).train.dropout == 0 < plan(10_000, 100).train.dropout
+
+
+def test_precision_is_the_faster_one_and_with_steps_that_of_the_device():
+    def precision(speed: float | None, **values: Any) -> str:
+        return plan(400_000, bfloat16_flops_per_second=speed, **values).train.precision
+
+    assert [precision(speed) for speed in (None, 0.9e11, 1.04e11)] == ["float32"] * 3
+    assert precision(1.2e11) == "bfloat16"
+    assert precision(1.2e11, overrides={"precision": "float32"}) == "float32"
+    steps = TrainConfig(steps=100)  # measurements do not change the run
+    assert [precision(speed, train=steps) for speed in (0.9e11, 2e11)] == ["bfloat16"] * 2
+    assert precision(None, train=steps) == "float32"
+
+
+def step_tokens(size: str, minutes: float = 1000, **values: Any) -> int:
+    chosen = plan(100_000_000, minutes, size=size, on_cpu=True, **values)
+    return chosen.train.batch_size * chosen.context_length
+
+
+def test_batch_grows_with_muons_share_of_a_step():
+    tokens = [step_tokens(size) for size in ORDER[:5]]
+    assert tokens == sorted(tokens)
+    assert tokens[0] == 2048 < tokens[3] < tokens[4]
+    largest = ORDER[4]
+    assert step_tokens(largest, 3) == 2048  # enough steps matter more
+    assert step_tokens(largest, overrides={"optimizer": "adamw"}) == 2048
+    assert step_tokens(largest, train=TrainConfig(steps=1000)) == 2048
+    few = plan(40_000, 1000, size=largest, on_cpu=True)
+    assert few.train.batch_size * few.context_length <= 40_000 / 8
+
+
+def test_new_models_have_a_head_of_their_own_where_the_family_allows_it():
+    untied, tied = plan(400_000), plan(400_000, family="gpt2")
+    assert not untied.model.tied_embeddings
+    assert untied.train.bigram_start
+    assert untied.train.embedding_learning_rate == 8 * untied.train.learning_rate
+    assert tied.model.tied_embeddings
+    assert not tied.train.bigram_start
+    assert tied.train.embedding_learning_rate == tied.train.learning_rate
+    assert plan(400_000, overrides={"tied_embeddings": "true"}).model.tied_embeddings
+    tuned = plan(400_000, start_from=untied.model)
+    assert not tuned.train.bigram_start
+    assert tuned.train.embedding_learning_rate == tuned.train.learning_rate
 
 
 def test_many_epochs_give_a_larger_model():

@@ -27,7 +27,7 @@ def choose_budget(
     """Choose the tokens per step and estimate the steps and epochs of a run."""
     n_params = matmul_params(choice.model)
     batch_size = train.batch_size or choose_batch_size(
-        choice.model, choice.context_length, inputs, precision
+        choice.model, choice.context_length, train, inputs, precision
     )
     step_tokens = batch_size * choice.context_length
     speed = tokens_per_second(inputs.flops_per_second, n_params)
