@@ -1,9 +1,13 @@
 """Elementwise functions for training on a CPU equal torch's, and so do their gradients."""
 
+from typing import get_args
+
 import torch
 import torch.nn.functional as F
 
+from tgen.config import Precision
 from tgen.model import fused
+from tgen.model.product_precision import product_precision
 
 
 def test_rms_norm_equals_torchs():
@@ -20,6 +24,19 @@ def test_rms_norm_equals_torchs():
             results.append([out, x.grad, weight.grad])
         for one, other in zip(*results, strict=True):
             torch.testing.assert_close(one, other)
+
+
+def test_gradients_of_rms_norm_are_not_rounded_with_products():
+    torch.manual_seed(0)
+    x, grad = torch.randn(2, 64, 192)
+    weight = torch.randn(192)
+    gradients = []
+    for precision in get_args(Precision):
+        leaf = x.clone().requires_grad_()
+        with product_precision(precision):
+            fused.rms_norm(leaf, weight, 1e-6).backward(grad)
+        gradients.append(leaf.grad)
+    assert torch.equal(*gradients)
 
 
 def test_rotation_turns_pairs_by_their_angles_and_gradients_back():

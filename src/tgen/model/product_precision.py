@@ -54,9 +54,9 @@ def is_reduced() -> bool:
 def in_full_precision(
     attention: Callable[[Tensor, Tensor, Tensor], Tensor], q: Tensor, k: Tensor, v: Tensor
 ) -> Tensor:
-    """Return attention(q, k, v), computed in float32 whatever the precision of other products, and
-    so are its gradients."""
-    if not is_reduced():
+    """Return attention(q, k, v), on a CPU computed in float32 whatever the precision of other
+    products, and so are its gradients."""
+    if q.device.type != "cpu" or not is_reduced():
         return attention(q, k, v)
     full, reduced = _NAMES["float32"], _NAMES["bfloat16"]
     out = attention(*_Switch.apply(full, reduced, q, k, v))  # type: ignore[no-untyped-call]

@@ -65,11 +65,12 @@ class PreparedRun:
     parallel: Parallel | None = None  # how ranks share the model; None: a single process
     scaling: ScalingReport | None = None  # only if requested by a dry run
 
-    def new_state(self) -> TrainState:
-        """Return the training state before the first step."""
+    def new_state(self, *, restored: bool = False) -> TrainState:
+        """Return the training state before the first step; if it will be `restored`, its weights
+        do not matter."""
         plan = self.record.plan
         counts = None
-        if plan.train.bigram_start and self.tokens:
+        if plan.train.bigram_start and self.tokens and not restored:
             counts = corpus.count_bigrams(self.tokens["train"], plan.model.vocab_size)
         state = new_state(
             plan.model,

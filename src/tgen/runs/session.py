@@ -124,7 +124,7 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
             check_memory(*needs, memory)
         tokens = _load_tokens(out, record.run_id, tokens_entry)
         prepared = PreparedRun(record, tokenizer, tokens, device, parallel=parallel)
-        state = prepared.new_state()
+        state = prepared.new_state(restored=True)
         state.restore(saved.arrays, progress)
         notes = [*saved.damaged, *record.overridden]
         if progress.step == progress.total_steps:

@@ -179,7 +179,7 @@ def new_state(
     model = Transformer(model_config, dropout=config.dropout)
     if weights is not None:
         model.load_arrays(weights)
-    elif config.bigram_start:
+    elif config.bigram_start and distributed.any_rank(bigram_counts is not None):
         arrays = model.to_arrays()
         if bigram_counts is not None:
             arrays = start_from_bigrams(arrays, bigram_counts, seed=config.seed)

@@ -113,6 +113,8 @@ def test_new_models_have_a_head_of_their_own_where_the_family_allows_it():
     assert not tied.train.bigram_start
     assert tied.train.embedding_learning_rate == tied.train.learning_rate
     assert plan(400_000, overrides={"tied_embeddings": "true"}).model.tied_embeddings
+    with pytest.raises(UsageError, match="cannot start from bigrams"):
+        plan(400_000, family="gpt2", overrides={"bigram_start": "true"})
     tuned = plan(400_000, start_from=untied.model)
     assert not tuned.train.bigram_start
     assert tuned.train.embedding_learning_rate == tuned.train.learning_rate

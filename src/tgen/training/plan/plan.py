@@ -211,6 +211,12 @@ def _check(
             f"bpe_dropout={config.bpe_dropout:g}: this tokenizer has no BPE merges",
             "remove bpe_dropout, or train with --tokenizer bpe",
         )
+    if config.bigram_start and not can_start_from_bigrams(choice.model):
+        raise UsageError(
+            "bigram_start=true: this model cannot start from bigrams",
+            "remove bigram_start: it needs --family qwen3, tied_embeddings=false and a vocabulary "
+            "of at most 8,192 tokens",
+        )
     if budget.steps <= config.warmup_steps:
         raise UsageError(
             f"warmup_steps={config.warmup_steps}: expected fewer than the {budget.steps} steps",
