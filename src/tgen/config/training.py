@@ -55,7 +55,7 @@ class TrainConfig:
         "muon", "Optimizer of the matrices inside the blocks; AdamW updates the rest."
     )
     precision: Precision | None = option(
-        None, "What the inputs of matrix products are rounded to; weights and sums are float32."
+        None, "Precision of the inputs of matrix products; weights and sums are float32."
     )
     learning_rate: float | None = _positive(None, "Learning rate of AdamW.")
     embedding_learning_rate: float | None = _positive(

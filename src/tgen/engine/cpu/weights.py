@@ -148,7 +148,7 @@ class PackedWeights:
 
     @property
     def input_dtype(self) -> int:
-        """What the inputs of products are rounded to; int8 for integers."""
+        """Data type of the inputs of products: that of the weights, or int8 beside int4."""
         return _DTYPES["int8" if self._dtype == "int4" else self._dtype]
 
     def set_positions(self, vectors: Array) -> None:

@@ -61,7 +61,8 @@ def pause(b):
 
 @njit(inline="always")
 def ticket(number, thread):
-    """What a thread claims chunks of pass `number` with: odd threads begin with the second half."""
+    """Return the pass number with, as the lowest bit, the half of the chunks to begin with: threads
+    with odd numbers begin with the second half."""
     return number << 1 | thread & 1
 
 
