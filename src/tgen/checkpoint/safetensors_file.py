@@ -7,6 +7,8 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +40,7 @@ _DTYPES = {
 _NAMES = {np.dtype(_DTYPES[n]): n for n in ("F32", "F16", "F64", "I64", "I32", "U8", "U32", "BOOL")}
 _FLOATS = {"F32", "F16", "BF16", "F64"}
 _CHECK_BLOCK = 1 << 20  # values checked at a time
+_READERS = 4  # threads: the pages of new memory cost more than the copy
 _DAMAGED = "download the file or train the model again: the file is damaged or incomplete"
 
 
@@ -146,16 +149,19 @@ def read_header(path: Path, *, hint: str = _DAMAGED) -> dict[str, TensorEntry]:
 def read_arrays(
     path: Path, entries: Mapping[str, TensorEntry], *, rename: Callable[[str], str] = str
 ) -> dict[str, NDArray[Any]]:
-    """Read these entries into memory; bfloat16 as its uint16 bits."""
-    arrays: dict[str, NDArray[Any]] = {}
+    """Read these entries into memory, some at once; bfloat16 as its uint16 bits."""
+    with ThreadPoolExecutor(_READERS) as pool:
+        arrays = pool.map(partial(_read_array, path), entries.values())
+        return {rename(name): array for name, array in zip(entries, arrays, strict=True)}
+
+
+def _read_array(path: Path, entry: TensorEntry) -> NDArray[Any]:
+    array: NDArray[Any] = np.empty(entry.shape, _DTYPES[entry.dtype])
     with files.open_regular(path) as file:
-        for name, entry in entries.items():
-            array = np.empty(entry.shape, _DTYPES[entry.dtype])
-            file.seek(entry.start)
-            if file.readinto(array.reshape(-1).view(np.uint8)) != array.nbytes:  # type: ignore[attr-defined]
-                raise ModelError(f"{path} shrank while it was read", "close programs that write it")
-            arrays[rename(name)] = array
-    return arrays
+        file.seek(entry.start)
+        if file.readinto(array.reshape(-1).view(np.uint8)) != array.nbytes:  # type: ignore[attr-defined]
+            raise ModelError(f"{path} shrank while it was read", "close programs that write it")
+    return array
 
 
 def reject_lfs_pointer(path: Path, content: bytes) -> None:

@@ -4,7 +4,7 @@ import os
 import stat
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -117,15 +117,16 @@ def test_without_an_absolute_home_there_is_no_cache(tmp_path, monkeypatch, home)
     assert not list(tmp_path.iterdir())
 
 
-def test_name_of_the_object_file_depends_on_the_version_of_numba(monkeypatch):
+def test_name_of_the_object_file_depends_on_the_version_of_numba(tmp_path, monkeypatch):
     path = kernel_cache.cache_path()
-    monkeypatch.setattr(kernel_cache, "version", lambda _: "0.1")
+    assert version("numba") in kernel_cache._numba_version()
+    (tmp_path / "numba").mkdir()
+    (tmp_path / "numba" / "__init__.py").write_bytes(b"")
+    (tmp_path / "numba-0.1.dist-info").mkdir()
+    monkeypatch.delitem(sys.modules, "numba", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
     assert kernel_cache.cache_path() != path
-
-    def missing(name):
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(kernel_cache, "version", missing)
+    monkeypatch.setattr(kernel_cache, "find_spec", lambda _: None)
     assert kernel_cache.cache_path() != path
 
 

@@ -12,7 +12,10 @@ _FITS = 2  # least-squares fits of a 4-bit group, each to the integers of the pr
 
 def to_panels(rows: Array, dtype: int) -> Array:
     """Pack (m, n), with zeros to whole panels: float32 as (m / PANEL, n, PANEL), bfloat16 as
-    (m / PANEL, n / 2, PANEL, 2), integers as (m / PANEL, n / GROUP, bytes of a group)."""
+    (m / PANEL, n / 2, PANEL, 2), integers as (m / PANEL, n / GROUP, bytes of a group).
+
+    The result may be a view of `rows`.
+    """
     if dtype == INT8:
         return _int8_panels(*to_int8(rows))
     if dtype == INT4:
@@ -21,7 +24,7 @@ def to_panels(rows: Array, dtype: int) -> Array:
     rows = to_float32(rows) if dtype == FLOAT32 else to_bfloat16(rows)
     step = 2 if dtype == BFLOAT16 else 1
     panels = rows.reshape(-1, PANEL, rows.shape[1] // step, step).swapaxes(1, 2)
-    return np.ascontiguousarray(panels if step > 1 else panels[..., 0])
+    return panels if step > 1 else panels[..., 0]
 
 
 def to_int8(rows: Array) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
