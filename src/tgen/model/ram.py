@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from tgen.errors import ModelError, TgenError
-from tgen.reports.training import format_bytes
+from tgen.reports.number_format import format_bytes
 from tgen.storage import files
 from tgen.storage.container_limits import free_memory
 

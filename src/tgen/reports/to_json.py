@@ -1,12 +1,12 @@
-"""Conversion of reports and text to JSON values."""
+"""Conversion of reports to JSON values."""
 
-import base64
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
 import numpy as np
 
 from tgen.reports.inspection import AttentionReport, RolloutReport
+from tgen.reports.json_text import json_text
 from tgen.reports.training import RunReport
 
 
@@ -17,19 +17,6 @@ def json_record(report: RunReport) -> dict[str, Any]:
         if isinstance(value, bytes):
             record |= json_text(value, name)
     return record
-
-
-def json_text(data: bytes, name: str = "text") -> dict[str, str]:
-    """Return {name: text}, and {name_bytes: base64} too where the bytes are not valid UTF-8.
-
-    For `text` that second key is `bytes`.
-    """
-    try:
-        return {name: data.decode()}
-    except UnicodeDecodeError:
-        bytes_name = "bytes" if name == "text" else f"{name}_bytes"
-        encoded = base64.b64encode(data).decode()
-        return {name: data.decode(errors="replace"), bytes_name: encoded}
 
 
 def json_value(report: Any) -> Any:

@@ -12,7 +12,7 @@ from tgen.checkpoint.hf.generation_config import GenerationDefaults
 from tgen.cli import console
 from tgen.cli.generate.input_rows import Generation
 from tgen.reports.generation import Token
-from tgen.reports.to_json import json_text
+from tgen.reports.json_text import json_text
 
 SCHEMA = "tgen.generate/2"
 _WAITING_BYTES = 4096  # memory per waiting text, besides its output

@@ -27,7 +27,8 @@ from tgen.cli.terminal_text import to_json
 from tgen.errors import TgenError, UsageError
 from tgen.inspection.heads import attention_shift
 from tgen.inspection.inspector import Inspector
-from tgen.reports.to_json import json_text, json_value
+from tgen.reports.json_text import json_text
+from tgen.reports.to_json import json_value
 from tgen.runs.storage import log
 from tgen.storage import files
 

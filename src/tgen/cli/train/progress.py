@@ -15,6 +15,7 @@ from tgen.cli.train.scaling_table import scaling_table
 from tgen.distributed import ranks
 from tgen.errors import TgenError
 from tgen.model.cpu_load import allowed_cpus
+from tgen.reports.number_format import format_bytes
 from tgen.reports.to_json import json_record
 from tgen.reports.training import (
     DoneReport,
@@ -28,7 +29,6 @@ from tgen.reports.training import (
     SampleReport,
     SavingReport,
     StepReport,
-    format_bytes,
 )
 
 _LINE_SECONDS = 10.0  # between progress lines without a terminal

@@ -1,6 +1,7 @@
 """Table rows of the estimate for many ranks, below those of the plan."""
 
-from tgen.reports.training import RankMemory, ScalingReport, format_bytes, format_number
+from tgen.reports.number_format import format_bytes, format_number
+from tgen.reports.training import RankMemory, ScalingReport
 
 _PARALLEL = {"ddp": "a replica on every rank", "fsdp": "sharded, gathered block by block"}
 

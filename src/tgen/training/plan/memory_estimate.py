@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from tgen.config import ModelConfig, Parallel, ResolvedTrainConfig
 from tgen.errors import UsageError
-from tgen.reports.training import RankMemory, format_bytes
+from tgen.reports.number_format import format_bytes
+from tgen.reports.training import RankMemory
 from tgen.training.plan.param_shapes import (
     TensorShape,
     block_matrices,

@@ -4,7 +4,8 @@ from collections.abc import Set
 from dataclasses import replace
 
 from tgen.config import ResolvedTrainConfig
-from tgen.reports.training import Choice, format_number
+from tgen.reports.number_format import format_number
+from tgen.reports.training import Choice
 from tgen.training.plan.budget import Budget
 from tgen.training.plan.model_size import EXPLICIT, ModelChoice, PlanInputs
 

@@ -1,0 +1,14 @@
+"""Numbers and sizes as a report shows them."""
+
+
+def format_number(number: float) -> str:
+    """Format a quantity with two significant digits, or as a whole number from 10 on."""
+    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
+
+
+def format_bytes(n_bytes: float) -> str:
+    """Format a size in GB, MB or KB, each 1000 times the next."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if n_bytes >= size:
+            return f"{n_bytes / size:,.1f} {unit}"
+    return f"{n_bytes / 1e3:,.1f} KB"
