@@ -17,7 +17,9 @@ from tgen.runs.storage import manifest
 from tgen.storage import files
 
 
-def test_read_arrays_equal_the_library(model_directory):
+@pytest.mark.parametrize("large", [0, 1 << 30])  # bytes from which threads read
+def test_read_arrays_equal_the_library(model_directory, monkeypatch, large):
+    monkeypatch.setattr(safetensors_file, "_LARGE", large)
     path = model_directory / "model.safetensors"
     ours = safetensors_file.read_arrays(path, safetensors_file.read_header(path))
     library = load_file(path)

@@ -40,7 +40,8 @@ _DTYPES = {
 _NAMES = {np.dtype(_DTYPES[n]): n for n in ("F32", "F16", "F64", "I64", "I32", "U8", "U32", "BOOL")}
 _FLOATS = {"F32", "F16", "BF16", "F64"}
 _CHECK_BLOCK = 1 << 20  # values checked at a time
-_READERS = 4  # threads: the pages of new memory cost more than the copy
+_READERS = 4  # threads for large files: the pages of new memory cost more than the copy
+_LARGE = 1 << 24  # bytes
 _DAMAGED = "download the file or train the model again: the file is damaged or incomplete"
 
 
@@ -149,9 +150,12 @@ def read_header(path: Path, *, hint: str = _DAMAGED) -> dict[str, TensorEntry]:
 def read_arrays(
     path: Path, entries: Mapping[str, TensorEntry], *, rename: Callable[[str], str] = str
 ) -> dict[str, NDArray[Any]]:
-    """Read these entries into memory, some at once; bfloat16 as its uint16 bits."""
+    """Read these entries into memory; bfloat16 as its uint16 bits."""
+    read = partial(_read_array, path)
+    if sum(entry.end - entry.start for entry in entries.values()) < _LARGE:
+        return {rename(name): read(entry) for name, entry in entries.items()}
     with ThreadPoolExecutor(_READERS) as pool:
-        arrays = pool.map(partial(_read_array, path), entries.values())
+        arrays = pool.map(read, entries.values())
         return {rename(name): array for name, array in zip(entries, arrays, strict=True)}
 
 
