@@ -210,3 +210,17 @@ def test_final_reports_contain_memorization_and_baselines(tmp_path):
     assert memory.held_out_bits_per_byte == reports[-1].best_bits_per_byte
     assert "memorize" in memory.verdict
     assert set(reports[-1].baselines) == {"xz -9", "order-5 n-grams"}
+
+
+def test_final_figure_counts_every_held_out_byte(tmp_path):
+    """Whatever part of the held-out text the evaluations before used."""
+    (tmp_path / "corpus.txt").write_bytes(TEXT)
+    figures, evaluated = set(), set()
+    for eval_tokens in ("64", "100000"):
+        overrides = {"eval_tokens": eval_tokens}
+        run = request(tmp_path, eval_tokens, train=TrainConfig(steps=5), overrides=overrides)
+        reports = list(runs.start(run))
+        evaluated |= {r.bits_per_byte for r in reports if isinstance(r, EvalReport)}
+        figures.add(reports[-1].best_bits_per_byte)
+    assert len(figures) == 1
+    assert len(evaluated) == 2

@@ -14,6 +14,7 @@ from tgen.training.evaluation import (
     LossModule,
     bits_per_byte_error,
     evaluate,
+    evaluate_alone,
 )
 
 
@@ -40,6 +41,8 @@ def test_bits_per_byte_match_the_definition():
     loss, bits, *_ = evaluate(LossModule(model), store)
     assert loss == pytest.approx(nats / 30, rel=1e-5)
     assert bits == pytest.approx(nats / np.log(2) / 100, rel=1e-5)
+    part = evaluate(LossModule(model), store, max_tokens=8)
+    assert evaluate_alone(model, store) == evaluate(LossModule(model), store) != part
 
 
 def test_equal_windows_have_the_usual_standard_error():

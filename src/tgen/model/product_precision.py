@@ -46,7 +46,7 @@ def has_bfloat16_units(capability: tuple[int, int]) -> bool:
     return capability >= (8, 0)
 
 
-def is_reduced() -> bool:
+def products_are_bfloat16() -> bool:
     """Whether products have the precision bfloat16 now."""
     return bool(_MATMUL.fp32_precision == _NAMES["bfloat16"])
 
@@ -56,7 +56,7 @@ def in_full_precision(
 ) -> Tensor:
     """Return attention(q, k, v), on a CPU computed in float32 whatever the precision of other
     products, and so are its gradients."""
-    if q.device.type != "cpu" or not is_reduced():
+    if q.device.type != "cpu" or not products_are_bfloat16():
         return attention(q, k, v)
     full, reduced = _NAMES["float32"], _NAMES["bfloat16"]
     out = attention(*_Switch.apply(full, reduced, q, k, v))  # type: ignore[no-untyped-call]

@@ -170,6 +170,7 @@ def prepare(
         flops_per_second=speed,
         bfloat16_flops_per_second=bfloat16_speed,
         memory=None if is_estimate or distributed.launched() else memory_bytes(device),
+        rank_memory=request.device_memory if is_estimate else memory,
         n_ranks=distributed.ranks().world_size,
         on_cpu=device.type == "cpu" and request.device_memory is None,
     )

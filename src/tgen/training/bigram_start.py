@@ -14,24 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tgen.config import ModelConfig
-
-_MAX_VOCAB_SIZE = 8192  # larger vocabularies need gigabytes
 _RMS = 0.3  # of the input table
 _LONGEST = 0.995  # quantile of the rows' lengths: longer rows are shortened to it
 _EXTRA_RANK, _ITERATIONS = 16, 3  # accuracy of the singular vectors
-
-
-def can_start_from_bigrams(config: ModelConfig) -> bool:
-    """Whether the logits of a model with blocks of zeros are a product of its two tables."""
-    return (
-        not config.tied_embeddings
-        and config.position == "rotary"
-        and config.norm == "rms_norm"
-        and config.norm_placement == "pre"
-        and config.embedding_scale == config.logits_divisor == 1
-        and config.vocab_size <= _MAX_VOCAB_SIZE
-    )
 
 
 def start_from_bigrams(

@@ -43,13 +43,13 @@ def record_evaluation(
     return False
 
 
-def _is_significant(nats: Sequence[float], best: Sequence[float]) -> bool:
-    """Whether the sums of two lists, of the same parts of a text, differ by more than the standard
+def _is_significant(losses: Sequence[float], best: Sequence[float]) -> bool:
+    """Whether the means of two lists, of the same parts of a text, differ by more than the standard
     error of the difference; True if it is unknown."""
-    n = len(nats)
+    n = len(losses)
     if n < 2 or len(best) != n:
         return True
-    differences = [a - b for a, b in zip(nats, best, strict=True)]
+    differences = [a - b for a, b in zip(losses, best, strict=True)]
     return bool(sum(differences) > n**0.5 * statistics.stdev(differences))
 
 

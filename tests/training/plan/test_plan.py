@@ -30,6 +30,8 @@ def plan(train_tokens: int, minutes: float = 10, **values: Any) -> Plan:
         flops_per_second=values.pop("flops_per_second", 1e11),
         bfloat16_flops_per_second=values.pop("bfloat16_flops_per_second", None),
         memory=values.pop("memory", None),
+        rank_memory=values.pop("rank_memory", None),
+        n_ranks=values.pop("n_ranks", 1),
         on_cpu=values.pop("on_cpu", False),
     )
     model_fields, train_fields = parse_overrides(values.pop("overrides", {}))
@@ -102,6 +104,34 @@ def test_batch_grows_with_muons_share_of_a_step():
     assert step_tokens(largest, train=TrainConfig(steps=1000)) == 2048
     few = plan(40_000, 1000, size=largest, on_cpu=True)
     assert few.train.batch_size * few.context_length <= 40_000 / 8
+    # Ranks share the speed, and each has a batch as if it were alone.
+    assert step_tokens(largest, n_ranks=2, flops_per_second=2e11) == 2 * step_tokens(largest)
+
+
+def test_batch_fits_into_the_memory_of_a_gpu():
+    def on_gpu(memory: int | None) -> Plan:
+        return plan(10**8, size=ORDER[-1], on_cpu=False, rank_memory=memory)
+
+    def needed(chosen: Plan) -> int:
+        model, train, context = chosen.model, chosen.train, chosen.context_length
+        return rank_memory(
+            model, train, context=context, n_ranks=1, parallel="ddp", on_gpu=True
+        ).total
+
+    whole = on_gpu(None)
+    assert whole.train.batch_size * whole.context_length == 16_384
+    assert on_gpu(10**12) == whole
+    smaller = on_gpu(needed(whole))  # a tenth is for the driver and fragments
+    assert smaller.train.batch_size * smaller.context_length == 8192
+    assert needed(smaller) < 0.9 * needed(whole)
+
+
+def test_plan_names_the_start_of_the_weights():
+    def start(**values: Any) -> str:
+        return {choice.name: choice.value for choice in plan(400_000, **values).choices}["start"]
+
+    assert start() == "bigrams"
+    assert start(family="gpt2") == start(overrides={"bigram_start": "false"}) == "random"
 
 
 def test_new_models_have_a_head_of_their_own_where_the_family_allows_it():

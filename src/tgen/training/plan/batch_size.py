@@ -2,11 +2,12 @@
 
 from functools import partial
 
-from tgen.config import ModelConfig, Precision, TrainConfig
+from tgen.config import ModelConfig, Precision, ResolvedTrainConfig, TrainConfig
+from tgen.training.plan.memory_estimate import USABLE, rank_memory
 from tgen.training.plan.model_size import PlanInputs
 from tgen.training.plan.step_time import step_seconds
 
-_MIN_STEP_TOKENS, _MAX_STEP_TOKENS = 2048, 16384
+_MIN_STEP_TOKENS, MAX_STEP_TOKENS = 2048, 16384  # of a rank
 _MAX_UPDATE_SHARE = 0.075  # of a step's time that Muon may take: more tokens then cost little
 _MIN_STEPS = 300  # of a run: fewer, larger steps learn less
 
@@ -15,17 +16,45 @@ def choose_batch_size(
     model: ModelConfig, context: int, train: TrainConfig, inputs: PlanInputs, precision: Precision
 ) -> int:
     """Return the windows of `context` tokens in a step, a multiple of the ranks."""
+    wanted = MAX_STEP_TOKENS  # with fewer, a GPU is idle
+    if inputs.on_cpu:
+        wanted = _balanced_tokens(model, train, inputs, precision)
+    while wanted > _MIN_STEP_TOKENS and not _fits(model, context, train, inputs, wanted):
+        wanted //= 2
     limit = inputs.train_tokens // (8 * context)  # a step sees an eighth of the corpus at most
-    wanted = _MIN_STEP_TOKENS
-    if not inputs.on_cpu:
-        wanted = _MAX_STEP_TOKENS  # with fewer, a GPU is idle
-    elif train.steps is None and train.optimizer == "muon":
-        speed, seconds = inputs.flops_per_second, 60 * train.minutes
-        while wanted < _MAX_STEP_TOKENS:
-            estimate = partial(step_seconds, model, flops_per_second=speed, precision=precision)
-            step, without = (estimate(wanted, muon=muon) for muon in (True, False))
-            is_cheap = step - without <= _MAX_UPDATE_SHARE * step
-            if is_cheap or _MIN_STEPS * estimate(2 * wanted, muon=True) > seconds:
-                break
-            wanted *= 2
     return inputs.n_ranks * max(1, min(wanted // context, limit // inputs.n_ranks))
+
+
+def _balanced_tokens(
+    model: ModelConfig, train: TrainConfig, inputs: PlanInputs, precision: Precision
+) -> int:
+    """Return a rank's tokens per step of which Muon takes a small share, if time allows."""
+    wanted = _MIN_STEP_TOKENS
+    if train.steps is not None or train.optimizer != "muon":
+        return wanted
+    speed, seconds = inputs.flops_per_second / inputs.n_ranks, 60 * train.minutes
+    estimate = partial(step_seconds, model, flops_per_second=speed, precision=precision)
+    while wanted < MAX_STEP_TOKENS:
+        step, without = (estimate(wanted, muon=muon) for muon in (True, False))
+        is_cheap = step - without <= _MAX_UPDATE_SHARE * step
+        if is_cheap or _MIN_STEPS * estimate(2 * wanted, muon=True) > seconds:
+            break
+        wanted *= 2
+    return wanted
+
+
+def _fits(
+    model: ModelConfig, context: int, train: TrainConfig, inputs: PlanInputs, step_tokens: int
+) -> bool:
+    if inputs.rank_memory is None:
+        return True
+    config = ResolvedTrainConfig(
+        batch_size=max(train.accumulation, step_tokens // context),
+        accumulation=train.accumulation,
+        optimizer=train.optimizer,
+        dropout=ResolvedTrainConfig.dropout if train.dropout is None else train.dropout,
+    )
+    needed = rank_memory(
+        model, config, context=context, n_ranks=1, parallel="ddp", on_gpu=not inputs.on_cpu
+    )
+    return needed.total <= USABLE * inputs.rank_memory

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tgen.config import SIZES, ModelConfig, TrainConfig
+from tgen.config import SIZES, ModelConfig, Precision, TrainConfig
 from tgen.errors import CorpusError, UsageError
 from tgen.training.plan.param_shapes import matmul_params
 
@@ -14,7 +14,7 @@ _MANY_EPOCHS = 12  # unless that one trained for more epochs than this:
 _TOKENS_PER_PARAM_MANY_EPOCHS = 1.0  # a larger model learns more from each epoch
 _PARAMS_PER_TOKEN = 20  # corpus tokens: larger models memorize it sooner and are no better
 _SIZE_WITH_STEPS = "tiny"
-_UNTIED = {"llama", "qwen2", "qwen3"}  # families that learn faster with a head of their own
+_UNTIED = {"llama", "qwen2", "qwen3"}  # families that learn faster with an untied LM head
 _LONG_WINDOW = 1024  # tokens: fine-tuning uses longer windows only if the user sets them
 _EFFICIENCY = 0.75  # fraction of the measured speed: the rest is optimizer, evaluations, samples
 
@@ -29,9 +29,15 @@ class PlanInputs:
     has_merges: bool  # the tokenizer has BPE merges, so that BPE-dropout is possible
     flops_per_second: float  # over all ranks, see `measure_speed`
     bfloat16_flops_per_second: float | None = None  # with products in bfloat16; None: unsupported
-    memory: int | None = None  # bytes; None: unknown
+    memory: int | None = None  # bytes of this machine; None: unknown, or not to be checked
+    rank_memory: int | None = None  # bytes that each rank may use; None: unknown
     n_ranks: int = 1  # ranks that share a batch
     on_cpu: bool = False
+
+    def speed(self, precision: Precision) -> float:
+        """Return the FLOP/s of all ranks with products in this precision."""
+        reduced = self.bfloat16_flops_per_second if precision == "bfloat16" else None
+        return reduced or self.flops_per_second
 
 
 class ModelChoice(NamedTuple):

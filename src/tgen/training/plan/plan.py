@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from tgen.config import SIZES, ModelConfig, Precision, ResolvedTrainConfig, TrainConfig
 from tgen.errors import CorpusError, UsageError
 from tgen.reports.training import Choice
-from tgen.training.bigram_start import can_start_from_bigrams
+from tgen.training.plan.batch_size import MAX_STEP_TOKENS
+from tgen.training.plan.bigram_condition import can_start_from_bigrams
 from tgen.training.plan.budget import Budget, choose_budget
 from tgen.training.plan.memory_estimate import check_memory
 from tgen.training.plan.model_size import (
@@ -90,8 +91,8 @@ def usable_bytes(
     shape = SIZES["tiny" if size is None else size]
     model = start_from or ModelConfig.of("qwen3", **shape, vocab_size=1024)
     if train.steps is not None:
-        batch_size = train.batch_size or ResolvedTrainConfig.batch_size
-        tokens: float = train.steps * batch_size * model.context_length
+        step_tokens = (train.batch_size or 0) * model.context_length or MAX_STEP_TOKENS
+        tokens: float = train.steps * step_tokens
         return max(_MIN_CORPUS_BYTES, round(tokens * _BYTES_PER_TOKEN))
     tokens = 60 * train.minutes * tokens_per_second(flops_per_second, matmul_params(model))
     tokenized = _TOKENIZED_BYTES_PER_SECOND * train.minutes * 60 / 10  # in a tenth of the time
@@ -118,8 +119,7 @@ def make_plan(
             f"use a longer text: at least {_MIN_TRAIN_TOKENS} tokens, preferably 100,000 or more",
         )
     precision = train.precision or choose_precision(train, inputs)
-    if precision == "bfloat16" and inputs.bfloat16_flops_per_second:
-        inputs = replace(inputs, flops_per_second=inputs.bfloat16_flops_per_second)
+    inputs = replace(inputs, flops_per_second=inputs.speed(precision))
     fine_tuning = start_from is not None
     if start_from is not None:
         choice = keep_model(start_from, fields=model_fields, inputs=inputs)

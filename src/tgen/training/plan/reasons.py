@@ -13,7 +13,8 @@ from tgen.training.plan.model_size import EXPLICIT, ModelChoice, PlanInputs
 _FIELDS = {
     "batch": {"batch_size"},
     "precision": {"precision"},
-    "learning rate": {"learning_rate", "matrix_learning_rate"},
+    "learning rate": {"learning_rate", "embedding_learning_rate", "matrix_learning_rate"},
+    "start": {"bigram_start"},
     "dropout": {"dropout"},
     "BPE-dropout": {"bpe_dropout"},
     "evaluation": {"eval_every"},
@@ -38,6 +39,7 @@ def explain(
         Choice("context", f"{choice.context_length} tokens", choice.why_context),
         Choice("batch", windows, f"{budget.step_tokens:,} tokens per step"),
         _precision(config, inputs),
+        _start(config, choice, fine_tuning=fine_tuning),
         _learning_rate(config, fine_tuning=fine_tuning),
         Choice(
             "dropout",
@@ -58,12 +60,25 @@ def explain(
 
 def _learning_rate(config: ResolvedTrainConfig, *, fine_tuning: bool) -> Choice:
     value = f"AdamW {config.learning_rate:g}"
+    if config.embedding_learning_rate != config.learning_rate:
+        value += f", embedding {config.embedding_learning_rate:g}"
     if config.optimizer == "muon":
         value = f"Muon {config.matrix_learning_rate:g}, {value}"
     reduced = "reduced for fine-tuning; " if fine_tuning else ""
     warmup = f"warmup until step {config.warmup_steps}, " if config.warmup_steps else ""
     why = f"{reduced}{warmup}decay over the last {config.decay_fraction:.0%}"
     return Choice("learning rate", value, why)
+
+
+def _start(config: ResolvedTrainConfig, choice: ModelChoice, *, fine_tuning: bool) -> Choice:
+    if fine_tuning:
+        return Choice("start", "the base model", "fine-tuning")
+    if config.bigram_start:
+        return Choice("start", "bigrams", "embedding and LM head predict as the text's pairs do")
+    why = "an embedding tied to the LM head has no other start"
+    if not choice.model.tied_embeddings:
+        why = "a bigram start needs the family qwen3 or llama and a vocabulary of at most 8,192"
+    return Choice("start", "random", why)
 
 
 def _precision(config: ResolvedTrainConfig, inputs: PlanInputs) -> Choice:

@@ -39,7 +39,8 @@ def scaling_report(
     model, train, context = plan.model, plan.train, plan.context_length
     step_tokens = n_ranks * train.batch_size * context
     efficiency = EFFICIENCY if n_ranks > 1 else 1.0
-    speed = efficiency * n_ranks * tokens_per_second(inputs.flops_per_second, matmul_params(model))
+    flops_per_second = inputs.speed(train.precision)
+    speed = efficiency * n_ranks * tokens_per_second(flops_per_second, matmul_params(model))
     gpu_speed = n_ranks * GPU_SHARE * 1e14 / flops_per_token(model)
     steps = n_steps(train, speed / step_tokens)
     parameters = n_parameters(model)
