@@ -122,9 +122,7 @@ def test_killed_corpus_change_is_complete_or_undone(tmp_path, other, monkeypatch
 def test_corpus_change_resets_the_best_loss(tmp_path, other):
     out = tmp_path / "model"
     saved = run_state.load_state(out, run_id=load_run(out)[0]["run_id"])
-    run_state.save_progress(
-        out, saved.progress | {"best_bits_per_byte": 0.001, "evals_since_best": 4}
-    )
+    run_state.save_progress(out, saved.progress | {"best_bits_per_byte": 0.001, "worse_evals": 4})
     done = list(resume(out, **other))[-1]
     assert done.best_bits_per_byte > 0.001
     assert done.best_step > 7

@@ -81,10 +81,21 @@ def test_patience_counts_significant_changes_only():
     config, progress = ResolvedTrainConfig(patience=1), Progress(step=1)
     assert record_evaluation(progress, config, scored(3.0, [10, 12, 9, 11]))
     record_evaluation(progress, config, scored(3.1, [14, 8, 13, 9]))  # 2 more, standard error 9.2
-    assert progress.evals_since_best == 0
-    record_evaluation(progress, config, scored(3.1, [11, 13, 9.5, 11.5]))  # 3 more, 0.6
-    assert progress.evals_since_best == 1
+    assert progress.worse_evals == 0
+    record_evaluation(progress, config, scored(3.2, [11, 13, 9.5, 11.5]))  # 3 more, 0.6
+    assert progress.worse_evals == 1
     assert progress.restore_best
+
+
+def test_fluctuations_do_not_end_a_run_but_a_rise_does():
+    config, progress = ResolvedTrainConfig(patience=3), Progress()
+    for step, bits in enumerate([3.0, 2.9, 3.1, 3.2, 3.1, 3.2, 3.0, 3.1, 3.2], start=1):
+        progress.step = step
+        record_evaluation(progress, config, scored(bits))
+        assert not progress.restore_best
+    record_evaluation(progress, config, scored(3.3))
+    assert progress.restore_best
+    assert (progress.best_step, progress.best_bits_per_byte) == (2, 2.9)
 
 
 def test_patience_counts_evaluations_and_restarts_in_the_decay():

@@ -93,7 +93,8 @@ class TrainConfig:
     eval_tokens: int | None = _count(None, "Maximum number of held-out tokens per evaluation.")
     patience: int = option(
         5,
-        "Evaluations significantly worse than the best one before early stopping; 0 disables it.",
+        "Early stopping after so many evaluations in a row, each worse than the one before and "
+        "significantly worse than the best; 0 disables it.",
         low=0,
         expected=_NOT_NEGATIVE,
     )

@@ -1,9 +1,11 @@
 """Early stopping, once validation loss is worse than it was.
 
-After `patience` evaluations that are significantly worse than the best, `record_evaluation` sets
-`progress.restore_best`. The training loop then ends, the caller restores the best checkpoint, and
-`decay_from_best` decays the learning rate from there: more steps would only memorize a small
-corpus. After as many such evaluations during the decay, the run ends.
+After `patience` evaluations in a row that are each worse than the one before and significantly
+worse than the best, `record_evaluation` sets `progress.restore_best`. The training loop then ends,
+the caller restores the best checkpoint, and `decay_from_best` decays the learning rate from there:
+more steps would only memorize a small corpus. After as many such evaluations during the decay, the
+run ends. At a constant learning rate, the loss fluctuates by more than the standard error, but it
+does not rise several times in a row.
 """
 
 import statistics
@@ -21,20 +23,22 @@ def record_evaluation(
     config: ResolvedTrainConfig,
     evaluation: Evaluation,
 ) -> bool:
-    """Return whether this evaluation is the best so far. If it is worse than the best by more than
-    the standard error of the difference, count it toward `patience`."""
-    bits_per_byte = evaluation.bits_per_byte
+    """Return whether this evaluation is the best so far. Count it toward `patience` if it is worse
+    than the previous one, and than the best by more than the standard error of the difference."""
+    bits_per_byte, previous = evaluation.bits_per_byte, progress.last_bits_per_byte
+    progress.last_bits_per_byte = bits_per_byte
     best = progress.best_bits_per_byte
     if best is None or bits_per_byte < best:
         progress.best_bits_per_byte, progress.best_step = bits_per_byte, progress.step
-        progress.best_parts, progress.evals_since_best = evaluation.parts, 0
+        progress.best_parts, progress.worse_evals = evaluation.parts, 0
         return True
     if in_decay(progress) and not progress.evaluated_in_decay:
-        progress.evaluated_in_decay, progress.evals_since_best = True, 0
-    if not _is_significant(evaluation.parts, progress.best_parts):
-        return False
-    progress.evals_since_best += 1
-    if config.patience and progress.evals_since_best >= config.patience:
+        progress.evaluated_in_decay, progress.worse_evals = True, 0
+    if previous is not None and bits_per_byte < previous:
+        progress.worse_evals = 0
+    elif _is_significant(evaluation.parts, progress.best_parts):
+        progress.worse_evals += 1
+    if config.patience and progress.worse_evals >= config.patience:
         progress.stopped_early = True
         if in_decay(progress):
             progress.total_steps = progress.step
@@ -61,7 +65,7 @@ def decay_from_best(progress: Progress, config: ResolvedTrainConfig) -> None:
         remaining = int(seconds_left(progress, config) / seconds_per_step(progress))
     else:
         remaining = config.steps - progress.step
-    progress.stopped_early, progress.restore_best, progress.evals_since_best = True, False, 0
+    progress.stopped_early, progress.restore_best, progress.worse_evals = True, False, 0
     start_decay(progress, min(steps, remaining))
 
 
@@ -69,8 +73,8 @@ def reset_best(progress: Progress, corpus_changes: int) -> None:
     """Forget the best evaluation if the corpus, and so the held-out text, has changed since."""
     if progress.corpus_changes != corpus_changes:
         progress.corpus_changes = corpus_changes
-        progress.best_bits_per_byte, progress.best_step, progress.evals_since_best = None, 0, 0
-        progress.best_parts = []
+        progress.best_bits_per_byte, progress.best_step, progress.worse_evals = None, 0, 0
+        progress.best_parts, progress.last_bits_per_byte = [], None
         progress.evaluated_in_decay = progress.restore_best = False
 
 
@@ -80,4 +84,4 @@ def reset_end(progress: Progress, end_changes: int) -> None:
     progress.end_changes = end_changes
     progress.decay_start = progress.total_steps = None
     progress.restore_best = progress.stopped_early = progress.evaluated_in_decay = False
-    progress.evals_since_best = 0
+    progress.worse_evals = 0

@@ -22,7 +22,8 @@ from tgen.training.optimizers import Orthogonalize, make_optimizers, orthogonali
 
 # Names of counters in the states of earlier versions.
 _OLD_NAMES = {
-    "not_better": "evals_since_best",
+    "not_better": "worse_evals",
+    "evals_since_best": "worse_evals",
     "in_decay": "evaluated_in_decay",
     "go_back": "restore_best",
     "skipped": "skipped_steps",
@@ -47,8 +48,9 @@ class Progress:
     best_step: int = 0
     best_bits_per_byte: float | None = None
     best_parts: list[float] = field(default_factory=list)  # see `Evaluation`
+    last_bits_per_byte: float | None = None
     corpus_changes: int = 0  # how often the corpus had changed when the best was evaluated
-    evals_since_best: int = 0  # or since the decay began
+    worse_evals: int = 0  # in a row, each worse than the one before; see early_stopping
     evaluated_in_decay: bool = False
     restore_best: bool = False  # the best checkpoint is to be restored: see early_stopping
     stopped_early: bool = False

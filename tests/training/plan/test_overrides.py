@@ -64,7 +64,7 @@ def test_old_spellings_are_accepted():
     values = {"token_split": 0.2, "split_in_decay": False, "keep": 3}
     assert ResolvedTrainConfig.from_dict(values) == ResolvedTrainConfig(**new, separate_qkv=False)
     assert Progress.from_dict({"not_better": 2, "ways_back": 1}) == Progress(
-        evals_since_best=2, n_rollbacks=1
+        worse_evals=2, n_rollbacks=1
     )
 
 
