@@ -122,6 +122,22 @@ def test_two_ranks_train_like_one_process(on_ranks, corpus, whole, tmp_path, par
     assert_same(out, whole)
 
 
+def test_ranks_train_with_products_in_bfloat16(on_ranks, corpus, whole, tmp_path):
+    settings = {"precision": "bfloat16"}
+    assert app.run([str(one) for one in command(corpus, tmp_path / "one", **settings)]) == 0
+    alone, exact = losses(tmp_path / "one"), losses(whole)
+    for parallel in ("ddp", "fsdp"):
+        out = tmp_path / parallel
+        arguments = command(corpus, out, "--parallel", parallel, batch=3, **settings)
+        ranks = on_ranks(arguments, arguments)
+        assert statuses(ranks) == [0, 0], ranks
+        ours = losses(out)
+        for step in (1, 2):  # before rounding is amplified
+            key = "StepReport", step
+            assert abs(ours[key] - alone[key]) < abs(exact[key] - alone[key]) / 2
+        assert max(abs(ours[key] - alone[key]) for key in alone) <= 0.05
+
+
 def test_three_ranks_share_batches_with_loss_masks_micro_batches_and_dropout(on_ranks, tmp_path):
     corpus, whole = tmp_path / "rows.jsonl", tmp_path / "whole"
     words = VARIED.decode().split()
