@@ -134,7 +134,7 @@ def test_ranks_train_with_products_in_bfloat16(on_ranks, corpus, whole, tmp_path
         ours = losses(out)
         for step in (1, 2):  # before rounding is amplified
             key = "StepReport", step
-            assert abs(ours[key] - alone[key]) < abs(exact[key] - alone[key]) / 2
+            assert abs(ours[key] - alone[key]) <= abs(exact[key] - alone[key]) / 2 + 1e-5
         assert max(abs(ours[key] - alone[key]) for key in alone) <= 0.05
 
 
