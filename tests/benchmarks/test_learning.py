@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.learning import nanogpt
 from benchmarks.learning.scoring import Predictor, bits_per_byte, windows
-from benchmarks.learning.versus_nanogpt import common_validation_text, summarize
+from benchmarks.learning.versus_nanogpt import summarize, validation_text
 from support.corpora import make_corpus
 from tgen import corpus
 from tgen.errors import CorpusError, UsageError
@@ -67,22 +67,22 @@ def test_model_that_looks_ahead_is_detected() -> None:
         bits_per_byte(model, b"a", bytes(range(40)))
 
 
-@pytest.mark.parametrize("text", ["plain ASCII " * 99 + "x" * 7, "naïve 日本 🦋 " * 400])
-def test_common_validation_text_is_held_out_by_both(text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["plain ASCII " * 99 + "x" * 7, "naïve 日本 🦋 " * 400, "a" * 5000 + "日" * 5003]
+)
+def test_both_sides_hold_out_the_same_text(text: str) -> None:
     data = text.encode()
-    common = common_validation_text(data)
-    (document,) = corpus.split_train_val(make_corpus([(data,)]), 0.1).val  # type: ignore[no-untyped-call]
-    assert isinstance(document[0], bytes)
-    for theirs in (document[0], nanogpt.validation_text(text)):
-        assert theirs.endswith(common)
-        assert len(theirs) - len(common) <= 16
+    theirs = validation_text(data)
+    fraction = float(f"{len(theirs) / len(data)}")
+    (document,) = corpus.split_train_val(make_corpus([(data,)]), fraction).val  # type: ignore[no-untyped-call]
+    assert document == (theirs,)
 
 
 def test_unsuitable_texts_are_errors() -> None:
-    with pytest.raises(CorpusError, match="holds out"):
-        common_validation_text(("a" * 5000 + "日" * 5000).encode())
     with pytest.raises(CorpusError, match="not UTF-8"):
-        common_validation_text(b"\xff" * 1000)
+        validation_text(b"\xff" * 1000)
+    with pytest.raises(CorpusError, match="several documents"):
+        validation_text(b"one<|endoftext|>two")
 
 
 def test_nanogpt_workspace_contains_the_whole_text(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from tgen.tokenizer import Tokenizer
 _COMPARED_BYTES = 1 << 21
 _LARGE_OVERLAP = 0.05
 _FEW_VAL_BYTES = 1 << 14
-_MAX_VAL_SHARE = 0.1  # of the bytes that a run reads: the last evaluation predicts all of them
 _PARALLEL_BYTES = 1 << 24  # from this size on, several processes are faster
 _REPORT_SECONDS = 1.0
 
@@ -48,8 +47,7 @@ def split_corpus(text: corpus.Corpus, config: TrainConfig, max_bytes: int) -> Te
             f"({split.dropped_bytes:,} bytes)"
         )
     train = corpus.subsample_documents(split.train, max_bytes)
-    max_val_bytes = min(corpus.MAX_VAL_BYTES, round(_MAX_VAL_SHARE * max_bytes))
-    val = corpus.subsample_documents(split.val, max_val_bytes)
+    val = corpus.subsample_documents(split.val, corpus.MAX_VAL_BYTES)
     if train is not split.train:
         notes.append(
             f"trains on an evenly spaced sample of {train.n_bytes:,} bytes: more would exceed the "
