@@ -249,7 +249,7 @@ def test_product_writes_its_rows_only(n_vectors, panels, first, groups, dtype):
     n, first, last = groups * GROUP, first * PANEL, (first + panels) * PANEL - 3
     w = random.standard_normal((last, n)).astype(np.float32)
     x = random.standard_normal((n_vectors, n)).astype(np.float32)
-    packed = to_panels(w, dtype)
+    packed = np.ascontiguousarray(to_panels(w, dtype))
     out = np.full((n_vectors + 1, last + 5), 7, np.float32)
     inputs = x if dtype == FLOAT32 else np.zeros_like(x, shape=(n_vectors, 2 * n))
     for i in range(n_vectors if dtype != FLOAT32 else 0):
