@@ -157,7 +157,10 @@ def load_tokens(
 
 def _are_tokens(arrays: Mapping[str, Array], vocab_size: int | None) -> bool:
     """Whether these are the arrays of `corpus.token_arrays`."""
-    if not set(_TOKEN_ARRAYS) <= arrays.keys() <= {*_TOKEN_ARRAYS, *map(_mask_name, _TOKEN_ARRAYS)}:
+    names = set(_TOKEN_ARRAYS)
+    if not names <= arrays.keys() <= names.union(map(_mask_name, names), map(_lengths_name, names)):
+        return False
+    if len(arrays.keys() & set(map(_lengths_name, names))) == 1:
         return False
     for name in _TOKEN_ARRAYS:
         ids, mask = arrays[name], arrays.get(_mask_name(name))
@@ -165,9 +168,24 @@ def _are_tokens(arrays: Mapping[str, Array], vocab_size: int | None) -> bool:
             return False
         if mask is not None and (mask.dtype != np.bool_ or len(mask) != len(ids)):
             return False
+        lengths = arrays.get(_lengths_name(name))
+        if lengths is not None and not _are_lengths(lengths, ids, mask):
+            return False
         if vocab_size and any(block.max(initial=0) >= vocab_size for block in blocks(ids)):
             return False
     return len(arrays["train"]) > 1
+
+
+def _are_lengths(lengths: Array, ids: Array, mask: Array | None) -> bool:
+    """Whether `lengths` cut the tokens, which have a loss mask, into rows."""
+    if mask is None or lengths.dtype != np.int64:
+        return False
+    values = lengths[:]
+    return bool((values > 0).all() and (values <= len(ids)).all() and values.sum() == len(ids))
+
+
+def _lengths_name(name: str) -> str:
+    return f"{name}_lengths"
 
 
 def _mask_name(name: str) -> str:
