@@ -16,7 +16,7 @@ _EXAMPLE = (
     '{"role": "assistant", "content": "..."}]} on each line'
 )
 _FROM_SHAREGPT = (
-    "convert the rows: jq -c '{messages: [.conversations[] | {role: ({human: \"user\", "
+    'convert the rows: jq -c \'{messages: [.conversations[] | {role: ({human: "user", '
     'gpt: "assistant"}[.from] // .from), content: .value}]}\' rows.jsonl > chats.jsonl'
 )
 _FROM_ALPACA = (
@@ -126,7 +126,9 @@ def _check_message(number: int, message: Any) -> tuple[str, str, bool]:
     weight = given.get("weight", 1)
     if type(weight) not in (int, float) or weight not in (0, 1):
         got = json.dumps(weight)[:_SHOWN]
-        raise CorpusError(f"message {number} has the weight {got} (expected 0 or 1)", "set it to 1 or 0")
+        raise CorpusError(
+            f"message {number} has the weight {got} (expected 0 or 1)", "set it to 1 or 0"
+        )
     if "weight" in given and role != "assistant":
         raise CorpusError(
             f"message {number} of the {role} has a weight", "remove it: only answers are learned"

@@ -191,9 +191,11 @@ class Tokenizer:
         name: str | None = self._plain.at_start.id_to_token(i)
         return name
 
-    def encode_with_special(self, text: str) -> list[tuple[int, int, int]]:
-        """Encode a text in which special tokens count: each id with its start and end in `text`,
-        in characters.
+    def encode_with_special(
+        self, text: str, *, continuation: bool = False
+    ) -> list[tuple[int, int, int]]:
+        """Encode a text in which special tokens count, or with `continuation` the rest of one: each
+        id with its start and end in `text`, in characters.
 
         What the vocabulary cannot express is left out, see `check_expressible`. Raises UsageError
         for a token that the model does not have.
@@ -208,7 +210,7 @@ class Tokenizer:
                 ]
             elif part:
                 pair = self._with_special
-                backend = pair.continuation if offset else pair.at_start
+                backend = pair.continuation if offset or continuation else pair.at_start
                 encoding = backend.encode(part, add_special_tokens=False)
                 offsets = zip(encoding.ids, encoding.offsets, strict=True)
                 spans += [(i, offset + start, offset + end) for i, (start, end) in offsets]
