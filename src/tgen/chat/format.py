@@ -58,8 +58,8 @@ class ChatFormat:
         *,
         now: str | None = None,
     ) -> None:
-        self._context_length, self._now = context_length, now
-        self._template, self._tokenizer = template, tokenizer
+        self._context_length, self.now = context_length, now
+        self.template, self._tokenizer = template, tokenizer
         self._sandbox = Sandbox()
         added = {name: i for name, i in tokenizer.added_tokens.items() if name.strip()}
         special = {name for name, i in added.items() if not tokenizer.token_bytes(i)}
@@ -115,7 +115,7 @@ class ChatFormat:
         self, conversations: Sequence[Sequence[Message]], prompts: Sequence[bool] | None = None
     ) -> list[str]:
         """Return the text of each conversation; see `Sandbox.render`."""
-        return self._sandbox.render(self._template, conversations, prompts=prompts, now=self._now)
+        return self._sandbox.render(self.template, conversations, prompts=prompts, now=self.now)
 
     def to_ids(
         self, texts: Sequence[str], originals: Mapping[int, str], *, continuation: bool = False
@@ -158,7 +158,7 @@ class ChatFormat:
     def _choose_stand_ins(self, contents: Iterable[str]) -> dict[int, str]:
         """Map the messages' characters that may start or end a control token to stand-ins."""
         characters = set().union(*contents)
-        used = characters | set(self._template.source)
+        used = characters | set(self.template.source)
         unused = (chr(i) for i in _STAND_INS if chr(i) not in used)
         edges = sorted(
             c for c in characters if not self._edge_characters.isdisjoint(_normalized_forms(c))

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgen.checkpoint import safetensors_file
+from tgen.checkpoint.dtypes import Dtype, cast, dtype_of
 from tgen.checkpoint.gguf import reader
 from tgen.checkpoint.hf import config as hf_config
 from tgen.checkpoint.hf import families, generation_config, tokenizer_config
@@ -72,6 +74,11 @@ def build_metadata_files(
     `inherited` are the settings of the model that this one was fine-tuned from.
     """
     settings = inherited or InheritedSettings()
+    if settings.contents:
+        described = hf_config.from_json(json.loads(settings.contents["config.json"]))
+        if described.tied_embeddings != config.tied_embeddings:  # the weights have won
+            settings = settings.with_tied_embeddings(config.tied_embeddings)
+        return settings.copied_files | {"tokenizer.json": tokenizer.json.encode()}
     end, pad = tokenizer.end_of_text, tokenizer.pad
     begin = tokenizer.bos_ids[0] if tokenizer.bos_ids else end
     special = {"bos_token": begin, "eos_token": end, "pad_token": pad}  # foreign ones may be None
@@ -111,16 +118,26 @@ def build_metadata_files(
 
 def inherited_settings(bundle: ModelBundle) -> InheritedSettings:
     """Return the settings that a model fine-tuned from this one inherits."""
+    sizes: Counter[Dtype] = Counter()
+    for array in bundle.arrays.values():
+        sizes[dtype_of(array)] += array.size
     return read_inherited_settings(
-        bundle.path, end_ids=bundle.end_ids, end_of_text=bundle.tokenizer.end_of_text
+        bundle.path,
+        end_ids=bundle.end_ids,
+        end_of_text=bundle.tokenizer.end_of_text,
+        dtype="float32" if bundle.quantized or not sizes else sizes.most_common(1)[0][0],
     )
 
 
 def serialize_weights(
-    config: ModelConfig, arrays: Mapping[str, NDArray[Any]]
+    config: ModelConfig, arrays: Mapping[str, NDArray[Any]], dtype: Dtype | None = None
 ) -> list[bytes | memoryview]:
-    """Return the content of model.safetensors in blocks, which share the arrays' memory."""
-    return safetensors_file.serialize_in_parts(families.to_hf_arrays(config, arrays))
+    """Return the content of model.safetensors in blocks, which share the arrays' memory if they
+    have this dtype already; None: as they are. Raises ModelError for values too large for it."""
+    stored = families.to_hf_arrays(config, arrays)
+    if dtype is not None:
+        stored = {name: cast(name, array, dtype) for name, array in stored.items()}
+    return safetensors_file.serialize_in_parts(stored, uint16="BF16")
 
 
 def save(
@@ -145,7 +162,7 @@ def save(
         contents[NGRAMS] = safetensors_file.serialize(ngrams)
     elif (path / NGRAMS).exists():
         files.remove(path / NGRAMS)  # built from another text
-    weights = serialize_weights(config, arrays)
+    weights = serialize_weights(config, arrays, inherited.dtype if inherited else None)
     if not path.exists():
         files.publish_folder(path, contents | {WEIGHTS: weights})
     elif all((path / n).exists() and files.read(path / n) == c for n, c in contents.items()):

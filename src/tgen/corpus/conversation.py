@@ -69,7 +69,7 @@ def parse_conversation(line: bytes) -> Conversation:
 
 
 def invalid_row_error(line: bytes, example: str) -> CorpusError:
-    """Return the error for a row of another kind; `example` is the hint unless it is a known one."""
+    """Return the error for a row of another kind; `example` is the hint for an unknown kind."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

@@ -7,7 +7,7 @@ cut, the tokens are those of the whole text.
 
 import re
 from array import array
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,13 +51,14 @@ def tokenize_documents(
     tokenizer: Tokenizer,
     *,
     loss_on: LossOn = "completion",
+    begin_ids: Sequence[int] = (),
     open_end: bool = False,
     folder: Path | None = None,
     processes: int = 1,
 ) -> Generator[int, None, TokenizedCorpus]:
-    """Concatenate the tokens of all documents, each between the tokenizer's begin-of-text and
-    end-of-text tokens, if there are any; with `open_end` the last one is not followed by one, since
-    it continues in the other split.
+    """Concatenate the tokens of all documents, each after `begin_ids` and followed by an
+    end-of-text token if there is one; with `open_end` the last one is not, since it continues in
+    the other split.
 
     Yields the number of bytes done. With `loss_on="completion"` the loss mask covers the last part
     of a document and its end-of-text token, and so all of a text; `target_bytes` are the bytes of
@@ -67,7 +68,7 @@ def tokenize_documents(
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
     tokens = ArrayBuilder(dtype, folder)
     runs = array("q")  # numbers of tokens, negative if they are not in the loss
-    begin = np.array(begin_of_document(tokenizer), dtype)
+    begin = np.array(begin_ids, dtype)
     end = np.array([] if tokenizer.end_of_text is None else [tokenizer.end_of_text], dtype)
     done = target_bytes = n_replaced = 0
     ended = True
@@ -94,14 +95,14 @@ def tokenize_documents(
 
 
 def begin_of_document(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the tokens before each document: those that the model saw before a text, unless its
-    end-of-text token also begins texts."""
+    """Return the tokens before each document: those that the model saw before a text, unless that
+    is the end-of-text token, which is there already."""
     return () if tokenizer.bos_ids == (tokenizer.end_of_text,) else tokenizer.bos_ids
 
 
 def token_arrays(train: TokenizedCorpus, val: TokenizedCorpus) -> dict[str, Array]:
-    """Return the arrays of a TokenDataset or of PackedRows by field name; a mask only if it excludes
-    a token."""
+    """Return the arrays of a TokenDataset or PackedRows by field name; a mask only if it excludes a
+    token."""
     arrays = {
         "train": train.tokens,
         "val": val.tokens,

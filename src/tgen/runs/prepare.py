@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from tgen import __version__, corpus, distributed
 from tgen.checkpoint import model_dir
+from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.checkpoint.model_lookup import find_model
 from tgen.config import Parallel, TrainConfig
-from tgen.corpus import TokenDataset
+from tgen.corpus import PackedRows, TokenDataset
 from tgen.errors import CorpusError, UsageError
 from tgen.model.device import (
     Device,
@@ -30,6 +31,7 @@ from tgen.model.device import (
 from tgen.model.product_precision import computes_bfloat16
 from tgen.reports.training import Choice, PlanReport, PreparingReport, ScalingReport
 from tgen.runs import rank_sync
+from tgen.runs.chat_rows import PreparedRows, check_request, prepare_rows, rows_report
 from tgen.runs.data import TextSplit, join_documents, split_corpus, tokenize_split
 from tgen.runs.request import RunRequest
 from tgen.runs.run_record import RunRecord
@@ -91,12 +93,21 @@ class PreparedRun:
         max_bytes = round(_NGRAM_SHARE * 4 * matmul_params(self.record.plan.model))
         return corpus.ngram_tables(self.tokens["train"], max_bytes=max_bytes)
 
-    def dataset(self) -> TokenDataset:
+    def dataset(self) -> TokenDataset | PackedRows:
         """Return the tokens as batches."""
         plan = self.record.plan
+        if self.record.chat is not None:
+            return PackedRows(
+                **self.tokens,
+                val_bytes=self.record.held_out_bytes,
+                context_length=plan.context_length,
+                batch_size=plan.train.batch_size,
+                seed=plan.train.seed,
+            )
         return TokenDataset(
             **self.tokens,
             end_of_text=self.tokenizer.end_of_text,
+            begin_of_text=self.record.begin_of_text,
             merge_pairs=self.tokenizer.merge_pairs if plan.train.bpe_dropout > 0 else None,
             val_bytes=self.record.held_out_bytes,
             context_length=plan.context_length,
@@ -147,25 +158,44 @@ def prepare(
     max_bytes = usable_bytes(
         request.size, config, fastest, None if source is None else source.config
     )
-    text = corpus.read(request.corpus)
+    text = corpus.read(request.corpus, chat=request.chat)
+    check_request(request, text)
     distributed.assert_same("the corpus", text.sha256)
     if not distributed.is_rank_zero():
         text.close()
         return _broadcast(None, device, weights)
-    split = split_corpus(text, config, max_bytes)
-    tokenizer, tokenizer_choice = _choose_tokenizer(request, source, split)
-    train, val = yield from tokenize_split(
-        split, tokenizer, config, folder=folder, threads=request.threads
-    )
-    if train.target_bytes == 0:
-        raise CorpusError(
-            "the corpus has no completions to train on", "add --set loss_on=all to train on prompts"
+    split = rows = None
+    if text.is_chat and source is not None:
+        rows = yield from prepare_rows(
+            request,
+            source,
+            text,
+            config,
+            context_length=model_fields.get("context_length"),
+            max_bytes=max_bytes,
+            folder=folder,
         )
+        model_fields.setdefault("context_length", rows.context_length)
+        tokenizer, tokenizer_choice = _inherit_tokenizer(source)
+        train, val, begin_ids = rows.train, rows.val, ()
+    else:
+        split = split_corpus(text, config, max_bytes)
+        tokenizer, tokenizer_choice = _choose_tokenizer(request, source, split)
+        begin_ids = corpus.begin_of_document(tokenizer)
+        train, val = yield from tokenize_split(
+            split, tokenizer, config, folder=folder, threads=request.threads, begin_ids=begin_ids
+        )
+        if train.target_bytes == 0:
+            raise CorpusError(
+                "the corpus has no completions to train on",
+                "add --set loss_on=all to train on prompts",
+            )
     is_estimate = request.n_ranks is not None or request.device_memory is not None
     inputs = PlanInputs(
         vocab_size=tokenizer.vocab_size,
         train_tokens=len(train.tokens),
         val_tokens=len(val.tokens),
+        n_rows=None if train.row_lengths is None else len(train.row_lengths),
         has_merges=bool((tokenizer.merge_pairs >= 0).any()),
         flops_per_second=speed,
         bfloat16_flops_per_second=bfloat16_speed,
@@ -182,16 +212,17 @@ def prepare(
         inputs=inputs,
         start_from=None if source is None else source.config,
     )
-    with_baselines = with_baselines and train.loss_mask is None and val.loss_mask is None
-    baselines = _baselines(split, config) if with_baselines else {}
-    notes = [*(source.warnings if source else ()), *split.notes, *plan.notes]
-    if with_baselines and split.val and not baselines:
-        notes.append("no baselines (xz, n-grams): the corpus is too large for the time budget")
+    notes = [*(source.warnings if source else ()), *(split or rows).notes, *plan.notes]
+    baselines: dict[str, float] = {}
+    if split and with_baselines and train.loss_mask is None and val.loss_mask is None:
+        baselines = _baselines(split, config)
+        if split.val and not baselines:
+            notes.append("no baselines (xz, n-grams): the corpus is too large for the time budget")
     record = RunRecord(
         run_id=secrets.token_hex(8),
         corpus=request.corpus,
-        corpus_sha256=split.corpus.sha256,
-        corpus_bytes=split.corpus.n_bytes,
+        corpus_sha256=text.sha256,
+        corpus_bytes=text.n_bytes,
         train_bytes=train.target_bytes,
         held_out_bytes=val.target_bytes,
         tokenizer=tokenizer_choice,
@@ -199,15 +230,19 @@ def prepare(
         read_bytes=max_bytes,
         end_of_text=tokenizer.end_of_text,
         start_from=None if source is None else str(source.path.resolve()),
-        inherited=None if source is None else model_dir.inherited_settings(source),
+        inherited=_inherited(source, rows),
         plan=replace(plan, notes=notes),
         baselines=baselines,
         device=device.type,
         threads=n_threads() * distributed.ranks().local_world_size,
         tensorboard=request.tensorboard,
         ngrams=request.ngrams,
-        sample_prompt=tokenizer.make_expressible(_sample_prompt(split)),
+        sample_prompt=(
+            tokenizer.make_expressible(_sample_prompt(split)) if split else rows.sample_prompt
+        ),
         exact_epochs=True,
+        chat=rows and rows.record,
+        begin_of_text=begin_ids[0] if begin_ids else None,
     )
     tokens = corpus.token_arrays(train, val)
     scaling = None
@@ -218,7 +253,7 @@ def prepare(
             n_ranks=request.n_ranks or 1,
             device_memory=request.device_memory,
             on_gpu=request.device_memory is not None or device.type == "cuda",
-            text_tokens=round(len(train.tokens) * split.all_train_bytes / split.train.n_bytes),
+            text_tokens=_count_text_tokens(split, len(train.tokens)),
         )
     parallel = rank_sync.resolve_parallel(plan, device, memory, request.parallel)
     prepared = PreparedRun(record, tokenizer, tokens, device, weights, parallel, scaling)
@@ -254,14 +289,35 @@ def plan_report(out: Path, prepared: PreparedRun, *, step: int = 0) -> PlanRepor
         choices=[record.tokenizer, *plan.choices],
         notes=plan.notes,
         scaling=prepared.scaling,
+        rows=record.chat and rows_report(record.chat, prepared.tokens, prepared.tokenizer),
     )
+
+
+def _inherited(
+    source: model_dir.ModelBundle | None, rows: PreparedRows | None
+) -> InheritedSettings | None:
+    """Return what the written model has from its source, and from the template."""
+    if rows is not None:
+        return rows.inherited
+    return None if source is None else model_dir.inherited_settings(source)
+
+
+def _count_text_tokens(split: TextSplit | None, n_tokens: int) -> int:
+    """Estimate the tokens of the whole training text, of which `n_tokens` are trained on."""
+    if split is None:
+        return n_tokens
+    return round(n_tokens * split.all_train_bytes / split.train.n_bytes)
+
+
+def _inherit_tokenizer(source: model_dir.ModelBundle) -> tuple[Tokenizer, Choice]:
+    return source.tokenizer, Choice("tokenizer", "inherited", "from the model to fine-tune")
 
 
 def _choose_tokenizer(
     request: RunRequest, source: model_dir.ModelBundle | None, split: TextSplit
 ) -> tuple[Tokenizer, Choice]:
     if source is not None:
-        return source.tokenizer, Choice("tokenizer", "inherited", "from the model to fine-tune")
+        return _inherit_tokenizer(source)
     sample = corpus.subsample_documents(split.train, _TOKENIZER_BYTES)
     texts = [part[:] for document in sample for part in document]
     kind, vocab_size, why = request.tokenizer, request.vocab_size, "set by the user"

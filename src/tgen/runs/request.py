@@ -20,7 +20,7 @@ class RunRequest:
     corpus: list[str] = option(
         default_factory=list,
         help_text="Files, directories, glob patterns, or - for stdin. Any bytes are accepted; "
-        '.jsonl files hold {"text"} or {"prompt", "completion"} rows.',
+        '.jsonl files hold {"text"}, {"prompt", "completion"} or, to fine-tune, {"messages"} rows.',
         argument=True,
         metavar="CORPUS",
     )
@@ -64,6 +64,16 @@ class RunRequest:
         "Maximum vocabulary size, in tokens.",
         "--vocab-size",
         shown_default="all characters; for bpe chosen by the plan",
+    )
+    chat: bool = _data(
+        False, "Train on prompt/completion rows as chats, through the chat template.", "--chat"
+    )
+    template: str | None = _data(
+        None,
+        "Chat template: a Jinja file, or plain for lines of questions (Q:) and answers (A:).",
+        "--template",
+        metavar="FILE|plain",
+        shown_default="that of the model",
     )
     train: TrainConfig = field(default_factory=TrainConfig)
     tensorboard: bool = _output(

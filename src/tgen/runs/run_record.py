@@ -13,6 +13,20 @@ from tgen.training.plan.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChatRecord:
+    """How the conversations of a run became tokens, so that resuming gives the same ones."""
+
+    template: str  # Jinja source
+    variables: dict[str, str]  # `bos_token` and so on
+    date: str  # ISO time that the template sees as the current one
+    end_ids: list[int]  # of the source model
+    end_id: int = -1  # the token that ends an answer; -1: not known yet, as the values below
+    n_rows: int = 0  # to train on
+    n_held_out_rows: int = 0
+    sample_ids: list[int] = field(default_factory=list)  # of the question that samples answer
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """Corpus, plan and settings of a run, updated by every --override."""
 
@@ -35,6 +49,8 @@ class RunRecord:
     read_bytes: int = 0  # limit of the training split, from the time budget
     ngrams: bool = False  # store n-gram tables with the model
     inherited: InheritedSettings | None = None  # from the model that it was fine-tuned from
+    chat: ChatRecord | None = None  # the corpus has conversations
+    begin_of_text: int | None = None  # token id; None: documents have none at their start
     corpus_changes: int = 0  # corpus replacements by --override
     end_changes: int = 0  # changes of the end by --override; states store the count too
     exact_epochs: bool = False  # see `TokenDataset`; runs of tgen 0.1 have other windows
@@ -69,6 +85,8 @@ class RunRecord:
             }
             if (inherited := values.get("inherited")) is not None:
                 parts["inherited"] = InheritedSettings.from_dict(inherited)
+            if (chat := values.get("chat")) is not None:
+                parts["chat"] = ChatRecord(**chat)
             record = cls(**{**values, **parts})
             check_field_types(record)
             if not 1 <= record.plan.context_length <= record.plan.model.context_length:

@@ -87,7 +87,9 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
     if record.tensorboard:
         tensorboard.require()
     memory = rank_sync.min_rank_memory(device)
-    text = corpus.read(request.corpus) if request.corpus else None
+    text = None
+    if request.corpus:
+        text = corpus.read(request.corpus, chat=record.chat is not None)
     distributed.assert_same("the corpus", "" if text is None else text.sha256)
     is_new_corpus = text is not None and check_corpus(out, record, text, override=request.override)
     tokenizer = load_tokenizer(out, record)
