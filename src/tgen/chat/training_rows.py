@@ -105,7 +105,7 @@ class RowEncoder:
             n_done += len(block)
 
     def _encode_block(self, rows: list[Row], max_tokens: int, n_before: int) -> list[EncodedRow]:
-        """Encode rows together: each waits for its next texts, which are rendered in one request."""
+        """Encode rows together: the texts that they wait for are rendered in one request."""
         done: dict[int, EncodedRow] = {}
         active = {i: self._encode_row(row, max_tokens) for i, row in enumerate(rows)}
         replies: dict[int, list[str] | None] = dict.fromkeys(active)

@@ -83,9 +83,9 @@ def tokenize_split(
 ) -> Generator[PreparingReport, None, tuple[TokenizedCorpus, TokenizedCorpus]]:
     """Tokenize the training and validation split, and close the corpus; yield progress.
 
-    Use `threads` processes for a large corpus. `begin_ids` precede each document. Characters that the tokenizer cannot express are
-    replaced and counted in the notes. Raise CorpusError if the corpus has changed since it was
-    read.
+    Use `threads` processes for a large corpus. `begin_ids` precede each document. Characters that
+    the tokenizer cannot express are replaced and counted in the notes. Raise CorpusError if the
+    corpus has changed since it was read.
     """
     progress = TokenizingProgress(split.train.n_bytes + split.val.n_bytes)
     n_cpus = cpu_count()

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from tgen import distributed
 from tgen.checkpoint import model_dir
-from tgen.corpus import TokenDataset
+from tgen.corpus import PackedRows, TokenDataset
 from tgen.model.transformer import Transformer
-from tgen.reports.training import DoneReport, RunReport
+from tgen.reports.training import DoneReport, MemorizationReport, RunReport
 from tgen.runs.prepare import PreparedRun
 from tgen.runs.samples import generate_texts
+from tgen.tokenizer import Tokenizer
 from tgen.training.evaluation import evaluate_alone, evaluate_train
 from tgen.training.report.memorization import judge_memorization, longest_shared_run
 
@@ -21,31 +22,43 @@ _TRAIN_LOSS_TOKENS = 1 << 14  # training tokens to evaluate
 
 
 def final_reports(
-    out: Path, prepared: PreparedRun, dataset: TokenDataset, done: DoneReport
+    out: Path, prepared: PreparedRun, dataset: TokenDataset | PackedRows, done: DoneReport
 ) -> Iterator[RunReport]:
-    """Yield the memorization report of the best model and the DoneReport; on rank 0 only."""
+    """Yield the memorization report of the best model, except of one trained on conversations, and
+    the DoneReport; on rank 0 only."""
     if not distributed.is_rank_zero():
         return
     bundle = model_dir.load(out)
     model = Transformer.from_arrays(bundle.config, bundle.arrays)
     if prepared.parallel != "fsdp":  # with FSDP, a GPU may be too small for the whole model
         model = model.to(prepared.device)
-    prompts = [prepared.record.sample_prompt] * _MEMORIZATION_SAMPLES
-    texts = generate_texts(model, bundle.tokenizer, prompts, _MEMORIZATION_TOKENS, seed=0)
-    generated = b"".join(texts)
-    train = bundle.tokenizer.decode(dataset.train[:_SEARCHED_TOKENS])
-    held_out, rest = bundle.tokenizer.decode(dataset.val[:])[: len(generated)], train
-    if not held_out:  # without a validation split, use the end of the training text
-        rest, held_out = train[: -len(generated)], train[-len(generated) :]
     if len(dataset.val) > prepared.record.plan.train.eval_tokens:  # only a part was evaluated
         done = replace(done, best_bits_per_byte=evaluate_alone(model, dataset).bits_per_byte)
+    if prepared.record.chat is None:
+        yield _memorization(prepared, dataset, done, model, bundle.tokenizer)
+    yield replace(done, out=str(out), baselines=prepared.record.baselines)
+
+
+def _memorization(
+    prepared: PreparedRun,
+    dataset: TokenDataset | PackedRows,
+    done: DoneReport,
+    model: Transformer,
+    tokenizer: Tokenizer,
+) -> MemorizationReport:
+    prompts = [prepared.record.sample_prompt] * _MEMORIZATION_SAMPLES
+    texts = generate_texts(model, tokenizer, prompts, _MEMORIZATION_TOKENS, seed=0)
+    generated = b"".join(texts)
+    train = tokenizer.decode(dataset.train[:_SEARCHED_TOKENS])
+    held_out, rest = tokenizer.decode(dataset.val[:])[: len(generated)], train
+    if not held_out:  # without a validation split, use the end of the training text
+        rest, held_out = train[: -len(generated)], train[-len(generated) :]
     step = done.best_step or done.step  # of the saved weights
     nats = evaluate_train(model, dataset, max_tokens=_TRAIN_LOSS_TOKENS)
-    yield judge_memorization(
+    return judge_memorization(
         len(longest_shared_run(generated, train)),
         len(longest_shared_run(held_out, rest)),
         train_bits_per_byte=nats / math.log(2) * dataset.train_tokens / prepared.record.train_bytes,
         held_out_bits_per_byte=done.best_bits_per_byte,
         epochs=done.tokens * step / max(1, done.step) / max(1, len(dataset.train)),
     )
-    yield replace(done, out=str(out), baselines=prepared.record.baselines)

@@ -34,6 +34,7 @@ class PlanInputs:
     n_ranks: int = 1  # ranks that share a batch
     on_cpu: bool = False
     n_rows: int | None = None  # examples that are packed whole; None: a text
+    target_tokens: int | None = None  # of these rows, per epoch
 
     def speed(self, precision: Precision) -> float:
         """Return the FLOP/s of all ranks with products in this precision."""
