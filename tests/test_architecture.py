@@ -26,9 +26,9 @@ ALLOWED = {
     "inspection": "checkpoint model tokenizer",
     "benchmark": "storage tokenizer corpus checkpoint model engine generation training "
     "loaded_model",
-    "runs": "storage distributed tokenizer corpus checkpoint model engine generation training "
-    "__version__",
     "chat": "storage checkpoint tokenizer",
+    "runs": "storage distributed tokenizer corpus checkpoint model engine generation chat training "
+    "__version__",
     "loaded_model": "tokenizer checkpoint engine generation chat",
     "api": "tokenizer checkpoint engine generation loaded_model runs",
     "cli": "benchmark chat checkpoint distributed engine generation inspection loaded_model "

@@ -9,7 +9,6 @@ If the next answer's context begins with these ids, both answers are in one exam
 rewrite earlier turns, for example to remove their reasoning; then each answer is an example.
 """
 
-import os.path
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -85,7 +84,7 @@ class RowEncoder:
             texts = self._render(chats)
         except TgenError as error:
             raise RowError(error, 0) from None
-        self._after = os.path.commonprefix([text[::-1] for text in texts])[::-1]
+        self._after = _common_end(*texts)
         ids = chat.to_ids([self._after], {}, continuation=True)
         ends = [i for i in ids if i in end_ids or i in chat.end_ids] or chat.controls(ids)
         self.adds_end = not ends
@@ -235,6 +234,13 @@ def own_system_text(chat: ChatFormat) -> str:
         text = text.replace(name, "\n")
     lines = [line.strip() for line in text.splitlines() if line.strip() not in ("", "system")]
     return " ".join(lines)
+
+
+def _common_end(one: str, other: str) -> str:
+    n = 0
+    while n < min(len(one), len(other)) and one[-1 - n] == other[-1 - n]:
+        n += 1
+    return one[len(one) - n :]
 
 
 def _groups(requests: dict[int, list[_Render]]) -> Iterator[dict[int, list[_Render]]]:

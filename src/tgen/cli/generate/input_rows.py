@@ -133,11 +133,14 @@ def check_row(values: dict[str, Any], *, samples: int, echo: bool) -> Row:
         _check_name(name)
     messages = _pop_messages(values)
     prompt = _pop_prompt(values) if messages is None else _encode("messages", messages[-1])
+    echo = _check_like("echo", values.pop("echo", echo), echo)
+    if echo and messages is not None:
+        raise UsageError("echo cannot be combined with messages", "remove one of them")
     return Row(
         prompt=prompt,
         messages=messages,
         samples=_pop_samples(values, samples),
-        echo=_check_like("echo", values.pop("echo", echo), echo),
+        echo=echo,
         sampling={name: _check_sampling_field(name, value) for name, value in values.items()},
     )
 
