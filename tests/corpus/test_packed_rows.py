@@ -1,5 +1,6 @@
 """Packed rows: each once per epoch, on any number of ranks, and as if it were alone."""
 
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -64,8 +65,8 @@ def rows_of(batch):
 def test_every_row_is_seen_whole_once_per_epoch(lengths, n_ranks, seed):
     dataset = make_rows(lengths, batch_size=4, seed=seed, n_vocab=None)
     starts = np.cumsum([0, *lengths])
-    rows = [dataset.train[a:b] for a, b in zip(starts, starts[1:], strict=False)]
-    masks = [dataset.train_loss_mask[a:b] for a, b in zip(starts, starts[1:], strict=False)]
+    rows = [dataset.train[a:b] for a, b in itertools.pairwise(starts)]
+    masks = [dataset.train_loss_mask[a:b] for a, b in itertools.pairwise(starts)]
     expected = Counter(
         (tuple(row.tolist()), tuple(row[mask].tolist()))
         for row, mask in zip(rows, masks, strict=True)
@@ -74,7 +75,7 @@ def test_every_row_is_seen_whole_once_per_epoch(lengths, n_ranks, seed):
     seen: Counter = Counter()
     for step in range(n_steps):
         bounds = np.linspace(0, 4, n_ranks + 1).astype(int).tolist()
-        for first, last in zip(bounds, bounds[1:], strict=False):
+        for first, last in itertools.pairwise(bounds):
             if first < last:
                 seen.update(rows_of(dataset.batch(step, rows=range(first, last))))
     assert seen == Counter({row: 4 * n for row, n in expected.items()})

@@ -43,14 +43,16 @@ def read(paths: Sequence[str], *, chat: bool = False) -> Corpus:
             chat_name = chat_name or (source.name if chats else "")
         table.add_source(source, rows=rows, chats=chats)
         find = find_conversations if chats else find_rows if rows else _find_texts
-        for start, end, n_bytes, content in find(source):
-            own = hashlib.sha256()
-            for block in content:
-                own.update(block)
-                fingerprint.update(block)
-            fingerprint.update(b"\xff" * 8)
-            table.add_document(start, end, n_bytes, int.from_bytes(own.digest()[:8], "little"))
-        source.close()
+        try:
+            for start, end, n_bytes, content in find(source):
+                own = hashlib.sha256()
+                for block in content:
+                    own.update(block)
+                    fingerprint.update(block)
+                fingerprint.update(b"\xff" * 8)
+                table.add_document(start, end, n_bytes, int.from_bytes(own.digest()[:8], "little"))
+        finally:
+            source.close()
     if chat_name and text_name:
         raise CorpusError(
             f"{chat_name} has conversations, {text_name} has not",

@@ -286,7 +286,9 @@ def _tokenize(
     """
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
     tokens, mask = ArrayBuilder(dtype, folder), ArrayBuilder(np.dtype(np.bool_), folder)
-    lengths, cut, left_out = array("q"), [], []
+    lengths = array("q")
+    cut: list[int] = []
+    left_out: list[int] = []
     n_done = target_bytes = n_replaced = 0
     sizes = documents.sizes
     rows = (_read_row(documents, i) for i in range(len(documents)))

@@ -164,7 +164,9 @@ def prepare(
     if not distributed.is_rank_zero():
         text.close()
         return _broadcast(None, device, weights)
-    split = rows = None
+    split: TextSplit | None = None
+    rows: PreparedRows | None = None
+    begin_ids: tuple[int, ...] = ()
     if text.is_chat and source is not None:
         rows = yield from prepare_rows(
             request,
@@ -177,7 +179,8 @@ def prepare(
         )
         model_fields.setdefault("context_length", rows.context_length)
         tokenizer, tokenizer_choice = _inherit_tokenizer(source)
-        train, val, begin_ids = rows.train, rows.val, ()
+        train, val = rows.train, rows.val
+        text_notes, sample_prompt = rows.notes, rows.sample_prompt
     else:
         split = split_corpus(text, config, max_bytes)
         tokenizer, tokenizer_choice = _choose_tokenizer(request, source, split)
@@ -190,6 +193,8 @@ def prepare(
                 "the corpus has no completions to train on",
                 "add --set loss_on=all to train on prompts",
             )
+        text_notes = split.notes
+        sample_prompt = tokenizer.make_expressible(_sample_prompt(split))
     is_estimate = request.n_ranks is not None or request.device_memory is not None
     inputs = PlanInputs(
         vocab_size=tokenizer.vocab_size,
@@ -213,7 +218,7 @@ def prepare(
         inputs=inputs,
         start_from=None if source is None else source.config,
     )
-    notes = [*(source.warnings if source else ()), *(split or rows).notes, *plan.notes]
+    notes = [*(source.warnings if source else ()), *text_notes, *plan.notes]
     baselines: dict[str, float] = {}
     if split and with_baselines and train.loss_mask is None and val.loss_mask is None:
         baselines = _baselines(split, config)
@@ -238,9 +243,7 @@ def prepare(
         threads=n_threads() * distributed.ranks().local_world_size,
         tensorboard=request.tensorboard,
         ngrams=request.ngrams,
-        sample_prompt=(
-            tokenizer.make_expressible(_sample_prompt(split)) if split else rows.sample_prompt
-        ),
+        sample_prompt=sample_prompt,
         exact_epochs=True,
         chat=rows and rows.record,
         begin_of_text=begin_ids[0] if begin_ids else None,
@@ -290,7 +293,9 @@ def plan_report(out: Path, prepared: PreparedRun, *, step: int = 0) -> PlanRepor
         choices=[record.tokenizer, *plan.choices],
         notes=plan.notes,
         scaling=prepared.scaling,
-        rows=record.chat and rows_report(record.chat, prepared.tokens, prepared.tokenizer),
+        rows=None
+        if record.chat is None
+        else rows_report(record.chat, prepared.tokens, prepared.tokenizer),
     )
 
 
