@@ -28,7 +28,7 @@ from tgen.cli.app import run
 from tgen.config import TrainConfig
 from tgen.errors import CorpusError, ModelError, TrainingError, UsageError
 from tgen.reports.training import DoneReport, MemorizationReport, PlanReport, SampleReport
-from tgen.runs import RunRequest, chat_rows
+from tgen.runs import RunRequest, chat_rows, prepare
 
 ROWS = [[*user(f"What is {i}?"), assistant(f"It is {i}.")] for i in range(40)]
 
@@ -54,6 +54,12 @@ def request(folder, source, rows=ROWS, *, steps=6, **values):
 
 def plan_of(one):
     return runs.dry_run(one)
+
+
+@pytest.fixture(autouse=True)
+def _known_speed(monkeypatch):
+    """Skip the measurement of the machine's speed, which takes most of a plan's time."""
+    monkeypatch.setattr(prepare, "measure_speed", lambda *_, **__: 1e11)
 
 
 @pytest.fixture

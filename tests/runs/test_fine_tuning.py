@@ -114,8 +114,8 @@ def test_chat_settings_are_those_of_the_source_after_resuming_too(tmp_path, sour
     make_chat_model(source)
     stop = iter([False] * 4 + [True])
     list(runs.start(fine_tune(tmp_path, source), stopped=lambda: next(stop)))
-    out, files = tmp_path / "tuned", ("chat_template.jinja", "generation_config.json")
-    files += ("config.json", "tokenizer_config.json", "tokenizer.json")
+    out, files = tmp_path / "tuned", ["chat_template.jinja", "generation_config.json"]
+    files += ["config.json", "tokenizer_config.json", "tokenizer.json"]
     source.rename(tmp_path / "moved")
     for name in files[:2]:
         (out / name).unlink()  # the next save writes them again

@@ -54,12 +54,6 @@ class PreparedRows(NamedTuple):
         """Number of examples to train on."""
         return 0 if self.train.row_lengths is None else len(self.train.row_lengths)
 
-    @property
-    def target_tokens(self) -> int:
-        """Number of training tokens in the loss."""
-        mask = self.train.loss_mask
-        return 0 if mask is None else _count(mask)
-
 
 class _Tokenized(NamedTuple):
     """Rows as tokens, and what happened to them."""
@@ -216,17 +210,13 @@ def rows_report(chat: ChatRecord, tokens: Mapping[str, Array], tokenizer: Tokeni
         rows=chat.n_rows,
         held_out_rows=chat.n_held_out_rows,
         examples=len(tokens["train_lengths"]),
-        target_tokens=_count(tokens["train_loss_mask"]),
+        target_tokens=sum(int(block.sum()) for block in blocks(tokens["train_loss_mask"])),
         end_token=tokenizer.id_to_token(chat.end_id) or "",
         first_row=[
             RowPart(text=text.decode("utf-8", "replace"), in_loss=in_loss)
             for text, in_loss in parts
         ],
     )
-
-
-def _count(mask: Array) -> int:
-    return sum(int(block.sum()) for block in blocks(mask))
 
 
 def _choose_template(given: str | None, source: model_dir.ModelBundle) -> ChatTemplate:

@@ -33,8 +33,7 @@ class PlanInputs:
     rank_memory: int | None = None  # bytes that each rank may use; None: unknown
     n_ranks: int = 1  # ranks that share a batch
     on_cpu: bool = False
-    n_rows: int | None = None  # examples that are packed whole; None: a text
-    target_tokens: int | None = None  # of these rows, per epoch
+    train_rows: int | None = None  # examples with targets, such as chats; None: plain text
 
     def speed(self, precision: Precision) -> float:
         """Return the FLOP/s of all ranks with products in this precision."""
