@@ -125,6 +125,10 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
             needs = record.plan.model, record.plan.train, record.plan.context_length
             check_memory(*needs, memory)
         tokens = _load_tokens(out, record.run_id, tokens_entry)
+        if ("train_lengths" in tokens) != (record.chat is not None):
+            raise TrainingError(
+                f"the tokens in {out} do not fit training/run.json", run_state.recovery_hint(out)
+            )
         prepared = PreparedRun(record, tokenizer, tokens, device, parallel=parallel)
         state = prepared.new_state(restored=True)
         state.restore(saved.arrays, progress)
