@@ -65,14 +65,14 @@ class _Tokenized(NamedTuple):
     left_out: list[int]  # indices of the rows without any answer
 
 
-def check_request(request: RunRequest, text: Corpus) -> None:
-    """Raise UsageError for options that contradict the corpus."""
-    if text.is_chat and request.start_from is None:
+def check_corpus(text: Corpus, source: model_dir.ModelBundle | None, template: str | None) -> None:
+    """Raise UsageError for a corpus that does not fit the model or the option --template."""
+    if text.is_chat and source is None:
         raise UsageError(
             "conversations need a model to fine-tune",
             'add --from MODEL, or write {"text": "..."} rows',
         )
-    if request.template is not None and not text.is_chat:
+    if template is not None and not text.is_chat:
         raise UsageError(
             "--template needs rows of messages", "remove --template, or add --chat for prompt rows"
         )

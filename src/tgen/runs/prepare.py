@@ -31,7 +31,7 @@ from tgen.model.device import (
 from tgen.model.product_precision import computes_bfloat16
 from tgen.reports.training import Choice, PlanReport, PreparingReport, ScalingReport
 from tgen.runs import rank_sync
-from tgen.runs.chat_rows import PreparedRows, check_request, prepare_rows, rows_report
+from tgen.runs.chat_rows import PreparedRows, check_corpus, prepare_rows, rows_report
 from tgen.runs.data import TextSplit, join_documents, split_corpus, tokenize_split
 from tgen.runs.request import RunRequest
 from tgen.runs.run_record import RunRecord
@@ -159,7 +159,7 @@ def prepare(
         request.size, config, fastest, None if source is None else source.config
     )
     text = corpus.read(request.corpus, chat=request.chat)
-    check_request(request, text)
+    check_corpus(text, source, request.template)
     distributed.assert_same("the corpus", text.sha256)
     if not distributed.is_rank_zero():
         text.close()
