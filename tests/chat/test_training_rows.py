@@ -1,5 +1,6 @@
 """Conversations to train on: the tokens that generation sees, and a mask of exactly the answers."""
 
+import json
 import random
 
 import pytest
@@ -23,13 +24,14 @@ from support.chats import (
     user,
 )
 from support.models import TEXT
+from support.tokenizer_files import files
 from support.vocabularies import smollm2_like
 from tgen.chat.format import ChatFormat
 from tgen.chat.plain_template import plain_template
 from tgen.chat.training_rows import Row, RowEncoder, RowError, own_system_text
 from tgen.checkpoint.chat_template import ChatTemplate
 from tgen.errors import UsageError
-from tgen.tokenizer import train_bpe
+from tgen.tokenizer import Tokenizer, train_bpe
 
 TOKENIZER = extend_tokenizer(train_bpe([TEXT], vocab_size=300))
 IDS = TOKENIZER.added_tokens
@@ -287,3 +289,18 @@ def test_characters_without_tokens_are_replaced_and_counted():
     assert row.n_replaced == 2
     text = tokenizer.decode(row.examples[0].ids).decode()
     assert text == "user\na\N{REPLACEMENT CHARACTER}\nassistant\nb\N{REPLACEMENT CHARACTER}c"
+
+
+@pytest.mark.parametrize("kind", ["llama2", "mistral", "always", "prefix-space"])
+def test_answer_continues_its_context(kind):
+    """Where a tokenizer puts a space before a text, an answer has none."""
+    tokenizer = Tokenizer(json.dumps(files()[kind][0]))
+    source = "{{ bos_token }}{% for m in messages %}{{ m.content }}"
+    source += "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    chat = make_chat(source, tokenizer)
+    row = Row([*user("to be"), assistant("or not")], [1])
+    encoder = RowEncoder(chat, tokenizer, [tokenizer.added_tokens["</s>"]], row)
+    ((example,), _, _) = next(encoder.encode([row], LARGE))
+    n = example.loss_mask.index(True)
+    assert example.ids[:n] == chat.encode(row.messages[:1])
+    assert tokenizer.decode(example.ids[n:], continuation=True) == b"or not"
