@@ -62,7 +62,7 @@ def load_pairs(model: Transformer, layout: Layout, pairs: Mapping[str, Pair]) ->
 def _adapted(
     model: Transformer, layout: Layout, shapes: Mapping[str, Shape]
 ) -> list[tuple[str, list[Part], FrozenLinear | LowRankLinear]]:
-    """Return the matrices with a pair: their name, those of their parts that have one, the layer."""
+    """Return the matrices with pairs: their name, the parts with a pair, and the layer."""
     found = []
     for name, every in layout.items():
         if parts := [part for part in every if part.pair in shapes]:

@@ -1,8 +1,8 @@
 """Low-rank adapters (LoRA, Hu et al. 2021) as arrays: W + scale B A for a frozen matrix W.
 
-An adapter has one pair A (r, in), B (out, r) per matrix of transformers' model. A matrix of ours may
-consist of several of theirs (queries, keys and values) or be a part of one (gate and up projection
-of phi3). A `Part` says which rows of a matrix of ours belong to which pair.
+An adapter has one pair A (r, in), B (out, r) per matrix of transformers' model. A matrix of ours
+may consist of several of theirs (queries, keys and values) or be a part of one (gate and up
+projection of phi3). A `Part` says which rows of a matrix of ours belong to which pair.
 """
 
 import hashlib
