@@ -163,12 +163,17 @@ def read(path: Path, config: ModelConfig) -> Adapter:
     return Adapter(path, base if isinstance(base, str) and base else None, digest, pairs)
 
 
+def base_name(path: Path) -> str | None:
+    """Return the name of an adapter's base model as its configuration has it."""
+    name = read_json_object(path / CONFIG, limit=_LIMIT).get("base_model_name_or_path")
+    return name if isinstance(name, str) and name else None
+
+
 def find_base(path: Path) -> Path:
     """Return the path of an adapter's base model: by the name in its configuration, or a directory
     of that name beside the adapter. Raises ModelError that says where it was looked for."""
-    values = read_json_object(path / CONFIG, limit=_LIMIT)
-    name = values.get("base_model_name_or_path")
-    if not isinstance(name, str) or not name:
+    name = base_name(path)
+    if name is None:
         raise ModelError(
             f"the adapter {str(path)!r} does not name its base model",
             f"name both: --model BASE --adapter {path}",

@@ -44,6 +44,14 @@ class Shape(NamedTuple):
     scale: float
 
 
+class NewAdapter(NamedTuple):
+    """An adapter before the first step of a run."""
+
+    layout: Layout
+    shapes: Mapping[str, Shape]
+    pairs: Mapping[str, Pair] | None = None  # to start from; None: A is random and B zero
+
+
 def draw_a(pair: str, rank: int, n_inputs: int, seed: int) -> Floats:
     """Return A (rank, in) of a new adapter, uniform in +-1 / sqrt(in), from the seed and the name
     of the pair alone; B starts at zero."""

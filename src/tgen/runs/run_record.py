@@ -8,6 +8,7 @@ from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config import ModelConfig, ResolvedTrainConfig
 from tgen.errors import TrainingError, UsageError
 from tgen.reports.training import Choice
+from tgen.runs.adapter_record import AdapterRecord
 from tgen.runs.field_types import check_field_types
 from tgen.training.plan.plan import Plan
 
@@ -38,6 +39,8 @@ class RunRecord:
     corpus_changes: int = 0  # corpus replacements by --override
     end_changes: int = 0  # changes of the end by --override; states store the count too
     exact_epochs: bool = False  # see `TokenDataset`; runs of tgen 0.1 have other windows
+    adapter: AdapterRecord | None = None  # of a LoRA run
+    general_bits_per_byte: float | None = None  # of the general text, before fine-tuning
     overridden: list[str] = field(default_factory=list)  # every change, as a note for the user
 
     @property
@@ -69,6 +72,8 @@ class RunRecord:
             }
             if (inherited := values.get("inherited")) is not None:
                 parts["inherited"] = InheritedSettings.from_dict(inherited)
+            if (adapter := values.get("adapter")) is not None:
+                parts["adapter"] = AdapterRecord(**adapter)
             record = cls(**{**values, **parts})
             check_field_types(record)
             if not 1 <= record.plan.context_length <= record.plan.model.context_length:

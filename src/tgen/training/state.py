@@ -6,7 +6,7 @@ There is no random state: batches and dropout are functions of the seed, the ste
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from tgen import distributed
 from tgen.config import ModelConfig, Parallel, ResolvedTrainConfig
 from tgen.model import lora
 from tgen.model.frozen import frozen_transformer
-from tgen.model.lora_layout import Layout, Pair, Shape, parameter_shapes
+from tgen.model.lora_layout import NewAdapter, parameter_shapes
 from tgen.model.transformer import Transformer
 from tgen.training.bigram_start import start_from_bigrams
 from tgen.training.evaluation import LossModule
@@ -69,14 +69,6 @@ class Progress:
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Return saved counters; raises TypeError for an unknown one."""
         return cls(**{_OLD_NAMES.get(name, name): value for name, value in values.items()})
-
-
-class NewAdapter(NamedTuple):
-    """A LoRA adapter before the first step."""
-
-    layout: Layout
-    shapes: Mapping[str, Shape]
-    pairs: Mapping[str, Pair] | None = None  # to start from; None: A is random and B zero
 
 
 _CPU = torch.device("cpu")

@@ -187,6 +187,7 @@ def choose_parallel(
     memory: int | None,
     on_gpu: bool,
     wanted: Parallel | None = None,
+    frozen: FrozenModel | None = None,
 ) -> Parallel:
     """Return DDP if it fits into a rank's `memory` (bytes; None: unknown), else FSDP.
 
@@ -197,7 +198,13 @@ def choose_parallel(
 
     def needed(parallel: Parallel, ranks: int) -> int:
         return rank_memory(
-            model, train, context=context, n_ranks=ranks, parallel=parallel, on_gpu=on_gpu
+            model,
+            train,
+            context=context,
+            n_ranks=ranks,
+            parallel=parallel,
+            on_gpu=on_gpu,
+            frozen=frozen,
         ).total
 
     def fits(parallel: Parallel, ranks: int) -> bool:
@@ -209,7 +216,7 @@ def choose_parallel(
     for parallel in candidates:
         if fits(parallel, n_ranks):
             return parallel
-    if wanted == "ddp" and n_ranks > 1 and fits("fsdp", n_ranks):
+    if wanted == "ddp" and frozen is None and n_ranks > 1 and fits("fsdp", n_ranks):
         hint = "use --parallel fsdp, which fits"
     else:
         more = 2 * n_ranks

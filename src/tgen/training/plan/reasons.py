@@ -15,7 +15,6 @@ from tgen.training.plan.param_shapes import n_parameters
 # Fields of TrainConfig behind a choice.
 _FIELDS = {
     "batch": {"batch_size"},
-    "LoRA": {"lora"},
     "memory": {"activation_checkpointing"},
     "precision": {"precision"},
     "learning rate": {"learning_rate", "embedding_learning_rate", "matrix_learning_rate"},
