@@ -25,6 +25,7 @@ from tgen.checkpoint.inherited_settings import InheritedSettings, read_inherited
 from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
 from tgen.config import ModelConfig, SamplingConfig, StoredAs
 from tgen.errors import ModelError, TgenError
+from tgen.model.lora_layout import Pair
 from tgen.model.ram import check_ram
 from tgen.storage import files
 from tgen.tokenizer import Tokenizer
@@ -174,18 +175,52 @@ def save(
         contents[NGRAMS] = safetensors_file.serialize(ngrams)
     elif (path / NGRAMS).exists():
         files.remove(path / NGRAMS)  # built from another text
-    weights = serialize_weights(config, arrays)
+    _publish(path, contents, WEIGHTS, serialize_weights(config, arrays), main="config.json")
+
+
+def save_adapter(
+    path: Path,
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    pairs: Mapping[str, Pair],
+    *,
+    base: str,
+    base_digest: str,
+    alpha: float,
+    inherited: InheritedSettings | None = None,
+) -> None:
+    """Create the directory of an adapter, or replace what is in one, as `save` does; it has the
+    describing files of a model, but no config.json."""
+    contents: dict[str, files.Content] = {
+        **build_metadata_files(config, tokenizer, inherited=inherited)
+    }
+    del contents["config.json"]
+    contents |= adapters.build_files(config, pairs, base=base, digest=base_digest, alpha=alpha)
+    weights = contents.pop(adapters.WEIGHTS)
+    _publish(path, contents, adapters.WEIGHTS, weights, main=adapters.CONFIG)
+
+
+def _publish(
+    path: Path,
+    contents: dict[str, files.Content],
+    weights_name: str,
+    weights: files.Content,
+    *,
+    main: str,
+) -> None:
+    """Write the files of a model or an adapter; a directory without the `main` file is neither."""
     if not path.exists():
-        files.publish_folder(path, contents | {WEIGHTS: weights})
+        files.publish_folder(path, contents | {weights_name: weights})
     elif all((path / n).exists() and files.read(path / n) == c for n, c in contents.items()):
-        files.publish(path / WEIGHTS, weights)
-    else:  # a directory without config.json is not a model: remove it first, write it last
-        files.remove(path / "config.json")
-        contents[WEIGHTS] = weights
+        files.publish(path / weights_name, weights)
+    else:  # remove the main file first, and write it last
+        for name in ("config.json", adapters.CONFIG):
+            files.remove(path / name)
+        contents[weights_name] = weights
         for name in _files_of_a_model(path):
             if name not in contents:
                 files.remove(path / name)
-        for name in sorted(contents, key=lambda name: name == "config.json"):
+        for name in sorted(contents, key=lambda name: name == main):
             files.publish(path / name, contents[name])
 
 

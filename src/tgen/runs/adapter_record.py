@@ -34,9 +34,7 @@ class AdapterRecord:
         """Return the adapter before the first step, with `pairs` or new ones."""
         return NewAdapter(adapter_layout(config), self.shapes, pairs)
 
-    def frozen_model(
-        self, config: ModelConfig, arrays: Mapping[str, NDArray[Any]]
-    ) -> FrozenModel:
+    def frozen_model(self, config: ModelConfig, arrays: Mapping[str, NDArray[Any]]) -> FrozenModel:
         """Return the sizes that the plan needs."""
         layout = adapter_layout(config)
         narrow = [a.size for a in arrays.values() if len(a.shape) == 2 and a.dtype.itemsize < 4]

@@ -2,18 +2,23 @@
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from tgen import distributed
+from tgen.checkpoint import adapter as adapters
 from tgen.checkpoint import model_dir
 from tgen.corpus import TokenDataset
+from tgen.model import lora
 from tgen.model.transformer import Transformer
 from tgen.reports.training import DoneReport, RunReport
+from tgen.runs.forgetting import general_bits_per_byte
 from tgen.runs.prepare import PreparedRun
 from tgen.runs.samples import generate_texts
 from tgen.training.evaluation import evaluate_alone, evaluate_train
 from tgen.training.report.memorization import judge_memorization, longest_shared_run
+from tgen.training.state import TrainState
 
 _MEMORIZATION_SAMPLES, _MEMORIZATION_TOKENS = 8, 128  # to search for in the training text
 _SEARCHED_TOKENS = 1 << 22  # training tokens to search
@@ -21,20 +26,49 @@ _TRAIN_LOSS_TOKENS = 1 << 14  # training tokens to evaluate
 
 
 def final_reports(
-    out: Path, prepared: PreparedRun, dataset: TokenDataset, done: DoneReport
+    out: Path, prepared: PreparedRun, dataset: TokenDataset, done: DoneReport, state: TrainState
 ) -> Iterator[RunReport]:
     """Yield the memorization report of the best model and the DoneReport; on rank 0 only."""
     if not distributed.is_rank_zero():
         return
-    bundle = model_dir.load(out)
-    model = Transformer.from_arrays(bundle.config, bundle.arrays)
-    if prepared.parallel != "fsdp":  # with FSDP, a GPU may be too small for the whole model
-        model = model.to(prepared.device)
+    with _best_model(out, prepared, state) as model:
+        yield from _reports(out, model, prepared, dataset, done)
+
+
+@contextmanager
+def _best_model(out: Path, prepared: PreparedRun, state: TrainState) -> Iterator[Transformer]:
+    """Yield the model that was saved; an adapter is loaded into the running model for a while, so
+    that its base is not in memory twice."""
+    adapter = prepared.new_adapter
+    if adapter is None:
+        bundle = model_dir.load(out)
+        model = Transformer.from_arrays(bundle.config, bundle.arrays)
+        if prepared.parallel != "fsdp":  # with FSDP, a GPU may be too small for the whole model
+            model = model.to(prepared.device)
+        yield model
+        return
+    newest = lora.pairs_of(state.model, adapter.layout, adapter.shapes)
+    best = adapters.read(out, state.model.config)
+    lora.load_pairs(state.model, adapter.layout, best.pairs)
+    try:
+        yield state.model.eval()
+    finally:
+        lora.load_pairs(state.model, adapter.layout, newest)
+
+
+def _reports(
+    out: Path,
+    model: Transformer,
+    prepared: PreparedRun,
+    dataset: TokenDataset,
+    done: DoneReport,
+) -> Iterator[RunReport]:
+    tokenizer = prepared.tokenizer
     prompts = [prepared.record.sample_prompt] * _MEMORIZATION_SAMPLES
-    texts = generate_texts(model, bundle.tokenizer, prompts, _MEMORIZATION_TOKENS, seed=0)
+    texts = generate_texts(model, tokenizer, prompts, _MEMORIZATION_TOKENS, seed=0)
     generated = b"".join(texts)
-    train = bundle.tokenizer.decode(dataset.train[:_SEARCHED_TOKENS])
-    held_out, rest = bundle.tokenizer.decode(dataset.val[:])[: len(generated)], train
+    train = tokenizer.decode(dataset.train[:_SEARCHED_TOKENS])
+    held_out, rest = tokenizer.decode(dataset.val[:])[: len(generated)], train
     if not held_out:  # without a validation split, use the end of the training text
         rest, held_out = train[: -len(generated)], train[-len(generated) :]
     if len(dataset.val) > prepared.record.plan.train.eval_tokens:  # only a part was evaluated
@@ -48,4 +82,12 @@ def final_reports(
         held_out_bits_per_byte=done.best_bits_per_byte,
         epochs=done.tokens * step / max(1, done.step) / max(1, len(dataset.train)),
     )
-    yield replace(done, out=str(out), baselines=prepared.record.baselines)
+    before = prepared.record.general_bits_per_byte
+    after = before and general_bits_per_byte(model, tokenizer, prepared.general)
+    yield replace(
+        done,
+        out=str(out),
+        baselines=prepared.record.baselines,
+        general_before=before,
+        general_after=after,
+    )

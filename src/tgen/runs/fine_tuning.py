@@ -15,11 +15,14 @@ from tgen.checkpoint import adapter as adapters
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.model_lookup import find_model
 from tgen.config import TrainConfig
-from tgen.errors import TgenError, TrainingError, UsageError
+from tgen.errors import CorpusError, TgenError, TrainingError, UsageError
 from tgen.model.lora_layout import Pair
 from tgen.runs.adapter_record import AdapterRecord
 from tgen.runs.request import RunRequest
 from tgen.runs.storage import state as run_state
+from tgen.storage import files
+
+GENERAL_BYTES = 1 << 15  # of the text whose loss is reported before and after
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,15 @@ def load_base(record: AdapterRecord) -> dict[str, NDArray[Any]]:
         f"the base model {where} of this run {what}",
         "restore it: the states of a LoRA run have the adapter only",
     )
+
+
+def read_general(path: Path) -> bytes:
+    """Return the first 32 KB of the user's general text; raises CorpusError if it is empty."""
+    with files.open_regular(path) as file:
+        text = file.read(GENERAL_BYTES)
+    if not text:
+        raise CorpusError(f"--general {path}: the file is empty", "name another text")
+    return text.decode("utf-8", errors="ignore").encode() or text
 
 
 def source_optimizer(path: Path) -> str | None:
