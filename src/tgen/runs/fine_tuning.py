@@ -87,7 +87,7 @@ def open_source(request: RunRequest, config: TrainConfig) -> tuple[Source | None
 
 
 def load_base(record: AdapterRecord) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a run's base model; raises TrainingError if it is gone or has changed."""
+    """Return the arrays of a run's base model; raises TrainingError if it is gone or changed."""
     looked_at: list[Path] = []
     for name in (record.base_path, record.base):
         with suppress(TgenError):
