@@ -169,7 +169,7 @@ def test_base_is_found_by_name_and_beside_the_adapter(tokenizer, tmp_path, monke
     path.write_text(json.dumps(values | {"base_model_name_or_path": "/gone/base"}))
     assert torch.equal(our_logits(tmp_path / "adapter"), logits)
     (tmp_path / "base").rename(tmp_path / "moved")
-    with pytest.raises(ModelError, match="'/gone/base' of the adapter .* does not exist"):
+    with pytest.raises(ModelError, match=r"'/gone/base' of the adapter .* does not exist"):
         model_dir.load(tmp_path / "adapter")
     path.write_text(json.dumps(values | {"base_model_name_or_path": "named"}))
     (tmp_path / "models").mkdir()
@@ -189,7 +189,7 @@ def test_another_base_is_refused_with_both_names(tokenizer, tmp_path):
         model_dir.load(tmp_path / "other", adapter=tmp_path / "adapter")
 
 
-def test_digest_does_not_depend_on_the_file(tokenizer, tmp_path):
+def test_digest_does_not_depend_on_the_file(tokenizer):
     model = make_model("llama", vocab_size=tokenizer.vocab_size)
     arrays = model.to_arrays()
     narrow = {n: a.view(np.uint32) >> 16 << 16 for n, a in arrays.items()}
@@ -299,14 +299,14 @@ def test_missing_and_foreign_files_are_refused(tokenizer, tmp_path):
         model_dir.load(tmp_path / "adapter")
     weights.unlink()
     (tmp_path / "adapter" / "adapter_model.bin").write_bytes(content)
-    with pytest.raises(ModelError, match="has no adapter_model.safetensors") as error:
+    with pytest.raises(ModelError, match=r"has no adapter_model\.safetensors") as error:
         model_dir.load(tmp_path / "adapter")
     assert "pickle" in error.value.hint
     with pytest.raises(ModelError, match="is not an adapter"):
         model_dir.load(tmp_path / "base", adapter=tmp_path / "base")
 
 
-def test_a_rank_larger_than_a_matrix_is_refused(tokenizer, tmp_path):
+def test_a_rank_larger_than_a_matrix_is_refused(tokenizer):
     config = make_model("llama", vocab_size=tokenizer.vocab_size).config
     with pytest.raises(ModelError, match=r"--lora 17 is larger than the matrix .*k_proj") as error:
         new_shapes(config, 17, 32.0, "all")
