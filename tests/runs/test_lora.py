@@ -3,22 +3,32 @@
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from support.command import tgen
 from support.models import TEXT, make_model
 from support.runs import contents, request, resume
 from tgen import runs
 from tgen.checkpoint import adapter, model_dir
 from tgen.checkpoint.dtypes import to_bfloat16
 from tgen.checkpoint.safetensors_file import read_arrays, read_header
+from tgen.cli import app
 from tgen.config import TrainConfig
 from tgen.errors import TrainingError, UsageError
 from tgen.model.transformer import Transformer
 from tgen.reports.training import DoneReport, EvalReport, PlanReport
+from tgen.runs import final_report, forgetting, prepare, samples
+
+
+@pytest.fixture(autouse=True)
+def _short_texts(monkeypatch):
+    monkeypatch.setattr(forgetting, "_TEXT_TOKENS", 4)
+    monkeypatch.setattr(samples, "_SAMPLE_TOKENS", 4)
+    monkeypatch.setattr(final_report, "_MEMORIZATION_TOKENS", 4)
+    monkeypatch.setattr(prepare, "measure_speed", lambda *_, **__: 1e9)
 
 
 @pytest.fixture
@@ -90,7 +100,11 @@ def test_resumed_run_is_the_uninterrupted_one(tmp_path, base, optimizer):
     stopped = stop_after(3)
     list(runs.start(lora_request(tmp_path, base, "parts", overrides=overrides), stopped=stopped))
     list(resume(tmp_path / "parts", threads=1))
-    assert contents(tmp_path / "whole") == contents(tmp_path / "parts")
+    whole, parts = (contents(tmp_path / name) for name in ("whole", "parts"))
+    assert "training/state-00000006/state.safetensors" in whole.keys() & parts.keys()
+    assert {n: whole[n] for n in whole.keys() & parts.keys()} == {
+        n: parts[n] for n in whole.keys() & parts.keys()
+    }
 
 
 def test_resuming_finds_the_base_by_name_or_refuses(tmp_path, base, monkeypatch):
@@ -180,39 +194,48 @@ def test_contradictions_are_refused(tmp_path, base):
         list(resume(tmp_path / "tuned", settings={"lora": 4}, override=True, threads=1))
 
 
-def test_commands_take_an_adapter(tmp_path, base):
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_bytes(TEXT)
+@pytest.fixture
+def tgen(capsysbinary):
+    """Run a command in this process."""
+
+    def run(*words: object) -> SimpleNamespace:
+        status = app.run([str(word) for word in words])
+        out, err = capsysbinary.readouterr()
+        return SimpleNamespace(status=status, out=out, err=err)
+
+    return run
+
+
+def test_commands_take_an_adapter(tmp_path, base, tgen):
+    tuned, merged = tmp_path / "tuned", tmp_path / "merged"
     settings = ["--set=batch_size=2", "--set=eval_every=3", "--set=learning_rate=0.1"]
-    trained = tgen("train", corpus, "--from", base, "--lora", 2, "--steps", 4, "--out",
-                   tmp_path / "tuned", *settings)  # fmt: skip
-    assert trained.returncode == 0, trained.stderr.decode()
-    assert b"general text: " in trained.stderr
+    (tmp_path / "corpus.txt").write_bytes(TEXT)
+    trained = tgen("train", tmp_path / "corpus.txt", "--from", base, "--lora", 2, "--steps", 4,
+                   "--out", tuned, *settings)  # fmt: skip
+    assert trained.status == 0, trained.err.decode()
+    assert b"general text: " in trained.err
     options = ["--prompt", "What", "-n", 20, "--temperature", 0, "-q", "--dtype", "float32"]
-    alone = tgen("generate", "--adapter", tmp_path / "tuned", *options)
-    assert alone.returncode == 0, alone.stderr.decode()
-    both = tgen("generate", "--model", base, "--adapter", tmp_path / "tuned", *options)
-    path = tgen("generate", "--model", tmp_path / "tuned", *options)
-    merged = tgen("export", tmp_path / "tuned", "--merge", "--to", "transformers", "--out",
-                  tmp_path / "merged")  # fmt: skip
-    assert merged.returncode == 0, merged.stderr.decode()
-    exported = tgen("generate", "--model", tmp_path / "merged", *options)
-    assert alone.stdout == both.stdout == path.stdout == exported.stdout
-    assert alone.stdout != tgen("generate", "--model", base, *options).stdout
-    rounded = tgen("export", tmp_path / "tuned", "--merge", "--to", "transformers", "--type",
-                   "bf16", "--out", tmp_path / "rounded")  # fmt: skip
-    assert b"rounding to bf16 changes what the adapter learned by " in rounded.stderr
-    refused = tgen("export", tmp_path / "tuned", "--to", "gguf")
-    assert refused.returncode == 2
-    assert b"add --merge" in refused.stderr
-    shown = tgen("inspect", "--adapter", tmp_path / "tuned", "--view", "model")
-    assert shown.returncode == 0, shown.stderr.decode()
+    alone = tgen("generate", "--adapter", tuned, *options)
+    assert alone.status == 0, alone.err.decode()
+    assert alone.out == tgen("generate", "--model", base, "--adapter", tuned, *options).out
+    assert alone.out == tgen("generate", "--model", tuned, *options).out
+    assert alone.out != tgen("generate", "--model", base, *options).out
+    to = ["--merge", "--to", "transformers", "--out"]
+    assert tgen("export", tuned, *to, merged).status == 0
+    assert alone.out == tgen("generate", "--model", merged, *options).out
+    rounded = tgen("export", tuned, *to, tmp_path / "rounded", "--type", "bf16")
+    assert b"rounding to bf16 changes what the adapter learned by " in rounded.err
+    refused = tgen("export", tuned, "--to", "gguf")
+    assert refused.status == 2
+    assert b"add --merge" in refused.err
+    shown = tgen("inspect", "--adapter", tuned, "--view", "tokens", "--prompt", "What")
+    assert shown.status == 0, shown.err.decode()
 
 
-def test_merged_export_computes_what_the_adapter_computes(tmp_path, base):
+def test_merged_export_computes_what_the_adapter_computes(tmp_path, base, tgen):
     list(runs.start(lora_request(tmp_path, base, overrides={"learning_rate": "0.1"})))
-    assert tgen("export", tmp_path / "tuned", "--merge", "--to", "transformers", "--out",
-                tmp_path / "merged").returncode == 0  # fmt: skip
+    to = ["--merge", "--to", "transformers", "--out", tmp_path / "merged"]
+    assert tgen("export", tmp_path / "tuned", *to).status == 0
     ids = torch.arange(20)[None] * 7 % 290
     with torch.no_grad():
         logits = [
