@@ -1,5 +1,7 @@
 """Adapters on a frozen transformer: gradients, memory, types, and what stays as it is."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -21,7 +23,7 @@ FAMILIES = ["llama", "qwen3", "gpt2", "gpt_neox", "phi3", "classic", "gemma3"]
 def adapted(family="llama", *, narrow=False, targets="all", dropout=0.0, **values):
     """Return a frozen model with an adapter whose B is not zero, its arrays, and the pairs."""
     model = make_model(family, **values)
-    arrays = model.to_arrays()
+    arrays: dict[str, Any] = model.to_arrays()
     if narrow:
         arrays = {n: to_bfloat16(a) if a.ndim == 2 else a for n, a in arrays.items()}
     frozen = frozen_transformer(model.config, arrays, dropout=dropout)

@@ -35,7 +35,7 @@ _TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 _BASE_DIGEST = "base_sha256"  # in the file's metadata
 _LIMIT = 1 << 22  # bytes of the configuration
 _HASHED_ROWS = 1024  # of a matrix at once
-_THREADS = 4
+_THREADS, _LARGE = 4, 1 << 24  # bytes of a model that several threads hash
 # Keys with any value: they do not change what the tensors mean.
 _NO_EFFECT = {
     "inference_mode", "revision", "auto_mapping", "peft_version", "lora_dropout", "loftq_config",
@@ -196,8 +196,11 @@ def find_base(path: Path) -> Path:
 def base_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
     """Return the SHA-256 of all matrices by name, as float32: the same for every file format."""
     matrices = sorted(name for name, array in arrays.items() if len(array.shape) == 2)
-    with ThreadPoolExecutor(_THREADS) as pool:
-        digests = list(pool.map(lambda name: _digest(arrays[name]), matrices))
+    if sum(arrays[name].nbytes for name in matrices) < _LARGE:
+        digests = [_digest(arrays[name]) for name in matrices]
+    else:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            digests = list(pool.map(lambda name: _digest(arrays[name]), matrices))
     lines = [f"{name} {digest}\n" for name, digest in zip(matrices, digests, strict=True)]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 

@@ -56,15 +56,19 @@ class _FrozenProduct(torch.autograd.Function):
     """x W^T with a gradient for x alone; keeps W as it is stored, and not x."""
 
     @staticmethod
-    @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.bfloat16)
+    @torch.amp.custom_fwd(  # type: ignore[untyped-decorator]
+        device_type="cuda", cast_inputs=torch.bfloat16
+    )
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(weight)
         return F.linear(x, weight.to(x.dtype), bias)
 
     @staticmethod
     @once_differentiable
-    @torch.amp.custom_bwd(device_type="cuda")
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
+    @torch.amp.custom_bwd(device_type="cuda")  # type: ignore[untyped-decorator]
+    def backward(  # type: ignore[override]
+        ctx: Any, grad: Tensor
+    ) -> tuple[Tensor | None, None, None]:
         (weight,) = ctx.saved_tensors
         return grad @ weight.to(grad.dtype) if ctx.needs_input_grad[0] else None, None, None
 

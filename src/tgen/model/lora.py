@@ -17,6 +17,7 @@ def attach(model: Transformer, layout: Layout, shapes: Mapping[str, Shape], *, s
     every B is zero. Matrices that are parts of one of transformers' share its A."""
     shared: dict[tuple[str, ...], nn.Parameter] = {}
     for name, parts, linear in _adapted(model, layout, shapes):
+        assert isinstance(linear, FrozenLinear), name
         key = tuple(part.pair for part in parts)
         if key not in shared:
             drawn = [draw_a(p.pair, shapes[p.pair].rank, p.n_inputs, seed) for p in parts]

@@ -57,7 +57,9 @@ class _LowRankProduct(torch.autograd.Function):
     """Gradients for x, A and B; W is widened again in the backward pass."""
 
     @staticmethod
-    @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.bfloat16)
+    @torch.amp.custom_fwd(  # type: ignore[untyped-decorator]
+        device_type="cuda", cast_inputs=torch.bfloat16
+    )
     def forward(
         ctx: Any,
         x: Tensor,
@@ -76,8 +78,10 @@ class _LowRankProduct(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    @torch.amp.custom_bwd(device_type="cuda")
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    @torch.amp.custom_bwd(device_type="cuda")  # type: ignore[untyped-decorator]
+    def backward(  # type: ignore[override]
+        ctx: Any, grad: Tensor
+    ) -> tuple[Any, ...]:
         x, weight, reduced, a, *bs = ctx.saved_tensors
         grad = grad.reshape(-1, grad.shape[-1])
         reduced_grad = torch.empty_like(reduced)
@@ -100,7 +104,7 @@ def _add_changes(
 ) -> Tensor:
     """Add scale (x A^T) B^T to the rows' columns of `out` (n, out); return x A^T (n, ranks)."""
     reduced = x @ a.T
-    parts = reduced.split([part.rank for part in rows], dim=1)
+    parts = reduced.split_with_sizes([part.rank for part in rows], dim=1)
     for part, y, b in zip(rows, parts, bs, strict=True):
         out[:, part.start : part.start + part.n_rows].addmm_(y, b.T, alpha=part.scale)
     return reduced

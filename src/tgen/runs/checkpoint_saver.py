@@ -51,7 +51,8 @@ class AdapterWeights(NamedTuple):
     @property
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays that are saved."""
-        return {f"{name} {i}": pair[i] for name, pair in self.pairs.items() for i in (0, 1)}
+        of_a = {f"{name} A": pair.a for name, pair in self.pairs.items()}
+        return of_a | {f"{name} B": pair.b for name, pair in self.pairs.items()}
 
 
 class CheckpointSaver:

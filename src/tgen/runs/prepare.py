@@ -90,7 +90,9 @@ class PreparedRun:
     def new_adapter(self) -> NewAdapter | None:
         """The LoRA adapter before the first step; None: all weights are trained."""
         record = self.record.adapter
-        return record and record.new_adapter(self.record.plan.model, self.pairs)
+        if record is None:
+            return None
+        return record.new_adapter(self.record.plan.model, self.pairs)
 
     @cached_property
     def ngrams(self) -> Mapping[str, NDArray[Any]]:

@@ -116,7 +116,9 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
         record = apply_overrides(record, request, progress)
         if is_new_corpus:
             record = record_corpus_change(record, old_record, progress)
-        adapter = record.adapter and record.adapter.new_adapter(record.plan.model)
+        adapter = None
+        if record.adapter is not None:
+            adapter = record.adapter.new_adapter(record.plan.model)
         if is_rank_zero and not fits_model(
             saved.arrays, record.plan.model, record.plan.train.optimizer, adapter
         ):
