@@ -192,7 +192,7 @@ def peft_worker(options: argparse.Namespace, wait: Callable[[], None]) -> None:
             save_strategy="no",
             logging_strategy="no",
             disable_tqdm=True,
-            gradient_checkpointing=options.checkpointing,
+            **({"gradient_checkpointing": True} if options.checkpointing else {}),
             remove_unused_columns=False,
         )
         trainer = InOrder(
