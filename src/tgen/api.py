@@ -33,6 +33,7 @@ from tgen.tokenizer import Tokenizer
 def load(
     path: str | Path | None = None,
     *,
+    adapter: str | Path | None = None,
     device: str = "auto",
     threads: int | None = None,
     dtype: StoredAs | None = None,
@@ -41,6 +42,7 @@ def load(
 ) -> "Model":
     """Load a model by path or name, as `--model` does; by default the newest in ./models.
 
+    `adapter` is the directory of a LoRA adapter; without `path`, its base model is loaded.
     `dtype` is the data type of the weights in memory, `cache_dtype` that of keys and values on a
     CPU. Raises UsageError, ModelError or TokenizerError.
     """
@@ -58,9 +60,18 @@ def load(
     require(isinstance(device, str), "device", repr(device), "auto, cpu, cuda or mps")
     valid = path is None or isinstance(path, (str, Path))
     require(valid, "path", repr(path), "a path or the name of a model")
+    valid = adapter is None or isinstance(adapter, (str, Path))
+    require(valid, "adapter", repr(adapter), "the directory of an adapter")
+    if path is None and adapter is not None:
+        path, adapter = Path(adapter), None
     location = path if isinstance(path, Path) else find_model(path).path
     loaded = open_model(
-        location, device=device, threads=threads, dtype=dtype, cache_dtype=cache_dtype
+        location,
+        adapter=None if adapter is None else Path(adapter),
+        device=device,
+        threads=threads,
+        dtype=dtype,
+        cache_dtype=cache_dtype,
     )
     for warning in loaded.bundle.warnings:
         warnings.warn(warning, stacklevel=2)

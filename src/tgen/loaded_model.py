@@ -39,13 +39,15 @@ if TYPE_CHECKING:
 def open_model(
     path: Path,
     *,
+    adapter: Path | None = None,
     device: str = "auto",
     threads: int | None = None,
     dtype: StoredAs | None = None,
     cache_dtype: CacheDtype | None = None,
 ) -> "LoadedModel":
-    """Load a model directory or GGUF file. Raises ModelError or TokenizerError."""
-    bundle = load_bundle(path)
+    """Load a model directory or GGUF file, with an adapter merged into it if one is named. Raises
+    ModelError or TokenizerError."""
+    bundle = load_bundle(path, adapter=adapter)
     engine = open_engine(
         bundle, device=device, threads=threads, dtype=dtype, cache_dtype=cache_dtype
     )
@@ -80,7 +82,7 @@ class LoadedModel:
     @cached_property
     def defaults(self) -> dict[str, Any]:
         """Fields of SamplingConfig that the model's generation_config.json sets."""
-        return generation_config.read(self.bundle.path).sampling
+        return generation_config.read(self.bundle.settings_path).sampling
 
     def sampling(self, options: Mapping[str, Any]) -> SamplingConfig:
         """Return the configuration of `options`, else the model's defaults, else tgen's.
@@ -109,7 +111,7 @@ class LoadedModel:
         from tgen.checkpoint.chat_template import read_chat_template
 
         length = self.engine.context_length
-        return ChatFormat(read_chat_template(self.bundle.path), self.tokenizer, length)
+        return ChatFormat(read_chat_template(self.bundle.settings_path), self.tokenizer, length)
 
     def encode(self, text: str | bytes) -> list[int]:
         """Return the token ids of a prompt; an empty one starts where documents start."""

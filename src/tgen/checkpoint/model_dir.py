@@ -16,15 +16,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tgen.checkpoint import adapter as adapters
 from tgen.checkpoint import safetensors_file
 from tgen.checkpoint.dtypes import Dtype, cast, dtype_of
 from tgen.checkpoint.gguf import reader
+from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix
 from tgen.checkpoint.hf import config as hf_config
 from tgen.checkpoint.hf import families, generation_config, tokenizer_config
 from tgen.checkpoint.inherited_settings import InheritedSettings, read_inherited_settings
 from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
-from tgen.config import ModelConfig, SamplingConfig
+from tgen.config import ModelConfig, SamplingConfig, StoredAs
 from tgen.errors import ModelError, TgenError
+from tgen.model.lora_layout import Pair
 from tgen.model.ram import check_ram
 from tgen.storage import files
 from tgen.tokenizer import Tokenizer
@@ -43,7 +46,7 @@ DESCRIPTION_FILES = (  # files of a model besides config.json and the weights
     "tokenizer.model",
     "chat_template.jinja",
 )
-_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")  # transformers loads them
+_ADAPTER_FILES = (adapters.CONFIG, adapters.WEIGHTS)  # transformers loads them
 _KNOWN_FILES = {*DESCRIPTION_FILES, *_ADAPTER_FILES, NGRAMS, WEIGHTS, _INDEX, "config.json"}
 _SHARD_OF_MODEL = re.compile(r"model-\d+-of-\d+\.safetensors")
 _HEADLESS = re.compile(r"(?<!LMHead)Model$")  # a class of transformers
@@ -64,6 +67,33 @@ class ModelBundle:
     stamp: tuple[int, ...]  # inode, size and time of its files when they were read, see `digest`
     quantized: bool = False  # whether the file has fewer bits per weight
     warnings: tuple[str, ...] = ()  # contradictions between the files
+    adapter: Path | None = None  # directory of the adapter that is merged into the arrays
+    base_dtype: StoredAs | None = None  # `stored_dtype` before an adapter was merged
+
+    @property
+    def settings_path(self) -> Path:
+        """Where chat template and generation config are: the adapter's directory if it has them."""
+        return settings_path(self.path, self.adapter)
+
+
+def settings_path(path: Path, adapter: Path | None = None) -> Path:
+    """Return the directory with the chat template and the generation config of a model."""
+    if adapter is None and adapters.is_adapter(path):
+        adapter, path = path, adapters.find_base(path)
+    described = adapter is not None and (adapter / "tokenizer_config.json").exists()
+    return adapter if adapter is not None and described else path
+
+
+def stored_dtype(bundle: ModelBundle) -> StoredAs:
+    """Return the dtype of the matrices in the file, as an engine stores them."""
+    if bundle.base_dtype is not None:
+        return bundle.base_dtype
+    if any(isinstance(a, QuantizedMatrix) and a.has_four_bits for a in bundle.arrays.values()):
+        return "int4"
+    if bundle.quantized:
+        return "int8"
+    matrices = {array.dtype for array in bundle.arrays.values() if array.ndim == 2}
+    return "bfloat16" if matrices == {np.dtype(np.uint16)} else "float32"
 
 
 def build_metadata_files(
@@ -122,7 +152,7 @@ def inherited_settings(bundle: ModelBundle) -> InheritedSettings:
     for array in bundle.arrays.values():
         sizes[dtype_of(array)] += array.size
     return read_inherited_settings(
-        bundle.path,
+        bundle.settings_path,
         end_ids=bundle.end_ids,
         end_of_text=bundle.tokenizer.end_of_text,
         dtype="float32" if bundle.quantized or not sizes else sizes.most_common(1)[0][0],
@@ -163,17 +193,52 @@ def save(
     elif (path / NGRAMS).exists():
         files.remove(path / NGRAMS)  # built from another text
     weights = serialize_weights(config, arrays, inherited.dtype if inherited else None)
+    _publish(path, contents, WEIGHTS, weights, main="config.json")
+
+
+def save_adapter(
+    path: Path,
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    pairs: Mapping[str, Pair],
+    *,
+    base: str,
+    base_digest: str,
+    alpha: float,
+    inherited: InheritedSettings | None = None,
+) -> None:
+    """Create the directory of an adapter, or replace what is in one, as `save` does; it has the
+    describing files of a model, but no config.json."""
+    contents: dict[str, files.Content] = {
+        **build_metadata_files(config, tokenizer, inherited=inherited)
+    }
+    del contents["config.json"]
+    contents |= adapters.build_files(config, pairs, base=base, digest=base_digest, alpha=alpha)
+    weights = contents.pop(adapters.WEIGHTS)
+    _publish(path, contents, adapters.WEIGHTS, weights, main=adapters.CONFIG)
+
+
+def _publish(
+    path: Path,
+    contents: dict[str, files.Content],
+    weights_name: str,
+    weights: files.Content,
+    *,
+    main: str,
+) -> None:
+    """Write the files of a model or an adapter; a directory without the `main` file is neither."""
     if not path.exists():
-        files.publish_folder(path, contents | {WEIGHTS: weights})
+        files.publish_folder(path, contents | {weights_name: weights})
     elif all((path / n).exists() and files.read(path / n) == c for n, c in contents.items()):
-        files.publish(path / WEIGHTS, weights)
-    else:  # a directory without config.json is not a model: remove it first, write it last
-        files.remove(path / "config.json")
-        contents[WEIGHTS] = weights
+        files.publish(path / weights_name, weights)
+    else:  # remove the main file first, and write it last
+        for name in ("config.json", adapters.CONFIG):
+            files.remove(path / name)
+        contents[weights_name] = weights
         for name in _files_of_a_model(path):
             if name not in contents:
                 files.remove(path / name)
-        for name in sorted(contents, key=lambda name: name == "config.json"):
+        for name in sorted(contents, key=lambda name: name == main):
             files.publish(path / name, contents[name])
 
 
@@ -190,7 +255,8 @@ def belongs_to_a_model(path: Path) -> bool:
     """Return whether a file written to `path` would replace or join the files of a model."""
     for file in (path, path.resolve()):  # cached models consist of links
         of_a_model = file.name in _KNOWN_FILES or file.suffix == ".safetensors"
-        if of_a_model and (file.parent / "config.json").exists():
+        has_model = (file.parent / "config.json").exists() or adapters.is_adapter(file.parent)
+        if of_a_model and has_model:
             return True
         if file.parent.name == "training" and (file.parent / "run.json").exists():
             return True
@@ -203,8 +269,34 @@ def belongs_to_a_model(path: Path) -> bool:
         return False
 
 
-def load(path: Path) -> ModelBundle:
+def load(path: Path, *, adapter: Path | None = None) -> ModelBundle:
     """Load a model directory or a GGUF file; raises ModelError or TokenizerError.
+
+    An `adapter` is merged into it. The directory of an adapter means its base model with it."""
+    if adapter is None and adapters.is_adapter(path):
+        path, adapter = adapters.find_base(path), path
+    bundle = _load_unchanged(path)
+    return bundle if adapter is None else _with_adapter(bundle, adapter)
+
+
+def _with_adapter(bundle: ModelBundle, path: Path) -> ModelBundle:
+    adapter = adapters.read(path, bundle.config)
+    warnings = adapters.check_base(adapter, bundle.path, bundle.arrays)
+    ends = generation_config.read(path).end_ids or []
+    return replace(
+        bundle,
+        arrays=adapters.merge(bundle.config, bundle.arrays, adapter.pairs),
+        adapter=path,
+        base_dtype=stored_dtype(bundle),
+        stamp=bundle.stamp + _stamp([path / name for name in _ADAPTER_FILES]),
+        end_ids=bundle.end_ids | {i for i in ends if 0 <= i < bundle.config.vocab_size},
+        quantized=False,
+        warnings=(*bundle.warnings, *warnings),
+    )
+
+
+def _load_unchanged(path: Path) -> ModelBundle:
+    """Load a model without an adapter.
 
     `save` removes config.json first and writes it last: if it changed during the read, the
     directory is read again, so the result never mixes two models.
@@ -344,18 +436,21 @@ def _is_headless(path: Path) -> bool:
 
 def reload(bundle: ModelBundle) -> ModelBundle:
     """Load the model again; raises ModelError if its files have changed."""
-    again = load(bundle.path)
+    again = load(bundle.path, adapter=bundle.adapter)
     if again.stamp != bundle.stamp:
         raise _changed(bundle)
     return again
 
 
 def digest(bundle: ModelBundle) -> str:
-    """Return the SHA-256 of the model's config and weights; raises ModelError if they changed."""
-    sha256 = hashlib.sha256()
-    for file in _model_files(bundle.path):
+    """Return the SHA-256 of the model's config and weights, and of the adapter's; raises ModelError
+    if they changed."""
+    sha256, of_model = hashlib.sha256(), _model_files(bundle.path)
+    if bundle.adapter is not None:
+        of_model += [bundle.adapter / name for name in _ADAPTER_FILES]
+    for file in of_model:
         sha256.update(files.sha256(file))
-    if _stamp(_model_files(bundle.path)) != bundle.stamp:
+    if _stamp(of_model) != bundle.stamp:
         raise _changed(bundle)
     return sha256.hexdigest()
 
@@ -404,7 +499,7 @@ def _shards(path: Path) -> list[str]:
 
 def _missing_hint(path: Path) -> str:
     if any((path / name).exists() for name in _ADAPTER_FILES):
-        return "this is an adapter: merge it into its base model first"
+        return "this is an adapter: remove config.json, or name its base with --model BASE"
     if any(path.glob("*-of-*.safetensors")):
         return f"download {_INDEX} too: the weights are in shards"
     if (path / "training" / "run.json").exists():

@@ -161,7 +161,8 @@ def _require_readable(folder: Path) -> None:
 def _modified(folder: Path) -> float:
     """Return when a model's weights were last written, in seconds; 0 if it has none."""
     times = [0.0]
-    for weights in folder.glob("model*.safetensors"):  # one file or shards
+    patterns = ("model*.safetensors", "adapter_model.safetensors")  # one file, shards, adapter
+    for weights in (path for pattern in patterns for path in folder.glob(pattern)):
         with suppress(OSError):
             times.append(weights.stat().st_mtime)
     return max(times)

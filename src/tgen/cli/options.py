@@ -48,6 +48,15 @@ def model_option(**changes: Any) -> Any:
     return option(None, help_text, "--model -m", **details | changes)
 
 
+def adapter_option(**changes: Any) -> Any:
+    """Declare `--adapter`."""
+    details: dict[str, Any] = {"metavar": "DIR", "shown_default": ""}
+    help_text = (
+        "LoRA adapter in PEFT's format, used with --model or, without it, with its own base."
+    )
+    return option(None, help_text, "--adapter", **details | changes)
+
+
 def device_option(panel: str) -> Any:
     """Declare `--device`."""
     return option("auto", "Device to run on.", "--device", panel=panel)

@@ -206,6 +206,8 @@ class DoneReport:
     tokens: int
     out: str = ""
     baselines: dict[str, float] = field(default_factory=dict)  # bits per byte, by name
+    general_before: float | None = None  # bits per byte of the general text; None: not fine-tuned
+    general_after: float | None = None
 
 
 RunReport = (

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from tgen import __version__, corpus, distributed
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.inherited_settings import InheritedSettings
-from tgen.checkpoint.model_lookup import find_model
 from tgen.config import Parallel, TrainConfig
 from tgen.corpus import PackedRows, TokenDataset
 from tgen.errors import CorpusError, UsageError
@@ -28,9 +27,10 @@ from tgen.model.device import (
     n_threads,
     set_threads,
 )
+from tgen.model.lora_layout import NewAdapter, Pair
 from tgen.model.product_precision import computes_bfloat16
 from tgen.reports.training import Choice, PlanReport, PreparingReport, ScalingReport
-from tgen.runs import rank_sync
+from tgen.runs import fine_tuning, rank_sync
 from tgen.runs.chat_rows import PreparedRows, check_corpus, prepare_rows, rows_report
 from tgen.runs.data import TextSplit, join_documents, split_corpus, tokenize_split
 from tgen.runs.request import RunRequest
@@ -64,6 +64,8 @@ class PreparedRun:
     tokens: Mapping[str, Array]  # fields of a TokenDataset
     device: Device
     weights: Mapping[str, NDArray[Any]] | None = None  # initial weights, to fine-tune
+    pairs: Mapping[str, Pair] | None = None  # of the adapter to continue
+    general: bytes = b""  # text whose loss is reported before and after fine-tuning
     parallel: Parallel | None = None  # how ranks share the model; None: a single process
     scaling: ScalingReport | None = None  # only if requested by a dry run
 
@@ -80,10 +82,19 @@ class PreparedRun:
             self.device,
             weights=self.weights,
             bigram_counts=counts,
+            adapter=self.new_adapter,
             parallel=self.parallel,
         )
         state.progress.closing_seconds = plan.closing_seconds
         return state
+
+    @property
+    def new_adapter(self) -> NewAdapter | None:
+        """The LoRA adapter before the first step; None: all weights are trained."""
+        record = self.record.adapter
+        if record is None:
+            return None
+        return record.new_adapter(self.record.plan.model, self.pairs)
 
     @cached_property
     def ngrams(self) -> Mapping[str, NDArray[Any]]:
@@ -138,11 +149,16 @@ def prepare(
     """
     device = choose_device(request.device)
     set_threads(request.threads)
-    name = request.start_from
-    source = None if name is None else model_dir.load(find_model(str(name)).path)
-    weights = None if source is None else source.arrays
     model_fields, train_fields = parse_overrides(request.overrides)
     config = replace(request.train, compile=_compile(request, device), **train_fields)
+    start, config = fine_tuning.open_source(request, config)
+    source = None if start is None else start.bundle
+    weights = None if source is None else source.arrays
+    pairs, adapter = (None, None) if start is None else (start.pairs, start.record)
+    general = b"" if request.general is None else fine_tuning.read_general(request.general)
+    frozen = None
+    if adapter is not None and source is not None:
+        frozen = adapter.frozen_model(source.config, source.arrays)
     share = 0.0 if config.steps else CALIBRATION_SHARE
     rank_sync.check_same_software(device)
     memory = rank_sync.min_rank_memory(device)
@@ -163,7 +179,7 @@ def prepare(
     distributed.assert_same("the corpus", text.sha256)
     if not distributed.is_rank_zero():
         text.close()
-        return _broadcast(None, device, weights)
+        return _broadcast(None, device, weights, pairs)
     split: TextSplit | None = None
     rows: PreparedRows | None = None
     begin_ids: tuple[int, ...] = ()
@@ -208,6 +224,8 @@ def prepare(
         rank_memory=request.device_memory if is_estimate else memory,
         n_ranks=distributed.ranks().world_size,
         on_cpu=device.type == "cpu" and request.device_memory is None,
+        source_optimizer=None if source is None else fine_tuning.source_optimizer(source.path),
+        frozen=frozen,
     )
     plan = make_plan(
         family=request.family,
@@ -242,6 +260,7 @@ def prepare(
         threads=n_threads() * distributed.ranks().local_world_size,
         tensorboard=request.tensorboard,
         ngrams=request.ngrams,
+        adapter=adapter,
         sample_prompt=sample_prompt,
         exact_epochs=True,
         chat=rows and rows.record,
@@ -258,9 +277,11 @@ def prepare(
             on_gpu=request.device_memory is not None or device.type == "cuda",
             text_tokens=_count_text_tokens(split, len(train.tokens)),
         )
-    parallel = rank_sync.resolve_parallel(plan, device, memory, request.parallel)
-    prepared = PreparedRun(record, tokenizer, tokens, device, weights, parallel, scaling)
-    return _broadcast(prepared, device, weights)
+    parallel = rank_sync.resolve_parallel(plan, device, memory, request.parallel, frozen=frozen)
+    prepared = PreparedRun(
+        record, tokenizer, tokens, device, weights, pairs, general, parallel, scaling
+    )
+    return _broadcast(prepared, device, weights, pairs)
 
 
 def plan_report(out: Path, prepared: PreparedRun, *, step: int = 0) -> PlanReport:
@@ -371,7 +392,10 @@ def _sample_prompt(split: TextSplit) -> bytes:
 
 
 def _broadcast(
-    prepared: PreparedRun | None, device: Device, weights: Mapping[str, NDArray[Any]] | None
+    prepared: PreparedRun | None,
+    device: Device,
+    weights: Mapping[str, NDArray[Any]] | None,
+    pairs: Mapping[str, Pair] | None,
 ) -> PreparedRun:
     """Broadcast rank 0's prepared run; the tokens of other ranks are empty."""
     values = prepared and (prepared.record, prepared.tokenizer.json, prepared.parallel)
@@ -380,4 +404,4 @@ def _broadcast(
         return prepared
     n_rows = record.plan.model.vocab_size
     tokenizer = Tokenizer(tokenizer, end_ids=record.end_ids, n_rows=n_rows)
-    return PreparedRun(record, tokenizer, {}, device, weights, parallel)
+    return PreparedRun(record, tokenizer, {}, device, weights, pairs, parallel=parallel)

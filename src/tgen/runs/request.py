@@ -45,6 +45,19 @@ class RunRequest:
         "--from",
         metavar="NAME",
     )
+    adapter: Path | None = option(
+        None,
+        "LoRA adapter to continue (path or name), on --from or its own base model.",
+        "--adapter",
+        metavar="DIR",
+    )
+    general: Path | None = option(
+        None,
+        "Text whose loss is reported before and after fine-tuning, to show what was forgotten.",
+        "--general",
+        metavar="FILE",
+        shown_default="32 KB that the base model writes",
+    )
     overrides: dict[str, str] = option(
         default_factory=dict,
         help_text="Other setting of the model or the run, for example n_layers=8; repeatable.",

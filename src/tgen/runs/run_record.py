@@ -8,6 +8,7 @@ from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config import ModelConfig, ResolvedTrainConfig
 from tgen.errors import TrainingError, UsageError
 from tgen.reports.training import Choice
+from tgen.runs.adapter_record import AdapterRecord
 from tgen.runs.field_types import check_field_types
 from tgen.training.plan.plan import Plan
 
@@ -54,6 +55,8 @@ class RunRecord:
     corpus_changes: int = 0  # corpus replacements by --override
     end_changes: int = 0  # changes of the end by --override; states store the count too
     exact_epochs: bool = False  # see `TokenDataset`; runs of tgen 0.1 have other windows
+    adapter: AdapterRecord | None = None  # of a LoRA run
+    general_bits_per_byte: float | None = None  # of the general text, before fine-tuning
     overridden: list[str] = field(default_factory=list)  # every change, as a note for the user
 
     @property
@@ -87,6 +90,8 @@ class RunRecord:
                 parts["inherited"] = InheritedSettings.from_dict(inherited)
             if (chat := values.get("chat")) is not None:
                 parts["chat"] = ChatRecord(**chat)
+            if (adapter := values.get("adapter")) is not None:
+                parts["adapter"] = AdapterRecord(**adapter)
             record = cls(**{**values, **parts})
             check_field_types(record)
             if not 1 <= record.plan.context_length <= record.plan.model.context_length:

@@ -10,6 +10,7 @@ from typing import Any
 from tgen.cli.options import (
     Device,
     Reader,
+    adapter_option,
     device_option,
     json_option,
     model_option,
@@ -94,6 +95,7 @@ class GenerateOptions:
 
     prompt: str | None = prompt_option("Text to continue; '-' reads stdin.")
     model: str | None = model_option()
+    adapter: str | None = adapter_option()
     sampling: dict[str, Any] = nested(
         SamplingConfig,
         stop=_TEXTS,

@@ -233,6 +233,11 @@ def _print_result(report: DoneReport, *, chat: bool) -> None:
             console.print_status(
                 "a baseline is better than the model: train on more text or for longer"
             )
+    if report.general_before is not None and report.general_after is not None:
+        before, after = report.general_before, report.general_after
+        console.print_status(
+            f"general text: {before:.3f} bits/byte before, {after:.3f} after fine-tuning"
+        )
     console.print_try_generate(report.out, chat=chat)
 
 

@@ -29,6 +29,7 @@ from tgen.storage.disk_array import Array, blocks
 
 TOKENS_FILE = "tokens.safetensors"
 _ARRAYS_FILE = "state.safetensors"
+_GENERAL_FILE = "general.txt"  # whose loss before and after fine-tuning is reported
 _TOKENS_KEY = "tokens"  # in run.json: the size and SHA-256 of the token file
 _TOKEN_ARRAYS = ("train", "val")
 _TOKENIZE_AGAIN = "pass the corpus with --resume to tokenize it again"
@@ -69,6 +70,7 @@ def create_run(
     progress: Mapping[str, Any],
     arrays: Mapping[str, NDArray[Any]],
     environment: Mapping[str, Any],
+    general: bytes = b"",
 ) -> None:
     """Write a new run, replacing any old one; run.json is last, since it marks a complete run.
 
@@ -76,8 +78,16 @@ def create_run(
     """
     remove_run(out)
     files.publish(folder(out) / "tokenizer.json", tokenizer.encode())
+    if general:
+        files.publish(folder(out) / _GENERAL_FILE, general)
     save_state(out, progress, arrays, run_id=run["run_id"], environment=environment)
     save_record(out, run, save_tokens(out, run, tokens))
+
+
+def load_general(out: Path) -> bytes:
+    """Return the text whose loss is reported before and after fine-tuning; empty: none."""
+    path = folder(out) / _GENERAL_FILE
+    return files.read(path) if path.exists() else b""
 
 
 def save_record(out: Path, run: Mapping[str, Any], tokens_entry: Mapping[str, Any]) -> None:
@@ -287,7 +297,7 @@ def drop_states_after(out: Path, step: int) -> None:
 
 def remove_run(out: Path) -> None:
     """Remove the files of a run, run.json first, and nothing else."""
-    for name in ("run.json", "tokenizer.json", "log.jsonl", "tensorboard"):
+    for name in ("run.json", "tokenizer.json", "log.jsonl", _GENERAL_FILE, "tensorboard"):
         files.remove(folder(out) / name)
     for path in [*_token_files(out), *_states(out), *folder(out).glob("damaged-state-*")]:
         files.remove(path)
