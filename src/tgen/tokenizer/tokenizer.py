@@ -167,6 +167,11 @@ class Tokenizer:
         return self._bytes[i] if i < self.vocab_size else b""
 
     @cached_property
+    def byte_lengths(self) -> NDArray[np.int64]:
+        """(V,): the number of bytes of each token."""
+        return np.array([len(token) for token in self._bytes[: self.vocab_size]], np.int64)
+
+    @cached_property
     def merge_pairs(self) -> NDArray[np.int64]:
         """(V, 2): the two tokens that each was merged from; -1 for characters and other tokens."""
         vocab, pairs = self.spec.vocab, np.full((self.vocab_size, 2), -1, np.int64)
