@@ -195,6 +195,12 @@ def print_status(text: str, *, quiet: bool = False) -> None:
         err.print(one_line(text))
 
 
+def ask(question: str) -> None:
+    """Print a question to stderr; the answer follows on the same line."""
+    err.print(one_line(question), end=" ")
+    err.file.flush()
+
+
 def print_try_generate(model: object, *, quiet: bool = False) -> None:
     """Print the command that generates from a new model."""
     command = f'tgen generate --model {shlex.quote(str(model))} --prompt "What is"'
