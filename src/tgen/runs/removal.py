@@ -36,6 +36,7 @@ def remove_model(path: Path) -> list[str]:
     UsageError as `check_removable`, and LockedError while a run trains the model.
     """
     check_removable(path)
+    path = path.resolve()
     if path.is_file():
         files.remove(path)
         return []

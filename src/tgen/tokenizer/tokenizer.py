@@ -85,8 +85,8 @@ class Tokenizer:
             is_part = not character.isascii() and not "\udc80" <= character <= "\udcff"
             part = f" (of the character U+{ord(character):04X})" if is_part else ""
             raise UsageError(
-                f"byte {offset + hole.offset} of the text is 0x{hole.byte:02X}{part}, which this model's "
-                "tokenizer cannot express",
+                f"byte {offset + hole.offset} of the text is 0x{hole.byte:02X}{part}, which this "
+                "model's tokenizer cannot express",
                 "remove it or replace it",
             )
 
