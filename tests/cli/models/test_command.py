@@ -16,8 +16,8 @@ from tgen.runs.run_lock import lock_run
 
 
 @pytest.fixture
-def folder(tokenizer, tmp_path, monkeypatch):
-    """A working directory with models in ./models, the data directory and the transformers cache."""
+def places(tokenizer, tmp_path, monkeypatch):
+    """A working directory, and models in all kinds of places."""
     for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "HF_HOME", "HF_HUB_CACHE", "OLLAMA_MODELS"):
         monkeypatch.delenv(name, raising=False)
     for name in ("HOME", "USERPROFILE"):
@@ -35,8 +35,9 @@ def folder(tokenizer, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def models(folder, capsysbinary):
-    """Run `tgen models`; return its status, stdout and stderr."""
+def models(places, capsysbinary):
+    """Run `tgen models` in that directory; return its status, stdout and stderr."""
+    assert places.is_dir()
 
     def run_models(*arguments):
         status = run(["models", *map(str, arguments)])

@@ -32,7 +32,7 @@ def score(trained, tmp_path, capsysbinary):
 
 
 @pytest.fixture
-def other(trained, tokenizer, tmp_path):
+def other(tokenizer, tmp_path):
     """Return a random model, whose tokens are not those of the trained model."""
     model = make_model("gpt2", vocab_size=tokenizer.vocab_size)
     model_dir.save(tmp_path / "other", model.config, tokenizer, model.to_arrays())

@@ -50,7 +50,7 @@ def test_pipe_gives_the_bytes_back(trained):
 
 
 def test_tokenizer_with_a_space_before_each_text(tokenize, tmp_path):
-    tokenizer = Tokenizer(json.dumps(sentencepiece(**LEGACY)))
+    tokenizer = Tokenizer(json.dumps(sentencepiece(normalizer=LEGACY)))
     model = make_model("llama", vocab_size=tokenizer.vocab_size)
     path = tmp_path / "model"
     model_dir.save(path, model.config, tokenizer, model.to_arrays())
