@@ -31,7 +31,7 @@ def print_table(reports: Sequence[ModelReport], *, quiet: bool) -> None:
             "–" if report.modified is None else _local_time(report.modified),
             Text(report.found_by),
         )
-    console.show(rows)
+    console.show(rows, wrap=console.out.is_terminal)  # only a terminal has a width
     for report in reports:
         if report.is_default:
             console.print_status(f"default: {report.name}", quiet=quiet)

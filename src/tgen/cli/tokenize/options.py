@@ -33,7 +33,7 @@ class TokenizeOptions:
         check_ranges(self)
         forms = {"--ids": self.ids, "--count": self.count, "--decode": self.decode}
         given = [flag for flag, is_given in (forms | {"--json": self.json}).items() if is_given]
-        if len(given) > 1:
+        if len(given) > 1 and given != ["--count", "--json"]:
             raise UsageError(f"{given[0]} cannot be combined with {given[1]}", "remove one of them")
         if self.files and self.prompt is not None:
             raise UsageError("--prompt cannot be combined with files", "remove one of them")
