@@ -105,7 +105,7 @@ def test_only_the_completion_of_a_prompt_is_scored(open_random, tmp_path):
         [model], read([str(tmp_path / "rows.jsonl")]).documents, with_tokens=True
     )
     assert all(isinstance(token, TokenScore) for token in tokens)
-    assert b"".join(token.text for token in tokens) == row["completion"].encode()
+    assert b"".join([token.text for token in tokens]) == row["completion"].encode()
     assert report.score == total.score
     assert report.score.n_bytes == len(row["completion"])
     assert report.score.nats == pytest.approx(-sum(token.logprob for token in tokens))

@@ -8,7 +8,7 @@ from tgen.cli import console
 from tgen.cli.options import make_command
 from tgen.cli.score.options import PANELS, ScoreOptions
 from tgen.errors import UsageError
-from tgen.reports.score import TotalReport
+from tgen.reports.score import DocumentReport, TokenScore, TotalReport
 
 if TYPE_CHECKING:
     from tgen.corpus import Corpus
@@ -65,16 +65,17 @@ def _score(models: "list[LoadedModel]", corpus: "Corpus", options: ScoreOptions)
     from tgen.scoring import score_documents
 
     settings = [_settings(model, options) for model in models]
-    for one in settings:
-        output.print_settings(one, quiet=options.quiet)
+    for setting in settings:
+        output.print_settings(setting, quiet=options.quiet)
     writer: output.JsonWriter | output.TableWriter
     if options.json:
         others = {"compare": settings[1]} if len(models) == 2 else {}
         writer = output.JsonWriter(settings[0] | others)
     else:
-        writer = output.TableWriter([one["model"] for one in settings])
-    n_lines = 2 if options.per_token else len(corpus.documents)  # a bar would mix with lines
+        writer = output.TableWriter([setting["model"] for setting in settings])
+    n_lines = 2 if options.per_token else len(corpus.documents)
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
+    late: list[TokenScore | DocumentReport | TotalReport] = []  # a bar would mix with lines
     with console.progress("scoring", quiet=options.quiet or (on_terminal and n_lines > 1)) as bar:
         for report in score_documents(
             models,
@@ -85,8 +86,14 @@ def _score(models: "list[LoadedModel]", corpus: "Corpus", options: ScoreOptions)
         ):
             if isinstance(report, TotalReport):
                 corpus.close()  # raises CorpusError if a file has changed
-                output.print_notes(report, quiet=options.quiet)
-            writer.write(report)
+            if on_terminal and n_lines == 1:
+                late.append(report)
+            else:
+                writer.write(report)
+    for one in late:
+        writer.write(one)
+    assert isinstance(report, TotalReport)
+    output.print_notes(report, quiet=options.quiet)
 
 
 def _settings(model: "LoadedModel", options: ScoreOptions) -> dict[str, Any]:

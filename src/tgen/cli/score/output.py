@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from rich.text import Text
@@ -59,9 +60,11 @@ class TableWriter:
             cells += [f"{score.n_tokens:>11,}"]
         else:
             cells += [f"{_bits(other.bits_per_byte):>7}"]
-            cells += [f"{_signed(difference and difference.bits_per_byte):>10}"]
-            cells += [f"{_bits(difference and difference.standard_error):>7}"]
-            cells += [f"{_p_value(difference and difference.p_value):>7}"]
+            size = error = p_value = None
+            if difference is not None:
+                size, error = difference.bits_per_byte, difference.standard_error
+                p_value = difference.p_value
+            cells += [f"{_signed(size):>10}", f"{_bits(error):>7}", f"{_p_value(p_value):>7}"]
         line = Text(" ".join([*cells, f"{score.n_bytes:>13,}  {one_line(name)}"]))
         self._show(line, header=_SCORES if other is None else _DIFFERENCES)
 
@@ -105,8 +108,8 @@ def _fields(report: DocumentReport | TotalReport) -> dict[str, Any]:
 
 
 def _score_fields(score: Score) -> dict[str, Any]:
-    per_byte, perplexity = score.bits_per_byte, score.perplexity
-    return {"bits_per_byte": per_byte, "perplexity": perplexity} | json_value(score)
+    ratios = {"bits_per_byte": score.bits_per_byte, "perplexity": score.perplexity}
+    return ratios | asdict(score)
 
 
 def print_settings(settings: Mapping[str, Any], *, quiet: bool) -> None:
