@@ -108,7 +108,7 @@ def test_only_the_completion_of_a_prompt_is_scored(open_random, tmp_path):
     assert b"".join([token.text for token in tokens]) == row["completion"].encode()
     assert report.score == total.score
     assert report.score.n_bytes == len(row["completion"])
-    assert report.score.nats == pytest.approx(-sum(token.logprob for token in tokens))
+    assert report.score.nats == pytest.approx(-sum([token.logprob for token in tokens]))
     n_prompt = len(model.tokenizer.encode(row["prompt"].encode()))
     assert tokens[0].position == n_prompt
     assert tokens[0].context == n_prompt + 1
