@@ -29,10 +29,11 @@ ALLOWED = {
     "chat": "storage checkpoint tokenizer",
     "runs": "storage distributed tokenizer corpus checkpoint model engine generation chat training "
     "__version__",
+    "scoring": "tokenizer corpus generation training loaded_model",
     "loaded_model": "tokenizer checkpoint engine generation chat",
-    "api": "tokenizer checkpoint engine generation loaded_model runs",
-    "cli": "benchmark chat checkpoint distributed engine generation inspection loaded_model "
-    "model runs storage tokenizer __version__",
+    "api": "tokenizer checkpoint engine generation loaded_model runs scoring",
+    "cli": "benchmark chat checkpoint corpus distributed engine generation inspection "
+    "loaded_model model runs scoring storage tokenizer __version__",
     "__init__": "api",
     "__main__": "cli",
 }

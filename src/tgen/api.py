@@ -223,10 +223,23 @@ class Model:
             texts[token.sequence] += token.text
         return [text.decode("utf-8", errors="replace") for text in texts]
 
-    def score(self, text: str | bytes) -> float:
-        """Return the bits per byte of a text: lower means better predicted."""
+    def score(self, text: str | bytes, *, stride: int | None = None) -> float:
+        """Return the bits per byte of a text, as `tgen score`: lower means better predicted.
+
+        The first token follows a beginning-of-text or end-of-text token, if the model has one. In
+        texts longer than the context, the window moves by `stride` tokens (None: half a context).
+        """
+        from tgen.scoring import score_text
+
         _check_text(text)
-        return self._loaded.bits_per_byte(text)
+        context_length = self._loaded.engine.context_length
+        whole = isinstance(stride, int) and not isinstance(stride, bool)
+        valid = stride is None or (whole and 1 <= stride <= context_length)
+        require(valid, "stride", repr(stride), f"a number from 1 to {context_length:,}")
+        bits_per_byte = score_text(self._loaded, text, stride=stride).bits_per_byte
+        if bits_per_byte is None:
+            raise UsageError("no text to score", "pass more than one token to this model")
+        return bits_per_byte
 
     def cache_prompt(self, prompt: str | bytes) -> PromptCache:
         """Compute the KV cache of a prompt, for `generate(..., prompt_cache=...)`."""

@@ -1,6 +1,5 @@
 """A model and its engine, ready to generate, shared by the command line and `tgen.api`."""
 
-import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ from tgen.generation.loop import RequestSource, generate_requests, make_source
 from tgen.generation.ngram_drafter import NgramDrafter
 from tgen.generation.prompt_cache import compute_prompt_cache
 from tgen.generation.sampling import row_seed
-from tgen.generation.score import total_nll
+from tgen.generation.score import TokenScores, score_stream
 from tgen.generation.vocabulary import Vocabulary
 from tgen.reports.generation import Token
 from tgen.tokenizer import TextStream, Tokenizer
@@ -238,17 +237,9 @@ class LoadedModel:
             digest(self.bundle), self.bundle.path, engine.dtype, engine.cache_dtype
         )
 
-    def bits_per_byte(self, text: str | bytes) -> float:
-        """Return the model's bits per byte of a text.
-
-        The first token is predicted from the start of a document; beyond the context, every token
-        is predicted from at least half a context.
-        """
-        ids = self.encode(text)
-        start = None if self.tokenizer.bos_ids else self.tokenizer.end_of_text
-        n_bytes = len(raw(text))
-        if not n_bytes:
-            raise UsageError("no text to score", "pass at least one byte")
+    def score(
+        self, ids: Iterable[Sequence[int]], *, stride: int | None = None
+    ) -> Iterator[TokenScores]:
+        """Yield the scores of all tokens after the first of a text, see `score_stream`."""
         with self._borrow_engine() as engine:
-            nats = total_nll(engine, ([start] if start is not None else []) + ids)
-        return nats / math.log(2) / n_bytes
+            yield from score_stream(engine, ids, stride=stride)

@@ -5,6 +5,7 @@ A directory appears complete by one rename; afterwards each file changes by one 
 
 import hashlib
 import json
+import math
 import os
 import re
 from collections import Counter
@@ -235,14 +236,14 @@ def _publish(
         for name in ("config.json", adapters.CONFIG):
             files.remove(path / name)
         contents[weights_name] = weights
-        for name in _files_of_a_model(path):
+        for name in files_of_a_model(path):
             if name not in contents:
                 files.remove(path / name)
         for name in sorted(contents, key=lambda name: name == main):
             files.publish(path / name, contents[name])
 
 
-def _files_of_a_model(path: Path) -> list[str]:
+def files_of_a_model(path: Path) -> list[str]:
     """Return the names of the files in a directory that belong to a model."""
     return [
         file.name
@@ -312,6 +313,11 @@ def _load_unchanged(path: Path) -> ModelBundle:
             if _config_stamp(path) == before:
                 return bundle
     raise ModelError(f"{str(path)!r} keeps changing while it is read", "try again later")
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Load the tokenizer of a model without its weights; raises ModelError or TokenizerError."""
+    return reader.load_tokenizer(path) if path.is_file() else _load_metadata(path)[1]
 
 
 def _config_stamp(path: Path) -> tuple[int, ...]:
@@ -389,6 +395,31 @@ def _load_metadata(path: Path) -> tuple[ModelConfig, Tokenizer, list[int], list[
 def _read_weights(path: Path, config: ModelConfig) -> tuple[ModelConfig, dict[str, NDArray[Any]]]:
     """Return the config and all arrays by tgen's names; every shape is checked before the first
     read. As in transformers 5, a head in the file wins over a config that ties it."""
+    config, headers, names = _find_tensors(path, config)
+    head = families.head_name(config)
+    entries = [entry for header in headers.values() for entry in header.values()]
+    check_ram(sum(e.end - e.start for e in entries), f"loading {str(path)!r}")
+    stored: dict[str, NDArray[Any]] = {}
+    for file, header in headers.items():
+        stored |= safetensors_file.read_arrays(file, header, rename=names.__getitem__)
+    safetensors_file.check_finite(path, stored)
+    embedding = families.tensor_mappings(config)[0].theirs[0]
+    if config.tied_embeddings and head in stored:
+        if np.array_equal(stored[head], stored[embedding]):
+            del stored[head]
+        else:
+            config = replace(config, tied_embeddings=False)
+    for name, array in stored.items():
+        if array.dtype == np.float64:
+            stored[name] = array.astype(np.float32)
+    return config, families.from_hf_arrays(config, stored)
+
+
+def _find_tensors(
+    path: Path, config: ModelConfig
+) -> tuple[ModelConfig, dict[Path, dict[str, safetensors_file.TensorEntry]], dict[str, str]]:
+    """Return the config, the model's tensors by file, and their names in transformers; every shape
+    is checked."""
     headers = {path / shard: safetensors_file.read_header(path / shard) for shard in _shards(path)}
     stored_shapes = {name: e.shape for header in headers.values() for name, e in header.items()}
     names, lacks_prefix = families.names_in_file(config, stored_shapes)
@@ -402,30 +433,35 @@ def _read_weights(path: Path, config: ModelConfig) -> tuple[ModelConfig, dict[st
             )
         config = replace(config, tied_embeddings=True)
     families.check_shapes(config, shapes)
-    mappings = families.tensor_mappings(config)
-    used = {name for mapping in mappings for name in mapping.theirs} | {head}
+    used = {name for mapping in families.tensor_mappings(config) for name in mapping.theirs} | {
+        head
+    }
     headers = {
         file: {name: entry for name, entry in header.items() if names[name] in used}
         for file, header in headers.items()
     }
     for file, header in headers.items():
         safetensors_file.check_float_dtypes(file, header)
-    entries = [entry for header in headers.values() for entry in header.values()]
-    check_ram(sum(e.end - e.start for e in entries), f"loading {str(path)!r}")
-    stored: dict[str, NDArray[Any]] = {}
-    for file, header in headers.items():
-        stored |= safetensors_file.read_arrays(file, header, rename=names.__getitem__)
-    safetensors_file.check_finite(path, stored)
-    embedding = mappings[0].theirs[0]
-    if config.tied_embeddings and head in stored:
-        if np.array_equal(stored[head], stored[embedding]):
-            del stored[head]
-        else:
-            config = replace(config, tied_embeddings=False)
-    for name, array in stored.items():
-        if array.dtype == np.float64:
-            stored[name] = array.astype(np.float32)
-    return config, families.from_hf_arrays(config, stored)
+    return config, headers, names
+
+
+def describe(path: Path) -> tuple[ModelConfig, Counter[str]]:
+    """Return the config of a model and the number of its parameters by type, without its weights.
+
+    Raises ModelError, and UsageError if the package gguf is needed but missing.
+    """
+    if path.is_file():
+        return reader.describe(path)
+    config = hf_config.from_json(
+        hf_config.read_json_object(path / "config.json", limit=_CONFIG_LIMIT)
+    )
+    config, headers, names = _find_tensors(path, config)
+    counts: Counter[str] = Counter()
+    for header in headers.values():
+        for name, entry in header.items():
+            if not config.tied_embeddings or names[name] != families.head_name(config):
+                counts[safetensors_file.FLOATS[entry.dtype]] += math.prod(entry.shape)
+    return config, counts
 
 
 def _is_headless(path: Path) -> bool:

@@ -38,7 +38,7 @@ _DTYPES = {
     "U64": "<u8",
 }
 _NAMES = {np.dtype(_DTYPES[n]): n for n in ("F32", "F16", "F64", "I64", "I32", "U8", "U32", "BOOL")}
-_FLOATS = {"F32", "F16", "BF16", "F64"}
+FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 _CHECK_BLOCK = 1 << 20  # values checked at a time
 _READERS = 4  # threads for large files: the pages of new memory cost more than the copy
 _LARGE = 1 << 24  # bytes
@@ -190,7 +190,7 @@ def reject_lfs_pointer(path: Path, content: bytes) -> None:
 def check_float_dtypes(path: Path, entries: Mapping[str, TensorEntry]) -> None:
     """Raise ModelError if weights are not floating-point numbers but quantized."""
     for name, entry in entries.items():
-        if entry.dtype not in _FLOATS:
+        if entry.dtype not in FLOATS:
             raise ModelError(
                 f"{path}: {name} is {entry.dtype}",
                 "download the unquantized model (float32, float16 or bfloat16)",

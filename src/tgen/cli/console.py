@@ -195,6 +195,12 @@ def print_status(text: str, *, quiet: bool = False) -> None:
         err.print(one_line(text))
 
 
+def ask(question: str) -> None:
+    """Print a question to stderr; the answer follows on the same line."""
+    err.print(one_line(question), end=" ")
+    err.file.flush()
+
+
 def print_try_generate(model: object, *, chat: bool = False, quiet: bool = False) -> None:
     """Print the command that generates from a new model, or that chats with it."""
     how = "--chat --interactive" if chat else '--prompt "What is"'

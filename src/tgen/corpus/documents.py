@@ -81,6 +81,17 @@ class DocumentTable:
         sources = np.searchsorted(self._first_documents, numbers, side="right") - 1
         return np.array(self._contains_rows, bool)[sources]
 
+    def name(self, number: int) -> str:
+        """Return the name of a document's source, with `#` and its number, from 1, if it has more.
+
+        All documents of the table have been added.
+        """
+        i = bisect_right(self._first_documents, number) - 1
+        first, *after = self._first_documents[i : i + 2]
+        n = (after[0] if after else len(self)) - first
+        name = self._sources[i].name
+        return f"{name}#{number - first + 1}" if n > 1 else name
+
     def all_documents(self) -> "Documents":
         """Select all documents in the order added."""
         sizes = np.array(self.sizes, np.int64)
@@ -135,6 +146,10 @@ class Documents:
 
     def __getitem__(self, i: int) -> Document:
         return self.table.read(int(self.numbers[i]), int(self._starts[i]), int(self._ends[i]))
+
+    def name(self, i: int) -> str:
+        """Return the name of a document, see `DocumentTable.name`."""
+        return self.table.name(int(self.numbers[i]))
 
     def __iter__(self) -> Iterator[Document]:
         return map(self.__getitem__, range(len(self)))

@@ -72,7 +72,7 @@ def tokenize_documents(
     end = np.array([] if tokenizer.end_of_text is None else [tokenizer.end_of_text], dtype)
     done = target_bytes = n_replaced = 0
     ended = True
-    pieces = _split_documents(documents, loss_on)
+    pieces = split_documents(documents, loss_on)
     for piece, ids, n in encode_pieces(pieces, tokenizer, processes=processes):
         if piece.starts_document and not ended:
             tokens.append(end)
@@ -125,7 +125,9 @@ def to_old_names(arrays: dict[str, Array]) -> dict[str, Array]:
     return {old_names.get(name, name): values for name, values in arrays.items()}
 
 
-def _split_documents(documents: Iterable[Document], loss_on: LossOn) -> Iterator[Piece]:
+def split_documents(
+    documents: Iterable[Document], loss_on: LossOn = "completion"
+) -> Iterator[Piece]:
     """Yield at least one piece per document, which may be empty."""
     for document in documents:
         starts_document = True
