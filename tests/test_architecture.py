@@ -30,7 +30,8 @@ ALLOWED = {
     "__version__",
     "chat": "storage checkpoint tokenizer",
     "loaded_model": "tokenizer checkpoint engine generation chat",
-    "api": "tokenizer checkpoint engine generation loaded_model runs",
+    "api": "tokenizer checkpoint engine generation loaded_model runs inspection cli",
+    "llm_plugin": "checkpoint generation loaded_model",
     "cli": "benchmark chat checkpoint distributed engine generation inspection loaded_model "
     "model runs storage tokenizer __version__",
     "__init__": "api",
@@ -54,6 +55,9 @@ LIBRARIES = {
     "gguf": "checkpoint/gguf",
     "transformers": "benchmark/other_engines api",
     "llama_cpp": "benchmark/other_engines",
+    "llguidance": "generation",
+    "llm": "llm_plugin",
+    "pydantic": "llm_plugin",
 }
 WITHOUT_TORCH = "training/plan/"
 UNSAFE = {"pickle", "marshal", "shelve", "dill"}  # loading them can run code

@@ -1,4 +1,4 @@
-"""Constrained generation: a choice, a regular expression, or JSON that matches a schema.
+"""Constrained generation: a choice, a regular expression, JSON that matches a schema, or a grammar.
 
 llguidance computes which tokens are allowed. A text that cannot continue is complete and ends.
 """
@@ -16,15 +16,25 @@ from tgen.config import CONSTRAINTS, SamplingConfig, raw
 from tgen.errors import TgenError, UsageError
 
 try:
-    from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 except ImportError:
     raise TgenError(
-        "choices, regular expressions and JSON schemas need the package llguidance",
+        "choices, regular expressions, JSON schemas and grammars need the package llguidance",
         "pip install llguidance",
     ) from None
 
 _LOWEST = -9e18
 _NO_TEXT = "no text matches"
+# Below llguidance's own: an ambiguous grammar could take seconds per token before it fails.
+_GRAMMAR_LIMITS = LLParserLimits(step_max_items=5_000, step_lexer_fuel=50_000)
+_HINTS = {
+    "choices": "use features that llguidance supports",
+    "regex": "use features that llguidance supports",
+    "json_schema": "use a valid JSON schema",
+    "grammar": "see the grammars in docs/generate.md",
+}
+_LOCATION = re.compile(r"(?:at )?(\d+)\(\d+\): ")  # line and column
+_JSON = re.compile(r"%json\s*")
 
 
 class Matcher:
@@ -110,12 +120,19 @@ class Grammars:
         if kind == "choices":
             value = _possible_choices(value, ban)
             self._check_expressible(value)
+        lines: Sequence[int] = ()
         try:
-            grammar = _to_llguidance(kind, value, self._missing_characters)
-            matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+            if kind == "grammar":
+                value, lines = _to_lark(value)
+            matcher = LLMatcher(
+                self._tokenizer,
+                _to_llguidance(kind, value, self._missing_characters),
+                log_level=0,
+                limits=_GRAMMAR_LIMITS if kind == "grammar" else None,
+            )
         except ValueError as error:
-            raise UsageError(f"{kind}: {error}", "use a valid JSON schema", field=kind) from None
-        _check(matcher, kind)
+            raise UsageError(f"{kind}: {error}", _HINTS[kind], field=kind) from None
+        _check(matcher, kind, lines)
         first = matcher.deep_copy()
         first.compute_bitmask()
         _check(first, kind)
@@ -142,9 +159,9 @@ class Grammars:
                 ) from None
 
 
-def _check(matcher: LLMatcher, kind: str) -> None:
+def _check(matcher: LLMatcher, kind: str, lines: Sequence[int] = ()) -> None:
     if matcher.is_error():
-        raise _error(kind, _reason(matcher.get_error(), kind))
+        raise _error(kind, _reason(matcher.get_error(), kind, lines))
 
 
 def _error(kind: str, reason: str) -> UsageError:
@@ -154,9 +171,16 @@ def _error(kind: str, reason: str) -> UsageError:
     return UsageError(f"{kind}: {reason}", hint, field=kind)
 
 
-def _reason(error: str, kind: str) -> str:
-    """Return the reason in an error of llguidance, without its grammar and positions there."""
+def _reason(error: str, kind: str, lines: Sequence[int] = ()) -> str:
+    """Return the reason in an error of llguidance, without its grammar and positions there.
+
+    `lines`: for each line of a Lark grammar, the line of the user's grammar, which is named.
+    """
     text = error.partition("\n<state>")[0]
+    location = _LOCATION.search(text)
+    if lines and location and int(location[1]) <= len(lines):
+        reason = _reason(text.replace(location[0], "", 1), kind)
+        return f"line {lines[int(location[1]) - 1]}: {reason}"
     if text == "NoExtensionBias":
         other = ", or the schema refers only to itself" if kind == "json_schema" else ""
         return _NO_TEXT + other
@@ -189,6 +213,8 @@ def _to_llguidance(kind: str, value: Any, missing_characters: str) -> str:
         # One terminal: llguidance limits the number of alternatives of a rule.
         texts = (json.dumps(text, ensure_ascii=False) for text in value)
         return "start: CHOICE\nCHOICE: " + " | ".join(texts)
+    if kind == "grammar":
+        return LLMatcher.grammar_from_lark(value)
     if kind == "regex":
         grammar: str = LLMatcher.grammar_from_regex(value)
         if missing_characters:  # a text that needs one of them would get stuck before it
@@ -207,6 +233,29 @@ def _to_llguidance(kind: str, value: Any, missing_characters: str) -> str:
     )
 
 
+def _to_lark(grammar: str) -> tuple[str, Sequence[int]]:
+    """Return a Lark grammar, and for each of its lines the line of `grammar`.
+
+    Raises ValueError for what cannot be converted, and for schemas that `_check_schema` refuses.
+    """
+    from tgen.generation.gbnf import gbnf_to_lark, is_gbnf
+
+    if is_gbnf(grammar):
+        return gbnf_to_lark(grammar)
+    for match in _JSON.finditer(grammar):
+        line = grammar.count("\n", 0, match.start()) + 1
+        try:
+            schema = json.JSONDecoder().raw_decode(grammar, match.end())[0]
+            _check_numbers(schema)
+        except RecursionError:
+            raise ValueError(f"line {line}: the nesting is too deep") from None
+        except json.JSONDecodeError:
+            continue  # llguidance has a message for it, unless it is in a string or a comment
+        except ValueError as error:
+            raise ValueError(f"line {line}: {error}") from None
+    return grammar, range(1, grammar.count("\n") + 2)
+
+
 def _check_schema(schema: str | bytes) -> str | bytes:
     """Return a schema that is an object; raise ValueError if it is neither that nor `true`.
 
@@ -215,8 +264,7 @@ def _check_schema(schema: str | bytes) -> str | bytes:
     """
     try:
         parsed = json.loads(schema)
-        if _has_lowest(parsed):
-            raise ValueError(f"a number is below {_LOWEST:.0e}")
+        _check_numbers(parsed)
     except RecursionError:
         raise ValueError("the nesting is too deep") from None
     if parsed is True:
@@ -226,6 +274,11 @@ def _check_schema(schema: str | bytes) -> str | bytes:
     if not isinstance(parsed, dict):
         raise ValueError("not an object, true or false")
     return schema
+
+
+def _check_numbers(schema: Any) -> None:
+    if _has_lowest(schema):
+        raise ValueError(f"a number is below {_LOWEST:.0e}")
 
 
 def _has_lowest(value: Any) -> bool:
