@@ -96,7 +96,7 @@ def test_any_character_of_gbnf_includes_line_breaks(model):
     ("grammar", "message"),
     [
         ('start: "a"\nb: "c', "line 2: "),
-        ('start: "a"\n  | nothing\n', "line 2: "),
+        ('start: "a"\nb: "c"\n  | nothing\nstart: b', "line "),
         ("start: A\n\nA: /(/\n", "line 3: unclosed group"),
         ('a: "b"\n', "start"),
         ('root ::= "a"\nb ::= c\n', "line 2: there is no rule c"),
@@ -137,7 +137,7 @@ def test_errors_name_the_line(model, grammar, message):
         ("root ::= " + "[a] " * 20_000, "grammar: too long"),
         ("\n".join(f'r{i} ::= r{i + 1} "x"' for i in range(600)), "too many rules (limit 500)"),
         ("start: " + "(" * 60_000 + '"a"' + ")" * 60_000, "grammar: "),
-        ("start: " + '"a"? ' * 200_000, "grammar: "),
+        ("start: " + '"a"? ' * 250_000, "grammar: "),
         ("start: %json " + "[" * 100_000, "grammar: "),
     ],
 )
@@ -149,8 +149,8 @@ def test_grammars_of_any_size_are_refused_in_time(model, grammar, message):
 
 def test_an_ambiguous_grammar_fails_before_a_token_takes_long(model):
     grammar = 'start: x\nx: "a" | x x | x x x'
-    with pytest.raises(UsageError, match="grammar: "):
-        model.generate("a", grammar=grammar, max_new_tokens=3000, ban=["\n"])
+    with pytest.raises(UsageError, match="grammar: Parser Error: Current row has 50. items"):
+        model.generate("a", grammar=grammar, max_new_tokens=400, bias={"a": 99})
 
 
 def test_grammar_from_a_file_a_row_and_python_is_the_same(trained, tmp_path):

@@ -26,7 +26,7 @@ except ImportError:
 _LOWEST = -9e18
 _NO_TEXT = "no text matches"
 # Below llguidance's own: an ambiguous grammar could take seconds per token before it fails.
-_GRAMMAR_LIMITS = LLParserLimits(step_max_items=5_000, step_lexer_fuel=50_000)
+_GRAMMAR_LIMITS = LLParserLimits(max_items_in_row=500, step_max_items=5_000, step_lexer_fuel=50_000)
 _HINTS = {
     "choices": "use features that llguidance supports",
     "regex": "use features that llguidance supports",
@@ -34,7 +34,11 @@ _HINTS = {
     "grammar": "see the grammars in docs/generate.md",
 }
 _LOCATION = re.compile(r"(?:at )?(\d+)\(\d+\): ")  # line and column
-_JSON = re.compile(r"%json\s*")
+_MAX_CHARACTERS = 1 << 20  # of a grammar
+# A comment, a string, a regular expression, or what is before a JSON schema.
+_LARK_TOKEN = re.compile(
+    r'(?://|\#)[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\])+/|(?P<json>%json\s*)'
+)
 
 
 class Matcher:
@@ -177,7 +181,9 @@ def _reason(error: str, kind: str, lines: Sequence[int] = ()) -> str:
     `lines`: for each line of a Lark grammar, the line of the user's grammar, which is named.
     """
     text = error.partition("\n<state>")[0]
-    location = _LOCATION.search(text)
+    if text.startswith("panic: "):
+        return "llguidance fails for it"
+    location = _LOCATION.match(text)
     if lines and location and int(location[1]) <= len(lines):
         reason = _reason(text.replace(location[0], "", 1), kind)
         return f"line {lines[int(location[1]) - 1]}: {reason}"
@@ -240,19 +246,25 @@ def _to_lark(grammar: str) -> tuple[str, Sequence[int]]:
     """
     from tgen.generation.gbnf import gbnf_to_lark, is_gbnf
 
+    if len(grammar) > _MAX_CHARACTERS:
+        size = f"got {len(grammar):,} characters, limit {_MAX_CHARACTERS:,}"
+        raise ValueError(f"too long ({size})")
     if is_gbnf(grammar):
         return gbnf_to_lark(grammar)
-    for match in _JSON.finditer(grammar):
-        line = grammar.count("\n", 0, match.start()) + 1
-        try:
-            schema = json.JSONDecoder().raw_decode(grammar, match.end())[0]
-            _check_numbers(schema)
-        except RecursionError:
-            raise ValueError(f"line {line}: the nesting is too deep") from None
-        except json.JSONDecodeError:
-            continue  # llguidance has a message for it, unless it is in a string or a comment
-        except ValueError as error:
-            raise ValueError(f"line {line}: {error}") from None
+    end = 0
+    while match := _LARK_TOKEN.search(grammar, end):
+        end = match.end()
+        if match["json"]:
+            try:
+                schema, end = json.JSONDecoder().raw_decode(grammar, end)
+                _check_numbers(schema)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"line {error.lineno}: %json: {error.msg}") from None
+            except (RecursionError, ValueError) as error:
+                line = grammar.count("\n", 0, match.start()) + 1
+                deep = isinstance(error, RecursionError)
+                reason = "the nesting is too deep" if deep else error
+                raise ValueError(f"line {line}: {reason}") from None
     return grammar, range(1, grammar.count("\n") + 2)
 
 
