@@ -149,7 +149,7 @@ def test_grammars_of_any_size_are_refused_in_time(model, grammar, message):
 
 def test_an_ambiguous_grammar_fails_before_a_token_takes_long(model):
     grammar = 'start: x\nx: "a" | x x | x x x'
-    with pytest.raises(UsageError, match="grammar: Parser Error: Current row has 50. items"):
+    with pytest.raises(UsageError, match=r"grammar: Parser Error: Current row has 50. items"):
         model.generate("a", grammar=grammar, max_new_tokens=400, bias={"a": 99})
 
 
