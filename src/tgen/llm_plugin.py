@@ -145,7 +145,7 @@ def _options_type() -> type[llm.Options]:
     types = get_type_hints(SamplingConfig) | dict.fromkeys(
         TEXTS, Annotated[list[str], BeforeValidator(_read_texts)]
     )
-    declared = {
+    declared: dict[str, Any] = {
         one.name: (types[one.name] | None, Field(default=None, description=one.metadata["help"]))
         for one in fields(SamplingConfig)
         if one.name not in _NOT_OPTIONS

@@ -24,7 +24,7 @@ def test_notebook_shows_the_document_of_the_command(page, inspect):
     document = inspect("--html", "-").stdout.decode()
     frames = []
     parser = HTMLParser()
-    parser.handle_starttag = lambda tag, attributes: frames.append((tag, dict(attributes)))
+    parser.handle_starttag = lambda tag, attrs: frames.append((tag, dict(attrs)))
     parser.feed(page._repr_html_())
     ((tag, attributes),) = frames
     assert (tag, attributes["srcdoc"]) == ("iframe", document)
