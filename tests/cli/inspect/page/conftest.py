@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Return a headless Chromium without background traffic that logs its requests."""
+    """Return a headless Chromium without background traffic."""
     selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
     names = ("chromium", "chromium-browser", "google-chrome")
     chromium = next(filter(None, map(shutil.which, names)), None)
@@ -32,6 +32,6 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         f"--user-data-dir={tmp_path_factory.mktemp('profile')}",
     ):
         options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     with selenium.Chrome(options=options, service=selenium.ChromeService(driver)) as chrome:
         yield chrome
