@@ -7,8 +7,7 @@ import pytest
 import tgen
 from tgen.errors import UsageError
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-By = webdriver.common.by.By
+By = pytest.importorskip("selenium.webdriver.common.by", reason="selenium is not installed").By
 # What nbconvert writes around the output of a cell.
 NOTEBOOK = """<!DOCTYPE html><html><head><meta charset="utf-8"><title>Notebook</title></head><body>
 <div class="jp-OutputArea-output" data-mime-type="text/html">{}</div></body></html>"""
