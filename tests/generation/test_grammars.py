@@ -130,12 +130,19 @@ def test_errors_name_the_line(model, grammar, message):
     assert error.value.hint
 
 
+def chain(n, nesting=0):
+    """Return a grammar of rules of which each refers to the next."""
+    rules = [f"r{i}: {'(' * nesting}r{i + 1}{')' * nesting}" for i in range(n)]
+    return "\n".join(["start: r0", *rules, f'r{n}: "x"'])
+
+
 @pytest.mark.parametrize(
     ("grammar", "message"),
     [
         ("root ::= " + "(" * 3000 + '"a"' + ")" * 3000, "grammar: the nesting is too deep"),
         ("root ::= " + "[a] " * 20_000, "grammar: too long"),
         ("\n".join(f'r{i} ::= r{i + 1} "x"' for i in range(600)), "too many rules (limit 500)"),
+        (chain(3000), "grammar: too many rules (got 3,002, limit 2,000)"),
         ("start: " + "(" * 60_000 + '"a"' + ")" * 60_000, "grammar: "),
         ("start: " + '"a"? ' * 250_000, "grammar: "),
         ("start: %json " + "[" * 100_000, "grammar: "),
@@ -145,6 +152,20 @@ def test_grammars_of_any_size_are_refused_in_time(model, grammar, message):
     with pytest.raises(UsageError) as error:
         model.generate("a", grammar=grammar)
     assert message in error.value.message
+
+
+@pytest.mark.parametrize("nesting", [0, 25])
+def test_a_long_chain_of_rules_is_no_stack_overflow(model, nesting):
+    assert model.generate("a", grammar=chain(1990, nesting), max_new_tokens=2) == "x"
+
+
+def test_a_long_chain_of_references_in_a_schema_is_no_stack_overflow(model):
+    chained = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(20_000)}
+    definitions = chained | {"d20000": {"enum": ["x"]}}
+    schema = {"$ref": "#/$defs/d0", "$defs": definitions}
+    assert model.generate("a", json_schema=schema) == '"x"'
+    with pytest.raises(UsageError, match="json_schema: too long"):
+        model.generate("a", json_schema={"enum": ["x" * (1 << 20)]})
 
 
 def test_an_ambiguous_grammar_fails_before_a_token_takes_long(model):

@@ -5,7 +5,9 @@ llguidance computes which tokens are allowed. A text that cannot continue is com
 
 import json
 import re
+import threading
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -27,17 +29,16 @@ _LOWEST = -9e18
 _NO_TEXT = "no text matches"
 # Below llguidance's own: an ambiguous grammar could take seconds per token before it fails.
 _GRAMMAR_LIMITS = LLParserLimits(max_items_in_row=500, step_max_items=5_000, step_lexer_fuel=50_000)
-_HINTS = {
-    "choices": "use features that llguidance supports",
-    "regex": "use features that llguidance supports",
-    "json_schema": "use a valid JSON schema",
-    "grammar": "see the grammars in docs/generate.md",
-}
+_CORRECT = "correct the grammar; docs/generate.md describes the formats"
 _LOCATION = re.compile(r"(?:at )?(\d+)\(\d+\): ")  # line and column
-_MAX_CHARACTERS = 1 << 20  # of a grammar
-# A comment, a string, a regular expression, or what is before a JSON schema.
+_MAX_CHARACTERS = 1 << 20  # of a grammar or a schema
+_MAX_RULES = 2000
+# llguidance calls itself for a rule within a rule, up to 180 MB deep within these limits.
+_STACK_BYTES = 256 << 20
+_stack_size_lock = threading.Lock()
+# A comment, a string, a regular expression, what is before a JSON schema, the colon of a rule.
 _LARK_TOKEN = re.compile(
-    r'(?://|\#)[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\])+/|(?P<json>%json\s*)'
+    r'(?://|\#)[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\])+/|(?P<json>%json\s*)|(?P<rule>:)'
 )
 
 
@@ -128,14 +129,14 @@ class Grammars:
         try:
             if kind == "grammar":
                 value, lines = _to_lark(value)
-            matcher = LLMatcher(
-                self._tokenizer,
-                _to_llguidance(kind, value, self._missing_characters),
-                log_level=0,
-                limits=_GRAMMAR_LIMITS if kind == "grammar" else None,
+            grammar = _to_llguidance(kind, value, self._missing_characters)
+            limits = _GRAMMAR_LIMITS if kind == "grammar" else None
+            matcher = _on_large_stack(
+                lambda: LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
             )
         except ValueError as error:
-            raise UsageError(f"{kind}: {error}", _HINTS[kind], field=kind) from None
+            hint = _CORRECT if kind == "grammar" else "use a valid JSON schema"
+            raise UsageError(f"{kind}: {error}", hint, field=kind) from None
         _check(matcher, kind, lines)
         first = matcher.deep_copy()
         first.compute_bitmask()
@@ -163,13 +164,32 @@ class Grammars:
                 ) from None
 
 
+def _on_large_stack(compute: Callable[[], LLMatcher]) -> LLMatcher:
+    """Return the result of a thread that has room for deep recursion."""
+    result: Future[LLMatcher] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(compute())
+        except BaseException as error:
+            result.set_exception(error)
+
+    with _stack_size_lock:
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            threading.Thread(target=run).start()
+        finally:
+            threading.stack_size(before)
+    return result.result()
+
+
 def _check(matcher: LLMatcher, kind: str, lines: Sequence[int] = ()) -> None:
     if matcher.is_error():
         raise _error(kind, _reason(matcher.get_error(), kind, lines))
 
 
 def _error(kind: str, reason: str) -> UsageError:
-    hint = "use features that llguidance supports"
+    hint = _CORRECT if kind == "grammar" else "use features that llguidance supports"
     if reason.startswith(_NO_TEXT):
         hint = "use one that some text matches"
     return UsageError(f"{kind}: {reason}", hint, field=kind)
@@ -246,14 +266,13 @@ def _to_lark(grammar: str) -> tuple[str, Sequence[int]]:
     """
     from tgen.generation.gbnf import gbnf_to_lark, is_gbnf
 
-    if len(grammar) > _MAX_CHARACTERS:
-        size = f"got {len(grammar):,} characters, limit {_MAX_CHARACTERS:,}"
-        raise ValueError(f"too long ({size})")
+    _check_length(grammar)
     if is_gbnf(grammar):
         return gbnf_to_lark(grammar)
-    end = 0
+    end = n_rules = 0
     while match := _LARK_TOKEN.search(grammar, end):
         end = match.end()
+        n_rules += match["rule"] is not None
         if match["json"]:
             try:
                 schema, end = json.JSONDecoder().raw_decode(grammar, end)
@@ -265,6 +284,8 @@ def _to_lark(grammar: str) -> tuple[str, Sequence[int]]:
                 deep = isinstance(error, RecursionError)
                 reason = "the nesting is too deep" if deep else error
                 raise ValueError(f"line {line}: {reason}") from None
+    if n_rules > _MAX_RULES:
+        raise ValueError(f"too many rules (got {n_rules:,}, limit {_MAX_RULES:,})")
     return grammar, range(1, grammar.count("\n") + 2)
 
 
@@ -274,6 +295,7 @@ def _check_schema(schema: str | bytes) -> str | bytes:
     Numbers near -2^63 and below are refused too: llguidance 1.9 refuses them as a minimum, and
     overflows the stack for them as a constant or a maximum.
     """
+    _check_length(schema)
     try:
         parsed = json.loads(schema)
         _check_numbers(parsed)
@@ -286,6 +308,11 @@ def _check_schema(schema: str | bytes) -> str | bytes:
     if not isinstance(parsed, dict):
         raise ValueError("not an object, true or false")
     return schema
+
+
+def _check_length(text: str | bytes) -> None:
+    if len(text) > _MAX_CHARACTERS:
+        raise ValueError(f"too long (got {len(text):,} characters, limit {_MAX_CHARACTERS:,})")
 
 
 def _check_numbers(schema: Any) -> None:
