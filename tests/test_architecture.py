@@ -31,7 +31,8 @@ ALLOWED = {
     "__version__",
     "scoring": "tokenizer corpus generation training loaded_model",
     "loaded_model": "tokenizer checkpoint engine generation chat",
-    "api": "tokenizer checkpoint engine generation loaded_model runs scoring",
+    "api": "tokenizer checkpoint engine generation loaded_model runs scoring inspection cli",
+    "llm_plugin": "checkpoint generation loaded_model",
     "cli": "benchmark chat checkpoint corpus distributed engine generation inspection "
     "loaded_model model runs scoring storage tokenizer __version__",
     "__init__": "api",
@@ -55,6 +56,9 @@ LIBRARIES = {
     "gguf": "checkpoint/gguf",
     "transformers": "benchmark/other_engines api",
     "llama_cpp": "benchmark/other_engines",
+    "llguidance": "generation",
+    "llm": "llm_plugin",
+    "pydantic": "llm_plugin",
 }
 WITHOUT_TORCH = "training/plan/"
 UNSAFE = {"pickle", "marshal", "shelve", "dill"}  # loading them can run code

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.dtypes import to_float32
 from tgen.checkpoint.hf.families import full_name, head_name, to_hf_arrays
 from tgen.checkpoint.model_lookup import find_model
-from tgen.config import DEFAULT_BATCH_SIZE, CacheDtype, ModelConfig, StoredAs, TrainConfig
+from tgen.config import DEFAULT_BATCH_SIZE, CacheDtype, ModelConfig, StoredAs, TrainConfig, raw
 from tgen.config.option import MAX_THREADS, require, suggest
 from tgen.engine.base import PromptCache, common_prefix_length
 from tgen.errors import UsageError
@@ -28,6 +28,11 @@ from tgen.loaded_model import LoadedModel, open_model
 from tgen.reports.generation import Token
 from tgen.reports.training import RunReport
 from tgen.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tgen.cli.inspect.page.attention_page import AttentionPage
+    from tgen.inspection.ablation import AblationKind
+    from tgen.inspection.attention import Measure
 
 
 def load(
@@ -240,6 +245,33 @@ class Model:
         if bits_per_byte is None:
             raise UsageError("no text to score", "pass more than one token to this model")
         return bits_per_byte
+
+    def inspect(
+        self,
+        text: str | bytes,
+        *,
+        layer: str | None = None,
+        head: str | None = None,
+        measure: "Measure" = "attention",
+        ablate: "AblationKind | None" = None,
+        tail: bool = False,
+    ) -> "AttentionPage":
+        """Return the attention page of a text, which a notebook shows; `.html` is the document.
+
+        The options are those of `tgen inspect`: layers and heads such as "0,2-4" or "-1". Raises
+        UsageError for an empty text, one longer than the context unless `tail`, and too many heads.
+        """
+        from tgen.cli.inspect.options import InspectOptions
+        from tgen.cli.inspect.page.attention_page import AttentionPage, attention_page
+        from tgen.inspection.inspector import Inspector
+
+        _check_text(text)
+        options = InspectOptions(
+            html=Path("-"), layer=layer, head=head, measure=measure, ablate=ablate, tail=tail
+        )
+        bundle = model_dir.reload(self._loaded.bundle)
+        inspector = Inspector(bundle, raw(text), tail=tail)
+        return AttentionPage(bundle.path.name, attention_page(inspector, options))
 
     def cache_prompt(self, prompt: str | bytes) -> PromptCache:
         """Compute the KV cache of a prompt, for `generate(..., prompt_cache=...)`."""
