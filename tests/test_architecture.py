@@ -31,8 +31,9 @@ ALLOWED = {
     "chat": "storage checkpoint tokenizer",
     "loaded_model": "tokenizer checkpoint engine generation chat",
     "api": "tokenizer checkpoint engine generation loaded_model runs",
+    "serve": "checkpoint generation loaded_model __version__",
     "cli": "benchmark chat checkpoint distributed engine generation inspection loaded_model "
-    "model runs storage tokenizer __version__",
+    "model runs serve storage tokenizer __version__",
     "__init__": "api",
     "__main__": "cli",
 }
@@ -54,6 +55,8 @@ LIBRARIES = {
     "gguf": "checkpoint/gguf",
     "transformers": "benchmark/other_engines api",
     "llama_cpp": "benchmark/other_engines",
+    "starlette": "serve",
+    "uvicorn": "serve",
 }
 WITHOUT_TORCH = "training/plan/"
 UNSAFE = {"pickle", "marshal", "shelve", "dill"}  # loading them can run code

@@ -23,6 +23,7 @@ COMMANDS = {
     "generate": "Continue a text.",
     "inspect": "Show a model's attention, predictions and training history.",
     "bench": "Measure the model's speed on this machine.",
+    "serve": "Serve a model with OpenAI's HTTP API.",
     "export": "Convert a model to GGUF or to another dtype.",
 }
 _HELP = """Train a small language model on your own text, then generate, inspect and benchmark.
