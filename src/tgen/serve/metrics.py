@@ -41,6 +41,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.responses: Counter[int] = Counter()  # by HTTP status
+        self.texts = 0  # accepted
         self._finished: Counter[str] = Counter()
         self._prompt_tokens = self._new_tokens = self._cancelled = 0
         self._histograms = {
@@ -76,6 +77,7 @@ class Metrics:
             *_simple("num_requests_waiting", "gauge", "Texts in the queue.", n_waiting),
             *_simple("prompt_tokens_total", "counter", "Prompt tokens.", self._prompt_tokens),
             *_simple("generation_tokens_total", "counter", "New tokens.", self._new_tokens),
+            *_simple("texts_total", "counter", "Texts accepted.", self.texts),
             *_simple("texts_cancelled_total", "counter", "Texts cut off.", self._cancelled),
             *_declare("request_success_total", "counter", "Texts that ended, by reason."),
         ]

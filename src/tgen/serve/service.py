@@ -182,6 +182,7 @@ class Service:
         answer = Answer(wanted, prepared, self._name, self._fingerprint, token_bytes)
         job = Job(prepared.requests, stream=wanted.stream)
         self._engine.submit(job)
+        self._metrics.texts += n
         return TextResponse(
             self._engine,
             self._metrics,
