@@ -36,7 +36,7 @@ async def talk_to(app: Any, talk: Talk, connection: type[Connection] = Connectio
 
 @pytest.mark.parametrize("sent", [b"", b"GET /", b"GET / HTTP/1.1\r\nHost: x\r\n"])
 def test_connection_whose_header_does_not_arrive_is_cut(sent: bytes) -> None:
-    async def app(*_: Any) -> None:
+    async def app(_: Any, __: Any, ___: Any) -> None:
         raise AssertionError("no request has arrived")
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tgen.chat import render_process
 from tgen.errors import TgenError
 from tgen.loaded_model import LoadedModel, open_model
 from tgen.serve.http_error import HttpError, to_http
@@ -18,7 +19,7 @@ TEMPLATES = {
     "syntax": "{% for",
     "refuses": "{{ raise_exception('no') }}",
     "escapes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-    "endless": "{% for i in range(100000) %}{% for j in range(100000) %}{{ messages }}{% endfor %}"
+    "endless": "{% for i in range(99999) %}{% for j in range(100000) %}{{ messages }}{% endfor %}"
     "{% endfor %}",
     "long": "{% for i in range(9999) %}word {% endfor %}",
 }
@@ -29,7 +30,10 @@ def chat(**fields: Any) -> bytes:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_failing_template_is_a_client_error(name: str, chat_model: Path, tmp_path: Path) -> None:
+def test_failing_template_is_a_client_error(
+    name: str, chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(render_process, "SECONDS", 1)
     shutil.copytree(chat_model, tmp_path / "model")
     file = tmp_path / "model" / "tokenizer_config.json"
     config = json.loads(file.read_bytes()) | {"chat_template": TEMPLATES[name]}

@@ -5,12 +5,11 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
-import httpx
 import openai
 import pydantic
 import pytest
 
-from support.servers import LONG, ServerProcess
+from support.servers import JSON, LONG, ServerProcess
 from tgen.api import Model
 from tgen.generation.loop import make_source
 from tgen.generation.sampling import row_seed, sample_seed
@@ -119,7 +118,8 @@ def test_chat_answers_by_the_template_whole_and_as_a_stream(
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
     assert usage.prompt_tokens == whole.usage.prompt_tokens
     with client.chat.completions.stream(max_tokens=5, n=3, **options) as events:
-        assert len(events.get_final_completion().choices) == 3
+        snapshots = [event.snapshot for event in events if event.type == "chunk"]
+    assert [choice.index for choice in snapshots[-1].choices] == [0, 1, 2]
 
 
 def test_logprobs_are_the_models_own(
@@ -215,7 +215,7 @@ NAMED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("fields", "param"), NAMED, ids=lambda value: str(value)[:40])
 def test_errors_name_the_field(served: ServerProcess, fields: dict[str, Any], param: str) -> None:
     body = {"model": served.model, "prompt": "x", "max_tokens": 4} | fields
-    answer = served.post_json("/v1/completions", body)
+    answer = served.post("/v1/completions", body)
     error = answer.json()["error"]
     assert answer.status_code == 400, answer.text
     assert error["param"] == param
@@ -240,7 +240,7 @@ CHAT_ERRORS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("fields", CHAT_ERRORS, ids=lambda value: str(value)[:60])
 def test_chat_errors(served: ServerProcess, fields: dict[str, Any]) -> None:
-    answer = served.post_json("/v1/chat/completions", {"max_tokens": 2} | fields)
+    answer = served.post("/v1/chat/completions", {"max_tokens": 2} | fields)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["message"]
 
@@ -259,8 +259,7 @@ def test_chat_errors(served: ServerProcess, fields: dict[str, Any]) -> None:
     ],
 )
 def test_malformed_bodies_are_errors(served: ServerProcess, body: bytes) -> None:
-    json_type = {"Content-Type": "application/json"}
-    answer = served.post("/v1/completions", content=body, headers=json_type)
+    answer = served.http.post("/v1/completions", content=body, headers=JSON)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
@@ -286,7 +285,7 @@ def test_failing_grammars_are_client_errors_and_harm_nobody(
     for grammar in GRAMMARS:
         form = {"type": "json_schema", "json_schema": {"name": "x", "schema": grammar}}
         body = {"prompt": "x", "max_tokens": 500, "response_format": form}
-        answer = served.post_json("/v1/completions", body)
+        answer = served.post("/v1/completions", body)
         assert answer.status_code in (200, 400), answer.text
         if answer.status_code == 400:
             assert answer.json()["error"]["param"] == "response_format", grammar
@@ -310,15 +309,16 @@ def test_client_raises_its_own_exceptions(client: openai.OpenAI, served: ServerP
 
 
 def test_other_paths_methods_and_types_are_errors(served: ServerProcess) -> None:
-    assert served.get("/v1/nothing").status_code == 404
-    assert served.get("/v1/completions").status_code == 405
-    assert served.get("/v1/completions").json()["error"]["type"] == "invalid_request_error"
+    assert served.http.get("/v1/nothing").status_code == 404
+    assert served.http.get("/v1/completions").status_code == 405
+    assert served.http.get("/v1/completions").json()["error"]["type"] == "invalid_request_error"
     form = {"Content-Type": "text/plain"}
-    assert served.post("/v1/completions", content=b"{}", headers=form).status_code == 415
-    assert served.get("/health").json() == {"status": "ok"}
-    other = served.get("/health", headers={"Host": "evil.example"})
+    answer = served.http.post("/v1/completions", content=b"{}", headers=form)
+    assert answer.status_code == 415
+    assert served.http.get("/health").json() == {"status": "ok"}
+    other = served.http.get("/health", headers={"Host": "evil.example"})
     assert other.status_code == 403
-    assert served.get("/health", headers={"Host": f"localhost:{served.port}"}).status_code == 200
+    assert served.http.get("/health", headers={"Host": f"localhost:{served.port}"}).status_code == 200
 
 
 @pytest.mark.parametrize("how", ["stream", "whole", "samples", "queued"])
@@ -351,9 +351,9 @@ def test_metrics_are_valid_and_count(served: ServerProcess, client: openai.OpenA
     assert answer.usage
     new = answer.usage.completion_tokens
     assert served.metric("generation_tokens_total") == before + new
-    response = served.get("/metrics")
+    response = served.http.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
     for line in response.text.splitlines():
         assert line.startswith("#") or len(line.rsplit(" ", 1)) == 2
     assert 'tgen_time_to_first_token_seconds_bucket{le="+Inf"}' in response.text
-    assert httpx.head(served.url + "/metrics").status_code == 200
+    assert served.http.head("/metrics").status_code == 200

@@ -168,7 +168,8 @@ class Service:
             raise bad_request("the body is nested too deeply") from None
         n, limits = wanted.n_texts, self._limits
         if n > self._engine.queue_size:
-            message = f"a request for {n:,} texts (limit {self._engine.queue_size:,})"
+            limit = self._engine.queue_size
+            message = f"n: too many texts over all prompts (got {n:,}, limit {limit:,})"
             raise bad_request(message, "n")
         self._engine.reserve(n)
         try:
