@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -27,7 +27,7 @@ def strict(chat_model: Path) -> Iterator[ServerProcess]:
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/completions", "/metrics", "/", "/health/x"])
 def test_without_the_key_there_is_nothing(strict: ServerProcess, path: str) -> None:
     keys = [b"Bearer " + key.encode() for key in (KEY + "x", KEY[:-1], "x")]
-    with httpx.Client() as stranger:
+    with httpx2.Client() as stranger:
         for key in (*keys, KEY.encode(), b"Basic " + KEY.encode(), b""):
             for method in ("GET", "POST", "OPTIONS"):
                 headers = {"Authorization": key} if key else {}

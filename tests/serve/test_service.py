@@ -30,7 +30,8 @@ def client(served: ServerProcess) -> openai.OpenAI:
 
 def join(stream: openai.Stream[Any], n: int = 1) -> tuple[list[str], list[str | None]]:
     """Return the texts and finish reasons of a stream."""
-    texts, finishes = [""] * n, [None] * n
+    texts = [""] * n
+    finishes: list[str | None] = [None] * n
     for chunk in stream:
         for choice in chunk.choices:
             piece = choice.text if hasattr(choice, "text") else choice.delta.content
@@ -168,8 +169,8 @@ def test_response_format_constrains_the_text(client: openai.OpenAI, served: Serv
             model=served.model, messages=USER, response_format=Person, seed=seed
         )
         assert isinstance(answer.choices[0].message.parsed, Person)
-    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
-    schema |= {"additionalProperties": False}
+    schema: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "boolean"}}}
+    schema |= {"required": ["a"], "additionalProperties": False}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     text = client.completions.create(
         model=served.model, prompt="x", max_tokens=99, extra_body={"response_format": form}
@@ -201,6 +202,7 @@ NAMED: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "\udc80"}, "prompt"),
     ({"prompt": None}, "prompt"),
     ({"prompt": "x " * 3000}, "prompt"),
+    ({"prompt": "x " * 400_000}, "prompt"),
     ({"max_tokens": 2048, "prompt": "What is"}, "prompt"),
     ({"best_of": 2}, "best_of"),
     ({"suffix": "x"}, "suffix"),
@@ -318,7 +320,9 @@ def test_other_paths_methods_and_types_are_errors(served: ServerProcess) -> None
     assert served.http.get("/health").json() == {"status": "ok"}
     other = served.http.get("/health", headers={"Host": "evil.example"})
     assert other.status_code == 403
-    assert served.http.get("/health", headers={"Host": f"localhost:{served.port}"}).status_code == 200
+    assert (
+        served.http.get("/health", headers={"Host": f"localhost:{served.port}"}).status_code == 200
+    )
 
 
 @pytest.mark.parametrize("how", ["stream", "whole", "samples", "queued"])

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 
 from support.command import start
@@ -37,14 +37,14 @@ class ServerProcess:
         self.port = int(self.url.rpartition(":")[2])
         self.key = key or "none"
         headers = {"Authorization": b"Bearer " + self.key.encode()}
-        self.http = httpx.Client(base_url=self.url, headers=headers, timeout=60)
+        self.http = httpx2.Client(base_url=self.url, headers=headers, timeout=60)
 
     def client(self, **options: Any) -> openai.OpenAI:
         """Return the official client, which does not try again."""
         options = {"api_key": self.key, "max_retries": 0, "timeout": 60} | options
         return openai.OpenAI(base_url=f"{self.url}/v1", **options)
 
-    def post(self, path: str, body: Any) -> httpx.Response:
+    def post(self, path: str, body: Any) -> httpx2.Response:
         """Return the response to any JSON, unpaired surrogates included."""
         return self.http.post(path, content=json.dumps(body).encode(), headers=JSON)
 

@@ -15,6 +15,7 @@ from tgen.serve.http_error import bad_request
 from tgen.serve.text_request import TextRequest, check_ids
 
 _COMPLETION_TOKENS = 16  # OpenAI's default
+_MAX_COMPOSED = 4  # maximum number of characters that a normalizer composes into one
 # As in OpenAI's API, penalties ignore the prompt, and a text must fit the context.
 _FIXED = {"penalize_prompt": False, "overflow": "error"}
 
@@ -35,7 +36,8 @@ def prepare(model: LoadedModel, request: TextRequest, max_tokens: int) -> Prepar
     """
     seed = secrets.randbelow(1 << 32) if request.seed is None else request.seed
     prompts, ends = _encode(model, request)
-    requests, echoes = [], []
+    requests: list[Request] = []
+    echoes: list[str] = []
     for p, ids in enumerate(prompts):
         options = model.defaults | request.sampling | _FIXED
         options["max_new_tokens"] = _count(model, request, len(ids), max_tokens)
@@ -68,11 +70,24 @@ def _encode(model: LoadedModel, request: TextRequest) -> tuple[list[list[int]], 
     prompts = []
     for prompt in request.prompts:
         if isinstance(prompt, str):
+            _check_characters(model, prompt)
             prompts.append(model.encode(prompt))
         else:
             check_ids(prompt, model.tokenizer.vocab_size)
             prompts.append(prompt)
     return prompts, frozenset()
+
+
+def _check_characters(model: LoadedModel, prompt: str) -> None:
+    """Raise HttpError for a prompt that cannot fit the context, before it is encoded."""
+    length = model.engine.context_length
+    if len(prompt) <= length:
+        return
+    longest = max(map(len, model.vocabulary.tokens))
+    n = len("".join(prompt.split()))  # some tokenizers drop white space
+    if n > length * longest * _MAX_COMPOSED:
+        message = f"a prompt of {n:,} characters does not fit the context of {length:,} tokens"
+        raise bad_request(message, "prompt", "context_length_exceeded")
 
 
 def _count(model: LoadedModel, request: TextRequest, n_prompt: int, max_tokens: int) -> int:
