@@ -76,6 +76,7 @@ def test_cancelled_text_leaves_the_batch(
         engine.cancel(waiting)
         assert engine.n_waiting == 1
         engine.cancel(running)
+        assert engine.n_running == 0
         assert await finish(last) == expected
         engine.cancel(running)
         engine.cancel(last)

@@ -51,10 +51,8 @@ def prepare(model: LoadedModel, request: TextRequest, max_tokens: int) -> Prepar
             requests.append(first._replace(sampling=other))
         if request.echo:
             prompt = request.prompts[p]
-            is_text = isinstance(prompt, str)
-            echoes.append(
-                prompt if is_text else model.tokenizer.decode(ids).decode(errors="replace")
-            )
+            decoded = model.tokenizer.decode(ids).decode(errors="replace")
+            echoes.append(prompt if isinstance(prompt, str) else decoded)
     return PreparedTexts(requests, sum(map(len, prompts)), echoes)
 
 
