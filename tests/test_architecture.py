@@ -33,8 +33,9 @@ ALLOWED = {
     "loaded_model": "tokenizer checkpoint engine generation chat",
     "api": "tokenizer checkpoint engine generation loaded_model runs scoring inspection cli",
     "llm_plugin": "checkpoint generation loaded_model",
+    "serve": "checkpoint generation loaded_model __version__",
     "cli": "benchmark chat checkpoint corpus distributed engine generation inspection "
-    "loaded_model model runs scoring storage tokenizer __version__",
+    "loaded_model model runs scoring serve storage tokenizer __version__",
     "__init__": "api",
     "__main__": "cli",
 }
@@ -59,6 +60,8 @@ LIBRARIES = {
     "llguidance": "generation",
     "llm": "llm_plugin",
     "pydantic": "llm_plugin",
+    "starlette": "serve",
+    "uvicorn": "serve",
 }
 WITHOUT_TORCH = "training/plan/"
 UNSAFE = {"pickle", "marshal", "shelve", "dill"}  # loading them can run code

@@ -8,7 +8,10 @@ import pytest
 
 from benchmarks import harness
 
-LIBRARIES = {"harness", "decode.model_shapes", "learning.nanogpt", "learning.scoring"}
+LIBRARIES = {
+    *("harness", "decode.model_shapes", "learning.nanogpt", "learning.scoring"),
+    "serving.http_client",
+}
 ROOT = Path(harness.__file__).parent
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts)

@@ -75,6 +75,29 @@ def threads_option(panel: str) -> Any:
     )
 
 
+def dtype_option(panel: str, **changes: Any) -> Any:
+    """Declare `--dtype` of one model."""
+    return option(
+        None,
+        "Data type of the weights in memory, on a CPU; int4 is smallest, fastest and least exact.",
+        "--dtype",
+        panel=panel,
+        shown_default="as stored",
+        **changes,
+    )
+
+
+def cache_dtype_option(panel: str) -> Any:
+    """Declare `--cache-dtype` of one model."""
+    return option(
+        None,
+        "Data type of the KV cache, on a CPU; long texts are faster with float16.",
+        "--cache-dtype",
+        panel=panel,
+        shown_default="float32 with float32 weights, else float16",
+    )
+
+
 def json_option(help_text: str = "Write one JSON object to stdout.", panel: str = "Output") -> Any:
     """Declare `--json`."""
     return option(False, help_text, "--json", panel=panel)

@@ -12,7 +12,9 @@ from tgen.cli.options import (
     Device,
     Reader,
     adapter_option,
+    cache_dtype_option,
     device_option,
+    dtype_option,
     json_option,
     model_option,
     nested,
@@ -153,19 +155,8 @@ class GenerateOptions:
     quiet: bool = quiet_option(panel="")
     device: Device = device_option(_SPEED)
     threads: int | None = threads_option(_SPEED)
-    dtype: StoredAs | None = _speed(
-        None,
-        "Data type of the weights in memory, on a CPU; int4 is smallest, fastest and least exact.",
-        "--dtype",
-        old_flags="--weights",
-        shown_default="as stored",
-    )
-    cache_dtype: CacheDtype | None = _speed(
-        None,
-        "Data type of the KV cache, on a CPU; long texts are faster with float16.",
-        "--cache-dtype",
-        shown_default="float32 with float32 weights, else float16",
-    )
+    dtype: StoredAs | None = dtype_option(_SPEED, old_flags="--weights")
+    cache_dtype: CacheDtype | None = cache_dtype_option(_SPEED)
     draft: Draft = _speed(
         "auto",
         "Speculative decoding with n-gram drafts where it is faster; the text is the same.",

@@ -1,0 +1,1 @@
+"""`tgen serve`: OpenAI's HTTP API in front of one engine."""

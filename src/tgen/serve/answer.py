@@ -1,0 +1,200 @@
+"""The JSON that answers a request: whole, or in the chunks of a stream."""
+
+import codecs
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from tgen.reports.generation import Token
+from tgen.serve.engine_thread import Event
+from tgen.serve.http_error import bad_request
+from tgen.serve.preparation import PreparedTexts
+from tgen.serve.text_request import TextRequest
+
+_LOWEST_LOGPROB = -9999.0  # JSON has no infinity
+
+
+class Answer:
+    """The texts of one request as far as they have been generated."""
+
+    def __init__(
+        self,
+        request: TextRequest,
+        prepared: PreparedTexts,
+        model: str,
+        fingerprint: str,
+        token_bytes: Callable[[int], bytes],
+    ) -> None:
+        self._request, self._prompt_tokens = request, prepared.prompt_tokens
+        self._texts = [_Text(token_bytes, chat=request.chat) for _ in prepared.requests]
+        for i, text in enumerate(self._texts):
+            text.new = prepared.echoes[i // request.n] if request.echo else ""
+        kind = "chat.completion" if request.chat else "text_completion"
+        self._head = {
+            "id": ("chatcmpl-" if request.chat else "cmpl-") + secrets.token_hex(12),
+            "object": f"{kind}.chunk" if request.chat and request.stream else kind,
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": fingerprint,
+        }
+
+    def add(self, events: Sequence[Event]) -> None:
+        """Add tokens; raises HttpError for a text that cannot satisfy its constraint."""
+        for i, token in events:
+            if token.finish == "stop" and not token.complete:
+                message = "response_format: the text is incomplete, but no token can follow"
+                raise bad_request(message, "response_format")
+            self._texts[i].add(token, with_logprobs=self._request.logprobs)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all texts have ended."""
+        return all(text.finish for text in self._texts)
+
+    @property
+    def finishes(self) -> list[str]:
+        """Why the texts that have ended did."""
+        return [text.finish for text in self._texts if text.finish]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Number of tokens of all prompts."""
+        return self._prompt_tokens
+
+    @property
+    def new_tokens(self) -> int:
+        """Number of generated tokens of all texts, end tokens included."""
+        return sum(text.n_tokens for text in self._texts)
+
+    def whole(self) -> dict[str, Any]:
+        """Return the answer to a request that is not a stream."""
+        choices = []
+        for i, text in enumerate(self._texts):
+            content, logprobs = text.take(with_logprobs=self._request.logprobs)
+            message = {"role": "assistant", "content": content, "refusal": None}
+            body = {"message": message} if self._request.chat else {"text": content}
+            choices.append({"index": i, **body, "logprobs": logprobs, "finish_reason": text.finish})
+        return self._head | {"choices": choices, "usage": self._usage()}
+
+    def first_chunks(self) -> Iterator[dict[str, Any]]:
+        """Yield what a stream starts with: the role of each message, in order."""
+        if self._request.chat:
+            for i in range(len(self._texts)):
+                yield self._chunk(i, {"delta": {"role": "assistant", "content": ""}})
+
+    def new_chunks(self) -> Iterator[dict[str, Any]]:
+        """Yield what is new since the last call, one chunk per text that has something new."""
+        for i, text in enumerate(self._texts):
+            if not text.has_news:
+                continue
+            content, logprobs = text.take(with_logprobs=self._request.logprobs)
+            if not self._request.chat:
+                yield self._chunk(i, {"text": content}, logprobs, text.finish)
+                continue
+            if content or logprobs:
+                yield self._chunk(i, {"delta": {"content": content}}, logprobs)
+            if text.finish:
+                yield self._chunk(i, {"delta": {}}, finish=text.finish)
+
+    def last_chunks(self) -> Iterator[dict[str, Any]]:
+        """Yield the usage, if requested."""
+        if self._request.include_usage:
+            yield self._head | {"choices": [], "usage": self._usage()}
+
+    def _chunk(
+        self,
+        i: int,
+        body: dict[str, Any],
+        logprobs: dict[str, Any] | None = None,
+        finish: str | None = None,
+    ) -> dict[str, Any]:
+        choice = {"index": i, **body, "logprobs": logprobs, "finish_reason": finish}
+        usage = {"usage": None} if self._request.include_usage else {}
+        return self._head | {"choices": [choice]} | usage
+
+    def _usage(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": self.new_tokens,
+            "total_tokens": self._prompt_tokens + self.new_tokens,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
+
+
+class _Text:
+    """One text: what is new since the last `take`, and why it ended."""
+
+    def __init__(self, token_bytes: Callable[[int], bytes], *, chat: bool) -> None:
+        self._token_bytes, self._chat = token_bytes, chat
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset_decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0  # characters before the next token
+        self._tokens: list[Token] = []
+        self.new = ""
+        self.n_tokens = 0
+        self.finish: str | None = None
+        self._finish_taken = False
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the next chunk has something to tell."""
+        return bool(self.new or self._tokens or (self.finish and not self._finish_taken))
+
+    def add(self, token: Token, *, with_logprobs: bool) -> None:
+        """Add a token; bytes of an incomplete character wait for the rest."""
+        self.n_tokens += 1
+        self.new += self._decoder.decode(token.text, final=token.last)
+        if with_logprobs and self._token_bytes(token.id):  # the end token has no text
+            self._tokens.append(token)
+        if token.finish:
+            self.finish = "stop" if token.finish == "stop" else "length"
+
+    def take(self, *, with_logprobs: bool) -> tuple[str, dict[str, Any] | None]:
+        """Return the new text and its tokens' log-probabilities."""
+        content, tokens = self.new, self._tokens
+        self.new, self._tokens = "", []
+        self._finish_taken = self.finish is not None
+        if not with_logprobs:
+            return content, None
+        return content, self._chat_form(tokens) if self._chat else self._legacy_form(tokens)
+
+    def _chat_form(self, tokens: Sequence[Token]) -> dict[str, Any]:
+        return {
+            "content": [
+                self._describe(token.id, token.logprob)
+                | {"top_logprobs": [self._describe(i, x) for i, x in token.top_logprobs]}
+                for token in tokens
+            ],
+            "refusal": None,
+        }
+
+    def _describe(self, token: int, logprob: float) -> dict[str, Any]:
+        data = self._token_bytes(token)
+        return {
+            "token": data.decode(errors="replace"),
+            "logprob": max(logprob, _LOWEST_LOGPROB),
+            "bytes": list(data),
+        }
+
+    def _legacy_form(self, tokens: Sequence[Token]) -> dict[str, Any]:
+        """Return the form of /v1/completions, with offsets in characters of the text."""
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offset)
+            self._offset += len(self._offset_decoder.decode(self._token_bytes(token.id)))
+        return {
+            "tokens": [self._name(token.id) for token in tokens],
+            "token_logprobs": [max(token.logprob, _LOWEST_LOGPROB) for token in tokens],
+            "top_logprobs": [
+                {
+                    self._name(i): max(x, _LOWEST_LOGPROB)
+                    for i, x in (*token.top_logprobs, (token.id, token.logprob))
+                }
+                for token in tokens
+            ],
+            "text_offset": offsets,
+        }
+
+    def _name(self, token: int) -> str:
+        return self._token_bytes(token).decode(errors="replace")

@@ -1,0 +1,81 @@
+"""Errors of a request, in the form that clients of OpenAI's API expect."""
+
+from collections.abc import Mapping
+
+from starlette.responses import JSONResponse
+
+from tgen.errors import TgenError
+
+_PARAMETERS = {"json_schema": "response_format", "max_new_tokens": "max_tokens"}
+_RETRY_SECONDS = 1
+
+
+class HttpError(TgenError):
+    """An error with an HTTP status; `param` is the field of the request that it names, if any."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.kind, self.code, self.param = status, kind, code, param
+        self.headers = dict(headers or {})
+
+    @property
+    def content(self) -> dict[str, dict[str, str | None]]:
+        """The body of the response, which is also the last event of a stream that fails."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def response(self) -> JSONResponse:
+        """Return the HTTP response."""
+        return JSONResponse(self.content, self.status, self.headers)
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> HttpError:
+    """Return the error of a request that is malformed or cannot be fulfilled."""
+    return HttpError(400, message, param=param, code=code)
+
+
+def unavailable(message: str, code: str) -> HttpError:
+    """Return the error of a server that is stopping or has failed; clients try again elsewhere."""
+    headers = {"Retry-After": str(_RETRY_SECONDS), "Connection": "close"}
+    return HttpError(503, message, kind="unavailable_error", code=code, headers=headers)
+
+
+def queue_full(limit: int) -> HttpError:
+    """Return the error of a request for which the queue has no room."""
+    return HttpError(
+        429,
+        f"the queue is full (limit {limit:,} texts); try again later",
+        kind="rate_limit_error",
+        code="queue_full",
+        headers={"Retry-After": str(_RETRY_SECONDS)},
+    )
+
+
+def internal_error() -> HttpError:
+    """Return the error of a bug, whose details only the log has."""
+    return HttpError(500, "internal error; the server's log has the details", kind="server_error")
+
+
+def to_http(error: Exception) -> HttpError:
+    """Return the HTTP form of an error that the text or the model caused."""
+    if isinstance(error, HttpError):
+        return error
+    if not isinstance(error, TgenError):
+        return internal_error()
+    field = getattr(error, "field", "").partition(" ")[0]
+    return bad_request(error.message, _PARAMETERS.get(field, field) or None)

@@ -1,0 +1,134 @@
+"""A slow client holds neither a connection nor a request for long."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from tgen.loaded_model import LoadedModel
+from tgen.serve.connection import Connection
+from tgen.serve.engine_thread import EngineThread
+from tgen.serve.service import Service, ServiceLimits
+
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "idle_seconds", 0.02)
+
+
+async def talk_to(app: Any, talk: Talk, connection: type[Connection] = Connection) -> None:
+    """Connect to an application on a real port."""
+    config = uvicorn.Config(app, http=connection, ws="none", lifespan="off", log_config=None)
+    config.load()
+    state, loop = ServerState(), asyncio.get_running_loop()
+    server = await loop.create_server(lambda: connection(config, state, {}), "127.0.0.1", 0)
+    async with server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        await talk(reader, writer)
+        writer.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /", b"GET / HTTP/1.1\r\nHost: x\r\n"])
+def test_connection_whose_header_does_not_arrive_is_cut(sent: bytes) -> None:
+    async def app(_: Any, __: Any, ___: Any) -> None:
+        raise AssertionError("no request has arrived")
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(sent)
+        with suppress(ConnectionResetError):
+            assert await reader.read() == b""
+
+    asyncio.run(talk_to(app, talk))
+
+
+def test_connection_of_a_client_that_does_not_read_is_cut() -> None:
+    gone = asyncio.Event()
+
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        async def write() -> None:
+            while True:
+                await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+
+        writing = asyncio.ensure_future(write())
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        writing.cancel()
+        gone.set()
+
+    async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await gone.wait()
+
+    asyncio.run(talk_to(app, talk))
+
+
+def test_slow_answers_keep_their_connection() -> None:
+    checked, n_checks = asyncio.Event(), 0
+
+    class Counting(Connection):
+        def _check(self) -> None:
+            nonlocal n_checks
+            n_checks += 1
+            super()._check()
+            if n_checks == 5:
+                checked.set()
+
+    async def app(_: Any, __: Any, send: Any) -> None:
+        await checked.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"done"})
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert (await reader.read()).endswith(b"done\r\n0\r\n\r\n")
+
+    asyncio.run(talk_to(app, talk, Counting))
+
+
+async def _call(service: Service, body: bytes, *, whole: bool) -> tuple[int, bytes]:
+    """Return the status and the body of an answer to a client that stays connected."""
+    parts = [{"type": "http.request", "body": body, "more_body": not whole}]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return parts.pop() if parts else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
+    await service(scope | {"query_string": b"", "root_path": ""}, receive, send)
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
+
+
+def test_bodies_and_texts_have_a_deadline(loaded: LoadedModel) -> None:
+    async def main() -> None:
+        engine = EngineThread(loaded, batch_size=2, queue_size=8)
+        limits = ServiceLimits(
+            max_tokens=2000, body_bytes=1000, body_seconds=0.01, request_seconds=0.01
+        )
+        service = Service(loaded, engine, limits, name="tiny", fingerprint="")
+        status, body = await _call(service, b'{"prompt"', whole=False)
+        assert status == 408
+        for more in (b"", b', "stream": true'):
+            request = b'{"prompt": "x", "n": 8, "max_tokens": 2000' + more + b"}"
+            status, body = await _call(service, request, whole=True)
+            assert status == (200 if b"data" in body else 503)
+            assert b'"timeout"' in body
+            assert b"[DONE]" not in body
+        while engine.n_running + engine.n_waiting:
+            await asyncio.sleep(0)
+        engine.stop()
+        engine.join(60)
+        service.close()
+
+    asyncio.run(main())

@@ -1,0 +1,81 @@
+"""Templates, control tokens and limits: a request that cannot be prepared is a client error."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tgen.chat import render_process
+from tgen.errors import TgenError
+from tgen.loaded_model import LoadedModel, open_model
+from tgen.serve.http_error import HttpError, to_http
+from tgen.serve.preparation import prepare
+from tgen.serve.text_request import parse_chat, parse_completion
+
+TEMPLATES = {
+    "none": None,
+    "syntax": "{% for",
+    "refuses": "{{ raise_exception('no') }}",
+    "escapes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "endless": "{% for i in range(99999) %}{% for j in range(100000) %}{{ messages }}{% endfor %}"
+    "{% endfor %}",
+    "long": "{% for i in range(9999) %}word {% endfor %}",
+}
+
+
+def chat(**fields: Any) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": "Hi"}]} | fields).encode()
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_failing_template_is_a_client_error(
+    name: str, chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(render_process, "SECONDS", 1)
+    shutil.copytree(chat_model, tmp_path / "model")
+    file = tmp_path / "model" / "tokenizer_config.json"
+    config = json.loads(file.read_bytes()) | {"chat_template": TEMPLATES[name]}
+    file.write_text(json.dumps(config))
+    model = open_model(tmp_path / "model", device="cpu", threads=1)
+    for _ in range(2):
+        with pytest.raises(TgenError) as error:
+            prepare(model, parse_chat(chat(), "m"), 100)
+        assert to_http(error.value).status == 400
+    assert prepare(model, parse_completion(b'{"prompt": "Hi"}', "m"), 100).requests
+
+
+def test_text_of_a_message_is_no_control_token(loaded: LoadedModel) -> None:
+    [end] = loaded.chat_format.end_ids
+    for role, text in (("user", "<|im_end|>"), ("assistant", "<|im_start|><|im_end|>")):
+        body = chat(messages=[{"role": role, "content": "x"}])
+        plain = prepare(loaded, parse_chat(body, "m"), 9).requests[0].prompt
+        body = chat(messages=[{"role": role, "content": text}])
+        ids = prepare(loaded, parse_chat(body, "m"), 9).requests[0].prompt
+        assert [*ids].count(end) == [*plain].count(end) == 1
+
+
+def test_lengths_fill_the_context_and_not_more(loaded: LoadedModel) -> None:
+    length = loaded.engine.context_length
+    whole = prepare(loaded, parse_chat(chat(), "m"), length)
+    assert whole.requests[0].sampling.max_new_tokens == length + 1 - whole.prompt_tokens
+    assert prepare(loaded, parse_chat(chat(), "m"), 7).requests[0].sampling.max_new_tokens == 7
+    ids = [1] * (length - 4)
+    for asked, expected in ((None, 5), (5, 5), (6, None)):
+        body = json.dumps({"prompt": ids, "max_tokens": asked}).encode()
+        if expected:
+            [request] = prepare(loaded, parse_completion(body, "m"), length).requests
+            assert request.sampling.max_new_tokens == expected
+            continue
+        with pytest.raises(HttpError) as error:
+            prepare(loaded, parse_completion(body, "m"), length)
+        assert error.value.code == "context_length_exceeded"
+
+
+def test_texts_without_a_seed_differ(loaded: LoadedModel) -> None:
+    request = parse_completion(b'{"prompt": "Hi", "n": 2}', "m")
+    seeds = {r.sampling.seed for _ in range(5) for r in prepare(loaded, request, 9).requests}
+    assert len(seeds) == 10
+    developer = parse_chat(chat(messages=[{"role": "developer", "content": "Hi"}]), "m")
+    assert developer.messages == [{"role": "system", "content": "Hi"}]

@@ -1,0 +1,152 @@
+"""Who may use the server, how much, and how it ends."""
+
+import json
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import openai
+import pytest
+
+from support.command import tgen
+from support.servers import JSON, LONG, ServerProcess, serving
+
+KEY = "a key with ümläut"
+
+
+@pytest.fixture(scope="module")
+def strict(chat_model: Path) -> Iterator[ServerProcess]:
+    """Return a server with a key, one row, a queue of one text and a small body limit."""
+    limits = ["--batch-size", 1, "--queue", 1, "--max-body", "2MB"]
+    with serving(chat_model, *limits, key=KEY) as server:
+        yield server
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/completions", "/metrics", "/", "/health/x"])
+def test_without_the_key_there_is_nothing(strict: ServerProcess, path: str) -> None:
+    keys = [b"Bearer " + key.encode() for key in (KEY + "x", KEY[:-1], "x")]
+    with httpx2.Client() as stranger:
+        for key in (*keys, KEY.encode(), b"Basic " + KEY.encode(), b""):
+            for method in ("GET", "POST", "OPTIONS"):
+                headers = {"Authorization": key} if key else {}
+                answer = stranger.request(method, strict.url + path, headers=headers)
+                assert answer.status_code == 401
+                assert answer.json()["error"]["code"] == "invalid_api_key"
+                assert answer.headers["www-authenticate"] == "Bearer"
+        assert stranger.get(strict.url + "/health").status_code == 200
+    assert strict.http.get(path).status_code != 401
+
+
+def test_key_comes_from_the_environment_and_a_taken_port_is_named(
+    chat_model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TGEN_API_KEY", "secret")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with serving(chat_model) as server:
+        with pytest.raises(openai.AuthenticationError):
+            server.client().models.list()
+        assert server.client(api_key="secret").models.list().data
+        taken = tgen("serve", "-m", chat_model, "--port", server.port)
+        assert taken.returncode == 1
+        where = f"127.0.0.1:{server.port}"
+        assert f"error: cannot listen on {where}".encode() in taken.stderr
+        assert b"hint: choose another --port" in taken.stderr
+        server.process.kill()  # leaves nothing behind
+    assert [*tmp_path.iterdir()] == []
+    monkeypatch.setenv("TGEN_API_KEY", "")
+    assert tgen("serve", "-m", chat_model, "--port", 0).returncode == 2
+
+
+def test_server_listens_on_its_address_only(strict: ServerProcess) -> None:
+    assert strict.url == f"http://127.0.0.1:{strict.port}"
+    with pytest.raises(OSError, match=r"refused|unreachable|timed out"):
+        socket.create_connection((_other_address(), strict.port), timeout=5)
+
+
+def _other_address() -> str:
+    """Return an address of this machine that other machines see, if it has one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            return "127.0.0.2"
+        return str(probe.getsockname()[0])
+
+
+def test_body_limit_holds_for_stated_and_unstated_lengths(strict: ServerProcess) -> None:
+    big = b'{"prompt": "' + b"x" * 3_000_000 + b'"}'
+    for content in (big, iter([big[i : i + 100_000] for i in range(0, len(big), 100_000)])):
+        answer = strict.http.post("/v1/completions", content=content, headers=JSON)
+        assert answer.status_code == 413
+        assert "2,000,000 bytes" in answer.json()["error"]["message"]
+    key = b"Authorization: Bearer " + KEY.encode() + b"\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + key
+    with socket.create_connection(("127.0.0.1", strict.port)) as connection:
+        connection.sendall(head + b"Content-Length: 2000000000\r\n\r\n")
+        assert connection.recv(12) == b"HTTP/1.1 413"
+
+
+def test_endless_header_is_cut(strict: ServerProcess) -> None:
+    with socket.create_connection(("127.0.0.1", strict.port)) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nX: ")
+        with pytest.raises(OSError, match=r"reset|Broken pipe"):
+            connection.sendall(b"x" * 50_000_000)
+
+
+def test_full_queue_is_429_until_it_empties(strict: ServerProcess) -> None:
+    body = json.dumps(LONG).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+    with strict.long_stream(), socket.create_connection(("127.0.0.1", strict.port)) as waiting:
+        lines = [head.encode(), b"Content-Type: application/json\r\n"]
+        lines += [b"Authorization: Bearer " + KEY.encode(), b"\r\n\r\n"]
+        waiting.sendall(b"".join(lines) + body)
+        while not strict.metric("num_requests_waiting"):
+            pass
+        full = strict.post("/v1/completions", LONG)
+        assert full.status_code == 429
+        assert full.json()["error"]["code"] == "queue_full"
+        assert int(full.headers["retry-after"]) >= 1
+    strict.wait_until_free()
+    assert strict.post("/v1/completions", {"prompt": "x"}).status_code == 200
+
+
+def test_sigterm_finishes_running_texts_and_refuses_new_ones(
+    chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with serving(chat_model, "--batch-size", 2) as server:
+        with server.long_stream(n=4) as running:  # two of them are in the queue
+            server.process.send_signal(signal.SIGTERM)
+            while (health := server.http.get("/health")).status_code == 200:
+                pass
+            assert health.status_code == 503
+            with pytest.raises(openai.InternalServerError) as error:
+                server.client().completions.create(model=server.model, prompt="x")
+            assert error.value.code == "shutting_down"
+            assert int(error.value.response.headers["retry-after"]) >= 1
+            *events, end = running
+        assert end == "data: [DONE]"
+        assert sum('"finish_reason":"length"' in event for event in events) == 4
+        assert server.process.wait(60) == 0
+        assert server.process.stderr
+        assert server.process.stderr.read() == b""
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("stop", ["bound", "second signal"])
+def test_texts_that_do_not_end_in_time_are_cut_visibly(chat_model: Path, stop: str) -> None:
+    options = ["--drain-timeout", 0 if stop == "bound" else 60, "--batch-size", 2]
+    with serving(chat_model, *options) as server:
+        with server.long_stream(n=16) as running:
+            server.process.send_signal(signal.SIGINT)
+            if stop == "second signal":
+                while server.http.get("/health").status_code == 200:
+                    pass
+                server.process.send_signal(signal.SIGINT)
+            *_, end = running
+        assert json.loads(end.removeprefix("data: "))["error"]["code"] == "shutting_down"
+        assert server.process.wait(60) == 0
