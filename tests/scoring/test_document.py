@@ -101,10 +101,10 @@ def test_only_the_completion_of_a_prompt_is_scored(open_random, tmp_path):
     model = open_random("gpt2")
     row = {"prompt": "The king said:", "completion": " what is this?"}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-    *tokens, report, total = score_documents(
-        [model], read([str(tmp_path / "rows.jsonl")]).documents, with_tokens=True
-    )
-    assert all(isinstance(token, TokenScore) for token in tokens)
+    documents = read([str(tmp_path / "rows.jsonl")]).documents
+    *reports, report, total = score_documents([model], documents, with_tokens=True)
+    tokens = [token for token in reports if isinstance(token, TokenScore)]
+    assert len(tokens) == len(reports)
     assert b"".join([token.text for token in tokens]) == row["completion"].encode()
     assert report.score == total.score
     assert report.score.n_bytes == len(row["completion"])
