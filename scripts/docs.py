@@ -37,6 +37,7 @@ PICTURES_DIR = ROOT / "docs" / "pictures"
 PAGES = (
     "README.md",
     "docs/tutorial.md",
+    "docs/tuning.md",
     "docs/train.md",
     "docs/generate.md",
     "docs/inspect.md",
