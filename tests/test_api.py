@@ -90,6 +90,8 @@ def test_training_needs_a_corpus(tmp_path):
         ({"bias": [1]}, "bias: invalid value"),
         ({"samplers": 5}, "samplers: invalid value 5"),
         ({"json_schema": {"a": {1}}}, "json_schema: invalid value"),
+        ({"regex": b"a"}, "regex: invalid value b'a'"),
+        ({"grammar": b"start: A"}, "grammar: invalid value b'start: A'"),
         ({"until_newline": "no"}, "until_newline: invalid value 'no'"),
         ({"prompt_cache": "path"}, "prompt_cache: invalid value 'path'"),
         ({"prompt": 5}, "prompt: invalid value 5"),

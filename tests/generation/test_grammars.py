@@ -75,6 +75,7 @@ def test_texts_of_a_gbnf_grammar_are_sums(model):
         (r'root ::= [&] [~] [^\x00-`b-\U0010ffff] [.-.] "."', "&~a.."),
         ('root ::= [--]{2}"]"[\\]] [[]', "--]]["),
         ('root ::= [a] # "]"\n', "a"),
+        ("root ::= [&&]{2} [~~] [^\\x00-Z\\x5c-\U0010ffff]", "&&~["),
         ("root::=r-1\r\nr-1 ::= [z]\r\n", "z"),
         ('fooBar ::= "x"\nroot ::= fooBar', "x"),
     ],

@@ -274,8 +274,10 @@ class SamplingConfig:
                     False, "json_schema", repr(self.json_schema), "values that JSON can represent"
                 )
         for name in ("regex", "json_schema", "grammar"):
-            if getattr(self, name) is not None:
-                _check_text(name, getattr(self, name))
+            if (value := getattr(self, name)) is not None:
+                valid = isinstance(value, str) or name == "json_schema"
+                require(valid, name, repr(value), "a string")
+                _check_text(name, value)
         self._check_combinations()
 
     def _check_combinations(self) -> None:
