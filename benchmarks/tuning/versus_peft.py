@@ -13,7 +13,6 @@ default; tgen packs them.
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -28,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import harness
+from tgen.benchmark.machine import peak_memory_bytes
 from tgen.config import ModelConfig
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -219,7 +219,7 @@ def run_worker(options: argparse.Namespace) -> None:
             if left:
                 return
         if began:
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            peak = peak_memory_bytes()
             seconds, used = time.perf_counter() - began, time.process_time() - cpu
             print(json.dumps([seconds, used, peak]), file=out, flush=True)
         else:  # the first step warms up

@@ -11,7 +11,7 @@ import pytest
 
 from support.runs import load_run
 from tgen import runs
-from tgen.checkpoint import model_dir, safetensors_file
+from tgen.checkpoint import adapter, model_dir, safetensors_file
 from tgen.cli import app
 from tgen.errors import UsageError
 from tgen.runs import ResumeRequest, RunRequest
@@ -202,6 +202,27 @@ def test_fine_tuning_on_two_ranks_equals_one_process(on_ranks, corpus, whole, tm
     assert statuses(ranks) == [1, 1]
     assert "one" in error_line(ranks)
     assert not (tmp_path / "none").exists()
+
+
+def test_lora_on_two_ranks_equals_one_process(on_ranks, corpus, whole, tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    more = dict.fromkeys(("d_model", "n_layers", "n_heads"))
+    options = ["--from", whole, "--lora", 2]
+    assert app.run([str(word) for word in command(corpus, one, *options, **more)]) == 0
+    arguments = command(corpus, two, *options, "--parallel", "ddp", batch=3, **more)
+    assert statuses(on_ranks(arguments, arguments)) == [0, 0]
+    ours, theirs = losses(two), losses(one)
+    assert ours.keys() == theirs.keys()
+    assert max(abs(ours[key] - theirs[key]) for key in ours) <= CLOSE
+    assert names(two) == names(one)
+    config = model_dir.load(whole).config
+    pairs = [adapter.read(folder, config).pairs for folder in (one, two)]
+    for name, pair in pairs[0].items():
+        assert np.allclose(pair.b, pairs[1][name].b, atol=1e-3), name
+    refused = command(corpus, tmp_path / "no", *options, "--parallel", "fsdp", batch=3, **more)
+    ranks = on_ranks(refused, refused)
+    assert statuses(ranks) == [2, 2]
+    assert "--parallel fsdp cannot be combined with LoRA" in error_line(ranks)
 
 
 def test_ranks_roll_back_together_and_share_a_clock(on_ranks, corpus, tmp_path):

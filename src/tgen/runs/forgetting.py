@@ -26,9 +26,11 @@ _WINDOW = 512  # tokens
 def measure_before(prepared: PreparedRun, state: TrainState) -> PreparedRun:
     """Add the general text and its loss to a run that starts from a model; on rank 0 only."""
     record, model = prepared.record, state.model
-    sharded = prepared.parallel == "fsdp"
-    if record.start_from is None or sharded or not distributed.is_rank_zero():
+    if record.start_from is None or not distributed.is_rank_zero():
         return prepared
+    if prepared.parallel == "fsdp":  # which has sharded the model
+        assert prepared.weights is not None
+        model = Transformer.from_arrays(record.plan.model, prepared.weights)
     text = prepared.general or write_general(model, prepared.tokenizer)
     before = general_bits_per_byte(model, prepared.tokenizer, text)
     return replace(prepared, general=text, record=replace(record, general_bits_per_byte=before))

@@ -33,7 +33,7 @@ _STORED = {
     "gelu_tanh": (5, 1, 2),
 }
 _DROPOUT = 2
-_PROCESS_BYTES = 400 << 20  # interpreter, torch and the allocator's reserves
+_PROCESS_BYTES = 512 << 20  # interpreter, torch and the allocator's reserves
 _CHUNK_ROWS = 256  # of logits at once on a CPU
 _LOGITS = 3  # copies on a GPU: log-probabilities and two gradients, float32
 _ORTHOGONALIZE = 4  # copies of a stack of matrices that Muon makes, measured
@@ -171,8 +171,8 @@ def activation_bytes(
     ff = n_ff * model.d_ff // (2 if on_gpu else 1)
     layer = n_model * model.d_model + n_heads * width + ff + context  # a mask per window
     stored = (model.n_layers + 1) * layer
-    if train.activation_checkpointing:  # the input of each block, and one block again
-        stored = model.n_layers * model.d_model + 2 * layer
+    if train.activation_checkpointing:  # the input of each block; one block again, its gradients
+        stored = model.n_layers * model.d_model + 3 * layer
     if on_gpu:
         return 4 * tokens * (stored + _LOGITS * model.vocab_size)
     return 4 * (tokens * stored + min(tokens, _CHUNK_ROWS) * model.vocab_size)
