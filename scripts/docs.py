@@ -40,8 +40,10 @@ PAGES = (
     "docs/train.md",
     "docs/generate.md",
     "docs/inspect.md",
+    "docs/score.md",
     "docs/bench.md",
     "docs/export.md",
+    "docs/models.md",
     "docs/scaling.md",
 )
 THEME = TerminalTheme(

@@ -26,14 +26,16 @@ ALLOWED = {
     "inspection": "checkpoint model tokenizer",
     "benchmark": "storage tokenizer corpus checkpoint model engine generation training "
     "loaded_model",
-    "runs": "storage distributed tokenizer corpus checkpoint model engine generation training "
-    "__version__",
     "chat": "storage checkpoint tokenizer",
+    "runs": "storage distributed tokenizer corpus checkpoint model engine generation chat training "
+    "__version__",
+    "scoring": "tokenizer corpus generation training loaded_model",
     "loaded_model": "tokenizer checkpoint engine generation chat",
-    "api": "tokenizer checkpoint engine generation loaded_model runs",
+    "api": "tokenizer checkpoint engine generation loaded_model runs scoring inspection cli",
+    "llm_plugin": "checkpoint generation loaded_model",
     "serve": "checkpoint generation loaded_model __version__",
-    "cli": "benchmark chat checkpoint distributed engine generation inspection loaded_model "
-    "model runs serve storage tokenizer __version__",
+    "cli": "benchmark chat checkpoint corpus distributed engine generation inspection "
+    "loaded_model model runs scoring serve storage tokenizer __version__",
     "__init__": "api",
     "__main__": "cli",
 }
@@ -55,6 +57,9 @@ LIBRARIES = {
     "gguf": "checkpoint/gguf",
     "transformers": "benchmark/other_engines api",
     "llama_cpp": "benchmark/other_engines",
+    "llguidance": "generation",
+    "llm": "llm_plugin",
+    "pydantic": "llm_plugin",
     "starlette": "serve",
     "uvicorn": "serve",
 }

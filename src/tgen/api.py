@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.dtypes import to_float32
 from tgen.checkpoint.hf.families import full_name, head_name, to_hf_arrays
 from tgen.checkpoint.model_lookup import find_model
-from tgen.config import DEFAULT_BATCH_SIZE, CacheDtype, ModelConfig, StoredAs, TrainConfig
+from tgen.config import DEFAULT_BATCH_SIZE, CacheDtype, ModelConfig, StoredAs, TrainConfig, raw
 from tgen.config.option import MAX_THREADS, require, suggest
 from tgen.engine.base import PromptCache, common_prefix_length
 from tgen.errors import UsageError
@@ -29,10 +29,16 @@ from tgen.reports.generation import Token
 from tgen.reports.training import RunReport
 from tgen.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from tgen.cli.inspect.page.attention_page import AttentionPage
+    from tgen.inspection.ablation import AblationKind
+    from tgen.inspection.attention import Measure
+
 
 def load(
     path: str | Path | None = None,
     *,
+    adapter: str | Path | None = None,
     device: str = "auto",
     threads: int | None = None,
     dtype: StoredAs | None = None,
@@ -41,6 +47,7 @@ def load(
 ) -> "Model":
     """Load a model by path or name, as `--model` does; by default the newest in ./models.
 
+    `adapter` is the directory of a LoRA adapter; without `path`, its base model is loaded.
     `dtype` is the data type of the weights in memory, `cache_dtype` that of keys and values on a
     CPU. Raises UsageError, ModelError or TokenizerError.
     """
@@ -58,9 +65,18 @@ def load(
     require(isinstance(device, str), "device", repr(device), "auto, cpu, cuda or mps")
     valid = path is None or isinstance(path, (str, Path))
     require(valid, "path", repr(path), "a path or the name of a model")
+    valid = adapter is None or isinstance(adapter, (str, Path))
+    require(valid, "adapter", repr(adapter), "the directory of an adapter")
+    if path is None and adapter is not None:
+        path, adapter = Path(adapter), None
     location = path if isinstance(path, Path) else find_model(path).path
     loaded = open_model(
-        location, device=device, threads=threads, dtype=dtype, cache_dtype=cache_dtype
+        location,
+        adapter=None if adapter is None else Path(adapter),
+        device=device,
+        threads=threads,
+        dtype=dtype,
+        cache_dtype=cache_dtype,
     )
     for warning in loaded.bundle.warnings:
         warnings.warn(warning, stacklevel=2)
@@ -212,10 +228,50 @@ class Model:
             texts[token.sequence] += token.text
         return [text.decode("utf-8", errors="replace") for text in texts]
 
-    def score(self, text: str | bytes) -> float:
-        """Return the bits per byte of a text: lower means better predicted."""
+    def score(self, text: str | bytes, *, stride: int | None = None) -> float:
+        """Return the bits per byte of a text, as `tgen score`: lower means better predicted.
+
+        The first token follows a beginning-of-text or end-of-text token, if the model has one. In
+        texts longer than the context, the window moves by `stride` tokens (None: half a context).
+        """
+        from tgen.scoring import score_text
+
         _check_text(text)
-        return self._loaded.bits_per_byte(text)
+        context_length = self._loaded.engine.context_length
+        whole = isinstance(stride, int) and not isinstance(stride, bool)
+        valid = stride is None or (whole and 1 <= stride <= context_length)
+        require(valid, "stride", repr(stride), f"a number from 1 to {context_length:,}")
+        bits_per_byte = score_text(self._loaded, text, stride=stride).bits_per_byte
+        if bits_per_byte is None:
+            raise UsageError("no text to score", "pass more than one token to this model")
+        return bits_per_byte
+
+    def inspect(
+        self,
+        text: str | bytes,
+        *,
+        layer: str | None = None,
+        head: str | None = None,
+        measure: "Measure" = "attention",
+        ablate: "AblationKind | None" = None,
+        tail: bool = False,
+    ) -> "AttentionPage":
+        """Return the attention page of a text, which a notebook shows; `.html` is the document.
+
+        The options are those of `tgen inspect`: layers and heads such as "0,2-4" or "-1". Raises
+        UsageError for an empty text, one longer than the context unless `tail`, and too many heads.
+        """
+        from tgen.cli.inspect.options import InspectOptions
+        from tgen.cli.inspect.page.attention_page import AttentionPage, attention_page
+        from tgen.inspection.inspector import Inspector
+
+        _check_text(text)
+        options = InspectOptions(
+            html=Path("-"), layer=layer, head=head, measure=measure, ablate=ablate, tail=tail
+        )
+        bundle = model_dir.reload(self._loaded.bundle)
+        inspector = Inspector(bundle, raw(text), tail=tail)
+        return AttentionPage(bundle.path.name, attention_page(inspector, options))
 
     def cache_prompt(self, prompt: str | bytes) -> PromptCache:
         """Compute the KV cache of a prompt, for `generate(..., prompt_cache=...)`."""

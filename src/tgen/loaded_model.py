@@ -1,6 +1,5 @@
 """A model and its engine, ready to generate, shared by the command line and `tgen.api`."""
 
-import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ from tgen.generation.loop import RequestSource, generate_requests, make_source
 from tgen.generation.ngram_drafter import NgramDrafter
 from tgen.generation.prompt_cache import compute_prompt_cache
 from tgen.generation.sampling import row_seed
-from tgen.generation.score import total_nll
+from tgen.generation.score import TokenScores, score_stream
 from tgen.generation.vocabulary import Vocabulary
 from tgen.reports.generation import Token
 from tgen.tokenizer import TextStream, Tokenizer
@@ -39,13 +38,15 @@ if TYPE_CHECKING:
 def open_model(
     path: Path,
     *,
+    adapter: Path | None = None,
     device: str = "auto",
     threads: int | None = None,
     dtype: StoredAs | None = None,
     cache_dtype: CacheDtype | None = None,
 ) -> "LoadedModel":
-    """Load a model directory or GGUF file. Raises ModelError or TokenizerError."""
-    bundle = load_bundle(path)
+    """Load a model directory or GGUF file, with an adapter merged into it if one is named. Raises
+    ModelError or TokenizerError."""
+    bundle = load_bundle(path, adapter=adapter)
     engine = open_engine(
         bundle, device=device, threads=threads, dtype=dtype, cache_dtype=cache_dtype
     )
@@ -80,7 +81,7 @@ class LoadedModel:
     @cached_property
     def defaults(self) -> dict[str, Any]:
         """Fields of SamplingConfig that the model's generation_config.json sets."""
-        return generation_config.read(self.bundle.path).sampling
+        return generation_config.read(self.bundle.settings_path).sampling
 
     def sampling(self, options: Mapping[str, Any]) -> SamplingConfig:
         """Return the configuration of `options`, else the model's defaults, else tgen's.
@@ -109,7 +110,7 @@ class LoadedModel:
         from tgen.checkpoint.chat_template import read_chat_template
 
         length = self.engine.context_length
-        return ChatFormat(read_chat_template(self.bundle.path), self.tokenizer, length)
+        return ChatFormat(read_chat_template(self.bundle.settings_path), self.tokenizer, length)
 
     def encode(self, text: str | bytes) -> list[int]:
         """Return the token ids of a prompt; an empty one starts where documents start."""
@@ -236,17 +237,9 @@ class LoadedModel:
             digest(self.bundle), self.bundle.path, engine.dtype, engine.cache_dtype
         )
 
-    def bits_per_byte(self, text: str | bytes) -> float:
-        """Return the model's bits per byte of a text.
-
-        The first token is predicted from the start of a document; beyond the context, every token
-        is predicted from at least half a context.
-        """
-        ids = self.encode(text)
-        start = None if self.tokenizer.bos_ids else self.tokenizer.end_of_text
-        n_bytes = len(raw(text))
-        if not n_bytes:
-            raise UsageError("no text to score", "pass at least one byte")
+    def score(
+        self, ids: Iterable[Sequence[int]], *, stride: int | None = None
+    ) -> Iterator[TokenScores]:
+        """Yield the scores of all tokens after the first of a text, see `score_stream`."""
         with self._borrow_engine() as engine:
-            nats = total_nll(engine, ([start] if start is not None else []) + ids)
-        return nats / math.log(2) / n_bytes
+            yield from score_stream(engine, ids, stride=stride)

@@ -10,7 +10,7 @@ from benchmarks import harness
 
 LIBRARIES = {
     *("harness", "decode.model_shapes", "learning.nanogpt", "learning.scoring"),
-    "serving.http_client",
+    *("serving.http_client", "tuning.chats"),
 }
 ROOT = Path(harness.__file__).parent
 MODULES = {

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,10 +49,11 @@ def test_hostile_template_is_one_error(monkeypatch, name):
 
 
 def test_memory_and_output_are_limited(monkeypatch):
-    request = {"source": "{{ 'ab' * 60 }}", "variables": {}, "conversations": [user("x")]}
+    request: dict[str, Any] = {"source": "{{ 'ab' * 60 }}", "variables": {}}
+    request |= {"conversations": [user("x")], "prompts": [True], "now": None}
     assert handle_request(request) == {"texts": ["ab" * 60]}
     monkeypatch.setattr(render, "_MAX_CHARACTERS", 100)
-    assert handle_request(request) == {"failed": "its output is too large"}
+    assert handle_request(request) == {"failed": "its output is too large", "at": 0}
     status = Path("/proc/self/status")
     if not status.exists():
         pytest.skip("only Linux reports the peak memory of a process")

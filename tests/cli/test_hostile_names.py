@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -64,6 +65,12 @@ COMMANDS = [
     ["inspect", "-p", "x"],
     ["bench", "-p", "2", "-n", "2", "--trials", "1", "--no-limits"],
     ["export", "--to", "gguf"],
+    ["score", f"{ESCAPES}.txt"],
+    ["score", f"{ESCAPES}.txt", "--per-token"],
+    ["score", f"{ESCAPES}.txt", "--json", "--per-token"],
+    ["tokenize", "-p", ESCAPES],
+    ["tokenize", f"{ESCAPES}.txt", "--json"],
+    ["tokenize", f"{ESCAPES}.txt", "--count"],
 ]
 
 
@@ -71,6 +78,7 @@ COMMANDS = [
 def test_a_hostile_model_writes_no_control_character(damage, hostile, capsysbinary, monkeypatch):
     DAMAGES[damage](hostile)
     monkeypatch.chdir(hostile.parent)
+    Path(f"{ESCAPES}.txt").write_text(f"x{ESCAPES}")
     for command in COMMANDS:
         model = [str(hostile)] if command[0] == "export" else ["-m", str(hostile)]
         status = run([*command, *model])
@@ -79,6 +87,20 @@ def test_a_hostile_model_writes_no_control_character(damage, hostile, capsysbina
         assert _is_clean(err), (command, err)
         assert _is_clean(out), (command, out)
         assert err, command
+
+
+@pytest.mark.parametrize("damage", ["model type", "none"])
+def test_list_of_hostile_models_is_clean(damage, hostile, capsysbinary, monkeypatch):
+    DAMAGES[damage](hostile)
+    (hostile.parent / "models").mkdir()
+    hostile.rename(hostile.parent / "models" / NAME)
+    monkeypatch.chdir(hostile.parent)
+    for more in ([], ["--json"], ["rm", f"models/{NAME}"], ["rm", f"models/{NAME}", "--yes"]):
+        run(["models", *more])
+        out, err = capsysbinary.readouterr()
+        assert _is_clean(out + err), more
+        assert b"u001b" in out + err, more
+    assert not (hostile.parent / "models" / NAME).exists()
 
 
 def test_every_view_of_a_hostile_prompt_is_clean(hostile, capsysbinary):
@@ -103,6 +125,12 @@ def test_hostile_arguments_are_quoted_without_control_characters(trained, capsys
         ["bench", *model, "-p", ESCAPES],
         ["bench", *model, "--compare", ESCAPES],
         ["export", ESCAPES, "--to", "gguf"],
+        ["score", ESCAPES],
+        ["score", ESCAPES, "--compare", ESCAPES],
+        ["tokenize", ESCAPES],
+        ["tokenize", "-p", ESCAPES, "--decode"],
+        ["models", ESCAPES],
+        ["models", "rm", ESCAPES],
         ["train", ESCAPES],
         ["train", "x", "--set", f"{ESCAPES}=1"],
         [ESCAPES],

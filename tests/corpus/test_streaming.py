@@ -302,7 +302,7 @@ def test_progress_of_tokenizing_is_reported_before_the_plan(tmp_path, monkeypatc
     from tgen import runs
     from tgen.reports.training import PreparingReport
 
-    monkeypatch.setattr("tgen.runs.data._REPORT_SECONDS", 0.0)
+    monkeypatch.setattr("tgen.runs.tokenizing_progress._REPORT_SECONDS", 0.0)
     monkeypatch.setattr(tokenize, "_PIECE", 500)
     reports = list(runs.start(request(tmp_path)))
     kinds = [type(report) for report in reports]

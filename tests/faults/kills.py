@@ -17,12 +17,13 @@ from typing import Any
 
 import tiny
 from calls import CallCounter, Killer, intercept_calls
-from tgen.checkpoint import model_dir
+from tgen.checkpoint import adapter, model_dir
 from tgen.reports.training import RollbackReport
 from tgen.runs import RunRequest
 
 SCENARIOS: dict[str, dict[str, Any]] = {
     "improves": {},
+    "adapter": {"lora": 2, "eval_every": 2},
     "restores its best": {  # the first evaluation is the best
         "patience": 2, "optimizer": "adamw", "learning_rate": 30, "warmup_steps": 0, "steps": 12
     },
@@ -35,6 +36,8 @@ def main() -> int:
     tiny.import_everything()
     kills, lost, different = 0, 0, 0
     with tiny.scratch() as folder:
+        base = tiny.request(folder, folder / "base", steps=2)
+        tiny.run_forked(lambda _: list(tiny.run_session(base)) and None)
         scenarios = [Scenario(folder, name) for name in SCENARIOS]
         rng = random.Random(tiny.seed)
         for i in itertools.count():
@@ -67,7 +70,7 @@ class Scenario:
             with intercept_calls(counter):
                 for report in tiny.run_session(whole):
                     if (tiny.promise_of(report) or "").endswith("best"):
-                        report_line(f"best {tiny.digest(whole.out / model_dir.WEIGHTS)}")
+                        report_line(f"best {tiny.digest(_weights(whole.out))}")
                     elif isinstance(report, RollbackReport):
                         report_line(f"back {report.from_step} {report.step}")
             report_line(f"calls {len(counter.names)}")
@@ -84,7 +87,10 @@ class Scenario:
 
     def request(self, out: str) -> RunRequest:
         """Request the run in a directory of this name."""
-        return tiny.request(self.folder, self.folder / out, **SCENARIOS[self.name])
+        settings = SCENARIOS[self.name]
+        if "lora" in settings:
+            return tiny.lora_request(self.folder, self.folder / out, **settings)
+        return tiny.request(self.folder, self.folder / out, **settings)
 
     def kill_run(self, first: int, rng: random.Random) -> tuple[int, list[str]]:
         """Kill a run several times, first at call `first`; return the kills and the problems."""
@@ -116,9 +122,13 @@ class Scenario:
             return f"lost: state {saved.progress['step']}, {newest} was reported"
         if n_best:
             model_dir.load(out)
-            if tiny.digest(out / model_dir.WEIGHTS) not in self.best[n_best - 1 :]:
+            if tiny.digest(_weights(out)) not in self.best[n_best - 1 :]:
                 return f"lost: best weights number {n_best}"
         return ""
+
+
+def _weights(out: Path) -> Path:
+    return out / (adapter.WEIGHTS if adapter.is_adapter(out) else model_dir.WEIGHTS)
 
 
 def _run_session(request: RunRequest, killer: Killer, report_line: Any) -> None:

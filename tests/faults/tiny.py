@@ -71,7 +71,15 @@ def import_everything(*, cheap: bool = True) -> None:
     """Import torch and, with `cheap`, replace slow parts that are not tested."""
     import torch
 
-    from tgen.runs import checkpoint_saver, final_report, prepare, samples, session, trainer
+    from tgen.runs import (
+        checkpoint_saver,
+        final_report,
+        forgetting,
+        prepare,
+        samples,
+        session,
+        trainer,
+    )
 
     assert session
     torch.set_num_threads(1)
@@ -79,6 +87,7 @@ def import_everything(*, cheap: bool = True) -> None:
         samples._SAMPLE_TOKENS = final_report._MEMORIZATION_SAMPLES = (
             final_report._MEMORIZATION_TOKENS
         ) = 2
+        forgetting._TEXT_TOKENS = 4
         prepare._baselines = lambda *_: {}
         prepare.measure_speed = lambda *_, **__: 1e9  # type: ignore[attr-defined]
         checkpoint_saver._MAX_RETRY_SECONDS = 0.0  # retry at every step
@@ -95,6 +104,19 @@ def request(folder: Path, out: Path, *, steps: int = 8, **overrides: Any) -> Run
         tokenizer="char",
         family=settings.pop("family", "llama"),
         train=TrainConfig(steps=steps),
+        overrides={name: str(value) for name, value in settings.items()},
+        threads=1,
+    )
+
+
+def lora_request(folder: Path, out: Path, *, lora: int, **overrides: Any) -> RunRequest:
+    """Request a LoRA run from the model in `folder / "base"`."""
+    settings = {"eval_every": 2, "eval_tokens": 64, "batch_size": 2, "dropout": 0.1} | overrides
+    return RunRequest(
+        corpus=[str(folder / "corpus.txt")],
+        out=out,
+        start_from=folder / "base",
+        train=TrainConfig(steps=8, lora=lora),
         overrides={name: str(value) for name, value in settings.items()},
         threads=1,
     )

@@ -5,6 +5,7 @@ import pytest
 
 from support.models import TEXT, make_model
 from support.vocabularies import SMOLLM2_MISSING, smollm2_like
+from tgen.api import Model
 from tgen.checkpoint import model_dir
 from tgen.config import SamplingConfig
 from tgen.errors import UsageError
@@ -36,7 +37,7 @@ def test_prompt_with_a_missing_byte_is_an_error(model, prompt):
     with pytest.raises(UsageError, match="byte 1 of the text is 0x"):
         model.encode(prompt)
     with pytest.raises(UsageError, match="cannot express"):
-        model.bits_per_byte(prompt)
+        Model(model).score(prompt)
 
 
 def test_tokens_past_the_vocabulary_are_never_sampled(model):

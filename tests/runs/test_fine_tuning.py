@@ -114,19 +114,15 @@ def test_chat_settings_are_those_of_the_source_after_resuming_too(tmp_path, sour
     make_chat_model(source)
     stop = iter([False] * 4 + [True])
     list(runs.start(fine_tune(tmp_path, source), stopped=lambda: next(stop)))
-    out, files = tmp_path / "tuned", ("chat_template.jinja", "generation_config.json")
+    out, files = tmp_path / "tuned", ["chat_template.jinja", "generation_config.json"]
+    files += ["config.json", "tokenizer_config.json", "tokenizer.json"]
     source.rename(tmp_path / "moved")
-    for name in files:
+    for name in files[:2]:
         (out / name).unlink()  # the next save writes them again
     list(resume(out, threads=1))
-    assert (out / files[0]).read_bytes() == (tmp_path / "moved" / files[0]).read_bytes()
-    old, new = (json.loads((folder / files[1]).read_text()) for folder in (tmp_path / "moved", out))
-    assert new == old
+    for name in files:
+        assert (out / name).read_bytes() == (tmp_path / "moved" / name).read_bytes(), name
     assert model_dir.load(out).end_ids == {0, 5, 7}
-    assert json.loads((out / "config.json").read_text())["eos_token_id"] == [0, 5, 7]
-    described = json.loads((out / "tokenizer_config.json").read_text())
-    assert described["bos_token"] == "k"
-    assert "unk_token" not in described
 
 
 def test_run_from_a_model_with_layer_types_resumes_exactly(tmp_path, source):

@@ -66,11 +66,7 @@ def user(text: str) -> list[dict[str, str]]:
 @pytest.fixture(scope="module")
 def plain_model(tokenizer, tmp_path_factory):
     """Return a random model with control tokens and without a chat template."""
-    backend = Backend.from_str(tokenizer.json)
-    backend.add_special_tokens([AddedToken(name, special=True) for name in SPECIAL])
-    backend.add_special_tokens([AddedToken("<|user|>", special=True, rstrip=True)])
-    backend.add_tokens([AddedToken(name, normalized=False) for name in ("</think>", "<other>")])
-    extended = Tokenizer(backend.to_str())
+    extended = extend_tokenizer(tokenizer)
     model = make_model("llama", vocab_size=extended.vocab_size, context_length=256)
     path = tmp_path_factory.mktemp("chat") / "model"
     model_dir.save(path, model.config, extended, model.to_arrays())
@@ -96,3 +92,54 @@ def model(plain_model, tmp_path):
         return tmp_path
 
     return add_template
+
+
+# Templates for training: each has the feature of a known model.
+_TURN = "'<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n'"
+_PROMPT = "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"
+OWN_SYSTEM = (
+    "{%- if messages[0].role != 'system' %}"
+    "{{- '<|im_start|>system\\nYou are kind.<|im_end|>\\n' }}{% endif %}"
+    f"{{%- for m in messages %}}{{{{- {_TURN} }}}}{{% endfor %}}{_PROMPT}"
+)
+DATED = (
+    "{{- '<|im_start|>system\\nIt is ' + strftime_now('%d %B %Y') + '.<|im_end|>\\n' }}"
+    f"{{%- for m in messages %}}{{{{- {_TURN} }}}}{{% endfor %}}{_PROMPT}"
+)
+GEMMA = (
+    "{{- bos_token }}{%- for m in messages %}"
+    "{%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{- raise_exception('roles must alternate') }}{% endif %}"
+    "{{- '<|im_start|>' + ('model' if m.role == 'assistant' else 'user') + '\\n' }}"
+    "{{- m.content | trim + '<|im_end|>\\n' }}{% endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>model\\n' }}{% endif %}"
+)
+QWEN3 = (
+    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}"
+    "{%- if m.role == 'assistant' %}"
+    "{%- if loop.last %}{{- '<think>\\n\\n</think>\\n\\n' }}{% endif %}"
+    "{{- m.content.split('</think>')[-1] }}{% else %}{{- m.content }}{% endif %}"
+    f"{{{{- '<|im_end|>\\n' }}}}{{% endfor %}}{_PROMPT}"
+)
+PHI3 = (
+    f"{{%- for m in messages %}}{{{{- {_TURN} }}}}{{% endfor %}}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
+    "{% else %}{{- eos_token }}{% endif %}"
+)
+NO_END = (
+    "{%- for m in messages %}{{- m.role + ': ' + m.content + '\\n' }}{% endfor %}"
+    "{%- if add_generation_prompt %}{{- 'assistant:' }}{% endif %}"
+)
+
+
+def assistant(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def extend_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
+    """Add control tokens."""
+    backend = Backend.from_str(tokenizer.json)
+    backend.add_special_tokens([AddedToken(name, special=True) for name in SPECIAL])
+    backend.add_special_tokens([AddedToken("<|user|>", special=True, rstrip=True)])
+    backend.add_tokens([AddedToken(name, normalized=False) for name in ("</think>", "<other>")])
+    return Tokenizer(backend.to_str())

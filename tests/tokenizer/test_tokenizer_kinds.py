@@ -19,6 +19,7 @@ from support.tokenizer_files import (
     openai_gpt,
     sentencepiece,
 )
+from tgen.api import Model
 from tgen.checkpoint import model_dir
 from tgen.config import SamplingConfig
 from tgen.inspection.inspector import Inspector
@@ -201,7 +202,7 @@ def test_generated_text_of_a_model_with_a_space_prefix_continues_its_prompt(tmp_
     assert b"The" + written == tok.decode([*prompt, *(token.id for token, _ in pieces)])
     assert b" is" in written
     assert loaded.vocabulary.encode(b" is") == tok.encode(b" is", continuation=True)
-    assert loaded.bits_per_byte("The king") > 0
+    assert Model(loaded).score("The king") > 0
     inspector = Inspector(loaded.bundle, b"The king")
     assert inspector.tokens[:2] == [b"", tok.token_bytes(prompt[1])]
 

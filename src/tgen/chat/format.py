@@ -13,14 +13,16 @@ message, and then the marks are lost or change its branches.
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 from tgen.chat.render_process import Message, Sandbox
 from tgen.checkpoint.chat_template import ChatTemplate
 from tgen.errors import UsageError
 from tgen.tokenizer import Tokenizer
 
-_MAX_CHARACTERS = 1 << 20  # over all messages
+MAX_CHARACTERS = 1 << 20  # over all messages
 _MAX_COMPOSED = 4  # maximum number of characters that NFC composes into one
 _STAND_INS = range(0xF0000, 0xFFFFE)  # private-use code points
 _INVALID_UTF8 = "surrogateescape"  # error handler that keeps invalid bytes
@@ -29,12 +31,35 @@ _EXAMPLE = 'pass, for example, [{"role": "user", "content": "Who are you?"}]'
 _Span = tuple[int, int, int]  # an id, and its start and end in the text
 
 
-class ChatFormat:
-    """The encoder of conversations for one model; `end_ids` are the tokens that end an answer."""
+class Versions(NamedTuple):
+    """A conversation as it is and, if that differs, with stand-ins for some characters."""
 
-    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, context_length: int) -> None:
-        self._context_length = context_length
-        self._template, self._tokenizer = template, tokenizer
+    conversations: list[list[Message]]  # one or two
+    originals: dict[int, str]  # stand-in -> the character that it stands for
+
+    def head(self, n: int) -> "Versions":
+        """Return the versions of the first `n` messages."""
+        heads = [messages[:n] for messages in self.conversations]
+        return Versions(heads[:1] if heads[0] == heads[-1] else heads, self.originals)
+
+
+class ChatFormat:
+    """The encoder of conversations for one model.
+
+    `end_ids` are the tokens that end an answer, `control_names` the texts of all control tokens.
+    `now` is the time in ISO format that the template sees; None: the current time.
+    """
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        tokenizer: Tokenizer,
+        context_length: int,
+        *,
+        now: str | None = None,
+    ) -> None:
+        self._context_length, self.now = context_length, now
+        self.template, self._tokenizer = template, tokenizer
         self._sandbox = Sandbox()
         added = {name: i for name, i in tokenizer.added_tokens.items() if name.strip()}
         special = {name for name, i in added.items() if not tokenizer.token_bytes(i)}
@@ -42,7 +67,8 @@ class ChatFormat:
         named = {name for name in added if name in template.source and len(name) > 1}
         self._special_pattern = re.compile(_any_of(special))
         self._named_pattern = re.compile(f"(?={_any_of(named - special)})")  # overlapping, too
-        self._control_ids = {added[name] for name in special | named}
+        self.control_names = special | named
+        self._control_ids = {added[name] for name in self.control_names}
         self._edge_characters = {c for name in special | named for c in (name[0], name[-1])}
         names = tokenizer.spec.vocab.keys() | added.keys()
         self._max_characters = context_length * _MAX_COMPOSED * max(map(len, names))
@@ -57,29 +83,11 @@ class ChatFormat:
         tokenizer cannot express, ModelError for a template that fails or uses too much time or
         memory.
         """
-        checked = _check_messages(messages)
-        for role in {message["role"] for message in checked}:
-            if self._special_pattern.search(role) or self._named_pattern.search(role):
-                raise UsageError(
-                    f"the role {role[:40]!r} contains a control token",
-                    "use a role such as user or assistant",
-                )
-        stand_ins = self._choose_stand_ins(message["content"] for message in checked)
-        marked = [self._replace_edges(message, stand_ins) for message in checked]
-        conversations = [checked] if marked == checked else [checked, marked]
-        texts = self._sandbox.render(self._template, conversations)
+        versions = self.prepare(messages)
+        texts = self.render(versions.conversations)
         for text in texts:
             self._check_length(text)
-        self._tokenizer.check_expressible(texts[0], with_special=True)
-        spans = [self._tokenizer.encode_with_special(text) for text in texts]
-        controls = [[i for i, _, _ in each if i in self._control_ids] for each in spans]
-        originals = {ord(new): old for old, new in stand_ins.items()}
-        # The texts differ if the template tests the content of a message.
-        same_text = texts[0] == texts[-1].translate(originals)
-        if same_text and controls[0] == controls[-1]:
-            ids = [i for i, _, _ in spans[0]]
-        else:
-            ids = self._encode_between_controls(texts[1], spans[1], originals)
+        ids = self.to_ids(texts, versions.originals)
         if not ids:
             raise UsageError("the chat template renders these messages as ''", "add a message")
         if len(ids) > self._context_length:  # do not drop the first messages silently
@@ -89,10 +97,58 @@ class ChatFormat:
             )
         return ids
 
+    def prepare(self, messages: Sequence[Mapping[str, str]]) -> Versions:
+        """Check messages, and return them with stand-ins; raises UsageError as `encode` does."""
+        checked = _check_messages(messages)
+        for role in {message["role"] for message in checked}:
+            if self._special_pattern.search(role) or self._named_pattern.search(role):
+                raise UsageError(
+                    f"the role {role[:40]!r} contains a control token",
+                    "use a role such as user or assistant",
+                )
+        stand_ins = self._choose_stand_ins(message["content"] for message in checked)
+        marked = [self._replace_edges(message, stand_ins) for message in checked]
+        originals = {ord(new): chr(old) for old, new in stand_ins.items()}
+        return Versions([checked] if marked == checked else [checked, marked], originals)
+
+    def render(
+        self, conversations: Sequence[Sequence[Message]], prompts: Sequence[bool] | None = None
+    ) -> list[str]:
+        """Return the text of each conversation; see `Sandbox.render`."""
+        return self._sandbox.render(self.template, conversations, prompts=prompts, now=self.now)
+
+    def to_ids(
+        self, texts: Sequence[str], originals: Mapping[int, str], *, continuation: bool = False
+    ) -> list[int]:
+        """Return the ids of a text, given in all its versions, or with `continuation` of the rest
+        of one. Raises UsageError for a character that the tokenizer cannot express."""
+        tokenizer = self._tokenizer
+        tokenizer.check_expressible(texts[0], with_special=True)
+        spans = [tokenizer.encode_with_special(text, continuation=continuation) for text in texts]
+        controls = [self.controls(i for i, _, _ in each) for each in spans]
+        # The texts differ if the template tests the content of a message.
+        same_text = texts[0] == texts[-1].translate(originals)
+        if same_text and controls[0] == controls[-1]:
+            return [i for i, _, _ in spans[0]]
+        return self._encode_between_controls(
+            texts[1], spans[1], originals, continuation=continuation
+        )
+
+    def controls(self, ids: Iterable[int]) -> list[int]:
+        """Return those of the ids that are control tokens."""
+        return [i for i in ids if i in self._control_ids]
+
+    def fits(self, text: str) -> bool:
+        """Return whether a text may fit the context, without encoding it."""
+        return self._count_characters(text) <= self._max_characters
+
+    def _count_characters(self, text: str) -> int:
+        return len("".join(text.split()) if self._takes_spaces else text)
+
     def _check_length(self, text: str) -> None:
         """Raise UsageError for a text that cannot fit the context, before encoding it."""
-        n = len("".join(text.split()) if self._takes_spaces else text)
-        if n > self._max_characters:
+        if not self.fits(text):
+            n = self._count_characters(text)
             raise UsageError(
                 f"the conversation has {n:,} characters, too many for a context of "
                 f"{self._context_length:,} tokens",
@@ -102,9 +158,11 @@ class ChatFormat:
     def _choose_stand_ins(self, contents: Iterable[str]) -> dict[int, str]:
         """Map the messages' characters that may start or end a control token to stand-ins."""
         characters = set().union(*contents)
-        used = characters | set(self._template.source)
+        used = characters | set(self.template.source)
         unused = (chr(i) for i in _STAND_INS if chr(i) not in used)
-        edges = sorted(c for c in characters if _normalized_forms(c) & self._edge_characters)
+        edges = sorted(
+            c for c in characters if not self._edge_characters.isdisjoint(_normalized_forms(c))
+        )
         return dict(zip(map(ord, edges), unused, strict=False))
 
     def _replace_edges(self, message: Message, stand_ins: Mapping[int, str]) -> Message:
@@ -116,16 +174,21 @@ class ChatFormat:
         return {**message, "content": content}
 
     def _encode_between_controls(
-        self, text: str, spans: Iterable[_Span], originals: Mapping[int, int]
+        self,
+        text: str,
+        spans: Iterable[_Span],
+        originals: Mapping[int, str],
+        *,
+        continuation: bool = False,
     ) -> list[int]:
         """Keep the control tokens, all of them the template's; encode the rest as plain text."""
         ids: list[int] = []
-        start = 0
+        start, at_start = 0, not continuation
         for i, begin, end in spans:
             if i in self._control_ids:
-                ids += [*self._encode_plain(text[start:begin].translate(originals), not start), i]
-                start = end
-        return ids + self._encode_plain(text[start:].translate(originals), not start)
+                ids += [*self._encode_plain(text[start:begin].translate(originals), at_start), i]
+                start, at_start = end, False
+        return ids + self._encode_plain(text[start:].translate(originals), at_start)
 
     def _encode_plain(self, text: str, at_start: bool) -> list[int]:
         """Encode text that may spell control tokens; `at_start` of the conversation."""
@@ -151,9 +214,9 @@ def _check_messages(messages: Sequence[Mapping[str, str]]) -> list[Message]:
     except UnicodeEncodeError:
         raise UsageError("a message contains an unpaired surrogate", "remove it") from None
     length = sum(len(message["content"]) for message in messages)
-    if length > _MAX_CHARACTERS:
+    if length > MAX_CHARACTERS:
         raise UsageError(
-            f"the messages are too long ({length:,} characters, limit {_MAX_CHARACTERS:,})",
+            f"the messages are too long ({length:,} characters, limit {MAX_CHARACTERS:,})",
             "shorten the messages or start a new conversation",
         )
     return [dict(message) for message in messages]
@@ -164,6 +227,9 @@ def _any_of(names: Iterable[str]) -> str:
     return "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)"
 
 
-def _normalized_forms(character: str) -> set[str]:
+@lru_cache(maxsize=1 << 16)
+def _normalized_forms(character: str) -> frozenset[str]:
     """Return the characters that normalization or a change of case may turn it into."""
-    return set(unicodedata.normalize("NFKC", character) + character.lower() + character.upper())
+    return frozenset(
+        unicodedata.normalize("NFKC", character) + character.lower() + character.upper()
+    )

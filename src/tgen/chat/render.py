@@ -7,7 +7,7 @@ the time and memory of this process.
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
@@ -57,8 +57,15 @@ def _raise_exception(message: object) -> None:
     raise _RejectedError(str(message))
 
 
-def _strftime_now(date_format: str) -> str:
-    return datetime.now().strftime(date_format)
+def _make_strftime(now: str | None) -> Callable[[str], str]:
+    """Return the function `strftime_now` of templates; `now` is an ISO time, None the current."""
+
+    def strftime_now(date_format: str) -> str:
+        return (datetime.now() if now is None else datetime.fromisoformat(now)).strftime(
+            date_format
+        )
+
+    return strftime_now
 
 
 def _to_json(
@@ -91,7 +98,6 @@ def _compile(source: str) -> Template:
     environment.globals["namespace"] = _SafeNamespace
     environment.globals["dict"] = _dict
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
     return environment.from_string(source)
 
 
@@ -108,20 +114,25 @@ def _render(source: str, variables: Mapping[str, Any]) -> str:
 
 
 def handle_request(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `texts`, one per conversation, or the reason as `rejected` or `failed`."""
-    defaults = {"add_generation_prompt": True, "tools": None, "documents": None}
+    """Return `texts`, one per conversation, or the reason as `rejected` or `failed` with the number
+    of the conversation as `at`."""
+    shared = {
+        **request["variables"],
+        "tools": None,
+        "documents": None,
+        "strftime_now": _make_strftime(request["now"]),
+    }
+    texts: list[str] = []
     try:
-        variables = request["variables"] | defaults
-        texts = [
-            _render(request["source"], variables | {"messages": messages})
-            for messages in request["conversations"]
-        ]
+        for messages, is_prompt in zip(request["conversations"], request["prompts"], strict=True):
+            own = {"messages": messages, "add_generation_prompt": is_prompt}
+            texts.append(_render(request["source"], shared | own))
     except _RejectedError as error:
-        return {"rejected": _to_line(str(error))}
+        return {"rejected": _to_line(str(error)), "at": len(texts)}
     except (MemoryError, OverflowError):
-        return {"failed": "its output is too large"}
+        return {"failed": "its output is too large", "at": len(texts)}
     except Exception as error:  # a template may raise anything
-        return {"failed": _to_line(f"{type(error).__name__}: {error}")}
+        return {"failed": _to_line(f"{type(error).__name__}: {error}"), "at": len(texts)}
     return {"texts": texts}
 
 

@@ -18,6 +18,25 @@ SECONDS, BYTES = 5, 512 << 20  # limits per text; memory only where the platform
 _MAX_RESPONSE_BYTES = 64 << 20
 
 
+class RejectedMessagesError(UsageError):
+    """The template rejects a conversation, number `at` of a request."""
+
+    def __init__(self, reason: str, at: int) -> None:
+        super().__init__(
+            f"the chat template rejects the messages: {reason}",
+            "remove --system, or change the messages",
+        )
+        self.at = at
+
+
+class FailedTemplateError(ModelError):
+    """The template failed for a conversation, number `at` of a request."""
+
+    def __init__(self, reason: str, at: int) -> None:
+        super().__init__(f"the chat template failed: {reason}", NO_CHAT_HINT)
+        self.at = at
+
+
 class Sandbox:
     """A process that starts at the first call, and again after it had to be killed."""
 
@@ -26,29 +45,34 @@ class Sandbox:
         self._lock = threading.Lock()  # one request at a time
 
     def render(
-        self, template: ChatTemplate, conversations: Sequence[Sequence[Message]]
+        self,
+        template: ChatTemplate,
+        conversations: Sequence[Sequence[Message]],
+        *,
+        prompts: Sequence[bool] | None = None,
+        now: str | None = None,
     ) -> list[str]:
-        """Return the text of each conversation.
+        """Return the text of each conversation, up to the start of the next answer.
 
-        Raises UsageError if the template rejects the messages, ModelError if it fails or exceeds a
-        limit.
+        `prompts` says of each conversation whether that start is part of it; `now` is the time in
+        ISO format that the template sees instead of the current one. Raises RejectedMessagesError,
+        FailedTemplateError, or ModelError if the template exceeds a limit.
         """
         request = {
             "source": template.source,
             "variables": template.variables,
             "conversations": conversations,
+            "prompts": [True] * len(conversations) if prompts is None else prompts,
+            "now": now,
             "seconds": SECONDS,
             "bytes": BYTES,
         }
         with self._lock:
             response = self._send(json.dumps(request).encode() + b"\n")
         if "rejected" in response:
-            raise UsageError(
-                f"the chat template rejects the messages: {response['rejected']}",
-                "remove --system, or change the messages",
-            )
+            raise RejectedMessagesError(response["rejected"], response["at"])
         if "failed" in response:
-            raise ModelError(f"the chat template failed: {response['failed']}", NO_CHAT_HINT)
+            raise FailedTemplateError(response["failed"], response["at"])
         return [str(text) for text in response["texts"]]
 
     def _send(self, line: bytes) -> dict[str, Any]:

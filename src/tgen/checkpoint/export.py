@@ -4,13 +4,16 @@ Only a model is ever replaced, and what is written appears complete, by one rena
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tgen.checkpoint import chat_template, model_dir, safetensors_file
-from tgen.checkpoint.dtypes import Array, Dtype, cast, dtype_of
+import numpy as np
+
+from tgen.checkpoint import adapter, chat_template, model_dir, safetensors_file
+from tgen.checkpoint.dtypes import Array, Dtype, cast, dtype_of, to_float32
 from tgen.checkpoint.gguf import tokenizer
 from tgen.checkpoint.gguf.architectures import check_supported
 from tgen.checkpoint.gguf.package import require_package
@@ -21,6 +24,7 @@ from tgen.checkpoint.hf.config import read_json_object
 from tgen.checkpoint.model_dir import DESCRIPTION_FILES, WEIGHTS, ModelBundle
 from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
 from tgen.config import GgufType
+from tgen.model.lora_layout import changes
 from tgen.storage import files
 
 MAX_SHARD_BYTES = 5_000_000_000  # transformers' default for years
@@ -54,7 +58,7 @@ def export_gguf(
     require_package("writing GGUF")
     name = tokenizer.name_to_write(bundle.tokenizer, name)
     check_supported(bundle.config)
-    is_dir = bundle.path.is_dir()
+    is_dir = bundle.path.is_dir()  # of the base, if an adapter is merged
     json_config = read_json_object(bundle.path / "config.json") if is_dir else {}
     names = {} if is_dir else chat_template.special_tokens(bundle.path)
     ids = bundle.tokenizer.spec.vocab | bundle.tokenizer.added_tokens
@@ -70,7 +74,7 @@ def export_gguf(
         ends=sorted_ends(bundle),
         bos=token_id("bos_token", bundle.tokenizer.end_of_text),
         pad=token_id("pad_token", bundle.tokenizer.pad),
-        chat_template=chat_template.chat_template_source(bundle.path),
+        chat_template=chat_template.chat_template_source(bundle.settings_path),
         name=name,
     )
     target = out.resolve()
@@ -130,6 +134,21 @@ def export_transformers(
             files.write_new(temporary / name, contents[name])
 
 
+def merge_error(bundle: ModelBundle, stored: GgufType) -> float:
+    """Return the error of an adapter's changes when the sums are rounded to `stored`, relative to
+    the changes: the root of the ratio of the sums of squares."""
+    assert bundle.adapter is not None
+    pairs = adapter.read(bundle.adapter, bundle.config).pairs
+    layout = adapter.adapter_layout(bundle.config)
+    errors = total = 0.0
+    for name, start, change in changes(layout, pairs):
+        exact = to_float32(bundle.arrays[name][start : start + len(change)])
+        rounded = to_float32(cast(name, exact, DTYPES[stored]))
+        errors += float(np.square(rounded - exact, dtype=np.float64).sum())
+        total += float(np.square(change, dtype=np.float64).sum())
+    return math.sqrt(errors / total) if total else 0.0
+
+
 def _assign_shards(
     arrays: Mapping[str, Array], item_bytes: int, max_bytes: int
 ) -> dict[str, list[str]]:
@@ -167,6 +186,9 @@ def _metadata_files(bundle: ModelBundle, dtype: Dtype) -> dict[str, bytes]:
             for name, limit in limits.items()
             if (path / name).is_file()
         }
+        if (settings := bundle.settings_path) != path:  # an adapter has its own chat template
+            own = {n: settings / n for n in DESCRIPTION_FILES if (settings / n).is_file()}
+            contents |= {n: files.read(file, limit=_COPY_LIMIT) for n, file in own.items()}
     keys = [key for key in ("dtype", "torch_dtype") if key in json_config] or ["torch_dtype"]
     json_config |= dict.fromkeys(keys, dtype)
     json_config["tie_word_embeddings"] = bundle.config.tied_embeddings

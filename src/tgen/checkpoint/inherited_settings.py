@@ -1,27 +1,50 @@
-"""Settings that a fine-tuned model inherits besides tokenizer and shape."""
+"""Settings that a fine-tuned model inherits besides tokenizer and shape.
 
+The files that describe a model are copied byte for byte; only what changed is changed. Of a GGUF
+file, which has no such files, the settings are inherited.
+"""
+
+import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 from tgen.checkpoint import chat_template
+from tgen.checkpoint.dtypes import Dtype
 from tgen.checkpoint.hf import generation_config
 from tgen.checkpoint.hf.config import read_json_object
-from tgen.errors import ModelError
+from tgen.errors import ModelError, TgenError
+from tgen.storage import files
 
+CONFIG, _TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
+TEMPLATE = "chat_template.jinja"
+_COPIED = (
+    CONFIG,
+    generation_config.FILE_NAME,
+    _TOKENIZER_CONFIG,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    TEMPLATE,
+)
+_MAX_COPIED_BYTES = 8 << 20  # of a file: run.json contains it
 _MAX_DEPTH = 4  # nested lists and objects of a value in generation_config.json
 
 
 @dataclass(frozen=True, kw_only=True)
 class InheritedSettings:
-    """End-of-text tokens, chat template, special tokens and sampling defaults; all JSON values."""
+    """End-of-text tokens, chat template, special tokens and sampling defaults; all JSON values.
+
+    `contents` are the files of a model directory by name; if there are any, they win.
+    """
 
     end_ids: list[int] = field(default_factory=list)  # the tokenizer's end of text is first
     special_tokens: dict[str, str] = field(default_factory=dict)  # from tokenizer_config.json
     chat_template: str | None = None
     generation_config: dict[str, Any] = field(default_factory=dict)  # the file's values
+    contents: dict[str, str] = field(default_factory=dict)  # other bytes than UTF-8 as surrogates
+    dtype: Dtype = "float32"  # of the written weights
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -32,13 +55,52 @@ class InheritedSettings:
             and _all_of(settings.special_tokens, dict, str)
             and isinstance(settings.chat_template, str | None)
             and isinstance(settings.generation_config, dict)
+            and _all_of(settings.contents, dict, str)
+            and settings.contents.keys() <= set(_COPIED)
+            and settings.dtype in get_args(Dtype)
         ):
             raise TypeError("a value of another type")
         return settings
 
+    def with_template(self, source: str) -> Self:
+        """Return the settings with another chat template."""
+        if not self.contents:
+            return replace(self, chat_template=source)
+        contents = {**self.contents, TEMPLATE: source}
+        if "chat_template" in (config := _parse(contents.get(_TOKENIZER_CONFIG, "{}"))):
+            del config["chat_template"]
+            contents[_TOKENIZER_CONFIG] = _to_text(config)
+        return replace(self, chat_template=source, contents=contents)
+
+    def with_end(self, end_id: int) -> Self:
+        """Return the settings with another token that ends a text."""
+        ends = [*self.end_ids, *([] if end_id in self.end_ids else [end_id])]
+        if not self.contents:
+            return replace(self, end_ids=ends)
+        name = generation_config.FILE_NAME
+        values = _parse(self.contents.get(name, "{}"))
+        if not values:  # transformers makes them from config.json
+            keys = ("bos_token_id", "pad_token_id")
+            config = _parse(self.contents[CONFIG])
+            values = {key: config[key] for key in keys if config.get(key) is not None}
+        values["eos_token_id"] = ends if len(ends) > 1 else ends[0]
+        return replace(self, end_ids=ends, contents={**self.contents, name: _to_text(values)})
+
+    def with_tied_embeddings(self, tied: bool) -> Self:
+        """Return the settings with another value in config.json."""
+        config = _parse(self.contents[CONFIG]) | {"tie_word_embeddings": tied}
+        return replace(self, contents={**self.contents, CONFIG: _to_text(config)})
+
+    @property
+    def copied_files(self) -> dict[str, bytes]:
+        """The bytes of `contents`."""
+        return {
+            name: text.encode("utf-8", "surrogateescape") for name, text in self.contents.items()
+        }
+
 
 def read_inherited_settings(
-    path: Path, *, end_ids: Iterable[int], end_of_text: int | None
+    path: Path, *, end_ids: Iterable[int], end_of_text: int | None, dtype: Dtype = "float32"
 ) -> InheritedSettings:
     """Return the settings of a model directory or GGUF file that has been loaded.
 
@@ -54,7 +116,33 @@ def read_inherited_settings(
         special_tokens=chat_template.special_tokens(path),
         chat_template=chat_template.chat_template_source(path),
         generation_config={k: v for k, v in generation.items() if _is_shallow(v, _MAX_DEPTH)},
+        contents=_read_contents(path),
+        dtype=dtype,
     )
+
+
+def _read_contents(path: Path) -> dict[str, str]:
+    """Return the files to copy from a model directory, without damaged ones; {} of a GGUF file."""
+    contents = {}
+    for name in _COPIED:
+        if (path / name).is_file():
+            with suppress(TgenError):  # too large
+                text = files.read(path / name, limit=_MAX_COPIED_BYTES)
+                contents[name] = text.decode("utf-8", "surrogateescape")
+    contents = {n: text for n, text in contents.items() if n == TEMPLATE or _parse(text)}
+    return contents if CONFIG in contents else {}
+
+
+def _parse(text: str) -> dict[str, Any]:
+    """Return the object in a JSON file; empty if it is damaged."""
+    with suppress(ValueError, RecursionError):
+        values = json.loads(text)
+        return values if isinstance(values, dict) else {}
+    return {}
+
+
+def _to_text(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, indent=2) + "\n"
 
 
 def _all_of(values: Any, container: type, kind: type) -> bool:

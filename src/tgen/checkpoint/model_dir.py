@@ -5,8 +5,10 @@ A directory appears complete by one rename; afterwards each file changes by one 
 
 import hashlib
 import json
+import math
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,14 +17,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tgen.checkpoint import adapter as adapters
 from tgen.checkpoint import safetensors_file
+from tgen.checkpoint.dtypes import Dtype, cast, dtype_of
 from tgen.checkpoint.gguf import reader
+from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix
 from tgen.checkpoint.hf import config as hf_config
 from tgen.checkpoint.hf import families, generation_config, tokenizer_config
 from tgen.checkpoint.inherited_settings import InheritedSettings, read_inherited_settings
 from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
-from tgen.config import ModelConfig, SamplingConfig
+from tgen.config import ModelConfig, SamplingConfig, StoredAs
 from tgen.errors import ModelError, TgenError
+from tgen.model.lora_layout import Pair
 from tgen.model.ram import check_ram
 from tgen.storage import files
 from tgen.tokenizer import Tokenizer
@@ -41,7 +47,7 @@ DESCRIPTION_FILES = (  # files of a model besides config.json and the weights
     "tokenizer.model",
     "chat_template.jinja",
 )
-_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")  # transformers loads them
+_ADAPTER_FILES = (adapters.CONFIG, adapters.WEIGHTS)  # transformers loads them
 _KNOWN_FILES = {*DESCRIPTION_FILES, *_ADAPTER_FILES, NGRAMS, WEIGHTS, _INDEX, "config.json"}
 _SHARD_OF_MODEL = re.compile(r"model-\d+-of-\d+\.safetensors")
 _HEADLESS = re.compile(r"(?<!LMHead)Model$")  # a class of transformers
@@ -62,6 +68,33 @@ class ModelBundle:
     stamp: tuple[int, ...]  # inode, size and time of its files when they were read, see `digest`
     quantized: bool = False  # whether the file has fewer bits per weight
     warnings: tuple[str, ...] = ()  # contradictions between the files
+    adapter: Path | None = None  # directory of the adapter that is merged into the arrays
+    base_dtype: StoredAs | None = None  # `stored_dtype` before an adapter was merged
+
+    @property
+    def settings_path(self) -> Path:
+        """Where chat template and generation config are: the adapter's directory if it has them."""
+        return settings_path(self.path, self.adapter)
+
+
+def settings_path(path: Path, adapter: Path | None = None) -> Path:
+    """Return the directory with the chat template and the generation config of a model."""
+    if adapter is None and adapters.is_adapter(path):
+        adapter, path = path, adapters.find_base(path)
+    described = adapter is not None and (adapter / "tokenizer_config.json").exists()
+    return adapter if adapter is not None and described else path
+
+
+def stored_dtype(bundle: ModelBundle) -> StoredAs:
+    """Return the dtype of the matrices in the file, as an engine stores them."""
+    if bundle.base_dtype is not None:
+        return bundle.base_dtype
+    if any(isinstance(a, QuantizedMatrix) and a.has_four_bits for a in bundle.arrays.values()):
+        return "int4"
+    if bundle.quantized:
+        return "int8"
+    matrices = {array.dtype for array in bundle.arrays.values() if array.ndim == 2}
+    return "bfloat16" if matrices == {np.dtype(np.uint16)} else "float32"
 
 
 def build_metadata_files(
@@ -72,6 +105,11 @@ def build_metadata_files(
     `inherited` are the settings of the model that this one was fine-tuned from.
     """
     settings = inherited or InheritedSettings()
+    if settings.contents:
+        described = hf_config.from_json(json.loads(settings.contents["config.json"]))
+        if described.tied_embeddings != config.tied_embeddings:  # the weights have won
+            settings = settings.with_tied_embeddings(config.tied_embeddings)
+        return settings.copied_files | {"tokenizer.json": tokenizer.json.encode()}
     end, pad = tokenizer.end_of_text, tokenizer.pad
     begin = tokenizer.bos_ids[0] if tokenizer.bos_ids else end
     special = {"bos_token": begin, "eos_token": end, "pad_token": pad}  # foreign ones may be None
@@ -111,16 +149,26 @@ def build_metadata_files(
 
 def inherited_settings(bundle: ModelBundle) -> InheritedSettings:
     """Return the settings that a model fine-tuned from this one inherits."""
+    sizes: Counter[Dtype] = Counter()
+    for array in bundle.arrays.values():
+        sizes[dtype_of(array)] += array.size
     return read_inherited_settings(
-        bundle.path, end_ids=bundle.end_ids, end_of_text=bundle.tokenizer.end_of_text
+        bundle.settings_path,
+        end_ids=bundle.end_ids,
+        end_of_text=bundle.tokenizer.end_of_text,
+        dtype="float32" if bundle.quantized or not sizes else sizes.most_common(1)[0][0],
     )
 
 
 def serialize_weights(
-    config: ModelConfig, arrays: Mapping[str, NDArray[Any]]
+    config: ModelConfig, arrays: Mapping[str, NDArray[Any]], dtype: Dtype | None = None
 ) -> list[bytes | memoryview]:
-    """Return the content of model.safetensors in blocks, which share the arrays' memory."""
-    return safetensors_file.serialize_in_parts(families.to_hf_arrays(config, arrays))
+    """Return the content of model.safetensors in blocks, which share the arrays' memory if they
+    have this dtype already; None: as they are. Raises ModelError for values too large for it."""
+    stored = families.to_hf_arrays(config, arrays)
+    if dtype is not None:
+        stored = {name: cast(name, array, dtype) for name, array in stored.items()}
+    return safetensors_file.serialize_in_parts(stored, uint16="BF16")
 
 
 def save(
@@ -145,22 +193,57 @@ def save(
         contents[NGRAMS] = safetensors_file.serialize(ngrams)
     elif (path / NGRAMS).exists():
         files.remove(path / NGRAMS)  # built from another text
-    weights = serialize_weights(config, arrays)
+    weights = serialize_weights(config, arrays, inherited.dtype if inherited else None)
+    _publish(path, contents, WEIGHTS, weights, main="config.json")
+
+
+def save_adapter(
+    path: Path,
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    pairs: Mapping[str, Pair],
+    *,
+    base: str,
+    base_digest: str,
+    alpha: float,
+    inherited: InheritedSettings | None = None,
+) -> None:
+    """Create the directory of an adapter, or replace what is in one, as `save` does; it has the
+    describing files of a model, but no config.json."""
+    contents: dict[str, files.Content] = {
+        **build_metadata_files(config, tokenizer, inherited=inherited)
+    }
+    del contents["config.json"]
+    contents |= adapters.build_files(config, pairs, base=base, digest=base_digest, alpha=alpha)
+    weights = contents.pop(adapters.WEIGHTS)
+    _publish(path, contents, adapters.WEIGHTS, weights, main=adapters.CONFIG)
+
+
+def _publish(
+    path: Path,
+    contents: dict[str, files.Content],
+    weights_name: str,
+    weights: files.Content,
+    *,
+    main: str,
+) -> None:
+    """Write the files of a model or an adapter; a directory without the `main` file is neither."""
     if not path.exists():
-        files.publish_folder(path, contents | {WEIGHTS: weights})
+        files.publish_folder(path, contents | {weights_name: weights})
     elif all((path / n).exists() and files.read(path / n) == c for n, c in contents.items()):
-        files.publish(path / WEIGHTS, weights)
-    else:  # a directory without config.json is not a model: remove it first, write it last
-        files.remove(path / "config.json")
-        contents[WEIGHTS] = weights
-        for name in _files_of_a_model(path):
+        files.publish(path / weights_name, weights)
+    else:  # remove the main file first, and write it last
+        for name in ("config.json", adapters.CONFIG):
+            files.remove(path / name)
+        contents[weights_name] = weights
+        for name in files_of_a_model(path):
             if name not in contents:
                 files.remove(path / name)
-        for name in sorted(contents, key=lambda name: name == "config.json"):
+        for name in sorted(contents, key=lambda name: name == main):
             files.publish(path / name, contents[name])
 
 
-def _files_of_a_model(path: Path) -> list[str]:
+def files_of_a_model(path: Path) -> list[str]:
     """Return the names of the files in a directory that belong to a model."""
     return [
         file.name
@@ -173,7 +256,8 @@ def belongs_to_a_model(path: Path) -> bool:
     """Return whether a file written to `path` would replace or join the files of a model."""
     for file in (path, path.resolve()):  # cached models consist of links
         of_a_model = file.name in _KNOWN_FILES or file.suffix == ".safetensors"
-        if of_a_model and (file.parent / "config.json").exists():
+        has_model = (file.parent / "config.json").exists() or adapters.is_adapter(file.parent)
+        if of_a_model and has_model:
             return True
         if file.parent.name == "training" and (file.parent / "run.json").exists():
             return True
@@ -186,8 +270,34 @@ def belongs_to_a_model(path: Path) -> bool:
         return False
 
 
-def load(path: Path) -> ModelBundle:
+def load(path: Path, *, adapter: Path | None = None) -> ModelBundle:
     """Load a model directory or a GGUF file; raises ModelError or TokenizerError.
+
+    An `adapter` is merged into it. The directory of an adapter means its base model with it."""
+    if adapter is None and adapters.is_adapter(path):
+        path, adapter = adapters.find_base(path), path
+    bundle = _load_unchanged(path)
+    return bundle if adapter is None else _with_adapter(bundle, adapter)
+
+
+def _with_adapter(bundle: ModelBundle, path: Path) -> ModelBundle:
+    adapter = adapters.read(path, bundle.config)
+    warnings = adapters.check_base(adapter, bundle.path, bundle.arrays)
+    ends = generation_config.read(path).end_ids or []
+    return replace(
+        bundle,
+        arrays=adapters.merge(bundle.config, bundle.arrays, adapter.pairs),
+        adapter=path,
+        base_dtype=stored_dtype(bundle),
+        stamp=bundle.stamp + _stamp([path / name for name in _ADAPTER_FILES]),
+        end_ids=bundle.end_ids | {i for i in ends if 0 <= i < bundle.config.vocab_size},
+        quantized=False,
+        warnings=(*bundle.warnings, *warnings),
+    )
+
+
+def _load_unchanged(path: Path) -> ModelBundle:
+    """Load a model without an adapter.
 
     `save` removes config.json first and writes it last: if it changed during the read, the
     directory is read again, so the result never mixes two models.
@@ -203,6 +313,11 @@ def load(path: Path) -> ModelBundle:
             if _config_stamp(path) == before:
                 return bundle
     raise ModelError(f"{str(path)!r} keeps changing while it is read", "try again later")
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Load the tokenizer of a model without its weights; raises ModelError or TokenizerError."""
+    return reader.load_tokenizer(path) if path.is_file() else _load_metadata(path)[1]
 
 
 def _config_stamp(path: Path) -> tuple[int, ...]:
@@ -280,6 +395,31 @@ def _load_metadata(path: Path) -> tuple[ModelConfig, Tokenizer, list[int], list[
 def _read_weights(path: Path, config: ModelConfig) -> tuple[ModelConfig, dict[str, NDArray[Any]]]:
     """Return the config and all arrays by tgen's names; every shape is checked before the first
     read. As in transformers 5, a head in the file wins over a config that ties it."""
+    config, headers, names = _find_tensors(path, config)
+    head = families.head_name(config)
+    entries = [entry for header in headers.values() for entry in header.values()]
+    check_ram(sum(e.end - e.start for e in entries), f"loading {str(path)!r}")
+    stored: dict[str, NDArray[Any]] = {}
+    for file, header in headers.items():
+        stored |= safetensors_file.read_arrays(file, header, rename=names.__getitem__)
+    safetensors_file.check_finite(path, stored)
+    embedding = families.tensor_mappings(config)[0].theirs[0]
+    if config.tied_embeddings and head in stored:
+        if np.array_equal(stored[head], stored[embedding]):
+            del stored[head]
+        else:
+            config = replace(config, tied_embeddings=False)
+    for name, array in stored.items():
+        if array.dtype == np.float64:
+            stored[name] = array.astype(np.float32)
+    return config, families.from_hf_arrays(config, stored)
+
+
+def _find_tensors(
+    path: Path, config: ModelConfig
+) -> tuple[ModelConfig, dict[Path, dict[str, safetensors_file.TensorEntry]], dict[str, str]]:
+    """Return the config, the model's tensors by file, and their names in transformers; every shape
+    is checked."""
     headers = {path / shard: safetensors_file.read_header(path / shard) for shard in _shards(path)}
     stored_shapes = {name: e.shape for header in headers.values() for name, e in header.items()}
     names, lacks_prefix = families.names_in_file(config, stored_shapes)
@@ -293,30 +433,35 @@ def _read_weights(path: Path, config: ModelConfig) -> tuple[ModelConfig, dict[st
             )
         config = replace(config, tied_embeddings=True)
     families.check_shapes(config, shapes)
-    mappings = families.tensor_mappings(config)
-    used = {name for mapping in mappings for name in mapping.theirs} | {head}
+    used = {name for mapping in families.tensor_mappings(config) for name in mapping.theirs} | {
+        head
+    }
     headers = {
         file: {name: entry for name, entry in header.items() if names[name] in used}
         for file, header in headers.items()
     }
     for file, header in headers.items():
         safetensors_file.check_float_dtypes(file, header)
-    entries = [entry for header in headers.values() for entry in header.values()]
-    check_ram(sum(e.end - e.start for e in entries), f"loading {str(path)!r}")
-    stored: dict[str, NDArray[Any]] = {}
-    for file, header in headers.items():
-        stored |= safetensors_file.read_arrays(file, header, rename=names.__getitem__)
-    safetensors_file.check_finite(path, stored)
-    embedding = mappings[0].theirs[0]
-    if config.tied_embeddings and head in stored:
-        if np.array_equal(stored[head], stored[embedding]):
-            del stored[head]
-        else:
-            config = replace(config, tied_embeddings=False)
-    for name, array in stored.items():
-        if array.dtype == np.float64:
-            stored[name] = array.astype(np.float32)
-    return config, families.from_hf_arrays(config, stored)
+    return config, headers, names
+
+
+def describe(path: Path) -> tuple[ModelConfig, Counter[str]]:
+    """Return the config of a model and the number of its parameters by type, without its weights.
+
+    Raises ModelError, and UsageError if the package gguf is needed but missing.
+    """
+    if path.is_file():
+        return reader.describe(path)
+    config = hf_config.from_json(
+        hf_config.read_json_object(path / "config.json", limit=_CONFIG_LIMIT)
+    )
+    config, headers, names = _find_tensors(path, config)
+    counts: Counter[str] = Counter()
+    for header in headers.values():
+        for name, entry in header.items():
+            if not config.tied_embeddings or names[name] != families.head_name(config):
+                counts[safetensors_file.FLOATS[entry.dtype]] += math.prod(entry.shape)
+    return config, counts
 
 
 def _is_headless(path: Path) -> bool:
@@ -327,18 +472,21 @@ def _is_headless(path: Path) -> bool:
 
 def reload(bundle: ModelBundle) -> ModelBundle:
     """Load the model again; raises ModelError if its files have changed."""
-    again = load(bundle.path)
+    again = load(bundle.path, adapter=bundle.adapter)
     if again.stamp != bundle.stamp:
         raise _changed(bundle)
     return again
 
 
 def digest(bundle: ModelBundle) -> str:
-    """Return the SHA-256 of the model's config and weights; raises ModelError if they changed."""
-    sha256 = hashlib.sha256()
-    for file in _model_files(bundle.path):
+    """Return the SHA-256 of the model's config and weights, and of the adapter's; raises ModelError
+    if they changed."""
+    sha256, of_model = hashlib.sha256(), _model_files(bundle.path)
+    if bundle.adapter is not None:
+        of_model += [bundle.adapter / name for name in _ADAPTER_FILES]
+    for file in of_model:
         sha256.update(files.sha256(file))
-    if _stamp(_model_files(bundle.path)) != bundle.stamp:
+    if _stamp(of_model) != bundle.stamp:
         raise _changed(bundle)
     return sha256.hexdigest()
 
@@ -387,7 +535,7 @@ def _shards(path: Path) -> list[str]:
 
 def _missing_hint(path: Path) -> str:
     if any((path / name).exists() for name in _ADAPTER_FILES):
-        return "this is an adapter: merge it into its base model first"
+        return "this is an adapter: remove config.json, or name its base with --model BASE"
     if any(path.glob("*-of-*.safetensors")):
         return f"download {_INDEX} too: the weights are in shards"
     if (path / "training" / "run.json").exists():

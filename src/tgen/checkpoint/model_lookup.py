@@ -92,12 +92,21 @@ def _find_in(folder: Path, name: str) -> Path | None:
 
 def list_model_names(models: Path = Path("models")) -> list[str]:
     """Return the names of all models that can be found without a path, without duplicates."""
-    names = [
-        name
-        for folder in (models, data_folder())
-        for name in sorted([*_models_in(folder), *models_in(folder)])
-    ]
-    return list(dict.fromkeys([*names, shipped_model().name, *_downloaded_models()]))
+    return list(list_models(models))
+
+
+def list_models(models: Path = Path("models")) -> dict[str, ModelLocation]:
+    """Return all models that can be found without a path by name, in the order of the search.
+
+    Of models with the same name only the first is included, which the name refers to.
+    """
+    found: dict[str, ModelLocation] = {}
+    for folder, found_by in ((models, LOCAL), (data_folder(), DATA)):
+        paths = models_in(folder) | {name: folder / name for name in _models_in(folder)}
+        for name in sorted(paths):
+            found.setdefault(name, ModelLocation(paths[name], found_by))
+    found.setdefault(shipped_model().name, ModelLocation(shipped_model(), SHIPPED))
+    return found | {name: at for name, at in _downloaded_models().items() if name not in found}
 
 
 def shipped_model() -> Path:
@@ -161,7 +170,8 @@ def _require_readable(folder: Path) -> None:
 def _modified(folder: Path) -> float:
     """Return when a model's weights were last written, in seconds; 0 if it has none."""
     times = [0.0]
-    for weights in folder.glob("model*.safetensors"):  # one file or shards
+    patterns = ("model*.safetensors", "adapter_model.safetensors")  # one file, shards, adapter
+    for weights in (path for pattern in patterns for path in folder.glob(pattern)):
         with suppress(OSError):
             times.append(weights.stat().st_mtime)
     return max(times)

@@ -38,7 +38,7 @@ _DTYPES = {
     "U64": "<u8",
 }
 _NAMES = {np.dtype(_DTYPES[n]): n for n in ("F32", "F16", "F64", "I64", "I32", "U8", "U32", "BOOL")}
-_FLOATS = {"F32", "F16", "BF16", "F64"}
+FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 _CHECK_BLOCK = 1 << 20  # values checked at a time
 _READERS = 4  # threads for large files: the pages of new memory cost more than the copy
 _LARGE = 1 << 24  # bytes
@@ -60,7 +60,10 @@ def serialize(arrays: Mapping[str, NDArray[Any]]) -> bytes:
 
 
 def serialize_in_parts(
-    arrays: Mapping[str, NDArray[Any]], *, uint16: str = "U16"
+    arrays: Mapping[str, NDArray[Any]],
+    *,
+    uint16: str = "U16",
+    metadata: Mapping[str, str] | None = None,
 ) -> list[bytes | memoryview]:
     """Serialize as `serialize`, byte for byte, but without copying: for large, frequent saves.
 
@@ -70,7 +73,7 @@ def serialize_in_parts(
     shapes = {name: arrays[name].shape for name in order}
     dtypes = {name: arrays[name].dtype for name in order}
     flat = [np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8) for name in order]
-    header = _make_header(shapes, dtypes, {"format": "pt"}, uint16=uint16)
+    header = _make_header(shapes, dtypes, metadata or {"format": "pt"}, uint16=uint16)
     return [header, *(array.data for array in flat)]
 
 
@@ -123,6 +126,15 @@ def read_vectors(path: Path) -> dict[str, Array]:
 
 def read_header(path: Path, *, hint: str = _DAMAGED) -> dict[str, TensorEntry]:
     """Return a file's tensors; raises ModelError unless they cover the file exactly."""
+    return _read_table(path, hint)[0]
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Return a file's metadata; raises ModelError as `read_header`."""
+    return _read_table(path, _DAMAGED)[1]
+
+
+def _read_table(path: Path, hint: str) -> tuple[dict[str, TensorEntry], dict[str, str]]:
     with files.open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         start = file.read(8)
@@ -133,7 +145,7 @@ def read_header(path: Path, *, hint: str = _DAMAGED) -> dict[str, TensorEntry]:
         header = file.read(n)
     try:
         table = json.loads(header, parse_constant=_reject_constant)
-        table.pop("__metadata__", None)
+        metadata = table.pop("__metadata__", None)
         entries = {name: _parse_entry(value, 8 + n) for name, value in table.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ModelError(f"{path} has an unreadable header: {error}", hint) from None
@@ -144,7 +156,8 @@ def read_header(path: Path, *, hint: str = _DAMAGED) -> dict[str, TensorEntry]:
         position = entry.end
     if position != size:
         raise ModelError(f"{path} has {size} bytes (expected {position})", hint)
-    return entries
+    texts = metadata.items() if isinstance(metadata, dict) else ()
+    return entries, {key: value for key, value in texts if isinstance(value, str)}
 
 
 def read_arrays(
@@ -177,7 +190,7 @@ def reject_lfs_pointer(path: Path, content: bytes) -> None:
 def check_float_dtypes(path: Path, entries: Mapping[str, TensorEntry]) -> None:
     """Raise ModelError if weights are not floating-point numbers but quantized."""
     for name, entry in entries.items():
-        if entry.dtype not in _FLOATS:
+        if entry.dtype not in FLOATS:
             raise ModelError(
                 f"{path}: {name} is {entry.dtype}",
                 "download the unquantized model (float32, float16 or bfloat16)",

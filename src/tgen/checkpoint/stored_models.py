@@ -75,7 +75,10 @@ def files_in(folder: Path, name: str) -> dict[str, Path]:
 
 
 def is_model_directory(path: Path) -> bool:
-    """Return whether a directory has a transformers model, not only GGUF files and config.json."""
+    """Return whether a directory has a transformers model, not only GGUF files and config.json, or
+    an adapter."""
+    if os.path.isfile(path / "adapter_config.json"):
+        return True
     if not os.path.exists(path / "config.json"):  # False for names that are too long
         return False
     return not files_in(path, path.name) or any(path.glob("*.safetensors"))

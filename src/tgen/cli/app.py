@@ -22,9 +22,12 @@ COMMANDS = {
     "train": "Train a model on your text.",
     "generate": "Continue a text.",
     "inspect": "Show a model's attention, predictions and training history.",
+    "score": "Measure how well a model predicts texts.",
     "bench": "Measure the model's speed on this machine.",
     "serve": "Serve a model with OpenAI's HTTP API.",
     "export": "Convert a model to GGUF or to another dtype.",
+    "tokenize": "Show how a model splits a text into tokens.",
+    "models": "List the models on this machine, or remove some.",
 }
 _HELP = """Train a small language model on your own text, then generate, inspect and benchmark.
 
@@ -33,6 +36,7 @@ Exit status: 0 success (also when the reader closed the pipe), 1 failure, 2 usag
 
 If an option is given twice, the last value counts, unless the option is repeatable."""
 _DISTRIBUTED = ("train", "generate")  # commands that torchrun may start
+_TAKES_ARGUMENTS = ("tgen export", "tgen score", "tgen tokenize", "tgen models")
 _DISK_HINTS = {
     errno.ENOSPC: "free disk space and try again",
     errno.EDQUOT: "free disk space and try again",
@@ -190,7 +194,7 @@ def _report_usage(error: TyperException, arguments: list[str]) -> int:
         hint = (
             f"run `{command or 'tgen'} --help` to list the {'options' if command else 'commands'}"
         )
-        if "extra argument" in message and command != "tgen export":
+        if "extra argument" in message and command not in _TAKES_ARGUMENTS:
             hint = 'pass a text as --prompt "TEXT"'
         parameter, cause = getattr(error, "param", None), cast(Any, error.__cause__)
         if parameter is not None and hasattr(cause, "errors"):  # of pydantic, which converts values

@@ -195,9 +195,16 @@ def print_status(text: str, *, quiet: bool = False) -> None:
         err.print(one_line(text))
 
 
-def print_try_generate(model: object, *, quiet: bool = False) -> None:
-    """Print the command that generates from a new model."""
-    command = f'tgen generate --model {shlex.quote(str(model))} --prompt "What is"'
+def ask(question: str) -> None:
+    """Print a question to stderr; the answer follows on the same line."""
+    err.print(one_line(question), end=" ")
+    err.file.flush()
+
+
+def print_try_generate(model: object, *, chat: bool = False, quiet: bool = False) -> None:
+    """Print the command that generates from a new model, or that chats with it."""
+    how = "--chat --interactive" if chat else '--prompt "What is"'
+    command = f"tgen generate --model {shlex.quote(str(model))} {how}"
     print_status(f"try: {command}", quiet=quiet)
 
 

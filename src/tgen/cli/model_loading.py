@@ -10,6 +10,16 @@ if TYPE_CHECKING:
     from tgen.loaded_model import LoadedModel
 
 
+def find_paths(model: str | None, adapter: str | None) -> tuple[Path, Path | None]:
+    """Return the paths of a model and of its adapter; an adapter alone is a model's path, too."""
+    from tgen.checkpoint.model_lookup import find_model
+
+    if adapter is None:
+        return find_model(model).path, None
+    path = find_model(adapter).path
+    return (path, None) if model is None else (find_model(model).path, path)
+
+
 def ensure_kernels_compiled(device: str, *, quiet: bool) -> None:
     """Compile the CPU kernels if the device uses them and they are not cached."""
     from tgen.engine.open_engine import uses_kernels
@@ -33,13 +43,14 @@ def ensure_kernels_compiled(device: str, *, quiet: bool) -> None:
 def load_model(
     path: Path,
     *,
+    adapter: Path | None = None,
     device: str,
     threads: int | None,
     dtype: StoredAs | None,
     cache_dtype: CacheDtype | None = None,
     quiet: bool,
 ) -> "LoadedModel":
-    """Load a model from its path."""
+    """Load a model from its path, with an adapter merged into it if one is named."""
     from tgen.engine.open_engine import missing_kernels, runs_on_cpu
     from tgen.loaded_model import open_model
 
@@ -48,7 +59,14 @@ def load_model(
         message = f"warning: using torch, which is slower than the compiled kernels: {reason}"
         console.print_status(message, quiet=quiet)
     ensure_kernels_compiled(device, quiet=quiet)
-    model = open_model(path, device=device, threads=threads, dtype=dtype, cache_dtype=cache_dtype)
+    model = open_model(
+        path,
+        adapter=adapter,
+        device=device,
+        threads=threads,
+        dtype=dtype,
+        cache_dtype=cache_dtype,
+    )
     warnings = list(model.bundle.warnings)
     if model.bundle.quantized and dtype is None and model.engine.dtype == "float32":
         warnings.append(

@@ -34,18 +34,27 @@ def nested(options_type: type, **readers: Reader) -> Any:
     return field(default_factory=dict, metadata={"nested": options_type, "readers": readers})
 
 
-def model_option(**changes: Any) -> Any:
-    """Declare `--model`."""
+def model_option(help_text: str = "", flags: str = "--model -m", **changes: Any) -> Any:
+    """Declare `--model`, or another option that takes a model."""
     details: dict[str, Any] = {
         "metavar": "NAME",
         "shown_default": "the newest in ./models, else the shipped model",
         "autocompletion": _complete_model,
     }
-    help_text = (
+    help_text = help_text or (
         "Model path, or name in ./models, the data directory, or the caches of transformers, "
         "LM Studio, llama.cpp and Ollama."
     )
-    return option(None, help_text, "--model -m", **details | changes)
+    return option(None, help_text, flags, **details | changes)
+
+
+def adapter_option(**changes: Any) -> Any:
+    """Declare `--adapter`."""
+    details: dict[str, Any] = {"metavar": "DIR", "shown_default": ""}
+    help_text = (
+        "LoRA adapter in PEFT's format, used with --model or, without it, with its own base."
+    )
+    return option(None, help_text, "--adapter", **details | changes)
 
 
 def device_option(panel: str) -> Any:

@@ -35,7 +35,7 @@ def output_dtype(dtype: StoredAs) -> StoredAs:
 SAMPLERS = ("top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc", "temperature")
 DEFAULT_BATCH_SIZE = 64  # sequences per batch
 TEXTS = ("stop", "ban", "require", "choices", "dry_breakers")
-CONSTRAINTS = ("choices", "regex", "json_schema")
+CONSTRAINTS = ("choices", "regex", "json_schema", "grammar")
 
 _MAX_STRINGS = 1000  # strings per option
 
@@ -111,6 +111,12 @@ class SamplingConfig:
         None,
         "Generate a JSON document that is valid under the schema in FILE.",
         "--json-schema",
+        metavar="FILE",
+    )
+    grammar: str | None = _constraint(
+        None,
+        "Generate a text that the Lark or GBNF grammar in FILE allows.",
+        "--grammar",
         metavar="FILE",
     )
     logprobs: int = _output(
@@ -267,7 +273,7 @@ class SamplingConfig:
                 require(
                     False, "json_schema", repr(self.json_schema), "values that JSON can represent"
                 )
-        for name in ("regex", "json_schema"):
+        for name in ("regex", "json_schema", "grammar"):
             if getattr(self, name) is not None:
                 _check_text(name, getattr(self, name))
         self._check_combinations()
@@ -303,7 +309,7 @@ class SamplingConfig:
 
     @property
     def constrained(self) -> bool:
-        """Whether choices, a regex or a JSON schema constrain the text."""
+        """Whether choices, a regex, a JSON schema or a grammar constrain the text."""
         return any(getattr(self, name) for name in CONSTRAINTS)
 
     @property

@@ -9,6 +9,9 @@ from tgen.config.option import check_ranges, option, require
 
 LossOn = Literal["completion", "all"]
 Precision = Literal["float32", "bfloat16"]
+Optimizer = Literal["muon", "adamw"]
+MuonScale = Literal["spectral", "adamw"]  # of its updates: singular values of 1, or AdamW's RMS
+LoraTargets = Literal["all", "attention", "feed_forward"]  # matrices of the blocks
 Parallel = Literal["ddp", "fsdp"]  # replicate the model on every rank, or shard it
 
 # Old spellings, still accepted by --set and in run.json.
@@ -51,8 +54,20 @@ class TrainConfig:
     )
     batch_size: int | None = _count(None, "Windows of context_length tokens per step.")
     accumulation: int = _count(1, "Micro-batches per step, to save memory.")
-    optimizer: Literal["muon", "adamw"] = option(
-        "muon", "Optimizer of the matrices inside the blocks; AdamW updates the rest."
+    lora: int | None = _count(
+        None,
+        "Train a LoRA adapter of this rank instead of all weights; needs --from.",
+        "--lora",
+        metavar="RANK",
+    )
+    lora_alpha: float = _positive(32.0, "Strength of a LoRA adapter: its scale is alpha / rank.")
+    lora_targets: LoraTargets = option("all", "Matrices of the blocks that LoRA adapts.")
+    activation_checkpointing: bool | None = option(
+        None, "Compute activations again in the backward pass, to save memory."
+    )
+    max_steps: int | None = _count(None, "End after so many steps, even before the minutes.")
+    optimizer: Optimizer | None = option(
+        None, "Optimizer of the matrices inside the blocks; AdamW updates the rest."
     )
     precision: Precision | None = option(
         None, "Precision of the inputs of matrix products; weights and sums are float32."
@@ -63,6 +78,9 @@ class TrainConfig:
     )
     matrix_learning_rate: float | None = _positive(None, "Learning rate of Muon.")
     momentum: float | None = _fraction(None, "Momentum of Muon.")
+    muon_scale: MuonScale | None = option(
+        None, "Size of Muon's updates: singular values of 1, or as large as AdamW's."
+    )
     separate_qkv: bool = option(True, "Muon orthogonalizes queries, keys and values separately.")
     bigram_start: bool | None = option(
         None, "Start embedding and LM head from the text's bigrams, not from random numbers."
@@ -91,8 +109,8 @@ class TrainConfig:
     )
     eval_every: int | None = _count(None, "Steps between evaluations.")
     eval_tokens: int | None = _count(None, "Maximum number of held-out tokens per evaluation.")
-    patience: int = option(
-        5,
+    patience: int | None = option(
+        None,
         "Early stopping after so many evaluations in a row, each worse than the one before and "
         "significantly worse than the best; 0 disables it.",
         low=0,
@@ -107,7 +125,7 @@ class TrainConfig:
     compile: bool = option(False, "Compile the training step with torch.compile.")
     val_fraction: float = option(
         0.1,
-        "Fraction of the corpus, taken from its end, held out for validation; 0 disables it.",
+        "Fraction held out for validation: the end of a text, or random chats; 0 disables it.",
         "--val-fraction",
         panel="Data and tokenizer",
         low=0,
@@ -137,6 +155,10 @@ class ResolvedTrainConfig(TrainConfig):
     """A TrainConfig without None, as training needs it; the defaults apply where no plan chose."""
 
     batch_size: int = 16
+    optimizer: Optimizer = "muon"
+    activation_checkpointing: bool = False
+    muon_scale: MuonScale = "spectral"
+    patience: int = 5
     precision: Precision = "float32"
     learning_rate: float = 2e-3
     embedding_learning_rate: float = 2e-3

@@ -4,35 +4,46 @@ paths -> documents -> training and validation documents -> tokens -> batch(step)
 """
 
 from tgen.corpus.bigrams import count_bigrams
+from tgen.corpus.conversation import Conversation, parse_conversation
 from tgen.corpus.dataset import Batch, TokenDataset
 from tgen.corpus.documents import Corpus, Document, Documents
 from tgen.corpus.ngrams import ngram_tables
 from tgen.corpus.overlap import overlap_fraction
+from tgen.corpus.packing import PackedRows, fit_row
 from tgen.corpus.scan import read
 from tgen.corpus.subsample import MAX_VAL_BYTES, subsample_documents
 from tgen.corpus.tokenize import (
+    ArrayBuilder,
     TokenizedCorpus,
+    begin_of_document,
     from_old_names,
     to_old_names,
     token_arrays,
     tokenize_documents,
 )
-from tgen.corpus.train_val_split import TrainValSplit, split_train_val
+from tgen.corpus.train_val_split import TrainValSplit, split_rows, split_train_val
 
 __all__ = [
     "MAX_VAL_BYTES",
+    "ArrayBuilder",
     "Batch",
+    "Conversation",
     "Corpus",
     "Document",
     "Documents",
+    "PackedRows",
     "TokenDataset",
     "TokenizedCorpus",
     "TrainValSplit",
+    "begin_of_document",
     "count_bigrams",
+    "fit_row",
     "from_old_names",
     "ngram_tables",
     "overlap_fraction",
+    "parse_conversation",
     "read",
+    "split_rows",
     "split_train_val",
     "subsample_documents",
     "to_old_names",

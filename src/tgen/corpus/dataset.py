@@ -37,6 +37,7 @@ class TokenDataset:
     batch_size: int
     seed: int
     end_of_text: int | None = None  # the token between documents; None: treated as one document
+    begin_of_text: int | None = None  # the first token of each document; None: they have none
     train_loss_mask: Array | None = None  # (n,) bool; None: every token
     val_loss_mask: Array | None = None  # (m,)
     merge_pairs: NDArray[np.int64] | None = None  # (V, 2), see `split_tokens`
@@ -143,10 +144,13 @@ class TokenDataset:
 
     def _number_documents(self, tokens: NDArray[np.int64]) -> NDArray[np.int32] | None:
         """(B, T) -> each token's document, from 0 per window; None if no window has a boundary."""
-        starts = tokens == (-1 if self.end_of_text is None else self.end_of_text)
+        border = self.end_of_text if self.begin_of_text is None else self.begin_of_text
+        starts = tokens == (-1 if border is None else border)
         starts[:, 0] = False
         if not starts.any():
             return None
+        if self.begin_of_text is not None:
+            return starts.cumsum(axis=1, dtype=np.int32)  # type: ignore[no-any-return]
         # An end-of-text token never sees the document it ends: the next document is predicted from
         # it alone, as from an empty prompt, and can attend to it. A prompt given by the user has
         # no such token before it. To train for both, every other token is hidden from the document

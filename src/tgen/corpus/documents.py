@@ -1,7 +1,8 @@
 """Documents of a corpus: located in their sources, read on demand.
 
 A document is a tuple of parts. Parts are tokenized separately and concatenated; an end-of-text
-token follows the document. A text has one part; a {"prompt", "completion"} row has two.
+token follows the document. A text has one part; a {"prompt", "completion"} row has two. The part of
+a conversation is its row, see `conversation.parse_conversation`.
 """
 
 from array import array
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.corpus.jsonl import parse_row
+from tgen.corpus.jsonl import line_number, parse_row
 from tgen.corpus.sources import Source
 
 _MAX_BYTES_IN_RAM = 1 << 22  # a longer text is returned as a LongText
@@ -52,16 +53,21 @@ class DocumentTable:
         self._sources: list[Source] = []
         self._first_documents: list[int] = []  # per source
         self._contains_rows: list[bool] = []  # per source
+        self._contains_chats: list[bool] = []  # per source
         self._open: Source | None = None
 
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def add_source(self, source: Source, *, rows: bool) -> None:
-        """Start a source; the documents added next are in it, as rows of JSON or as text."""
+    def add_source(self, source: Source, *, rows: bool, chats: bool = False) -> None:
+        """Start a source; the documents added next are in it, as rows of JSON or as text.
+
+        `chats`: the rows are conversations.
+        """
         self._sources.append(source)
         self._first_documents.append(len(self))
         self._contains_rows.append(rows)
+        self._contains_chats.append(chats)
 
     def add_document(self, start: int, end: int, n_bytes: int, key: int) -> None:
         """Add the document in bytes `start` to `end` of its source; its parts have `n_bytes`."""
@@ -74,6 +80,17 @@ class DocumentTable:
         """(n,) -> (n,): which documents are rows."""
         sources = np.searchsorted(self._first_documents, numbers, side="right") - 1
         return np.array(self._contains_rows, bool)[sources]
+
+    def name(self, number: int) -> str:
+        """Return the name of a document's source, with `#` and its number, from 1, if it has more.
+
+        All documents of the table have been added.
+        """
+        i = bisect_right(self._first_documents, number) - 1
+        first, *after = self._first_documents[i : i + 2]
+        n = (after[0] if after else len(self)) - first
+        name = self._sources[i].name
+        return f"{name}#{number - first + 1}" if n > 1 else name
 
     def all_documents(self) -> "Documents":
         """Select all documents in the order added."""
@@ -90,6 +107,8 @@ class DocumentTable:
         if source is not self._open:
             self.close()
             self._open = source
+        if self._contains_chats[i]:
+            return (source.read(first, self._ends[number] - first),)
         if not self._contains_rows[i]:
             text = LongText(source, first + start, first + end)
             return (text if len(text) > _MAX_BYTES_IN_RAM else text[:],)
@@ -97,6 +116,11 @@ class DocumentTable:
         if parts is None or document_size(parts) != self.sizes[number]:
             raise source.changed_error()
         return parts if len(parts) > 1 else (parts[0][start:end],)
+
+    def describe(self, number: int) -> str:
+        """Return the file and the line of a row."""
+        source = self._sources[bisect_right(self._first_documents, number) - 1]
+        return f"{source.name}, line {line_number(source, self._starts[number])}"
 
     def close(self) -> None:
         """Close the open source; raises CorpusError if it has changed."""
@@ -122,6 +146,10 @@ class Documents:
 
     def __getitem__(self, i: int) -> Document:
         return self.table.read(int(self.numbers[i]), int(self._starts[i]), int(self._ends[i]))
+
+    def name(self, i: int) -> str:
+        """Return the name of a document, see `DocumentTable.name`."""
+        return self.table.name(int(self.numbers[i]))
 
     def __iter__(self) -> Iterator[Document]:
         return map(self.__getitem__, range(len(self)))
@@ -149,6 +177,7 @@ class Corpus:
     documents: Documents
     skipped: list[str]  # binary files in directories
     sha256: str = ""  # hash of the documents and their boundaries
+    is_chat: bool = False  # the documents are conversations
 
     @property
     def n_bytes(self) -> int:

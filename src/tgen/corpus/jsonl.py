@@ -1,14 +1,16 @@
-"""JSONL corpora: {"text"} or {"prompt", "completion"} rows, one per line."""
+"""JSONL corpora: {"text"}, {"prompt", "completion"} or {"messages"} rows, one per line."""
 
 import json
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, takewhile
 
+from tgen.corpus.conversation import invalid_row_error, is_conversation, parse_conversation
 from tgen.corpus.sources import Source
 from tgen.errors import CorpusError
 
 _BLOCK = 1 << 22  # bytes per read
 _MAX_LINE = 1 << 27  # bytes; parsing needs several times as much memory
+_EXAMPLE = 'write {"text": "..."} or {"prompt": "...", "completion": "..."} on each line'
 
 # Start and end of a document in its source, bytes of its parts, and the content to fingerprint.
 Location = tuple[int, int, int, Iterable[bytes]]
@@ -31,13 +33,30 @@ def find_rows(source: Source) -> Iterator[Location]:
             line = line.rstrip(b"\r\n")
             parts = parse_row(line)
             if parts is None:
-                raise CorpusError(
-                    f"{source.name}, line {number}: not a valid row "
-                    f"(got {line[:50].decode(errors='replace')!r})",
-                    'write {"text": "..."} or {"prompt": "...", "completion": "..."} on each line',
-                )
+                raise _in_line(source, number, invalid_row_error(line, _EXAMPLE))
             content = chain.from_iterable((encode_length(len(part)), part) for part in parts)
             yield start, start + len(line), sum(map(len, parts)), content
+
+
+def find_conversations(source: Source) -> Iterator[Location]:
+    """Yield the location and content of each conversation; CorpusError for an invalid one."""
+    for number, (start, line) in enumerate(_read_lines(source), 1):
+        if line.strip():
+            line = line.rstrip(b"\r\n")
+            try:
+                content = parse_conversation(line).content()
+            except CorpusError as error:
+                raise _in_line(source, number, error) from None
+            yield start, start + len(line), len(line), [content]
+
+
+def _in_line(source: Source, number: int, error: CorpusError) -> CorpusError:
+    return CorpusError(f"{source.name}, line {number}: {error.message}", error.hint)
+
+
+def line_number(source: Source, position: int) -> int:
+    """Return the number, from 1, of the line that starts at a byte."""
+    return 1 + sum(1 for _ in takewhile(lambda line: line[0] < position, _read_lines(source)))
 
 
 def _read_lines(source: Source) -> Iterator[tuple[int, bytes]]:
@@ -72,7 +91,14 @@ def contains_rows(source: Source) -> bool:
     while (block := source.read(position, _BLOCK)).isspace():
         position += len(block)
     position += len(block) - len(block.lstrip())
-    return parse_row(source.read(position, 1 << 20).split(b"\n", 1)[0]) is not None
+    line = source.read(position, 1 << 20).split(b"\n", 1)[0]
+    return parse_row(line) is not None or is_conversation(line)
+
+
+def contains_conversations(source: Source) -> bool:
+    """Return whether the first row of a JSONL source has messages."""
+    lines = (line for _, line in _read_lines(source) if line.strip())
+    return is_conversation(next(lines, b""))
 
 
 def encode_length(n: int) -> bytes:

@@ -8,7 +8,14 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from tgen.corpus.documents import Corpus, DocumentTable
-from tgen.corpus.jsonl import Location, contains_rows, encode_length, find_rows
+from tgen.corpus.jsonl import (
+    Location,
+    contains_conversations,
+    contains_rows,
+    encode_length,
+    find_conversations,
+    find_rows,
+)
 from tgen.corpus.sources import Source, open_sources
 from tgen.errors import CorpusError
 from tgen.tokenizer import END_OF_TEXT
@@ -17,24 +24,46 @@ _SEPARATOR = END_OF_TEXT.encode()
 _BLOCK = 1 << 22  # bytes per read
 
 
-def read(paths: Sequence[str]) -> Corpus:
-    """Read files, directories, glob patterns and `-` (stdin); CorpusError if all are empty."""
+def read(paths: Sequence[str], *, chat: bool = False) -> Corpus:
+    """Read files, directories, glob patterns and `-` (stdin); CorpusError if all are empty.
+
+    JSONL files whose first row has messages, or with `chat` all, contain conversations; they are an
+    error beside other text.
+    """
     skipped: list[str] = []
     n_nonempty = 0
     table, fingerprint = DocumentTable(), hashlib.sha256()
+    text_name = chat_name = ""  # of the first source of this kind
     for source in open_sources(paths, skipped):
         rows = contains_rows(source)
-        n_nonempty += bool(source.read(0, 1))
-        table.add_source(source, rows=rows)
-        for start, end, n_bytes, content in find_rows(source) if rows else _find_texts(source):
-            own = hashlib.sha256()
-            for block in content:
-                own.update(block)
-                fingerprint.update(block)
-            fingerprint.update(b"\xff" * 8)
-            table.add_document(start, end, n_bytes, int.from_bytes(own.digest()[:8], "little"))
-        source.close()
-    corpus = Corpus(table.all_documents(), skipped, fingerprint.hexdigest())
+        chats = rows and (chat or contains_conversations(source))
+        if source.read(0, 1):
+            n_nonempty += 1
+            text_name = text_name or ("" if chats else source.name)
+            chat_name = chat_name or (source.name if chats else "")
+        table.add_source(source, rows=rows, chats=chats)
+        find = find_conversations if chats else find_rows if rows else _find_texts
+        try:
+            for start, end, n_bytes, content in find(source):
+                own = hashlib.sha256()
+                for block in content:
+                    own.update(block)
+                    fingerprint.update(block)
+                fingerprint.update(b"\xff" * 8)
+                table.add_document(start, end, n_bytes, int.from_bytes(own.digest()[:8], "little"))
+        finally:
+            source.close()
+    if chat_name and text_name:
+        raise CorpusError(
+            f"{chat_name} has conversations, {text_name} has not",
+            "train on one of them first, then on the other with --from",
+        )
+    if chat and text_name:
+        raise CorpusError(
+            f"--chat: {text_name} has no conversations",
+            "remove --chat, or write one JSON object per line into a .jsonl file",
+        )
+    corpus = Corpus(table.all_documents(), skipped, fingerprint.hexdigest(), bool(chat_name))
     if corpus.n_bytes == 0:
         other = "has no text besides line breaks and end-of-text tokens"
         problem = other if n_nonempty else "is empty"

@@ -21,6 +21,14 @@ class Source:
         self._file = self._open()
         self._stamp = None if self._file is None else self._file.stamp
 
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the source."""
+        if isinstance(self._content, bytes):
+            return len(self._content)
+        assert self._stamp is not None
+        return self._stamp[0]
+
     def read(self, start: int, n: int) -> bytes:
         """Return `n` bytes from `start`, fewer at the end; raises CorpusError if it has changed."""
         if isinstance(self._content, bytes):

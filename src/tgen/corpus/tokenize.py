@@ -7,7 +7,7 @@ cut, the tokens are those of the whole text.
 
 import re
 from array import array
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,12 +37,13 @@ _OLD_NAMES = {
 
 
 class TokenizedCorpus(NamedTuple):
-    """Documents as tokens, with the loss mask."""
+    """Documents as tokens, with the loss mask; of conversations also the length of each row."""
 
     tokens: Array  # (n,) uint16 or uint32
     loss_mask: Array | None  # (n,) bool; None: every token
     target_bytes: int  # bytes of the text whose tokens are in the loss
     n_replaced: int = 0  # characters that the tokenizer cannot express, replaced by U+FFFD
+    row_lengths: Array | None = None  # (r,) int64: tokens of rows that are packed whole
 
 
 def tokenize_documents(
@@ -50,12 +51,14 @@ def tokenize_documents(
     tokenizer: Tokenizer,
     *,
     loss_on: LossOn = "completion",
+    begin_ids: Sequence[int] = (),
     open_end: bool = False,
     folder: Path | None = None,
     processes: int = 1,
 ) -> Generator[int, None, TokenizedCorpus]:
-    """Concatenate the tokens of all documents, each followed by an end-of-text token if there is
-    one; with `open_end` the last one is not, since it continues in the other split.
+    """Concatenate the tokens of all documents, each after `begin_ids` and followed by an
+    end-of-text token if there is one; with `open_end` the last one is not, since it continues in
+    the other split.
 
     Yields the number of bytes done. With `loss_on="completion"` the loss mask covers the last part
     of a document and its end-of-text token, and so all of a text; `target_bytes` are the bytes of
@@ -63,17 +66,21 @@ def tokenize_documents(
     directory for temporary files). The number of `processes` does not change the tokens.
     """
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
-    tokens = _ArrayBuilder(dtype, folder)
+    tokens = ArrayBuilder(dtype, folder)
     runs = array("q")  # numbers of tokens, negative if they are not in the loss
+    begin = np.array(begin_ids, dtype)
     end = np.array([] if tokenizer.end_of_text is None else [tokenizer.end_of_text], dtype)
     done = target_bytes = n_replaced = 0
     ended = True
-    pieces = _split_documents(documents, loss_on)
+    pieces = split_documents(documents, loss_on)
     for piece, ids, n in encode_pieces(pieces, tokenizer, processes=processes):
         if piece.starts_document and not ended:
             tokens.append(end)
             runs.append(len(end))
         ended = False
+        if piece.starts_document and len(begin):
+            tokens.append(begin)
+            runs.append(len(begin) if piece.in_loss else -len(begin))
         tokens.append(ids.astype(dtype))
         n_replaced += n
         runs.append(len(ids) if piece.in_loss else -len(ids))
@@ -87,13 +94,22 @@ def tokenize_documents(
     return TokenizedCorpus(tokens.build(), _build_mask(runs, folder), target_bytes, n_replaced)
 
 
+def begin_of_document(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the tokens before each document: those that the model saw before a text, unless that
+    is the end-of-text token, which is there already."""
+    return () if tokenizer.bos_ids == (tokenizer.end_of_text,) else tokenizer.bos_ids
+
+
 def token_arrays(train: TokenizedCorpus, val: TokenizedCorpus) -> dict[str, Array]:
-    """Return the arrays of a TokenDataset by field name; a mask only if it excludes a token."""
+    """Return the arrays of a TokenDataset or PackedRows by field name; a mask only if it excludes a
+    token."""
     arrays = {
         "train": train.tokens,
         "val": val.tokens,
         "train_loss_mask": train.loss_mask,
         "val_loss_mask": val.loss_mask,
+        "train_lengths": train.row_lengths,
+        "val_lengths": val.row_lengths,
     }
     return {name: values for name, values in arrays.items() if values is not None}
 
@@ -109,7 +125,9 @@ def to_old_names(arrays: dict[str, Array]) -> dict[str, Array]:
     return {old_names.get(name, name): values for name, values in arrays.items()}
 
 
-def _split_documents(documents: Iterable[Document], loss_on: LossOn) -> Iterator[Piece]:
+def split_documents(
+    documents: Iterable[Document], loss_on: LossOn = "completion"
+) -> Iterator[Piece]:
     """Yield at least one piece per document, which may be empty."""
     for document in documents:
         starts_document = True
@@ -150,7 +168,7 @@ def _is_visible(text: bytes, position: int) -> bool:
     return not following[:1].isspace()
 
 
-class _ArrayBuilder:
+class ArrayBuilder:
     """An array that grows; a long one continues in a file."""
 
     def __init__(self, dtype: np.dtype[Any], folder: Path | None) -> None:
@@ -160,6 +178,7 @@ class _ArrayBuilder:
         self._length = 0
 
     def append(self, values: NDArray[Any]) -> None:
+        """Add values of the array's dtype."""
         self._length += len(values)
         self._buffer += values.data
         if len(self._buffer) > IN_MEMORY:
@@ -182,7 +201,7 @@ def _build_mask(runs: Iterable[int], folder: Path | None) -> Array | None:
     """(n,) bool; None: every token is in the loss."""
     if min(runs, default=0) >= 0:
         return None
-    mask = _ArrayBuilder(np.dtype(np.bool_), folder)
+    mask = ArrayBuilder(np.dtype(np.bool_), folder)
     for run in runs:
         mask.append(np.full(abs(run), run > 0))
     return mask.build()

@@ -2,7 +2,7 @@
 
 A validation loss on text that is also in the training split says nothing about unseen text, so a
 document and its copies go to the same split. The validation split is the end of the corpus, with
-copies counted once.
+copies counted once; of conversations it is a random part, since their order may mean something.
 """
 
 from typing import NamedTuple
@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tgen.corpus.documents import Corpus, Documents, Part
+
+_MIN_VAL_ROWS, _MAX_VAL_ROWS = 8, 500  # fewer say little, more take time at each evaluation
 
 
 class TrainValSplit(NamedTuple):
@@ -68,3 +70,26 @@ def _character_start(text: Part, position: int) -> int:
         if text[position - back : position - back + 1][0] & 0xC0 != 0x80:
             return position - back
     return position
+
+
+def split_rows(corpus: Corpus, val_fraction: float) -> TrainValSplit:
+    """Hold out `val_fraction` of the rows, from 8 to 500 but at most a quarter.
+
+    Rows are held out by a hash of their content, so neither their order nor rows added later change
+    much, and copies are in the same split. Either split may be empty.
+    """
+    documents = corpus.documents
+    n_bytes = documents.sizes
+    keys = np.frombuffer(documents.table.keys, np.uint64)[documents.numbers]
+    unique, first_copies = np.unique(keys, return_index=True)  # in the order of the hashes
+    n_val = round(len(unique) * val_fraction)
+    if n_val:
+        n_val = min(max(_MIN_VAL_ROWS, n_val), _MAX_VAL_ROWS, len(unique) // 4)
+    is_val = np.isin(keys, unique[:n_val])
+    train, val = np.flatnonzero(~is_val), np.sort(first_copies[:n_val])
+    return TrainValSplit(
+        documents.select(train, np.zeros_like(train), n_bytes[train]),
+        documents.select(val, np.zeros_like(val), n_bytes[val]),
+        n_dropped=int(is_val.sum()) - len(val),
+        dropped_bytes=int(n_bytes[is_val].sum() - n_bytes[val].sum()),
+    )

@@ -6,10 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
-from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix
-from tgen.checkpoint.model_dir import ModelBundle
+from tgen.checkpoint.model_dir import ModelBundle, stored_dtype
 from tgen.config import CacheDtype, StoredAs
 from tgen.engine.base import Engine
 from tgen.errors import UsageError
@@ -72,7 +69,7 @@ def open_engine(
         from tgen.engine.cpu.engine import CpuEngine
 
         n_threads = min(threads or default_threads(), cpu_count())  # more would only wait
-        dtype = dtype or _file_dtype(bundle)
+        dtype = dtype or stored_dtype(bundle)
         return CpuEngine(
             bundle.config,
             bundle.arrays,
@@ -86,7 +83,7 @@ def open_engine(
 
     target = choose_device(device)
     if dtype is None:
-        stored: StoredAs = "bfloat16" if bundle.quantized else _file_dtype(bundle)
+        stored: StoredAs = "bfloat16" if bundle.quantized else stored_dtype(bundle)
         dtype = stored if target.type == "cuda" else "float32"
     if dtype in ("int8", "int4") or (dtype == "bfloat16" and target.type != "cuda"):
         needed = "the compiled kernels or CUDA" if dtype == "bfloat16" else "the compiled kernels"
@@ -138,12 +135,3 @@ def _detect_device() -> str:
     from tgen.model.device import choose_device
 
     return choose_device("auto").type
-
-
-def _file_dtype(bundle: ModelBundle) -> StoredAs:
-    if any(isinstance(a, QuantizedMatrix) and a.has_four_bits for a in bundle.arrays.values()):
-        return "int4"
-    if bundle.quantized:
-        return "int8"
-    matrices = {array.dtype for array in bundle.arrays.values() if array.ndim == 2}
-    return "bfloat16" if matrices == {np.dtype(np.uint16)} else "float32"

@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tgen.config import StoredAs
 from tgen.engine.base import Floats, Logits, extended_lengths
@@ -51,7 +51,8 @@ class TorchEngine:
         self._start_empty()
 
     def _start_empty(self) -> None:
-        dtype = self.model.token_embedding.weight.dtype
+        weight = self.model.token_embedding.weight
+        dtype = weight.dtype if isinstance(weight, nn.Parameter) else torch.float32  # frozen ones
         self._cache = KVCache(self.model.config, 1, device=self.device, dtype=dtype)
         self._graphed_step = GraphedStep(self.model, self._cache)
 

@@ -1,11 +1,13 @@
-"""Constrained generation: a choice, a regular expression, or JSON that matches a schema.
+"""Constrained generation: a choice, a regular expression, JSON that matches a schema, or a grammar.
 
 llguidance computes which tokens are allowed. A text that cannot continue is complete and ends.
 """
 
 import json
 import re
+import threading
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -16,15 +18,28 @@ from tgen.config import CONSTRAINTS, SamplingConfig, raw
 from tgen.errors import TgenError, UsageError
 
 try:
-    from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 except ImportError:
     raise TgenError(
-        "choices, regular expressions and JSON schemas need the package llguidance",
+        "choices, regular expressions, JSON schemas and grammars need the package llguidance",
         "pip install llguidance",
     ) from None
 
 _LOWEST = -9e18
 _NO_TEXT = "no text matches"
+# Below llguidance's own: an ambiguous grammar could take seconds per token before it fails.
+_GRAMMAR_LIMITS = LLParserLimits(max_items_in_row=500, step_max_items=5_000, step_lexer_fuel=50_000)
+_CORRECT = "correct the grammar; docs/generate.md describes the formats"
+_LOCATION = re.compile(r"(?:at )?(\d+)\(\d+\): ")  # line and column
+_MAX_CHARACTERS = 1 << 20  # of a grammar or a schema
+_MAX_RULES = 2000
+# llguidance calls itself for a rule within a rule, up to 180 MB deep within these limits.
+_STACK_BYTES = 256 << 20
+_stack_size_lock = threading.Lock()
+# A comment, a string, a regular expression, what is before a JSON schema, the colon of a rule.
+_LARK_TOKEN = re.compile(
+    r'(?://|\#)[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\])+/|(?P<json>%json\s*)|(?P<rule>:)'
+)
 
 
 class Matcher:
@@ -110,12 +125,19 @@ class Grammars:
         if kind == "choices":
             value = _possible_choices(value, ban)
             self._check_expressible(value)
+        lines: Sequence[int] = ()
         try:
+            if kind == "grammar":
+                value, lines = _to_lark(value)
             grammar = _to_llguidance(kind, value, self._missing_characters)
-            matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+            limits = _GRAMMAR_LIMITS if kind == "grammar" else None
+            matcher = _on_large_stack(
+                lambda: LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
+            )
         except ValueError as error:
-            raise UsageError(f"{kind}: {error}", "use a valid JSON schema", field=kind) from None
-        _check(matcher, kind)
+            hint = _CORRECT if kind == "grammar" else "use a valid JSON schema"
+            raise UsageError(f"{kind}: {error}", hint, field=kind) from None
+        _check(matcher, kind, lines)
         first = matcher.deep_copy()
         first.compute_bitmask()
         _check(first, kind)
@@ -142,21 +164,49 @@ class Grammars:
                 ) from None
 
 
-def _check(matcher: LLMatcher, kind: str) -> None:
+def _on_large_stack(compute: Callable[[], LLMatcher]) -> LLMatcher:
+    """Return the result of a thread that has room for deep recursion."""
+    result: Future[LLMatcher] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(compute())
+        except BaseException as error:
+            result.set_exception(error)
+
+    with _stack_size_lock:
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            threading.Thread(target=run).start()
+        finally:
+            threading.stack_size(before)
+    return result.result()
+
+
+def _check(matcher: LLMatcher, kind: str, lines: Sequence[int] = ()) -> None:
     if matcher.is_error():
-        raise _error(kind, _reason(matcher.get_error(), kind))
+        raise _error(kind, _reason(matcher.get_error(), kind, lines))
 
 
 def _error(kind: str, reason: str) -> UsageError:
-    hint = "use features that llguidance supports"
+    hint = _CORRECT if kind == "grammar" else "use features that llguidance supports"
     if reason.startswith(_NO_TEXT):
         hint = "use one that some text matches"
     return UsageError(f"{kind}: {reason}", hint, field=kind)
 
 
-def _reason(error: str, kind: str) -> str:
-    """Return the reason in an error of llguidance, without its grammar and positions there."""
+def _reason(error: str, kind: str, lines: Sequence[int] = ()) -> str:
+    """Return the reason in an error of llguidance, without its grammar and positions there.
+
+    `lines`: for each line of a Lark grammar, the line of the user's grammar, which is named.
+    """
     text = error.partition("\n<state>")[0]
+    if text.startswith("panic: "):
+        return "llguidance fails for it"
+    location = _LOCATION.match(text)
+    if lines and location and int(location[1]) <= len(lines):
+        reason = _reason(text.replace(location[0], "", 1), kind)
+        return f"line {lines[int(location[1]) - 1]}: {reason}"
     if text == "NoExtensionBias":
         other = ", or the schema refers only to itself" if kind == "json_schema" else ""
         return _NO_TEXT + other
@@ -189,6 +239,8 @@ def _to_llguidance(kind: str, value: Any, missing_characters: str) -> str:
         # One terminal: llguidance limits the number of alternatives of a rule.
         texts = (json.dumps(text, ensure_ascii=False) for text in value)
         return "start: CHOICE\nCHOICE: " + " | ".join(texts)
+    if kind == "grammar":
+        return LLMatcher.grammar_from_lark(value)
     if kind == "regex":
         grammar: str = LLMatcher.grammar_from_regex(value)
         if missing_characters:  # a text that needs one of them would get stuck before it
@@ -207,16 +259,46 @@ def _to_llguidance(kind: str, value: Any, missing_characters: str) -> str:
     )
 
 
+def _to_lark(grammar: str) -> tuple[str, Sequence[int]]:
+    """Return a Lark grammar, and for each of its lines the line of `grammar`.
+
+    Raises ValueError for what cannot be converted, and for schemas that `_check_schema` refuses.
+    """
+    from tgen.generation.gbnf import gbnf_to_lark, is_gbnf
+
+    _check_length(grammar)
+    if is_gbnf(grammar):
+        return gbnf_to_lark(grammar)
+    end = n_rules = 0
+    while match := _LARK_TOKEN.search(grammar, end):
+        end = match.end()
+        n_rules += match["rule"] is not None
+        if match["json"]:
+            try:
+                schema, end = json.JSONDecoder().raw_decode(grammar, end)
+                _check_numbers(schema)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"line {error.lineno}: %json: {error.msg}") from None
+            except (RecursionError, ValueError) as error:
+                line = grammar.count("\n", 0, match.start()) + 1
+                deep = isinstance(error, RecursionError)
+                reason = "the nesting is too deep" if deep else error
+                raise ValueError(f"line {line}: {reason}") from None
+    if n_rules > _MAX_RULES:
+        raise ValueError(f"too many rules (got {n_rules:,}, limit {_MAX_RULES:,})")
+    return grammar, range(1, grammar.count("\n") + 2)
+
+
 def _check_schema(schema: str | bytes) -> str | bytes:
     """Return a schema that is an object; raise ValueError if it is neither that nor `true`.
 
     Numbers near -2^63 and below are refused too: llguidance 1.9 refuses them as a minimum, and
     overflows the stack for them as a constant or a maximum.
     """
+    _check_length(schema)
     try:
         parsed = json.loads(schema)
-        if _has_lowest(parsed):
-            raise ValueError(f"a number is below {_LOWEST:.0e}")
+        _check_numbers(parsed)
     except RecursionError:
         raise ValueError("the nesting is too deep") from None
     if parsed is True:
@@ -226,6 +308,16 @@ def _check_schema(schema: str | bytes) -> str | bytes:
     if not isinstance(parsed, dict):
         raise ValueError("not an object, true or false")
     return schema
+
+
+def _check_length(text: str | bytes) -> None:
+    if len(text) > _MAX_CHARACTERS:
+        raise ValueError(f"too long (got {len(text):,} characters, limit {_MAX_CHARACTERS:,})")
+
+
+def _check_numbers(schema: Any) -> None:
+    if _has_lowest(schema):
+        raise ValueError(f"a number is below {_LOWEST:.0e}")
 
 
 def _has_lowest(value: Any) -> bool:

@@ -54,5 +54,10 @@ def window_start(n_tokens: int, context_length: int) -> int:
     """Return the first token inside the window after a text of `n_tokens` has slid."""
     if n_tokens <= context_length:
         return 0
-    stride = max(1, context_length - context_length // 2)
+    stride = default_stride(context_length)
     return stride * -(-(n_tokens - context_length) // stride)
+
+
+def default_stride(context_length: int) -> int:
+    """Return the number of tokens by which a window moves: half a context, at least 1."""
+    return max(1, context_length - context_length // 2)

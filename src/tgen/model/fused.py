@@ -51,12 +51,12 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, weight, factors = ctx.saved_tensors
         y = x * factors
         products = grad * y
         means = (products * weight).mean(-1, keepdim=True)  # a matrix product might be rounded
-        weight_grad = products.flatten(0, -2).sum(0)
+        weight_grad = products.flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
         x_grad = torch.mul(grad, weight, out=products).addcmul_(y, means, value=-1).mul_(factors)
         return x_grad, weight_grad, None
 

@@ -27,7 +27,9 @@ from tgen.model.dropout import Dropout
 from tgen.model.kv_cache import KVCache
 from tgen.model.product_precision import in_full_precision
 from tgen.model.ram import check_ram
+from tgen.model.recomputed import recomputed
 from tgen.model.rope import rotary_tables, sinusoid
+from tgen.model.stored_product import stored_product
 
 _FIRST_POSITIONS = 4096  # in the position tables at first: most of a long context is never used
 
@@ -262,6 +264,7 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__()
         self.config = config
+        self.recomputes = False  # blocks in the backward pass, to save memory
         # A larger embedding, so that it does not vanish beside the sinusoid's amplitude of 1.
         std = 0.02 if config.position != "sinusoidal" else 0.1
         self.token_embedding = Embedding(config.vocab_size, config.d_model, std=std)
@@ -276,14 +279,14 @@ class Transformer(nn.Module):
         )
         if not config.tied_embeddings:
             self.lm_head = Linear(config.d_model, config.vocab_size, bias=False, std=0.02)
-        self._make_tables()
+        self.make_tables()
 
     @classmethod
     def from_arrays(cls, config: ModelConfig, arrays: Mapping[str, NDArray[Any]]) -> Self:
         """Create a float32 model with these weights; bfloat16 arrays are uint16 bits."""
         with torch.device("meta"):
             model = cls(config)
-        model._make_tables()
+        model.make_tables()
         copied = sum(a.size for a in arrays.values() if a.nbytes != 4 * a.size)
         check_ram(4 * copied, "converting the weights to float32")
         model.load_arrays(arrays, assign=True)
@@ -352,7 +355,11 @@ class Transformer(nn.Module):
         x = self.dropout(x)
         for layer, block in enumerate(self.blocks):
             rope, mask = ropes[config.rope(layer)], masks[config.window(layer)]
-            x = block(x, ForwardContext(rope, mask, cache, recorder))
+            context = ForwardContext(rope, mask, cache, recorder)
+            if self.recomputes and torch.is_grad_enabled():
+                x = recomputed(block, x, context, self.dropout)
+            else:
+                x = block(x, context)
         out: Tensor = self.final_norm(x)
         return out
 
@@ -364,7 +371,7 @@ class Transformer(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., V)."""
-        return F.linear(x, self.output_weight)
+        return stored_product(x, self.output_weight)
 
     def reserve_positions(self, n: int) -> None:
         """Compute the position tables of at least `n` positions, if they are shorter."""
@@ -374,8 +381,8 @@ class Transformer(nn.Module):
                 for name, table in self._tables(self._n_positions).items():
                     setattr(self, name, table.to(getattr(self, name)))
 
-    def _make_tables(self) -> None:
-        """Register position tables as buffers that are not saved."""
+    def make_tables(self) -> None:
+        """Register the first rows of the position tables as buffers that are not saved."""
         self._n_positions = _FIRST_POSITIONS
         for name, table in self._tables(_FIRST_POSITIONS).items():
             self.register_buffer(name, table, persistent=False)

@@ -69,6 +69,26 @@ class ScalingReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RowPart:
+    """Adjacent tokens of an example that are all in the loss, or all not."""
+
+    text: str  # control tokens are written by their names
+    in_loss: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsReport:
+    """The conversations that a run trains on."""
+
+    rows: int
+    held_out_rows: int
+    examples: int  # more than rows if the template rewrites earlier turns
+    target_tokens: int  # per epoch
+    end_token: str  # ends an answer
+    first_row: list[RowPart]  # the first example as it will be learned
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanReport:
     """The plan of a run."""
 
@@ -96,6 +116,7 @@ class PlanReport:
     choices: list[Choice] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     scaling: ScalingReport | None = None  # with --ranks or --device-memory
+    rows: RowsReport | None = None  # of a corpus of conversations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +206,8 @@ class DoneReport:
     tokens: int
     out: str = ""
     baselines: dict[str, float] = field(default_factory=dict)  # bits per byte, by name
+    general_before: float | None = None  # bits per byte of the general text; None: not fine-tuned
+    general_after: float | None = None
 
 
 RunReport = (

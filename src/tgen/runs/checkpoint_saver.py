@@ -17,6 +17,7 @@ from tgen.checkpoint import model_dir
 from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config import ModelConfig
 from tgen.errors import TgenError, TrainingError
+from tgen.model.lora_layout import Pair
 from tgen.reports.training import SavingReport
 from tgen.runs.storage import log as run_log
 from tgen.runs.storage import state as run_state
@@ -36,6 +37,24 @@ class ModelWeights(NamedTuple):
     inherited: InheritedSettings | None = None  # from the model that it was fine-tuned from
 
 
+class AdapterWeights(NamedTuple):
+    """Adapter arguments of `model_dir.save_adapter`."""
+
+    config: ModelConfig  # of the base model
+    tokenizer: Tokenizer
+    pairs: Mapping[str, Pair]
+    base: str
+    base_digest: str
+    alpha: float
+    inherited: InheritedSettings | None = None
+
+    @property
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrays that are saved."""
+        of_a = {f"{name} A": pair.a for name, pair in self.pairs.items()}
+        return of_a | {f"{name} B": pair.b for name, pair in self.pairs.items()}
+
+
 class CheckpointSaver:
     """Saver of the run in `out`, whose lock is held; an unsaved model waits for the next save."""
 
@@ -51,7 +70,7 @@ class CheckpointSaver:
         """See `run_state.save_state` for `run_id`, `environment` and `keep`."""
         self.out, self.log = out, log
         self._run_id, self._environment, self._keep = run_id, environment, keep
-        self._model: ModelWeights | None = None  # waits to be saved
+        self._model: ModelWeights | AdapterWeights | None = None  # waits to be saved
         self._last_step: int | None = None  # the next save removes later states
         self._n_failures = 0  # since the last success
         self._reason = ""  # of the last failure
@@ -72,7 +91,7 @@ class CheckpointSaver:
         self,
         progress: Mapping[str, Any],
         arrays: Mapping[str, NDArray[Any]],
-        model: ModelWeights | None = None,
+        model: ModelWeights | AdapterWeights | None = None,
     ) -> Iterator[SavingReport]:
         """Save the training state and `model`; report a failure, and the success after it."""
         self._model = model or self._model
@@ -118,10 +137,12 @@ class CheckpointSaver:
 
     def _write(self, progress: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         self._drop_states()
-        if self._model:
+        if isinstance(self._model, AdapterWeights):
+            model_dir.save_adapter(self.out, **self._model._asdict())
+        elif self._model:
             config, tokenizer, weights, ngrams, inherited = self._model
             model_dir.save(self.out, config, tokenizer, weights, ngrams=ngrams, inherited=inherited)
-            self._model = None
+        self._model = None
         self.log.flush()
         run_state.save_state(
             self.out,

@@ -1,7 +1,6 @@
 """Split the corpus into training and validation text, and tokenize both."""
 
-import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,15 +11,16 @@ from tgen.corpus import TokenizedCorpus
 from tgen.errors import CorpusError, TrainingError
 from tgen.model.cpu_count import cpu_count
 from tgen.reports.training import PreparingReport
-from tgen.runs.run_record import RunRecord
+from tgen.runs.chat_rows import tokenize_rows
+from tgen.runs.run_record import ChatRecord, RunRecord
 from tgen.runs.storage import state
+from tgen.runs.tokenizing_progress import TokenizingProgress
 from tgen.tokenizer import Tokenizer
 
 _COMPARED_BYTES = 1 << 21
 _LARGE_OVERLAP = 0.05
 _FEW_VAL_BYTES = 1 << 14
 _PARALLEL_BYTES = 1 << 24  # from this size on, several processes are faster
-_REPORT_SECONDS = 1.0
 
 
 class TextSplit(NamedTuple):
@@ -79,14 +79,15 @@ def tokenize_split(
     *,
     folder: Path | None,
     threads: int | None,
+    begin_ids: Sequence[int] = (),
 ) -> Generator[PreparingReport, None, tuple[TokenizedCorpus, TokenizedCorpus]]:
     """Tokenize the training and validation split, and close the corpus; yield progress.
 
-    Use `threads` processes for a large corpus. Characters that the tokenizer cannot express are
-    replaced and counted in the notes. Raise CorpusError if the corpus has changed since it was
-    read.
+    Use `threads` processes for a large corpus. `begin_ids` precede each document. Characters that
+    the tokenizer cannot express are replaced and counted in the notes. Raise CorpusError if the
+    corpus has changed since it was read.
     """
-    progress = _TokenizingProgress(split.train.n_bytes + split.val.n_bytes)
+    progress = TokenizingProgress(split.train.n_bytes + split.val.n_bytes)
     n_cpus = cpu_count()
     is_large = split.train.n_bytes >= _PARALLEL_BYTES
     train = yield from progress.report(
@@ -94,6 +95,7 @@ def tokenize_split(
             split.train,
             tokenizer,
             loss_on=config.loss_on,
+            begin_ids=begin_ids,
             open_end=split.train_continues,
             folder=folder,
             processes=min(threads or n_cpus, n_cpus) if is_large else 1,
@@ -101,7 +103,9 @@ def tokenize_split(
     )
     progress.bytes_before = split.train.n_bytes
     val = yield from progress.report(
-        corpus.tokenize_documents(split.val, tokenizer, loss_on=config.loss_on, folder=folder)
+        corpus.tokenize_documents(
+            split.val, tokenizer, loss_on=config.loss_on, begin_ids=begin_ids, folder=folder
+        )
     )
     split.corpus.close()
     if n_replaced := train.n_replaced + val.n_replaced:
@@ -123,12 +127,8 @@ def retokenize(
 
     Raise TrainingError if the tokens do not match run.json.
     """
-    config, folder = record.plan.train, state.folder(out)
-    split = split_corpus(text, config, record.read_bytes)
-    train, val = yield from tokenize_split(
-        split, tokenizer, config, folder=folder, threads=record.threads
-    )
-    arrays = corpus.token_arrays(train, val)
+    again = yield from _tokenize_again(out, text, record, tokenizer, record.read_bytes)
+    arrays = corpus.token_arrays(again.train, again.val)
     name = tokens_entry.get("name", state.TOKENS_FILE)
     entries = (  # the names of the arrays are part of the file's digest
         state.save_tokens(out, record.to_dict(), named_arrays, name=name)
@@ -141,6 +141,38 @@ def retokenize(
         )
 
 
+class _TokenizedAgain(NamedTuple):
+    train: TokenizedCorpus
+    val: TokenizedCorpus
+    notes: list[str]
+    chat: ChatRecord | None
+    sample_prompt: bytes
+
+
+def _tokenize_again(
+    out: Path, text: corpus.Corpus, record: RunRecord, tokenizer: Tokenizer, max_bytes: int
+) -> Generator[PreparingReport, None, _TokenizedAgain]:
+    """Tokenize a corpus as the run in `out` did."""
+    config, folder = record.plan.train, state.folder(out)
+    if record.chat is not None:
+        rows = yield from tokenize_rows(
+            text,
+            record.chat,
+            tokenizer,
+            config,
+            context_length=record.plan.context_length,
+            max_bytes=max_bytes,
+            folder=folder,
+        )
+        return _TokenizedAgain(rows.train, rows.val, rows.notes, rows.record, rows.sample_prompt)
+    split = split_corpus(text, config, max_bytes)
+    begin_ids = () if record.begin_of_text is None else corpus.begin_of_document(tokenizer)
+    train, val = yield from tokenize_split(
+        split, tokenizer, config, folder=folder, threads=record.threads, begin_ids=begin_ids
+    )
+    return _TokenizedAgain(train, val, split.notes, None, record.sample_prompt)
+
+
 def tokenize_new_corpus(
     out: Path, text: corpus.Corpus, names: list[str], record: RunRecord, tokenizer: Tokenizer
 ) -> Generator[PreparingReport, None, tuple[RunRecord, dict[str, Any]]]:
@@ -149,12 +181,18 @@ def tokenize_new_corpus(
     The tokens are written beside the old ones, which stay in use until the record is saved. Raise
     CorpusError if the corpus is too short.
     """
-    config, folder = record.plan.train, state.folder(out)
-    split = split_corpus(text, config, record.read_bytes or text.n_bytes)
-    train, val = yield from tokenize_split(
-        split, tokenizer, config, folder=folder, threads=record.threads
+    if text.is_chat != (record.chat is not None):
+        raise CorpusError(
+            f"the run in {out} is of {'text' if text.is_chat else 'conversations'}, unlike the new "
+            "corpus",
+            "start a new run with another --out",
+        )
+    again = yield from _tokenize_again(
+        out, text, record, tokenizer, record.read_bytes or text.n_bytes
     )
-    if train.target_bytes == 0 or len(train.tokens) <= record.plan.context_length:
+    train, val = again.train, again.val
+    is_short = len(train.tokens) <= record.plan.context_length
+    if record.chat is None and (is_short or train.target_bytes == 0):
         raise CorpusError(
             f"the new corpus is too short ({len(train.tokens):,} training tokens; the run in "
             f"{out} needs more than {record.plan.context_length:,})",
@@ -169,37 +207,13 @@ def tokenize_new_corpus(
         train_bytes=train.target_bytes,
         held_out_bytes=val.target_bytes,
         baselines={},
-        plan=replace(record.plan, notes=split.notes),
+        chat=again.chat,
+        sample_prompt=again.sample_prompt,
+        plan=replace(record.plan, notes=again.notes),
     )
     arrays = corpus.token_arrays(train, val)
     name = f"tokens-{record.corpus_changes}.safetensors"
     return record, state.save_tokens(out, record.to_dict(), arrays, name=name)
-
-
-class _TokenizingProgress:
-    """Tokenizing progress, reported once per second."""
-
-    def __init__(self, n_bytes: int) -> None:
-        self._n_bytes = n_bytes
-        self._started_at = self._reported_at = time.monotonic()
-        self.bytes_before = 0  # bytes processed before the current `report`
-
-    def report(
-        self, steps: Generator[int, None, TokenizedCorpus]
-    ) -> Generator[PreparingReport, None, TokenizedCorpus]:
-        """Run `steps`, which yields the number of processed bytes, and return its result."""
-        while True:
-            try:
-                n_done = self.bytes_before + next(steps)
-            except StopIteration as end:
-                result: TokenizedCorpus = end.value
-                return result
-            now = time.monotonic()
-            if now - self._reported_at >= _REPORT_SECONDS:
-                self._reported_at = now
-                fraction = n_done / self._n_bytes
-                seconds_left = (now - self._started_at) * (1 - fraction) / fraction
-                yield PreparingReport(fraction_done=fraction, seconds_left=seconds_left)
 
 
 def join_documents(documents: corpus.Documents) -> bytes:

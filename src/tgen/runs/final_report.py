@@ -2,18 +2,23 @@
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from tgen import distributed
+from tgen.checkpoint import adapter as adapters
 from tgen.checkpoint import model_dir
-from tgen.corpus import TokenDataset
+from tgen.corpus import PackedRows, TokenDataset
+from tgen.model import lora
 from tgen.model.transformer import Transformer
-from tgen.reports.training import DoneReport, RunReport
+from tgen.reports.training import DoneReport, MemorizationReport, RunReport
+from tgen.runs.forgetting import general_bits_per_byte
 from tgen.runs.prepare import PreparedRun
 from tgen.runs.samples import generate_texts
 from tgen.training.evaluation import evaluate_alone, evaluate_train
 from tgen.training.report.memorization import judge_memorization, longest_shared_run
+from tgen.training.state import TrainState
 
 _MEMORIZATION_SAMPLES, _MEMORIZATION_TOKENS = 8, 128  # to search for in the training text
 _SEARCHED_TOKENS = 1 << 22  # training tokens to search
@@ -21,31 +26,73 @@ _TRAIN_LOSS_TOKENS = 1 << 14  # training tokens to evaluate
 
 
 def final_reports(
-    out: Path, prepared: PreparedRun, dataset: TokenDataset, done: DoneReport
+    out: Path,
+    prepared: PreparedRun,
+    dataset: TokenDataset | PackedRows,
+    done: DoneReport,
+    state: TrainState,
 ) -> Iterator[RunReport]:
-    """Yield the memorization report of the best model and the DoneReport; on rank 0 only."""
+    """Yield the memorization report of the best model, except of one trained on conversations, and
+    the DoneReport; on rank 0 only."""
     if not distributed.is_rank_zero():
         return
-    bundle = model_dir.load(out)
-    model = Transformer.from_arrays(bundle.config, bundle.arrays)
-    if prepared.parallel != "fsdp":  # with FSDP, a GPU may be too small for the whole model
-        model = model.to(prepared.device)
+    with _best_model(out, prepared, state) as model:
+        if len(dataset.val) > prepared.record.plan.train.eval_tokens:  # only a part was evaluated
+            done = replace(done, best_bits_per_byte=evaluate_alone(model, dataset).bits_per_byte)
+        if prepared.record.chat is None:
+            yield _memorization(prepared, dataset, done, model)
+        before = prepared.record.general_bits_per_byte
+        after = before and general_bits_per_byte(model, prepared.tokenizer, prepared.general)
+    yield replace(
+        done,
+        out=str(out),
+        baselines=prepared.record.baselines,
+        general_before=before,
+        general_after=after,
+    )
+
+
+@contextmanager
+def _best_model(out: Path, prepared: PreparedRun, state: TrainState) -> Iterator[Transformer]:
+    """Yield the model that was saved; an adapter is loaded into the running model for a while, so
+    that its base is not in memory twice."""
+    adapter = prepared.new_adapter
+    if adapter is None:
+        bundle = model_dir.load(out)
+        model = Transformer.from_arrays(bundle.config, bundle.arrays)
+        if prepared.parallel != "fsdp":  # with FSDP, a GPU may be too small for the whole model
+            model = model.to(prepared.device)
+        yield model
+        return
+    newest = lora.pairs_of(state.model, adapter.layout, adapter.shapes)
+    best = adapters.read(out, state.model.config)
+    lora.load_pairs(state.model, adapter.layout, best.pairs)
+    try:
+        yield state.model.eval()
+    finally:
+        lora.load_pairs(state.model, adapter.layout, newest)
+
+
+def _memorization(
+    prepared: PreparedRun,
+    dataset: TokenDataset | PackedRows,
+    done: DoneReport,
+    model: Transformer,
+) -> MemorizationReport:
+    tokenizer = prepared.tokenizer
     prompts = [prepared.record.sample_prompt] * _MEMORIZATION_SAMPLES
-    texts = generate_texts(model, bundle.tokenizer, prompts, _MEMORIZATION_TOKENS, seed=0)
+    texts = generate_texts(model, tokenizer, prompts, _MEMORIZATION_TOKENS, seed=0)
     generated = b"".join(texts)
-    train = bundle.tokenizer.decode(dataset.train[:_SEARCHED_TOKENS])
-    held_out, rest = bundle.tokenizer.decode(dataset.val[:])[: len(generated)], train
+    train = tokenizer.decode(dataset.train[:_SEARCHED_TOKENS])
+    held_out, rest = tokenizer.decode(dataset.val[:])[: len(generated)], train
     if not held_out:  # without a validation split, use the end of the training text
         rest, held_out = train[: -len(generated)], train[-len(generated) :]
-    if len(dataset.val) > prepared.record.plan.train.eval_tokens:  # only a part was evaluated
-        done = replace(done, best_bits_per_byte=evaluate_alone(model, dataset).bits_per_byte)
     step = done.best_step or done.step  # of the saved weights
     nats = evaluate_train(model, dataset, max_tokens=_TRAIN_LOSS_TOKENS)
-    yield judge_memorization(
+    return judge_memorization(
         len(longest_shared_run(generated, train)),
         len(longest_shared_run(held_out, rest)),
         train_bits_per_byte=nats / math.log(2) * dataset.train_tokens / prepared.record.train_bytes,
         held_out_bits_per_byte=done.best_bits_per_byte,
         epochs=done.tokens * step / max(1, done.step) / max(1, len(dataset.train)),
     )
-    yield replace(done, out=str(out), baselines=prepared.record.baselines)

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from tgen import __version__, corpus, distributed
 from tgen.checkpoint import model_dir
-from tgen.checkpoint.model_lookup import find_model
+from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config import Parallel, TrainConfig
-from tgen.corpus import TokenDataset
+from tgen.corpus import PackedRows, TokenDataset
 from tgen.errors import CorpusError, UsageError
 from tgen.model.device import (
     Device,
@@ -27,9 +27,11 @@ from tgen.model.device import (
     n_threads,
     set_threads,
 )
+from tgen.model.lora_layout import NewAdapter, Pair
 from tgen.model.product_precision import computes_bfloat16
 from tgen.reports.training import Choice, PlanReport, PreparingReport, ScalingReport
-from tgen.runs import rank_sync
+from tgen.runs import fine_tuning, rank_sync
+from tgen.runs.chat_rows import PreparedRows, check_corpus, prepare_rows, rows_report
 from tgen.runs.data import TextSplit, join_documents, split_corpus, tokenize_split
 from tgen.runs.request import RunRequest
 from tgen.runs.run_record import RunRecord
@@ -62,6 +64,8 @@ class PreparedRun:
     tokens: Mapping[str, Array]  # fields of a TokenDataset
     device: Device
     weights: Mapping[str, NDArray[Any]] | None = None  # initial weights, to fine-tune
+    pairs: Mapping[str, Pair] | None = None  # of the adapter to continue
+    general: bytes = b""  # text whose loss is reported before and after fine-tuning
     parallel: Parallel | None = None  # how ranks share the model; None: a single process
     scaling: ScalingReport | None = None  # only if requested by a dry run
 
@@ -78,10 +82,19 @@ class PreparedRun:
             self.device,
             weights=self.weights,
             bigram_counts=counts,
+            adapter=self.new_adapter,
             parallel=self.parallel,
         )
         state.progress.closing_seconds = plan.closing_seconds
         return state
+
+    @property
+    def new_adapter(self) -> NewAdapter | None:
+        """The LoRA adapter before the first step; None: all weights are trained."""
+        record = self.record.adapter
+        if record is None:
+            return None
+        return record.new_adapter(self.record.plan.model, self.pairs)
 
     @cached_property
     def ngrams(self) -> Mapping[str, NDArray[Any]]:
@@ -91,12 +104,21 @@ class PreparedRun:
         max_bytes = round(_NGRAM_SHARE * 4 * matmul_params(self.record.plan.model))
         return corpus.ngram_tables(self.tokens["train"], max_bytes=max_bytes)
 
-    def dataset(self) -> TokenDataset:
+    def dataset(self) -> TokenDataset | PackedRows:
         """Return the tokens as batches."""
         plan = self.record.plan
+        if self.record.chat is not None:
+            return PackedRows(
+                **self.tokens,
+                val_bytes=self.record.held_out_bytes,
+                context_length=plan.context_length,
+                batch_size=plan.train.batch_size,
+                seed=plan.train.seed,
+            )
         return TokenDataset(
             **self.tokens,
             end_of_text=self.tokenizer.end_of_text,
+            begin_of_text=self.record.begin_of_text,
             merge_pairs=self.tokenizer.merge_pairs if plan.train.bpe_dropout > 0 else None,
             val_bytes=self.record.held_out_bytes,
             context_length=plan.context_length,
@@ -127,11 +149,16 @@ def prepare(
     """
     device = choose_device(request.device)
     set_threads(request.threads)
-    name = request.start_from
-    source = None if name is None else model_dir.load(find_model(str(name)).path)
-    weights = None if source is None else source.arrays
     model_fields, train_fields = parse_overrides(request.overrides)
     config = replace(request.train, compile=_compile(request, device), **train_fields)
+    start, config = fine_tuning.open_source(request, config)
+    source = None if start is None else start.bundle
+    weights = None if source is None else source.arrays
+    pairs, adapter = (None, None) if start is None else (start.pairs, start.record)
+    general = b"" if request.general is None else fine_tuning.read_general(request.general)
+    frozen = None
+    if adapter is not None and source is not None:
+        frozen = adapter.frozen_model(source.config, source.arrays)
     share = 0.0 if config.steps else CALIBRATION_SHARE
     rank_sync.check_same_software(device)
     memory = rank_sync.min_rank_memory(device)
@@ -147,25 +174,49 @@ def prepare(
     max_bytes = usable_bytes(
         request.size, config, fastest, None if source is None else source.config
     )
-    text = corpus.read(request.corpus)
+    text = corpus.read(request.corpus, chat=request.chat)
+    check_corpus(text, source, request.template)
     distributed.assert_same("the corpus", text.sha256)
     if not distributed.is_rank_zero():
         text.close()
-        return _broadcast(None, device, weights)
-    split = split_corpus(text, config, max_bytes)
-    tokenizer, tokenizer_choice = _choose_tokenizer(request, source, split)
-    train, val = yield from tokenize_split(
-        split, tokenizer, config, folder=folder, threads=request.threads
-    )
-    if train.target_bytes == 0:
-        raise CorpusError(
-            "the corpus has no completions to train on", "add --set loss_on=all to train on prompts"
+        return _broadcast(None, device, weights, pairs)
+    split: TextSplit | None = None
+    rows: PreparedRows | None = None
+    begin_ids: tuple[int, ...] = ()
+    if text.is_chat and source is not None:
+        rows = yield from prepare_rows(
+            request,
+            source,
+            text,
+            config,
+            context_length=model_fields.get("context_length"),
+            max_bytes=max_bytes,
+            folder=folder,
         )
+        model_fields.setdefault("context_length", rows.context_length)
+        tokenizer, tokenizer_choice = _inherit_tokenizer(source)
+        train, val = rows.train, rows.val
+        text_notes, sample_prompt = rows.notes, rows.sample_prompt
+    else:
+        split = split_corpus(text, config, max_bytes)
+        tokenizer, tokenizer_choice = _choose_tokenizer(request, source, split)
+        begin_ids = corpus.begin_of_document(tokenizer)
+        train, val = yield from tokenize_split(
+            split, tokenizer, config, folder=folder, threads=request.threads, begin_ids=begin_ids
+        )
+        if train.target_bytes == 0:
+            raise CorpusError(
+                "the corpus has no completions to train on",
+                "add --set loss_on=all to train on prompts",
+            )
+        text_notes = split.notes
+        sample_prompt = tokenizer.make_expressible(_sample_prompt(split))
     is_estimate = request.n_ranks is not None or request.device_memory is not None
     inputs = PlanInputs(
         vocab_size=tokenizer.vocab_size,
         train_tokens=len(train.tokens),
         val_tokens=len(val.tokens),
+        train_rows=None if rows is None else rows.n_examples,
         has_merges=bool((tokenizer.merge_pairs >= 0).any()),
         flops_per_second=speed,
         bfloat16_flops_per_second=bfloat16_speed,
@@ -173,6 +224,8 @@ def prepare(
         rank_memory=request.device_memory if is_estimate else memory,
         n_ranks=distributed.ranks().world_size,
         on_cpu=device.type == "cpu" and request.device_memory is None,
+        source_optimizer=None if source is None else fine_tuning.source_optimizer(source.path),
+        frozen=frozen,
     )
     plan = make_plan(
         family=request.family,
@@ -182,16 +235,17 @@ def prepare(
         inputs=inputs,
         start_from=None if source is None else source.config,
     )
-    with_baselines = with_baselines and train.loss_mask is None and val.loss_mask is None
-    baselines = _baselines(split, config) if with_baselines else {}
-    notes = [*(source.warnings if source else ()), *split.notes, *plan.notes]
-    if with_baselines and split.val and not baselines:
-        notes.append("no baselines (xz, n-grams): the corpus is too large for the time budget")
+    notes = [*(source.warnings if source else ()), *text_notes, *plan.notes]
+    baselines: dict[str, float] = {}
+    if split and with_baselines and train.loss_mask is None and val.loss_mask is None:
+        baselines = _baselines(split, config)
+        if split.val and not baselines:
+            notes.append("no baselines (xz, n-grams): the corpus is too large for the time budget")
     record = RunRecord(
         run_id=secrets.token_hex(8),
         corpus=request.corpus,
-        corpus_sha256=split.corpus.sha256,
-        corpus_bytes=split.corpus.n_bytes,
+        corpus_sha256=text.sha256,
+        corpus_bytes=text.n_bytes,
         train_bytes=train.target_bytes,
         held_out_bytes=val.target_bytes,
         tokenizer=tokenizer_choice,
@@ -199,15 +253,18 @@ def prepare(
         read_bytes=max_bytes,
         end_of_text=tokenizer.end_of_text,
         start_from=None if source is None else str(source.path.resolve()),
-        inherited=None if source is None else model_dir.inherited_settings(source),
+        inherited=_inherited(source, rows),
         plan=replace(plan, notes=notes),
         baselines=baselines,
         device=device.type,
         threads=n_threads() * distributed.ranks().local_world_size,
         tensorboard=request.tensorboard,
         ngrams=request.ngrams,
-        sample_prompt=tokenizer.make_expressible(_sample_prompt(split)),
+        adapter=adapter,
+        sample_prompt=sample_prompt,
         exact_epochs=True,
+        chat=rows and rows.record,
+        begin_of_text=begin_ids[0] if begin_ids else None,
     )
     tokens = corpus.token_arrays(train, val)
     scaling = None
@@ -218,11 +275,13 @@ def prepare(
             n_ranks=request.n_ranks or 1,
             device_memory=request.device_memory,
             on_gpu=request.device_memory is not None or device.type == "cuda",
-            text_tokens=round(len(train.tokens) * split.all_train_bytes / split.train.n_bytes),
+            text_tokens=_count_text_tokens(split, len(train.tokens)),
         )
-    parallel = rank_sync.resolve_parallel(plan, device, memory, request.parallel)
-    prepared = PreparedRun(record, tokenizer, tokens, device, weights, parallel, scaling)
-    return _broadcast(prepared, device, weights)
+    parallel = rank_sync.resolve_parallel(plan, device, memory, request.parallel, frozen=frozen)
+    prepared = PreparedRun(
+        record, tokenizer, tokens, device, weights, pairs, general, parallel, scaling
+    )
+    return _broadcast(prepared, device, weights, pairs)
 
 
 def plan_report(out: Path, prepared: PreparedRun, *, step: int = 0) -> PlanReport:
@@ -254,14 +313,37 @@ def plan_report(out: Path, prepared: PreparedRun, *, step: int = 0) -> PlanRepor
         choices=[record.tokenizer, *plan.choices],
         notes=plan.notes,
         scaling=prepared.scaling,
+        rows=None
+        if record.chat is None
+        else rows_report(record.chat, prepared.tokens, prepared.tokenizer),
     )
+
+
+def _inherited(
+    source: model_dir.ModelBundle | None, rows: PreparedRows | None
+) -> InheritedSettings | None:
+    """Return what the written model has from its source, and from the template."""
+    if rows is not None:
+        return rows.inherited
+    return None if source is None else model_dir.inherited_settings(source)
+
+
+def _count_text_tokens(split: TextSplit | None, n_tokens: int) -> int:
+    """Estimate the tokens of the whole training text, of which `n_tokens` are trained on."""
+    if split is None:
+        return n_tokens
+    return round(n_tokens * split.all_train_bytes / split.train.n_bytes)
+
+
+def _inherit_tokenizer(source: model_dir.ModelBundle) -> tuple[Tokenizer, Choice]:
+    return source.tokenizer, Choice("tokenizer", "inherited", "from the model to fine-tune")
 
 
 def _choose_tokenizer(
     request: RunRequest, source: model_dir.ModelBundle | None, split: TextSplit
 ) -> tuple[Tokenizer, Choice]:
     if source is not None:
-        return source.tokenizer, Choice("tokenizer", "inherited", "from the model to fine-tune")
+        return _inherit_tokenizer(source)
     sample = corpus.subsample_documents(split.train, _TOKENIZER_BYTES)
     texts = [part[:] for document in sample for part in document]
     kind, vocab_size, why = request.tokenizer, request.vocab_size, "set by the user"
@@ -310,7 +392,10 @@ def _sample_prompt(split: TextSplit) -> bytes:
 
 
 def _broadcast(
-    prepared: PreparedRun | None, device: Device, weights: Mapping[str, NDArray[Any]] | None
+    prepared: PreparedRun | None,
+    device: Device,
+    weights: Mapping[str, NDArray[Any]] | None,
+    pairs: Mapping[str, Pair] | None,
 ) -> PreparedRun:
     """Broadcast rank 0's prepared run; the tokens of other ranks are empty."""
     values = prepared and (prepared.record, prepared.tokenizer.json, prepared.parallel)
@@ -319,4 +404,4 @@ def _broadcast(
         return prepared
     n_rows = record.plan.model.vocab_size
     tokenizer = Tokenizer(tokenizer, end_ids=record.end_ids, n_rows=n_rows)
-    return PreparedRun(record, tokenizer, {}, device, weights, parallel)
+    return PreparedRun(record, tokenizer, {}, device, weights, pairs, parallel=parallel)

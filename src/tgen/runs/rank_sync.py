@@ -7,6 +7,7 @@ from tgen.config import Parallel
 from tgen.errors import UsageError
 from tgen.model.device import Device, rank_bytes, torch_version
 from tgen.training.plan.memory_estimate import choose_parallel
+from tgen.training.plan.param_shapes import FrozenModel
 from tgen.training.plan.plan import Plan
 
 
@@ -24,7 +25,12 @@ def min_rank_memory(device: Device) -> int | None:
 
 
 def resolve_parallel(
-    plan: Plan, device: Device, memory: int | None, requested: Parallel | None
+    plan: Plan,
+    device: Device,
+    memory: int | None,
+    requested: Parallel | None,
+    *,
+    frozen: FrozenModel | None = None,
 ) -> Parallel | None:
     """Return how ranks with `memory` bytes each share the model; None for a single process.
 
@@ -38,6 +44,10 @@ def resolve_parallel(
             f"batch_size: smaller than the number of ranks (got {batch_size}, {n_ranks} ranks)",
             "start fewer processes, or set a larger batch_size",
         )
+    if frozen is not None and requested == "fsdp":
+        raise UsageError(
+            "--parallel fsdp cannot be combined with LoRA", "use ddp: the base model is not trained"
+        )
     return choose_parallel(
         plan.model,
         replace(plan.train, batch_size=-(-batch_size // n_ranks)),
@@ -45,5 +55,6 @@ def resolve_parallel(
         n_ranks=n_ranks,
         memory=memory,
         on_gpu=device.type == "cuda",
-        wanted=requested,
+        wanted="ddp" if frozen is not None else requested,
+        frozen=frozen,
     )

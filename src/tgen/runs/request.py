@@ -20,7 +20,7 @@ class RunRequest:
     corpus: list[str] = option(
         default_factory=list,
         help_text="Files, directories, glob patterns, or - for stdin. Any bytes are accepted; "
-        '.jsonl files hold {"text"} or {"prompt", "completion"} rows.',
+        '.jsonl files hold {"text"}, {"prompt", "completion"} or, to fine-tune, {"messages"} rows.',
         argument=True,
         metavar="CORPUS",
     )
@@ -45,6 +45,19 @@ class RunRequest:
         "--from",
         metavar="NAME",
     )
+    adapter: Path | None = option(
+        None,
+        "LoRA adapter to continue (path or name), on --from or its own base model.",
+        "--adapter",
+        metavar="DIR",
+    )
+    general: Path | None = option(
+        None,
+        "Text whose loss is reported before and after fine-tuning, to show what was forgotten.",
+        "--general",
+        metavar="FILE",
+        shown_default="32 KB that the base model writes",
+    )
     overrides: dict[str, str] = option(
         default_factory=dict,
         help_text="Other setting of the model or the run, for example n_layers=8; repeatable.",
@@ -64,6 +77,16 @@ class RunRequest:
         "Maximum vocabulary size, in tokens.",
         "--vocab-size",
         shown_default="all characters; for bpe chosen by the plan",
+    )
+    chat: bool = _data(
+        False, "Train on prompt/completion rows as chats, through the chat template.", "--chat"
+    )
+    template: str | None = _data(
+        None,
+        "Chat template: a Jinja file, or plain for lines of questions (Q:) and answers (A:).",
+        "--template",
+        metavar="FILE|plain",
+        shown_default="that of the model",
     )
     train: TrainConfig = field(default_factory=TrainConfig)
     tensorboard: bool = _output(

@@ -20,8 +20,9 @@ from tgen.training.early_stopping import reset_best, reset_end
 from tgen.training.plan.overrides import parse_overrides
 from tgen.training.state import Progress, TrainState
 
-_FIXED = {"optimizer", "loss_on", "val_fraction", "compile"}  # the state or the data depends on it
-_SETS_THE_END = {"steps", "minutes", "decay_fraction"}
+# The state or the data depends on them.
+_FIXED = {"optimizer", "loss_on", "val_fraction", "compile", "lora", "lora_alpha", "lora_targets"}
+_SETS_THE_END = {"steps", "minutes", "max_steps", "decay_fraction"}
 # Counters that a rollback does not restore.
 _NOT_ROLLED_BACK = (
     "steps_taken",

@@ -8,6 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from tgen import distributed
+from tgen.errors import LockedError
 from tgen.runs.storage import state
 from tgen.storage import files, locks
 
@@ -27,6 +28,23 @@ def lock_run(out: Path) -> Iterator[None]:
         with defer_signals():  # a signal before the callback is set would leave the lock behind
             stack.enter_context(locks.lock(_lock_path(out)))
             stack.callback(_clean_up, out, set(folder.iterdir()), new_folders)
+        yield
+
+
+@contextmanager
+def lock_existing(out: Path) -> Iterator[None]:
+    """Hold the lock of the run in `out`, which the block may remove; nothing without a run.
+
+    Raises LockedError if another process has it.
+    """
+    if not state.folder(out).is_dir():
+        yield
+        return
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locks.lock(_lock_path(out)))
+        except LockedError as error:
+            raise LockedError(error.message, "wait for that run to end, or stop it") from None
         yield
 
 

@@ -8,8 +8,23 @@ from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config import ModelConfig, ResolvedTrainConfig
 from tgen.errors import TrainingError, UsageError
 from tgen.reports.training import Choice
+from tgen.runs.adapter_record import AdapterRecord
 from tgen.runs.field_types import check_field_types
 from tgen.training.plan.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatRecord:
+    """How the conversations of a run became tokens, so that resuming gives the same ones."""
+
+    template: str  # Jinja source
+    variables: dict[str, str]  # `bos_token` and so on
+    date: str  # ISO time that the template sees as the current one
+    end_ids: list[int]  # of the source model
+    end_id: int = -1  # the token that ends an answer; -1: not known yet, as the values below
+    n_rows: int = 0  # to train on
+    n_held_out_rows: int = 0
+    sample_ids: list[int] = field(default_factory=list)  # of the question that samples answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +50,13 @@ class RunRecord:
     read_bytes: int = 0  # limit of the training split, from the time budget
     ngrams: bool = False  # store n-gram tables with the model
     inherited: InheritedSettings | None = None  # from the model that it was fine-tuned from
+    chat: ChatRecord | None = None  # the corpus has conversations
+    begin_of_text: int | None = None  # token id; None: documents have none at their start
     corpus_changes: int = 0  # corpus replacements by --override
     end_changes: int = 0  # changes of the end by --override; states store the count too
     exact_epochs: bool = False  # see `TokenDataset`; runs of tgen 0.1 have other windows
+    adapter: AdapterRecord | None = None  # of a LoRA run
+    general_bits_per_byte: float | None = None  # of the general text, before fine-tuning
     overridden: list[str] = field(default_factory=list)  # every change, as a note for the user
 
     @property
@@ -69,6 +88,10 @@ class RunRecord:
             }
             if (inherited := values.get("inherited")) is not None:
                 parts["inherited"] = InheritedSettings.from_dict(inherited)
+            if (chat := values.get("chat")) is not None:
+                parts["chat"] = ChatRecord(**chat)
+            if (adapter := values.get("adapter")) is not None:
+                parts["adapter"] = AdapterRecord(**adapter)
             record = cls(**{**values, **parts})
             check_field_types(record)
             if not 1 <= record.plan.context_length <= record.plan.model.context_length:

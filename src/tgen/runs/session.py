@@ -12,6 +12,8 @@ from tgen.model.device import choose_device, set_threads
 from tgen.reports.training import PlanReport, RunReport
 from tgen.runs import rank_sync
 from tgen.runs.data import retokenize, tokenize_new_corpus
+from tgen.runs.fine_tuning import load_base
+from tgen.runs.forgetting import measure_before
 from tgen.runs.prepare import PreparedRun, plan_report, prepare
 from tgen.runs.request import ResumeRequest, RunRequest
 from tgen.runs.resuming import (
@@ -42,6 +44,7 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
     prepared = yield from prepare(request, folder=run_state.folder(out))
     with run_log.RunLog(out if is_rank_zero else None) as log:
         state = prepared.new_state()
+        prepared = measure_before(prepared, state)
         arrays = state.to_arrays()
         if is_rank_zero:
             run_state.create_run(
@@ -52,10 +55,12 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
                 progress=asdict(state.progress),
                 arrays=arrays,
                 environment=prepared.environment(),
+                general=prepared.general,
             )
         del arrays
         tokens = _load_tokens(out, prepared.record.run_id)
-        prepared = replace(prepared, tokens=tokens, weights=None)  # the state contains the weights
+        # The state contains the weights.
+        prepared = replace(prepared, tokens=tokens, weights=None, pairs=None)
         if is_rank_zero:
             _ = prepared.ngrams  # count them now, as part of the setup time
         state.progress.seconds = distributed.broadcast(time.monotonic() - started_at)
@@ -87,7 +92,9 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
     if record.tensorboard:
         tensorboard.require()
     memory = rank_sync.min_rank_memory(device)
-    text = corpus.read(request.corpus) if request.corpus else None
+    text = None
+    if request.corpus:
+        text = corpus.read(request.corpus, chat=record.chat is not None)
     distributed.assert_same("the corpus", "" if text is None else text.sha256)
     is_new_corpus = text is not None and check_corpus(out, record, text, override=request.override)
     tokenizer = load_tokenizer(out, record)
@@ -111,20 +118,43 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
         record = apply_overrides(record, request, progress)
         if is_new_corpus:
             record = record_corpus_change(record, old_record, progress)
+        adapter = None
+        if record.adapter is not None:
+            adapter = record.adapter.new_adapter(record.plan.model)
         if is_rank_zero and not fits_model(
-            saved.arrays, record.plan.model, record.plan.train.optimizer
+            saved.arrays, record.plan.model, record.plan.train.optimizer, adapter
         ):
             raise TrainingError(
                 f"the training state in {out} does not fit the model in training/run.json",
                 run_state.recovery_hint(out),
             )
-        parallel = rank_sync.resolve_parallel(record.plan, device, memory, request.parallel)
+        weights = frozen = None
+        if record.adapter is not None:
+            weights = load_base(record.adapter)
+            frozen = record.adapter.frozen_model(record.plan.model, weights)
+        parallel = rank_sync.resolve_parallel(
+            record.plan, device, memory, request.parallel, frozen=frozen
+        )
         if parallel is None and device.type == "cpu":
             needs = record.plan.model, record.plan.train, record.plan.context_length
-            check_memory(*needs, memory)
+            check_memory(*needs, memory, frozen=frozen)
         tokens = _load_tokens(out, record.run_id, tokens_entry)
-        prepared = PreparedRun(record, tokenizer, tokens, device, parallel=parallel)
+        if ("train_lengths" in tokens) != (record.chat is not None):
+            raise TrainingError(
+                f"the tokens in {out} do not fit training/run.json", run_state.recovery_hint(out)
+            )
+        prepared = PreparedRun(
+            record,
+            tokenizer,
+            tokens,
+            device,
+            weights,
+            general=run_state.load_general(out),
+            parallel=parallel,
+        )
         state = prepared.new_state(restored=True)
+        prepared = replace(prepared, weights=None)
+        del weights
         state.restore(saved.arrays, progress)
         notes = [*saved.damaged, *record.overridden]
         if progress.step == progress.total_steps:

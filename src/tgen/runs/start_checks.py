@@ -16,7 +16,8 @@ def check_out_is_free(out: Path, *, overwrite: bool) -> None:
     if not out.exists() and (problem := output_problem(out)):
         raise UsageError(f"--out {out}: {problem}", "choose another directory")
     names = {path.name for path in out.iterdir()} if out.exists() else set()
-    has_model, has_run = "config.json" in names, state.has_run(out)
+    has_model = bool({"config.json", "adapter_config.json"} & names)
+    has_run = state.has_run(out)
     if not names or (names == {"training"} and not has_run):
         return
     if not has_model and not has_run:

@@ -8,7 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from tgen import distributed
+from tgen.checkpoint.stored_models import is_model_directory
 from tgen.errors import DivergedError, TgenError, TrainingError
+from tgen.model import lora
 from tgen.reports.training import (
     DoneReport,
     EvalReport,
@@ -17,7 +19,7 @@ from tgen.reports.training import (
     SavingReport,
     StepReport,
 )
-from tgen.runs.checkpoint_saver import CheckpointSaver, ModelWeights
+from tgen.runs.checkpoint_saver import AdapterWeights, CheckpointSaver, ModelWeights
 from tgen.runs.final_report import final_reports
 from tgen.runs.prepare import PreparedRun
 from tgen.runs.resuming import roll_back
@@ -113,7 +115,8 @@ class Trainer:
         for report in train(state.model, self.dataset, config, state):
             if isinstance(report, DoneReport):
                 yield [], partial(self._save_final, state, model=not self.has_val)
-                final = list(final_reports(self.out, self.prepared, self.dataset, report))
+                reports = final_reports(self.out, self.prepared, self.dataset, report, state)
+                final = list(reports)
                 yield final, partial(self._save_final, state, model=False)
                 return
             is_due = evaluation_is_due(progress, config)
@@ -133,7 +136,7 @@ class Trainer:
                 done = done_report(progress, config, self.dataset, finished=False)
                 save = None
                 if is_sound:
-                    has_model = distributed.broadcast((self.out / "config.json").exists())
+                    has_model = distributed.broadcast(is_model_directory(self.out))
                     model = not self.has_val or not has_model  # save an early model if none exists
                     save = partial(self._save_final, state, model=model)
                 yield [replace(done, out=str(self.out))], save
@@ -145,8 +148,19 @@ class Trainer:
             raise DivergedError(f"a weight became infinite or NaN at step {state.progress.step}")
         arrays = state.to_arrays()
         if distributed.is_rank_zero():
-            weights = None
-            if model:
+            weights: ModelWeights | AdapterWeights | None = None
+            adapter = self.prepared.new_adapter
+            if model and adapter is not None and self.prepared.record.adapter is not None:
+                weights = AdapterWeights(
+                    state.model.config,
+                    self.prepared.tokenizer,
+                    lora.pairs_of(state.model, adapter.layout, adapter.shapes),
+                    self.prepared.record.adapter.base,
+                    self.prepared.record.adapter.base_digest,
+                    self.prepared.record.adapter.alpha,
+                    self.prepared.record.inherited,
+                )
+            elif model:
                 weights = ModelWeights(
                     state.model.config,
                     self.prepared.tokenizer,

@@ -62,29 +62,31 @@ class Tokenizer:
             for i in (end_of_text, vocab.get(PAD))
         )
 
-    def encode(self, data: bytes, *, continuation: bool = False) -> list[int]:
+    def encode(self, data: bytes, *, continuation: bool = False, offset: int = 0) -> list[int]:
         """Return the ids of a text, or with `continuation` of the rest of one.
 
         Special tokens spelled out in the text remain text. Raises UsageError for a byte that the
-        vocabulary cannot express, or a token that the model does not have.
+        vocabulary cannot express, or a token that the model does not have; `offset` is the number
+        of bytes before `data`, for that error.
         """
         text = data.decode("utf-8", errors="surrogateescape")
-        self.check_expressible(text)
+        self.check_expressible(text, offset=offset)
         ids: list[int] = self._encode(text, continuation=continuation).tolist()
         return ids
 
-    def check_expressible(self, text: str, *, with_special: bool = False) -> None:
+    def check_expressible(self, text: str, *, with_special: bool = False, offset: int = 0) -> None:
         """Raise UsageError for the first byte that the vocabulary cannot express.
 
-        `with_special` says that special tokens spelled out in the text are tokens.
+        `with_special` says that special tokens spelled out in the text are tokens, `offset` how
+        many bytes are before it.
         """
         for hole in self.expressible.holes(text, with_special=with_special):
             character = text[hole.start]
             is_part = not character.isascii() and not "\udc80" <= character <= "\udcff"
             part = f" (of the character U+{ord(character):04X})" if is_part else ""
             raise UsageError(
-                f"byte {hole.offset} of the text is 0x{hole.byte:02X}{part}, which this model's "
-                "tokenizer cannot express",
+                f"byte {offset + hole.offset} of the text is 0x{hole.byte:02X}{part}, which this "
+                "model's tokenizer cannot express",
                 "remove it or replace it",
             )
 
@@ -167,6 +169,11 @@ class Tokenizer:
         return self._bytes[i] if i < self.vocab_size else b""
 
     @cached_property
+    def byte_lengths(self) -> NDArray[np.int64]:
+        """(V,): the number of bytes of each token."""
+        return np.array([len(token) for token in self._bytes[: self.vocab_size]], np.int64)
+
+    @cached_property
     def merge_pairs(self) -> NDArray[np.int64]:
         """(V, 2): the two tokens that each was merged from; -1 for characters and other tokens."""
         vocab, pairs = self.spec.vocab, np.full((self.vocab_size, 2), -1, np.int64)
@@ -191,9 +198,11 @@ class Tokenizer:
         name: str | None = self._plain.at_start.id_to_token(i)
         return name
 
-    def encode_with_special(self, text: str) -> list[tuple[int, int, int]]:
-        """Encode a text in which special tokens count: each id with its start and end in `text`,
-        in characters.
+    def encode_with_special(
+        self, text: str, *, continuation: bool = False
+    ) -> list[tuple[int, int, int]]:
+        """Encode a text in which special tokens count, or with `continuation` the rest of one: each
+        id with its start and end in `text`, in characters.
 
         What the vocabulary cannot express is left out, see `check_expressible`. Raises UsageError
         for a token that the model does not have.
@@ -208,7 +217,7 @@ class Tokenizer:
                 ]
             elif part:
                 pair = self._with_special
-                backend = pair.continuation if offset else pair.at_start
+                backend = pair.continuation if offset or continuation else pair.at_start
                 encoding = backend.encode(part, add_special_tokens=False)
                 offsets = zip(encoding.ids, encoding.offsets, strict=True)
                 spans += [(i, offset + start, offset + end) for i, (start, end) in offsets]

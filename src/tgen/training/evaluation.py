@@ -8,13 +8,14 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tgen import distributed
 from tgen.config import Precision, ResolvedTrainConfig
 from tgen.model.transformer import Transformer
 from tgen.training.loss import cross_entropy
+from tgen.training.standard_error import bits_per_byte_error
 
 # Tokens (B, T + 1); loss mask of the targets (B, T), None: all of them contribute; document of
 # each input (B, T), None: a single one.
@@ -167,21 +168,6 @@ def evaluate_train(model: Transformer, batches: Batches, *, max_tokens: int) -> 
     windows = ((group, True) for group in batches.train_windows(max_tokens))
     losses = np.concatenate([np.zeros((0, 2)), *_window_losses(LossModule(model), windows)])
     return float(losses[:, 0].sum() / max(1.0, losses[:, 1].sum()))
-
-
-def bits_per_byte_error(nats: ArrayLike, n_bytes: ArrayLike) -> float:
-    """Return the standard error of sum(nats) / ln 2 / sum(n_bytes), infinite below two windows.
-
-    Both are (n,): the loss and the bytes of each held-out window. Windows count as independent
-    samples of a ratio (Cochran 1977, Sampling Techniques, section 2.11).
-    """
-    costs = np.asarray(nats, np.float64) / math.log(2)
-    sizes = np.asarray(n_bytes, np.float64)
-    n = len(costs)
-    if n < 2:
-        return math.inf
-    residuals = costs - costs.sum() / sizes.sum() * sizes
-    return float(np.sqrt(n / (n - 1) * (residuals @ residuals)) / sizes.sum())
 
 
 def _shard_windows(windows: Iterator[Windows]) -> Iterator[tuple[Windows, bool]]:

@@ -11,7 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tgen.model.stored_product import stored_product
+
 _CHUNK = 1 << 18  # logits
+_MIN_ROWS = 256  # per chunk: each reads the whole LM head from memory
 
 
 def cross_entropy(
@@ -19,10 +22,11 @@ def cross_entropy(
 ) -> Tensor:
     """Return (): the sum of -log softmax(x weight^T)[target], nats, over targets in the mask.
 
-    `x` (n, C), `weight` (V, C), `targets` (n,) int64, `loss_mask` (n,) bool; None: all targets.
+    `x` (n, C), `weight` (V, C), `targets` (n,) int64, `loss_mask` (n,) bool; None: all targets. A
+    weight of another dtype is widened to that of x, and a frozen one gets no gradient.
     """
     if x.device.type != "cpu":
-        nats = F.cross_entropy(F.linear(x, weight).float(), targets, reduction="none")
+        nats = F.cross_entropy(stored_product(x, weight).float(), targets, reduction="none")
         return nats.sum() if loss_mask is None else nats.where(loss_mask, 0).sum()
     if loss_mask is not None and not loss_mask.all():
         x, targets = x[loss_mask], targets[loss_mask]
@@ -36,10 +40,13 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, with_grad: bool) -> Tensor:
-        x_grad = torch.empty_like(x) if with_grad else None
-        weight_grad = torch.zeros_like(weight) if with_grad else None
+        x_grad = torch.empty_like(x) if with_grad and ctx.needs_input_grad[0] else None
+        weight_grad = None
+        if with_grad and ctx.needs_input_grad[1]:
+            weight_grad = torch.zeros_like(weight)
+        weight = weight.to(x.dtype)
         total = x.new_zeros((), dtype=torch.float64)
-        size = max(1, _CHUNK // len(weight))
+        size = max(_MIN_ROWS, _CHUNK // len(weight))
         for i in range(0, len(x), size):
             chunk, target = x[i : i + size], targets[i : i + size, None]
             logits = chunk @ weight.T
@@ -47,16 +54,24 @@ class _ChunkedLoss(torch.autograd.Function):
             total -= logits.gather(1, target).sum(dtype=torch.float64)
             exp_sum = logits.exp_().sum(1, keepdim=True)
             total += exp_sum.log().sum(dtype=torch.float64)
-            if x_grad is not None and weight_grad is not None:
+            if x_grad is not None or weight_grad is not None:
                 logits /= exp_sum
                 logits.scatter_add_(1, target, torch.full_like(exp_sum, -1))
+            if x_grad is not None:
                 torch.mm(logits, weight, out=x_grad[i : i + size])
+            if weight_grad is not None:
                 weight_grad.addmm_(logits.T, chunk)
+            del logits  # before the next ones are allocated
         ctx.save_for_backward(x_grad, weight_grad)
         return total.to(x.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         x_grad, weight_grad = ctx.saved_tensors
-        return x_grad * grad, weight_grad * grad, None, None
+        return (
+            None if x_grad is None else x_grad * grad,
+            None if weight_grad is None else weight_grad * grad,
+            None,
+            None,
+        )

@@ -15,13 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from tgen.config import ResolvedTrainConfig
+from tgen.config import MuonScale, ResolvedTrainConfig
+from tgen.model.low_rank import LowRankLinear
 from tgen.model.product_precision import products_are_bfloat16
 from tgen.model.transformer import CausalSelfAttention, Transformer
 
 # Quintic of Muon's authors: moves singular values from (0, 1] near 1 in five iterations.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _ITERATIONS = 5
+_ADAMW_RMS = 0.2  # of AdamW's updates, measured by Moonlight's authors (Liu et al. 2025)
 _IGNORE_FOUND_INF = {"mps"}  # devices whose fused AdamW ignores it in some versions of torch
 
 RowSizes = tuple[int, ...]  # of the parts of a matrix that are orthogonalized separately
@@ -86,8 +88,11 @@ class Muon:
         lr: float,
         momentum: float,
         weight_decay: float,
+        scale: MuonScale = "spectral",
         orthogonalize: Orthogonalize,
     ) -> None:
+        """`scale` "adamw" gives an update the RMS of AdamW's, 0.2, times the learning rate."""
+        self._scale = scale
         settings = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         self.param_groups: list[dict[str, Any]] = [{"params": [*parameters], **settings}]
         self._row_sizes = parameters
@@ -116,8 +121,11 @@ class Muon:
                     updates.append(gradient.lerp(state["momentum"], group["momentum"]))  # Nesterov
                 orthogonal = self._orthogonalize(torch.stack(updates), row_sizes)
                 rate = group["lr"] * finite
+                if self._scale == "adamw":  # 0.2 sqrt(max(m, n)), with the factor of the parts
+                    rate = rate * _ADAMW_RMS * parameters[0].shape[1] ** 0.5
+                decay = 1 - group["lr"] * finite * group["weight_decay"]
                 for parameter, update in zip(parameters, orthogonal, strict=True):
-                    parameter.mul_(1 - rate * group["weight_decay"])
+                    parameter.mul_(decay)
                     parameter.sub_(update * rate)
 
 
@@ -158,37 +166,37 @@ def make_optimizers(
     tables = [p for p in model.parameters() if p.dim() == 2 and id(p) not in inside]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     embedding = model.token_embedding.weight
-    untied = [] if model.config.tied_embeddings else [embedding]
+    untied = [] if model.config.tied_embeddings else [p for p in tables if p is embedding]
     others = [p for p in tables if not untied or p is not embedding]
+    if config.optimizer == "adamw":
+        others += matrices
     rates = [
         (others, config.learning_rate, config.weight_decay),
         (vectors, config.learning_rate, 0.0),
         (untied, config.embedding_learning_rate, config.weight_decay),
     ]
-    rest = AdamW(
-        [
-            {"params": params, "lr": rate, "weight_decay": decay}
-            for params, rate, decay in rates
-            if params
-        ],
-        beta1=config.beta1,
-        beta2=config.beta2,
-    )
+    groups = [
+        {"params": params, "lr": rate, "weight_decay": decay}
+        for params, rate, decay in rates
+        if params
+    ]
+    rest = [AdamW(groups, beta1=config.beta1, beta2=config.beta2)] if groups else []
     if config.optimizer == "adamw":
-        rest.param_groups[0]["params"] += matrices
-        return [rest]
+        return [*rest]
     row_sizes: dict[nn.Parameter, RowSizes] = {matrix: (matrix.shape[0],) for matrix in matrices}
-    if config.separate_qkv:
-        for module in model.modules():
-            if isinstance(module, CausalSelfAttention):
-                weight = module.qkv_proj.weight
-                assert isinstance(weight, nn.Parameter)
+    for module in model.modules():
+        if isinstance(module, LowRankLinear):
+            row_sizes[module.a] = tuple(part.rank for part in module.rows)
+        elif config.separate_qkv and isinstance(module, CausalSelfAttention):
+            weight = module.qkv_proj.weight
+            if isinstance(weight, nn.Parameter):
                 row_sizes[weight] = tuple(module.sizes)
     muon = Muon(
         row_sizes,
         lr=config.matrix_learning_rate,
         momentum=config.momentum,
         weight_decay=config.weight_decay,
+        scale=config.muon_scale,
         orthogonalize=orthogonalize,
     )
-    return [muon, rest]
+    return [muon, *rest]

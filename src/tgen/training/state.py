@@ -15,6 +15,9 @@ from torch import Tensor, nn
 
 from tgen import distributed
 from tgen.config import ModelConfig, Parallel, ResolvedTrainConfig
+from tgen.model import lora
+from tgen.model.frozen import frozen_transformer
+from tgen.model.lora_layout import NewAdapter, parameter_shapes
 from tgen.model.transformer import Transformer
 from tgen.training.bigram_start import start_from_bigrams
 from tgen.training.evaluation import LossModule
@@ -170,16 +173,26 @@ def new_state(
     *,
     weights: Mapping[str, NDArray[Any]] | None = None,
     bigram_counts: NDArray[np.float32] | None = None,
+    adapter: NewAdapter | None = None,
     parallel: Parallel | None = None,
 ) -> TrainState:
     """Return the state at step 0 with `weights` or, if None, random ones; with `bigram_start` these
     begin with `bigram_counts` (V, V), which only rank 0 has.
 
-    Random weights are made on the CPU, so that every device and rank gets the same.
+    Random weights are made on the CPU, so that every device and rank gets the same. With an
+    `adapter`, the `weights` are frozen, and the state has the adapter's parameters only.
     """
     torch.manual_seed(config.seed)
-    model = Transformer(model_config, dropout=config.dropout)
-    if weights is not None:
+    if adapter is not None:
+        assert weights is not None
+        model = frozen_transformer(model_config, weights, dropout=config.dropout)
+        lora.attach(model, adapter.layout, adapter.shapes, seed=config.seed)
+        if adapter.pairs:
+            lora.load_pairs(model, adapter.layout, adapter.pairs)
+    else:
+        model = Transformer(model_config, dropout=config.dropout)
+    model.recomputes = config.activation_checkpointing
+    if adapter is None and weights is not None:
         model.load_arrays(weights)
     elif config.bigram_start and distributed.any_rank(bigram_counts is not None):
         arrays = model.to_arrays()
@@ -198,18 +211,27 @@ def weights_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     }
 
 
-def fits_model(arrays: Mapping[str, NDArray[Any]], config: ModelConfig, optimizer: str) -> bool:
+def fits_model(
+    arrays: Mapping[str, NDArray[Any]],
+    config: ModelConfig,
+    optimizer: str,
+    adapter: NewAdapter | None = None,
+) -> bool:
     """Whether `TrainState.to_arrays` may have returned these for this model; allocates nothing."""
     if config.n_layers > len(arrays):  # do not build billions of layers
         return False
-    try:
-        with torch.device("meta"):
-            parameters = Transformer(config).named_parameters()
-    except RuntimeError:  # a size beyond 64 bits
-        return False
+    parameters: Mapping[str, tuple[int, ...]]
+    if adapter is not None:
+        parameters = parameter_shapes(adapter.layout, adapter.shapes)
+    else:
+        try:
+            with torch.device("meta"):
+                model = Transformer(config)
+        except RuntimeError:  # a size beyond 64 bits
+            return False
+        parameters = {name: tuple(p.shape) for name, p in model.named_parameters()}
     shapes = {path: array.shape for path, array in arrays.items()}
-    for name, parameter in parameters:
-        shape = tuple(parameter.shape)
+    for name, shape in parameters.items():
         is_muon = optimizer == "muon" and len(shape) == 2 and name.startswith("blocks.")
         moments = {"momentum": shape}
         if not is_muon:

@@ -1,7 +1,7 @@
 """The time budget: how the minutes, or the steps, become the last step and the start of the decay.
 
-With `steps` both are known in advance. With `minutes` the clock decides them during the run; they
-are stored in `Progress`, so that a resumed run repeats them.
+With `steps` both are known in advance. With `minutes` the clock decides them during the run, or
+`max_steps` if that is earlier; they are stored in `Progress`, so that a resumed run repeats them.
 """
 
 from tgen.config import ResolvedTrainConfig
@@ -23,6 +23,11 @@ def update_schedule(progress: Progress, config: ResolvedTrainConfig) -> None:
         return
     time_left = seconds_left(progress, config)
     if progress.total_steps is None:
+        if config.max_steps is not None:
+            constant_steps = round(config.max_steps * (1 - config.decay_fraction))
+            if progress.step >= constant_steps:
+                start_decay(progress, config.max_steps - progress.step)
+                return
         training_seconds = progress.seconds + time_left - progress.setup_seconds
         if time_left <= config.decay_fraction * training_seconds:
             start_decay(progress, int(time_left / seconds_per_step(progress)))

@@ -16,6 +16,7 @@ from tgen.checkpoint import model_dir
 from tgen.cli import console
 from tgen.cli.inspect import output
 from tgen.cli.inspect.options import View
+from tgen.cli.inspect.page import attention_page
 from tgen.cli.inspect.view_reports import AUTO_SELECTED
 from tgen.config import ModelConfig
 from tgen.inspection.inspector import Inspector
@@ -187,9 +188,9 @@ def test_files_can_be_links_and_pipes(inspect, tmp_path):
 def test_page_opens_at_the_most_focused_head_and_has_a_size_limit(inspect, monkeypatch):
     page = inspect("--html", "-").stdout.decode()
     assert page.count(AUTO_SELECTED) >= 1
-    monkeypatch.setattr(output, "_MAX_PAGE_BYTES", 100)
+    monkeypatch.setattr(attention_page, "_MAX_PAGE_BYTES", 100)
     done = inspect("--html", "-")
-    assert (done.returncode, b"--layer" in done.stderr) == (2, True)
+    assert (done.returncode, b"select fewer layers" in done.stderr) == (2, True)
 
 
 def test_every_view_of_a_text_ends_with_the_self_check(inspect, tmp_path):

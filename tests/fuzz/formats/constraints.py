@@ -1,4 +1,4 @@
-"""JSON schemas and regular expressions: compiled, and some tokens generated."""
+"""JSON schemas, regular expressions and grammars: compiled, and some tokens generated."""
 
 from pathlib import Path
 from random import Random
@@ -57,6 +57,36 @@ _REGEXES = [
     r"(yes|no|maybe)?( \d{1,3})*",
     r"\d{4}-\d{2}-\d{2}(T\d{2}:\d{2})?",
 ]
+_GRAMMARS = [
+    'start: item+ /[.!]/\nitem: "a"i | NAME "," | %json {"type": "boolean"}\nNAME: /[a-z]{1,3}/\n',
+    '%import common.INT\n%ignore / /\nstart: sum\nsum: INT | sum "+" sum | "(" sum ")"\n',
+    'root ::= item+ [.!]\nitem ::= "a\\x41" | name "," # comment\nname ::= [a-z]{1,3} | "é"\n',
+    'root ::= sum\nsum ::= [0-9]+ | sum "+" sum |\n  "(" sum ")"\n',
+]
+_GRAMMAR_PIECES = [
+    *_PIECES,
+    *(
+        "\n",
+        " | ",
+        " ::= ",
+        ": ",
+        '"',
+        "[",
+        "]",
+        "{2,3}",
+        "{3,2}",
+        "~1..2",
+        "#",
+        "//",
+        "(",
+        ")",
+        "-",
+    ),
+    *("root", "start", "item", "NAME", "<[1]>", "<[*]>", "<|end|>", "@a", "%json {}", "%regex {}"),
+    *('%json {"const": -9223372036854775808}', "%llguidance {}", "%lark {", "%import x.Y", "_: "),
+    *('x: "a" | x x | x x x\n', 'a ::= a "x" | ""\n', "%ignore /a*/\n", "[lazy]", '[suffix="b"]'),
+    *("[temperature=1]", "[max_tokens=2]", '[stop="a"]', "\\u0041", "\\U0010ffff", "\\ud800"),
+]
 _CHOICES = [["yes", "no"], ["a", "ab", "abc"], ["é", "日本"]]
 _N_TOKENS = 6
 
@@ -79,16 +109,15 @@ class Constraints:
         if i % 10 == 9:
             document, what = self._choices[i // 10 % len(self._choices)].change(i // 30, rng)
             self._constraint = {"choices": document}
+        elif i % 10 in (7, 8):
+            text = _insert(rng.choice(_GRAMMARS), _GRAMMAR_PIECES, rng)
+            self._constraint, what = {"grammar": text}, repr(text)
         elif i % 10 < 5:
             document, what = self._schemas[i % len(self._schemas)].change(i // 2, rng)
             text = dump(document).decode("utf-8", "surrogateescape")
             self._constraint = {"json_schema": text}
         else:
-            text = rng.choice(_REGEXES)
-            for _ in range(rng.choice((1, 1, 2, 4))):
-                at, end = sorted(rng.randrange(len(text) + 1) for _ in range(2))
-                end = rng.choice((at, at, end))
-                text = text[:at] + rng.choice(_PIECES) + text[end:]
+            text = _insert(rng.choice(_REGEXES), _PIECES, rng)
             self._constraint, what = {"regex": text}, repr(text)
         return f"{next(iter(self._constraint))}: {what}"
 
@@ -97,3 +126,12 @@ class Constraints:
         sampling = SamplingConfig(max_new_tokens=_N_TOKENS, seed=3, **self._constraint)
         for _ in self._model.tokens([self._ids], sampling=sampling):
             pass
+
+
+def _insert(text: str, pieces: list[str], rng: Random) -> str:
+    """Insert some of the pieces, or replace parts of the text by them."""
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        at, end = sorted(rng.randrange(len(text) + 1) for _ in range(2))
+        end = rng.choice((at, at, end))
+        text = text[:at] + rng.choice(pieces) + text[end:]
+    return text

@@ -10,6 +10,18 @@ from tgen import corpus
 _ROWS = [
     [{"text": "the king"}, {"text": "a\nb\u2028c\x1b[2J"}, {"text": "the king", "meta": [1, None]}],
     [{"prompt": "who?", "completion": " the king"}, {"prompt": "", "completion": "x", "id": 1.5}],
+    [
+        {"messages": [{"role": "user", "content": "who?"}, {"role": "assistant", "content": "I"}]},
+        {
+            "messages": [
+                {"role": "system", "content": "a"},
+                {"role": "user", "content": "b"},
+                {"role": "assistant", "content": "c", "weight": 0},
+                {"role": "tool", "content": "d"},
+                {"role": "assistant", "content": "e", "name": None},
+            ]
+        },
+    ],
 ]
 _TEXT = (
     b"the king\r\n\n<|endoftext|>said <|endoftext|><|endoftext|> \xff\xfe \xe6\x97\xa5 \0 \x85\n"
@@ -30,7 +42,8 @@ class CorpusFile:
     def change(self, i: int, rng: Random) -> str:
         """Change rows, or cut, repeat and swap bytes."""
         if i % 4 < 3:
-            document, what = self._mutators[i % 2].change(i // 2, rng)
+            mutator = self._mutators[i % len(self._mutators)]
+            document, what = mutator.change(i // len(self._mutators), rng)
             rows = document if isinstance(document, list) else [document]
             content = rng.choice((b"\n", b"\n", b"\r\n", b"\n\n \n")).join(map(dump, rows))
             content = rng.choice((b"", b"", b"\xef\xbb\xbf", b"\n")) + content
@@ -51,6 +64,12 @@ class CorpusFile:
     def read(self) -> None:
         """Read, split and tokenize the corpus."""
         text = corpus.read([str(self._path)])
+        if text.is_chat:
+            for documents in corpus.split_rows(text, 0.1)[:2]:
+                for (line,) in documents:
+                    corpus.parse_conversation(line[:])
+            text.close()
+            return
         split = corpus.split_train_val(text, 0.1)
         for documents in (split.train, split.val):
             for _ in corpus.tokenize_documents(documents, TOKENIZER):

@@ -40,6 +40,6 @@ class GenerationConfig:
     def read(self) -> None:
         """Print what `tgen generate` prints, and generate."""
         defaults = generation_config.read(self._path)
-        for line in status_lines(self._path, 0, defaults, given=()):
+        for line in status_lines(str(self._path), 0, defaults, given=()):
             console.print_status(line)
         use_model(self._path)

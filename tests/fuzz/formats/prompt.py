@@ -92,6 +92,7 @@ _TEXT_FLAGS = [
         "--dry-breakers",
         "--system",
         "--json-schema",
+        "--grammar",
         "--input",
         "--load-cache",
         "--model",

@@ -26,6 +26,7 @@ _ROWS: list[dict[str, Any]] = [
     {"prompt": "a", "choices": ["yes", "no"], "max-new-tokens": 4},
     {"prompt": "a", "regex": "[a-c]{2}", "max_new_tokens": 4},
     {"prompt": "a", "json_schema": {"type": "integer"}, "max_new_tokens": 4},
+    {"prompt": "a", "grammar": 'root ::= [a-c]{2} "x"', "max_new_tokens": 4},
 ]
 
 

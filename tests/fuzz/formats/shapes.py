@@ -9,6 +9,7 @@ from typing import Any
 from fuzz.models import save_model, use_model
 from tgen.config import FAMILIES, RopeScaling
 from tgen.errors import TgenError
+from tgen.scoring import score_text
 
 _MAX_WEIGHTS = 400_000
 _SIZES = (1, 1, 2, 2, 3, 4, 5, 7, 8, 16, 31, 33, 64, 127, 128, 129, 512)
@@ -43,7 +44,7 @@ class Shapes:
         text = b"a" * 120
         if model.engine.context_length > 100:
             model.cache_prompt(model.encode(text[:100]))
-        model.bits_per_byte(text)
+        score_text(model, text)
 
 
 def _draw(family: str, rng: Random) -> dict[str, Any]:

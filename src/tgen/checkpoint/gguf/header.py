@@ -102,6 +102,14 @@ def read_tensors(path: Path, entries: dict[str, TensorEntry]) -> dict[str, Array
     return arrays
 
 
+def type_name(ggml_type: int) -> str:
+    """Return the name of a type, such as float16 or q8_0; raises UsageError without gguf."""
+    if ggml_type in _PLAIN:
+        return {0: "float32", 1: "float16", 30: "bfloat16"}[ggml_type]
+    gguf = require_package("reading these weights")
+    return str(gguf.GGMLQuantizationType(ggml_type).name).lower()
+
+
 class _HeaderReader:
     """A sequential reader of a header, never past the end of the file."""
 

@@ -1,13 +1,16 @@
 """Reading a model from a GGUF file: config, tokenizer, weights and chat template."""
 
-from collections.abc import Mapping
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from tgen.checkpoint import safetensors_file
 from tgen.checkpoint.dtypes import Array
 from tgen.checkpoint.gguf import tensor_names, tokenizer
 from tgen.checkpoint.gguf.config_fields import read_config
-from tgen.checkpoint.gguf.header import Header, read_header, read_tensors
+from tgen.checkpoint.gguf.header import Header, read_header, read_tensors, type_name
 from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix
 from tgen.config import ModelConfig
 from tgen.errors import ModelError, TgenError, UsageError
@@ -24,17 +27,11 @@ def load(path: Path) -> tuple[ModelConfig, Tokenizer, dict[str, Array], list[int
     Raises ModelError, TokenizerError, or UsageError if the package gguf is needed but missing.
     """
     header = read_header(path)
-    try:
+    with _path_in_errors(path):
         config = read_config(path, header)
         shapes = {name: entry.shape for name, entry in header.tensors.items()}
         tensor_names.check_shapes(config, shapes)
-        _check_number_of_tokens(header, config)
-        text, ends = tokenizer.to_json(header.fields)
-        loaded_tokenizer = Tokenizer(text, end_ids=ends)
-    except UsageError as error:
-        raise ModelError(f"{path}: {error.message}", error.hint) from None
-    except TgenError as error:
-        raise type(error)(f"{path}: {error.message}", error.hint) from None
+        loaded_tokenizer, ends = _read_tokenizer(header, config)
     entries = {n: e for n, e in header.tensors.items() if n not in tensor_names.ROPE_TENSORS}
     check_ram(sum(entry.n_bytes for entry in entries.values()), f"loading {str(path)!r}")
     arrays = read_tensors(path, entries)
@@ -42,6 +39,43 @@ def load(path: Path) -> tuple[ModelConfig, Tokenizer, dict[str, Array], list[int
     quantized = any(entry.quantized for entry in entries.values())
     named = tensor_names.from_gguf_arrays(config, arrays)
     return config, loaded_tokenizer, named, ends, quantized
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Return the tokenizer alone; errors as `load`."""
+    header = read_header(path)
+    with _path_in_errors(path):
+        return _read_tokenizer(header, read_config(path, header))[0]
+
+
+def describe(path: Path) -> tuple[ModelConfig, Counter[str]]:
+    """Return the config and the number of parameters by type, from the header; errors as `load`."""
+    header = read_header(path)
+    with _path_in_errors(path):
+        config = read_config(path, header)
+        counts: Counter[str] = Counter()
+        for name, entry in header.tensors.items():
+            if name not in tensor_names.ROPE_TENSORS:
+                counts[type_name(entry.ggml_type)] += math.prod(entry.shape)
+    return config, counts
+
+
+def _read_tokenizer(header: Header, config: ModelConfig) -> tuple[Tokenizer, list[int]]:
+    """Return the tokenizer and the end-of-text token ids."""
+    _check_number_of_tokens(header, config)
+    text, ends = tokenizer.to_json(header.fields)
+    return Tokenizer(text, end_ids=ends), ends
+
+
+@contextmanager
+def _path_in_errors(path: Path) -> Iterator[None]:
+    """Put the path before the message of an error."""
+    try:
+        yield
+    except UsageError as error:
+        raise ModelError(f"{path}: {error.message}", error.hint) from None
+    except TgenError as error:
+        raise type(error)(f"{path}: {error.message}", error.hint) from None
 
 
 def _check_number_of_tokens(header: Header, config: ModelConfig) -> None:

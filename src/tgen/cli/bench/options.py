@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 from tgen.cli.options import (
     Device,
     Reader,
+    adapter_option,
     check_output_file,
     device_option,
     flag_of,
@@ -79,6 +80,7 @@ class BenchOptions:
     """The options of `tgen bench`; None lets the measurement choose."""
 
     model: str | None = model_option()
+    adapter: str | None = adapter_option()
     prompts: list[int] | None = _list_option(
         "Prompt lengths to prefill, in tokens.",
         "--n-prompt -p",
@@ -247,9 +249,18 @@ class BenchOptions:
     @cached_property
     def path(self) -> Path:
         """The model's path."""
-        from tgen.checkpoint.model_lookup import find_model
+        from tgen.cli.model_loading import find_paths
 
-        return find_model(self.model).path
+        path, adapter = find_paths(self.model, self.adapter)
+        if adapter is None:
+            return path
+        from tgen.checkpoint.adapter import find_base
+
+        if find_base(adapter).resolve() != path.resolve():
+            raise UsageError(
+                f"--adapter {adapter}: its base is not {path}", "remove --model: speeds are equal"
+            )
+        return adapter
 
     @property
     def names_tests(self) -> bool:

@@ -18,7 +18,7 @@ class ExportOptions:
     """The options of `tgen export`."""
 
     model: str = option(
-        help_text="Model to export: a directory, a name or a GGUF file.",
+        help_text="Model to export: a directory, a name or a GGUF file; with --merge, an adapter.",
         argument=True,
         metavar="MODEL",
     )
@@ -38,6 +38,12 @@ class ExportOptions:
         "Output file; with --to transformers, the output directory (required).",
         "--out -o",
         shown_default="<name>-<type>.gguf",
+    )
+    merge: bool = option(
+        False,
+        "Merge a LoRA adapter, named instead of a model, into its base model; the weights become "
+        "f32 unless --type is given.",
+        "--merge",
     )
     max_shard_size: str | None = option(
         None,
@@ -73,7 +79,9 @@ def export(options: ExportOptions) -> None:
     """
     began = time.monotonic()
     from tgen.checkpoint import export as exporters
+    from tgen.checkpoint.adapter import is_adapter
     from tgen.checkpoint.gguf import architectures, tokenizer
+    from tgen.checkpoint.gguf.quantization import DTYPES
     from tgen.checkpoint.model_dir import load
     from tgen.checkpoint.model_lookup import find_model
     from tgen.cli.export.target import check_target, default_target
@@ -85,10 +93,15 @@ def export(options: ExportOptions) -> None:
     name = (Path(options.model).name or path.resolve().name).removesuffix(".gguf").replace(":", "-")
     if options.out is not None:
         check_target(options.out, path, to_file=to_file, overwrite=options.overwrite)
+    is_merged = is_adapter(path)
+    if is_merged and not options.merge:
+        raise UsageError(f"{path} is an adapter", "add --merge to merge it into its base model")
+    if options.merge and not is_merged:
+        raise UsageError(f"--merge: {path} is not an adapter", "remove --merge")
     bundle = load(path)
     for warning in bundle.warnings:
         console.print_status(f"warning: {warning}", quiet=quiet)
-    stored = options.dtype or exporters.main_type(bundle)
+    stored: GgufType = options.dtype or ("f32" if is_merged else exporters.main_type(bundle))
     out = options.out
     if out is None:
         out = default_target(name, stored)
@@ -98,6 +111,11 @@ def export(options: ExportOptions) -> None:
         f"{path}: {bundle.config.family}, {n:,} parameters -> {out} ({options.to}, {stored})",
         quiet=quiet,
     )
+    if is_merged and stored in DTYPES and stored != "f32":
+        error = exporters.merge_error(bundle, stored)
+        console.print_status(
+            f"rounding to {stored} changes what the adapter learned by {error:.1%}", quiet=quiet
+        )
     with console.progress("writing", quiet=quiet) as progress:
         types: Counter[GgufType] = Counter()
         if to_file:

@@ -143,30 +143,40 @@ class RequestQueue:
         self._n_rows += 1
         try:
             values: dict[str, Any] = {}
+            messages: list[Message] | None = None
             if self._jsonl:
                 fields = parse_object(line)
                 first.id = fields.pop("id", None)
                 row = check_row(fields, samples=samples, echo=echo)
                 first.prompt, first.echo = row.prompt, row.echo
-                samples, values = row.samples, row.sampling
-            request = self._request(first, values)
+                samples, values, messages = row.samples, row.sampling, row.messages
+            request = self._request(first, values, messages)
         except Exception as error:
             self._writer.begin(first)
             self._fail(first, error)
         else:
             self._pending = self._start_samples(first, request, samples)
 
-    def _request(self, first: Generation, values: dict[str, Any]) -> "Request":
-        """Return the request of a row's first sample; raise TgenError if it cannot be continued."""
+    def _request(
+        self,
+        first: Generation,
+        values: dict[str, Any],
+        messages: "list[Message] | None" = None,
+    ) -> "Request":
+        """Return the request of a row's first sample; `messages` are those of the row, if it has
+        any. Raise TgenError if it cannot be continued."""
         from tgen.generation.sampling import row_seed
 
         sampling = replace(self._sampling, **values)
         if "seed" not in values:
             sampling = sampling.with_seed(row_seed(sampling.seed, first.row))
-        if self._messages is None:
+        if messages is None and self._messages is not None:
+            messages = [*self._messages, message("user", first.prompt)]
+        elif messages is not None and messages[0]["role"] != "system":
+            messages = [*(self._messages or ()), *messages]  # --system
+        if messages is None:
             request = self._model.request(self._model.encode(first.prompt), sampling)
         else:
-            messages = [*self._messages, message("user", first.prompt)]
             request = self._model.chat_request(messages, sampling)
         n = len(request.prompt)
         if n > self._context and sampling.overflow == "slide" and not self._warned:

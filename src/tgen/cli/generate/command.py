@@ -58,18 +58,19 @@ def generate(options: GenerateOptions) -> None:
 def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     """Write the texts; return whether a row was invalid or a constrained text is incomplete."""
     from tgen.checkpoint.hf import generation_config
-    from tgen.checkpoint.model_lookup import find_model
+    from tgen.checkpoint.model_dir import settings_path
     from tgen.cli.generate import output
     from tgen.cli.generate.batch import RequestQueue
     from tgen.cli.generate.chat import initial_messages
     from tgen.cli.generate.distributed import load_shared
     from tgen.cli.generate.input_lines import LineReader
+    from tgen.cli.model_loading import find_paths
     from tgen.config import SamplingConfig
     from tgen.distributed import broadcast
 
     quiet = options.quiet or ranks.rank > 0
-    path = find_model(options.model).path
-    defaults = generation_config.read(path)
+    path, adapter = find_paths(options.model, options.adapter)
+    defaults = generation_config.read(settings_path(path, adapter))
     seed = options.sampling.get("seed")
     seed = broadcast(secrets.randbelow(1 << 32)) if seed is None else seed
     with flags_in_errors(GenerateOptions):
@@ -85,8 +86,9 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     lines = None if options.input_file is None else LineReader(options.input_file)
     no_prompt = lines or (options.interactive and options.prompt is None)
     prompt = None if no_prompt else read_prompt(options.prompt)
-    model = load_shared(path, options, ranks, quiet=quiet)
-    for line in output.status_lines(path, seed, defaults, given=options.sampling):
+    model = load_shared(path, adapter, options, ranks, quiet=quiet)
+    shown = str(path) if adapter is None else f"{path} + {adapter}"
+    for line in output.status_lines(shown, seed, defaults, given=options.sampling):
         console.print_status(line, quiet=quiet)
     messages = initial_messages(model, options.system) if options.chat else None
     how: dict[str, Any] = {"kv_cache": not options.no_kv_cache, "draft": options.draft}
@@ -99,7 +101,7 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
         return False
     if messages is not None and prompt and options.prompt in (None, "-"):
         prompt = prompt.removesuffix(b"\n").removesuffix(b"\r")  # ends the line, not the message
-    writer = _make_writer(model, str(path), options, ranks)
+    writer = _make_writer(model, shown, options, ranks)
     queue = RequestQueue(model, sampling, writer, options, messages=messages, ranks=ranks)
     cache = None
     if lines is not None:

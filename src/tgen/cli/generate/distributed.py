@@ -51,7 +51,7 @@ def join_ranks(options: GenerateOptions) -> Iterator[Ranks]:
 
 
 def load_shared(
-    path: Path, options: GenerateOptions, ranks: Ranks, *, quiet: bool
+    path: Path, adapter: Path | None, options: GenerateOptions, ranks: Ranks, *, quiet: bool
 ) -> "LoadedModel":
     """Load the model, the same on all ranks; ranks of one machine share its CPU cores."""
     from tgen.checkpoint.model_dir import digest
@@ -61,6 +61,7 @@ def load_shared(
         threads = default_threads(shared_by=ranks.local_world_size)
     model = load_model(
         path,
+        adapter=adapter,
         device=options.device,
         threads=threads,
         dtype=options.dtype,

@@ -21,7 +21,8 @@ _SHORT = {  # JSON fields may have a flag's short name
     for flag in one.metadata["flags"]
     if len(flag) == 2
 }
-_ROW_FIELDS = {"prompt", "prompt_bytes", "samples", "echo", "id"}
+_ROW_FIELDS = {"prompt", "prompt_bytes", "messages", "samples", "echo", "id"}
+_MESSAGES = 'a list such as [{"role": "user", "content": "..."}]'
 _GLOBAL_ONLY = {
     flag.lstrip("-").replace("-", "_")
     for one in fields(GenerateOptions)
@@ -64,7 +65,8 @@ class Generation:
 class Row:
     """The checked fields of a row."""
 
-    prompt: bytes
+    prompt: bytes  # of a chat, the last message
+    messages: list[dict[str, str]] | None  # of a chat
     sampling: dict[str, Any]  # fields of SamplingConfig
     samples: int
     echo: bool
@@ -129,12 +131,51 @@ def check_row(values: dict[str, Any], *, samples: int, echo: bool) -> Row:
     """Check the fields of a row but `id`. Raises UsageError for invalid ones."""
     for name in values.keys() - _ROW_FIELDS:
         _check_name(name)
+    messages = _pop_messages(values)
+    prompt = _pop_prompt(values) if messages is None else _encode("messages", messages[-1])
+    echo = _check_like("echo", values.pop("echo", echo), echo)
+    if echo and messages is not None:
+        raise UsageError("echo cannot be combined with messages", "remove one of them")
     return Row(
-        prompt=_pop_prompt(values),
+        prompt=prompt,
+        messages=messages,
         samples=_pop_samples(values, samples),
-        echo=_check_like("echo", values.pop("echo", echo), echo),
+        echo=echo,
         sampling={name: _check_sampling_field(name, value) for name, value in values.items()},
     )
+
+
+def _pop_messages(values: dict[str, Any]) -> list[dict[str, str]] | None:
+    """Return the messages of a chat that the assistant answers; None if the row has none.
+
+    `weight`, which is for training, is ignored.
+    """
+    messages = values.pop("messages", None)
+    if messages is None:
+        return None
+    for name in ("prompt", "prompt_bytes"):
+        if values.get(name) is not None:
+            raise UsageError(f"messages and {name} are both given", "remove one of them")
+    valid = isinstance(messages, list) and messages and all(isinstance(m, dict) for m in messages)
+    _check("messages", messages, bool(valid), _MESSAGES)
+    chat = [{k: v for k, v in m.items() if k != "weight" and v is not None} for m in messages]
+    for message in chat:
+        strings = all(isinstance(value, str) for value in message.values())
+        valid = message.keys() == {"role", "content"} and strings
+        _check("messages", messages, valid, _MESSAGES)
+    if chat[-1]["role"] == "assistant":
+        raise UsageError(
+            "messages: the last one is of the assistant, so nothing is left to answer",
+            "remove it: the assistant writes the next message",
+        )
+    return chat
+
+
+def _encode(name: str, message: dict[str, str]) -> bytes:
+    try:
+        return message["content"].encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise UsageError(f"{name}: unpaired surrogate", "remove it") from None
 
 
 def _pop_prompt(values: dict[str, Any]) -> bytes:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from tgen.cli.options import (
     Device,
     Reader,
+    adapter_option,
     cache_dtype_option,
     device_option,
     dtype_option,
@@ -26,7 +28,7 @@ from tgen.errors import TgenError, UsageError
 from tgen.storage import files
 
 MAX_SAMPLES = 1 << 16
-_MAX_SCHEMA_BYTES = 1 << 20
+_MAX_FILE_BYTES = 1 << 20  # of a JSON schema or a grammar
 _CHAT, _BATCH, _SPEED = "Chat", "Many prompts", "Performance"
 _chat, _batch, _speed = (partial(option, panel=panel) for panel in (_CHAT, _BATCH, _SPEED))
 PANELS = (
@@ -71,19 +73,28 @@ def _read_choices(items: list[str]) -> list[bytes]:
 
 
 def _read_schema(path: Path) -> str:
+    return _read_text("--json-schema", path, json.loads, "pass a JSON schema file")
+
+
+def _read_grammar(path: Path) -> str:
+    return _read_text("--grammar", path, str, "pass a grammar in Lark or GBNF")
+
+
+def _read_text(flag: str, path: Path, check: Callable[[str], Any], hint: str) -> str:
+    """Return the text of a file that is not empty; `check` raises ValueError for other texts."""
     try:
         with files.open_stream(path) as file:
-            content = file.read(_MAX_SCHEMA_BYTES + 1)
-        if len(content) > _MAX_SCHEMA_BYTES:
-            raise ValueError(f"more than {_MAX_SCHEMA_BYTES:,} bytes")
+            content = file.read(_MAX_FILE_BYTES + 1)
+        if len(content) > _MAX_FILE_BYTES:
+            raise ValueError(f"more than {_MAX_FILE_BYTES:,} bytes")
         text = content.decode("utf-8-sig")
         if not text.strip():
             raise ValueError("the file is empty")
-        json.loads(text)
+        check(text)
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"--json-schema {path}: {error}", "pass a JSON schema file") from None
+        raise UsageError(f"{flag} {path}: {error}", hint) from None
     except TgenError as error:
-        raise UsageError(f"--json-schema: {error.message}", error.hint) from None
+        raise UsageError(f"{flag}: {error.message}", error.hint) from None
     return text
 
 
@@ -96,6 +107,7 @@ class GenerateOptions:
 
     prompt: str | None = prompt_option("Text to continue; '-' reads stdin.")
     model: str | None = model_option()
+    adapter: str | None = adapter_option()
     sampling: dict[str, Any] = nested(
         SamplingConfig,
         stop=_TEXTS,
@@ -105,6 +117,7 @@ class GenerateOptions:
         bias=Reader(list[str], lambda items: [_read_bias(item) for item in items]),
         choices=Reader(list[str], _read_choices),
         json_schema=Reader(Path, _read_schema),
+        grammar=Reader(Path, _read_grammar),
         samplers=Reader(str, str),
         penalize_prompt=Reader(bool, lambda given: not given),
     )

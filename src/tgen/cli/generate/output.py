@@ -5,7 +5,6 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from pathlib import Path
 from typing import Any
 
 from tgen.checkpoint.hf.generation_config import GenerationDefaults
@@ -19,7 +18,7 @@ _WAITING_BYTES = 4096  # memory per waiting text, besides its output
 
 
 def status_lines(
-    path: Path, seed: int, defaults: GenerationDefaults, *, given: Collection[str]
+    model: str, seed: int, defaults: GenerationDefaults, *, given: Collection[str]
 ) -> list[str]:
     """Return the lines shown before the text; options in `given` override the model's defaults."""
     used = [
@@ -27,7 +26,7 @@ def status_lines(
         for name, value in defaults.sampling.items()
         if name not in given
     ]
-    lines = [f"{path} · seed {seed}"]
+    lines = [f"{model} · seed {seed}"]
     if used:
         lines.append(f"generation_config.json: {', '.join(used)} (flags override)")
     return lines + defaults.notes

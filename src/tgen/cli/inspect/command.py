@@ -19,7 +19,8 @@ def inspect(options: InspectOptions) -> None:
     """
     from tgen.checkpoint.model_lookup import find_model
 
-    names: list[str | None] = [*options.model] or [None]
+    names: list[str | None] = [*options.model] or [options.adapter]
+    adapter = find_model(options.adapter).path if options.adapter and options.model else None
     locations = [find_model(name) for name in names]
     if options.only_training:
         from tgen.cli.inspect.training_curves import print_training_log
@@ -33,7 +34,13 @@ def inspect(options: InspectOptions) -> None:
     from tgen.inspection.inspector import Inspector
 
     inspectors = [
-        Inspector(load(path), text, device=options.device, tail=options.tail, found_by=rule)
+        Inspector(
+            load(path, adapter=adapter),
+            text,
+            device=options.device,
+            tail=options.tail,
+            found_by=rule,
+        )
         for path, rule in locations
     ]
     for path, _ in locations:

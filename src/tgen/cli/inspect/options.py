@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from tgen.cli.options import (
     Device,
+    adapter_option,
     check_output_file,
     device_option,
     json_option,
@@ -79,6 +80,7 @@ class InspectOptions:
 
     prompt: str | None = prompt_option("Text to inspect; '-' reads stdin.")
     model: list[str] = model_option(default_factory=list)
+    adapter: str | None = adapter_option()
     view: list[View] = option(
         help_text="View to show (see above); repeatable.",
         flags="--view",
@@ -193,6 +195,10 @@ class InspectOptions:
             raise UsageError(
                 f"--model: given {len(self.model)} times",
                 "pass one model, or two with --view heads to compare them",
+            )
+        if len(self.model) == 2 and self.adapter:
+            raise UsageError(
+                "--adapter cannot be combined with two models", "name its directory with --model"
             )
         if len(self.model) == 2 and files:
             raise UsageError(

@@ -1,8 +1,8 @@
 """The output of `tgen inspect`: tables, one JSON object, or files."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from rich.text import Text
@@ -10,18 +10,15 @@ from rich.text import Text
 from tgen import __version__
 from tgen.cli import console
 from tgen.cli.inspect.csv_output import csv_rows, csv_text
-from tgen.cli.inspect.heatmap.heatmap import attention_map
 from tgen.cli.inspect.options import VIEWS_WITHOUT_TEXT, InspectOptions, View
 from tgen.cli.inspect.tables.heads import comparison_table
 from tgen.cli.inspect.tables.model import checks_footer
 from tgen.cli.inspect.training_curves import training_lines
 from tgen.cli.inspect.view_reports import (
-    AUTO_SELECTED,
     Screen,
     draw_view,
     heat_maps,
     make_report,
-    select_heads,
 )
 from tgen.cli.terminal_text import to_json
 from tgen.errors import TgenError, UsageError
@@ -33,7 +30,6 @@ from tgen.runs.storage import log
 from tgen.storage import files
 
 _SCHEMA = "tgen.inspect/3"
-_MAX_PAGE_BYTES = 24 * 10**6  # bytes of weights: a browser opens the page without delay
 
 
 def print_tables(inspector: Inspector, options: InspectOptions) -> None:
@@ -135,7 +131,10 @@ def write_files(inspector: Inspector, options: InspectOptions) -> None:
         for name in formats:
             contents[name] = _file_content(name, view, report, inspector, options)
     if "--html" in options.files:
-        contents["--html"] = _page(inspector, options).encode()
+        from tgen.cli.inspect.page.attention_page import attention_page
+
+        with _progress(options) as progress:
+            contents["--html"] = attention_page(inspector, options, progress).encode()
     for name, path in options.files.items():
         if str(path) == "-":
             console.write(contents[name])
@@ -186,9 +185,15 @@ def print_comparison(inspectors: list[Inspector], options: InspectOptions) -> No
 
 
 def _report(view: View, inspector: Inspector, options: InspectOptions) -> Any:
-    hidden = options.quiet or not (view is View.heads and options.ablate)
-    with console.progress("ablating heads", quiet=hidden) as progress:
+    with _progress(options, view) as progress:
         return make_report(view, inspector, options, progress)
+
+
+def _progress(
+    options: InspectOptions, view: View = View.heads
+) -> AbstractContextManager[Callable[[float], None]]:
+    hidden = options.quiet or not (view is View.heads and options.ablate)
+    return console.progress("ablating heads", quiet=hidden)
 
 
 def _file_content(
@@ -212,39 +217,6 @@ def _file_content(
     from tgen.cli.inspect.heatmap.vega import vega
 
     return json.dumps(vega(maps[0]), ensure_ascii=False, allow_nan=False).encode() + b"\n"
-
-
-def _page(inspector: Inspector, options: InspectOptions) -> str:
-    from tgen.cli.inspect.heatmap.svg import svg
-    from tgen.cli.inspect.page.render import packed_bytes, render_page
-
-    selected = select_heads(inspector, options, default="all")
-    size = packed_bytes(len(selected), len(inspector.ids))
-    if size > _MAX_PAGE_BYTES:
-        raise UsageError(
-            f"--html: {size / 1e6:,.0f} MB of attention weights "
-            f"(limit {_MAX_PAGE_BYTES / 1e6:.0f} MB)",
-            "select fewer heads with --layer and --head, or shorten the text",
-        )
-    has_heads = len(inspector.ids) > 1 and options.head != "mean"
-    heads = _report(View.heads, inspector, options) if has_heads else None
-    focused = inspector.most_focused_head(sorted({layer for layer, _ in selected}))
-    start = focused if focused in selected else selected[0]  # what the page shows first
-    attention = [
-        replace(one, selection=AUTO_SELECTED) if (one.layer, one.head) == start == focused else one
-        for one in inspector.attention(selected, measure=options.measure)
-    ]
-    picture = attention_map(attention[selected.index(start)], inspector.tokens, scale=options.scale)
-    return render_page(
-        name=inspector.bundle.path.name,
-        summary=inspector.summary,
-        text=inspector.text,
-        attention=attention,
-        heads=heads,
-        lens=None if inspector.config.post_norm else inspector.logit_lens(),
-        checks=inspector.checks,
-        picture=svg(picture),
-    )
 
 
 def _require_passed(inspector: Inspector) -> None:

@@ -73,10 +73,16 @@ class TrainOptions:
                 flag = flag_of(RunRequest, name)
                 raise UsageError(f"{flag} needs --dry-run", "start many ranks with torchrun")
         for name in _FROM_MODEL:
-            if "start_from" in self.run and name in self.run:
+            if self._is_fine_tuning and name in self.run:
                 flag = flag_of(RunRequest, name)
                 hint = f"remove {flag}: the model has its own"
                 raise UsageError(f"{flag} cannot be combined with --from", hint)
+        for name in ("lora", "general"):
+            if name in self.run | self.config and not self._is_fine_tuning:
+                raise UsageError(f"--{name} needs --from", "name the base model with --from")
+        if "adapter" in self.run and "lora" in self.config:
+            hint = "remove --lora: the adapter has a rank"
+            raise UsageError("--adapter cannot be combined with --lora", hint)
 
     def _check_resume(self) -> None:
         fixed = [name for name in self.run if name not in _RESUMABLE]
@@ -84,6 +90,10 @@ class TrainOptions:
         if flags:
             hint = f"remove {flags[0]}, or start a new run with another --out"
             raise UsageError(f"{flags[0]} cannot be combined with --resume", hint)
+
+    @property
+    def _is_fine_tuning(self) -> bool:
+        return "start_from" in self.run or "adapter" in self.run
 
     @property
     def paths(self) -> list[str]:

@@ -5,6 +5,7 @@ import shlex
 import time
 from typing import Self
 
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
@@ -25,6 +26,7 @@ from tgen.reports.training import (
     PlanReport,
     PreparingReport,
     RollbackReport,
+    RowsReport,
     RunReport,
     SampleReport,
     SavingReport,
@@ -32,6 +34,7 @@ from tgen.reports.training import (
 )
 
 _LINE_SECONDS = 10.0  # between progress lines without a terminal
+_PART_CHARACTERS = 400  # of the first row, from the start and the end of each part
 
 
 class TrainingProgress:
@@ -44,6 +47,7 @@ class TrainingProgress:
         self._quiet, self._json, self._plan_only = quiet, json_lines, plan_only
         self._stdout_error: TgenError | None = None
         self._validation = ""
+        self._is_chat = False
         self._save_error = ""  # why the last state is not on disk
         self._last_line = time.monotonic()
         columns = (BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))
@@ -69,15 +73,16 @@ class TrainingProgress:
         if self._json:
             self._write_json(report)
         elif self._plan_only and isinstance(report, PlanReport):
-            console.show(_plan_table(report))
+            console.show(*_plan_lines(report, console.out))
         if self._quiet:
             return
         if isinstance(report, PreparingReport):
             left = f"{_duration(report.seconds_left)} left"
             self._update(f"tokenizing: {report.fraction_done:.0%} · {left}", report.fraction_done)
         elif isinstance(report, PlanReport):
+            self._is_chat = report.rows is not None
             if self._json or not self._plan_only:
-                console.err.print(_plan_table(report))
+                console.err.print(*_plan_lines(report, console.err), sep="\n")
             for line in report.notes:
                 console.print_status(f"note: {line}")
             if report.resumed_at_step:
@@ -107,7 +112,7 @@ class TrainingProgress:
         elif isinstance(report, MemorizationReport):
             console.print_status(report.verdict)
         else:
-            _print_result(report)
+            _print_result(report, chat=self._is_chat)
 
     def _write_json(self, report: RunReport) -> None:
         line = json.dumps(json_record(report))
@@ -157,6 +162,29 @@ class TrainingProgress:
         self._save_error = report.failed
 
 
+def _plan_lines(plan: PlanReport, console: Console) -> list[Table | Text]:
+    """Return the plan's table, and the first row as it will be learned."""
+    lines: list[Table | Text] = [_plan_table(plan)]
+    if plan.rows is not None:
+        lines += [Text("first row:", style="bold"), _first_row(plan.rows, console)]
+    return lines
+
+
+def _first_row(rows: RowsReport, console: Console) -> Text:
+    """Return the row's text, tokens that are not in the loss dim or, without styles, target tokens
+    in {+ +} as wdiff marks insertions."""
+    styled = console.color_system is not None
+    text = Text()
+    for part in rows.first_row:
+        shown = part.text
+        if len(shown) > 2 * _PART_CHARACTERS:
+            shown = f"{shown[:_PART_CHARACTERS]} ... {shown[-_PART_CHARACTERS:]}"
+        if part.in_loss and not styled:
+            shown = f"{{+{shown}+}}"
+        text.append(shown, style=None if part.in_loss else "dim")
+    return text
+
+
 def _plan_table(plan: PlanReport) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
@@ -167,6 +195,7 @@ def _plan_table(plan: PlanReport) -> Table:
     held_out = f"{plan.held_out_tokens:,} held out" if plan.held_out_tokens else "none held out"
     for name, value, why in [
         ("corpus", f"{plan.corpus_bytes:,} bytes", f"{plan.train_tokens:,} tokens, {held_out}"),
+        *(_rows_lines(plan.rows) if plan.rows else ()),
         ("model", f"{plan.family}, {plan.n_parameters / 1e6:.2f} M parameters", shape),
         ("vocabulary", f"{plan.vocab_size:,} tokens", ""),
         *((choice.name, choice.value, choice.why) for choice in plan.choices),
@@ -178,7 +207,13 @@ def _plan_table(plan: PlanReport) -> Table:
     return table
 
 
-def _print_result(report: DoneReport) -> None:
+def _rows_lines(rows: RowsReport) -> list[tuple[str, str, str]]:
+    held_out = f"{rows.held_out_rows:,} held out" if rows.held_out_rows else "none held out"
+    targets = count(rows.target_tokens, "target token")
+    return [("rows", f"{rows.rows:,}", f"{held_out}; {targets}, answers end with {rows.end_token}")]
+
+
+def _print_result(report: DoneReport, *, chat: bool) -> None:
     steps = count(report.step, "step")
     work = f"{steps}, {report.tokens:,} tokens in {_duration(report.seconds)}"
     if not report.finished:
@@ -198,7 +233,12 @@ def _print_result(report: DoneReport) -> None:
             console.print_status(
                 "a baseline is better than the model: train on more text or for longer"
             )
-    console.print_try_generate(report.out)
+    if report.general_before is not None and report.general_after is not None:
+        before, after = report.general_before, report.general_after
+        console.print_status(
+            f"general text: {before:.3f} bits/byte before, {after:.3f} after fine-tuning"
+        )
+    console.print_try_generate(report.out, chat=chat)
 
 
 def _hardware(plan: PlanReport) -> str:

@@ -29,6 +29,7 @@ from tgen.storage.disk_array import Array, blocks
 
 TOKENS_FILE = "tokens.safetensors"
 _ARRAYS_FILE = "state.safetensors"
+_GENERAL_FILE = "general.txt"  # whose loss before and after fine-tuning is reported
 _TOKENS_KEY = "tokens"  # in run.json: the size and SHA-256 of the token file
 _TOKEN_ARRAYS = ("train", "val")
 _TOKENIZE_AGAIN = "pass the corpus with --resume to tokenize it again"
@@ -69,6 +70,7 @@ def create_run(
     progress: Mapping[str, Any],
     arrays: Mapping[str, NDArray[Any]],
     environment: Mapping[str, Any],
+    general: bytes = b"",
 ) -> None:
     """Write a new run, replacing any old one; run.json is last, since it marks a complete run.
 
@@ -76,8 +78,16 @@ def create_run(
     """
     remove_run(out)
     files.publish(folder(out) / "tokenizer.json", tokenizer.encode())
+    if general:
+        files.publish(folder(out) / _GENERAL_FILE, general)
     save_state(out, progress, arrays, run_id=run["run_id"], environment=environment)
     save_record(out, run, save_tokens(out, run, tokens))
+
+
+def load_general(out: Path) -> bytes:
+    """Return the text whose loss is reported before and after fine-tuning; empty: none."""
+    path = folder(out) / _GENERAL_FILE
+    return files.read(path) if path.exists() else b""
 
 
 def save_record(out: Path, run: Mapping[str, Any], tokens_entry: Mapping[str, Any]) -> None:
@@ -157,7 +167,10 @@ def load_tokens(
 
 def _are_tokens(arrays: Mapping[str, Array], vocab_size: int | None) -> bool:
     """Whether these are the arrays of `corpus.token_arrays`."""
-    if not set(_TOKEN_ARRAYS) <= arrays.keys() <= {*_TOKEN_ARRAYS, *map(_mask_name, _TOKEN_ARRAYS)}:
+    names = set(_TOKEN_ARRAYS)
+    if not names <= arrays.keys() <= names.union(map(_mask_name, names), map(_lengths_name, names)):
+        return False
+    if len(arrays.keys() & set(map(_lengths_name, names))) == 1:
         return False
     for name in _TOKEN_ARRAYS:
         ids, mask = arrays[name], arrays.get(_mask_name(name))
@@ -165,9 +178,24 @@ def _are_tokens(arrays: Mapping[str, Array], vocab_size: int | None) -> bool:
             return False
         if mask is not None and (mask.dtype != np.bool_ or len(mask) != len(ids)):
             return False
+        lengths = arrays.get(_lengths_name(name))
+        if lengths is not None and not _are_lengths(lengths, ids, mask):
+            return False
         if vocab_size and any(block.max(initial=0) >= vocab_size for block in blocks(ids)):
             return False
     return len(arrays["train"]) > 1
+
+
+def _are_lengths(lengths: Array, ids: Array, mask: Array | None) -> bool:
+    """Whether `lengths` cut the tokens, which have a loss mask, into rows."""
+    if mask is None or lengths.dtype != np.int64:
+        return False
+    values = lengths[:]
+    return bool((values > 0).all() and (values <= len(ids)).all() and values.sum() == len(ids))
+
+
+def _lengths_name(name: str) -> str:
+    return f"{name}_lengths"
 
 
 def _mask_name(name: str) -> str:
@@ -269,7 +297,7 @@ def drop_states_after(out: Path, step: int) -> None:
 
 def remove_run(out: Path) -> None:
     """Remove the files of a run, run.json first, and nothing else."""
-    for name in ("run.json", "tokenizer.json", "log.jsonl", "tensorboard"):
+    for name in ("run.json", "tokenizer.json", "log.jsonl", _GENERAL_FILE, "tensorboard"):
         files.remove(folder(out) / name)
     for path in [*_token_files(out), *_states(out), *folder(out).glob("damaged-state-*")]:
         files.remove(path)

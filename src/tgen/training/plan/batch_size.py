@@ -51,7 +51,7 @@ def _fits(
     config = ResolvedTrainConfig(
         batch_size=max(train.accumulation, step_tokens // context),
         accumulation=train.accumulation,
-        optimizer=train.optimizer,
+        optimizer=train.optimizer or ResolvedTrainConfig.optimizer,
         dropout=ResolvedTrainConfig.dropout if train.dropout is None else train.dropout,
     )
     needed = rank_memory(

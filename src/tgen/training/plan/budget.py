@@ -4,10 +4,12 @@ from typing import NamedTuple
 
 from tgen.config import Precision, TrainConfig
 from tgen.training.plan.batch_size import choose_batch_size
+from tgen.training.plan.fine_tuning import WINDOW, max_steps, rows_per_step
 from tgen.training.plan.model_size import ModelChoice, PlanInputs, tokens_per_second
 from tgen.training.plan.param_shapes import matmul_params
 from tgen.training.plan.step_time import step_seconds
 
+_FROZEN_WORK = 4 / 6  # of products, without the gradients of the weights
 _OTHER_SHARE = 0.05  # share of the time for evaluations, samples and saving
 
 
@@ -19,14 +21,23 @@ class Budget(NamedTuple):
     steps: int
     epochs: float
     params_per_token: float  # parameters per training token
+    max_steps: int | None = None  # however many the minutes allow
 
 
 def choose_budget(
-    choice: ModelChoice, train: TrainConfig, inputs: PlanInputs, precision: Precision
+    choice: ModelChoice,
+    train: TrainConfig,
+    inputs: PlanInputs,
+    precision: Precision,
+    *,
+    fine_tuning: bool = False,
 ) -> Budget:
     """Choose the tokens per step and estimate the steps and epochs of a run."""
     n_params = matmul_params(choice.model)
-    batch_size = train.batch_size or choose_batch_size(
+    batch_size = train.batch_size
+    if batch_size is None and fine_tuning:
+        batch_size = _fine_tuning_windows(choice.context_length, inputs)
+    batch_size = batch_size or choose_batch_size(
         choice.model, choice.context_length, train, inputs, precision
     )
     step_tokens = batch_size * choice.context_length
@@ -37,12 +48,33 @@ def choose_budget(
             step_tokens,
             inputs.flops_per_second,
             precision=precision,
-            muon=train.optimizer == "muon",
+            muon=train.optimizer == "muon" and train.lora is None,
+            work=_FROZEN_WORK if train.lora is not None else 1.0,
         )
         speed = (1 - _OTHER_SHARE) * step_tokens / seconds
     steps = n_steps(train, speed / step_tokens)
+    most = train.max_steps
+    if fine_tuning and most is None:
+        most = _fine_tuning_steps(step_tokens, inputs)
+    if most is not None and train.steps is None:
+        steps = min(steps, most)
     epochs = steps * step_tokens / inputs.train_tokens
-    return Budget(speed, step_tokens, steps, epochs, n_params / inputs.train_tokens)
+    return Budget(speed, step_tokens, steps, epochs, n_params / inputs.train_tokens, most)
+
+
+def _fine_tuning_windows(context: int, inputs: PlanInputs) -> int:
+    """Return the windows with about as many rows as `rows_per_step`; a multiple of the ranks."""
+    row = inputs.train_tokens / inputs.train_rows if inputs.train_rows else WINDOW
+    n_rows = round(inputs.train_tokens / row)
+    windows = round(rows_per_step(n_rows) * row / context)
+    limit = inputs.train_tokens // context  # a step sees the corpus once at most
+    return inputs.n_ranks * max(1, min(windows, limit) // inputs.n_ranks)
+
+
+def _fine_tuning_steps(step_tokens: int, inputs: PlanInputs) -> int:
+    row = inputs.train_tokens / inputs.train_rows if inputs.train_rows else WINDOW
+    n_rows = max(1, round(inputs.train_tokens / row))
+    return max_steps(n_rows, step_tokens / row, has_rows=inputs.train_rows is not None)
 
 
 def n_steps(train: TrainConfig, steps_per_second: float) -> int:

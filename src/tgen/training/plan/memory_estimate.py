@@ -13,6 +13,7 @@ from tgen.errors import UsageError
 from tgen.reports.number_format import format_bytes
 from tgen.reports.training import RankMemory
 from tgen.training.plan.param_shapes import (
+    FrozenModel,
     TensorShape,
     block_matrices,
     block_shapes,
@@ -32,6 +33,8 @@ _STORED = {
     "gelu_tanh": (5, 1, 2),
 }
 _DROPOUT = 2
+_PROCESS_BYTES = 400 << 20  # interpreter, torch and the allocator's reserves
+_CHUNK_ROWS = 256  # of logits at once on a CPU
 _LOGITS = 3  # copies on a GPU: log-probabilities and two gradients, float32
 _ORTHOGONALIZE = 4  # copies of a stack of matrices that Muon makes, measured
 _TRANSPOSED = ("classic", "gpt2")  # families whose matrices are stored transposed
@@ -39,14 +42,19 @@ _GATHERED_BLOCKS = 3  # at once: the one in use, the next one, and the gradients
 
 
 def check_memory(
-    model: ModelConfig, train: ResolvedTrainConfig, context: int, memory: int | None
+    model: ModelConfig,
+    train: ResolvedTrainConfig,
+    context: int,
+    memory: int | None,
+    *,
+    frozen: FrozenModel | None = None,
 ) -> None:
     """Raise UsageError if training on this machine needs more than `memory` bytes; None: unknown.
 
     The error comes before the run starts, so that the system does not kill it later.
     """
     needed = rank_memory(
-        model, train, context=context, n_ranks=1, parallel="ddp", on_gpu=False
+        model, train, context=context, n_ranks=1, parallel="ddp", on_gpu=False, frozen=frozen
     ).total
     if memory is not None and needed > memory:
         raise UsageError(
@@ -65,8 +73,12 @@ def rank_memory(
     n_ranks: int,
     parallel: Parallel,
     on_gpu: bool,
+    frozen: FrozenModel | None = None,
 ) -> RankMemory:
-    """Return the bytes of a rank at its peak, for its own `train.batch_size` windows."""
+    """Return the bytes of a rank at its peak, for its own `train.batch_size` windows; with `frozen`
+    weights, only an adapter is trained."""
+    if frozen is not None:
+        return _adapter_memory(model, train, frozen, context=context, on_gpu=on_gpu)
     block, outer, matrices = block_shapes(model), outer_shapes(model), block_matrices(model)
     n_shards = n_ranks if parallel == "fsdp" else 1
     weights = n_elements(outer, n_ranks=n_shards)
@@ -97,6 +109,47 @@ def rank_memory(
     )
 
 
+def peak_bytes(
+    model: ModelConfig, train: ResolvedTrainConfig, context: int, frozen: FrozenModel | None
+) -> int:
+    """Return the memory of a single process on a CPU at its peak, the programs in it included."""
+    memory = rank_memory(
+        model, train, context=context, n_ranks=1, parallel="ddp", on_gpu=False, frozen=frozen
+    )
+    return memory.total + _PROCESS_BYTES
+
+
+def _adapter_memory(
+    model: ModelConfig,
+    train: ResolvedTrainConfig,
+    frozen: FrozenModel,
+    *,
+    context: int,
+    on_gpu: bool,
+) -> RankMemory:
+    trained = n_elements(frozen.adapter)
+    moments = trained if train.optimizer == "muon" else 2 * trained
+    activations = activation_bytes(model, train, context=context, on_gpu=on_gpu)
+    ranks = sum(shape[0] for shape in frozen.adapter if shape[1] >= shape[0])
+    activations += 4 * ranks * -(-train.batch_size // train.accumulation) * context
+    weights = frozen.n_bytes + 4 * trained
+    update = 4 * (2 + _ORTHOGONALIZE) * trained * (train.optimizer == "muon")
+    saving = 4 * (2 * trained + moments)
+    return RankMemory(
+        parallel="ddp",
+        weights=weights,
+        gradients=4 * trained,
+        optimizer=4 * moments,
+        activations=activations,
+        copies=frozen.largest_matrix,
+        update=update,
+        saving=saving,
+        total=weights
+        + 4 * moments
+        + max(4 * trained + max(activations + frozen.largest_matrix, update), saving),
+    )
+
+
 def _saved_bytes(model: ModelConfig, train: ResolvedTrainConfig) -> int:
     """Return the bytes of rank 0's copies of all weights and moments at a save."""
     matrices = model.n_layers * n_elements(block_matrices(model))
@@ -117,8 +170,12 @@ def activation_bytes(
     width = (model.n_heads + 2 * model.n_kv_heads) * model.head_dim
     ff = n_ff * model.d_ff // (2 if on_gpu else 1)
     layer = n_model * model.d_model + n_heads * width + ff + context  # a mask per window
-    logits = _LOGITS * model.vocab_size if on_gpu else 0  # computed in chunks on the CPU
-    return 4 * tokens * ((model.n_layers + 1) * layer + logits)
+    stored = (model.n_layers + 1) * layer
+    if train.activation_checkpointing:  # the input of each block, and one block again
+        stored = model.n_layers * model.d_model + 2 * layer
+    if on_gpu:
+        return 4 * tokens * (stored + _LOGITS * model.vocab_size)
+    return 4 * (tokens * stored + min(tokens, _CHUNK_ROWS) * model.vocab_size)
 
 
 def choose_parallel(
@@ -130,6 +187,7 @@ def choose_parallel(
     memory: int | None,
     on_gpu: bool,
     wanted: Parallel | None = None,
+    frozen: FrozenModel | None = None,
 ) -> Parallel:
     """Return DDP if it fits into a rank's `memory` (bytes; None: unknown), else FSDP.
 
@@ -140,7 +198,13 @@ def choose_parallel(
 
     def needed(parallel: Parallel, ranks: int) -> int:
         return rank_memory(
-            model, train, context=context, n_ranks=ranks, parallel=parallel, on_gpu=on_gpu
+            model,
+            train,
+            context=context,
+            n_ranks=ranks,
+            parallel=parallel,
+            on_gpu=on_gpu,
+            frozen=frozen,
         ).total
 
     def fits(parallel: Parallel, ranks: int) -> bool:
@@ -152,7 +216,7 @@ def choose_parallel(
     for parallel in candidates:
         if fits(parallel, n_ranks):
             return parallel
-    if wanted == "ddp" and n_ranks > 1 and fits("fsdp", n_ranks):
+    if wanted == "ddp" and frozen is None and n_ranks > 1 and fits("fsdp", n_ranks):
         hint = "use --parallel fsdp, which fits"
     else:
         more = 2 * n_ranks

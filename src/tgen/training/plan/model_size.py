@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 from tgen.config import SIZES, ModelConfig, Precision, TrainConfig
 from tgen.errors import CorpusError, UsageError
-from tgen.training.plan.param_shapes import matmul_params
+from tgen.training.plan.fine_tuning import WINDOW
+from tgen.training.plan.param_shapes import FrozenModel, matmul_params
 
 EXPLICIT = "set by the user"  # the reason for values that the user chose
 _TOKENS_PER_PARAM = 2.5  # a run with fewer training tokens does better with a smaller model,
@@ -15,7 +16,6 @@ _TOKENS_PER_PARAM_MANY_EPOCHS = 1.0  # a larger model learns more from each epoc
 _PARAMS_PER_TOKEN = 20  # corpus tokens: larger models memorize it sooner and are no better
 _SIZE_WITH_STEPS = "tiny"
 _UNTIED = {"llama", "qwen2", "qwen3"}  # families that learn faster with an untied LM head
-_LONG_WINDOW = 1024  # tokens: fine-tuning uses longer windows only if the user sets them
 _EFFICIENCY = 0.75  # fraction of the measured speed: the rest is optimizer, evaluations, samples
 
 
@@ -33,6 +33,9 @@ class PlanInputs:
     rank_memory: int | None = None  # bytes that each rank may use; None: unknown
     n_ranks: int = 1  # ranks that share a batch
     on_cpu: bool = False
+    train_rows: int | None = None  # examples with targets, such as chats; None: plain text
+    source_optimizer: str | None = None  # that trained the base model; None: unknown
+    frozen: FrozenModel | None = None  # the base model of an adapter; None: all is trained
 
     def speed(self, precision: Precision) -> float:
         """Return the FLOP/s of all ranks with products in this precision."""
@@ -71,7 +74,7 @@ def choose_model(
 
 def keep_model(model: ModelConfig, *, fields: Mapping[str, Any], inputs: PlanInputs) -> ModelChoice:
     """Choose the windows to fine-tune `model` with: its context length or fewer tokens."""
-    wanted = fields.get("context_length", min(model.context_length, _LONG_WINDOW))
+    wanted = fields.get("context_length", min(model.context_length, WINDOW))
     for name, value in fields.items():
         if name != "context_length" or value > model.context_length:
             raise UsageError(

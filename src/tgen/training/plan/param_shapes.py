@@ -2,10 +2,19 @@
 
 import math
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from tgen.config import ModelConfig
 
 TensorShape = tuple[int, ...]
+
+
+class FrozenModel(NamedTuple):
+    """The base model of an adapter in memory, and the parameters that are trained."""
+
+    n_bytes: int  # of the base, as stored
+    largest_matrix: int  # bytes to widen the largest matrix to float32; 0: all are float32
+    adapter: tuple[tuple[int, int], ...]  # shapes of the adapter's parameters
 
 
 def outer_shapes(model: ModelConfig) -> list[TensorShape]:

@@ -7,13 +7,27 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from tgen.config import SIZES, ModelConfig, Precision, ResolvedTrainConfig, TrainConfig
+from tgen.config import (
+    SIZES,
+    ModelConfig,
+    Optimizer,
+    Precision,
+    ResolvedTrainConfig,
+    TrainConfig,
+)
 from tgen.errors import CorpusError, UsageError
 from tgen.reports.training import Choice
 from tgen.training.plan.batch_size import MAX_STEP_TOKENS
 from tgen.training.plan.bigram_condition import can_start_from_bigrams
 from tgen.training.plan.budget import Budget, choose_budget
-from tgen.training.plan.memory_estimate import check_memory
+from tgen.training.plan.fine_tuning import (
+    PATIENCE,
+    WEIGHT_DECAY,
+    choose_optimizer,
+    learning_rate,
+    warmup_steps,
+)
+from tgen.training.plan.memory_estimate import check_memory, peak_bytes
 from tgen.training.plan.model_size import (
     ModelChoice,
     PlanInputs,
@@ -21,7 +35,7 @@ from tgen.training.plan.model_size import (
     keep_model,
     tokens_per_second,
 )
-from tgen.training.plan.param_shapes import matmul_params
+from tgen.training.plan.param_shapes import matmul_params, n_parameters
 from tgen.training.plan.reasons import explain
 
 _MIN_TRAIN_TOKENS = 2
@@ -41,7 +55,9 @@ _MOMENTUM, _MOMENTUM_OF_SHORT_RUNS, _SHORT_STEPS = 0.95, 0.9, 1000
 _WARMUP_STEPS = 50
 _MIN_SPEEDUP = 1.05  # of bfloat16 products: less may be noise
 _EVAL_TOKENS = 1 << 18
-_FINE_TUNING_SCALE = 0.3  # relative to the learning rates for a new model
+_PATIENCE = 5
+_MIN_EVAL_EVERY = 20  # steps, in long epochs of fine-tuning
+_MEMORY_SHARE = 0.5  # of the memory: a run that needs more computes activations again
 
 
 class Regularization(NamedTuple):
@@ -121,15 +137,21 @@ def make_plan(
     precision = train.precision or choose_precision(train, inputs)
     inputs = replace(inputs, flops_per_second=inputs.speed(precision))
     fine_tuning = start_from is not None
+    explicit = {name: value for name, value in vars(train).items() if value is not None}
+    optimizer: Optimizer = train.optimizer or "muon"
+    if fine_tuning:
+        optimizer = choose_optimizer(train, inputs.source_optimizer)
+    train = replace(train, optimizer=optimizer)
     if start_from is not None:
         choice = keep_model(start_from, fields=model_fields, inputs=inputs)
     else:
         choice = choose_model(family, size, train=train, fields=model_fields, inputs=inputs)
-    budget = choose_budget(choice, train, inputs, precision)
+    budget = choose_budget(choice, train, inputs, precision, fine_tuning=fine_tuning)
     chosen = _choose(choice, train, budget, inputs, fine_tuning=fine_tuning)
-    chosen["precision"] = precision
-    explicit = {name: value for name, value in vars(train).items() if value is not None}
+    chosen |= {"precision": precision, "optimizer": optimizer}
     config = ResolvedTrainConfig(**chosen | explicit)
+    if train.activation_checkpointing is None:
+        config = replace(config, activation_checkpointing=_needs_memory(config, choice, inputs))
     _check(config, choice, budget, inputs)
     eval_tokens = min(inputs.val_tokens, config.eval_tokens)
     notes = []
@@ -176,16 +198,17 @@ def _choose(
     fine_tuning: bool,
 ) -> dict[str, Any]:
     """Return all hyperparameters that depend on the corpus, the time and the machine."""
-    scale = _FINE_TUNING_SCALE if fine_tuning else 1.0
+    if fine_tuning:
+        return _choose_fine_tuning(choice, train, budget, inputs)
     table = _REGULARIZATION
-    if not inputs.has_merges or fine_tuning or train.bpe_dropout == 0:
+    if not inputs.has_merges or train.bpe_dropout == 0:
         table = _REGULARIZATION_WITHOUT_BPE_DROPOUT
     repetition = budget.epochs * budget.params_per_token
     regularization = next(entry for entry in table if repetition <= entry.up_to)._asdict()
     del regularization["up_to"]
     eval_tokens = train.eval_tokens or _choose_eval_tokens(train, budget)
-    rate = train.learning_rate or _LR_TIMES_WIDTH / max(64, choice.model.d_model) * scale
-    untied = not choice.model.tied_embeddings and not fine_tuning
+    rate = train.learning_rate or _LR_TIMES_WIDTH / max(64, choice.model.d_model)
+    untied = not choice.model.tied_embeddings
     return {
         **regularization,
         "batch_size": budget.step_tokens // choice.context_length,
@@ -194,12 +217,57 @@ def _choose(
         "momentum": _MOMENTUM_OF_SHORT_RUNS if budget.steps < _SHORT_STEPS else _MOMENTUM,
         "beta1": 0.8 if untied else 0.9,
         "beta2": 0.95 if untied else 0.98,
-        "bigram_start": not fine_tuning and can_start_from_bigrams(choice.model),
-        "matrix_learning_rate": _MATRIX_LEARNING_RATE * scale,
+        "bigram_start": can_start_from_bigrams(choice.model),
+        "matrix_learning_rate": _MATRIX_LEARNING_RATE,
+        "muon_scale": "spectral",
+        "patience": _PATIENCE,
         "warmup_steps": min(_WARMUP_STEPS, budget.steps // 10),
         "eval_every": _choose_eval_every(min(inputs.val_tokens, eval_tokens), budget, inputs),
         "eval_tokens": eval_tokens,
     }
+
+
+def _choose_fine_tuning(
+    choice: ModelChoice, train: TrainConfig, budget: Budget, inputs: PlanInputs
+) -> dict[str, Any]:
+    """Return the hyperparameters of a run from pretrained weights: see `fine_tuning`."""
+    is_lora = train.lora is not None
+    rate = train.learning_rate or learning_rate(n_parameters(choice.model), lora=is_lora)
+    eval_tokens = train.eval_tokens or _EVAL_TOKENS
+    half_epoch = math.ceil(inputs.train_tokens / budget.step_tokens / 2)
+    eval_every = half_epoch  # twice per epoch, and more often in long ones
+    if inputs.val_tokens:
+        share = min(inputs.val_tokens, eval_tokens) / 3 / _EVALUATION_SHARE / budget.step_tokens
+        eval_every = min(half_epoch, max(_MIN_EVAL_EVERY, round(share)))
+    return {
+        "dropout": 0.0,
+        "bpe_dropout": 0.0,
+        "bpe_dropout_in_decay": False,
+        "weight_decay": 0.0 if is_lora else WEIGHT_DECAY,
+        "batch_size": budget.step_tokens // choice.context_length,
+        "learning_rate": rate,
+        "embedding_learning_rate": rate,
+        "matrix_learning_rate": rate,
+        "muon_scale": "adamw",
+        "momentum": _MOMENTUM_OF_SHORT_RUNS if budget.steps < _SHORT_STEPS else _MOMENTUM,
+        "beta1": 0.9,
+        "beta2": 0.98,
+        "bigram_start": False,
+        "warmup_steps": warmup_steps(budget.steps),
+        "max_steps": None if train.steps is not None else budget.max_steps,
+        "patience": PATIENCE,
+        "eval_every": max(1, min(eval_every, budget.steps)),
+        "eval_tokens": eval_tokens,
+    }
+
+
+def _needs_memory(config: ResolvedTrainConfig, choice: ModelChoice, inputs: PlanInputs) -> bool:
+    """Whether a step that stores all activations would take most of the memory."""
+    available = inputs.memory if inputs.memory is not None else inputs.rank_memory
+    if available is None:
+        return False
+    needed = peak_bytes(choice.model, config, choice.context_length, inputs.frozen)
+    return needed > _MEMORY_SHARE * available
 
 
 def _check(
@@ -222,7 +290,8 @@ def _check(
             f"warmup_steps={config.warmup_steps}: expected fewer than the {budget.steps} steps",
             "set fewer, or let the plan choose",
         )
-    check_memory(choice.model, config, choice.context_length, inputs.memory)
+    needs = choice.model, config, choice.context_length, inputs.memory
+    check_memory(*needs, frozen=inputs.frozen)
 
 
 def _closing_seconds(eval_tokens: int, budget: Budget) -> float:

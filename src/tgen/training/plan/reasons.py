@@ -4,14 +4,18 @@ from collections.abc import Set
 from dataclasses import replace
 
 from tgen.config import ResolvedTrainConfig
-from tgen.reports.number_format import format_number
+from tgen.reports.number_format import format_bytes, format_number
 from tgen.reports.training import Choice
 from tgen.training.plan.budget import Budget
+from tgen.training.plan.fine_tuning import explain_rate
+from tgen.training.plan.memory_estimate import peak_bytes
 from tgen.training.plan.model_size import EXPLICIT, ModelChoice, PlanInputs
+from tgen.training.plan.param_shapes import n_parameters
 
 # Fields of TrainConfig behind a choice.
 _FIELDS = {
     "batch": {"batch_size"},
+    "memory": {"activation_checkpointing"},
     "precision": {"precision"},
     "learning rate": {"learning_rate", "embedding_learning_rate", "matrix_learning_rate"},
     "start": {"bigram_start"},
@@ -33,6 +37,7 @@ def explain(
     """Return the choices of a plan; `explicit` are the fields of TrainConfig that the user set."""
     windows = f"{config.batch_size} window{'s' * (config.batch_size > 1)}"
     params, epochs = format_number(budget.params_per_token), format_number(budget.epochs)
+    is_lora = config.lora is not None
     speed = f"this machine trains at {inputs.flops_per_second / 1e9:,.0f} GFLOP/s"
     choices = [
         Choice("size", choice.size, choice.why_size),
@@ -44,12 +49,22 @@ def explain(
         Choice(
             "dropout",
             f"{config.dropout:g}",
-            f"{params} parameters per training token, {epochs} epochs",
+            f"not used for fine-tuning; {epochs} epochs"
+            if fine_tuning
+            else f"{params} parameters per training token, {epochs} epochs",
         ),
         _bpe_dropout(config, inputs, fine_tuning=fine_tuning),
-        Choice("steps", _steps(budget.steps, exact=config.steps is not None), speed),
+        Choice("steps", *_steps(config, budget, speed)),
         _evaluation(config, budget, inputs),
     ]
+    if fine_tuning and inputs.on_cpu:
+        choices.append(_memory(config, choice, inputs))
+    if is_lora and inputs.frozen is not None:
+        n_trained = sum(rows * columns for rows, columns in inputs.frozen.adapter)
+        share = n_trained / n_parameters(choice.model)
+        value = f"rank {config.lora}, {n_trained / 1e6:.2f} M parameters"
+        why = f"{share:.1%} of the model; alpha {config.lora_alpha:g}, {_targets(config)}"
+        choices.insert(4, Choice("LoRA", value, why))
     return [
         replace(one, why=EXPLICIT)
         if one.value != "none" and one.name in _FIELDS and _FIELDS[one.name] <= explicit
@@ -64,7 +79,7 @@ def _learning_rate(config: ResolvedTrainConfig, *, fine_tuning: bool) -> Choice:
         value += f", embedding {config.embedding_learning_rate:g}"
     if config.optimizer == "muon":
         value = f"Muon {config.matrix_learning_rate:g}, {value}"
-    reduced = "reduced for fine-tuning; " if fine_tuning else ""
+    reduced = explain_rate(config) if fine_tuning else ""
     warmup = f"warmup until step {config.warmup_steps}, " if config.warmup_steps else ""
     why = f"{reduced}{warmup}decay over the last {config.decay_fraction:.0%}"
     return Choice("learning rate", value, why)
@@ -105,11 +120,28 @@ def _bpe_dropout(config: ResolvedTrainConfig, inputs: PlanInputs, *, fine_tuning
     return Choice("BPE-dropout", f"{config.bpe_dropout:.0%}", why)
 
 
-def _steps(steps: int, *, exact: bool) -> str:
-    if exact:
-        return f"{steps:,}"
+def _steps(config: ResolvedTrainConfig, budget: Budget, speed: str) -> tuple[str, str]:
+    steps = budget.steps
+    if config.steps is not None:
+        return f"{steps:,}", speed
+    if steps == config.max_steps:
+        epochs = format_number(budget.epochs)
+        return f"at most {steps:,}", f"{epochs} epochs; more would forget more than they teach"
     digits = max(0, len(str(steps)) - 2)
-    return f"about {round(steps, -digits):,}"
+    return f"about {round(steps, -digits):,}", speed
+
+
+def _memory(config: ResolvedTrainConfig, choice: ModelChoice, inputs: PlanInputs) -> Choice:
+    needed = peak_bytes(choice.model, config, choice.context_length, inputs.frozen)
+    why = "all activations are stored"
+    if config.activation_checkpointing:
+        why = "activations are computed again in the backward pass"
+    return Choice("memory", f"{format_bytes(needed)} at most", why)
+
+
+def _targets(config: ResolvedTrainConfig) -> str:
+    parts = {"all": "all matrices of the blocks", "attention": "the matrices of attention"}
+    return parts.get(config.lora_targets, "the matrices of the feed-forward layers")
 
 
 def _evaluation(config: ResolvedTrainConfig, budget: Budget, inputs: PlanInputs) -> Choice:

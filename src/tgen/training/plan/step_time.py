@@ -35,10 +35,14 @@ def step_seconds(
     *,
     precision: Precision = "float32",
     muon: bool,
+    work: float = 1.0,
 ) -> float:
-    """Return the seconds of a step of `step_tokens` tokens, evaluations excluded."""
+    """Return the seconds of a step of `step_tokens` tokens, evaluations excluded.
+
+    `work` is the share of a full step's products.
+    """
     costs = _COSTS[precision]
-    flops = 6 * matmul_params(model) / costs.matmul_speed
+    flops = work * 6 * matmul_params(model) / costs.matmul_speed
     flops += costs.elementwise * model.n_layers * model.d_model
     total = step_tokens * flops + costs.per_layer * (model.n_layers + 1)
     if muon:

@@ -1,6 +1,5 @@
 """The HTML page in a browser: what it shows equals the reports."""
 
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,35 +16,6 @@ from tgen.reports.inspection import AttentionReport
 selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 WebDriverWait = pytest.importorskip("selenium.webdriver.support.ui").WebDriverWait
 ActionChains, By, Keys = selenium.ActionChains, selenium.common.by.By, selenium.Keys
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Return a headless Chromium without background traffic."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    chromium = next(filter(None, map(shutil.which, names)), None)
-    driver = shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("NO BROWSER: the page is only tested as a file; apt install chromium-driver")
-    options = selenium.ChromeOptions()
-    options.binary_location = chromium
-    for argument in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--disable-quic",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        "--window-size=1280,900",
-        f"--user-data-dir={tmp_path_factory.mktemp('profile')}",
-    ):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    with selenium.Chrome(options=options, service=selenium.ChromeService(driver)) as chrome:
-        yield chrome
 
 
 def show(browser: Any, folder: Path, html: str) -> None:

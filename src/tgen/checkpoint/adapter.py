@@ -1,0 +1,454 @@
+"""LoRA adapters in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`.
+
+tgen reads the adapters of other programs, and writes only keys that every version of PEFT knows.
+PEFT accepts an adapter for any base model of the same shapes; therefore tgen stores the digest of
+the base in the metadata of the safetensors file, and refuses another base.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgen.checkpoint import safetensors_file
+from tgen.checkpoint.dtypes import to_float32
+from tgen.checkpoint.hf import families
+from tgen.checkpoint.hf.config import read_json_object
+from tgen.checkpoint.model_lookup import find_model
+from tgen.config import ModelConfig
+from tgen.errors import ModelError, TgenError
+from tgen.model.lora_layout import Floats, Pair, Part, Shape, changes
+from tgen.model.ram import check_ram
+from tgen.storage import files
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+_BASE_DIGEST = "base_sha256"  # in the file's metadata
+_LIMIT = 1 << 22  # bytes of the configuration
+_HASHED_ROWS = 1024  # of a matrix at once
+_THREADS, _LARGE = 4, 1 << 24  # bytes of a model that several threads hash
+# Keys with any value: they do not change what the tensors mean.
+_NO_EFFECT = {
+    "inference_mode", "revision", "auto_mapping", "peft_version", "lora_dropout", "loftq_config",
+    "megatron_core", "qalora_group_size", "velora_config", "layers_to_transform", "layers_pattern",
+    "exclude_modules", "fan_in_fan_out", "target_modules", "base_model_name_or_path",
+    "ensure_weight_tying",
+}  # fmt: skip
+_READ = {"peft_type", "task_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora",
+         "init_lora_weights"}  # fmt: skip
+_PASS: dict[str, Any] = {"bias": "none"}  # further values that have no effect
+_CHANGES_BASE = re.compile(r"(pissa|olora|corda|loftq|lora_ga)")  # values of init_lora_weights
+_NOT_PAIRS = {  # parts of tensor names: what they belong to
+    "lora_magnitude_vector": "DoRA (use_dora)",
+    "lora_embedding_": "LoRA on embeddings",
+    "base_layer.": "LoRA on embeddings",
+    "token_adapter": "trainable_token_indices",
+    ".lora_B.bias": "lora_bias",
+    "lm_head.weight": "modules_to_save",
+    "modules_to_save": "modules_to_save",
+    "embed": "modules_to_save",
+}
+_UNSAFE_PATTERN = re.compile(r"[)\]][*+?{]|(.*[*+?{]){3}")  # may take exponential time
+_MERGE_HINT = "merge it into its base model with PEFT's merge_and_unload, and use the result"
+_OTHER_BASE_HINT = "name the base that the adapter was trained on with --model or --from"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter that was read: its pairs by transformers' names of the matrices."""
+
+    path: Path
+    base: str | None  # name or path of the base model
+    base_digest: str | None  # see `base_digest`; None: not made by tgen
+    pairs: dict[str, Pair]  # the rows of B in the order of our matrices
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """The rank and scale of each pair."""
+        return {name: Shape(len(pair.a), pair.scale) for name, pair in self.pairs.items()}
+
+
+def is_adapter(path: Path) -> bool:
+    """Return whether a path is a directory with an adapter and no model."""
+    try:
+        return (path / CONFIG).is_file() and not (path / "config.json").exists()
+    except OSError:  # a name that is too long
+        return False
+
+
+def adapter_layout(config: ModelConfig) -> dict[str, list[Part]]:
+    """Return the parts of all matrices in the blocks that an adapter can change, by our names."""
+    layout: dict[str, list[Part]] = {}
+    for mapping in families.tensor_mappings(config):
+        if not mapping.ours[0].startswith("blocks.") or len(mapping.shapes[0]) != 2:
+            continue
+        end = 0
+        spans = []
+        for name, shape in zip(mapping.theirs, mapping.shapes, strict=True):
+            n_out, n_in = shape[::-1] if mapping.transposed else shape
+            path = families.full_name(config, name).removesuffix(".weight")
+            spans.append((path, end, end + n_out, n_in))
+            end += n_out
+        start = 0
+        for ours, n_rows in zip(mapping.ours, mapping.rows, strict=True):
+            layout[ours] = [
+                Part(
+                    path,
+                    max(first, start) - start,
+                    min(last, start + n_rows) - max(first, start),
+                    max(first, start) - first,
+                    last - first,
+                    n_in,
+                )
+                for path, first, last, n_in in spans
+                if first < start + n_rows and start < last
+            ]
+            start += n_rows
+    return layout
+
+
+def new_shapes(config: ModelConfig, rank: int, alpha: float, targets: str) -> dict[str, Shape]:
+    """Return the shapes of a new adapter for `targets`: all, attention or feed_forward.
+
+    Raises ModelError if the rank is larger than a matrix.
+    """
+    shapes: dict[str, Shape] = {}
+    for name, parts in adapter_layout(config).items():
+        if targets != "all" and f".{targets}." not in name:
+            continue
+        for part in parts:
+            _check_rank(rank, part, f"--lora {rank}")
+            shapes[part.pair] = Shape(rank, alpha / rank)
+    return shapes
+
+
+def read(path: Path, config: ModelConfig) -> Adapter:
+    """Read an adapter for a model of this shape.
+
+    Raises ModelError if it is damaged, does not fit the model, or has something that LoRA does not.
+    """
+    if not (path / CONFIG).is_file():
+        raise ModelError(f"{str(path)!r} is not an adapter: it has no {CONFIG}", _name_hint(path))
+    values = read_json_object(path / CONFIG, limit=_LIMIT)
+    _check_config(path, values)
+    weights = path / WEIGHTS
+    if not weights.is_file():
+        raise ModelError(f"{str(path)!r} has no {WEIGHTS}", _weights_hint(path))
+    header = safetensors_file.read_header(weights)
+    sites = {part.pair: part for parts in adapter_layout(config).values() for part in parts}
+    for name in header:
+        _check_name(weights, name, sites)
+    safetensors_file.check_float_dtypes(weights, header)
+    ranks = _ranks(path, values, header, sites)
+    arrays = safetensors_file.read_arrays(weights, header)
+    safetensors_file.check_finite(weights, arrays)
+    heads = _interleaved_heads(config)
+    pairs = {}
+    for name, rank in ranks.items():
+        a, b = (to_float32(arrays[_tensor_name(name, which)]) for which in "AB")
+        alpha = _number(path, values, "lora_alpha", 8, pattern="alpha_pattern", name=name)
+        scale = alpha / (math.sqrt(rank) if values.get("use_rslora") else rank)
+        pairs[name] = Pair(a, _to_ours(b, heads.get(name, 0)), scale)
+    digest = safetensors_file.read_metadata(weights).get(_BASE_DIGEST)
+    base = values.get("base_model_name_or_path")
+    return Adapter(path, base if isinstance(base, str) and base else None, digest, pairs)
+
+
+def base_name(path: Path) -> str | None:
+    """Return the name of an adapter's base model as its configuration has it."""
+    name = read_json_object(path / CONFIG, limit=_LIMIT).get("base_model_name_or_path")
+    return name if isinstance(name, str) and name else None
+
+
+def find_base(path: Path) -> Path:
+    """Return the path of an adapter's base model: by the name in its configuration, or a directory
+    of that name beside the adapter. Raises ModelError that says where it was looked for."""
+    name = base_name(path)
+    if name is None:
+        raise ModelError(
+            f"the adapter {str(path)!r} does not name its base model",
+            f"name both: --model BASE --adapter {path}",
+        )
+    beside = path.resolve().parent / Path(name).name
+    for candidate in (name, str(beside)):
+        try:
+            found = find_model(candidate).path
+        except TgenError:
+            continue
+        if not is_adapter(found) and found.exists():
+            return found
+    raise ModelError(
+        f"the base model {name[:200]!r} of the adapter {str(path)!r} does not exist: not a path "
+        f"or name of a model, and not {str(beside)!r}",
+        f"name both: --model BASE --adapter {path}",
+    )
+
+
+def base_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Return the SHA-256 of all matrices by name, as float32: the same for every file format."""
+    matrices = sorted(name for name, array in arrays.items() if len(array.shape) == 2)
+    if sum(arrays[name].nbytes for name in matrices) < _LARGE:
+        digests = [_digest(arrays[name]) for name in matrices]
+    else:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            digests = list(pool.map(lambda name: _digest(arrays[name]), matrices))
+    lines = [f"{name} {digest}\n" for name, digest in zip(matrices, digests, strict=True)]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def check_base(adapter: Adapter, base: Path, arrays: Mapping[str, NDArray[Any]]) -> list[str]:
+    """Raise ModelError if the adapter was trained on another model than these arrays.
+
+    Returns warnings: without a digest, another name may mean another base.
+    """
+    if adapter.base_digest is not None:
+        if adapter.base_digest != base_digest(arrays):
+            raise ModelError(
+                f"the adapter {str(adapter.path)!r} was trained on {adapter.base!r}, not on "
+                f"{str(base)!r}: their weights differ",
+                _OTHER_BASE_HINT,
+            )
+        return []
+    if adapter.base is not None and Path(adapter.base).name != base.resolve().name:
+        named = f"names the base {adapter.base[:200]!r}, and {str(base)!r} is used"
+        return [f"the adapter {str(adapter.path)!r} {named}"]
+    return []
+
+
+def merge(
+    config: ModelConfig, arrays: Mapping[str, NDArray[Any]], pairs: Mapping[str, Pair]
+) -> dict[str, NDArray[Any]]:
+    """Return the arrays with the adapter added; changed matrices are float32."""
+    layout = adapter_layout(config)
+    merged = dict(arrays)
+    changed = {name for name, parts in layout.items() if any(p.pair in pairs for p in parts)}
+    check_ram(4 * sum(arrays[name].size for name in changed), "merging the adapter")
+    for name, start, change in changes(layout, pairs):
+        if merged[name] is arrays[name]:
+            merged[name] = np.array(to_float32(np.asarray(arrays[name])))
+        merged[name][start : start + len(change)] += change
+    return merged
+
+
+def build_files(
+    config: ModelConfig,
+    pairs: Mapping[str, Pair],
+    *,
+    base: str,
+    digest: str,
+    alpha: float,
+) -> dict[str, files.Content]:
+    """Return the contents of an adapter's two files; B of a scale that is not alpha / rank is
+    multiplied with the difference."""
+    heads = _interleaved_heads(config)
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, pair in pairs.items():
+        factor = pair.scale * len(pair.a) / alpha
+        b = pair.b if factor == 1 else pair.b * np.float32(factor)
+        arrays[_tensor_name(name, "A")] = pair.a
+        arrays[_tensor_name(name, "B")] = np.ascontiguousarray(_to_theirs(b, heads.get(name, 0)))
+    ranks = [len(pair.a) for pair in pairs.values()]
+    main = max(set(ranks), key=lambda rank: (ranks.count(rank), rank))
+    values: dict[str, Any] = {
+        "base_model_name_or_path": base,
+        "bias": "none",
+        "fan_in_fan_out": any(m.transposed for m in families.tensor_mappings(config)),
+        "inference_mode": True,
+        "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
+        "lora_dropout": 0.0,
+        "modules_to_save": None,
+        "peft_type": "LORA",
+        "r": main,
+        "target_modules": _target_modules(config, pairs),
+        "task_type": "CAUSAL_LM",
+    }
+    if len(set(ranks)) > 1:
+        others = {name: len(pair.a) for name, pair in pairs.items() if len(pair.a) != main}
+        values["rank_pattern"] = {re.escape(name): rank for name, rank in others.items()}
+    content = json.dumps(dict(sorted(values.items())), indent=2) + "\n"
+    metadata = {"format": "pt", _BASE_DIGEST: digest}
+    weights = safetensors_file.serialize_in_parts(arrays, metadata=metadata)
+    return {CONFIG: content.encode(), WEIGHTS: weights}
+
+
+def _check_config(path: Path, values: Mapping[str, Any]) -> None:
+    file = path / CONFIG
+    if "fine_tune_type" in values or (path / "adapters.safetensors").exists():
+        raise ModelError(
+            f"{str(path)!r} was made by mlx-lm, whose adapters have another format",
+            "fuse it with mlx_lm.fuse, and use the result",
+        )
+    kind = values.get("peft_type")
+    if kind != "LORA":
+        raise ModelError(f"{file}: peft_type {str(kind)[:50]!r} is not LORA", _MERGE_HINT)
+    task = values.get("task_type")
+    if task not in (None, "CAUSAL_LM"):
+        hint = "use an adapter of a language model"
+        raise ModelError(f"{file}: task_type {str(task)[:50]!r} is not CAUSAL_LM", hint)
+    start = values.get("init_lora_weights")
+    if isinstance(start, str) and _CHANGES_BASE.match(start):
+        message = f"{file}: init_lora_weights {start[:50]!r} changes the base model"
+        raise ModelError(message, "convert it with PEFT's path_initial_model_for_weight_conversion")
+    for key, value in values.items():
+        passes = value in (None, False, {}, []) or value == _PASS.get(key)
+        if key not in _NO_EFFECT | _READ and not passes:
+            raise ModelError(f"{file}: {key[:50]} is not supported", _MERGE_HINT)
+
+
+def _check_name(file: Path, name: str, sites: Mapping[str, Part]) -> None:
+    match = _TENSOR.fullmatch(name)
+    if match and match[1] in sites:
+        return
+    shown = name[:200]
+    if not match:
+        for part, feature in _NOT_PAIRS.items():
+            if part in name:
+                message = f"{file}: {shown} belongs to {feature}, which is not supported"
+                raise ModelError(message, _MERGE_HINT)
+        if not name.startswith(_PREFIX) and ".lora_" in name:
+            raise ModelError(
+                f"{file}: {shown} lacks the prefix {_PREFIX}",
+                "save it with PEFT's save_pretrained",
+            )
+        raise ModelError(f"{file}: {shown} is not part of a LoRA adapter", _MERGE_HINT)
+    raise ModelError(f"{file}: the model has no matrix {match[1][:200]}", _OTHER_BASE_HINT)
+
+
+def _ranks(
+    path: Path,
+    values: Mapping[str, Any],
+    header: Mapping[str, safetensors_file.TensorEntry],
+    sites: Mapping[str, Part],
+) -> dict[str, int]:
+    """Return the rank of each pair, after checking all shapes."""
+    file, ranks = path / WEIGHTS, {}
+    damaged = "save the adapter again: the file is damaged or incomplete"
+    names = dict.fromkeys(match[1] for match in map(_TENSOR.fullmatch, header) if match)
+    if not names:
+        raise ModelError(f"{file} has no tensors", damaged)
+    for name in names:
+        part = sites[name]
+        for which, other in ("AB", "BA"):
+            if _tensor_name(name, which) not in header:
+                message = f"{file}: {_tensor_name(name, other)} has no lora_{which}"
+                raise ModelError(message, damaged)
+        a, b = (header[_tensor_name(name, which)].shape for which in "AB")
+        rank = _number(path, values, "r", 8, pattern="rank_pattern", name=name)
+        if len(a) != 2 or a[0] != rank:
+            raise ModelError(
+                f"{file}: {name}.lora_A has shape {list(a)} (expected rank {rank:g} by {CONFIG})",
+                damaged,
+            )
+        expected = (int(rank), part.n_inputs), (part.pair_rows, int(rank))
+        for which, shape, right in zip("AB", (a, b), expected, strict=True):
+            if shape != right:
+                message = f"{name}.lora_{which} has shape {list(shape)} (expected {list(right)})"
+                raise ModelError(f"{file}: {message}", _OTHER_BASE_HINT)
+        _check_rank(int(rank), part, f"{file}: rank {rank:g}")
+        ranks[name] = int(rank)
+    return ranks
+
+
+def _check_rank(rank: int, part: Part, what: str) -> None:
+    limit = min(part.pair_rows, part.n_inputs)
+    if rank > limit:
+        raise ModelError(
+            f"{what} is larger than the matrix {part.pair} ({part.pair_rows} x {part.n_inputs})",
+            f"use a rank of at most {limit}",
+        )
+
+
+def _number(
+    path: Path, values: Mapping[str, Any], key: str, default: int, *, pattern: str, name: str
+) -> float:
+    """Return a positive number of the configuration, or of the first pattern that matches."""
+    patterns = values.get(pattern) or {}
+    value = values.get(key, default)
+    if not isinstance(patterns, dict):
+        raise ModelError(f"{path / CONFIG}: {pattern} is not an object", _MERGE_HINT)
+    for expression, own in patterns.items():
+        if len(expression) > 300 or _UNSAFE_PATTERN.search(expression):
+            message = f"{path / CONFIG}: {pattern} has the expression {expression[:100]!r}"
+            raise ModelError(message, "use names of modules")
+        try:
+            matches = re.match(rf"(.*\.)?({expression})$", name)
+        except re.error:
+            message = f"{path / CONFIG}: {pattern} has an invalid expression {expression[:100]!r}"
+            raise ModelError(message, "use names of modules") from None
+        if matches:
+            value = own
+            break
+    valid = isinstance(value, int | float) and not isinstance(value, bool)
+    if not valid or not 0 < value < 1e9 or (key == "r" and value != int(value)):
+        raise ModelError(f"{path / CONFIG}: {key} is {str(value)[:50]}", "use a positive number")
+    return float(value)
+
+
+def _tensor_name(pair: str, which: str) -> str:
+    return f"{_PREFIX}{pair}.lora_{which}.weight"
+
+
+def _target_modules(config: ModelConfig, pairs: Mapping[str, Pair]) -> list[str]:
+    """Return endings of the adapted modules or, if those mean others too, their full names."""
+    every = {part.pair for parts in adapter_layout(config).values() for part in parts}
+    endings = sorted({name.rpartition(".")[2] for name in pairs})
+    meant = {name for name in every if name.rpartition(".")[2] in endings}
+    if meant == pairs.keys():
+        return endings
+    two = sorted({".".join(name.split(".")[-2:]) for name in pairs})  # gpt2 has two c_proj
+    meant = {name for name in every if ".".join(name.split(".")[-2:]) in two}
+    return two if meant == pairs.keys() else sorted(pairs)
+
+
+def _interleaved_heads(config: ModelConfig) -> dict[str, int]:
+    """Return the heads of the matrices that are stored head by head."""
+    return {
+        families.full_name(config, name).removesuffix(".weight"): mapping.interleaved_heads
+        for mapping in families.tensor_mappings(config)
+        for name in mapping.theirs
+        if mapping.interleaved_heads
+    }
+
+
+def _to_ours(b: Floats, heads: int) -> Floats:
+    """Reorder the rows of B as `from_hf_arrays` does those of its matrix."""
+    if not heads:
+        return b
+    return np.ascontiguousarray(b.reshape(heads, 3, -1, b.shape[1]).swapaxes(0, 1)).reshape(b.shape)
+
+
+def _to_theirs(b: Floats, heads: int) -> Floats:
+    if not heads:
+        return b
+    return b.reshape(3, heads, -1, b.shape[1]).swapaxes(0, 1).reshape(b.shape)
+
+
+def _digest(array: NDArray[Any]) -> str:
+    sha256 = hashlib.sha256(str(array.shape).encode())
+    for i in range(0, len(array), _HASHED_ROWS):
+        rows = to_float32(np.asarray(array[i : i + _HASHED_ROWS]))
+        sha256.update(np.ascontiguousarray(rows, dtype="<f4").data)
+    return sha256.hexdigest()
+
+
+def _name_hint(path: Path) -> str:
+    if (path / "config.json").exists():
+        return "it is a model: name it with --model or --from"
+    return "name the directory that `tgen train --lora` or PEFT's save_pretrained wrote"
+
+
+def _weights_hint(path: Path) -> str:
+    if any(path.glob("*.bin")) or any(path.glob("*.pt*")):
+        return "save the adapter as safetensors: pickle files can run code"
+    if (path / "training" / "run.json").exists():
+        return f"run `tgen train --resume --out {path}` to continue: no weights were saved yet"
+    return "download the file too"

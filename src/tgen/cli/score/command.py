@@ -1,0 +1,114 @@
+"""`tgen score`: how well a model predicts texts."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tgen.cli import console
+from tgen.cli.options import make_command
+from tgen.cli.score.options import PANELS, ScoreOptions
+from tgen.errors import UsageError
+from tgen.reports.score import DocumentReport, TokenScore, TotalReport
+
+if TYPE_CHECKING:
+    from tgen.corpus import Corpus
+    from tgen.loaded_model import LoadedModel
+
+
+def score(options: ScoreOptions) -> None:
+    """Measure how well a model predicts texts: bits per byte and perplexity.
+
+    Bits per byte compare across models; perplexities only across models with the same tokens. A
+    document is a file, a part of it before <|endoftext|>, or a row of a .jsonl file; of prompts and
+    completions, the completions are scored. Documents are scored separately, each after the model's
+    beginning-of-text or end-of-text token.
+
+    The standard error treats documents as independent samples or, if there are fewer than 10,
+    blocks of their text that are at least as long as the context. With --compare, p is the
+    probability that equally good models differ as much (paired permutation test).
+
+    docs/formats.md lists the JSON fields.
+    """
+    from tgen.checkpoint.model_lookup import find_model
+    from tgen.corpus import read
+
+    names = [options.model] if options.compare is None else [options.model, options.compare]
+    paths = [find_model(name).path for name in names]
+    corpus = read(options.files)
+    for name in corpus.skipped:
+        console.print_status(f"warning: {name} is skipped: a binary file", quiet=options.quiet)
+    models = [_load_model(path, options) for path in paths]
+    _score(models, corpus, options)
+
+
+def _load_model(path: Path, options: ScoreOptions) -> "LoadedModel":
+    from tgen.cli.model_loading import load_model
+
+    model = load_model(
+        path,
+        device=options.device,
+        threads=options.threads,
+        dtype=options.dtype,
+        cache_dtype=options.cache_dtype,
+        quiet=options.quiet,
+    )
+    length = model.engine.context_length
+    if options.stride is not None and options.stride > length:
+        message = f"--stride: {options.stride:,} is more than the context of {path} ({length:,})"
+        raise UsageError(message, f"set --stride to {length} or less")
+    return model
+
+
+def _score(models: "list[LoadedModel]", corpus: "Corpus", options: ScoreOptions) -> None:
+    """Write the reports as they are computed."""
+    from tgen.cli.score import output
+    from tgen.scoring import score_documents
+
+    settings = [_settings(model, options) for model in models]
+    for setting in settings:
+        output.print_settings(setting, quiet=options.quiet)
+    writer: output.JsonWriter | output.TableWriter
+    if options.json:
+        others = {"compare": settings[1]} if len(models) == 2 else {}
+        writer = output.JsonWriter(settings[0] | others)
+    else:
+        writer = output.TableWriter([setting["model"] for setting in settings])
+    n_lines = 2 if options.per_token else len(corpus.documents)
+    on_terminal = sys.stdout is not None and sys.stdout.isatty()
+    late: list[TokenScore | DocumentReport | TotalReport] = []  # a bar would mix with lines
+    with console.progress("scoring", quiet=options.quiet or (on_terminal and n_lines > 1)) as bar:
+        for report in score_documents(
+            models,
+            corpus.documents,
+            stride=options.stride,
+            with_tokens=options.per_token,
+            progress=bar,
+        ):
+            if isinstance(report, TotalReport):
+                corpus.close()  # raises CorpusError if a file has changed
+            if on_terminal and n_lines == 1:
+                late.append(report)
+            else:
+                writer.write(report)
+    for one in late:
+        writer.write(one)
+    assert isinstance(report, TotalReport)
+    output.print_notes(report, quiet=options.quiet)
+
+
+def _settings(model: "LoadedModel", options: ScoreOptions) -> dict[str, Any]:
+    """Return a model's name, and how it scores."""
+    from tgen.generation.context_window import default_stride
+    from tgen.scoring import start_ids
+
+    length = model.engine.context_length
+    return {
+        "model": str(model.bundle.path),
+        "dtype": model.engine.dtype,
+        "context_length": length,
+        "stride": options.stride or default_stride(length),
+        "start_ids": start_ids(model),
+    }
+
+
+command = make_command(score, ScoreOptions, PANELS)

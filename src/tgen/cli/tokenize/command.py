@@ -1,0 +1,99 @@
+"""`tgen tokenize`: text -> token ids and pieces, and back."""
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tgen.cli import console
+from tgen.cli.options import make_command
+from tgen.cli.tokenize.options import TokenizeOptions
+from tgen.errors import UsageError
+
+if TYPE_CHECKING:
+    from tgen.corpus.sources import Source
+    from tgen.tokenizer import Tokenizer
+
+_PIECE = 1 << 21  # bytes tokenized at a time; training cuts texts into such pieces too
+_SEPARATORS = re.compile(rb"[\s,\[\]]+")
+
+
+def tokenize(options: TokenizeOptions) -> None:
+    """Show how a model's tokenizer splits a text, or decode ids into text.
+
+    Each line has a token's number, its id, the offset of its first byte in the text, and its text;
+    on a terminal with colors, the colored text precedes them. Special tokens spelled out in a text
+    are text. A token that a model puts before each prompt is not shown.
+
+    --ids and --decode are inverse to each other, byte for byte, unless the tokenizer normalizes
+    texts.
+    """
+    from tgen.checkpoint.model_dir import load_tokenizer
+    from tgen.checkpoint.model_lookup import find_model
+
+    if not options.files and options.prompt is None and sys.stdin and sys.stdin.isatty():
+        raise UsageError("no text", 'name a file, pass --prompt "TEXT", or pipe text in')
+    path = find_model(options.model).path
+    tokenizer = load_tokenizer(path)
+    sources = _open_sources(options)
+    console.print_status(str(path), quiet=options.quiet)
+    if options.decode:
+        for source in sources:
+            _decode(source, tokenizer, quiet=options.quiet)
+        return
+
+    from tgen.cli.tokenize.output import write_texts
+
+    texts = ((source.name, _encode(source, tokenizer)) for source in sources)
+    write_texts(texts, options, model=str(path), tokenizer=tokenizer)
+
+
+def _open_sources(options: TokenizeOptions) -> "Iterator[Source]":
+    """Open the texts one by one."""
+    from tgen.corpus.sources import Source, open_sources
+
+    if options.prompt is not None and options.prompt != "-":
+        yield Source("--prompt", os.fsencode(options.prompt))
+        return
+    skipped: list[str] = []
+    yield from open_sources(options.files or ["-"], skipped)
+    for name in skipped:
+        console.print_status(f"warning: {name} is skipped: a binary file", quiet=options.quiet)
+
+
+def _encode(source: "Source", tokenizer: "Tokenizer") -> Iterator[tuple[bytes, list[int]]]:
+    """Yield the text in pieces, each with its ids."""
+    from tgen.corpus.documents import LongText
+    from tgen.corpus.tokenize import split_text
+
+    offset = 0
+    for piece in split_text(LongText(source, 0, source.n_bytes), _PIECE):
+        yield piece, tokenizer.encode(piece, continuation=offset > 0, offset=offset)
+        offset += len(piece)
+    source.close()
+
+
+def _decode(source: "Source", tokenizer: "Tokenizer", *, quiet: bool) -> None:
+    """Write the text of ids to stdout."""
+    words = filter(None, _SEPARATORS.split(source.read(0, source.n_bytes)))
+    ids = [_parse_id(word, tokenizer.vocab_size) for word in words]
+    console.write(tokenizer.decode(ids))
+    if n_silent := sum(not tokenizer.token_bytes(i) for i in ids):
+        console.print_status(f"note: special tokens without text: {n_silent:,}", quiet=quiet)
+
+
+def _parse_id(word: bytes, vocab_size: int) -> int:
+    if not word.isdigit() or len(word) > 9:
+        shown = word[:50].decode(errors="replace")
+        hint = "separate the ids by spaces or commas, as --ids writes them"
+        raise UsageError(f"--decode: not a token id (got {shown!r})", hint)
+    if int(word) >= vocab_size:
+        raise UsageError(
+            f"--decode: the model has no token {int(word):,}",
+            f"use ids from 0 to {vocab_size - 1:,}, or another --model",
+        )
+    return int(word)
+
+
+command = make_command(tokenize, TokenizeOptions)

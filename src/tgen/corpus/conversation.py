@@ -1,0 +1,158 @@
+"""Conversations: JSONL rows of {"messages": [...]}, checked before anything is tokenized.
+
+`{"prompt", "completion"}` is a conversation of two messages if the user asks for it with --chat.
+"""
+
+import json
+from typing import Any, NamedTuple
+
+from tgen.errors import CorpusError
+
+_ROLES = ("system", "user", "assistant", "tool")
+_KEYS = {"role", "content", "weight"}
+_SHOWN = 50  # characters of a value in an error
+_EXAMPLE = (
+    'write {"messages": [{"role": "user", "content": "..."}, '
+    '{"role": "assistant", "content": "..."}]} on each line'
+)
+_FROM_SHAREGPT = (
+    'convert the rows: jq -c \'{messages: [.conversations[] | {role: ({human: "user", '
+    'gpt: "assistant"}[.from] // .from), content: .value}]}\' rows.jsonl > chats.jsonl'
+)
+_FROM_ALPACA = (
+    'convert the rows: jq -c \'{messages: [{role: "user", content: ([.instruction, .input // ""] | '
+    'map(select(. != "")) | join("\\n\\n"))}, {role: "assistant", content: .output}]}\' '
+    "rows.jsonl > chats.jsonl"
+)
+
+
+class Conversation(NamedTuple):
+    """Messages, each with a role and a content."""
+
+    messages: list[dict[str, str]]
+    answers: list[int]  # indices of the assistant's messages that are in the loss
+
+    def content(self) -> bytes:
+        """Return bytes that are equal for equal conversations, to find duplicates."""
+        texts = [[message["role"], message["content"]] for message in self.messages]
+        return json.dumps([texts, self.answers]).encode()
+
+
+def is_conversation(line: bytes) -> bool:
+    """Return whether a line is a JSON object with messages, valid or not."""
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(values, dict) and "messages" in values
+
+
+def parse_conversation(line: bytes) -> Conversation:
+    """Parse a row. Raises CorpusError, without the number of the line, if it is invalid."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        raise CorpusError(f"not valid JSON (got {_shown(line)})", _EXAMPLE) from None
+    if not isinstance(row, dict):
+        raise CorpusError(f"not a JSON object (got {_shown(line)})", _EXAMPLE)
+    if row.get("tools"):
+        raise CorpusError(
+            "the row has tools, which are not supported",
+            "describe the tools in the system message, and remove the key",
+        )
+    if "messages" in row:
+        return _check_messages(row["messages"])
+    if "prompt" in row and "completion" in row:
+        pair = [("user", row["prompt"]), ("assistant", row["completion"])]
+        return _check_messages([{"role": role, "content": text} for role, text in pair])
+    raise invalid_row_error(line, _EXAMPLE)
+
+
+def invalid_row_error(line: bytes, example: str) -> CorpusError:
+    """Return the error for a row of another kind; `example` is the hint for an unknown kind."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        row = None
+    keys = row.keys() if isinstance(row, dict) else set()
+    if "conversations" in keys:
+        return CorpusError("the row has conversations (expected messages)", _FROM_SHAREGPT)
+    if {"instruction", "output"} <= keys:
+        return CorpusError("the row has an instruction (expected messages)", _FROM_ALPACA)
+    return CorpusError(f"not a valid row (got {_shown(line)})", example)
+
+
+def _check_messages(messages: Any) -> Conversation:
+    if not isinstance(messages, list) or not messages:
+        raise CorpusError("messages is not a list of messages", _EXAMPLE)
+    checked: list[dict[str, str]] = []
+    answers = []
+    for number, message in enumerate(messages, 1):
+        role, content, weight = _check_message(number, message)
+        _check_order(number, role, checked)
+        if weight:
+            answers.append(len(checked))
+        checked.append({"role": role, "content": content})
+    if not answers:
+        raise CorpusError(
+            "no message of the assistant with weight 1, so nothing to learn", "remove the row"
+        )
+    return Conversation(checked, answers)
+
+
+def _check_message(number: int, message: Any) -> tuple[str, str, bool]:
+    """Return role, content, and whether it is an answer to learn."""
+    if not isinstance(message, dict):
+        raise CorpusError(f"message {number} is not a JSON object", _EXAMPLE)
+    given = {key: value for key, value in message.items() if value is not None}
+    if unknown := sorted(given.keys() - _KEYS):
+        raise CorpusError(
+            f"message {number} has the unknown key {unknown[0][:_SHOWN]!r}",
+            "remove it, or write its value into content: only role, content and weight are used",
+        )
+    role, content = given.get("role"), given.get("content")
+    if role not in _ROLES:
+        raise CorpusError(
+            f"message {number} has the unknown role {str(role)[:_SHOWN]!r}",
+            f"use one of {', '.join(_ROLES)}",
+        )
+    if not isinstance(content, str):
+        got = "no content" if content is None else f"a content of type {type(content).__name__}"
+        raise CorpusError(f"message {number} has {got}", "write its content as a string")
+    try:
+        content.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise CorpusError(f"message {number} contains an unpaired surrogate", "remove it") from None
+    weight = given.get("weight", 1)
+    if type(weight) not in (int, float) or weight not in (0, 1):
+        got = json.dumps(weight)[:_SHOWN]
+        raise CorpusError(
+            f"message {number} has the weight {got} (expected 0 or 1)", "set it to 1 or 0"
+        )
+    if "weight" in given and role != "assistant":
+        raise CorpusError(
+            f"message {number} of the {role} has a weight", "remove it: only answers are learned"
+        )
+    return role, content, role == "assistant" and weight == 1
+
+
+def _check_order(number: int, role: str, before: list[dict[str, str]]) -> None:
+    last = before[-1]["role"] if before else None
+    if role == "system" and before:
+        raise CorpusError(
+            f"message {number} is a system message (only the first may be)",
+            "move it to the start of the row",
+        )
+    if role == "assistant" and last == "assistant":
+        raise CorpusError(
+            f"messages {number - 1} and {number} are both of the assistant", "join them into one"
+        )
+    if role == "assistant" and last in (None, "system"):
+        raise CorpusError(
+            f"message {number} is of the assistant, but no user spoke before it",
+            "put a user message before it",
+        )
+
+
+def _shown(line: bytes) -> str:
+    return repr(line[:_SHOWN].decode(errors="replace"))

@@ -1,0 +1,361 @@
+"""Conversations to fine-tune on: their template, held-out rows, tokens, and notes for the plan."""
+
+from array import array
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tgen import corpus
+from tgen.chat.format import ChatFormat
+from tgen.chat.plain_template import PLAIN, plain_template
+from tgen.chat.training_rows import Row, RowEncoder, RowError, own_system_text
+from tgen.checkpoint import model_dir
+from tgen.checkpoint.chat_template import (
+    ChatTemplate,
+    chat_template_source,
+    read_chat_template,
+    special_tokens,
+)
+from tgen.checkpoint.inherited_settings import InheritedSettings
+from tgen.config import TrainConfig
+from tgen.corpus import ArrayBuilder, Corpus, Documents, TokenizedCorpus, begin_of_document
+from tgen.errors import CorpusError, ModelError, TgenError, UsageError
+from tgen.reports.training import PreparingReport, RowPart, RowsReport
+from tgen.runs.request import RunRequest
+from tgen.runs.run_record import ChatRecord
+from tgen.runs.tokenizing_progress import TokenizingProgress
+from tgen.storage import files
+from tgen.storage.disk_array import Array, blocks
+from tgen.tokenizer import Tokenizer
+
+_MAX_TEMPLATE_BYTES = 1 << 20
+_LONG_WINDOW = 1024  # tokens: longer rows are cut unless the user sets context_length
+_SHORT_WINDOW = 32  # tokens
+_SHOWN = 100  # characters of a system message
+
+
+class PreparedRows(NamedTuple):
+    """The rows of a run as tokens, and what follows from them."""
+
+    train: TokenizedCorpus
+    val: TokenizedCorpus
+    record: ChatRecord
+    inherited: InheritedSettings  # with the template and the end of an answer
+    context_length: int  # tokens of a window
+    sample_prompt: bytes
+    notes: list[str]
+
+    @property
+    def n_examples(self) -> int:
+        """Number of examples to train on."""
+        return 0 if self.train.row_lengths is None else len(self.train.row_lengths)
+
+
+class _Tokenized(NamedTuple):
+    """Rows as tokens, and what happened to them."""
+
+    tokens: TokenizedCorpus
+    n_rows: int  # rows with an example
+    longest: int  # tokens of the longest example
+    cut: list[int]  # indices of the rows without their last answers
+    left_out: list[int]  # indices of the rows without any answer
+
+
+def check_corpus(text: Corpus, source: model_dir.ModelBundle | None, template: str | None) -> None:
+    """Raise UsageError for a corpus that does not fit the model or the option --template."""
+    if text.is_chat and source is None:
+        raise UsageError(
+            "conversations need a model to fine-tune",
+            'add --from MODEL, or write {"text": "..."} rows',
+        )
+    if template is not None and not text.is_chat:
+        raise UsageError(
+            "--template needs rows of messages", "remove --template, or add --chat for prompt rows"
+        )
+
+
+def prepare_rows(
+    request: RunRequest,
+    source: model_dir.ModelBundle,
+    text: Corpus,
+    config: TrainConfig,
+    *,
+    context_length: int | None,
+    max_bytes: int,
+    folder: Path | None,
+) -> Generator[PreparingReport, None, PreparedRows]:
+    """Split and tokenize conversations, and close the corpus.
+
+    `context_length` is the user's. Raise CorpusError for a row that the template does not accept or
+    if no row fits into a window, ModelError if there is no template.
+    """
+    if config.bpe_dropout:
+        raise UsageError("bpe_dropout cannot be combined with conversations", "remove bpe_dropout")
+    template = _choose_template(request.template, source)
+    record = ChatRecord(
+        template=template.source,
+        variables=template.variables,
+        date=datetime.now().isoformat(timespec="seconds"),
+        end_ids=sorted(source.end_ids),
+    )
+    limit = min(context_length or _LONG_WINDOW, source.config.context_length)
+    rows = yield from tokenize_rows(
+        text,
+        record,
+        source.tokenizer,
+        config,
+        context_length=limit,
+        max_bytes=max_bytes,
+        folder=folder,
+    )
+    inherited = model_dir.inherited_settings(source)
+    if request.template is not None:
+        inherited = inherited.with_template(template.source)
+    if rows.record.end_id not in source.end_ids:
+        inherited = inherited.with_end(rows.record.end_id)
+    if context_length is None:  # windows as long as the longest row: less padding
+        longest = 1 << (rows.context_length - 1).bit_length()
+        limit = min(limit, max(_SHORT_WINDOW, longest))
+    return rows._replace(inherited=inherited, context_length=limit)
+
+
+def tokenize_rows(
+    text: Corpus,
+    record: ChatRecord,
+    tokenizer: Tokenizer,
+    config: TrainConfig,
+    *,
+    context_length: int,
+    max_bytes: int,
+    folder: Path | None,
+) -> Generator[PreparingReport, None, PreparedRows]:
+    """Split and tokenize conversations as `record` says, and close the corpus.
+
+    The `context_length` of the result is the length of the longest row.
+    """
+    notes = [f"skipped {name}: not a text file" for name in text.skipped]
+    split = corpus.split_rows(text, config.val_fraction)
+    rows = _subsample(split.train, max_bytes)
+    if not split.val:
+        notes.append("no held-out rows: the last weights are saved, not the best")
+    if split.n_dropped:
+        notes.append(f"copies of held-out rows dropped: {split.n_dropped:,}")
+    if len(rows) < len(split.train):
+        notes.append(
+            f"trains on {len(rows):,} of {len(split.train):,} rows, evenly spaced: more would "
+            "exceed the time budget"
+        )
+    template = ChatTemplate(record.template, record.variables)
+    chat = ChatFormat(template, tokenizer, context_length, now=record.date)
+    first = _read_row(rows, 0)
+    try:
+        encoder = RowEncoder(chat, tokenizer, record.end_ids, first)
+    except RowError as error:
+        raise _locate(rows, error) from None
+    progress = TokenizingProgress(rows.n_bytes + split.val.n_bytes)
+    loss_on_all = config.loss_on == "all"
+    train = yield from progress.report(
+        _tokenize(rows, encoder, tokenizer, context_length, folder, loss_on_all=loss_on_all)
+    )
+    progress.bytes_before = rows.n_bytes
+    val = yield from progress.report(
+        _tokenize(split.val, encoder, tokenizer, context_length, folder, loss_on_all=loss_on_all)
+    )
+    if not train.n_rows:
+        raise CorpusError(
+            f"no row fits into a context of {context_length:,} tokens "
+            f"(the first is {_place(rows, 0)})",
+            "shorten the conversations, or raise --set context_length up to the model's",
+        )
+    notes += _notes_on_template(chat, encoder, tokenizer, first)
+    for documents, result in ((rows, train), (split.val, val)):
+        notes += _notes_on_rows(documents, result, context_length)
+    # A held-out question, which samples answer during training.
+    asked, result = (split.val, val) if val.n_rows else (rows, train)
+    question = _read_row(asked, next(i for i in range(len(asked)) if i not in result.left_out))
+    question = question._replace(messages=question.messages[: question.answers[0]])
+    sample_ids = chat.encode(question.messages)
+    text.close()
+    return PreparedRows(
+        train.tokens,
+        val.tokens,
+        replace(
+            record,
+            end_id=encoder.end_id,
+            n_rows=train.n_rows,
+            n_held_out_rows=val.n_rows,
+            sample_ids=sample_ids,
+        ),
+        InheritedSettings(),
+        max(train.longest, val.longest) - 1,
+        question.messages[-1]["content"].encode("utf-8", "surrogateescape"),
+        notes,
+    )
+
+
+def rows_report(chat: ChatRecord, tokens: Mapping[str, Array], tokenizer: Tokenizer) -> RowsReport:
+    """Return what the plan says of the rows, and the first of them as it will be learned."""
+    n = int(tokens["train_lengths"][:1][0])
+    parts: list[tuple[bytes, bool]] = []
+    for i, in_loss in zip(tokens["train"][:n], tokens["train_loss_mask"][:n], strict=True):
+        text = tokenizer.token_bytes(int(i)) or (tokenizer.id_to_token(int(i)) or "").encode()
+        if parts and parts[-1][1] == in_loss:
+            text = parts.pop()[0] + text
+        parts.append((text, bool(in_loss)))
+    return RowsReport(
+        rows=chat.n_rows,
+        held_out_rows=chat.n_held_out_rows,
+        examples=len(tokens["train_lengths"]),
+        target_tokens=sum(int(block.sum()) for block in blocks(tokens["train_loss_mask"])),
+        end_token=tokenizer.id_to_token(chat.end_id) or "",
+        first_row=[
+            RowPart(text=text.decode("utf-8", "replace"), in_loss=in_loss)
+            for text, in_loss in parts
+        ],
+    )
+
+
+def _choose_template(given: str | None, source: model_dir.ModelBundle) -> ChatTemplate:
+    """Return the template of --template, else the model's."""
+    if given is None:
+        if chat_template_source(source.path) is None:
+            raise ModelError(
+                f"{str(source.path)!r} has no usable chat template",
+                "add --template plain, or --template FILE with a Jinja template",
+            )
+        return read_chat_template(source.path)
+    if given != PLAIN:
+        try:
+            content = files.read(Path(given), limit=_MAX_TEMPLATE_BYTES)
+            return ChatTemplate(content.decode(), special_tokens(source.path))
+        except UnicodeDecodeError:
+            raise UsageError(f"--template {given}: not UTF-8", "pass a Jinja template") from None
+        except TgenError as error:
+            raise UsageError(f"--template: {error.message}", error.hint) from None
+    tokenizer = source.tokenizer
+    if tokenizer.end_of_text is None:
+        raise ModelError(
+            f"{str(source.path)!r} has no end-of-text token for the plain chat template",
+            "pass --template FILE with a Jinja template",
+        )
+    begin = "".join(tokenizer.id_to_token(i) or "" for i in begin_of_document(tokenizer))
+    end = tokenizer.id_to_token(tokenizer.end_of_text) or ""
+    return ChatTemplate(plain_template(begin, end), special_tokens(source.path))
+
+
+def _subsample(rows: Documents, max_bytes: int) -> Documents:
+    """Return evenly spaced rows of about `max_bytes` in total, or all."""
+    n = max(1, len(rows) * max_bytes // max(1, rows.n_bytes))
+    if n >= len(rows):
+        return rows
+    selected = np.linspace(0, len(rows) - 1, n).astype(np.int64)
+    return rows.select(selected, np.zeros_like(selected), rows.sizes[selected])
+
+
+def _read_row(rows: Documents, i: int) -> Row:
+    (line,) = rows[i]
+    return Row(*corpus.parse_conversation(line[:]))
+
+
+def _tokenize(
+    documents: Documents,
+    encoder: RowEncoder,
+    tokenizer: Tokenizer,
+    context_length: int,
+    folder: Path | None,
+    *,
+    loss_on_all: bool,
+) -> Generator[int, None, _Tokenized]:
+    """Yield the number of bytes done; return the tokens of all rows.
+
+    A window predicts `context_length` tokens from as many, so that a row may have one more.
+    """
+    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
+    tokens, mask = ArrayBuilder(dtype, folder), ArrayBuilder(np.dtype(np.bool_), folder)
+    lengths = array("q")
+    cut: list[int] = []
+    left_out: list[int] = []
+    n_done = target_bytes = n_replaced = 0
+    sizes = documents.sizes
+    rows = (_read_row(documents, i) for i in range(len(documents)))
+    encoded = encoder.encode(rows, context_length + 1)
+    for i in range(len(documents)):
+        try:
+            row = next(encoded)
+        except RowError as error:
+            raise _locate(documents, error) from None
+        if row.cut:
+            (cut if row.examples else left_out).append(i)
+        for ids, in_loss in row.examples:
+            targets = np.array(in_loss) if not loss_on_all else np.arange(len(ids)) > 0
+            tokens.append(np.array(ids, dtype))
+            mask.append(targets)
+            lengths.append(len(ids))
+            target_bytes += sum(
+                len(tokenizer.token_bytes(i)) for i in np.array(ids)[targets].tolist()
+            )
+        n_replaced += row.n_replaced
+        n_done += int(sizes[i])
+        yield n_done
+    return _Tokenized(
+        TokenizedCorpus(
+            tokens.build(),
+            mask.build(),
+            target_bytes,
+            n_replaced,
+            np.frombuffer(lengths, np.int64) if lengths else np.zeros(0, np.int64),
+        ),
+        len(documents) - len(left_out),
+        max(lengths, default=0),
+        cut,
+        left_out,
+    )
+
+
+def _notes_on_template(
+    chat: ChatFormat, encoder: RowEncoder, tokenizer: Tokenizer, first: Row
+) -> Iterator[str]:
+    end = tokenizer.id_to_token(encoder.end_id)
+    if encoder.adds_end:
+        yield f"the chat template does not end answers: {end} is added to each"
+    if first.messages[0]["role"] != "system" and (own := own_system_text(chat)):
+        shown = own if len(own) <= _SHOWN else f"{own[:_SHOWN]}..."
+        yield f"the chat template adds a system message of its own: {shown!r}"
+    if "strftime_now" in chat.template.source:
+        date = (chat.now or "").partition("T")[0]
+        yield f"the chat template writes the date: that of this run is {date}"
+
+
+def _notes_on_rows(documents: Documents, result: _Tokenized, context_length: int) -> Iterator[str]:
+    limit = f"too long for a context of {context_length:,} tokens"
+    if result.cut:
+        n, first = len(result.cut), _place(documents, result.cut[0])
+        yield f"{n:,} row{'s lose their' if n > 1 else ' loses its'} last answers, {limit}: {first}"
+    if result.left_out:
+        n, first = len(result.left_out), _place(documents, result.left_out[0])
+        yield f"{n:,} row{'s are' if n > 1 else ' is'} left out, {limit}: {first}"
+    assert result.tokens.row_lengths is not None
+    n_examples = len(result.tokens.row_lengths)
+    if n_examples > result.n_rows:
+        yield (
+            f"the chat template rewrites earlier turns: {result.n_rows:,} rows are "
+            f"{n_examples:,} examples"
+        )
+    if n := result.tokens.n_replaced:
+        yield (
+            f"replaced {n:,} character{'s' * (n != 1)} that the tokenizer cannot express by U+FFFD"
+        )
+
+
+def _place(documents: Documents, i: int) -> str:
+    """Return the file and line of a row."""
+    return documents.table.describe(int(documents.numbers[i]))
+
+
+def _locate(documents: Documents, error: RowError) -> CorpusError:
+    """Return the error with the file and line of its row."""
+    return CorpusError(f"{_place(documents, error.row)}: {error.message}", error.hint)

@@ -1,0 +1,136 @@
+"""What a fine-tuning run starts from: a base model and, with LoRA, an adapter on it.
+
+The states of a LoRA run have the adapter alone, so a resumed run finds the base again, by its path
+or its name, and checks its digest.
+"""
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from tgen.checkpoint import adapter as adapters
+from tgen.checkpoint import model_dir
+from tgen.checkpoint.model_lookup import find_model
+from tgen.config import TrainConfig
+from tgen.errors import CorpusError, TgenError, TrainingError, UsageError
+from tgen.model.lora_layout import Pair
+from tgen.runs.adapter_record import AdapterRecord
+from tgen.runs.request import RunRequest
+from tgen.runs.storage import state as run_state
+from tgen.storage import files
+
+GENERAL_BYTES = 1 << 15  # of the text whose loss is reported before and after
+
+
+@dataclass(frozen=True)
+class Source:
+    """The model that a run starts from, and the adapter that it continues, if any."""
+
+    bundle: model_dir.ModelBundle
+    pairs: dict[str, Pair] | None = None
+    record: AdapterRecord | None = None  # of a LoRA run
+
+
+def open_source(request: RunRequest, config: TrainConfig) -> tuple[Source | None, TrainConfig]:
+    """Load the model of --from and the adapter of --adapter; return them and the configuration with
+    the adapter's rank. None: a new model.
+
+    Raises UsageError for options that contradict each other, ModelError as the readers do.
+    """
+    start_from, adapter_name = request.start_from, request.adapter
+    if start_from is None and adapter_name is None:
+        if config.lora is not None:
+            raise UsageError("--lora needs --from", "name the base model with --from")
+        return None, config
+    if adapter_name is not None and config.lora is not None:
+        hint = "remove --lora: the adapter has a rank"
+        raise UsageError("--adapter cannot be combined with --lora", hint)
+    if request.ngrams and (adapter_name or config.lora):
+        raise UsageError("--ngrams cannot be combined with LoRA", "remove --ngrams")
+    path = None if adapter_name is None else find_model(str(adapter_name)).path
+    name, base_path = _find_base(start_from, path)
+    if path is None and config.lora is not None and adapters.is_adapter(base_path):
+        raise UsageError(
+            f"--lora cannot be combined with --from {start_from}, which is an adapter",
+            f"continue it with --adapter {start_from}, or merge it: tgen export --merge",
+        )
+    bundle = model_dir.load(base_path)
+    if path is None and config.lora is None:
+        return Source(bundle), config
+    pairs: dict[str, Pair] | None = None
+    if path is not None:
+        adapter = adapters.read(path, bundle.config)
+        warnings = adapters.check_base(adapter, bundle.path, bundle.arrays)
+        bundle = replace(bundle, warnings=(*bundle.warnings, *warnings))
+        shapes, pairs = adapter.shapes, adapter.pairs
+        ranks = [shape.rank for shape in shapes.values()]
+        config = replace(config, lora=max(set(ranks), key=ranks.count))
+        first = next(shape for shape in shapes.values() if shape.rank == config.lora)
+        config = replace(config, lora_alpha=first.scale * first.rank)
+    else:
+        assert config.lora is not None
+        shapes = adapters.new_shapes(
+            bundle.config, config.lora, config.lora_alpha, config.lora_targets
+        )
+    record = AdapterRecord(
+        base=name,
+        base_path=str(bundle.path.resolve()),
+        base_digest=adapters.base_digest(bundle.arrays),
+        alpha=config.lora_alpha,
+        ranks={name: shape.rank for name, shape in shapes.items()},
+        scales={name: shape.scale for name, shape in shapes.items()},
+    )
+    return Source(bundle, pairs, record), config
+
+
+def load_base(record: AdapterRecord) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a run's base model; raises TrainingError if it is gone or changed."""
+    looked_at: list[Path] = []
+    for name in (record.base_path, record.base):
+        with suppress(TgenError):
+            path = find_model(name).path
+            if path in looked_at:
+                continue
+            looked_at.append(path)
+            arrays = model_dir.load(path).arrays
+            if adapters.base_digest(arrays) == record.base_digest:
+                return arrays
+    where = record.base_path
+    if record.base != where:
+        where += f" (--from {record.base})"
+    what = "has changed" if looked_at else "is missing"
+    raise TrainingError(
+        f"the base model {where} of this run {what}",
+        "restore it: the states of a LoRA run have the adapter only",
+    )
+
+
+def read_general(path: Path) -> bytes:
+    """Return the first 32 KB of the user's general text; raises CorpusError if it is empty."""
+    with files.open_regular(path) as file:
+        text = file.read(GENERAL_BYTES)
+    if not text:
+        raise CorpusError(f"--general {path}: the file is empty", "name another text")
+    return text.decode("utf-8", errors="ignore").encode() or text
+
+
+def source_optimizer(path: Path) -> str | None:
+    """Return the optimizer that trained a model, if tgen did."""
+    try:
+        values, _ = run_state.load_record(path)
+        return str(values["plan"]["train"]["optimizer"])
+    except (TgenError, OSError, KeyError, TypeError):
+        return None
+
+
+def _find_base(start_from: Path | None, adapter: Path | None) -> tuple[str, Path]:
+    """Return the base model's name for adapter_config.json, and its path."""
+    if start_from is None:
+        assert adapter is not None
+        path = adapters.find_base(adapter)
+        return adapters.base_name(adapter) or str(path.resolve()), path
+    path, found_by = find_model(str(start_from))
+    return str(path.resolve()) if found_by == "a path" else str(start_from), path

@@ -1,0 +1,62 @@
+"""Remove a model, with the training state of its run. Without torch."""
+
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+from tgen.checkpoint.model_dir import belongs_to_a_model, files_of_a_model
+from tgen.checkpoint.model_lookup import shipped_model
+from tgen.errors import UsageError
+from tgen.runs.run_lock import lock_existing
+from tgen.runs.storage import state
+from tgen.storage import files
+
+
+def check_removable(path: Path) -> None:
+    """Raise UsageError unless a path is a GGUF file, or a directory with a model or a run."""
+    if path.is_symlink():
+        raise UsageError(f"{path} is a link", "name the model that it leads to")
+    if path.resolve() == shipped_model().resolve():
+        raise UsageError(f"{path} is the model shipped with tgen", "choose another model")
+    if path.is_file():
+        is_model = path.suffix == ".gguf" and belongs_to_a_model(path)
+    else:
+        is_model = _has_model(path) or state.has_run(path)
+    if not is_model:
+        raise UsageError(
+            f"{path} is not a model",
+            "name a GGUF file, or a directory with config.json and model.safetensors",
+        )
+
+
+def remove_model(path: Path) -> list[str]:
+    """Remove a model; return the names of other files in its directory, which stay.
+
+    Nothing outside the directory changes; links in it are removed, not what they lead to. Raises
+    UsageError as `check_removable`, and LockedError while a run trains the model.
+    """
+    check_removable(path)
+    path = path.resolve()
+    if path.is_file():
+        files.remove(path)
+        return []
+    with ExitStack() as stack:
+        stack.enter_context(lock_existing(path))
+        own = set(files_of_a_model(path))
+        if state.has_run(path) and not state.folder(path).is_symlink():
+            own.add(state.folder(path).name)
+        others = sorted(entry.name for entry in path.iterdir() if entry.name not in own)
+        if sys.platform == "win32":
+            stack.close()  # Windows cannot rename a directory with an open file
+        if not others:
+            files.remove(path)
+            return []
+        for name in sorted(own, key=lambda name: name != "config.json"):  # then it is no model
+            files.remove(path / name)
+    return others
+
+
+def _has_model(path: Path) -> bool:
+    names = files_of_a_model(path) if path.is_dir() else []
+    has_weights = any(name.startswith("model") and name.endswith(".safetensors") for name in names)
+    return "config.json" in names and has_weights

@@ -1,0 +1,70 @@
+"""Models described by their files alone, as loading them would describe them."""
+
+import json
+import os
+
+import pytest
+
+from support.models import make_model
+from tgen.checkpoint import model_dir
+from tgen.checkpoint.export import export_gguf, export_transformers
+from tgen.checkpoint.model_listing import describe_model
+
+
+def describe(path):
+    return describe_model(path, name="name", found_by="a path", is_default=False)
+
+
+def test_description_equals_the_loaded_model(family, model_directory):
+    report = describe(model_directory)
+    bundle = model_dir.load(model_directory)
+    assert report.problem == ""
+    assert report.family == family
+    assert report.context_length == bundle.config.context_length
+    assert report.n_parameters == sum(array.size for array in bundle.arrays.values())
+    assert report.dtype == "float32"
+    assert report.n_bytes == sum(file.stat().st_size for file in model_directory.iterdir())
+    os.utime(model_directory / "model.safetensors", (0, 1_000_000_000))
+    assert describe(model_directory).modified == 1_000_000_000
+
+
+@pytest.mark.parametrize("stored", ["f16", "q8_0"])
+def test_gguf_files_are_described(stored, tokenizer, tmp_path):
+    pytest.importorskip("gguf")
+    model = make_model("llama", vocab_size=tokenizer.vocab_size, tied_embeddings=True)
+    model_dir.save(tmp_path / "model", model.config, tokenizer, model.to_arrays())
+    bundle = model_dir.load(tmp_path / "model")
+    out = tmp_path / "model.gguf"
+    export_gguf(bundle, out, name="model", stored=stored, progress=lambda _: None)
+    report = describe(out)
+    assert report.family == "llama"
+    assert report.dtype == {"f16": "float16", "q8_0": "q8_0"}[stored]
+    assert report.n_parameters == sum(array.size for array in bundle.arrays.values())
+    assert report.n_bytes == out.stat().st_size
+    loaded = model_dir.load_tokenizer(out)
+    assert loaded.encode(b"The king") == tokenizer.encode(b"The king")
+
+
+def test_shards_in_another_dtype_are_described(tokenizer, tmp_path):
+    model = make_model("qwen3", vocab_size=tokenizer.vocab_size)
+    model_dir.save(tmp_path / "model", model.config, tokenizer, model.to_arrays())
+    bundle = model_dir.load(tmp_path / "model")
+    export_transformers(
+        bundle, tmp_path / "out", stored="bf16", max_shard_bytes=20_000, progress=lambda _: None
+    )
+    report = describe(tmp_path / "out")
+    assert report.dtype == "bfloat16"
+    assert report.n_parameters == sum(array.size for array in bundle.arrays.values())
+
+
+def test_model_that_cannot_be_loaded_is_described_with_the_reason(tmp_path):
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    report = describe(path)
+    assert "unknown model type 'bert'" in report.problem
+    assert report.family is report.n_parameters is report.dtype is None
+    assert report.n_bytes > 0
+    (path / "config.json").write_text("{")
+    assert "not valid JSON" in describe(path).problem
+    assert describe(tmp_path / "missing").problem

@@ -1,0 +1,112 @@
+"""`tgen models`: lists what --model finds, and removes only after a yes."""
+
+import io
+import json
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from support.models import make_model
+from tgen.checkpoint import model_dir
+from tgen.checkpoint.model_lookup import data_folder, find_model, list_model_names
+from tgen.cli.app import run
+from tgen.runs.run_lock import lock_run
+
+
+@pytest.fixture
+def places(tokenizer, tmp_path, monkeypatch):
+    """A working directory, and models in all kinds of places."""
+    for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "HF_HOME", "HF_HUB_CACHE", "OLLAMA_MODELS"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "home" / "local"))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    model = make_model("gpt2", vocab_size=tokenizer.vocab_size)
+    cache = tmp_path / "home" / ".cache" / "huggingface" / "hub"
+    cached = cache / "models--someone--poems" / "snapshots" / "abc"
+    for path in (Path("models/plays"), data_folder() / "plays", data_folder() / "notes", cached):
+        model_dir.save(path, model.config, tokenizer, model.to_arrays())
+    (data_folder() / "notes" / "config.json").write_text('{"model_type": "bert"}')
+    return tmp_path / "work"
+
+
+@pytest.fixture
+def models(places, capsysbinary):
+    """Run `tgen models` in that directory; return its status, stdout and stderr."""
+    assert places.is_dir()
+
+    def run_models(*arguments):
+        status = run(["models", *map(str, arguments)])
+        out, err = capsysbinary.readouterr()
+        return status, out.decode(), err.decode()
+
+    return run_models
+
+
+class _Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_list_has_every_name_that_is_found(models):
+    status, out, err = models("--json")
+    assert status == 0, err
+    record = json.loads(out)
+    assert record["schema"] == "tgen.models/1"
+    assert [one["name"] for one in record["models"]] == list_model_names()
+    by_name = {one["name"]: one for one in record["models"]}
+    for name, one in by_name.items():
+        assert (Path(one["path"]), one["found_by"]) == find_model(name)
+    plays = by_name["plays"]
+    assert plays["path"] == str(Path("models/plays"))
+    assert plays["is_default"]
+    assert (plays["family"], plays["context_length"]) == ("gpt2", 48)
+    assert datetime.fromisoformat(plays["modified"]).tzinfo is not None
+    assert by_name["someone/poems"]["found_by"] == "the transformers cache"
+    assert "bert" in by_name["notes"]["problem"]
+    status, out, err = models()
+    assert [line.split()[0] for line in out.splitlines()] == ["name", *by_name]
+    assert "default: plays" in err
+    assert "warning: notes: unknown model type" in err
+    assert models("--quiet")[2] == ""
+
+
+def test_removing_needs_a_yes(models, monkeypatch):
+    status, _, err = models("rm", "plays")
+    assert status == 2
+    assert "--yes" in err
+    for answer in ("n\n", "\n", ""):
+        monkeypatch.setattr(sys, "stdin", _Terminal(answer))
+        status, _, err = models("rm", "plays")
+        assert (status, Path("models/plays").exists()) == (1, True)
+        assert "remove models/plays (gpt2, " in err
+        assert err.endswith("not removed\n")
+    monkeypatch.setattr(sys, "stdin", _Terminal("y\n"))
+    status, _, err = models("rm", "plays")
+    assert (status, Path("models/plays").exists()) == (0, False)
+    assert (data_folder() / "plays").exists()
+    assert models("rm", "plays", "--yes")[0] == 0
+    assert not (data_folder() / "plays").exists()
+    assert models("rm", "plays", "--yes")[0] == 1
+
+
+def test_models_of_others_and_running_ones_are_refused(models):
+    status, _, err = models("rm", "someone/poems", "--yes")
+    assert status == 2
+    assert "belongs to the transformers cache" in err
+    assert find_model("someone/poems").path.exists()
+    assert models("rm", "shakespeare", "--yes")[0] == 2
+    Path("models/plays/training").mkdir()
+    Path("models/plays/training/run.json").write_text("{}")
+    with lock_run(Path("models/plays")):
+        assert models("rm", "plays", "--yes")[0] == 75
+    assert Path("models/plays/config.json").exists()
+
+
+def test_wrong_options_are_usage_errors(models):
+    for arguments in (["rm"], ["list", "plays"], ["rm", "plays", "--json"], ["--yes"], ["plays"]):
+        assert models(*arguments)[0] == 2, arguments

@@ -1,0 +1,115 @@
+"""Rows of messages: what is invalid is named with its line, and copies are never split."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tgen import corpus
+from tgen.corpus import parse_conversation
+from tgen.errors import CorpusError
+
+USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+SYSTEM, TOOL = {"role": "system", "content": "c"}, {"role": "tool", "content": "d"}
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def chat(*messages):
+    return {"messages": list(messages)}
+
+
+def test_rows_become_messages_with_the_answers_to_learn(tmp_path):
+    row = chat(SYSTEM, USER, ANSWER | {"weight": 0}, TOOL, ANSWER | {"name": None}, USER)
+    line = json.dumps(row | {"id": 7}).encode()
+    parsed = parse_conversation(line)
+    assert parsed.messages == [SYSTEM, USER, ANSWER, TOOL, ANSWER, USER]
+    assert parsed.answers == [4]
+    pair = {"prompt": "a", "completion": "b"}
+    assert parse_conversation(json.dumps(pair).encode()) == parse_conversation(
+        json.dumps(chat(USER, ANSWER)).encode()
+    )
+    read = corpus.read([write(tmp_path / "a.jsonl", [row, row])])
+    assert read.is_chat
+    assert [parse_conversation(line) for (line,) in read.documents] == [parsed, parsed]
+    pairs = write(tmp_path / "b.jsonl", [pair])
+    assert corpus.read([pairs], chat=True).is_chat
+    assert not corpus.read([pairs]).is_chat
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (chat(), "messages is not a list of messages"),
+        (chat(USER), "no message of the assistant with weight 1"),
+        (chat(USER, ANSWER | {"weight": 0}), "no message of the assistant with weight 1"),
+        (chat(USER, ANSWER, SYSTEM), "message 3 is a system message"),
+        (chat(USER, ANSWER, ANSWER), "messages 2 and 3 are both of the assistant"),
+        (chat(SYSTEM, ANSWER), "message 2 is of the assistant, but no user spoke"),
+        (chat(USER | {"role": "human"}), "message 1 has the unknown role 'human'"),
+        (chat(USER, ANSWER | {"tool_calls": [1]}), "message 2 has the unknown key 'tool_calls'"),
+        (chat(USER | {"content": None}), "message 1 has no content"),
+        (chat(USER | {"content": [{}]}), "message 1 has a content of type list"),
+        (chat(USER | {"content": "\ud800"}), "message 1 contains an unpaired surrogate"),
+        (chat(USER | {"weight": 1}), "message 1 of the user has a weight"),
+        (chat(USER, ANSWER | {"weight": 0.5}), r"message 2 has the weight 0.5 \(expected 0 or 1\)"),
+        (chat("a"), "message 1 is not a JSON object"),
+        (chat(USER, ANSWER) | {"tools": [{}]}, "the row has tools"),
+        ([chat(USER, ANSWER)], "not a JSON object"),
+        ({"text": "a"}, "not a valid row"),
+        ({"conversations": []}, "the row has conversations"),
+        ({"instruction": "a", "output": "b"}, "the row has an instruction"),
+    ],
+)
+def test_invalid_row_is_named_with_its_line(tmp_path, row, words):
+    path = write(tmp_path / "rows.jsonl", [chat(USER, ANSWER), row])
+    with pytest.raises(CorpusError, match=rf"rows\.jsonl, line 2: {words}") as error:
+        corpus.read([path])
+    assert error.value.hint
+    assert "\n" not in error.value.message + error.value.hint
+
+
+def test_other_formats_are_refused_with_their_conversion(tmp_path):
+    for row in ({"conversations": []}, {"instruction": "a", "input": "", "output": "b"}):
+        with pytest.raises(CorpusError) as error:
+            corpus.read([write(tmp_path / "rows.jsonl", [row])])
+        assert "line 1" in error.value.message
+        assert error.value.hint.startswith("convert the rows: jq -c '{messages: ")
+
+
+def test_conversations_and_text_cannot_be_mixed(tmp_path):
+    chats = write(tmp_path / "chats.jsonl", [chat(USER, ANSWER)])
+    (tmp_path / "text.txt").write_text("to be")
+    with pytest.raises(CorpusError, match=r"chats\.jsonl has conversations, .*text\.txt has not"):
+        corpus.read([str(tmp_path / "text.txt"), chats])
+    with pytest.raises(CorpusError, match=r"--chat: .*text\.txt has no conversations"):
+        corpus.read([str(tmp_path / "text.txt")], chat=True)
+
+
+@pytest.mark.parametrize(("n", "expected"), [(3, 0), (20, 5), (50, 8), (120, 12), (6000, 500)])
+def test_a_tenth_of_the_rows_is_held_out_and_never_a_copy(tmp_path, n, expected):
+    rows = [chat(USER | {"content": str(i % n)}, ANSWER) for i in range(n + n // 3)]
+    read = corpus.read([write(tmp_path / "rows.jsonl", rows)])
+    train, val, _, n_dropped, _ = corpus.split_rows(read, 0.1)
+    assert len(val) == expected
+    assert len(train) + len(val) + n_dropped == len(rows)
+    texts = [set(documents) for documents in (train, val)]
+    assert not texts[0] & texts[1]
+    assert len(texts[1]) == len(val)
+    assert not len(corpus.split_rows(read, 0.0).val)
+    # The same rows are held out whatever their order is.
+    again = corpus.read([write(tmp_path / "again.jsonl", rows[::-1])])
+    assert set(corpus.split_rows(again, 0.1).val) == texts[1]
+
+
+def test_place_of_a_row_counts_empty_lines(tmp_path):
+    text = json.dumps(chat(USER, ANSWER))
+    (tmp_path / "a.jsonl").write_text(f"\n{text}\n\n{text}\r\n{text}")
+    (tmp_path / "b.jsonl").write_text(text)
+    read = corpus.read([str(tmp_path / name) for name in ("a.jsonl", "b.jsonl")])
+    table = read.documents.table
+    places = [table.describe(i).rpartition("/")[2] for i in np.arange(4).tolist()]
+    assert places == ["a.jsonl, line 2", "a.jsonl, line 4", "a.jsonl, line 5", "b.jsonl, line 1"]
