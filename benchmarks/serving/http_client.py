@@ -54,8 +54,10 @@ async def _read(
     parts = _whole(reader, length) if length else _chunks(reader)
     n_events, pending = 0, b""
     async for part in parts:
-        *events, pending = (pending + part).split(b"\n\n")
+        *events, pending = (pending + part).replace(b"\r\n", b"\n").split(b"\n\n")
         for event in events:
+            if event.startswith(b":"):  # a comment that keeps the connection open
+                continue
             n_events += 1
             _take_event(event, reply, start)
             if n_events == leave_after:

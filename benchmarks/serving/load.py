@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from tgen.errors import TgenError
 from tgen.generation.context_window import Request
 from tgen.generation.loop import make_source
 from tgen.loaded_model import LoadedModel, open_model
+from tgen.model.cpu_count import default_threads
 
 _PROMPTS = ("What is", "The king", "O Romeo,", "First Citizen:\n", "My lord, I")
 _STREAMS = 16
@@ -293,8 +295,15 @@ def _other_server(path: Path, folder: Path) -> Iterator[Server | None]:
         return
     bundle = model_dir.load(path)
     export_gguf(bundle, folder / "model.gguf", name="model", stored="f32", progress=lambda _: None)
-    length = bundle.config.context_length
-    with running("llama_cpp.server", "--model", folder / "model.gguf", "--n_ctx", length) as server:
+    threads = default_threads()
+    options = {
+        "--model": folder / "model.gguf",
+        "--n_ctx": bundle.config.context_length,
+        "--n_threads": threads,
+        "--n_threads_batch": threads,
+        "--interrupt_requests": "false",  # by default, a new request ends the running one
+    }
+    with running("llama_cpp.server", *chain(*options.items())) as server:
         yield server
 
 
