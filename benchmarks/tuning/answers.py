@@ -63,7 +63,7 @@ def count_exact(folder: Path, held_out: Sequence[Row]) -> int:
             "--jsonl",
             "--quiet",
         ),
-        *("--temperature", "0", "--max-tokens", "60"),
+        *("--temperature", "0", "--max-new-tokens", "60"),
     )
     pairs = zip(answers, held_out, strict=True)
     return sum(answer["text"].strip() == row[-1]["content"] for answer, row in pairs)

@@ -4,6 +4,7 @@
 
 import json
 import logging
+from dataclasses import replace
 from datetime import datetime
 
 import numpy as np
@@ -340,3 +341,20 @@ def test_rows_of_messages_are_answered(model, tmp_path, capsysbinary):
     assert messages[1] == "messages and prompt are both given"
     assert messages[2].startswith("messages: invalid value")
     assert messages[3] == "echo cannot be combined with messages"
+
+
+def test_continued_adapter_keeps_its_template(plain_model, tmp_path):
+    """The base model has no template, and does not name the end of an answer."""
+    rows = [[*user("What?"), assistant("A crown.")]] * 2
+    template = tmp_path / "chatml.jinja"
+    template.write_text(CHATML)
+    first = request(tmp_path, plain_model, rows, template=str(template), out=tmp_path / "first")
+    list(runs.start(replace(first, train=TrainConfig(steps=2, lora=4))))
+    second = replace(first, start_from=None, template=None, adapter=tmp_path / "first")
+    list(runs.start(replace(second, out=tmp_path / "second", train=TrainConfig(steps=2))))
+    names = ("chat_template.jinja", "generation_config.json", "tokenizer_config.json")
+    for name in names:
+        texts = [(tmp_path / run / name).read_bytes() for run in ("first", "second")]
+        assert texts[0] == texts[1], name
+    end = load(plain_model, threads=1).tokenizer.added_tokens["<|im_end|>"]
+    assert end in model_dir.load(tmp_path / "second").end_ids

@@ -101,14 +101,14 @@ def test_only_the_completion_of_a_prompt_is_scored(open_random, tmp_path):
     model = open_random("gpt2")
     row = {"prompt": "The king said:", "completion": " what is this?"}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-    documents = read([str(tmp_path / "rows.jsonl")]).documents
-    *reports, report, total = score_documents([model], documents, with_tokens=True)
-    tokens = [token for token in reports if isinstance(token, TokenScore)]
-    assert len(tokens) == len(reports)
+    *tokens, report, total = score_documents(
+        [model], read([str(tmp_path / "rows.jsonl")]).documents, with_tokens=True
+    )
+    assert all(isinstance(one, TokenScore) for one in tokens)
     assert b"".join([token.text for token in tokens]) == row["completion"].encode()
     assert report.score == total.score
     assert report.score.n_bytes == len(row["completion"])
-    assert report.score.nats == pytest.approx(-sum([token.logprob for token in tokens]))
+    assert report.score.nats == pytest.approx(-math.fsum(one.logprob for one in tokens))
     n_prompt = len(model.tokenizer.encode(row["prompt"].encode()))
     assert tokens[0].position == n_prompt
     assert tokens[0].context == n_prompt + 1

@@ -100,12 +100,18 @@ class InheritedSettings:
 
 
 def read_inherited_settings(
-    path: Path, *, end_ids: Iterable[int], end_of_text: int | None, dtype: Dtype = "float32"
+    path: Path,
+    *,
+    config_path: Path,
+    end_ids: Iterable[int],
+    end_of_text: int | None,
+    dtype: Dtype = "float32",
 ) -> InheritedSettings:
     """Return the settings of a model directory or GGUF file that has been loaded.
 
-    `end_ids` are all its end-of-text tokens, `end_of_text` the tokenizer's. Invalid
-    values are skipped, because a model can be used without them.
+    Of an adapter, `config_path` is the directory of its base model. `end_ids` are all its
+    end-of-text tokens, `end_of_text` the tokenizer's. Invalid values are skipped, because a model
+    can be used without them.
     """
     generation: dict[str, Any] = {}
     with suppress(ModelError):  # `generation_config.read` has notes for the user
@@ -116,18 +122,19 @@ def read_inherited_settings(
         special_tokens=chat_template.special_tokens(path),
         chat_template=chat_template.chat_template_source(path),
         generation_config={k: v for k, v in generation.items() if _is_shallow(v, _MAX_DEPTH)},
-        contents=_read_contents(path),
+        contents=_read_contents(path, config_path),
         dtype=dtype,
     )
 
 
-def _read_contents(path: Path) -> dict[str, str]:
+def _read_contents(path: Path, config_path: Path) -> dict[str, str]:
     """Return the files to copy from a model directory, without damaged ones; {} of a GGUF file."""
     contents = {}
     for name in _COPIED:
-        if (path / name).is_file():
+        file = (config_path if name == CONFIG else path) / name
+        if file.is_file():
             with suppress(TgenError):  # too large
-                text = files.read(path / name, limit=_MAX_COPIED_BYTES)
+                text = files.read(file, limit=_MAX_COPIED_BYTES)
                 contents[name] = text.decode("utf-8", "surrogateescape")
     contents = {n: text for n, text in contents.items() if n == TEMPLATE or _parse(text)}
     return contents if CONFIG in contents else {}

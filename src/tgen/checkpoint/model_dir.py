@@ -154,6 +154,7 @@ def inherited_settings(bundle: ModelBundle) -> InheritedSettings:
         sizes[dtype_of(array)] += array.size
     return read_inherited_settings(
         bundle.settings_path,
+        config_path=bundle.path,
         end_ids=bundle.end_ids,
         end_of_text=bundle.tokenizer.end_of_text,
         dtype="float32" if bundle.quantized or not sizes else sizes.most_common(1)[0][0],
@@ -283,16 +284,23 @@ def load(path: Path, *, adapter: Path | None = None) -> ModelBundle:
 def _with_adapter(bundle: ModelBundle, path: Path) -> ModelBundle:
     adapter = adapters.read(path, bundle.config)
     warnings = adapters.check_base(adapter, bundle.path, bundle.arrays)
-    ends = generation_config.read(path).end_ids or []
     return replace(
-        bundle,
+        with_settings_of(bundle, path),
         arrays=adapters.merge(bundle.config, bundle.arrays, adapter.pairs),
-        adapter=path,
         base_dtype=stored_dtype(bundle),
-        stamp=bundle.stamp + _stamp([path / name for name in _ADAPTER_FILES]),
-        end_ids=bundle.end_ids | {i for i in ends if 0 <= i < bundle.config.vocab_size},
         quantized=False,
         warnings=(*bundle.warnings, *warnings),
+    )
+
+
+def with_settings_of(bundle: ModelBundle, adapter: Path) -> ModelBundle:
+    """Return a model with the chat template and the end tokens of an adapter, without its pairs."""
+    ends = generation_config.read(adapter).end_ids or []
+    return replace(
+        bundle,
+        adapter=adapter,
+        stamp=bundle.stamp + _stamp([adapter / name for name in _ADAPTER_FILES]),
+        end_ids=bundle.end_ids | {i for i in ends if 0 <= i < bundle.config.vocab_size},
     )
 
 

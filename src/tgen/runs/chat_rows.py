@@ -222,16 +222,16 @@ def rows_report(chat: ChatRecord, tokens: Mapping[str, Array], tokenizer: Tokeni
 def _choose_template(given: str | None, source: model_dir.ModelBundle) -> ChatTemplate:
     """Return the template of --template, else the model's."""
     if given is None:
-        if chat_template_source(source.path) is None:
+        if chat_template_source(source.settings_path) is None:
             raise ModelError(
-                f"{str(source.path)!r} has no usable chat template",
+                f"{str(source.settings_path)!r} has no usable chat template",
                 "add --template plain, or --template FILE with a Jinja template",
             )
-        return read_chat_template(source.path)
+        return read_chat_template(source.settings_path)
     if given != PLAIN:
         try:
             content = files.read(Path(given), limit=_MAX_TEMPLATE_BYTES)
-            return ChatTemplate(content.decode(), special_tokens(source.path))
+            return ChatTemplate(content.decode(), special_tokens(source.settings_path))
         except UnicodeDecodeError:
             raise UsageError(f"--template {given}: not UTF-8", "pass a Jinja template") from None
         except TgenError as error:
@@ -239,12 +239,12 @@ def _choose_template(given: str | None, source: model_dir.ModelBundle) -> ChatTe
     tokenizer = source.tokenizer
     if tokenizer.end_of_text is None:
         raise ModelError(
-            f"{str(source.path)!r} has no end-of-text token for the plain chat template",
+            f"{str(source.settings_path)!r} has no end-of-text token for the plain chat template",
             "pass --template FILE with a Jinja template",
         )
     begin = "".join(tokenizer.id_to_token(i) or "" for i in begin_of_document(tokenizer))
     end = tokenizer.id_to_token(tokenizer.end_of_text) or ""
-    return ChatTemplate(plain_template(begin, end), special_tokens(source.path))
+    return ChatTemplate(plain_template(begin, end), special_tokens(source.settings_path))
 
 
 def _subsample(rows: Documents, max_bytes: int) -> Documents:

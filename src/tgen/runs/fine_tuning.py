@@ -65,6 +65,7 @@ def open_source(request: RunRequest, config: TrainConfig) -> tuple[Source | None
         adapter = adapters.read(path, bundle.config)
         warnings = adapters.check_base(adapter, bundle.path, bundle.arrays)
         bundle = replace(bundle, warnings=(*bundle.warnings, *warnings))
+        bundle = model_dir.with_settings_of(bundle, path)
         shapes, pairs = adapter.shapes, adapter.pairs
         ranks = [shape.rank for shape in shapes.values()]
         config = replace(config, lora=max(set(ranks), key=ranks.count))
