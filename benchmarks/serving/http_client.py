@@ -22,9 +22,14 @@ class Reply:
     seconds: float = 0.0
 
 
-async def post(port: int, body: bytes, *, leave_after: int | None = None) -> Reply:
-    """Send a body to /v1/completions; leave after so many events, 0 without reading any."""
-    reply, start = Reply(), time.perf_counter()
+async def post(
+    port: int, body: bytes, *, leave_after: int | None = None, reply: Reply | None = None
+) -> Reply:
+    """Send a body to /v1/completions; leave after so many events, 0 without reading any.
+
+    A given `reply` is filled while the answer arrives.
+    """
+    reply, start = reply or Reply(), time.perf_counter()
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -54,8 +59,10 @@ async def _read(
     parts = _whole(reader, length) if length else _chunks(reader)
     n_events, pending = 0, b""
     async for part in parts:
-        *events, pending = (pending + part).split(b"\n\n")
+        *events, pending = (pending + part).replace(b"\r\n", b"\n").split(b"\n\n")
         for event in events:
+            if event.startswith(b":"):  # a comment that keeps the connection open
+                continue
             n_events += 1
             _take_event(event, reply, start)
             if n_events == leave_after:

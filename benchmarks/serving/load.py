@@ -5,7 +5,8 @@
 A closed loop: each client sends its next request when it has the answer to the last one. A tenth of
 the requests leave before the end, a tenth is malformed; half of the others are streams. Then 16
 clients stream long texts, interleaved with tgen's own batch of 16 without a server and, if
-llama_cpp.server is installed, with that on the same weights.
+llama_cpp.server is installed, with that on the same weights. At last, SIGTERM arrives while 16
+texts are streamed.
 
 Client and server share the CPUs. Latencies include that, and the time in the queue.
 """
@@ -19,9 +20,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,7 @@ from tgen.errors import TgenError
 from tgen.generation.context_window import Request
 from tgen.generation.loop import make_source
 from tgen.loaded_model import LoadedModel, open_model
+from tgen.model.cpu_count import default_threads
 
 _PROMPTS = ("What is", "The king", "O Romeo,", "First Citizen:\n", "My lord, I")
 _STREAMS = 16
@@ -197,6 +201,32 @@ async def stream_rate(port: int, requests: Sequence[dict[str, Any]], **more: Any
     return sum(reply.n_tokens for reply in replies) / seconds
 
 
+async def end_under_load(server: Server, requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Send SIGTERM while texts are streamed; return what became of them and of new requests."""
+    replies = [Reply() for _ in requests]
+    running = [
+        asyncio.create_task(post(server.port, encode(request, stream=True), reply=reply))
+        for request, reply in zip(requests, replies, strict=True)
+    ]
+    while any(reply.first_token is None for reply in replies):
+        await asyncio.sleep(0.001)
+    small = encode({"prompt": "x", "max_tokens": 1})
+    start = time.perf_counter()
+    server.process.terminate()
+    statuses = []
+    while not all(task.done() for task in running):
+        statuses.append((await post(server.port, small)).status)
+    await asyncio.gather(*running)
+    status = await asyncio.to_thread(server.process.wait, 120)
+    return {
+        "running": len(replies),
+        "finished": sum(reply.finished for reply in replies),
+        "statuses_of_new": dict(Counter(statuses)),
+        "seconds": time.perf_counter() - start,
+        "exit_status": status,
+    }
+
+
 def own_rate(model: LoadedModel, requests: Sequence[dict[str, Any]]) -> float:
     """Return the tokens per second of the same texts in one batch, without a server."""
     prepared = [to_request(model, request) for request in requests]
@@ -243,7 +273,7 @@ def measure(options: argparse.Namespace) -> None:
         seconds = time.perf_counter() - start
         with tempfile.TemporaryDirectory() as folder, _other_server(path, Path(folder)) as other:
             rates = measure_rates(model, server, other, options)
-        status = server.stop()
+        end = asyncio.run(end_under_load(server, make_streams(options.stream_tokens, 0)))
     counts = check(replies, lambda i: generate_alone(model, requests[i]))
     first = sorted(reply.first_token for _, reply in replies if reply.first_token is not None)
     n_tokens = sum(reply.n_tokens for _, reply in replies)
@@ -261,7 +291,7 @@ def measure(options: argparse.Namespace) -> None:
         "memory_growth": max(half) / half[0] - 1 if half[0] else None,
         "memory": memory,
         "rates": rates,
-        "exit_status": status,
+        "end": end,
     }
     harness.save(options, results)
     rows = [["", ""], *([name.replace("_", " "), f"{n:,}"] for name, n in counts.items())]
@@ -275,7 +305,11 @@ def measure(options: argparse.Namespace) -> None:
     for name, values in rates.items():
         median = statistics.median(values)
         rows.append([f"{name}, 16 streams", f"{median:,.0f} tokens/s ({median / own:.2f})"])
-    rows.append(["exit status after SIGTERM", str(status)])
+    finished = f"{end['finished']} of {end['running']} texts ended"
+    rows.append(["SIGTERM under load", f"{finished}, exit {end['exit_status']}"])
+    rows.append(
+        ["until the exit", f"{end['seconds']:.1f} s; new requests {end['statuses_of_new']}"]
+    )
     print(harness.format_table(rows))
 
 
@@ -293,8 +327,15 @@ def _other_server(path: Path, folder: Path) -> Iterator[Server | None]:
         return
     bundle = model_dir.load(path)
     export_gguf(bundle, folder / "model.gguf", name="model", stored="f32", progress=lambda _: None)
-    length = bundle.config.context_length
-    with running("llama_cpp.server", "--model", folder / "model.gguf", "--n_ctx", length) as server:
+    threads = default_threads()
+    options = {
+        "--model": folder / "model.gguf",
+        "--n_ctx": bundle.config.context_length,
+        "--n_threads": threads,
+        "--n_threads_batch": threads,
+        "--interrupt_requests": "false",  # by default, a new request ends the running one
+    }
+    with running("llama_cpp.server", *chain(*options.items())) as server:
         yield server
 
 

@@ -122,8 +122,7 @@ def parse_completion(body: bytes, model: str) -> TextRequest:
         raise bad_request(f"best_of: not supported unless it equals n (got {best_of})", "best_of")
     echo, logprobs = values.get("echo", False), values.get("logprobs")
     if echo and logprobs is not None:
-        message = "echo cannot be combined with logprobs; tgen score computes those of a text"
-        raise bad_request(message, "echo", "unsupported_parameter")
+        raise bad_request("echo cannot be combined with logprobs", "echo", "unsupported_parameter")
     return TextRequest(
         chat=False,
         prompts=_check_prompts(values.get("prompt")),

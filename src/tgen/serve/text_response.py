@@ -15,7 +15,7 @@ from tgen.serve.engine_thread import EngineThread, Job
 from tgen.serve.http_error import HttpError, internal_error
 from tgen.serve.metrics import Metrics
 
-_PACE = 0.02  # seconds between events of a stream; a token costs less in company
+_PACE = 0.02  # seconds between chunks of a stream: one chunk costs as much as many tokens
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),

@@ -26,9 +26,10 @@ def serve(options: ServeOptions) -> None:
         from tgen.serve import server
         from tgen.serve.service import ServiceLimits
     except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn"):
+        package = (error.name or "").partition(".")[0]
+        if package not in ("starlette", "uvicorn"):
             raise
-        message = f"tgen serve needs the package {error.name}"
+        message = f"tgen serve needs the package {package}"
         raise TgenError(message, "pip install 'tgen-lm[serve]'") from None
     from tgen.checkpoint.model_lookup import find_model
 
