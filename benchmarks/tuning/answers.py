@@ -6,7 +6,8 @@ A model is trained on the corpus for some minutes. Then it learns facts about 20
 from 2,000 chats: each person is asked about in 10 of 11 ways. The 200 held-out questions ask about
 each person in the way that is missing. Bits per byte of the corpus's held-out tenth are those that
 `tgen train` reports before and after. A control learns answers that are shuffled among the people:
-its exact answers are those that guessing gives. Without CORPUS, the text is Python's reference.
+its exact answers are those that guessing gives. Without CORPUS, the text is Python's reference, one
+document per topic: a model that has never seen a document end cannot learn by LoRA to end answers.
 """
 
 import argparse
@@ -21,6 +22,8 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.tuning.chats import Row, make_chats, write_rows
+
+_SEPARATOR = "<|endoftext|>"  # of documents
 
 
 def _tgen(folder: Path, *arguments: str) -> list[Any]:
@@ -71,7 +74,9 @@ def count_exact(folder: Path, held_out: Sequence[Row]) -> int:
 
 def measure(options: argparse.Namespace) -> None:
     """Train the base, fine-tune it in each way, print the table and write the results."""
-    text = options.corpus.read_bytes() if options.corpus else "\n\n".join(topics.values()).encode()
+    text = (
+        options.corpus.read_bytes() if options.corpus else _SEPARATOR.join(topics.values()).encode()
+    )
     sides: dict[str, tuple[str, list[str]]] = {
         "full": ("chats", []),
         "LoRA 16": ("chats", ["--lora", "16"]),
@@ -82,8 +87,9 @@ def measure(options: argparse.Namespace) -> None:
     runs = []
     with tempfile.TemporaryDirectory(prefix="answers-") as name:
         folder = Path(name)
-        (folder / "train.txt").write_bytes(text[: len(text) * 9 // 10])
-        (folder / "general.txt").write_bytes(text[len(text) * 9 // 10 :])
+        general = text[len(text) * 9 // 10 :]
+        (folder / "train.txt").write_bytes(text[: -len(general)])
+        (folder / "general.txt").write_bytes(general.replace(_SEPARATOR.encode(), b"\n\n"))
         train, held_out = make_chats(options.people)
         write_rows(folder / "chats.jsonl", train)
         write_rows(folder / "shuffled.jsonl", make_chats(options.people, shuffled=True)[0])

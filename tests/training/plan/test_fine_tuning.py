@@ -12,7 +12,7 @@ from tgen.training.optimizers import Muon, orthogonalize_parts
 from tgen.training.plan.fine_tuning import learning_rate, max_epochs, rows_per_step
 from tgen.training.plan.memory_estimate import activation_bytes, check_memory, peak_bytes
 from tgen.training.plan.model_size import PlanInputs
-from tgen.training.plan.param_shapes import FrozenModel
+from tgen.training.plan.param_shapes import FrozenModel, matmul_params
 from tgen.training.plan.plan import Plan, make_plan
 from tgen.training.state import Progress
 from tgen.training.time_budget import update_schedule
@@ -50,9 +50,12 @@ def test_rates_meet_the_published_ones():
 )
 def test_rows_per_step_and_epochs_follow_the_table(n, rows, epochs):
     assert rows_per_step(n) == rows
-    assert max_epochs(n, has_rows=True) == pytest.approx(epochs)
+    assert max_epochs(n, has_rows=True, n_parameters=135e6) == pytest.approx(epochs)
+    more = max_epochs(n, has_rows=True, n_parameters=1e6)
+    assert more == pytest.approx(min(12, epochs * 100**0.25))
     steps = plan(n * 100, train_rows=n).train.max_steps
-    assert steps == pytest.approx(n * epochs / rows, rel=0.3)  # whole windows
+    few = max_epochs(n, has_rows=True, n_parameters=matmul_params(MODEL))
+    assert steps == pytest.approx(n * few / rows, rel=0.3)  # whole windows
 
 
 @pytest.mark.parametrize(("n", "windows", "steps"), [(50, 4, 125), (500, 8, 250), (5000, 16, 625)])

@@ -55,7 +55,7 @@ def choose_budget(
     steps = n_steps(train, speed / step_tokens)
     most = train.max_steps
     if fine_tuning and most is None:
-        most = _fine_tuning_steps(step_tokens, inputs)
+        most = _fine_tuning_steps(step_tokens, inputs, n_params)
     if most is not None and train.steps is None:
         steps = min(steps, most)
     epochs = steps * step_tokens / inputs.train_tokens
@@ -71,10 +71,11 @@ def _fine_tuning_windows(context: int, inputs: PlanInputs) -> int:
     return inputs.n_ranks * max(1, min(windows, limit) // inputs.n_ranks)
 
 
-def _fine_tuning_steps(step_tokens: int, inputs: PlanInputs) -> int:
+def _fine_tuning_steps(step_tokens: int, inputs: PlanInputs, n_params: float) -> int:
     row = inputs.train_tokens / inputs.train_rows if inputs.train_rows else WINDOW
     n_rows = max(1, round(inputs.train_tokens / row))
-    return max_steps(n_rows, step_tokens / row, has_rows=inputs.train_rows is not None)
+    has_rows = inputs.train_rows is not None
+    return max_steps(n_rows, step_tokens / row, has_rows=has_rows, n_parameters=n_params)
 
 
 def n_steps(train: TrainConfig, steps_per_second: float) -> int:
