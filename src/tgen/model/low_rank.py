@@ -6,7 +6,8 @@ which the matrices with the same input share, and the short x A^T are kept for t
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,8 @@ from tgen.model.frozen import FrozenLinear
 from tgen.model.stored_product import stored_product
 
 
-class Rows(NamedTuple):
+@dataclass(frozen=True)  # `custom_fwd` rebuilds tuples, which fails for a NamedTuple
+class Rows:
     """Rows of the matrix that one pair changes."""
 
     start: int
@@ -106,5 +108,6 @@ def _add_changes(
     reduced = x @ a.T
     parts = reduced.split_with_sizes([part.rank for part in rows], dim=1)
     for part, y, b in zip(rows, parts, bs, strict=True):
-        out[:, part.start : part.start + part.n_rows].addmm_(y, b.T, alpha=part.scale)
+        changed = out[:, part.start : part.start + part.n_rows]
+        changed.addmm_(y, b.T.to(y.dtype), alpha=part.scale)  # autocast skips operations in place
     return reduced
