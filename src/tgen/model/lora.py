@@ -48,16 +48,17 @@ def pairs_of(model: Transformer, layout: Layout, shapes: Mapping[str, Shape]) ->
 
 
 def load_pairs(model: Transformer, layout: Layout, pairs: Mapping[str, Pair]) -> None:
-    """Copy pairs into the parameters of `attach`."""
+    """Copy pairs into the parameters of `attach`, with B for the scales of those."""
     shapes = {name: Shape(len(pair.a), pair.scale) for name, pair in pairs.items()}
     with torch.no_grad():
         for name, parts, linear in _adapted(model, layout, shapes):
             assert isinstance(linear, LowRankLinear), name
             a = np.concatenate([pairs[part.pair].a for part in parts])
             linear.a.copy_(torch.from_numpy(a))
-            for part, b in zip(parts, linear.b, strict=True):
-                rows = slice(part.pair_start, part.pair_start + part.n_rows)
-                b.copy_(torch.from_numpy(pairs[part.pair].b[rows]))
+            for part, rows, b in zip(parts, linear.rows, linear.b, strict=True):
+                pair = pairs[part.pair]
+                own = pair.b[part.pair_start : part.pair_start + part.n_rows]
+                b.copy_(torch.from_numpy(own * np.float32(pair.scale / rows.scale)))
 
 
 def _adapted(
