@@ -57,7 +57,8 @@ _NOT_PAIRS = {  # parts of tensor names: what they belong to
     "modules_to_save": "modules_to_save",
     "embed": "modules_to_save",
 }
-_UNSAFE_PATTERN = re.compile(r"[)\]][*+?{]|(.*[*+?{]){3}")  # may take exponential time
+# May take exponential time; with (?x:, white space may hide that a quantifier follows a group.
+_UNSAFE_PATTERN = re.compile(r"\s|[)\]][*+?{]|(.*[*+?{]){3}")
 _MERGE_HINT = "merge it into its base model with PEFT's merge_and_unload, and use the result"
 _OTHER_BASE_HINT = "name the base that the adapter was trained on with --model or --from"
 
