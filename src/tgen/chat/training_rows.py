@@ -103,6 +103,20 @@ class RowEncoder:
             yield from self._encode_block(block, max_tokens, n_done)
             n_done += len(block)
 
+    def clean(self, messages: Sequence[Message]) -> tuple[list[Message], int]:
+        """Return the messages up to the limit of `ChatFormat`, in which U+FFFD replaces what the
+        tokenizer cannot express, and the number of replacements."""
+        cleaned: list[Message] = []
+        n_characters = n_replaced = 0
+        for message in messages:
+            content, n = self._tokenizer.expressible.replace_holes(message["content"])
+            n_characters += len(content)
+            if n_characters > MAX_CHARACTERS:
+                break
+            n_replaced += n
+            cleaned.append({**message, "content": content})
+        return cleaned, n_replaced
+
     def _encode_block(self, rows: list[Row], max_tokens: int, n_before: int) -> list[EncodedRow]:
         """Encode rows together: the texts that they wait for are rendered in one request."""
         done: dict[int, EncodedRow] = {}
@@ -144,7 +158,7 @@ class RowEncoder:
 
     def _encode_row(self, row: Row, max_tokens: int) -> _Encoding:
         """Yield what to render, receive the texts, and return the examples."""
-        messages, n_replaced = self._clean(row.messages)
+        messages, n_replaced = self.clean(row.messages)
         versions = self._chat.prepare(messages)
         examples: list[Example] = []
         ids: list[int] = []
@@ -185,20 +199,6 @@ class RowEncoder:
         if ids:
             examples.append(Example(ids, loss_mask))
         return EncodedRow(examples, cut, n_replaced)
-
-    def _clean(self, messages: Sequence[Message]) -> tuple[list[Message], int]:
-        """Return the messages up to the limit of `ChatFormat`, in which U+FFFD replaces what the
-        tokenizer cannot express, and the number of replacements."""
-        cleaned: list[Message] = []
-        n_characters = n_replaced = 0
-        for message in messages:
-            content, n = self._tokenizer.expressible.replace_holes(message["content"])
-            n_characters += len(content)
-            if n_characters > MAX_CHARACTERS:
-                break
-            n_replaced += n
-            cleaned.append({**message, "content": content})
-        return cleaned, n_replaced
 
     def _answer(self, context: str, text: str) -> str:
         """Return what follows the context in the text of a conversation with the answer."""

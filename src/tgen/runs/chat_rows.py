@@ -175,10 +175,10 @@ def tokenize_rows(
     for documents, result in ((rows, train), (split.val, val)):
         notes += _notes_on_rows(documents, result, context_length)
     # A held-out question, which samples answer during training.
-    asked, result = (split.val, val) if val.n_rows else (rows, train)
-    question = _read_row(asked, next(i for i in range(len(asked)) if i not in result.left_out))
-    question = question._replace(messages=question.messages[: question.answers[0]])
-    sample_ids = chat.encode(question.messages)
+    documents, result = (split.val, val) if val.n_rows else (rows, train)
+    row = _read_row(documents, next(i for i in range(len(documents)) if i not in result.left_out))
+    question, _ = encoder.clean(row.messages[: row.answers[0]])
+    sample_ids = chat.encode(question)
     text.close()
     return PreparedRows(
         train.tokens,
@@ -192,7 +192,7 @@ def tokenize_rows(
         ),
         InheritedSettings(),
         max(train.longest, val.longest) - 1,
-        question.messages[-1]["content"].encode("utf-8", "surrogateescape"),
+        question[-1]["content"].encode("utf-8", "surrogateescape"),
         notes,
     )
 
