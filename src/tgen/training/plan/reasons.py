@@ -54,7 +54,7 @@ def explain(
             else f"{params} parameters per training token, {epochs} epochs",
         ),
         _bpe_dropout(config, inputs, fine_tuning=fine_tuning),
-        Choice("steps", *_steps(config, budget, speed)),
+        Choice("steps", *_steps(config, budget, speed, explicit)),
         _evaluation(config, budget, inputs),
     ]
     if fine_tuning and inputs.on_cpu:
@@ -120,13 +120,15 @@ def _bpe_dropout(config: ResolvedTrainConfig, inputs: PlanInputs, *, fine_tuning
     return Choice("BPE-dropout", f"{config.bpe_dropout:.0%}", why)
 
 
-def _steps(config: ResolvedTrainConfig, budget: Budget, speed: str) -> tuple[str, str]:
+def _steps(
+    config: ResolvedTrainConfig, budget: Budget, speed: str, explicit: Set[str]
+) -> tuple[str, str]:
     steps = budget.steps
     if config.steps is not None:
         return f"{steps:,}", speed
     if steps == config.max_steps:
-        epochs = format_number(budget.epochs)
-        return f"at most {steps:,}", f"{epochs} epochs; more would forget more than they teach"
+        why = f"{format_number(budget.epochs)} epochs; more would forget more than they teach"
+        return f"at most {steps:,}", EXPLICIT if "max_steps" in explicit else why
     digits = max(0, len(str(steps)) - 2)
     return f"about {round(steps, -digits):,}", speed
 
