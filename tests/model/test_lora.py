@@ -12,7 +12,7 @@ from tgen.checkpoint.adapter import adapter_layout, merge, new_shapes
 from tgen.checkpoint.dtypes import to_bfloat16, to_float32
 from tgen.model import lora
 from tgen.model.frozen import FrozenLinear, frozen_transformer
-from tgen.model.lora_layout import Pair, draw_a, parameter_shapes
+from tgen.model.lora_layout import Pair, parameter_shapes, sample_a
 from tgen.model.low_rank import LowRankLinear, Rows
 from tgen.model.transformer import Transformer
 from tgen.training.evaluation import DeviceBatch, loss_sum
@@ -125,8 +125,8 @@ def test_a_pair_depends_on_seed_and_name_alone():
         assert np.array_equal(pair.a, everything[name].a)
     (n_rank, n_in) = pair.a.shape
     assert np.abs(pair.a).max() <= n_in**-0.5
-    assert not np.array_equal(draw_a(name, n_rank, n_in, 1), draw_a(name, n_rank, n_in, 2))
-    assert not np.array_equal(draw_a("a", n_rank, n_in, 1), draw_a("b", n_rank, n_in, 1))
+    assert not np.array_equal(sample_a(name, n_rank, n_in, 1), sample_a(name, n_rank, n_in, 2))
+    assert not np.array_equal(sample_a("a", n_rank, n_in, 1), sample_a("b", n_rank, n_in, 1))
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])

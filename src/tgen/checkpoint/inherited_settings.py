@@ -1,7 +1,7 @@
 """Settings that a fine-tuned model inherits besides tokenizer and shape.
 
-The files that describe a model are copied byte for byte; only what changed is changed. Of a GGUF
-file, which has no such files, the settings are inherited.
+The files that describe a model are copied byte for byte, except for values that fine-tuning
+changes. A GGUF file has no such files; its settings are written to new ones.
 """
 
 import json
@@ -109,9 +109,9 @@ def read_inherited_settings(
 ) -> InheritedSettings:
     """Return the settings of a model directory or GGUF file that has been loaded.
 
-    Of an adapter, `config_path` is the directory of its base model. `end_ids` are all its
-    end-of-text tokens, `end_of_text` the tokenizer's. Invalid values are skipped, because a model
-    can be used without them.
+    `config_path` has config.json: the directory itself or, for an adapter, that of its base model.
+    `end_ids` are all its end-of-text tokens, `end_of_text` the tokenizer's. Invalid values are
+    skipped, because a model can be used without them.
     """
     generation: dict[str, Any] = {}
     with suppress(ModelError):  # `generation_config.read` has notes for the user
@@ -128,7 +128,7 @@ def read_inherited_settings(
 
 
 def _read_contents(path: Path, config_path: Path) -> dict[str, str]:
-    """Return the files to copy from a model directory, without damaged ones; {} of a GGUF file."""
+    """Return the files to copy from a model directory, without damaged ones; {} for a GGUF file."""
     contents = {}
     for name in _COPIED:
         file = (config_path if name == CONFIG else path) / name

@@ -98,7 +98,7 @@ def list_model_names(models: Path = Path("models")) -> list[str]:
 def list_models(models: Path = Path("models")) -> dict[str, ModelLocation]:
     """Return all models that can be found without a path by name, in the order of the search.
 
-    Of models with the same name only the first is included, which the name refers to.
+    If several models have the same name, only the first is included, which the name refers to.
     """
     found: dict[str, ModelLocation] = {}
     for folder, found_by in ((models, LOCAL), (data_folder(), DATA)):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tgen.model.frozen import FrozenLinear
-from tgen.model.lora_layout import Layout, Pair, Part, Shape, draw_a
+from tgen.model.lora_layout import Layout, Pair, Part, Shape, sample_a
 from tgen.model.low_rank import LowRankLinear, Rows
 from tgen.model.transformer import Transformer
 
@@ -20,8 +20,8 @@ def attach(model: Transformer, layout: Layout, shapes: Mapping[str, Shape], *, s
         assert isinstance(linear, FrozenLinear), name
         key = tuple(part.pair for part in parts)
         if key not in shared:
-            drawn = [draw_a(p.pair, shapes[p.pair].rank, p.n_inputs, seed) for p in parts]
-            shared[key] = nn.Parameter(torch.from_numpy(np.concatenate(drawn)))
+            a = [sample_a(p.pair, shapes[p.pair].rank, p.n_inputs, seed) for p in parts]
+            shared[key] = nn.Parameter(torch.from_numpy(np.concatenate(a)))
         b = [nn.Parameter(torch.zeros(p.n_rows, shapes[p.pair].rank)) for p in parts]
         rows = [Rows(p.start, p.n_rows, *shapes[p.pair]) for p in parts]
         parent, _, last = name.removesuffix(".weight").rpartition(".")

@@ -52,7 +52,7 @@ class NewAdapter(NamedTuple):
     pairs: Mapping[str, Pair] | None = None  # to start from; None: A is random and B zero
 
 
-def draw_a(pair: str, rank: int, n_inputs: int, seed: int) -> Floats:
+def sample_a(pair: str, rank: int, n_inputs: int, seed: int) -> Floats:
     """Return A (rank, in) of a new adapter, uniform in +-1 / sqrt(in), from the seed and the name
     of the pair alone; B starts at zero."""
     key = int.from_bytes(hashlib.sha256(pair.encode()).digest()[:8], "little")

@@ -55,7 +55,7 @@ class PreparedRows(NamedTuple):
         return 0 if self.train.row_lengths is None else len(self.train.row_lengths)
 
 
-class _Tokenized(NamedTuple):
+class _RowTokens(NamedTuple):
     """Rows as tokens, and what happened to them."""
 
     tokens: TokenizedCorpus
@@ -155,7 +155,7 @@ def tokenize_rows(
     try:
         encoder = RowEncoder(chat, tokenizer, record.end_ids, first)
     except RowError as error:
-        raise _locate(rows, error) from None
+        raise _add_location(rows, error) from None
     progress = TokenizingProgress(rows.n_bytes + split.val.n_bytes)
     loss_on_all = config.loss_on == "all"
     train = yield from progress.report(
@@ -168,7 +168,7 @@ def tokenize_rows(
     if not train.n_rows:
         raise CorpusError(
             f"no row fits into a context of {context_length:,} tokens "
-            f"(the first is {_place(rows, 0)})",
+            f"(the first is {_describe_row(rows, 0)})",
             "shorten the conversations, or raise --set context_length up to the model's",
         )
     notes += _notes_on_template(chat, encoder, tokenizer, first)
@@ -269,7 +269,7 @@ def _tokenize(
     folder: Path | None,
     *,
     loss_on_all: bool,
-) -> Generator[int, None, _Tokenized]:
+) -> Generator[int, None, _RowTokens]:
     """Yield the number of bytes done; return the tokens of all rows.
 
     A window predicts `context_length` tokens from as many, so that a row may have one more.
@@ -287,7 +287,7 @@ def _tokenize(
         try:
             row = next(encoded)
         except RowError as error:
-            raise _locate(documents, error) from None
+            raise _add_location(documents, error) from None
         if row.cut:
             (cut if row.examples else left_out).append(i)
         for ids, in_loss in row.examples:
@@ -301,7 +301,7 @@ def _tokenize(
         n_replaced += row.n_replaced
         n_done += int(sizes[i])
         yield n_done
-    return _Tokenized(
+    return _RowTokens(
         TokenizedCorpus(
             tokens.build(),
             mask.build(),
@@ -330,13 +330,13 @@ def _notes_on_template(
         yield f"the chat template writes the date: that of this run is {date}"
 
 
-def _notes_on_rows(documents: Documents, result: _Tokenized, context_length: int) -> Iterator[str]:
+def _notes_on_rows(documents: Documents, result: _RowTokens, context_length: int) -> Iterator[str]:
     limit = f"too long for a context of {context_length:,} tokens"
     if result.cut:
-        n, first = len(result.cut), _place(documents, result.cut[0])
+        n, first = len(result.cut), _describe_row(documents, result.cut[0])
         yield f"{n:,} row{'s lose their' if n > 1 else ' loses its'} last answers, {limit}: {first}"
     if result.left_out:
-        n, first = len(result.left_out), _place(documents, result.left_out[0])
+        n, first = len(result.left_out), _describe_row(documents, result.left_out[0])
         yield f"{n:,} row{'s are' if n > 1 else ' is'} left out, {limit}: {first}"
     assert result.tokens.row_lengths is not None
     n_examples = len(result.tokens.row_lengths)
@@ -351,11 +351,11 @@ def _notes_on_rows(documents: Documents, result: _Tokenized, context_length: int
         )
 
 
-def _place(documents: Documents, i: int) -> str:
+def _describe_row(documents: Documents, i: int) -> str:
     """Return the file and line of a row."""
     return documents.table.describe(int(documents.numbers[i]))
 
 
-def _locate(documents: Documents, error: RowError) -> CorpusError:
+def _add_location(documents: Documents, error: RowError) -> CorpusError:
     """Return the error with the file and line of its row."""
-    return CorpusError(f"{_place(documents, error.row)}: {error.message}", error.hint)
+    return CorpusError(f"{_describe_row(documents, error.row)}: {error.message}", error.hint)

@@ -141,7 +141,9 @@ def retokenize(
         )
 
 
-class _TokenizedAgain(NamedTuple):
+class _SplitTokens(NamedTuple):
+    """Both splits as tokens, and what a run records of them."""
+
     train: TokenizedCorpus
     val: TokenizedCorpus
     notes: list[str]
@@ -151,7 +153,7 @@ class _TokenizedAgain(NamedTuple):
 
 def _tokenize_again(
     out: Path, text: corpus.Corpus, record: RunRecord, tokenizer: Tokenizer, max_bytes: int
-) -> Generator[PreparingReport, None, _TokenizedAgain]:
+) -> Generator[PreparingReport, None, _SplitTokens]:
     """Tokenize a corpus as the run in `out` did."""
     config, folder = record.plan.train, state.folder(out)
     if record.chat is not None:
@@ -164,13 +166,13 @@ def _tokenize_again(
             max_bytes=max_bytes,
             folder=folder,
         )
-        return _TokenizedAgain(rows.train, rows.val, rows.notes, rows.record, rows.sample_prompt)
+        return _SplitTokens(rows.train, rows.val, rows.notes, rows.record, rows.sample_prompt)
     split = split_corpus(text, config, max_bytes)
     begin_ids = () if record.begin_of_text is None else corpus.begin_of_document(tokenizer)
     train, val = yield from tokenize_split(
         split, tokenizer, config, folder=folder, threads=record.threads, begin_ids=begin_ids
     )
-    return _TokenizedAgain(train, val, split.notes, None, record.sample_prompt)
+    return _SplitTokens(train, val, split.notes, None, record.sample_prompt)
 
 
 def tokenize_new_corpus(
@@ -183,8 +185,8 @@ def tokenize_new_corpus(
     """
     if text.is_chat != (record.chat is not None):
         raise CorpusError(
-            f"the run in {out} is of {'text' if text.is_chat else 'conversations'}, unlike the new "
-            "corpus",
+            f"the run in {out} trains on {'text' if text.is_chat else 'conversations'}, but the "
+            f"new corpus has {'conversations' if text.is_chat else 'text'}",
             "start a new run with another --out",
         )
     again = yield from _tokenize_again(
