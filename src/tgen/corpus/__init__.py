@@ -9,7 +9,7 @@ from tgen.corpus.dataset import Batch, TokenDataset
 from tgen.corpus.documents import Corpus, Document, Documents
 from tgen.corpus.ngrams import ngram_tables
 from tgen.corpus.overlap import overlap_fraction
-from tgen.corpus.packing import PackedRows, fit_row
+from tgen.corpus.packing import PackedRows
 from tgen.corpus.scan import read
 from tgen.corpus.subsample import MAX_VAL_BYTES, subsample_documents
 from tgen.corpus.tokenize import (
@@ -37,7 +37,6 @@ __all__ = [
     "TrainValSplit",
     "begin_of_document",
     "count_bigrams",
-    "fit_row",
     "from_old_names",
     "ngram_tables",
     "overlap_fraction",

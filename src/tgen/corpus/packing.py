@@ -172,16 +172,6 @@ def assign_windows(lengths: Sequence[int], capacity: int) -> Indices:
     return windows
 
 
-def fit_row(loss_mask: NDArray[np.bool_], capacity: int) -> int:
-    """Return the number of tokens to keep of a row (n,): all up to its last target, or up to the
-    end of the last answer that fits; 0 if none does."""
-    if not loss_mask.any():
-        return 0
-    ends = np.flatnonzero(loss_mask & ~np.append(loss_mask[1:], False)) + 1
-    fitting: NDArray[np.int64] = ends[ends <= capacity]
-    return int(fitting[-1]) if len(fitting) else 0
-
-
 def _starts(lengths: Array) -> Indices:
     """(r,) -> (r + 1,): where each row starts, and where the last one ends."""
     starts: Indices = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths[:])])
