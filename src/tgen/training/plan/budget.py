@@ -64,7 +64,7 @@ def choose_budget(
 
 def _fine_tuning_windows(context: int, inputs: PlanInputs) -> int:
     """Return the windows with about as many rows as `rows_per_step`; a multiple of the ranks."""
-    row = inputs.train_tokens / inputs.train_rows if inputs.train_rows else WINDOW
+    row = _row_tokens(inputs)
     n_rows = round(inputs.train_tokens / row)
     windows = round(rows_per_step(n_rows) * row / context)
     limit = inputs.train_tokens // context  # a step sees the corpus once at most
@@ -72,10 +72,16 @@ def _fine_tuning_windows(context: int, inputs: PlanInputs) -> int:
 
 
 def _fine_tuning_steps(step_tokens: int, inputs: PlanInputs, n_params: float) -> int:
-    row = inputs.train_tokens / inputs.train_rows if inputs.train_rows else WINDOW
+    """Return the maximum number of steps, from the epochs that suit the rows."""
+    row = _row_tokens(inputs)
     n_rows = max(1, round(inputs.train_tokens / row))
     has_rows = inputs.train_rows is not None
     return max_steps(n_rows, step_tokens / row, has_rows=has_rows, n_parameters=n_params)
+
+
+def _row_tokens(inputs: PlanInputs) -> float:
+    """Return the mean tokens of a row; plain text counts as rows of `WINDOW` tokens."""
+    return inputs.train_tokens / inputs.train_rows if inputs.train_rows else WINDOW
 
 
 def n_steps(train: TrainConfig, steps_per_second: float) -> int:

@@ -47,7 +47,7 @@ def rows_per_step(n_rows: int) -> int:
 
 
 def max_epochs(n_rows: int, *, has_rows: bool, n_parameters: float) -> float:
-    """Return the epochs at most, interpolated between powers of ten.
+    """Return the maximum epochs, interpolated between powers of ten.
 
     Rows take about three times the epochs with 1% of the parameters.
     """
@@ -61,7 +61,7 @@ def max_epochs(n_rows: int, *, has_rows: bool, n_parameters: float) -> float:
 
 
 def max_steps(n_rows: int, rows_in_step: float, *, has_rows: bool, n_parameters: float) -> int:
-    """Return the steps at most."""
+    """Return the maximum number of steps."""
     epochs = max_epochs(n_rows, has_rows=has_rows, n_parameters=n_parameters)
     return max(1, round(n_rows * epochs / rows_in_step))
 
