@@ -255,9 +255,8 @@ class Worker:
 
     def close(self) -> None:
         """End the process."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
+        with self.process:  # closes its pipes, at which it ends
+            pass
 
     def _read(self) -> str:
         assert self.process.stdout is not None

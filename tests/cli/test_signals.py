@@ -72,11 +72,11 @@ from tgen.runs import prepare
 class Thing:
     pass
 read = prepare.corpus.read
-def reading(paths):
+def reading(*args, **options):
     thing = Thing()
     reference = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGTERM))
     del thing  # Python drops what the callback raises
-    return read(paths)
+    return read(*args, **options)
 prepare.corpus.read = reading
 os._exit(app.run({arguments!r}))
 """

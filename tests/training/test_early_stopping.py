@@ -16,13 +16,14 @@ from tgen.training.state import Progress
 # Random letters: a model can only memorize them.
 NOISE = "".join(random.Random(0).choices("abcdefgh ", k=900)).encode()
 OVERFITTING = {
-    "d_model": "32",
+    "d_model": "64",
     "n_layers": "2",
-    "eval_every": "10",
+    "context_length": "32",
+    "eval_every": "20",
     "patience": "2",
     "dropout": "0",
-    "learning_rate": "0.01",
-    "matrix_learning_rate": "0.1",
+    "learning_rate": "0.005",
+    "matrix_learning_rate": "0.02",
 }
 
 
