@@ -5,28 +5,62 @@ import torch
 import torch.nn.functional as F
 
 import tgen.model.product_precision as precision_module
-from tgen.model.product_precision import in_full_precision, product_precision
-
-# On AMD's CPUs with AVX512_BF16, torch keeps float32.
-needs_amx = pytest.mark.skipif(
-    not getattr(torch.cpu, "_is_amx_tile_supported", bool)(), reason="this CPU has no AMX"
-)
+from tgen.model.product_precision import in_full_precision, matmul, product_precision
+from tgen.model.transformer import Linear
+from tgen.training.loss import cross_entropy
 
 
-def error(out, x, w):
-    exact = x.double() @ w.double()
+def error(out, exact):
     return ((out - exact).norm() / exact.norm()).item()
 
 
-@needs_amx
-def test_inputs_are_rounded_and_sums_are_float32():
+def rounded(*tensors):
+    return [t.bfloat16().double() for t in tensors]
+
+
+def test_products_round_their_inputs_but_accumulate_in_float32():
     torch.manual_seed(0)
-    x, w = torch.randn(256, 384), torch.randn(384, 512)
+    x, w = torch.randn(256, 4096), torch.randn(64, 4096)
     with product_precision("bfloat16"):
-        assert 1e-4 < error(x @ w, x, w) < 5e-3
-    assert error(x @ w, x, w) < 1e-6
+        out = matmul(x, w.T)
+    inputs = [t.double() for t in (x, w)]
+    assert error(out, rounded(x, w)[0] @ rounded(x, w)[1].T) < 2**-8  # that of the result
+    assert 1e-4 < error(out, inputs[0] @ inputs[1].T) < 5e-3
     with product_precision("float32"):
-        assert error(x @ w, x, w) < 1e-6
+        assert error(matmul(x, w.T), inputs[0] @ inputs[1].T) < 1e-6
+
+
+def test_gradients_of_a_rounded_layer_are_those_of_its_rounded_inputs():
+    torch.manual_seed(0)
+    layer = Linear(96, 80, bias=True, std=0.1)
+    torch.nn.init.normal_(layer.bias)
+    x, grad = torch.randn(2, 50, 96, requires_grad=True), torch.randn(2, 50, 80)
+    with product_precision("bfloat16"):
+        out = layer(x)
+        out.backward(grad)
+    x_, w_, grad_ = rounded(x.detach(), layer.weight.detach(), grad)
+    bound = 2**-8
+    assert error(out.detach(), x_ @ w_.T + layer.bias.detach()) < bound
+    assert error(x.grad, grad_ @ w_) < bound
+    assert error(layer.weight.grad, grad_.flatten(0, 1).T @ x_.flatten(0, 1)) < bound
+    assert error(layer.bias.grad, grad.double().sum((0, 1))) < 1e-6
+
+
+@pytest.mark.parametrize("trains_head", [True, False])
+def test_rounding_does_not_reach_the_logits_of_the_loss(trains_head):
+    torch.manual_seed(0)
+    x, targets = torch.randn(300, 32), torch.randint(50, (300,))
+    head = torch.randn(50, 32, requires_grad=trains_head)
+    losses, gradients = [], []
+    for precision in ("float32", "bfloat16"):
+        inputs = x.clone().requires_grad_()
+        with product_precision(precision):
+            loss = cross_entropy(inputs, head, targets)
+            (gradient,) = torch.autograd.grad(loss, inputs)
+        losses.append(loss.item())
+        gradients.append(gradient)
+    assert abs(losses[1] - losses[0]) < 1e-2 * losses[0]
+    assert 1e-5 < error(gradients[1], gradients[0]) < 2e-2
 
 
 def test_precision_is_restored_after_an_error():

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from tgen.config import ModelConfig
+from tgen.model.product_precision import matmul
 from tgen.model.stored_product import stored_product
 from tgen.model.transformer import Linear, Transformer
 
@@ -61,7 +62,8 @@ class _FrozenProduct(torch.autograd.Function):
     )
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(weight)
-        return F.linear(x, weight.to(x.dtype), bias)
+        out = matmul(x, weight.T)
+        return out if bias is None else out.add_(bias)
 
     @staticmethod
     @once_differentiable
@@ -70,7 +72,7 @@ class _FrozenProduct(torch.autograd.Function):
         ctx: Any, grad: Tensor
     ) -> tuple[Tensor | None, None, None]:
         (weight,) = ctx.saved_tensors
-        return grad @ weight.to(grad.dtype) if ctx.needs_input_grad[0] else None, None, None
+        return matmul(grad, weight) if ctx.needs_input_grad[0] else None, None, None
 
 
 def frozen_transformer(

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from tgen.model.frozen import FrozenLinear
+from tgen.model.product_precision import matmul
 from tgen.model.stored_product import stored_product
 
 
@@ -72,7 +72,9 @@ class _LowRankProduct(torch.autograd.Function):
         *bs: Tensor,
     ) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
-        out = F.linear(flat, weight.to(x.dtype), bias)
+        out = matmul(flat, weight.T)
+        if bias is not None:
+            out += bias
         reduced = _add_changes(out, flat, rows, a, bs)
         ctx.save_for_backward(x, weight, reduced, a, *bs)
         ctx.rows = rows
@@ -97,7 +99,7 @@ class _LowRankProduct(torch.autograd.Function):
         a_grad = reduced_grad.T @ x.reshape(-1, x.shape[-1])
         x_grad = None
         if ctx.needs_input_grad[0]:
-            x_grad = (grad @ weight.to(grad.dtype)).addmm_(reduced_grad, a).view(x.shape)
+            x_grad = matmul(grad, weight).addmm_(reduced_grad, a).view(x.shape)
         return x_grad, None, None, None, a_grad, *b_grads
 
 

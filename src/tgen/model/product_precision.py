@@ -1,8 +1,10 @@
 """Products of float32 matrices from rounded inputs, with float32 sums: bfloat16 on a CPU, TF32 on
 CUDA, where autocast rounds most of them to bfloat16 before.
 
-CPUs with AMX or AVX512_BF16 compute them faster. The setting is global in torch. On a CPU it also
-reaches the small products inside the fused attention, which it makes slower: attention is excluded.
+CPUs with AMX or AVX512_BF16 compute them faster. The setting is global in torch, but oneDNN obeys
+it only with AMX: on other CPUs, `linear` and `matmul` round inputs and results themselves. With AMX
+it also reaches the small products inside the fused attention, which it makes slower: attention is
+excluded.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,7 +12,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from tgen.config import Precision
 
@@ -37,8 +41,8 @@ def computes_bfloat16(device: torch.device) -> bool:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return has_bfloat16_units((properties.major, properties.minor))
-    names = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")  # not in all versions
-    return device.type == "cpu" and any(getattr(torch.cpu, n, lambda: False)() for n in names)
+    has_units = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)()  # not in all versions
+    return device.type == "cpu" and (_has_amx() or has_units)
 
 
 def has_bfloat16_units(capability: tuple[int, int]) -> bool:
@@ -49,6 +53,34 @@ def has_bfloat16_units(capability: tuple[int, int]) -> bool:
 def products_are_bfloat16() -> bool:
     """Whether products have the precision bfloat16 now."""
     return bool(_MATMUL.fp32_precision == _NAMES["bfloat16"])
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x weight^T + bias, (..., in) -> (..., out), in the precision of products."""
+    if not must_round(x):
+        return F.linear(x, weight, bias)
+    out: Tensor = _RoundedLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    return out
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b in the dtype of a and the precision of products, without gradients."""
+    if not must_round(a):
+        return a @ b.to(a.dtype)
+    return (a.bfloat16() @ b.bfloat16()).to(a.dtype)
+
+
+def add_matmul(out: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add `matmul(a, b)` to `out`."""
+    if must_round(a):
+        out += matmul(a, b)
+    else:
+        out.addmm_(a, b)
+
+
+def must_round(x: Tensor) -> bool:
+    """Whether products with x have the precision bfloat16, but oneDNN does not round them."""
+    return x.device.type == "cpu" and products_are_bfloat16() and not _has_amx()
 
 
 def in_full_precision(
@@ -64,6 +96,31 @@ def in_full_precision(
     return result  # type: ignore[no-any-return]
 
 
+class _RoundedLinear(torch.autograd.Function):
+    """x W^T from inputs rounded to bfloat16, which are kept for the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        x, weight = x.bfloat16(), weight.bfloat16()
+        ctx.save_for_backward(x, weight)
+        out = F.linear(x, weight).float()
+        return out if bias is None else out.add_(bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        rounded = grad.bfloat16()
+        x_grad = weight_grad = bias_grad = None
+        if ctx.needs_input_grad[0]:
+            x_grad = (rounded @ weight).float()
+        if ctx.needs_input_grad[1]:
+            weight_grad = (rounded.flatten(0, -2).T @ x.flatten(0, -2)).float()
+        if ctx.needs_input_grad[2]:
+            bias_grad = grad.flatten(0, -2).sum(0)
+        return x_grad, weight_grad, bias_grad
+
+
 class _Switch(torch.autograd.Function):
     """Passes tensors on, and sets the precision of what follows in each direction."""
 
@@ -77,6 +134,10 @@ class _Switch(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         _set(ctx.backward_precision)
         return None, None, *gradients
+
+
+def _has_amx() -> bool:
+    return bool(getattr(torch.cpu, "_is_amx_tile_supported", bool)())  # not in all versions
 
 
 def _set(name: str) -> None:

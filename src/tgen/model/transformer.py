@@ -25,7 +25,7 @@ from tgen.model import fused
 from tgen.model.attention_mask import causal_mask, document_mask, document_positions
 from tgen.model.dropout import Dropout
 from tgen.model.kv_cache import KVCache
-from tgen.model.product_precision import in_full_precision
+from tgen.model.product_precision import in_full_precision, linear
 from tgen.model.ram import check_ram
 from tgen.model.recomputed import recomputed
 from tgen.model.rope import rotary_tables, sinusoid
@@ -96,6 +96,10 @@ class Linear(nn.Linear):
             nn.init.normal_(self.weight, std=self.std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., out), in the precision of products."""
+        return linear(x, self.weight, self.bias)
 
 
 class Embedding(nn.Embedding):

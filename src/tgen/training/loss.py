@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tgen.model.product_precision import add_matmul, matmul, must_round
 from tgen.model.stored_product import stored_product
 
 _CHUNK = 1 << 18  # logits
@@ -45,11 +46,12 @@ class _ChunkedLoss(torch.autograd.Function):
         if with_grad and ctx.needs_input_grad[1]:
             weight_grad = torch.zeros_like(weight)
         weight = weight.to(x.dtype)
+        rounded = weight.bfloat16() if must_round(x) else weight
         total = x.new_zeros((), dtype=torch.float64)
         size = max(_MIN_ROWS, _CHUNK // len(weight))
         for i in range(0, len(x), size):
             chunk, target = x[i : i + size], targets[i : i + size, None]
-            logits = chunk @ weight.T
+            logits = chunk @ weight.T  # not rounded: an error of 1% in a logit is one of the loss
             logits -= logits.amax(1, keepdim=True)
             total -= logits.gather(1, target).sum(dtype=torch.float64)
             exp_sum = logits.exp_().sum(1, keepdim=True)
@@ -58,9 +60,9 @@ class _ChunkedLoss(torch.autograd.Function):
                 logits /= exp_sum
                 logits.scatter_add_(1, target, torch.full_like(exp_sum, -1))
             if x_grad is not None:
-                torch.mm(logits, weight, out=x_grad[i : i + size])
+                x_grad[i : i + size] = matmul(logits, rounded)
             if weight_grad is not None:
-                weight_grad.addmm_(logits.T, chunk)
+                add_matmul(weight_grad, logits.T, chunk)
             del logits  # before the next ones are allocated
         ctx.save_for_backward(x_grad, weight_grad)
         return total.to(x.dtype)

@@ -17,7 +17,7 @@ from torch.optim.adamw import adamw
 
 from tgen.config import MuonScale, ResolvedTrainConfig
 from tgen.model.low_rank import LowRankLinear
-from tgen.model.product_precision import products_are_bfloat16
+from tgen.model.product_precision import must_round, products_are_bfloat16
 from tgen.model.transformer import CausalSelfAttention, Transformer
 
 # Quintic of Muon's authors: moves singular values from (0, 1] near 1 in five iterations.
@@ -145,8 +145,8 @@ def orthogonalize(x: Tensor) -> Tensor:
     """Move the singular values of each matrix (N, m, n) close to 1 by Newton-Schulz iterations."""
     tall, dtype = x.shape[1] > x.shape[2], x.dtype
     x = x.mT if tall else x
-    if x.is_cuda and products_are_bfloat16():  # as in Muon's first implementation
-        x = x.bfloat16()
+    if must_round(x) or (x.is_cuda and products_are_bfloat16()):
+        x = x.bfloat16()  # as in Muon's first implementation
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(_ITERATIONS):
         gram = x @ x.mT
