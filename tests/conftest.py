@@ -17,6 +17,7 @@ import torch
 from support.command import clean_environment, tgen
 from support.models import ALL_FAMILIES, TEXT, make_model
 from tgen.checkpoint import model_dir
+from tgen.runs import prepare
 from tgen.tokenizer import Tokenizer, train_bpe
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -34,6 +35,17 @@ Ranks = Callable[..., list[SimpleNamespace]]
 def _seeded() -> None:
     """Give every test the same global random numbers, whatever ran before."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _assumed_speed() -> Iterator[None]:
+    """Assume a training speed in this process: measuring takes longer than training a tiny model.
+
+    Processes that tests start measure it.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare, "measure_speed", lambda *_, **__: 2e10)
+        yield
 
 
 @pytest.fixture(scope="session")
