@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import chdir
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ import torch
 from support.command import clean_environment, tgen
 from support.models import ALL_FAMILIES, TEXT, make_model
 from tgen.checkpoint import model_dir
+from tgen.runs import prepare
 from tgen.tokenizer import Tokenizer, train_bpe
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -25,15 +27,35 @@ hypothesis.settings.register_profile("fresh", max_examples=1000, print_blob=True
 # Other examples every time: see scripts/faults.
 hypothesis.settings.load_profile("fresh" if os.environ.get("TGEN_FRESH_EXAMPLES") else "fixed")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
-torch.set_num_threads(1)  # the models are too small for more
 
 Ranks = Callable[..., list[SimpleNamespace]]
 
 
+# Modules that take long begin first: a worker that starts one at the end keeps the others waiting.
+LONG = ["test_faults", "test_parallel", "test_quick", "test_kernel_cache", "test_signals"]
+LONG += ["test_resume", "test_session", "test_errors", "test_docs", "test_early_stopping"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
+
 @pytest.fixture(autouse=True)
-def _seeded() -> None:
-    """Give every test the same global random numbers, whatever ran before."""
+def _same_start() -> None:
+    """Give every test the same global random numbers and one thread, whatever ran before."""
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # the models are too small for more
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _assumed_speed() -> Iterator[None]:
+    """Assume a training speed in this process: measuring takes longer than training a tiny model.
+
+    Processes that tests start measure it.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare, "measure_speed", lambda *_, **__: 2e10)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -68,19 +90,30 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def run_here(capsysbinary: pytest.CaptureFixture[bytes]) -> Callable[..., SimpleNamespace]:
+    """Run the command in this process, in the directory `cwd`."""
+    from tgen.cli.app import run
+
+    def run_command(*arguments: object, cwd: Path | str = ".") -> SimpleNamespace:
+        with chdir(cwd):
+            status = run([str(word) for word in arguments])
+        out, err = capsysbinary.readouterr()
+        return SimpleNamespace(returncode=status, stdout=out, stderr=err)
+
+    return run_command
+
+
+@pytest.fixture
 def inspect(
-    trained: Path, capsysbinary: pytest.CaptureFixture[bytes]
+    trained: Path, run_here: Callable[..., SimpleNamespace]
 ) -> Callable[..., SimpleNamespace]:
     """Run `tgen inspect` in this process, by default on a fixed prompt and the trained model."""
-    from tgen.cli.app import run
 
     def run_inspect(
         *arguments: object, model: Path | None = trained, prompt: str = "What is the king?"
     ) -> SimpleNamespace:
-        models = [] if model is None else ["-m", str(model)]
-        status = run(["inspect", *models, "-p", prompt, *map(str, arguments)])
-        out, err = capsysbinary.readouterr()
-        return SimpleNamespace(returncode=status, stdout=out, stderr=err)
+        models = [] if model is None else ["-m", model]
+        return run_here("inspect", *models, "-p", prompt, *arguments)
 
     return run_inspect
 

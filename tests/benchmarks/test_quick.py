@@ -37,6 +37,7 @@ def test_quick_mode_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(harness.ROOT)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the models are too small for more
     before = list_results()
     script = import_module(f"benchmarks.{name}")
     script.main(["--quick", "--out", str(tmp_path / "result.json")])

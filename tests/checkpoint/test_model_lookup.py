@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from support.command import tgen
 from tgen.api import load
 from tgen.checkpoint.model_lookup import (
     CACHE,
@@ -210,19 +209,19 @@ def test_model_that_is_being_written_is_not_found(empty_home):  # noqa: ARG001
     assert find_model(None).path == Path("models/new")
 
 
-def test_commands_print_where_a_named_model_was_found(trained, tmp_path, monkeypatch):
+def test_commands_print_where_a_named_model_was_found(run_here, trained, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))  # not HOME, which has the compiled kernels
     snapshot = tmp_path / "models--someone--plays" / "snapshots" / NEWER
     shutil.copytree(trained, snapshot, ignore=shutil.ignore_patterns("training"))
-    result = tgen("inspect", "-m", "someone/plays", "--view", "model")
+    result = run_here("inspect", "-m", "someone/plays", "--view", "model")
     assert f"{snapshot} (the transformers cache)" in result.stdout.decode()
-    result = tgen("inspect", "-m", "plays", "--view", "model", "--json")
+    result = run_here("inspect", "-m", "plays", "--view", "model", "--json")
     actual = json.loads(result.stdout)["model"]
     assert (actual["path"], actual["found_by"]) == (str(snapshot), "the transformers cache")
-    result = tgen("generate", "-m", "plays", "-p", "The", "-n", 1)
+    result = run_here("generate", "-m", "plays", "-p", "The", "-n", 1)
     assert str(snapshot) in result.stderr.decode()
     assert load("plays").path == snapshot
-    result = tgen("generate", "-m", "plaid", "-p", "The")
+    result = run_here("generate", "-m", "plaid", "-p", "The")
     assert result.returncode == 1
     assert result.stderr.count(b"\n") == 2
     assert b"choose one of these models: someone/plays, " in result.stderr

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from tgen.checkpoint import model_dir
 from tgen.cli.app import run
 
 
-def complains(result: subprocess.CompletedProcess[bytes], status: int, *words: str) -> None:
+def complains(result: Any, status: int, *words: str) -> None:
     """An error of at most three lines, the right status, no traceback, nothing on stdout."""
     message = result.stderr.decode()
     errors = message[message.rfind("error: ") :] if "error: " in message else message
@@ -42,17 +43,19 @@ def test_closed_streams_are_said_to_be(trained):
         assert word in result.stderr
 
 
-def test_bad_corpora(tmp_path):
+def test_bad_corpora(run_here, tmp_path):
     (tmp_path / "empty.txt").write_bytes(b"")
     (tmp_path / "one.txt").write_bytes(b"x")
-    complains(tgen("train", tmp_path / "empty.txt"), 1, "empty", "hint")
-    complains(tgen("train", tmp_path / "none.txt"), 1, "does not exist")
-    complains(tgen("train", str(tmp_path / "*.md")), 1, "no file matches")
+    complains(run_here("train", tmp_path / "empty.txt"), 1, "empty", "hint")
+    complains(run_here("train", tmp_path / "none.txt"), 1, "does not exist")
+    complains(run_here("train", str(tmp_path / "*.md")), 1, "no file matches")
     complains(tgen("train", "-", stdin=b""), 1, "empty")
-    complains(tgen("train"), 2, "no corpus")
-    complains(tgen("train", tmp_path / "one.txt", "--out", tmp_path / "empty.txt"), 2, "is a file")
-    complains(tgen("train", "--resume", "--out", tmp_path / "nowhere"), 1, "no run")
-    assert tgen("train", tmp_path / "one.txt", "--steps", 1, cwd=tmp_path).returncode == 0
+    complains(run_here("train"), 2, "no corpus")
+    complains(
+        run_here("train", tmp_path / "one.txt", "--out", tmp_path / "empty.txt"), 2, "is a file"
+    )
+    complains(run_here("train", "--resume", "--out", tmp_path / "nowhere"), 1, "no run")
+    assert run_here("train", tmp_path / "one.txt", "--steps", 1, cwd=tmp_path).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -85,23 +88,23 @@ def test_bad_corpora(tmp_path):
         (["paint"], ["paint"]),
     ],
 )
-def test_bad_options_exit_2_and_name_the_option(arguments, words, trained, tmp_path):
+def test_bad_options_exit_2_and_name_the_option(run_here, arguments, words, trained, tmp_path):
     (tmp_path / "corpus.txt").write_bytes(TEXT)
     arguments = [str(tmp_path / "corpus.txt") if a == "CORPUS" else a for a in arguments]
     if arguments[0] in ("generate", "inspect", "bench"):
         arguments += ["-m", str(trained)]
     if arguments[0] == "train":
         arguments += ["--out", str(tmp_path / "out")]
-    complains(tgen(*arguments), 2, *words)
+    complains(run_here(*arguments), 2, *words)
     assert not (tmp_path / "out" / "config.json").exists()
 
 
-def test_bad_models(tmp_path):
+def test_bad_models(run_here, tmp_path):
     (tmp_path / "empty").mkdir()
-    complains(tgen("generate", "-p", "x", "-m", tmp_path / "none"), 1, "does not exist")
-    complains(tgen("generate", "-p", "x", "-m", tmp_path / "empty"), 1, "no config.json")
+    complains(run_here("generate", "-p", "x", "-m", tmp_path / "none"), 1, "does not exist")
+    complains(run_here("generate", "-p", "x", "-m", tmp_path / "empty"), 1, "no config.json")
     (tmp_path / "empty" / "pytorch_model.bin").write_bytes(b"")
-    complains(tgen("inspect", "-p", "x", "-m", tmp_path / "empty"), 1, "pickle")
+    complains(run_here("inspect", "-p", "x", "-m", tmp_path / "empty"), 1, "pickle")
 
 
 def test_no_prompt_at_a_terminal_is_a_hint(monkeypatch, capsys):

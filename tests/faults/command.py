@@ -24,13 +24,19 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def import_everything() -> None:
     """Import what the command imports; make forked commands generate less and skip calibration."""
-    tiny.import_everything(cheap=False)
-    from tgen.engine import cpu
+    import_modules()
     from tgen.runs import final_report, prepare
 
-    assert all((app, cpu, model_lookup, progress))
     final_report._MEMORIZATION_SAMPLES = final_report._MEMORIZATION_TOKENS = 2
     prepare.measure_speed = lambda *_, **__: 1e9  # type: ignore[attr-defined]
+
+
+def import_modules() -> None:
+    """Import what the command imports."""
+    tiny.import_everything(cheap=False)
+    from tgen.engine import cpu
+
+    assert all((app, cpu, model_lookup, progress))
 
 
 def start_new(arguments: Sequence[str], **streams: Any) -> "subprocess.Popen[bytes]":

@@ -2,20 +2,21 @@
 
     python tests/faults/disk.py [--long | COUNT]
 
-Each call of the second half of a run that changes the disk fails once with "no space" and once with
-"input/output error"; then every write of a run writes only a third. Earlier states stay intact, no
-temporary file remains, a report describes the failure, and at the end all bytes equal those of an
-undisturbed run. If the disk stays full, the run ends with an error with the bytes needed and free.
-The long form adds random failures, and real file systems that are too small.
+Each call of the second half of a run that changes the disk fails with "no space" or "input/output
+error", in turn for each kind of call; then every write of a run writes only a third. Earlier states
+stay intact, no temporary file remains, a report describes the failure, and at the end all bytes
+equal those of an undisturbed run. If the disk stays full, the run ends with an error with the bytes
+needed and free. The long form fails each call with both errors, and adds random failures and real
+file systems that are too small.
 """
 
-import itertools
 import json
 import random
 import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -38,20 +39,24 @@ _FailsAt = Callable[..., bool]  # (number of the call, its name)
 
 
 def main() -> int:
-    """Fail every call once; the long form also fails calls at random and uses small disks."""
+    """Fail every call; the long form also fails calls at random and uses small disks."""
     soak = tiny.count(__doc__, short=10, long=3_000)
     tiny.import_everything()
+    is_long = soak > 100
     with tiny.scratch() as folder:
         disk = Disk(folder)
-        for at, error in itertools.product(range(1, disk.n_calls + 1), (FULL, BROKEN)):
-            disk.fails(lambda i, _, at=at: i == at, error)
+        n_before: Counter[str] = Counter()  # calls of each kind
+        for at, call in enumerate(disk.calls, 1):
+            for error in (FULL, BROKEN) if is_long else [(FULL, BROKEN)[n_before[call] % 2]]:
+                disk.fails(lambda i, _, at=at: i == at, error)
+            n_before[call] += 1
         disk.fails(lambda *_: True, None)
-        for at in range(1, disk.n_calls + 1, 5):
+        for at in range(1, disk.n_calls + 1, 5 if is_long else 9):
             disk.fails(lambda i, name, at=at: i >= at and name in _ROOM, FULL)
         for at in range(1, disk.n_start_calls + 1):
             disk.fails(lambda i, _, at=at: i == at, (FULL, BROKEN)[at % 2], begins=True)
         back = Disk(folder, steps=12, half=1, **_ROLLS_BACK)
-        for at in range(1, back.n_calls + 1, 4):
+        for at in range(1, back.n_calls + 1, 4 if is_long else 8):
             end = at + (2, 5, 12)[at % 3]
             back.fails(lambda i, name, a=at, b=end: a <= i < b and name in _ROOM, FULL)
         disk.problems += back.problems
@@ -59,7 +64,7 @@ def main() -> int:
         for i in range(soak):
             rng = random.Random(tiny.seed + i)
             disk.fails(lambda *_, rng=rng: rng.random() < _SOAK, (FULL, BROKEN, None)[i % 3])
-        small = small_disks(disk) if soak > 100 else ""
+        small = small_disks(disk) if is_long else ""
     for problem in disk.problems[:20]:
         print(problem, file=sys.stderr)
     print(
@@ -98,12 +103,13 @@ class Disk:
             counter = CallCounter()
             with intercept_calls(counter):
                 list(tiny.run_session(self.request(self.out)))
-            report_line(f"rest {len(counter.names)}")
+            report_line(f"rest {' '.join(counter.names)}")
 
         start, *back, rest = tiny.run_forked(run_alone).lines
         assert bool(back) == bool(settings)
         self.rolls_back = bool(back)
-        self.n_start_calls, self.n_calls = (int(lines.split()[1]) for lines in (start, rest))
+        self.n_start_calls, self.calls = int(start.split()[1]), rest.split()[1:]
+        self.n_calls = len(self.calls)
         self.whole = tiny.fingerprint(whole)
 
     def request(self, out: Path) -> RunRequest:

@@ -36,7 +36,7 @@ Process = ForkedCommand | subprocess.Popen[bytes]
 
 def main() -> int:
     """Send `count` signals, then check ignored and repeated signals."""
-    count = tiny.count(__doc__, short=20, long=1_000)
+    count = tiny.count(__doc__, short=10, long=1_000)
     command.import_everything()
     rng = random.Random(tiny.seed)
     problems: list[str] = []
@@ -47,7 +47,7 @@ def main() -> int:
         problems += tiny.list_differences(tiny.fingerprint(folder / "forked"), whole)[:3]
         for i in range(count):
             is_new = i % NEW_EVERY == 0
-            process, number = train(folder, "out", new=is_new), rng.choice(SIGNALS)
+            process, number = train(folder, "out", new=is_new), SIGNALS[i % len(SIGNALS)]
             wait(process, new if is_new else forked, rng, from_start=is_new)
             process.send_signal(number)
             out = folder / "out"

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.command import tgen
 from support.models import TEXT, make_model
 from tgen.checkpoint import ngram_tables as ngrams
 from tgen.checkpoint import safetensors_file
@@ -153,20 +152,20 @@ def test_small_tables_keep_the_most_frequent_ngrams():
     assert sum(rows.nbytes for rows in whole.values()) > 24
 
 
-def test_training_with_ngrams_stores_them_beside_the_weights(tmp_path):
+def test_training_with_ngrams_stores_them_beside_the_weights(run_here, tmp_path):
     (tmp_path / "corpus.txt").write_bytes(TEXT)
     small = ["--set", "d_model=16", "--set", "context_length=16", "--set", "eval_every=5"]
     run = [tmp_path / "corpus.txt", "--steps", 10, *small, "--tokenizer", "char"]
-    assert tgen("train", *run, "--ngrams", "--out", tmp_path / "m").returncode == 0
+    assert run_here("train", *run, "--ngrams", "--out", tmp_path / "m").returncode == 0
     assert len(ngrams.load(tmp_path / "m", 300)["ngrams_3"]) > 10
     both = [
-        tgen("generate", "--model", tmp_path / "m", "--prompt", "The", "--seed", 1, *more)
+        run_here("generate", "--model", tmp_path / "m", "--prompt", "The", "--seed", 1, *more)
         for more in ((), ("--draft", "off"))
     ]
     assert both[0].stdout == both[1].stdout
     assert both[0].returncode == 0
     # A new run without them removes the old tables.
-    assert tgen("train", *run, "--overwrite", "--out", tmp_path / "m").returncode == 0
+    assert run_here("train", *run, "--overwrite", "--out", tmp_path / "m").returncode == 0
     assert ngrams.load(tmp_path / "m", 300) == {}
 
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from support.command import tgen
 from support.models import TEXT
 from tgen.checkpoint import model_dir, prompt_cache
 from tgen.config import SamplingConfig
@@ -130,33 +129,33 @@ def test_prompt_cache_of_another_model_is_an_error(model, tmp_path):
     assert prompt_cache.load(path, config, identity)["tokens"].tolist() == [0, 0, 0]
 
 
-def test_save_cache_overwrites_prompt_caches_only(trained, tmp_path):
+def test_save_cache_overwrites_prompt_caches_only(run_here, trained, tmp_path):
     (tmp_path / "corpus.txt").write_bytes(b"precious")
     run = ["generate", "--model", trained, "--prompt", "The", "-n", 0]
-    saved = tgen(*run, "--save-cache", tmp_path / "c")
+    saved = run_here(*run, "--save-cache", tmp_path / "c")
     assert b"tokens saved" in saved.stderr
     (tmp_path / "link").symlink_to("c")
-    assert tgen(*run, "--save-cache", tmp_path / "link").returncode == 0
+    assert run_here(*run, "--save-cache", tmp_path / "link").returncode == 0
     assert (tmp_path / "link").is_symlink()
-    assert tgen(*run, "--save-cache", tmp_path / "new/c").returncode == 0
+    assert run_here(*run, "--save-cache", tmp_path / "new/c").returncode == 0
     for target in ("corpus.txt", ".", "corpus.txt/c"):
-        error = tgen(*run, "--save-cache", tmp_path / target)
+        error = run_here(*run, "--save-cache", tmp_path / target)
         assert error.returncode == 2
         assert b"--save-cache" in error.stderr
-    assert tgen(*run, "--save-cache", trained / "model.safetensors").returncode == 2
+    assert run_here(*run, "--save-cache", trained / "model.safetensors").returncode == 2
     assert (tmp_path / "corpus.txt").read_bytes() == b"precious"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c", "corpus.txt", "link", "new"]
 
 
-def test_command_saves_and_loads_a_prompt_cache(trained, tmp_path):
+def test_command_saves_and_loads_a_prompt_cache(run_here, trained, tmp_path):
     prompt = TEXT[:40].decode()
     run = ["generate", "--model", trained, "--seed", 1, "-n", 12]
-    fresh = tgen(*run, "--prompt", prompt)
-    saved = tgen(*run, "--prompt", prompt, "--save-cache", tmp_path / "c")
-    loaded = tgen(*run, "--prompt", prompt, "--load-cache", tmp_path / "c")
+    fresh = run_here(*run, "--prompt", prompt)
+    saved = run_here(*run, "--prompt", prompt, "--save-cache", tmp_path / "c")
+    loaded = run_here(*run, "--prompt", prompt, "--load-cache", tmp_path / "c")
     assert fresh.returncode == saved.returncode == loaded.returncode == 0, loaded.stderr.decode()
     assert fresh.stdout == saved.stdout == loaded.stdout
     assert b"prompt tokens cached: 15 of 15" in loaded.stderr
-    other = tgen("generate", "--prompt", prompt, "--load-cache", tmp_path / "c")
+    other = run_here("generate", "--prompt", prompt, "--load-cache", tmp_path / "c")
     assert other.returncode == 1
     assert str(trained).encode() in other.stderr

@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pytest
 
-from support.command import tgen
 from support.models import TEXT, make_model
 from support.runs import load_run, progress, request, resume
 from support.vocabularies import smollm2_like
@@ -185,16 +184,16 @@ def test_short_corpus_gets_windows_shorter_than_the_models_context(tmp_path, sou
         )
 
 
-def test_options_that_the_source_determines_are_refused(tmp_path, source):
+def test_options_that_the_source_determines_are_refused(run_here, tmp_path, source):
     (tmp_path / "corpus.txt").write_bytes(TEXT)
     for option in (["--family", "gpt2"], ["--size", "tiny"], ["--tokenizer", "char"]):
-        refused = tgen("train", "corpus.txt", "--from", source, *option, cwd=tmp_path)
+        refused = run_here("train", "corpus.txt", "--from", source, *option, cwd=tmp_path)
         assert refused.returncode == 2
         assert f"{option[0]} cannot be combined with --from".encode() in refused.stderr
-    shown = tgen("train", "corpus.txt", "--from", source, "--dry-run", cwd=tmp_path)
+    shown = run_here("train", "corpus.txt", "--from", source, "--dry-run", cwd=tmp_path)
     assert shown.returncode == 0
     assert b"from the model to fine-tune" in shown.stdout
-    both = tgen("train", "corpus.txt", "--minutes", 1, "--steps", 1, cwd=tmp_path)
+    both = run_here("train", "corpus.txt", "--minutes", 1, "--steps", 1, cwd=tmp_path)
     assert both.returncode == 2
     assert not (tmp_path / "models").exists()
 

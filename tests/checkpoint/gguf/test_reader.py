@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.command import tgen
 from support.models import TEXT, make_model
 from tgen import api
 from tgen.checkpoint import export, model_dir
@@ -129,7 +128,7 @@ def test_llama3_rope_scaling_is_inferred_from_its_divisors(original):
             rope_scaling.infer_scaling(5e5, wrong, {})
 
 
-def test_commands_accept_gguf_files(tokenizer, tmp_path):
+def test_commands_accept_gguf_files(run_here, tokenizer, tmp_path):
     _, path = export_model(tmp_path, tokenizer)
     from_file, from_folder = (api.load(p, device="cpu") for p in (path, tmp_path / "model"))
     for model in (from_file, from_folder):
@@ -144,9 +143,9 @@ def test_commands_accept_gguf_files(tokenizer, tmp_path):
     }
     for command, options in commands.items():
         shown = [
-            tgen(command, "-m", p, *options, "--seed", 1)
+            run_here(command, "-m", p, *options, "--seed", 1)
             if command == "generate"
-            else tgen(command, "-m", p, *options)
+            else run_here(command, "-m", p, *options)
             for p in (path, tmp_path / "model")
         ]
         assert [result.returncode for result in shown] == [0, 0]

@@ -133,12 +133,12 @@ def test_stdin_is_not_read(trained, monkeypatch, capfd):
     assert "best" in capfd.readouterr().out
 
 
-def test_errors_have_one_line_and_a_hint(trained, tmp_path):
+def test_errors_have_one_line_and_a_hint(run_here, trained, tmp_path):
     for arguments, status, words in (
         (["-m", tmp_path], 1, b"has no training log"),
         (["-m", trained, "-p", "x"], 2, b"--prompt"),
     ):
-        result = tgen("inspect", "--view", "training", *arguments)
+        result = run_here("inspect", "--view", "training", *arguments)
         assert result.returncode == status
         assert words in result.stderr.splitlines()[0]
         assert result.stderr.splitlines()[1].startswith(b"hint: ")

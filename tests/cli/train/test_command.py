@@ -4,8 +4,6 @@ import json
 
 import pytest
 
-from support.command import tgen
-
 TEXT = "What is a text? " * 300
 
 
@@ -16,33 +14,33 @@ def corpus(tmp_path):
 
 
 @pytest.mark.parametrize("quiet", [(), ("--quiet",)])
-def test_dry_run_writes_the_plan_to_stdout(corpus, quiet):
-    shown = tgen("train", "corpus.txt", "--steps", "3", "--dry-run", *quiet, cwd=corpus)
+def test_dry_run_writes_the_plan_to_stdout(run_here, corpus, quiet):
+    shown = run_here("train", "corpus.txt", "--steps", "3", "--dry-run", *quiet, cwd=corpus)
     assert shown.returncode == 0
     assert b"learning rate" in shown.stdout
     assert b"learning rate" not in shown.stderr
 
 
-def test_dry_run_with_json_writes_only_json_to_stdout(corpus):
-    shown = tgen("train", "corpus.txt", "--steps", "3", "--dry-run", "--json", cwd=corpus)
+def test_dry_run_with_json_writes_only_json_to_stdout(run_here, corpus):
+    shown = run_here("train", "corpus.txt", "--steps", "3", "--dry-run", "--json", cwd=corpus)
     assert [json.loads(line)["kind"] for line in shown.stdout.splitlines()] == ["PlanReport"]
     assert b"learning rate" in shown.stderr
 
 
-def test_error_in_a_setting_names_its_option(corpus):
-    refused = tgen("train", "corpus.txt", "--set", "n_layers=0", "--dry-run", cwd=corpus)
+def test_error_in_a_setting_names_its_option(run_here, corpus):
+    refused = run_here("train", "corpus.txt", "--set", "n_layers=0", "--dry-run", cwd=corpus)
     assert (refused.returncode, refused.stdout) == (2, b"")
     assert b"error: --set n_layers: invalid value 0" in refused.stderr
 
 
-def test_file_that_is_no_tokenizer_is_named(corpus):
-    refused = tgen("train", "corpus.txt", "--tokenizer", "corpus.txt", "--dry-run", cwd=corpus)
+def test_file_that_is_no_tokenizer_is_named(run_here, corpus):
+    refused = run_here("train", "corpus.txt", "--tokenizer", "corpus.txt", "--dry-run", cwd=corpus)
     assert refused.returncode == 1
     assert b"tokenizer 'corpus.txt': cannot read tokenizer.json" in refused.stderr
     assert b"hint: pass char, bpe, or the path of a tokenizer.json" in refused.stderr
 
 
-def test_empty_out_is_refused(corpus):
-    result = tgen("train", corpus, "--out", "")
+def test_empty_out_is_refused(run_here, corpus):
+    result = run_here("train", corpus, "--out", "")
     assert result.returncode == 2
     assert b"error: --out is empty\nhint: " in result.stderr

@@ -9,7 +9,6 @@ from itertools import pairwise
 import pytest
 import torch
 
-from support.command import tgen
 from support.runs import request
 from tgen import runs
 from tgen.config import ModelConfig, ResolvedTrainConfig, TrainConfig
@@ -255,20 +254,22 @@ def test_ranks_are_slightly_slower_than_this_machine(tmp_path, monkeypatch):
     assert runs.dry_run(request(tmp_path)).scaling is None
 
 
-def test_command_prints_the_estimate(tmp_path):
+def test_command_prints_the_estimate(run_here, tmp_path):
     (tmp_path / "corpus.txt").write_text("What is a text? " * 300)
     small_run = ["train", "corpus.txt", "--steps", "3", "--size", "nano"]
-    shown = tgen(*small_run, "--dry-run", "--ranks", "64", "--device-memory", "80GB", cwd=tmp_path)
+    shown = run_here(
+        *small_run, "--dry-run", "--ranks", "64", "--device-memory", "80GB", cwd=tmp_path
+    )
     assert shown.returncode == 0
     assert b"64 GPUs" in shown.stdout
     assert b"with 80.0 GB each" in shown.stdout
     too_small = ["--dry-run", "--ranks", "2", "--device-memory", "1KiB"]
-    refused = tgen(*small_run, *too_small, cwd=tmp_path)
+    refused = run_here(*small_run, *too_small, cwd=tmp_path)
     assert refused.returncode == 2
     assert b"90% of 1.0 KB can be used" in refused.stderr
-    lonely = tgen(*small_run, "--ranks", "2", cwd=tmp_path)
+    lonely = run_here(*small_run, "--ranks", "2", cwd=tmp_path)
     assert (lonely.returncode, b"--ranks needs --dry-run" in lonely.stderr) == (2, True)
-    odd = tgen(*small_run, "--dry-run", "--device-memory", "lots", cwd=tmp_path)
+    odd = run_here(*small_run, "--dry-run", "--device-memory", "lots", cwd=tmp_path)
     assert b"--device-memory: not a size (got 'lots')" in odd.stderr
-    bare = tgen(*small_run, "--dry-run", "--device-memory", "80", cwd=tmp_path)
+    bare = run_here(*small_run, "--dry-run", "--device-memory", "80", cwd=tmp_path)
     assert (bare.returncode, b"the unit is missing (got '80')" in bare.stderr) == (2, True)
