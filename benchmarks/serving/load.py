@@ -61,7 +61,9 @@ class Server:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = probe.getsockname()[1]
         command = [sys.executable, "-m", module, *map(str, arguments), "--port", str(self.port)]
-        self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         while True:
             try:
                 socket.create_connection(("127.0.0.1", self.port), timeout=60).close()
