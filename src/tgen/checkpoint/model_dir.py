@@ -72,6 +72,11 @@ class ModelBundle:
     base_dtype: StoredAs | None = None  # `stored_dtype` before an adapter was merged
 
     @property
+    def named_path(self) -> Path:
+        """The path that a model is named by: that of its adapter if it has one."""
+        return self.adapter or self.path
+
+    @property
     def settings_path(self) -> Path:
         """Where chat template and generation config are: the adapter's directory if it has them."""
         return settings_path(self.path, self.adapter)
