@@ -194,4 +194,4 @@ def test_grammar_from_a_file_a_row_and_python_is_the_same(trained, tmp_path):
     wrong.write_text('start: "a" b\n')
     result = tgen(*common, "-p", "a", "--grammar", wrong)
     assert result.returncode == 2
-    assert result.stderr.decode().startswith("error: --grammar: line 1: ")
+    assert result.stderr.decode().startswith(f"error: --grammar {wrong}: line 1: ")
