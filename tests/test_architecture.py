@@ -29,7 +29,7 @@ ALLOWED = {
     "chat": "storage checkpoint tokenizer",
     "runs": "storage distributed tokenizer corpus checkpoint model engine generation chat training "
     "__version__",
-    "scoring": "tokenizer corpus generation training loaded_model",
+    "scoring": "tokenizer corpus generation chat training loaded_model",
     "loaded_model": "tokenizer checkpoint engine generation chat",
     "api": "tokenizer checkpoint engine generation loaded_model runs scoring inspection cli",
     "llm_plugin": "checkpoint generation loaded_model",

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from support.adapters import save_adapter
 from support.chats import CHATML, SYSTEM, model, plain_model, user
 from support.command import clean_environment
 from tgen.api import load
@@ -100,6 +101,13 @@ def test_options_are_those_of_sampling_config(run):
     left_out = llm_plugin._NOT_OPTIONS
     for name in SamplingConfig.__dataclass_fields__:
         assert (f"\n    {name}: " in shown) == (name not in left_out)
+    assert "FILE" not in shown
+
+
+def test_a_grammar_is_a_text(run):
+    grammar = {"grammar": 'start: "king" | "queen"', "max_new_tokens": 20}
+    status, out = run("-m", "tgen/mine", "The ", **grammar)
+    assert (status, out.strip() in ("king", "queen")) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +152,14 @@ def test_a_chat_model_answers_the_whole_conversation(run, model):
     assert out == first + "\n"
     messages += [{"role": "assistant", "content": first}, *user("And a king?")]
     assert run("-c", "And a king?", **greedy)[1] == chat.chat(messages, **greedy) + "\n"
+
+
+def test_an_adapter_answers_with_its_own_template(run, plain_model):
+    save_adapter(Path("models/kb"), plain_model, template=CHATML)
+    greedy = {"temperature": 0, "max_new_tokens": 5}
+    answer = load("models/kb").chat(user("What is a crown?"), **greedy)
+    assert run("-m", "tgen/kb", "What is a crown?", **greedy) == (0, answer + "\n")
+    assert run("-m", "tgen/kb", "-s", "Be brief.", "What is a crown?", **greedy)[0] == 0
 
 
 def test_a_model_without_a_template_continues_the_last_text(run, trained):

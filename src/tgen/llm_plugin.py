@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # A schema is `llm`'s own --schema; the others are for JSON output, or not what their flag says.
 _NOT_OPTIONS = {"json_schema", "logprobs", "explain", "bias", "samplers", "penalize_prompt"}
+_HELP = {"grammar": "Generate a text that this Lark or GBNF grammar allows."}  # a file for a flag
 
 
 @llm.hookimpl
@@ -98,11 +99,11 @@ def _request(model: "LoadedModel", prompt: llm.Prompt, sampling: "SamplingConfig
         }
         for message in prompt.messages
     ]
-    if chat_template_source(model.bundle.path) is not None:
+    if chat_template_source(model.bundle.settings_path) is not None:
         return model.chat_request(messages, sampling)
     if any(message["role"] == "system" for message in messages):
         raise UsageError(
-            f"{model.bundle.path.name} has no chat template, and so takes no system prompt",
+            f"{model.bundle.named_path.name} has no chat template, and so takes no system prompt",
             "remove the system prompt, or use a chat model",
         )
     text = messages[-1]["content"] if messages else ""
@@ -146,7 +147,10 @@ def _options_type() -> type[llm.Options]:
         TEXTS, Annotated[list[str], BeforeValidator(_read_texts)]
     )
     declared: dict[str, Any] = {
-        one.name: (types[one.name] | None, Field(default=None, description=one.metadata["help"]))
+        one.name: (
+            types[one.name] | None,
+            Field(default=None, description=_HELP.get(one.name, one.metadata["help"])),
+        )
         for one in fields(SamplingConfig)
         if one.name not in _NOT_OPTIONS
     }

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
+from support.adapters import save_adapter
 from support.models import ALL_FAMILIES, TEXT, make_model
 from tgen.api import load as load_model
 from tgen.api import train
@@ -514,3 +515,10 @@ def test_files_of_a_model_and_of_its_run_are_not_for_output(tokenizer, tmp_path)
     free = [folder / "page.html", folder / "bench.json", tmp_path / "results" / "config.json"]
     for path in [*free, tmp_path / "new.gguf", folder, Path("/dev/null")]:
         assert not model_dir.belongs_to_a_model(path)
+
+
+def test_an_adapter_is_not_its_own_base(trained, tmp_path):
+    path = save_adapter(tmp_path / "kb", trained)
+    with pytest.raises(ModelError, match=r"it has no config\.json") as error:
+        model_dir.load(path, adapter=path)
+    assert error.value.hint == "this is an adapter: name its base with --model, or remove --adapter"

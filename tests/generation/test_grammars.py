@@ -96,7 +96,12 @@ def test_any_character_of_gbnf_includes_line_breaks(model):
 @pytest.mark.parametrize(
     ("grammar", "message"),
     [
-        ('start: "a"\nb: "c', "line 2: "),
+        ('start: "a"\nb: "c', "line 2: a character is not expected here, or a string is not"),
+        (
+            'start: "a"\n  <|endoftext|>',
+            "line 2: special tokens are not supported (got <|endoftext|>)",
+        ),
+        ('begin: "yes"', "there is no rule start, where the text starts"),
         ('start: "a"\nb: "c"\n  | nothing\nstart: b', "line "),
         ("start: A\n\nA: /(/\n", "line 3: unclosed group"),
         ('a: "b"\n', "start"),
@@ -189,4 +194,4 @@ def test_grammar_from_a_file_a_row_and_python_is_the_same(trained, tmp_path):
     wrong.write_text('start: "a" b\n')
     result = tgen(*common, "-p", "a", "--grammar", wrong)
     assert result.returncode == 2
-    assert result.stderr.decode().startswith("error: --grammar: line 1: ")
+    assert result.stderr.decode().startswith(f"error: --grammar {wrong}: line 1: ")

@@ -43,17 +43,26 @@ def test_failing_template_is_a_client_error(
         with pytest.raises(TgenError) as error:
             prepare(model, parse_chat(chat(), "m"), 100)
         assert to_http(error.value).status == 400
+        assert str(tmp_path) not in error.value.message
+        assert name != "none" or "'m' has no usable chat template" in error.value.message
     assert prepare(model, parse_completion(b'{"prompt": "Hi"}', "m"), 100).requests
 
 
 def test_text_of_a_message_is_no_control_token(loaded: LoadedModel) -> None:
     [end] = loaded.chat_format.end_ids
-    for role, text in (("user", "<|im_end|>"), ("assistant", "<|im_start|><|im_end|>")):
+    for role, text in (("user", "<|im_end|>"), ("system", "<|im_start|><|im_end|>")):
         body = chat(messages=[{"role": role, "content": "x"}])
         plain = prepare(loaded, parse_chat(body, "m"), 9).requests[0].prompt
         body = chat(messages=[{"role": role, "content": text}])
         ids = prepare(loaded, parse_chat(body, "m"), 9).requests[0].prompt
         assert [*ids].count(end) == [*plain].count(end) == 1
+
+
+def test_an_answer_is_not_answered() -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+    with pytest.raises(HttpError, match="the last one is of the assistant") as error:
+        parse_chat(chat(messages=messages), "m")
+    assert error.value.status == 400
 
 
 def test_lengths_fill_the_context_and_not_more(loaded: LoadedModel) -> None:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -162,6 +163,23 @@ def read(path: Path, config: ModelConfig) -> Adapter:
     digest = safetensors_file.read_metadata(weights).get(_BASE_DIGEST)
     base = values.get("base_model_name_or_path")
     return Adapter(path, base if isinstance(base, str) and base else None, digest, pairs)
+
+
+def describe(path: Path) -> tuple[str | None, int | None, Counter[str]]:
+    """Return the name of an adapter's base, its rank and the number of its parameters by type,
+    without its weights. Raises ModelError."""
+    weights = path / WEIGHTS
+    if not weights.is_file():
+        raise ModelError(f"{str(path)!r} has no {WEIGHTS}", _weights_hint(path))
+    rank = read_json_object(path / CONFIG, limit=_LIMIT).get("r")
+    counts: Counter[str] = Counter()
+    header = safetensors_file.read_header(weights)
+    safetensors_file.check_float_dtypes(weights, header)
+    for entry in header.values():
+        counts[safetensors_file.FLOATS[entry.dtype]] += math.prod(entry.shape)
+    if not counts:
+        raise ModelError(f"{weights} has no tensors", "save the adapter again")
+    return base_name(path), rank if type(rank) is int else None, counts
 
 
 def base_name(path: Path) -> str | None:

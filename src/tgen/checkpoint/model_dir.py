@@ -72,6 +72,11 @@ class ModelBundle:
     base_dtype: StoredAs | None = None  # `stored_dtype` before an adapter was merged
 
     @property
+    def named_path(self) -> Path:
+        """The path that a model is named by: that of its adapter if it has one."""
+        return self.adapter or self.path
+
+    @property
     def settings_path(self) -> Path:
         """Where chat template and generation config are: the adapter's directory if it has them."""
         return settings_path(self.path, self.adapter)
@@ -324,7 +329,12 @@ def _load_unchanged(path: Path) -> ModelBundle:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Load the tokenizer of a model without its weights; raises ModelError or TokenizerError."""
+    """Load the tokenizer of a model, or of an adapter's base, without the weights.
+
+    Raises ModelError or TokenizerError.
+    """
+    if adapters.is_adapter(path):
+        path = adapters.find_base(path)
     return reader.load_tokenizer(path) if path.is_file() else _load_metadata(path)[1]
 
 
@@ -543,7 +553,9 @@ def _shards(path: Path) -> list[str]:
 
 def _missing_hint(path: Path) -> str:
     if any((path / name).exists() for name in _ADAPTER_FILES):
-        return "this is an adapter: remove config.json, or name its base with --model BASE"
+        if (path / "config.json").exists():
+            return "this is an adapter: remove config.json, or name its base with --model BASE"
+        return "this is an adapter: name its base with --model, or remove --adapter"
     if any(path.glob("*-of-*.safetensors")):
         return f"download {_INDEX} too: the weights are in shards"
     if (path / "training" / "run.json").exists():

@@ -5,7 +5,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from tgen.checkpoint import model_dir
+from tgen.checkpoint import adapter, model_dir
 from tgen.checkpoint.model_lookup import find_model, list_models
 from tgen.errors import TgenError
 from tgen.reports.models import ModelReport
@@ -22,11 +22,15 @@ def describe_models(models: Path = Path("models")) -> Iterator[ModelReport]:
 
 
 def describe_model(path: Path, *, name: str, found_by: str, is_default: bool) -> ModelReport:
-    """Describe a model directory or GGUF file."""
-    family = n_parameters = dtype = context_length = None
+    """Describe a model directory, an adapter or a GGUF file."""
+    adapter_of = rank = family = n_parameters = dtype = context_length = None
     problem = ""
     try:
-        config, counts = model_dir.describe(path)
+        if adapter.is_adapter(path):
+            adapter_of, rank, counts = adapter.describe(path)
+            config, _ = model_dir.describe(adapter.find_base(path))
+        else:
+            config, counts = model_dir.describe(path)
         family, context_length = config.family, config.context_length
         n_parameters, dtype = counts.total(), max(counts, key=lambda one: counts[one])
     except TgenError as error:
@@ -38,6 +42,8 @@ def describe_model(path: Path, *, name: str, found_by: str, is_default: bool) ->
         path=str(path),
         found_by=found_by,
         is_default=is_default,
+        adapter_of=adapter_of,
+        rank=rank,
         family=family,
         n_parameters=n_parameters,
         dtype=dtype,

@@ -24,11 +24,16 @@ _SEPARATOR = END_OF_TEXT.encode()
 _BLOCK = 1 << 22  # bytes per read
 
 
-def read(paths: Sequence[str], *, chat: bool = False) -> Corpus:
+def read(
+    paths: Sequence[str],
+    *,
+    chat: bool = False,
+    mixed_hint: str = "train on one of them first, then on the other with --from",
+) -> Corpus:
     """Read files, directories, glob patterns and `-` (stdin); CorpusError if all are empty.
 
     JSONL files whose first row has messages, or with `chat` all, contain conversations; they are an
-    error beside other text.
+    error beside other text, with `mixed_hint`.
     """
     skipped: list[str] = []
     n_nonempty = 0
@@ -56,7 +61,7 @@ def read(paths: Sequence[str], *, chat: bool = False) -> Corpus:
     if chat_name and text_name:
         raise CorpusError(
             f"{chat_name} has conversations, {text_name} has not",
-            "train on one of them first, then on the other with --from",
+            mixed_hint,
         )
     if chat and text_name:
         raise CorpusError(

@@ -4,6 +4,7 @@ import glob
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from tgen.errors import CorpusError, TgenError
 from tgen.storage import files
@@ -95,17 +96,22 @@ def open_sources(paths: Sequence[str], skipped: list[str]) -> Iterator[Source]:
             yield Source(path, Path(path))
 
 
-def _read_stdin() -> Source:
+def stdin() -> BinaryIO:
+    """Return stdin; raises CorpusError if it is closed."""
     if sys.stdin is None:
         raise CorpusError("stdin is closed", "pipe text in, or pass a file")
-    data = sys.stdin.buffer.read(_STDIN_IN_RAM)
+    return sys.stdin.buffer
+
+
+def _read_stdin() -> Source:
+    data = stdin().read(_STDIN_IN_RAM)
     if len(data) < _STDIN_IN_RAM:
         return Source("-", data)
     try:
         spool = files.open_temporary(None)
         while data:
             spool.append(data)
-            data = sys.stdin.buffer.read(_BLOCK)
+            data = stdin().read(_BLOCK)
     except OSError as error:
         raise CorpusError(
             f"cannot store stdin in a temporary file: {error.strerror}",

@@ -7,7 +7,7 @@ cut, the tokens are those of the whole text.
 
 import re
 from array import array
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -147,6 +147,20 @@ def split_text(text: Part, size: int) -> Iterator[bytes]:
             piece = piece[: _cut_position(piece, size)]
         yield piece
         start += len(piece)
+
+
+def split_stream(read: Callable[[int], bytes], size: int) -> Iterator[bytes]:
+    """Split a text that is read once into the pieces of `split_text`; `read` returns up to n
+    bytes, and none at the end."""
+    text = b""
+    while True:
+        while len(text) < size + 4 and (block := read(size + 4 - len(text))):
+            text += block
+        if not text:
+            return
+        end = _cut_position(text, size) if len(text) > size else len(text)
+        yield text[:end]
+        text = text[end:]
 
 
 def _cut_position(text: bytes, max_size: int) -> int:

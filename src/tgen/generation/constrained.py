@@ -39,7 +39,12 @@ _stack_size_lock = threading.Lock()
 # A comment, a string, a regular expression, what is before a JSON schema, the colon of a rule.
 _LARK_TOKEN = re.compile(
     r'(?://|\#)[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\])+/|(?P<json>%json\s*)|(?P<rule>:)'
+    r"|(?P<special><[^\s<>\[\]]+>)"
 )
+_PLAIN = {  # reasons of llguidance: what they mean
+    "lexer error": "a character is not expected here, or a string is not closed on its line",
+    "no start rule found": "there is no rule start, where the text starts",
+}
 
 
 class Matcher:
@@ -217,6 +222,8 @@ def _reason(error: str, kind: str, lines: Sequence[int] = ()) -> str:
     else:
         text = re.split(r"\n\s+\d+ \| ", text)[0]  # the lines of the grammar
         text = re.sub(r'^at \d+\(\d+\): (invalid regex ".*" \(in regex\): )?', "", text)
+    if kind == "grammar":
+        text = _PLAIN.get(text.strip(), text)
     return " ".join(text.split())[:200]
 
 
@@ -273,6 +280,9 @@ def _to_lark(grammar: str) -> tuple[str, Sequence[int]]:
     while match := _LARK_TOKEN.search(grammar, end):
         end = match.end()
         n_rules += match["rule"] is not None
+        if match["special"]:
+            line = grammar.count("\n", 0, match.start()) + 1
+            raise ValueError(f"line {line}: special tokens are not supported (got {match[0]})")
         if match["json"]:
             try:
                 schema, end = json.JSONDecoder().raw_decode(grammar, end)

@@ -11,7 +11,9 @@ class ModelReport:
     path: str
     found_by: str  # where it was found, see `checkpoint.model_lookup`
     is_default: bool  # whether it is the one that commands use without a name
-    family: str | None  # None here and below: unknown, see `problem`
+    adapter_of: str | None  # the base model that an adapter names; None: not an adapter
+    rank: int | None  # of an adapter
+    family: str | None  # of an adapter, the base's. None here and below: unknown, see `problem`
     n_parameters: int | None
     dtype: str | None  # of most of the weights
     context_length: int | None

@@ -83,3 +83,4 @@ class TotalReport(ScoreReport):
     n_documents: int
     n_replaced: int  # characters that a tokenizer cannot express, replaced by U+FFFD
     n_normalized: int  # documents whose text a tokenizer changes
+    n_cut: int  # conversations of which some answers do not fit the context

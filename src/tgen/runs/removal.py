@@ -4,7 +4,8 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from tgen.checkpoint.model_dir import belongs_to_a_model, files_of_a_model
+from tgen.checkpoint import adapter
+from tgen.checkpoint.model_dir import files_of_a_model
 from tgen.checkpoint.model_lookup import shipped_model
 from tgen.errors import UsageError
 from tgen.runs.run_lock import lock_existing
@@ -13,15 +14,16 @@ from tgen.storage import files
 
 
 def check_removable(path: Path) -> None:
-    """Raise UsageError unless a path is a GGUF file, or a directory with a model or a run."""
+    """Raise UsageError unless a path is a GGUF file, damaged or not, or a directory with a model,
+    an adapter or a run."""
     if path.is_symlink():
         raise UsageError(f"{path} is a link", "name the model that it leads to")
     if path.resolve() == shipped_model().resolve():
         raise UsageError(f"{path} is the model shipped with tgen", "choose another model")
     if path.is_file():
-        is_model = path.suffix == ".gguf" and belongs_to_a_model(path)
+        is_model = path.suffix == ".gguf"
     else:
-        is_model = _has_model(path) or state.has_run(path)
+        is_model = _has_model(path) or _has_adapter(path) or state.has_run(path)
     if not is_model:
         raise UsageError(
             f"{path} is not a model",
@@ -51,7 +53,8 @@ def remove_model(path: Path) -> list[str]:
         if not others:
             files.remove(path)
             return []
-        for name in sorted(own, key=lambda name: name != "config.json"):  # then it is no model
+        main = ("config.json", adapter.CONFIG)
+        for name in sorted(own, key=lambda name: name not in main):  # then it is no model
             files.remove(path / name)
     return others
 
@@ -60,3 +63,7 @@ def _has_model(path: Path) -> bool:
     names = files_of_a_model(path) if path.is_dir() else []
     has_weights = any(name.startswith("model") and name.endswith(".safetensors") for name in names)
     return "config.json" in names and has_weights
+
+
+def _has_adapter(path: Path) -> bool:
+    return adapter.is_adapter(path) and (path / adapter.WEIGHTS).is_file()

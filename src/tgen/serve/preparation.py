@@ -61,9 +61,12 @@ def _encode(model: LoadedModel, request: TextRequest) -> tuple[list[list[int]], 
     if request.chat:
         try:
             chat = model.chat_format
-        except ModelError as error:
-            hint = "use /v1/completions, or a model with a chat template"
-            raise bad_request(f"{error.message}; {hint}", "messages", "no_template") from None
+        except ModelError:
+            message = (
+                f"the model {request.model!r} has no usable chat template; use /v1/completions, or "
+                "a model with a chat template"
+            )
+            raise bad_request(message, "messages", "no_template") from None
         return [chat.encode(request.messages)], chat.end_ids
     prompts = []
     for prompt in request.prompts:

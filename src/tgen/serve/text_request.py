@@ -18,6 +18,7 @@ _TINY = 5e-324  # the lowest top_p: only the most likely token is left
 class TextRequest:
     """A checked request for texts: of prompts, or of the next message of a chat."""
 
+    model: str  # the name in the API
     chat: bool
     prompts: list[str | list[int]]  # empty in a chat
     messages: list[dict[str, str]]  # empty without a chat
@@ -124,6 +125,7 @@ def parse_completion(body: bytes, model: str) -> TextRequest:
     if echo and logprobs is not None:
         raise bad_request("echo cannot be combined with logprobs", "echo", "unsupported_parameter")
     return TextRequest(
+        model=model,
         chat=False,
         prompts=_check_prompts(values.get("prompt")),
         messages=[],
@@ -141,6 +143,7 @@ def parse_chat(body: bytes, model: str) -> TextRequest:
     if n_top and not logprobs:
         raise bad_request("top_logprobs needs logprobs", "top_logprobs")
     return TextRequest(
+        model=model,
         chat=True,
         prompts=[],
         messages=_check_messages(values.get("messages")),
@@ -250,6 +253,11 @@ def _check_messages(value: Any) -> list[dict[str, str]]:
         for text in (role, content):
             _check_unicode(where, text)
         messages.append({"role": "system" if role == "developer" else role, "content": content})
+    if messages[-1]["role"] == "assistant":
+        raise bad_request(
+            "messages: the last one is of the assistant, so nothing is left to answer; remove it",
+            "messages",
+        )
     return messages
 
 

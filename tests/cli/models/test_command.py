@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from support.adapters import save_adapter
 from support.models import make_model
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.model_lookup import data_folder, find_model, list_model_names
@@ -73,6 +74,42 @@ def test_list_has_every_name_that_is_found(models):
     assert "default: plays" in err
     assert "warning: notes: unknown model type" in err
     assert models("--quiet")[2] == ""
+
+
+def test_adapters_are_listed_with_their_base(models):
+    save_adapter(Path("models/kb"), Path("models/plays"))
+    status, out, err = models("--json")
+    assert status == 0, err
+    kb = next(one for one in json.loads(out)["models"] if one["name"] == "kb")
+    assert (kb["adapter_of"], kb["rank"], kb["problem"]) == ("models/plays", 2, None)
+    assert (kb["family"], kb["context_length"], kb["dtype"]) == ("gpt2", 48, "float32")
+    assert kb["is_default"]
+    _, out, err = models()
+    assert "adapter of models/plays, rank 2" in out
+    assert "default: kb" in err
+    assert "kb:" not in err
+    assert models("rm", "kb", "--yes")[0] == 0
+    assert not Path("models/kb").exists()
+
+
+def test_directories_with_gguf_files_are_not_models(models):
+    Path("data").mkdir()
+    Path("data/x.gguf").write_bytes(b"GGUF and more")
+    Path("data/notes.txt").write_text("mine")
+    status, _, err = models("rm", "data", "--yes")
+    assert (status, Path("data/x.gguf").exists()) == (2, True)
+    assert "error: data is not a model\nhint: name its GGUF file: data/x.gguf\n" in err
+    assert models("rm", "data/x.gguf", "--yes")[0] == 0
+    Path("x.gguf").write_bytes(b"GGUF and more")
+    status, _, err = models("rm", ".", "--yes")
+    assert (status, Path("x.gguf").exists()) == (2, True)
+
+
+def test_listed_file_that_is_damaged_is_removed(models):
+    Path("models/broken.gguf").write_bytes(b"not one")
+    assert "broken" in models()[1]
+    assert models("rm", "broken", "--yes")[0] == 0
+    assert not Path("models/broken.gguf").exists()
 
 
 def test_removing_needs_a_yes(models, monkeypatch):

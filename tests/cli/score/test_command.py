@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from support.adapters import save_adapter
 from support.command import tgen
 from support.models import TEXT, make_model
 from tgen.api import load
@@ -59,7 +60,7 @@ def test_json_equals_the_score_in_python(score, trained):
 def test_tokens_add_up_to_their_document(score):
     status, records, err = score("rows.jsonl", "--json", "--per-token")
     assert status == 0, err
-    assert "from 12 documents" in err
+    assert "standard error" not in err
     for i, row in enumerate(ROWS):
         tokens = [one for one in records if one["kind"] == "token" and one["document"] == i]
         (document,) = [o for o in records if o["kind"] == "document" and o["document"] == i]
@@ -78,6 +79,7 @@ def test_table_has_the_numbers_of_the_json(score):
     _, records, _ = score("rows.jsonl", "plays.txt", "--json")
     status, out, err = score("rows.jsonl", "plays.txt")
     assert status == 0, err
+    assert "\ncolumn error: standard error of bits/byte, from 13 documents\n" in err
     header, *lines = out.splitlines()
     assert header.split() == ["bits/byte", "error", "perplexity", "tokens", "bytes", "document"]
     assert len(lines) == len(records) == 14
@@ -106,6 +108,15 @@ def test_stdin_and_a_file_have_the_same_score(trained, tmp_path):
     assert piped.stdout.replace(b'"-"', b"") == named.stdout.replace(
         json.dumps(str(tmp_path / "text")).encode(), b""
     )
+
+
+def test_an_adapter_is_named_by_its_own_path(score, trained, tmp_path):
+    adapter = save_adapter(tmp_path / "kb", trained)
+    status, out, err = score("plays.txt", "--compare", adapter)
+    assert status == 0, err
+    assert f"\n{adapter} · context 32" in err
+    assert out.splitlines()[-1].startswith(f"{trained} is better than {adapter} by ")
+    assert "\ncolumns error and p: of the difference" in err
 
 
 def test_two_models_side_by_side(score, other, trained):

@@ -1,13 +1,16 @@
 """`tgen tokenize`: every form shows the same tokens, and ids become the same bytes again."""
 
+import io
 import json
 
 import pytest
 
+from support.adapters import save_adapter
 from support.command import tgen
 from support.models import TEXT, make_model
 from support.tokenizer_files import LEGACY, mixed, sentencepiece
 from tgen.checkpoint import model_dir
+from tgen.cli import console
 from tgen.cli.app import run
 from tgen.tokenizer import Tokenizer
 
@@ -47,6 +50,45 @@ def test_pipe_gives_the_bytes_back(trained):
     assert back.stdout == ODD
     closed = tgen("tokenize", "-m", trained, "--ids", stdin=b"")
     assert closed.stdout == b"\n"
+
+
+class _Endless:
+    """A stdin that repeats a text, and fails after `limit` bytes."""
+
+    def __init__(self, limit):
+        self.buffer, self.left = self, limit
+
+    def isatty(self):
+        return False
+
+    def read(self, n=-1):
+        assert 0 <= n <= self.left, "read too far"
+        self.left -= n
+        return (b"some text\n" * (n // 10 + 1))[:n]
+
+
+def test_stdin_is_read_as_a_stream(tokenize, tmp_path, monkeypatch):
+    text = ODD + mixed(3000).encode() + ODD
+    (tmp_path / "text").write_bytes(text)
+    monkeypatch.setattr("tgen.cli.tokenize.command._PIECE", 100)
+    for form in ("--ids", "--json", "--count"):
+        expected = tokenize(tmp_path / "text", form)
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+        shown = str(tmp_path / "text").encode()
+        assert tokenize(form).split() == expected.replace(shown, b"-").split()
+
+    def stop(*_, **__):
+        raise console.StdoutClosedError
+
+    monkeypatch.setattr("sys.stdin", _Endless(200))
+    monkeypatch.setattr(console, "write", stop)
+    monkeypatch.setattr(console, "discard_stdout", lambda: None)  # it needs a file descriptor
+    tokenize("--ids")
+
+
+def test_tokenizer_of_an_adapter_is_that_of_its_base(tokenize, trained, tmp_path):
+    adapter = save_adapter(tmp_path / "kb", trained)
+    assert tokenize("-p", "What is", "--ids", model=adapter) == tokenize("-p", "What is", "--ids")
 
 
 def test_tokenizer_with_a_space_before_each_text(tokenize, tmp_path):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tgen.cli import console
-from tgen.cli.generate.options import PANELS, GenerateOptions
+from tgen.cli.generate.options import PANELS, GenerateOptions, files_in_errors
 from tgen.cli.options import flags_in_errors, make_command
 from tgen.cli.prompt import read_prompt
 from tgen.cli.terminal_text import json_line
@@ -107,7 +107,7 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     if lines is not None:
         queue.read(lines, jsonl=str(options.input_file).endswith((".jsonl", ".ndjson")))
     elif prompt is not None:
-        with flags_in_errors(GenerateOptions):
+        with flags_in_errors(GenerateOptions), files_in_errors(options.sampling):
             queue.add(prompt)
         cache = _prompt_cache(model, prompt, options, quiet=quiet)
     began = time.perf_counter()

@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -72,6 +73,25 @@ def _read_choices(items: list[str]) -> list[bytes]:
     return _encode_all(choices)
 
 
+class TextOfFile(str):
+    """The text of a file that an option names."""
+
+    path: Path
+
+
+@contextmanager
+def files_in_errors(sampling: Mapping[str, Any]) -> Iterator[None]:
+    """Make errors about the text of a file name the file."""
+    try:
+        yield
+    except UsageError as error:
+        text, reason = sampling.get(error.field), error.message.removeprefix(f"{error.field}: ")
+        if not isinstance(text, TextOfFile):
+            raise
+        message = f"{error.field} {text.path}: {reason}"
+        raise UsageError(message, error.hint, field=error.field) from None
+
+
 def _read_schema(path: Path) -> str:
     return _read_text("--json-schema", path, json.loads, "pass a JSON schema file")
 
@@ -80,7 +100,7 @@ def _read_grammar(path: Path) -> str:
     return _read_text("--grammar", path, str, "pass a grammar in Lark or GBNF")
 
 
-def _read_text(flag: str, path: Path, check: Callable[[str], Any], hint: str) -> str:
+def _read_text(flag: str, path: Path, check: Callable[[str], Any], hint: str) -> TextOfFile:
     """Return the text of a file that is not empty; `check` raises ValueError for other texts."""
     try:
         with files.open_stream(path) as file:
@@ -95,7 +115,9 @@ def _read_text(flag: str, path: Path, check: Callable[[str], Any], hint: str) ->
         raise UsageError(f"{flag} {path}: {error}", hint) from None
     except TgenError as error:
         raise UsageError(f"{flag}: {error.message}", error.hint) from None
-    return text
+    result = TextOfFile(text)
+    result.path = path
+    return result
 
 
 _TEXTS = Reader(list[str], _encode_all)

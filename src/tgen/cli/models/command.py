@@ -41,6 +41,7 @@ def _remove(name: str, options: ModelsOptions) -> None:
     """Remove one model, after a question unless --yes is given."""
     from tgen.checkpoint.model_listing import describe_model
     from tgen.checkpoint.model_lookup import DATA, LOCAL, SHIPPED, find_model
+    from tgen.cli.models.output import kind
     from tgen.runs.removal import check_removable, remove_model
 
     path, found_by = find_model(name)
@@ -48,10 +49,12 @@ def _remove(name: str, options: ModelsOptions) -> None:
         raise UsageError(
             f"{name} belongs to {found_by}", "remove it with the program that downloaded it"
         )
+    if found_by == "a path" and path.is_file() and Path(name).is_dir():
+        raise UsageError(f"{name} is not a model", f"name its GGUF file: {path}")
     check_removable(path)
     if not options.yes:
         report = describe_model(path, name=name, found_by=found_by, is_default=False)
-        details = [report.family or "", _parameters(report.n_parameters)]
+        details = [kind(report), _parameters(report.n_parameters)]
         shown = ", ".join([*filter(None, details), format_bytes(report.n_bytes)])
         _ask(path, shown)
     others = remove_model(path)

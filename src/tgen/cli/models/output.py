@@ -8,7 +8,7 @@ from rich.text import Text
 
 from tgen.cli import console
 from tgen.cli.render.tables import table
-from tgen.cli.terminal_text import json_line
+from tgen.cli.terminal_text import json_line, one_line
 from tgen.reports.models import ModelReport
 from tgen.reports.number_format import format_bytes
 
@@ -23,7 +23,7 @@ def print_table(reports: Sequence[ModelReport], *, quiet: bool) -> None:
     for report in reports:
         rows.add_row(
             Text(report.name, style="bold" if report.is_default else ""),
-            report.family or "–",
+            Text(kind(report) or "–"),
             _number(report.n_parameters),
             report.dtype or "–",
             _number(report.context_length),
@@ -52,6 +52,14 @@ def print_json(reports: Sequence[ModelReport]) -> None:
         for report in reports
     ]
     console.write(json_line({"schema": _SCHEMA, "models": rows}))
+
+
+def kind(report: ModelReport) -> str:
+    """Return the family of a model, or the base and rank of an adapter; "" if unknown."""
+    if report.adapter_of is None:
+        return report.family or ""
+    rank = "" if report.rank is None else f", rank {report.rank}"
+    return one_line(f"adapter of {report.adapter_of}{rank}")
 
 
 def _number(n: int | None) -> str:

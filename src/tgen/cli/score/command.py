@@ -20,8 +20,9 @@ def score(options: ScoreOptions) -> None:
 
     Bits per byte compare across models; perplexities only across models with the same tokens. A
     document is a file, a part of it before <|endoftext|>, or a row of a .jsonl file; of prompts and
-    completions, the completions are scored. Documents are scored separately, each after the model's
-    beginning-of-text or end-of-text token.
+    completions, the completions are scored, and of messages, the assistant's. Documents are scored
+    separately, each after the model's beginning-of-text or end-of-text token; messages are rendered
+    by its chat template.
 
     The standard error treats documents as independent samples or, if there are fewer than 10,
     blocks of their text that are at least as long as the context. With --compare, p is the
@@ -34,7 +35,7 @@ def score(options: ScoreOptions) -> None:
 
     names = [options.model] if options.compare is None else [options.model, options.compare]
     paths = [find_model(name).path for name in names]
-    corpus = read(options.files)
+    corpus = read(options.files, mixed_hint="score one after the other")
     for name in corpus.skipped:
         console.print_status(f"warning: {name} is skipped: a binary file", quiet=options.quiet)
     models = [_load_model(path, options) for path in paths]
@@ -64,9 +65,9 @@ def _score(models: "list[LoadedModel]", corpus: "Corpus", options: ScoreOptions)
     from tgen.cli.score import output
     from tgen.scoring import score_documents
 
-    settings = [_settings(model, options) for model in models]
+    settings = [_settings(model, options, chat=corpus.is_chat) for model in models]
     for setting in settings:
-        output.print_settings(setting, quiet=options.quiet)
+        output.print_settings(setting, chat=corpus.is_chat, quiet=options.quiet)
     writer: output.JsonWriter | output.TableWriter
     if options.json:
         others = {"compare": settings[1]} if len(models) == 2 else {}
@@ -80,6 +81,7 @@ def _score(models: "list[LoadedModel]", corpus: "Corpus", options: ScoreOptions)
         for report in score_documents(
             models,
             corpus.documents,
+            chat=corpus.is_chat,
             stride=options.stride,
             with_tokens=options.per_token,
             progress=bar,
@@ -93,21 +95,21 @@ def _score(models: "list[LoadedModel]", corpus: "Corpus", options: ScoreOptions)
     for one in late:
         writer.write(one)
     assert isinstance(report, TotalReport)
-    output.print_notes(report, quiet=options.quiet)
+    output.print_notes(report, json=options.json, quiet=options.quiet)
 
 
-def _settings(model: "LoadedModel", options: ScoreOptions) -> dict[str, Any]:
+def _settings(model: "LoadedModel", options: ScoreOptions, *, chat: bool) -> dict[str, Any]:
     """Return a model's name, and how it scores."""
     from tgen.generation.context_window import default_stride
     from tgen.scoring import start_ids
 
     length = model.engine.context_length
     return {
-        "model": str(model.bundle.path),
+        "model": str(model.bundle.named_path),
         "dtype": model.engine.dtype,
         "context_length": length,
         "stride": options.stride or default_stride(length),
-        "start_ids": start_ids(model),
+        "start_ids": [] if chat else start_ids(model),
     }
 
 

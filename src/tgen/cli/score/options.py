@@ -27,7 +27,7 @@ class ScoreOptions:
     files: list[str] = option(
         default_factory=list,
         help_text="Files, directories, glob patterns, or - for stdin. "
-        '.jsonl files hold {"text"} or {"prompt", "completion"} rows.',
+        '.jsonl files hold {"text"}, {"prompt", "completion"} or {"messages"} rows.',
         argument=True,
         metavar="FILE",
     )

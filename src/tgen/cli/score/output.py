@@ -92,7 +92,7 @@ class JsonWriter:
             self._write("document", names | _fields(report))
             self._n_documents += 1
         else:
-            counts = ("n_documents", "n_replaced", "n_normalized")
+            counts = ("n_documents", "n_replaced", "n_normalized", "n_cut")
             counted = {name: getattr(report, name) for name in counts}
             self._write("total", counted | _fields(report) | self._settings)
 
@@ -112,32 +112,44 @@ def _score_fields(score: Score) -> dict[str, Any]:
     return ratios | asdict(score)
 
 
-def print_settings(settings: Mapping[str, Any], *, quiet: bool) -> None:
+def print_settings(settings: Mapping[str, Any], *, chat: bool, quiet: bool) -> None:
     """Print a model, and from what its tokens are predicted."""
     length, stride = settings["context_length"], settings["stride"]
-    line = (
-        f"{settings['model']} · context {length:,}, stride {stride:,}: in long documents, tokens "
-        f"are predicted from {length - stride + 1:,} to {length:,} tokens"
-    )
-    if not settings["start_ids"]:
-        line += "; the first token is not scored"
+    line = f"{settings['model']} · context {length:,}"
+    if chat:
+        line += ": scores the answers of conversations, which its chat template renders"
+    else:
+        line += (
+            f", stride {stride:,}: in long documents, tokens are predicted from "
+            f"{length - stride + 1:,} to {length:,} tokens"
+        )
+        if not settings["start_ids"]:
+            line += "; the first token is not scored"
     console.print_status(line, quiet=quiet)
 
 
-def print_notes(total: TotalReport, *, quiet: bool) -> None:
-    """Print how the errors were computed, and what differs between the text and what was scored."""
+def print_notes(total: TotalReport, *, json: bool, quiet: bool) -> None:
+    """Print how the errors were computed, unless they are in JSON, and what differs between the
+    text and what was scored."""
     one = total.difference or total.score
+    units = count(one.n_units, one.unit[:-1])
     if one.standard_error is None:
-        note = f"no standard errors: {count(one.n_units, one.unit[:-1])} of text, less than 10"
+        note = f"no standard errors: {units} of text, less than 10"
     elif total.difference is not None:
-        note = f"error, p: of the difference in bits/byte, from {count(one.n_units, one.unit[:-1])}"
+        note = f"columns error and p: of the difference in bits/byte, from {units}"
     else:
-        note = f"error: standard error of bits/byte, from {count(one.n_units, one.unit[:-1])}"
-    console.print_status(note, quiet=quiet)
+        note = f"column error: standard error of bits/byte, from {units}"
+    console.print_status(note, quiet=quiet or json)
     if total.n_replaced:
         console.print_status(
             f"warning: {count(total.n_replaced, 'character')} that a tokenizer cannot express "
             "replaced by U+FFFD",
+            quiet=quiet,
+        )
+    if total.n_cut:
+        console.print_status(
+            f"warning: some answers of {count(total.n_cut, 'row')} are not scored: too long for "
+            "the context",
             quiet=quiet,
         )
     if total.n_normalized:

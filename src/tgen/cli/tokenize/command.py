@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tgen.cli import console
@@ -36,17 +37,32 @@ def tokenize(options: TokenizeOptions) -> None:
         raise UsageError("no text", 'name a file, pass --prompt "TEXT", or pipe text in')
     path = find_model(options.model).path
     tokenizer = load_tokenizer(path)
-    sources = _open_sources(options)
     console.print_status(str(path), quiet=options.quiet)
     if options.decode:
-        for source in sources:
+        for source in _open_sources(options):
             _decode(source, tokenizer, quiet=options.quiet)
         return
 
     from tgen.cli.tokenize.output import write_texts
 
-    texts = ((source.name, _encode(source, tokenizer)) for source in sources)
+    texts = ((name, _encode(pieces, tokenizer)) for name, pieces in _split_texts(options))
     write_texts(texts, options, model=str(path), tokenizer=tokenizer)
+
+
+def _split_texts(options: TokenizeOptions) -> Iterator[tuple[str, Iterator[bytes]]]:
+    """Yield the name of each text and its pieces. Stdin may be endless, so it is not stored."""
+    from tgen.corpus.documents import LongText
+    from tgen.corpus.sources import stdin
+    from tgen.corpus.tokenize import split_stream, split_text
+
+    names = (options.files or ["-"]) if options.prompt in (None, "-") else [""]
+    for name in names:
+        if name == "-":
+            yield name, split_stream(stdin().read, _PIECE)
+            continue
+        for source in _open_sources(replace(options, files=[name] if name else [])):
+            yield source.name, split_text(LongText(source, 0, source.n_bytes), _PIECE)
+            source.close()
 
 
 def _open_sources(options: TokenizeOptions) -> "Iterator[Source]":
@@ -62,16 +78,12 @@ def _open_sources(options: TokenizeOptions) -> "Iterator[Source]":
         console.print_status(f"warning: {name} is skipped: a binary file", quiet=options.quiet)
 
 
-def _encode(source: "Source", tokenizer: "Tokenizer") -> Iterator[tuple[bytes, list[int]]]:
-    """Yield the text in pieces, each with its ids."""
-    from tgen.corpus.documents import LongText
-    from tgen.corpus.tokenize import split_text
-
+def _encode(pieces: Iterator[bytes], tokenizer: "Tokenizer") -> Iterator[tuple[bytes, list[int]]]:
+    """Yield each piece of a text with its ids."""
     offset = 0
-    for piece in split_text(LongText(source, 0, source.n_bytes), _PIECE):
+    for piece in pieces:
         yield piece, tokenizer.encode(piece, continuation=offset > 0, offset=offset)
         offset += len(piece)
-    source.close()
 
 
 def _decode(source: "Source", tokenizer: "Tokenizer", *, quiet: bool) -> None:

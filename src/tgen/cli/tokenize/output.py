@@ -10,7 +10,7 @@ from rich.text import Text
 from tgen.cli import console
 from tgen.cli.render.colormap import highlight
 from tgen.cli.render.token_labels import label
-from tgen.cli.terminal_text import count, json_line, one_line
+from tgen.cli.terminal_text import count, json_line, one_line, to_json
 from tgen.cli.tokenize.options import TokenizeOptions
 from tgen.reports.json_text import json_text
 
@@ -95,16 +95,22 @@ def _write_ids(name: str, pieces: Pieces) -> Counts:
 def _write_json(
     model: str, tokenizer: "Tokenizer", name: str, pieces: Pieces, *, only_counts: bool
 ) -> Counts:
-    """Write one JSON object."""
+    """Write one JSON object, the tokens as they are computed."""
     n = [0, 0]
-    tokens = [
-        {"id": i} | json_text(tokenizer.token_bytes(i))
-        for _, ids in _counted(pieces, n)
-        for i in (() if only_counts else ids)
-    ]
     record: dict[str, Any] = {"schema": _SCHEMA, "model": model, "name": name}
-    record |= {"n_tokens": n[0], "n_bytes": n[1], "bos_ids": list(tokenizer.bos_ids)}
-    console.write(json_line(record if only_counts else record | {"tokens": tokens}))
+    record["bos_ids"] = list(tokenizer.bos_ids)
+    separator = to_json(record).removesuffix("}") + ', "tokens": ['
+    for _, ids in _counted(pieces, n):
+        if not only_counts and ids:
+            tokens = ({"id": i} | json_text(tokenizer.token_bytes(i)) for i in ids)
+            console.write((separator + ", ".join(map(to_json, tokens))).encode())
+            separator = ", "
+    counts = {"n_tokens": n[0], "n_bytes": n[1]}
+    if only_counts:
+        console.write(json_line(record | counts))
+    else:
+        start = "" if n[0] else separator
+        console.write(f"{start}], ".encode() + json_line(counts).removeprefix(b"{"))
     return Counts(*n)
 
 
