@@ -194,6 +194,32 @@ def test_contradictions_are_refused(tmp_path, base):
         list(resume(tmp_path / "tuned", settings={"lora": 4}, override=True, threads=1))
 
 
+def test_run_never_replaces_what_it_starts_from(tmp_path, base):
+    list(runs.start(lora_request(tmp_path, base)))
+    tuned, link = tmp_path / "tuned", tmp_path / "link"
+    link.symlink_to(base)
+    before = contents(tmp_path)
+    for values in (
+        {"out": base},
+        {"out": link},
+        {"out": base, "start_from": link},
+        {"out": base, "train": TrainConfig(steps=6)},
+        {"out": base, "start_from": tuned, "train": TrainConfig(steps=6)},
+        {"out": base, "start_from": None, "adapter": tuned, "train": TrainConfig(steps=6)},
+        {"out": tuned, "start_from": None, "adapter": tuned, "train": TrainConfig(steps=6)},
+        {"out": tuned, "start_from": tuned, "train": TrainConfig(steps=6)},
+    ):
+        for overwrite in (True, False):
+            refused = lora_request(tmp_path, base, overwrite=overwrite)
+            refused = dataclasses.replace(refused, **values)
+            for start in (lambda one: list(runs.start(one)), runs.dry_run):
+                with pytest.raises(UsageError, match="this run starts from it") as error:
+                    start(refused)
+                assert str(values["out"]) in error.value.message
+    assert contents(tmp_path) == before
+    assert not (base / "training").exists()
+
+
 @pytest.fixture
 def tgen(capsysbinary):
     """Run a command in this process."""
