@@ -282,7 +282,7 @@ def load(path: Path, *, adapter: Path | None = None) -> ModelBundle:
 
 
 def _with_adapter(bundle: ModelBundle, path: Path) -> ModelBundle:
-    adapter = adapters.read(path, bundle.config)
+    adapter = adapters.read(path, bundle.config, model=bundle.path)
     warnings = adapters.check_base(adapter, bundle.path, bundle.arrays)
     return replace(
         with_settings_of(bundle, path),
