@@ -24,6 +24,7 @@ from support.chats import (
 )
 from support.runs import contents, load_run, resume
 from tgen import load, runs
+from tgen.chat.format import MAX_CHARACTERS
 from tgen.checkpoint import export, model_dir, safetensors_file
 from tgen.cli.app import run
 from tgen.config import TrainConfig
@@ -247,6 +248,20 @@ def test_plan_says_what_becomes_of_the_rows(model, tmp_path, capsysbinary):
         "first row:\n<|im_start|>user\nWhat is 0?<|im_end|>\n<|im_start|>assistant\n{+It" in shown
     )
     assert ".<|im_end|>+}" in shown
+
+
+@pytest.mark.parametrize("at", [0, 5])
+def test_row_of_any_length_is_left_out(model, tmp_path, at):
+    n = MAX_CHARACTERS + 10
+    huge = [*user("c" * n), assistant("d")]
+    answer = [*user("a"), assistant("b" * n)]
+    rows = [*ROWS[:at], huge, answer, *ROWS[at:]]
+    source = model(CHATML)
+    one = request(tmp_path, source, rows)
+    one = replace(one, train=TrainConfig(steps=2, val_fraction=0.0))
+    text = " ".join(plan_of(one).notes)
+    assert "2 rows are left out, too long for a context of 256 tokens: " in text
+    assert f"rows.jsonl, line {at + 1}" in text
 
 
 def test_rows_that_cannot_be_learned_are_refused(model, tmp_path):
