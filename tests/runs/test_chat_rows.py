@@ -258,7 +258,7 @@ def test_row_of_any_length_is_left_out(model, tmp_path, at):
     rows = [*ROWS[:at], huge, answer, *ROWS[at:]]
     source = model(CHATML)
     one = request(tmp_path, source, rows)
-    one = replace(one, train=TrainConfig(steps=2, val_fraction=0.0))
+    one = replace(one, train=TrainConfig(steps=1 << 20, val_fraction=0.0))
     text = " ".join(plan_of(one).notes)
     assert "2 rows are left out, too long for a context of 256 tokens: " in text
     assert f"rows.jsonl, line {at + 1}" in text
