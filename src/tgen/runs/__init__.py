@@ -18,7 +18,7 @@ from tgen.runs.request import ResumeRequest, RunRequest
 from tgen.runs.run_lock import defer_signals, has_lock, lock_run
 from tgen.runs.start_checks import (
     check_out_is_free,
-    check_out_is_no_source,
+    check_out_is_not_source,
     check_parallel,
     check_run_exists,
 )
@@ -34,7 +34,7 @@ def start(
     Raise CorpusError, UsageError, TrainingError or LockedError.
     """
     check_parallel(request.parallel)
-    check_out_is_no_source(request)
+    check_out_is_not_source(request)
     if distributed.is_rank_zero() and not has_lock(request.out):  # otherwise check the lock first
         check_out_is_free(request.out, overwrite=request.overwrite)
     with lock_run(request.out):
@@ -71,7 +71,7 @@ def dry_run(request: RunRequest) -> PlanReport:
             "--dry-run does not support multiple processes",
             "run it without torchrun; --ranks N plans for N processes",
         )
-    check_out_is_no_source(request)
+    check_out_is_not_source(request)
     check_out_is_free(request.out, overwrite=True)
     with defer_signals():
         from tgen.runs import session

@@ -14,7 +14,7 @@ from tgen.runs.storage import state
 from tgen.storage.files import output_problem
 
 
-def check_out_is_no_source(request: RunRequest) -> None:
+def check_out_is_not_source(request: RunRequest) -> None:
     """Raise UsageError if a new run would replace a model or an adapter that it starts from."""
     out = request.out
     if any(path.exists() and out.exists() and out.samefile(path) for path in _sources(request)):
