@@ -190,6 +190,29 @@ def test_another_base_is_refused_with_both_names(tokenizer, tmp_path):
         model_dir.load(tmp_path / "other", adapter=tmp_path / "adapter")
 
 
+def test_base_of_another_shape_is_refused_with_both_names(tokenizer, tmp_path):
+    make_ours(tmp_path, tokenizer)
+    other = make_model("llama", vocab_size=tokenizer.vocab_size, d_model=128)
+    model_dir.save(tmp_path / "other", other.config, tokenizer, other.to_arrays())
+    words = r"trained on '.*base', not on '.*other': .*lora_A has shape .* \(expected "
+    with pytest.raises(ModelError, match=words):
+        model_dir.load(tmp_path / "other", adapter=tmp_path / "adapter")
+
+
+@pytest.mark.parametrize("values", [{"seed": 5}, {"d_model": 128}])
+def test_changed_base_is_not_called_another_one(tokenizer, tmp_path, values, monkeypatch):
+    make_ours(tmp_path, tokenizer)
+    changed = make_model("llama", vocab_size=tokenizer.vocab_size, **values)
+    model_dir.save(tmp_path / "base", changed.config, tokenizer, changed.to_arrays())
+    monkeypatch.chdir(tmp_path)
+    words = "the base model '.*base' has changed since the adapter '.*adapter' was trained: "
+    with pytest.raises(ModelError, match=words) as error:
+        model_dir.load(tmp_path / "base", adapter=tmp_path / "adapter")
+    assert error.value.hint == "restore the base model, or train the adapter again"
+    with pytest.raises(ModelError, match=words):
+        model_dir.load(tmp_path / "adapter")
+
+
 def test_digest_does_not_depend_on_the_file(tokenizer):
     model = make_model("llama", vocab_size=tokenizer.vocab_size)
     arrays = model.to_arrays()

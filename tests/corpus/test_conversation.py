@@ -59,7 +59,8 @@ def test_rows_become_messages_with_the_answers_to_learn(tmp_path):
         (chat("a"), "message 1 is not a JSON object"),
         (chat(USER, ANSWER) | {"tools": [{}]}, "the row has tools"),
         ([chat(USER, ANSWER)], "not a JSON object"),
-        ({"text": "a"}, "not a valid row"),
+        ({"text": "a"}, "a row of text in a file of conversations"),
+        ({"txt": "a"}, "not a valid row"),
         ({"conversations": []}, "the row has conversations"),
         ({"instruction": "a", "output": "b"}, "the row has an instruction"),
     ],
@@ -70,6 +71,43 @@ def test_invalid_row_is_named_with_its_line(tmp_path, row, words):
         corpus.read([path])
     assert error.value.hint
     assert "\n" not in error.value.message + error.value.hint
+
+
+@pytest.mark.parametrize("first", [{"text": "a"}, chat(USER, ANSWER)])
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b'{"text": "a"', r"not valid JSON: Expecting ',' delimiter at column 13 \(got '{"),
+        (b'{"text": "\xff"}', "not UTF-8"),
+        (b"[1]", "not a JSON object"),
+        (b"[" * 100_000, "a number is too long, or the nesting too deep"),
+    ],
+)
+def test_broken_row_is_named_with_its_place(tmp_path, first, line, words):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(json.dumps(first).encode() + b"\n" + line + b"\n")
+    with pytest.raises(CorpusError, match=rf"rows\.jsonl, line 2: {words}") as error:
+        corpus.read([str(path)])
+    assert error.value.hint
+
+
+@pytest.mark.parametrize("first", [{"text": "a"}, {"prompt": "a", "completion": "b"}])
+def test_conversation_among_other_rows_is_named(tmp_path, first):
+    path = write(tmp_path / "rows.jsonl", [first, chat(USER, ANSWER)])
+    with pytest.raises(CorpusError, match="line 2: a row of messages, but the first") as error:
+        corpus.read([path])
+    assert error.value.hint.startswith("add --chat if the other rows are prompts")
+    unknown = write(tmp_path / "rows.jsonl", [{"txt": "a"}])
+    with pytest.raises(CorpusError, match="line 1: not a valid row") as error:
+        corpus.read([unknown])
+    assert '{"messages": [...]}' in error.value.hint
+
+
+def test_turns_of_one_role_and_empty_answers_are_rows():
+    row = chat(USER, USER, ANSWER | {"content": ""})
+    parsed = parse_conversation(json.dumps(row).encode())
+    assert parsed.messages == row["messages"]
+    assert parsed.answers == [2]
 
 
 def test_other_formats_are_refused_with_their_conversion(tmp_path):

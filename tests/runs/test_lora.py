@@ -17,7 +17,7 @@ from tgen.checkpoint.dtypes import to_bfloat16
 from tgen.checkpoint.safetensors_file import read_arrays, read_header
 from tgen.cli import app
 from tgen.config import TrainConfig
-from tgen.errors import TrainingError, UsageError
+from tgen.errors import ModelError, TrainingError, UsageError
 from tgen.model.transformer import Transformer
 from tgen.reports.training import DoneReport, EvalReport, PlanReport
 from tgen.runs import final_report, forgetting, prepare, samples
@@ -194,6 +194,48 @@ def test_contradictions_are_refused(tmp_path, base):
         list(resume(tmp_path / "tuned", settings={"lora": 4}, override=True, threads=1))
 
 
+def test_errors_of_adapters_name_the_options_of_training(tmp_path, base):
+    list(runs.start(lora_request(tmp_path, base)))
+    again = lora_request(tmp_path, None, "again", lora=None)
+    with pytest.raises(ModelError, match="is not an adapter") as error:
+        list(runs.start(dataclasses.replace(again, adapter=base)))
+    assert error.value.hint == "it is a model: name it with --model or --from"
+    base.rename(tmp_path / "moved")
+    tuned = tmp_path / "tuned"
+    with pytest.raises(ModelError, match="does not exist") as error:
+        list(runs.start(dataclasses.replace(again, adapter=tuned)))
+    assert error.value.hint == f"name both: --from BASE --adapter {tuned}"
+    with pytest.raises(ModelError, match="does not exist") as error:
+        list(runs.start(dataclasses.replace(again, start_from=tuned)))
+    assert error.value.hint == f"name both: --from BASE --adapter {tuned}"
+
+
+def test_run_never_replaces_what_it_starts_from(tmp_path, base):
+    list(runs.start(lora_request(tmp_path, base)))
+    tuned, link = tmp_path / "tuned", tmp_path / "link"
+    link.symlink_to(base)
+    before = contents(tmp_path)
+    for values in (
+        {"out": base},
+        {"out": link},
+        {"out": base, "start_from": link},
+        {"out": base, "train": TrainConfig(steps=6)},
+        {"out": base, "start_from": tuned, "train": TrainConfig(steps=6)},
+        {"out": base, "start_from": None, "adapter": tuned, "train": TrainConfig(steps=6)},
+        {"out": tuned, "start_from": None, "adapter": tuned, "train": TrainConfig(steps=6)},
+        {"out": tuned, "start_from": tuned, "train": TrainConfig(steps=6)},
+    ):
+        for overwrite in (True, False):
+            refused = lora_request(tmp_path, base, overwrite=overwrite)
+            refused = dataclasses.replace(refused, **values)
+            for start in (lambda one: list(runs.start(one)), runs.dry_run):
+                with pytest.raises(UsageError, match="this run starts from it") as error:
+                    start(refused)
+                assert str(values["out"]) in error.value.message
+    assert contents(tmp_path) == before
+    assert not (base / "training").exists()
+
+
 @pytest.fixture
 def tgen(capsysbinary):
     """Run a command in this process."""
@@ -230,6 +272,25 @@ def test_commands_take_an_adapter(tmp_path, base, tgen):
     assert b"add --merge" in refused.err
     shown = tgen("inspect", "--adapter", tuned, "--view", "tokens", "--prompt", "What")
     assert shown.status == 0, shown.err.decode()
+
+
+def test_only_adapters_are_offered_as_adapters(tmp_path, base, tgen, monkeypatch):
+    list(runs.start(lora_request(tmp_path, base, "models/known")))
+    base.rename(tmp_path / "models" / "base")
+    monkeypatch.chdir(tmp_path)
+    for command in (
+        ["generate", "--prompt", "a"],
+        ["inspect", "--view", "tokens", "--prompt", "a"],
+        ["train", "corpus.txt", "--from", "base", "--out", "other"],
+    ):
+        unknown = tgen(*command, "--adapter", "nix")
+        assert unknown.status == 1
+        assert b"adapter 'nix' does not exist: not a path, and not in ./models, " in unknown.err
+        assert b"choose one of these adapters: known\n" in unknown.err
+        model = tgen(*command, "--adapter", "base")
+        assert model.status == 1
+        assert b"'models/base' is not an adapter: it has no adapter_config.json" in model.err
+        assert b"it is a model: name it with --model or --from" in model.err
 
 
 def test_merged_export_computes_what_the_adapter_computes(tmp_path, base, tgen):

@@ -171,6 +171,32 @@ def test_old_model_stays_until_the_new_one_is_saved(tmp_path):
     assert model_dir.load(tmp_path / "model").config.d_model == 32
 
 
+def test_new_model_does_not_get_the_chat_template_of_the_old_one(tmp_path):
+    list(runs.start(request(tmp_path)))
+    out = tmp_path / "model"
+    fresh = {path.name for path in out.iterdir()}
+    (out / "chat_template.jinja").write_text("of a fine-tuned model")
+    (out / "notes.txt").write_text("mine")
+    seeds = iter(range(2, 9))
+
+    def anew():
+        return request(tmp_path, overwrite=True, train=TrainConfig(steps=14, seed=next(seeds)))
+
+    list(runs.start(anew()))
+    assert {path.name for path in out.iterdir()} == {*fresh, "notes.txt"}
+    # A run that was stopped before it saved a model replaces the old one later.
+    (out / "chat_template.jinja").write_text("of a fine-tuned model")
+    calls = iter([False, False])
+    list(runs.start(anew(), stopped=lambda: next(calls, True)))
+    assert (out / "chat_template.jinja").exists()
+    list(resume(out, threads=1))
+    assert {path.name for path in out.iterdir()} == {*fresh, "notes.txt"}
+    # What the user adds to this model stays.
+    (out / "chat_template.jinja").write_text("mine")
+    list(resume(out, settings={"steps": 20}, override=True, threads=1))
+    assert (out / "chat_template.jinja").read_text() == "mine"
+
+
 def test_resume_refuses_a_changed_corpus(tmp_path):
     list(runs.start(request(tmp_path)))
     (tmp_path / "corpus.txt").write_bytes(TEXT + b"more")

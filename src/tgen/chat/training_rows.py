@@ -159,6 +159,8 @@ class RowEncoder:
     def _encode_row(self, row: Row, max_tokens: int) -> _Encoding:
         """Yield what to render, receive the texts, and return the examples."""
         messages, n_replaced = self.clean(row.messages)
+        if not messages:  # the first one is longer than the limit
+            return EncodedRow([], True, n_replaced)
         versions = self._chat.prepare(messages)
         examples: list[Example] = []
         ids: list[int] = []

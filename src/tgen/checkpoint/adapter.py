@@ -23,7 +23,8 @@ from tgen.checkpoint import safetensors_file
 from tgen.checkpoint.dtypes import to_float32
 from tgen.checkpoint.hf import families
 from tgen.checkpoint.hf.config import read_json_object
-from tgen.checkpoint.model_lookup import find_model
+from tgen.checkpoint.model_lookup import UnknownModelError, find_model, list_models
+from tgen.checkpoint.stored_models import join_names
 from tgen.config import ModelConfig
 from tgen.errors import ModelError, TgenError
 from tgen.model.lora_layout import Floats, Pair, Part, Shape, changes
@@ -64,6 +65,10 @@ _MERGE_HINT = "merge it into its base model with PEFT's merge_and_unload, and us
 _OTHER_BASE_HINT = "name the base that the adapter was trained on with --model or --from"
 
 
+class _OtherShapeError(ModelError):
+    """A pair that does not fit its matrix in the model."""
+
+
 @dataclass(frozen=True)
 class Adapter:
     """An adapter that was read: its pairs by transformers' names of the matrices."""
@@ -85,6 +90,25 @@ def is_adapter(path: Path) -> bool:
         return (path / CONFIG).is_file() and not (path / "config.json").exists()
     except OSError:  # a name that is too long
         return False
+
+
+def find_adapter(name: str) -> Path:
+    """Return the path of an adapter by its path or name.
+
+    Raises ModelError with the known adapters if it does not exist, or if it is a model.
+    """
+    try:
+        path = find_model(name).path
+    except UnknownModelError as error:
+        known = [name for name, location in list_models().items() if is_adapter(location.path)]
+        raise ModelError(
+            f"adapter{error.message.removeprefix('model')}",
+            f"choose one of these adapters: {join_names(known)}"
+            if known
+            else "train one with `tgen train --lora`",
+        ) from None
+    _check_is_adapter(path)
+    return path
 
 
 def adapter_layout(config: ModelConfig) -> dict[str, list[Part]]:
@@ -133,13 +157,12 @@ def new_shapes(config: ModelConfig, rank: int, alpha: float, targets: str) -> di
     return shapes
 
 
-def read(path: Path, config: ModelConfig) -> Adapter:
-    """Read an adapter for a model of this shape.
+def read(path: Path, config: ModelConfig, *, model: Path | None = None) -> Adapter:
+    """Read an adapter for a model of this shape; errors name the `model`.
 
     Raises ModelError if it is damaged, does not fit the model, or has something that LoRA does not.
     """
-    if not (path / CONFIG).is_file():
-        raise ModelError(f"{str(path)!r} is not an adapter: it has no {CONFIG}", _name_hint(path))
+    _check_is_adapter(path)
     values = read_json_object(path / CONFIG, limit=_LIMIT)
     _check_config(path, values)
     weights = path / WEIGHTS
@@ -147,10 +170,16 @@ def read(path: Path, config: ModelConfig) -> Adapter:
         raise ModelError(f"{str(path)!r} has no {WEIGHTS}", _weights_hint(path))
     header = safetensors_file.read_header(weights)
     sites = {part.pair: part for parts in adapter_layout(config).values() for part in parts}
-    for name in header:
-        _check_name(weights, name, sites)
-    safetensors_file.check_float_dtypes(weights, header)
-    ranks = _ranks(path, values, header, sites)
+    try:
+        for name in header:
+            _check_name(weights, name, sites)
+        safetensors_file.check_float_dtypes(weights, header)
+        ranks = _ranks(path, values, header, sites)
+    except _OtherShapeError as error:
+        has_digest = _BASE_DIGEST in safetensors_file.read_metadata(weights)
+        if model is None or (not has_digest and _is_base(path, model)):
+            raise
+        raise _other_base_error(path, model, error.message.removeprefix(f"{weights}: ")) from None
     arrays = safetensors_file.read_arrays(weights, header)
     safetensors_file.check_finite(weights, arrays)
     heads = _interleaved_heads(config)
@@ -184,18 +213,20 @@ def describe(path: Path) -> tuple[str | None, int | None, Counter[str]]:
 
 def base_name(path: Path) -> str | None:
     """Return the name of an adapter's base model as its configuration has it."""
+    _check_is_adapter(path)
     name = read_json_object(path / CONFIG, limit=_LIMIT).get("base_model_name_or_path")
     return name if isinstance(name, str) and name else None
 
 
-def find_base(path: Path) -> Path:
+def find_base(path: Path, *, option: str = "--model") -> Path:
     """Return the path of an adapter's base model: by the name in its configuration, or a directory
-    of that name beside the adapter. Raises ModelError that says where it was looked for."""
+    of that name beside the adapter. Raises ModelError that says where it was looked for, and that
+    `option` names a base."""
     name = base_name(path)
     if name is None:
         raise ModelError(
             f"the adapter {str(path)!r} does not name its base model",
-            f"name both: --model BASE --adapter {path}",
+            f"name both: {option} BASE --adapter {path}",
         )
     beside = path.resolve().parent / Path(name).name
     for candidate in (name, str(beside)):
@@ -208,7 +239,7 @@ def find_base(path: Path) -> Path:
     raise ModelError(
         f"the base model {name[:200]!r} of the adapter {str(path)!r} does not exist: not a path "
         f"or name of a model, and not {str(beside)!r}",
-        f"name both: --model BASE --adapter {path}",
+        f"name both: {option} BASE --adapter {path}",
     )
 
 
@@ -231,16 +262,36 @@ def check_base(adapter: Adapter, base: Path, arrays: Mapping[str, NDArray[Any]])
     """
     if adapter.base_digest is not None:
         if adapter.base_digest != base_digest(arrays):
-            raise ModelError(
-                f"the adapter {str(adapter.path)!r} was trained on {adapter.base!r}, not on "
-                f"{str(base)!r}: their weights differ",
-                _OTHER_BASE_HINT,
-            )
+            raise _other_base_error(adapter.path, base, "their weights differ")
         return []
     if adapter.base is not None and Path(adapter.base).name != base.resolve().name:
         named = f"names the base {adapter.base[:200]!r}, and {str(base)!r} is used"
         return [f"the adapter {str(adapter.path)!r} {named}"]
     return []
+
+
+def _other_base_error(path: Path, model: Path, difference: str) -> ModelError:
+    """Return the error for an adapter that was trained on other weights than those of `model`."""
+    if _is_base(path, model):
+        return ModelError(
+            f"the base model {str(model)!r} has changed since the adapter {str(path)!r} was "
+            f"trained: {difference}",
+            "restore the base model, or train the adapter again",
+        )
+    trained_on = repr((base_name(path) or "another model")[:200])
+    return ModelError(
+        f"the adapter {str(path)!r} was trained on {trained_on}, not on {str(model)!r}: "
+        f"{difference}",
+        _OTHER_BASE_HINT,
+    )
+
+
+def _is_base(path: Path, model: Path) -> bool:
+    """Return whether a model is the one that an adapter names as its base."""
+    try:
+        return find_base(path).samefile(model)
+    except (TgenError, OSError):
+        return False
 
 
 def merge(
@@ -299,6 +350,11 @@ def build_files(
     return {CONFIG: content.encode(), WEIGHTS: weights}
 
 
+def _check_is_adapter(path: Path) -> None:
+    if not (path / CONFIG).is_file():
+        raise ModelError(f"{str(path)!r} is not an adapter: it has no {CONFIG}", _name_hint(path))
+
+
 def _check_config(path: Path, values: Mapping[str, Any]) -> None:
     file = path / CONFIG
     if "fine_tune_type" in values or (path / "adapters.safetensors").exists():
@@ -339,7 +395,7 @@ def _check_name(file: Path, name: str, sites: Mapping[str, Part]) -> None:
                 "save it with PEFT's save_pretrained",
             )
         raise ModelError(f"{file}: {shown} is not part of a LoRA adapter", _MERGE_HINT)
-    raise ModelError(f"{file}: the model has no matrix {match[1][:200]}", _OTHER_BASE_HINT)
+    raise _OtherShapeError(f"{file}: the model has no matrix {match[1][:200]}", _OTHER_BASE_HINT)
 
 
 def _ranks(
@@ -371,7 +427,7 @@ def _ranks(
         for which, shape, right in zip("AB", (a, b), expected, strict=True):
             if shape != right:
                 message = f"{name}.lora_{which} has shape {list(shape)} (expected {list(right)})"
-                raise ModelError(f"{file}: {message}", _OTHER_BASE_HINT)
+                raise _OtherShapeError(f"{file}: {message}", _OTHER_BASE_HINT)
         _check_rank(int(rank), part, f"{file}: rank {rank:g}")
         ranks[name] = int(rank)
     return ranks

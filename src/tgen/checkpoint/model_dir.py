@@ -185,12 +185,13 @@ def save(
     *,
     ngrams: Mapping[str, NDArray[Any]] | None = None,
     inherited: InheritedSettings | None = None,
+    is_new: bool = False,
 ) -> None:
     """Create a model directory, or replace the model in an existing one.
 
-    If only the weights differ, only their file is replaced. Otherwise, the other files of the old
-    model are removed, since programs would use them with the new one. Files that do not belong to
-    a model stay.
+    If only the weights differ, only their file is replaced, unless the model `is_new`. Otherwise,
+    the other files of the old model are removed, since programs would use them with the new one.
+    Files that do not belong to a model stay.
     """
     contents: dict[str, files.Content] = {
         **build_metadata_files(config, tokenizer, inherited=inherited)
@@ -200,7 +201,7 @@ def save(
     elif (path / NGRAMS).exists():
         files.remove(path / NGRAMS)  # built from another text
     weights = serialize_weights(config, arrays, inherited.dtype if inherited else None)
-    _publish(path, contents, WEIGHTS, weights, main="config.json")
+    _publish(path, contents, WEIGHTS, weights, main="config.json", is_new=is_new)
 
 
 def save_adapter(
@@ -213,6 +214,7 @@ def save_adapter(
     base_digest: str,
     alpha: float,
     inherited: InheritedSettings | None = None,
+    is_new: bool = False,
 ) -> None:
     """Create the directory of an adapter, or replace what is in one, as `save` does; it has the
     describing files of a model, but no config.json."""
@@ -222,7 +224,7 @@ def save_adapter(
     del contents["config.json"]
     contents |= adapters.build_files(config, pairs, base=base, digest=base_digest, alpha=alpha)
     weights = contents.pop(adapters.WEIGHTS)
-    _publish(path, contents, adapters.WEIGHTS, weights, main=adapters.CONFIG)
+    _publish(path, contents, adapters.WEIGHTS, weights, main=adapters.CONFIG, is_new=is_new)
 
 
 def _publish(
@@ -232,11 +234,14 @@ def _publish(
     weights: files.Content,
     *,
     main: str,
+    is_new: bool,
 ) -> None:
     """Write the files of a model or an adapter; a directory without the `main` file is neither."""
     if not path.exists():
         files.publish_folder(path, contents | {weights_name: weights})
-    elif all((path / n).exists() and files.read(path / n) == c for n, c in contents.items()):
+    elif not is_new and all(
+        (path / n).exists() and files.read(path / n) == c for n, c in contents.items()
+    ):
         files.publish(path / weights_name, weights)
     else:  # remove the main file first, and write it last
         for name in ("config.json", adapters.CONFIG):
@@ -287,7 +292,7 @@ def load(path: Path, *, adapter: Path | None = None) -> ModelBundle:
 
 
 def _with_adapter(bundle: ModelBundle, path: Path) -> ModelBundle:
-    adapter = adapters.read(path, bundle.config)
+    adapter = adapters.read(path, bundle.config, model=bundle.path)
     warnings = adapters.check_base(adapter, bundle.path, bundle.arrays)
     return replace(
         with_settings_of(bundle, path),

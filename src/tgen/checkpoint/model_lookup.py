@@ -38,10 +38,15 @@ class ModelLocation(NamedTuple):
     found_by: str
 
 
+class UnknownModelError(ModelError):
+    """A name that is neither a path nor the name of a model."""
+
+
 def find_model(name: str | None, *, models: Path = Path("models")) -> ModelLocation:
     """Find a model by name; None gives the newest model in `models`, or the shipped one.
 
-    Raises ModelError with the known names if the model does not exist.
+    Raises UnknownModelError with the known names if the model does not exist, ModelError if the
+    name has several meanings.
     """
     if name is None:
         return _newest(models)
@@ -227,7 +232,7 @@ def _snapshots(folder: Path, name: str) -> Iterator[dict[str, Path]]:
             yield ggufs
 
 
-def _unknown(name: str, models: Path) -> ModelError:
+def _unknown(name: str, models: Path) -> UnknownModelError:
     searched = [LOCAL, str(data_folder()), "the shipped models", *map(str, cache_folders())]
     searched.append("the models of LM Studio, llama.cpp and Ollama")
 
@@ -236,7 +241,7 @@ def _unknown(name: str, models: Path) -> ModelError:
         return max(difflib.SequenceMatcher(None, name, text).ratio() for text in candidates)
 
     closest = sorted(list_model_names(models), key=similarity, reverse=True)
-    return ModelError(
+    return UnknownModelError(
         f"model {name[:200]!r} does not exist: not a path, and not in {', '.join(searched)}",
         f"choose one of these models: {join_names(closest)}",
     )

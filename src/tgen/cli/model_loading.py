@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
 def find_paths(model: str | None, adapter: str | None) -> tuple[Path, Path | None]:
     """Return the paths of a model and of its adapter; an adapter alone is a model's path, too."""
+    from tgen.checkpoint.adapter import find_adapter
     from tgen.checkpoint.model_lookup import find_model
 
     if adapter is None:
         return find_model(model).path, None
-    path = find_model(adapter).path
+    path = find_adapter(adapter)
     return (path, None) if model is None else (find_model(model).path, path)
 
 

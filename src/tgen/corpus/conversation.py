@@ -49,12 +49,7 @@ def is_conversation(line: bytes) -> bool:
 
 def parse_conversation(line: bytes) -> Conversation:
     """Parse a row. Raises CorpusError, without the number of the line, if it is invalid."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        raise CorpusError(f"not valid JSON (got {_shown(line)})", _EXAMPLE) from None
-    if not isinstance(row, dict):
-        raise CorpusError(f"not a JSON object (got {_shown(line)})", _EXAMPLE)
+    row = _parse_object(line, _EXAMPLE)
     if row.get("tools"):
         raise CorpusError(
             "the row has tools, which are not supported",
@@ -71,15 +66,44 @@ def parse_conversation(line: bytes) -> Conversation:
 def invalid_row_error(line: bytes, example: str) -> CorpusError:
     """Return the error for a row of another kind; `example` is the hint for an unknown kind."""
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        row = None
-    keys = row.keys() if isinstance(row, dict) else set()
+        keys = _parse_object(line, example).keys()
+    except CorpusError as error:
+        return error
     if "conversations" in keys:
         return CorpusError("the row has conversations (expected messages)", _FROM_SHAREGPT)
     if {"instruction", "output"} <= keys:
         return CorpusError("the row has an instruction (expected messages)", _FROM_ALPACA)
+    if "messages" in keys:
+        return CorpusError(
+            "a row of messages, but the first row of the file has none",
+            "add --chat if the other rows are prompts and completions, else write the "
+            "conversations to a file of their own",
+        )
+    if example == _EXAMPLE and "text" in keys:
+        return CorpusError(
+            "a row of text in a file of conversations",
+            "write the rows of text to a file of their own, and train on one file first, then on "
+            "the other with --from",
+        )
     return CorpusError(f"not a valid row (got {_shown(line)})", example)
+
+
+def _parse_object(line: bytes, example: str) -> dict[str, Any]:
+    """Parse a JSON object. Raises CorpusError; `example` is the hint for other values."""
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        what = f"not valid JSON: {error.msg} at column {error.colno:,} (got {_shown(line)})"
+        raise CorpusError(what, "complete or remove the line: each is one JSON object") from None
+    except UnicodeDecodeError:
+        raise CorpusError(f"not UTF-8 (got {_shown(line)})", "save the file as UTF-8") from None
+    except (ValueError, RecursionError):
+        raise CorpusError(
+            "a number is too long, or the nesting too deep", "shorten or remove the row"
+        ) from None
+    if not isinstance(row, dict):
+        raise CorpusError(f"not a JSON object (got {_shown(line)})", example)
+    return row
 
 
 def _check_messages(messages: Any) -> Conversation:

@@ -8,7 +8,7 @@ a conversation is its row, see `conversation.parse_conversation`.
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -178,6 +178,7 @@ class Corpus:
     skipped: list[str]  # binary files in directories
     sha256: str = ""  # hash of the documents and their boundaries
     is_chat: bool = False  # the documents are conversations
+    misnamed: dict[str, str] = field(default_factory=dict)  # .json files with rows: a hint for each
 
     @property
     def n_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import chain, takewhile
 
 from tgen.corpus.conversation import invalid_row_error, is_conversation, parse_conversation
@@ -10,7 +11,11 @@ from tgen.errors import CorpusError
 
 _BLOCK = 1 << 22  # bytes per read
 _MAX_LINE = 1 << 27  # bytes; parsing needs several times as much memory
-_EXAMPLE = 'write {"text": "..."} or {"prompt": "...", "completion": "..."} on each line'
+_MAX_FIRST_ROW = 1 << 20  # bytes that tell whether a source has rows
+_EXAMPLE = (
+    'write {"text": "..."}, {"prompt": "...", "completion": "..."} or {"messages": [...]} '
+    "on each line"
+)
 
 # Start and end of a document in its source, bytes of its parts, and the content to fingerprint.
 Location = tuple[int, int, int, Iterable[bytes]]
@@ -87,11 +92,36 @@ def contains_rows(source: Source) -> bool:
     """Return whether a source is JSONL, by its name or the first line of stdin."""
     if source.name != "-":
         return source.name.endswith((".jsonl", ".ndjson"))
+    return _is_row(_beginning(source).split(b"\n", 1)[0])
+
+
+def misnamed_rows_hint(source: Source) -> str:
+    """Return how to make a .jsonl file of a .json file with rows; "" if it has none."""
+    if not source.name.endswith(".json"):
+        return ""
+    text = _beginning(source)
+    target = f"{source.name}l"
+    if _is_row(text.split(b"\n", 1)[0]):
+        return f"rename it to {target}"
+    with suppress(ValueError, RecursionError):
+        start = text[1:].decode(errors="replace").lstrip()
+        if text.startswith(b"[") and start.startswith("{"):
+            first, _ = json.JSONDecoder().raw_decode(start)
+            if _is_row(json.dumps(first).encode()):
+                return f"write one object per line: jq -c '.[]' {source.name} > {target}"
+    return ""
+
+
+def _beginning(source: Source) -> bytes:
+    """Return the first bytes of a source after white space."""
     position = 0
     while (block := source.read(position, _BLOCK)).isspace():
         position += len(block)
     position += len(block) - len(block.lstrip())
-    line = source.read(position, 1 << 20).split(b"\n", 1)[0]
+    return source.read(position, _MAX_FIRST_ROW)
+
+
+def _is_row(line: bytes) -> bool:
     return parse_row(line) is not None or is_conversation(line)
 
 

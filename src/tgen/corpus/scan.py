@@ -15,6 +15,7 @@ from tgen.corpus.jsonl import (
     encode_length,
     find_conversations,
     find_rows,
+    misnamed_rows_hint,
 )
 from tgen.corpus.sources import Source, open_sources
 from tgen.errors import CorpusError
@@ -36,12 +37,15 @@ def read(
     error beside other text, with `mixed_hint`.
     """
     skipped: list[str] = []
+    misnamed: dict[str, str] = {}
     n_nonempty = 0
     table, fingerprint = DocumentTable(), hashlib.sha256()
     text_name = chat_name = ""  # of the first source of this kind
     for source in open_sources(paths, skipped):
         rows = contains_rows(source)
         chats = rows and (chat or contains_conversations(source))
+        if hint := misnamed_rows_hint(source):
+            misnamed[source.name] = hint
         if source.read(0, 1):
             n_nonempty += 1
             text_name = text_name or ("" if chats else source.name)
@@ -66,9 +70,12 @@ def read(
     if chat and text_name:
         raise CorpusError(
             f"--chat: {text_name} has no conversations",
-            "remove --chat, or write one JSON object per line into a .jsonl file",
+            misnamed.get(text_name)
+            or "remove --chat, or write one JSON object per line into a .jsonl file",
         )
-    corpus = Corpus(table.all_documents(), skipped, fingerprint.hexdigest(), bool(chat_name))
+    corpus = Corpus(
+        table.all_documents(), skipped, fingerprint.hexdigest(), bool(chat_name), misnamed
+    )
     if corpus.n_bytes == 0:
         other = "has no text besides line breaks and end-of-text tokens"
         problem = other if n_nonempty else "is empty"

@@ -16,7 +16,12 @@ from tgen.errors import UsageError
 from tgen.reports.training import PlanReport, RunReport
 from tgen.runs.request import ResumeRequest, RunRequest
 from tgen.runs.run_lock import defer_signals, has_lock, lock_run
-from tgen.runs.start_checks import check_out_is_free, check_parallel, check_run_exists
+from tgen.runs.start_checks import (
+    check_out_is_free,
+    check_out_is_not_source,
+    check_parallel,
+    check_run_exists,
+)
 
 __all__ = ["ResumeRequest", "RunRequest", "dry_run", "resume", "start"]
 
@@ -29,6 +34,7 @@ def start(
     Raise CorpusError, UsageError, TrainingError or LockedError.
     """
     check_parallel(request.parallel)
+    check_out_is_not_source(request)
     if distributed.is_rank_zero() and not has_lock(request.out):  # otherwise check the lock first
         check_out_is_free(request.out, overwrite=request.overwrite)
     with lock_run(request.out):
@@ -65,6 +71,7 @@ def dry_run(request: RunRequest) -> PlanReport:
             "--dry-run does not support multiple processes",
             "run it without torchrun; --ranks N plans for N processes",
         )
+    check_out_is_not_source(request)
     check_out_is_free(request.out, overwrite=True)
     with defer_signals():
         from tgen.runs import session

@@ -72,6 +72,11 @@ def check_corpus(text: Corpus, source: model_dir.ModelBundle | None, template: s
             "conversations need a model to fine-tune",
             'add --from MODEL, or write {"text": "..."} rows',
         )
+    if template is not None and not text.is_chat and text.misnamed:
+        name, hint = next(iter(text.misnamed.items()))
+        raise UsageError(
+            f"--template needs rows of messages, but {name} is read as plain text", hint
+        )
     if template is not None and not text.is_chat:
         raise UsageError(
             "--template needs rows of messages", "remove --template, or add --chat for prompt rows"

@@ -70,6 +70,7 @@ class CheckpointSaver:
         """See `run_state.save_state` for `run_id`, `environment` and `keep`."""
         self.out, self.log = out, log
         self._run_id, self._environment, self._keep = run_id, environment, keep
+        self.is_new = False  # the next model is the first of the run
         self._model: ModelWeights | AdapterWeights | None = None  # waits to be saved
         self._last_step: int | None = None  # the next save removes later states
         self._n_failures = 0  # since the last success
@@ -138,10 +139,19 @@ class CheckpointSaver:
     def _write(self, progress: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         self._drop_states()
         if isinstance(self._model, AdapterWeights):
-            model_dir.save_adapter(self.out, **self._model._asdict())
+            model_dir.save_adapter(self.out, **self._model._asdict(), is_new=self.is_new)
         elif self._model:
             config, tokenizer, weights, ngrams, inherited = self._model
-            model_dir.save(self.out, config, tokenizer, weights, ngrams=ngrams, inherited=inherited)
+            model_dir.save(
+                self.out,
+                config,
+                tokenizer,
+                weights,
+                ngrams=ngrams,
+                inherited=inherited,
+                is_new=self.is_new,
+            )
+        self.is_new = self.is_new and self._model is None
         self._model = None
         self.log.flush()
         run_state.save_state(

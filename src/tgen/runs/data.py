@@ -37,6 +37,10 @@ class TextSplit(NamedTuple):
 def split_corpus(text: corpus.Corpus, config: TrainConfig, max_bytes: int) -> TextSplit:
     """Split a corpus, and sample about `max_bytes` of the training split."""
     notes = [f"skipped {name}: not a text file" for name in text.skipped]
+    notes += [
+        f"{name} has rows but is trained on as plain text: {hint}"
+        for name, hint in text.misnamed.items()
+    ]
     split = corpus.split_train_val(text, config.val_fraction)
     if not split.val or not split.train:
         split = corpus.TrainValSplit(text.documents, min(split.train, split.val, key=len))

@@ -50,7 +50,7 @@ def open_source(request: RunRequest, config: TrainConfig) -> tuple[Source | None
         raise UsageError("--adapter cannot be combined with --lora", hint)
     if request.ngrams and (adapter_name or config.lora):
         raise UsageError("--ngrams cannot be combined with LoRA", "remove --ngrams")
-    path = None if adapter_name is None else find_model(str(adapter_name)).path
+    path = None if adapter_name is None else adapters.find_adapter(str(adapter_name))
     name, base_path = _find_base(start_from, path)
     if path is None and config.lora is not None and adapters.is_adapter(base_path):
         raise UsageError(
@@ -62,7 +62,7 @@ def open_source(request: RunRequest, config: TrainConfig) -> tuple[Source | None
         return Source(bundle), config
     pairs: dict[str, Pair] | None = None
     if path is not None:
-        adapter = adapters.read(path, bundle.config)
+        adapter = adapters.read(path, bundle.config, model=bundle.path)
         warnings = adapters.check_base(adapter, bundle.path, bundle.arrays)
         bundle = replace(bundle, warnings=(*bundle.warnings, *warnings))
         bundle = model_dir.with_settings_of(bundle, path)
@@ -131,7 +131,9 @@ def _find_base(start_from: Path | None, adapter: Path | None) -> tuple[str, Path
     """Return the base model's name for adapter_config.json, and its path."""
     if start_from is None:
         assert adapter is not None
-        path = adapters.find_base(adapter)
+        path = adapters.find_base(adapter, option="--from")
         return adapters.base_name(adapter) or str(path.resolve()), path
     path, found_by = find_model(str(start_from))
+    if adapters.is_adapter(path):
+        adapters.find_base(path, option="--from")  # its error names the option of this command
     return str(path.resolve()) if found_by == "a path" else str(start_from), path

@@ -1,12 +1,37 @@
 """Checks before a run starts or resumes: its directory, its ranks. Without torch."""
 
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from tgen import distributed
+from tgen.checkpoint import adapter as adapters
+from tgen.checkpoint.model_lookup import find_model
 from tgen.config import Parallel
-from tgen.errors import TrainingError, UsageError
+from tgen.errors import TgenError, TrainingError, UsageError
+from tgen.runs.request import RunRequest
 from tgen.runs.storage import state
 from tgen.storage.files import output_problem
+
+
+def check_out_is_not_source(request: RunRequest) -> None:
+    """Raise UsageError if a new run would replace a model or an adapter that it starts from."""
+    out = request.out
+    if any(path.exists() and out.exists() and out.samefile(path) for path in _sources(request)):
+        raise UsageError(
+            f"--out {out} cannot be replaced: this run starts from it", "choose another --out"
+        )
+
+
+def _sources(request: RunRequest) -> Iterator[Path]:
+    """Yield the paths of --from and --adapter, and of their base models."""
+    for name in (request.start_from, request.adapter):
+        if name is not None:
+            with suppress(TgenError):  # errors are raised when the model is opened
+                path = find_model(str(name)).path
+                yield path
+                if adapters.is_adapter(path):
+                    yield adapters.find_base(path)
 
 
 def check_out_is_free(out: Path, *, overwrite: bool) -> None:

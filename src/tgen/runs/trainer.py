@@ -58,6 +58,8 @@ class Trainer:
 
     def run(self, state: TrainState) -> Iterator[RunReport]:
         """Yield the run's reports, and write them as TensorBoard events if requested."""
+        has_saved = state.progress.best_bits_per_byte is not None or not self.has_val
+        self.saver.is_new = state.progress.step == 0 or not has_saved
         reports = self._train_with_rollbacks(state)
         if self.prepared.record.tensorboard and distributed.is_rank_zero():
             folder = run_state.folder(self.out) / "tensorboard"

@@ -17,10 +17,11 @@ def inspect(options: InspectOptions) -> None:
 
     --view heads with two --model options compares the heads of two models.
     """
+    from tgen.checkpoint.adapter import find_adapter
     from tgen.checkpoint.model_lookup import find_model
 
     names: list[str | None] = [*options.model] or [options.adapter]
-    adapter = find_model(options.adapter).path if options.adapter and options.model else None
+    adapter = find_adapter(options.adapter) if options.adapter else None
     locations = [find_model(name) for name in names]
     if options.only_training:
         from tgen.cli.inspect.training_curves import print_training_log
@@ -35,7 +36,7 @@ def inspect(options: InspectOptions) -> None:
 
     inspectors = [
         Inspector(
-            load(path, adapter=adapter),
+            load(path, adapter=adapter if options.model else None),
             text,
             device=options.device,
             tail=options.tail,
