@@ -82,6 +82,7 @@ def measure(options: argparse.Namespace) -> None:
         "LoRA 16": ("chats", ["--lora", "16"]),
         "control, shuffled answers": ("shuffled", []),
     }
+    sides = {side: sides[side] for side in options.sides or sides}
     steps = ["--steps", str(options.steps)] if options.steps else []
     rows = [["", "exact answers", "bits/byte before", "after", "seconds"]]
     runs = []
@@ -122,7 +123,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--minutes", type=float, default=10, help="of the base (default: 10)")
     parser.add_argument("--people", type=int, default=200, help="default: 200")
     parser.add_argument("--steps", type=int, help="of fine-tuning (default: as planned)")
+    parser.set_defaults(sides=None)
     quick = {"minutes": 0.02, "people": 5, "steps": 2}
+    quick["sides"] = ["LoRA 16", "control, shuffled answers"]  # between them all the code of full
     harness.run(measure, harness.parse(parser, arguments, quick))
 
 

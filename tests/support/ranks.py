@@ -5,6 +5,7 @@ and "folder", for the ranks' output. The answer is the ranks' exit statuses.
 """
 
 import faulthandler
+import gc
 import json
 import os
 import signal
@@ -13,13 +14,22 @@ from pathlib import Path
 from typing import Any
 
 os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+import pydantic.functional_validators
 import torch
+import torch._dynamo
+import typer._adapters
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+import tgen.cli.train.command
 import tgen.training.parallel
 from tgen.cli.app import run
 from tgen.runs import prepare, session
 
+# Imported once instead of by each rank.
+assert pydantic.functional_validators
+assert torch._dynamo
+assert typer._adapters
+assert tgen.cli.train.command
 assert tgen.training.parallel
 assert session
 
@@ -27,6 +37,7 @@ assert session
 def main() -> None:
     faulthandler.enable()  # shows where a rank crashed
     torch.set_num_threads(1)
+    gc.freeze()  # ranks need not look at these objects
     for line in sys.stdin:
         request = json.loads(line)
         tasks = request.get("arguments") or [request["code"]] * request["n"]
@@ -41,7 +52,7 @@ def main() -> None:
 def fork(task: Any, rank: int, n: int, port: int, folder: Path) -> int:
     if pid := os.fork():
         return pid
-    signal.alarm(100)  # if it hangs
+    signal.alarm(300)  # if it hangs; ranks wait for each other on busy machines
     for number, name in ((0, os.devnull), (1, folder / f"{rank}.out"), (2, folder / f"{rank}.err")):
         os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
     if n > 1:

@@ -106,13 +106,26 @@ def assert_same(path: Path, warnings: list[str]) -> None:
     assert set(expected[len(generated) :]) <= {0}  # transformers also returns the end-of-text token
 
 
-@pytest.mark.parametrize("train_tokenizer", [train_char, train_bpe], ids=["char", "bpe"])
-@pytest.mark.parametrize(("family", "values"), VARIANTS)
+@pytest.fixture(scope="module")
+def char_tokenizer() -> Tokenizer:
+    return train_char([TEXT])
+
+
+@pytest.fixture(scope="module")
+def bpe_tokenizer() -> Tokenizer:
+    return train_bpe([TEXT])
+
+
+@pytest.mark.parametrize(
+    ("family", "values", "tokenizer_kind"),
+    [(*variant, "bpe_tokenizer") for variant in VARIANTS]
+    + [(family, {}, "char_tokenizer") for family in ALL_FAMILIES],
+)
 def test_saved_model_opens_in_transformers(
-    family, values, train_tokenizer, tmp_path, transformers_warnings
+    family, values, tokenizer_kind, request, tmp_path, transformers_warnings
 ):
-    tokenizer: Tokenizer = train_tokenizer([TEXT])
-    model = make_model(family, vocab_size=tokenizer.vocab_size, context_length=128, **values)
+    tokenizer: Tokenizer = request.getfixturevalue(tokenizer_kind)
+    model = make_model(family, vocab_size=tokenizer.vocab_size, context_length=64, **values)
     model_dir.save(tmp_path, model.config, tokenizer, model.to_arrays())
     assert_same(tmp_path, transformers_warnings)
 
