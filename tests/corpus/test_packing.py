@@ -174,7 +174,13 @@ def request(folder, name="model", **overrides: str) -> runs.RunRequest:
         family="classic",  # its attention matters before training
         size="tiny",
         train=TrainConfig(steps=4, batch_size=2, val_fraction=0.25, eval_every=2),
-        overrides={"d_model": "16", "n_layers": "1", "context_length": "48", "dropout": "0"}
+        overrides={
+            "d_model": "16",
+            "n_layers": "1",
+            "context_length": "48",
+            "dropout": "0",
+            "precision": "float32",
+        }
         | overrides,
         threads=1,
     )
