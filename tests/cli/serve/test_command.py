@@ -9,6 +9,7 @@ import pytest
 from support.command import clean_environment
 from tgen.cli.app import run
 from tgen.cli.serve.command import _model_name
+from tgen.cli.serve.options import KEY_VARIABLE, ServeOptions
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,12 @@ def test_wrong_options_are_two_lines(
     assert out == b""
     assert message in err
     assert [line.split(b":")[0] for line in err.splitlines()] == [b"error", b"hint"]
+
+
+def test_white_space_around_a_key_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "secret\n")
+    assert ServeOptions().key == "secret"
+    assert ServeOptions(api_key=" other ").key == "other"
 
 
 def test_missing_packages_are_named() -> None:

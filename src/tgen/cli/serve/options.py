@@ -82,7 +82,7 @@ class ServeOptions:
     def __post_init__(self) -> None:
         check_ranges(self)
         _ = self.body_bytes
-        if self.key is not None and not self.key.strip():
+        if self.key == "":
             message = "--api-key: the key is empty"
             raise UsageError(message, f"pass a key, or unset {KEY_VARIABLE}")
 
@@ -93,5 +93,10 @@ class ServeOptions:
 
     @property
     def key(self) -> str | None:
-        """The API key, from the command line or the environment; None without one."""
-        return self.api_key if self.api_key is not None else os.environ.get(KEY_VARIABLE)
+        """The API key, from the command line or the environment; None without one.
+
+        White space around it is removed: files with secrets often end with a newline, which no
+        header can have.
+        """
+        key = self.api_key if self.api_key is not None else os.environ.get(KEY_VARIABLE)
+        return None if key is None else key.strip()
