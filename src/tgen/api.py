@@ -164,7 +164,7 @@ class Model:
 
     def encode(self, text: str | bytes) -> list[int]:
         """Return the token ids of a prompt."""
-        _check_text(text)
+        _check_text("prompt", text)
         return self._loaded.encode(text)
 
     def generate(self, prompt: str | bytes = "", **options: Any) -> str:
@@ -236,7 +236,7 @@ class Model:
         """
         from tgen.scoring import score_text
 
-        _check_text(text)
+        _check_text("text", text)
         context_length = self._loaded.engine.context_length
         whole = isinstance(stride, int) and not isinstance(stride, bool)
         valid = stride is None or (whole and 1 <= stride <= context_length)
@@ -265,7 +265,10 @@ class Model:
         from tgen.cli.inspect.page.attention_page import AttentionPage, attention_page
         from tgen.inspection.inspector import Inspector
 
-        _check_text(text)
+        _check_text("text", text)
+        for name, value in (("layer", layer), ("head", head)):
+            valid = value is None or isinstance(value, str)
+            require(valid, name, repr(value), 'a str such as "0,2-4" or "-1"')
         options = InspectOptions(
             html=Path("-"), layer=layer, head=head, measure=measure, ablate=ablate, tail=tail
         )
@@ -337,5 +340,5 @@ class Model:
         return (piece.decode("utf-8", errors="replace") for piece in pieces)
 
 
-def _check_text(text: Any) -> None:
-    require(isinstance(text, (str, bytes)), "prompt", repr(text), "a str or bytes")
+def _check_text(name: str, text: Any) -> None:
+    require(isinstance(text, (str, bytes)), name, repr(text), "a str or bytes")

@@ -59,7 +59,9 @@ def test_options_select_heads(trained):
     assert page.html.count('type="application/octet-stream"') == 1
     with pytest.raises(UsageError, match="measure: invalid value"):
         model.inspect("a b", measure="values")
-    with pytest.raises(UsageError, match="prompt: invalid value 5"):
+    with pytest.raises(UsageError, match="text: invalid value 5"):
         model.inspect(5)
+    with pytest.raises(UsageError, match="layer: invalid value 0"):
+        model.inspect("a b", layer=0)
     with pytest.raises(UsageError, match="the prompt is empty"):
         model.inspect("")
