@@ -86,7 +86,7 @@ class Answer:
     def new_chunks(self) -> Iterator[dict[str, Any]]:
         """Yield what is new since the last call, one chunk per text that has something new."""
         for i, text in enumerate(self._texts):
-            if not text.has_news:
+            if not text.has_new_content:
                 continue
             content, logprobs = text.take(with_logprobs=self._request.logprobs)
             if not self._request.chat:
@@ -137,8 +137,8 @@ class _Text:
         self._finish_taken = False
 
     @property
-    def has_news(self) -> bool:
-        """Whether the next chunk has something to tell."""
+    def has_new_content(self) -> bool:
+        """Whether the next chunk has text, log-probabilities or the end."""
         return bool(self.new or self._tokens or (self.finish and not self._finish_taken))
 
     def add(self, token: Token, *, with_logprobs: bool) -> None:

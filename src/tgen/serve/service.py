@@ -109,7 +109,7 @@ class Service:
             return
         if self._key_digest is not None:
             scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-            # Digests have one length: the comparison takes the same time for every key.
+            # Digests have equal lengths: the comparison takes the same time for every key.
             equal = hmac.compare_digest(_digest(key.strip()), self._key_digest)
             if scheme.lower() != b"bearer" or not equal:
                 raise HttpError(
@@ -163,10 +163,10 @@ class Service:
             raise HttpError(415, "the Content-Type is not application/json")
         body = await self._read_body(request)
         try:
-            wanted = parse(body, self._name)
+            text_request = parse(body, self._name)
         except RecursionError:
             raise bad_request("the body is nested too deeply") from None
-        n, limits = wanted.n_texts, self._limits
+        n, limits = text_request.n_texts, self._limits
         if n > self._engine.queue_size:
             limit = self._engine.queue_size
             message = f"n: too many texts over all prompts (got {n:,}, limit {limit:,})"
@@ -174,14 +174,14 @@ class Service:
         self._engine.reserve(n)
         try:
             prepared = await asyncio.get_running_loop().run_in_executor(
-                self._preparers, prepare, self._model, wanted, limits.max_tokens
+                self._preparers, prepare, self._model, text_request, limits.max_tokens
             )
         except BaseException:
             self._engine.release(n)
             raise
         token_bytes = self._model.vocabulary.bytes_of
-        answer = Answer(wanted, prepared, self._name, self._fingerprint, token_bytes)
-        job = Job(prepared.requests, stream=wanted.stream)
+        answer = Answer(text_request, prepared, self._name, self._fingerprint, token_bytes)
+        job = Job(prepared.requests, stream=text_request.stream)
         self._engine.submit(job)
         self._metrics.texts += n
         return TextResponse(
@@ -189,7 +189,7 @@ class Service:
             self._metrics,
             job,
             answer,
-            stream=wanted.stream,
+            stream=text_request.stream,
             timeout=limits.request_seconds,
         )
 

@@ -48,7 +48,7 @@ class TextResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response, or stop when the client leaves."""
         work = self._send_stream(send) if self._stream else self._send_whole(scope, receive, send)
-        sending, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+        sending, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
@@ -103,8 +103,8 @@ class TextResponse(Response):
         return HttpError(503, message, kind="timeout_error", code="timeout", headers=headers)
 
 
-async def _gone(receive: Receive) -> None:
-    """Wait until the client has closed the connection."""
+async def _wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
