@@ -5,31 +5,32 @@ Only the event loop changes them. Labels come from closed sets, so the number of
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from tgen.serve.answer import Answer
 from tgen.serve.engine_thread import Job
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+# Seconds.
+_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
 class _Histogram:
     """Counts of observed seconds by upper bound."""
 
-    def __init__(self, help_text: str, bounds: Sequence[float] = _SECONDS) -> None:
-        self.help_text, self._bounds = help_text, bounds
-        self._counts, self._sum = [0] * (len(bounds) + 1), 0.0
+    def __init__(self, help_text: str) -> None:
+        self.help_text = help_text
+        self._counts, self._sum = [0] * (len(_BOUNDS) + 1), 0.0
 
     def observe(self, value: float) -> None:
         """Count a value."""
-        self._counts[bisect_left(self._bounds, value)] += 1
+        self._counts[bisect_left(_BOUNDS, value)] += 1
         self._sum += value
 
     def lines(self, name: str) -> Iterator[str]:
         """Yield the cumulative counts, the sum and the count."""
         total = 0
-        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
+        for bound, count in zip((*map(str, _BOUNDS), "+Inf"), self._counts, strict=True):
             total += count
             yield f'{name}_bucket{{le="{bound}"}} {total}'
         yield f"{name}_sum {self._sum}"

@@ -48,7 +48,8 @@ class TextResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response, or stop when the client leaves."""
         work = self._send_stream(send) if self._stream else self._send_whole(scope, receive, send)
-        sending, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_wait_for_disconnect(receive))
+        sending = asyncio.ensure_future(work)
+        leaving = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
