@@ -49,6 +49,12 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return HttpError(400, message, param=param, code=code)
 
 
+def model_not_found(name: str, served: str) -> HttpError:
+    """Return the error of a request for another model than the one that is served."""
+    message = f"the model {name[:100]!r} does not exist; this server has {served!r}"
+    return HttpError(404, message, code="model_not_found", param="model")
+
+
 def unavailable(message: str, code: str) -> HttpError:
     """Return the error of a server that is stopping or has failed; clients try again elsewhere."""
     headers = {"Retry-After": str(_RETRY_SECONDS), "Connection": "close"}

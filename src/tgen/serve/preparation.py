@@ -93,17 +93,17 @@ def _check_characters(model: LoadedModel, prompt: str) -> None:
 
 def _count(model: LoadedModel, request: TextRequest, n_prompt: int, max_tokens: int) -> int:
     """Return the maximum number of new tokens of a prompt's texts, which fit in the context."""
-    length, asked = model.engine.context_length, request.max_tokens
-    if asked is not None and asked > max_tokens:
-        message = f"max_tokens: invalid value {asked}, expected at most {max_tokens:,}"
+    length, requested = model.engine.context_length, request.max_tokens
+    if requested is not None and requested > max_tokens:
+        message = f"max_tokens: invalid value {requested}, expected at most {max_tokens:,}"
         raise bad_request(message, "max_tokens")
     room = length + 1 - n_prompt  # a full context still predicts one more token
-    if room < (asked or 1):
-        needed = f" and {asked:,} new tokens do" if asked else " does"
+    if room < (requested or 1):
+        needed = f" and {requested:,} new tokens do" if requested else " does"
         raise bad_request(
             f"a prompt of {n_prompt:,} tokens{needed} not fit the context of {length:,} tokens",
             "messages" if request.chat else "prompt",
             "context_length_exceeded",
         )
     default = max_tokens if request.chat else min(_COMPLETION_TOKENS, max_tokens)
-    return asked if asked is not None else min(default, room)
+    return requested if requested is not None else min(default, room)

@@ -21,7 +21,13 @@ from tgen.loaded_model import LoadedModel
 from tgen.serve import metrics
 from tgen.serve.answer import Answer
 from tgen.serve.engine_thread import EngineThread, Job
-from tgen.serve.http_error import HttpError, bad_request, internal_error, to_http
+from tgen.serve.http_error import (
+    HttpError,
+    bad_request,
+    internal_error,
+    model_not_found,
+    to_http,
+)
 from tgen.serve.preparation import prepare
 from tgen.serve.text_request import TextRequest, parse_chat, parse_completion
 from tgen.serve.text_response import TextResponse
@@ -139,8 +145,7 @@ class Service:
     async def _get_model(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name != self._name:
-            message = f"the model {name[:100]!r} does not exist; this server has {self._name!r}"
-            raise HttpError(404, message, code="model_not_found", param="model")
+            raise model_not_found(name, self._name)
         return JSONResponse(self._describe_model())
 
     def _describe_model(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from tgen.config.option import suggest
-from tgen.serve.http_error import HttpError, bad_request
+from tgen.serve.http_error import HttpError, bad_request, model_not_found
 
 MAX_CHOICES = 128  # texts per prompt, as in OpenAI's API
 _MAX_STOPS, _MAX_STOP_BYTES = 4, 256
@@ -207,8 +207,7 @@ def _parse(body: bytes, fields: Mapping[str, _Field], model: str) -> dict[str, A
             message = f"unknown field {name[:60]!r}" + (f": {hint}" if hint else "")
             raise bad_request(message, name[:60], "unknown_parameter")
     if checked.get("model", model) != model:
-        message = f"the model {checked['model'][:100]!r} does not exist; this server has {model!r}"
-        raise HttpError(404, message, code="model_not_found", param="model")
+        raise model_not_found(checked["model"], model)
     return checked
 
 
