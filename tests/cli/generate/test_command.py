@@ -91,7 +91,7 @@ def test_choices_that_are_no_list_of_strings_are_refused(generate, text):
         (["--json-schema", "bad"], ["--json-schema bad: Expecting", "JSON schema"]),
         (["--json-schema", "latin"], ["--json-schema latin: ", "JSON schema"]),
         (["--json-schema", "large"], ["--json-schema large: more than 1,048,576 bytes"]),
-        (["--json-schema", "wrong"], ["--json-schema: "]),
+        (["--json-schema", "wrong"], ["--json-schema wrong: "]),
         (["--require", "a", "-n", 0], ["--require: the strings have 1 token, but only 0"]),
     ],
 )
