@@ -18,7 +18,7 @@ import torch
 from support.command import clean_environment, tgen
 from support.models import ALL_FAMILIES, TEXT, make_model
 from tgen.checkpoint import model_dir
-from tgen.runs import prepare
+from tgen.runs import final_report, prepare, samples
 from tgen.tokenizer import Tokenizer, train_bpe
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -55,6 +55,16 @@ def _assumed_speed() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prepare, "measure_speed", lambda *_, **__: 2e10)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _short_samples() -> Iterator[None]:
+    """Generate short samples in training runs: otherwise they take longer than the steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(samples, "_SAMPLE_TOKENS", 24)
+        patch.setattr(final_report, "_MEMORIZATION_SAMPLES", 2)
+        patch.setattr(final_report, "_MEMORIZATION_TOKENS", 24)
         yield
 
 

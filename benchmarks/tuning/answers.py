@@ -124,8 +124,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--people", type=int, default=200, help="default: 200")
     parser.add_argument("--steps", type=int, help="of fine-tuning (default: as planned)")
     parser.set_defaults(sides=None)
-    quick: dict[str, Any] = {"minutes": 0.02, "people": 5, "steps": 2}
-    quick["sides"] = ["LoRA 16", "control, shuffled answers"]  # between them all the code of full
+    quick = {
+        "minutes": 0.02,
+        "people": 5,
+        "steps": 2,
+        "sides": ["LoRA 16", "control, shuffled answers"],  # between them all the code of full
+    }
     harness.run(measure, harness.parse(parser, arguments, quick))
 
 

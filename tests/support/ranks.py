@@ -23,7 +23,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 import tgen.cli.train.command
 import tgen.training.parallel
 from tgen.cli.app import run
-from tgen.runs import prepare, session
+from tgen.runs import final_report, prepare, samples, session
 
 # Imported once instead of by each rank.
 assert pydantic.functional_validators
@@ -60,6 +60,7 @@ def fork(task: Any, rank: int, n: int, port: int, folder: Path) -> int:
         os.environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     # Measuring takes longer than training a tiny model; each rank has its own speed.
     prepare.measure_speed = lambda *_, **__: 2e10 * (1 + rank / 10)  # type: ignore[attr-defined]
+    samples._SAMPLE_TOKENS = final_report._MEMORIZATION_TOKENS = 24
     status = 99
     try:
         if isinstance(task, str):
