@@ -4,11 +4,13 @@ import json
 import re
 
 import pytest
+from llguidance import LLParserLimits
 
 from support.command import tgen
 from tgen.api import load
 from tgen.config import SamplingConfig
 from tgen.errors import UsageError
+from tgen.generation import constrained
 from tgen.loaded_model import open_model
 
 SCHEMA = {
@@ -135,3 +137,18 @@ def test_schema_true_allows_any_json(trained, schema):
         "a", json_schema=schema, bias={"7": 99}, max_new_tokens=1
     )
     assert text == "7"
+
+
+def test_texts_do_not_fail_because_of_the_states_of_others(monkeypatch):
+    schema = {"type": "string", "pattern": "(.*a.{40}){2}"}
+    options = {"json_schema": json.dumps(schema), "max_new_tokens": 60, "temperature": 1.0}
+
+    def texts(max_states):
+        limits = LLParserLimits(max_lexer_states=max_states)
+        monkeypatch.setattr(constrained, "_LIMITS", limits)
+        model = load("shakespeare", threads=1)
+        return [model.generate("x", seed=seed, **options) for seed in range(8)]
+
+    assert texts(1500) == texts(250_000)  # each needs fewer states, but not all together
+    with pytest.raises(UsageError, match="too many states"):
+        texts(100)

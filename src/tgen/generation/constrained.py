@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -27,8 +28,18 @@ except ImportError:
 
 _LOWEST = -9e18
 _NO_TEXT = "no text matches"
+# Below llguidance's own, 250,000: texts of one grammar share the states, of some 3 KB each.
+_MAX_STATES = 20_000
+_TOO_MANY_STATES = "too many states"
+_MAX_COMPILED = 16  # grammars
+_LIMITS = LLParserLimits(max_lexer_states=_MAX_STATES)
 # Below llguidance's own: an ambiguous grammar could take seconds per token before it fails.
-_GRAMMAR_LIMITS = LLParserLimits(max_items_in_row=500, step_max_items=5_000, step_lexer_fuel=50_000)
+_GRAMMAR_LIMITS = LLParserLimits(
+    max_items_in_row=500,
+    step_max_items=5_000,
+    step_lexer_fuel=50_000,
+    max_lexer_states=_MAX_STATES,
+)
 _CORRECT = "correct the grammar; docs/generate.md describes the formats"
 _LOCATION = re.compile(r"(?:at )?(\d+)\(\d+\): ")  # line and column
 _MAX_CHARACTERS = 1 << 20  # of a grammar or a schema
@@ -54,12 +65,24 @@ class Matcher:
     raise UsageError, so that the text does not count as complete.
     """
 
-    def __init__(self, matcher: LLMatcher, end: int, ends: Sequence[int], kind: str) -> None:
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        end: int,
+        ends: Sequence[int],
+        kind: str,
+        renew: Callable[[], LLMatcher],
+    ) -> None:
+        """`renew` returns a matcher of the same grammar without the states of other texts."""
         self._matcher, self._end, self._ends, self._kind = matcher, end, ends, kind
+        self._renew: Callable[[], LLMatcher] | None = renew
+        self._tokens: list[int] = []
 
     def allowed(self, size: int) -> NDArray[np.bool_]:
         """Return a mask (size,) of allowed tokens, with end tokens if the text is complete."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._is_renewed():
+            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         _check(self._matcher, self._kind)
         flags = np.unpackbits(bits, count=self._end + 1, bitorder="little").astype(bool)
         allowed = np.zeros(size, bool)
@@ -71,8 +94,21 @@ class Matcher:
     def accept(self, token: int) -> None:
         """Advance by an allowed token."""
         if token not in self._ends:
+            self._tokens.append(token)
             self._matcher.consume_token(token)
+            self._is_renewed()
             _check(self._matcher, self._kind)
+
+    def _is_renewed(self) -> bool:
+        """Whether the matcher was replaced, because the texts of its grammar had too many states:
+        a text must not fail because of others."""
+        if self._renew is None or not self._matcher.is_error():
+            return False
+        if _TOO_MANY_STATES not in self._matcher.get_error():
+            return False
+        self._matcher, self._renew = self._renew(), None
+        self._matcher.consume_tokens(self._tokens)
+        return True
 
     @property
     def complete(self) -> bool:
@@ -83,6 +119,13 @@ class Matcher:
     def stopped(self) -> bool:
         """Whether no token is allowed any more."""
         return bool(self._matcher.is_stopped())
+
+
+@dataclass
+class _Compiled:
+    """A grammar, of whose matcher each text gets a copy; None: to be compiled again."""
+
+    matcher: LLMatcher | None = None
 
 
 class Grammars:
@@ -102,7 +145,7 @@ class Grammars:
         self.tokens, self.eos_token_id, self._ends = [*tokens, b""], len(tokens), sorted(ends)
         self.bos_token_id, self.special_token_ids = None, [*self._ends, len(tokens)]
         self._tokenizer = LLTokenizer(TokenizerWrapper(self))
-        self._compiled = lru_cache(maxsize=100)(self._compile)
+        self._compiled = lru_cache(maxsize=_MAX_COMPILED)(lambda *_: _Compiled())
 
     def __call__(self, text: str | bytes) -> Sequence[int]:
         """Return the ids of a text; llguidance uses it for forced tokens.
@@ -123,8 +166,16 @@ class Grammars:
         if kind is None:
             return None
         ban = sampling.ban if kind == "choices" else ()
-        matcher = self._compiled(kind, getattr(sampling, kind), ban).deep_copy()
-        return Matcher(matcher, self.eos_token_id, self._ends, kind)
+        key = kind, getattr(sampling, kind), ban
+        compiled = self._compiled(*key)
+
+        def renew() -> LLMatcher:
+            compiled.matcher = None
+            return self._compile(*key)
+
+        shared = compiled.matcher or self._compile(*key)
+        compiled.matcher = shared
+        return Matcher(shared.deep_copy(), self.eos_token_id, self._ends, kind, renew)
 
     def _compile(self, kind: str, value: Any, ban: Sequence[str | bytes]) -> LLMatcher:
         if kind == "choices":
@@ -135,7 +186,7 @@ class Grammars:
             if kind == "grammar":
                 value, lines = _to_lark(value)
             grammar = _to_llguidance(kind, value, self._missing_characters)
-            limits = _GRAMMAR_LIMITS if kind == "grammar" else None
+            limits = _GRAMMAR_LIMITS if kind == "grammar" else _LIMITS
             matcher = _on_large_stack(
                 lambda: LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
             )
