@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from support.command import tgen
 from support.models import TEXT, make_model
 from support.runs import load_run, progress, request, resume
 from support.vocabularies import smollm2_like
@@ -190,7 +191,7 @@ def test_options_that_the_source_determines_are_refused(run_here, tmp_path, sour
         refused = run_here("train", "corpus.txt", "--from", source, *option, cwd=tmp_path)
         assert refused.returncode == 2
         assert f"{option[0]} cannot be combined with --from".encode() in refused.stderr
-    shown = run_here("train", "corpus.txt", "--from", source, "--dry-run", cwd=tmp_path)
+    shown = tgen("train", "corpus.txt", "--from", source, "--dry-run", cwd=tmp_path)
     assert shown.returncode == 0
     assert b"from the model to fine-tune" in shown.stdout
     both = run_here("train", "corpus.txt", "--minutes", 1, "--steps", 1, cwd=tmp_path)
