@@ -100,13 +100,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run_here(
-    capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., SimpleNamespace]:
+def run_here(capsysbinary: pytest.CaptureFixture[bytes]) -> Callable[..., SimpleNamespace]:
     """Run the command in this process, in the directory `cwd`."""
     from tgen.cli.app import run
-
-    monkeypatch.setenv("COLUMNS", "100")
 
     def run_command(*arguments: object, cwd: Path | str = ".") -> SimpleNamespace:
         with chdir(cwd):

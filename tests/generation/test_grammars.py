@@ -101,7 +101,7 @@ def test_any_character_of_gbnf_includes_line_breaks(model):
             'start: "a"\n  <|endoftext|>',
             "line 2: special tokens are not supported (got <|endoftext|>)",
         ),
-        ('begin: "yes"', "there is no rule start, where the text starts"),
+        ('begin: "yes"', "the grammar has no rule named start"),
         ('start: "a"\nb: "c"\n  | nothing\nstart: b', "line "),
         ("start: A\n\nA: /(/\n", "line 3: unclosed group"),
         ('a: "b"\n', "start"),
@@ -118,7 +118,7 @@ def test_any_character_of_gbnf_includes_line_breaks(model):
         ('root ::= "a" )\n', "line 1: expected name"),
         ('root ::= "a"{2\n', "line 2: expected"),
         ('\nroot ::= "a"{3,2}\n', "line 2: "),
-        ('a ::= "b"\n', "there is no rule root"),
+        ('a ::= "b"\n', "no rule named root"),
         (
             'root ::= a-b\na-b ::= "x"\na_B ::= "y"\n',
             "line 3: a_B is defined again, first on line 2",

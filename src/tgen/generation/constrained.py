@@ -54,7 +54,7 @@ _LARK_TOKEN = re.compile(
 )
 _PLAIN = {  # reasons of llguidance: what they mean
     "lexer error": "a character is not expected here, or a string is not closed on its line",
-    "no start rule found": "there is no rule start, where the text starts",
+    "no start rule found": "the grammar has no rule named start",
 }
 
 
@@ -81,7 +81,7 @@ class Matcher:
     def allowed(self, size: int) -> NDArray[np.bool_]:
         """Return a mask (size,) of allowed tokens, with end tokens if the text is complete."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        if self._is_renewed():
+        if self._renew_if_starved():
             bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         _check(self._matcher, self._kind)
         flags = np.unpackbits(bits, count=self._end + 1, bitorder="little").astype(bool)
@@ -96,12 +96,12 @@ class Matcher:
         if token not in self._ends:
             self._tokens.append(token)
             self._matcher.consume_token(token)
-            self._is_renewed()
+            self._renew_if_starved()
             _check(self._matcher, self._kind)
 
-    def _is_renewed(self) -> bool:
-        """Whether the matcher was replaced, because the texts of its grammar had too many states:
-        a text must not fail because of others."""
+    def _renew_if_starved(self) -> bool:
+        """Replace the matcher if the texts of its grammar have used up the states, since a text
+        must not fail because of others; return whether it was replaced."""
         if self._renew is None or not self._matcher.is_error():
             return False
         if _TOO_MANY_STATES not in self._matcher.get_error():

@@ -67,7 +67,7 @@ def gbnf_to_lark(text: str) -> LarkGrammar:
         if _lark_name(name) not in defined:
             raise ValueError(f"line {where}: there is no rule {name}")
     if "start" not in defined:
-        raise ValueError("there is no rule root, where the text starts")
+        raise ValueError("the grammar has no rule named root")
     try:
         lark = convert("".join(pieces))
     except GbnfToLarkError as error:
