@@ -10,7 +10,7 @@ C d_model · H heads · D head_dim · V vocabulary · L layers
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -22,7 +22,13 @@ from torch import Tensor, nn
 
 from tgen.config import ModelConfig, Rope
 from tgen.model import fused
-from tgen.model.attention_mask import causal_mask, document_mask, document_positions
+from tgen.model.attention_mask import (
+    Piece,
+    causal_mask,
+    document_mask,
+    document_pieces,
+    document_positions,
+)
 from tgen.model.dropout import Dropout
 from tgen.model.kv_cache import KVCache
 from tgen.model.product_precision import in_full_precision, linear
@@ -48,7 +54,8 @@ class ForwardContext(NamedTuple):
     """Inputs of a block besides the vectors."""
 
     rope: tuple[Tensor, Tensor] | None  # cos and sin of the positions, broadcast to (B, H, T, n/2)
-    mask: Tensor | None  # (T, S) or (B, 1, T, S) bool; None: plain causal attention
+    # (T, S) or (B, 1, T, S) bool, or the pieces of each row; None: plain causal attention
+    mask: Tensor | list[list[Piece]] | None
     cache: KVCache | None
     recorder: Recorder | None
 
@@ -158,16 +165,32 @@ class CausalSelfAttention(nn.Module):
         causal = mask is None and T > 1  # aligns the first query with the first key
         attention = partial(
             F.scaled_dot_product_attention,
-            attn_mask=mask,
-            is_causal=causal,
             scale=self.scale,
             enable_gqa=self.n_heads != self.n_kv_heads,
         )
+        if isinstance(mask, list):
+            attention = partial(_attend_in_pieces, attention, mask)
+        else:
+            attention = partial(attention, attn_mask=mask, is_causal=causal)
         attn_out = in_full_precision(attention, q, k, v)
         if context.recorder is not None:
+            assert not isinstance(mask, list)
             context.recorder.attention(self.layer, q, k, v, mask, attn_out)
         out: Tensor = self.o_proj(attn_out.transpose(1, 2).reshape(B, T, self.sizes[0]))
         return self.dropout(out)  # type: ignore[no-any-return]
+
+
+def _attend_in_pieces(
+    attention: Callable[..., Tensor], rows: list[list[Piece]], *qkv: Tensor
+) -> Tensor:
+    """Apply `attention` to each piece of each row of q, k, v (B, heads, T, D)."""
+    outs = []
+    for pieces, *row in zip(rows, *(torch.split(x, 1) for x in qkv), strict=True):
+        lengths = [piece.length for piece in pieces]
+        parts = zip(pieces, *(torch.split(x, lengths, dim=2) for x in row), strict=True)
+        out = [attention(*p, attn_mask=mask, is_causal=mask is None) for (_, mask), *p in parts]
+        outs.append(torch.cat(out, dim=2))
+    return torch.cat(outs)
 
 
 class FeedForward(nn.Module):
@@ -325,14 +348,16 @@ class Transformer(nn.Module):
         """
         assert documents is None or (cache is None and recorder is None)
         config, T = self.config, tokens.shape[1]
-        masks: dict[int | None, Tensor | None] = {}  # by window
+        masks: dict[int | None, Tensor | list[list[Piece]] | None] = {}  # by window
         windows = {config.window(layer) for layer in range(config.n_layers)}
         if cache is not None:
             positions = cache.extend(T)
             masks = {window: cache.mask(window) for window in windows}
         elif documents is not None:
             positions = document_positions(documents)
-            masks = {window: document_mask(documents, window) for window in windows}
+            for window in windows:
+                pieces = document_pieces(documents, window)
+                masks[window] = document_mask(documents, window) if pieces is None else pieces
         else:
             positions = torch.arange(T, device=tokens.device)
             for window in windows:
