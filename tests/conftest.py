@@ -55,6 +55,7 @@ def _assumed_speed() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prepare, "measure_speed", lambda *_, **__: 2e10)
+        patch.setattr(prepare, "measure_step", lambda *_, **__: None)
         yield
 
 

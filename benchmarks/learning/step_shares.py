@@ -19,9 +19,9 @@ import torch
 from torch.autograd.profiler import profile, record_function
 
 from benchmarks import harness
-from tgen.benchmark.training_step import TrainingRun
 from tgen.config import SIZES, ModelConfig, ResolvedTrainConfig
 from tgen.model.product_precision import computes_bfloat16
+from tgen.training.random_run import RandomRun
 
 _PRODUCTS = {"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm"}
 _PRODUCTS |= {"mkldnn::_linear_pointwise", "aten::mkldnn_linear", "aten::_addmm_activation"}
@@ -37,7 +37,7 @@ def step_shares(size: str, step_tokens: int, precision: str, steps: int) -> dict
     model = ModelConfig.of("qwen3", **shape, vocab_size=_VOCAB_SIZE, tied_embeddings=False)
     settings: dict[str, Any] = {"precision": precision} if precision != "float32" else {}
     config = ResolvedTrainConfig(batch_size=step_tokens // model.context_length, **settings)
-    run = TrainingRun(model, config, torch.device("cpu"))
+    run = RandomRun(model, config, torch.device("cpu"))
     run.advance(_WARMUP_STEPS)
     started = time.perf_counter()
     run.advance(steps)

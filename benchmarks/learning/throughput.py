@@ -26,10 +26,10 @@ import torch
 from benchmarks import harness
 from benchmarks.learning import nanogpt
 from tgen.benchmark.statistics import timing
-from tgen.benchmark.training_step import TrainingRun
 from tgen.config import Activation, ModelConfig, Precision, ResolvedTrainConfig
 from tgen.errors import UsageError
 from tgen.model.product_precision import computes_bfloat16
+from tgen.training.random_run import RandomRun
 
 N_CHARACTERS = 65  # of tinyshakespeare
 TGEN_VOCAB_SIZE = 258
@@ -89,7 +89,7 @@ def tgen_steps(vocab_size: int, activation: Activation) -> RunSteps:
     cpu = torch.device("cpu")
     precision: Precision = "bfloat16" if computes_bfloat16(cpu) else "float32"  # as with --steps
     config = ResolvedTrainConfig(optimizer="adamw", batch_size=BATCH, precision=precision)
-    return TrainingRun(model, config, cpu).advance
+    return RandomRun(model, config, cpu).advance
 
 
 def run_blocks(sides: dict[str, RunSteps], *, blocks: int, steps: int) -> dict[str, list[float]]:

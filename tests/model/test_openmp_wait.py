@@ -7,9 +7,9 @@ import threading
 import pytest
 import torch
 
-from tgen.benchmark.training_step import TrainingRun
 from tgen.config import ModelConfig, ResolvedTrainConfig
 from tgen.model.openmp_wait import BusyMachine
+from tgen.training.random_run import RandomRun
 
 
 def sleeping(machine):
@@ -81,7 +81,7 @@ def test_training_on_a_busy_machine_gives_the_same_bits():
 
     def weights(*, change_at=()):
         machine = BusyMachine(2, 2)
-        run = TrainingRun(config, ResolvedTrainConfig(batch_size=8), torch.device("cpu"))
+        run = RandomRun(config, ResolvedTrainConfig(batch_size=8), torch.device("cpu"))
         for step in range(6):
             if step in change_at:
                 machine.update(0.0 if machine.other_cpus else 1.0)

@@ -1,9 +1,8 @@
 """Duration of a training step and its utilization of the machine.
 
-The steps are those of `tgen train`: its loop, loss and optimizers, advanced report by report, on
-random tokens without document ends and BPE-dropout; a step's duration does not depend on the token
-ids. Evaluation, samples and checkpoints are excluded. A warmup block of steps comes first, then
-the timed blocks; on a GPU each block ends when its losses arrive.
+The steps are those of `tgen train`, on random tokens. Evaluation, samples and checkpoints are
+excluded. A warmup block of steps comes first, then the timed blocks; on a GPU each block ends when
+its losses arrive.
 
 FLOPs per token are counted as in Kaplan et al. (2020, section 2.1): 6 per matmul parameter (2
 forward, 4 backward; embedding lookups are free). Attention adds 12 per layer, head, head dimension
@@ -14,59 +13,18 @@ recomputation do not count.
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
-import numpy as np
 import torch
 
 from tgen.benchmark.machine import peak_memory_bytes
 from tgen.benchmark.statistics import timing
 from tgen.config import ModelConfig, ResolvedTrainConfig
-from tgen.corpus import TokenDataset
 from tgen.errors import UsageError
 from tgen.model.device import choose_device, memory_bytes, set_threads
 from tgen.reports.benchmark import TrainingStepReport, TrialReport
-from tgen.training.loop import train
 from tgen.training.plan.memory_estimate import check_memory
 from tgen.training.plan.param_shapes import flops_per_token
-from tgen.training.state import new_state
-
-_UNLIMITED = 1 << 40  # steps
-_MIN_TOKENS = 1 << 20
-
-
-class TrainingRun:
-    """A training run on random tokens that advances a few steps at a time."""
-
-    def __init__(
-        self, model: ModelConfig, config: ResolvedTrainConfig, device: torch.device
-    ) -> None:
-        self.state = new_state(model, config, device)
-        unlimited = replace(config, steps=_UNLIMITED, eval_every=_UNLIMITED, bpe_dropout=0.0)
-        dataset = random_dataset(model, config)
-        self._reports = train(self.state.model, dataset, unlimited, self.state)
-
-    def advance(self, n: int) -> int:
-        """Take at least `n` steps, until their losses are known; return the number of steps."""
-        before = self.state.progress.step
-        while self.state.progress.step < before + n:
-            next(self._reports)
-        return self.state.progress.step - before
-
-
-def random_dataset(model: ModelConfig, config: ResolvedTrainConfig) -> TokenDataset:
-    """Return uniformly random tokens, in windows of the full context length."""
-    dtype = np.uint16 if model.vocab_size <= 1 << 16 else np.uint32
-    n = max(_MIN_TOKENS, 2 * model.context_length)
-    random = np.random.default_rng(config.seed)
-    return TokenDataset(
-        train=random.integers(model.vocab_size, size=n, dtype=dtype),
-        val=np.zeros(0, dtype),
-        val_bytes=0,
-        context_length=model.context_length,
-        batch_size=config.batch_size,
-        seed=config.seed,
-    )
+from tgen.training.random_run import RandomRun
 
 
 def measure_training_step(
@@ -94,7 +52,7 @@ def measure_training_step(
     set_threads(threads)
     if target.type == "cuda":
         torch.cuda.reset_peak_memory_stats(target)
-    run = TrainingRun(model, config, target)
+    run = RandomRun(model, config, target)
     seconds, n_timed = [], 0
     for trial in range(trials + 1):
         began = time.perf_counter()

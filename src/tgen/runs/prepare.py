@@ -5,7 +5,7 @@ import platform
 import secrets
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from tgen.runs.request import RunRequest
 from tgen.runs.run_record import RunRecord
 from tgen.storage.disk_array import Array
 from tgen.tokenizer import Tokenizer, make_tokenizer
-from tgen.training.calibrate import measure_speed
+from tgen.training.calibrate import measure_speed, measure_step
 from tgen.training.plan.model_size import PlanInputs
 from tgen.training.plan.overrides import parse_overrides
 from tgen.training.plan.param_shapes import matmul_params, n_parameters
@@ -227,14 +227,18 @@ def prepare(
         source_optimizer=None if source is None else fine_tuning.source_optimizer(source.path),
         frozen=frozen,
     )
-    plan = make_plan(
+    choose = partial(
+        make_plan,
         family=request.family,
         size=request.size,
         train=config,
         model_fields=model_fields,
-        inputs=inputs,
         start_from=None if source is None else source.config,
     )
+    plan = choose(inputs=inputs)
+    if config.steps is None and inputs.on_cpu and inputs.n_ranks == 1 and source is None:
+        step_seconds = measure_step(plan.model, plan.train, seconds=seconds)
+        plan = choose(inputs=replace(inputs, step_seconds=step_seconds))
     notes = [*(source.warnings if source else ()), *text_notes, *plan.notes]
     baselines: dict[str, float] = {}
     if split and with_baselines and train.loss_mask is None and val.loss_mask is None:

@@ -1,16 +1,18 @@
-"""Measure the training speed of this machine with a few passes of a small model."""
+"""Measure the training speed of this machine: a few passes of a small model, a few real steps."""
 
 import statistics
 import time
 
 import torch
 
-from tgen.config import SIZES, ModelConfig, Precision
+from tgen.config import SIZES, ModelConfig, Precision, ResolvedTrainConfig
 from tgen.model.product_precision import product_precision
 from tgen.model.transformer import Transformer
 from tgen.training.evaluation import DeviceBatch, loss_sum
+from tgen.training.random_run import RandomRun
 
 _VOCAB_SIZE = 1024
+_MIN_STEPS, _MAX_STEPS = 3, 20
 
 
 def measure_speed(device: torch.device, precision: Precision, *, seconds: float) -> float:
@@ -34,3 +36,21 @@ def measure_speed(device: torch.device, precision: Precision, *, seconds: float)
         loss.item()  # waits for the device
         times.append(time.perf_counter() - pass_started)
     return 6 * n_parameters * batch_size * config.context_length / statistics.median(times[1:])
+
+
+def measure_step(model: ModelConfig, config: ResolvedTrainConfig, *, seconds: float) -> float:
+    """Return the median seconds of training steps on the CPU, with windows of the full context.
+
+    Takes about `seconds`, at least four steps: the first one does not count.
+    """
+    started = time.perf_counter()
+    run = RandomRun(model, config, torch.device("cpu"))
+    run.advance(1)
+    times: list[float] = []
+    while len(times) < _MIN_STEPS or (
+        time.perf_counter() - started < seconds and len(times) < _MAX_STEPS
+    ):
+        step_started = time.perf_counter()
+        run.advance(1)
+        times.append(time.perf_counter() - step_started)
+    return statistics.median(times)

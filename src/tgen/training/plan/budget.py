@@ -43,7 +43,7 @@ def choose_budget(
     step_tokens = batch_size * choice.context_length
     speed = tokens_per_second(inputs.flops_per_second, n_params)
     if inputs.on_cpu:
-        seconds = step_seconds(
+        seconds = inputs.step_seconds or step_seconds(
             choice.model,
             step_tokens,
             inputs.flops_per_second,

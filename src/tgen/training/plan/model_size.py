@@ -29,6 +29,7 @@ class PlanInputs:
     has_merges: bool  # the tokenizer has BPE merges, so that BPE-dropout is possible
     flops_per_second: float  # over all ranks, see `measure_speed`
     bfloat16_flops_per_second: float | None = None  # with products in bfloat16; None: unsupported
+    step_seconds: float | None = None  # of the chosen model, measured; None: to be estimated
     memory: int | None = None  # bytes of this machine; None: unknown, or not to be checked
     rank_memory: int | None = None  # bytes that each rank may use; None: unknown
     n_ranks: int = 1  # ranks that share a batch
