@@ -1,13 +1,15 @@
-"""The measured speed is the number of operations of a pass divided by its time."""
+"""The measured speed is the number of operations of a pass divided by its time; a step's time is
+the median of several."""
 
 import itertools
 
 import pytest
 import torch
 
-from tgen.config import SIZES, ModelConfig
+from tgen.config import SIZES, ModelConfig, ResolvedTrainConfig
 from tgen.model.transformer import Transformer
 from tgen.training import calibrate
+from tgen.training.random_run import RandomRun
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -19,3 +21,20 @@ def test_speed_is_six_operations_per_parameter_and_token(monkeypatch, precision)
     operations = 6 * n_parameters * 8 * config.context_length
     speed = calibrate.measure_speed(torch.device("cpu"), precision, seconds=0)
     assert speed == operations / 0.5
+
+
+def test_time_of_a_step_is_the_median_without_the_first(monkeypatch):
+    steps: list[int] = []
+    now = 0.0
+
+    def advance(run: RandomRun, n: int) -> int:  # noqa: ARG001
+        nonlocal now
+        now += [100.0, 1.0, 3.0, 2.0, 9.0][len(steps)]
+        steps.append(n)
+        return n
+
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    monkeypatch.setattr(RandomRun, "advance", advance)
+    model = ModelConfig.of("qwen3", **SIZES["nano"], vocab_size=300)
+    assert calibrate.measure_step(model, ResolvedTrainConfig(), seconds=0) == 2.0
+    assert len(steps) == calibrate.MIN_STEPS

@@ -37,12 +37,13 @@ from tgen.runs.request import RunRequest
 from tgen.runs.run_record import RunRecord
 from tgen.storage.disk_array import Array
 from tgen.tokenizer import Tokenizer, make_tokenizer
-from tgen.training.calibrate import measure_speed, measure_step
+from tgen.training.calibrate import MIN_STEPS, measure_speed, measure_step
 from tgen.training.plan.model_size import PlanInputs
 from tgen.training.plan.overrides import parse_overrides
 from tgen.training.plan.param_shapes import matmul_params, n_parameters
-from tgen.training.plan.plan import CALIBRATION_SHARE, make_plan, usable_bytes
+from tgen.training.plan.plan import CALIBRATION_SHARE, Plan, make_plan, usable_bytes
 from tgen.training.plan.scaling_estimate import scaling_report
+from tgen.training.plan.step_time import step_seconds
 from tgen.training.plan.tokenizer_choice import choose_tokenizer
 from tgen.training.report.baselines import ngram_bits_per_byte, xz_bits_per_byte
 from tgen.training.state import TrainState, new_state
@@ -236,9 +237,8 @@ def prepare(
         start_from=None if source is None else source.config,
     )
     plan = choose(inputs=inputs)
-    if config.steps is None and inputs.on_cpu and inputs.n_ranks == 1 and source is None:
-        step_seconds = measure_step(plan.model, plan.train, seconds=seconds)
-        plan = choose(inputs=replace(inputs, step_seconds=step_seconds))
+    if source is None and inputs.on_cpu and inputs.n_ranks == 1 and not is_estimate:
+        plan = choose(inputs=replace(inputs, step_seconds=_measure_step(plan, inputs)))
     notes = [*(source.warnings if source else ()), *text_notes, *plan.notes]
     baselines: dict[str, float] = {}
     if split and with_baselines and train.loss_mask is None and val.loss_mask is None:
@@ -286,6 +286,19 @@ def prepare(
         record, tokenizer, tokens, device, weights, pairs, general, parallel, scaling
     )
     return _broadcast(prepared, device, weights, pairs)
+
+
+def _measure_step(plan: Plan, inputs: PlanInputs) -> float | None:
+    """Return the seconds of a step of the plan; None if its time is set by `steps`, or if a
+    measurement would take too much of it."""
+    seconds = 60 * plan.train.minutes * CALIBRATION_SHARE
+    n_tokens = plan.train.batch_size * plan.context_length
+    precision, muon = plan.train.precision, plan.train.optimizer == "muon"
+    speed = inputs.speed(precision)
+    estimate = step_seconds(plan.model, n_tokens, speed, precision=precision, muon=muon)
+    if plan.train.steps is not None or MIN_STEPS * estimate > 2 * seconds:
+        return None
+    return measure_step(plan.model, plan.train, seconds=min(1.0, seconds))
 
 
 def plan_report(out: Path, prepared: PreparedRun, *, step: int = 0) -> PlanReport:

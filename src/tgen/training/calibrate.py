@@ -12,7 +12,7 @@ from tgen.training.evaluation import DeviceBatch, loss_sum
 from tgen.training.random_run import RandomRun
 
 _VOCAB_SIZE = 1024
-_MIN_STEPS, _MAX_STEPS = 3, 20
+MIN_STEPS, _MAX_STEPS = 4, 20
 
 
 def measure_speed(device: torch.device, precision: Precision, *, seconds: float) -> float:
@@ -41,13 +41,13 @@ def measure_speed(device: torch.device, precision: Precision, *, seconds: float)
 def measure_step(model: ModelConfig, config: ResolvedTrainConfig, *, seconds: float) -> float:
     """Return the median seconds of training steps on the CPU, with windows of the full context.
 
-    Takes about `seconds`, at least four steps: the first one does not count.
+    Takes about `seconds`, at least `MIN_STEPS` steps: the first one does not count.
     """
     started = time.perf_counter()
     run = RandomRun(model, config, torch.device("cpu"))
     run.advance(1)
     times: list[float] = []
-    while len(times) < _MIN_STEPS or (
+    while len(times) + 1 < MIN_STEPS or (
         time.perf_counter() - started < seconds and len(times) < _MAX_STEPS
     ):
         step_started = time.perf_counter()

@@ -33,6 +33,7 @@ def plan(train_tokens: int, minutes: float = 10, **values: Any) -> Plan:
         rank_memory=values.pop("rank_memory", None),
         n_ranks=values.pop("n_ranks", 1),
         on_cpu=values.pop("on_cpu", False),
+        step_seconds=values.pop("step_seconds", None),
     )
     model_fields, train_fields = parse_overrides(values.pop("overrides", {}))
     train = replace(values.pop("train", TrainConfig(minutes=minutes)), **train_fields)
@@ -87,6 +88,40 @@ def test_precision_is_the_faster_one_and_with_steps_that_of_the_device():
     steps = TrainConfig(steps=100)  # measurements do not change the run
     assert [precision(speed, train=steps) for speed in (0.9e11, 2e11)] == ["bfloat16"] * 2
     assert precision(None, train=steps) == "float32"
+
+
+def test_number_of_steps_follows_from_a_measured_step():
+    chosen = plan(400_000, minutes=10, on_cpu=True, step_seconds=0.5)
+    steps = next(choice for choice in chosen.choices if choice.name == "steps")
+    assert (steps.value, steps.why) == (
+        "about 1,100",
+        "a step takes 0.5 seconds here",
+    )  # 95% of 1200
+
+
+@pytest.mark.parametrize(
+    ("train", "n_ranks", "is_measured"),
+    [
+        (TrainConfig(minutes=5), None, True),
+        (TrainConfig(steps=9), None, False),  # nothing to estimate
+        (TrainConfig(minutes=0.001), None, False),  # would take too much of the time
+        (TrainConfig(minutes=5), 64, False),  # an estimate for other machines
+    ],
+)
+def test_steps_of_the_chosen_model_are_measured(tmp_path, monkeypatch, train, n_ranks, is_measured):
+    measured: list[tuple[ModelConfig, ResolvedTrainConfig]] = []
+
+    def measure_step(*values: Any, seconds: float) -> float:  # noqa: ARG001
+        measured.append(values)
+        return 0.5
+
+    monkeypatch.setattr("tgen.runs.prepare.measure_step", measure_step)
+    shown = runs.dry_run(request(tmp_path, train=train, n_ranks=n_ranks))
+    assert len(measured) == is_measured
+    if measured:
+        ((model, config),) = measured
+        assert (model.d_model, config.batch_size) == (shown.shape["d_model"], shown.batch_size)
+        assert "a step takes 0.5 seconds here" in [choice.why for choice in shown.choices]
 
 
 def step_tokens(size: str, minutes: float = 1000, **values: Any) -> int:
