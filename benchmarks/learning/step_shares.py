@@ -4,8 +4,8 @@
 
 The steps are those of `tgen train` on random tokens. Torch's profiler counts the time of each
 operation without the operations that it calls. "products" are the matrix products of the model and
-of the loss, "attention" is torch's fused kernel, "optimizers" are Muon and AdamW with their own
-products. "elementwise" is everything else: norms, rotary embedding, activations, residuals,
+of the loss, "attention" is torch's fused kernel, "Muon" and "AdamW" are the optimizers with their
+own products. "elementwise" is everything else: norms, rotary embedding, activations, residuals,
 softmax of the loss, copies, and Python.
 """
 
@@ -19,7 +19,7 @@ import torch
 from torch.autograd.profiler import profile, record_function
 
 from benchmarks import harness
-from tgen.config import SIZES, ModelConfig, ResolvedTrainConfig
+from tgen.config import SIZES, ModelConfig, Precision, ResolvedTrainConfig
 from tgen.model.product_precision import computes_bfloat16
 from tgen.training.random_run import RandomRun
 
@@ -31,12 +31,12 @@ _VOCAB_SIZE = 1024
 _WARMUP_STEPS = 3
 
 
-def step_shares(size: str, step_tokens: int, precision: str, steps: int) -> dict[str, float]:
+def step_shares(size: str, step_tokens: int, precision: Precision, steps: int) -> dict[str, float]:
     """Return tokens per second without the profiler, and the share of each kind of work."""
     shape: dict[str, Any] = dict(SIZES[size])
     model = ModelConfig.of("qwen3", **shape, vocab_size=_VOCAB_SIZE, tied_embeddings=False)
-    settings: dict[str, Any] = {"precision": precision} if precision != "float32" else {}
-    config = ResolvedTrainConfig(batch_size=step_tokens // model.context_length, **settings)
+    batch_size = step_tokens // model.context_length
+    config = ResolvedTrainConfig(batch_size=batch_size, precision=precision)
     run = RandomRun(model, config, torch.device("cpu"))
     run.advance(_WARMUP_STEPS)
     started = time.perf_counter()

@@ -182,6 +182,22 @@ def test_targets_of_a_short_window_have_the_text_before_them():
         assert mask is None or mask[0, :n].all()
 
 
+def test_text_shorter_than_a_window_is_predicted_whatever_the_limit():
+    dataset = make_dataset(50, 30, 100)
+    (batch,) = dataset.val_windows(10)
+    assert batch.tokens.shape == (1, 31)
+    (batch,) = dataset.train_windows(10)
+    assert batch.tokens.shape == (1, 50)
+
+
+def test_short_last_window_without_a_target_is_omitted():
+    dataset = make_dataset(50, 30, 20)
+    masks = np.arange(30) < 20
+    assert sum(1 for _ in dataset.val_windows(1000)) == 2
+    (batch,) = replace(dataset, val_loss_mask=masks).val_windows(1000)
+    assert batch.loss_mask.sum() == 20
+
+
 def test_loss_mask_of_the_text_holds_in_short_windows():
     masks = np.arange(1000) % 3 == 0
     dataset = replace(make_dataset(1000, 0, 125, batch_size=1), train_loss_mask=masks)

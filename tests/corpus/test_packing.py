@@ -15,7 +15,6 @@ from tgen import corpus, runs
 from tgen.config import ModelConfig, ResolvedTrainConfig, TrainConfig
 from tgen.corpus import TokenDataset
 from tgen.errors import CorpusError
-from tgen.model.attention_mask import document_pieces
 from tgen.model.kv_cache import KVCache
 from tgen.model.transformer import Transformer
 from tgen.reports.training import EvalReport, StepReport
@@ -77,45 +76,6 @@ def test_logits_of_packed_documents_equal_those_of_each_alone(family):
             assert (packed[row] - torch.cat(each)).abs().max() <= 1e-9
         one = model(tokens, documents=torch.zeros(2, 30, dtype=torch.int32))
         assert (one - model(tokens)).abs().max() <= 1e-9
-
-
-def number_documents(lengths: list[list[int]]) -> torch.Tensor:
-    """(B, T) of rows of documents of these lengths."""
-    return torch.stack([torch.arange(len(n)).repeat_interleave(torch.tensor(n)) for n in lengths])
-
-
-def test_attention_in_pieces_equals_attention_through_a_mask(family, monkeypatch):
-    model = make_model(family, context_length=300).double()
-    tokens = torch.randint(300, (2, 300), generator=torch.Generator().manual_seed(1))
-    documents = number_documents([[1, 2, 90, 30, 40, 77, 60], [100, 150, 50]])
-
-    def run() -> list[torch.Tensor]:
-        model.zero_grad()
-        hidden = model.hidden_states(tokens, documents=documents)
-        hidden.square().sum().backward()
-        gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-        return [hidden.detach(), *gradients]
-
-    in_pieces = run()
-    monkeypatch.setattr("tgen.model.transformer.document_pieces", lambda *_: None)
-    for ours, masked in zip(in_pieces, run(), strict=True):
-        torch.testing.assert_close(ours, masked, rtol=1e-9, atol=1e-9)
-
-
-def test_pieces_are_documents_or_several_short_ones():
-    documents = number_documents([[1, 2, 90, 30, 40, 77, 60], [100, 150, 50]])
-    rows = document_pieces(documents, window=120)
-    assert rows is not None
-    plain = [[(piece.length, piece.mask is None) for piece in row] for row in rows]
-    assert plain == [
-        [(93, False), (70, False), (77, True), (60, True)],
-        [(100, True), (150, False), (50, True)],
-    ]
-
-
-@pytest.mark.parametrize("lengths", [[128, 128], [280, 20]], ids=["short rows", "long documents"])
-def test_rows_stay_whole_where_pieces_would_not_be_faster(lengths):
-    assert document_pieces(number_documents([lengths] * 2), None) is None
 
 
 def test_documents_and_a_kv_cache_are_mutually_exclusive():

@@ -143,21 +143,21 @@ def test_a_bfloat16_base_computes_what_its_widened_values_compute(family):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize("family", ["llama", "gemma3", "classic"])
-def test_recomputed_blocks_have_the_same_gradients(family, dropout):
-    def gradients(*, recomputes):
+def test_checkpointed_blocks_have_the_same_gradients(family, dropout):
+    def gradients(*, on):
         model, *_ = adapted(family, dropout=dropout)
-        model.train().recomputes = recomputes
+        model.train().activation_checkpointing = on
         model.dropout.generators = [torch.Generator().manual_seed(i) for i in range(2)]
         return loss_and_gradients(model)
 
-    for one, other in zip(gradients(recomputes=True), gradients(recomputes=False), strict=True):
+    for one, other in zip(gradients(on=True), gradients(on=False), strict=True):
         assert torch.equal(one, other)
 
 
-def test_recomputation_stores_less():
-    def stored_bytes(*, recomputes):
+def test_activation_checkpointing_stores_less():
+    def stored_bytes(*, on):
         model, *_ = adapted(n_layers=6)
-        model.recomputes = recomputes
+        model.activation_checkpointing = on
         base = {buffer.untyped_storage().data_ptr() for buffer in model.buffers()}
         stored = {}
 
@@ -170,7 +170,7 @@ def test_recomputation_stores_less():
             model.hidden_states(batch().tokens)
         return sum(stored.values())
 
-    assert stored_bytes(recomputes=True) < stored_bytes(recomputes=False) / 5
+    assert stored_bytes(on=True) < stored_bytes(on=False) / 5
 
 
 def test_the_base_has_no_gradients_and_keeps_its_bits():

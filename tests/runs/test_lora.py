@@ -21,6 +21,7 @@ from tgen.errors import ModelError, TrainingError, UsageError
 from tgen.model.transformer import Transformer
 from tgen.reports.training import DoneReport, EvalReport, PlanReport
 from tgen.runs import final_report, forgetting, prepare, samples
+from tgen.training.plan.param_shapes import n_parameters
 
 
 @pytest.fixture(autouse=True)
@@ -305,3 +306,23 @@ def test_merged_export_computes_what_the_adapter_computes(tmp_path, base, tgen):
         ]
     assert torch.allclose(logits[0], logits[1], atol=1e-5)
     assert not torch.allclose(logits[0], logits[2], atol=1e-2)
+
+
+def test_estimate_for_ranks_is_that_of_the_adapter_and_the_plan(tmp_path, base, monkeypatch):
+    monkeypatch.setattr(prepare, "measure_speed", lambda *_, **__: 1e12)
+    one = lora_request(tmp_path, base, n_ranks=1)
+    plan = runs.dry_run(dataclasses.replace(one, train=TrainConfig(minutes=5, lora=2)))
+    assert plan.scaling is not None
+    frozen = model_dir.load(base).config
+    assert plan.scaling.ranks[0].gradients < 4 * n_parameters(frozen) / 10
+    steps = next(choice.value for choice in plan.choices if choice.name == "steps")
+    assert steps == f"at most {plan.scaling.steps:,}"
+
+
+def test_speed_of_one_rank_is_that_of_the_plan(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare, "measure_speed", lambda *_, **__: 1e10)
+    plan = runs.dry_run(request(tmp_path, train=TrainConfig(minutes=5), n_ranks=1))
+    assert plan.scaling is not None
+    steps = next(choice.value for choice in plan.choices if choice.name == "steps")
+    rounded = round(plan.scaling.steps, 2 - len(str(plan.scaling.steps)))
+    assert steps == f"about {rounded:,}"

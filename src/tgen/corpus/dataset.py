@@ -107,25 +107,31 @@ class TokenDataset:
         training text for the first). Windows without a target in the loss are omitted. If there
         are more than `max_tokens`, an evenly spread part is taken.
         """
-        length = self.context_length
         stream = np.concatenate([self.train[-1:], self.val[:]])
         mask = self.val_loss_mask
         if mask is not None:
             mask = np.concatenate([[False], mask[:]])  # the first token is not a target
-        starts = _window_starts(len(stream), mask, length)
-        rest = len(self.val) % length
-        n_tokens = len(starts) * length + rest
-        starts = starts[:: max(1, -(-n_tokens // max_tokens))]
-        yield from self._batches(stream, mask, starts, length)
-        if rest > 0 and n_tokens <= max_tokens:
-            yield from self._batches(stream, mask, np.array([len(self.val) - rest]), rest)
+        yield from self._spread_windows(stream, mask, max_tokens)
 
     def train_windows(self, max_tokens: int) -> Iterator[Batch]:
         """Yield about `max_tokens` of the training text, in windows spread evenly over it."""
+        yield from self._spread_windows(self.train, self.train_loss_mask, max_tokens)
+
+    def _spread_windows(
+        self, stream: Array, mask: Array | None, max_tokens: int
+    ) -> Iterator[Batch]:
+        """Yield adjacent windows with targets, or every n-th of them; the last may be shorter."""
         length = self.context_length
-        starts = _window_starts(len(self.train), self.train_loss_mask, length)
-        every = max(1, -(-len(starts) * length // max_tokens))
-        yield from self._batches(self.train, self.train_loss_mask, starts[::every], length)
+        starts = _window_starts(len(stream), mask, length)
+        last = (len(stream) - 1) // length * length
+        rest = len(stream) - 1 - last
+        if mask is not None and not mask[last + 1 : last + 1 + rest].any():
+            rest = 0
+        n_tokens = len(starts) * length + rest
+        every = max(1, -(-n_tokens // max_tokens))
+        yield from self._batches(stream, mask, starts[::every], length)
+        if rest > 0 and (n_tokens <= max_tokens or len(starts) == 0):
+            yield from self._batches(stream, mask, np.array([last]), rest)
 
     def _batches(
         self, stream: Array, mask: Array | None, starts: NDArray[np.int64], length: int

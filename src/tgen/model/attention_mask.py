@@ -6,13 +6,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Rows are not split below this length, nor into shorter pieces: small calls cost more than they
-# save (measured on two cores).
-_MIN_SPLIT_LENGTH, _MIN_PIECE = 256, 48
+# Sequences up to this length are not split, and a span shorter than this continues with the next
+# document: small calls cost more than they save (measured on two cores).
+_MIN_SPLIT_LENGTH, _MIN_SPAN = 256, 48
 
 
-class Piece(NamedTuple):
-    """A part of a row of packed documents that attends only to itself."""
+class DocumentSpan(NamedTuple):
+    """A part of a sequence of packed documents that attends only to itself."""
 
     length: int
     mask: Tensor | None  # (1, 1, length, length) bool; None: plain causal attention
@@ -45,29 +45,29 @@ def document_mask(documents: Tensor, window: int | None) -> Tensor:
     return same & causal_mask(index, T, window)
 
 
-def document_pieces(documents: Tensor, window: int | None) -> list[list[Piece]] | None:
-    """Split each row of packed documents, whose numbers (B, T) do not decrease, into pieces that
-    are equivalent to `document_mask`; None where that would not be faster.
+def document_spans(documents: Tensor, window: int | None) -> list[list[DocumentSpan]] | None:
+    """Split each sequence of packed documents, whose numbers (B, T) do not decrease, into spans
+    that give the same attention as `document_mask`; None where that would not be faster.
 
-    A piece is one document or several short ones.
+    A span is one document, or short ones and the document after them.
     """
     B, T = documents.shape
-    if T <= _MIN_SPLIT_LENGTH or documents.device.type != "cpu":
+    if T <= _MIN_SPLIT_LENGTH or documents.device.type != "cpu" or torch.compiler.is_compiling():
         return None
-    rows = []
-    for row in documents:
+    sequences = []
+    for sequence in documents:
         starts, start = [0], 0
-        for border in (row.diff().nonzero().flatten() + 1).tolist():
-            if border - start >= _MIN_PIECE:
+        for border in (sequence.diff().nonzero().flatten() + 1).tolist():
+            if border - start >= _MIN_SPAN:
                 starts.append(start := border)
-        rows.append([row[start:end] for start, end in pairwise([*starts, T])])
-    if 2 * sum(len(piece) ** 2 for pieces in rows for piece in pieces) > B * T * T:
+        sequences.append([sequence[start:end] for start, end in pairwise([*starts, T])])
+    if 2 * sum(len(span) ** 2 for spans in sequences for span in spans) > B * T * T:
         return None
-    return [[_make_piece(piece, window) for piece in pieces] for pieces in rows]
+    return [[_make_span(span, window) for span in spans] for spans in sequences]
 
 
-def _make_piece(documents: Tensor, window: int | None) -> Piece:
+def _make_span(documents: Tensor, window: int | None) -> DocumentSpan:
     n = len(documents)
     if documents[0] == documents[-1] and (window is None or window >= n):
-        return Piece(n, None)
-    return Piece(n, document_mask(documents[None], window))
+        return DocumentSpan(n, None)
+    return DocumentSpan(n, document_mask(documents[None], window))

@@ -86,8 +86,7 @@ def must_round(x: Tensor) -> bool:
 def in_full_precision(
     attention: Callable[[Tensor, Tensor, Tensor], Tensor], q: Tensor, k: Tensor, v: Tensor
 ) -> Tensor:
-    """Return attention(q, k, v), on a CPU computed in float32 whatever the precision of other
-    products, and so are its gradients."""
+    """Return attention(q, k, v). On a CPU, it and its gradients are computed in float32."""
     if q.device.type != "cpu" or not products_are_bfloat16():
         return attention(q, k, v)
     full, reduced = _NAMES["float32"], _NAMES["bfloat16"]

@@ -22,18 +22,18 @@ from torch import Tensor, nn
 
 from tgen.config import ModelConfig, Rope
 from tgen.model import fused
+from tgen.model.activation_checkpointing import checkpoint_block
 from tgen.model.attention_mask import (
-    Piece,
+    DocumentSpan,
     causal_mask,
     document_mask,
-    document_pieces,
     document_positions,
+    document_spans,
 )
 from tgen.model.dropout import Dropout
 from tgen.model.kv_cache import KVCache
 from tgen.model.product_precision import in_full_precision, linear
 from tgen.model.ram import check_ram
-from tgen.model.recomputed import recomputed
 from tgen.model.rope import rotary_tables, sinusoid
 from tgen.model.stored_product import stored_product
 
@@ -54,8 +54,8 @@ class ForwardContext(NamedTuple):
     """Inputs of a block besides the vectors."""
 
     rope: tuple[Tensor, Tensor] | None  # cos and sin of the positions, broadcast to (B, H, T, n/2)
-    # (T, S) or (B, 1, T, S) bool, or the pieces of each row; None: plain causal attention
-    mask: Tensor | list[list[Piece]] | None
+    # (T, S) or (B, 1, T, S) bool, or the spans of each sequence; None: plain causal attention
+    mask: Tensor | list[list[DocumentSpan]] | None
     cache: KVCache | None
     recorder: Recorder | None
 
@@ -162,15 +162,15 @@ class CausalSelfAttention(nn.Module):
         if context.cache is not None:
             k, v = context.cache.update(self.layer, k, v)  # (B, n_kv_heads, S, D)
         mask = context.mask
-        causal = mask is None and T > 1  # aligns the first query with the first key
         attention = partial(
             F.scaled_dot_product_attention,
             scale=self.scale,
             enable_gqa=self.n_heads != self.n_kv_heads,
         )
         if isinstance(mask, list):
-            attention = partial(_attend_in_pieces, attention, mask)
+            attention = partial(_attend_in_spans, attention, mask)
         else:
+            causal = mask is None and T > 1  # aligns the first query with the first key
             attention = partial(attention, attn_mask=mask, is_causal=causal)
         attn_out = in_full_precision(attention, q, k, v)
         if context.recorder is not None:
@@ -180,14 +180,14 @@ class CausalSelfAttention(nn.Module):
         return self.dropout(out)  # type: ignore[no-any-return]
 
 
-def _attend_in_pieces(
-    attention: Callable[..., Tensor], rows: list[list[Piece]], *qkv: Tensor
+def _attend_in_spans(
+    attention: Callable[..., Tensor], sequences: list[list[DocumentSpan]], *qkv: Tensor
 ) -> Tensor:
-    """Apply `attention` to each piece of each row of q, k, v (B, heads, T, D)."""
+    """Apply `attention` to each span of each sequence of q, k, v (B, heads, T, D)."""
     outs = []
-    for pieces, *row in zip(rows, *(torch.split(x, 1) for x in qkv), strict=True):
-        lengths = [piece.length for piece in pieces]
-        parts = zip(pieces, *(torch.split(x, lengths, dim=2) for x in row), strict=True)
+    for spans, *sequence in zip(sequences, *(torch.split(x, 1) for x in qkv), strict=True):
+        lengths = [span.length for span in spans]
+        parts = zip(spans, *(torch.split(x, lengths, dim=2) for x in sequence), strict=True)
         out = [attention(*p, attn_mask=mask, is_causal=mask is None) for (_, mask), *p in parts]
         outs.append(torch.cat(out, dim=2))
     return torch.cat(outs)
@@ -291,7 +291,7 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__()
         self.config = config
-        self.recomputes = False  # blocks in the backward pass, to save memory
+        self.activation_checkpointing = False
         # A larger embedding, so that it does not vanish beside the sinusoid's amplitude of 1.
         std = 0.02 if config.position != "sinusoidal" else 0.1
         self.token_embedding = Embedding(config.vocab_size, config.d_model, std=std)
@@ -348,7 +348,7 @@ class Transformer(nn.Module):
         """
         assert documents is None or (cache is None and recorder is None)
         config, T = self.config, tokens.shape[1]
-        masks: dict[int | None, Tensor | list[list[Piece]] | None] = {}  # by window
+        masks: dict[int | None, Tensor | list[list[DocumentSpan]] | None] = {}  # by window
         windows = {config.window(layer) for layer in range(config.n_layers)}
         if cache is not None:
             positions = cache.extend(T)
@@ -356,8 +356,8 @@ class Transformer(nn.Module):
         elif documents is not None:
             positions = document_positions(documents)
             for window in windows:
-                pieces = document_pieces(documents, window)
-                masks[window] = document_mask(documents, window) if pieces is None else pieces
+                spans = document_spans(documents, window)
+                masks[window] = document_mask(documents, window) if spans is None else spans
         else:
             positions = torch.arange(T, device=tokens.device)
             for window in windows:
@@ -385,8 +385,8 @@ class Transformer(nn.Module):
         for layer, block in enumerate(self.blocks):
             rope, mask = ropes[config.rope(layer)], masks[config.window(layer)]
             context = ForwardContext(rope, mask, cache, recorder)
-            if self.recomputes and torch.is_grad_enabled():
-                x = recomputed(block, x, context, self.dropout)
+            if self.activation_checkpointing and torch.is_grad_enabled():
+                x = checkpoint_block(block, x, context, self.dropout)
             else:
                 x = block(x, context)
         out: Tensor = self.final_norm(x)

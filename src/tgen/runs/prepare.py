@@ -289,14 +289,15 @@ def prepare(
 
 
 def _measure_step(plan: Plan, inputs: PlanInputs) -> float | None:
-    """Return the seconds of a step of the plan; None if its time is set by `steps`, or if a
-    measurement would take too much of it."""
+    """Return the seconds of a step of the plan; None with `steps`, which need no estimate, and if
+    the measurement would take too much of the minutes."""
     seconds = 60 * plan.train.minutes * CALIBRATION_SHARE
     n_tokens = plan.train.batch_size * plan.context_length
     precision, muon = plan.train.precision, plan.train.optimizer == "muon"
     speed = inputs.speed(precision)
     estimate = step_seconds(plan.model, n_tokens, speed, precision=precision, muon=muon)
-    if plan.train.steps is not None or MIN_STEPS * estimate > 2 * seconds:
+    too_long = plan.train.compile or MIN_STEPS * estimate > 2 * seconds
+    if plan.train.steps is not None or too_long:
         return None
     return measure_step(plan.model, plan.train, seconds=min(1.0, seconds))
 

@@ -34,10 +34,9 @@ def record_evaluation(
         return True
     if in_decay(progress) and not progress.evaluated_in_decay:
         progress.evaluated_in_decay, progress.worse_evals = True, 0
-    if previous is not None and bits_per_byte < previous:
-        progress.worse_evals = 0
-    elif _is_significant(evaluation.parts, progress.best_parts):
-        progress.worse_evals += 1
+    rises = previous is None or bits_per_byte >= previous
+    worse = rises and _is_significant(evaluation.parts, progress.best_parts)
+    progress.worse_evals = progress.worse_evals + 1 if worse else 0
     if config.patience and progress.worse_evals >= config.patience:
         progress.stopped_early = True
         if in_decay(progress):

@@ -47,7 +47,7 @@ def train(
     pending: list[Tensor] = []  # losses on the device
     synced_at = clock()
     while not progress.restore_best and progress.step != progress.total_steps:
-        if not pending:
+        if not pending or config.max_steps is not None:
             progress.seconds = clock() - started
             update_schedule(progress, config)
         with product_precision(config.precision):

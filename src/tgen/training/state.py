@@ -45,7 +45,7 @@ class Progress:
     steps_taken: int = 0  # including steps that a rollback discarded
     seconds: float = 0.0  # spent on the run, over all sessions
     setup_seconds: float = 0.0  # part of `seconds` before the first step
-    decay_start: int | None = None  # fixed once chosen
+    decay_start: int | None = None  # reset by early stopping and by another end
     total_steps: int | None = None
     end_changes: int = 0  # how often the end had been overridden when these two were chosen
     best_step: int = 0
@@ -191,7 +191,7 @@ def new_state(
             lora.load_pairs(model, adapter.layout, adapter.pairs)
     else:
         model = Transformer(model_config, dropout=config.dropout)
-    model.recomputes = config.activation_checkpointing
+    model.activation_checkpointing = config.activation_checkpointing
     if adapter is None and weights is not None:
         model.load_arrays(weights)
     elif config.bigram_start and distributed.any_rank(bigram_counts is not None):

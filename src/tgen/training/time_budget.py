@@ -1,7 +1,8 @@
 """The time budget: how the minutes, or the steps, become the last step and the start of the decay.
 
 With `steps` both are known in advance. With `minutes` the clock decides them during the run, or
-`max_steps` if that is earlier; they are stored in `Progress`, so that a resumed run repeats them.
+`max_steps` if that is earlier; they are stored in `Progress`, so that a resumed run repeats them,
+unless the machine has become slower: then the run ends earlier.
 """
 
 from tgen.config import ResolvedTrainConfig
@@ -19,15 +20,14 @@ def update_schedule(progress: Progress, config: ResolvedTrainConfig) -> None:
             progress.total_steps = config.steps
             progress.decay_start = round(config.steps * (1 - config.decay_fraction))
         return
+    if progress.total_steps is None and config.max_steps is not None:
+        constant_steps = round(config.max_steps * (1 - config.decay_fraction))
+        if progress.step >= min(constant_steps, config.max_steps - 1):
+            start_decay(progress, config.max_steps - progress.step)
     if progress.steps_taken == 0:
         return
     time_left = seconds_left(progress, config)
     if progress.total_steps is None:
-        if config.max_steps is not None:
-            constant_steps = round(config.max_steps * (1 - config.decay_fraction))
-            if progress.step >= constant_steps:
-                start_decay(progress, config.max_steps - progress.step)
-                return
         training_seconds = progress.seconds + time_left - progress.setup_seconds
         if time_left <= config.decay_fraction * training_seconds:
             start_decay(progress, int(time_left / seconds_per_step(progress)))

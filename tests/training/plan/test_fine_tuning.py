@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tgen.config import ModelConfig, ResolvedTrainConfig, TrainConfig
+from tgen.errors import UsageError
 from tgen.training.lr_schedule import lr_factor
 from tgen.training.optimizers import Muon, orthogonalize_parts
 from tgen.training.plan.fine_tuning import learning_rate, max_epochs, rows_per_step
@@ -106,6 +107,43 @@ def test_activations_are_computed_again_where_memory_needs_it():
     kinds = [activation_bytes(MODEL, c, context=WINDOW, on_gpu=False) for c in (recomputed, config)]
     assert kinds[0] < kinds[1]
     check_memory(MODEL, recomputed, WINDOW, stored, frozen=frozen)
+
+
+def test_ranks_need_memory_for_their_part_of_the_batch():
+    def again(n_ranks: int) -> bool:
+        config = TrainConfig(batch_size=16 * n_ranks)
+        return plan(
+            10**6, config, n_ranks=n_ranks, rank_memory=round(2.1 * needed)
+        ).train.activation_checkpointing
+
+    needed = peak_bytes(MODEL, plan(10**6, TrainConfig(batch_size=16)).train, WINDOW, None)
+    assert not again(1)
+    assert not again(8)
+
+
+@pytest.mark.parametrize("n", [1, 5, 20, 30])
+def test_no_more_steps_than_the_maximum(n):
+    config = ResolvedTrainConfig(minutes=1e6, max_steps=n, warmup_steps=0)
+    progress = Progress()
+    while progress.step != progress.total_steps:
+        update_schedule(progress, config)
+        progress.step += 1
+        progress.steps_taken += 1
+    assert progress.step == n
+
+
+def test_rate_of_the_user_has_no_reason_of_the_plan():
+    def why(train: TrainConfig) -> str:
+        choices = plan(10_000, train).choices
+        return next(choice.why for choice in choices if choice.name == "learning rate")
+
+    assert "by the model's size" in why(TrainConfig(optimizer="adamw"))
+    assert "size" not in why(TrainConfig(optimizer="adamw", learning_rate=1e-5))
+
+
+def test_bigram_start_is_not_for_fine_tuning():
+    with pytest.raises(UsageError, match="bigram_start=true: fine-tuning starts from the base"):
+        plan(10_000, TrainConfig(bigram_start=True))
 
 
 def test_learning_rate_decays_to_zero_at_the_last_of_the_steps_at_most():

@@ -52,6 +52,7 @@ def _fits(
         batch_size=max(train.accumulation, step_tokens // context),
         accumulation=train.accumulation,
         optimizer=train.optimizer or ResolvedTrainConfig.optimizer,
+        activation_checkpointing=bool(train.activation_checkpointing),
         dropout=ResolvedTrainConfig.dropout if train.dropout is None else train.dropout,
     )
     needed = rank_memory(

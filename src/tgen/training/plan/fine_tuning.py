@@ -74,7 +74,7 @@ def warmup_steps(steps: int) -> int:
 def explain_rate(config: ResolvedTrainConfig) -> str:
     """Return the reason for the learning rates."""
     if config.lora is not None:
-        return "ten times that of full fine-tuning, by the model's size; "
+        return "by the model's size; higher than for full fine-tuning; "
     if config.optimizer == "muon":
         return "by the model's size, as it was trained with Muon; "
     return "by the model's size; "

@@ -7,6 +7,7 @@ pass works on bfloat16 copies.
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tgen.config import ModelConfig, Parallel, ResolvedTrainConfig
 from tgen.errors import UsageError
@@ -110,11 +111,19 @@ def rank_memory(
 
 
 def peak_bytes(
-    model: ModelConfig, train: ResolvedTrainConfig, context: int, frozen: FrozenModel | None
+    model: ModelConfig,
+    train: ResolvedTrainConfig,
+    context: int,
+    frozen: FrozenModel | None,
+    *,
+    n_ranks: int = 1,
+    on_gpu: bool = False,
 ) -> int:
-    """Return the memory of a single process on a CPU at its peak, the programs in it included."""
+    """Return the memory of one of the ranks that share the batch, at its peak, with DDP and with
+    the programs in it."""
+    train = replace(train, batch_size=-(-train.batch_size // n_ranks))
     memory = rank_memory(
-        model, train, context=context, n_ranks=1, parallel="ddp", on_gpu=False, frozen=frozen
+        model, train, context=context, n_ranks=n_ranks, parallel="ddp", on_gpu=on_gpu, frozen=frozen
     )
     return memory.total + _PROCESS_BYTES
 

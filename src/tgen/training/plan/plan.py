@@ -93,6 +93,7 @@ class Plan:
     train: ResolvedTrainConfig
     context_length: int  # tokens per training window: the model's context length or fewer
     closing_seconds: float = 0.0  # for the last evaluation, the samples and the saving
+    tokens_per_second: float = 0.0  # expected
     choices: list[Choice] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -152,7 +153,7 @@ def make_plan(
     config = ResolvedTrainConfig(**chosen | explicit)
     if train.activation_checkpointing is None:
         config = replace(config, activation_checkpointing=_needs_memory(config, choice, inputs))
-    _check(config, choice, budget, inputs)
+    _check(config, choice, budget, inputs, fine_tuning=fine_tuning)
     eval_tokens = min(inputs.val_tokens, config.eval_tokens)
     notes = []
     if inputs.train_tokens < _FEW_TRAIN_TOKENS:
@@ -171,6 +172,7 @@ def make_plan(
         config,
         choice.context_length,
         _closing_seconds(eval_tokens + n_more, budget),
+        budget.tokens_per_second,
         choices=explain(
             choice, config, budget, inputs, explicit=explicit.keys(), fine_tuning=fine_tuning
         ),
@@ -181,7 +183,7 @@ def make_plan(
 def choose_precision(train: TrainConfig, inputs: PlanInputs) -> Precision:
     """Return the faster precision of products; float32 if the difference is small.
 
-    With `steps`, measurements must not change the run: bfloat16 where the device has units for it.
+    With `steps`, measurements must not change the run: bfloat16 where the hardware supports it.
     """
     if train.steps is not None and inputs.bfloat16_flops_per_second is not None:
         return "bfloat16"
@@ -266,18 +268,35 @@ def _needs_memory(config: ResolvedTrainConfig, choice: ModelChoice, inputs: Plan
     available = inputs.memory if inputs.memory is not None else inputs.rank_memory
     if available is None:
         return False
-    needed = peak_bytes(choice.model, config, choice.context_length, inputs.frozen)
+    needed = peak_bytes(
+        choice.model,
+        config,
+        choice.context_length,
+        inputs.frozen,
+        n_ranks=inputs.n_ranks,
+        on_gpu=not inputs.on_cpu,
+    )
     return needed > _MEMORY_SHARE * available
 
 
 def _check(
-    config: ResolvedTrainConfig, choice: ModelChoice, budget: Budget, inputs: PlanInputs
+    config: ResolvedTrainConfig,
+    choice: ModelChoice,
+    budget: Budget,
+    inputs: PlanInputs,
+    *,
+    fine_tuning: bool,
 ) -> None:
     """Reject invalid combinations of valid values."""
     if config.bpe_dropout > 0 and not inputs.has_merges:
         raise UsageError(
             f"bpe_dropout={config.bpe_dropout:g}: this tokenizer has no BPE merges",
             "remove bpe_dropout, or train with --tokenizer bpe",
+        )
+    if config.bigram_start and fine_tuning:
+        raise UsageError(
+            "bigram_start=true: fine-tuning starts from the base model",
+            "remove bigram_start, or train without --from",
         )
     if config.bigram_start and not can_start_from_bigrams(choice.model):
         raise UsageError(

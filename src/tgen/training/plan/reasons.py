@@ -47,7 +47,7 @@ def explain(
         Choice("batch", windows, f"{budget.step_tokens:,} tokens per step"),
         _precision(config, inputs),
         _start(config, choice, fine_tuning=fine_tuning),
-        _learning_rate(config, fine_tuning=fine_tuning),
+        _learning_rate(config, explicit, fine_tuning=fine_tuning),
         Choice(
             "dropout",
             f"{config.dropout:g}",
@@ -57,7 +57,7 @@ def explain(
         ),
         _bpe_dropout(config, inputs, fine_tuning=fine_tuning),
         Choice("steps", *_steps(config, budget, speed, explicit)),
-        _evaluation(config, budget, inputs),
+        _evaluation(config, budget, inputs, fine_tuning=fine_tuning),
     ]
     if fine_tuning and inputs.on_cpu:
         choices.append(_memory(config, choice, inputs))
@@ -75,15 +75,16 @@ def explain(
     ]
 
 
-def _learning_rate(config: ResolvedTrainConfig, *, fine_tuning: bool) -> Choice:
+def _learning_rate(config: ResolvedTrainConfig, explicit: Set[str], *, fine_tuning: bool) -> Choice:
     value = f"AdamW {config.learning_rate:g}"
     if config.embedding_learning_rate != config.learning_rate:
         value += f", embedding {config.embedding_learning_rate:g}"
     if config.optimizer == "muon":
         value = f"Muon {config.matrix_learning_rate:g}, {value}"
-    reduced = explain_rate(config) if fine_tuning else ""
+    is_chosen = fine_tuning and "learning_rate" not in explicit
+    reason = explain_rate(config) if is_chosen else ""
     warmup = f"warmup until step {config.warmup_steps}, " if config.warmup_steps else ""
-    why = f"{reduced}{warmup}decay over the last {config.decay_fraction:.0%}"
+    why = f"{reason}{warmup}decay over the last {config.decay_fraction:.0%}"
     return Choice("learning rate", value, why)
 
 
@@ -92,7 +93,7 @@ def _start(config: ResolvedTrainConfig, choice: ModelChoice, *, fine_tuning: boo
         return Choice("start", "the base model", "fine-tuning")
     if config.bigram_start:
         return Choice("start", "bigrams", "embedding and LM head predict as the text's pairs do")
-    why = "an embedding tied to the LM head has no other start"
+    why = "tied embeddings start at random"
     if not choice.model.tied_embeddings:
         why = "a bigram start needs the family qwen3 or llama and a vocabulary of at most 8,192"
     return Choice("start", "random", why)
@@ -100,13 +101,13 @@ def _start(config: ResolvedTrainConfig, choice: ModelChoice, *, fine_tuning: boo
 
 def _precision(config: ResolvedTrainConfig, inputs: PlanInputs) -> Choice:
     if config.precision == "bfloat16" and config.steps is not None:
-        why = "this device has units for it; weights and sums are float32"
+        why = "the hardware supports it; weights and accumulation are float32"
     elif config.precision == "bfloat16":
-        why = "products are faster this way here; weights and sums are float32"
+        why = "products are faster this way here; weights are float32"
     elif inputs.bfloat16_flops_per_second:
         why = "products of bfloat16 are not faster here"
     else:
-        why = "this device has no units for bfloat16"
+        why = "the hardware does not support bfloat16"
     return Choice("precision", config.precision, why)
 
 
@@ -129,14 +130,16 @@ def _steps(
     if config.steps is not None:
         return f"{steps:,}", speed
     if steps == config.max_steps:
-        why = f"{format_number(budget.epochs)} epochs; more would forget more than they teach"
+        why = f"{format_number(budget.epochs)} epochs; more would increase forgetting"
         return f"at most {steps:,}", EXPLICIT if "max_steps" in explicit else why
     digits = max(0, len(str(steps)) - 2)
     return f"about {round(steps, -digits):,}", speed
 
 
 def _memory(config: ResolvedTrainConfig, choice: ModelChoice, inputs: PlanInputs) -> Choice:
-    needed = peak_bytes(choice.model, config, choice.context_length, inputs.frozen)
+    needed = peak_bytes(
+        choice.model, config, choice.context_length, inputs.frozen, n_ranks=inputs.n_ranks
+    )
     why = "all activations are stored"
     if config.activation_checkpointing:
         why = "activations are computed again in the backward pass"
@@ -148,10 +151,17 @@ def _targets(config: ResolvedTrainConfig) -> str:
     return parts.get(config.lora_targets, "the matrices of the feed-forward layers")
 
 
-def _evaluation(config: ResolvedTrainConfig, budget: Budget, inputs: PlanInputs) -> Choice:
+def _evaluation(
+    config: ResolvedTrainConfig, budget: Budget, inputs: PlanInputs, *, fine_tuning: bool
+) -> Choice:
     every = f"every {config.eval_every} step{'s' * (config.eval_every > 1)}"
     if inputs.val_tokens == 0:
         return Choice("evaluation", "none", f"checkpoint {every}")
     if config.eval_every >= budget.steps:
         return Choice("evaluation", "once", "at the end")
-    return Choice("evaluation", every, "at most 5% of the time")
+    # A token costs about a third of one in a step.
+    tokens = min(inputs.val_tokens, config.eval_tokens) / 3
+    why = "at least twice per epoch" if fine_tuning else "at least every 3 epochs"
+    if tokens <= 0.05 * config.eval_every * budget.step_tokens:
+        why = "at most 5% of the time"
+    return Choice("evaluation", every, why)

@@ -1,14 +1,15 @@
 """Estimate of a run on many ranks: memory, communication, speed, tokens."""
 
+from typing import Any
+
 from tgen.config import ModelConfig, Parallel, ResolvedTrainConfig
 from tgen.reports.training import ScalingReport
 from tgen.training.plan.budget import n_steps
 from tgen.training.plan.memory_estimate import choose_parallel, rank_memory
-from tgen.training.plan.model_size import PlanInputs, tokens_per_second
+from tgen.training.plan.model_size import PlanInputs
 from tgen.training.plan.param_shapes import (
     block_matrices,
     flops_per_token,
-    matmul_params,
     n_elements,
     n_parameters,
 )
@@ -39,25 +40,21 @@ def scaling_report(
     model, train, context = plan.model, plan.train, plan.context_length
     step_tokens = n_ranks * train.batch_size * context
     efficiency = EFFICIENCY if n_ranks > 1 else 1.0
-    flops_per_second = inputs.speed(train.precision)
-    speed = efficiency * n_ranks * tokens_per_second(flops_per_second, matmul_params(model))
+    speed = efficiency * n_ranks * plan.tokens_per_second
     gpu_speed = n_ranks * GPU_SHARE * 1e14 / flops_per_token(model)
     steps = n_steps(train, speed / step_tokens)
+    if train.steps is None and train.max_steps is not None:  # for one rank
+        steps = min(steps, -(-train.max_steps // n_ranks))
+    shared: dict[str, Any] = {"context": context, "n_ranks": n_ranks, "on_gpu": on_gpu}
+    shared["frozen"] = inputs.frozen
     parameters = n_parameters(model)
     optimal = TOKENS_PER_PARAMETER * parameters
     return ScalingReport(
         n_ranks=n_ranks,
         device_memory=device_memory,
         on_gpu=on_gpu,
-        parallel=choose_parallel(
-            model, train, context=context, n_ranks=n_ranks, memory=device_memory, on_gpu=on_gpu
-        ),
-        ranks=[
-            rank_memory(
-                model, train, context=context, n_ranks=n_ranks, parallel=parallel, on_gpu=on_gpu
-            )
-            for parallel in _PARALLEL
-        ],
+        parallel=choose_parallel(model, train, **shared, memory=device_memory),
+        ranks=[rank_memory(model, train, **shared, parallel=parallel) for parallel in _PARALLEL],
         sent_bytes={
             parallel: sent_bytes(model, train, n_ranks, parallel) for parallel in _PARALLEL
         },

@@ -1,4 +1,4 @@
-"""Blocks that are computed again in the backward pass instead of storing their activations."""
+"""Activation checkpointing: blocks are computed again in the backward pass, to save memory."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -10,7 +10,9 @@ from torch import Tensor
 from tgen.model.dropout import Dropout
 
 
-def recomputed(block: Callable[..., Any], x: Tensor, context: Any, dropout: Dropout) -> Tensor:
+def checkpoint_block(
+    block: Callable[..., Any], x: Tensor, context: Any, dropout: Dropout
+) -> Tensor:
     """Return block(x, context), storing only x; the second pass repeats the masks of the first.
 
     The masks come from the generators of `dropout`, or from torch's own without them.
