@@ -3,6 +3,7 @@
 import hashlib
 import platform
 import secrets
+import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -148,6 +149,7 @@ def prepare(
     temporary directory). Rank 0 prepares and broadcasts the result; the tokens of other ranks are
     empty. Raise CorpusError, UsageError or ModelError; TgenError if ranks differ.
     """
+    started_at = time.monotonic()
     device = choose_device(request.device)
     set_threads(request.threads)
     model_fields, train_fields = parse_overrides(request.overrides)
@@ -238,7 +240,8 @@ def prepare(
     )
     plan = choose(inputs=inputs)
     if source is None and inputs.on_cpu and inputs.n_ranks == 1 and not is_estimate:
-        plan = choose(inputs=replace(inputs, step_seconds=_measure_step(plan, inputs)))
+        inputs = replace(inputs, step_seconds=_measure_step(plan, inputs))
+        plan = choose(inputs=replace(inputs, setup_seconds=time.monotonic() - started_at))
     notes = [*(source.warnings if source else ()), *text_notes, *plan.notes]
     baselines: dict[str, float] = {}
     if split and with_baselines and train.loss_mask is None and val.loss_mask is None:

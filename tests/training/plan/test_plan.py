@@ -34,6 +34,7 @@ def plan(train_tokens: int, minutes: float = 10, **values: Any) -> Plan:
         n_ranks=values.pop("n_ranks", 1),
         on_cpu=values.pop("on_cpu", False),
         step_seconds=values.pop("step_seconds", None),
+        setup_seconds=values.pop("setup_seconds", 0.0),
     )
     model_fields, train_fields = parse_overrides(values.pop("overrides", {}))
     train = replace(values.pop("train", TrainConfig(minutes=minutes)), **train_fields)
@@ -97,6 +98,29 @@ def test_number_of_steps_follows_from_a_measured_step():
         "about 1,100",
         "a step takes 0.5 seconds here",
     )  # 95% of 1200
+
+
+def test_steps_of_a_short_run_leave_time_for_the_rest():
+    def steps(seconds: float) -> int:
+        values = dict(on_cpu=True, step_seconds=0.01, setup_seconds=seconds)
+        chosen = plan(400_000, minutes=0.2, **values).choices
+        value = next(choice.value for choice in chosen if choice.name == "steps")
+        return int(value.removeprefix("about ").replace(",", ""))
+
+    assert 900 < steps(0) < 1050  # of 1140: the last evaluation takes the rest
+    assert steps(0) - steps(4) == pytest.approx(0.95 * 400, rel=0.05)
+    assert steps(20) == 1
+
+
+def test_hardly_any_steps_have_a_note():
+    (note,) = plan(40_000_000, 0.2, size="large").notes
+    assert "will fit into 0.2 minutes" in note
+    assert not plan(400_000, 10).notes
+
+
+def test_maximum_of_steps_is_for_minutes():
+    with pytest.raises(UsageError, match="max_steps=5 cannot be combined with --steps 100"):
+        plan(400_000, train=TrainConfig(steps=100), overrides={"max_steps": "5"})
 
 
 @pytest.mark.parametrize(
@@ -191,7 +215,7 @@ def test_many_epochs_give_a_larger_model():
 
 
 def test_more_epochs_give_more_bpe_dropout():
-    shares = [plan(150_000, m, has_merges=True).train.bpe_dropout for m in (0.1, 0.5, 2, 30)]
+    shares = [plan(150_000, m, has_merges=True).train.bpe_dropout for m in (0.1, 0.6, 2, 30)]
     assert shares == sorted(set(shares))
     assert shares[0] == 0
     assert plan(150_000, 30).train.bpe_dropout == 0  # characters

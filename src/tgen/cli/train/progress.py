@@ -99,7 +99,7 @@ class TrainingProgress:
         elif isinstance(report, RollbackReport):
             scale = f" with {report.learning_rate_scale:g} times the learning rates"
             console.print_status(
-                f"{report.reason}: restored the checkpoint of step {report.step:,}"
+                f"{report.reason}: continuing from the checkpoint of step {report.step:,}"
                 f"{scale if report.learning_rate_scale < 1 else ''}"
             )
         elif isinstance(report, SavingReport):
@@ -230,9 +230,8 @@ def _print_result(report: DoneReport, *, chat: bool) -> None:
         baselines = " · ".join(f"{name} {bits:.3f}" for name, bits in report.baselines.items())
         console.print_status(f"baselines on the same held-out text, bits/byte: {baselines}")
         if best is not None and min(report.baselines.values()) < best:
-            console.print_status(
-                "a baseline is better than the model: train on more text or for longer"
-            )
+            longer = "" if report.stopped_early else " or for longer"
+            console.print_status(f"a baseline is better than the model: train on more text{longer}")
     if report.general_before is not None and report.general_after is not None:
         before, after = report.general_before, report.general_after
         console.print_status(

@@ -11,6 +11,8 @@ from tgen.training.plan.step_time import step_seconds
 
 _FROZEN_WORK = 4 / 6  # of products, without the gradients of the weights
 _OTHER_SHARE = 0.05  # share of the time for evaluations, samples and saving
+_SAMPLING_SECONDS = 0.3  # at least: one token at a time, however small the model
+_EXIT_SECONDS = 0.9
 
 
 class Budget(NamedTuple):
@@ -52,7 +54,8 @@ def choose_budget(
             work=_FROZEN_WORK if train.lora is not None else 1.0,
         )
         speed = (1 - _OTHER_SHARE) * step_tokens / seconds
-    steps = n_steps(train, speed / step_tokens)
+    closing = closing_seconds(inputs.val_tokens, step_tokens, speed) + _EXIT_SECONDS
+    steps = n_steps(train, speed / step_tokens, other_seconds=inputs.setup_seconds + closing)
     most = train.max_steps
     if fine_tuning and most is None:
         most = _fine_tuning_steps(step_tokens, inputs, n_params)
@@ -84,6 +87,13 @@ def _row_tokens(inputs: PlanInputs) -> float:
     return inputs.train_tokens / inputs.train_rows if inputs.train_rows else WINDOW
 
 
-def n_steps(train: TrainConfig, steps_per_second: float) -> int:
-    """Return the steps the user set, or as many as the minutes allow."""
-    return train.steps or max(1, round(steps_per_second * train.minutes * 60))
+def closing_seconds(eval_tokens: int, step_tokens: int, tokens_per_second: float) -> float:
+    """Return the seconds after the last step: evaluation of `eval_tokens` held-out tokens and of
+    training text, and the samples."""
+    return (0.7 * eval_tokens + 4 * step_tokens) / tokens_per_second + _SAMPLING_SECONDS
+
+
+def n_steps(train: TrainConfig, steps_per_second: float, *, other_seconds: float = 0.0) -> int:
+    """Return the steps the user set, or as many as fit into the minutes beside `other_seconds`."""
+    seconds = max(0.0, train.minutes * 60 - other_seconds)
+    return train.steps or max(1, round(steps_per_second * seconds))

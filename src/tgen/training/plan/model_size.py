@@ -29,6 +29,7 @@ class PlanInputs:
     has_merges: bool  # the tokenizer has BPE merges, so that BPE-dropout is possible
     flops_per_second: float  # over all ranks, see `measure_speed`
     bfloat16_flops_per_second: float | None = None  # with products in bfloat16; None: unsupported
+    setup_seconds: float = 0.0  # of the time budget, before the first step
     step_seconds: float | None = None  # of the chosen model, measured; None: to be estimated
     memory: int | None = None  # bytes of this machine; None: unknown, or not to be checked
     rank_memory: int | None = None  # bytes that each rank may use; None: unknown
@@ -107,7 +108,8 @@ def _choose_size(train: TrainConfig, inputs: PlanInputs, family: str) -> tuple[s
             break
         epochs = tokens / inputs.train_tokens
         chosen = size
-        why = f"the largest for this time budget and corpus: {tokens / 1e6:.1f} M training tokens"
+        n_tokens = f"{tokens / 1e6:.1f} M tokens in all epochs"
+        why = f"the largest for this time budget and corpus: {n_tokens}"
         if train.steps is not None:
             why = "the default with --steps; with --minutes the plan chooses"
             if size == _SIZE_WITH_STEPS:

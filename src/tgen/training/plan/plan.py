@@ -19,7 +19,7 @@ from tgen.errors import CorpusError, UsageError
 from tgen.reports.training import Choice
 from tgen.training.plan.batch_size import MAX_STEP_TOKENS
 from tgen.training.plan.bigram_condition import can_start_from_bigrams
-from tgen.training.plan.budget import Budget, choose_budget
+from tgen.training.plan.budget import Budget, choose_budget, closing_seconds
 from tgen.training.plan.fine_tuning import (
     PATIENCE,
     WEIGHT_DECAY,
@@ -39,12 +39,12 @@ from tgen.training.plan.param_shapes import matmul_params, n_parameters
 from tgen.training.plan.reasons import explain
 
 _MIN_TRAIN_TOKENS = 2
+_FEW_STEPS = 20
 _FEW_TRAIN_TOKENS = 1000  # with fewer, a model can only memorize
 CALIBRATION_SHARE = 0.01  # fraction of the time budget
 _BYTES_PER_TOKEN = 6
 _MIN_CORPUS_BYTES = 1 << 20
 _TOKENIZED_BYTES_PER_SECOND = 2e6
-_SAMPLING_SECONDS = 0.3  # at least: one token at a time, however small the model
 _EVALUATION_SHARE = 0.05  # fraction of the time
 _EVALUATION_SECONDS = 10.0  # between evaluations at least: each also saves and samples
 _EVALUATION_EPOCHS = 3.0  # between evaluations at most: a small corpus is memorized that fast
@@ -75,7 +75,8 @@ _REGULARIZATION = [
     Regularization(40, 0.1, 0.1, False, 0.1),
     Regularization(80, 0.1, 0.2, False, 0.1),
     Regularization(150, 0.1, 0.3, False, 0.1),
-    Regularization(math.inf, 0.1, 0.3, True, 0.1),
+    Regularization(200, 0.1, 0.3, True, 0.1),
+    Regularization(math.inf, 0.2, 0.3, True, 0.1),
 ]
 _REGULARIZATION_WITHOUT_BPE_DROPOUT = [
     Regularization(50, 0.0, 0.0, False, 0.1),
@@ -156,13 +157,19 @@ def make_plan(
     _check(config, choice, budget, inputs, fine_tuning=fine_tuning)
     eval_tokens = min(inputs.val_tokens, config.eval_tokens)
     notes = []
+    if train.steps is None and budget.steps < _FEW_STEPS and budget.steps != config.max_steps:
+        notes.append(
+            f"only {budget.steps:,} step{'s' * (budget.steps > 1)} will fit into "
+            f"{train.minutes:g} minutes, which may be exceeded: "
+            "a smaller --size or more --minutes learn more"
+        )
     if inputs.train_tokens < _FEW_TRAIN_TOKENS:
         notes.append(
             f"the corpus is very short ({inputs.train_tokens} training tokens): "
             "the model can only memorize it"
         )
     n_more = inputs.val_tokens if eval_tokens < inputs.val_tokens else 0  # see `final_reports`
-    if n_more:
+    if n_more and config.eval_every < budget.steps:
         notes.append(
             f"until the last, evaluations use about {eval_tokens:,} held-out tokens, spread evenly"
         )
@@ -171,7 +178,7 @@ def make_plan(
         choice.model,
         config,
         choice.context_length,
-        _closing_seconds(eval_tokens + n_more, budget),
+        closing_seconds(eval_tokens + n_more, budget.step_tokens, budget.tokens_per_second),
         budget.tokens_per_second,
         choices=explain(
             choice, config, budget, inputs, explicit=explicit.keys(), fine_tuning=fine_tuning
@@ -293,6 +300,11 @@ def _check(
             f"bpe_dropout={config.bpe_dropout:g}: this tokenizer has no BPE merges",
             "remove bpe_dropout, or train with --tokenizer bpe",
         )
+    if config.steps is not None and config.max_steps is not None:
+        raise UsageError(
+            f"max_steps={config.max_steps} cannot be combined with --steps {config.steps}",
+            "remove one of them: max_steps limits the steps of --minutes",
+        )
     if config.bigram_start and fine_tuning:
         raise UsageError(
             "bigram_start=true: fine-tuning starts from the base model",
@@ -311,12 +323,6 @@ def _check(
         )
     needs = choice.model, config, choice.context_length, inputs.memory
     check_memory(*needs, frozen=inputs.frozen)
-
-
-def _closing_seconds(eval_tokens: int, budget: Budget) -> float:
-    # Evaluation of held-out and of training text, and the samples.
-    tokens = 0.7 * eval_tokens + 4 * budget.step_tokens
-    return tokens / budget.tokens_per_second + _SAMPLING_SECONDS
 
 
 def _choose_eval_tokens(train: TrainConfig, budget: Budget) -> int:

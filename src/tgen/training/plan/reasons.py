@@ -161,7 +161,8 @@ def _evaluation(
         return Choice("evaluation", "once", "at the end")
     # A token costs about a third of one in a step.
     tokens = min(inputs.val_tokens, config.eval_tokens) / 3
-    why = "at least twice per epoch" if fine_tuning else "at least every 3 epochs"
-    if tokens <= 0.05 * config.eval_every * budget.step_tokens:
-        why = "at most 5% of the time"
+    epochs = config.eval_every * budget.step_tokens / inputs.train_tokens
+    why = "at most 5% of the time"
+    if tokens > 0.05 * config.eval_every * budget.step_tokens or epochs > 2.9:
+        why = "at least twice per epoch" if fine_tuning else f"{format_number(epochs)} epochs"
     return Choice("evaluation", every, why)
