@@ -9,6 +9,8 @@ import torch
 from tgen.config import SIZES, ModelConfig, ResolvedTrainConfig
 from tgen.model.transformer import Transformer
 from tgen.training import calibrate
+from tgen.training.optimizers import Muon
+from tgen.training.plan.step_time import MeasuredStep
 from tgen.training.random_run import RandomRun
 
 
@@ -33,8 +35,19 @@ def test_time_of_a_step_is_the_median_without_the_first(monkeypatch):
         steps.append(n)
         return n
 
+    def muon_step(muon: Muon) -> None:  # noqa: ARG001
+        nonlocal now
+        now += 0.5
+
     monkeypatch.setattr("time.perf_counter", lambda: now)
     monkeypatch.setattr(RandomRun, "advance", advance)
+    monkeypatch.setattr(Muon, "step", muon_step)
     model = ModelConfig.of("qwen3", **SIZES["nano"], vocab_size=300)
-    assert calibrate.measure_step(model, ResolvedTrainConfig(), seconds=0) == 2.0
+    measured = calibrate.measure_step(model, ResolvedTrainConfig(batch_size=3), seconds=0)
+    assert measured == MeasuredStep(3 * model.context_length, 2.0, 0.5)
     assert len(steps) == calibrate.MIN_STEPS
+    adamw = ResolvedTrainConfig(optimizer="adamw")
+    steps.clear()
+    assert calibrate.measure_step(model, adamw, seconds=0).muon_seconds == 0
+    assert measured.seconds_of(6 * model.context_length) == 3.5
+    assert measured.seconds_of(3 * model.context_length, muon=False) == 1.5

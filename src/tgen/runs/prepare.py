@@ -44,7 +44,7 @@ from tgen.training.plan.overrides import parse_overrides
 from tgen.training.plan.param_shapes import matmul_params, n_parameters
 from tgen.training.plan.plan import CALIBRATION_SHARE, Plan, make_plan, usable_bytes
 from tgen.training.plan.scaling_estimate import scaling_report
-from tgen.training.plan.step_time import step_seconds
+from tgen.training.plan.step_time import MeasuredStep, step_seconds
 from tgen.training.plan.tokenizer_choice import choose_tokenizer
 from tgen.training.report.baselines import ngram_bits_per_byte, xz_bits_per_byte
 from tgen.training.state import TrainState, new_state
@@ -240,7 +240,7 @@ def prepare(
     )
     plan = choose(inputs=inputs)
     if source is None and inputs.on_cpu and inputs.n_ranks == 1 and not is_estimate:
-        inputs = replace(inputs, step_seconds=_measure_step(plan, inputs))
+        inputs = replace(inputs, measured_step=_measure_step(plan, inputs))
         plan = choose(inputs=replace(inputs, setup_seconds=time.monotonic() - started_at))
     notes = [*(source.warnings if source else ()), *text_notes, *plan.notes]
     baselines: dict[str, float] = {}
@@ -291,8 +291,8 @@ def prepare(
     return _broadcast(prepared, device, weights, pairs)
 
 
-def _measure_step(plan: Plan, inputs: PlanInputs) -> float | None:
-    """Return the seconds of a step of the plan; None with `steps`, which need no estimate, and if
+def _measure_step(plan: Plan, inputs: PlanInputs) -> MeasuredStep | None:
+    """Return the duration of a step of the plan; None with `steps`, which need no estimate, and if
     the measurement would take too much of the minutes."""
     seconds = 60 * plan.train.minutes * CALIBRATION_SHARE
     n_tokens = plan.train.batch_size * plan.context_length

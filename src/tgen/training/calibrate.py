@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -9,10 +10,12 @@ from tgen.config import SIZES, ModelConfig, Precision, ResolvedTrainConfig
 from tgen.model.product_precision import product_precision
 from tgen.model.transformer import Transformer
 from tgen.training.evaluation import DeviceBatch, loss_sum
+from tgen.training.optimizers import Muon
+from tgen.training.plan.step_time import MeasuredStep
 from tgen.training.random_run import RandomRun
 
 _VOCAB_SIZE = 1024
-MIN_STEPS, _MAX_STEPS = 4, 20
+MIN_STEPS, _MAX_STEPS, _MUON_STEPS = 4, 20, 3
 
 
 def measure_speed(device: torch.device, precision: Precision, *, seconds: float) -> float:
@@ -38,8 +41,10 @@ def measure_speed(device: torch.device, precision: Precision, *, seconds: float)
     return 6 * n_parameters * batch_size * config.context_length / statistics.median(times[1:])
 
 
-def measure_step(model: ModelConfig, config: ResolvedTrainConfig, *, seconds: float) -> float:
-    """Return the median seconds of training steps on the CPU, with windows of the full context.
+def measure_step(
+    model: ModelConfig, config: ResolvedTrainConfig, *, seconds: float
+) -> MeasuredStep:
+    """Return the median duration of training steps on the CPU, with windows of the full context.
 
     Takes about `seconds`, at least `MIN_STEPS` steps: the first one does not count.
     """
@@ -50,7 +55,19 @@ def measure_step(model: ModelConfig, config: ResolvedTrainConfig, *, seconds: fl
     while len(times) + 1 < MIN_STEPS or (
         time.perf_counter() - started < seconds and len(times) < _MAX_STEPS
     ):
-        step_started = time.perf_counter()
-        run.advance(1)
-        times.append(time.perf_counter() - step_started)
-    return statistics.median(times)
+        times.append(_timed(lambda: run.advance(1)))
+    muon_times = [0.0]
+    for optimizer in run.state.optimizers:
+        if isinstance(optimizer, Muon):
+            for parameter in optimizer.param_groups[0]["params"]:
+                parameter.grad = torch.ones_like(parameter)
+            with product_precision(config.precision):
+                muon_times = [_timed(optimizer.step) for _ in range(_MUON_STEPS)]
+    n_tokens = config.batch_size * model.context_length
+    return MeasuredStep(n_tokens, statistics.median(times), statistics.median(muon_times))
+
+
+def _timed(function: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started

@@ -16,6 +16,7 @@ from tgen.training.plan.memory_estimate import rank_memory
 from tgen.training.plan.model_size import PlanInputs
 from tgen.training.plan.overrides import parse_overrides
 from tgen.training.plan.plan import Plan, make_plan
+from tgen.training.plan.step_time import MeasuredStep
 from tgen.training.plan.tokenizer_choice import choose_tokenizer
 
 ORDER = list(SIZES)
@@ -33,7 +34,7 @@ def plan(train_tokens: int, minutes: float = 10, **values: Any) -> Plan:
         rank_memory=values.pop("rank_memory", None),
         n_ranks=values.pop("n_ranks", 1),
         on_cpu=values.pop("on_cpu", False),
-        step_seconds=values.pop("step_seconds", None),
+        measured_step=values.pop("measured_step", None),
         setup_seconds=values.pop("setup_seconds", 0.0),
     )
     model_fields, train_fields = parse_overrides(values.pop("overrides", {}))
@@ -92,7 +93,7 @@ def test_precision_is_the_faster_one_and_with_steps_that_of_the_device():
 
 
 def test_number_of_steps_follows_from_a_measured_step():
-    chosen = plan(400_000, minutes=10, on_cpu=True, step_seconds=0.5)
+    chosen = plan(400_000, minutes=10, on_cpu=True, measured_step=MeasuredStep(2048, 0.5, 0.01))
     steps = next(choice for choice in chosen.choices if choice.name == "steps")
     assert (steps.value, steps.why) == (
         "about 1,100",
@@ -102,7 +103,8 @@ def test_number_of_steps_follows_from_a_measured_step():
 
 def test_steps_of_a_short_run_leave_time_for_the_rest():
     def steps(seconds: float) -> int:
-        values = dict(on_cpu=True, step_seconds=0.01, setup_seconds=seconds)
+        step = MeasuredStep(2048, 0.01, 0.0)
+        values = dict(on_cpu=True, measured_step=step, setup_seconds=seconds)
         chosen = plan(400_000, minutes=0.2, **values).choices
         value = next(choice.value for choice in chosen if choice.name == "steps")
         return int(value.removeprefix("about ").replace(",", ""))
@@ -135,9 +137,14 @@ def test_maximum_of_steps_is_for_minutes():
 def test_steps_of_the_chosen_model_are_measured(tmp_path, monkeypatch, train, n_ranks, is_measured):
     measured: list[tuple[ModelConfig, ResolvedTrainConfig]] = []
 
-    def measure_step(*values: Any, seconds: float) -> float:  # noqa: ARG001
-        measured.append(values)
-        return 0.5
+    def measure_step(
+        model: ModelConfig,
+        config: ResolvedTrainConfig,
+        *,
+        seconds: float,  # noqa: ARG001
+    ) -> MeasuredStep:
+        measured.append((model, config))
+        return MeasuredStep(config.batch_size * model.context_length, 0.5, 0.0)
 
     monkeypatch.setattr("tgen.runs.prepare.measure_step", measure_step)
     shown = runs.dry_run(request(tmp_path, train=train, n_ranks=n_ranks))
@@ -165,6 +172,12 @@ def test_batch_grows_with_muons_share_of_a_step():
     assert few.train.batch_size * few.context_length <= 40_000 / 8
     # Ranks share the speed, and each has a batch as if it were alone.
     assert step_tokens(largest, n_ranks=2, flops_per_second=2e11) == 2 * step_tokens(largest)
+
+
+def test_batch_follows_from_the_measured_share_of_muon():
+    assert step_tokens("small", measured_step=MeasuredStep(2048, 0.5, 0.03)) == 2048
+    assert step_tokens("small", measured_step=MeasuredStep(2048, 0.5, 0.05)) == 4096
+    assert step_tokens("small", measured_step=MeasuredStep(4096, 1.0, 0.1)) == 8192
 
 
 def test_batch_fits_into_the_memory_of_a_gpu():

@@ -1,5 +1,6 @@
 """The batch size of a run."""
 
+from collections.abc import Callable
 from functools import partial
 
 from tgen.config import ModelConfig, Precision, ResolvedTrainConfig, TrainConfig
@@ -33,7 +34,10 @@ def _balanced_tokens(
     if train.steps is not None or train.optimizer != "muon":
         return wanted
     speed, seconds = inputs.flops_per_second / inputs.n_ranks, 60 * train.minutes
-    estimate = partial(step_seconds, model, flops_per_second=speed, precision=precision)
+    if inputs.measured_step is not None:
+        estimate: Callable[..., float] = inputs.measured_step.seconds_of
+    else:
+        estimate = partial(step_seconds, model, flops_per_second=speed, precision=precision)
     while wanted < MAX_STEP_TOKENS:
         step, without = (estimate(wanted, muon=muon) for muon in (True, False))
         is_cheap = step - without <= _MAX_UPDATE_SHARE * step

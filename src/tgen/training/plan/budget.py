@@ -45,14 +45,17 @@ def choose_budget(
     step_tokens = batch_size * choice.context_length
     speed = tokens_per_second(inputs.flops_per_second, n_params)
     if inputs.on_cpu:
-        seconds = inputs.step_seconds or step_seconds(
-            choice.model,
-            step_tokens,
-            inputs.flops_per_second,
-            precision=precision,
-            muon=train.optimizer == "muon" and train.lora is None,
-            work=_FROZEN_WORK if train.lora is not None else 1.0,
-        )
+        if inputs.measured_step is not None:
+            seconds = inputs.measured_step.seconds_of(step_tokens)
+        else:
+            seconds = step_seconds(
+                choice.model,
+                step_tokens,
+                inputs.flops_per_second,
+                precision=precision,
+                muon=train.optimizer == "muon" and train.lora is None,
+                work=_FROZEN_WORK if train.lora is not None else 1.0,
+            )
         speed = (1 - _OTHER_SHARE) * step_tokens / seconds
     closing = closing_seconds(inputs.val_tokens, step_tokens, speed) + _EXIT_SECONDS
     steps = n_steps(train, speed / step_tokens, other_seconds=inputs.setup_seconds + closing)

@@ -8,6 +8,7 @@ from tgen.config import SIZES, ModelConfig, Precision, TrainConfig
 from tgen.errors import CorpusError, UsageError
 from tgen.training.plan.fine_tuning import WINDOW
 from tgen.training.plan.param_shapes import FrozenModel, matmul_params
+from tgen.training.plan.step_time import MeasuredStep
 
 EXPLICIT = "set by the user"  # the reason for values that the user chose
 _TOKENS_PER_PARAM = 2.5  # a run with fewer training tokens does better with a smaller model,
@@ -30,7 +31,7 @@ class PlanInputs:
     flops_per_second: float  # over all ranks, see `measure_speed`
     bfloat16_flops_per_second: float | None = None  # with products in bfloat16; None: unsupported
     setup_seconds: float = 0.0  # of the time budget, before the first step
-    step_seconds: float | None = None  # of the chosen model, measured; None: to be estimated
+    measured_step: MeasuredStep | None = None  # of the chosen model; None: to be estimated
     memory: int | None = None  # bytes of this machine; None: unknown, or not to be checked
     rank_memory: int | None = None  # bytes that each rank may use; None: unknown
     n_ranks: int = 1  # ranks that share a batch

@@ -39,8 +39,9 @@ def explain(
     params, epochs = format_number(budget.params_per_token), format_number(budget.epochs)
     is_lora = config.lora is not None
     speed = f"this machine trains at {inputs.flops_per_second / 1e9:,.0f} GFLOP/s"
-    if inputs.step_seconds is not None:
-        speed = f"a step takes {format_number(inputs.step_seconds)} seconds here"
+    if inputs.measured_step is not None:
+        seconds = inputs.measured_step.seconds_of(budget.step_tokens)
+        speed = f"a step takes {format_number(seconds)} seconds here"
     choices = [
         Choice("size", choice.size, choice.why_size),
         Choice("context", f"{choice.context_length} tokens", choice.why_context),

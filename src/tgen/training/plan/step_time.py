@@ -13,6 +13,19 @@ from tgen.training.plan.param_shapes import block_matrices, matmul_params
 _MUON_ITERATIONS = 5
 
 
+class MeasuredStep(NamedTuple):
+    """The measured duration of a step of `n_tokens` tokens."""
+
+    n_tokens: int
+    seconds: float
+    muon_seconds: float  # part that does not depend on the number of tokens
+
+    def seconds_of(self, n_tokens: int, *, muon: bool = True) -> float:
+        """Return the seconds of a step of `n_tokens` tokens, with Muon's or without."""
+        rest = (self.seconds - self.muon_seconds) * n_tokens / self.n_tokens
+        return rest + self.muon_seconds * muon
+
+
 class _Costs(NamedTuple):
     """Costs of a step, relative to the speed measured in the same precision."""
 
