@@ -122,7 +122,7 @@ class Evaluation(NamedTuple):
 
     loss: float  # nats per token
     bits_per_byte: float
-    standard_error: float | None  # bits per byte; None: a single window
+    standard_error: float | None  # bits per byte, from the parts; None: a single part
     parts: list[float]  # nats per token of up to 64 parts of the text, to compare evaluations by
 
 
@@ -156,10 +156,14 @@ def _summarize(groups: list[list[tuple[float, int]]], bytes_per_token: float) ->
     nats, n_tokens = np.array(losses).T
     loss = float(nats.sum() / n_tokens.sum())
     bits_per_nat = 1 / math.log(2) / bytes_per_token
-    error = bits_per_byte_error(nats, n_tokens * bytes_per_token)
+    # Neighboring windows are similar, so that single windows would make the error too small.
     n_parts = min(len(nats), _MAX_PARTS)
-    sums = zip(np.array_split(nats, n_parts), np.array_split(n_tokens, n_parts), strict=True)
-    parts = [float(part.sum() / n.sum()) for part, n in sums]
+    part_nats, part_tokens = (
+        np.array([part.sum() for part in np.array_split(values, n_parts)])
+        for values in (nats, n_tokens)
+    )
+    error = bits_per_byte_error(part_nats, part_tokens * bytes_per_token)
+    parts = [float(nats) for nats in part_nats / part_tokens]
     return Evaluation(loss, loss * bits_per_nat, error if math.isfinite(error) else None, parts)
 
 
