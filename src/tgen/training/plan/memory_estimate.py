@@ -34,6 +34,7 @@ _STORED = {
     "gelu_tanh": (5, 1, 2),
 }
 _DROPOUT = 2
+_CHECKPOINTED_LAYERS = 5  # 3 and what the allocator keeps, measured: 1 to 5, by chance
 _PROCESS_BYTES = 512 << 20  # interpreter, torch and the allocator's reserves
 _CHUNK_ROWS = 256  # of logits at once on a CPU
 _LOGITS = 3  # copies on a GPU: log-probabilities and two gradients, float32
@@ -181,7 +182,8 @@ def activation_bytes(
     layer = n_model * model.d_model + n_heads * width + ff + context  # a mask per window
     stored = (model.n_layers + 1) * layer
     if train.activation_checkpointing:  # the input of each block; one block again, its gradients
-        stored = model.n_layers * model.d_model + 3 * layer
+        n_layers = min(_CHECKPOINTED_LAYERS, model.n_layers)
+        stored = model.n_layers * model.d_model + n_layers * layer
     if on_gpu:
         return 4 * tokens * (stored + _LOGITS * model.vocab_size)
     return 4 * (tokens * stored + min(tokens, _CHUNK_ROWS) * model.vocab_size)
