@@ -33,8 +33,8 @@ def test_changed_settings_are_refused_or_recorded(tmp_path):
         next(resume(out, overrides={"n_layers": "2"}, override=True))
     with pytest.raises(UsageError, match=r"optimizer: cannot be changed \(got adamw, "):
         next(resume(out, overrides={"optimizer": "adamw"}, override=True))
+    start = not load_run(out)[0]["plan"]["train"]["bigram_start"]
     with pytest.raises(UsageError, match="bigram_start: cannot be changed"):
-        start = not load_run(out)[0]["plan"]["train"]["bigram_start"]
         next(resume(out, overrides={"bigram_start": str(start).lower()}, override=True))
     with pytest.raises(UsageError, match="the run is already at step 14"):
         next(resume(out, settings={"steps": 9}, override=True))
