@@ -14,7 +14,7 @@ from tgen.training.optimizers import Muon
 from tgen.training.plan.step_time import MeasuredStep
 from tgen.training.random_run import RandomRun
 
-_VOCAB_SIZE = 1024
+_VOCAB_SIZE, _CONTEXT_LENGTH = 1024, 128
 MIN_STEPS, _MAX_STEPS, _MUON_STEPS = 4, 20, 3
 
 
@@ -24,8 +24,9 @@ def measure_speed(device: torch.device, precision: Precision, *, seconds: float)
     Takes about `seconds`, at least two passes.
     """
     started = time.perf_counter()
-    size, batch_size = ("tiny", 8) if device.type == "cpu" else ("medium", 32)
-    config = ModelConfig.of("qwen3", **SIZES[size], vocab_size=_VOCAB_SIZE)
+    size, batch_size = ("tiny", 8) if device.type == "cpu" else ("medium", 64)
+    shape = {**SIZES[size], "context_length": _CONTEXT_LENGTH}
+    config = ModelConfig.of("qwen3", **shape, vocab_size=_VOCAB_SIZE)
     model = Transformer(config).to(device)
     n_parameters = sum(p.numel() for p in model.parameters())
     tokens = torch.arange(batch_size * (config.context_length + 1)) % _VOCAB_SIZE

@@ -9,7 +9,7 @@ from tgen.training.plan.model_size import PlanInputs
 from tgen.training.plan.step_time import step_seconds
 
 _MIN_STEP_TOKENS, MAX_STEP_TOKENS = 2048, 16384  # of a rank
-_MAX_UPDATE_SHARE = 0.075  # of a step's time that Muon may take: more tokens then cost little
+_MAX_UPDATE_SHARE = 0.1  # of a step's time that Muon may take: more tokens then cost little
 _MIN_STEPS = 300  # of a run: fewer, larger steps learn less
 
 
