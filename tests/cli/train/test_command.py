@@ -1,6 +1,12 @@
 """`tgen train` from the command line: where its output goes, and its usage errors."""
 
 import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from contextlib import suppress
 
 import pytest
 
@@ -19,6 +25,28 @@ def test_dry_run_writes_the_plan_to_stdout(run_here, corpus, quiet):
     assert shown.returncode == 0
     assert b"learning rate" in shown.stdout
     assert b"learning rate" not in shown.stderr
+
+
+def test_plan_on_a_terminal_begins_on_an_erased_line(corpus):
+    parent_end, child_end = pty.openpty()
+    command = [sys.executable, "-m", "tgen", "train", "corpus.txt", "--steps", "3", "--dry-run"]
+    process = subprocess.Popen(
+        command,
+        cwd=corpus,
+        env=os.environ | {"TERM": "xterm"},
+        stdin=child_end,
+        stdout=child_end,
+        stderr=child_end,
+    )
+    os.close(child_end)
+    shown = b""
+    with suppress(OSError):  # the terminal is closed
+        while piece := os.read(parent_end, 1 << 16):
+            shown += piece
+    os.close(parent_end)
+    assert process.wait() == 0
+    assert "━".encode() in shown
+    assert re.search(rb"\x1b\[2K(\x1b\[[0-9;]*m)*corpus ", shown)
 
 
 def test_dry_run_with_json_writes_only_json_to_stdout(run_here, corpus):
