@@ -4,11 +4,11 @@ import json
 import os
 import pty
 import re
-import subprocess
-import sys
 from contextlib import suppress
 
 import pytest
+
+from support.command import start
 
 TEXT = "What is a text? " * 300
 
@@ -27,17 +27,11 @@ def test_dry_run_writes_the_plan_to_stdout(run_here, corpus, quiet):
     assert b"learning rate" not in shown.stderr
 
 
-def test_plan_on_a_terminal_begins_on_an_erased_line(corpus):
+def test_plan_on_a_terminal_begins_on_an_erased_line(corpus, monkeypatch):
     parent_end, child_end = pty.openpty()
-    command = [sys.executable, "-m", "tgen", "train", "corpus.txt", "--steps", "3", "--dry-run"]
-    process = subprocess.Popen(
-        command,
-        cwd=corpus,
-        env=os.environ | {"TERM": "xterm"},
-        stdin=child_end,
-        stdout=child_end,
-        stderr=child_end,
-    )
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), child_end)
+    monkeypatch.setenv("TERM", "xterm")
+    process = start("train", "corpus.txt", "--steps", "3", "--dry-run", cwd=corpus, **streams)
     os.close(child_end)
     shown = b""
     with suppress(OSError):  # the terminal is closed
