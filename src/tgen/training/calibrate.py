@@ -14,7 +14,8 @@ from tgen.training.optimizers import Muon
 from tgen.training.plan.step_time import MeasuredStep
 from tgen.training.random_run import RandomRun
 
-_VOCAB_SIZE, _CONTEXT_LENGTH = 1024, 128
+_VOCAB_SIZE = 1024
+_CONTEXT_LENGTH = 128  # fixed: the constants of `step_time` were measured with it
 MIN_STEPS, _MAX_STEPS, _MUON_STEPS = 4, 20, 3
 
 

@@ -2,8 +2,8 @@
 
 import json
 import os
-import pty
 import re
+import sys
 from contextlib import suppress
 
 import pytest
@@ -27,7 +27,10 @@ def test_dry_run_writes_the_plan_to_stdout(run_here, corpus, quiet):
     assert b"learning rate" not in shown.stderr
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 def test_plan_on_a_terminal_begins_on_an_erased_line(corpus, monkeypatch):
+    import pty
+
     parent_end, child_end = pty.openpty()
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), child_end)
     monkeypatch.setenv("TERM", "xterm")

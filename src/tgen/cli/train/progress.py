@@ -73,7 +73,7 @@ class TrainingProgress:
         if self._json:
             self._write_json(report)
         elif self._plan_only and isinstance(report, PlanReport):
-            self._bar.stop()  # or the plan would begin on the bar's line
+            self._bar.stop()  # erase the bar, on whose line the plan would begin
             console.show(*_plan_lines(report, console.out))
         if self._quiet:
             return
