@@ -247,7 +247,7 @@ def prepare(
     if split and with_baselines and train.loss_mask is None and val.loss_mask is None:
         baselines = _baselines(split, config)
         if split.val and not baselines:
-            notes.append("no baselines (xz, n-grams): the corpus is too large for the time budget")
+            notes.append("no baselines (xz, n-grams): they would take too much of the time budget")
     record = RunRecord(
         run_id=secrets.token_hex(8),
         corpus=request.corpus,
@@ -296,9 +296,15 @@ def _measure_step(plan: Plan, inputs: PlanInputs) -> MeasuredStep | None:
     the measurement would take too much of the minutes."""
     seconds = 60 * plan.train.minutes * CALIBRATION_SHARE
     n_tokens = plan.train.batch_size * plan.context_length
-    precision, muon = plan.train.precision, plan.train.optimizer == "muon"
-    speed = inputs.speed(precision)
-    estimate = step_seconds(plan.model, n_tokens, speed, precision=precision, muon=muon)
+    precision = plan.train.precision
+    estimate = step_seconds(
+        plan.model,
+        n_tokens,
+        inputs.speed(precision),
+        precision=precision,
+        context=plan.context_length,
+        muon=plan.train.optimizer == "muon",
+    )
     too_long = plan.train.compile or MIN_STEPS * estimate > 2 * seconds
     if plan.train.steps is not None or too_long:
         return None

@@ -54,6 +54,15 @@ def test_every_corpus_has_a_plan(train_tokens, minutes):
     assert all(choice.why for choice in chosen.choices)
 
 
+def test_number_of_steps_gives_the_same_run_on_a_faster_machine():
+    train = TrainConfig(steps=400)
+    slow, fast = (
+        plan(98_659, train=train, on_cpu=True, flops_per_second=speed).train
+        for speed in (1e10, 1e12)
+    )
+    assert slow == fast
+
+
 @pytest.mark.parametrize("train_tokens", [0, 1])
 def test_corpus_too_short_to_learn_from_is_refused(train_tokens):
     with pytest.raises(

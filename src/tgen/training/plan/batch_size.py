@@ -19,7 +19,7 @@ def choose_batch_size(
     """Return the windows of `context` tokens in a step, a multiple of the ranks."""
     wanted = MAX_STEP_TOKENS  # with fewer, a GPU is idle
     if inputs.on_cpu:
-        wanted = _balanced_tokens(model, train, inputs, precision)
+        wanted = _balanced_tokens(model, context, train, inputs, precision)
     while wanted > _MIN_STEP_TOKENS and not _fits(model, context, train, inputs, wanted):
         wanted //= 2
     limit = inputs.train_tokens // (8 * context)  # a step sees an eighth of the corpus at most
@@ -27,7 +27,7 @@ def choose_batch_size(
 
 
 def _balanced_tokens(
-    model: ModelConfig, train: TrainConfig, inputs: PlanInputs, precision: Precision
+    model: ModelConfig, context: int, train: TrainConfig, inputs: PlanInputs, precision: Precision
 ) -> int:
     """Return a rank's tokens per step of which Muon takes a small share, if time allows."""
     wanted = _MIN_STEP_TOKENS
@@ -37,7 +37,9 @@ def _balanced_tokens(
     if inputs.measured_step is not None:
         estimate: Callable[..., float] = inputs.measured_step.seconds_of
     else:
-        estimate = partial(step_seconds, model, flops_per_second=speed, precision=precision)
+        estimate = partial(
+            step_seconds, model, flops_per_second=speed, precision=precision, context=context
+        )
     while wanted < MAX_STEP_TOKENS:
         step, without = (estimate(wanted, muon=muon) for muon in (True, False))
         is_cheap = step - without <= _MAX_UPDATE_SHARE * step

@@ -53,6 +53,7 @@ def choose_budget(
                 step_tokens,
                 inputs.flops_per_second,
                 precision=precision,
+                context=choice.context_length,
                 muon=train.optimizer == "muon" and train.lora is None,
                 work=_FROZEN_WORK if train.lora is not None else 1.0,
             )

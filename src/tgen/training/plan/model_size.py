@@ -109,8 +109,7 @@ def _choose_size(train: TrainConfig, inputs: PlanInputs, family: str) -> tuple[s
             break
         epochs = tokens / inputs.train_tokens
         chosen = size
-        n_tokens = f"{tokens / 1e6:.1f} M tokens in all epochs"
-        why = f"the largest for this time budget and corpus: {n_tokens}"
+        why = "the largest for this time budget and corpus"
         if train.steps is not None:
             why = "the default with --steps; with --minutes the plan chooses"
             if size == _SIZE_WITH_STEPS:
@@ -128,12 +127,12 @@ def _choose_context(
         if wanted > longest:
             raise CorpusError(
                 f"context_length={wanted} is longer than the corpus "
-                f"({inputs.train_tokens} training tokens)",
+                f"({inputs.train_tokens:,} training tokens)",
                 f"set context_length to at most {longest}",
             )
         return wanted, EXPLICIT
     wanted = shape["context_length"]
     limit = max(1, min(longest, inputs.train_tokens // 8))
     if limit < wanted:
-        return limit, f"an eighth of the {inputs.train_tokens} training tokens"
+        return limit, f"an eighth of the {inputs.train_tokens:,} training tokens"
     return wanted, "default of the size"

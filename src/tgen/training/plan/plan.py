@@ -161,11 +161,11 @@ def make_plan(
         notes.append(
             f"only {budget.steps:,} step{'s' * (budget.steps > 1)} will fit into "
             f"{train.minutes:g} minutes, which may be exceeded: "
-            "a smaller --size or more --minutes learn more"
+            "a smaller model, shorter or fewer windows, or more --minutes learn more"
         )
     if inputs.train_tokens < _FEW_TRAIN_TOKENS:
         notes.append(
-            f"the corpus is very short ({inputs.train_tokens} training tokens): "
+            f"the corpus is very short ({inputs.train_tokens:,} training tokens): "
             "the model can only memorize it"
         )
     n_more = inputs.val_tokens if eval_tokens < inputs.val_tokens else 0  # see `final_reports`
@@ -231,7 +231,7 @@ def _choose(
         "muon_scale": "spectral",
         "patience": _PATIENCE,
         "warmup_steps": min(_WARMUP_STEPS, budget.steps // 10),
-        "eval_every": _choose_eval_every(min(inputs.val_tokens, eval_tokens), budget, inputs),
+        "eval_every": _choose_eval_every(eval_tokens, train, budget, inputs),
         "eval_tokens": eval_tokens,
     }
 
@@ -333,8 +333,11 @@ def _choose_eval_tokens(train: TrainConfig, budget: Budget) -> int:
     return max(1, min(_EVAL_TOKENS, round(in_time)))
 
 
-def _choose_eval_every(eval_tokens: int, budget: Budget, inputs: PlanInputs) -> int:
-    tokens = eval_tokens / 3 / _EVALUATION_SHARE
-    tokens = max(tokens, _EVALUATION_SECONDS * budget.tokens_per_second)
+def _choose_eval_every(
+    eval_tokens: int, train: TrainConfig, budget: Budget, inputs: PlanInputs
+) -> int:
+    tokens = min(inputs.val_tokens, eval_tokens) / 3 / _EVALUATION_SHARE
+    if train.steps is None:  # the same number of steps is the same run on every machine
+        tokens = max(tokens, _EVALUATION_SECONDS * budget.tokens_per_second)
     tokens = min(tokens, _EVALUATION_EPOCHS * inputs.train_tokens)
     return max(20, round(tokens / budget.step_tokens))

@@ -35,7 +35,7 @@ def explain(
     fine_tuning: bool,
 ) -> list[Choice]:
     """Return the choices of a plan; `explicit` are the fields of TrainConfig that the user set."""
-    windows = f"{config.batch_size} window{'s' * (config.batch_size > 1)}"
+    windows = f"{config.batch_size:,} window{'s' * (config.batch_size > 1)}"
     params, epochs = format_number(budget.params_per_token), format_number(budget.epochs)
     is_lora = config.lora is not None
     speed = f"this machine trains at {inputs.flops_per_second / 1e9:,.0f} GFLOP/s"
@@ -44,7 +44,7 @@ def explain(
         speed = f"a step takes {format_number(seconds)} seconds here"
     choices = [
         Choice("size", choice.size, choice.why_size),
-        Choice("context", f"{choice.context_length} tokens", choice.why_context),
+        Choice("context", f"{choice.context_length:,} tokens", choice.why_context),
         Choice("batch", windows, f"{budget.step_tokens:,} tokens per step"),
         _precision(config, inputs),
         _start(config, choice, fine_tuning=fine_tuning),
@@ -102,7 +102,7 @@ def _start(config: ResolvedTrainConfig, choice: ModelChoice, *, fine_tuning: boo
 
 def _precision(config: ResolvedTrainConfig, inputs: PlanInputs) -> Choice:
     if config.precision == "bfloat16" and config.steps is not None:
-        why = "the hardware supports it; weights and accumulation are float32"
+        why = "the hardware supports it; weights are float32"
     elif config.precision == "bfloat16":
         why = "products are faster this way here; weights are float32"
     elif inputs.bfloat16_flops_per_second:

@@ -3,7 +3,7 @@
 The speed that `measure_speed` reports is that of a small model, most of whose time goes to
 elementwise operations. Larger matrices are multiplied faster. The constants were measured with the
 five smallest sizes on two CPUs, in windows of 128 tokens (small and medium: 256): the steps took
-0.93 to 1.05 times the estimate. Longer windows take more time, which the estimate ignores.
+0.93 to 1.05 times the estimate.
 """
 
 from typing import NamedTuple
@@ -12,6 +12,8 @@ from tgen.config import ModelConfig, Precision
 from tgen.training.plan.param_shapes import block_matrices, matmul_params
 
 _MUON_ITERATIONS = 5
+_SHORT_CONTEXT = 256  # tokens; up to there, the elementwise cost includes attention
+_ATTENTION = 10  # FLOP at the measured speed per pair of tokens, layer and unit of width: six, slow
 
 
 class MeasuredStep(NamedTuple):
@@ -48,16 +50,19 @@ def step_seconds(
     flops_per_second: float,
     *,
     precision: Precision = "float32",
+    context: int,
     muon: bool,
     work: float = 1.0,
 ) -> float:
-    """Return the seconds of a step of `step_tokens` tokens, evaluations excluded.
+    """Return the seconds of a step of `step_tokens` tokens in windows of `context`, evaluations
+    excluded.
 
     `work` is the share of a full step's products.
     """
     costs = _COSTS[precision]
     flops = work * 6 * matmul_params(model) / costs.matmul_speed
-    flops += costs.elementwise * model.n_layers * model.d_model
+    attention = _ATTENTION * max(0, context - _SHORT_CONTEXT)
+    flops += (costs.elementwise + attention) * model.n_layers * model.d_model
     total = step_tokens * flops + costs.per_layer * (model.n_layers + 1)
     if muon:
         total += muon_flops(model) / costs.muon_speed

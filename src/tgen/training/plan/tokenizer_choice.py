@@ -17,5 +17,5 @@ def choose_tokenizer(n_bytes: int, alphabet: int) -> tuple[str, int | None, str]
     letters = 1 << max(0, alphabet - 1).bit_length()  # a large alphabet needs a large vocabulary
     vocab_size = max(1024 * 2 ** min(doublings, 4), min(2 * letters, 1 << 14))
     size = f"{n_bytes / 1e6:.1f} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:.0f} KB"
-    why = f"{size} of text, {alphabet:,} distinct characters"
+    why = f"{size} of text, {alphabet:,} distinct character{'s' * (alphabet != 1)}"
     return "bpe", round(vocab_size), why
