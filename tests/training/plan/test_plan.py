@@ -237,7 +237,7 @@ def test_many_epochs_give_a_larger_model():
 
 
 def test_more_epochs_give_more_bpe_dropout():
-    shares = [plan(150_000, m, has_merges=True).train.bpe_dropout for m in (0.1, 0.6, 2, 30)]
+    shares = [plan(150_000, m, has_merges=True).train.bpe_dropout for m in (0.03, 0.1, 2, 30)]
     assert shares == sorted(set(shares))
     assert shares[0] == 0
     assert plan(150_000, 30).train.bpe_dropout == 0  # characters

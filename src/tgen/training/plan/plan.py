@@ -71,8 +71,9 @@ class Regularization(NamedTuple):
 
 
 _REGULARIZATION = [
-    Regularization(15, 0.0, 0.0, False, 0.1),
-    Regularization(40, 0.1, 0.1, False, 0.1),
+    Regularization(2, 0.0, 0.0, False, 0.1),
+    Regularization(5, 0.0, 0.1, False, 0.1),
+    Regularization(15, 0.0, 0.2, False, 0.1),
     Regularization(80, 0.1, 0.2, False, 0.1),
     Regularization(120, 0.1, 0.3, False, 0.1),
     Regularization(200, 0.1, 0.3, True, 0.1),
