@@ -13,7 +13,9 @@ from tgen.training.plan.param_shapes import block_matrices, matmul_params
 
 _MUON_ITERATIONS = 5
 _SHORT_CONTEXT = 256  # tokens; up to there, the elementwise cost includes attention
-_ATTENTION = 10  # FLOP at the measured speed per pair of tokens, layer and unit of width: six, slow
+# FLOP at the measured speed per pair of tokens, layer and unit of width: six are needed, which
+# run slower. From one measurement: a step of one window of 4,000 tokens.
+_ATTENTION = 10
 
 
 class MeasuredStep(NamedTuple):
