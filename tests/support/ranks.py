@@ -2,6 +2,9 @@
 
 Each request is one JSON object per line on stdin: "arguments", a list per rank, or "code" and "n";
 and "folder", for the ranks' output. The answer is the ranks' exit statuses.
+
+The store has its own process: its threads could hold a lock at the moment of a fork, and the new
+rank would wait for that lock forever.
 """
 
 import faulthandler
@@ -42,19 +45,34 @@ def main() -> None:
         request = json.loads(line)
         tasks = request.get("arguments") or [request["code"]] * request["n"]
         folder = Path(request["folder"])
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # torchrun's
-        pids = [fork(task, rank, len(tasks), store.port, folder) for rank, task in enumerate(tasks)]
+        store, port = fork_store()
+        pids = [fork(task, rank, len(tasks), port, folder) for rank, task in enumerate(tasks)]
         statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        os.kill(store, signal.SIGKILL)
+        os.waitpid(store, 0)
         sys.stdout.write(json.dumps(statuses) + "\n")
         sys.stdout.flush()
+
+
+def fork_store() -> tuple[int, int]:
+    """Host the store, as torchrun does, in a new process; return its process ID and port."""
+    receiver, sender = os.pipe()
+    if pid := os.fork():
+        os.close(sender)
+        with open(receiver) as pipe:
+            return pid, int(pipe.readline())
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    os.write(sender, f"{store.port}\n".encode())
+    while True:
+        signal.pause()
 
 
 def fork(task: Any, rank: int, n: int, port: int, folder: Path) -> int:
     if pid := os.fork():
         return pid
-    signal.alarm(300)  # if it hangs; ranks wait for each other on busy machines
     for number, name in ((0, os.devnull), (1, folder / f"{rank}.out"), (2, folder / f"{rank}.err")):
         os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
+    faulthandler.dump_traceback_later(200, exit=True)  # if it hangs; less than ranks wait to join
     if n > 1:
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1"}
         os.environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
