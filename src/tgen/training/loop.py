@@ -15,6 +15,7 @@ from tgen.model.openmp_wait import other_cpus
 from tgen.model.product_precision import product_precision
 from tgen.model.transformer import Transformer
 from tgen.reports.training import DoneReport, EvalReport, StepReport
+from tgen.training.allocator import retain_freed_memory
 from tgen.training.early_stopping import record_evaluation
 from tgen.training.evaluation import Batches, count_targets, evaluate, split, to_device
 from tgen.training.lr_schedule import in_decay, lr_factor
@@ -41,6 +42,7 @@ def train(
     that is not finite. Ends without a DoneReport where early stopping requires the best checkpoint
     (`progress.restore_best`). All ranks report and decide the same.
     """
+    retain_freed_memory()
     progress = state.progress
     started = clock() - progress.seconds  # time between steps counts too
     sync_every = 1 if _device(model).type == "cpu" else _SYNC_EVERY
