@@ -1,5 +1,6 @@
 """Dropout whose masks depend on the sequence only, not on the batch around it."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -25,7 +26,11 @@ class Dropout(nn.Module):
             return x
         if x.device.type != "cpu" or self.generators is None:  # one GPU kernel for the whole batch
             return F.dropout(x, self.p)
-        mask = torch.empty_like(x)
-        for sequence_mask, generator in zip(mask, self.generators, strict=True):
-            sequence_mask.bernoulli_(1 - self.p, generator=generator)
-        return x * mask.div_(1 - self.p)
+        # Four random numbers of 16 bits at once: Bernoulli samples of torch take 7 times as long.
+        n_dropped = round(self.p * (1 << 16))  # of 65,536
+        bits = torch.empty(len(x), math.ceil(x[0].numel() / 4), dtype=torch.int64)
+        for sequence_bits, generator in zip(bits, self.generators, strict=True):
+            sequence_bits.random_(-(1 << 63), None, generator=generator)
+        lanes = bits.view(torch.int16)[:, : x[0].numel()].view(x.shape)
+        mask = torch.ge(lanes, n_dropped - (1 << 15), out=torch.empty_like(x))
+        return x * mask.div_(1 - n_dropped / (1 << 16))
