@@ -1,5 +1,6 @@
 """Elementwise functions for training on a CPU equal torch's, and so do their gradients."""
 
+from functools import partial
 from typing import get_args
 
 import torch
@@ -58,3 +59,18 @@ def test_rotation_turns_pairs_by_their_angles_and_gradients_back():
         torch.testing.assert_close(fused.rotate(x, *tables), out)
         part = fused.rotate(x, tables[0][:, :2], tables[1][:, :2])
     torch.testing.assert_close(part[..., 4:], x[..., 4:].detach())
+
+
+def test_gelu_tanh_equals_torchs():
+    torch.manual_seed(0)
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+        x, grad = torch.randn(2, 5, 700, dtype=dtype) * 4
+        x[0, :5] = torch.tensor([-40.0, -8.0, 0.0, 8.0, 40.0])
+        results = []
+        for function in (fused.gelu_tanh, partial(F.gelu, approximate="tanh")):
+            leaf = x.clone().requires_grad_()
+            out = function(leaf)
+            out.backward(grad)
+            results.append([out, leaf.grad])
+        for one, other in zip(*results, strict=True):
+            torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)

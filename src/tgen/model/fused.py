@@ -4,12 +4,16 @@ Torch computes RMSNorm and RoPE on a CPU as many operations, and stores the resu
 backward pass. These functions store only what they need, and work in place.
 """
 
+import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+_GELU_A = torch.tensor(2 * math.sqrt(2 / math.pi), dtype=torch.float64)
+_GELU_B = 0.044715 * _GELU_A.item()
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -32,6 +36,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     x1, x2, unrotated = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     rotated = [x1 * cos - x2 * sin, x2 * cos + x1 * sin]
     return torch.cat([*rotated, unrotated] if unrotated.shape[-1] else rotated, dim=-1)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """GPT-2's approximation of GELU, x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2."""
+    if not _is_faster(x):
+        return F.gelu(x, approximate="tanh")
+    out: Tensor = _GeluTanh.apply(x)  # type: ignore[no-untyped-call]
+    return out
 
 
 def _is_faster(x: Tensor) -> bool:
@@ -59,6 +71,31 @@ class _RMSNorm(torch.autograd.Function):
         weight_grad = products.flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
         x_grad = torch.mul(grad, weight, out=products).addcmul_(y, means, value=-1).mul_(factors)
         return x_grad, weight_grad, None
+
+
+class _GeluTanh(torch.autograd.Function):
+    """x s with s = sigmoid(x (a + b x^2)), which is the same function: torch's sigmoid on a CPU is
+    four times as fast as its tanh. The derivative is s + (s - s^2) x (a + 3 b x^2)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = _widened(x)
+        s = torch.addcmul(_GELU_A, y, y, value=_GELU_B).mul_(y).sigmoid_()
+        ctx.save_for_backward(x, s)
+        return (s * y).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        x, s = ctx.saved_tensors
+        y = _widened(x)
+        slope = torch.addcmul(_GELU_A, y, y, value=3 * _GELU_B).mul_(y)
+        change = torch.addcmul(s, s, s, value=-1)
+        return torch.addcmul(s, slope, change, out=slope).mul_(grad).to(x.dtype)
+
+
+def _widened(x: Tensor) -> Tensor:
+    return x.float() if x.dtype == torch.bfloat16 else x
 
 
 class _Rotation(torch.autograd.Function):
