@@ -5,8 +5,10 @@ import torch
 import torch.nn.functional as F
 
 import tgen.model.product_precision as precision_module
+from tgen.config import ModelConfig
+from tgen.model.dropout import Dropout
 from tgen.model.product_precision import in_full_precision, matmul, product_precision
-from tgen.model.transformer import Linear
+from tgen.model.transformer import FeedForward, Linear
 from tgen.training.loss import cross_entropy
 
 
@@ -84,3 +86,26 @@ def test_attention_and_its_gradients_have_full_precision():
         results.append([out, *(tensor.grad for tensor in inputs)])
     for full, reduced in zip(*results, strict=True):
         assert torch.equal(full, reduced)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt2", "classic"])
+def test_a_rounded_feed_forward_layer_equals_the_exact_one_within_its_precision(
+    family, monkeypatch
+):
+    monkeypatch.setattr(precision_module, "_has_amx", lambda: False)
+    torch.manual_seed(0)
+    config = ModelConfig.of(family, n_layers=1, n_heads=2, d_model=64, vocab_size=300)
+    layer = FeedForward(config, Dropout(0.0))
+    x, grad = torch.randn(2, 2, 40, 64)
+    results = []
+    for precision in ("float32", "bfloat16"):
+        leaf = x.clone().requires_grad_()
+        layer.zero_grad()
+        with product_precision(precision):
+            out = layer(leaf)
+            out.backward(grad)
+        assert out.dtype == leaf.grad.dtype == torch.float32
+        gradients = [parameter.grad.clone() for parameter in layer.parameters()]
+        results.append([out.detach(), leaf.grad, *gradients])
+    for exact, reduced in zip(*results, strict=True):
+        assert 1e-5 < error(reduced, exact) < 4e-2  # the slope of ReLU jumps

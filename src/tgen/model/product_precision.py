@@ -55,8 +55,13 @@ def products_are_bfloat16() -> bool:
     return bool(_MATMUL.fp32_precision == _NAMES["bfloat16"])
 
 
+def round_input(x: Tensor) -> Tensor:
+    """Return x in the dtype that `linear` rounds to: what follows stays in it, without copies."""
+    return x.bfloat16() if must_round(x) else x
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x weight^T + bias, (..., in) -> (..., out), in the precision of products."""
+    """x weight^T + bias, (..., in) -> (..., out), in the precision of products and dtype of x."""
     if not must_round(x):
         return F.linear(x, weight, bias)
     out: Tensor = _RoundedLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
@@ -100,10 +105,10 @@ class _RoundedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        dtype = x.dtype
         x, weight = x.bfloat16(), weight.bfloat16()
         ctx.save_for_backward(x, weight)
-        out = F.linear(x, weight).float()
-        return out if bias is None else out.add_(bias)
+        return F.linear(x, weight, None if bias is None else bias.bfloat16()).to(dtype)
 
     @staticmethod
     @once_differentiable
@@ -112,11 +117,11 @@ class _RoundedLinear(torch.autograd.Function):
         rounded = grad.bfloat16()
         x_grad = weight_grad = bias_grad = None
         if ctx.needs_input_grad[0]:
-            x_grad = (rounded @ weight).float()
+            x_grad = (rounded @ weight).to(grad.dtype)
         if ctx.needs_input_grad[1]:
             weight_grad = (rounded.flatten(0, -2).T @ x.flatten(0, -2)).float()
         if ctx.needs_input_grad[2]:
-            bias_grad = grad.flatten(0, -2).sum(0)
+            bias_grad = grad.flatten(0, -2).sum(0, dtype=torch.float32)
         return x_grad, weight_grad, bias_grad
 
 

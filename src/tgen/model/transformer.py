@@ -32,7 +32,7 @@ from tgen.model.attention_mask import (
 )
 from tgen.model.dropout import Dropout
 from tgen.model.kv_cache import KVCache
-from tgen.model.product_precision import in_full_precision, linear
+from tgen.model.product_precision import in_full_precision, linear, round_input
 from tgen.model.ram import check_ram
 from tgen.model.rope import rotary_tables, sinusoid
 from tgen.model.stored_product import stored_product
@@ -209,17 +209,21 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
+        dtype = x.dtype
+        if isinstance(self.up_proj, Linear):  # frozen layers and adapters need float32
+            x = round_input(x)
         x_up = self.up_proj(x)
         if self.activation == "swiglu":
             hidden = F.silu(self.gate_proj(x)) * x_up
         elif self.activation == "geglu":
-            hidden = F.gelu(self.gate_proj(x), approximate="tanh") * x_up
+            hidden = fused.gelu_tanh(self.gate_proj(x)) * x_up
         elif self.activation == "relu":
             hidden = F.relu(x_up)
+        elif self.activation == "gelu_tanh":
+            hidden = fused.gelu_tanh(x_up)
         else:
-            approximate = "tanh" if self.activation == "gelu_tanh" else "none"
-            hidden = F.gelu(x_up, approximate=approximate)
-        return self.dropout(self.down_proj(hidden))  # type: ignore[no-any-return]
+            hidden = F.gelu(x_up)
+        return self.dropout(self.down_proj(hidden).to(dtype))  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):
