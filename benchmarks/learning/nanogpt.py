@@ -48,17 +48,19 @@ def validation_text(text: str) -> bytes:
     return text[int(len(text) * _TRAIN_FRACTION) :].encode()
 
 
-def make_workspace(checkout: Path, folder: Path, text: str) -> None:
-    """Copy the files that a run needs into `folder` and write the corpus there.
-
-    Raises UsageError if `checkout` is not a nanoGPT checkout.
-    """
+def check_checkout(checkout: Path) -> None:
+    """Raise UsageError if `checkout` is not a nanoGPT checkout."""
     missing = [name for name in _FILES if not (checkout / name).is_file()]
     if missing:
         raise UsageError(
             f"{str(checkout)!r} is not a nanoGPT checkout: {', '.join(missing)} missing",
             "git clone https://github.com/karpathy/nanoGPT and pass its path",
         )
+
+
+def make_workspace(checkout: Path, folder: Path, text: str) -> None:
+    """Copy the files that a run needs into `folder` and write the corpus there."""
+    check_checkout(checkout)
     for name in _FILES:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(checkout / name, folder / name)

@@ -1,13 +1,13 @@
-"""Compare the speed of a training step: nanoGPT's and tgen's, at nanoGPT's shape, in one process.
+"""Compare the speed of a training step: nanoGPT's and tgen's, at nanoGPT's shape.
 
     python -m benchmarks.learning.throughput NANOGPT_CHECKOUT
 
-4 layers of width 128, 64 tokens of context, 12 windows per step, AdamW. Blocks of steps are
-interleaved and compared with nanoGPT's block of the same round. nanoGPT's step is the body of its
-train.py's loop, tgen's is its training loop, advanced report by report. nanoGPT has 65 characters
-and the exact GELU; tgen's vocabulary has all 256 bytes and two special tokens, and its gpt2 family
-uses GPT-2's tanh GELU, which is slower. Therefore tgen is also timed with nanoGPT's vocabulary and
-GELU.
+4 layers of width 128, 64 tokens of context, 12 windows per step, AdamW. Each side has a process of
+its own, since tgen sets the allocator of its process. Blocks of steps are interleaved and compared
+with nanoGPT's block of the same round. nanoGPT's step is the body of its train.py's loop, tgen's is
+its training loop, advanced report by report. nanoGPT has 65 characters and the exact GELU; tgen's
+vocabulary has all 256 bytes and two special tokens, and its gpt2 family uses GPT-2's tanh GELU.
+Therefore tgen is also timed with nanoGPT's vocabulary and GELU.
 """
 
 import argparse
@@ -16,7 +16,11 @@ import io
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +31,6 @@ from benchmarks import harness
 from benchmarks.learning import nanogpt
 from tgen.benchmark.statistics import timing
 from tgen.config import Activation, ModelConfig, Precision, ResolvedTrainConfig
-from tgen.errors import UsageError
 from tgen.model.product_precision import computes_bfloat16
 from tgen.training.random_run import RandomRun
 
@@ -43,11 +46,6 @@ RunSteps = Callable[[int], object]  # runs a number of steps
 def nanogpt_steps(checkout: Path, folder: Path) -> RunSteps:
     """Return the iterations of nanoGPT's train.py, with its data loader and its recipe."""
     path = checkout / "model.py"
-    if not path.is_file():
-        raise UsageError(
-            f"{str(checkout)!r} is not a nanoGPT checkout: model.py is missing",
-            "git clone https://github.com/karpathy/nanoGPT and pass its path",
-        )
     tokens = np.random.default_rng(0).integers(N_CHARACTERS, size=_N_TOKENS, dtype=np.uint16)
     tokens.tofile(folder / "train.bin")
     shape = {"n_layer": LAYERS, "n_head": HEADS, "n_embd": WIDTH, "block_size": CONTEXT}
@@ -92,15 +90,48 @@ def tgen_steps(vocab_size: int, activation: Activation) -> RunSteps:
     return RandomRun(model, config, cpu).advance
 
 
-def run_blocks(sides: dict[str, RunSteps], *, blocks: int, steps: int) -> dict[str, list[float]]:
-    """Return the seconds of each block of `steps` steps, interleaved, after a warm-up block."""
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for block in range(blocks + 1):
-        for name, run_steps in sides.items():
+@contextmanager
+def worker(make_steps: Callable[[], RunSteps]) -> Iterator[Callable[[int], float]]:
+    """Start a process that takes these steps; yield a function that returns their seconds."""
+    ours, theirs = get_context("spawn").Pipe()
+    process = get_context("spawn").Process(target=_work, args=(make_steps, theirs), daemon=True)
+    process.start()
+    theirs.close()
+
+    def run(n: int) -> float:
+        ours.send(n)
+        seconds: float = ours.recv()
+        return seconds
+
+    try:
+        yield run
+    finally:
+        ours.close()
+        process.join()
+
+
+def _work(make_steps: Callable[[], RunSteps], connection: Connection) -> None:
+    torch.manual_seed(0)
+    run_steps = make_steps()
+    with contextlib.suppress(EOFError):
+        while n := connection.recv():
             start = time.perf_counter()
-            run_steps(steps)
-            if block > 0:
-                seconds[name].append(time.perf_counter() - start)
+            run_steps(n)
+            connection.send(time.perf_counter() - start)
+
+
+def run_blocks(
+    sides: Mapping[str, Callable[[], RunSteps]], *, blocks: int, steps: int
+) -> dict[str, list[float]]:
+    """Return the seconds of each block of `steps` steps, interleaved, after a warm-up block."""
+    with ExitStack() as stack:
+        workers = {name: stack.enter_context(worker(make)) for name, make in sides.items()}
+        seconds: dict[str, list[float]] = {name: [] for name in sides}
+        for block in range(blocks + 1):
+            for name, run in workers.items():
+                taken = run(steps)
+                if block > 0:
+                    seconds[name].append(taken)
     return seconds
 
 
@@ -124,16 +155,16 @@ def summarize(seconds: dict[str, list[float]], steps: int) -> dict[str, dict[str
 
 def measure(options: argparse.Namespace) -> None:
     """Measure, print the table and write the results."""
-    torch.manual_seed(0)
     with tempfile.TemporaryDirectory(prefix="throughput-") as folder:
         sides = {
-            TGEN: tgen_steps(TGEN_VOCAB_SIZE, "gelu_tanh"),
-            TGEN_SAME: tgen_steps(N_CHARACTERS, "gelu"),
+            TGEN: partial(tgen_steps, TGEN_VOCAB_SIZE, "gelu_tanh"),
+            TGEN_SAME: partial(tgen_steps, N_CHARACTERS, "gelu"),
         }
         if options.checkout is None:
             harness.skip("nanoGPT", "no checkout was given")
         else:
-            sides = {NANOGPT: nanogpt_steps(options.checkout, Path(folder)), **sides}
+            nanogpt.check_checkout(options.checkout)
+            sides = {NANOGPT: partial(nanogpt_steps, options.checkout, Path(folder)), **sides}
         seconds = run_blocks(sides, blocks=options.blocks, steps=options.steps)
     summary = summarize(seconds, options.steps)
     rows = [["", "tokens/s", "10th-90th percentile", "relative to nanoGPT"]]
