@@ -28,10 +28,10 @@ _MAX_RANKS = 1 << 14
 # heads, and of d_ff (half as large on a GPU); dropout adds two of d_model.
 _STORED = {
     "swiglu": (4, 3, 4),
-    "geglu": (4, 4, 4),
+    "geglu": (4, 4, 5),
     "relu": (5, 1, 1),
     "gelu": (5, 1, 2),
-    "gelu_tanh": (5, 1, 2),
+    "gelu_tanh": (5, 1, 3),
 }
 _DROPOUT = 2
 _CHECKPOINTED_LAYERS = 5  # 3 and what the allocator keeps, measured: 1 to 5, by chance
