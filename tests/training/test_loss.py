@@ -10,7 +10,7 @@ from tgen.corpus import TokenDataset
 from tgen.model.transformer import Transformer
 from tgen.training import loss as loss_module
 from tgen.training.loop import train
-from tgen.training.loss import cross_entropy
+from tgen.training.loss import cross_entropy, loss_and_slopes
 from tgen.training.state import TrainState
 
 
@@ -31,6 +31,25 @@ def test_cross_entropy_and_its_gradients_equal_torch(monkeypatch, share):
         assert torch.allclose(ours, theirs, atol=1e-12)
     with torch.no_grad():
         assert cross_entropy(x, head, targets, loss_mask).item() == pytest.approx(got.item())
+
+
+@pytest.mark.parametrize("share", [None, 0.5])
+def test_slopes_are_the_derivatives_of_the_loss_by_the_scale(monkeypatch, share):
+    monkeypatch.setattr(loss_module, "_MIN_ROWS", 32)  # several chunks
+    monkeypatch.setattr(loss_module, "_CHUNK", 50)
+    torch.manual_seed(0)
+    x, head = torch.randn(70, 16, dtype=torch.float64), torch.randn(50, 16, dtype=torch.float64)
+    targets = torch.randint(0, 50, (70,))
+    loss_mask = None if share is None else torch.rand(70) < share
+    scale = torch.tensor(0.8, dtype=torch.float64, requires_grad=True)
+    loss = cross_entropy(scale * x, head, targets, loss_mask)
+    sums = loss_and_slopes(x, head, targets, loss_mask, logit_scale=0.8)
+    assert sums[0].item() == pytest.approx(loss.item(), abs=1e-9)
+    nats = F.cross_entropy(scale * (x @ head.T), targets, reduction="none")
+    nats = nats.sum() if loss_mask is None else nats[loss_mask].sum()
+    (slope,) = torch.autograd.grad(nats, scale, create_graph=True)
+    (curvature,) = torch.autograd.grad(slope, scale)
+    torch.testing.assert_close(sums[1:], torch.stack([slope.detach(), curvature]))
 
 
 def test_loss_is_finite_where_a_probability_underflows():

@@ -104,6 +104,7 @@ class TrainConfig:
     bpe_dropout_in_decay: bool | None = option(
         None, "Continue BPE-dropout during the decay, in proportion to the learning rate."
     )
+    calibrate: bool | None = option(None, "Scale the logits for the lowest validation loss.")
     loss_on: LossOn = option(
         "completion", "Tokens of prompt/completion rows that contribute to the loss."
     )
@@ -172,6 +173,7 @@ class ResolvedTrainConfig(TrainConfig):
     dropout: float = 0.0
     bpe_dropout: float = 0.0
     bpe_dropout_in_decay: bool = False
+    calibrate: bool = False
     eval_every: int = 100
     eval_tokens: int = 1 << 18
 

@@ -166,7 +166,7 @@ class Trainer:
                 weights = ModelWeights(
                     state.model.config,
                     self.prepared.tokenizer,
-                    weights_of(arrays),
+                    weights_of(arrays, state.model.config, logit_scale=state.progress.logit_scale),
                     self.prepared.ngrams,
                     self.prepared.record.inherited,
                 )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tgen import distributed
 from tgen.config import Precision, ResolvedTrainConfig
 from tgen.model.transformer import Transformer
-from tgen.training.loss import cross_entropy
+from tgen.training.loss import cross_entropy, loss_and_slopes
 from tgen.training.standard_error import bits_per_byte_error
 
 # Tokens (B, T + 1); loss mask of the targets (B, T), None: all of them contribute; document of
@@ -22,7 +22,11 @@ from tgen.training.standard_error import bits_per_byte_error
 Windows = tuple[NDArray[np.int64], NDArray[np.bool_] | None, NDArray[np.int32] | None]
 
 
+# Loss in nats, its first and second derivative by the logits' scale, and number of target tokens.
+WindowLoss = tuple[float, float, float, int]
+
 _MAX_PARTS = 64  # of an evaluation
+_MAX_SCALE_STEP = 1.25  # of the logits, from one evaluation to the next
 
 
 class Batches(Protocol):
@@ -97,8 +101,11 @@ class LossModule(nn.Module):
         self.model, self.precision = model, precision
         self._compiled = torch.compile(loss_sum) if compiled else None
 
-    def forward(self, batch: DeviceBatch, *, per_window: bool = False) -> Tensor:
-        """Return (): the sum of the losses of the batch, nats; `per_window`: one sum each, (B,)."""
+    def forward(
+        self, batch: DeviceBatch, *, per_window: bool = False, logit_scale: float = 1.0
+    ) -> Tensor:
+        """Return (): the sum of the losses of the batch, nats; `per_window`: (B, 3), the sum of
+        each window and its slopes, see `loss_and_slopes`."""
         self.model.reserve_positions(batch.tokens.shape[1] - 1)  # outside of compiled code
         if not per_window and self._compiled is not None:
             if batch.loss_mask is None:  # a batch with a mask, once per epoch, would compile again
@@ -109,12 +116,13 @@ class LossModule(nn.Module):
             return loss_sum(self.model, batch, self.precision)
         with _autocast(batch.tokens.device, self.precision):
             hidden = self.model.hidden_states(batch.tokens[:, :-1], documents=batch.documents)
-            nats = []
+            sums = []
             for i, x in enumerate(hidden):
                 loss_mask = None if batch.loss_mask is None else batch.loss_mask[i]
                 targets = batch.tokens[i, 1:]
-                nats.append(cross_entropy(x, self.model.output_weight, targets, loss_mask))
-        return torch.stack(nats)
+                head = self.model.output_weight
+                sums.append(loss_and_slopes(x, head, targets, loss_mask, logit_scale=logit_scale))
+        return torch.stack(sums)
 
 
 class Evaluation(NamedTuple):
@@ -124,6 +132,7 @@ class Evaluation(NamedTuple):
     bits_per_byte: float
     standard_error: float | None  # bits per byte, from the parts; None: a single part
     parts: list[float]  # nats per token of up to 64 parts of the text, to compare evaluations by
+    best_logit_scale: float = 1.0  # expected to give the lowest loss
 
 
 def evaluate(
@@ -131,15 +140,19 @@ def evaluate(
     batches: Batches,
     *,
     max_tokens: int = ResolvedTrainConfig.eval_tokens,
+    logit_scale: float = 1.0,
 ) -> Evaluation:
-    """Predict each held-out target token once; ranks share the windows.
+    """Predict each held-out target token once, with logits times `logit_scale`; ranks share the
+    windows.
 
     If there are more than `max_tokens`, only windows spread evenly over the text are predicted.
     """
     bytes_per_token = batches.val_bytes / batches.val_tokens
-    local = _window_losses(loss_module, _shard_windows(batches.val_windows(max_tokens)))
+    windows = _shard_windows(batches.val_windows(max_tokens))
+    local = _window_losses(loss_module, windows, logit_scale)
     rounds = zip_longest(*distributed.all_gather(local), fillvalue=[])
-    return _summarize([group for groups in rounds for group in groups], bytes_per_token)
+    losses = [group for groups in rounds for group in groups]
+    return _summarize(losses, bytes_per_token, logit_scale)
 
 
 def evaluate_alone(model: Transformer, batches: Batches) -> Evaluation:
@@ -149,11 +162,13 @@ def evaluate_alone(model: Transformer, batches: Batches) -> Evaluation:
     return _summarize(losses, batches.val_bytes / batches.val_tokens)
 
 
-def _summarize(groups: list[list[tuple[float, int]]], bytes_per_token: float) -> Evaluation:
+def _summarize(
+    groups: list[list[WindowLoss]], bytes_per_token: float, logit_scale: float = 1.0
+) -> Evaluation:
     losses = [window for group in groups for window in group]
     if not losses:  # the text is too short for one window
-        return Evaluation(0.0, 0.0, None, [])
-    nats, n_tokens = np.array(losses).T
+        return Evaluation(0.0, 0.0, None, [], logit_scale)
+    nats, slopes, curvatures, n_tokens = np.array(losses).T
     loss = float(nats.sum() / n_tokens.sum())
     bits_per_nat = 1 / math.log(2) / bytes_per_token
     # Neighboring windows are similar, so that single windows would make the error too small.
@@ -164,14 +179,28 @@ def _summarize(groups: list[list[tuple[float, int]]], bytes_per_token: float) ->
     )
     error = bits_per_byte_error(part_nats, part_tokens * bytes_per_token)
     parts = [float(nats) for nats in part_nats / part_tokens]
-    return Evaluation(loss, loss * bits_per_nat, error if math.isfinite(error) else None, parts)
+    return Evaluation(
+        loss,
+        loss * bits_per_nat,
+        error if math.isfinite(error) else None,
+        parts,
+        _newton_step(logit_scale, slopes.sum(), curvatures.sum()),
+    )
+
+
+def _newton_step(scale: float, slope: float, curvature: float) -> float:
+    """Return a scale closer to the minimum of the loss, a convex function of the scale."""
+    if not (math.isfinite(slope) and curvature > 0):
+        return scale
+    low, high = scale / _MAX_SCALE_STEP, scale * _MAX_SCALE_STEP
+    return float(min(max(scale - slope / curvature, low), high))
 
 
 def evaluate_train(model: Transformer, batches: Batches, *, max_tokens: int) -> float:
     """Return the loss on training text, nats per token; for a single rank."""
     windows = ((group, True) for group in batches.train_windows(max_tokens))
-    losses = np.concatenate([np.zeros((0, 2)), *_window_losses(LossModule(model), windows)])
-    return float(losses[:, 0].sum() / max(1.0, losses[:, 1].sum()))
+    losses = np.concatenate([np.zeros((0, 4)), *_window_losses(LossModule(model), windows)])
+    return float(losses[:, 0].sum() / max(1.0, losses[:, -1].sum()))
 
 
 def _shard_windows(windows: Iterator[Windows]) -> Iterator[tuple[Windows, bool]]:
@@ -186,19 +215,23 @@ def _shard_windows(windows: Iterator[Windows]) -> Iterator[tuple[Windows, bool]]
 
 @torch.no_grad()
 def _window_losses(
-    loss_module: LossModule, groups: Iterable[tuple[Windows, bool]]
-) -> list[list[tuple[float, int]]]:
-    """Return the loss in nats and the number of target tokens per window, for groups that count."""
+    loss_module: LossModule, groups: Iterable[tuple[Windows, bool]], logit_scale: float = 1.0
+) -> list[list[WindowLoss]]:
+    """Return the losses of each window, for groups that count."""
     device = loss_module.model.token_embedding.weight.device
     loss_module.eval()
     results = []
     for group, counts in groups:
-        nats = loss_module(to_device(group, device), per_window=True)
+        batch = to_device(group, device)
+        sums = loss_module(batch, per_window=True, logit_scale=logit_scale)
         if counts:
             tokens, mask, _ = group
             n = [tokens.shape[1] - 1] * len(tokens) if mask is None else mask.sum(1).tolist()
-            results.append((nats, n))
-    return [list(zip(nats.tolist(), n, strict=True)) for nats, n in results]
+            results.append((sums, n))
+    return [
+        [(*window, count) for window, count in zip(sums.tolist(), n, strict=True)]
+        for sums, n in results
+    ]
 
 
 def _autocast(device: torch.device, precision: Precision) -> torch.autocast:

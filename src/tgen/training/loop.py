@@ -173,7 +173,15 @@ def _seed_dropout(model: Transformer, config: ResolvedTrainConfig, step: int, ro
 
 def _evaluation(batches: Batches, config: ResolvedTrainConfig, state: TrainState) -> EvalReport:
     progress = state.progress
-    evaluation = evaluate(state.loss_module, batches, max_tokens=config.eval_tokens)
+    progress.logit_scale = progress.next_logit_scale
+    evaluation = evaluate(
+        state.loss_module,
+        batches,
+        max_tokens=config.eval_tokens,
+        logit_scale=progress.logit_scale,
+    )
+    if config.calibrate:
+        progress.next_logit_scale = evaluation.best_logit_scale
     if not math.isfinite(evaluation.bits_per_byte):
         raise DivergedError(f"the validation loss was {evaluation.loss} at step {progress.step}")
     return EvalReport(
@@ -182,6 +190,7 @@ def _evaluation(batches: Batches, config: ResolvedTrainConfig, state: TrainState
         bits_per_byte=evaluation.bits_per_byte,
         standard_error=evaluation.standard_error,
         best=record_evaluation(progress, config, evaluation),
+        logit_scale=progress.logit_scale,
         seconds=progress.seconds,
     )
 

@@ -1,4 +1,4 @@
-"""Cross-entropy of the next token, computed in chunks of logits.
+"""Cross-entropy of the next token and its slopes, computed in chunks of logits.
 
 The logits of a large vocabulary are the largest tensor of a step. On the CPU they are computed,
 turned into their own gradient and consumed one chunk at a time, while they are in the cache.
@@ -34,6 +34,35 @@ def cross_entropy(
     with_grad = torch.is_grad_enabled()  # always off inside a Function
     total: Tensor = _ChunkedLoss.apply(x, weight, targets, with_grad)  # type: ignore[no-untyped-call]
     return total
+
+
+@torch.no_grad()
+def loss_and_slopes(
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    loss_mask: Tensor | None = None,
+    *,
+    logit_scale: float = 1.0,
+) -> Tensor:
+    """Return (3,): `cross_entropy` of logits times `logit_scale`, and its first and second
+    derivative by the scale: E[z] - z_target and Var[z] of the logits z under the softmax."""
+    if loss_mask is not None and not loss_mask.all():
+        x, targets = x[loss_mask], targets[loss_mask]
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    sums = x.new_zeros(3, dtype=dtype)
+    size = max(_MIN_ROWS, _CHUNK // len(weight))
+    for i in range(0, len(x), size):
+        logits = stored_product(x[i : i + size], weight).to(dtype)
+        logits = logits - logits.amax(1, keepdim=True)  # small numbers, for the variance
+        target = logits.gather(1, targets[i : i + size, None])
+        weighted = (logits * logit_scale).exp_()
+        total = weighted.sum(1, keepdim=True)
+        nats = total.log() - logit_scale * target
+        mean = (weighted.mul_(logits)).sum(1, keepdim=True) / total
+        square = (weighted.mul_(logits)).sum(1, keepdim=True) / total
+        sums += torch.cat([nats, mean - target, square - mean**2], 1).sum(0)
+    return sums
 
 
 class _ChunkedLoss(torch.autograd.Function):

@@ -52,6 +52,8 @@ class Progress:
     best_bits_per_byte: float | None = None
     best_parts: list[float] = field(default_factory=list)  # see `Evaluation`
     last_bits_per_byte: float | None = None
+    logit_scale: float = 1.0  # of the last evaluation, and of weights that are saved after it
+    next_logit_scale: float = 1.0  # of the next evaluation
     corpus_changes: int = 0  # how often the corpus had changed when the best was evaluated
     worse_evals: int = 0  # in a row, each worse than the one before; see early_stopping
     evaluated_in_decay: bool = False
@@ -202,13 +204,21 @@ def new_state(
     return TrainState(model, config, device=device, parallel=parallel)
 
 
-def weights_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Select the weights from `TrainState.to_arrays`, named as `Transformer.to_arrays` does."""
-    return {
+def weights_of(
+    arrays: Mapping[str, NDArray[Any]], config: ModelConfig, *, logit_scale: float = 1.0
+) -> dict[str, NDArray[Any]]:
+    """Select the weights from `TrainState.to_arrays`, named as `Transformer.to_arrays` does; the
+    final norm, in whose output the logits are linear, is multiplied by `logit_scale`."""
+    weights = {
         name.removeprefix(_WEIGHTS): array
         for name, array in arrays.items()
         if name.startswith(_WEIGHTS)
     }
+    if logit_scale != 1:
+        for name in weights.keys() & {"final_norm.weight", "final_norm.bias"}:
+            one = int(config.norm_adds_one)  # the norm multiplies by 1 + weight
+            weights[name] = ((weights[name] + one) * logit_scale - one).astype(np.float32)
+    return weights
 
 
 def fits_model(

@@ -94,7 +94,7 @@ def test_memory_estimate_covers_a_save(family, optimizer, tokenizer, tmp_path):
     tracemalloc.start()
     try:
         arrays = state.to_arrays()
-        weights = ModelWeights(config, tokenizer, weights_of(arrays))
+        weights = ModelWeights(config, tokenizer, weights_of(arrays, config))
         saver = CheckpointSaver(tmp_path, RunLog(None), run_id="1", environment={}, keep=2)
         progress = dataclasses.asdict(state.progress)
         assert not list(saver.save(progress, arrays, weights))

@@ -231,6 +231,14 @@ def test_new_models_have_a_head_of_their_own_where_the_family_allows_it():
     assert tuned.train.embedding_learning_rate == tuned.train.learning_rate
 
 
+def test_logits_are_scaled_in_models_with_a_final_norm_that_is_trained():
+    assert plan(400_000).train.calibrate
+    assert not plan(400_000, family="classic").train.calibrate
+    assert not plan(400_000, start_from=plan(400_000).model).train.calibrate
+    with pytest.raises(UsageError, match="calibrate=true: this model has no final norm"):
+        plan(400_000, family="classic", overrides={"calibrate": "true"})
+
+
 def test_many_epochs_give_a_larger_model():
     read_once, read_often = plan(100_000_000, 2), plan(150_000, 2)
     assert ORDER.index(read_often.size) == ORDER.index(read_once.size) + 1
