@@ -113,8 +113,9 @@ def worker(make_steps: Callable[[], RunSteps]) -> Iterator[Callable[[int], float
 def _work(make_steps: Callable[[], RunSteps], connection: Connection) -> None:
     torch.manual_seed(0)
     run_steps = make_steps()
-    with contextlib.suppress(EOFError):
-        while n := connection.recv():
+    with contextlib.suppress(EOFError, OSError):  # the benchmark has ended
+        while True:
+            n = connection.recv()
             start = time.perf_counter()
             run_steps(n)
             connection.send(time.perf_counter() - start)

@@ -30,7 +30,7 @@ term ::= number | "(" expression ")" |
     "-" term  # a trailing bar continues on the next line
 number ::= [1-9] [0-9]{0,2} | "0"
 """
-OPTIONS = {"temperature": 1.5, "max_new_tokens": 400}
+OPTIONS = {"temperature": 3.0, "max_new_tokens": 400}
 
 
 @pytest.fixture(scope="module")

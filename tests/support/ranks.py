@@ -46,10 +46,12 @@ def main() -> None:
         tasks = request.get("arguments") or [request["code"]] * request["n"]
         folder = Path(request["folder"])
         store, port = fork_store()
-        pids = [fork(task, rank, len(tasks), port, folder) for rank, task in enumerate(tasks)]
-        statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-        os.kill(store, signal.SIGKILL)
-        os.waitpid(store, 0)
+        try:
+            pids = [fork(task, rank, len(tasks), port, folder) for rank, task in enumerate(tasks)]
+            statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        finally:
+            os.kill(store, signal.SIGKILL)
+            os.waitpid(store, 0)
         sys.stdout.write(json.dumps(statuses) + "\n")
         sys.stdout.flush()
 
@@ -61,10 +63,13 @@ def fork_store() -> tuple[int, int]:
         os.close(sender)
         with open(receiver) as pipe:
             return pid, int(pipe.readline())
+    signal.alarm(300)  # if the server is killed; ranks exit earlier
+    for number in (0, 1):  # the server's pipes
+        os.dup2(os.open(os.devnull, os.O_RDWR), number)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     os.write(sender, f"{store.port}\n".encode())
-    while True:
-        signal.pause()
+    signal.pause()
+    raise SystemExit
 
 
 def fork(task: Any, rank: int, n: int, port: int, folder: Path) -> int:
@@ -72,7 +77,7 @@ def fork(task: Any, rank: int, n: int, port: int, folder: Path) -> int:
         return pid
     for number, name in ((0, os.devnull), (1, folder / f"{rank}.out"), (2, folder / f"{rank}.err")):
         os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
-    faulthandler.dump_traceback_later(200, exit=True)  # if it hangs; less than ranks wait to join
+    faulthandler.dump_traceback_later(200, exit=True)  # if it hangs; ranks join within 300 s
     if n > 1:
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1"}
         os.environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}

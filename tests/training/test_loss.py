@@ -10,7 +10,7 @@ from tgen.corpus import TokenDataset
 from tgen.model.transformer import Transformer
 from tgen.training import loss as loss_module
 from tgen.training.loop import train
-from tgen.training.loss import cross_entropy, loss_and_slopes
+from tgen.training.loss import cross_entropy, loss_and_derivatives
 from tgen.training.state import TrainState
 
 
@@ -34,7 +34,7 @@ def test_cross_entropy_and_its_gradients_equal_torch(monkeypatch, share):
 
 
 @pytest.mark.parametrize("share", [None, 0.5])
-def test_slopes_are_the_derivatives_of_the_loss_by_the_scale(monkeypatch, share):
+def test_derivatives_of_the_loss_by_the_scale_equal_autograds(monkeypatch, share):
     monkeypatch.setattr(loss_module, "_MIN_ROWS", 32)  # several chunks
     monkeypatch.setattr(loss_module, "_CHUNK", 50)
     torch.manual_seed(0)
@@ -43,13 +43,22 @@ def test_slopes_are_the_derivatives_of_the_loss_by_the_scale(monkeypatch, share)
     loss_mask = None if share is None else torch.rand(70) < share
     scale = torch.tensor(0.8, dtype=torch.float64, requires_grad=True)
     loss = cross_entropy(scale * x, head, targets, loss_mask)
-    sums = loss_and_slopes(x, head, targets, loss_mask, logit_scale=0.8)
+    sums = loss_and_derivatives(x, head, targets, loss_mask, logit_scale=0.8)
     assert sums[0].item() == pytest.approx(loss.item(), abs=1e-9)
     nats = F.cross_entropy(scale * (x @ head.T), targets, reduction="none")
     nats = nats.sum() if loss_mask is None else nats[loss_mask].sum()
     (slope,) = torch.autograd.grad(nats, scale, create_graph=True)
     (curvature,) = torch.autograd.grad(slope, scale)
     torch.testing.assert_close(sums[1:], torch.stack([slope.detach(), curvature]))
+
+
+def test_a_stored_bfloat16_head_is_widened_not_rounded_to():
+    torch.manual_seed(0)
+    x, targets = torch.randn(20, 16) * 9, torch.randint(0, 50, (20,))
+    head = torch.randn(50, 16).bfloat16()
+    with torch.no_grad():
+        expected = cross_entropy(x, head, targets).item()
+    assert loss_and_derivatives(x, head, targets)[0].item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_loss_is_finite_where_a_probability_underflows():

@@ -104,7 +104,9 @@ class TrainConfig:
     bpe_dropout_in_decay: bool | None = option(
         None, "Continue BPE-dropout during the decay, in proportion to the learning rate."
     )
-    calibrate: bool | None = option(None, "Scale the logits for the lowest validation loss.")
+    temperature_scaling: bool | None = option(
+        None, "Multiply the logits by a factor that lowers the validation loss."
+    )
     loss_on: LossOn = option(
         "completion", "Tokens of prompt/completion rows that contribute to the loss."
     )
@@ -173,7 +175,7 @@ class ResolvedTrainConfig(TrainConfig):
     dropout: float = 0.0
     bpe_dropout: float = 0.0
     bpe_dropout_in_decay: bool = False
-    calibrate: bool = False
+    temperature_scaling: bool = False
     eval_every: int = 100
     eval_tokens: int = 1 << 18
 

@@ -26,8 +26,8 @@ class Dropout(nn.Module):
             return x
         if x.device.type != "cpu" or self.generators is None:  # one GPU kernel for the whole batch
             return F.dropout(x, self.p)
-        # Four random numbers of 16 bits at once: Bernoulli samples of torch take 7 times as long.
-        n_dropped = round(self.p * (1 << 16))  # of 65,536
+        # A 64-bit random number gives four of 16 bits; torch's bernoulli_ takes 7 times as long.
+        n_dropped = min(round(self.p * (1 << 16)), (1 << 16) - 1)  # of 65,536
         bits = torch.empty(len(x), math.ceil(x[0].numel() / 4), dtype=torch.int64)
         for sequence_bits, generator in zip(bits, self.generators, strict=True):
             sequence_bits.random_(-(1 << 63), None, generator=generator)

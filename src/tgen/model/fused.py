@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+# A tensor, because addcmul needs one; without dimensions, so that results keep the dtype of x.
 _GELU_A = torch.tensor(2 * math.sqrt(2 / math.pi), dtype=torch.float64)
 _GELU_B = 0.044715 * _GELU_A.item()
 
@@ -79,7 +80,7 @@ class _GeluTanh(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        y = _widened(x)
+        y = _to_float32(x)
         s = torch.addcmul(_GELU_A, y, y, value=_GELU_B).mul_(y).sigmoid_()
         ctx.save_for_backward(x, s)
         return (s * y).to(x.dtype)
@@ -88,13 +89,13 @@ class _GeluTanh(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         x, s = ctx.saved_tensors
-        y = _widened(x)
+        y = _to_float32(x)
         slope = torch.addcmul(_GELU_A, y, y, value=3 * _GELU_B).mul_(y)
-        change = torch.addcmul(s, s, s, value=-1)
-        return torch.addcmul(s, slope, change, out=slope).mul_(grad).to(x.dtype)
+        sigmoid_slope = torch.addcmul(s, s, s, value=-1)
+        return torch.addcmul(s, slope, sigmoid_slope, out=slope).mul_(grad).to(x.dtype)
 
 
-def _widened(x: Tensor) -> Tensor:
+def _to_float32(x: Tensor) -> Tensor:
     return x.float() if x.dtype == torch.bfloat16 else x
 
 

@@ -56,7 +56,7 @@ def products_are_bfloat16() -> bool:
 
 
 def round_input(x: Tensor) -> Tensor:
-    """Return x in the dtype that `linear` rounds to: what follows stays in it, without copies."""
+    """Return x in the dtype that `linear` rounds to, so that later operations need no copies."""
     return x.bfloat16() if must_round(x) else x
 
 

@@ -142,7 +142,7 @@ class EvalReport:
     bits_per_byte: float
     standard_error: float | None  # bits per byte; None: too little text
     best: bool
-    logit_scale: float  # factor of the logits, see `calibrate`
+    logit_scale: float  # factor of the logits, see `temperature_scaling`
     seconds: float
 
 

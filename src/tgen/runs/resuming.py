@@ -21,7 +21,7 @@ from tgen.training.plan.overrides import parse_overrides
 from tgen.training.state import Progress, TrainState
 
 # The state or the data depends on them.
-_FIXED = {"optimizer", "loss_on", "val_fraction", "compile", "bigram_start"}
+_FIXED = {"optimizer", "loss_on", "val_fraction", "compile", "bigram_start", "temperature_scaling"}
 _FIXED |= {"lora", "lora_alpha", "lora_targets"}
 _SETS_THE_END = {"steps", "minutes", "max_steps", "decay_fraction"}
 # Counters that a rollback does not restore.

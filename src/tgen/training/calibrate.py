@@ -9,6 +9,7 @@ import torch
 from tgen.config import SIZES, ModelConfig, Precision, ResolvedTrainConfig
 from tgen.model.product_precision import product_precision
 from tgen.model.transformer import Transformer
+from tgen.training.allocator import retain_freed_memory
 from tgen.training.evaluation import DeviceBatch, loss_sum
 from tgen.training.optimizers import Muon
 from tgen.training.plan.step_time import MeasuredStep
@@ -24,6 +25,8 @@ def measure_speed(device: torch.device, precision: Precision, *, seconds: float)
 
     Takes about `seconds`, at least two passes.
     """
+    if device.type == "cpu":
+        retain_freed_memory()  # as in training
     started = time.perf_counter()
     size, batch_size = ("tiny", 8) if device.type == "cpu" else ("medium", 64)
     shape = {**SIZES[size], "context_length": _CONTEXT_LENGTH}

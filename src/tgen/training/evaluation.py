@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tgen import distributed
 from tgen.config import Precision, ResolvedTrainConfig
 from tgen.model.transformer import Transformer
-from tgen.training.loss import cross_entropy, loss_and_slopes
+from tgen.training.loss import cross_entropy, loss_and_derivatives
 from tgen.training.standard_error import bits_per_byte_error
 
 # Tokens (B, T + 1); loss mask of the targets (B, T), None: all of them contribute; document of
@@ -22,7 +22,7 @@ from tgen.training.standard_error import bits_per_byte_error
 Windows = tuple[NDArray[np.int64], NDArray[np.bool_] | None, NDArray[np.int32] | None]
 
 
-# Loss in nats, its first and second derivative by the logits' scale, and number of target tokens.
+# Loss in nats, its derivatives with respect to the logits' scale, and number of target tokens.
 WindowLoss = tuple[float, float, float, int]
 
 _MAX_PARTS = 64  # of an evaluation
@@ -105,7 +105,7 @@ class LossModule(nn.Module):
         self, batch: DeviceBatch, *, per_window: bool = False, logit_scale: float = 1.0
     ) -> Tensor:
         """Return (): the sum of the losses of the batch, nats; `per_window`: (B, 3), the sum of
-        each window and its slopes, see `loss_and_slopes`."""
+        each window and its derivatives, see `loss_and_derivatives`."""
         self.model.reserve_positions(batch.tokens.shape[1] - 1)  # outside of compiled code
         if not per_window and self._compiled is not None:
             if batch.loss_mask is None:  # a batch with a mask, once per epoch, would compile again
@@ -121,7 +121,9 @@ class LossModule(nn.Module):
                 loss_mask = None if batch.loss_mask is None else batch.loss_mask[i]
                 targets = batch.tokens[i, 1:]
                 head = self.model.output_weight
-                sums.append(loss_and_slopes(x, head, targets, loss_mask, logit_scale=logit_scale))
+                sums.append(
+                    loss_and_derivatives(x, head, targets, loss_mask, logit_scale=logit_scale)
+                )
         return torch.stack(sums)
 
 
@@ -168,7 +170,7 @@ def _summarize(
     losses = [window for group in groups for window in group]
     if not losses:  # the text is too short for one window
         return Evaluation(0.0, 0.0, None, [], logit_scale)
-    nats, slopes, curvatures, n_tokens = np.array(losses).T
+    nats, first, second, n_tokens = np.array(losses).T
     loss = float(nats.sum() / n_tokens.sum())
     bits_per_nat = 1 / math.log(2) / bytes_per_token
     # Neighboring windows are similar, so that single windows would make the error too small.
@@ -184,16 +186,17 @@ def _summarize(
         loss * bits_per_nat,
         error if math.isfinite(error) else None,
         parts,
-        _newton_step(logit_scale, slopes.sum(), curvatures.sum()),
+        _newton_step(logit_scale, first.sum(), second.sum()),
     )
 
 
-def _newton_step(scale: float, slope: float, curvature: float) -> float:
-    """Return a scale closer to the minimum of the loss, a convex function of the scale."""
-    if not (math.isfinite(slope) and curvature > 0):
+def _newton_step(scale: float, first: float, second: float) -> float:
+    """Return a scale closer to the minimum of the loss, a convex function of the scale, from its
+    derivatives."""
+    if not (math.isfinite(first) and second > 0):
         return scale
     low, high = scale / _MAX_SCALE_STEP, scale * _MAX_SCALE_STEP
-    return float(min(max(scale - slope / curvature, low), high))
+    return float(min(max(scale - first / second, low), high))
 
 
 def evaluate_train(model: Transformer, batches: Batches, *, max_tokens: int) -> float:

@@ -42,7 +42,8 @@ def train(
     that is not finite. Ends without a DoneReport where early stopping requires the best checkpoint
     (`progress.restore_best`). All ranks report and decide the same.
     """
-    retain_freed_memory()
+    if _device(model).type == "cpu":
+        retain_freed_memory()
     progress = state.progress
     started = clock() - progress.seconds  # time between steps counts too
     sync_every = 1 if _device(model).type == "cpu" else _SYNC_EVERY
@@ -180,7 +181,7 @@ def _evaluation(batches: Batches, config: ResolvedTrainConfig, state: TrainState
         max_tokens=config.eval_tokens,
         logit_scale=progress.logit_scale,
     )
-    if config.calibrate:
+    if config.temperature_scaling:
         progress.next_logit_scale = evaluation.best_logit_scale
     if not math.isfinite(evaluation.bits_per_byte):
         raise DivergedError(f"the validation loss was {evaluation.loss} at step {progress.step}")

@@ -1,4 +1,4 @@
-"""Cross-entropy of the next token and its slopes, computed in chunks of logits.
+"""Cross-entropy of the next token and its derivatives, computed in chunks of logits.
 
 The logits of a large vocabulary are the largest tensor of a step. On the CPU they are computed,
 turned into their own gradient and consumed one chunk at a time, while they are in the cache.
@@ -37,7 +37,7 @@ def cross_entropy(
 
 
 @torch.no_grad()
-def loss_and_slopes(
+def loss_and_derivatives(
     x: Tensor,
     weight: Tensor,
     targets: Tensor,
@@ -46,7 +46,10 @@ def loss_and_slopes(
     logit_scale: float = 1.0,
 ) -> Tensor:
     """Return (3,): `cross_entropy` of logits times `logit_scale`, and its first and second
-    derivative by the scale: E[z] - z_target and Var[z] of the logits z under the softmax."""
+    derivative with respect to the scale: sums of E[z] - z_target and Var[z] of the logits z under
+    the softmax."""
+    if not torch.is_autocast_enabled(x.device.type):
+        weight = weight.to(x.dtype)  # once, and never rounded to a stored dtype
     if loss_mask is not None and not loss_mask.all():
         x, targets = x[loss_mask], targets[loss_mask]
     dtype = torch.promote_types(x.dtype, torch.float32)
@@ -59,8 +62,8 @@ def loss_and_slopes(
         weighted = (logits * logit_scale).exp_()
         total = weighted.sum(1, keepdim=True)
         nats = total.log() - logit_scale * target
-        mean = (weighted.mul_(logits)).sum(1, keepdim=True) / total
-        square = (weighted.mul_(logits)).sum(1, keepdim=True) / total
+        mean = weighted.mul_(logits).sum(1, keepdim=True) / total
+        square = weighted.mul_(logits).sum(1, keepdim=True) / total
         sums += torch.cat([nats, mean - target, square - mean**2], 1).sum(0)
     return sums
 

@@ -215,9 +215,10 @@ def weights_of(
         if name.startswith(_WEIGHTS)
     }
     if logit_scale != 1:
-        for name in weights.keys() & {"final_norm.weight", "final_norm.bias"}:
-            one = int(config.norm_adds_one)  # the norm multiplies by 1 + weight
-            weights[name] = ((weights[name] + one) * logit_scale - one).astype(np.float32)
+        one = 1 if config.norm_adds_one else 0  # such a norm multiplies by 1 + weight
+        weights["final_norm.weight"] = (weights["final_norm.weight"] + one) * logit_scale - one
+        if "final_norm.bias" in weights:
+            weights["final_norm.bias"] = weights["final_norm.bias"] * logit_scale
     return weights
 
 

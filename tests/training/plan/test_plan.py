@@ -232,11 +232,11 @@ def test_new_models_have_a_head_of_their_own_where_the_family_allows_it():
 
 
 def test_logits_are_scaled_in_models_with_a_final_norm_that_is_trained():
-    assert plan(400_000).train.calibrate
-    assert not plan(400_000, family="classic").train.calibrate
-    assert not plan(400_000, start_from=plan(400_000).model).train.calibrate
-    with pytest.raises(UsageError, match="calibrate=true: this model has no final norm"):
-        plan(400_000, family="classic", overrides={"calibrate": "true"})
+    assert plan(400_000).train.temperature_scaling
+    assert not plan(400_000, family="classic").train.temperature_scaling
+    assert not plan(400_000, start_from=plan(400_000).model).train.temperature_scaling
+    with pytest.raises(UsageError, match="temperature_scaling=true: cannot be combined"):
+        plan(400_000, family="classic", overrides={"temperature_scaling": "true"})
 
 
 def test_many_epochs_give_a_larger_model():

@@ -229,7 +229,7 @@ def _choose(
         "beta1": 0.8 if untied else 0.9,
         "beta2": 0.95 if untied else 0.98,
         "bigram_start": can_start_from_bigrams(choice.model),
-        "calibrate": not choice.model.post_norm,
+        "temperature_scaling": not choice.model.post_norm,
         "matrix_learning_rate": _MATRIX_LEARNING_RATE,
         "muon_scale": "spectral",
         "patience": _PATIENCE,
@@ -265,7 +265,7 @@ def _choose_fine_tuning(
         "beta1": 0.9,
         "beta2": 0.98,
         "bigram_start": False,
-        "calibrate": False,
+        "temperature_scaling": False,
         "warmup_steps": warmup_steps(budget.steps),
         "max_steps": None if train.steps is not None else budget.max_steps,
         "patience": PATIENCE,
@@ -320,10 +320,10 @@ def _check(
             "remove bigram_start: it needs --family qwen3, tied_embeddings=false and a vocabulary "
             "of at most 8,192 tokens",
         )
-    if config.calibrate and (choice.model.post_norm or config.lora is not None):
+    if config.temperature_scaling and (choice.model.post_norm or config.lora is not None):
         raise UsageError(
-            "calibrate=true: this model has no final norm that is trained",
-            "remove calibrate: it is not for post-norm models and adapters",
+            "temperature_scaling=true: cannot be combined with post-norm models or LoRA",
+            "remove temperature_scaling",
         )
     if budget.steps <= config.warmup_steps:
         raise UsageError(
