@@ -20,8 +20,6 @@ from tgen.training.standard_error import bits_per_byte_error
 # Tokens (B, T + 1); loss mask of the targets (B, T), None: all of them contribute; document of
 # each input (B, T), None: a single one.
 Windows = tuple[NDArray[np.int64], NDArray[np.bool_] | None, NDArray[np.int32] | None]
-
-
 # Loss in nats, its derivatives with respect to the logits' scale, and number of target tokens.
 WindowLoss = tuple[float, float, float, int]
 
