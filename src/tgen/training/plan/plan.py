@@ -74,10 +74,8 @@ _REGULARIZATION = [
     Regularization(2, 0.0, 0.0, False, 0.1),
     Regularization(5, 0.0, 0.1, False, 0.1),
     Regularization(15, 0.0, 0.2, False, 0.1),
-    Regularization(80, 0.1, 0.2, False, 0.1),
-    Regularization(105, 0.1, 0.3, False, 0.1),
-    Regularization(200, 0.1, 0.3, True, 0.1),
-    Regularization(400, 0.2, 0.3, True, 0.1),
+    Regularization(160, 0.1, 0.2, False, 0.1),
+    Regularization(400, 0.2, 0.2, True, 0.1),
     Regularization(math.inf, 0.3, 0.3, True, 0.1),
 ]
 _REGULARIZATION_WITHOUT_BPE_DROPOUT = [
