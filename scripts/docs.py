@@ -80,7 +80,7 @@ PICTURES = {
     ),
     "generate": Picture(
         commands=(
-            'tgen generate -m shakespeare --prompt "What is" -n 60 --seed 2',
+            'tgen generate -m shakespeare --prompt "What is" -n 60 --seed 5',
             'tgen generate -m shakespeare --prompt "Shall we " --choices fight,flee,sleep --seed 3',
             "tgen generate -m shakespeare --prompt 'My lord, ' --seed 1"
             " --regex '[A-Z][a-z]+( [a-z]+){3,5}[.!?]'",
