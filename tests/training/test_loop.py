@@ -9,7 +9,7 @@ import torch
 from tgen.config import ModelConfig, ResolvedTrainConfig
 from tgen.corpus import TokenDataset
 from tgen.model.transformer import Transformer
-from tgen.reports.training import StepReport
+from tgen.reports.training import EvalReport, StepReport
 from tgen.training.loop import train
 from tgen.training.state import TrainState
 
@@ -46,3 +46,27 @@ def test_minutes_end_in_time_and_the_decay_is_stored():
     assert max(learning_rates) == pytest.approx(config.learning_rate)
     assert learning_rates[-1] < 0.1 * config.learning_rate
     assert all(later <= earlier for earlier, later in itertools.pairwise(learning_rates[50:]))
+
+
+def test_last_evaluation_is_repeated_with_a_better_logit_scale():
+    shape = {"vocab_size": 40, "n_layers": 1, "d_model": 16, "n_heads": 2, "context_length": 8}
+    tokens = np.random.default_rng(0).integers(40, size=400, dtype=np.uint16)
+    store = TokenDataset(
+        train=tokens, val=tokens, val_bytes=400, context_length=8, batch_size=2, seed=0
+    )
+    reports = []
+    for scaling in (False, True):
+        config = ResolvedTrainConfig(
+            steps=2, batch_size=2, eval_every=1000, temperature_scaling=scaling
+        )
+        torch.manual_seed(0)
+        model = Transformer(ModelConfig.of("qwen3", **shape))
+        with torch.no_grad():
+            model.output_weight.normal_(std=0.5)  # overconfident
+        state = TrainState(model, config)
+        (report,) = (r for r in train(model, store, config, state) if isinstance(r, EvalReport))
+        assert report.logit_scale == state.progress.logit_scale
+        reports.append(report)
+    unscaled, scaled = reports
+    assert unscaled.logit_scale == 1 > scaled.logit_scale
+    assert scaled.loss < unscaled.loss - 0.1
