@@ -22,7 +22,9 @@ from tgen.errors import UsageError
 from tgen.generation.loop import generate
 from tgen.model.transformer import Transformer
 
-BUNDLE = model_dir.load(shipped_model())
+SHIPPED = model_dir.load(shipped_model())
+FLOAT32 = Transformer.from_arrays(SHIPPED.config, SHIPPED.arrays).to_arrays()
+BUNDLE = replace(SHIPPED, arrays=FLOAT32)
 GREEDY = SamplingConfig(temperature=0, max_new_tokens=200)
 
 

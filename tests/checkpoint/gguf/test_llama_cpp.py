@@ -238,7 +238,7 @@ def test_missing_and_older_fields_mean_the_same_in_llama_cpp(own_tokenizer, tmp_
 
 
 def test_shipped_model_gives_the_same_text(tmp_path):
-    ours = load(shipped_model(), device="cpu", threads=1)
+    ours = load(shipped_model(), device="cpu", threads=1, dtype="float32")
     bundle = model_dir.load(shipped_model())
     export.export_gguf(
         bundle, tmp_path / "it.gguf", name="it", stored="f32", progress=lambda _: None

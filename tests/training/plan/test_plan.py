@@ -235,7 +235,7 @@ def test_logits_are_scaled_in_models_with_a_final_norm_that_is_trained():
     assert plan(400_000).train.temperature_scaling
     assert not plan(400_000, family="classic").train.temperature_scaling
     assert not plan(400_000, start_from=plan(400_000).model).train.temperature_scaling
-    with pytest.raises(UsageError, match="temperature_scaling=true: cannot be combined"):
+    with pytest.raises(UsageError, match="temperature_scaling=true cannot be combined"):
         plan(400_000, family="classic", overrides={"temperature_scaling": "true"})
 
 

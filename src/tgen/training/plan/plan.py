@@ -1,6 +1,6 @@
 """The plan for a corpus, a time budget and a machine: pure functions that also give reasons.
 
-The thresholds were measured: see `benchmarks/learning/`.
+docs/learning.md has the measurements behind the thresholds; some are interpolated.
 """
 
 import math
@@ -320,8 +320,8 @@ def _check(
         )
     if config.temperature_scaling and (choice.model.post_norm or config.lora is not None):
         raise UsageError(
-            "temperature_scaling=true: cannot be combined with post-norm models or LoRA",
-            "remove temperature_scaling",
+            "temperature_scaling=true cannot be combined with post-norm models (classic) or LoRA",
+            "remove --set temperature_scaling=true",
         )
     if budget.steps <= config.warmup_steps:
         raise UsageError(
