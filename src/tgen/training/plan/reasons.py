@@ -165,5 +165,5 @@ def _evaluation(
     epochs = config.eval_every * budget.step_tokens / inputs.train_tokens
     why = "at most 5% of the time"
     if tokens > 0.05 * config.eval_every * budget.step_tokens or epochs > 2.9:
-        why = "at least twice per epoch" if fine_tuning else f"{format_number(epochs)} epochs"
+        why = "at least twice per epoch" if fine_tuning else f"{format_number(epochs)} epochs apart"
     return Choice("evaluation", every, why)
