@@ -199,6 +199,7 @@ def main() -> None:
         draw_picture(name, PICTURES[name])
     for page in options.pages or (PAGES if everything else ()):
         report(page)
+        copy_shipped_model()
         update_page(ROOT / page)
 
 
@@ -209,10 +210,7 @@ def report(line: str) -> None:
 
 def prepare_folder(corpus: Path | None) -> None:
     """Fill the working folder: the shipped model and two corpora."""
-    (WORK / "models").mkdir(parents=True, exist_ok=True)
-    shutil.copytree(
-        ROOT / "models" / "shakespeare", WORK / "models" / "shakespeare", dirs_exist_ok=True
-    )
+    copy_shipped_model()
     plays = WORK / "tinyshakespeare.txt"
     if corpus is not None:
         shutil.copyfile(corpus, plays)
@@ -221,6 +219,12 @@ def prepare_folder(corpus: Path | None) -> None:
     from pydoc_data import topics
 
     (WORK / "python.txt").write_text("\n\n".join(topics.topics.values()))
+
+
+def copy_shipped_model() -> None:
+    """Leave the shipped model as the only one, so that commands without a model use it."""
+    shutil.rmtree(WORK / "models", ignore_errors=True)
+    shutil.copytree(ROOT / "models" / "shakespeare", WORK / "models" / "shakespeare")
 
 
 def environment(**extra: str) -> dict[str, str]:
