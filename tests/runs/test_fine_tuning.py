@@ -208,15 +208,17 @@ def test_final_reports_contain_memorization_and_baselines(tmp_path):
     assert set(reports[-1].baselines) == {"xz -9", "order-5 n-grams"}
 
 
-def test_final_figure_counts_every_held_out_byte(tmp_path):
-    """Whatever part of the held-out text the evaluations before used."""
+@pytest.mark.parametrize(("scaling", "rounding"), [("false", 0), ("true", 1e-7)])
+def test_final_figure_counts_every_held_out_byte(tmp_path, scaling, rounding):
+    """Whatever part of the held-out text the evaluations before used. The factor of the logits is
+    multiplied into the weights, which rounds them."""
     (tmp_path / "corpus.txt").write_bytes(TEXT)
-    figures, evaluated = set(), set()
+    figures, evaluated = [], set()
     for eval_tokens in ("64", "100000"):
-        overrides = {"eval_tokens": eval_tokens, "temperature_scaling": "false"}  # same weights
+        overrides = {"eval_tokens": eval_tokens, "temperature_scaling": scaling}
         run = request(tmp_path, eval_tokens, train=TrainConfig(steps=5), overrides=overrides)
         reports = list(runs.start(run))
         evaluated |= {r.bits_per_byte for r in reports if isinstance(r, EvalReport)}
-        figures.add(reports[-1].best_bits_per_byte)
-    assert len(figures) == 1
+        figures.append(reports[-1].best_bits_per_byte)
+    assert figures[0] == pytest.approx(figures[1], rel=rounding, abs=0)
     assert len(evaluated) == 2

@@ -1,8 +1,8 @@
 """Hyperparameters of fine-tuning, by the size of the model and the number of rows.
 
 Sources: Schulman et al. 2025, "LoRA Without Regret" (rates, alpha, targets, batch size); Moonlight
-(Liu et al. 2025; the size of Muon's updates); own measurements with a model of
-2.4 million parameters.
+(Liu et al. 2025; the size of Muon's updates); own measurements with a model of 2.4 million
+parameters.
 """
 
 import math
