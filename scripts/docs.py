@@ -96,7 +96,8 @@ PICTURES = {
     ),
     "curves": Picture(
         commands=("tgen inspect -m models/plays --view training",),
-        before="[ -d models/plays ] || tgen train tinyshakespeare.txt --minutes 1 --out models/plays -q",
+        before="[ -d models/plays ] || "
+        "tgen train tinyshakespeare.txt --minutes 1 --out models/plays -q",
     ),
     "bench": Picture(
         commands=("tgen bench -m shakespeare",),
