@@ -4,8 +4,8 @@
 
 The steps are those of `tgen train` on random tokens. Torch's profiler counts the time of each
 operation without the operations that it calls. "products" are the matrix products of the model and
-of the loss, "attention" is torch's fused kernel, "Muon" and "AdamW" are the optimizers with their
-own products. "elementwise" is everything else: norms, rotary embedding, activations, residuals,
+of the loss, without those of attention and of the optimizers, Muon and AdamW, which have shares of
+their own. "elementwise" is everything else: norms, rotary embedding, activations, residuals,
 softmax of the loss, copies, and Python.
 """
 
@@ -25,7 +25,7 @@ from tgen.training.random_run import RandomRun
 
 _PRODUCTS = {"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm"}
 _PRODUCTS |= {"mkldnn::_linear_pointwise", "aten::mkldnn_linear", "aten::_addmm_activation"}
-_ATTENTION = "scaled_dot_product"
+_ATTENTION = ("scaled_dot_product", "_BlockAttention")
 _OPTIMIZER = "optimizer: "
 _VOCAB_SIZE = 1024
 _WARMUP_STEPS = 3
@@ -68,10 +68,10 @@ def _kind(event: Any) -> str:
     while ancestor is not None:
         if ancestor.name.startswith(_OPTIMIZER):
             return str(ancestor.name.removeprefix(_OPTIMIZER))
+        if any(name in ancestor.name for name in _ATTENTION):
+            return "attention"
         ancestor = ancestor.cpu_parent
-    if event.name in _PRODUCTS:
-        return "products"
-    return "attention" if _ATTENTION in event.name else "elementwise"
+    return "products" if event.name in _PRODUCTS else "elementwise"
 
 
 def measure(options: argparse.Namespace) -> None:

@@ -10,8 +10,7 @@ C d_model · H heads · D head_dim · V vocabulary · L layers
 """
 
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from tgen.config import ModelConfig, Rope
 from tgen.model import fused
 from tgen.model.activation_checkpointing import checkpoint_block
+from tgen.model.attention import attend
 from tgen.model.attention_mask import (
     DocumentSpan,
     causal_mask,
@@ -32,7 +32,7 @@ from tgen.model.attention_mask import (
 )
 from tgen.model.dropout import Dropout
 from tgen.model.kv_cache import KVCache
-from tgen.model.product_precision import in_full_precision, linear, round_input
+from tgen.model.product_precision import linear, round_input
 from tgen.model.ram import check_ram
 from tgen.model.rope import rotary_tables, sinusoid
 from tgen.model.stored_product import stored_product
@@ -162,17 +162,10 @@ class CausalSelfAttention(nn.Module):
         if context.cache is not None:
             k, v = context.cache.update(self.layer, k, v)  # (B, n_kv_heads, S, D)
         mask = context.mask
-        attention = partial(
-            F.scaled_dot_product_attention,
-            scale=self.scale,
-            enable_gqa=self.n_heads != self.n_kv_heads,
-        )
         if isinstance(mask, list):
-            attention = partial(_attend_in_spans, attention, mask)
+            attn_out = _attend_in_spans(mask, self.scale, q, k, v)
         else:
-            causal = mask is None and T > 1  # aligns the first query with the first key
-            attention = partial(attention, attn_mask=mask, is_causal=causal)
-        attn_out = in_full_precision(attention, q, k, v)
+            attn_out = attend(q, k, v, mask=mask, scale=self.scale)
         if context.recorder is not None:
             assert not isinstance(mask, list)
             context.recorder.attention(self.layer, q, k, v, mask, attn_out)
@@ -181,14 +174,14 @@ class CausalSelfAttention(nn.Module):
 
 
 def _attend_in_spans(
-    attention: Callable[..., Tensor], sequences: list[list[DocumentSpan]], *qkv: Tensor
+    sequences: list[list[DocumentSpan]], scale: float | None, *qkv: Tensor
 ) -> Tensor:
-    """Apply `attention` to each span of each sequence of q, k, v (B, heads, T, D)."""
+    """Attend within each span of each sequence of q, k, v (B, heads, T, D)."""
     outs = []
     for spans, *sequence in zip(sequences, *(torch.split(x, 1) for x in qkv), strict=True):
         lengths = [span.length for span in spans]
         parts = zip(spans, *(torch.split(x, lengths, dim=2) for x in sequence), strict=True)
-        out = [attention(*p, attn_mask=mask, is_causal=mask is None) for (_, mask), *p in parts]
+        out = [attend(*part, mask=mask, scale=scale) for (_, mask), *part in parts]
         outs.append(torch.cat(out, dim=2))
     return torch.cat(outs)
 

@@ -106,10 +106,13 @@ def test_memory_estimate_covers_a_save(family, optimizer, tokenizer, tmp_path):
     assert estimate.total >= estimate.weights + estimate.optimizer + estimate.saving
 
 
+@pytest.mark.parametrize("context", [48, 300])
 @pytest.mark.parametrize(("documents", "dropout"), [(False, 0.0), (True, 0.1)])
 @pytest.mark.parametrize(("family", "more"), SHAPES)
-def test_activation_estimate_is_slightly_above_what_a_pass_stores(family, more, documents, dropout):
-    config, rows = small(family, **more, n_layers=8), 8
+def test_activation_estimate_is_slightly_above_what_a_pass_stores(
+    family, more, documents, dropout, context
+):
+    config, rows = dataclasses.replace(small(family, **more, n_layers=8), context_length=context), 8
     model = Transformer(config, dropout=dropout)
     ours = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
     stored: dict[int, torch.Tensor] = {}  # kept alive, so that addresses are unique
@@ -118,12 +121,14 @@ def test_activation_estimate_is_slightly_above_what_a_pass_stores(family, more, 
         stored[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
-    starts = (torch.arange(48) >= 20).long().expand(rows, 48).contiguous() if documents else None
+    starts = None
+    if documents:
+        starts = (torch.arange(context) >= 20).long().expand(rows, context).contiguous()
     with torch.autograd.graph.saved_tensors_hooks(store, lambda tensor: tensor):
-        model.hidden_states(torch.zeros(rows, 48, dtype=torch.int64), documents=starts)
+        model.hidden_states(torch.zeros(rows, context, dtype=torch.int64), documents=starts)
     n_bytes = sum(t.untyped_storage().nbytes() for at, t in stored.items() if at not in ours)
     train = ResolvedTrainConfig(batch_size=rows, dropout=dropout)
-    estimate = activation_bytes(config, train, context=48, on_gpu=False)
+    estimate = activation_bytes(config, train, context=context, on_gpu=False)
     assert 0.65 < n_bytes / estimate < 1
 
 

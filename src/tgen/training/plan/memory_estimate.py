@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from tgen.config import ModelConfig, Parallel, ResolvedTrainConfig
 from tgen.errors import UsageError
+from tgen.model.attention import BLOCK, stores_weights
 from tgen.reports.number_format import format_bytes
 from tgen.reports.training import RankMemory
 from tgen.training.plan.param_shapes import (
@@ -180,6 +181,8 @@ def activation_bytes(
     width = (model.n_heads + 2 * model.n_kv_heads) * model.head_dim
     ff = n_ff * model.d_ff // (2 if on_gpu else 1)
     layer = n_model * model.d_model + n_heads * width + ff + context  # a mask per window
+    if stores_weights(context) and not on_gpu:  # of about half of the pairs of tokens
+        layer += model.n_heads * (context + BLOCK) // 2
     stored = (model.n_layers + 1) * layer
     if train.activation_checkpointing:  # the input of each block; one block again, its gradients
         n_layers = min(_CHECKPOINTED_LAYERS, model.n_layers)
