@@ -25,7 +25,7 @@ from tgen.training.random_run import RandomRun
 
 _PRODUCTS = {"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm"}
 _PRODUCTS |= {"mkldnn::_linear_pointwise", "aten::mkldnn_linear", "aten::_addmm_activation"}
-_ATTENTION = ("scaled_dot_product", "_BlockAttention")
+_ATTENTION = ("scaled_dot_product", "_ChunkedAttention")
 _OPTIMIZER = "optimizer: "
 _VOCAB_SIZE = 1024
 _WARMUP_STEPS = 3

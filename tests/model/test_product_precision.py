@@ -72,7 +72,7 @@ def test_precision_is_restored_after_an_error():
     assert precision_module._MATMUL.fp32_precision == before
 
 
-def test_attention_and_its_gradients_have_full_precision():
+def test_fused_attention_and_its_gradients_have_full_precision():
     torch.manual_seed(0)
     q, k, v, grad = torch.randn(4, 2, 2, 64, 32)
     results = []

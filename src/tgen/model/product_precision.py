@@ -3,8 +3,8 @@ CUDA, where autocast rounds most of them to bfloat16 before.
 
 CPUs with AMX or AVX512_BF16 compute them faster. The setting is global in torch, but oneDNN obeys
 it only with AMX: on other CPUs, `linear` and `matmul` round inputs and results themselves. With AMX
-it also reaches the small products inside the fused attention, which it makes slower: attention is
-excluded.
+it also reaches the small products inside torch's fused attention, which it makes slower: that
+kernel is excluded.
 """
 
 from collections.abc import Callable, Iterator

@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from tgen.config import ModelConfig, Rope
 from tgen.model import fused
 from tgen.model.activation_checkpointing import checkpoint_block
-from tgen.model.attention import attend
+from tgen.model.attention import Mask, attend
 from tgen.model.attention_mask import (
-    DocumentSpan,
     causal_mask,
     document_mask,
     document_positions,
@@ -55,7 +54,7 @@ class ForwardContext(NamedTuple):
 
     rope: tuple[Tensor, Tensor] | None  # cos and sin of the positions, broadcast to (B, H, T, n/2)
     # (T, S) or (B, 1, T, S) bool, or the spans of each sequence; None: plain causal attention
-    mask: Tensor | list[list[DocumentSpan]] | None
+    mask: Mask
     cache: KVCache | None
     recorder: Recorder | None
 
@@ -162,28 +161,12 @@ class CausalSelfAttention(nn.Module):
         if context.cache is not None:
             k, v = context.cache.update(self.layer, k, v)  # (B, n_kv_heads, S, D)
         mask = context.mask
-        if isinstance(mask, list):
-            attn_out = _attend_in_spans(mask, self.scale, q, k, v)
-        else:
-            attn_out = attend(q, k, v, mask=mask, scale=self.scale)
+        attn_out = attend(q, k, v, mask=mask, scale=self.scale)
         if context.recorder is not None:
             assert not isinstance(mask, list)
             context.recorder.attention(self.layer, q, k, v, mask, attn_out)
         out: Tensor = self.o_proj(attn_out.transpose(1, 2).reshape(B, T, self.sizes[0]))
         return self.dropout(out)  # type: ignore[no-any-return]
-
-
-def _attend_in_spans(
-    sequences: list[list[DocumentSpan]], scale: float | None, *qkv: Tensor
-) -> Tensor:
-    """Attend within each span of each sequence of q, k, v (B, heads, T, D)."""
-    outs = []
-    for spans, *sequence in zip(sequences, *(torch.split(x, 1) for x in qkv), strict=True):
-        lengths = [span.length for span in spans]
-        parts = zip(spans, *(torch.split(x, lengths, dim=2) for x in sequence), strict=True)
-        out = [attend(*part, mask=mask, scale=scale) for (_, mask), *part in parts]
-        outs.append(torch.cat(out, dim=2))
-    return torch.cat(outs)
 
 
 class FeedForward(nn.Module):
@@ -345,7 +328,7 @@ class Transformer(nn.Module):
         """
         assert documents is None or (cache is None and recorder is None)
         config, T = self.config, tokens.shape[1]
-        masks: dict[int | None, Tensor | list[list[DocumentSpan]] | None] = {}  # by window
+        masks: dict[int | None, Mask] = {}  # by window
         windows = {config.window(layer) for layer in range(config.n_layers)}
         if cache is not None:
             positions = cache.extend(T)

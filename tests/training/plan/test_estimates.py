@@ -112,7 +112,7 @@ def test_memory_estimate_covers_a_save(family, optimizer, tokenizer, tmp_path):
 def test_activation_estimate_is_slightly_above_what_a_pass_stores(
     family, more, documents, dropout, context
 ):
-    config, rows = dataclasses.replace(small(family, **more, n_layers=8), context_length=context), 8
+    config, rows = small(family, **more, n_layers=8, context_length=context), 8
     model = Transformer(config, dropout=dropout)
     ours = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
     stored: dict[int, torch.Tensor] = {}  # kept alive, so that addresses are unique

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tgen.config import ModelConfig, Parallel, ResolvedTrainConfig
 from tgen.errors import UsageError
-from tgen.model.attention import BLOCK, stores_weights
+from tgen.model.attention_chunks import QUERY_CHUNK, stores_attention_weights
 from tgen.reports.number_format import format_bytes
 from tgen.reports.training import RankMemory
 from tgen.training.plan.param_shapes import (
@@ -181,8 +181,9 @@ def activation_bytes(
     width = (model.n_heads + 2 * model.n_kv_heads) * model.head_dim
     ff = n_ff * model.d_ff // (2 if on_gpu else 1)
     layer = n_model * model.d_model + n_heads * width + ff + context  # a mask per window
-    if stores_weights(context) and not on_gpu:  # of about half of the pairs of tokens
-        layer += model.n_heads * (context + BLOCK) // 2
+    if stores_attention_weights(context) and not on_gpu:  # of about half of all pairs of tokens
+        weights = model.n_heads * (context + QUERY_CHUNK) // 2
+        layer += weights // 2 if train.precision == "bfloat16" else weights
     stored = (model.n_layers + 1) * layer
     if train.activation_checkpointing:  # the input of each block; one block again, its gradients
         n_layers = min(_CHECKPOINTED_LAYERS, model.n_layers)
