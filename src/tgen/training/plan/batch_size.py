@@ -10,7 +10,7 @@ from tgen.training.plan.step_time import step_seconds
 
 _MIN_STEP_TOKENS, MAX_STEP_TOKENS = 2048, 16384  # of a rank
 _MAX_UPDATE_SHARE = 0.1  # of a step's time that Muon may take: more tokens then cost little
-_MIN_STEPS = 300  # of a run: fewer, larger steps learn less
+_MIN_STEPS_PER_TOKEN = 300 / 4096  # of a step: fewer, larger steps learn less
 
 
 def choose_batch_size(
@@ -43,7 +43,8 @@ def _balanced_tokens(
     while wanted < MAX_STEP_TOKENS:
         step, without = (estimate(wanted, muon=muon) for muon in (True, False))
         is_cheap = step - without <= _MAX_UPDATE_SHARE * step
-        if is_cheap or _MIN_STEPS * estimate(2 * wanted, muon=True) > seconds:
+        min_steps = _MIN_STEPS_PER_TOKEN * 2 * wanted
+        if is_cheap or min_steps * estimate(2 * wanted, muon=True) > seconds:
             break
         wanted *= 2
     return wanted
