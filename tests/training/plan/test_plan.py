@@ -187,6 +187,9 @@ def test_batch_follows_from_the_measured_share_of_muon():
     assert step_tokens("small", measured_step=MeasuredStep(2048, 0.5, 0.04)) == 2048
     assert step_tokens("small", measured_step=MeasuredStep(2048, 0.5, 0.06)) == 4096
     assert step_tokens("small", measured_step=MeasuredStep(4096, 1.0, 0.12)) == 8192
+    slow = MeasuredStep(4096, 1.5, 0.2)  # 20 minutes have 800 of these steps
+    assert step_tokens("small", minutes=20, measured_step=slow) == 4096
+    assert step_tokens("small", minutes=40, measured_step=slow) == 8192
 
 
 def test_batch_fits_into_the_memory_of_a_gpu():
