@@ -42,7 +42,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, scale: float | None) 
 
 
 def _is_faster(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether attention in chunks is faster, gradients included, and its memory is no problem."""
+    """Whether to compute attention in chunks: faster, but it stores the attention weights."""
     trains = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     on_cpu = q.device.type == "cpu" and not torch.compiler.is_compiling()
     n_queries, n_keys = q.shape[2], k.shape[2]
@@ -138,8 +138,7 @@ def _empty_positions_first(x: Tensor) -> Tensor:
 
 def _to_heads_first(x: Tensor, n: int, dtype: torch.dtype) -> Tensor:
     """Copy (B, heads, T, D) to a contiguous (n, B heads / n, T, D)."""
-    x = x.to(dtype, memory_format=torch.contiguous_format).contiguous()
-    return x.view(n, -1, *x.shape[2:])
+    return x.to(dtype).contiguous().view(n, -1, *x.shape[2:])
 
 
 def _rows(x: Tensor, start: int, end: int) -> Tensor:

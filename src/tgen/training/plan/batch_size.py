@@ -10,7 +10,7 @@ from tgen.training.plan.step_time import step_seconds
 
 _MIN_STEP_TOKENS, MAX_STEP_TOKENS = 2048, 16384  # of a rank
 _MAX_UPDATE_SHARE = 0.1  # of a step's time that Muon may take: more tokens then cost little
-_MIN_STEPS_PER_TOKEN = 300 / 4096  # of a step: fewer, larger steps learn less
+_MIN_STEPS_PER_TOKEN = 300 / 4096  # of a run per token of a step: fewer, larger steps learn less
 
 
 def choose_batch_size(
