@@ -9,7 +9,7 @@ import torch
 
 from support.runs import request
 from tgen import runs
-from tgen.config import SIZES, ModelConfig, ResolvedTrainConfig, RopeScaling, TrainConfig
+from tgen.config import SIZES, ModelConfig, Precision, ResolvedTrainConfig, RopeScaling, TrainConfig
 from tgen.errors import CorpusError, UsageError
 from tgen.model.transformer import Transformer
 from tgen.training.plan.memory_estimate import rank_memory
@@ -187,7 +187,7 @@ def test_batch_follows_from_the_measured_share_of_muon():
     assert step_tokens("small", measured_step=MeasuredStep(2048, 0.5, 0.04)) == 2048
     assert step_tokens("small", measured_step=MeasuredStep(2048, 0.5, 0.06)) == 4096
     assert step_tokens("small", measured_step=MeasuredStep(4096, 1.0, 0.12)) == 8192
-    slow = MeasuredStep(4096, 1.5, 0.2)  # 20 minutes have 800 of these steps
+    slow = MeasuredStep(4096, 1.5, 0.2)  # 20 minutes have 430 steps of 8,192 tokens
     assert step_tokens("small", minutes=20, measured_step=slow) == 4096
     assert step_tokens("small", minutes=40, measured_step=slow) == 8192
 
@@ -208,6 +208,21 @@ def test_batch_fits_into_the_memory_of_a_gpu():
     smaller = on_gpu(needed(whole))  # a tenth is for the driver and fragments
     assert smaller.train.batch_size * smaller.context_length == 8192
     assert needed(smaller) < 0.9 * needed(whole)
+
+
+def test_batch_fits_into_memory_in_the_precision_of_the_run():
+    def step_tokens_in(precision: Precision, memory: int) -> int:
+        return step_tokens(
+            "small",
+            measured_step=MeasuredStep(4096, 1.0, 0.12),
+            rank_memory=memory,
+            train=TrainConfig(minutes=1000, precision=precision),
+        )
+
+    memory = [n << 20 for n in range(100, 1000, 25)]
+    few, many = ([step_tokens_in(p, n) for n in memory] for p in ("float32", "bfloat16"))
+    assert few != many
+    assert all(small <= large for small, large in zip(few, many, strict=True))
 
 
 def test_plan_names_the_start_of_the_weights():

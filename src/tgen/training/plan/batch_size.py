@@ -20,7 +20,7 @@ def choose_batch_size(
     wanted = MAX_STEP_TOKENS  # with fewer, a GPU is idle
     if inputs.on_cpu:
         wanted = _balanced_tokens(model, context, train, inputs, precision)
-    while wanted > _MIN_STEP_TOKENS and not _fits(model, context, train, inputs, wanted):
+    while wanted > _MIN_STEP_TOKENS and not _fits(model, context, train, inputs, precision, wanted):
         wanted //= 2
     limit = inputs.train_tokens // (8 * context)  # a step sees an eighth of the corpus at most
     return inputs.n_ranks * max(1, min(wanted // context, limit // inputs.n_ranks))
@@ -51,13 +51,19 @@ def _balanced_tokens(
 
 
 def _fits(
-    model: ModelConfig, context: int, train: TrainConfig, inputs: PlanInputs, step_tokens: int
+    model: ModelConfig,
+    context: int,
+    train: TrainConfig,
+    inputs: PlanInputs,
+    precision: Precision,
+    step_tokens: int,
 ) -> bool:
     if inputs.rank_memory is None:
         return True
     config = ResolvedTrainConfig(
         batch_size=max(train.accumulation, step_tokens // context),
         accumulation=train.accumulation,
+        precision=precision,
         optimizer=train.optimizer or ResolvedTrainConfig.optimizer,
         activation_checkpointing=bool(train.activation_checkpointing),
         dropout=ResolvedTrainConfig.dropout if train.dropout is None else train.dropout,
