@@ -1,12 +1,11 @@
 """Shares of a training step's time by size and precision: Muon, products, elementwise work.
 
-    python -m benchmarks.learning.step_shares --sizes micro tiny small medium
+    python -m benchmarks.learning.step_shares --sizes nano micro tiny small medium
 
 The steps are those of `tgen train` on random tokens. Torch's profiler counts the time of each
 operation without the operations that it calls. "products" are the matrix products of the model and
-of the loss, without those of attention and of the optimizers, Muon and AdamW, which have shares of
-their own. "elementwise" is everything else: norms, rotary embedding, activations, residuals,
-softmax of the loss, copies, and Python.
+of the loss. Attention, Muon and AdamW include their own products. "elementwise" is everything else:
+norms, rotary embedding, activations, residuals, softmax of the loss, copies, and Python.
 """
 
 import argparse
@@ -98,7 +97,7 @@ def measure(options: argparse.Namespace) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the options and measure."""
     parser = harness.make_parser(__doc__, "step_shares.json")
-    parser.add_argument("--sizes", nargs="+", default=["micro", "tiny", "small", "medium"])
+    parser.add_argument("--sizes", nargs="+", default=["nano", "micro", "tiny", "small", "medium"])
     parser.add_argument("--precisions", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--step-tokens", type=int, nargs="+", default=[2048])
     parser.add_argument("--steps", type=int, default=10, help="per run (default: 10)")

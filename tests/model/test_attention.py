@@ -40,19 +40,19 @@ def forbid(*_, **__):
 
 @pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("mask_name", [None, "window", "documents"])
-@pytest.mark.parametrize("T", [129, 256, 300])
-def test_attention_in_chunks_equals_the_fused_kernel(T, mask_name, n_kv_heads, monkeypatch):
+@pytest.mark.parametrize(("T", "scale"), [(129, None), (256, 0.3), (300, None)])
+def test_attention_in_chunks_equals_the_fused_kernel(T, scale, mask_name, n_kv_heads, monkeypatch):
     inputs, grad = make_inputs(T, n_kv_heads=n_kv_heads, dtype=torch.float64)
     mask = make_mask(mask_name, T)
 
     def fused(q, k, v):
         return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, scale=0.3, enable_gqa=True
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
         )
 
     expected = results(fused, inputs, grad)
     monkeypatch.setattr(F, "scaled_dot_product_attention", forbid)
-    ours = results(lambda *qkv: attend(*qkv, mask=mask, scale=0.3), inputs, grad)
+    ours = results(lambda *qkv: attend(*qkv, mask=mask, scale=scale), inputs, grad)
     for exact, out in zip(expected, ours, strict=True):
         torch.testing.assert_close(out, exact, rtol=1e-9, atol=1e-9)
 
@@ -75,7 +75,7 @@ def test_rounded_attention_is_about_as_close_as_its_rounded_inputs(factor, mask_
     for exact, out, other in zip(expected, rounded, best, strict=True):
         assert out.dtype == exact.dtype
         error, least = ((x - exact).norm() / exact.norm() for x in (out, other))
-        assert 1e-4 < error < 2.5 * least
+        assert 1e-4 < error < 2 * least
 
 
 def make_random(T, S=None, *, requires_grad=True):
@@ -84,11 +84,15 @@ def make_random(T, S=None, *, requires_grad=True):
 
 def test_other_attention_is_fused(monkeypatch):
     monkeypatch.setattr(attention._ChunkedAttention, "apply", forbid)
-    spans = [[DocumentSpan(500, None), DocumentSpan(525, None)]]
     attend(*make_random(128), mask=None, scale=None)
     attend(*make_random(1025), mask=None, scale=None)
-    attend(*make_random(1025), mask=spans, scale=None)
+    for lengths in ((500, 525), (100, 128)):
+        spans = [[DocumentSpan(length, None) for length in lengths]]
+        attend(*make_random(sum(lengths)), mask=spans, scale=None)
     attend(*make_random(1, 300), mask=None, scale=None)
     attend(*make_random(300, requires_grad=False), mask=None, scale=None)
+    attend(*(x.to("meta") for x in make_random(300)), mask=None, scale=None)
     with torch.no_grad():
         attend(*make_random(300), mask=None, scale=None)
+    monkeypatch.setattr("torch.compiler.is_compiling", lambda: True)
+    attend(*make_random(300), mask=None, scale=None)

@@ -25,12 +25,15 @@ def test_attention_in_spans_equals_attention_through_a_mask(family, checkpointin
         hidden = model.hidden_states(tokens, documents=documents)
         hidden.square().sum().backward()
         gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-        return [hidden.detach(), *gradients]
+        with torch.no_grad():  # with torch's fused kernel
+            fused = model.hidden_states(tokens, documents=documents)
+        return [hidden.detach(), fused, *gradients]
 
     in_spans = run()
     monkeypatch.setattr("tgen.model.transformer.document_spans", lambda *_: None)
     for ours, masked in zip(in_spans, run(), strict=True):
         torch.testing.assert_close(ours, masked, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(in_spans[0], in_spans[1], rtol=1e-9, atol=1e-9)
 
 
 def test_spans_are_documents_or_short_ones_and_the_next():

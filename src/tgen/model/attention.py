@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tgen.model.attention_chunks import QUERY_CHUNK, stores_attention_weights
+from tgen.model.attention_chunks import MAX_STORED_LENGTH, QUERY_CHUNK
 from tgen.model.attention_mask import DocumentSpan
 from tgen.model.product_precision import in_full_precision, products_are_bfloat16
 
@@ -22,14 +22,20 @@ Mask = Tensor | list[list[DocumentSpan]] | None
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, scale: float | None) -> Tensor:
-    """Return softmax(scale q k^T) v, (B, H, T, D), for q (B, H, T, D) and k, v
+    """Return softmax(scale q k^T) v, (B, H, T, D) in the dtype of q, for q (B, H, T, D) and k, v
     (B, n_kv_heads, S, D); the scale is 1 / sqrt(D) if None.
 
     A `mask` (T, S) or (B, 1, T, S) bool is True where a query sees a key, at most up to its own
-    position. None aligns the first query with the first key, but a single query sees all keys.
-    Products of chunks have the precision of products, the fused kernel on a CPU has float32.
+    position; spans of each sequence are computed one by one. None aligns the first query with the
+    first key, but a single query sees all keys. On a CPU, the fused kernel computes in float32;
+    in chunks, q, k, v, the scores and the attention weights are bfloat16 if products are.
     """
-    kernel = partial(_attend_in_chunks if _is_faster(q, k, v) else _attend_fused, scale=scale)
+    in_chunks = _trains_on_cpu(q) and q.shape[2] == k.shape[2] <= MAX_STORED_LENGTH
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None) -> Tensor:
+        attention = _attend_in_chunks if in_chunks and q.shape[2] > QUERY_CHUNK else _attend_fused
+        return attention(q, k, v, mask=mask, scale=scale)
+
     if not isinstance(mask, list):
         return kernel(q, k, v, mask=mask)
     outs = []
@@ -41,12 +47,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, scale: float | None) 
     return torch.cat(outs)
 
 
-def _is_faster(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether to compute attention in chunks: faster, but it stores the attention weights."""
-    trains = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    on_cpu = q.device.type == "cpu" and not torch.compiler.is_compiling()
-    n_queries, n_keys = q.shape[2], k.shape[2]
-    return trains and on_cpu and n_queries == n_keys and stores_attention_weights(n_keys)
+def _trains_on_cpu(q: Tensor) -> bool:
+    """Whether q needs gradients on a CPU and is not being compiled, which chunks would break up."""
+    needs_gradients = torch.is_grad_enabled() and q.requires_grad
+    return needs_gradients and q.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _attend_fused(
@@ -65,19 +69,20 @@ def _attend_fused(
 def _attend_in_chunks(
     q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, scale: float | None
 ) -> Tensor:
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    out: Tensor = _ChunkedAttention.apply(q, k, v, mask, scale)  # type: ignore[no-untyped-call]
+    scaled = q * (q.shape[-1] ** -0.5 if scale is None else scale)
+    out: Tensor = _ChunkedAttention.apply(scaled, k, v, mask)  # type: ignore[no-untyped-call]
     return out
 
 
 class _ChunkedAttention(torch.autograd.Function):
-    """O = P V with P = softmax(S), S = scale Q K^T. With the gradient G of O: dV = P^T G,
-    dP = G V^T, dS = P (dP - sum(P dP)), dQ = scale dS K, dK = scale dS^T Q."""
+    """Attention (B, H, T, D) of scaled q (B, H, T, D) to k, v (B, n_kv_heads, T, D).
+
+    O = P V with P = softmax(S), S = Q K^T. With the gradient G of O: dV = P^T G, dP = G V^T,
+    dS = P (dP - sum(P dP)), dQ = dS K, dK = dS^T Q.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
-    ) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         (B, H, T, _), n_kv = q.shape, k.shape[1]
         out = _empty_positions_first(q)
         rounds = products_are_bfloat16() and q.dtype == torch.float32
@@ -87,7 +92,7 @@ class _ChunkedAttention(torch.autograd.Function):
         stored = []
         for start in range(0, T, QUERY_CHUNK):
             end = min(start + QUERY_CHUNK, T)
-            scores = _scaled_product(_rows(q, start, end), k[:, 0, :end].mT, scale)
+            scores = _queries(q, start, end) @ k[:, 0, :end].mT
             by_head = scores.view(B, H, end - start, end)
             if mask is None:
                 by_head[..., start:] += future[: end - start, : end - start]
@@ -98,7 +103,6 @@ class _ChunkedAttention(torch.autograd.Function):
             out[:, :, start:end] = chunk.view(B, H, end - start, -1)
             stored.append(attention_weights)
         ctx.save_for_backward(q, k, v, *stored)
-        ctx.scale = scale
         return out
 
     @staticmethod
@@ -113,21 +117,20 @@ class _ChunkedAttention(torch.autograd.Function):
         chunks = zip(range(0, T, QUERY_CHUNK), stored, strict=True)
         for start, attention_weights in reversed([*chunks]):
             end = min(start + QUERY_CHUNK, T)
-            out_grad = _rows(grad, start, end)
-            v_part = attention_weights.mT @ out_grad
+            out_grad = _queries(grad, start, end)
             weights_grad = out_grad @ v[:, 0, :end].mT
             score_grad = torch._softmax_backward_data(
                 weights_grad, attention_weights, -1, attention_weights.dtype
             )
-            q_part = _scaled_product(score_grad, k[:, 0, :end], ctx.scale)
-            k_part = _scaled_product(score_grad.mT, _rows(q, start, end), ctx.scale)
-            q_grad[:, :, start:end] = q_part.view(B, H, end - start, D)
+            q_grad[:, :, start:end] = (score_grad @ k[:, 0, :end]).view(B, H, end - start, D)
+            k_part = score_grad.mT @ _queries(q, start, end)
+            v_part = attention_weights.mT @ out_grad
             for total, part in ((k_grad, k_part), (v_grad, v_part)):
                 if end == T:  # the last chunk comes first and sees all keys
                     total.copy_(part.view(B, n_kv, T, D))
                 else:
                     total[:, :, :end] += part.view(B, n_kv, end, D)
-        return q_grad, k_grad, v_grad, None, None
+        return q_grad, k_grad, v_grad, None
 
 
 def _empty_positions_first(x: Tensor) -> Tensor:
@@ -137,14 +140,10 @@ def _empty_positions_first(x: Tensor) -> Tensor:
 
 
 def _to_heads_first(x: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """Copy (B, heads, T, D) to a contiguous (n, B heads / n, T, D)."""
+    """Return x (B, heads, T, D) as a contiguous (n, B heads / n, T, D) of this dtype."""
     return x.to(dtype).contiguous().view(n, -1, *x.shape[2:])
 
 
-def _rows(x: Tensor, start: int, end: int) -> Tensor:
-    """Return the rows from `start` to `end` of each head, (n, heads, T, D) -> (n, rows, D)."""
+def _queries(x: Tensor, start: int, end: int) -> Tensor:
+    """Return queries `start` to `end` of the heads, (n, heads, T, D) -> (n, heads queries, D)."""
     return x[:, :, start:end].flatten(1, 2)
-
-
-def _scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
-    return torch.baddbmm(a.new_empty(1), a, b, beta=0, alpha=scale)  # ignores the first argument

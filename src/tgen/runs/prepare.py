@@ -53,7 +53,7 @@ _TOKENIZER_BYTES = 1 << 23  # text to train a tokenizer on
 _BASELINE_BYTES_PER_SECOND = 5e5
 _BASELINE_BYTES = 1 << 24  # n-gram counts take 50 times as much memory
 _MIN_COMPILED_MINUTES = 3
-_MAX_STEP_SECONDS = 5.0  # of measuring steps, which differ by 10%
+_MAX_STEP_SECONDS = 5.0  # of a measurement of steps, whose durations vary by 10%
 _PROMPT_BYTES = 1 << 16  # start of a document, to choose the sample prompt from
 _NGRAM_SHARE = 1 / 40  # size of the n-gram tables relative to the weights
 

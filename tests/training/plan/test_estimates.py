@@ -13,6 +13,8 @@ from support.runs import request
 from tgen import runs
 from tgen.config import ModelConfig, ResolvedTrainConfig, TrainConfig
 from tgen.errors import UsageError
+from tgen.model.attention import attend
+from tgen.model.product_precision import product_precision
 from tgen.model.transformer import Transformer
 from tgen.reports.to_json import json_record
 from tgen.runs.checkpoint_saver import CheckpointSaver, ModelWeights
@@ -130,6 +132,27 @@ def test_activation_estimate_is_slightly_above_what_a_pass_stores(
     train = ResolvedTrainConfig(batch_size=rows, dropout=dropout)
     estimate = activation_bytes(config, train, context=context, on_gpu=False)
     assert 0.65 < n_bytes / estimate < 1
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_attention_weights_of_more_heads_are_counted_exactly(precision):
+    layers, rows, context = 3, 2, 256
+
+    def stored_bytes(n_heads: int) -> int:
+        sizes: list[int] = []
+        inputs = torch.zeros(3, rows, n_heads, context, 64 // n_heads, requires_grad=True)
+        store = torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.nbytes), id)
+        with store, product_precision(precision):
+            attend(*inputs, mask=None, scale=None)
+        return sum(sizes)
+
+    def estimate(n_heads: int) -> int:
+        config = small("llama", n_layers=layers, n_heads=n_heads, context_length=context)
+        train = ResolvedTrainConfig(batch_size=rows, precision=precision)
+        return activation_bytes(config, train, context=context, on_gpu=False)
+
+    of_a_layer = stored_bytes(8) - stored_bytes(4)
+    assert estimate(8) - estimate(4) == (layers + 1) * of_a_layer > 0
 
 
 def test_fsdp_divides_memory_by_the_ranks():

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tgen.config import ModelConfig, Parallel, ResolvedTrainConfig
 from tgen.errors import UsageError
-from tgen.model.attention_chunks import QUERY_CHUNK, stores_attention_weights
+from tgen.model.attention_chunks import MAX_STORED_LENGTH, QUERY_CHUNK
 from tgen.reports.number_format import format_bytes
 from tgen.reports.training import RankMemory
 from tgen.training.plan.param_shapes import (
@@ -180,10 +180,12 @@ def activation_bytes(
     n_model += _DROPOUT if train.dropout > 0 else 0
     width = (model.n_heads + 2 * model.n_kv_heads) * model.head_dim
     ff = n_ff * model.d_ff // (2 if on_gpu else 1)
-    layer = n_model * model.d_model + n_heads * width + ff + context  # a mask per window
-    if stores_attention_weights(context) and not on_gpu:  # of about half of all pairs of tokens
-        weights = model.n_heads * (context + QUERY_CHUNK) // 2
+    layer = n_model * model.d_model + n_heads * width + ff
+    if not on_gpu and QUERY_CHUNK < context <= MAX_STORED_LENGTH:
+        weights = model.n_heads * (context + QUERY_CHUNK) // 2  # of keys up to the chunk's end
         layer += weights // 2 if train.precision == "bfloat16" else weights
+    else:
+        layer += context  # a mask per window
     stored = (model.n_layers + 1) * layer
     if train.activation_checkpointing:  # the input of each block; one block again, its gradients
         n_layers = min(_CHECKPOINTED_LAYERS, model.n_layers)
