@@ -63,8 +63,9 @@ class Benchmark:
         return self._add_run(NANOGPT, seed, seconds, model, details)
 
     def run_tgen(self, side: str, seed: int, seconds: float) -> dict[str, Any]:
-        """Train with `tgen train` and the minutes that make the process last about `seconds`."""
-        overhead = median(self.overheads[-3:]) if self.overheads else 0.0
+        """Train with `tgen train` and the minutes that make the process last about `seconds`, or
+        less: that other runs ended early gives it no more."""
+        overhead = max(0.0, median(self.overheads[-3:])) if self.overheads else 0.0
         minutes = max(_MIN_MINUTES, (seconds - overhead) / 60)
         _print_progress(f"seed {seed}: {side}, {minutes:.2f} minutes")
         wall_seconds, reports = self._train(minutes, seed)
