@@ -48,7 +48,6 @@ LIBRARIES = {
     "typer": "cli",
     "rich": "cli",
     "tokenizers": "tokenizer",
-    "numba": "engine",
     "llvmlite": "engine",
     "safetensors": "checkpoint",
     "tensorboardX": "training/report",

@@ -32,13 +32,13 @@ GREEDY = SamplingConfig(temperature=0, max_new_tokens=200)
     ("kind", "device", "missing", "engine"),
     [
         ("auto", "cpu", None, "kernels"),
-        ("auto", "cpu", "no numba", "torch"),
+        ("auto", "cpu", "no llvmlite", "torch"),
         ("auto", "cuda", None, "torch"),
         ("auto", "mps", None, "torch"),
         ("kernels", "cpu", None, "kernels"),
         ("kernels", "auto", None, "kernels"),
         ("torch", "cpu", None, "torch"),
-        ("torch", "cpu", "no numba", "torch"),
+        ("torch", "cpu", "no llvmlite", "torch"),
         ("torch", "cuda", None, "torch"),
     ],
 )
@@ -50,9 +50,9 @@ def test_engine_follows_from_kind_device_and_kernels(kind, device, missing, engi
     ("device", "missing", "reason"),
     [
         ("cuda", None, "kernels do not run on cuda"),
-        ("mps", "no numba", "kernels do not run on mps"),
-        ("cpu", "no numba", "no numba"),
-        ("auto", "no numba", "no numba"),
+        ("mps", "no llvmlite", "kernels do not run on mps"),
+        ("cpu", "no llvmlite", "no llvmlite"),
+        ("auto", "no llvmlite", "no llvmlite"),
     ],
 )
 def test_unavailable_kernels_are_an_error_if_requested(device, missing, reason):
@@ -66,7 +66,7 @@ def test_unavailable_kernels_are_an_error_if_requested(device, missing, reason):
         ("darwin", 2_000_000, None, True),
         ("darwin", 499_999_999, None, True),
         ("darwin", 500_000_000, None, False),
-        ("darwin", 2_000_000, "no numba", False),
+        ("darwin", 2_000_000, "no llvmlite", False),
         ("linux", 2_000_000, None, False),
         ("win32", 2_000_000, None, False),
     ],
@@ -133,21 +133,21 @@ def test_weights_keep_the_dtype_of_the_file_by_default():
 
 
 def test_without_kernels_torch_runs_in_float32(monkeypatch):
-    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    monkeypatch.setenv("TGEN_KERNELS", "0")
     missing_kernels.cache_clear()
     try:
         assert isinstance(open_engine(BUNDLE, device="cpu", threads=1), TorchEngine)
         with pytest.raises(UsageError, match="dtype int8") as error:
             open_engine(BUNDLE, device="cpu", dtype="int8")
-        assert "NUMBA_DISABLE_JIT" in error.value.message
+        assert "TGEN_KERNELS" in error.value.message
     finally:
         missing_kernels.cache_clear()
 
 
-def test_kernels_run_without_importing_torch_or_numba():
+def test_kernels_run_without_importing_torch_or_the_compiler():
     code = (
         "import sys; from tgen import load; model = load(sys.argv[1], device='cpu'); "
         "print(model.generate('What is', max_new_tokens=3)); "
-        "assert not {'torch', 'transformers', 'numba'} & set(sys.modules)"
+        "assert not {'torch', 'transformers', 'tgen.engine.cpu.compiler'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(shipped_model())], check=True)

@@ -25,7 +25,7 @@ sys.path[:0] = [str(_tests), str(_tests / "faults")]
 
 from fuzz.formats import FORMATS, WEIGHTS
 from fuzz.runner import Chunk, Totals, run
-from tgen.engine.cpu.kernel_cache import load_kernels
+from tgen.engine.cpu.kernel_cache import DEFAULTS, load_kernels
 from tgen.engine.open_engine import missing_kernels
 
 _LONG = 1_000_000
@@ -55,7 +55,7 @@ def main() -> int:
         for i in range(first, end, _CHUNK)
     ]
     missing_kernels()  # before the forks, so that no case compiles or loads them
-    load_kernels()
+    load_kernels(*DEFAULTS)
     began = time.monotonic()
     totals = run(
         FORMATS,

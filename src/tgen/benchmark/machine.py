@@ -15,7 +15,7 @@ from tgen.model.cpu_count import cpu_count
 from tgen.reports.benchmark import Machine
 from tgen.storage import files
 
-_PACKAGES = ("tgen-lm", "torch", "numpy", "numba", "llvmlite", "transformers", "llama-cpp-python")
+_PACKAGES = ("tgen-lm", "torch", "numpy", "llvmlite", "transformers", "llama-cpp-python")
 _STATUS = Path("/proc/self/status")
 _PROBE_BYTES = 4 << 20  # per thread
 _PROBE_REPEATS = 3

@@ -1,5 +1,6 @@
 """Load a command's model, and report slow steps."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,24 +22,14 @@ def find_paths(model: str | None, adapter: str | None) -> tuple[Path, Path | Non
     return (path, None) if model is None else (find_model(model).path, path)
 
 
-def ensure_kernels_compiled(device: str, *, quiet: bool) -> None:
-    """Compile the CPU kernels if the device uses them and they are not cached."""
+def announce_compiling(device: str, *, quiet: bool) -> None:
+    """Print a line when the device's kernels have to be compiled."""
     from tgen.engine.open_engine import uses_kernels
 
-    if not uses_kernels(device):
-        return
-    from tgen.engine.cpu.kernel_cache import kernels_cached, load_kernels
+    if uses_kernels(device):
+        from tgen.engine.cpu import kernel_cache
 
-    if not kernels_cached():
-        message = "compiling kernels for this CPU (only once, about 30 seconds)"
-        console.print_status(message, quiet=quiet)
-        load_kernels()
-        if not kernels_cached():
-            message = (
-                "warning: no writable cache directory: kernels are recompiled at every start "
-                "(set XDG_CACHE_HOME to a directory that only you can write to)"
-            )
-            console.print_status(message, quiet=quiet)
+        kernel_cache.notify = partial(console.print_status, quiet=quiet)
 
 
 def load_model(
@@ -59,7 +50,7 @@ def load_model(
     if reason:
         message = f"warning: using torch, which is slower than the compiled kernels: {reason}"
         console.print_status(message, quiet=quiet)
-    ensure_kernels_compiled(device, quiet=quiet)
+    announce_compiling(device, quiet=quiet)
     model = open_model(
         path,
         adapter=adapter,

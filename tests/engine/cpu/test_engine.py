@@ -1,17 +1,18 @@
 """The CPU engine computes the torch engine's logits, with the same bits in any batch."""
 
 import dataclasses
+import functools
 import os
 import threading
 import tracemalloc
 
-import numba
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.compiling import link
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.model_lookup import shipped_model
 from tgen.config import ModelConfig, RopeScaling, output_dtype
@@ -19,7 +20,6 @@ from tgen.engine.cpu import (
     amx_permission,
     attention_tiles,
     job_layout,
-    kernel_cache,
     kernels,
     kv_cache,
     pass_runner,
@@ -28,8 +28,9 @@ from tgen.engine.cpu import (
     thread_pool,
 )
 from tgen.engine.cpu.aligned import allocate_aligned
+from tgen.engine.cpu.compiler import compiled
 from tgen.engine.cpu.engine import CpuEngine
-from tgen.engine.cpu.intrinsics import primitive
+from tgen.engine.cpu.intrinsics import address, primitive
 from tgen.engine.cpu.job_layout import (
     BFLOAT16,
     FLOAT32,
@@ -40,6 +41,7 @@ from tgen.engine.cpu.job_layout import (
     PANEL,
     SERVE,
 )
+from tgen.engine.cpu.kernel_cache import enter_function
 from tgen.engine.cpu.panels import to_int4, to_int8, to_panels
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import ModelError
@@ -236,6 +238,22 @@ def test_matrix_units_give_the_bits_of_vectors(model, dtype, monkeypatch):
     assert np.array_equal(engine.extend([IDS], every_position=True), with_tiles)
 
 
+@compiled
+def products_of(dtype, w, first, last, n, x, n_vectors, out, out_step):
+    kernels.products(dtype, w, first, last, n, x, n_vectors, out, out_step)
+
+
+@compiled
+def round_input_of(x, n, out, i, width):
+    kernels.round_input(kernels.INPUTS, x, n, out, i, 0, width)
+
+
+@functools.cache
+def link_products(inputs: int):
+    parameters = {kernels.INPUTS: inputs}
+    return link(products_of, parameters), link(round_input_of, parameters)
+
+
 @given(
     n_vectors=st.integers(1, 21),
     panels=st.integers(1, 7),
@@ -252,9 +270,10 @@ def test_product_writes_its_rows_only(n_vectors, panels, first, groups, dtype):
     packed = np.ascontiguousarray(to_panels(w, dtype))
     out = np.full((n_vectors + 1, last + 5), 7, np.float32)
     inputs = x if dtype == FLOAT32 else np.zeros_like(x, shape=(n_vectors, 2 * n))
+    products, round_input = link_products(min(dtype, INT8))
     for i in range(n_vectors if dtype != FLOAT32 else 0):
-        kernels.round_input(min(dtype, INT8), x[i].ctypes.data, n, inputs.ctypes.data, i, 0, n)
-    kernels.products(
+        round_input(x[i].ctypes.data, n, inputs.ctypes.data, i, n)
+    products(
         dtype,
         packed.ctypes.data,
         first,
@@ -319,14 +338,14 @@ def test_float16_cache_holds_rounded_keys_and_values():
     assert np.array_equal(other.extend([IDS[:1]]), narrow.extend([IDS[:1]]))
 
 
-@numba.njit
-def round_trip(values, narrow, wide):
-    for i in range(0, len(values), LANES):
-        attention_tiles.store_float16(narrow, i, values[i:].ctypes.data, 1)
-        load_sixteen(narrow + 2 * i, wide[i:].ctypes.data)
+@compiled
+def round_trip(values, n, narrow, wide):
+    for i in range(0, n, LANES):
+        attention_tiles.store_float16(narrow, i, values + 4 * i, 1)
+        load_sixteen(narrow + 2 * i, wide + 4 * i)
 
 
-@primitive(numba.types.void(numba.types.int64, numba.types.int64))
+@primitive(address, address)
 def load_sixteen(b, source, target):
     simd.store(b, simd.load_float16(b, source), target)
 
@@ -338,7 +357,8 @@ def test_float16_conversion_rounds_as_numpy_does(has_instruction, monkeypatch):
     values = (random.standard_normal(4096) * 10.0 ** random.uniform(-9, 4, 4096)).astype(np.float32)
     values[:6] = 0, -0.0, 65504, -65504, 1e9, -1e9
     narrow, wide = np.zeros(len(values), np.float16), np.zeros_like(values)
-    numba.njit(round_trip.py_func)(values, narrow.ctypes.data, wide)
+    arrays = (array.ctypes.data for array in (narrow, wide))
+    link(round_trip)(values.ctypes.data, len(values), *arrays)
     expected = np.clip(values, -65504, 65504).astype(np.float16)
     assert np.array_equal(narrow.view(np.uint16), expected.view(np.uint16))
     assert np.array_equal(wide, expected.astype(np.float32))
@@ -394,9 +414,7 @@ def test_late_helper_claims_nothing():
     newest = np.zeros(1, np.int64)  # as it was when the helper looked
     for late in range(max(0, number - 30), number + 2):
         newest[0] = late
-        kernel_cache.load_kernels()(
-            SERVE, pool._job.ctypes.data, newest.ctypes.data, 0, 0, 0, late - 1, 0
-        )
+        enter_function()(SERVE, pool._job.ctypes.data, newest.ctypes.data, 0, 0, 0, late - 1, 0)
     for buffer, copy in zip(shallow._runner._buffers.values(), before, strict=True):
         assert np.array_equal(buffer, copy)
     shallow.rewind([0])

@@ -4,13 +4,12 @@ import os
 import stat
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from tgen.checkpoint.model_lookup import shipped_model
-from tgen.engine.cpu import entry, kernel_cache
+from tgen.engine.cpu import compiler, kernel_cache
 
 
 def run_generate(*more: str, **environment: str) -> tuple[bytes, str]:
@@ -23,7 +22,7 @@ def run_generate(*more: str, **environment: str) -> tuple[bytes, str]:
 
 def test_command_writes_the_same_text_without_kernels_or_a_cache_directory(tmp_path: Path):
     text, messages = run_generate()
-    torch_text, torch_messages = run_generate(NUMBA_DISABLE_JIT="1")
+    torch_text, torch_messages = run_generate(TGEN_KERNELS="0")
     assert torch_text == text
     assert "using torch" in torch_messages
     assert "using torch" not in messages
@@ -31,7 +30,7 @@ def test_command_writes_the_same_text_without_kernels_or_a_cache_directory(tmp_p
     cpu = {}  # recompiled in any case: therefore also for narrower vectors
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists() and {"avx2", "fma"} <= set(cpuinfo.read_text().split()):
-        cpu = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma"}
+        cpu = {"TGEN_CPU_NAME": "haswell", "TGEN_CPU_FEATURES": "+avx2,+fma"}
     int8_text, _ = run_generate("--dtype", "int8")
     no_cache = {"XDG_CACHE_HOME": str(tmp_path / "file")}
     uncached_text, messages = run_generate("--dtype", "int8", **no_cache, **cpu)
@@ -40,19 +39,20 @@ def test_command_writes_the_same_text_without_kernels_or_a_cache_directory(tmp_p
 
 
 def test_damaged_object_file_is_recompiled(tmp_path: Path, monkeypatch):
-    kernel_cache.load_kernels()  # compiles if necessary
-    code = kernel_cache.read_kernels()
+    kernel_cache.enter_function()  # compiles if necessary
+    code = kernel_cache.read_object(None)
     assert code is not None
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = kernel_cache.cache_path()
+    path = kernel_cache.object_path(None)
     assert path is not None
-    kernel_cache.store_kernels(code)
+    kernel_cache.store_object(None, code)
     content = path.read_bytes()
     path.write_bytes(content[:5000] + bytes([content[5000] ^ 1]) + content[5001:])
     compiled = []
-    monkeypatch.setattr(entry, "machine_code", lambda name: compiled.append(name) or code)
+    monkeypatch.setattr(compiler, "machine_code", lambda *what: compiled.append(what) or code)
     for _ in range(2):
-        kernel_cache._load_once.__wrapped__()
+        monkeypatch.setattr(kernel_cache, "_loaded", {})
+        kernel_cache.enter_function()
         assert len(compiled) == 1  # the second finds the new file
         assert path.read_bytes() == content
 
@@ -111,38 +111,34 @@ def test_without_an_absolute_home_there_is_no_cache(tmp_path, monkeypatch, home)
     if home:
         monkeypatch.setenv("XDG_CACHE_HOME", home)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
-    assert kernel_cache.cache_path() is None
-    assert not kernel_cache.kernels_cached()
-    kernel_cache.store_kernels(b"code")
+    assert kernel_cache.object_path(None) is None
+    assert not kernel_cache.kernels_cached(kernel_cache.DEFAULTS[0])
+    kernel_cache.store_object(None, b"code")
     assert not list(tmp_path.iterdir())
 
 
-def test_name_of_the_object_file_depends_on_the_version_of_numba(tmp_path, monkeypatch):
-    path = kernel_cache.cache_path()
-    assert version("numba") in kernel_cache._numba_version()
-    (tmp_path / "numba").mkdir()
-    (tmp_path / "numba" / "__init__.py").write_bytes(b"")
-    (tmp_path / "numba-0.1.dist-info").mkdir()
-    monkeypatch.delitem(sys.modules, "numba", raising=False)
-    monkeypatch.syspath_prepend(tmp_path)
-    assert kernel_cache.cache_path() != path
-    monkeypatch.setattr(kernel_cache, "find_spec", lambda _: None)
-    assert kernel_cache.cache_path() != path
+@pytest.mark.parametrize("name", ["TGEN_CPU_NAME", "TGEN_CPU_FEATURES"])
+def test_name_of_the_object_file_depends_on_the_cpu(monkeypatch, name):
+    paths = {kernel_cache.object_path(None)}
+    for value in ("haswell", "znver4"):
+        monkeypatch.setenv(name, value)
+        paths.add(kernel_cache.object_path(None))
+    assert len(paths) == 3
 
 
 def test_least_recently_used_object_files_are_removed(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = kernel_cache.cache_path().parent
+    folder = kernel_cache.object_path(None).parent
     folder.mkdir(mode=0o700, parents=True)
-    names = [f"{i:016x}.o" for i in range(kernel_cache.MAX_FILES + 3)]
+    names = [f"{i:016x}-enter.o" for i in range(kernel_cache.MAX_FILES + 3)]
     for i, name in enumerate(names):
         (folder / name).write_bytes(b"")
         os.utime(folder / name, (i, i))
     (folder / "notes.o").write_bytes(b"")
-    kernel_cache.store_kernels(b"code")
-    assert kernel_cache.kernels_cached()
-    kept = {*names[4:], "notes.o", kernel_cache.cache_path().name}
-    assert {path.name for path in folder.iterdir()} == kept
-    os.utime(kernel_cache.cache_path(), (0, 0))
-    kernel_cache.read_kernels()  # counts as a use
-    assert kernel_cache.cache_path().stat().st_mtime > 0
+    kernel_cache.store_object(None, b"code")
+    assert kernel_cache.read_object(None) == b"code"
+    path = kernel_cache.object_path(None)
+    assert {path.name for path in folder.iterdir()} == {*names[4:], "notes.o", path.name}
+    os.utime(path, (0, 0))
+    kernel_cache.read_object(None)  # counts as a use
+    assert path.stat().st_mtime > 0

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tgen.cli import console
 from tgen.cli.bench.options import PANELS, BenchOptions
-from tgen.cli.model_loading import ensure_kernels_compiled
+from tgen.cli.model_loading import announce_compiling
 from tgen.cli.options import make_command
 
 
@@ -21,7 +21,7 @@ def bench(options: BenchOptions) -> None:
 
         options = replace(options, model=saved_model(options.baseline))
     path = options.path
-    ensure_kernels_compiled(options.device, quiet=options.quiet)
+    announce_compiling(options.device, quiet=options.quiet)
     console.print_status(f"{path}", quiet=options.quiet)
     if options.kv_cache:
         from tgen.cli.bench.kv_cache import run_kv_cache

@@ -17,7 +17,7 @@ from tgen.cli.distributed import all_ranks
 from tgen.cli.generate.input_rows import Generation
 from tgen.cli.generate.options import GenerateOptions
 from tgen.cli.generate.output import Writer
-from tgen.cli.model_loading import ensure_kernels_compiled, load_model
+from tgen.cli.model_loading import load_model
 from tgen.distributed import Ranks
 from tgen.errors import UsageError
 from tgen.model.cpu_count import default_threads
@@ -44,8 +44,6 @@ def join_ranks(options: GenerateOptions) -> Iterator[Ranks]:
     with all_ranks([path], quiet=options.quiet):
         distributed.assert_same("the version of tgen", __version__)
         distributed.assert_same(f"the content of {path}", files.sha256(Path(path)).hex())
-        if own.local_rank == 0:  # for all ranks of this machine
-            ensure_kernels_compiled(options.device, quiet=options.quiet or own.rank > 0)
         distributed.barrier()
         yield own
 

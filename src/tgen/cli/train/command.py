@@ -1,6 +1,5 @@
 """`tgen train`: a plan, then a progress bar, then a model directory."""
 
-import contextlib
 import time
 from collections.abc import Iterator
 
@@ -9,7 +8,6 @@ import typer
 from tgen import distributed, runs
 from tgen.cli import console
 from tgen.cli.distributed import all_ranks
-from tgen.cli.model_loading import ensure_kernels_compiled
 from tgen.cli.options import make_command
 from tgen.cli.signals import StopSignal
 from tgen.cli.train.options import PANELS, TrainOptions
@@ -59,11 +57,6 @@ def _train(options: TrainOptions, stop_signal: StopSignal) -> None:
         number = max(distributed.all_gather(stop_signal.number))
     if number:
         raise typer.Exit(128 + number)
-    if not options.dry_run and distributed.ranks().local_rank == 0:
-        stop_signal.is_training = False
-        # The first `tgen generate` need not compile then; errors are reported there.
-        with contextlib.suppress(Exception):
-            ensure_kernels_compiled(options.device, quiet=options.quiet or not shows)
 
 
 def _start(options: TrainOptions, stop_signal: StopSignal, began: float) -> Iterator[RunReport]:

@@ -1,5 +1,5 @@
-"""`python -m tgen.engine.cpu` compiles the kernels ahead of the first use."""
+"""`python -m tgen.engine.cpu` compiles the kernels for all dtypes ahead of the first use."""
 
-from tgen.engine.cpu.kernel_cache import load_kernels
+from tgen.engine.cpu.kernel_cache import DEFAULTS, load_kernels
 
-load_kernels()
+load_kernels(*DEFAULTS)

@@ -3,12 +3,10 @@
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
 
 from tgen.engine.cpu import target
 from tgen.engine.cpu.integer_dot import subtract_128
-from tgen.engine.cpu.intrinsics import address, f32, primitive
+from tgen.engine.cpu.intrinsics import address, declare, f32, i64, primitive
 from tgen.engine.cpu.job_layout import (
     CACHE_LINE,
     GROUP,
@@ -36,23 +34,22 @@ from tgen.engine.cpu.simd import (
 )
 from tgen.engine.cpu.tiles import GROUP_BYTES, load_quads
 
-
-def is_compiled() -> bool:
-    """Whether the CPU that is compiled for has AMX for bfloat16 and int8."""
-    return {"amx-tile", "amx-bf16", "amx-int8"} <= target.features()
+# Whether the CPU that is compiled for has AMX for bfloat16 and int8.
+AMX = {"amx-tile", "amx-bf16", "amx-int8"} <= target.features()
 
 
 def _make_begin(*shapes: tuple[int, int]) -> Any:
     """begin(): configure the thread's tiles: their rows, and the bytes of a row."""
 
-    @primitive(types.void())
+    @primitive()
     def begin(b):
-        if not is_compiled():
+        if not AMX:
             return
         widths = b"".join(n_bytes.to_bytes(2, "little") for _, n_bytes in shapes)
         rows = bytes(n_rows for n_rows, _ in shapes)
         table = b"\1".ljust(16, b"\0") + widths.ljust(32, b"\0") + rows.ljust(16, b"\0")
-        pointer = cgutils.alloca_once(b, ir.ArrayType(I8, len(table)))
+        with b.goto_entry_block():
+            pointer = b.alloca(ir.ArrayType(I8, len(table)))
         b.store(ir.Constant(pointer.type.pointee, bytearray(table)), pointer)
         _call(b, "ldtilecfg", b.bitcast(pointer, I8.as_pointer()))
 
@@ -64,21 +61,21 @@ begin_bfloat16_tiles = _make_begin(*[_WHOLE] * 8)
 begin_integer_tiles = _make_begin(_WHOLE, _WHOLE, _INPUTS, _INPUTS, _WEIGHTS, _WEIGHTS)
 
 
-@primitive(types.void())
+@primitive()
 def end_tiles(b):
     """Release the thread's tiles, which cost time whenever threads are switched."""
-    if is_compiled():
+    if AMX:
         _call(b, "tilerelease")
 
 
-@primitive(types.void(*[address] * 8))
+@primitive(*[address] * 8)
 def multiply_bfloat16(b, n_blocks, n_panels, w, w_step, x, n, out, out_step):
     """out[m, r] = w[r] . x[m] for one or two blocks of 16 inputs and one or two panels of weights,
     of n groups; the panels are `w_step` bytes apart, the rows of `out` `out_step` bytes.
 
     x has the inputs' tiles, those of a block after each other.
     """
-    if not is_compiled():
+    if not AMX:
         return
     after = b.append_basic_block("tiles_done")
     switch = b.switch(b.add(b.mul(n_blocks, integer(2)), n_panels), after)
@@ -114,7 +111,7 @@ def _emit_bfloat16(b, n_blocks, n_panels, w, w_step, x, n, out, out_step):
 def make_unpack(dtype: int) -> Any:
     """unpack(panel, n, out): the signed integers of a panel of n groups, without scales."""
 
-    @primitive(types.void(address, types.int64, address))
+    @primitive(address, i64, address)
     def unpack(b, panel, n, out):
         with loop(b, n, 0, step=1) as (g, _, _):
             group = element(b, panel, g, GROUP_BYTES[dtype])
@@ -134,9 +131,9 @@ def make_multiply(dtype: int) -> Any:
     Reads two groups too many of `unpacked` and x. `scratch` has room for two tiles.
     """
 
-    @primitive(types.void(*[address] * 7))
+    @primitive(*[address] * 7)
     def multiply(b, panel, unpacked, x, n, out, out_step, scratch):
-        if not is_compiled():
+        if not AMX:
             return
         totals = [scratch, b.add(scratch, integer(TILE_BYTES))]
 
@@ -201,4 +198,4 @@ def _pointer(b: ir.IRBuilder, pointer: ir.Value) -> ir.Value:
 
 def _call(b: ir.IRBuilder, name: str, *arguments: Any) -> None:
     kind = ir.FunctionType(ir.VoidType(), [argument.type for argument in arguments])
-    b.call(cgutils.get_or_insert_function(b.module, kind, f"llvm.x86.{name}"), arguments)
+    b.call(declare(b.module, kind, f"llvm.x86.{name}"), arguments)

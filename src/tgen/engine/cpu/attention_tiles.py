@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
-from numba import types
 
 from tgen.engine.cpu.intrinsics import address, f32, i64, primitive
 from tgen.engine.cpu.job_layout import CACHE_LINE, FLOAT16, FLOAT32, LANES, QUERIES
@@ -36,7 +35,7 @@ def make_scores(n_blocks: int, dtype: int) -> Any:
     """
     line = LANES * _BYTES[dtype]
 
-    @primitive(types.void(*[address] * 6))
+    @primitive(*[address] * 6)
     def scores(b, count, queries, keys, size, out, out_step):
         with _case_per_count(b, count) as counts:
             for n in counts:
@@ -63,7 +62,7 @@ def make_weighted_sum(n_vectors: int, dtype: int) -> Any:
     sum over n rows of p[m, s] * v[s], for `count` rows of p. v is of the dtype."""
     line = LANES * _BYTES[dtype]
 
-    @primitive(types.void(*[address] * 8))
+    @primitive(*[address] * 8)
     def weighted_sum(b, count, p, p_step, v, v_step, n, out, out_step):
         with _case_per_count(b, count) as counts:
             for n_rows in counts:
@@ -86,7 +85,7 @@ def make_weighted_sum(n_vectors: int, dtype: int) -> Any:
     return weighted_sum
 
 
-@primitive(types.void(address, types.int64, address, types.int64))
+@primitive(address, i64, address, i64)
 def store_float16(b, base, i, vector, step):
     """Round a vector of LANES numbers to float16, and store them as numbers i, i + step, ... after
     the address."""

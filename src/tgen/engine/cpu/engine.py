@@ -10,6 +10,7 @@ import numpy as np
 from tgen.checkpoint.dtypes import Array
 from tgen.config import CacheDtype, ModelConfig, StoredAs
 from tgen.engine.base import Logits, extended_lengths
+from tgen.engine.cpu.kernel_cache import load_kernels
 from tgen.engine.cpu.kv_cache import BlockedKVCache
 from tgen.engine.cpu.pass_runner import MAX_TOKENS, PassRunner
 
@@ -39,6 +40,7 @@ class CpuEngine:
         self._runner = PassRunner(config, arrays, n_threads=n_threads, dtype=dtype)
         self._lock = threading.Lock()  # guards the sequences of this engine
         self._cache = BlockedKVCache(config, self.cache_dtype)
+        load_kernels((self._runner.input_dtype, self._cache.dtype_code))
 
     def clone(self) -> Self:
         """Return an engine with the same weights and one empty sequence."""

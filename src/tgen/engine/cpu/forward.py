@@ -6,17 +6,19 @@ and `y` (after attention). With post-norm, each thread normalizes them again whe
 If the outputs of the sublayers are normalized, `x` is the residual stream and `y` such an output.
 """
 
-from numba import njit, types
-
-from tgen.engine.cpu.amx import begin_bfloat16_tiles, begin_integer_tiles, end_tiles
+from tgen.engine.cpu.amx import AMX, begin_bfloat16_tiles, begin_integer_tiles, end_tiles
+from tgen.engine.cpu.compiler import compiled
 from tgen.engine.cpu.intrinsics import (
     bits_to_float,
+    i1,
     load_float,
     load_int,
     store_float,
     store_int,
 )
 from tgen.engine.cpu.kernels import (
+    CACHE,
+    INPUTS,
     activate,
     add_row,
     attend,
@@ -34,12 +36,12 @@ from tgen.engine.cpu.kernels import (
 from tgen.engine.cpu.work_queue import claim_chunks
 
 from tgen.engine.cpu.job_layout import (  # isort: skip
-    ACTIVATION, ATTENTION_INPUTS_PTR, ATTENTION_NORM, ATTENTION_OUTPUT_NORM, BFLOAT16_TILES,
-    CACHE_DTYPE, CAPACITY, CHUNKS_PER_THREAD, COS_PTR, DOWN, DTYPES, D_FF, D_FF_PADDED, D_MODEL,
+    ACTIVATION, ATTENTION_INPUTS_PTR, ATTENTION_NORM, ATTENTION_OUTPUT_NORM, BFLOAT16,
+    CAPACITY, CHUNKS_PER_THREAD, COS_PTR, DOWN, DTYPES, D_FF, D_FF_PADDED, D_MODEL,
     D_MODEL_PADDED, EACH_HEAD, EMBEDDING, EMBEDDING_SCALE_BITS, EPS_BITS, FEED_FORWARD_NORM,
     FEED_FORWARD_OUTPUT_NORM, FIRST_PHASES, FIRST_TOKEN, FLOAT32, GATE, GATE_BIAS, GEGLU, GROUP,
     HEAD_DIM, HEAD_DIM_PADDED, HIDDEN_INPUTS_PTR, HIDDEN_OFFSET, INPUTS_OFFSET, INPUTS_PTR,
-    INPUT_DTYPE, INT8_TILES, KEYS_PER_RANGE, KEYS_PTR, K_NORM, LANES, LAYERS_PTR, LAYER_NORM,
+    INPUT_DTYPE, KEYS_PER_RANGE, KEYS_PTR, K_NORM, LANES, LAYERS_PTR, LAYER_NORM,
     LM_HEAD, LOCAL, LOCAL_COS_PTR, LOCAL_SIN_PTR, LOGITS_PTR, NORM_PLACEMENT, N_HEADS, N_KV_HEADS,
     N_LAYERS, N_LOGITS, N_LOGITS_SPANS, N_PARTS, N_RANGES, N_ROTATED, N_SEQUENCES, N_SPANS,
     N_THREADS, N_TOKENS, OUT, OUTPUT, OVER_HEADS, PANEL, PARTIALS_PTR, PHASES_PER_LAYER, POSITION,
@@ -53,7 +55,7 @@ from tgen.engine.cpu.job_layout import (  # isort: skip
 _SHARED_TOKENS = 16  # with fewer, each thread computes the inputs of products for itself
 
 
-@njit(inline="always")
+@compiled(inline=True)
 def _rows_per_chunk(job, n_rows):
     """Few rows, so that threads finish together, but whole groups and tiles."""
     rows = GROUP if load_int(job, N_TOKENS) > 1 else 2 * GROUP
@@ -61,27 +63,27 @@ def _rows_per_chunk(job, n_rows):
     return (n_rows + most - 1) // most * rows
 
 
-@njit(inline="always")
+@compiled(inline=True)
 def _weights(job, layer, name):
     return load_int(load_int(job, LAYERS_PTR), layer * TABLE_COLUMNS + name)
 
 
-@njit
+@compiled
 def _multiply(job, layer, name, first, last, n, x, n_vectors, out, out_step, scratch):
     """`products` with some rows of a matrix; the scratch memory is the thread's."""
     dtype, w = _weights(job, layer, DTYPES + name), _weights(job, layer, name)
-    if load_int(job, INPUT_DTYPE) in (BFLOAT16_TILES, INT8_TILES):
+    if AMX and INPUTS != FLOAT32 and load_int(job, INPUT_DTYPE) != INPUTS:
         spare = scratch + load_int(job, SPARE_OFFSET)
         products_of_tiles(dtype, w, first, last, n, x, n_vectors, out, out_step, spare)
     else:
         products(dtype, w, first, last, n, x, n_vectors, out, out_step)
 
 
-@njit
+@compiled
 def _normalize(job, layer, matrix, i, out):
     """Write the vector of token i that a matrix, QKV or UP, multiplies before it is rounded."""
     n, placement = load_int(job, D_MODEL), load_int(job, NORM_PLACEMENT)
-    eps = bits_to_float(types.int32(load_int(job, EPS_BITS)))
+    eps = bits_to_float(load_int(job, EPS_BITS))
     name = FEED_FORWARD_NORM if (matrix == QKV) == (placement == POST) else ATTENTION_NORM
     if matrix == QKV and placement == POST:
         layer -= 1
@@ -97,18 +99,18 @@ def _normalize(job, layer, matrix, i, out):
         rms_norm(x, _weights(job, layer, name), n, n, eps, out)
 
 
-@njit
+@compiled
 def _write_inputs(job, layer, matrix, first, end, scratch, out):
     """Write the inputs of a matrix, QKV or UP, for some tokens."""
     width, dtype = load_int(job, D_MODEL_PADDED), load_int(job, INPUT_DTYPE)
     for i in range(first, end):
-        row = out + i * width * 4 if dtype == FLOAT32 else scratch
+        row = out + i * width * 4 if INPUTS == FLOAT32 else scratch
         _normalize(job, layer, matrix, i, row)
-        if dtype != FLOAT32:
+        if INPUTS != FLOAT32:
             round_input(dtype, row, width, out, i, 0, width)
 
 
-@njit
+@compiled
 def _share_inputs(job, layer, ticket, phase, matrix, n_tokens, scratch):
     """Phases 1 and 8, if there are several tokens: write the inputs of a matrix."""
     if n_tokens < _SHARED_TOKENS:
@@ -119,7 +121,7 @@ def _share_inputs(job, layer, ticket, phase, matrix, n_tokens, scratch):
         _write_inputs(job, layer, matrix, first, end, scratch, load_int(job, INPUTS_PTR))
 
 
-@njit
+@compiled
 def _product_inputs(job, layer, matrix, n_tokens, scratch):
     """Return the address of inputs that threads share, or else write them for this thread."""
     if n_tokens >= _SHARED_TOKENS:
@@ -129,17 +131,16 @@ def _product_inputs(job, layer, matrix, n_tokens, scratch):
     return out
 
 
-@njit
+@compiled
 def _embed(job, ticket, phase):
     """The first phase: the vectors of the tokens, with those of their positions."""
     n, padded = load_int(job, D_MODEL), load_int(job, D_MODEL_PADDED)
-    scale = bits_to_float(types.int32(load_int(job, EMBEDDING_SCALE_BITS)))
+    scale = bits_to_float(load_int(job, EMBEDDING_SCALE_BITS))
     last = load_int(job, N_LAYERS)
     for i in claim_chunks(load_int(job, QUEUE_PTR), phase, ticket, load_int(job, N_TOKENS)):
         token = load_int(job, TOKENS_PTR) + i * TOKEN_COLUMNS * 8
         out = load_int(job, X_PTR) + i * padded * 4
-        dtype, table = _weights(job, last, DTYPES + EMBEDDING), _weights(job, last, EMBEDDING)
-        embed(dtype, table, load_int(token, TOKEN_ID), n, padded, out)
+        embed(_weights(job, last, EMBEDDING), load_int(token, TOKEN_ID), n, padded, out)
         if scale != 1:
             scale_row(out, scale, 0, n)
         positions = _weights(job, last, POSITIONS)
@@ -147,20 +148,20 @@ def _embed(job, ticket, phase):
             add_row(out, positions + load_int(token, POSITION) * n * 4, 0, 0, n)
 
 
-@njit(inline="always")
+@compiled(result=i1, inline=True)
 def _normalizes_outputs(job):
     placement = load_int(job, NORM_PLACEMENT)
     return placement in (OUTPUT, SANDWICH)
 
 
-@njit(inline="always")
+@compiled(inline=True)
 def _n_outputs(job, layer):
     """How many tokens need the output of a layer; the last one's is needed for logits only."""
     is_last = layer == load_int(job, N_LAYERS) - 1
     return load_int(job, N_LOGITS if is_last else N_TOKENS)
 
 
-@njit
+@compiled
 def _project_qkv(job, layer, ticket, phase, scratch):
     """Phase 2: queries, keys and values."""
     n_heads, step = load_int(job, N_HEADS), load_int(job, HEAD_DIM_PADDED)
@@ -179,26 +180,26 @@ def _project_qkv(job, layer, ticket, phase, scratch):
             add_row(qkv + i * n_rows * 4, 0, _weights(job, layer, QKV_BIAS), a, b)
 
 
-@njit(inline="always")
+@compiled(inline=True)
 def _cache_offset(job, layer, sequence, head):
     """Offset of a layer's and head's keys in the KV cache, in numbers."""
     block = (layer * load_int(job, N_SEQUENCES) + sequence) * load_int(job, N_KV_HEADS) + head
     return block * load_int(job, CAPACITY) * load_int(job, HEAD_DIM_PADDED)
 
 
-@njit
+@compiled
 def _normalize_heads(job, layer, i):
     """The norm over all queries of a token, and over all keys."""
     n_heads, n_kv = load_int(job, N_HEADS), load_int(job, N_KV_HEADS)
     step, size = load_int(job, HEAD_DIM_PADDED), load_int(job, HEAD_DIM)
-    eps = bits_to_float(types.int32(load_int(job, EPS_BITS)))
+    eps = bits_to_float(load_int(job, EPS_BITS))
     q = load_int(job, QKV_PTR) + i * (n_heads + 2 * n_kv) * step * 4
     k, n_q, n_k = q + n_heads * step * 4, n_heads * step, n_kv * step
     rms_norm(q, _weights(job, layer, Q_NORM), n_q, n_heads * size, eps, q)
     rms_norm(k, _weights(job, layer, K_NORM), n_k, n_kv * size, eps, k)
 
 
-@njit
+@compiled
 def _rotate_head(job, layer, i, head):
     """Norm and rotation of a token's query or key head; keys follow the queries."""
     n_heads, n_kv = load_int(job, N_HEADS), load_int(job, N_KV_HEADS)
@@ -206,7 +207,7 @@ def _rotate_head(job, layer, i, head):
     vector = load_int(job, QKV_PTR) + (i * (n_heads + 2 * n_kv) + head) * step * 4
     half, rope = load_int(job, N_ROTATED) // 2, _weights(job, layer, ROPE)
     if load_int(job, QK_NORM) == EACH_HEAD:
-        eps = bits_to_float(types.int32(load_int(job, EPS_BITS)))
+        eps = bits_to_float(load_int(job, EPS_BITS))
         weight = _weights(job, layer, Q_NORM if head < n_heads else K_NORM)
         rms_norm(vector, weight, size, size, eps, vector)
     if rope:
@@ -216,21 +217,20 @@ def _rotate_head(job, layer, i, head):
         rotate(vector, cos, sin, half)
 
 
-@njit
+@compiled
 def _cache_head(job, layer, i, head):
     """Store a token's key and value of a head in the KV cache."""
     n_heads, n_kv = load_int(job, N_HEADS), load_int(job, N_KV_HEADS)
-    step, dtype = load_int(job, HEAD_DIM_PADDED), load_int(job, CACHE_DTYPE)
-    position = _token(job, i, POSITION)
+    step, position = load_int(job, HEAD_DIM_PADDED), _token(job, i, POSITION)
     offset = _cache_offset(job, layer, _token(job, i, SEQUENCE), head)
     key = load_int(job, QKV_PTR) + (i * (n_heads + 2 * n_kv) + n_heads + head) * step * 4
     value, lane = key + n_kv * step * 4, position % LANES
     block = offset + (position - lane) * step + lane  # see `make_scores`
-    store_cached(dtype, load_int(job, KEYS_PTR), block, key, step, LANES)
-    store_cached(dtype, load_int(job, VALUES_PTR), offset + position * step, value, step, 1)
+    store_cached(load_int(job, KEYS_PTR), block, key, step, LANES)
+    store_cached(load_int(job, VALUES_PTR), offset + position * step, value, step, 1)
 
 
-@njit
+@compiled
 def _cache_keys_and_values(job, layer, ticket, phase):
     """Phase 3: norm and rotation of queries and keys; keys and values go into the KV cache."""
     n_tokens, n_kv = load_int(job, N_TOKENS), load_int(job, N_KV_HEADS)
@@ -251,7 +251,7 @@ def _cache_keys_and_values(job, layer, ticket, phase):
                 _cache_head(job, layer, i, head)
 
 
-@njit
+@compiled
 def _attention(job, layer, ticket, phase, scratch):
     """Phase 4: attention of each span of tokens, by head of keys and values and, if there are few
     of them, by range of keys."""
@@ -269,40 +269,40 @@ def _attention(job, layer, ticket, phase, scratch):
             _attend_together(job, layer, token, head, start, count, part, scratch)
 
 
-@njit
+@compiled
 def _attend_together(job, layer, token, kv_head, start, count, part, scratch):
     """Attention of `count` queries, from number `start` of those of the tokens from `token` on and
     the heads that share the keys and values of `kv_head`: to all keys, or to a range of them."""
     n_heads, n_kv = load_int(job, N_HEADS), load_int(job, N_KV_HEADS)
     step, group = load_int(job, HEAD_DIM_PADDED), n_heads // n_kv
     row_bytes, n_ranges = (step + LANES) * 4, load_int(job, N_RANGES)
-    scale = bits_to_float(types.int32(load_int(job, SCALE_BITS)))
+    scale = bits_to_float(load_int(job, SCALE_BITS))
     queries, limits = scratch, scratch + QUERIES * 8
     results = scratch + QUERIES * 32
     scores = results + QUERIES * row_bytes
     rows = scores + QUERIES * KEYS_PER_RANGE * 4
     window, n_keys, first_key, sequence = _weights(job, layer, WINDOW), 0, 1 << 40, 0
     for m in range(count):
-        i, head = _query(token, kv_head, group, start + m)
+        i, head = token + (start + m) // group, kv_head * group + (start + m) % group
         n, sequence = _token(job, i, POSITION) + 1, _token(job, i, SEQUENCE)
         n_keys = max(n_keys, n)
         first_key = min(first_key, max(0, n - window) if window else 0)
         store_int(queries, m, load_int(job, QKV_PTR) + (i * (n_heads + 2 * n_kv) + head) * step * 4)
-    split, dtype = load_int(job, N_PARTS) > 1, load_int(job, CACHE_DTYPE)
+    split = load_int(job, N_PARTS) > 1
     cached = _cache_offset(job, layer, sequence, kv_head)
     for r in range(part if split else 0, part + 1 if split else n_ranges):
         begin = max(r * KEYS_PER_RANGE, first_key // LANES * LANES)  # keys are stored in blocks
         end = min((r + 1) * KEYS_PER_RANGE, n_keys)
         for m in range(count):
-            n = _token(job, _query(token, kv_head, group, start + m)[0], POSITION) + 1
+            n = _token(job, token + (start + m) // group, POSITION) + 1
             store_int(limits, 2 * m, max(0, n - window - begin) if window else 0)
             store_int(limits, 2 * m + 1, min(n, end) - begin)
-        offset = (cached + begin * step) * (4 if dtype == FLOAT32 else 2)
+        offset = (cached + begin * step) * (4 if CACHE == FLOAT32 else 2)
         keys, values = load_int(job, KEYS_PTR) + offset, load_int(job, VALUES_PTR) + offset
         n = max(0, end - begin)
-        attend(dtype, count, queries, limits, keys, values, n, step, scale, scores, results)
+        attend(count, queries, limits, keys, values, n, step, scale, scores, results)
         for m in range(count):
-            i, head = _query(token, kv_head, group, start + m)
+            i, head = token + (start + m) // group, kv_head * group + (start + m) % group
             row = rows + (m * n_ranges + r) * row_bytes
             if split:
                 row = _partial_rows(job, i * n_heads + head) + r * row_bytes
@@ -310,42 +310,36 @@ def _attend_together(job, layer, token, kv_head, start, count, part, scratch):
                 store_float(row, d, load_float(results + m * row_bytes, d))
     if not split:
         for m in range(count):
-            i, head = _query(token, kv_head, group, start + m)
+            i, head = token + (start + m) // group, kv_head * group + (start + m) % group
             _merge(job, i * n_heads + head, rows + m * n_ranges * row_bytes, results)
 
 
-@njit(inline="always")
-def _query(token, kv_head, group, n):
-    """The token and the head of query n, see `_attend_together`."""
-    return token + n // group, kv_head * group + n % group
-
-
-@njit(inline="always")
+@compiled(inline=True)
 def _token(job, i, field):
     return load_int(load_int(job, TOKENS_PTR), i * TOKEN_COLUMNS + field)
 
 
-@njit
+@compiled
 def _partial_rows(job, head):
     """The results of a token's head by range of keys; heads of all tokens are counted."""
     size = load_int(job, HEAD_DIM_PADDED) + LANES
     return load_int(job, PARTIALS_PTR) + head * load_int(job, N_RANGES) * size * 4
 
 
-@njit
+@compiled
 def _merge(job, head, rows, scratch):
     """Write the attention of a token's head as an input of the output projection."""
     step, n_heads = load_int(job, HEAD_DIM_PADDED), load_int(job, N_HEADS)
-    scale = bits_to_float(types.int32(load_int(job, SCALE_BITS)))
+    scale = bits_to_float(load_int(job, SCALE_BITS))
     inputs, dtype = load_int(job, ATTENTION_INPUTS_PTR), load_int(job, INPUT_DTYPE)
-    out = inputs + head * step * 4 if dtype == FLOAT32 else scratch
+    out = inputs + head * step * 4 if INPUTS == FLOAT32 else scratch
     merge(rows, load_int(job, N_RANGES), step, scale, out)
-    if dtype != FLOAT32:
+    if INPUTS != FLOAT32:
         i, first = head // n_heads, head % n_heads * step
         round_input(dtype, out, step, inputs, i, first, n_heads * step)
 
 
-@njit
+@compiled
 def _merge_ranges(job, layer, ticket, phase, scratch):
     """Phase 5, if several threads attend to ranges of the same keys."""
     if load_int(job, N_PARTS) == 1:
@@ -355,7 +349,7 @@ def _merge_ranges(job, layer, ticket, phase, scratch):
         _merge(job, head, _partial_rows(job, head), scratch)
 
 
-@njit
+@compiled
 def _project_residual(job, layer, ticket, phase, x, n, matrix, residual, out, scratch):
     """Phases 6 and 10: out = (matrix x + bias) * scale + residual. With post-norm the normalized
     residual, computed in `scratch`, is added instead; address 0 is no residual."""
@@ -365,7 +359,7 @@ def _project_residual(job, layer, ticket, phase, x, n, matrix, residual, out, sc
     width, step = load_int(job, D_MODEL), load_int(job, D_MODEL_PADDED)
     size = _rows_per_chunk(job, width)
     n_chunks = (width + size - 1) // size
-    scale = bits_to_float(types.int32(load_int(job, RESIDUAL_SCALE_BITS)))
+    scale = bits_to_float(load_int(job, RESIDUAL_SCALE_BITS))
     for chunk in claim_chunks(load_int(job, QUEUE_PTR), phase, ticket, n_chunks):
         if load_int(job, NORM_PLACEMENT) == POST and not ready:
             residual, ready = scratch + load_int(job, INPUTS_OFFSET), True
@@ -386,18 +380,18 @@ def _project_residual(job, layer, ticket, phase, x, n, matrix, residual, out, sc
                 add_row(target, other, bias, a, b)
 
 
-@njit
+@compiled
 def _add_normalized(job, layer, ticket, phase, name, scratch):
     """Phases 7 and 11, if the outputs of sublayers are normalized: x += norm(y)."""
     n, step = load_int(job, D_MODEL), load_int(job, D_MODEL_PADDED)
-    eps = bits_to_float(types.int32(load_int(job, EPS_BITS)))
+    eps = bits_to_float(load_int(job, EPS_BITS))
     for i in claim_chunks(load_int(job, QUEUE_PTR), phase, ticket, _n_outputs(job, layer)):
         offset, weight = i * step * 4, _weights(job, layer, name)
         rms_norm(load_int(job, Y_PTR) + offset, weight, n, n, eps, scratch)
         add_row(load_int(job, X_PTR) + offset, scratch, 0, 0, n)
 
 
-@njit
+@compiled
 def _feed_forward(job, layer, ticket, phase, scratch):
     """Phase 9: the feed-forward's hidden vectors, as inputs of the down projection."""
     n_tokens, n_rows = _n_outputs(job, layer), load_int(job, D_FF)
@@ -425,7 +419,7 @@ def _feed_forward(job, layer, ticket, phase, scratch):
         activate(kind, up, gate, n_tokens * size)
         for i in range(n_tokens):
             row = up + i * size * 4
-            if dtype == FLOAT32:
+            if INPUTS == FLOAT32:
                 for r in range(b - a):
                     store_float(hidden, i * step + a + r, load_float(row, r))
                 continue
@@ -434,7 +428,7 @@ def _feed_forward(job, layer, ticket, phase, scratch):
             round_input(dtype, row, b - a, hidden, i, a, step)
 
 
-@njit
+@compiled
 def _logits(job, ticket, phase, scratch):
     """The last phase: logits of the first tokens, which need them."""
     n_logits, n_rows = load_int(job, N_LOGITS), load_int(job, VOCAB_SIZE)
@@ -452,7 +446,7 @@ def _logits(job, ticket, phase, scratch):
         _multiply(job, last, LM_HEAD, a, b, step, inputs, n_logits, logits, padded, scratch)
 
 
-@njit
+@compiled
 def forward(job, ticket, thread):
     """Compute the ticket's pass as thread `thread`.
 
@@ -465,11 +459,13 @@ def forward(job, ticket, thread):
     attended, hidden = load_int(job, ATTENTION_INPUTS_PTR), load_int(job, HIDDEN_INPUTS_PTR)
     n_attended = load_int(job, N_HEADS) * load_int(job, HEAD_DIM_PADDED)
     n_hidden, n_layers = load_int(job, D_FF_PADDED), load_int(job, N_LAYERS)
-    outputs, inputs = _normalizes_outputs(job), load_int(job, INPUT_DTYPE)
-    if inputs == BFLOAT16_TILES:
-        begin_bfloat16_tiles()
-    elif inputs == INT8_TILES:
-        begin_integer_tiles()
+    outputs, uses_tiles = _normalizes_outputs(job), False
+    if AMX and INPUTS != FLOAT32:
+        uses_tiles = load_int(job, INPUT_DTYPE) != INPUTS
+        if uses_tiles and INPUTS == BFLOAT16:
+            begin_bfloat16_tiles()
+        elif uses_tiles:
+            begin_integer_tiles()
     _embed(job, ticket, 0)
     for layer in range(n_layers):
         phase, n = FIRST_PHASES + layer * PHASES_PER_LAYER, _n_outputs(job, layer)
@@ -495,5 +491,5 @@ def forward(job, ticket, thread):
     phase = FIRST_PHASES + n_layers * PHASES_PER_LAYER
     _share_inputs(job, n_layers, ticket, phase, QKV, load_int(job, N_LOGITS), scratch)
     _logits(job, ticket, phase + 1, scratch)
-    if inputs in (BFLOAT16_TILES, INT8_TILES):
+    if uses_tiles:
         end_tiles()

@@ -4,10 +4,9 @@ from functools import partial
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils
 
 from tgen.engine.cpu import target
-from tgen.engine.cpu.intrinsics import i32
+from tgen.engine.cpu.intrinsics import declare, i32
 from tgen.engine.cpu.job_layout import INT4, LANES, QUAD
 from tgen.engine.cpu.simd import I8, I16, INTEGERS
 
@@ -35,7 +34,7 @@ def _call_dot(name: str, lanes: int) -> Any:
     kind = ir.VectorType(i32, lanes)
 
     def dot(b, sums, w, x):
-        function = cgutils.get_or_insert_function(b.module, ir.FunctionType(kind, [kind] * 3), name)
+        function = declare(b.module, ir.FunctionType(kind, [kind] * 3), name)
         parts = zip(*(_split(b, vector, lanes) for vector in (sums, w, x)), strict=True)
         return _join(b, [b.call(function, part) for part in parts])
 
@@ -45,10 +44,9 @@ def _call_dot(name: str, lanes: int) -> Any:
 def _avx2_dot(b, sums, w, x, *, signed):
     """Sums of two products must fit in 16 bits: signed weights become |w|, and x their sign."""
     bytes32, words, integers = (ir.VectorType(*kind) for kind in ((I8, 32), (I16, 16), (i32, 8)))
-    call = cgutils.get_or_insert_function
-    sign = call(b.module, ir.FunctionType(bytes32, [bytes32] * 2), "llvm.x86.avx2.psign.b")
-    pairs = call(b.module, ir.FunctionType(words, [bytes32] * 2), "llvm.x86.avx2.pmadd.ub.sw")
-    quads = call(b.module, ir.FunctionType(integers, [words] * 2), "llvm.x86.avx2.pmadd.wd")
+    sign = declare(b.module, ir.FunctionType(bytes32, [bytes32] * 2), "llvm.x86.avx2.psign.b")
+    pairs = declare(b.module, ir.FunctionType(words, [bytes32] * 2), "llvm.x86.avx2.pmadd.ub.sw")
+    quads = declare(b.module, ir.FunctionType(integers, [words] * 2), "llvm.x86.avx2.pmadd.wd")
     results = []
     for part, w8, x8 in zip(*(_split(b, vector, 8) for vector in (sums, w, x)), strict=True):
         weights, numbers = b.bitcast(w8, bytes32), b.bitcast(x8, bytes32)
@@ -70,7 +68,7 @@ def _pin(b, value):
 def _arm_dot(b, sums, w, x, *, signed):
     bytes16, integers = ir.VectorType(I8, 16), ir.VectorType(i32, 4)
     kind = ir.FunctionType(integers, [integers, bytes16, bytes16])
-    sdot = cgutils.get_or_insert_function(b.module, kind, "llvm.aarch64.neon.sdot.v4i32.v16i8")
+    sdot = declare(b.module, kind, "llvm.aarch64.neon.sdot.v4i32.v16i8")
     results = []
     for part, w4, x4 in zip(*(_split(b, vector, 4) for vector in (sums, w, x)), strict=True):
         weights = b.bitcast(w4, bytes16)

@@ -1,5 +1,6 @@
-"""The kernels' object file: compiled once, stored in the user's cache directory, loaded in
-milliseconds. Only compiling imports Numba; loading needs llvmlite alone.
+"""The kernels' object files: compiled once, stored in the user's cache directory, loaded in
+milliseconds. There is one for `entry.enter`, and one for `forward.forward` with each dtype of
+inputs and of the KV cache that a model has needed so far.
 """
 
 import ctypes
@@ -8,41 +9,51 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import llvmlite
 import llvmlite.binding as llvm
 
+from tgen.engine.cpu import target
+from tgen.engine.cpu.job_layout import BFLOAT16, FLOAT16, FLOAT32, INT8
 from tgen.errors import TgenError
 from tgen.storage import files
 
-_NAME = "tgen_enter"
+Dtypes = tuple[int, int]  # of the inputs of products, and of the KV cache
+DEFAULTS: list[Dtypes] = [(FLOAT32, FLOAT32), (BFLOAT16, FLOAT16), (INT8, FLOAT16)]
+NAME = "tgen_kernel"  # of the function in each file
 _DIGEST_BYTES = 32
-_FILE_NAME = re.compile(r"[0-9a-f]{16}\.o")
-MAX_FILES = 8  # object files of other versions and CPUs
+_FILE_NAME = re.compile(r"[0-9a-f]{16}-[a-z0-9-]+\.o")
+MAX_FILES = 16  # of all versions and CPUs
 
 
-def cache_path() -> Path | None:
-    """The object file for this CPU; its name is a hash of everything that determines it.
-
-    None if the user has no home directory.
-    """
+def cache_folder() -> Path | None:
+    """The directory of the object files; None if the user has no home directory."""
     home = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
     base = Path(home) if home else Path(os.path.expanduser("~")) / ".cache"
-    if not base.is_absolute():
-        return None
-    target = [llvm.get_process_triple(), llvm.get_host_cpu_name()]
-    target += [llvm.get_host_cpu_features().flatten(), llvmlite.__version__, _numba_version()]
-    target += [os.environ.get(name, "") for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")]
-    digest = hashlib.sha256(" ".join(target).encode())
+    return base / "tgen" / "kernels" if base.is_absolute() else None
+
+
+@cache
+def _digest(cpu: str, features: str) -> str:
+    """A hash of everything that determines the machine code besides the dtypes."""
+    described = [llvm.get_process_triple(), cpu, features, llvmlite.__version__]
+    digest = hashlib.sha256(" ".join(described).encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.name.encode() + files.read(source))
-    return base / "tgen" / "kernels" / f"{digest.hexdigest()[:16]}.o"
+    return digest.hexdigest()[:16]
+
+
+def object_path(dtypes: Dtypes | None) -> Path | None:
+    """The object file of `forward` for these dtypes, or of `enter`."""
+    folder = cache_folder()
+    name = "enter" if dtypes is None else f"forward-{dtypes[0]}-{dtypes[1]}"
+    digest = _digest(target.cpu_name(), target.cpu_features())
+    return folder and folder / f"{digest}-{name}.o"
 
 
 def is_private(directory: Path) -> bool:
@@ -59,9 +70,9 @@ def is_private(directory: Path) -> bool:
     return only_ours and stat.S_ISDIR(state.st_mode)
 
 
-def read_kernels() -> bytes | None:
+def read_object(dtypes: Dtypes | None) -> bytes | None:
     """The stored machine code, or None if it is missing or damaged."""
-    path = cache_path()
+    path = object_path(dtypes)
     if path is None or not is_private(path.parent):
         return None
     try:
@@ -74,9 +85,9 @@ def read_kernels() -> bytes | None:
     return code if code and hashlib.sha256(code).digest() == digest else None
 
 
-def store_kernels(code: bytes) -> None:
+def store_object(dtypes: Dtypes | None, code: bytes) -> None:
     """Store the machine code if possible, and remove the least recently used files."""
-    path = cache_path()
+    path = object_path(dtypes)
     if path is None or not is_private(path.parent):
         return
     with suppress(OSError):  # a full disk: the next process compiles again
@@ -86,68 +97,93 @@ def store_kernels(code: bytes) -> None:
             old.unlink(missing_ok=True)
 
 
-def kernels_cached() -> bool:
-    """Whether the kernels were compiled before; otherwise the first use takes some seconds."""
-    return read_kernels() is not None
+def kernels_cached(dtypes: Dtypes) -> bool:
+    """Whether what these dtypes need was compiled before; else the first use takes some seconds."""
+    return all(read_object(part) is not None for part in (None, dtypes))
 
 
+notify: Callable[[str], None] | None = None  # is told what takes time, if the program sets it
 _loading = threading.Lock()
+_loaded: dict[Dtypes | None, tuple[llvm.ExecutionEngine, int]] = {}  # with the function's address
 
 
-def load_kernels() -> Callable[..., int]:
-    """`entry.enter` as machine code, which runs without the GIL; compiled first if necessary."""
-    with _loading:
-        return _load_once()
+def load_kernels(*dtypes: Dtypes) -> None:
+    """Load the machine code for these dtypes; compile it if needed."""
+    _load([None, *dtypes])
+
+
+def enter_function() -> Callable[..., int]:
+    """`entry.enter`, which runs without the GIL; compiled if needed."""
+    _load([None])
+    return _enter()
+
+
+def forward_address(dtypes: Dtypes) -> int:
+    """The address of `forward.forward` for these dtypes; compiled if needed."""
+    _load([dtypes])
+    return _loaded[dtypes][1]
+
+
+def loaded_enter() -> Callable[..., int] | None:
+    """`enter_function`, if this process has loaded it."""
+    return _enter() if None in _loaded else None
 
 
 @cache
-def _load_once() -> Callable[..., int]:
-    code = read_kernels()
-    if code is None:
-        # In another thread: during a call of LLVM, Ctrl-C would be ignored.
-        compiled: Future[bytes] = Future()
-        threading.Thread(target=_compile, args=(compiled,), daemon=True).start()
-        code = compiled.result()
-        store_kernels(code)
-    return _link(code)
+def _enter() -> Callable[..., int]:
+    kind = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 8)
+    return kind(_loaded[None][1])
 
 
-def _compile(result: "Future[bytes]") -> None:
-    try:
-        from tgen.engine.cpu.entry import machine_code
-
-        result.set_result(machine_code(_NAME))
-    except BaseException as error:
-        result.set_exception(error)
-
-
-def loaded_kernels() -> Callable[..., int] | None:
-    """`load_kernels`, if this process has loaded them."""
-    return _load_once() if _load_once.cache_info().currsize else None
-
-
-def _numba_version() -> str:
-    """The name of Numba's metadata directory: importlib.metadata would take 15 ms to import."""
-    found = find_spec("numba")
-    if found is None or found.origin is None:
-        return ""
-    return " ".join(sorted(p.name for p in Path(found.origin).parents[1].glob("numba-*.dist-info")))
+def _load(parts: Sequence[Dtypes | None]) -> None:
+    if all(part in _loaded for part in parts):
+        return
+    with _loading:
+        missing = [part for part in parts if part not in _loaded]
+        codes = {part: read_object(part) for part in missing}
+        compiled = {part: _start_compiling(part) for part in missing if codes[part] is None}
+        if compiled and notify:
+            notify("compiling kernels for this CPU (once; a few seconds)")
+        for part, future in compiled.items():
+            codes[part] = future.result()
+            store_object(part, future.result())
+        if notify and any(read_object(part) is None for part in compiled):
+            notify(
+                "warning: no writable cache directory: kernels are recompiled at every start "
+                "(set XDG_CACHE_HOME to a directory that only you can write to)"
+            )
+        _loaded.update({part: link(code) for part, code in codes.items() if code})
 
 
-def _link(code: bytes) -> Callable[..., int]:
+def _start_compiling(dtypes: Dtypes | None) -> "Future[bytes]":
+    """Compile in another thread: during a call of LLVM, this one would ignore Ctrl-C."""
+    result: Future[bytes] = Future()
+
+    def work() -> None:
+        try:
+            from tgen.engine.cpu.compiler import machine_code
+            from tgen.engine.cpu.entry import enter
+            from tgen.engine.cpu.forward import forward
+            from tgen.engine.cpu.kernels import CACHE, INPUTS
+
+            if dtypes is None:
+                code = machine_code(enter, NAME, {})
+            else:
+                code = machine_code(forward, NAME, dict(zip((INPUTS, CACHE), dtypes, strict=True)))
+            result.set_result(code)
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return result
+
+
+def link(code: bytes) -> tuple[llvm.ExecutionEngine, int]:
+    """Return the linker, which owns the machine code, and the address of the function."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
     linker = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     linker.add_object_file(llvm.ObjectFileRef.from_data(code))
     linker.finalize_object()
-    kind = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 8)
-    function = kind(linker.get_function_address(_NAME))
-
-    def enter(*arguments: int) -> int:
-        result, error = ctypes.c_int64(), ctypes.c_void_p()
-        function(ctypes.byref(result), ctypes.byref(error), *arguments)
-        return result.value
-
-    enter.__dict__["linker"] = linker  # it owns the machine code
-    return enter
+    return linker, linker.get_function_address(NAME)

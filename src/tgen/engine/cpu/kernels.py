@@ -7,16 +7,16 @@ vectors.
 """
 
 import math
+from typing import Any
 
 import numpy as np
-from numba import njit
 
 from tgen.engine.cpu.amx import make_multiply, make_unpack, multiply_bfloat16
 from tgen.engine.cpu.attention_tiles import make_scores, make_weighted_sum, store_float16
+from tgen.engine.cpu.compiler import Parameter, compiled
 from tgen.engine.cpu.intrinsics import load_float, load_int, store_float
 from tgen.engine.cpu.job_layout import (
     BFLOAT16,
-    BFLOAT16_TILES,
     CACHE_LINE,
     FLOAT16,
     FLOAT32,
@@ -43,6 +43,10 @@ from tgen.engine.cpu.product_inputs import pack_bfloat16, quantize_group, round_
 from tgen.engine.cpu.tiles import make_read, make_tile, tile_shapes
 from tgen.engine.cpu.vector_math import exp, exp_scores, geglu, gelu_tanh, relu, sum_of, swiglu
 
+# Machine code is compiled for one dtype of the inputs of products, unless they are tiles (FLOAT32,
+# BFLOAT16 or INT8), and for one of the KV cache (FLOAT32 or FLOAT16).
+INPUTS: Any = Parameter()
+CACHE: Any = Parameter()
 _F = np.float32
 _LOWEST = _F(-3e38)  # below all scores
 _FLOAT_PANEL, _BFLOAT16_PANEL = 4 * GROUP * PANEL, 2 * GROUP * PANEL  # bytes of a group
@@ -59,7 +63,7 @@ def _make_products(dtype, panel_bytes, input_bytes, groups_per_sum):
     second = max((n for n, _ in shapes if n < most), default=1)
     single, several = (max(p for n, p in shapes if n == m) for m in (1, most))
 
-    @njit
+    @compiled
     def products_of_dtype(w, first, last, n, x, n_vectors, out, out_step):
         n_groups, step = n // GROUP, out_step * 4
         w_step, x_step = n_groups * panel_bytes, n_groups * input_bytes
@@ -92,7 +96,7 @@ _products_int8 = _make_products(INT8, INT8_GROUP_BYTES, INPUT_BYTES, _ALL)
 _products_int4 = _make_products(INT4, INT4_GROUP_BYTES, INPUT_BYTES, _ALL)
 
 
-@njit
+@compiled
 def products(dtype, w, first, last, n, x, n_vectors, out, out_step):
     """out[i, r] = w[r] . x[i] for rows `first` to `last` of w and all vectors of x.
 
@@ -100,9 +104,9 @@ def products(dtype, w, first, last, n, x, n_vectors, out, out_step):
     and vectors have n numbers, a multiple of GROUP; `out_step` counts numbers. Unless the dtype is
     float32, the vectors were made by `round_input`.
     """
-    if dtype == FLOAT32:
+    if INPUTS == FLOAT32:
         _products_float32(w, first, last, n, x, n_vectors, out, out_step)
-    elif dtype == BFLOAT16:
+    elif INPUTS == BFLOAT16:
         _products_bfloat16(w, first, last, n, x, n_vectors, out, out_step)
     elif dtype == INT8:
         _products_int8(w, first, last, n, x, n_vectors, out, out_step)
@@ -110,7 +114,7 @@ def products(dtype, w, first, last, n, x, n_vectors, out, out_step):
         _products_int4(w, first, last, n, x, n_vectors, out, out_step)
 
 
-@njit
+@compiled
 def _products_of_bfloat16_tiles(w, first, last, n, x, n_vectors, out, out_step, scratch):
     step, w_step = out_step * 4, n // GROUP * TILE_BYTES
     panel, end = first // PANEL, (last + PANEL - 1) // PANEL
@@ -135,7 +139,7 @@ def _products_of_bfloat16_tiles(w, first, last, n, x, n_vectors, out, out_step, 
 def _make_products_of_tiles(dtype, group_bytes):
     unpack, multiply = make_unpack(dtype), make_multiply(dtype)
 
-    @njit
+    @compiled
     def products_of_tiles(w, first, last, n, x, n_vectors, out, out_step, scratch):
         step, n_groups = out_step * 4, n // GROUP
         partial, unpacked = scratch + 2 * TILE_BYTES, scratch + 3 * TILE_BYTES
@@ -159,10 +163,10 @@ _products_of_int8_tiles = _make_products_of_tiles(INT8, INT8_GROUP_BYTES)
 _products_of_int4_tiles = _make_products_of_tiles(INT4, INT4_GROUP_BYTES)
 
 
-@njit
+@compiled
 def products_of_tiles(dtype, w, first, last, n, x, n_vectors, out, out_step, scratch):
     """`products` of inputs that are tiles; `scratch` has room for 4 tiles and PANEL * n bytes."""
-    if dtype == BFLOAT16:
+    if INPUTS == BFLOAT16:
         _products_of_bfloat16_tiles(w, first, last, n, x, n_vectors, out, out_step, scratch)
     elif dtype == INT8:
         _products_of_int8_tiles(w, first, last, n, x, n_vectors, out, out_step, scratch)
@@ -173,14 +177,14 @@ def products_of_tiles(dtype, w, first, last, n, x, n_vectors, out, out_step, scr
 _read_float32, _read_bfloat16, _read_int8 = (make_read(d) for d in (FLOAT32, BFLOAT16, INT8))
 
 
-@njit
-def embed(dtype, w, row, n, n_padded, out):
+@compiled
+def embed(w, row, n, n_padded, out):
     """out = the first n numbers of row `row` of w, whose rows have `n_padded` numbers."""
     panel, r = row // PANEL * (n_padded // GROUP), row % PANEL
-    if dtype == FLOAT32:
+    if INPUTS == FLOAT32:
         for j in range(n):
             store_float(out, j, _read_float32(w + panel * _FLOAT_PANEL, j, r))
-    elif dtype == BFLOAT16:
+    elif INPUTS == BFLOAT16:
         for j in range(n):
             store_float(out, j, _read_bfloat16(w + panel * _BFLOAT16_PANEL, j, r))
     else:
@@ -188,18 +192,18 @@ def embed(dtype, w, row, n, n_padded, out):
             store_float(out, j, _read_int8(w + panel * INT8_GROUP_BYTES, j, r))
 
 
-@njit
+@compiled
 def round_input(dtype, x, n, out, i, first, width):
     """Write n numbers, rounded up to whole groups, as those of input i from number `first` on.
 
-    Inputs have `width` numbers; for their dtypes see `job_layout`.
+    Inputs have `width` numbers; their dtype is INPUTS, or that of tiles, see `job_layout`.
     """
     group, groups, n_groups = first // GROUP, (n + GROUP - 1) // GROUP, width // GROUP
-    if dtype == BFLOAT16:
+    if INPUTS == BFLOAT16 and dtype == BFLOAT16:
         start = out + (i * width + first) * 4
         for j in range(0, groups * GROUP, LANES):
             round_to_bfloat16(x + j * 4, start + j * 4)
-    elif dtype == BFLOAT16_TILES:
+    elif INPUTS == BFLOAT16:
         tiles = out + (i // TILE_ROWS * n_groups + group) * TILE_BYTES
         start = tiles + i % TILE_ROWS * CACHE_LINE
         for g in range(groups):
@@ -216,7 +220,7 @@ def round_input(dtype, x, n, out, i, first, width):
             quantize_group(x + g * GROUP * 4, start, start + SCALE, START - SCALE)
 
 
-@njit
+@compiled
 def rms_norm(x, weight, n, count, eps, out):
     """out = x / rms(x) * weight, over n numbers, of which all but `count` are padding zeros."""
     mean = sum_of(x, n, _F(0), True) / _F(count)
@@ -225,7 +229,7 @@ def rms_norm(x, weight, n, count, eps, out):
         store_float(out, j, load_float(x, j) * scale * load_float(weight, j))
 
 
-@njit
+@compiled
 def layer_norm(x, weight, bias, n, eps, out):
     """out = (x - mean) / deviation * weight + bias, over n numbers."""
     mean = sum_of(x, n, _F(0), False) / _F(n)
@@ -236,7 +240,7 @@ def layer_norm(x, weight, bias, n, eps, out):
         store_float(out, j, value * load_float(weight, j) + load_float(bias, j))
 
 
-@njit
+@compiled
 def add_row(out, other, bias, first, last):
     """out[r] += other[r] + bias[r] for r from `first` to `last`; address 0 is skipped."""
     if other != 0:
@@ -247,14 +251,14 @@ def add_row(out, other, bias, first, last):
             store_float(out, r, load_float(out, r) + load_float(bias, r))
 
 
-@njit
+@compiled
 def scale_row(out, scale, first, last):
     """out[r] *= scale for r from `first` to `last`."""
     for r in range(first, last):
         store_float(out, r, load_float(out, r) * scale)
 
 
-@njit
+@compiled
 def activate(kind, up, gate, n):
     """up[r] = activation(up[r]), or activation(gate[r]) * up[r], for n numbers, rounded up to whole
     vectors."""
@@ -272,7 +276,7 @@ def activate(kind, up, gate, n):
             store_float(up, r, z * _F(0.5) * (_F(1) + _F(math.erf(z * _F(0.7071067812)))))
 
 
-@njit
+@compiled
 def rotate(vector, cos, sin, half):
     """Rotate each pair (x_i, x_{i + half}) by the angle with this cosine and sine."""
     for d in range(half):
@@ -287,7 +291,7 @@ def _make_attend(dtype, n_bytes):
     score_64, score_16 = make_scores(4, dtype), make_scores(1, dtype)
     weighted_sum_32, weighted_sum_64 = make_weighted_sum(2, dtype), make_weighted_sum(4, dtype)
 
-    @njit
+    @compiled
     def attend_to(count, queries, limits, keys, values, n, size, scale, scores, out):
         step, out_step = size * n_bytes, (size + LANES) * 4
         if n == 0:
@@ -324,8 +328,8 @@ def _make_attend(dtype, n_bytes):
 _attend_float32, _attend_float16 = _make_attend(FLOAT32, 4), _make_attend(FLOAT16, 2)
 
 
-@njit
-def attend(dtype, count, queries, limits, keys, values, n, size, scale, scores, out):
+@compiled
+def attend(count, queries, limits, keys, values, n, size, scale, scores, out):
     """out[m] = sum of e^(scale * (score[m, s] - maximum[m])) * value[s], score[m, s] = query m .
     key s, for n positions s and `count` queries, at most QUERIES, whose addresses are at `queries`.
 
@@ -335,13 +339,13 @@ def attend(dtype, count, queries, limits, keys, values, n, size, scale, scores, 
     position are ignored. A query's result does not depend on the others: outside its limits, zeros
     are added.
     """
-    if dtype == FLOAT32:
+    if CACHE == FLOAT32:
         _attend_float32(count, queries, limits, keys, values, n, size, scale, scores, out)
     else:
         _attend_float16(count, queries, limits, keys, values, n, size, scale, scores, out)
 
 
-@njit
+@compiled
 def merge(rows, n_rows, size, scale, out):
     """out = attention to all ranges of keys, of which `attend` wrote one row each."""
     step, maximum, total = (size + LANES) * 4, _LOWEST, _F(0)
@@ -358,11 +362,11 @@ def merge(rows, n_rows, size, scale, out):
     scale_row(out, _F(1) / total, 0, size)
 
 
-@njit
-def store_cached(dtype, base, i, vector, n, step):
-    """Store the n numbers of a vector, in whole vectors, as numbers i, i + step, ... of the dtype
-    after the address."""
-    if dtype == FLOAT32:
+@compiled
+def store_cached(base, i, vector, n, step):
+    """Store the n numbers of a vector, in whole vectors, as numbers i, i + step, ... of the KV
+    cache's dtype after the address."""
+    if CACHE == FLOAT32:
         for j in range(n):
             store_float(base, i + j * step, load_float(vector, j))
     else:

@@ -25,7 +25,7 @@ class BlockedKVCache:
 
     def __init__(self, config: ModelConfig, dtype: CacheDtype = "float32") -> None:
         self.config, self.dtype = config, np.dtype(dtype)
-        self._dtype_code = _DTYPES[dtype]
+        self.dtype_code = _DTYPES[dtype]  # see `job_layout`
         self.lengths = [0]
         self.keys, self.values = self._allocate(1, 0)
 
@@ -95,7 +95,6 @@ class BlockedKVCache:
         return {
             job_layout.KEYS_PTR: self.keys.ctypes.data,
             job_layout.VALUES_PTR: self.values.ctypes.data,
-            job_layout.CACHE_DTYPE: self._dtype_code,
             job_layout.CAPACITY: self.capacity,
             job_layout.N_SEQUENCES: self.values.shape[1],
         }

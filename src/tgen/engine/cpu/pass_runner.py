@@ -19,6 +19,7 @@ from tgen.engine.cpu.job_layout import (
     QUERIES,
     TILE_BYTES,
 )
+from tgen.engine.cpu.kernel_cache import forward_address
 from tgen.engine.cpu.kv_cache import BlockedKVCache
 from tgen.engine.cpu.thread_pool import MAX_LAYERS, thread_pool
 from tgen.engine.cpu.weights import PackedWeights, padded_length
@@ -78,6 +79,7 @@ class PassRunner:
         fields = {job_layout.N_TOKENS: n, job_layout.N_LOGITS: n_logits}
         fields[job_layout.LOGITS_PTR] = logits.ctypes.data
         fields[job_layout.INPUT_DTYPE] = self._input_dtype(n)
+        fields[job_layout.FORWARD_PTR] = forward_address((self.input_dtype, cache.dtype_code))
         with self._lock:
             self._reserve_positions(cache.capacity)
             self._tokens[:n] = rows
@@ -90,8 +92,13 @@ class PassRunner:
             thread_pool().run(self._job, self.config.n_layers, self._n_threads)
         return logits[:, : self.config.vocab_size]
 
+    @property
+    def input_dtype(self) -> int:
+        """Data type of the inputs of products, unless they are tiles."""
+        return self._weights.input_dtype
+
     def _input_dtype(self, n_tokens: int) -> int:
-        dtype = self._weights.input_dtype
+        dtype = self.input_dtype
         if dtype == job_layout.FLOAT32 or n_tokens < _MIN_TILE_TOKENS[dtype] or not may_use_amx():
             return dtype
         is_int8 = dtype == job_layout.INT8

@@ -1,10 +1,9 @@
 """Inputs of matrix products, rounded like the weights."""
 
 from llvmlite import ir
-from numba import types
 
 from tgen.engine.cpu.integer_dot import offset_factor
-from tgen.engine.cpu.intrinsics import address, f32, i32, primitive
+from tgen.engine.cpu.intrinsics import address, f32, i32, i64, primitive
 from tgen.engine.cpu.job_layout import GROUP, LANES
 from tgen.engine.cpu.simd import (
     I8,
@@ -21,13 +20,13 @@ from tgen.engine.cpu.simd import (
 )
 
 
-@primitive(types.void(address, address))
+@primitive(address, address)
 def round_to_bfloat16(b, x, out):
     """Round LANES float32 numbers to bfloat16, ties to even, and write them as float32."""
     store(b, b.bitcast(_rounded_bits(b, load(b, x, VECTOR)), VECTOR), out)
 
 
-@primitive(types.void(address, address))
+@primitive(address, address)
 def pack_bfloat16(b, x, out):
     """Round GROUP float32 numbers to bfloat16, and write them as such."""
     for i in range(0, GROUP, LANES):
@@ -51,7 +50,7 @@ def _larger_integer(b, x, y):
     return b.select(b.icmp_signed(">", x, y), x, y)
 
 
-@primitive(types.void(address, address, address, types.int64))
+@primitive(address, address, address, i64)
 def quantize_group(b, x, out, factors, step):
     """Write GROUP float32 numbers as an input of integer products: integers from -127 to 127; then
     at `factors`, and each `step` bytes after it, the scale, which is the largest magnitude / 127,

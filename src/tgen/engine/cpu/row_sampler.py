@@ -104,4 +104,4 @@ def row_sampler() -> RowSampler | None:
 
 def _loaded_kernels() -> Callable[..., int] | None:
     module = sys.modules.get("tgen.engine.cpu.kernel_cache")  # not imported without llvmlite
-    return module.loaded_kernels() if module else None
+    return module.loaded_enter() if module else None

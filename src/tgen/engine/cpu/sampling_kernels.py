@@ -6,12 +6,14 @@ sample needs, since the most likely ones almost always suffice.
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
 
+from tgen.engine.cpu.compiler import compiled
 from tgen.engine.cpu.intrinsics import (
     address,
     f32,
     f64,
+    i1,
+    i64,
     load_double,
     load_float,
     load_int,
@@ -43,7 +45,7 @@ _WIDE_ZEROS = ir.Constant(_WIDE, [0.0] * LANES)
 _F = np.float32
 
 
-@primitive(types.float32(address, types.int64))
+@primitive(address, i64)
 def _vector_maximum(b, x, n):
     """The largest of n numbers in whole vectors; NaN if there is one."""
     lowest, one = (ir.Constant(VECTOR, [value] * LANES) for value in (-np.inf, 1.0))
@@ -56,7 +58,7 @@ def _vector_maximum(b, x, n):
     return b.select(found, ir.Constant(f32, np.nan), most)
 
 
-@primitive(types.float64(address, types.int64, types.float32, types.float32))
+@primitive(address, i64, f32, f32)
 def _vector_exp_sum(b, x, n, maximum, factor):
     """The sum of e^(factor * (x[i] - maximum)) over n numbers in whole vectors."""
     with loop(b, n, 1, step=LANES, start=_WIDE_ZEROS) as (j, (total,), new):
@@ -66,7 +68,7 @@ def _vector_exp_sum(b, x, n, maximum, factor):
     return reduce(b, new[0], add)
 
 
-@primitive(types.float64(address, types.int64, types.float32))
+@primitive(address, i64, f32)
 def _vector_weighted_sum(b, x, n, maximum):
     """The sum of e^s * s, s = x[i] - maximum, over n numbers in whole vectors."""
     with loop(b, n, 1, step=LANES, start=_WIDE_ZEROS) as (j, (total,), new):
@@ -76,7 +78,7 @@ def _vector_weighted_sum(b, x, n, maximum):
     return reduce(b, new[0], add)
 
 
-@primitive(types.float32(address, types.int64, types.float32))
+@primitive(address, i64, f32)
 def _vector_count_above(b, x, n, limit):
     """How many of n numbers in whole vectors are above the limit."""
     with loop(b, n, 1, step=LANES) as (j, (count,), new):
@@ -85,7 +87,7 @@ def _vector_count_above(b, x, n, limit):
     return reduce(b, new[0], add)
 
 
-@njit
+@compiled(result=f32)
 def _maximum(x, n):
     whole = n // LANES * LANES
     most = _vector_maximum(x, whole) if whole else _F(-np.inf)
@@ -96,7 +98,7 @@ def _maximum(x, n):
     return most
 
 
-@njit
+@compiled(result=f64)
 def _exp_sum(x, n, maximum, factor):
     whole = n // LANES * LANES
     total = _vector_exp_sum(x, whole, maximum, factor) if whole else 0.0
@@ -105,13 +107,13 @@ def _exp_sum(x, n, maximum, factor):
     return total
 
 
-@njit(inline="always")
+@compiled(result=i1, inline=True)
 def _is_worse(ids, values, i, j):
     x, y = load_float(values, i), load_float(values, j)
     return x < y or (x == y and load_int(ids, i) > load_int(ids, j))
 
 
-@njit(inline="always")
+@compiled(inline=True)
 def _swap(ids, values, i, j):
     token, value = load_int(ids, i), load_float(values, i)
     store_int(ids, i, load_int(ids, j))
@@ -120,7 +122,7 @@ def _swap(ids, values, i, j):
     store_float(values, j, value)
 
 
-@njit
+@compiled
 def _sift_down(ids, values, i, n):
     """Restore the heap of the worst below index i."""
     while 2 * i + 1 < n:
@@ -133,7 +135,7 @@ def _sift_down(ids, values, i, n):
         i = child
 
 
-@njit
+@compiled
 def _sort_best(x, n, k, ids, values):
     """Write the k best tokens, best first, equals by ascending id; return how many there are, fewer
     if other logits are -inf."""
@@ -171,7 +173,7 @@ def _sort_best(x, n, k, ids, values):
     return found
 
 
-@njit
+@compiled
 def _sample_candidate(request, maximum, found, is_all):
     """Return the sampled token, or -1 if more candidates than the `found` first ones are needed."""
     x, n = int(load_double(request, ROW_PTR)), int(load_double(request, N_CANDIDATES))
@@ -216,7 +218,7 @@ def _sample_candidate(request, maximum, found, is_all):
     return load_int(ids, found - 1) if is_all else -1
 
 
-@njit
+@compiled
 def sample_row(request):
     """Sample a token by top-k, top-p, min-p and temperature, in this order; write it as the result,
     or -1 if the largest logit is not finite.
@@ -238,7 +240,7 @@ def sample_row(request):
     store_double(request, RESULT, np.float64(token))
 
 
-@njit
+@compiled
 def describe_token(request):
     """Write the logarithm of a token's probability, how many tokens are more likely, and the
     entropy in nats."""

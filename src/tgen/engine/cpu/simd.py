@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils
 
 from tgen.engine.cpu import target
-from tgen.engine.cpu.intrinsics import f32, i32, i64
+from tgen.engine.cpu.intrinsics import declare, f32, i32, i64
 from tgen.engine.cpu.job_layout import LANES
 
 I8, I16 = ir.IntType(8), ir.IntType(16)
@@ -118,7 +117,7 @@ def prefetch(b: ir.IRBuilder, address: ir.Value) -> None:
 def fma(b: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
     """x * y + z, rounded once."""
     kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
-    fma = cgutils.get_or_insert_function(b.module, kind, "llvm.fma.v16f32")
+    fma = declare(b.module, kind, "llvm.fma.v16f32")
     return b.call(fma, [x, y, z])
 
 

@@ -1,18 +1,28 @@
 """The CPU that the kernels are compiled for: its vector registers and its integer instructions."""
 
+import os
 import platform
 
 import llvmlite.binding as llvm
-import numba
 
 X86 = platform.machine().lower() in ("x86_64", "amd64", "i686")
 ARM = platform.machine().lower() in ("aarch64", "arm64")
 
 
+def cpu_name() -> str:
+    """Return LLVM's name of the CPU; the environment may name another one."""
+    return os.environ.get("TGEN_CPU_NAME") or llvm.get_host_cpu_name()
+
+
+def cpu_features() -> str:
+    """Return the instruction sets that may be used, as LLVM lists them: +avx2,-avx512f,..."""
+    listed = os.environ.get("TGEN_CPU_FEATURES")
+    return llvm.get_host_cpu_features().flatten() if listed is None else listed
+
+
 def features() -> set[str]:
     """Return the names of the instruction sets that may be used."""
-    listed = (numba.config.CPU_FEATURES or llvm.get_host_cpu_features().flatten()).split(",")
-    return {one[1:] for one in listed if one.startswith("+")}
+    return {one[1:] for one in cpu_features().split(",") if one.startswith("+")}
 
 
 def has_float16() -> bool:

@@ -20,7 +20,7 @@ from tgen.engine.cpu.job_layout import (
     RUN,
     SERVE,
 )
-from tgen.engine.cpu.kernel_cache import load_kernels
+from tgen.engine.cpu.kernel_cache import enter_function
 
 MAX_LAYERS = 1000
 
@@ -45,7 +45,7 @@ class ThreadPool:
     def run(self, job: NDArray[np.int64], n_layers: int, n_threads: int) -> None:
         """Run one pass on this thread and up to `n_threads` - 1 helpers."""
         with self._lock:
-            enter = load_kernels()  # before helpers start, which would load them at the same time
+            enter = enter_function()  # before helpers start, which would load them at the same time
             while len(self._wake) < n_threads - 1 and self._start_helper():
                 pass
             self._n_phases = max(self._n_phases, _count_phases(n_layers))
@@ -70,7 +70,7 @@ class ThreadPool:
         return True
 
     def _help(self, i: int) -> None:
-        seen, enter = 0, load_kernels()
+        seen, enter = 0, enter_function()
         while True:
             n_passes = self._n_passes
             seen = enter(SERVE, self._job.ctypes.data, self._newest, 0, 0, 0, seen, i + 1)

@@ -5,11 +5,10 @@ from itertools import product
 from typing import Any
 
 from llvmlite import ir
-from numba import types
 
 from tgen.engine.cpu import target
 from tgen.engine.cpu.integer_dot import choose_dot
-from tgen.engine.cpu.intrinsics import address, f32, i32, primitive
+from tgen.engine.cpu.intrinsics import address, f32, i32, i64, primitive
 from tgen.engine.cpu.job_layout import (
     BFLOAT16,
     CACHE_LINE,
@@ -76,7 +75,7 @@ def make_tile(dtype: int) -> Any:
     """
     emit = EMIT[dtype]
 
-    @primitive(types.void(*[address] * 10))
+    @primitive(*[address] * 10)
     def tile(b, n_vectors, n_panels, w, w_step, x, x_step, n, out, out_step, add):
         after = b.append_basic_block("tile_done")
         switch = b.switch(b.add(b.mul(n_vectors, integer(8)), n_panels), after)
@@ -101,7 +100,7 @@ def make_tile(dtype: int) -> Any:
 def make_read(dtype: int) -> Any:
     """read(panel, column, row): one weight of a panel as float32; not for int4."""
 
-    @primitive(types.float32(address, types.int64, types.int64))
+    @primitive(address, i64, i64)
     def read(b, panel, column, row):
         if dtype == FLOAT32:
             return load(b, element(b, element(b, panel, column, 4 * PANEL), row, 4), f32)

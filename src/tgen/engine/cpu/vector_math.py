@@ -3,9 +3,8 @@
 from typing import Any
 
 from llvmlite import ir
-from numba import types
 
-from tgen.engine.cpu.intrinsics import address, i32, primitive
+from tgen.engine.cpu.intrinsics import address, f32, i1, i32, i64, primitive
 from tgen.engine.cpu.job_layout import LANES
 from tgen.engine.cpu.simd import (
     INTEGERS,
@@ -49,13 +48,13 @@ def exp_vector(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
     return b.fmul(p, power)
 
 
-@primitive(types.float32(types.float32))
+@primitive(f32)
 def exp(b, x):
     """e^x."""
     return b.extract_element(exp_vector(b, broadcast(b, x)), ir.Constant(i32, 0))
 
 
-@primitive(types.void(address, *[types.int64] * 3, types.float32, address))
+@primitive(address, *[i64] * 3, f32, address)
 def exp_scores(b, x, first, end, n, scale, out):
     """x[i] = e^(scale * (x[i] - maximum)) from `first` to `end`, 0 elsewhere in n numbers, rounded
     up to whole vectors; the maximum and the sum go to `out`. Each number has its place in the order
@@ -80,7 +79,7 @@ def exp_scores(b, x, first, end, n, scale, out):
     store(b, reduce(b, new[0], add), b.add(out, ir.Constant(out.type, 4)))
 
 
-@primitive(types.float32(address, types.int64, types.float32, types.boolean))
+@primitive(address, i64, f32, i1)
 def sum_of(b, x, n, mean, squared):
     """The sum of x[i] - mean, or of its squares, over n numbers; x has whole vectors."""
     with loop(b, n, 1, step=LANES) as (j, (total,), new):
@@ -100,7 +99,7 @@ def _is_below(b: ir.IRBuilder, j: ir.Value, bound: ir.Value) -> ir.Value:
 def _make_activation(emit: Any) -> Any:
     """activation(up, gate, n): up[i] = emit(up[i], gate[i]) for n numbers in whole vectors."""
 
-    @primitive(types.void(address, address, types.int64))
+    @primitive(address, address, i64)
     def activation(b, up, gate, n):
         with loop(b, n, 0, step=LANES) as (j, _, _):
             pointers = [element(b, start, j, 4) for start in (up, gate)]

@@ -5,10 +5,9 @@ claimed, and the pass and how many are done. See README.md for why this is safe 
 """
 
 from llvmlite import ir
-from numba import njit, types
-from numba.core import cgutils
 
-from tgen.engine.cpu.intrinsics import address, i32, i64, primitive
+from tgen.engine.cpu.compiler import compiled
+from tgen.engine.cpu.intrinsics import address, declare, i32, i64, primitive
 from tgen.engine.cpu.job_layout import CACHE_LINE, COUNT_BITS, MAX_CHUNKS
 from tgen.engine.cpu.target import X86
 
@@ -16,63 +15,63 @@ _PASS_BITS = 63 - 2 * COUNT_BITS
 _SPINS = 2000  # polls of a phase before the CPU is yielded
 
 
-@primitive(types.int64(address, types.int64))
+@primitive(address, i64)
 def _atomic_add(b, word, value):
     return b.atomic_rmw("add", b.inttoptr(word, i64.as_pointer()), value, "seq_cst")
 
 
-@primitive(types.int64(address))
+@primitive(address)
 def atomic_load(b, word):
     """Load an int64 that other threads write."""
     return b.load_atomic(b.inttoptr(word, i64.as_pointer()), "seq_cst", 8)
 
 
-@primitive(types.void(address, types.int64))
+@primitive(address, i64)
 def atomic_store(b, word, value):
     """Store an int64 that other threads read."""
     b.store_atomic(value, b.inttoptr(word, i64.as_pointer()), "seq_cst", 8)
 
 
-@primitive(types.boolean(address, types.int64, types.int64))
+@primitive(address, i64, i64)
 def _compare_exchange(b, word, expected, value):
     pointer = b.inttoptr(word, i64.as_pointer())
     return b.extract_value(b.cmpxchg(pointer, expected, value, "seq_cst", "seq_cst"), 1)
 
 
-@primitive(types.void())
+@primitive()
 def _fence(b):
     b.fence("seq_cst")
 
 
-@primitive(types.int32())
+@primitive()
 def yield_cpu(b):
     """Let the operating system run another thread."""
     kind = ir.FunctionType(i32, [])
-    return b.call(cgutils.get_or_insert_function(b.module, kind, "sched_yield"), [])
+    return b.call(declare(b.module, kind, "sched_yield"), [])
 
 
-@primitive(types.void())
+@primitive()
 def pause(b):
     """Pause briefly between two polls of a word."""
     if X86:
         kind = ir.FunctionType(ir.VoidType(), [])
-        b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.x86.sse2.pause"), [])
+        b.call(declare(b.module, kind, "llvm.x86.sse2.pause"), [])
 
 
-@njit(inline="always")
+@compiled(inline=True)
 def ticket(number, thread):
     """Return the pass number with, as the lowest bit, the half of the chunks to begin with: threads
     with odd numbers begin with the second half."""
     return number << 1 | thread & 1
 
 
-@njit(inline="always")
+@compiled(inline=True)
 def next_pass(number):
     """The number of the pass after pass `number`; numbers begin again some day."""
     return (number + 1) & ((1 << _PASS_BITS) - 1)
 
 
-@njit(inline="always")
+@compiled(inline=True)
 def _claim_chunk(word, ticket, n_chunks):
     """The next chunk of a phase of the ticket's pass, or -1 if none is left.
 
@@ -90,7 +89,7 @@ def _claim_chunk(word, ticket, n_chunks):
             return half + second if from_second else first
 
 
-@njit
+@compiled
 def claim_chunks(queue, phase, ticket, n_chunks):
     """Yield the chunks of a phase that this thread claims, then wait for those of other threads.
 
@@ -116,7 +115,7 @@ def claim_chunks(queue, phase, ticket, n_chunks):
             pause()
 
 
-@njit
+@compiled
 def reset_phases(queue, n_phases, number):
     """Set all phases to pass `number`; the previous pass must be over."""
     for i in range(2 * n_phases):
