@@ -28,6 +28,9 @@ _STRING, _ARRAY = 8, 9
 _MAX_NAME, _MAX_DIMENSIONS = 100, 4
 _MAX_HEADER, _MAX_STRINGS = 64 << 20, 1 << 21  # bytes, and strings or list items: far above models'
 _ALIGNMENT = 32
+_FIRST_READ = 1 << 20  # bytes
+# Lists of at least this many strings are first read as strings of this many bytes on average.
+_MANY, _SHORT = 16, 48
 POSITIONS = "position_embd.weight"  # looked up by row, so never kept quantized
 _PLAIN = {0: "<f4", 1: "<f2", 30: "<u2"}  # float32, float16, bfloat16: read without the package
 
@@ -116,29 +119,70 @@ class _HeaderReader:
     def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
         self.path, self.file, self.size = path, file, size
         self.position = self.n_strings = 0
+        self._data = b""  # the beginning of the file, as far as it was needed
 
     def damaged(self, reason: str) -> ModelError:
         return ModelError(f"{self.path} {reason}", _DAMAGED)
 
     def take(self, n: int) -> bytes:
-        if n > self.size - self.position:
+        start, end = self.position, self.position + n
+        if n > self.size - start:
             raise self.damaged(f"ends at byte {self.size}, inside its header")
-        self.position += n
-        if self.position > _MAX_HEADER:
+        if end > _MAX_HEADER:
             raise self.damaged(f"has a header of more than {_MAX_HEADER:,} bytes")
-        data = self.file.read(n)
-        if len(data) < n:
-            raise self.damaged("shrank while it was read")
-        return data
+        if end > len(self._data):
+            self._read_up_to(end)
+            if end > len(self._data):
+                raise self.damaged("shrank while it was read")
+        self.position = end
+        return self._data[start:end]
+
+    def _read_up_to(self, end: int) -> None:
+        n = len(self._data)  # at least doubled, so that all copies together are of linear size
+        self._data += self.file.read(min(max(end - n, n, _FIRST_READ), _MAX_HEADER - n))
 
     def number(self, code: str) -> Any:
         return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]
 
     def string(self) -> str:
-        self.n_strings += 1
+        return self.strings(1)[0]
+
+    def strings(self, n: int) -> list[str]:
+        """Return the next strings; bytes that are not UTF-8 become U+FFFD."""
+        self.n_strings += n
         if self.n_strings > _MAX_STRINGS:
             raise self.damaged(f"has more than {_MAX_STRINGS:,} strings in its header")
-        return self.take(self.number("Q")).decode("utf-8", errors="replace")
+        texts = self._short_strings(n) if n >= _MANY else None
+        if texts is None:
+            raw = (self.take(self.number("Q")) for _ in range(n))
+            texts = [text.decode("utf-8", errors="replace") for text in raw]
+        return texts
+
+    def _short_strings(self, n: int) -> list[str] | None:
+        """Return the next strings, without a loop over them; None unless that is exact.
+
+        The length of a string of 1 to 255 bytes is that byte and seven zeros. If each such byte is
+        followed by as many bytes as it says, and then by the next, they are the strings' lengths.
+        """
+        start = self.position
+        if len(self._data) < start + _SHORT * n:
+            self._read_up_to(min(start + _SHORT * n, self.size))
+        region = np.frombuffer(bytearray(self._data[start : start + _SHORT * n]), np.uint8)
+        if len(region) < 8:
+            return None
+        is_zero = region == 0
+        is_length = is_zero[1:-6].copy()  # followed by seven zeros
+        for i in range(2, 8):
+            is_length &= is_zero[i : len(is_zero) - 7 + i]
+        at = np.flatnonzero(is_length)[:n]
+        lengths = region[at].astype(np.int64)
+        ends = at + 8 + lengths
+        if len(at) < n or at[0] or (ends[:-1] != at[1:]).any() or ends[-1] > len(region):
+            return None
+        region[at] = ord("\n")  # so that all of it is UTF-8, if the strings are
+        self.position = start + int(ends[-1])
+        text = region[: ends[-1]].tobytes().decode("utf-8", errors="replace")
+        return text[8:].split("\n" + bytes(7).decode())
 
     def value(self, value_type: int) -> Value:
         if value_type == _STRING:
@@ -154,7 +198,7 @@ class _HeaderReader:
                     numbers.byteswap()
                 return numbers
             if item_type == _STRING:
-                return [self.string() for _ in range(n)]
+                return self.strings(n)
             raise self.damaged(f"has a list of values of unknown type {item_type}")
         if value_type not in _STRUCT_CODES:
             raise self.damaged(f"has a value of unknown type {value_type}")
