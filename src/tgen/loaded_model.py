@@ -29,7 +29,7 @@ from tgen.generation.sampling import row_seed
 from tgen.generation.score import TokenScores, score_stream
 from tgen.generation.vocabulary import Vocabulary
 from tgen.reports.generation import Token
-from tgen.tokenizer import TextStream, Tokenizer
+from tgen.tokenizer import TextStream, TokenBytes, Tokenizer
 
 if TYPE_CHECKING:
     from tgen.chat.format import ChatFormat
@@ -98,10 +98,8 @@ class LoadedModel:
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """The bytes of each token, and which tokens end a text."""
-        size = self.tokenizer.vocab_size
-        tokens = [self.tokenizer.token_bytes(i) for i in range(size)]
         encode = partial(self.tokenizer.encode, continuation=True)
-        return Vocabulary(tokens, self.bundle.end_ids, encode, self.tokenizer.unused_ids)
+        return Vocabulary(TokenBytes(self.tokenizer), self.bundle.end_ids, encode, self.tokenizer.unused_ids)
 
     @cached_property
     def chat_format(self) -> "ChatFormat":

@@ -30,12 +30,18 @@ class Vocabulary:
         self._unused = frozenset(unused)
         self._impossible = lru_cache(maxsize=4)(self._find_impossible)
         self.ends, self.encode = frozenset(ends), lru_cache(maxsize=1000)(encode)
-        self.tokens = [b"" if i in self.ends else token for i, token in enumerate(tokens)]
+        self._tokens = tokens
         self.completions = lru_cache(maxsize=1000)(self._completions)
 
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes of a token; none for end tokens and ids past the vocabulary."""
-        return self.tokens[token] if token < len(self.tokens) else b""
+        known = token < len(self._tokens) and token not in self.ends
+        return self._tokens[token] if known else b""
+
+    @cached_property
+    def tokens(self) -> list[bytes]:
+        """The bytes of all tokens by id; none for end tokens."""
+        return [b"" if i in self.ends else token for i, token in enumerate(self._tokens)]
 
     def only_tokens(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return logits (N, V) in which ids without a token are impossible."""
@@ -46,7 +52,7 @@ class Vocabulary:
         return logits
 
     def _find_impossible(self, size: int) -> NDArray[np.int64]:
-        past = range(len(self.tokens), size) if self.tokens else range(0)
+        past = range(len(self._tokens), size) if self._tokens else range(0)
         ids = [i for i in (*self._unused, *past) if i not in self.ends]
         return np.array(sorted(ids), np.int64)
 

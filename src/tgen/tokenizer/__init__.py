@@ -2,7 +2,7 @@
 
 from tgen.tokenizer.byte_alphabet import BYTE_CHARACTERS
 from tgen.tokenizer.stream import TextStream
-from tgen.tokenizer.tokenizer import END_OF_TEXT, PAD, Tokenizer
+from tgen.tokenizer.tokenizer import END_OF_TEXT, PAD, TokenBytes, Tokenizer
 from tgen.tokenizer.train import DEFAULT_VOCAB_SIZE, make_tokenizer, train_bpe, train_char
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "END_OF_TEXT",
     "PAD",
     "TextStream",
+    "TokenBytes",
     "Tokenizer",
     "make_tokenizer",
     "train_bpe",

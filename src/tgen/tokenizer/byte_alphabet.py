@@ -35,16 +35,17 @@ def decode_sentencepiece(token: str) -> bytes:
     return token.replace(SPACE, " ").encode()
 
 
-def spell_tokens(spec: "TokenizerSpec", size: int) -> tuple[list[bytes], list[int | None]]:
-    """Return each token's bytes, and each byte's token; None if the vocabulary has none."""
-    spelled = [b""] * size
-    for token, i in spec.vocab.items():
-        if spec.byte_level:
-            spelled[i] = decode_byte_level(token)
-        elif spec.word_end:
-            spelled[i] = token.replace(spec.word_end, " ").encode()
-        else:
-            spelled[i] = decode_sentencepiece(token)
+def decode_token(spec: "TokenizerSpec", token: str) -> bytes:
+    """Return the bytes of a token that is neither an added token nor a byte."""
+    if spec.byte_level:
+        return decode_byte_level(token)
+    return token.replace(spec.word_end, " ").encode() if spec.word_end else decode_sentencepiece(token)
+
+
+def spell_special(spec: "TokenizerSpec") -> tuple[dict[int, bytes], list[int | None]]:
+    """Return the bytes of added tokens and of bytes by id, and each byte's token; None if the
+    vocabulary has none."""
+    spelled: dict[int, bytes] = {}
     names = [] if spec.word_end else BYTE_CHARACTERS if spec.byte_level else BYTE_TOKENS
     byte_ids = [spec.vocab.get(name) for name in names] or [None] * 256
     for added in spec.added_tokens:  # matched verbatim, but in sentencepiece also merged

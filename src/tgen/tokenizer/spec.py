@@ -139,19 +139,20 @@ def _parse_vocab(vocab: dict[str, Any]) -> dict[str, int]:
 
 def _parse_merges(merges: list[Any], vocab: Collection[str]) -> list[tuple[str, str]]:
     """Return pairs, which older files store as one string. The library checks their tokens."""
-    if not set(map(type, merges)) <= {list, str}:
+    kinds = set(map(type, merges))
+    if not kinds <= {list, tuple, str}:
         raise damaged_error("merges that are not pairs")
-    pairs = [
-        tuple(merge.split(" ")) if type(merge) is str else tuple(merge)
-        for merge in merges
-        if type(merge) is list or not merge.startswith("#version")
-    ]
+    if str in kinds:
+        named = (m for m in merges if type(m) is not str or not m.startswith("#version"))
+        merges = [merge.split(" ") if type(merge) is str else merge for merge in named]
+    pairs = list(map(tuple, merges))
     if not set(map(len, pairs)) <= {2} or set(map(type, chain.from_iterable(pairs))) - {str}:
         raise damaged_error("merges that are not pairs")
-    for left, right in pairs:  # the library panics if the result is longer than all tokens
-        if left + right not in vocab:
-            raise damaged_error(f"a merge out of vocabulary: {shorten(left)} {shorten(right)}")
-    return pairs  # type: ignore[return-value]
+    # The library panics if the result is longer than all tokens.
+    if not all(map(vocab.__contains__, map("".join, pairs))):
+        left, right = next(pair for pair in pairs if "".join(pair) not in vocab)
+        raise damaged_error(f"a merge out of vocabulary: {shorten(left)} {shorten(right)}")
+    return pairs
 
 
 def _parse_added(listed: Any) -> list[AddedToken]:

@@ -6,9 +6,11 @@ tokenizers put a space before a text. It is part of the first token but not of t
 continuation has none, and decoding a whole text removes it.
 """
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 from tgen.errors import CorpusError, UsageError
 from tgen.tokenizer.allowlist import parse_json
 from tgen.tokenizer.backend import Backend, make_backends, make_normalizer
-from tgen.tokenizer.byte_alphabet import spell_tokens
+from tgen.tokenizer.byte_alphabet import decode_token, spell_special
 from tgen.tokenizer.chunking import cut_pattern, prefix_breaks, split_blocks
 from tgen.tokenizer.expressible import REPLACEMENT, ExpressibleText
 from tgen.tokenizer.spec import parse_spec
@@ -29,27 +31,32 @@ _INVALID_UTF8 = re.compile("([\udc80-\udcff]+)")  # bytes as decoded with surrog
 class Tokenizer:
     """A conversion of bytes into ids and back.
 
-    `json` is its tokenizer.json and `spec` the checked content; `bos_ids` are the ids that the
-    model was trained to see before a text; `added_tokens` are the ids of tokens matched verbatim,
-    of which the special ones have no bytes. `vocab_size` is the number of ids that the model has.
+    `spec` is the checked content of its tokenizer.json; `bos_ids` are the ids that the model was
+    trained to see before a text; `added_tokens` are the ids of tokens matched verbatim, of which
+    the special ones have no bytes. `vocab_size` is the number of ids that the model has.
     """
 
     def __init__(
-        self, json_text: str, *, end_ids: Sequence[int] = (), n_rows: int | None = None
+        self,
+        content: str | dict[str, Any],
+        *,
+        end_ids: Sequence[int] = (),
+        n_rows: int | None = None,
     ) -> None:
-        """`end_ids` are a model's end-of-text tokens, for files that do not name them as tgen does.
+        """`content` is a tokenizer.json, as a text or parsed. `end_ids` are a model's end-of-text tokens, for files that do not name them as tgen does.
         `n_rows` is the number of a model's embeddings: tokens past them are an error in a text.
 
-        Raises TokenizerError if `json_text` is not a tokenizer that tgen supports.
+        Raises TokenizerError if `content` is not a tokenizer that tgen supports.
         """
-        self.json = json_text
-        self.spec = spec = parse_spec(parse_json(json_text))
+        self._content = content
+        self.spec = spec = parse_spec(parse_json(content) if isinstance(content, str) else content)
         self._plain, self._with_special = make_backends(spec)
         self._cut, self._prefix_breaks = cut_pattern(spec), prefix_breaks(spec)
         vocab = spec.vocab | {token.content: token.id for token in spec.added_tokens}
         n_tokens = max(vocab.values()) + 1
+        self._has_all_ids = len(vocab) == n_tokens
         self.vocab_size = min(n_tokens, n_rows or n_tokens)
-        self._bytes, self._byte_ids = spell_tokens(spec, n_tokens)
+        self._bytes, self._byte_ids = spell_special(spec)  # the bytes of tokens, as far as needed
         self.expressible = ExpressibleText(spec, self._byte_ids, make_normalizer(spec))
         self._has_more_tokens = n_tokens > self.vocab_size
         self.bos_ids = spec.bos_ids
@@ -61,6 +68,12 @@ class Tokenizer:
             i if i is not None and i < self.vocab_size else None
             for i in (end_of_text, vocab.get(PAD))
         )
+
+    @cached_property
+    def json(self) -> str:
+        """The tokenizer.json."""
+        content = self._content
+        return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
 
     def encode(self, data: bytes, *, continuation: bool = False, offset: int = 0) -> list[int]:
         """Return the ids of a text, or with `continuation` of the rest of one.
@@ -166,12 +179,17 @@ class Tokenizer:
 
         Ids past the vocabulary, with which models round up its size, have no bytes.
         """
-        return self._bytes[i] if i < self.vocab_size else b""
+        if i >= self.vocab_size:
+            return b""
+        if (spelled := self._bytes.get(i)) is None:
+            name = self.id_to_token(i)
+            spelled = self._bytes[i] = b"" if name is None else decode_token(self.spec, name)
+        return spelled
 
     @cached_property
     def byte_lengths(self) -> NDArray[np.int64]:
         """(V,): the number of bytes of each token."""
-        return np.array([len(token) for token in self._bytes[: self.vocab_size]], np.int64)
+        return np.array([len(self.token_bytes(i)) for i in range(self.vocab_size)], np.int64)
 
     @cached_property
     def merge_pairs(self) -> NDArray[np.int64]:
@@ -181,15 +199,18 @@ class Tokenizer:
             left, right, merged = (vocab[name] for name in (*names, "".join(names)))
             if max(left, right, merged) >= self.vocab_size:
                 continue
-            spelled = self._bytes[merged]  # b"" for special tokens
+            spelled = self.token_bytes(merged)  # b"" for special tokens
             n_characters = sum(byte & 0xC0 != 0x80 for byte in spelled)
-            if n_characters > 1 and spelled == self._bytes[left] + self._bytes[right]:
+            parts = self.token_bytes(left) + self.token_bytes(right)
+            if n_characters > 1 and spelled == parts:
                 pairs[merged] = left, right
         return pairs
 
     @cached_property
     def unused_ids(self) -> list[int]:
         """The ids below `vocab_size` that no token has."""
+        if self._has_all_ids:
+            return []
         used = {*self.spec.vocab.values(), *self.added_tokens.values()}
         return [i for i in range(self.vocab_size) if i not in used]
 
@@ -235,6 +256,23 @@ class Tokenizer:
         n_first = 1 if at_start and self.spec.prefix else 0
         first = _encode_chunks(self._plain.at_start, chunks[:n_first])
         return first + _encode_chunks(self._plain.continuation, chunks[n_first:])
+
+
+class TokenBytes(Sequence[bytes]):
+    """The bytes of a tokenizer's tokens by id, spelled when they are needed."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __len__(self) -> int:
+        """Return the number of ids."""
+        return self._tokenizer.vocab_size
+
+    def __getitem__(self, i: Any) -> Any:
+        """Return the bytes of a token."""
+        if i >= len(self):
+            raise IndexError(i)
+        return self._tokenizer.token_bytes(i)
 
 
 def _encode_chunks(backend: Backend, chunks: list[str]) -> list[NDArray[np.uint32]]:

@@ -34,8 +34,8 @@ def to_fields(tokenizer, **other):
 
 
 def read(fields):
-    text, ends = gguf_tokenizer.to_json(fields)
-    return Tokenizer(text, end_ids=ends)
+    content, ends = gguf_tokenizer.to_json(fields)
+    return Tokenizer(content, end_ids=ends)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -85,10 +85,10 @@ def test_defaults_are_llama_cpps():
     for key in ("add_space_prefix", "add_bos_token", "bos_token_id", "eos_token_id"):
         del fields[f"tokenizer.ggml.{key}"]
     del fields["tokenizer.ggml.unknown_token_id"], fields["tokenizer.ggml.pre"]
-    text, ends = gguf_tokenizer.to_json(fields)
+    content, ends = gguf_tokenizer.to_json(fields)
     assert ends == [2]
-    assert Tokenizer(text).encode_prompt(b"What is") == expected.encode_prompt(b"What is")
-    assert json.loads(text)["model"]["unk_token"] == "<unk>"
+    assert Tokenizer(content).encode_prompt(b"What is") == expected.encode_prompt(b"What is")
+    assert content["model"]["unk_token"] == "<unk>"
 
 
 def test_tokens_with_equal_scores_are_merged_from_the_left():
@@ -112,8 +112,8 @@ def test_user_defined_tokens_are_matched_in_texts_and_control_tokens_are_not():
     types += [4, 4, 4, 5]
     fields["tokenizer.ggml.scores"] += [-1000.0] * 4
     fields["tokenizer.ggml.add_space_prefix"] = False
-    text, ends = gguf_tokenizer.to_json(fields)
-    tokenizer = Tokenizer(text, end_ids=ends)
+    content, ends = gguf_tokenizer.to_json(fields)
+    tokenizer = Tokenizer(content, end_ids=ends)
     n = len(names)
     ids = tokenizer.encode(b"x  <mask><|end|><s>")
     assert n - 4 in ids

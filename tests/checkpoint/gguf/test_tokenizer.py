@@ -54,8 +54,8 @@ def test_unsupported_fields_are_an_error(other, reason, tokenizer):
 
 
 def test_bos_token_is_written_and_read(tokenizer):
-    text, ends = gguf_tokenizer.to_json(to_fields(tokenizer, add_bos_token=True, bos_token_id=0))
-    again = gguf_tokenizer.to_fields(Tokenizer(text), 300, ends=ends)
+    content, ends = gguf_tokenizer.to_json(to_fields(tokenizer, add_bos_token=True, bos_token_id=0))
+    again = gguf_tokenizer.to_fields(Tokenizer(content), 300, ends=ends)
     assert again["tokenizer.ggml.add_bos_token"]
     assert ids_of(again) == {"eos": 0, "bos": 0}
     assert not to_fields(tokenizer)["tokenizer.ggml.add_bos_token"]
@@ -98,8 +98,8 @@ def test_foreign_tokenizers_are_written_and_read(name):
     tokenizer = Tokenizer(json.dumps(FILES[name][0]))
     fields = to_fields(tokenizer)
     assert fields["tokenizer.ggml.pre"] == NAMES[name]
-    text, ends = gguf_tokenizer.to_json(fields)
-    again, mixed = Tokenizer(text, end_ids=ends), tokenizer_files.mixed(100_000).encode()
+    content, ends = gguf_tokenizer.to_json(fields)
+    again, mixed = Tokenizer(content, end_ids=ends), tokenizer_files.mixed(100_000).encode()
     assert again.encode(mixed) == tokenizer.encode(mixed)
     assert again.encode_prompt(b"x") == tokenizer.encode_prompt(b"x")
 

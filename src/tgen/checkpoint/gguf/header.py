@@ -33,6 +33,10 @@ _FIRST_READ = 1 << 20  # bytes
 _MANY, _SHORT = 16, 48
 POSITIONS = "position_embd.weight"  # looked up by row, so never kept quantized
 _PLAIN = {0: "<f4", 1: "<f2", 30: "<u2"}  # float32, float16, bfloat16: read without the package
+# Values and bytes of a block by type, Q4_0 to IQ4_XS; the package takes long to import.
+_BLOCKS = {2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 20: (32, 18)}
+_BLOCKS |= {10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210)}
+_BLOCKS[23] = 256, 136
 
 Value: TypeAlias = "int | float | bool | str | list[str] | array[Any]"
 
@@ -252,6 +256,8 @@ def _block_size(ggml_type: int) -> tuple[int, int]:
     """Return a ggml type's block size in values and in bytes."""
     if ggml_type in _PLAIN:
         return 1, np.dtype(_PLAIN[ggml_type]).itemsize
+    if ggml_type in _BLOCKS:
+        return _BLOCKS[ggml_type]
     gguf = require_package("reading these weights")
     known = {member.value: member for member in gguf.GGMLQuantizationType}
     name = known[ggml_type].name if ggml_type in known else f"number {ggml_type}"

@@ -63,8 +63,8 @@ def describe(path: Path) -> tuple[ModelConfig, Counter[str]]:
 def _read_tokenizer(header: Header, config: ModelConfig) -> tuple[Tokenizer, list[int]]:
     """Return the tokenizer and the end-of-text token ids."""
     _check_number_of_tokens(header, config)
-    text, ends = tokenizer.to_json(header.fields)
-    return Tokenizer(text, end_ids=ends), ends
+    content, ends = tokenizer.to_json(header.fields)
+    return Tokenizer(content, end_ids=ends), ends
 
 
 @contextmanager

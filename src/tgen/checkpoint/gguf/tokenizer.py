@@ -7,6 +7,7 @@ import json
 import math
 from array import array
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from typing import Any
 from unicodedata import normalize
 
@@ -176,8 +177,8 @@ def _unknown_name(tokenizer: Tokenizer) -> str | None:
     return name
 
 
-def to_json(fields: Mapping[str, Any]) -> tuple[str, list[int]]:
-    """Return tokenizer.json for a file's fields, and the end-of-text token ids.
+def to_json(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]]:
+    """Return the content of tokenizer.json for a file's fields, and the end-of-text token ids.
 
     Raises ModelError for unsupported tokenizers and inconsistent lists.
     """
@@ -192,10 +193,13 @@ def to_json(fields: Mapping[str, Any]) -> tuple[str, list[int]]:
     types = fields.get("tokenizer.ggml.token_type", [_NORMAL] * len(tokens))
     if not isinstance(types, list | array) or len(types) != len(tokens):
         raise ModelError("its token types do not match its tokens", _DAMAGED)
-    vocab: dict[str, int] = {}
-    for i, (token, token_type) in enumerate(zip(tokens, types, strict=True)):
-        if token_type != _UNUSED and token and vocab.setdefault(token, i) != i:
-            raise ModelError(f"it has two tokens named {token!r}"[:200], _DAMAGED)
+    used = range(len(tokens))
+    if _UNUSED in types or "" in tokens:
+        used = [i for i in used if types[i] != _UNUSED and tokens[i]]
+    vocab = dict(zip(map(tokens.__getitem__, used), used, strict=True))
+    if len(vocab) < len(used):
+        twice = next(tokens[i] for i in used if vocab[tokens[i]] != i)
+        raise ModelError(f"it has two tokens named {twice!r}"[:200], _DAMAGED)
     # llama.cpp's defaults for sentencepiece models are Llama 2's
     defaults = {"bos": 1, "eos": 2, "unknown": 0} if model == "llama" else {}
     ids = {
@@ -204,8 +208,8 @@ def to_json(fields: Mapping[str, Any]) -> tuple[str, list[int]]:
     }
     name = fields.get("general.name")
     added = [
-        _added_token_json(i, token, types[i], name if isinstance(name, str) else "")
-        for token, i in vocab.items()
+        _added_token_json(i, tokens[i], types[i], name if isinstance(name, str) else "")
+        for i in used
         if types[i] in (_UNKNOWN, _CONTROL, _USER_DEFINED)
     ]
     if model == "gpt2":
@@ -229,7 +233,7 @@ def to_json(fields: Mapping[str, Any]) -> tuple[str, list[int]]:
     }
     ends = [end for key in _END_KEYS if (end := ids[key]) is not None]
     ends += [token["id"] for token in added if token["content"] in _END_NAMES]
-    return json.dumps(tokenizer_json, ensure_ascii=False), list(dict.fromkeys(ends))
+    return tokenizer_json, list(dict.fromkeys(ends))
 
 
 def _byte_level_parts(
@@ -244,10 +248,13 @@ def _byte_level_parts(
             f"use a model with one of {', '.join(pre_tokenizers.PRE_TOKENIZERS)}",
         )
     pre_tokenizer = pre_tokenizers.PRE_TOKENIZERS[name]
-    pairs = [merge.split(" ", 1) for merge in _strings(fields, "merges")]
+    pairs = [tuple(merge.split(" ", 1)) for merge in _strings(fields, "merges")]
+    has = vocab.__contains__
+    if not all(map(has, chain(chain.from_iterable(pairs), map("".join, pairs)))):
+        pairs = [pair for pair in pairs if has("".join(pair)) and all(map(has, pair))]
     model = _model_json(vocab) | {
         "ignore_merges": pre_tokenizer.ignore_merges,
-        "merges": [p for p in pairs if len(p) == 2 and {*p, "".join(p)} <= vocab.keys()],
+        "merges": [pair for pair in pairs if len(pair) == 2],
     }
     parts = {
         "normalizer": {"type": "NFC"} if pre_tokenizer.nfc else None,
@@ -327,7 +334,7 @@ def _unused_name(i: int, used: set[str]) -> str:
 
 def _strings(fields: Mapping[str, Any], key: str) -> list[str]:
     strings = fields.get(f"tokenizer.ggml.{key}")
-    if not isinstance(strings, list) or not all(isinstance(text, str) for text in strings):
+    if not isinstance(strings, list) or not set(map(type, strings)) <= {str}:
         raise ModelError(f"its tokenizer has no list of {key}", "export it with a vocabulary")
     return strings
 
