@@ -1,5 +1,6 @@
 """A model and its engine, ready to generate, shared by the command line and `tgen.api`."""
 
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,13 +14,19 @@ from numpy.typing import NDArray
 
 from tgen.checkpoint import prompt_cache
 from tgen.checkpoint.hf import generation_config
-from tgen.checkpoint.model_dir import ModelBundle, digest
+from tgen.checkpoint.adapter import is_adapter
+from tgen.checkpoint.model_dir import ModelBundle, digest, load_without_weights, stored_dtype
 from tgen.checkpoint.model_dir import load as load_bundle
 from tgen.checkpoint.ngram_tables import load as load_ngrams
 from tgen.config import CacheDtype, Draft, SamplingConfig, StoredAs, raw
 from tgen.config.option import suggest
 from tgen.engine.base import Engine, PromptCache
-from tgen.engine.open_engine import open_engine
+from tgen.engine.open_engine import (
+    missing_kernels,
+    open_engine,
+    prefers_kernels,
+    runs_on_cpu,
+)
 from tgen.errors import UsageError
 from tgen.generation.context_window import Request, check_request
 from tgen.generation.loop import RequestSource, generate_requests, make_source
@@ -33,6 +40,7 @@ from tgen.tokenizer import TextStream, TokenBytes, Tokenizer
 
 if TYPE_CHECKING:
     from tgen.chat.format import ChatFormat
+    from tgen.engine.weights_cache import CachedWeights
 
 
 def open_model(
@@ -46,12 +54,35 @@ def open_model(
 ) -> "LoadedModel":
     """Load a model directory or GGUF file, with an adapter merged into it if one is named. Raises
     ModelError or TokenizerError."""
+    how: dict[str, Any] = {"device": device, "threads": threads, "cache_dtype": cache_dtype}
+    cached = None if adapter or is_adapter(path) else _find_cached(path, dtype, device)
+    if cached:
+        bundle = load_without_weights(path, tied_embeddings=cached.tied_embeddings)
+        if bundle.stamp == cached.stamp:  # the model has not changed meanwhile
+            packed = cached.map(bundle.config)
+            return LoadedModel(bundle, open_engine(bundle, packed=packed, **how))
     bundle = load_bundle(path, adapter=adapter)
-    engine = open_engine(
-        bundle, device=device, threads=threads, dtype=dtype, cache_dtype=cache_dtype
-    )
-    # The engine has the arrays now, perhaps in fewer bits.
-    return LoadedModel(replace(bundle, arrays={}), engine)
+    n_weights, stored = sum(a.size for a in bundle.arrays.values()), stored_dtype(bundle)
+    engine = open_engine(bundle, dtype=dtype, **how)
+    bundle = replace(bundle, arrays={})  # the engine has them now, perhaps in fewer bits
+    if engine.name == "kernels":
+        from tgen.engine.weights_cache import store
+
+        store(bundle, engine, n_weights=n_weights, is_default=dtype in (None, stored))
+    return LoadedModel(bundle, engine)
+
+
+def _find_cached(path: Path, dtype: StoredAs | None, device: str) -> "CachedWeights | None":
+    """Return the cached weights of a model that the kernels will compute, if there are."""
+    on_cpu = runs_on_cpu(device)
+    if missing_kernels() is not None or not (on_cpu or device == "auto"):
+        return None
+    from tgen.engine import weights_cache
+
+    cached = weights_cache.find(path, dtype)
+    if cached and not on_cpu and not prefers_kernels(sys.platform, cached.n_weights, None):
+        return None
+    return cached
 
 
 class LoadedModel:

@@ -314,8 +314,16 @@ def with_settings_of(bundle: ModelBundle, adapter: Path) -> ModelBundle:
     )
 
 
-def _load_unchanged(path: Path) -> ModelBundle:
-    """Load a model without an adapter.
+def load_without_weights(path: Path, *, tied_embeddings: bool) -> ModelBundle:
+    """Load all but the arrays of a model whose weights were checked before; errors as `load`.
+
+    `tied_embeddings` says whether the weights have no LM head of their own.
+    """
+    return _load_unchanged(path, tied_embeddings)
+
+
+def _load_unchanged(path: Path, tied: bool | None = None) -> ModelBundle:
+    """Load a model without an adapter; without arrays if it is known whether they are `tied`.
 
     `save` removes config.json first and writes it last: if it changed during the read, the
     directory is read again, so the result never mixes two models.
@@ -323,7 +331,7 @@ def _load_unchanged(path: Path) -> ModelBundle:
     for _ in range(_MAX_READS):
         before = _config_stamp(path)
         try:
-            bundle = _load(path)
+            bundle = _load(path, tied)
         except (TgenError, OSError):
             if _config_stamp(path) == before:
                 raise
@@ -350,11 +358,11 @@ def _config_stamp(path: Path) -> tuple[int, ...]:
         return ()
 
 
-def _load(path: Path) -> ModelBundle:
+def _load(path: Path, known_tied: bool | None) -> ModelBundle:
     warnings: list[str] = []
     if path.is_file():
         stamp = _stamp([path])
-        config, tokenizer, arrays, ends, quantized = reader.load(path)
+        config, tokenizer, arrays, ends, quantized = reader.load(path, with_weights=known_tied is None)
     else:
         quantized = False
         config, tokenizer, ends, unusable = _load_metadata(path)
@@ -363,8 +371,11 @@ def _load(path: Path) -> ModelBundle:
             warnings.append(f"eos_token_id {shown} is ignored: not the id of a token")
         if any((path / name).exists() for name in _ADAPTER_FILES):
             warnings.append("the adapter is ignored: merge it into the model to use it")
-        stamp, tied = _stamp(_model_files(path)), config.tied_embeddings
-        config, arrays = _read_weights(path, config)
+        stamp, tied = _stamp(model_files(path)), config.tied_embeddings
+        if known_tied is None:
+            config, arrays = _read_weights(path, config)
+        else:
+            config, arrays = replace(config, tied_embeddings=known_tied), {}
         if tied != config.tied_embeddings:
             what = "have a head of their own" if tied else "have no head, so the embedding is used"
             warnings.append(f"the weights {what}, unlike tie_word_embeddings in config.json")
@@ -504,7 +515,7 @@ def reload(bundle: ModelBundle) -> ModelBundle:
 def digest(bundle: ModelBundle) -> str:
     """Return the SHA-256 of the model's config and weights, and of the adapter's; raises ModelError
     if they changed."""
-    sha256, of_model = hashlib.sha256(), _model_files(bundle.path)
+    sha256, of_model = hashlib.sha256(), model_files(bundle.path)
     if bundle.adapter is not None:
         of_model += [bundle.adapter / name for name in _ADAPTER_FILES]
     for file in of_model:
@@ -519,8 +530,8 @@ def _changed(bundle: ModelBundle) -> ModelError:
     return ModelError(message, "start again to use the new model")
 
 
-def _model_files(path: Path) -> list[Path]:
-    """The files that determine what the model computes: config and weights."""
+def model_files(path: Path) -> list[Path]:
+    """Return the files that determine what the model computes: config and weights."""
     if path.is_file():
         return [path]
     return [path / name for name in ("config.json", *_shards(path))]

@@ -4,13 +4,16 @@ import os
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tgen.checkpoint.model_dir import ModelBundle, stored_dtype
 from tgen.config import CacheDtype, StoredAs
 from tgen.engine.base import Engine
 from tgen.errors import UsageError
 from tgen.model.cpu_count import cpu_count, default_threads
+
+if TYPE_CHECKING:
+    from tgen.engine.cpu.weights import PackedWeights
 
 EngineKind = Literal["auto", "kernels", "torch"]
 _SMALL_MODEL = 500_000_000  # weights
@@ -51,6 +54,7 @@ def open_engine(
     dtype: StoredAs | None = None,
     cache_dtype: CacheDtype | None = None,
     kind: EngineKind = "auto",
+    packed: "PackedWeights | None" = None,
 ) -> Engine:
     """Open an engine with one empty sequence; see `choose_engine`.
 
@@ -58,9 +62,11 @@ def open_engine(
     becomes float32, that the kernels store quantized files as int4 or int8 and CUDA as bfloat16,
     and that torch without CUDA always uses float32. `cache_dtype` is how the kernels store keys and
     values: by default float32 beside float32 weights, else float16. The engine takes ownership of
-    the bundle's arrays. Raises UsageError if the device is not available or does not support a
+    the bundle's arrays, or maps `packed` ones, which only the kernels can. Raises UsageError if the device is not available or does not support a
     dtype.
     """
+    if packed is not None:
+        kind = "kernels"
     if device == "auto" and kind != "kernels":
         n_weights = sum(array.size for array in bundle.arrays.values())
         small = kind == "auto" and prefers_kernels(sys.platform, n_weights, missing_kernels())
@@ -69,10 +75,10 @@ def open_engine(
         from tgen.engine.cpu.engine import CpuEngine
 
         n_threads = min(threads or default_threads(), cpu_count())  # more would only wait
-        dtype = dtype or stored_dtype(bundle)
+        dtype = packed.dtype if packed else dtype or stored_dtype(bundle)
         return CpuEngine(
             bundle.config,
-            bundle.arrays,
+            packed or bundle.arrays,
             n_threads=n_threads,
             dtype=dtype,
             cache_dtype=cache_dtype,

@@ -20,9 +20,11 @@ from tgen.tokenizer import Tokenizer
 _DAMAGED = "download or export the file again"
 
 
-def load(path: Path) -> tuple[ModelConfig, Tokenizer, dict[str, Array], list[int], bool]:
-    """Return config, tokenizer, arrays by tgen's names, end-of-text token ids, and whether the
-    file's matrices are quantized.
+def load(
+    path: Path, *, with_weights: bool = True
+) -> tuple[ModelConfig, Tokenizer, dict[str, Array], list[int], bool]:
+    """Return config, tokenizer, arrays by tgen's names (none without weights), end-of-text token
+    ids, and whether the file's matrices are quantized.
 
     Raises ModelError, TokenizerError, or UsageError if the package gguf is needed but missing.
     """
@@ -33,10 +35,12 @@ def load(path: Path) -> tuple[ModelConfig, Tokenizer, dict[str, Array], list[int
         tensor_names.check_shapes(config, shapes)
         loaded_tokenizer, ends = _read_tokenizer(header, config)
     entries = {n: e for n, e in header.tensors.items() if n not in tensor_names.ROPE_TENSORS}
+    quantized = any(entry.quantized for entry in entries.values())
+    if not with_weights:
+        return config, loaded_tokenizer, {}, ends, quantized
     check_ram(sum(entry.n_bytes for entry in entries.values()), f"loading {str(path)!r}")
     arrays = read_tensors(path, entries)
     _check_finite(path, arrays)
-    quantized = any(entry.quantized for entry in entries.values())
     named = tensor_names.from_gguf_arrays(config, arrays)
     return config, loaded_tokenizer, named, ends, quantized
 

@@ -13,6 +13,7 @@ from tgen.engine.base import Logits, extended_lengths
 from tgen.engine.cpu.kernel_cache import load_kernels
 from tgen.engine.cpu.kv_cache import BlockedKVCache
 from tgen.engine.cpu.pass_runner import MAX_TOKENS, PassRunner
+from tgen.engine.cpu.weights import PackedWeights
 
 
 class CpuEngine:
@@ -23,13 +24,13 @@ class CpuEngine:
     def __init__(
         self,
         config: ModelConfig,
-        arrays: MutableMapping[str, Array],
+        arrays: MutableMapping[str, Array] | PackedWeights,
         *,
         n_threads: int,
         dtype: StoredAs = "float32",
         cache_dtype: CacheDtype | None = None,
     ) -> None:
-        """Move the arrays out of `arrays`; raises ModelError: see `PassRunner`.
+        """Move the arrays out of `arrays`, or use packed ones; raises ModelError: see `PassRunner`.
 
         Keys and values are stored in float32 by default, or in float16 if the weights are smaller.
         """
@@ -40,7 +41,12 @@ class CpuEngine:
         self._runner = PassRunner(config, arrays, n_threads=n_threads, dtype=dtype)
         self._lock = threading.Lock()  # guards the sequences of this engine
         self._cache = BlockedKVCache(config, self.cache_dtype)
-        load_kernels((self._runner.input_dtype, self._cache.dtype_code))
+        load_kernels((self.weights.input_dtype, self._cache.dtype_code))
+
+    @property
+    def weights(self) -> PackedWeights:
+        """The weights, which all clones share."""
+        return self._runner.weights
 
     def clone(self) -> Self:
         """Return an engine with the same weights and one empty sequence."""

@@ -40,19 +40,22 @@ class PassRunner:
     def __init__(
         self,
         config: ModelConfig,
-        arrays: MutableMapping[str, Array],
+        arrays: MutableMapping[str, Array] | PackedWeights,
         *,
         n_threads: int,
         dtype: StoredAs,
     ) -> None:
-        """Move the arrays out of `arrays` one by one, so that no converted array exists twice.
+        """Move the arrays out of `arrays` one by one, so that no converted array exists twice, or
+        use weights that have been packed as `dtype`.
 
         Raises ModelError for a model with more layers or heads than a pass can have.
         """
         _check_limit("layers", config.n_layers, MAX_LAYERS)
         _check_limit("attention heads", config.n_heads, MAX_HEADS)
         self.config = config
-        self._weights = PackedWeights(config, arrays, dtype, n_threads=n_threads)
+        if not isinstance(arrays, PackedWeights):
+            arrays = PackedWeights(config, arrays, dtype, n_threads=n_threads)
+        self.weights = arrays
         self._lock = threading.Lock()
         self._n_threads = n_threads
         self._job = np.zeros(job_layout.JOB_SIZE, np.int64)
@@ -65,7 +68,7 @@ class PassRunner:
         self._partials = allocate_aligned((0,))  # of attention, if threads share its keys
         self._n_positions = 0  # positions that tables and attention scores have room for
         self._allocate_buffers()
-        self._set_fields(self._weights.job_fields() | {job_layout.N_THREADS: n_threads})
+        self._set_fields(self.weights.job_fields() | {job_layout.N_THREADS: n_threads})
 
     def run(self, cache: BlockedKVCache, rows: Sequence[tuple[int, ...]]) -> Logits:
         """Run a pass of tokens with these rows, see `job_layout`; return logits where needed.
@@ -79,7 +82,7 @@ class PassRunner:
         fields = {job_layout.N_TOKENS: n, job_layout.N_LOGITS: n_logits}
         fields[job_layout.LOGITS_PTR] = logits.ctypes.data
         fields[job_layout.INPUT_DTYPE] = self._input_dtype(n)
-        fields[job_layout.FORWARD_PTR] = forward_address((self.input_dtype, cache.dtype_code))
+        fields[job_layout.FORWARD_PTR] = forward_address((self.weights.input_dtype, cache.dtype_code))
         with self._lock:
             self._reserve_positions(cache.capacity)
             self._tokens[:n] = rows
@@ -92,13 +95,8 @@ class PassRunner:
             thread_pool().run(self._job, self.config.n_layers, self._n_threads)
         return logits[:, : self.config.vocab_size]
 
-    @property
-    def input_dtype(self) -> int:
-        """Data type of the inputs of products, unless they are tiles."""
-        return self._weights.input_dtype
-
     def _input_dtype(self, n_tokens: int) -> int:
-        dtype = self.input_dtype
+        dtype = self.weights.input_dtype
         if dtype == job_layout.FLOAT32 or n_tokens < _MIN_TILE_TOKENS[dtype] or not may_use_amx():
             return dtype
         is_int8 = dtype == job_layout.INT8
@@ -144,7 +142,7 @@ class PassRunner:
                 cos, sin = rotary_tables(config, n, "local")
                 new[job_layout.LOCAL_COS_PTR], new[job_layout.LOCAL_SIN_PTR] = cos, sin
         elif config.position == "sinusoidal":
-            self._weights.set_positions(sinusoid(n, config.d_model))
+            self.weights.set_positions(sinusoid(n, config.d_model))
         self._set_fields({name: array.ctypes.data for name, array in new.items()})
         self._set_fields({job_layout.SCRATCH_BYTES: 4 * scratch})
         self._buffers |= new

@@ -6,7 +6,7 @@ all heads are rows of one matrix.
 
 from collections.abc import Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -15,10 +15,11 @@ from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix
 from tgen.config import STORED_BYTES, ModelConfig, StoredAs, output_dtype
 from tgen.engine.cpu import job_layout
 from tgen.engine.cpu.aligned import allocate_aligned
-from tgen.engine.cpu.job_layout import BFLOAT16, FLOAT32, GROUP, INT4, INT8, PANEL
+from tgen.engine.cpu.job_layout import BFLOAT16, CACHE_LINE, FLOAT32, GROUP, INT4, INT8, PANEL
 from tgen.engine.cpu.panels import int4_panels, to_panels
 from tgen.model.ram import check_ram
 
+_HINT = "choose a smaller --dtype or model"
 _ROWS_AT_ONCE = 4096  # matrix rows converted together: whole panels
 _DTYPES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "int8": INT8, "int4": INT4}
 _ACTIVATIONS = {
@@ -79,17 +80,17 @@ class PackedWeights:
         """
         self.config = config
         self._take: Callable[..., Any] = arrays.pop
-        self._dtype, self._output_dtype = dtype, output_dtype(dtype)
+        self.dtype, self._output_dtype = dtype, output_dtype(dtype)
         # The matrices of a file that have more than 4 bits keep them beside those that have not.
         self._mixed = any(_has_four_bits(array) for array in arrays.values())
         n_more = 0.0
         for name, array in arrays.items():
             stored_as = self._choose_dtype(array, is_block=name.startswith("blocks."))
             n_more += array.size * STORED_BYTES[stored_as] - array.nbytes
-        hint = "choose a smaller --dtype or model"
-        check_ram(round(n_more), f"storing the weights as {dtype}", hint)
+        check_ram(round(n_more), f"storing the weights as {dtype}", _HINT)
         self.table = np.zeros((config.n_layers + 1, job_layout.TABLE_COLUMNS), np.int64)
         self._arrays: list[Array] = []
+        self._positions: Array | None = None
         with ThreadPoolExecutor(n_threads) as pool:
             list(pool.map(self._put_layer, range(config.n_layers)))
         last, take = config.n_layers, self._take
@@ -108,6 +109,37 @@ class PackedWeights:
             self._put(last, job_layout.LM_HEAD, take("lm_head.weight"))
         if (positions := take("position_embedding.weight", None)) is not None:
             self.set_positions(np.ascontiguousarray(to_float32(positions)))
+
+    @classmethod
+    def map(cls, config: ModelConfig, dtype: StoredAs, table: Array, memory: Array) -> Self:
+        """Use what `relocatable` returned, joined in `memory`, bytes that begin at a cache line.
+
+        Raises ModelError if they do not fit into RAM.
+        """
+        check_ram(memory.nbytes, f"storing the weights as {dtype}", _HINT)
+        weights = cls.__new__(cls)
+        weights.config, weights.dtype, weights._arrays = config, dtype, [memory]
+        weights.table = table.copy()
+        addresses = weights.table[:, : job_layout.WINDOW]
+        addresses[addresses > 0] += memory.ctypes.data
+        return weights
+
+    def relocatable(self) -> tuple[Array, list[memoryview]]:
+        """Return the table with places in memory instead of addresses, and that memory in blocks.
+
+        Places are counted from the first block on; 0 are absent weights.
+        """
+        arrays = [*self._arrays, *([] if self._positions is None else [self._positions])]
+        blocks, places, end = [memoryview(bytes(CACHE_LINE))], {0: 0}, CACHE_LINE
+        for array in arrays:
+            places[array.ctypes.data] = end
+            padding = -array.nbytes % CACHE_LINE
+            blocks += [array.reshape(-1).view(np.uint8).data, memoryview(bytes(padding))]
+            end += array.nbytes + padding
+        table = self.table.copy()
+        addresses = table[:, : job_layout.WINDOW]
+        addresses[:] = np.vectorize(places.__getitem__, [np.int64])(addresses)
+        return table, blocks
 
     def _put_layer(self, layer: int) -> None:
         config, take = self.config, self._take
@@ -144,12 +176,12 @@ class PackedWeights:
     def _choose_dtype(self, array: Array, *, is_block: bool) -> StoredAs:
         if not is_block:
             return self._output_dtype
-        return self._dtype if not self._mixed or _has_four_bits(array) else self._output_dtype
+        return self.dtype if not self._mixed or _has_four_bits(array) else self._output_dtype
 
     @property
     def input_dtype(self) -> int:
         """Data type of the inputs of products: that of the weights, or int8 beside int4."""
-        return _DTYPES["int8" if self._dtype == "int4" else self._dtype]
+        return _DTYPES["int8" if self.dtype == "int4" else self.dtype]
 
     def set_positions(self, vectors: Array) -> None:
         """Use the float32 vectors (n, C), which are added to the embeddings."""
