@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgen.checkpoint import prompt_cache
-from tgen.checkpoint.hf import generation_config
 from tgen.checkpoint.adapter import is_adapter
+from tgen.checkpoint.hf import generation_config
 from tgen.checkpoint.model_dir import ModelBundle, digest, load_without_weights, stored_dtype
 from tgen.checkpoint.model_dir import load as load_bundle
 from tgen.checkpoint.ngram_tables import load as load_ngrams
@@ -66,9 +66,12 @@ def open_model(
     engine = open_engine(bundle, dtype=dtype, **how)
     bundle = replace(bundle, arrays={})  # the engine has them now, perhaps in fewer bits
     if engine.name == "kernels":
+        from tgen.engine.cpu.engine import CpuEngine
         from tgen.engine.weights_cache import store
 
-        store(bundle, engine, n_weights=n_weights, is_default=dtype in (None, stored))
+        assert isinstance(engine, CpuEngine)
+        is_default = dtype in (None, stored)
+        store(bundle, engine.weights, n_weights=n_weights, is_default=is_default)
     return LoadedModel(bundle, engine)
 
 
@@ -77,9 +80,9 @@ def _find_cached(path: Path, dtype: StoredAs | None, device: str) -> "CachedWeig
     on_cpu = runs_on_cpu(device)
     if missing_kernels() is not None or not (on_cpu or device == "auto"):
         return None
-    from tgen.engine import weights_cache
+    from tgen.engine.weights_cache import find
 
-    cached = weights_cache.find(path, dtype)
+    cached = find(path, dtype)
     if cached and not on_cpu and not prefers_kernels(sys.platform, cached.n_weights, None):
         return None
     return cached
@@ -130,7 +133,9 @@ class LoadedModel:
     def vocabulary(self) -> Vocabulary:
         """The bytes of each token, and which tokens end a text."""
         encode = partial(self.tokenizer.encode, continuation=True)
-        return Vocabulary(TokenBytes(self.tokenizer), self.bundle.end_ids, encode, self.tokenizer.unused_ids)
+        return Vocabulary(
+            TokenBytes(self.tokenizer), self.bundle.end_ids, encode, self.tokenizer.unused_ids
+        )
 
     @cached_property
     def chat_format(self) -> "ChatFormat":

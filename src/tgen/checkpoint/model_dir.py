@@ -378,7 +378,9 @@ def _load(path: Path, known_tied: bool | None) -> ModelBundle:
     warnings: list[str] = []
     if path.is_file():
         stamp = _stamp([path])
-        config, tokenizer, arrays, ends, quantized = reader.load(path, with_weights=known_tied is None)
+        config, tokenizer, arrays, ends, quantized = reader.load(
+            path, with_weights=known_tied is None
+        )
     else:
         quantized = False
         config, tokenizer, ends, unusable = _load_metadata(path)

@@ -62,8 +62,8 @@ def open_engine(
     becomes float32, that the kernels store quantized files as int4 or int8 and CUDA as bfloat16,
     and that torch without CUDA always uses float32. `cache_dtype` is how the kernels store keys and
     values: by default float32 beside float32 weights, else float16. The engine takes ownership of
-    the bundle's arrays, or maps `packed` ones, which only the kernels can. Raises UsageError if the device is not available or does not support a
-    dtype.
+    the bundle's arrays; with `packed` weights, it is the kernels with these. Raises UsageError if
+    the device is not available or does not support a dtype.
     """
     if packed is not None:
         kind = "kernels"

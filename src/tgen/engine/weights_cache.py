@@ -7,7 +7,6 @@ damaged or outdated one costs only the time of packing.
 """
 
 import hashlib
-import math
 import os
 import platform
 import sys
@@ -16,21 +15,20 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tgen.checkpoint.gguf.header import read_header
 from tgen.checkpoint.model_dir import ModelBundle, model_files
 from tgen.config import ModelConfig, StoredAs
-from tgen.engine.base import Engine
-from tgen.engine.cpu.engine import CpuEngine
-from tgen.engine.cpu.job_layout import CACHE_LINE
-from tgen.engine.cpu.weights import PackedWeights
 from tgen.errors import TgenError
 from tgen.storage import files
 from tgen.storage.sealed_file import SealedFile, is_intact, open_sealed, publish_sealed, sealed_size
 from tgen.storage.user_cache import cache_folder, is_private
+
+if TYPE_CHECKING:
+    from tgen.engine.cpu.weights import PackedWeights
 
 LIMIT = 2 << 30  # bytes of all files; the least recently used are removed
 SWITCH = "TGEN_WEIGHTS_CACHE"  # environment variable: 0 turns the cache off
@@ -38,8 +36,8 @@ _MIN_AGE = 60.0  # seconds since the model was written: training replaces it aga
 _ENDING = ".weights"
 _DEFAULT = "default"  # in place of a dtype: the one that the model's files are stored in
 # The code that decides what packed weights are; changes make all files outdated.
-_SOURCES = ("config/model.py", "checkpoint/*.py", "checkpoint/*/*.py")
-_SOURCES += tuple(f"engine/cpu/{name}.py" for name in ("weights", "panels", "job_layout"))
+_SOURCES = ["config/model.py", "checkpoint/*.py", "checkpoint/*/*.py"]
+_SOURCES += [f"engine/cpu/{name}.py" for name in ("weights", "panels", "job_layout")]
 
 
 class CachedWeights(NamedTuple):
@@ -68,8 +66,10 @@ class CachedWeights(NamedTuple):
         """The bundle's stamp, see `ModelBundle`."""
         return _stamp(self.file.header["key"])
 
-    def map(self, config: ModelConfig) -> PackedWeights:
+    def map(self, config: ModelConfig) -> "PackedWeights":
         """Return the weights; raises ModelError if they do not fit into RAM."""
+        from tgen.engine.cpu.weights import PackedWeights
+
         table = np.array(self.file.header["table"], np.int64)
         return PackedWeights.map(config, self.dtype, table, np.frombuffer(self.file.content, "u1"))
 
@@ -89,15 +89,16 @@ def find(path: Path, dtype: StoredAs | None) -> CachedWeights | None:
     return None
 
 
-def store(bundle: ModelBundle, engine: Engine, *, n_weights: int, is_default: bool) -> None:
-    """Store the weights of a model's engine if possible; `is_default` if they have the dtype of its files.
+def store(
+    bundle: ModelBundle, weights: "PackedWeights", *, n_weights: int, is_default: bool
+) -> None:
+    """Store a model's weights if possible; `is_default` if they have the dtype of its files.
 
     Nothing is stored for a model with an adapter, or one written less than a minute ago.
     """
     folder = _folder()
-    if folder is None or bundle.adapter is not None or not isinstance(engine, CpuEngine):
+    if folder is None or bundle.adapter is not None:
         return
-    weights = engine.weights
     with suppress(OSError, TgenError):  # a full disk: the next process packs again
         newest = max(os.stat(file).st_mtime for file in model_files(bundle.path))
         key = _key(bundle.path, [_header_bytes(file) for file in model_files(bundle.path)])
@@ -121,7 +122,7 @@ def store(bundle: ModelBundle, engine: Engine, *, n_weights: int, is_default: bo
 
 def cached_files() -> list[Path]:
     """Return the cache's files, the most recently used first."""
-    folder = _folder()
+    folder = cache_folder("weights")
     found: dict[Path, int] = {}
     with suppress(OSError):
         for path in folder.iterdir() if folder else ():
@@ -131,24 +132,20 @@ def cached_files() -> list[Path]:
     return sorted(found, key=lambda path: -found[path])
 
 
-def clear() -> int:
-    """Remove the cache's files; return their size in bytes."""
-    n_bytes = 0
+def clear() -> None:
+    """Remove the cache's files."""
     for path in cached_files():
-        n_bytes += path.lstat().st_size
         path.unlink(missing_ok=True)
-    return n_bytes
 
 
-def check() -> Iterator[tuple[Path, str, bool]]:
-    """Read each file: yield its path, its model's path, and whether its content is what was
-    written. Damaged files are removed."""
+def check() -> Iterator[tuple[Path, bool]]:
+    """Read each file: yield its path, and whether its content is what was written. Damaged files
+    are removed."""
     for path in cached_files():
-        intact, file = is_intact(path), open_sealed(path)
-        model = str(file.header["key"]["path"]) if file else "?"
+        intact = is_intact(path)
         if not intact:
             path.unlink(missing_ok=True)
-        yield path, model, intact
+        yield path, intact
 
 
 def _make_room(n_bytes: int) -> None:
@@ -177,7 +174,7 @@ def _key(model: Path, header_bytes: list[int]) -> dict[str, Any]:
         numbers = [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, n]
         described.append([os.path.realpath(file), *numbers, hashlib.sha256(digest).hexdigest()])
     path = os.path.realpath(model).encode(errors="surrogateescape").decode(errors="replace")
-    machine = [sys.byteorder, platform.machine(), np.__version__, CACHE_LINE]
+    machine = [sys.byteorder, platform.machine(), np.__version__]
     return {"path": path, "files": described, "code": _code_digest(), "machine": machine}
 
 

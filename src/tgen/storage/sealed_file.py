@@ -86,7 +86,10 @@ def _read_header(path: Path, fd: int) -> tuple[dict[str, Any], int] | None:
     footer = os.pread(fd, _FOOTER.size, max(0, n - _FOOTER.size))
     if len(beginning) < _START.size or len(footer) < _FOOTER.size:
         return None
-    (magic, n_header), (end_magic, size, digest, _) = _START.unpack(beginning), _FOOTER.unpack(footer)
+    (magic, n_header), (end_magic, size, digest, _) = (
+        _START.unpack(beginning),
+        _FOOTER.unpack(footer),
+    )
     if (magic, end_magic, size) != (_MAGIC, _MAGIC, n) or n_header > min(n, _MAX_HEADER):
         return None
     text = os.pread(fd, n_header, _START.size)

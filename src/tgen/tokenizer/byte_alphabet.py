@@ -39,7 +39,9 @@ def decode_token(spec: "TokenizerSpec", token: str) -> bytes:
     """Return the bytes of a token that is neither an added token nor a byte."""
     if spec.byte_level:
         return decode_byte_level(token)
-    return token.replace(spec.word_end, " ").encode() if spec.word_end else decode_sentencepiece(token)
+    return (
+        token.replace(spec.word_end, " ").encode() if spec.word_end else decode_sentencepiece(token)
+    )
 
 
 def spell_special(spec: "TokenizerSpec") -> tuple[dict[int, bytes], list[int | None]]:

@@ -43,8 +43,9 @@ class Tokenizer:
         end_ids: Sequence[int] = (),
         n_rows: int | None = None,
     ) -> None:
-        """`content` is a tokenizer.json, as a text or parsed. `end_ids` are a model's end-of-text tokens, for files that do not name them as tgen does.
-        `n_rows` is the number of a model's embeddings: tokens past them are an error in a text.
+        """`content` is a tokenizer.json, as a text or parsed. `end_ids` are a model's end-of-text
+        tokens, for files that do not name them as tgen does. `n_rows` is the number of a model's
+        embeddings: tokens past them are an error in a text.
 
         Raises TokenizerError if `content` is not a tokenizer that tgen supports.
         """

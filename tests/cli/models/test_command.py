@@ -14,6 +14,8 @@ from tgen.checkpoint import model_dir
 from tgen.checkpoint.model_lookup import data_folder, find_model, list_model_names
 from tgen.cli.app import run
 from tgen.runs.run_lock import lock_run
+from tgen.storage.sealed_file import publish_sealed
+from tgen.storage.user_cache import cache_folder, is_private
 
 
 @pytest.fixture
@@ -147,3 +149,29 @@ def test_models_of_others_and_running_ones_are_refused(models):
 def test_wrong_options_are_usage_errors(models):
     for arguments in (["rm"], ["list", "plays"], ["rm", "plays", "--json"], ["--yes"], ["plays"]):
         assert models(*arguments)[0] == 2, arguments
+
+
+def test_cached_weights_are_shown_checked_and_removed(models):
+    assert "cached weights" not in models()[2]
+    folder = cache_folder("weights")
+    assert is_private(folder)
+    for name in ("a", "b"):
+        publish_sealed(folder / f"{name}.weights", {"name": name}, [bytes(100_000)])
+    (folder / "notes.txt").write_bytes(b"mine")
+    assert f"cached weights: 2 files, 331.2 KB, in {folder}\n" in models()[2]
+    assert models("--check")[::2] == (0, "cached weights: 2 intact, 0 damaged\n")
+    content = bytearray((folder / "b.weights").read_bytes())
+    content[-1000] ^= 4
+    (folder / "b.weights").write_bytes(content)
+    status, _, err = models("--check")
+    assert (status, (folder / "b.weights").exists()) == (1, False)
+    assert f"warning: {folder / 'b.weights'} was damaged; it is removed\n" in err
+    status, _, err = models("--clear-cache")
+    assert (status, [path.name for path in folder.iterdir()]) == (0, ["notes.txt"])
+    assert err.startswith("removed cached weights: 1 file")
+    assert models("--clear-cache")[::2] == (0, "removed nothing\n")
+    for more in (["--json"], ["rm", "plays"], ["--clear-cache"]):
+        status, _, err = models("--check", *more)
+        assert status == 2
+        assert "cannot be combined with" in err
+    assert find_model("plays").path.exists()

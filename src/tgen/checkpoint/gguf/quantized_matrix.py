@@ -15,7 +15,7 @@ _SCALES = {2: (0,), 3: (0, 2), 6: (0,), 7: (0, 2), 8: (0,), 10: (80, 82), 11: (1
 _SCALES |= {12: (0, 2), 13: (0, 2), 14: (208,), 20: (0,), 23: (0,)}
 
 
-_Q4_0, _Q4_1, _Q4_K = 2, 3, 12
+_Q4_0, _Q4_1, _Q8_0, _Q4_K = 2, 3, 8, 12
 
 
 class Rows(NamedTuple):
@@ -80,14 +80,31 @@ class QuantizedMatrix:
 
         Scales and minima are float16: those of the file, or of Q4_K the nearest.
         """
-        first, results = 0, []  # the part's first row in the matrix
+        results = [_four_bit_rows(*rows) for rows in self._choose(start, end)]
+        numbers, scales, minima = (np.concatenate(arrays) for arrays in zip(*results, strict=True))
+        return numbers, scales, minima
+
+    @property
+    def has_eight_bits(self) -> bool:
+        """Whether all weights are a scale times an integer from -128 to 127."""
+        return all(ggml_type == _Q8_0 for _, ggml_type in self._parts)
+
+    def eight_bit_groups(self, start: int, end: int) -> tuple[Array, Array]:
+        """Return the integers (m, n) and float16 scales (m, n / 32) of rows of an 8-bit matrix."""
+        rows = np.concatenate([data for data, _ in self._choose(start, end)])
+        blocks = rows.reshape(len(rows), -1, 34)
+        numbers = np.ascontiguousarray(blocks[:, :, 2:]).view(np.int8)
+        scales = np.ascontiguousarray(blocks[:, :, :2]).view("<f2")[:, :, 0]
+        return numbers.reshape(len(rows), -1), scales
+
+    def _choose(self, start: int, end: int) -> Iterator[Rows]:
+        """Yield the parts of consecutive rows."""
+        first = 0  # the part's first row in the matrix
         for data, ggml_type in self._parts:
             chosen = data[max(0, start - first) : max(0, end - first)]
             first += len(data)
             if len(chosen):
-                results.append(_four_bit_rows(chosen, ggml_type))
-        numbers, scales, minima = (np.concatenate(arrays) for arrays in zip(*results, strict=True))
-        return numbers, scales, minima
+                yield Rows(chosen, ggml_type)
 
     def __len__(self) -> int:
         """Return the number of rows."""

@@ -193,7 +193,7 @@ def to_json(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]]:
     types = fields.get("tokenizer.ggml.token_type", [_NORMAL] * len(tokens))
     if not isinstance(types, list | array) or len(types) != len(tokens):
         raise ModelError("its token types do not match its tokens", _DAMAGED)
-    used = range(len(tokens))
+    used: Sequence[int] = range(len(tokens))
     if _UNUSED in types or "" in tokens:
         used = [i for i in used if types[i] != _UNUSED and tokens[i]]
     vocab = dict(zip(map(tokens.__getitem__, used), used, strict=True))

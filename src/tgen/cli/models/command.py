@@ -22,7 +22,21 @@ def models(options: ModelsOptions) -> None:
     rm removes a model's directory with its training state, or its GGUF file, after a question. It
     refuses directories that are not models, links, models of other programs, and runs in progress.
     Files in the directory that do not belong to a model stay.
+
+    The weights that the CPU kernels use are cached in the layout of the kernels. --clear-cache
+    removes these files. --check compares them with their checksums, which opening a model does not,
+    and removes damaged ones; the exit status is then 1.
     """
+    if options.check:
+        _check_cache(options)
+        return
+    if options.clear_cache:
+        from tgen.engine.weights_cache import clear
+
+        shown = _describe_cache()
+        clear()
+        console.print_status(f"removed {shown or 'nothing'}", quiet=options.quiet)
+        return
     if options.action == "rm":
         for name in options.names:
             _remove(name, options)
@@ -35,6 +49,32 @@ def models(options: ModelsOptions) -> None:
         print_json(reports)
     else:
         print_table(reports, quiet=options.quiet)
+        if shown := _describe_cache():
+            console.print_status(shown, quiet=options.quiet)
+
+
+def _describe_cache() -> str:
+    """Return the number, the size and the directory of the cached weights; "" without any."""
+    from tgen.engine.weights_cache import cached_files
+
+    paths = cached_files()
+    size = format_bytes(sum(path.lstat().st_size for path in paths))
+    noun = "file" if len(paths) == 1 else "files"
+    return f"cached weights: {len(paths)} {noun}, {size}, in {paths[0].parent}" if paths else ""
+
+
+def _check_cache(options: ModelsOptions) -> None:
+    """Compare the cached weights with their checksums."""
+    from tgen.engine.weights_cache import check
+
+    results = dict(check())
+    damaged = [path for path, intact in results.items() if not intact]
+    for path in damaged:
+        console.print_status(f"warning: {path} was damaged; it is removed")
+    n = len(results) - len(damaged)
+    console.print_status(f"cached weights: {n} intact, {len(damaged)} damaged", quiet=options.quiet)
+    if damaged:
+        raise typer.Exit(1)
 
 
 def _remove(name: str, options: ModelsOptions) -> None:

@@ -25,11 +25,22 @@ class ModelsOptions:
         metavar="[NAME]...",
     )
     yes: bool = option(False, "Remove without asking.", "--yes -y")
+    check: bool = option(
+        False, "Read the cached weights, and remove files whose content has changed.", "--check"
+    )
+    clear_cache: bool = option(False, "Remove the cached weights.", "--clear-cache")
     json: bool = json_option("Write the list as one JSON object.", panel="")
     quiet: bool = quiet_option(panel="")
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        given = [name for name in ("check", "clear_cache") if getattr(self, name)]
+        if given and (self.action == "rm" or self.json or len(given) > 1):
+            flag, other = "--clear-cache", "rm" if self.action == "rm" else "--json"
+            if given == ["check"]:
+                flag = "--check"
+            other = "--check" if len(given) > 1 else other
+            raise UsageError(f"{flag} cannot be combined with {other}", f"remove {flag}")
         if self.action == "rm":
             if not self.names:
                 raise UsageError("no model to remove", "name it: tgen models rm NAME")

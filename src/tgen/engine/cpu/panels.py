@@ -17,7 +17,7 @@ def to_panels(rows: Array, dtype: int) -> Array:
     The result may be a view of `rows`.
     """
     if dtype == INT8:
-        return _int8_panels(*to_int8(rows))
+        return int8_panels(*to_int8(rows))
     if dtype == INT4:
         return int4_panels(*to_int4(rows))
     rows = _whole_panels(rows)
@@ -90,7 +90,7 @@ def _to_float16(numbers: Array) -> NDArray[np.float16]:
     return np.clip(numbers, -np.float32(_LARGEST), np.float32(_LARGEST)).astype(np.float16)
 
 
-def _int8_panels(numbers: NDArray[np.int8], scales: NDArray[np.float16]) -> NDArray[np.uint8]:
+def int8_panels(numbers: NDArray[np.int8], scales: NDArray[np.float16]) -> NDArray[np.uint8]:
     """Per group, four columns of all rows after each other, each number 128 larger; then the scales
     of the rows."""
     return _groups(_quads(numbers.view(np.uint8) ^ 0x80), scales)

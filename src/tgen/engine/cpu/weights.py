@@ -16,7 +16,7 @@ from tgen.config import STORED_BYTES, ModelConfig, StoredAs, output_dtype
 from tgen.engine.cpu import job_layout
 from tgen.engine.cpu.aligned import allocate_aligned
 from tgen.engine.cpu.job_layout import BFLOAT16, CACHE_LINE, FLOAT32, GROUP, INT4, INT8, PANEL
-from tgen.engine.cpu.panels import int4_panels, to_panels
+from tgen.engine.cpu.panels import int4_panels, int8_panels, to_panels
 from tgen.model.ram import check_ram
 
 _HINT = "choose a smaller --dtype or model"
@@ -234,9 +234,11 @@ def _pack(array: Array, dtype: int) -> Array:
 
 
 def _panels(array: Any, start: int, end: int, dtype: int) -> Array:
-    """Convert some rows; those that a file has in 4 bits stay exactly as they are."""
+    """Convert some rows; those that a file has in 4 or 8 bits stay exactly as they are."""
     if dtype == INT4 and _has_four_bits(array):
         return int4_panels(*array.four_bit_groups(start, end))
+    if dtype == INT8 and isinstance(array, QuantizedMatrix) and array.has_eight_bits:
+        return int8_panels(*array.eight_bit_groups(start, end))
     return to_panels(_pad(array[start:end], -1), dtype)
 
 
