@@ -1,7 +1,6 @@
 """The kernels' object file: damaged or missing, in a private directory only."""
 
 import os
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -55,26 +54,6 @@ def test_damaged_object_file_is_recompiled(tmp_path: Path, monkeypatch):
         kernel_cache.enter_function()
         assert len(compiled) == 1  # the second finds the new file
         assert path.read_bytes() == content
-
-
-def test_only_a_private_directory_is_used_under_any_umask(tmp_path, monkeypatch):
-    folder = tmp_path / "new" / "kernels"
-    before = os.umask(0o002)
-    try:
-        assert kernel_cache.is_private(folder)
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    (tmp_path / "link").symlink_to(folder)
-    assert not kernel_cache.is_private(tmp_path / "link")
-    folder.chmod(0o775)
-    assert not kernel_cache.is_private(folder)
-    folder.chmod(0o755)
-    assert kernel_cache.is_private(folder)
-    (tmp_path / "file").write_bytes(b"")
-    assert not kernel_cache.is_private(tmp_path / "file" / "kernels")
-    monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
-    assert not kernel_cache.is_private(folder)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cannot choose a CPU")

@@ -7,7 +7,6 @@ import ctypes
 import hashlib
 import os
 import re
-import stat
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -22,6 +21,7 @@ from tgen.engine.cpu import target
 from tgen.engine.cpu.job_layout import BFLOAT16, FLOAT16, FLOAT32, INT8
 from tgen.errors import TgenError
 from tgen.storage import files
+from tgen.storage.user_cache import cache_folder, is_private
 
 Dtypes = tuple[int, int]  # of the inputs of products, and of the KV cache
 DEFAULTS: list[Dtypes] = [(FLOAT32, FLOAT32), (BFLOAT16, FLOAT16), (INT8, FLOAT16)]
@@ -29,13 +29,6 @@ NAME = "tgen_kernel"  # of the function in each file
 _DIGEST_BYTES = 32
 _FILE_NAME = re.compile(r"[0-9a-f]{16}-[a-z0-9-]+\.o")
 MAX_FILES = 16  # of all versions and CPUs
-
-
-def cache_folder() -> Path | None:
-    """The directory of the object files; None if the user has no home directory."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
-    base = Path(home) if home else Path(os.path.expanduser("~")) / ".cache"
-    return base / "tgen" / "kernels" if base.is_absolute() else None
 
 
 @cache
@@ -50,24 +43,10 @@ def _digest(cpu: str, features: str) -> str:
 
 def object_path(dtypes: Dtypes | None) -> Path | None:
     """The object file of `forward` for these dtypes, or of `enter`."""
-    folder = cache_folder()
+    folder = cache_folder("kernels")
     name = "enter" if dtypes is None else f"forward-{dtypes[0]}-{dtypes[1]}"
     digest = _digest(target.cpu_name(), target.cpu_features())
     return folder and folder / f"{digest}-{name}.o"
-
-
-def is_private(directory: Path) -> bool:
-    """Whether only this user can write to the directory: its contents will be executed.
-
-    Creates it if it is missing.
-    """
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        state = directory.lstat()
-    except OSError:
-        return False
-    only_ours = state.st_uid == os.getuid() and not state.st_mode & 0o022
-    return only_ours and stat.S_ISDIR(state.st_mode)
 
 
 def read_object(dtypes: Dtypes | None) -> bytes | None:

@@ -82,7 +82,9 @@ class PassRunner:
         fields = {job_layout.N_TOKENS: n, job_layout.N_LOGITS: n_logits}
         fields[job_layout.LOGITS_PTR] = logits.ctypes.data
         fields[job_layout.INPUT_DTYPE] = self._input_dtype(n)
-        fields[job_layout.FORWARD_PTR] = forward_address((self.weights.input_dtype, cache.dtype_code))
+        fields[job_layout.FORWARD_PTR] = forward_address(
+            (self.weights.input_dtype, cache.dtype_code)
+        )
         with self._lock:
             self._reserve_positions(cache.capacity)
             self._tokens[:n] = rows
