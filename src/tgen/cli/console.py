@@ -2,10 +2,11 @@
 
 import io
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import IO, Any, TextIO, cast
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -24,8 +25,9 @@ class _Stderr(io.TextIOBase):
         return getattr(_real_stderr(), "encoding", None) or "utf-8"
 
     def write(self, text: str) -> int:
-        """Write to the current stderr; errors are ignored."""
-        self._try(lambda stream: stream.write(text))
+        """Write to the current stderr; errors are ignored. Only a terminal gets trailing spaces."""
+        shown = text if self.isatty() else _strip_lines(text)
+        self._try(lambda stream: stream.write(shown))
         return len(text)
 
     def flush(self) -> None:
@@ -54,6 +56,10 @@ class _Stderr(io.TextIOBase):
                 action(stream)
             except OSError:
                 _silence(stream)
+
+
+def _strip_lines(text: str) -> str:
+    return re.sub(r" +(?=\n)", "", text)
 
 
 def _real_stderr() -> TextIO | None:
@@ -171,8 +177,12 @@ def write(data: bytes) -> None:
 def show(*things: object, wrap: bool = True) -> None:
     """Print tables and lines to stdout; errors as in `write`. Without `wrap`, lines stay whole."""
     require_stdout()
+    console = out if wrap else _wide
     with _stdout_errors():
-        (out if wrap else _wide).print(*things, sep="\n", soft_wrap=not wrap)
+        with nullcontext() if out.is_terminal else console.capture() as lines:
+            console.print(*things, sep="\n", soft_wrap=not wrap)
+        if lines is not None:
+            sys.stdout.write(_strip_lines(lines.get()))
         sys.stdout.flush()
 
 
@@ -189,10 +199,11 @@ def draws_progress() -> bool:
     return err.file.isatty() and not err.is_dumb_terminal
 
 
-def print_status(text: str, *, quiet: bool = False) -> None:
-    """Print one line to stderr."""
+def print_status(text: str, *, quiet: bool = False, is_command: bool = False) -> None:
+    """Print one line to stderr. A terminal breaks it between words or, if it is a command to copy,
+    nowhere."""
     if not quiet:
-        err.print(one_line(text))
+        err.print(one_line(text), soft_wrap=is_command or not err.is_terminal)
 
 
 def ask(question: str) -> None:
@@ -205,7 +216,7 @@ def print_try_generate(model: object, *, chat: bool = False, quiet: bool = False
     """Print the command that generates from a new model, or that chats with it."""
     how = "--chat --interactive" if chat else '--prompt "What is"'
     command = f"tgen generate --model {shlex.quote(str(model))} {how}"
-    print_status(f"try: {command}", quiet=quiet)
+    print_status(f"try: {command}", quiet=quiet, is_command=True)
 
 
 def print_error(message: str, hint: str = "") -> None:

@@ -15,11 +15,13 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreparingReport:
-    """Progress of tokenizing a large corpus, before the plan; nothing can be saved yet."""
+class PhaseReport:
+    """A phase other than training begins or goes on; the log of a run does not contain it."""
 
-    fraction_done: float
-    seconds_left: float
+    phase: str  # for example "tokenizing"
+    fraction_done: float | None = None  # None: unknown
+    seconds_left: float | None = None  # None: unknown
+    saved: bool = False  # the run is on disk: it can be resumed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,10 +211,11 @@ class DoneReport:
     baselines: dict[str, float] = field(default_factory=dict)  # bits per byte, by name
     general_before: float | None = None  # bits per byte of the general text; None: not fine-tuned
     general_after: float | None = None
+    general_tokens: int = 0  # of the general text
 
 
 RunReport = (
-    PreparingReport
+    PhaseReport
     | PlanReport
     | StepReport
     | EvalReport

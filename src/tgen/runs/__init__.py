@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 
 from tgen import distributed
 from tgen.errors import UsageError
-from tgen.reports.training import PlanReport, RunReport
+from tgen.reports.training import PhaseReport, PlanReport, RunReport
 from tgen.runs.request import ResumeRequest, RunRequest
 from tgen.runs.run_lock import defer_signals, has_lock, lock_run
 from tgen.runs.start_checks import (
@@ -23,7 +23,9 @@ from tgen.runs.start_checks import (
     check_run_exists,
 )
 
-__all__ = ["ResumeRequest", "RunRequest", "dry_run", "resume", "start"]
+__all__ = ["ResumeRequest", "RunRequest", "dry_run", "dry_run_reports", "resume", "start"]
+
+_LOADING = PhaseReport(phase="loading PyTorch")
 
 
 def start(
@@ -40,6 +42,7 @@ def start(
     with lock_run(request.out):
         if distributed.is_rank_zero():
             check_out_is_free(request.out, overwrite=request.overwrite)
+        yield _LOADING
         with defer_signals():
             from tgen.runs import session
 
@@ -57,6 +60,7 @@ def resume(
     check_parallel(request.parallel)
     check_run_exists(request.out)
     with lock_run(request.out):
+        yield _LOADING
         with defer_signals():
             from tgen.runs import session
 
@@ -65,6 +69,13 @@ def resume(
 
 def dry_run(request: RunRequest) -> PlanReport:
     """Return the plan of `start` without writing files; ignore an existing model."""
+    *_, plan = dry_run_reports(request)
+    assert isinstance(plan, PlanReport)
+    return plan
+
+
+def dry_run_reports(request: RunRequest) -> Generator[PhaseReport | PlanReport, None, None]:
+    """Yield the phases of `dry_run`, and the plan."""
     check_parallel(request.parallel)
     if distributed.ranks().world_size > 1:
         raise UsageError(
@@ -73,7 +84,8 @@ def dry_run(request: RunRequest) -> PlanReport:
         )
     check_out_is_not_source(request)
     check_out_is_free(request.out, overwrite=True)
+    yield _LOADING
     with defer_signals():
         from tgen.runs import session
 
-    return session.dry_run(request)
+    yield (yield from session.dry_run(request))

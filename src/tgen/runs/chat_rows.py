@@ -24,7 +24,7 @@ from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config import TrainConfig
 from tgen.corpus import ArrayBuilder, Corpus, Documents, TokenizedCorpus, begin_of_document
 from tgen.errors import CorpusError, ModelError, TgenError, UsageError
-from tgen.reports.training import PreparingReport, RowPart, RowsReport
+from tgen.reports.training import PhaseReport, RowPart, RowsReport
 from tgen.runs.request import RunRequest
 from tgen.runs.run_record import ChatRecord
 from tgen.runs.tokenizing_progress import TokenizingProgress
@@ -92,7 +92,7 @@ def prepare_rows(
     context_length: int | None,
     max_bytes: int,
     folder: Path | None,
-) -> Generator[PreparingReport, None, PreparedRows]:
+) -> Generator[PhaseReport, None, PreparedRows]:
     """Split and tokenize conversations, and close the corpus.
 
     `context_length` is the user's. Raise CorpusError for a row that the template does not accept or
@@ -137,7 +137,7 @@ def tokenize_rows(
     context_length: int,
     max_bytes: int,
     folder: Path | None,
-) -> Generator[PreparingReport, None, PreparedRows]:
+) -> Generator[PhaseReport, None, PreparedRows]:
     """Split and tokenize conversations as `record` says, and close the corpus.
 
     The `context_length` of the result is the length of the longest row.

@@ -10,7 +10,7 @@ from tgen.config import TrainConfig
 from tgen.corpus import TokenizedCorpus
 from tgen.errors import CorpusError, TrainingError
 from tgen.model.cpu_count import cpu_count
-from tgen.reports.training import PreparingReport
+from tgen.reports.training import PhaseReport
 from tgen.runs.chat_rows import tokenize_rows
 from tgen.runs.run_record import ChatRecord, RunRecord
 from tgen.runs.storage import state
@@ -84,7 +84,7 @@ def tokenize_split(
     folder: Path | None,
     threads: int | None,
     begin_ids: Sequence[int] = (),
-) -> Generator[PreparingReport, None, tuple[TokenizedCorpus, TokenizedCorpus]]:
+) -> Generator[PhaseReport, None, tuple[TokenizedCorpus, TokenizedCorpus]]:
     """Tokenize the training and validation split, and close the corpus; yield progress.
 
     Use `threads` processes for a large corpus. `begin_ids` precede each document. Characters that
@@ -126,7 +126,7 @@ def retokenize(
     record: RunRecord,
     tokenizer: Tokenizer,
     tokens_entry: Mapping[str, Any],
-) -> Generator[PreparingReport, None, None]:
+) -> Generator[PhaseReport, None, None]:
     """Replace the damaged tokens of the run in `out` from the same corpus.
 
     Raise TrainingError if the tokens do not match run.json.
@@ -157,7 +157,7 @@ class _SplitTokens(NamedTuple):
 
 def _tokenize_again(
     out: Path, text: corpus.Corpus, record: RunRecord, tokenizer: Tokenizer, max_bytes: int
-) -> Generator[PreparingReport, None, _SplitTokens]:
+) -> Generator[PhaseReport, None, _SplitTokens]:
     """Tokenize a corpus as the run in `out` did."""
     config, folder = record.plan.train, state.folder(out)
     if record.chat is not None:
@@ -181,7 +181,7 @@ def _tokenize_again(
 
 def tokenize_new_corpus(
     out: Path, text: corpus.Corpus, names: list[str], record: RunRecord, tokenizer: Tokenizer
-) -> Generator[PreparingReport, None, tuple[RunRecord, dict[str, Any]]]:
+) -> Generator[PhaseReport, None, tuple[RunRecord, dict[str, Any]]]:
     """Tokenize another corpus for the run in `out`; return its record and tokens entry.
 
     The tokens are written beside the old ones, which stay in use until the record is saved. Raise

@@ -12,10 +12,10 @@ from tgen.checkpoint import model_dir
 from tgen.corpus import PackedRows, TokenDataset
 from tgen.model import lora
 from tgen.model.transformer import Transformer
-from tgen.reports.training import DoneReport, MemorizationReport, RunReport
+from tgen.reports.training import DoneReport, MemorizationReport, PhaseReport, RunReport
 from tgen.runs.forgetting import general_bits_per_byte
 from tgen.runs.prepare import PreparedRun
-from tgen.runs.samples import generate_texts
+from tgen.runs.samples import generate_texts, run_generator
 from tgen.training.evaluation import evaluate_alone, evaluate_train
 from tgen.training.report.memorization import judge_memorization, longest_shared_run
 from tgen.training.state import TrainState
@@ -37,18 +37,25 @@ def final_reports(
     if not distributed.is_rank_zero():
         return
     with _best_model(out, prepared, state) as model:
-        if len(dataset.val) > prepared.record.plan.train.eval_tokens:  # only a part was evaluated
+        plan = prepared.record.plan
+        if len(dataset.val) > plan.train.eval_tokens and plan.evaluates_all:  # only a part was
+            yield PhaseReport(phase="evaluating all held-out text", saved=True)
             done = replace(done, best_bits_per_byte=evaluate_alone(model, dataset).bits_per_byte)
         if prepared.record.chat is None:
+            yield PhaseReport(phase="measuring memorization", saved=True)
             yield _memorization(prepared, dataset, done, model)
-        before = prepared.record.general_bits_per_byte
-        after = before and general_bits_per_byte(model, prepared.tokenizer, prepared.general)
+        before, after, n_tokens = prepared.record.general_bits_per_byte, None, 0
+        if before is not None:
+            yield PhaseReport(phase="evaluating the general text", saved=True)
+            after = general_bits_per_byte(model, prepared.tokenizer, prepared.general)
+            n_tokens = len(prepared.tokenizer.encode_corpus(prepared.general)[0])
     yield replace(
         done,
         out=str(out),
         baselines=prepared.record.baselines,
         general_before=before,
         general_after=after,
+        general_tokens=n_tokens,
     )
 
 
@@ -80,15 +87,18 @@ def _memorization(
     model: Transformer,
 ) -> MemorizationReport:
     tokenizer = prepared.tokenizer
+    plan = prepared.record.plan
     prompts = [prepared.record.sample_prompt] * _MEMORIZATION_SAMPLES
-    texts = generate_texts(model, tokenizer, prompts, _MEMORIZATION_TOKENS, seed=0)
+    n_tokens = min(_MEMORIZATION_TOKENS, plan.generated_tokens or _MEMORIZATION_TOKENS)
+    texts = run_generator(generate_texts(model, tokenizer, prompts, n_tokens, seed=0))
     generated = b"".join(texts)
     train = tokenizer.decode(dataset.train[:_SEARCHED_TOKENS])
     held_out, rest = tokenizer.decode(dataset.val[:])[: len(generated)], train
     if not held_out:  # without a validation split, use the end of the training text
         rest, held_out = train[: -len(generated)], train[-len(generated) :]
     step = done.best_step or done.step  # of the saved weights
-    nats = evaluate_train(model, dataset, max_tokens=_TRAIN_LOSS_TOKENS)
+    max_tokens = min(_TRAIN_LOSS_TOKENS, plan.evaluated_tokens or _TRAIN_LOSS_TOKENS)
+    nats = evaluate_train(model, dataset, max_tokens=max_tokens)
     return judge_memorization(
         len(longest_shared_run(generated, train)),
         len(longest_shared_run(held_out, rest)),

@@ -118,6 +118,14 @@ def read_general(path: Path) -> bytes:
     return text.decode("utf-8", errors="ignore").encode() or text
 
 
+def cut_general(text: bytes, n_tokens: int, limit: int) -> bytes:
+    """Return about the first `limit` of a text's `n_tokens` tokens."""
+    if n_tokens <= limit:
+        return text
+    text = text[: len(text) * limit // n_tokens]
+    return text.decode("utf-8", errors="ignore").encode() or text
+
+
 def source_optimizer(path: Path) -> str | None:
     """Return the optimizer that trained a model, if tgen did."""
     try:

@@ -1,47 +1,78 @@
 """What a model forgets by fine-tuning: its loss on a general text before and after.
 
 Without a text of the user's, the base model writes one, since its own text is what it knows best.
+The plan has the number of its texts.
 """
 
+import time
+from collections.abc import Generator, Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tgen import distributed
 from tgen.corpus import TokenDataset
 from tgen.model.transformer import Transformer
+from tgen.reports.training import PhaseReport
 from tgen.runs.fine_tuning import GENERAL_BYTES
 from tgen.runs.prepare import PreparedRun
 from tgen.runs.samples import generate_texts
+from tgen.runs.storage import state as run_state
 from tgen.tokenizer import Tokenizer
 from tgen.training.evaluation import evaluate_alone
-from tgen.training.plan.param_shapes import n_parameters
+from tgen.training.plan.side_work import TEXT_TOKENS
 from tgen.training.state import TrainState
 
-_TEXT_TOKENS, _MIN_TEXTS, _MAX_TEXTS = 64, 8, 128
-_FLOPS = 3e12  # for all texts: a large model writes fewer
+_TEXT_TOKENS = TEXT_TOKENS
+_REPORT_SECONDS = 0.5
 _WINDOW = 512  # tokens
 
 
-def measure_before(prepared: PreparedRun, state: TrainState) -> PreparedRun:
-    """Add the general text and its loss to a run that starts from a model; on rank 0 only."""
-    record, model = prepared.record, state.model
-    if record.start_from is None or not distributed.is_rank_zero():
+def measure_before(
+    out: Path, prepared: PreparedRun, state: TrainState, tokens_entry: Mapping[str, Any]
+) -> Generator[PhaseReport, None, PreparedRun]:
+    """Write the general text, measure its loss before the first step, and save both; on rank 0.
+
+    Do nothing if that is done, if the run has taken a step, or if the plan has no general text. All
+    ranks must call this.
+    """
+    record, text = prepared.record, prepared.general
+    is_done = record.general_bits_per_byte is not None or state.progress.step > 0
+    if record.start_from is None or is_done or not (text or record.plan.general_texts):
         return prepared
-    if prepared.parallel == "fsdp":  # which has sharded the model
-        assert prepared.weights is not None
-        model = Transformer.from_arrays(record.plan.model, prepared.weights)
-    text = prepared.general or write_general(model, prepared.tokenizer)
+    model = state.whole_model()
+    if not distributed.is_rank_zero():
+        return prepared
+    assert model is not None
+    if not text:
+        text = yield from write_general(model, prepared.tokenizer, record.plan.general_texts)
+        run_state.save_general(out, text)
+    yield PhaseReport(phase="evaluating the general text", saved=True)
     before = general_bits_per_byte(model, prepared.tokenizer, text)
-    return replace(prepared, general=text, record=replace(record, general_bits_per_byte=before))
+    record = replace(record, general_bits_per_byte=before)
+    run_state.save_record(out, record.to_dict(), tokens_entry)
+    return replace(prepared, general=text, record=record)
 
 
-def write_general(model: Transformer, tokenizer: Tokenizer) -> bytes:
-    """Return a text that the model writes, always the same; empty if it needs a prompt."""
-    n = round(_FLOPS / (2 * n_parameters(model.config) * _TEXT_TOKENS))
-    n = min(_MAX_TEXTS, max(_MIN_TEXTS, n))
-    texts = generate_texts(model, tokenizer, [b""] * n, _TEXT_TOKENS, seed=0)
-    return b"\n".join(texts)[:GENERAL_BYTES]
+def write_general(
+    model: Transformer, tokenizer: Tokenizer, n_texts: int
+) -> Generator[PhaseReport, None, bytes]:
+    """Return `n_texts` texts of the model, always the same; empty if it needs a prompt."""
+    steps = generate_texts(model, tokenizer, [b""] * n_texts, _TEXT_TOKENS, seed=0)
+    phase = "writing the general text"
+    yield PhaseReport(phase=phase, saved=True)
+    started_at = reported_at = time.monotonic()
+    while True:
+        try:
+            fraction = next(steps) / (n_texts * _TEXT_TOKENS)
+        except StopIteration as end:
+            return b"\n".join(end.value)[:GENERAL_BYTES]
+        if (now := time.monotonic()) - reported_at >= _REPORT_SECONDS:
+            reported_at = now
+            left = (now - started_at) * (1 - fraction) / fraction
+            yield PhaseReport(phase=phase, fraction_done=fraction, seconds_left=left, saved=True)
 
 
 def general_bits_per_byte(model: Transformer, tokenizer: Tokenizer, text: bytes) -> float | None:

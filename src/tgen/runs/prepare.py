@@ -30,7 +30,7 @@ from tgen.model.device import (
 )
 from tgen.model.lora_layout import NewAdapter, Pair
 from tgen.model.product_precision import computes_bfloat16
-from tgen.reports.training import Choice, PlanReport, PreparingReport, ScalingReport
+from tgen.reports.training import Choice, PhaseReport, PlanReport, ScalingReport
 from tgen.runs import fine_tuning, rank_sync
 from tgen.runs.chat_rows import PreparedRows, check_corpus, prepare_rows, rows_report
 from tgen.runs.data import TextSplit, join_documents, split_corpus, tokenize_split
@@ -71,6 +71,7 @@ class PreparedRun:
     general: bytes = b""  # text whose loss is reported before and after fine-tuning
     parallel: Parallel | None = None  # how ranks share the model; None: a single process
     scaling: ScalingReport | None = None  # only if requested by a dry run
+    baseline_text: TextSplit | None = None  # to measure baselines on, until that is done
 
     def new_state(self, *, restored: bool = False) -> TrainState:
         """Return the training state before the first step; if it will be `restored`, its weights
@@ -89,6 +90,9 @@ class PreparedRun:
             parallel=self.parallel,
         )
         state.progress.closing_seconds = plan.closing_seconds
+        if self.record.start_from is not None and plan.tokens_per_second:
+            n_tokens = plan.train.batch_size * plan.context_length
+            state.progress.planned_step_seconds = n_tokens / plan.tokens_per_second
         return state
 
     @property
@@ -142,19 +146,21 @@ class PreparedRun:
 
 
 def prepare(
-    request: RunRequest, *, folder: Path | None, with_baselines: bool = True
-) -> Generator[PreparingReport, None, PreparedRun]:
+    request: RunRequest, *, folder: Path | None
+) -> Generator[PhaseReport, None, PreparedRun]:
     """Read, split and tokenize the corpus, time the machine, and make the plan.
 
     Write tokens that do not fit into memory to a temporary file in `folder` (None: the system's
     temporary directory). Rank 0 prepares and broadcasts the result; the tokens of other ranks are
     empty. Raise CorpusError, UsageError or ModelError; TgenError if ranks differ.
     """
-    started_at = time.monotonic()
+    started_at = time.monotonic() if request.began is None else request.began
     device = choose_device(request.device)
     set_threads(request.threads)
     model_fields, train_fields = parse_overrides(request.overrides)
     config = replace(request.train, compile=_compile(request, device), **train_fields)
+    if request.start_from is not None or request.adapter is not None:
+        yield PhaseReport(phase="loading the model")
     start, config = fine_tuning.open_source(request, config)
     source = None if start is None else start.bundle
     weights = None if source is None else source.arrays
@@ -169,6 +175,7 @@ def prepare(
     if source is not None and distributed.ranks().world_size > 1:
         distributed.assert_same("the model", model_dir.digest(source)[:16])
     seconds = min(1.0, config.minutes * 60 * share / 2)
+    yield PhaseReport(phase="measuring this machine")
     speed = sum(distributed.all_gather(measure_speed(device, "float32", seconds=seconds)))
     bfloat16_speed = None
     if all(distributed.all_gather(computes_bfloat16(device))):
@@ -178,6 +185,7 @@ def prepare(
     max_bytes = usable_bytes(
         request.size, config, fastest, None if source is None else source.config
     )
+    yield PhaseReport(phase="reading the corpus")
     text = corpus.read(request.corpus, chat=request.chat)
     check_corpus(text, source, request.template)
     distributed.assert_same("the corpus", text.sha256)
@@ -203,6 +211,8 @@ def prepare(
         text_notes, sample_prompt = rows.notes, rows.sample_prompt
     else:
         split = split_corpus(text, config, max_bytes)
+        if source is None:
+            yield PhaseReport(phase="training the tokenizer")
         tokenizer, tokenizer_choice = _choose_tokenizer(request, source, split)
         begin_ids = corpus.begin_of_document(tokenizer)
         train, val = yield from tokenize_split(
@@ -215,6 +225,7 @@ def prepare(
             )
         text_notes = split.notes
         sample_prompt = tokenizer.make_expressible(_sample_prompt(split))
+    n_general = len(tokenizer.encode_corpus(general)[0]) if general else None
     is_estimate = request.n_ranks is not None or request.device_memory is not None
     inputs = PlanInputs(
         vocab_size=tokenizer.vocab_size,
@@ -229,6 +240,7 @@ def prepare(
         n_ranks=distributed.ranks().world_size,
         on_cpu=device.type == "cpu" and request.device_memory is None,
         source_optimizer=None if source is None else fine_tuning.source_optimizer(source.path),
+        general_tokens=n_general,
         frozen=frozen,
     )
     choose = partial(
@@ -239,16 +251,22 @@ def prepare(
         model_fields=model_fields,
         start_from=None if source is None else source.config,
     )
+    yield PhaseReport(phase="planning")
+    if source is not None:
+        inputs = replace(inputs, setup_seconds=time.monotonic() - started_at)
     plan = choose(inputs=inputs)
     if source is None and inputs.on_cpu and inputs.n_ranks == 1 and not is_estimate:
+        yield PhaseReport(phase="measuring a training step")
         inputs = replace(inputs, measured_step=_measure_step(plan, inputs))
         plan = choose(inputs=replace(inputs, setup_seconds=time.monotonic() - started_at))
     notes = [*(source.warnings if source else ()), *text_notes, *plan.notes]
-    baselines: dict[str, float] = {}
-    if split and with_baselines and train.loss_mask is None and val.loss_mask is None:
-        baselines = _baselines(split, config)
-        if split.val and not baselines:
+    baseline_text = None
+    if split and split.val and train.loss_mask is None and val.loss_mask is None:
+        baseline_text = split if _fits_baselines(split, config) else None
+        if baseline_text is None:
             notes.append("no baselines (xz, n-grams): they would take too much of the time budget")
+    if n_general is not None:
+        general = fine_tuning.cut_general(general, n_general, plan.general_tokens)
     record = RunRecord(
         run_id=secrets.token_hex(8),
         corpus=request.corpus,
@@ -263,7 +281,7 @@ def prepare(
         start_from=None if source is None else str(source.path.resolve()),
         inherited=_inherited(source, rows),
         plan=replace(plan, notes=notes),
-        baselines=baselines,
+        baselines={},
         device=device.type,
         threads=n_threads() * distributed.ranks().local_world_size,
         tensorboard=request.tensorboard,
@@ -287,7 +305,7 @@ def prepare(
         )
     parallel = rank_sync.resolve_parallel(plan, device, memory, request.parallel, frozen=frozen)
     prepared = PreparedRun(
-        record, tokenizer, tokens, device, weights, pairs, general, parallel, scaling
+        record, tokenizer, tokens, device, weights, pairs, general, parallel, scaling, baseline_text
     )
     return _broadcast(prepared, device, weights, pairs)
 
@@ -396,13 +414,27 @@ def _compile(request: RunRequest, device: Device) -> bool:
     return is_long and device.type == "cuda" and find_spec("triton") is not None
 
 
-def _baselines(split: TextSplit, config: TrainConfig) -> dict[str, float]:
-    """Return bits per byte of other compressors if they need at most 5% of the time budget."""
+def _fits_baselines(split: TextSplit, config: TrainConfig) -> bool:
+    """Whether other compressors need at most 5% of the time budget."""
+    n_bytes = sum(documents.n_bytes + len(documents) for documents in (split.train, split.val))
     limit = min(_BASELINE_BYTES, _BASELINE_BYTES_PER_SECOND * config.minutes * 60 / 20)
-    if split.train.n_bytes + split.val.n_bytes > limit:
-        return {}
+    return n_bytes <= limit
+
+
+def measure_baselines(prepared: PreparedRun) -> Generator[PhaseReport, None, PreparedRun]:
+    """Add the bits per byte of other compressors, if the plan has them."""
+    split = prepared.baseline_text
+    if split is None:
+        return prepared
+    seconds = (split.train.n_bytes + split.val.n_bytes) / _BASELINE_BYTES_PER_SECOND
+    yield PhaseReport(phase="baselines (xz, n-grams)", seconds_left=seconds)
+    record = replace(prepared.record, baselines=_baselines(split))
+    return replace(prepared, record=record, baseline_text=None)
+
+
+def _baselines(split: TextSplit) -> dict[str, float]:
     train, val = join_documents(split.train), join_documents(split.val)
-    if not train or not val or len(train) + len(val) > limit:
+    if not train or not val:
         return {}
     return {
         "xz -9": xz_bits_per_byte(train, val),

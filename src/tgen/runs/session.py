@@ -1,7 +1,7 @@
 """Start, resume or plan a run; all ranks make the same calls, but only rank 0 writes files."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +9,12 @@ from typing import Any
 from tgen import corpus, distributed
 from tgen.errors import TgenError, TrainingError
 from tgen.model.device import choose_device, set_threads
-from tgen.reports.training import PlanReport, RunReport
+from tgen.reports.training import PhaseReport, PlanReport, RunReport
 from tgen.runs import rank_sync
 from tgen.runs.data import retokenize, tokenize_new_corpus
 from tgen.runs.fine_tuning import load_base
 from tgen.runs.forgetting import measure_before
-from tgen.runs.prepare import PreparedRun, plan_report, prepare
+from tgen.runs.prepare import PreparedRun, measure_baselines, plan_report, prepare
 from tgen.runs.request import ResumeRequest, RunRequest
 from tgen.runs.resuming import (
     apply_overrides,
@@ -42,12 +42,16 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
         tensorboard.require()
     out, is_rank_zero = request.out, distributed.is_rank_zero()
     prepared = yield from prepare(request, folder=run_state.folder(out))
+    plan = plan_report(out, prepared)
+    yield plan
     with run_log.RunLog(out if is_rank_zero else None) as log:
+        prepared = yield from measure_baselines(prepared)
+        yield PhaseReport(phase="making the first checkpoint")
+        tokens_entry: dict[str, Any] = {}
         state = prepared.new_state()
-        prepared = measure_before(prepared, state)
         arrays = state.to_arrays()
         if is_rank_zero:
-            run_state.create_run(
+            tokens_entry = run_state.create_run(
                 out,
                 prepared.record.to_dict(),
                 prepared.tokens,
@@ -61,24 +65,21 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
         tokens = _load_tokens(out, prepared.record.run_id)
         # The state contains the weights.
         prepared = replace(prepared, tokens=tokens, weights=None, pairs=None)
+        log.add(plan)
+        prepared = yield from measure_before(out, prepared, state, tokens_entry)
         if is_rank_zero:
             _ = prepared.ngrams  # count them now, as part of the setup time
         state.progress.seconds = distributed.broadcast(time.monotonic() - started_at)
         state.progress.setup_seconds = state.progress.seconds
         if is_rank_zero:
             run_state.save_progress(out, asdict(state.progress))
-        yield log.add(plan_report(out, prepared))
         yield from Trainer(out, prepared, log, stopped).run(state)
 
 
-def dry_run(request: RunRequest) -> PlanReport:
+def dry_run(request: RunRequest) -> Generator[PhaseReport, None, PlanReport]:
     """See `runs.dry_run`."""
-    steps = prepare(request, folder=None, with_baselines=False)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return plan_report(request.out, end.value)
+    prepared = yield from prepare(request, folder=None)
+    return plan_report(request.out, prepared)
 
 
 def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Iterator[RunReport]:
@@ -113,6 +114,7 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
     with run_log.RunLog(out if is_rank_zero else None) as log:
         if is_rank_zero:
             run_state.remove_leftovers(out)
+        yield PhaseReport(phase="loading the checkpoint")
         saved = load_newest_state(out, record)
         progress = load_progress(saved, record)
         record = apply_overrides(record, request, progress)
@@ -130,6 +132,7 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
             )
         weights = frozen = None
         if record.adapter is not None:
+            yield PhaseReport(phase="loading the model")
             weights = load_base(record.adapter)
             frozen = record.adapter.frozen_model(record.plan.model, weights)
         parallel = rank_sync.resolve_parallel(
@@ -170,6 +173,11 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
         log.trim(progress.step, n_rollbacks=progress.n_rollbacks)
         plan = plan_report(out, prepared, step=progress.step)
         yield log.add(replace(plan, notes=[*plan.notes, *notes]))
+        started_at = distributed.clock()
+        prepared = yield from measure_before(out, prepared, state, tokens_entry)
+        if progress.step == 0:
+            progress.seconds += distributed.clock() - started_at
+            progress.setup_seconds = progress.seconds
         yield from Trainer(out, prepared, log, stopped).run(state)
 
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Generator
 from typing import TypeVar
 
-from tgen.reports.training import PreparingReport
+from tgen.reports.training import PhaseReport
 
 _REPORT_SECONDS = 1.0
 
@@ -19,8 +19,9 @@ class TokenizingProgress:
         self._started_at = self._reported_at = time.monotonic()
         self.bytes_before = 0  # bytes processed before the current `report`
 
-    def report(self, steps: Generator[int, None, T]) -> Generator[PreparingReport, None, T]:
+    def report(self, steps: Generator[int, None, T]) -> Generator[PhaseReport, None, T]:
         """Run `steps`, which yields the number of processed bytes, and return its result."""
+        yield PhaseReport(phase="tokenizing")
         while True:
             try:
                 n_done = self.bytes_before + next(steps)
@@ -32,4 +33,6 @@ class TokenizingProgress:
                 self._reported_at = now
                 fraction = n_done / self._n_bytes
                 seconds_left = (now - self._started_at) * (1 - fraction) / fraction
-                yield PreparingReport(fraction_done=fraction, seconds_left=seconds_left)
+                yield PhaseReport(
+                    phase="tokenizing", fraction_done=fraction, seconds_left=seconds_left
+                )

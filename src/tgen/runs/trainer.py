@@ -14,6 +14,7 @@ from tgen.model import lora
 from tgen.reports.training import (
     DoneReport,
     EvalReport,
+    PhaseReport,
     RollbackReport,
     RunReport,
     SavingReport,
@@ -33,6 +34,8 @@ from tgen.training.state import TrainState, weights_of
 
 _MAX_DIVERGENCES = 3
 _FINAL_RETRY_SECONDS = (0.5, 1.0, 2.0)  # delays between attempts at the final save
+
+_LONG_CLOSING = 1.5  # seconds: evaluations and samples take long enough to be named
 
 Stopped = Callable[[], bool]
 Save = Callable[[], Iterable[SavingReport]]
@@ -60,6 +63,8 @@ class Trainer:
         """Yield the run's reports, and write them as TensorBoard events if requested."""
         has_saved = state.progress.best_bits_per_byte is not None or not self.has_val
         self.saver.is_new = state.progress.step == 0 or not has_saved
+        self.names_phases = state.progress.closing_seconds > _LONG_CLOSING
+        yield PhaseReport(phase="first step", saved=True)
         reports = self._train_with_rollbacks(state)
         if self.prepared.record.tensorboard and distributed.is_rank_zero():
             folder = run_state.folder(self.out) / "tensorboard"
@@ -106,7 +111,8 @@ class Trainer:
     def _log_and_save(self, reports: list[RunReport], save: Save | None) -> Iterator[RunReport]:
         """Log, save, then yield: a state never precedes its log, nor a report the data on disk."""
         for report in reports:
-            self.log.add(report)
+            if not isinstance(report, PhaseReport):
+                self.log.add(report)
         for saving_report in save() if save else ():
             yield self.log.add(saving_report)
         yield from reports
@@ -118,14 +124,21 @@ class Trainer:
             if isinstance(report, DoneReport):
                 yield [], partial(self._save_final, state, model=not self.has_val)
                 reports = final_reports(self.out, self.prepared, self.dataset, report, state)
-                final = list(reports)
+                final: list[RunReport] = []
+                for final_report in reports:
+                    if isinstance(final_report, PhaseReport):
+                        yield [final_report], None
+                    else:
+                        final.append(final_report)
                 yield final, partial(self._save_final, state, model=False)
                 return
             is_due = evaluation_is_due(progress, config)
             is_sound = progress.consecutive_skips == 0
             if isinstance(report, StepReport) and is_due and self.has_val:
-                yield [report], None  # the evaluation follows; save the state after it
+                yield [report, *self._phase("evaluating")], None  # save the state after it
                 continue
+            if is_due:
+                yield self._phase("writing a sample, saving"), None
             save: Save | None = None
             if isinstance(report, EvalReport):
                 save = partial(self._save, state, model=report.best)
@@ -143,6 +156,10 @@ class Trainer:
                     save = partial(self._save_final, state, model=model)
                 yield [replace(done, out=str(self.out))], save
                 return
+
+    def _phase(self, name: str) -> list[RunReport]:
+        """Return the report of a phase between steps if such phases are long."""
+        return [PhaseReport(phase=name, saved=True)] if self.names_phases else []
 
     def _save(self, state: TrainState, *, model: bool) -> Iterator[SavingReport]:
         """Save the state, and the weights if `model`; raise DivergedError if any is not finite."""

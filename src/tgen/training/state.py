@@ -60,6 +60,7 @@ class Progress:
     restore_best: bool = False  # the best checkpoint is to be restored: see early_stopping
     stopped_early: bool = False
     closing_seconds: float = 0.0  # expected after the last step
+    planned_step_seconds: float = 0.0  # if slower, the closing is, too; 0: not compared
     evaluation_seconds: float = 0.0  # duration of the last evaluation, with saving and sampling
     skipped_steps: int = 0  # without effect, because loss or gradient was not finite
     consecutive_skips: int = 0

@@ -46,5 +46,8 @@ def seconds_per_step(progress: Progress) -> float:
 def seconds_left(progress: Progress, config: ResolvedTrainConfig) -> float:
     """Return the part of the minutes left for steps, before the last evaluation and the saving."""
     # After the last step: an evaluation with all that belongs to it, and about as much once more.
-    closing = max(progress.closing_seconds, 2 * progress.evaluation_seconds) + _EXIT_SECONDS
+    closing = progress.closing_seconds
+    if progress.planned_step_seconds and progress.steps_taken:
+        closing *= max(1.0, seconds_per_step(progress) / progress.planned_step_seconds)
+    closing = max(closing, 2 * progress.evaluation_seconds) + _EXIT_SECONDS
     return config.minutes * 60 - closing - progress.seconds

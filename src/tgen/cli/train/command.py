@@ -1,6 +1,5 @@
 """`tgen train`: a plan, then a progress bar, then a model directory."""
 
-import time
 from collections.abc import Iterator
 
 import typer
@@ -12,7 +11,8 @@ from tgen.cli.options import make_command
 from tgen.cli.signals import StopSignal
 from tgen.cli.train.options import PANELS, TrainOptions
 from tgen.errors import UsageError
-from tgen.reports.training import PreparingReport, RunReport
+from tgen.model.cpu_load import process_start
+from tgen.reports.training import PhaseReport, PlanReport, RunReport
 
 
 def train(options: TrainOptions) -> None:
@@ -35,7 +35,7 @@ def train(options: TrainOptions) -> None:
 
 
 def _train(options: TrainOptions, stop_signal: StopSignal) -> None:
-    began = time.monotonic() - time.process_time()  # the start of the process counts too
+    began = process_start()  # counts too
     if options.json_output:
         console.require_stdout()
     from tgen.cli.train.progress import TrainingProgress
@@ -50,7 +50,9 @@ def _train(options: TrainOptions, stop_signal: StopSignal) -> None:
         ) as progress,
     ):
         for report in reports:
-            if not isinstance(report, PreparingReport):  # there is something to save
+            if isinstance(report, PhaseReport):
+                stop_signal.has_started |= report.saved
+            elif not isinstance(report, PlanReport):
                 stop_signal.is_training = stop_signal.has_started = True
             progress.show(report)
         # All ranks exit with the signal that any of them received.
@@ -64,7 +66,7 @@ def _start(options: TrainOptions, stop_signal: StopSignal, began: float) -> Iter
         return runs.resume(options.resume_request(), stopped=stop_signal.is_requested)
     request = options.run_request(began=began)
     if options.dry_run:
-        return (runs.dry_run(one) for one in [request])
+        return runs.dry_run_reports(request)
     return runs.start(request, stopped=stop_signal.is_requested)
 
 

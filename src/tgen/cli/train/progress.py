@@ -3,11 +3,12 @@
 import json
 import shlex
 import time
+from collections.abc import Callable
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
+from rich.progress import BarColumn, Progress, ProgressColumn, Task
+from rich.table import Column, Table
 from rich.text import Text
 
 from tgen.cli import console
@@ -23,8 +24,8 @@ from tgen.reports.training import (
     EvalReport,
     EventsReport,
     MemorizationReport,
+    PhaseReport,
     PlanReport,
-    PreparingReport,
     RollbackReport,
     RowsReport,
     RunReport,
@@ -34,6 +35,8 @@ from tgen.reports.training import (
 )
 
 _LINE_SECONDS = 10.0  # between progress lines without a terminal
+_PHASE_SECONDS = 2.0  # before the line of another phase
+_SAMPLE_CHARACTERS = 160
 _PART_CHARACTERS = 400  # of the first row, from the start and the end of each part
 
 
@@ -49,15 +52,16 @@ class TrainingProgress:
         self._validation = ""
         self._is_chat = False
         self._save_error = ""  # why the last state is not on disk
-        self._last_line = time.monotonic()
-        columns = (BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))
+        self._last_line = self._phase_began = time.monotonic()
+        self._phase: PhaseReport | None = None  # None: training
         self._bar = Progress(
-            *columns,
+            BarColumn(bar_width=24),
+            _LineColumn(self._line),
             console=console.err,
             transient=True,
             disable=quiet or not console.draws_progress(),
         )
-        self._task = self._bar.add_task("", total=1.0)
+        self._task = self._bar.add_task("starting", total=1.0)
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -77,9 +81,8 @@ class TrainingProgress:
             console.show(*_plan_lines(report, console.out))
         if self._quiet:
             return
-        if isinstance(report, PreparingReport):
-            left = f"{_duration(report.seconds_left)} left"
-            self._update(f"tokenizing: {report.fraction_done:.0%} · {left}", report.fraction_done)
+        if isinstance(report, PhaseReport):
+            self._show_phase(report)
         elif isinstance(report, PlanReport):
             self._is_chat = report.rows is not None
             if self._json or not self._plan_only:
@@ -96,7 +99,7 @@ class TrainingProgress:
             prompt = report.prompt.decode(errors="replace")
             text = report.text.decode(errors="replace")
             line = " ".join(f"{prompt}│{text}".split())
-            console.print_status(f"  {line[:160]}")
+            console.print_status(f"  {_shorten(line)}")
         elif isinstance(report, RollbackReport):
             scale = f" with {report.learning_rate_scale:g} times the learning rates"
             console.print_status(
@@ -124,6 +127,26 @@ class TrainingProgress:
         except TgenError as error:
             self._json, self._stdout_error = False, error  # as it does without an output
 
+    def _show_phase(self, report: PhaseReport) -> None:
+        """Show the phase with its time left and, without a terminal, one line for each long one."""
+        is_new = self._phase is None or self._phase.phase != report.phase
+        if is_new or report.seconds_left is not None:
+            self._phase_began = time.monotonic()
+        self._phase = report
+        seconds = _PHASE_SECONDS if is_new else _LINE_SECONDS
+        self._update(report.phase, report.fraction_done, seconds=seconds)
+
+    def _line(self, description: str) -> str:
+        """Return the line beside the bar; while it is redrawn, its times go on."""
+        phase, seconds = self._phase, time.monotonic() - self._phase_began
+        if phase is None:
+            return description
+        done = "" if phase.fraction_done is None else f": {phase.fraction_done:.0%}"
+        if phase.seconds_left is not None:
+            left = max(0.0, phase.seconds_left - seconds)
+            return f"{phase.phase}{done} · {_duration(left)} left"
+        return f"{phase.phase}{done} · {_duration(seconds)}" if seconds >= 1 else phase.phase + done
+
     def _show_step(self, report: StepReport) -> None:
         loss = "skipped, not finite" if report.loss is None else f"loss {report.loss:.3f}"
         line = (
@@ -132,14 +155,17 @@ class TrainingProgress:
         )
         if report.other_cpus is not None:
             line += f" · other processes use {report.other_cpus:.1f} of {len(allowed_cpus())} CPUs"
+        self._phase = None
         self._update(line, report.fraction_done)
 
-    def _update(self, line: str, fraction_done: float) -> None:
+    def _update(
+        self, line: str, fraction_done: float | None, *, seconds: float = _LINE_SECONDS
+    ) -> None:
         """Show a line beside the progress bar or, without a terminal, every few seconds."""
         if console.draws_progress():
-            self._bar.update(self._task, completed=fraction_done, description=line)
-        elif time.monotonic() - self._last_line >= _LINE_SECONDS:
-            console.print_status(line)
+            self._bar.update(self._task, completed=fraction_done or 0.0, description=line)
+        elif time.monotonic() - self._last_line >= seconds:
+            console.print_status(self._line(line))
             self._last_line = time.monotonic()
 
     def _show_evaluation(self, report: EvalReport) -> None:
@@ -161,6 +187,26 @@ class TrainingProgress:
             needed, free = format_bytes(report.needed_bytes), format_bytes(report.free_bytes)
             console.print_status(f"{line} (needs {needed}, {free} free); retrying")
         self._save_error = report.failed
+
+
+class _LineColumn(ProgressColumn):
+    """The text beside the bar, which wraps between words."""
+
+    def __init__(self, line: Callable[[str], str]) -> None:
+        super().__init__(Column(no_wrap=False))
+        self._line = line
+
+    def render(self, task: Task) -> Text:
+        """Return the text."""
+        return Text(self._line(task.description))
+
+
+def _shorten(line: str) -> str:
+    """Return the start of a line, up to a word's end."""
+    if len(line) <= _SAMPLE_CHARACTERS:
+        return line
+    start, _, _ = line[:_SAMPLE_CHARACTERS].rpartition(" ")
+    return f"{start or line[:_SAMPLE_CHARACTERS]} …"
 
 
 def _plan_lines(plan: PlanReport, console: Console) -> list[Table | Text]:
@@ -220,7 +266,8 @@ def _print_result(report: DoneReport, *, chat: bool) -> None:
     if not report.finished:
         out = shlex.quote(report.out)
         console.print_status(f"stopped and saved: {work}")
-        console.print_status(f"resume with: {_command()} train --resume --out {out}")
+        command = f"resume with: {_command()} train --resume --out {out}"
+        console.print_status(command, is_command=True)
         return
     early = " (early stopping)" if report.stopped_early else ""
     best = report.best_bits_per_byte
@@ -236,7 +283,8 @@ def _print_result(report: DoneReport, *, chat: bool) -> None:
     if report.general_before is not None and report.general_after is not None:
         before, after = report.general_before, report.general_after
         console.print_status(
-            f"general text: {before:.3f} bits/byte before, {after:.3f} after fine-tuning"
+            f"general text: {before:.3f} bits/byte before, {after:.3f} after fine-tuning, on "
+            f"{count(report.general_tokens, 'token')}"
         )
     console.print_try_generate(report.out, chat=chat)
 

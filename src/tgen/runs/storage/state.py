@@ -71,17 +71,25 @@ def create_run(
     arrays: Mapping[str, NDArray[Any]],
     environment: Mapping[str, Any],
     general: bytes = b"",
-) -> None:
-    """Write a new run, replacing any old one; run.json is last, since it marks a complete run.
+) -> dict[str, Any]:
+    """Write a new run, replacing any old one; return its tokens entry. run.json is last, since it
+    marks a complete run.
 
     An old model stays until the run saves a new one.
     """
     remove_run(out)
     files.publish(folder(out) / "tokenizer.json", tokenizer.encode())
     if general:
-        files.publish(folder(out) / _GENERAL_FILE, general)
+        save_general(out, general)
     save_state(out, progress, arrays, run_id=run["run_id"], environment=environment)
-    save_record(out, run, save_tokens(out, run, tokens))
+    tokens_entry = save_tokens(out, run, tokens)
+    save_record(out, run, tokens_entry)
+    return tokens_entry
+
+
+def save_general(out: Path, text: bytes) -> None:
+    """Write the text whose loss is reported before and after fine-tuning."""
+    files.publish(folder(out) / _GENERAL_FILE, text)
 
 
 def load_general(out: Path) -> bytes:

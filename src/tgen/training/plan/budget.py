@@ -7,12 +7,20 @@ from tgen.training.plan.batch_size import choose_batch_size
 from tgen.training.plan.fine_tuning import WINDOW, max_steps, rows_per_step
 from tgen.training.plan.model_size import ModelChoice, PlanInputs, tokens_per_second
 from tgen.training.plan.param_shapes import matmul_params
+from tgen.training.plan.side_work import (
+    SideWork,
+    choose_side_work,
+    evaluation_seconds,
+    general_seconds,
+    generation_seconds,
+)
 from tgen.training.plan.step_time import step_seconds
 
 _FROZEN_WORK = 4 / 6  # of products, without the gradients of the weights
 _OTHER_SHARE = 0.05  # share of the time for evaluations, samples and saving
-_SAMPLING_SECONDS = 0.3  # at least: one token at a time, however small the model
+_SAMPLE_TOKENS, _MEMORIZATION_SAMPLES, _MEMORIZATION_TOKENS = 120, 8, 128
 _EXIT_SECONDS = 0.9
+_FEWEST_STEPS = 4  # of fine-tuning: windows are left out of a step if fewer steps would fit
 
 
 class Budget(NamedTuple):
@@ -24,6 +32,7 @@ class Budget(NamedTuple):
     epochs: float
     params_per_token: float  # parameters per training token
     max_steps: int | None = None  # however many the minutes allow
+    side_work: SideWork = SideWork()
 
 
 def choose_budget(
@@ -36,13 +45,11 @@ def choose_budget(
 ) -> Budget:
     """Choose the tokens per step and estimate the steps and epochs of a run."""
     n_params = matmul_params(choice.model)
-    batch_size = train.batch_size
+    context, batch_size = choice.context_length, train.batch_size
     if batch_size is None and fine_tuning:
-        batch_size = _fine_tuning_windows(choice.context_length, inputs)
-    batch_size = batch_size or choose_batch_size(
-        choice.model, choice.context_length, train, inputs, precision
-    )
-    step_tokens = batch_size * choice.context_length
+        batch_size = _fine_tuning_windows(context, inputs)
+    batch_size = batch_size or choose_batch_size(choice.model, context, train, inputs, precision)
+    step_tokens = batch_size * context
     speed = tokens_per_second(inputs.flops_per_second, n_params)
     if inputs.on_cpu:
         if inputs.measured_step is not None:
@@ -53,20 +60,34 @@ def choose_budget(
                 step_tokens,
                 inputs.flops_per_second,
                 precision=precision,
-                context=choice.context_length,
+                context=context,
                 muon=train.optimizer == "muon" and train.lora is None,
                 work=_FROZEN_WORK if train.lora is not None else 1.0,
             )
         speed = (1 - _OTHER_SHARE) * step_tokens / seconds
-    closing = closing_seconds(inputs.val_tokens, step_tokens, speed) + _EXIT_SECONDS
-    steps = n_steps(train, speed / step_tokens, other_seconds=inputs.setup_seconds + closing)
+    side_work = choose_side_work(
+        train, speed, general_tokens=inputs.general_tokens if fine_tuning else 0
+    )
+    n_evaluated = inputs.val_tokens
+    if fine_tuning and side_work.evaluated_tokens is not None:
+        n_evaluated = min(n_evaluated, side_work.evaluated_tokens)
+    has_rows = inputs.train_rows is not None
+    closing = closing_seconds(n_evaluated, step_tokens, speed, side_work, has_rows=has_rows)
+    other = inputs.setup_seconds + closing + _EXIT_SECONDS
+    other += general_seconds(side_work, speed)
+    if fine_tuning and train.batch_size is None and train.steps is None:
+        tokens = speed * max(0.0, 60 * train.minutes - other) / _FEWEST_STEPS
+        windows = int(tokens / context / inputs.n_ranks) * inputs.n_ranks
+        step_tokens = context * min(batch_size, max(inputs.n_ranks, windows))
+    steps = n_steps(train, speed / step_tokens, other_seconds=other)
     most = train.max_steps
     if fine_tuning and most is None:
         most = _fine_tuning_steps(step_tokens, inputs, n_params)
     if most is not None and train.steps is None:
         steps = min(steps, most)
     epochs = steps * step_tokens / inputs.train_tokens
-    return Budget(speed, step_tokens, steps, epochs, n_params / inputs.train_tokens, most)
+    params_per_token = n_params / inputs.train_tokens
+    return Budget(speed, step_tokens, steps, epochs, params_per_token, most, side_work)
 
 
 def _fine_tuning_windows(context: int, inputs: PlanInputs) -> int:
@@ -91,10 +112,24 @@ def _row_tokens(inputs: PlanInputs) -> float:
     return inputs.train_tokens / inputs.train_rows if inputs.train_rows else WINDOW
 
 
-def closing_seconds(eval_tokens: int, step_tokens: int, tokens_per_second: float) -> float:
+def closing_seconds(
+    eval_tokens: int,
+    step_tokens: int,
+    tokens_per_second: float,
+    side_work: SideWork,
+    *,
+    has_rows: bool,
+) -> float:
     """Return the seconds after the last step: evaluation of `eval_tokens` held-out tokens and of
-    training text, and the samples."""
-    return (0.7 * eval_tokens + 4 * step_tokens) / tokens_per_second + _SAMPLING_SECONDS
+    the general text, a sample and, except of rows, memorization."""
+    speed, limit = tokens_per_second, side_work.generated_tokens or _MEMORIZATION_TOKENS
+    eval_tokens += side_work.general_tokens
+    seconds = generation_seconds(1, min(_SAMPLE_TOKENS, limit), speed)
+    if not has_rows:
+        eval_tokens += min(6 * step_tokens, side_work.evaluated_tokens or 6 * step_tokens)
+        n_tokens = min(_MEMORIZATION_TOKENS, limit)
+        seconds += generation_seconds(_MEMORIZATION_SAMPLES, n_tokens, speed)
+    return seconds + evaluation_seconds(eval_tokens, speed)
 
 
 def n_steps(train: TrainConfig, steps_per_second: float, *, other_seconds: float = 0.0) -> int:

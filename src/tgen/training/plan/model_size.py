@@ -37,6 +37,7 @@ class PlanInputs:
     n_ranks: int = 1  # ranks that share a batch
     on_cpu: bool = False
     train_rows: int | None = None  # examples with targets, such as chats; None: plain text
+    general_tokens: int | None = None  # of the user's general text; None: the base model writes one
     source_optimizer: str | None = None  # that trained the base model; None: unknown
     frozen: FrozenModel | None = None  # the base model of an adapter; None: all is trained
 

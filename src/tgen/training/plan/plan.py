@@ -37,6 +37,7 @@ from tgen.training.plan.model_size import (
 )
 from tgen.training.plan.param_shapes import matmul_params, n_parameters
 from tgen.training.plan.reasons import explain
+from tgen.training.plan.side_work import evaluation_seconds
 
 _MIN_TRAIN_TOKENS = 2
 _FEW_STEPS = 20
@@ -95,6 +96,11 @@ class Plan:
     context_length: int  # tokens per training window: the model's context length or fewer
     closing_seconds: float = 0.0  # for the last evaluation, the samples and the saving
     tokens_per_second: float = 0.0  # expected
+    general_texts: int = 0  # that the base model writes, see `side_work`
+    general_tokens: int = 0  # of these or of the user's text
+    generated_tokens: int | None = None  # limit for a sample
+    evaluated_tokens: int | None = None  # limit for evaluations
+    evaluates_all: bool = True  # held-out text, at the end
     choices: list[Choice] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -160,7 +166,7 @@ def make_plan(
     if train.steps is None and budget.steps < _FEW_STEPS and budget.steps != config.max_steps:
         notes.append(
             f"only {budget.steps:,} step{'s' * (budget.steps > 1)} will fit into "
-            f"{train.minutes:g} minutes, which may be exceeded: "
+            f"{train.minutes:g} minute{'s' * (train.minutes != 1)}, which may be exceeded: "
             "a smaller model, shorter or fewer windows, or more --minutes learn more"
         )
     if inputs.train_tokens < _FEW_TRAIN_TOKENS:
@@ -169,6 +175,11 @@ def make_plan(
             "the model can only memorize it"
         )
     n_more = inputs.val_tokens if eval_tokens < inputs.val_tokens else 0  # see `final_reports`
+    seconds = evaluation_seconds(n_more, budget.tokens_per_second)
+    evaluates_all = not fine_tuning or train.steps is not None or seconds <= 6 * train.minutes
+    if not evaluates_all:
+        n_more = 0
+        notes.append(f"evaluations use about {eval_tokens:,} held-out tokens: all take too long")
     if n_more and config.eval_every < budget.steps:
         notes.append(
             f"until the last, evaluations use about {eval_tokens:,} held-out tokens, spread evenly"
@@ -178,8 +189,16 @@ def make_plan(
         choice.model,
         config,
         choice.context_length,
-        closing_seconds(eval_tokens + n_more, budget.step_tokens, budget.tokens_per_second),
+        closing_seconds(
+            eval_tokens + n_more,
+            budget.step_tokens,
+            budget.tokens_per_second,
+            budget.side_work,
+            has_rows=inputs.train_rows is not None,
+        ),
         budget.tokens_per_second,
+        **budget.side_work._asdict(),
+        evaluates_all=evaluates_all,
         choices=explain(
             choice, config, budget, inputs, explicit=explicit.keys(), fine_tuning=fine_tuning
         ),
@@ -243,7 +262,8 @@ def _choose_fine_tuning(
     """Return the hyperparameters of a run from pretrained weights: see `fine_tuning`."""
     is_lora = train.lora is not None
     rate = train.learning_rate or learning_rate(n_parameters(choice.model), lora=is_lora)
-    eval_tokens = train.eval_tokens or _EVAL_TOKENS
+    limit = budget.side_work.evaluated_tokens or _EVAL_TOKENS
+    eval_tokens = train.eval_tokens or min(_EVAL_TOKENS, limit)
     half_epoch = math.ceil(inputs.train_tokens / budget.step_tokens / 2)
     eval_every = half_epoch  # twice per epoch, and more often in long ones
     if inputs.val_tokens:
@@ -267,7 +287,8 @@ def _choose_fine_tuning(
         "warmup_steps": warmup_steps(budget.steps),
         "max_steps": None if train.steps is not None else budget.max_steps,
         "patience": PATIENCE,
-        "eval_every": max(1, min(eval_every, budget.steps)),
+        # With the clock, the run may have more steps than planned: one evaluation, at its end.
+        "eval_every": max(1, min(eval_every, budget.steps * (1 if train.steps is not None else 2))),
         "eval_tokens": eval_tokens,
     }
 

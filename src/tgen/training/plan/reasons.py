@@ -11,6 +11,7 @@ from tgen.training.plan.fine_tuning import explain_rate
 from tgen.training.plan.memory_estimate import peak_bytes
 from tgen.training.plan.model_size import EXPLICIT, ModelChoice, PlanInputs
 from tgen.training.plan.param_shapes import n_parameters
+from tgen.training.plan.side_work import SHARE, TEXT_TOKENS, SideWork
 
 # Fields of TrainConfig behind a choice.
 _FIELDS = {
@@ -60,6 +61,8 @@ def explain(
         Choice("steps", *_steps(config, budget, speed, explicit)),
         _evaluation(config, budget, inputs, fine_tuning=fine_tuning),
     ]
+    if fine_tuning:
+        choices.append(_general_text(budget.side_work, config))
     if fine_tuning and inputs.on_cpu:
         choices.append(_memory(config, choice, inputs))
     if is_lora and inputs.frozen is not None:
@@ -135,6 +138,17 @@ def _steps(
         return f"at most {steps:,}", EXPLICIT if "max_steps" in explicit else why
     digits = max(0, len(str(steps)) - 2)
     return f"about {round(steps, -digits):,}", speed
+
+
+def _general_text(side_work: SideWork, config: ResolvedTrainConfig) -> Choice:
+    share = "" if config.steps is not None else f", at most {SHARE:.0%} of the time"
+    if n_texts := side_work.general_texts:
+        value, why = f"{n_texts:,} texts of {TEXT_TOKENS} tokens", "written by the base model"
+    elif side_work.general_tokens:
+        value, why = f"{side_work.general_tokens:,} tokens", "of the user's text"
+    else:
+        return Choice("general text", "none", "writing one would take too long; --general FILE names one")
+    return Choice("general text", value, f"{why} to measure forgetting{share}")
 
 
 def _memory(config: ResolvedTrainConfig, choice: ModelChoice, inputs: PlanInputs) -> Choice:

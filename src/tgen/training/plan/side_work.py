@@ -1,0 +1,77 @@
+"""What a run computes beside its steps, and how long that takes.
+
+Samples, the loss on training text and the general text of fine-tuning each have 5% of the minutes.
+Small models need less; a large one writes less.
+"""
+
+import math
+from typing import NamedTuple
+
+from tgen.config import TrainConfig
+
+SHARE = 0.05  # of the minutes
+TEXT_TOKENS = 16  # of each text that the base model writes: more would be a sequence of more passes
+TEXTS_WITH_STEPS = 64  # however fast the machine is
+_MIN_TEXTS, _MAX_TEXTS = 8, 256
+_MIN_TOKENS, _MAX_GENERATED_TOKENS = 16, 128
+_MIN_EVALUATED_TOKENS = 64
+_EVALUATION = 0.7  # time of an evaluated token, relative to one in a step
+# A pass for one new token reads all weights. SmolLM2-135M on two CPUs: as long as 26 tokens of an
+# evaluation.
+_PASS_TOKENS = 32
+_MIN_PASS_SECONDS = 0.0012
+
+
+class SideWork(NamedTuple):
+    """Limits of the work beside the steps; None: no limit."""
+
+    general_texts: int = 0  # texts of `TEXT_TOKENS` tokens that the base model writes
+    general_tokens: int = 0  # of these texts, or of the user's
+    generated_tokens: int | None = None  # of a sample
+    evaluated_tokens: int | None = None  # of the training text and of each evaluation
+
+
+def choose_side_work(
+    train: TrainConfig, tokens_per_second: float, *, general_tokens: int | None
+) -> SideWork:
+    """Return limits for a model that trains on `tokens_per_second`.
+
+    `general_tokens` are those of the user's general text, 0 for a new model; None: the base model
+    writes a text.
+    """
+    if train.steps is not None:  # the same on every machine
+        n_texts = TEXTS_WITH_STEPS if general_tokens is None else 0
+        return SideWork(n_texts, general_tokens or n_texts * TEXT_TOKENS)
+    seconds = SHARE * 60 * train.minutes
+    tokens = seconds * tokens_per_second / _EVALUATION
+    n_texts = 0
+    if general_tokens is None:  # written once and evaluated twice
+        n_texts = math.floor((tokens / TEXT_TOKENS - _PASS_TOKENS) / 3)
+        n_texts = min(_MAX_TEXTS, n_texts) if n_texts >= _MIN_TEXTS else 0
+        general_tokens = n_texts * TEXT_TOKENS
+    generated = round(seconds / generation_seconds(1, 1, tokens_per_second))
+    return SideWork(
+        n_texts,
+        min(general_tokens, max(_MIN_EVALUATED_TOKENS, round(tokens / 2))),
+        min(_MAX_GENERATED_TOKENS, max(_MIN_TOKENS, generated)),
+        max(_MIN_EVALUATED_TOKENS, round(tokens)),
+    )
+
+
+def evaluation_seconds(n_tokens: float, tokens_per_second: float) -> float:
+    """Return the seconds to evaluate `n_tokens`."""
+    return _EVALUATION * n_tokens / tokens_per_second
+
+
+def generation_seconds(n_texts: int, n_tokens: int, tokens_per_second: float) -> float:
+    """Return the seconds to write `n_texts` texts of `n_tokens` tokens at the same time."""
+    seconds = evaluation_seconds(_PASS_TOKENS + n_texts, tokens_per_second)
+    return n_tokens * max(_MIN_PASS_SECONDS, seconds)
+
+
+def general_seconds(side_work: SideWork, tokens_per_second: float) -> float:
+    """Return the seconds to write and evaluate the general text before the first step."""
+    seconds = evaluation_seconds(side_work.general_tokens, tokens_per_second)
+    if n_texts := side_work.general_texts:
+        seconds += generation_seconds(n_texts, TEXT_TOKENS, tokens_per_second)
+    return seconds
