@@ -39,7 +39,7 @@ class AdapterRecord:
         layout = adapter_layout(config)
         narrow = [a.size for a in arrays.values() if len(a.shape) == 2 and a.dtype.itemsize < 4]
         return FrozenModel(
-            sum(array.nbytes for array in arrays.values()),
+            sum(array.size * array.dtype.itemsize for array in arrays.values()),
             4 * max(narrow, default=0),
             tuple(parameter_shapes(layout, self.shapes).values()),
         )

@@ -4,11 +4,13 @@ The states of a LoRA run have the adapter alone, so a resumed run finds the base
 or its name, and checks its digest.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from tgen.checkpoint import adapter as adapters
@@ -79,12 +81,20 @@ def open_source(request: RunRequest, config: TrainConfig) -> tuple[Source | None
     record = AdapterRecord(
         base=name,
         base_path=str(bundle.path.resolve()),
-        base_digest=adapters.base_digest(bundle.arrays),
+        base_digest="",  # see `dequantize_base`: after the plan, since it takes seconds
         alpha=config.lora_alpha,
         ranks={name: shape.rank for name, shape in shapes.items()},
         scales={name: shape.scale for name, shape in shapes.items()},
     )
     return Source(bundle, pairs, record), config
+
+
+def dequantize_base(
+    record: AdapterRecord, arrays: Mapping[str, NDArray[Any]]
+) -> tuple[AdapterRecord, dict[str, NDArray[Any]]]:
+    """Return the record with the digest of the base model, and its arrays as floats."""
+    floats = _dequantize(arrays)
+    return replace(record, base_digest=adapters.base_digest(floats)), floats
 
 
 def load_base(record: AdapterRecord) -> dict[str, NDArray[Any]]:
@@ -96,7 +106,7 @@ def load_base(record: AdapterRecord) -> dict[str, NDArray[Any]]:
             if path in looked_at:
                 continue
             looked_at.append(path)
-            arrays = model_dir.load(path).arrays
+            arrays = _dequantize(model_dir.load(path).arrays)
             if adapters.base_digest(arrays) == record.base_digest:
                 return arrays
     where = record.base_path
@@ -107,6 +117,11 @@ def load_base(record: AdapterRecord) -> dict[str, NDArray[Any]]:
         f"the base model {where} of this run {what}",
         "restore it: the states of a LoRA run have the adapter only",
     )
+
+
+def _dequantize(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return arrays of floats: of a quantized file once, for the digest and for training."""
+    return {name: np.asarray(array) for name, array in arrays.items()}
 
 
 def read_general(path: Path) -> bytes:

@@ -12,7 +12,7 @@ from tgen.model.device import choose_device, set_threads
 from tgen.reports.training import PhaseReport, PlanReport, RunReport
 from tgen.runs import rank_sync
 from tgen.runs.data import retokenize, tokenize_new_corpus
-from tgen.runs.fine_tuning import load_base
+from tgen.runs.fine_tuning import dequantize_base, load_base
 from tgen.runs.forgetting import measure_before
 from tgen.runs.prepare import PreparedRun, measure_baselines, plan_report, prepare
 from tgen.runs.request import ResumeRequest, RunRequest
@@ -46,9 +46,16 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
     yield plan
     with run_log.RunLog(out if is_rank_zero else None) as log:
         prepared = yield from measure_baselines(prepared)
-        yield PhaseReport(phase="making the first checkpoint")
+        yield PhaseReport(phase="making the model")
         tokens_entry: dict[str, Any] = {}
+        record = prepared.record
+        if record.adapter is not None and prepared.weights is not None:
+            adapter, weights = dequantize_base(record.adapter, prepared.weights)
+            record = replace(record, adapter=adapter)
+            prepared = replace(prepared, record=record, weights=weights)
+            del weights
         state = prepared.new_state()
+        yield PhaseReport(phase="saving the first checkpoint")
         arrays = state.to_arrays()
         if is_rank_zero:
             tokens_entry = run_state.create_run(

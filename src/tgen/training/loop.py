@@ -21,7 +21,7 @@ from tgen.training.early_stopping import record_evaluation
 from tgen.training.evaluation import Batches, count_targets, evaluate, split, to_device
 from tgen.training.lr_schedule import in_decay, lr_factor
 from tgen.training.state import Progress, TrainState, full_tensor
-from tgen.training.time_budget import seconds_per_step, update_schedule
+from tgen.training.time_budget import end_in_time, seconds_per_step, update_schedule
 
 _MAX_SKIPS = 3  # consecutive steps that are not finite: divergence
 _MIN_RESCALING = 0.02  # of the logits, at the end: less changes the loss by about 0.0003 bits
@@ -59,6 +59,9 @@ def train(
             pending.append(_step(model, batches, config, state))
         progress.step += 1
         progress.steps_taken += 1
+        if sync_every == 1 and progress.total_steps is None:
+            progress.seconds = clock() - started
+            end_in_time(progress, config)
         due = evaluation_is_due(progress, config)
         if len(pending) < sync_every and not due:
             continue

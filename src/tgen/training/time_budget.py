@@ -38,6 +38,13 @@ def update_schedule(progress: Progress, config: ResolvedTrainConfig) -> None:
             progress.total_steps = progress.step + max(1, steps)
 
 
+def end_in_time(progress: Progress, config: ResolvedTrainConfig) -> None:
+    """End after this step if the minutes are over before the decay could start."""
+    is_late = seconds_left(progress, config) < seconds_per_step(progress) / 2
+    if is_late and config.steps is None and progress.total_steps is None:
+        progress.decay_start = progress.total_steps = progress.step
+
+
 def seconds_per_step(progress: Progress) -> float:
     """Return the mean seconds per step so far, evaluations included."""
     return (progress.seconds - progress.setup_seconds) / max(1, progress.steps_taken)

@@ -147,7 +147,9 @@ def _general_text(side_work: SideWork, config: ResolvedTrainConfig) -> Choice:
     elif side_work.general_tokens:
         value, why = f"{side_work.general_tokens:,} tokens", "of the user's text"
     else:
-        return Choice("general text", "none", "writing one would take too long; --general FILE names one")
+        return Choice(
+            "general text", "none", "writing one would take too long; --general FILE names one"
+        )
     return Choice("general text", value, f"{why} to measure forgetting{share}")
 
 
