@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import tracemalloc
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from types import SimpleNamespace
 
 import numpy as np
@@ -300,16 +300,16 @@ def test_memory_use_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
 def test_progress_of_tokenizing_is_reported_before_the_plan(tmp_path, monkeypatch):
     from support.runs import request
     from tgen import runs
-    from tgen.reports.training import PreparingReport
+    from tgen.reports.training import PhaseReport
 
     monkeypatch.setattr("tgen.runs.tokenizing_progress._REPORT_SECONDS", 0.0)
     monkeypatch.setattr(tokenize, "_PIECE", 500)
-    reports = list(runs.start(request(tmp_path)))
-    kinds = [type(report) for report in reports]
-    n = kinds.count(PreparingReport)
-    assert n > 2
-    assert set(kinds[:n]) == {PreparingReport}
-    fractions = [report.fraction_done for report in reports[:n]]
+    reports = list(
+        takewhile(lambda one: isinstance(one, PhaseReport), runs.start(request(tmp_path)))
+    )
+    fractions = [report.fraction_done for report in reports if report.fraction_done is not None]
+    assert len(fractions) > 2
+    assert {one.phase for one in reports if one.fraction_done is not None} == {"tokenizing"}
     assert all(a < b for a, b in pairwise(fractions))
     assert fractions[0] > 0
     assert fractions[-1] == 1.0
@@ -317,10 +317,10 @@ def test_progress_of_tokenizing_is_reported_before_the_plan(tmp_path, monkeypatc
 
 def test_progress_of_tokenizing_is_printed_at_intervals(monkeypatch, capsys):
     from tgen.cli.train.progress import TrainingProgress
-    from tgen.reports.training import PreparingReport
+    from tgen.reports.training import PhaseReport
 
     with TrainingProgress(quiet=False, json_lines=False) as view:
-        view.show(PreparingReport(fraction_done=0.1, seconds_left=80))  # too early
+        view.show(PhaseReport(phase="tokenizing", fraction_done=0.1, seconds_left=80))  # too early
         monkeypatch.setattr(view, "_last_line", -100.0)
-        view.show(PreparingReport(fraction_done=0.34, seconds_left=70))
+        view.show(PhaseReport(phase="tokenizing", fraction_done=0.34, seconds_left=70))
     assert capsys.readouterr().err == "tokenizing: 34% · 1:10 left\n"

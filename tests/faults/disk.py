@@ -25,7 +25,7 @@ from typing import Any
 import tiny
 from calls import BROKEN, FULL, CallCounter, FailingCalls, intercept_calls
 from tgen.errors import TrainingError
-from tgen.reports.training import EvalReport, PlanReport, RollbackReport, SavingReport
+from tgen.reports.training import EvalReport, RollbackReport, SavingReport
 from tgen.runs import RunRequest
 from tgen.runs.storage import state
 
@@ -91,7 +91,7 @@ class Disk:
             counter = CallCounter()
             with intercept_calls(counter):
                 for report in tiny.run_session(self.request(whole)):
-                    if isinstance(report, PlanReport):
+                    if tiny.is_start(report):
                         report_line(f"start {len(counter.names)}")
                     elif isinstance(report, RollbackReport):
                         report_line("back")

@@ -75,11 +75,17 @@ class Lifetime(NamedTuple):
     n_lines: int
 
 
+def wait_for(process: Process, part: bytes) -> None:
+    """Read the output of a process up to a line with `part`."""
+    assert process.stdout
+    while (line := process.stdout.readline()) and part not in line:
+        pass
+
+
 def measure(process: Process) -> Lifetime:
     """Measure a run without signals."""
     began = time.perf_counter()
-    assert process.stdout
-    process.stdout.readline()  # the plan: the run has started
+    wait_for(process, b"first step")  # the run has started
     plan_seconds = time.perf_counter() - began
     rest, _ = process.communicate()
     return Lifetime(plan_seconds, time.perf_counter() - began, (rest or b"").count(b"\n"))
@@ -138,8 +144,7 @@ def judge(
 def check_ignored_signals(folder: Path) -> list[str]:
     """Check that ignored signals stay ignored, as under nohup."""
     process = train(folder, "ignoring", ignoring=True)
-    assert process.stdout
-    process.stdout.readline()
+    wait_for(process, b"first step")
     for number in SIGNALS:
         process.send_signal(number)
     process.communicate()
@@ -149,8 +154,7 @@ def check_ignored_signals(folder: Path) -> list[str]:
 def check_second_signal(folder: Path) -> list[str]:
     """Check that the second of two signals ends the process."""
     process = train(folder, "twice", steps=100_000)
-    assert process.stdout
-    process.stdout.readline()
+    wait_for(process, b"StepReport")
     for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
         process.send_signal(number)
     _, output = process.communicate()

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from tgen import runs
 from tgen.config import TrainConfig
-from tgen.reports.training import EvalReport, PlanReport, RollbackReport, RunReport
+from tgen.reports.training import EvalReport, PhaseReport, PlanReport, RollbackReport, RunReport
 from tgen.runs import ResumeRequest, RunRequest
 from tgen.runs.storage import log, state
 from tgen.storage import files
@@ -88,7 +88,7 @@ def import_everything(*, cheap: bool = True) -> None:
             final_report._MEMORIZATION_TOKENS
         ) = 2
         forgetting._TEXT_TOKENS = 4
-        prepare._baselines = lambda *_: {}
+        prepare._baselines = lambda _: {}
         prepare.measure_speed = lambda *_, **__: 1e9  # type: ignore[attr-defined]
         checkpoint_saver._MAX_RETRY_SECONDS = 0.0  # retry at every step
         trainer._FINAL_RETRY_SECONDS = (0.0, 0.0, 0.0)
@@ -171,10 +171,17 @@ def run_forked(
     return Result(code if code >= 0 else 128 - code, lines)
 
 
+def is_start(report: RunReport) -> bool:
+    """Whether a new or resumed run is on disk and begins to train."""
+    return isinstance(report, PhaseReport) and report.phase == "first step"
+
+
 def promise_of(report: RunReport) -> str | None:
     """Return the promise of a report: a step, and "state", or "best" for the weights too."""
-    if isinstance(report, PlanReport):
+    if isinstance(report, PlanReport) and report.resumed_at_step:
         return f"{report.resumed_at_step} state"
+    if is_start(report):
+        return "0 state"
     if isinstance(report, EvalReport):
         return f"{report.step} {'best' if report.best else 'state'}"
     if isinstance(report, RollbackReport):

@@ -8,7 +8,7 @@ import pytest
 
 from support.command import tgen
 from support.models import TEXT, make_model
-from support.runs import load_run, progress, request, resume
+from support.runs import load_run, progress, request, resume, start_run
 from support.vocabularies import smollm2_like
 from tgen import runs
 from tgen.checkpoint import model_dir
@@ -176,11 +176,10 @@ def test_short_corpus_gets_windows_shorter_than_the_models_context(tmp_path, sou
     long_context = request(tmp_path, "long", family="llama", overrides={"context_length": "99"})
     list(runs.start(long_context))
     short = fine_tune(tmp_path, tmp_path / "long", corpus=[str(tmp_path / "short.txt")])
-    plan = next(runs.start(short))
-    assert isinstance(plan, PlanReport)
+    plan = start_run(short)
     assert plan.context_length == 71  # of 72 bytes to train on
     with pytest.raises(UsageError, match="n_layers=3 cannot be combined with --from"):
-        next(
+        list(
             runs.start(dataclasses.replace(short, out=tmp_path / "b", overrides={"n_layers": "3"}))
         )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.runs import contents, load_run, request, resume
+from support.runs import contents, load_run, request, resume, start_run
 from tgen import runs
 from tgen.errors import TgenError, TrainingError, UsageError
 from tgen.reports.training import DoneReport, EvalReport, RunReport
@@ -57,7 +57,7 @@ def test_keep_checkpoints_limits_the_number_of_states(tmp_path):
     assert {f"state-{step:08d}" for step in (8, 10, 12, 14)} <= names
     assert len(names) <= 5  # and the best
     with pytest.raises(UsageError, match="keep"):
-        next(runs.start(request(tmp_path, "none", overrides={"keep": "1"})))
+        list(runs.start(request(tmp_path, "none", overrides={"keep": "1"})))
 
 
 class KilledError(BaseException):
@@ -96,7 +96,7 @@ def test_new_corpus_is_trained_on_and_recorded(tmp_path, other):
     fresh = request(
         tmp_path, "fresh", corpus=other["corpus"], tokenizer=str(out / "training/tokenizer.json")
     )
-    next(runs.start(fresh))
+    start_run(fresh)
     for name, array in load_run(tmp_path / "fresh")[1].items():
         assert (array[:] == tokens[name][:]).all()
     with pytest.raises(UsageError, match="the run has ended at step 14"):

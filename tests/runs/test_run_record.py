@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from support.models import ALL_FAMILIES, make_model
-from support.runs import load_run, request, resume
+from support.runs import load_run, request, resume, start_run
 from tgen import runs
 from tgen.config import RopeScaling
 from tgen.errors import TrainingError
@@ -17,7 +17,7 @@ from tgen.runs.run_record import RunRecord
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     run_request = request(tmp_path_factory.mktemp("record"))
-    next(runs.start(run_request))
+    start_run(run_request)
     return load_run(run_request.out)[0]
 
 

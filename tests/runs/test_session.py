@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from support.models import TEXT
-from support.runs import TRAINED, contents, load_run, progress, request, resume
+from support.runs import TRAINED, contents, load_run, progress, request, resume, start_run
 from tgen import runs
 from tgen.checkpoint import model_dir
 from tgen.config import Family, TrainConfig
@@ -164,7 +164,7 @@ def test_existing_files_are_not_overwritten(tmp_path):
 def test_old_model_stays_until_the_new_one_is_saved(tmp_path):
     list(runs.start(request(tmp_path)))
     before = (tmp_path / "model" / "model.safetensors").read_bytes()
-    next(runs.start(request(tmp_path, overwrite=True, overrides={"d_model": "32"})))
+    start_run(request(tmp_path, overwrite=True, overrides={"d_model": "32"}))
     assert (tmp_path / "model" / "model.safetensors").read_bytes() == before
     assert model_dir.load(tmp_path / "model").config.d_model == 16
     list(resume(tmp_path / "model", threads=1))

@@ -8,7 +8,7 @@ from typing import Any
 from support.models import TEXT
 from tgen import runs
 from tgen.config import TrainConfig
-from tgen.reports.training import RunReport
+from tgen.reports.training import PhaseReport, PlanReport, RunReport
 from tgen.runs import ResumeRequest, RunRequest
 from tgen.runs.storage import state as run_state
 from tgen.storage.disk_array import Array
@@ -40,6 +40,18 @@ def request(folder: Path, name: str = "model", **values: Any) -> RunRequest:
         "threads": 1,
     }
     return RunRequest(**defaults | values)
+
+
+def start_run(run_request: RunRequest) -> PlanReport:
+    """Start a run, and stop it before the first step, when it is on disk; return its plan."""
+    plans = []
+    for report in runs.start(run_request):
+        if isinstance(report, PlanReport):
+            plans.append(report)
+        if isinstance(report, PhaseReport) and report.saved:
+            break
+    (plan,) = plans
+    return plan
 
 
 def resume(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.runs import request
+from support.runs import request, start_run
 from tgen import runs
 from tgen.config import SIZES, ModelConfig, Precision, ResolvedTrainConfig, RopeScaling, TrainConfig
 from tgen.errors import CorpusError, UsageError
@@ -371,7 +371,7 @@ def test_compiling_needs_minutes(tmp_path):
 def test_dry_run_returns_the_plan_and_writes_nothing(tmp_path):
     shown = runs.dry_run(request(tmp_path))
     assert list(tmp_path.iterdir()) == [tmp_path / "corpus.txt"]
-    begun = next(runs.start(request(tmp_path)))
+    begun = start_run(request(tmp_path))
     assert (begun.n_parameters, begun.vocab_size) == (shown.n_parameters, shown.vocab_size)
     assert [c.name for c in begun.choices] == [c.name for c in shown.choices]
     (tmp_path / "model" / "config.json").write_text("{}")  # a model is there by now

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.runs import request, resume
+from support.runs import request, resume, start_run
 from tgen import runs
 from tgen.errors import UsageError
 from tgen.reports.training import DoneReport, EvalReport, EventsReport, SampleReport, StepReport
@@ -89,17 +89,17 @@ def test_new_run_shows_nothing_of_the_old_one(tmp_path):
     pytest.importorskip("tensorboardX")
     anew = request(tmp_path, tensorboard=True, overwrite=True)
     list(runs.start(anew))
-    next(runs.start(anew))
+    start_run(anew)
     assert not (tmp_path / "model" / "training" / "tensorboard").exists()
 
 
 def test_missing_package_is_refused_before_training(tmp_path, monkeypatch):
     monkeypatch.setattr(tensorboard, "find_spec", lambda name: None if name else name)
     with pytest.raises(UsageError, match="tensorboardX") as caught:
-        next(runs.start(request(tmp_path, tensorboard=True)))
+        list(runs.start(request(tmp_path, tensorboard=True)))
     assert "pip install" in caught.value.hint
     assert not (tmp_path / "model").exists()
-    next(runs.start(request(tmp_path)))  # without --tensorboard the package is not needed
+    start_run(request(tmp_path))  # without --tensorboard the package is not needed
 
 
 class FullDisk(io.RawIOBase):
