@@ -1,8 +1,8 @@
 """The training log: every report exactly once, even after kills and full disks."""
 
 import json
-from itertools import islice
 import os
+from itertools import islice
 from pathlib import Path
 
 import pytest

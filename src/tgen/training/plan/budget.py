@@ -18,6 +18,7 @@ from tgen.training.plan.step_time import step_seconds
 
 _FROZEN_WORK = 4 / 6  # of products, without the gradients of the weights
 _OTHER_SHARE = 0.05  # share of the time for evaluations, samples and saving
+_SAMPLING_SECONDS = 0.3  # at least: one token at a time, however small the model
 _SAMPLE_TOKENS, _MEMORIZATION_SAMPLES, _MEMORIZATION_TOKENS = 120, 8, 128
 _EXIT_SECONDS = 0.9
 _FEWEST_STEPS = 4  # of fine-tuning: windows are left out of a step if fewer steps would fit
@@ -122,7 +123,9 @@ def closing_seconds(
 ) -> float:
     """Return the seconds after the last step: evaluation of `eval_tokens` held-out tokens and of
     the general text, a sample and, except of rows, memorization."""
-    speed, limit = tokens_per_second, side_work.generated_tokens or _MEMORIZATION_TOKENS
+    speed, limit = tokens_per_second, side_work.generated_tokens
+    if limit is None:  # a new model, which is small; with steps the time does not matter
+        return (0.7 * eval_tokens + 4 * step_tokens) / speed + _SAMPLING_SECONDS
     eval_tokens += side_work.general_tokens
     seconds = generation_seconds(1, min(_SAMPLE_TOKENS, limit), speed)
     if not has_rows:

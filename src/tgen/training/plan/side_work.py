@@ -1,7 +1,6 @@
-"""What a run computes beside its steps, and how long that takes.
+"""What a fine-tuning run computes beside its steps, and how long that takes.
 
-Samples, the loss on training text and the general text of fine-tuning each have 5% of the minutes.
-Small models need less; a large one writes less.
+Samples, evaluations and the general text each have 5% of the minutes: a large model writes less.
 """
 
 import math
@@ -39,6 +38,8 @@ def choose_side_work(
     `general_tokens` are those of the user's general text, 0 for a new model; None: the base model
     writes a text.
     """
+    if general_tokens == 0:
+        return SideWork()
     if train.steps is not None:  # the same on every machine
         n_texts = TEXTS_WITH_STEPS if general_tokens is None else 0
         return SideWork(n_texts, general_tokens or n_texts * TEXT_TOKENS)
