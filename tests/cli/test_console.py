@@ -185,3 +185,16 @@ def test_stderr_is_not_touched_when_python_closes_it_at_its_end(monkeypatch):
     stream = console._Stderr()
     monkeypatch.setattr(sys, "stderr", Gone())
     stream.close()
+
+
+def test_redirected_output_has_no_trailing_spaces(monkeypatch, capsys):
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_row("name", "long value")
+    table.add_row("longer name", "v")
+    console.show(table)
+    console.err.print(table)
+    shown = capsys.readouterr()
+    assert shown.out == "name         long value\nlonger name  v\n"
+    assert shown.err == shown.out

@@ -88,7 +88,7 @@ def import_everything(*, cheap: bool = True) -> None:
             final_report._MEMORIZATION_TOKENS
         ) = 2
         forgetting._TEXT_TOKENS = 4
-        prepare._baselines = lambda split: {}
+        prepare._baselines = lambda *_: {}
         prepare.measure_speed = lambda *_, **__: 1e9  # type: ignore[attr-defined]
         checkpoint_saver._MAX_RETRY_SECONDS = 0.0  # retry at every step
         trainer._FINAL_RETRY_SECONDS = (0.0, 0.0, 0.0)

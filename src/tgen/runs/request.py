@@ -56,7 +56,7 @@ class RunRequest:
         "Text whose loss is reported before and after fine-tuning, to show what was forgotten.",
         "--general",
         metavar="FILE",
-        shown_default="32 KB that the base model writes",
+        shown_default="short texts that the base model writes",
     )
     overrides: dict[str, str] = option(
         default_factory=dict,

@@ -69,3 +69,55 @@ def test_empty_out_is_refused(run_here, corpus):
     result = run_here("train", corpus, "--out", "")
     assert result.returncode == 2
     assert b"error: --out is empty\nhint: " in result.stderr
+
+
+def test_progress_at_80_columns_keeps_the_bar_and_breaks_between_words(monkeypatch):
+    import io
+
+    from rich.console import Console
+
+    from tgen.cli import console
+    from tgen.cli.train.progress import TrainingProgress
+    from tgen.reports.training import StepReport
+
+    terminal = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    monkeypatch.setattr(console, "err", terminal)
+    monkeypatch.setattr(console, "draws_progress", lambda: True)
+    view = TrainingProgress(quiet=False, json_lines=False)
+    report = StepReport(
+        step=1117,
+        loss=4.5,
+        learning_rate=0.1,
+        tokens_per_second=12345.0,
+        seconds=1.0,
+        fraction_done=0.5,
+        seconds_left=51.0,
+        other_cpus=1.7,
+    )
+    view._validation = " · validation 2.345 bits/byte"
+    view.show(report)
+    terminal.print(view._bar.get_renderable())
+    lines = terminal.file.getvalue().splitlines()
+    assert lines[0].startswith("━" * 24)
+    assert max(map(len, lines)) <= 80
+    words = " ".join(lines).replace("━", "").replace("╸", "").replace("╺", "").split()
+    assert " ".join(words).startswith("step 1,117 · loss 4.500 · validation 2.345 bits/byte")
+    assert "other processes use 1.7 of" in " ".join(words)
+    assert words[-1] == "CPUs"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_start_of_the_process_is_read_from_proc(tmp_path):
+    import time
+
+    from tgen.model.cpu_load import process_start
+
+    age = time.monotonic() - process_start()
+    assert age > 0
+    folder = tmp_path / "proc" / "self"
+    folder.mkdir(parents=True)
+    ticks = os.sysconf("SC_CLK_TCK")
+    boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+    fields = " ".join(["S", *["0"] * 18, str(int((boot - 7) * ticks)), "0"])
+    (folder / "stat").write_text(f"1 (a) b) {fields}")
+    assert time.monotonic() - process_start(root=tmp_path) == pytest.approx(7, abs=0.5)

@@ -1,0 +1,89 @@
+"""The general text of fine-tuning: after the plan, bounded, and the same when a run resumes."""
+
+from dataclasses import replace
+
+import pytest
+
+from support.models import make_model
+from support.runs import contents, load_run, request, resume, start_run
+from tgen import runs
+from tgen.checkpoint import model_dir
+from tgen.config import TrainConfig
+from tgen.reports.training import DoneReport, PhaseReport, PlanReport
+from tgen.runs import final_report, forgetting, prepare, samples
+from tgen.training.plan.side_work import (
+    SHARE,
+    TEXT_TOKENS,
+    choose_side_work,
+    evaluation_seconds,
+    general_seconds,
+)
+
+WRITING = "writing the general text"
+
+
+@pytest.fixture
+def tuning(tmp_path, tokenizer, monkeypatch):
+    for module, name in (
+        (forgetting, "_TEXT_TOKENS"),
+        (samples, "_SAMPLE_TOKENS"),
+        (final_report, "_MEMORIZATION_TOKENS"),
+    ):
+        monkeypatch.setattr(module, name, 4)
+    monkeypatch.setattr(prepare, "measure_speed", lambda *_, **__: 1e9)
+    model = make_model("llama", vocab_size=tokenizer.vocab_size, context_length=32)
+    model_dir.save(tmp_path / "base", model.config, tokenizer, model.to_arrays())
+    settings = {"eval_every": "3", "batch_size": "2"}
+    plain = request(tmp_path, train=TrainConfig(steps=4, lora=2))
+    return replace(plain, start_from=tmp_path / "base", overrides=settings)
+
+
+def test_plan_comes_before_the_general_text_and_names_it(tuning):
+    reports = list(runs.start(tuning))
+    names = [getattr(report, "phase", type(report).__name__) for report in reports]
+    assert names.index("PlanReport") < names.index("saving the first checkpoint")
+    assert names.index("saving the first checkpoint") < names.index(WRITING)
+    plan = next(report for report in reports if isinstance(report, PlanReport))
+    choices = {choice.name: choice.value for choice in plan.choices}
+    assert choices["general text"] == "64 texts of 16 tokens"
+    done = reports[-1]
+    assert isinstance(done, DoneReport)
+    assert done.general_tokens > 0
+
+
+def test_run_stopped_before_its_general_text_resumes_to_the_same(tuning, tmp_path):
+    list(runs.start(replace(tuning, out=tmp_path / "whole")))
+    start_run(replace(tuning, out=tmp_path / "parts"))
+    assert load_run(tmp_path / "parts")[0]["general_bits_per_byte"] is None
+    phases = [
+        one.phase for one in resume(tmp_path / "parts", threads=1) if isinstance(one, PhaseReport)
+    ]
+    assert WRITING in phases
+    assert contents(tmp_path / "whole") == contents(tmp_path / "parts")
+    whole, parts = (load_run(tmp_path / name)[0] for name in ("whole", "parts"))
+    assert whole["general_bits_per_byte"] == parts["general_bits_per_byte"]
+
+
+def test_record_of_an_earlier_version_resumes_without_new_fields(tuning, tmp_path):
+    import json
+
+    list(runs.start(tuning, stopped=lambda: True))
+    path = tmp_path / "model" / "training" / "run.json"
+    record = json.loads(path.read_text())
+    for name in ("general_texts", "general_tokens", "generated_tokens", "evaluated_tokens"):
+        del record["plan"][name]
+    del record["plan"]["evaluates_all"]
+    path.write_text(json.dumps(record))
+    done = list(resume(tmp_path / "model", threads=1))[-1]
+    assert isinstance(done, DoneReport)
+    assert done.general_after is not None
+
+
+@pytest.mark.parametrize("speed", [1.0, 30.0, 300.0, 3e4])
+@pytest.mark.parametrize("minutes", [0.5, 1.5, 10.0])
+def test_general_text_takes_at_most_its_share_of_the_minutes(speed, minutes):
+    side_work = choose_side_work(TrainConfig(minutes=minutes), speed, general_tokens=None)
+    n_tokens = side_work.general_texts * TEXT_TOKENS
+    assert side_work.general_tokens == n_tokens
+    after = evaluation_seconds(n_tokens, speed)
+    assert general_seconds(side_work, speed) + after <= SHARE * 60 * minutes
