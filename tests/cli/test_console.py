@@ -187,9 +187,7 @@ def test_stderr_is_not_touched_when_python_closes_it_at_its_end(monkeypatch):
     stream.close()
 
 
-def test_redirected_output_has_no_trailing_spaces(monkeypatch, capsys):
-    from rich.table import Table
-
+def test_redirected_output_has_no_trailing_spaces(capsys):
     table = Table.grid(padding=(0, 2))
     table.add_row("name", "long value")
     table.add_row("longer name", "v")

@@ -55,7 +55,7 @@ class TrainingProgress:
         self._last_line = self._phase_began = time.monotonic()
         self._phase: PhaseReport | None = None  # None: training
         self._bar = Progress(
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=24, table_column=Column(min_width=24)),
             _LineColumn(self._line),
             console=console.err,
             transient=True,
@@ -74,7 +74,7 @@ class TrainingProgress:
 
     def show(self, report: RunReport) -> None:
         """Show one report."""
-        if self._json:
+        if self._json and not (self._plan_only and isinstance(report, PhaseReport)):
             self._write_json(report)
         elif self._plan_only and isinstance(report, PlanReport):
             self._bar.stop()  # erase the bar, on whose line the plan would begin
