@@ -80,7 +80,8 @@ def test_progress_at_80_columns_keeps_the_bar_and_breaks_between_words(monkeypat
     from tgen.cli.train.progress import TrainingProgress
     from tgen.reports.training import StepReport
 
-    terminal = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    output = io.StringIO()
+    terminal = Console(file=output, width=80, force_terminal=True, color_system=None)
     monkeypatch.setattr(console, "err", terminal)
     monkeypatch.setattr(console, "draws_progress", lambda: True)
     view = TrainingProgress(quiet=False, json_lines=False)
@@ -90,14 +91,14 @@ def test_progress_at_80_columns_keeps_the_bar_and_breaks_between_words(monkeypat
         learning_rate=0.1,
         tokens_per_second=12345.0,
         seconds=1.0,
-        fraction_done=0.5,
+        fraction_done=1.0,
         seconds_left=51.0,
         other_cpus=1.7,
     )
     view._validation = " · validation 2.345 bits/byte"
     view.show(report)
     terminal.print(view._bar.get_renderable())
-    lines = terminal.file.getvalue().splitlines()
+    lines = output.getvalue().splitlines()
     assert lines[0].startswith("━" * 24)
     assert max(map(len, lines)) <= 80
     words = " ".join(lines).replace("━", "").replace("╸", "").replace("╺", "").split()

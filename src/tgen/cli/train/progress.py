@@ -55,7 +55,7 @@ class TrainingProgress:
         self._last_line = self._phase_began = time.monotonic()
         self._phase: PhaseReport | None = None  # None: training
         self._bar = Progress(
-            BarColumn(bar_width=24, table_column=Column(min_width=24)),
+            BarColumn(bar_width=24),
             _LineColumn(self._line),
             console=console.err,
             transient=True,
