@@ -8,8 +8,7 @@ from typing import Any
 import typer
 
 from tgen.cli.app import make_app
-
-PANEL = "rich_help_panel"
+from tgen.cli.command_help import format_default, label_type, list_panels
 
 
 def main() -> None:
@@ -28,14 +27,7 @@ def describe(command: Any, context: typer.Context) -> None:
     print(f"## tgen {command.name}\n")
     print(f"    {command.get_usage(context).removeprefix('Usage: ')}\n")
     print(f"{paragraphs(command.help)}\n")
-    visible = [one for one in command.get_params(context) if not getattr(one, "hidden", False)]
-    panels: dict[str, list[Any]] = {}
-    visible.sort(key=lambda one: one.param_type_name != "argument")
-    for one in visible:
-        is_argument = one.param_type_name == "argument"
-        name = "Arguments" if is_argument else getattr(one, PANEL, None) or "Options"
-        panels.setdefault(name, []).append(one)
-    for name, parameters in panels.items():
+    for name, parameters in list_panels(command, context).items():
         print(f"### {name}\n\n| option | description | default |\n|---|---|---|")
         for one in parameters:
             print(row(one, context))
@@ -45,13 +37,11 @@ def describe(command: Any, context: typer.Context) -> None:
 def row(parameter: Any, context: typer.Context) -> str:
     """Return a line of the table of options."""
     is_argument = parameter.param_type_name == "argument"
-    kind = "" if is_argument else parameter.display_type_rich(ctx=context) or ""
     names = [parameter.metavar] if is_argument else [*parameter.opts, *parameter.secondary_opts]
-    code = " ".join(f"`{name}`" for name in [*names, kind] if name).replace("|", "\\|")
-    shown = parameter.show_default
-    default = shown if isinstance(shown, str) else parameter.default if shown else ""
-    default = "" if default in (False, None) else default
-    return f"| {code} | {escape(parameter.help or '')} | {escape(str(default))} |"
+    code = " ".join(
+        f"`{name}`" for name in [*names, label_type(parameter, context)] if name
+    ).replace("|", "\\|")
+    return f"| {code} | {escape(parameter.help or '')} | {escape(format_default(parameter))} |"
 
 
 def paragraphs(text: str) -> str:

@@ -182,7 +182,7 @@ def test_stderr_is_not_touched_when_python_closes_it_at_its_end(monkeypatch):
         def flush(self):
             raise TypeError("'NoneType' object is not callable")
 
-    stream = console._Stderr()
+    stream = console.Stderr()
     monkeypatch.setattr(sys, "stderr", Gone())
     stream.close()
 

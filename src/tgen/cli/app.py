@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -45,26 +45,29 @@ _DISK_HINTS = {
 }
 
 
-class _Command(TyperCommand):
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters as typer does, without needless type labels."""
-        return _drop_type_labels(super().get_params(ctx))
+class _Help:
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """Print the help, like Typer's own code, which imports more than all of tgen."""
+        from tgen.cli.command_help import print_help
+
+        print_help(self, ctx)
 
 
-class _Group(TyperGroup):
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters as typer does, without needless type labels."""
-        return _drop_type_labels(super().get_params(ctx))
+class _Command(_Help, TyperCommand):
+    def __init__(self, name: str, *, params: list[Any], **settings: Any) -> None:
+        for one in params:
+            if not one.required:  # of a missing one, Typer says so
+                one.process_value = _keep_text
+        super().__init__(name, params=params, **settings)
 
 
-def _drop_type_labels(parameters: list[Any]) -> list[Any]:
-    """Drop `<bool>` beside flags, which take no value, and the type beside an argument's name."""
-    for one in parameters:
-        if getattr(one, "is_flag", False):
-            one.metavar = ""
-        elif one.param_type_name == "argument":
-            one.display_type_rich = lambda **_: None
-    return parameters
+def _keep_text(ctx: Any, value: Any) -> Any:  # noqa: ARG001
+    """Return the value as it was typed: `options.make_command` converts it, without pydantic."""
+    return value
+
+
+class _Group(_Help, TyperGroup):
+    pass
 
 
 def make_app(arguments: Sequence[str] = tuple(COMMANDS)) -> typer.Typer:
@@ -196,19 +199,8 @@ def _report_usage(error: TyperException, arguments: list[str]) -> int:
         )
         if "extra argument" in message and command not in _TAKES_ARGUMENTS:
             hint = 'pass a text as --prompt "TEXT"'
-        parameter, cause = getattr(error, "param", None), cast(Any, error.__cause__)
-        if parameter is not None and hasattr(cause, "errors"):  # of pydantic, which converts values
-            detail, flag = cause.errors()[0], parameter.opts[0]
-            message = f"{flag}: invalid value {detail['input']!r}"
-            hint = f"set {flag} to {_describe_type(detail)}"
         console.print_error(message[:1].lower() + message[1:], hint)
     return error.exit_code
-
-
-def _describe_type(detail: dict[str, Any]) -> str:
-    names = {"float_parsing": "a number", "int_parsing": "a whole number"}
-    expected = detail["msg"].partition("is not one of ")[2].rstrip(".").replace("'", "")
-    return names.get(detail["type"]) or (f"one of {expected}" if expected else "a valid value")
 
 
 def _report_bug(error: Exception, *, debug: bool) -> int:

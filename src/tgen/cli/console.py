@@ -5,18 +5,20 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from typing import IO, Any, TextIO, cast
-
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from tgen.cli.terminal_text import drawing_fallbacks, one_line, printable
 from tgen.errors import TgenError
 
+if TYPE_CHECKING:
+    from tgen.cli.rich_console import err as err
+    from tgen.cli.rich_console import out as out
 
-class _Stderr(io.TextIOBase):
+
+class Stderr(io.TextIOBase):
     """A stderr that may fail, as on a dead terminal or a full disk, without stopping the work."""
 
     @property
@@ -85,47 +87,22 @@ class _EscapedStderr:
         return getattr(self.rich_proxied_file, name)
 
 
+stderr = Stderr()
+
+
 class StdoutClosedError(Exception):
     """The reader of stdout closed the pipe: the command ends without an error."""
 
     exit_status = 0
 
 
-class _SafeConsole(Console):
-    """A console that escapes all its text, and replaces drawing characters its encoding lacks."""
+def __getattr__(name: str) -> Any:
+    """Import `out` and `err` on first use: Rich takes longer than the rest of a short command."""
+    if name not in ("out", "err"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from tgen.cli import rich_console
 
-    def render(
-        self, renderable: RenderableType, options: ConsoleOptions | None = None
-    ) -> Iterable[Segment]:
-        """Render as rich does; only rich's own control codes reach the terminal unchanged."""
-        fallbacks = drawing_fallbacks(self.encoding)
-        for segment in super().render(renderable, options):
-            if segment.control:
-                yield segment
-                continue
-            text, style = printable(segment.text), segment.style
-            if fallbacks and not text.isascii():
-                text = text.translate(fallbacks)
-            if style is not None and style.link is not None:  # a library's own escape sequence
-                style = style.update_link(None)
-            yield Segment(text, style)
-
-
-class _Output(_SafeConsole):
-    """A stdout whose reader may close the pipe at any time."""
-
-    def on_broken_pipe(self) -> None:
-        """Raise StdoutClosedError, where rich would end the process."""
-        raise StdoutClosedError
-
-
-err = _SafeConsole(
-    file=cast(IO[str], _Stderr()), highlight=False, markup=False, emoji=False, soft_wrap=True
-)
-out = _Output(highlight=False, markup=False, emoji=False)
-_wide = _Output(
-    highlight=False, markup=False, emoji=False, width=1000
-)  # for lines that must not wrap
+    return getattr(rich_console, name)
 
 
 def ensure_standard_fds() -> None:
@@ -176,8 +153,10 @@ def write(data: bytes) -> None:
 
 def show(*things: object, wrap: bool = True) -> None:
     """Print tables and lines to stdout; errors as in `write`. Without `wrap`, lines stay whole."""
+    from tgen.cli.rich_console import out, wide
+
     require_stdout()
-    console = out if wrap else _wide
+    console = out if wrap else wide
     with _stdout_errors():
         with nullcontext() if out.is_terminal else console.capture() as lines:
             console.print(*things, sep="\n", soft_wrap=not wrap)
@@ -188,6 +167,8 @@ def show(*things: object, wrap: bool = True) -> None:
 
 def has_color_ramp() -> bool:
     """Return whether stdout has 256 colors or more, and half blocks; else turn color off."""
+    from tgen.cli.rich_console import out
+
     lacks_blocks = ord("▀") in drawing_fallbacks(out.encoding)
     if out.color_system not in ("256", "truecolor") or lacks_blocks:  # 16 colors are too few
         out.no_color = True
@@ -196,20 +177,23 @@ def has_color_ramp() -> bool:
 
 def draws_progress() -> bool:
     """Return whether stderr is a terminal on which a line can be redrawn; ignores FORCE_COLOR."""
-    return err.file.isatty() and not err.is_dumb_terminal
+    if not stderr.isatty():
+        return False
+    from tgen.cli.rich_console import err
+
+    return not err.is_dumb_terminal
 
 
 def print_status(text: str, *, quiet: bool = False, is_command: bool = False) -> None:
     """Print one line to stderr. A terminal breaks it between words or, if it is a command to copy,
     nowhere."""
     if not quiet:
-        err.print(one_line(text), soft_wrap=is_command or not err.is_terminal)
+        _print_line(text, is_command=is_command)
 
 
 def ask(question: str) -> None:
     """Print a question to stderr; the answer follows on the same line."""
-    err.print(one_line(question), end=" ")
-    err.file.flush()
+    _print_line(question, end=" ")
 
 
 def print_try_generate(model: object, *, chat: bool = False, quiet: bool = False) -> None:
@@ -224,6 +208,19 @@ def print_error(message: str, hint: str = "") -> None:
     print_status(f"error: {message}")
     if hint:
         print_status(f"hint: {hint}")
+
+
+def _print_line(text: str, end: str = "\n", *, is_command: bool = False) -> None:
+    """Print one line to stderr, above a progress bar if there is one. Rich breaks long ones."""
+    text = one_line(text)
+    wraps = stderr.isatty() and not is_command
+    if "tgen.cli.rich_console" in sys.modules or (wraps and len(text) >= get_terminal_size()[0]):
+        from tgen.cli.rich_console import err
+
+        err.print(text, end=end, soft_wrap=not wraps)
+    else:
+        stderr.write(text.expandtabs().translate(drawing_fallbacks(stderr.encoding)) + end)
+    stderr.flush()
 
 
 def close() -> None:
@@ -268,10 +265,14 @@ def _silence(stream: TextIO) -> None:
 @contextmanager
 def progress(label: str, *, quiet: bool = False) -> Iterator[Callable[[float], None]]:
     """Show a progress bar with time left on stderr; yield a function to set the fraction."""
+    if quiet or not draws_progress():
+        yield lambda _: None
+        return
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from tgen.cli.rich_console import err
+
     columns = (TextColumn(label, markup=False), BarColumn(bar_width=24), TimeRemainingColumn())
-    hidden = quiet or not draws_progress()
-    with Progress(*columns, console=err, transient=True, disable=hidden) as bar:
+    with Progress(*columns, console=err, transient=True) as bar:
         task = bar.add_task(label, total=1.0)
         yield lambda fraction: bar.update(task, completed=fraction)

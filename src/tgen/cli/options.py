@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -116,6 +117,13 @@ class _Parameter(NamedTuple):
     read: Callable[[Any], Any] | None
     field: str
     owner: str  # name of the nested field, or ""
+    flag: str  # its main spelling; of an argument its name
+
+    @property
+    def kind(self) -> Any:
+        """The type of its values, without None."""
+        kind, _ = get_args(self.parameter.annotation)
+        return _without_none(kind)
 
 
 def make_command(
@@ -172,19 +180,28 @@ def _parameters(options_type: type, owner: str = "") -> Iterator[_Parameter]:
                 if "argument" in details
                 else typer.Option(*details["flags"], **how)
             )
-            yield _parameter(one.name, kind, default, info, details, owner)
+            flag = (details.get("flags") or [one.name])[0].partition("/")[0]
+            yield _parameter(one.name, kind, default, info, details, owner, flag)
             if "old_flags" in details:
-                hidden = typer.Option(details["old_flags"], hidden=True)
-                yield _parameter(f"old_{one.name}", kind, default, hidden, details, owner)
+                flag = details["old_flags"]
+                hidden = typer.Option(flag, hidden=True)
+                yield _parameter(f"old_{one.name}", kind, default, hidden, details, owner, flag)
 
 
 def _parameter(
-    name: str, kind: Any, default: Any, info: Any, details: Mapping[str, Any], owner: str
+    name: str,
+    kind: Any,
+    default: Any,
+    info: Any,
+    details: Mapping[str, Any],
+    owner: str,
+    flag: str,
 ) -> _Parameter:
     parameter = inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
     )
-    made = _Parameter(parameter, details.get("panel", ""), None, name.removeprefix("old_"), owner)
+    field_name = name.removeprefix("old_")
+    made = _Parameter(parameter, details.get("panel", ""), None, field_name, owner, flag)
     return _with_reader(made, details["reader"]) if "reader" in details else made
 
 
@@ -211,12 +228,45 @@ def _collect(
             group = options[one.owner] if one.owner else options
             other = given.setdefault((one.owner, one.field), one)
             if other is not one:
-                new, old = (p.parameter.annotation.__metadata__[0].default for p in (other, one))
-                message = f"{old} cannot be combined with {new}"
-                raise UsageError(message, f"remove {old}, the old name")
-            value = one.read(values[name]) if one.read else values[name]
+                message = f"{one.flag} cannot be combined with {other.flag}"
+                raise UsageError(message, f"remove {one.flag}, the old name")
+            value = _convert(one, values[name])
             group[one.field] = value
     return options
+
+
+def _convert(one: _Parameter, value: Any) -> Any:
+    """Return a value as the field's type; raise UsageError for text that is not of this type.
+
+    Typer would convert it with pydantic, which takes longer to import than tgen to start.
+    """
+    try:
+        value = _parse(one.kind, value)
+    except (KeyError, ValueError):
+        names = {int: "a whole number", float: "a number"}
+        expected = names.get(one.kind) or f"one of {', '.join(_literals(one.kind))}"
+        message, hint = f"{one.flag}: invalid value {value!r}", f"set {one.flag} to {expected}"
+        raise UsageError(message, hint) from None
+    return one.read(value) if one.read else value
+
+
+def _parse(kind: Any, value: Any) -> Any:
+    if get_origin(kind) is list:
+        return [_parse(get_args(kind)[0], item) for item in value]
+    if isinstance(value, bool):
+        return value
+    return _literals(kind)[str(value)] if _literals(kind) else kind(value)
+
+
+def _literals(kind: Any) -> dict[str, Any]:
+    """Return the values of a Literal by their spelling; of other types none."""
+    return {str(one): one for one in get_args(kind)} if get_origin(kind) is Literal else {}
+
+
+def _without_none(kind: Any) -> Any:
+    """Return X for X | None."""
+    types = get_args(kind)
+    return next(one for one in types if one is not NoneType) if NoneType in types else kind
 
 
 @contextmanager
