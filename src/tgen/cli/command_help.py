@@ -15,7 +15,7 @@ from tgen.cli import console
 
 
 class _Flags(RegexHighlighter):
-    highlights = (  # type: ignore[assignment]
+    highlights = (
         r"(^|\W)(?P<green>-\w+)(?![a-zA-Z0-9])",
         r"(^|\W)(?P<cyan>--[\w\-]+)",
         r"(?P<yellow><[^>]+>)",
