@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import unicodedata
+from importlib import import_module
 
 import pytest
 from rich.color import ColorSystem
@@ -67,6 +68,23 @@ def test_messages_are_single_lines(capsys):
     assert all(c.isprintable() or c == "\n" for c in err)
     assert err.count("\n") == 3
     assert "\nerror: forged" not in err
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "cp437"])
+def test_a_message_is_the_same_with_and_without_rich(encoding, monkeypatch):
+    shown = []
+    for loaded in (True, False):
+        if loaded:
+            import_module("tgen.cli.rich_console")
+        else:
+            monkeypatch.delitem(sys.modules, "tgen.cli.rich_console")
+        data = _terminal(monkeypatch, "stderr", encoding)
+        console.adapt_streams()
+        console.print_status(f"{DRAWING}\ta\tbc [red] 日本 {HOSTILE}" + " long" * 40)
+        console.ask("Remove it?")
+        shown.append(data.getvalue())
+    assert "tgen.cli.rich_console" not in sys.modules
+    assert shown[0] == shown[1]
 
 
 def test_links_in_styles_are_dropped(capsys, monkeypatch):

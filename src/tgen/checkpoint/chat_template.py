@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tgen.checkpoint.gguf import reader
 from tgen.checkpoint.hf.tokenizer_config import NO_CHAT_HINT, read_template_and_tokens
 from tgen.errors import ModelError, TgenError
 
@@ -52,4 +51,8 @@ def special_tokens(path: Path) -> dict[str, str]:
 
 
 def _read(path: Path) -> tuple[Any, dict[str, str]]:
-    return reader.chat_template(path) if path.is_file() else read_template_and_tokens(path)
+    if not path.is_file():
+        return read_template_and_tokens(path)
+    from tgen.checkpoint.gguf import reader
+
+    return reader.chat_template(path)

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from tgen.checkpoint import adapter as adapters
 from tgen.checkpoint import safetensors_file
 from tgen.checkpoint.dtypes import Dtype, cast, dtype_of
-from tgen.checkpoint.gguf import reader
 from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix
 from tgen.checkpoint.hf import config as hf_config
 from tgen.checkpoint.hf import families, generation_config, tokenizer_config
@@ -363,7 +362,11 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """
     if adapters.is_adapter(path):
         path = adapters.find_base(path)
-    return reader.load_tokenizer(path) if path.is_file() else _load_metadata(path)[1]
+    if not path.is_file():
+        return _load_metadata(path)[1]
+    from tgen.checkpoint.gguf import reader
+
+    return reader.load_tokenizer(path)
 
 
 def _config_stamp(path: Path) -> tuple[int, ...]:
@@ -378,6 +381,8 @@ def _load(path: Path, known_tied: bool | None) -> ModelBundle:
     warnings: list[str] = []
     if path.is_file():
         stamp = _stamp([path])
+        from tgen.checkpoint.gguf import reader
+
         config, tokenizer, arrays, ends, quantized = reader.load(
             path, with_weights=known_tied is None
         )
@@ -503,6 +508,8 @@ def describe(path: Path) -> tuple[ModelConfig, Counter[str]]:
     Raises ModelError, and UsageError if the package gguf is needed but missing.
     """
     if path.is_file():
+        from tgen.checkpoint.gguf import reader
+
         return reader.describe(path)
     config = hf_config.from_json(
         hf_config.read_json_object(path / "config.json", limit=_CONFIG_LIMIT)
