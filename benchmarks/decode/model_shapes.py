@@ -15,6 +15,7 @@ SHAPES: dict[str, dict[str, int]] = {
     "tiny": dict(n_layers=2, d_model=64, n_heads=2, d_ff=128, vocab_size=512),
     "12M": dict(n_layers=6, d_model=384, n_heads=6, d_ff=1024, vocab_size=4096),
     "135M": dict(n_layers=30, d_model=576, n_heads=9, n_kv_heads=3, d_ff=1536, vocab_size=49152),
+    "1.1B": dict(n_layers=22, d_model=2048, n_heads=32, n_kv_heads=4, d_ff=5632, vocab_size=32000),
 }
 
 

@@ -1,12 +1,15 @@
-"""Measure whole processes: seconds from spawn to exit, and peak memory.
+"""Measure whole processes: seconds from spawn to exit, CPU seconds and peak memory.
 
-    python -m benchmarks.decode.processes --shape 12M
+    python -m benchmarks.decode.processes --gguf smollm2-135m.gguf --llama-python venv/bin/python
 
-`tgen generate` and a script that does the same with transformers are interleaved; each generates
-`--tokens` tokens after a short prompt. Files and kernels are warm. The weights are random.
+Each row has a task; the programs that do the same task are interleaved, and the medians are shown
+with the ratio of tgen's seconds and memory to each program's. Generating processes generate
+`--tokens` tokens after a short prompt. Files are warm, kernels are compiled. The weights of the
+135M rows come from --gguf, else they are random, as all others are.
 """
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
@@ -15,17 +18,30 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks import harness
-from benchmarks.decode.model_shapes import SHAPES, write_model
+from benchmarks.decode.model_shapes import write_model
 
 PROMPT = "The first"
+TASKS = (
+    *("help", "shipped", "12M float32", "135M q4_1", "135M q8_0", "135M float32"),
+    *("135M bfloat16", "1.1B q8_0", "kernels"),
+)
+QUICK = ("help", "shipped", "tiny float32")
+GGUF_TYPES = {"float32": "f32", "bfloat16": "bf16"}  # of the dtypes of directories
+IMPORTS = "import typer, rich.console"
 TRANSFORMERS = """
 import sys
 from transformers import AutoModelForCausalLM, AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto")
 ids = tokenizer(sys.argv[2], return_tensors="pt")
 out = model.generate(**ids, max_new_tokens=int(sys.argv[3]), do_sample=False)
 print(tokenizer.decode(out[0]))
+"""
+LLAMA = """
+import sys
+from llama_cpp import Llama
+model = Llama(sys.argv[1], verbose=False)
+print(model(sys.argv[2], max_tokens=int(sys.argv[3]), temperature=0)["choices"][0]["text"])
 """
 # The peak memory of a process includes that of its parent before exec, so the parent is small.
 LAUNCHER = """
@@ -33,63 +49,120 @@ import os, subprocess, sys, time
 start = time.perf_counter()
 process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
 _, status, usage = os.wait4(process.pid, 0)
-print(time.perf_counter() - start, usage.ru_maxrss)
+seconds = time.perf_counter() - start
+print(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss)
 sys.exit(os.waitstatus_to_exitcode(status))
 """
+EMPTY_CACHE = 'XDG_CACHE_HOME=$(mktemp -d "$0/XXXXXX") exec "$@"'
+
+Usage = tuple[float, float, float]  # seconds, CPU seconds, peak memory in bytes
 
 
-def run_command(command: list[str]) -> tuple[float, int]:
-    """Return the seconds and the peak RSS in bytes."""
+def run_command(command: list[str]) -> Usage:
+    """Run a process and return what it used."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     launcher = [sys.executable, "-S", "-c", LAUNCHER, *command]
-    output = harness.run_process(launcher).split()
-    return float(output[0]), int(output[1]) * 1024
+    seconds, cpu, peak = harness.run_process(launcher, env=environment).split()
+    return float(seconds), float(cpu), float(peak) * (1 if sys.platform == "darwin" else 1024)
+
+
+def make_tgen_commands(options: argparse.Namespace, *arguments: str) -> dict[str, list[str]]:
+    """Return the command of this checkout, and of the other one if there is one."""
+    checkouts = {"tgen": harness.ROOT, "tgen before": options.against_checkout}
+    return {
+        name: ["env", f"PYTHONPATH={path.resolve() / 'src'}", sys.executable, "-m", *arguments]
+        for name, path in checkouts.items()
+        if path is not None
+    }
+
+
+def make_commands(task: str, options: argparse.Namespace, folder: Path) -> dict[str, list[str]]:
+    """Write the files of a task and return the command of each program."""
+    if task == "help":
+        commands = make_tgen_commands(options, "tgen", "--help")
+        return commands | {"imports of Typer and Rich": [sys.executable, "-c", IMPORTS]}
+    if task == "kernels":
+        commands = make_tgen_commands(options, "tgen.engine.cpu")
+        return {name: ["sh", "-c", EMPTY_CACHE, str(folder), *c] for name, c in commands.items()}
+    shape, _, kind = task.partition(" ")
+    model, script = str(harness.ROOT / "models" / "shakespeare"), [PROMPT, str(options.tokens)]
+    others: dict[str, list[str]] = {}
+    if task != "shipped":
+        is_directory = kind in GGUF_TYPES
+        model = export_model(shape, kind, options, folder, gguf=not is_directory)
+        if is_directory and find_spec("transformers"):
+            others["transformers"] = [sys.executable, "-c", TRANSFORMERS, model, *script]
+        if options.llama_python:
+            gguf = export_model(shape, kind, options, folder, gguf=True)
+            others["llama.cpp"] = [options.llama_python, "-c", LLAMA, gguf, *script]
+    generate = ["tgen", "generate", "--model", model, "--prompt", PROMPT, "-n", script[1]]
+    return make_tgen_commands(options, *generate, "--temperature", "0", "--quiet") | others
+
+
+def export_model(
+    shape: str, kind: str, options: argparse.Namespace, folder: Path, *, gguf: bool
+) -> str:
+    """Write a model as a GGUF file or a directory, and return its path."""
+    source = options.gguf if options.gguf and shape == "135M" else folder / shape
+    if not source.exists():
+        write_model(shape, source)
+    out = folder / f"{shape}-{kind}{'.gguf' if gguf else ''}"
+    if not out.exists():
+        command = [sys.executable, "-m", "tgen", "export", str(source), "--quiet"]
+        command += ["--to", "gguf" if gguf else "transformers", "--out", str(out)]
+        harness.run_process([*command, "--type", GGUF_TYPES.get(kind, kind)])
+    return str(out)
 
 
 def measure(options: argparse.Namespace) -> None:
     """Measure, print the table and write the results."""
-    with tempfile.TemporaryDirectory(prefix="processes-") as name:
-        folder, n = Path(name) / "model", str(options.tokens)
-        n_bytes = write_model(options.shape, folder)
-        generate = [sys.executable, "-m", "tgen", "generate", "--model", str(folder)]
-        generate += ["--prompt", PROMPT, "-n", n, "--temperature", "0", "--quiet"]
-        commands = {"tgen": generate}
-        for dtype in ("bfloat16", "int8"):
-            commands[f"tgen, {dtype}"] = [*generate, "--dtype", dtype]
-        commands["tgen --help"] = [sys.executable, "-m", "tgen", "--help"]
-        if find_spec("transformers"):
-            script = [sys.executable, "-c", TRANSFORMERS, str(folder), PROMPT, n]
-            commands["transformers"] = script
-        else:
-            harness.skip("transformers", "not installed")
-        rounds = []
-        for number in range(options.rounds + options.warmup):
-            results = {name: run_command(command) for name, command in commands.items()}
-            if number >= options.warmup:
-                rounds.append(results)
-    rows = [["", "seconds", "relative to tgen", "peak MB", "relative to the weights"]]
-    for name in commands:
-        seconds = statistics.median(r[name][0] for r in rounds)
-        ratio = statistics.median(r[name][0] / r["tgen"][0] for r in rounds)
-        peak = statistics.median(r[name][1] for r in rounds)
-        rows.append(
-            [name, f"{seconds:.2f}", f"{ratio:.2f}", f"{peak / 1e6:.0f}", f"{peak / n_bytes:.2f}"]
-        )
-    options.result = f"processes_{options.shape}.json"
-    harness.save(options, {"weight_bytes": n_bytes, "tokens": options.tokens, "rounds": rounds})
+    if not options.llama_python:
+        harness.skip("llama.cpp", "not installed: see --llama-python")
+    results: dict[str, list[dict[str, Usage]]] = {}
+    rows = [["task: program", "seconds", "tgen's", "CPU s", "peak MiB", "tgen's"]]
+    for task in options.tasks:
+        with tempfile.TemporaryDirectory(prefix="processes-") as name:
+            commands = make_commands(task, options, Path(name))
+            rounds = [
+                {program: run_command(command) for program, command in commands.items()}
+                for _ in range(options.rounds + options.warmup)
+            ][options.warmup :]
+        results[task] = rounds
+        for program in commands:
+            seconds, cpu, peak = (
+                statistics.median(one[program][i] for one in rounds) for i in range(3)
+            )
+            slower, larger = (
+                statistics.median(one["tgen"][i] / one[program][i] for one in rounds)
+                for i in (0, 2)
+            )
+            cells = [seconds, slower, cpu]
+            rows.append([f"{task}: {program}", *(f"{cell:.2f}" for cell in cells)])
+            rows[-1] += [f"{peak / 2**20:.0f}", f"{larger:.2f}"]
+    harness.save(options, {"tokens": options.tokens, "tasks": results})
     print(harness.format_table(rows))
-    print(f"weights: {n_bytes / 1e6:.0f} MB")
+    print("tgen's: tgen's seconds or memory, relative to this program's")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the options and measure."""
-    parser = harness.make_parser(__doc__, "processes_SHAPE.json")
-    parser.add_argument("--shape", choices=list(SHAPES), default="12M")
+    parser = harness.make_parser(__doc__, "processes.json")
+    all_tasks = dict.fromkeys((*TASKS, *QUICK))
+    parser.add_argument("--tasks", nargs="+", choices=all_tasks, default=TASKS, metavar="TASK")
+    parser.add_argument("--gguf", type=Path, help="GGUF file with the weights of the 135M tasks")
     parser.add_argument("--tokens", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.set_defaults(warmup=1)
-    harness.run(
-        measure, harness.parse(parser, arguments, {"shape": "tiny", "rounds": 1, "warmup": 0})
+    parser.add_argument(
+        "--llama-python",
+        default=sys.executable if find_spec("llama_cpp") else None,
+        help="Python interpreter that has llama-cpp-python (default: this one, if it has)",
     )
+    parser.add_argument(
+        "--against-checkout", type=Path, help="another checkout of tgen, measured as `tgen before`"
+    )
+    parser.set_defaults(warmup=1)
+    quick = {"tasks": QUICK, "rounds": 1, "warmup": 0}
+    harness.run(measure, harness.parse(parser, arguments, quick))
 
 
 if __name__ == "__main__":

@@ -21,22 +21,32 @@ SHIPPED = Path(__file__).parents[2] / "models" / "shakespeare"
 
 
 # Modules that take long to import, and that a command must not need before its first output.
-HELP = {"torch", "numpy", "tokenizers", "llvmlite", "pydantic", "markdown_it", "pygments"}
-TEXT = {"torch", "numba", "pydantic", "rich.console", "jinja2", "tgen.checkpoint.gguf.reader"}
+NOT_IN_HELP = {"torch", "numpy", "tokenizers", "llvmlite", "pydantic", "markdown_it", "pygments"}
+NOT_IN_TEXT = {
+    "torch",
+    "numba",
+    "pydantic",
+    "rich.console",
+    "jinja2",
+    "tgen.checkpoint.gguf.reader",
+}
 
 
 @pytest.mark.parametrize(
     ("arguments", "excluded"),
     [
-        (["--help"], HELP | {"tgen.cli.options"}),
-        (["--version"], HELP | {"tgen.cli.options", "rich.console"}),
-        ([], HELP),
-        (["train", "--help"], HELP - {"numpy"}),
-        (["generate", "-h"], HELP | {"tgen.cli.train.options"}),
-        (["generate", "-m", SHIPPED, "-p", "a", "-n", "1", "--threads", "1"], TEXT),
-        (["generate", "--top-k", "many"], TEXT | HELP),
-        (["tokenize", "-m", SHIPPED, "-p", "a", "--ids"], TEXT | {"llvmlite"}),
-        (["score", "-m", SHIPPED, __file__, "--json", "--threads", "1"], TEXT - {"rich.console"}),
+        (["--help"], NOT_IN_HELP | {"tgen.cli.options"}),
+        (["--version"], NOT_IN_HELP | {"tgen.cli.options", "rich.console"}),
+        ([], NOT_IN_HELP),
+        (["train", "--help"], NOT_IN_HELP - {"numpy"}),
+        (["generate", "-h"], NOT_IN_HELP | {"tgen.cli.train.options"}),
+        (["generate", "-m", SHIPPED, "-p", "a", "-n", "1", "--threads", "1"], NOT_IN_TEXT),
+        (["generate", "--top-k", "many"], NOT_IN_TEXT | NOT_IN_HELP),
+        (["tokenize", "-m", SHIPPED, "-p", "a", "--ids"], NOT_IN_TEXT | {"llvmlite"}),
+        (
+            ["score", "-m", SHIPPED, __file__, "--json", "--threads", "1"],
+            NOT_IN_TEXT - {"rich.console"},
+        ),
     ],
     ids=lambda value: "" if isinstance(value, set) else " ".join(map(str, value[:2])),
 )
