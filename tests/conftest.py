@@ -1,9 +1,7 @@
 """Fixtures: small random models, a trained model, in-process `tgen inspect`, code on ranks."""
 
-import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import chdir
@@ -15,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.command import clean_environment, tgen
+from support.command import fork_server, tgen
 from support.models import ALL_FAMILIES, TEXT, make_model
 from tgen.checkpoint import model_dir
 from tgen.runs import final_report, prepare, samples
@@ -134,29 +132,20 @@ def random_ids() -> Callable[[int], list[int]]:
     return lambda n: np.random.default_rng(n).integers(0, 300, n).tolist()
 
 
-@pytest.fixture(scope="session")
-def server() -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [sys.executable, Path(__file__).parent / "support" / "ranks.py"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=clean_environment(),
-    ) as process:
-        yield process
-        process.stdin.close()
+@pytest.fixture(scope="session", autouse=True)
+def _end_fork_server() -> Iterator[None]:
+    yield
+    if fork_server.cache_info().currsize:
+        fork_server().close()
 
 
 @pytest.fixture
-def on_ranks(server, tmp_path) -> Ranks:
+def on_ranks(tmp_path) -> Ranks:
     """Run a command per rank, or the same code on `n` ranks; return each status, out and err."""
 
     def run(*arguments: list[object], code: str = "", n: int = 0) -> list[SimpleNamespace]:
         commands = [[str(word) for word in command] for command in arguments]
-        request = {"arguments": commands, "code": code, "n": n, "folder": str(tmp_path)}
-        server.stdin.write(json.dumps(request) + "\n")
-        server.stdin.flush()
-        statuses = json.loads(server.stdout.readline())
+        statuses = fork_server().run(commands, code=code, n=n, folder=tmp_path)
         results = [
             SimpleNamespace(
                 status=status,

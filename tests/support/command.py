@@ -1,8 +1,11 @@
-"""Run the tgen command as a subprocess."""
+"""Run the tgen command in another process."""
 
+import json
 import os
 import subprocess
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +13,64 @@ from typing import Any
 def tgen(
     *arguments: object, stdin: bytes = b"", cwd: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run the real command and return its result."""
-    return subprocess.run(
-        [sys.executable, "-m", "tgen", *map(str, arguments)],
-        input=stdin,
-        capture_output=True,
-        cwd=cwd,
-        env=clean_environment(**environment),
-        timeout=120,
-        check=False,
-    )
+    """Run the real command and return its result.
+
+    It is forked from a process with all imports; with an environment of its own, Python starts.
+    """
+    words = [str(word) for word in arguments]
+    if environment:
+        return subprocess.run(
+            [sys.executable, "-m", "tgen", *words],
+            input=stdin,
+            capture_output=True,
+            cwd=cwd,
+            env=clean_environment(**environment),
+            check=False,
+        )
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "in").write_bytes(stdin)
+        (status,) = fork_server().run([words], folder=folder, cwd=cwd)
+        out, err = ((folder / f"0.{stream}").read_bytes() for stream in ("out", "err"))
+    return subprocess.CompletedProcess(words, status, out, err)
+
+
+class ForkServer:
+    """A process that forks commands: see `forks.py`."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, Path(__file__).with_name("forks.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=clean_environment(),
+        )
+
+    def run(
+        self,
+        arguments: list[list[str]],
+        *,
+        folder: Path,
+        cwd: Path | None = None,
+        code: str = "",
+        n: int = 0,
+    ) -> list[int]:
+        """Run a command per rank, or the same code on `n` ranks; return the exit statuses."""
+        request = {"arguments": arguments, "code": code, "n": n, "folder": str(folder.absolute())}
+        request |= {"cwd": str(cwd or Path.cwd()), "environment": clean_environment()}
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        statuses: list[int] = json.loads(self._process.stdout.readline())
+        return statuses
+
+    def close(self) -> None:
+        """End the process."""
+        with self._process:
+            self._process.stdin.close()
+
+
+fork_server = cache(ForkServer)
 
 
 def start(*arguments: object, **streams: Any) -> subprocess.Popen[bytes]:
