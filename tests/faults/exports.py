@@ -90,7 +90,7 @@ def to_directory(out: Path, bundle: model_dir.ModelBundle) -> None:
 
 def source() -> model_dir.ModelBundle:
     """Load the model to export."""
-    return model_dir.load(Path("source"))
+    return story.load_model(Path("source"))
 
 
 WRITES: dict[str, Callable[[], None]] = {
@@ -138,7 +138,7 @@ def _check_found() -> str:
 
 def _check_model(path: Path) -> None:
     """Raise ModelError unless this is a whole model, old or new."""
-    bundle = model_dir.load(path)
+    bundle = story.load_model(path)
     (number,) = (n for n in (1, 3, 4) if bundle.config == story._config(n) and _same(bundle, n))
     if path.name != "chat":
         return

@@ -24,6 +24,7 @@ from tgen.storage import files, locks
 from tgen.tokenizer import Tokenizer, train_char
 
 Arrays = dict[str, NDArray[Any]]
+_loaded: dict[frozenset[tuple[str, bytes]], model_dir.ModelBundle | TgenError] = {}
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,20 @@ def play(out: Path, promise: Callable[[Promise], None]) -> None:
         with run_log.RunLog(out) as log:
             saver = CheckpointSaver(out, log, run_id="b", environment={}, keep=2)
             _save(saver, replace(promised, step=5), 4, promise)  # another shape
+
+
+def load_model(path: Path) -> model_dir.ModelBundle:
+    """Load a model; the same files are read once. Raises TgenError."""
+    files_of = path.iterdir() if path.is_dir() else [path]
+    content = frozenset((p.name, p.read_bytes() if p.is_file() else b"") for p in files_of)
+    if content not in _loaded:
+        try:
+            _loaded[content] = model_dir.load(path)
+        except TgenError as error:
+            _loaded[content] = error
+    if isinstance(result := _loaded[content], TgenError):
+        raise result
+    return result
 
 
 def check(out: Path, promised: Promise) -> str:
@@ -137,7 +152,7 @@ def _model_problem(out: Path, promised: Promise) -> str:
     if not promised.weights and not (out / "config.json").exists():
         return ""
     try:
-        bundle = model_dir.load(out)
+        bundle = load_model(out)
     except TgenError:
         if promised.weights == 3 and not (out / "config.json").exists():
             return ""  # the model is being replaced by one of another shape
