@@ -1,8 +1,8 @@
-"""50 simultaneous starts in one directory: one owns the run, the others print its pid and exit.
+"""Simultaneous starts in one directory: one owns the run, the others print its pid and exit.
 
     python tests/faults/starts.py [--long | COUNT]
 
-Each round forks 50 processes that start `tgen train` at the same moment. One continues; the others
+Each round forks 16 processes, or 50 in the long form, that start `tgen train` at the same moment. One continues; the others
 exit with status 75, name its pid, and have not imported torch. So does another process while the
 owner trains, and while it is stopped (SIGSTOP). Once the owner is killed, the directory is free.
 """
@@ -26,7 +26,6 @@ from tgen.storage import locks
 with suppress(ImportError):
     import pydantic.type_adapter  # noqa: F401  # as newer versions of typer do
 
-_STARTS = 50
 _REFUSED = 75
 
 
@@ -36,35 +35,36 @@ def main() -> int:
     assert runs  # imported by the command before it locks
     assert progress
     assert "torch" not in sys.modules
+    n_starts = 50 if rounds > 1 else 16
     problems: list[str] = []
     slowest = 0.0
     with tiny.scratch() as folder:
         for _ in range(rounds):
-            seconds, new_problems = run_round(folder)
+            seconds, new_problems = run_round(folder, n_starts)
             slowest = max(slowest, seconds)
             problems += new_problems
     for problem in problems[:20]:
         print(problem, file=sys.stderr)
     print(
-        f"{rounds:,} times {_STARTS} starts at once, the last refused after {slowest:.1f} s "
+        f"{rounds:,} times {n_starts} starts at once, the last refused after {slowest:.1f} s "
         f"at most: {len(problems)} problems"
     )
     return int(bool(problems))
 
 
-def run_round(folder: Path) -> tuple[float, list[str]]:
+def run_round(folder: Path, n_starts: int) -> tuple[float, list[str]]:
     """Return the seconds until the last refusal, and the problems."""
     out = folder / "model"
     shutil.rmtree(out, ignore_errors=True)
     read_end, write_end = os.pipe()
-    outputs = {start(folder, i, waits_for=read_end): folder / f"output-{i}" for i in range(_STARTS)}
+    outputs = {start(folder, i, waits_for=read_end): folder / f"output-{i}" for i in range(n_starts)}
     began = time.perf_counter()
-    os.write(write_end, b"!" * _STARTS)
+    os.write(write_end, b"!" * n_starts)
     os.close(read_end)
     os.close(write_end)
     problems = []
     refused: list[int] = []
-    while len(refused) < _STARTS - 1:
+    while len(refused) < n_starts - 1:
         pid, code = os.wait()
         refused.append(pid)
         if (status := os.waitstatus_to_exitcode(code)) != _REFUSED:
@@ -76,8 +76,8 @@ def run_round(folder: Path) -> tuple[float, list[str]]:
         time.sleep(0.01)
     for number in (signal.SIGCONT, signal.SIGSTOP):
         os.kill(owner, number)
-        status = os.waitstatus_to_exitcode(os.waitpid(start(folder, _STARTS), 0)[1])
-        text = (folder / f"output-{_STARTS}").read_text()
+        status = os.waitstatus_to_exitcode(os.waitpid(start(folder, n_starts), 0)[1])
+        text = (folder / f"output-{n_starts}").read_text()
         if status != _REFUSED or wrong_refusal(text, owner):
             problems.append(f"one more, {number.name}: {status}: {text}")
     os.kill(owner, signal.SIGKILL)

@@ -31,7 +31,7 @@ def main() -> int:
     """Run every case once."""
     tiny.count(__doc__, short=1, long=1)
     command.import_everything()
-    signal.alarm(300)  # seconds, if a case hangs
+    signal.alarm(1500)  # seconds, if a case hangs
     problems = []
     cases = (
         terminal_dies,
@@ -81,7 +81,9 @@ def train(folder: Path, out: Path, *more: str, new: bool = False, **streams: Any
 def terminal_dies(command: Command) -> tuple[int, Process]:
     """Close the terminal of all three streams after the first output."""
     parent_end, child_end = pty.openpty()
-    process = command(new=True, stdin=child_end, stdout=child_end, stderr=child_end)
+    process = command(
+        stdin=child_end, stdout=child_end, stderr=child_end, close_in_child=[parent_end, child_end]
+    )
     os.close(child_end)
     os.read(parent_end, 1)
     os.close(parent_end)

@@ -27,7 +27,7 @@ def main() -> None:
 
 def _run(script: Path, output_path: str) -> None:
     """Run a script as if it had been started with `python`; exit."""
-    signal.alarm(300)  # if it hangs
+    signal.alarm(1500)  # if it hangs
     status: object = 1
     try:
         output = os.open(output_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -19,7 +19,7 @@ def run_short_form(name: str) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=ENVIRONMENT,
-        timeout=300,
+        timeout=1500,
         check=False,
     )
     judge(result.returncode, result.stdout.decode())
