@@ -3,11 +3,11 @@
     python tests/faults/disk.py [--long | COUNT]
 
 Every fifth call of the second half of a run that changes the disk fails with "no space" or
-"input/output error", in turn for each kind of call; then every write of a run writes only a third. Earlier states
-stay intact, no temporary file remains, a report describes the failure, and at the end all bytes
-equal those of an undisturbed run. If the disk stays full, the run ends with an error with the bytes
-needed and free. The long form fails every call, with both errors, and adds random failures and real
-file systems that are too small.
+"input/output error", in turn for each kind of call; then every write of a run writes only a
+third. Earlier states stay intact, no temporary file remains, a report describes the failure, and at
+the end all bytes equal those of an undisturbed run. If the disk stays full, the run ends with an
+error with the bytes needed and free. The long form fails every call, with both errors, and adds
+random failures and real file systems that are too small.
 """
 
 import json
@@ -47,7 +47,7 @@ def main() -> int:
         disk = Disk(folder)
         n_before: Counter[str] = Counter()  # calls of each kind
         for at, call in enumerate(disk.calls, 1):
-            # A save makes the same calls again: the first of each kind, then another part each time.
+            # Saves repeat their calls: take the first of each kind, then others each time.
             if is_long or at % 5 == 0 or not n_before[call]:
                 for error in (FULL, BROKEN) if is_long else [(FULL, BROKEN)[n_before[call] % 2]]:
                     disk.fails(lambda i, _, at=at: i == at, error)

@@ -2,9 +2,10 @@
 
     python tests/faults/starts.py [--long | COUNT]
 
-Each round forks 16 processes, or 50 in the long form, that start `tgen train` at the same moment. One continues; the others
-exit with status 75, name its pid, and have not imported torch. So does another process while the
-owner trains, and while it is stopped (SIGSTOP). Once the owner is killed, the directory is free.
+Each round forks 16 processes, or 50 in the long form, that start `tgen train` at the same
+moment. One continues; the others exit with status 75, name its pid, and have not imported torch. So
+does another process while the owner trains, and while it is stopped (SIGSTOP). Once the owner is
+killed, the directory is free.
 """
 
 import os
@@ -57,7 +58,9 @@ def run_round(folder: Path, n_starts: int) -> tuple[float, list[str]]:
     out = folder / "model"
     shutil.rmtree(out, ignore_errors=True)
     read_end, write_end = os.pipe()
-    outputs = {start(folder, i, waits_for=read_end): folder / f"output-{i}" for i in range(n_starts)}
+    outputs = {
+        start(folder, i, waits_for=read_end): folder / f"output-{i}" for i in range(n_starts)
+    }
     began = time.perf_counter()
     os.write(write_end, b"!" * n_starts)
     os.close(read_end)

@@ -5,9 +5,12 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+_READ_AT_START = ("LC_", "NUMBA_", "OMP_", "PYTHON")  # by Python or by what it imports
 
 
 def tgen(
@@ -15,10 +18,10 @@ def tgen(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run the real command and return its result.
 
-    It is forked from a process with all imports; with an environment of its own, Python starts.
+    It is forked from a process with all imports, but a new Python reads variables for Python.
     """
     words = [str(word) for word in arguments]
-    if environment:
+    if any(name.startswith(_READ_AT_START) for name in environment):
         return subprocess.run(
             [sys.executable, "-m", "tgen", *words],
             input=stdin,
@@ -30,7 +33,7 @@ def tgen(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "in").write_bytes(stdin)
-        (status,) = fork_server().run([words], folder=folder, cwd=cwd)
+        (status,) = fork_server().run([words], folder=folder, cwd=cwd, environment=environment)
         out, err = ((folder / f"0.{stream}").read_bytes() for stream in ("out", "err"))
     return subprocess.CompletedProcess(words, status, out, err)
 
@@ -39,6 +42,7 @@ class ForkServer:
     """A process that forks commands: see `forks.py`."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._process = subprocess.Popen(
             [sys.executable, Path(__file__).with_name("forks.py")],
             stdin=subprocess.PIPE,
@@ -55,13 +59,16 @@ class ForkServer:
         cwd: Path | None = None,
         code: str = "",
         n: int = 0,
+        environment: dict[str, str] | None = None,
     ) -> list[int]:
         """Run a command per rank, or the same code on `n` ranks; return the exit statuses."""
         request = {"arguments": arguments, "code": code, "n": n, "folder": str(folder.absolute())}
         request |= {"cwd": str(cwd or Path.cwd()), "environment": clean_environment()}
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        statuses: list[int] = json.loads(self._process.stdout.readline())
+        request["environment"] |= environment or {}
+        with self._lock:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            statuses: list[int] = json.loads(self._process.stdout.readline())
         return statuses
 
     def close(self) -> None:
