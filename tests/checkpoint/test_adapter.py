@@ -3,6 +3,7 @@
 import hashlib
 import json
 import warnings
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from tgen.errors import ModelError
 from tgen.model.lora_layout import Pair
 from tgen.model.transformer import Transformer
 
-peft = pytest.importorskip("peft")
+if find_spec("peft") is None:
+    pytest.skip("peft is not installed", allow_module_level=True)
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings(  # PEFT 0.21 with transformers 5.23
     "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
@@ -36,6 +38,8 @@ IDS = torch.arange(40).view(2, 20) * 7 % 290
 
 def save_theirs(variant, tokenizer, folder, **settings):
     """Save a model of transformers, and PEFT's adapter of it with B that is not zero."""
+    import peft  # takes seconds: only where it is used
+
     model = make_theirs(variant, tokenizer, tied=variant not in ("gpt_neox", "phi3"))
     model.save_pretrained(folder / "base")
     (folder / "base" / "tokenizer.json").write_text(tokenizer.json)
@@ -78,6 +82,8 @@ def test_logits_are_pefts_with_other_settings(more, tokenizer, tmp_path):
 
 
 def test_bfloat16_files_are_read(tokenizer, tmp_path):
+    import peft
+
     save_theirs("qwen3", tokenizer, tmp_path)
     path = tmp_path / "adapter" / adapter.WEIGHTS
     from safetensors.torch import load_file as load
@@ -123,6 +129,8 @@ def make_ours(folder, tokenizer, family="llama", *, rank=4, targets="all", **val
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gpt2", "classic", "gpt_neox",
                                     "phi3"])  # fmt: skip
 def test_peft_reads_what_we_write(family, tokenizer, tmp_path):
+    import peft
+
     make_ours(tmp_path, tokenizer, family, tied_embeddings=family != "phi3")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base").eval()
     wrapped = peft.PeftModel.from_pretrained(model, tmp_path / "adapter").eval()

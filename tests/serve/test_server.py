@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
-import openai
 import pytest
 
 from support.command import tgen
@@ -42,6 +41,8 @@ def test_without_the_key_there_is_nothing(strict: ServerProcess, path: str) -> N
 def test_key_comes_from_the_environment_and_a_taken_port_is_named(
     chat_model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    import openai
+
     monkeypatch.setenv("TGEN_API_KEY", "secret")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -116,6 +117,8 @@ def test_full_queue_is_429_until_it_empties(strict: ServerProcess) -> None:
 def test_sigterm_finishes_running_texts_and_refuses_new_ones(
     chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import openai
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with serving(chat_model, "--batch-size", 2) as server:

@@ -3,9 +3,8 @@
 import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import openai
 import pydantic
 import pytest
 
@@ -14,6 +13,9 @@ from tgen.api import Model
 from tgen.generation.loop import make_source
 from tgen.generation.sampling import row_seed, sample_seed
 from tgen.loaded_model import LoadedModel
+
+if TYPE_CHECKING:
+    import openai
 
 CLIENT_LONG: dict[str, Any] = {
     "prompt": LONG["prompt"],
@@ -24,11 +26,11 @@ USER = [{"role": "user", "content": "What is <|im_end|> a king?"}]
 
 
 @pytest.fixture
-def client(served: ServerProcess) -> openai.OpenAI:
+def client(served: ServerProcess) -> "openai.OpenAI":
     return served.client()
 
 
-def join(stream: openai.Stream[Any], n: int = 1) -> tuple[list[str], list[str | None]]:
+def join(stream: "openai.Stream[Any]", n: int = 1) -> tuple[list[str], list[str | None]]:
     """Return the texts and finish reasons of a stream."""
     texts = [""] * n
     finishes: list[str | None] = [None] * n
@@ -73,7 +75,7 @@ def test_texts_are_those_generated_alone_whatever_runs_beside_them(
 
 
 def test_choices_and_prompts_have_the_seeds_of_rows_and_samples(
-    client: openai.OpenAI, served: ServerProcess, alone: Model, loaded: LoadedModel
+    client: "openai.OpenAI", served: ServerProcess, alone: Model, loaded: LoadedModel
 ) -> None:
     prompts: list[Any] = ["What is", loaded.encode("The king"), "What is"]
     options = {"model": served.model, "n": 3, "seed": 7, "max_tokens": 20}
@@ -95,7 +97,7 @@ def test_choices_and_prompts_have_the_seeds_of_rows_and_samples(
 
 
 def test_chat_answers_by_the_template_whole_and_as_a_stream(
-    client: openai.OpenAI, served: ServerProcess, alone: Model
+    client: "openai.OpenAI", served: ServerProcess, alone: Model
 ) -> None:
     options: dict[str, Any] = {"model": served.model, "messages": USER, "seed": 3}
     expected = alone.chat(USER, seed=3, max_new_tokens=40)
@@ -124,7 +126,7 @@ def test_chat_answers_by_the_template_whole_and_as_a_stream(
 
 
 def test_logprobs_are_the_models_own(
-    client: openai.OpenAI, served: ServerProcess, loaded: LoadedModel
+    client: "openai.OpenAI", served: ServerProcess, loaded: LoadedModel
 ) -> None:
     sampling = loaded.sampling({"seed": 5, "max_new_tokens": 12, "logprobs": 2})
     request = loaded.request(loaded.encode("What is"), sampling)
@@ -163,7 +165,9 @@ class Person(pydantic.BaseModel):
     age: Literal[1, 22, 333]
 
 
-def test_response_format_constrains_the_text(client: openai.OpenAI, served: ServerProcess) -> None:
+def test_response_format_constrains_the_text(
+    client: "openai.OpenAI", served: ServerProcess
+) -> None:
     for seed in range(3):
         answer = client.chat.completions.parse(
             model=served.model, messages=USER, response_format=Person, seed=seed
@@ -280,7 +284,7 @@ GRAMMARS: list[Any] = [
 
 
 def test_failing_grammars_are_client_errors_and_harm_nobody(
-    served: ServerProcess, client: openai.OpenAI, alone: Model
+    served: ServerProcess, client: "openai.OpenAI", alone: Model
 ) -> None:
     options: dict[str, Any] = {"prompt": "What", "max_tokens": 2000, "seed": 1}
     stream = client.completions.create(model=served.model, stream=True, **options)
@@ -296,7 +300,9 @@ def test_failing_grammars_are_client_errors_and_harm_nobody(
     assert join(stream)[0][0] == alone.generate("What", seed=1, max_new_tokens=2000)
 
 
-def test_client_raises_its_own_exceptions(client: openai.OpenAI, served: ServerProcess) -> None:
+def test_client_raises_its_own_exceptions(client: "openai.OpenAI", served: ServerProcess) -> None:
+    import openai
+
     assert [model.id for model in client.models.list()] == [served.model]
     assert client.models.retrieve(served.model).id == served.model
     for name in ("other", "../x"):
@@ -327,7 +333,7 @@ def test_other_paths_methods_and_types_are_errors(served: ServerProcess) -> None
 
 @pytest.mark.parametrize("how", ["stream", "whole", "samples", "queued"])
 def test_client_that_leaves_frees_its_row(
-    served: ServerProcess, client: openai.OpenAI, how: str
+    served: ServerProcess, client: "openai.OpenAI", how: str
 ) -> None:
     n = {"samples": 16}.get(how, 1)
     body = json.dumps(LONG | {"n": n, "stream": how in ("stream", "samples")})
@@ -349,7 +355,7 @@ def test_client_that_leaves_frees_its_row(
     assert served.metric("texts_cancelled_total") == cancelled + n
 
 
-def test_metrics_are_valid_and_count(served: ServerProcess, client: openai.OpenAI) -> None:
+def test_metrics_are_valid_and_count(served: ServerProcess, client: "openai.OpenAI") -> None:
     before = served.metric("generation_tokens_total")
     answer = client.completions.create(model=served.model, prompt="x", max_tokens=3)
     assert answer.usage

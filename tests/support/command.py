@@ -12,6 +12,8 @@ from typing import Any
 
 _READ_AT_START = ("LC_", "NUMBA_", "OMP_", "PYTHON")  # by Python or by what it imports
 
+_ENVIRONMENT = dict(os.environ)  # before a test changes it
+
 
 def tgen(
     *arguments: object, stdin: bytes = b"", cwd: Path | None = None, **environment: str
@@ -48,7 +50,7 @@ class ForkServer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=clean_environment(),
+            env=_ENVIRONMENT | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"},
         )
 
     def run(

@@ -6,12 +6,14 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
-import openai
 
 from support.command import start
+
+if TYPE_CHECKING:
+    import openai
 
 JSON = {"Content-Type": "application/json"}
 _SCHEMA = {"type": "string", "pattern": "^[a-z]{9000}$"}
@@ -39,8 +41,10 @@ class ServerProcess:
         headers = {"Authorization": b"Bearer " + self.key.encode()}
         self.http = httpx2.Client(base_url=self.url, headers=headers, timeout=60)
 
-    def client(self, **options: Any) -> openai.OpenAI:
+    def client(self, **options: Any) -> "openai.OpenAI":
         """Return the official client, which does not try again."""
+        import openai  # takes seconds: only where it is used
+
         options = {"api_key": self.key, "max_retries": 0, "timeout": 60} | options
         return openai.OpenAI(base_url=f"{self.url}/v1", **options)
 
