@@ -219,22 +219,6 @@ def test_a_char_model_of_json_reports(tmp_path):
     assert b"models/corpus" in tgen("generate", "-p", "T", "-n", 1, cwd=tmp_path).stderr
 
 
-def test_a_run_outlives_its_terminal_and_its_reader(tmp_path):
-    (tmp_path / "corpus.txt").write_bytes(TEXT)
-    small = ["--steps", 40, "--set", "d_model=16", "--set", "n_heads=2", "--set", "eval_every=10"]
-    for name, stream in (("a", "stderr"), ("b", "stdout")):
-        arguments = ["train", tmp_path / "corpus.txt", "--out", tmp_path / name, *small]
-        arguments += ["--json"] if stream == "stdout" else []
-        pipes = {"stderr": subprocess.DEVNULL} | {stream: subprocess.PIPE}
-        with start(*arguments, **pipes) as process:
-            pipe = getattr(process, stream)
-            pipe.read(1)
-            pipe.close()
-            assert process.wait(timeout=100) == 0
-        assert (tmp_path / name / "model.safetensors").exists()
-        assert (tmp_path / name / "training" / "state-00000040").exists()
-
-
 def test_the_shipped_model_answers_where_nothing_was_trained(tmp_path):
     assert sum(p.stat().st_size for p in SHIPPED.iterdir()) < 10_000_000
     assert {p.name for p in SHIPPED.iterdir()} == {

@@ -41,6 +41,7 @@ def main() -> int:
         stdout_full,
         stdout_dies,
         reader_leaves,
+        stderr_reader_leaves,
     )
     with tiny.scratch() as folder:
         for case in cases:
@@ -139,6 +140,16 @@ def reader_leaves(command: Command) -> tuple[int, Process]:
     process.stdout.read(1)
     process.stdout.close()
     process.stdout = None
+    return 0, process
+
+
+def stderr_reader_leaves(command: Command) -> tuple[int, Process]:
+    """Close the pipe that receives the progress."""
+    read_end, write_end = os.pipe()
+    process = command(stderr=write_end, close_in_child=[read_end, write_end])
+    os.close(write_end)
+    os.read(read_end, 1)
+    os.close(read_end)
     return 0, process
 
 
