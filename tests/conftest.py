@@ -49,7 +49,7 @@ def _same_start() -> None:
 def _assumed_speed() -> Iterator[None]:
     """Assume a training speed in this process: measuring takes longer than training a tiny model.
 
-    Processes that tests start measure it.
+    Commands that start a new Python measure it.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prepare, "measure_speed", lambda *_, **__: 2e10)

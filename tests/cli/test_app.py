@@ -137,7 +137,7 @@ def test_a_reader_that_leaves_ends_it_silently(trained):
         assert process.stdout is not None
         process.stdout.read(1)
         process.stdout.close()
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=900) == 0
         assert process.stderr is not None
         assert process.stderr.read() == b""
 

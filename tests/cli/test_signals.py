@@ -34,7 +34,7 @@ def test_ctrl_c_saves_and_prints_the_command_to_resume(tmp_path):
         while process.poll() is None and not any(folder.glob("state-*20")):
             time.sleep(0.01)  # wait for the state of step 20
         process.send_signal(signal.SIGINT)
-        _, message = process.communicate(timeout=60)
+        _, message = process.communicate(timeout=900)
     assert process.returncode == 130, message.decode()
     assert b"Traceback" not in message
     command = message.decode().split("resume with: tgen ")[1].strip().split()

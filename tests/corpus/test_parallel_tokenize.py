@@ -210,6 +210,6 @@ def test_script_without_a_main_guard_can_use_workers(tmp_path):
         env=clean_environment(),
         cwd=tmp_path,
         check=False,
-        timeout=60,
+        timeout=900,
     )
     assert (result.returncode, result.stdout) == (0, "100\n"), result.stderr

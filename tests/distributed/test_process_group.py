@@ -61,7 +61,7 @@ WAITING_RANK = """
 import faulthandler, os, signal
 from tgen.distributed import join_process_group, process_group
 from tgen.errors import TgenError
-faulthandler.dump_traceback_later(60, exit=True)
+faulthandler.dump_traceback_later(900, exit=True)
 signal.signal(signal.SIGALRM, signal.default_int_handler)
 def print_status(text):
     print(text)

@@ -17,7 +17,7 @@ def test_fuzzer_finds_planted_problems_and_no_others(script):
         [sys.executable, str(script)],
         capture_output=True,
         env={name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")},
-        timeout=300,
+        timeout=1500,
         check=False,
     )
     assert result.returncode == 0, result.stdout.decode() + result.stderr.decode()

@@ -225,7 +225,7 @@ def test_row_is_written_before_the_next_is_read(trained):
             process.stdin.flush()
             assert json.loads(process.stdout.readline())["row"] == row
         process.stdin.close()
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=900) == 0
 
 
 def test_generate_batch_equals_single_texts(trained):

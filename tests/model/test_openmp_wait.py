@@ -113,5 +113,5 @@ openmp_wait.watch_load(2)
 for _ in range(20):
     changes.acquire()
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=900)
     assert (result.returncode, result.stderr) == (0, b"")

@@ -16,11 +16,16 @@ _ENVIRONMENT = dict(os.environ)  # before a test changes it
 
 
 def tgen(
-    *arguments: object, stdin: bytes = b"", cwd: Path | None = None, **environment: str
+    *arguments: object,
+    stdin: bytes = b"",
+    cwd: Path | None = None,
+    closed: int | None = None,
+    **environment: str,
 ) -> subprocess.CompletedProcess[bytes]:
     """Run the real command and return its result.
 
     It is forked from a process with all imports, but a new Python reads variables for Python.
+    `closed`: the standard stream without a file, as after `>&-` in a shell.
     """
     words = [str(word) for word in arguments]
     if any(name.startswith(_READ_AT_START) for name in environment):
@@ -35,7 +40,9 @@ def tgen(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "in").write_bytes(stdin)
-        (status,) = fork_server().run([words], folder=folder, cwd=cwd, environment=environment)
+        (status,) = fork_server().run(
+            [words], folder=folder, cwd=cwd, closed=closed, environment=environment
+        )
         out, err = ((folder / f"0.{stream}").read_bytes() for stream in ("out", "err"))
     return subprocess.CompletedProcess(words, status, out, err)
 
@@ -61,11 +68,13 @@ class ForkServer:
         cwd: Path | None = None,
         code: str = "",
         n: int = 0,
+        closed: int | None = None,
         environment: dict[str, str] | None = None,
     ) -> list[int]:
         """Run a command per rank, or the same code on `n` ranks; return the exit statuses."""
         request = {"arguments": arguments, "code": code, "n": n, "folder": str(folder.absolute())}
         request |= {"cwd": str(cwd or Path.cwd()), "environment": clean_environment()}
+        request |= {"closed": closed}
         request["environment"] |= environment or {}
         with self._lock:
             self._process.stdin.write(json.dumps(request) + "\n")

@@ -1,7 +1,8 @@
 """Fast commands and ranks: forked from a process that has imported torch and the command.
 
 Each request is one JSON object per line on stdin: "arguments", a list per rank, or "code" and "n";
-"folder", for the output of the ranks and for their stdin, the file `in`; "cwd" and "environment".
+"folder", for the output of the ranks and for their stdin, the file `in`; "cwd", "environment" and
+"closed", the number of a stream or null.
 The answer is the ranks' exit statuses.
 
 The store has its own process: its threads could hold a lock at the moment of a fork, and the new
@@ -89,6 +90,9 @@ def fork(request: dict[str, Any], rank: int, n: int, port: int) -> int:
             path = folder / name if number or (folder / name).exists() else os.devnull
             os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | (number and os.O_TRUNC)), number)
         sys.stdin = os.fdopen(0, closefd=False)  # the server's has read ahead
+        if (closed := request["closed"]) is not None:  # as Python starts then
+            os.close(closed)
+            setattr(sys, ("stdin", "stdout", "stderr")[closed], None)
         faulthandler.dump_traceback_later(LIMIT, exit=True)
         os.chdir(request.get("cwd") or ".")
         if environment := request.get("environment"):
@@ -111,8 +115,8 @@ def fork(request: dict[str, Any], rank: int, n: int, port: int) -> int:
     except BaseException as error:
         sys.stderr.write(f"raised {error!r}\n")
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
         os._exit(status)
 
 

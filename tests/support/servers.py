@@ -39,7 +39,7 @@ class ServerProcess:
         self.port = int(self.url.rpartition(":")[2])
         self.key = key or "none"
         headers = {"Authorization": b"Bearer " + self.key.encode()}
-        self.http = httpx2.Client(base_url=self.url, headers=headers, timeout=60)
+        self.http = httpx2.Client(base_url=self.url, headers=headers, timeout=900)
 
     def client(self, **options: Any) -> "openai.OpenAI":
         """Return the official client, which does not try again."""
@@ -88,4 +88,4 @@ def serving(model: Path, *options: object, key: str | None = None) -> Iterator[S
         finally:
             if process.poll() is None:
                 process.terminate()
-                process.communicate(timeout=60)
+                process.communicate(timeout=900)

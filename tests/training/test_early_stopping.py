@@ -1,6 +1,7 @@
 """Early stopping."""
 
 import random
+from pathlib import Path
 
 import pytest
 
@@ -32,8 +33,15 @@ def noisy(folder, name="model"):
     return request(folder, name, train=TrainConfig(steps=300), overrides=OVERFITTING)
 
 
-def test_run_without_improvement_restores_the_best_checkpoint_decays_and_ends_early(tmp_path):
-    reports = list(runs.start(noisy(tmp_path)))
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return the reports of an uninterrupted run, and its directory."""
+    folder = tmp_path_factory.mktemp("noisy")
+    return list(runs.start(noisy(folder))), folder / "model"
+
+
+def test_run_without_improvement_restores_the_best_checkpoint_decays_and_ends_early(whole):
+    reports, _ = whole
     (back,) = [r for r in reports if isinstance(r, RollbackReport)]
     scores = [
         (r.bits_per_byte, r.step)
@@ -54,9 +62,9 @@ def test_run_without_improvement_restores_the_best_checkpoint_decays_and_ends_ea
 
 
 @pytest.mark.parametrize("kind", ["EvalReport", "RollbackReport", "StepReport"])
-def test_run_killed_around_the_rollback_ends_the_same(tmp_path, kind):
-    whole = list(runs.start(noisy(tmp_path, "whole")))
-    back = next(i for i, r in enumerate(whole) if isinstance(r, RollbackReport))
+def test_run_killed_around_the_rollback_ends_the_same(whole, tmp_path, kind):
+    expected, out = whole
+    back = next(i for i, r in enumerate(expected) if isinstance(r, RollbackReport))
     last = {"EvalReport": back - 2, "RollbackReport": back, "StepReport": back + 3}[kind]
     reports = runs.start(noisy(tmp_path, "parts"))
     for _ in range(last + 1):
@@ -64,13 +72,14 @@ def test_run_killed_around_the_rollback_ends_the_same(tmp_path, kind):
     reports.close()
     list(resume(tmp_path / "parts", threads=1))
 
-    def log(name: str) -> list[tuple[object, ...]]:
+    def log(folder: Path) -> list[tuple[object, ...]]:
         kinds = ("StepReport", "EvalReport", "RollbackReport")
-        records = [r for r in run_log.read(tmp_path / name) if r["kind"] in kinds]
+        records = [r for r in run_log.read(folder) if r["kind"] in kinds]
         return [(r["kind"], r["step"], r.get("loss")) for r in records]
 
-    assert log("parts") == log("whole")
-    weights = [(tmp_path / n / "model.safetensors").read_bytes() for n in ("whole", "parts")]
+    folders = (out, tmp_path / "parts")
+    assert log(folders[0]) == log(folders[1])
+    weights = [(folder / "model.safetensors").read_bytes() for folder in folders]
     assert weights[0] == weights[1]
 
 

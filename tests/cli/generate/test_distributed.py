@@ -101,7 +101,7 @@ def test_torchrun_gives_the_output_of_one_process(on_ranks, model, rows):
         capture_output=True,
         env=clean_environment(),
         check=False,
-        timeout=100,
+        timeout=900,
     )
     [alone] = on_ranks(given)
     assert shared.stdout == alone.out != b""

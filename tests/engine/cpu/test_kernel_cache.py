@@ -76,7 +76,7 @@ finally:
         process.kill()
 """
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, check=True, timeout=900
     )
     assert result.stdout == run_generate()[0]
 
