@@ -26,7 +26,7 @@ def complains(result: Any, status: int, *words: str) -> None:
 
 
 def test_closed_streams_are_said_to_be(trained):
-    inspect = ["inspect", "-m", trained, "-p", "a"]
+    inspect: list[object] = ["inspect", "-m", trained, "-p", "a"]
     for arguments, closed, word in [
         (["train", "-"], 0, b"stdin is closed"),
         (inspect, 1, b"stdout is closed"),
@@ -37,11 +37,11 @@ def test_closed_streams_are_said_to_be(trained):
         result = tgen(*arguments, closed=closed)
         assert result.returncode in (1, 2), result.stderr.decode()
         assert word in result.stderr
-    for arguments, closed, word in [  # a new Python
+    for arguments, shell, word in [  # a new Python
         (["generate", "-m", trained, "-n", 2], "<&-", b"no prompt"),
         (["generate", "-m", trained, "-p", "a", "-n", 9], ">&-", b"stdout is closed"),
     ]:
-        command = " ".join([sys.executable, "-m", "tgen", *map(str, arguments), closed])
+        command = " ".join([sys.executable, "-m", "tgen", *map(str, arguments), shell])
         result = subprocess.run(
             ["sh", "-c", command], stderr=subprocess.PIPE, env=clean_environment(), check=False
         )
