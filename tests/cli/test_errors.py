@@ -27,13 +27,14 @@ def complains(result: Any, status: int, *words: str) -> None:
 
 def test_closed_streams_are_said_to_be(trained):
     inspect: list[object] = ["inspect", "-m", trained, "-p", "a"]
-    for arguments, closed, word in [
+    cases: list[tuple[list[object], int, bytes]] = [
         (["train", "-"], 0, b"stdin is closed"),
         (inspect, 1, b"stdout is closed"),
         ([*inspect, "--csv", "-"], 1, b"stdout is closed"),
         ([*inspect, "--png", "-"], 1, b"stdout is closed"),
         (["bench", "-m", trained], 1, b"stdout is closed"),
-    ]:
+    ]
+    for arguments, closed, word in cases:
         result = tgen(*arguments, closed=closed)
         assert result.returncode in (1, 2), result.stderr.decode()
         assert word in result.stderr
