@@ -74,7 +74,7 @@ def test_text_is_the_same_at_any_batch_size_and_start_time(family, kernels):
         engine = TorchEngine(model.double())
     requests = make_requests(20)
     alone = [run(engine, [request], batch_size=1)[0] for request in requests]
-    for batch_size in (1, 3, 32):
+    for batch_size in (1, 3, 32) if kernels else (3, 32):
         assert run(engine, requests, batch_size=batch_size) == alone
         assert run(engine, requests, batch_size=batch_size, late=True) == alone
     assert run(engine, requests, batch_size=4, late=True, drafts=NgramDrafter({}, 300)) == alone
