@@ -7,7 +7,7 @@ from rich.color import Color, ColorSystem
 from rich.console import Console
 from rich.text import Text
 
-from tgen.cli import console
+from tgen.cli import console, rich_console
 from tgen.cli.render.colormap import color_at, highlight, is_light, luminance, terminal_color
 
 SHADES = [i / 100 for i in range(101)]
@@ -61,7 +61,7 @@ def test_text_has_contrast_in_every_palette(system):
 def test_a_terminal_without_a_ramp_gets_characters(environment, has_ramp, codes, monkeypatch):
     file = io.StringIO()
     terminal = Console(file=file, force_terminal=True, _environ=environment)
-    monkeypatch.setattr(console, "out", terminal)
+    monkeypatch.setattr(rich_console, "out", terminal)
     assert console.has_color_ramp() == has_ramp
     shade = 0.0 if "COLORTERM" in environment else 1.0  # rich caches the codes of equal styles
     terminal.print(Text("7", highlight(shade)))
