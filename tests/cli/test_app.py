@@ -24,7 +24,7 @@ SHIPPED = Path(__file__).parents[2] / "models" / "shakespeare"
 NOT_IN_HELP = {"torch", "numpy", "tokenizers", "llvmlite", "pydantic", "markdown_it", "pygments"}
 NOT_IN_TEXT = {
     "torch",
-    "numba",
+    "tgen.engine.cpu.compiler",
     "pydantic",
     "rich.console",
     "jinja2",

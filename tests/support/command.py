@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-_READ_AT_START = ("LC_", "NUMBA_", "OMP_", "PYTHON")  # by Python or by what it imports
+_READ_AT_START = ("LC_", "OMP_", "PYTHON")  # by Python or by what it imports
 
 _ENVIRONMENT = dict(os.environ)  # before a test changes it
 

@@ -19,10 +19,8 @@ from pathlib import Path
 from typing import Any
 
 os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
-import pydantic.functional_validators
 import torch
 import torch._dynamo
-import typer._adapters
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import tgen.cli.generate.command
@@ -34,9 +32,7 @@ from tgen.runs import final_report, prepare, samples, session
 
 LIMIT = 1500  # seconds until a process that hangs prints where, and exits
 # Imported once instead of by each rank.
-assert pydantic.functional_validators
 assert torch._dynamo
-assert typer._adapters
 assert tgen.cli.generate.command
 assert tgen.cli.train.command
 assert tgen.engine.cpu

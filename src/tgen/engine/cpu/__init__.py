@@ -1,1 +1,1 @@
-"""The CPU engine: kernels that Numba compiles from Python, without a C compiler. See README.md."""
+"""The CPU engine: kernels compiled from Python, without a C compiler. See README.md."""

@@ -1,4 +1,4 @@
-"""Compiled sampling: the requests to `sampling_kernels`. Imports neither LLVM nor Numba."""
+"""Compiled sampling: the requests to `sampling_kernels`. Does not import LLVM."""
 
 import sys
 import threading
