@@ -11,7 +11,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -249,6 +248,8 @@ def base_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
     if sum(arrays[name].nbytes for name in matrices) < _LARGE:
         digests = [_digest(arrays[name]) for name in matrices]
     else:
+        from concurrent.futures import ThreadPoolExecutor  # takes 10 ms to import
+
         with ThreadPoolExecutor(_THREADS) as pool:
             digests = list(pool.map(lambda name: _digest(arrays[name]), matrices))
     lines = [f"{name} {digest}\n" for name, digest in zip(matrices, digests, strict=True)]

@@ -7,7 +7,6 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -167,6 +166,8 @@ def read_arrays(
     read = partial(_read_array, path)
     if sum(entry.end - entry.start for entry in entries.values()) < _LARGE:
         return {rename(name): read(entry) for name, entry in entries.items()}
+    from concurrent.futures import ThreadPoolExecutor  # takes 10 ms to import
+
     with ThreadPoolExecutor(_READERS) as pool:
         arrays = pool.map(read, entries.values())
         return {rename(name): array for name, array in zip(entries, arrays, strict=True)}

@@ -9,7 +9,6 @@ import os
 import re
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -118,15 +117,12 @@ def _load(parts: Sequence[Dtypes | None]) -> None:
     if all(part in _loaded for part in parts):
         return
     with _loading:
-        missing = [part for part in parts if part not in _loaded]
-        codes = {part: read_object(part) for part in missing}
-        compiled = {part: _start_compiling(part) for part in missing if codes[part] is None}
-        if compiled and notify:
+        codes = {part: read_object(part) for part in parts if part not in _loaded}
+        missing = [part for part, code in codes.items() if code is None]
+        if missing and notify:
             notify("compiling kernels for this CPU (once; a few seconds)")
-        for part, future in compiled.items():
-            codes[part] = future.result()
-            store_object(part, future.result())
-        if notify and any(read_object(part) is None for part in compiled):
+        codes |= _compile(missing)
+        if notify and any(read_object(part) is None for part in missing):
             notify(
                 "warning: no writable cache directory: kernels are recompiled at every start "
                 "(set XDG_CACHE_HOME to a directory that only you can write to)"
@@ -134,11 +130,13 @@ def _load(parts: Sequence[Dtypes | None]) -> None:
         _loaded.update({part: link(code) for part, code in codes.items() if code})
 
 
-def _start_compiling(dtypes: Dtypes | None) -> "Future[bytes]":
-    """Compile in another thread: during a call of LLVM, this one would ignore Ctrl-C."""
-    result: Future[bytes] = Future()
+def _compile(parts: Sequence[Dtypes | None]) -> dict[Dtypes | None, bytes]:
+    """Compile and store parts, each in a thread: during a call of LLVM, this one would ignore
+    Ctrl-C."""
+    codes: dict[Dtypes | None, bytes] = {}
+    errors: list[BaseException] = []
 
-    def work() -> None:
+    def compile_one(dtypes: Dtypes | None) -> None:
         try:
             from tgen.engine.cpu.compiler import machine_code
             from tgen.engine.cpu.entry import enter
@@ -146,15 +144,22 @@ def _start_compiling(dtypes: Dtypes | None) -> "Future[bytes]":
             from tgen.engine.cpu.kernels import CACHE, INPUTS
 
             if dtypes is None:
-                code = machine_code(enter, NAME, {})
+                codes[None] = machine_code(enter, NAME, {})
             else:
-                code = machine_code(forward, NAME, dict(zip((INPUTS, CACHE), dtypes, strict=True)))
-            result.set_result(code)
+                parameters = dict(zip((INPUTS, CACHE), dtypes, strict=True))
+                codes[dtypes] = machine_code(forward, NAME, parameters)
+            store_object(dtypes, codes[dtypes])
         except BaseException as error:
-            result.set_exception(error)
+            errors.append(error)
 
-    threading.Thread(target=work, daemon=True).start()
-    return result
+    threads = [threading.Thread(target=compile_one, args=(part,), daemon=True) for part in parts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return codes
 
 
 def link(code: bytes) -> tuple[llvm.ExecutionEngine, int]:

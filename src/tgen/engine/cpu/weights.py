@@ -5,7 +5,6 @@ all heads are rows of one matrix.
 """
 
 from collections.abc import Callable, MutableMapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 import numpy as np
@@ -91,6 +90,8 @@ class PackedWeights:
         self.table = np.zeros((config.n_layers + 1, job_layout.TABLE_COLUMNS), np.int64)
         self._arrays: list[Array] = []
         self._positions: Array | None = None
+        from concurrent.futures import ThreadPoolExecutor  # takes 10 ms to import
+
         with ThreadPoolExecutor(n_threads) as pool:
             list(pool.map(self._put_layer, range(config.n_layers)))
         last, take = config.n_layers, self._take
