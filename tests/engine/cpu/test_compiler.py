@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.compiling import link
@@ -64,11 +64,13 @@ def scale_and_round(x, y):
 
 @pytest.mark.parametrize("function", [combine_bits, choose, walk, scale_and_round])
 @given(x=NUMBERS, y=NUMBERS)
+@settings(deadline=None)
 def test_result_equals_pythons(function: Compiled, x: int, y: int):
     assert call(function, x, y) == function.function(x, y)
 
 
 @given(x=NUMBERS, y=NUMBERS.filter(bool))
+@settings(deadline=None)
 def test_division_rounds_down(x: int, y: int):
     assert call(divide, x, y) == divide.function(x, y)
 
