@@ -163,7 +163,7 @@ def _run_session(
     with intercept_calls(calls_hook):
         try:
             for report in tiny.run_session(request):
-                has_started = True
+                has_started = has_started or tiny.is_start(report)
                 if isinstance(report, SavingReport):
                     save_failed = bool(report.failed)
                     report_line("not saved" if save_failed else "saved again")

@@ -155,8 +155,7 @@ def check_ignored_signals(folder: Path) -> list[str]:
 def check_one_signal(folder: Path) -> list[str]:
     """Check that a signal during training stops a long run and saves it."""
     process = train(folder, "once", steps=100_000)
-    assert process.stdout
-    process.stdout.readline()
+    wait_for(process, b"StepReport")
     process.send_signal(signal.SIGTERM)
     _, output = process.communicate()
     assert output is not None
