@@ -91,7 +91,7 @@ def test_without_an_absolute_home_there_is_no_cache(tmp_path, monkeypatch, home)
         monkeypatch.setenv("XDG_CACHE_HOME", home)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     assert kernel_cache.object_path(None) is None
-    assert not kernel_cache.kernels_cached(kernel_cache.DEFAULTS[0])
+    assert kernel_cache.read_object(None) is None
     kernel_cache.store_object(None, b"code")
     assert not list(tmp_path.iterdir())
 

@@ -3,10 +3,11 @@
 A function with the decorator `compiled` may contain assignments, `if`, `while`, `for` over `range`
 or over a generator, arithmetic, comparisons, and calls of other such functions, of primitives and
 of the functions in `_BUILTINS`. Numbers are int64, float32, float64 or boolean; a variable has the
-type of the first value that it gets. Of an int64 and a float32 number, arithmetic makes a float64
+type of the first value that it gets. Arithmetic with an int64 and a float32 number gives a float64
 number, as in NumPy. Constants are computed now, and branches that they exclude are left out.
 
-A generator is inlined into the loop that calls it: `yield` stands for the body of the loop.
+A generator is inlined into the loop that calls it: `yield` stands for the body of the loop, which
+must not `break`. A generator ends at its last line, without `return`.
 """
 
 import ast
@@ -34,7 +35,7 @@ _numbers = count()  # tell functions of the same name apart
 
 
 class Parameter:
-    """A constant that each module of compiled code has a value of its own for."""
+    """A named constant with one value per compiled module."""
 
 
 class Compiled:
@@ -60,10 +61,10 @@ class Compiled:
         return _functions_of_file(code.co_filename)[code.co_firstlineno]
 
     def add_to(
-        self, module: ir.Module, types: Sequence[ir.Type], parameters: Parameters
+        self, module: ir.Module, types: Sequence[ir.Type], parameters: Parameters, name: str = ""
     ) -> ir.Function:
         """Return the LLVM function for arguments of these types; write it if it is missing."""
-        name = ".".join([self.function.__qualname__, str(self._number), *map(str, types)])
+        name = name or ".".join([self.function.__qualname__, str(self._number), *map(str, types)])
         if name in module.globals:
             return module.globals[name]
         function = ir.Function(module, ir.FunctionType(self.result, types), name)
@@ -87,7 +88,7 @@ def compiled(
 
 @cache
 def _functions_of_file(path: str) -> dict[int, ast.FunctionDef]:
-    """Return the functions of a source file by the number of the first line, of a decorator."""
+    """Return the functions of a source file by their first line, decorators included."""
     tree = ast.parse("".join(linecache.getlines(path)), path)
     nodes = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
     return {min([n.lineno, *(d.lineno for d in n.decorator_list)]): n for n in nodes}
@@ -102,7 +103,7 @@ class _Emitter:
         self._b = ir.IRBuilder(function.append_basic_block("body"))
         self._variables: dict[str, ir.Value] = {}
         self._loops: list[tuple[ir.Block, ir.Block | None]] = []  # targets of continue and break
-        self._on_yield: Callable[[Value], None] | None = None
+        self._on_yield: Callable[[Value], None] | None = None  # within a generator
 
     def emit(self) -> None:
         """Write the whole function."""
@@ -121,7 +122,7 @@ class _Emitter:
                 return
             try:
                 getattr(self, f"_{type(node).__name__.lower()}")(node)
-            except (AttributeError, KeyError, TypeError) as error:
+            except Exception as error:
                 path = self._source.function.__code__.co_filename
                 error.add_note(f"{path}:{node.lineno}: {ast.unparse(node)}")
                 raise
@@ -152,12 +153,15 @@ class _Emitter:
         self._set(node.target.id, self._arithmetic(node.op, before, self._value(node.value)))
 
     def _return(self, node: ast.Return) -> None:
+        assert self._on_yield is None
         result = self._source.result
         value = 0 if node.value is None else self._value(node.value)
         self._b.ret(convert(self._b, value, result))
 
     def _break(self, _: ast.Break) -> None:
-        self._b.branch(self._loops[-1][1])
+        after = self._loops[-1][1]
+        assert after
+        self._b.branch(after)
 
     def _continue(self, _: ast.Continue) -> None:
         self._b.branch(self._loops[-1][0])
@@ -176,6 +180,7 @@ class _Emitter:
         self._b.position_at_end(after)
 
     def _while(self, node: ast.While) -> None:
+        assert not node.orelse
         test, body, after = self._blocks("while", "body", "after_while")
         self._b.branch(test)
         self._b.position_at_end(test)
@@ -189,6 +194,7 @@ class _Emitter:
     def _for(self, node: ast.For) -> None:
         assert isinstance(node.iter, ast.Call)
         assert isinstance(node.target, ast.Name)
+        assert not node.orelse
         called = self._value(node.iter.func)
         arguments = [self._value(argument) for argument in node.iter.args]
         if isinstance(called, Compiled):
@@ -370,6 +376,7 @@ class _Emitter:
         return b.sub(b.sdiv(x, y), b.zext(below, i64))
 
     def _call(self, node: ast.Call) -> Value:
+        assert not node.keywords
         called = self._value(node.func)
         arguments = [self._value(argument) for argument in node.args]
         if isinstance(called, Primitive):
@@ -407,7 +414,11 @@ def type_of(value: Value) -> ir.Type:
         return value.type
     if isinstance(value, np.floating):
         return f32 if value.dtype == np.float32 else f64
-    return i1 if isinstance(value, bool) else i64 if isinstance(value, int) else f64
+    if isinstance(value, float):
+        return f64
+    if not isinstance(value, bool | int):
+        raise TypeError(f"{value!r} is not a number")
+    return i1 if isinstance(value, bool) else i64
 
 
 def _common_type(x: Value, y: Value, *, divides: bool = False) -> ir.Type:
@@ -509,10 +520,8 @@ def machine_code(function: Compiled, name: str, parameters: Parameters) -> bytes
     source = ir.Module(name)
     source.triple = llvm.get_process_triple()
     types = [i64] * len(function.node.args.args)
-    compiled = function.add_to(source, types, parameters)
-    compiled.linkage = "external"
-    text = str(source).replace(compiled.get_reference(), f'@"{name}"')
-    module = llvm.parse_assembly(text, llvm.create_context())
+    function.add_to(source, types, parameters, name).linkage = "external"
+    module = llvm.parse_assembly(str(source), llvm.create_context())
     external = {f.name for f in module.functions if f.is_declaration and "llvm." not in f.name}
     if not external <= _C_FUNCTIONS:  # the linker ends the process if it does not find a name
         raise RuntimeError(f"the kernels call {sorted(external - _C_FUNCTIONS)}")

@@ -27,7 +27,7 @@ DEFAULTS: list[Dtypes] = [(FLOAT32, FLOAT32), (BFLOAT16, FLOAT16), (INT8, FLOAT1
 NAME = "tgen_kernel"  # of the function in each file
 _DIGEST_BYTES = 32
 _FILE_NAME = re.compile(r"[0-9a-f]{16}-[a-z0-9-]+\.o")
-MAX_FILES = 16  # of all versions and CPUs
+MAX_FILES = 64  # of 50 KB each, of all versions and CPUs
 
 
 @cache
@@ -75,12 +75,7 @@ def store_object(dtypes: Dtypes | None, code: bytes) -> None:
             old.unlink(missing_ok=True)
 
 
-def kernels_cached(dtypes: Dtypes) -> bool:
-    """Whether what these dtypes need was compiled before; else the first use takes some seconds."""
-    return all(read_object(part) is not None for part in (None, dtypes))
-
-
-notify: Callable[[str], None] | None = None  # is told what takes time, if the program sets it
+notify: Callable[[str], None] | None = None  # callback for slow steps and warnings
 _loading = threading.Lock()
 _loaded: dict[Dtypes | None, tuple[llvm.ExecutionEngine, int]] = {}  # with the function's address
 
