@@ -42,7 +42,8 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
         tensorboard.require()
     out, is_rank_zero = request.out, distributed.is_rank_zero()
     prepared = yield from prepare(request, folder=run_state.folder(out))
-    plan = plan_report(out, prepared)
+    # The tokens of other ranks are empty so far.
+    plan = distributed.broadcast(plan_report(out, prepared) if is_rank_zero else None)
     yield plan
     with run_log.RunLog(out if is_rank_zero else None) as log:
         prepared = yield from measure_baselines(prepared)
