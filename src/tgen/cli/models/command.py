@@ -35,7 +35,8 @@ def models(options: ModelsOptions) -> None:
 
         shown = _describe_cache()
         clear()
-        console.print_status(f"removed {shown or 'nothing'}", quiet=options.quiet)
+        message = f"removed {shown}" if shown else "the cache is empty"
+        console.print_status(message, quiet=options.quiet)
         return
     if options.action == "rm":
         for name in options.names:
@@ -70,7 +71,7 @@ def _check_cache(options: ModelsOptions) -> None:
     results = dict(check())
     damaged = [path for path, intact in results.items() if not intact]
     for path in damaged:
-        console.print_status(f"warning: {path} was damaged; it is removed")
+        console.print_status(f"warning: {path} was damaged and has been removed")
     n = len(results) - len(damaged)
     console.print_status(f"cached weights: {n} intact, {len(damaged)} damaged", quiet=options.quiet)
     if damaged:

@@ -26,7 +26,7 @@ class ModelsOptions:
     )
     yes: bool = option(False, "Remove without asking.", "--yes -y")
     check: bool = option(
-        False, "Read the cached weights, and remove files whose content has changed.", "--check"
+        False, "Checksum test of the cached weights; damaged files are removed.", "--check"
     )
     clear_cache: bool = option(False, "Remove the cached weights.", "--clear-cache")
     json: bool = json_option("Write the list as one JSON object.", panel="")
@@ -34,18 +34,19 @@ class ModelsOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        given = [name for name in ("check", "clear_cache") if getattr(self, name)]
-        if given and (self.action == "rm" or self.json or len(given) > 1):
-            flag, other = "--clear-cache", "rm" if self.action == "rm" else "--json"
-            if given == ["check"]:
-                flag = "--check"
-            other = "--check" if len(given) > 1 else other
-            raise UsageError(f"{flag} cannot be combined with {other}", f"remove {flag}")
+        exclusive = {
+            "--clear-cache": self.clear_cache,
+            "--check": self.check,
+            "--json": self.json,
+            "rm": self.action == "rm",
+        }
+        given = [name for name, is_given in exclusive.items() if is_given]
+        if len(given) > 1:
+            message = f"{given[0]} cannot be combined with {given[1]}"
+            raise UsageError(message, f"remove {given[0]}")
         if self.action == "rm":
             if not self.names:
                 raise UsageError("no model to remove", "name it: tgen models rm NAME")
-            if self.json:
-                raise UsageError("--json cannot be combined with rm", "remove --json")
         elif self.names:
             raise UsageError(
                 f"tgen models list takes no name (got {self.names[0]!r})",
