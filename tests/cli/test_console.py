@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from support.command import clean_environment
-from tgen.cli import console
+from tgen.cli import console, rich_console
 from tgen.cli.terminal_text import printable
 
 # Format characters that text in some language needs, and that cannot reorder other text.
@@ -51,7 +51,7 @@ def test_text_of_any_language_stays_readable(text):
 def test_everything_drawn_is_escaped_and_markup_is_text(capsys):
     table = Table(f"[red]{HOSTILE}", title=f"[red]{HOSTILE}")
     table.add_row(f"[link=x]{HOSTILE}")
-    for stream in (console.out, console.err):
+    for stream in (rich_console.out, rich_console.err):
         stream.print(HOSTILE, Text(HOSTILE), soft_wrap=True)
         stream.print(table)
     for text in capsys.readouterr():
@@ -88,8 +88,8 @@ def test_a_message_is_the_same_with_and_without_rich(encoding, monkeypatch):
 
 
 def test_links_in_styles_are_dropped(capsys, monkeypatch):
-    monkeypatch.setattr(console.err, "_color_system", ColorSystem.EIGHT_BIT)
-    console.err.print(Text("a", style="red link file:///x"))
+    monkeypatch.setattr(rich_console.err, "_color_system", ColorSystem.EIGHT_BIT)
+    rich_console.err.print(Text("a", style="red link file:///x"))
     assert capsys.readouterr().err == "\x1b[31ma\x1b[0m\n"
 
 
@@ -170,8 +170,8 @@ def test_a_pipe_gets_utf_8_whatever_the_locale(monkeypatch):
 
 def _stderr_of_progress(monkeypatch, **environment: str) -> str:
     data = _terminal(monkeypatch, "stderr", "utf-8")
-    monkeypatch.setattr(console.err, "_environ", {"TERM": "xterm"} | environment)
-    monkeypatch.setattr(console.err, "is_interactive", True)
+    monkeypatch.setattr(rich_console.err, "_environ", {"TERM": "xterm"} | environment)
+    monkeypatch.setattr(rich_console.err, "is_interactive", True)
     with console.progress("measuring [red]\x1b") as update:
         update(0.5)
         sys.stderr.write("library \x1b]52;c;cm0=\x1b\\\x1b[2J\x9b31m[red]\n")
@@ -189,7 +189,7 @@ def test_what_libraries_write_during_a_progress_bar_is_escaped(monkeypatch):
 def test_a_dumb_terminal_or_forced_color_gets_no_progress_bar(capsys, monkeypatch):
     assert "measuring" not in _stderr_of_progress(monkeypatch, TERM="dumb")
     monkeypatch.undo()
-    monkeypatch.setattr(console.err, "_environ", {"TERM": "xterm", "FORCE_COLOR": "1"})
+    monkeypatch.setattr(rich_console.err, "_environ", {"TERM": "xterm", "FORCE_COLOR": "1"})
     with console.progress("measuring") as update:
         update(0.5)
     assert capsys.readouterr().err == ""
@@ -210,7 +210,7 @@ def test_redirected_output_has_no_trailing_spaces(capsys):
     table.add_row("name", "long value")
     table.add_row("longer name", "v")
     console.show(table)
-    console.err.print(table)
+    rich_console.err.print(table)
     shown = capsys.readouterr()
     assert shown.out == "name         long value\nlonger name  v\n"
     assert shown.err == shown.out

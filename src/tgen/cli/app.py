@@ -216,7 +216,9 @@ def _report_bug(error: Exception, *, debug: bool) -> int:
     import traceback
 
     if debug:
-        console.err.print(traceback.format_exc())
+        from tgen.cli.rich_console import err
+
+        err.print(traceback.format_exc())
         return 70
     message = f"internal error: {type(error).__name__}: {error}"[:300]
     try:

@@ -13,7 +13,7 @@ from rich.color import ColorSystem
 
 from support.models import make_model
 from tgen.checkpoint import model_dir
-from tgen.cli import console
+from tgen.cli import rich_console
 from tgen.cli.inspect import output
 from tgen.cli.inspect.options import View
 from tgen.cli.inspect.page import attention_page
@@ -155,12 +155,13 @@ def test_comparison_shows_values_and_differences(inspect, trained, tmp_path):
 
 def test_width_tail_and_hide_first(inspect, inspector, monkeypatch):
     for width in (40, 120):
-        monkeypatch.setattr(console.out, "_width", None)  # the command sets it: restored at the end
+        # The command sets the width: restored at the end.
+        monkeypatch.setattr(rich_console.out, "_width", None)
         done = inspect("--cells", "num", "--width", width, prompt="a b c d e f g h i j k l")
         text = done.stdout.decode()
         assert max(map(cell_len, text.splitlines())) <= width
         assert ("keys 1 to" not in text and " 11 " in text) or width == 40
-    monkeypatch.setattr(console.out, "_width", 80)
+    monkeypatch.setattr(rich_console.out, "_width", 80)
     long = "What is the king? " * 30
     assert b"--tail" in inspect(prompt=long).stderr
     record = json.loads(inspect("--tail", "--json", prompt=long).stdout)
@@ -231,10 +232,10 @@ def test_random_text_is_sampled_from_the_texts_tokens_if_there_are_16(inspector)
 
 
 def test_blocks_need_256_colors(inspect, monkeypatch):
-    monkeypatch.setattr(console.out, "_force_terminal", True)
+    monkeypatch.setattr(rich_console.out, "_force_terminal", True)
     for system, has_blocks in [("standard", False), ("truecolor", True)]:
-        monkeypatch.setattr(console.out, "_color_system", ColorSystem[system.upper()])
-        monkeypatch.setattr(console.out, "no_color", False)
+        monkeypatch.setattr(rich_console.out, "_color_system", ColorSystem[system.upper()])
+        monkeypatch.setattr(rich_console.out, "no_color", False)
         shown = inspect("--cells", "block").stdout.decode()
         assert ("▀" in shown, "‘ ·:-=+*#%@’" in shown) == (has_blocks, not has_blocks)
 

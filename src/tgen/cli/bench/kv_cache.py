@@ -11,6 +11,7 @@ from tgen.cli.bench.options import BenchOptions
 from tgen.cli.bench.output import write_json
 from tgen.cli.render.braille_plot import Axis, Canvas
 from tgen.cli.render.tables import table
+from tgen.cli.rich_console import out
 from tgen.cli.terminal_text import count
 from tgen.errors import UsageError
 from tgen.reports.benchmark import CacheVerdict, LengthReport, LinearFit, Timing, TrialReport
@@ -81,7 +82,7 @@ def run_kv_cache(options: BenchOptions) -> None:
         *fit_lines(reports, cached, uncached),
         cache_line(reports, computed),
         verdict_line(verdict),
-        wrap=console.out.is_terminal,
+        wrap=out.is_terminal,
     )
 
 

@@ -17,6 +17,7 @@ from tgen.cli.bench.throughput_table import (
     precision_line,
     throughput_table,
 )
+from tgen.cli.rich_console import out
 from tgen.reports.benchmark import (
     Difference,
     Machine,
@@ -112,7 +113,7 @@ def write_report(
         if options.output == "table":
             lines = _format_tables(context, results, comparison, peak_memory)
             lines += [precision_line(report) for report in precision.values() if report]
-            console.show(*lines, wrap=console.out.is_terminal)
+            console.show(*lines, wrap=out.is_terminal)
         elif options.output == "json" and comparison:
             record = {"schema": "tgen.bench.difference/2", "rows": records, **comparison.fields}
             record |= {"others": comparison.others, "differences": comparison.differences}
@@ -177,7 +178,7 @@ def show_last_report(
     if options.output == "json":
         write_json(options, schema, json_value(report))
     else:
-        console.show(*table(report), wrap=console.out.is_terminal)
+        console.show(*table(report), wrap=out.is_terminal)
 
 
 def write_json(options: BenchOptions, schema: str, fields: dict[str, Any]) -> None:

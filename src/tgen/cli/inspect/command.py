@@ -52,7 +52,9 @@ def inspect(options: InspectOptions) -> None:
         views = ", ".join(options.views)
         console.print_status(f"note: --prompt has no effect on --view {views}", quiet=options.quiet)
     if options.width:
-        console.out.width = options.width
+        from tgen.cli.rich_console import out
+
+        out.width = options.width
     if len(inspectors) == 2:
         output.print_comparison(inspectors, options)
     elif options.files:

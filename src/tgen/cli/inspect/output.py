@@ -20,6 +20,7 @@ from tgen.cli.inspect.view_reports import (
     heat_maps,
     make_report,
 )
+from tgen.cli.rich_console import out
 from tgen.cli.terminal_text import to_json
 from tgen.errors import TgenError, UsageError
 from tgen.inspection.heads import attention_shift
@@ -60,7 +61,6 @@ def print_tables(inspector: Inspector, options: InspectOptions) -> None:
 
 
 def _screen(options: InspectOptions) -> Screen:
-    out = console.out
     return Screen(
         width=out.width,
         limited=out.is_terminal or options.width is not None,

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from tgen.cli import console
 from tgen.cli.render.braille_plot import Axis, Canvas
+from tgen.cli.rich_console import out
 from tgen.cli.terminal_text import count, json_line
 from tgen.errors import TrainingError
 from tgen.reports.to_json import json_value
@@ -60,7 +61,7 @@ def print_training_log(path: Path, *, json_output: bool, quiet: bool) -> None:
         return
     lines = training_lines(path)
     console.print_status(f"{path}", quiet=quiet)
-    if console.out.is_terminal:
+    if out.is_terminal:
         console.show(*lines)
     else:
         console.write("".join(f"{line.plain}\n" for line in lines).encode())
@@ -70,7 +71,7 @@ def training_lines(path: Path) -> list[Text]:
     """Return the training figure of the model directory `path`, for stdout's width."""
     from tgen.runs.storage import log
 
-    width = console.out.width if console.out.is_terminal else _PIPE_WIDTH
+    width = out.width if out.is_terminal else _PIPE_WIDTH
     return training_figure(training_curves(log.read(path)), width=width)
 
 

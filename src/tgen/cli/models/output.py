@@ -8,6 +8,7 @@ from rich.text import Text
 
 from tgen.cli import console
 from tgen.cli.render.tables import table
+from tgen.cli.rich_console import out
 from tgen.cli.terminal_text import json_line, one_line
 from tgen.reports.models import ModelReport
 from tgen.reports.number_format import format_bytes
@@ -31,7 +32,7 @@ def print_table(reports: Sequence[ModelReport], *, quiet: bool) -> None:
             "–" if report.modified is None else _local_time(report.modified),
             Text(report.found_by),
         )
-    console.show(rows, wrap=console.out.is_terminal)  # only a terminal has a width
+    console.show(rows, wrap=out.is_terminal)  # only a terminal has a width
     for report in reports:
         if report.is_default:
             console.print_status(f"default: {report.name}", quiet=quiet)
