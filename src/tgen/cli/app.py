@@ -46,14 +46,15 @@ _DISK_HINTS = {
 }
 
 
-class _Fast:
-    """What commands and groups do in less time than Typer, which imports more than all of tgen."""
+class _LightStart:
+    """A command or group without Typer's imports, which take longer than those of tgen."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters, whose values stay text: `options.make_command` converts them."""
         parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for one in parameters:
-            if not one.required:  # of a missing one, Typer says so
+            if not one.required:  # Typer reports missing ones
+                # Typer takes no other classes for its parameters: the method is replaced in each.
                 one.process_value = partial(_keep_text, one)
         return parameters
 
@@ -70,11 +71,11 @@ def _keep_text(parameter: Any, context: Any, value: Any) -> Any:
     return callback(context, parameter, value) if callback else value
 
 
-class _Command(_Fast, TyperCommand):
+class _Command(_LightStart, TyperCommand):
     pass
 
 
-class _Group(_Fast, TyperGroup):
+class _Group(_LightStart, TyperGroup):
     pass
 
 
