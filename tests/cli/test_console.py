@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 import unicodedata
@@ -72,6 +73,7 @@ def test_messages_are_single_lines(capsys):
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii", "cp437"])
 def test_a_message_is_the_same_with_and_without_rich(encoding, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")  # a longer line needs Rich
     shown = []
     for loaded in (True, False):
         if loaded:
@@ -85,6 +87,37 @@ def test_a_message_is_the_same_with_and_without_rich(encoding, monkeypatch):
         shown.append(data.getvalue())
     assert "tgen.cli.rich_console" not in sys.modules
     assert shown[0] == shown[1]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("word " * 7 + "end", ["word " * 5 + "word", "word end"]),
+        ("日本語 " * 3 + "end", ["日本語 " * 3 + "end"]),
+        ("日本語 " * 4 + "end", ["日本語 " * 3 + "日本語", "end"]),
+    ],
+)
+def test_a_long_message_is_broken_at_the_width_of_the_terminal_of_stderr(text, lines):
+    import pty
+    import termios
+
+    terminal, stderr = pty.openpty()
+    termios.tcsetwinsize(stderr, (24, 30))
+    environment = clean_environment(TERM="xterm")
+    environment.pop("COLUMNS", None)
+    subprocess.run(
+        [sys.executable, "-c", f"from tgen.cli import console; console.print_status({text!r})"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
+        env=environment,
+        check=True,
+    )
+    shown = os.read(terminal, 1000).decode()
+    os.close(stderr)
+    os.close(terminal)
+    assert [line.rstrip() for line in shown.splitlines()] == lines
 
 
 def test_links_in_styles_are_dropped(capsys, monkeypatch):

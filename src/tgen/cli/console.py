@@ -7,7 +7,6 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from tgen.cli.terminal_text import drawing_fallbacks, one_line, printable
@@ -214,13 +213,26 @@ def _print_line(text: str, end: str = "\n", *, is_command: bool = False) -> None
     """Print one line to stderr, above a progress bar if there is one. Rich breaks long ones."""
     text = one_line(text)
     wraps = stderr.isatty() and not is_command
-    if "tgen.cli.rich_console" in sys.modules or (wraps and len(text) >= get_terminal_size()[0]):
+    if "tgen.cli.rich_console" in sys.modules or (wraps and not _fits_surely(text)):
         from tgen.cli.rich_console import err
 
         err.print(text, end=end, soft_wrap=not wraps)
     else:
         stderr.write(text.expandtabs().translate(drawing_fallbacks(stderr.encoding)) + end)
     stderr.flush()
+
+
+def _fits_surely(text: str) -> bool:
+    """Return whether a line is shorter than the terminal's, if its characters are the widest."""
+    columns = os.environ.get("COLUMNS", "")  # it has priority for Rich, too
+    try:
+        width = (
+            int(columns) if columns.isdecimal() else os.get_terminal_size(stderr.fileno()).columns
+        )
+    except OSError:
+        width = 0
+    n_cells = len(text.expandtabs()) * (1 if text.isascii() else 2)
+    return n_cells < (width or 80)
 
 
 def close() -> None:
