@@ -92,6 +92,28 @@ def test_errors_name_the_flag_where_they_name_the_field():
     assert error.value.hint == "set --size to positive"
 
 
+def test_a_whole_number_may_have_zeros_after_its_point(capsysbinary):
+    number = -(2**63) + 1  # has more digits than a float
+    for text in (f"{number}", f"{number}.0", f"{number}.00"):
+        assert run(["generate", "--top-k", text]) == 2
+        message = f"error: --top-k: invalid value {number}\nhint: set --top-k to a number of"
+        assert capsysbinary.readouterr().err.decode().startswith(message)
+
+
+@pytest.mark.parametrize("text", ["5.5", ".0", "5.", "1e3", "5.0.0", ""])
+def test_other_text_is_not_a_whole_number(text, capsysbinary):
+    assert run(["generate", "--top-k", text]) == 2
+    message = f"error: --top-k: invalid value {text!r}\nhint: set --top-k to a whole number\n"
+    assert capsysbinary.readouterr().err.decode() == message
+
+
+def test_a_wrong_item_of_a_list_is_named_with_its_choices(capsysbinary):
+    assert run(["inspect", "--view", "heads", "--view", "bogus"]) == 2
+    error, hint = capsysbinary.readouterr().err.decode().splitlines()
+    assert error == "error: --view: invalid value 'bogus'"
+    assert hint.startswith("hint: set --view to one of attention, heads, ")
+
+
 def test_old_flags_of_the_commands_are_hidden_and_work(trained, capsysbinary):
     base = ["generate", "-m", str(trained), "-p", "a", "-n", "8", "--seed", "1", "-q"]
     outputs = []

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, field, fields
+from enum import Enum
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -113,11 +114,17 @@ class _Parameter(NamedTuple):
     """A parameter of a command, and where its value goes."""
 
     parameter: inspect.Parameter
-    panel: str
+    details: Mapping[str, Any]  # the field's metadata
     read: Callable[[Any], Any] | None
     field: str
     owner: str  # name of the nested field, or ""
-    flag: str  # its main spelling; of an argument its name
+
+    @property
+    def flag(self) -> str:
+        """The main spelling of an option; the name of an argument."""
+        spellings = self.details.get("flags") or [self.field]
+        is_old = self.parameter.name != self.field
+        return str(self.details["old_flags"] if is_old else spellings[0]).partition("/")[0]
 
     @property
     def kind(self) -> Any:
@@ -134,7 +141,9 @@ def make_command(
     `panels`: the order of the help's panels after the main one.
     """
     order = ("", *panels)
-    parameters = sorted(_parameters(options_type), key=lambda one: order.index(one.panel))
+    parameters = sorted(
+        _parameters(options_type), key=lambda one: order.index(one.details.get("panel", ""))
+    )
 
     def command(context: typer.Context, **values: Any) -> None:
         with flags_in_errors(options_type):
@@ -180,29 +189,18 @@ def _parameters(options_type: type, owner: str = "") -> Iterator[_Parameter]:
                 if "argument" in details
                 else typer.Option(*details["flags"], **how)
             )
-            flag = (details.get("flags") or [one.name])[0].partition("/")[0]
-            yield _parameter(one.name, kind, default, info, details, owner, flag)
+            infos = {one.name: info}
             if "old_flags" in details:
-                flag = details["old_flags"]
-                hidden = typer.Option(flag, hidden=True)
-                yield _parameter(f"old_{one.name}", kind, default, hidden, details, owner, flag)
-
-
-def _parameter(
-    name: str,
-    kind: Any,
-    default: Any,
-    info: Any,
-    details: Mapping[str, Any],
-    owner: str,
-    flag: str,
-) -> _Parameter:
-    parameter = inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
-    )
-    field_name = name.removeprefix("old_")
-    made = _Parameter(parameter, details.get("panel", ""), None, field_name, owner, flag)
-    return _with_reader(made, details["reader"]) if "reader" in details else made
+                infos[f"old_{one.name}"] = typer.Option(details["old_flags"], hidden=True)
+            for name, info in infos.items():
+                typed = inspect.Parameter(
+                    name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=default,
+                    annotation=Annotated[kind, info],
+                )
+                made = _Parameter(typed, details, read=None, field=one.name, owner=owner)
+                yield _with_reader(made, details["reader"]) if "reader" in details else made
 
 
 def _with_reader(one: _Parameter, reader: Reader) -> _Parameter:
@@ -240,27 +238,35 @@ def _convert(one: _Parameter, value: Any) -> Any:
 
     Typer would convert it with pydantic, which takes longer to import than tgen to start.
     """
-    try:
-        value = _parse(one.kind, value)
-    except (KeyError, ValueError):
-        names = {int: "a whole number", float: "a number"}
-        expected = names.get(one.kind) or f"one of {', '.join(_literals(one.kind))}"
-        message, hint = f"{one.flag}: invalid value {value!r}", f"set {one.flag} to {expected}"
-        raise UsageError(message, hint) from None
+    if get_origin(one.kind) is list:
+        [kind] = get_args(one.kind)
+        value = [_parse(one.flag, kind, item) for item in value]
+    else:
+        value = _parse(one.flag, one.kind, value)
     return one.read(value) if one.read else value
 
 
-def _parse(kind: Any, value: Any) -> Any:
-    if get_origin(kind) is list:
-        return [_parse(get_args(kind)[0], item) for item in value]
+def _parse(flag: str, kind: Any, value: Any) -> Any:
+    """Return one value as its type; a whole number may have zeros after a decimal point."""
     if isinstance(value, bool):
         return value
-    return _literals(kind)[str(value)] if _literals(kind) else kind(value)
+    choices = _choices(kind)
+    try:
+        if kind is int:
+            return int(re.sub(r"(?<=\d)\.0+$", "", str(value).strip()))
+        return choices[str(value)] if choices else kind(value)
+    except (KeyError, ValueError):
+        names = {int: "a whole number", float: "a number"}
+        expected = names.get(kind) or f"one of {', '.join(choices)}"
+        message, hint = f"{flag}: invalid value {value!r}", f"set {flag} to {expected}"
+        raise UsageError(message, hint) from None
 
 
-def _literals(kind: Any) -> dict[str, Any]:
-    """Return the values of a Literal by their spelling; of other types none."""
-    return {str(one): one for one in get_args(kind)} if get_origin(kind) is Literal else {}
+def _choices(kind: Any) -> dict[str, Any]:
+    """Return the values of a Literal or an enum by their spelling; of other types none."""
+    is_enum = isinstance(kind, type) and issubclass(kind, Enum)
+    values = kind if is_enum else get_args(kind) if get_origin(kind) is Literal else ()
+    return {str(one.value if is_enum else one): one for one in values}
 
 
 def _without_none(kind: Any) -> Any:
