@@ -114,6 +114,14 @@ def test_a_wrong_item_of_a_list_is_named_with_its_choices(capsysbinary):
     assert hint.startswith("hint: set --view to one of attention, heads, ")
 
 
+def test_help_shows_a_default_of_zero(capsysbinary):
+    assert run(["bench", "--help"]) == 0
+    lines = capsysbinary.readouterr().out.decode().splitlines()
+    [i] = [i for i, line in enumerate(lines) if "--seed" in line]
+    assert "[default: 0]" in lines[i] + lines[i + 1]
+    assert not any("[default: False]" in line for line in lines)
+
+
 def test_old_flags_of_the_commands_are_hidden_and_work(trained, capsysbinary):
     base = ["generate", "-m", str(trained), "-p", "a", "-n", "8", "--seed", "1", "-q"]
     outputs = []

@@ -62,7 +62,7 @@ def format_default(parameter: Any) -> str:
     """Return the default of a parameter as text; "" if it is not shown."""
     shown = parameter.show_default
     default = shown if isinstance(shown, str) else parameter.default if shown else ""
-    return "" if default in (False, None) else str(default)
+    return "" if default is None or default is False else str(default)
 
 
 def _is_argument(parameter: Any) -> bool:
