@@ -23,13 +23,14 @@ from support.chats import (
     user,
 )
 from support.runs import contents, load_run, resume
+from support.runs import plan_of as planned
 from tgen import load, runs
 from tgen.chat.format import MAX_CHARACTERS
 from tgen.checkpoint import export, model_dir, safetensors_file
 from tgen.cli.app import run
 from tgen.config import TrainConfig
 from tgen.errors import CorpusError, ModelError, TrainingError, UsageError
-from tgen.reports.training import DoneReport, MemorizationReport, PlanReport, SampleReport
+from tgen.reports.training import DoneReport, MemorizationReport, SampleReport
 from tgen.runs import RunRequest, chat_rows, prepare
 
 ROWS = [[*user(f"What is {i}?"), assistant(f"It is {i}.")] for i in range(40)]
@@ -195,12 +196,9 @@ def test_resumed_run_equals_the_whole_one_days_later(model, tmp_path, monkeypatc
     for name in ("config.json", "generation_config.json"):
         (source / name).unlink()
     reports = list(resume(tmp_path / "parts", corpus=[str(tmp_path / "rows.jsonl")], threads=1))
-    assert reports[0].rows == plan_report_of(tmp_path / "whole").rows
+    whole = resume(tmp_path / "whole", threads=1)
+    assert planned(reports).rows == planned(whole).rows
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
-
-
-def plan_report_of(out):
-    return next(one for one in resume(out, threads=1) if isinstance(one, PlanReport))
 
 
 def test_resumed_run_may_get_other_conversations_but_no_text(model, tmp_path):
@@ -209,7 +207,7 @@ def test_resumed_run_may_get_other_conversations_but_no_text(model, tmp_path):
     list(runs.start(request(tmp_path, source), stopped=lambda: next(stop)))
     more = write(tmp_path, [*ROWS, [*user("New?"), assistant("Yes.")] * 9], "more.jsonl")
     with pytest.raises(TrainingError, match="the corpus has changed"):
-        next(resume(tmp_path / "tuned", corpus=[more]))
+        list(resume(tmp_path / "tuned", corpus=[more]))
     (tmp_path / "text.txt").write_text("to be or not to be")
     reports = list(resume(tmp_path / "tuned", corpus=[more], override=True, threads=1))
     assert isinstance(reports[-1], DoneReport)

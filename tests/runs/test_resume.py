@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.runs import contents, load_run, request, resume, start_run
+from support.runs import contents, load_run, plan_of, request, resume, start_run
 from tgen import runs
 from tgen.errors import TgenError, TrainingError, UsageError
 from tgen.reports.training import DoneReport, EvalReport, RunReport
@@ -28,16 +28,16 @@ def test_changed_settings_are_refused_or_recorded(tmp_path):
     }
     list(resume(out, threads=1, **same))
     with pytest.raises(TrainingError, match=r"dropout differs \(got 0\.2, this run has 0\.1"):
-        next(resume(out, overrides={"dropout": "0.2"}))
+        list(resume(out, overrides={"dropout": "0.2"}))
     with pytest.raises(UsageError, match=r"n_layers: cannot be changed \(got 2, "):
-        next(resume(out, overrides={"n_layers": "2"}, override=True))
+        list(resume(out, overrides={"n_layers": "2"}, override=True))
     with pytest.raises(UsageError, match=r"optimizer: cannot be changed \(got adamw, "):
-        next(resume(out, overrides={"optimizer": "adamw"}, override=True))
+        list(resume(out, overrides={"optimizer": "adamw"}, override=True))
     start = not load_run(out)[0]["plan"]["train"]["bigram_start"]
     with pytest.raises(UsageError, match="bigram_start: cannot be changed"):
-        next(resume(out, overrides={"bigram_start": str(start).lower()}, override=True))
+        list(resume(out, overrides={"bigram_start": str(start).lower()}, override=True))
     with pytest.raises(UsageError, match="the run is already at step 14"):
-        next(resume(out, settings={"steps": 9}, override=True))
+        list(resume(out, settings={"steps": 9}, override=True))
     longer = {"settings": {"steps": 20}, "overrides": {"learning_rate": "0.001"}}
     reports = list(resume(out, threads=1, override=True, **longer))
     assert isinstance(reports[-1], DoneReport)
@@ -46,7 +46,7 @@ def test_changed_settings_are_refused_or_recorded(tmp_path):
     assert notes[0] == "from step 14: steps 14 -> 20"
     assert notes[1].startswith("from step 14: learning_rate 0.00")
     assert notes[1].endswith(" -> 0.001")
-    assert notes == reports[0].notes[-2:]
+    assert notes == plan_of(reports).notes[-2:]
     # Now they are the settings of the run.
     list(resume(out, threads=1, **longer))
 
@@ -82,11 +82,11 @@ def test_new_corpus_is_trained_on_and_recorded(tmp_path, other):
     out = tmp_path / "model"
     before = load_run(out)[0]
     with pytest.raises(TrainingError, match="the corpus has changed"):
-        next(resume(out, **other | {"override": False}))
+        list(resume(out, **other | {"override": False}))
     reports = list(resume(out, **other))
     run, tokens = load_run(out)
     assert run["overridden"][0].startswith("from step 7: corpus ")
-    assert reports[0].notes[-1] == run["overridden"][0]
+    assert plan_of(reports).notes[-1] == run["overridden"][0]
     assert run["corpus"] == other["corpus"]
     assert run["corpus_sha256"] != before["corpus_sha256"]
     kinds = [path.name for path in (out / "training").glob("tokens*")]
@@ -162,15 +162,15 @@ def test_damaged_state_is_renamed_and_the_previous_one_is_used(tmp_path, how):
     *_, before, newest = sorted((out / "training").glob("state-*"))
     damage(newest, how)
     reports = list(resume(out, threads=1))
-    assert any("renamed to damaged-state-00000014" in note for note in reports[0].notes)
-    assert reports[0].resumed_at_step == int(before.name[-8:]) == 10
+    assert any("renamed to damaged-state-00000014" in note for note in plan_of(reports).notes)
+    assert plan_of(reports).resumed_at_step == int(before.name[-8:]) == 10
     assert (out / "training" / "damaged-state-00000014").is_dir()
     after = {name: one for name, one in contents(out).items() if "damaged" not in name}
     assert after == whole
     for state in (out / "training").glob("state-*"):
         damage(state, how)
     with pytest.raises(TrainingError, match="no training state in"):
-        next(resume(out))
+        list(resume(out))
     assert len(list((out / "training").glob("damaged-*"))) >= 3
 
 
@@ -193,7 +193,7 @@ def test_forged_tokens_are_an_error(tmp_path, how):
     entry = run_state.save_tokens(run_request.out, record, arrays)
     run_state.save_record(run_request.out, record, entry)
     with pytest.raises(TrainingError, match=r"tokens\.safetensors is damaged"):
-        next(resume(run_request.out))
+        list(resume(run_request.out))
 
 
 def test_resuming_with_too_little_memory_is_an_error(tmp_path, monkeypatch):
@@ -201,7 +201,7 @@ def test_resuming_with_too_little_memory_is_an_error(tmp_path, monkeypatch):
     list(runs.start(run_request, stopped=lambda: True))
     monkeypatch.setattr("tgen.runs.rank_sync.rank_bytes", lambda _: 10_000)
     with pytest.raises(UsageError, match=r"needs about \d+\.\d KB of memory .*; 10\.0 KB is"):
-        next(resume(run_request.out))
+        list(resume(run_request.out))
 
 
 @pytest.mark.parametrize("change", [{"d_ff": 7}, {"d_ff": 2**31 - 1}, {"n_layers": 10**9}])
@@ -213,7 +213,7 @@ def test_state_that_does_not_fit_the_model_is_an_error_before_it_takes_memory(tm
     record["plan"]["model"] |= change
     path.write_text(json.dumps(record))
     with pytest.raises(TrainingError, match=r"does not fit the model in training/run\.json"):
-        next(resume(run_request.out))
+        list(resume(run_request.out))
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_state_with_impossible_counters_is_an_error(tmp_path, change):
     entries = values.pop("files")
     path.write_bytes(manifest.seal({k: values[k] for k in ("run", "progress", "made_by")}, entries))
     with pytest.raises(TrainingError, match="is not compatible"):
-        next(resume(run_request.out))
+        list(resume(run_request.out))
 
 
 def test_state_of_another_run_is_not_used(tmp_path):
@@ -238,16 +238,16 @@ def test_state_of_another_run_is_not_used(tmp_path):
     (mine / "state-00000014").rename(mine / "gone")
     (other / "state-00000014").rename(mine / "state-00000014")
     reports = list(resume(tmp_path / "model", threads=1))
-    assert any("belongs to another run" in note for note in reports[0].notes)
-    assert reports[0].resumed_at_step == 10
+    assert any("belongs to another run" in note for note in plan_of(reports).notes)
+    assert plan_of(reports).resumed_at_step == 10
 
 
 def test_changed_environment_is_reported(tmp_path, monkeypatch):
     list(runs.start(request(tmp_path)))
-    *_, last = next(resume(tmp_path / "model", threads=1)).notes
+    *_, last = plan_of(resume(tmp_path / "model", threads=1)).notes
     assert "may differ" not in last
     monkeypatch.setattr(prepare, "__version__", "9.9")
-    *_, last = next(resume(tmp_path / "model", threads=1)).notes
+    *_, last = plan_of(resume(tmp_path / "model", threads=1)).notes
     assert last.startswith("results may differ from an uninterrupted run: tgen was ")
     assert last.endswith(", now 9.9")
 
@@ -295,11 +295,11 @@ def test_states_of_another_version_stay_unchanged(tmp_path):
     newest = out / "training" / "state-00000014"
     reseal(newest, progress={**manifest.read(newest)["progress"], "moon": 1})
     with pytest.raises(TrainingError, match=r"written by tgen \S+ and is not compatible"):
-        next(resume(out))
+        list(resume(out))
     reseal(newest, format=2)
     for _ in range(2):
         with pytest.raises(TrainingError, match="written by another version of tgen"):
-            next(resume(out))
+            list(resume(out))
     assert newest.is_dir()
     assert not list((out / "training").glob("damaged-*"))
 
@@ -320,7 +320,7 @@ def test_unreadable_state_stays_unchanged(tmp_path, monkeypatch, error):
     with monkeypatch.context() as patch:
         patch.setattr(files, "sha256", unreadable)
         with pytest.raises(TrainingError, match=r"Input/output error|Permission denied"):
-            next(resume(out))
+            list(resume(out))
     assert not list((out / "training").glob("damaged-*"))
     assert end(resume(out, threads=1)) == 14
 
@@ -331,8 +331,8 @@ def test_run_with_only_damaged_states_is_an_error(tmp_path):
     for state in (out / "training").glob("state-*"):
         damage(state, "gone")
     with pytest.raises(TrainingError, match="no training state in"):
-        next(resume(out))
+        list(resume(out))
     with pytest.raises(
         TrainingError, match=r"has no training state \(damaged-state-.*, damaged-state"
     ):
-        next(resume(out))
+        list(resume(out))

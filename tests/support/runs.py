@@ -1,7 +1,7 @@
 """A tiny training run: its request, its resumption, and its files."""
 
 import hashlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,11 @@ def request(folder: Path, name: str = "model", **values: Any) -> RunRequest:
         "threads": 1,
     }
     return RunRequest(**defaults | values)
+
+
+def plan_of(reports: Iterable[RunReport]) -> PlanReport:
+    """Return the plan; no report after it is asked for."""
+    return next(report for report in reports if isinstance(report, PlanReport))
 
 
 def start_run(run_request: RunRequest) -> PlanReport:

@@ -17,7 +17,6 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.number = 0  # of the first signal; 0: none
-        self.was_training = False  # the first signal waited for a step
         self.is_training = False  # steps check for a request; until then, signals exit at once
         self.has_started = False  # the run can be saved
         self.is_repeated = False  # a second signal came before the run was saved
@@ -33,7 +32,7 @@ class StopSignal:
         quiet = not distributed.is_rank_zero()
         if self.number and not self.has_started:
             console.print_status("stopped before the first step: nothing to save", quiet=quiet)
-        elif self.number and not self.was_training:
+        elif self.number and not self.is_training:
             text = "stopped before the first step: --resume starts it again"
             console.print_status(text, quiet=quiet)
         elif self.is_repeated:
@@ -44,7 +43,6 @@ class StopSignal:
         del frame
         if self.number and distributed.launched():
             return  # torchrun forwards a signal that the terminal has sent to all ranks already
-        self.was_training |= self.is_training
         exits = self.number or not self.is_training
         self.is_repeated = self.number != 0 and self.is_training
         # If Python drops SystemExit, raised inside a callback, the first step stops the run.

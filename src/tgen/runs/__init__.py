@@ -25,8 +25,6 @@ from tgen.runs.start_checks import (
 
 __all__ = ["ResumeRequest", "RunRequest", "dry_run", "dry_run_reports", "resume", "start"]
 
-_LOADING = PhaseReport(phase="loading PyTorch")
-
 
 def start(
     request: RunRequest, *, stopped: Callable[[], bool] = lambda: False
@@ -42,7 +40,6 @@ def start(
     with lock_run(request.out):
         if distributed.is_rank_zero():
             check_out_is_free(request.out, overwrite=request.overwrite)
-        yield _LOADING
         with defer_signals():
             from tgen.runs import session
 
@@ -60,7 +57,6 @@ def resume(
     check_parallel(request.parallel)
     check_run_exists(request.out)
     with lock_run(request.out):
-        yield _LOADING
         with defer_signals():
             from tgen.runs import session
 
@@ -84,7 +80,6 @@ def dry_run_reports(request: RunRequest) -> Generator[PhaseReport | PlanReport, 
         )
     check_out_is_not_source(request)
     check_out_is_free(request.out, overwrite=True)
-    yield _LOADING
     with defer_signals():
         from tgen.runs import session
 

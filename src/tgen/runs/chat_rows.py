@@ -25,9 +25,9 @@ from tgen.config import TrainConfig
 from tgen.corpus import ArrayBuilder, Corpus, Documents, TokenizedCorpus, begin_of_document
 from tgen.errors import CorpusError, ModelError, TgenError, UsageError
 from tgen.reports.training import PhaseReport, RowPart, RowsReport
+from tgen.runs.phase_progress import PhaseProgress
 from tgen.runs.request import RunRequest
 from tgen.runs.run_record import ChatRecord
-from tgen.runs.tokenizing_progress import TokenizingProgress
 from tgen.storage import files
 from tgen.storage.disk_array import Array, blocks
 from tgen.tokenizer import Tokenizer
@@ -161,12 +161,12 @@ def tokenize_rows(
         encoder = RowEncoder(chat, tokenizer, record.end_ids, first)
     except RowError as error:
         raise _add_location(rows, error) from None
-    progress = TokenizingProgress(rows.n_bytes + split.val.n_bytes)
+    progress = PhaseProgress("tokenizing", rows.n_bytes + split.val.n_bytes)
     loss_on_all = config.loss_on == "all"
     train = yield from progress.report(
         _tokenize(rows, encoder, tokenizer, context_length, folder, loss_on_all=loss_on_all)
     )
-    progress.bytes_before = rows.n_bytes
+    progress.units_before = rows.n_bytes
     val = yield from progress.report(
         _tokenize(split.val, encoder, tokenizer, context_length, folder, loss_on_all=loss_on_all)
     )

@@ -12,9 +12,9 @@ from tgen.errors import CorpusError, TrainingError
 from tgen.model.cpu_count import cpu_count
 from tgen.reports.training import PhaseReport
 from tgen.runs.chat_rows import tokenize_rows
+from tgen.runs.phase_progress import PhaseProgress
 from tgen.runs.run_record import ChatRecord, RunRecord
 from tgen.runs.storage import state
-from tgen.runs.tokenizing_progress import TokenizingProgress
 from tgen.tokenizer import Tokenizer
 
 _COMPARED_BYTES = 1 << 21
@@ -91,7 +91,7 @@ def tokenize_split(
     the tokenizer cannot express are replaced and counted in the notes. Raise CorpusError if the
     corpus has changed since it was read.
     """
-    progress = TokenizingProgress(split.train.n_bytes + split.val.n_bytes)
+    progress = PhaseProgress("tokenizing", split.train.n_bytes + split.val.n_bytes)
     n_cpus = cpu_count()
     is_large = split.train.n_bytes >= _PARALLEL_BYTES
     train = yield from progress.report(
@@ -105,7 +105,7 @@ def tokenize_split(
             processes=min(threads or n_cpus, n_cpus) if is_large else 1,
         )
     )
-    progress.bytes_before = split.train.n_bytes
+    progress.units_before = split.train.n_bytes
     val = yield from progress.report(
         corpus.tokenize_documents(
             split.val, tokenizer, loss_on=config.loss_on, begin_ids=begin_ids, folder=folder

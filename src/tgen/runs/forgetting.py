@@ -4,7 +4,6 @@ Without a text of the user's, the base model writes one, since its own text is w
 The plan has the number of its texts.
 """
 
-import time
 from collections.abc import Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,16 +16,15 @@ from tgen.corpus import TokenDataset
 from tgen.model.transformer import Transformer
 from tgen.reports.training import PhaseReport
 from tgen.runs.fine_tuning import GENERAL_BYTES
+from tgen.runs.phase_progress import PhaseProgress
 from tgen.runs.prepare import PreparedRun
 from tgen.runs.samples import generate_texts
 from tgen.runs.storage import state as run_state
 from tgen.tokenizer import Tokenizer
 from tgen.training.evaluation import evaluate_alone
-from tgen.training.plan.side_work import TEXT_TOKENS
+from tgen.training.plan.side_work import TEXT_TOKENS as _TEXT_TOKENS
 from tgen.training.state import TrainState
 
-_TEXT_TOKENS = TEXT_TOKENS
-_REPORT_SECONDS = 0.5
 _WINDOW = 512  # tokens
 
 
@@ -61,18 +59,9 @@ def write_general(
 ) -> Generator[PhaseReport, None, bytes]:
     """Return `n_texts` texts of the model, always the same; empty if it needs a prompt."""
     steps = generate_texts(model, tokenizer, [b""] * n_texts, _TEXT_TOKENS, seed=0)
-    phase = "writing the general text"
-    yield PhaseReport(phase=phase, saved=True)
-    started_at = reported_at = time.monotonic()
-    while True:
-        try:
-            fraction = next(steps) / (n_texts * _TEXT_TOKENS)
-        except StopIteration as end:
-            return b"\n".join(end.value)[:GENERAL_BYTES]
-        if (now := time.monotonic()) - reported_at >= _REPORT_SECONDS:
-            reported_at = now
-            left = (now - started_at) * (1 - fraction) / fraction
-            yield PhaseReport(phase=phase, fraction_done=fraction, seconds_left=left, saved=True)
+    progress = PhaseProgress("writing the general text", n_texts * _TEXT_TOKENS, saved=True)
+    texts = yield from progress.report(steps)
+    return b"\n".join(texts)[:GENERAL_BYTES] if any(texts) else b""
 
 
 def general_bits_per_byte(model: Transformer, tokenizer: Tokenizer, text: bytes) -> float | None:

@@ -53,7 +53,7 @@ class TrainingProgress:
         self._is_chat = False
         self._save_error = ""  # why the last state is not on disk
         self._last_line = self._phase_began = time.monotonic()
-        self._phase: PhaseReport | None = None  # None: training
+        self._phase: PhaseReport | None = PhaseReport(phase="loading PyTorch")  # None: training
         self._bar = Progress(
             BarColumn(bar_width=24),
             _LineColumn(self._line),
@@ -61,7 +61,7 @@ class TrainingProgress:
             transient=True,
             disable=quiet or not console.draws_progress(),
         )
-        self._task = self._bar.add_task("starting", total=1.0)
+        self._task = self._bar.add_task("", total=1.0)
 
     def __enter__(self) -> Self:
         self._bar.start()
