@@ -1,5 +1,6 @@
 """The general text of fine-tuning: after the plan, bounded, and the same when a run resumes."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,6 @@ from tgen.config import TrainConfig
 from tgen.reports.training import DoneReport, PhaseReport, PlanReport
 from tgen.runs import final_report, forgetting, prepare, samples
 from tgen.training.plan.side_work import (
-    SHARE,
     TEXT_TOKENS,
     choose_side_work,
     evaluation_seconds,
@@ -41,14 +41,28 @@ def tuning(tmp_path, tokenizer, monkeypatch):
 def test_plan_comes_before_the_general_text_and_names_it(tuning):
     reports = list(runs.start(tuning))
     names = [getattr(report, "phase", type(report).__name__) for report in reports]
-    assert names.index("PlanReport") < names.index("saving the first checkpoint")
-    assert names.index("saving the first checkpoint") < names.index(WRITING)
+    assert list(dict.fromkeys(names[: names.index("StepReport")])) == [
+        "loading the model",
+        "measuring this machine",
+        "reading the corpus",
+        "tokenizing",
+        "planning",
+        "PlanReport",
+        "baselines (xz, n-grams)",
+        "making the model",
+        "saving the first checkpoint",
+        WRITING,
+        "evaluating the general text",
+        "first step",
+    ]
     plan = next(report for report in reports if isinstance(report, PlanReport))
     choices = {choice.name: choice.value for choice in plan.choices}
     assert choices["general text"] == "64 texts of 16 tokens"
     done = reports[-1]
     assert isinstance(done, DoneReport)
-    assert done.general_tokens > 0
+    text = (tuning.out / "training" / "general.txt").read_bytes()
+    tokenizer = model_dir.load(tuning.out).tokenizer
+    assert done.general_tokens == len(tokenizer.encode_corpus(text)[0])
 
 
 def test_run_stopped_before_its_general_text_resumes_to_the_same(tuning, tmp_path):
@@ -64,9 +78,25 @@ def test_run_stopped_before_its_general_text_resumes_to_the_same(tuning, tmp_pat
     assert whole["general_bits_per_byte"] == parts["general_bits_per_byte"]
 
 
-def test_record_of_an_earlier_version_resumes_without_new_fields(tuning, tmp_path):
-    import json
+def test_resumed_run_writes_the_stored_number_of_texts(tuning, monkeypatch):
+    start_run(tuning)
+    path = tuning.out / "training" / "run.json"
+    record = json.loads(path.read_text())
+    assert record["plan"]["general_texts"] == 64
+    record["plan"]["general_texts"] = 9
+    path.write_text(json.dumps(record))
+    n_texts = []
 
+    def generate_texts(model, tokenizer, prompts, *args, **settings):
+        n_texts.append(len(prompts))
+        return samples.generate_texts(model, tokenizer, prompts, *args, **settings)
+
+    monkeypatch.setattr(forgetting, "generate_texts", generate_texts)
+    list(resume(tuning.out, threads=1))
+    assert n_texts == [9]
+
+
+def test_record_of_an_earlier_version_resumes_without_new_fields(tuning, tmp_path):
     list(runs.start(tuning, stopped=lambda: True))
     path = tmp_path / "model" / "training" / "run.json"
     record = json.loads(path.read_text())
@@ -86,4 +116,10 @@ def test_general_text_takes_at_most_its_share_of_the_minutes(speed, minutes):
     n_tokens = side_work.general_texts * TEXT_TOKENS
     assert side_work.general_tokens == n_tokens
     after = evaluation_seconds(n_tokens, speed)
-    assert general_seconds(side_work, speed) + after <= SHARE * 60 * minutes
+    assert general_seconds(side_work, speed) + after <= 0.05 * 60 * minutes
+
+
+@pytest.mark.parametrize(("minutes", "n_texts"), [(0.5, 0), (1.5, 32), (10.0, 256)])
+def test_number_of_texts_of_a_model_that_trains_on_300_tokens_per_second(minutes, n_texts):
+    side_work = choose_side_work(TrainConfig(minutes=minutes), 300.0, general_tokens=None)
+    assert side_work.general_texts == n_texts

@@ -269,7 +269,7 @@ def test_new_end_applies_to_all_states_after_a_kill(tmp_path, monkeypatch):
     with monkeypatch.context() as patch, suppress(KeyboardInterrupt):  # after run.json is written
         patch.setattr(run_state, "save_progress", killed)
         begun = resume(out, **longer)
-        next(begun)
+        plan_of(begun)
         begun.close()
     shutil.copytree(out, tmp_path / "damaged")
     assert end(resume(out, **longer)) == 20

@@ -9,9 +9,10 @@ import torch
 from tgen.config import ModelConfig, ResolvedTrainConfig
 from tgen.corpus import TokenDataset
 from tgen.model.transformer import Transformer
-from tgen.reports.training import EvalReport, StepReport
+from tgen.reports.training import DoneReport, EvalReport, StepReport
 from tgen.training.loop import train
-from tgen.training.state import TrainState
+from tgen.training.state import Progress, TrainState
+from tgen.training.time_budget import seconds_left
 
 
 def test_minutes_end_in_time_and_the_decay_is_stored():
@@ -46,6 +47,32 @@ def test_minutes_end_in_time_and_the_decay_is_stored():
     assert max(learning_rates) == pytest.approx(config.learning_rate)
     assert learning_rates[-1] < 0.1 * config.learning_rate
     assert all(later <= earlier for earlier, later in itertools.pairwise(learning_rates[50:]))
+
+
+def test_slow_first_step_ends_the_run():
+    times = itertools.count(step=45.0)
+    config = ResolvedTrainConfig(minutes=2, batch_size=2, eval_every=1000)
+    model = Transformer(
+        ModelConfig.of("qwen3", vocab_size=40, n_layers=1, d_model=16, n_heads=2, context_length=8)
+    )
+    tokens = np.arange(40, dtype=np.uint16)
+    store = TokenDataset(
+        train=tokens, val=tokens, val_bytes=40, context_length=8, batch_size=2, seed=0
+    )
+    state = TrainState(model, config)
+    reports = list(train(model, store, config, state, clock=lambda: next(times)))
+    kinds = [type(report) for report in reports]
+    assert kinds == [StepReport, EvalReport, DoneReport]
+
+
+def test_slower_steps_than_planned_leave_more_time_for_the_end():
+    config = ResolvedTrainConfig(minutes=10, batch_size=2)
+    progress = Progress(seconds=100.0, steps_taken=10, closing_seconds=20.0)
+    as_planned = seconds_left(progress, config)
+    progress.planned_step_seconds = 5.0
+    assert seconds_left(progress, config) == pytest.approx(as_planned - 20)
+    progress.planned_step_seconds = 20.0
+    assert seconds_left(progress, config) == as_planned
 
 
 def test_last_evaluation_is_repeated_with_a_better_logit_scale():

@@ -89,7 +89,7 @@ def _memorization(
     tokenizer = prepared.tokenizer
     plan = prepared.record.plan
     prompts = [prepared.record.sample_prompt] * _MEMORIZATION_SAMPLES
-    n_tokens = min(_MEMORIZATION_TOKENS, plan.generated_tokens or _MEMORIZATION_TOKENS)
+    n_tokens = min(_MEMORIZATION_TOKENS, plan.generated_tokens)
     texts = run_generator(generate_texts(model, tokenizer, prompts, n_tokens, seed=0))
     generated = b"".join(texts)
     train = tokenizer.decode(dataset.train[:_SEARCHED_TOKENS])

@@ -22,9 +22,10 @@ from tgen.runs.samples import generate_texts
 from tgen.runs.storage import state as run_state
 from tgen.tokenizer import Tokenizer
 from tgen.training.evaluation import evaluate_alone
-from tgen.training.plan.side_work import TEXT_TOKENS as _TEXT_TOKENS
+from tgen.training.plan.side_work import TEXT_TOKENS
 from tgen.training.state import TrainState
 
+_TEXT_TOKENS = TEXT_TOKENS
 _WINDOW = 512  # tokens
 
 

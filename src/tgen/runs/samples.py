@@ -24,7 +24,7 @@ def sample(prepared: PreparedRun, state: TrainState) -> Iterator[SampleReport]:
         return
     record, tokenizer = prepared.record, prepared.tokenizer
     prompt, step = record.sample_prompt, state.progress.step
-    n_tokens = min(_SAMPLE_TOKENS, record.plan.generated_tokens or _SAMPLE_TOKENS)
+    n_tokens = min(_SAMPLE_TOKENS, record.plan.generated_tokens)
     if record.chat is not None:
         ids, stop = record.chat.sample_ids, [record.chat.end_id]
         (text,) = run_generator(_generate(model, tokenizer, [ids], n_tokens, stop=stop, seed=step))

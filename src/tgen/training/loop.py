@@ -59,17 +59,13 @@ def train(
             pending.append(_step(model, batches, config, state))
         progress.step += 1
         progress.steps_taken += 1
-        if sync_every == 1:
-            now = clock()
-            progress.seconds = now - started
-            end_in_time(progress, config)
-        due = evaluation_is_due(progress, config)
-        if len(pending) < sync_every and not due:
+        if len(pending) < sync_every and not evaluation_is_due(progress, config):
             continue
         losses = torch.stack(pending).tolist()
-        if sync_every > 1:
-            now = clock()
-            progress.seconds = now - started
+        now = clock()
+        progress.seconds = now - started
+        end_in_time(progress, config)
+        due = evaluation_is_due(progress, config)
         _count_skipped(progress, losses)
         finite = [loss for loss in losses if math.isfinite(loss)]
         n_tokens = len(pending) * config.batch_size * batches.context_length

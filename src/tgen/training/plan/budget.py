@@ -69,9 +69,7 @@ def choose_budget(
     side_work = choose_side_work(
         train, speed, general_tokens=inputs.general_tokens if fine_tuning else 0
     )
-    n_evaluated = inputs.val_tokens
-    if fine_tuning and side_work.evaluated_tokens is not None:
-        n_evaluated = min(n_evaluated, side_work.evaluated_tokens)
+    n_evaluated = min(inputs.val_tokens, side_work.evaluated_tokens or inputs.val_tokens)
     has_rows = inputs.train_rows is not None
     closing = closing_seconds(n_evaluated, step_tokens, speed, side_work, has_rows=has_rows)
     other = inputs.setup_seconds + closing + _EXIT_SECONDS
@@ -123,14 +121,14 @@ def closing_seconds(
 ) -> float:
     """Return the seconds after the last step: evaluation of `eval_tokens` held-out tokens and of
     the general text, a sample and, except of rows, memorization."""
-    speed, limit = tokens_per_second, side_work.generated_tokens
+    speed, limit = tokens_per_second, side_work.evaluated_tokens
     if limit is None:  # a new model, which is small; with steps the time does not matter
         return (0.7 * eval_tokens + 4 * step_tokens) / speed + _SAMPLING_SECONDS
     eval_tokens += side_work.general_tokens
-    seconds = generation_seconds(1, min(_SAMPLE_TOKENS, limit), speed)
+    seconds = generation_seconds(1, min(_SAMPLE_TOKENS, side_work.generated_tokens), speed)
     if not has_rows:
-        eval_tokens += min(6 * step_tokens, side_work.evaluated_tokens or 6 * step_tokens)
-        n_tokens = min(_MEMORIZATION_TOKENS, limit)
+        eval_tokens += min(6 * step_tokens, limit)
+        n_tokens = min(_MEMORIZATION_TOKENS, side_work.generated_tokens)
         seconds += generation_seconds(_MEMORIZATION_SAMPLES, n_tokens, speed)
     return seconds + evaluation_seconds(eval_tokens, speed)
 

@@ -37,7 +37,7 @@ from tgen.training.plan.model_size import (
 )
 from tgen.training.plan.param_shapes import matmul_params, n_parameters
 from tgen.training.plan.reasons import explain
-from tgen.training.plan.side_work import evaluation_seconds
+from tgen.training.plan.side_work import MAX_GENERATED_TOKENS, evaluation_seconds
 
 _MIN_TRAIN_TOKENS = 2
 _FEW_STEPS = 20
@@ -98,7 +98,7 @@ class Plan:
     tokens_per_second: float = 0.0  # expected
     general_texts: int = 0  # that the base model writes, see `side_work`
     general_tokens: int = 0  # of these or of the user's text
-    generated_tokens: int | None = None  # limit for a sample
+    generated_tokens: int = MAX_GENERATED_TOKENS  # limit for a sample
     evaluated_tokens: int | None = None  # limit for evaluations
     evaluates_all: bool = True  # held-out text, at the end
     choices: list[Choice] = field(default_factory=list)
@@ -179,7 +179,9 @@ def make_plan(
     evaluates_all = not fine_tuning or train.steps is not None or seconds <= 6 * train.minutes
     if not evaluates_all:
         n_more = 0
-        notes.append(f"evaluations use about {eval_tokens:,} held-out tokens: all take too long")
+        notes.append(
+            f"evaluations use about {eval_tokens:,} held-out tokens; all would take too long"
+        )
     if n_more and config.eval_every < budget.steps:
         notes.append(
             f"until the last, evaluations use about {eval_tokens:,} held-out tokens, spread evenly"

@@ -12,7 +12,7 @@ SHARE = 0.05  # of the minutes
 TEXT_TOKENS = 16  # of each text that the base model writes: more would be a sequence of more passes
 TEXTS_WITH_STEPS = 64  # however fast the machine is
 _MIN_TEXTS, _MAX_TEXTS = 8, 256
-_MIN_TOKENS, _MAX_GENERATED_TOKENS = 16, 128
+_MIN_GENERATED_TOKENS, MAX_GENERATED_TOKENS = 16, 128
 _MIN_EVALUATED_TOKENS = 64
 _EVALUATION = 0.7  # time of an evaluated token, relative to one in a step
 # A pass for one new token reads all weights. SmolLM2-135M on one CPU: as long as 17 tokens of an
@@ -22,12 +22,13 @@ _MIN_PASS_SECONDS = 0.0012
 
 
 class SideWork(NamedTuple):
-    """Limits of the work beside the steps; None: no limit."""
+    """Limits of the work beside the steps."""
 
     general_texts: int = 0  # texts of `TEXT_TOKENS` tokens that the base model writes
     general_tokens: int = 0  # of these texts, or of the user's
-    generated_tokens: int | None = None  # of a sample
-    evaluated_tokens: int | None = None  # of the training text and of each evaluation
+    generated_tokens: int = MAX_GENERATED_TOKENS  # of a sample
+    # Of the training text and of each evaluation; None: no limit
+    evaluated_tokens: int | None = None
 
 
 def choose_side_work(
@@ -54,7 +55,7 @@ def choose_side_work(
     return SideWork(
         n_texts,
         min(general_tokens, max(_MIN_EVALUATED_TOKENS, round(tokens / 2))),
-        min(_MAX_GENERATED_TOKENS, max(_MIN_TOKENS, generated)),
+        min(MAX_GENERATED_TOKENS, max(_MIN_GENERATED_TOKENS, generated)),
         max(_MIN_EVALUATED_TOKENS, round(tokens)),
     )
 
