@@ -10,6 +10,7 @@ from importlib import import_module
 
 import pytest
 from rich.color import ColorSystem
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -247,3 +248,16 @@ def test_redirected_output_has_no_trailing_spaces(capsys):
     shown = capsys.readouterr()
     assert shown.out == "name         long value\nlonger name  v\n"
     assert shown.err == shown.out
+
+
+def test_terminal_breaks_lines_between_words_and_commands_nowhere(monkeypatch):
+    output = io.StringIO()
+    terminal = Console(file=output, width=30, force_terminal=True, color_system=None)
+    monkeypatch.setattr(console, "err", terminal)
+    text = "resume with: tgen train --resume --out a-long-name"
+    console.print_status(text)
+    assert output.getvalue() == f"{text[:24]}\n{text[24:]}\n"
+    output.truncate(0)
+    output.seek(0)
+    console.print_status(text, is_command=True)
+    assert output.getvalue() == text + "\n"

@@ -78,6 +78,16 @@ def test_run_stopped_before_its_general_text_resumes_to_the_same(tuning, tmp_pat
     assert whole["general_bits_per_byte"] == parts["general_bits_per_byte"]
 
 
+def test_run_stopped_after_a_step_keeps_its_loss_before(tuning):
+    list(runs.start(tuning, stopped=lambda: True))
+    before = load_run(tuning.out)[0]["general_bits_per_byte"]
+    reports = resume(tuning.out, threads=1)
+    names = [getattr(report, "phase", type(report).__name__) for report in reports]
+    assert WRITING not in names
+    assert names[names.index("PlanReport") + 1] == "first step"
+    assert load_run(tuning.out)[0]["general_bits_per_byte"] == before
+
+
 def test_resumed_run_writes_the_stored_number_of_texts(tuning, monkeypatch):
     start_run(tuning)
     path = tuning.out / "training" / "run.json"

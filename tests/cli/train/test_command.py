@@ -107,6 +107,15 @@ def test_progress_at_80_columns_keeps_the_bar_and_breaks_between_words(monkeypat
     assert words[-1] == "CPUs"
 
 
+def test_long_sample_ends_after_a_word(capsys):
+    from tgen.cli.train.progress import TrainingProgress
+    from tgen.reports.training import SampleReport
+
+    with TrainingProgress(quiet=False, json_lines=False) as view:
+        view.show(SampleReport(step=1, prompt=b"To be", text=b" or not" * 30))
+    assert capsys.readouterr().err == "  To be│" + " or not" * 21 + " or …\n"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_start_of_the_process_is_read_from_proc(tmp_path):
     import time
