@@ -1,5 +1,6 @@
 """`tgen train` from the command line: where its output goes, and its usage errors."""
 
+import io
 import json
 import os
 import re
@@ -7,8 +8,12 @@ import sys
 from contextlib import suppress
 
 import pytest
+from rich.console import Console
 
 from support.command import start
+from tgen.cli import console
+from tgen.cli.train.progress import TrainingProgress
+from tgen.reports.training import SampleReport, StepReport
 
 TEXT = "What is a text? " * 300
 
@@ -72,14 +77,6 @@ def test_empty_out_is_refused(run_here, corpus):
 
 
 def test_progress_at_80_columns_keeps_the_bar_and_breaks_between_words(monkeypatch):
-    import io
-
-    from rich.console import Console
-
-    from tgen.cli import console
-    from tgen.cli.train.progress import TrainingProgress
-    from tgen.reports.training import StepReport
-
     output = io.StringIO()
     terminal = Console(file=output, width=80, force_terminal=True, color_system=None)
     monkeypatch.setattr(console, "err", terminal)
@@ -108,26 +105,6 @@ def test_progress_at_80_columns_keeps_the_bar_and_breaks_between_words(monkeypat
 
 
 def test_long_sample_ends_after_a_word(capsys):
-    from tgen.cli.train.progress import TrainingProgress
-    from tgen.reports.training import SampleReport
-
     with TrainingProgress(quiet=False, json_lines=False) as view:
         view.show(SampleReport(step=1, prompt=b"To be", text=b" or not" * 30))
     assert capsys.readouterr().err == "  To be│" + " or not" * 21 + " or …\n"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_start_of_the_process_is_read_from_proc(tmp_path):
-    import time
-
-    from tgen.model.cpu_load import process_start
-
-    age = time.monotonic() - process_start()
-    assert age > 0
-    folder = tmp_path / "proc" / "self"
-    folder.mkdir(parents=True)
-    ticks = os.sysconf("SC_CLK_TCK")
-    boot = time.clock_gettime(time.CLOCK_BOOTTIME)
-    fields = " ".join(["S", *["0"] * 18, str(int((boot - 7) * ticks)), "0"])
-    (folder / "stat").write_text(f"1 (a) b) {fields}")
-    assert time.monotonic() - process_start(root=tmp_path) == pytest.approx(7, abs=0.5)
