@@ -112,7 +112,6 @@ def test_record_of_an_earlier_version_resumes_without_new_fields(tuning, tmp_pat
     record = json.loads(path.read_text())
     for name in ("general_texts", "general_tokens", "generated_tokens", "evaluated_tokens"):
         del record["plan"][name]
-    del record["plan"]["evaluates_all"]
     path.write_text(json.dumps(record))
     done = list(resume(tmp_path / "model", threads=1))[-1]
     assert isinstance(done, DoneReport)

@@ -83,4 +83,4 @@ def dry_run_reports(request: RunRequest) -> Generator[PhaseReport | PlanReport, 
     with defer_signals():
         from tgen.runs import session
 
-    yield (yield from session.dry_run(request))
+    yield from session.dry_run(request)

@@ -38,7 +38,8 @@ def final_reports(
         return
     with _best_model(out, prepared, state) as model:
         plan = prepared.record.plan
-        if len(dataset.val) > plan.train.eval_tokens and plan.evaluates_all:  # only a part was
+        n_val = len(dataset.val)
+        if plan.train.eval_tokens < n_val <= (plan.evaluated_tokens or n_val):  # only a part was
             yield PhaseReport(phase="evaluating all held-out text", saved=True)
             done = replace(done, best_bits_per_byte=evaluate_alone(model, dataset).bits_per_byte)
         if prepared.record.chat is None:

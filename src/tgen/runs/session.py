@@ -1,7 +1,7 @@
 """Start, resume or plan a run; all ranks make the same calls, but only rank 0 writes files."""
 
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -84,10 +84,10 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
         yield from Trainer(out, prepared, log, stopped).run(state)
 
 
-def dry_run(request: RunRequest) -> Generator[PhaseReport, None, PlanReport]:
-    """See `runs.dry_run`."""
+def dry_run(request: RunRequest) -> Iterator[PhaseReport | PlanReport]:
+    """See `runs.dry_run_reports`."""
     prepared = yield from prepare(request, folder=None)
-    return plan_report(request.out, prepared)
+    yield plan_report(request.out, prepared)
 
 
 def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Iterator[RunReport]:

@@ -169,3 +169,16 @@ def test_muon_moves_numbers_as_far_as_adamw(shape):
     muon.step()
     rms = parameter.detach().square().mean().sqrt()
     assert rms == pytest.approx(0.5 * 0.2, rel=0.2)
+
+
+def test_evaluations_of_a_slow_model_use_a_part_of_the_held_out_text():
+    slow, train = {"flops_per_second": 1e9}, TrainConfig(minutes=1.5)
+    shown = plan(90_000, train, **slow)
+    assert shown.evaluated_tokens is not None
+    assert shown.train.eval_tokens == shown.evaluated_tokens < 10_000
+    assert any("held-out tokens; all would take too long" in note for note in shown.notes)
+    shorter = plan(90_000, train, **slow, train_rows=900)  # without memorization
+    assert shorter.closing_seconds < shown.closing_seconds <= 0.3 * 90  # six of 5%
+    with_steps = plan(90_000, TrainConfig(steps=5), **slow)
+    assert with_steps.evaluated_tokens is None
+    assert not any("too long" in note for note in with_steps.notes)

@@ -37,7 +37,7 @@ from tgen.training.plan.model_size import (
 )
 from tgen.training.plan.param_shapes import matmul_params, n_parameters
 from tgen.training.plan.reasons import explain
-from tgen.training.plan.side_work import MAX_GENERATED_TOKENS, evaluation_seconds
+from tgen.training.plan.side_work import MAX_GENERATED_TOKENS
 
 _MIN_TRAIN_TOKENS = 2
 _FEW_STEPS = 20
@@ -99,8 +99,7 @@ class Plan:
     general_texts: int = 0  # that the base model writes, see `side_work`
     general_tokens: int = 0  # of these or of the user's text
     generated_tokens: int = MAX_GENERATED_TOKENS  # limit for a sample
-    evaluated_tokens: int | None = None  # limit for evaluations
-    evaluates_all: bool = True  # held-out text, at the end
+    evaluated_tokens: int | None = None  # limit for each evaluation; None: no limit
     choices: list[Choice] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -175,9 +174,7 @@ def make_plan(
             "the model can only memorize it"
         )
     n_more = inputs.val_tokens if eval_tokens < inputs.val_tokens else 0  # see `final_reports`
-    seconds = evaluation_seconds(n_more, budget.tokens_per_second)
-    evaluates_all = not fine_tuning or train.steps is not None or seconds <= 6 * train.minutes
-    if not evaluates_all:
+    if n_more > (budget.side_work.evaluated_tokens or n_more):
         n_more = 0
         notes.append(
             f"evaluations use about {eval_tokens:,} held-out tokens; all would take too long"
@@ -200,7 +197,6 @@ def make_plan(
         ),
         budget.tokens_per_second,
         **budget.side_work._asdict(),
-        evaluates_all=evaluates_all,
         choices=explain(
             choice, config, budget, inputs, explicit=explicit.keys(), fine_tuning=fine_tuning
         ),
