@@ -1,13 +1,12 @@
 """The load of other processes, from simulated files of /proc."""
 
 import os
-import sys
 import time
 
 import pytest
 
 from tgen.model import cpu_load as module
-from tgen.model.cpu_load import CpuLoad, process_start, used_seconds
+from tgen.model.cpu_load import CpuLoad, used_seconds
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sysconf"), reason="needs sysconf")
 
@@ -50,15 +49,3 @@ def test_missing_or_damaged_file_means_unknown_or_no_load(tmp_path, content):
         (tmp_path / "proc").mkdir()
         (tmp_path / "proc/stat").write_bytes(content)
     assert not CpuLoad(root=tmp_path).others()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_start_of_the_process_is_read_from_proc(tmp_path):
-    assert process_start() < time.monotonic()
-    folder = tmp_path / "proc" / "self"
-    folder.mkdir(parents=True)
-    ticks = os.sysconf("SC_CLK_TCK")
-    now, boot = time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME)
-    fields = " ".join(["S", *["0"] * 18, str(int((boot - 7) * ticks)), "0"])
-    (folder / "stat").write_text(f"1 (a) b) {fields}")
-    assert process_start(root=tmp_path) == pytest.approx(now - 7, abs=0.5)

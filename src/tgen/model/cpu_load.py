@@ -36,18 +36,6 @@ class CpuLoad:
         return time.monotonic(), used, time.process_time()
 
 
-def process_start(*, root: Path = _ROOT) -> float:
-    """Return when this process started, by `time.monotonic`; where /proc is missing, when its CPU
-    time began."""
-    try:
-        fields = files.read(root / "proc/self/stat").rpartition(b")")[2].split()
-        started_at = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # seconds since the system started
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - started_at
-    except (OSError, TgenError, ValueError, IndexError, AttributeError):
-        age = time.process_time()
-    return time.monotonic() - max(0.0, age)
-
-
 def allowed_cpus() -> set[int]:
     """Return the CPUs in the affinity of this process."""
     affinity = getattr(os, "sched_getaffinity", None)
