@@ -7,14 +7,10 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import Any, TextIO, cast
 
 from tgen.cli.terminal_text import drawing_fallbacks, one_line, printable
 from tgen.errors import TgenError
-
-if TYPE_CHECKING:
-    from tgen.cli.rich_console import err as err
-    from tgen.cli.rich_console import out as out
 
 
 class Stderr(io.TextIOBase):
@@ -93,15 +89,6 @@ class StdoutClosedError(Exception):
     """The reader of stdout closed the pipe: the command ends without an error."""
 
     exit_status = 0
-
-
-def __getattr__(name: str) -> Any:
-    """Import `out` and `err` on first use: Rich takes longer than the rest of a short command."""
-    if name not in ("out", "err"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from tgen.cli import rich_console
-
-    return getattr(rich_console, name)
 
 
 def ensure_standard_fds() -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from support.command import start
 from tgen.cli import console
-from tgen.cli.train.progress import TrainingProgress
+from tgen.cli.train import progress
 from tgen.reports.training import SampleReport, StepReport
 
 TEXT = "What is a text? " * 300
@@ -79,9 +79,9 @@ def test_empty_out_is_refused(run_here, corpus):
 def test_progress_at_80_columns_keeps_the_bar_and_breaks_between_words(monkeypatch):
     output = io.StringIO()
     terminal = Console(file=output, width=80, force_terminal=True, color_system=None)
-    monkeypatch.setattr(console, "err", terminal)
+    monkeypatch.setattr(progress, "err", terminal)
     monkeypatch.setattr(console, "draws_progress", lambda: True)
-    view = TrainingProgress(quiet=False, json_lines=False)
+    view = progress.TrainingProgress(quiet=False, json_lines=False)
     report = StepReport(
         step=1117,
         loss=4.5,
@@ -105,6 +105,6 @@ def test_progress_at_80_columns_keeps_the_bar_and_breaks_between_words(monkeypat
 
 
 def test_long_sample_ends_after_a_word(capsys):
-    with TrainingProgress(quiet=False, json_lines=False) as view:
+    with progress.TrainingProgress(quiet=False, json_lines=False) as view:
         view.show(SampleReport(step=1, prompt=b"To be", text=b" or not" * 30))
     assert capsys.readouterr().err == "  To be│" + " or not" * 21 + " or …\n"

@@ -12,6 +12,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from tgen.cli import console
+from tgen.cli.rich_console import err, out
 from tgen.cli.terminal_text import count
 from tgen.cli.train.scaling_table import scaling_table
 from tgen.distributed import ranks
@@ -57,7 +58,7 @@ class TrainingProgress:
         self._bar = Progress(
             BarColumn(bar_width=24),
             _LineColumn(self._line),
-            console=console.err,
+            console=err,
             transient=True,
             disable=quiet or not console.draws_progress(),
         )
@@ -78,7 +79,7 @@ class TrainingProgress:
             self._write_json(report)
         elif self._plan_only and isinstance(report, PlanReport):
             self._bar.stop()  # erase the bar, on whose line the plan would begin
-            console.show(*_plan_lines(report, console.out))
+            console.show(*_plan_lines(report, out))
         if self._quiet:
             return
         if isinstance(report, PhaseReport):
@@ -86,7 +87,7 @@ class TrainingProgress:
         elif isinstance(report, PlanReport):
             self._is_chat = report.rows is not None
             if self._json or not self._plan_only:
-                console.err.print(*_plan_lines(report, console.err), sep="\n")
+                err.print(*_plan_lines(report, err), sep="\n")
             for line in report.notes:
                 console.print_status(f"note: {line}")
             if report.resumed_at_step:
