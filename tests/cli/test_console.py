@@ -253,7 +253,8 @@ def test_redirected_output_has_no_trailing_spaces(capsys):
 def test_terminal_breaks_lines_between_words_and_commands_nowhere(monkeypatch):
     output = io.StringIO()
     terminal = Console(file=output, width=30, force_terminal=True, color_system=None)
-    monkeypatch.setattr(console, "err", terminal)
+    monkeypatch.setattr(rich_console, "err", terminal)
+    monkeypatch.setattr(console.stderr, "isatty", lambda: True, raising=False)
     text = "resume with: tgen train --resume --out a-long-name"
     console.print_status(text)
     assert output.getvalue() == f"{text[:24]}\n{text[24:]}\n"

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import threading
 import time
 from collections.abc import Callable
 from typing import Self
@@ -36,7 +37,7 @@ from tgen.reports.training import (
 )
 
 _LINE_SECONDS = 10.0  # between progress lines without a terminal
-_PHASE_SECONDS = 2.0  # before the line of another phase
+_PHASE_SECONDS = 2.0  # of a phase, until a line names it without a terminal
 _SAMPLE_CHARACTERS = 160
 _PART_CHARACTERS = 400  # of the first row, from the start and the end of each part
 
@@ -55,6 +56,7 @@ class TrainingProgress:
         self._save_error = ""  # why the last state is not on disk
         self._last_line = self._phase_began = time.monotonic()
         self._phase: PhaseReport | None = PhaseReport(phase="loading PyTorch")  # None: training
+        self._timer: threading.Timer | None = None  # of the phase's line without a terminal
         self._bar = Progress(
             BarColumn(bar_width=24),
             _LineColumn(self._line),
@@ -69,6 +71,7 @@ class TrainingProgress:
         return self
 
     def __exit__(self, _: object, error: object, __: object) -> None:
+        self._stop_timer()
         self._bar.stop()
         if self._stdout_error and error is None:
             raise self._stdout_error
@@ -84,6 +87,13 @@ class TrainingProgress:
             return
         if isinstance(report, PhaseReport):
             self._show_phase(report)
+            return
+        self._stop_timer()
+        if isinstance(report, EventsReport):
+            console.print_status(
+                f"warning: TensorBoard events stop at step {report.step:,}: {report.failed}; "
+                "training continues"
+            )
         elif isinstance(report, PlanReport):
             self._is_chat = report.rows is not None
             if self._json or not self._plan_only:
@@ -109,11 +119,6 @@ class TrainingProgress:
             )
         elif isinstance(report, SavingReport):
             self._show_saving(report)
-        elif isinstance(report, EventsReport):
-            console.print_status(
-                f"warning: TensorBoard events stop at step {report.step:,}: {report.failed}; "
-                "training continues"
-            )
         elif isinstance(report, MemorizationReport):
             console.print_status(report.verdict)
         else:
@@ -129,16 +134,25 @@ class TrainingProgress:
             self._json, self._stdout_error = False, error  # as it does without an output
 
     def _show_phase(self, report: PhaseReport) -> None:
-        """Show the phase with its time left and, without a terminal, one line for each long one."""
+        """Show the phase with its time left and, without a terminal, a line once it takes long."""
         is_new = self._phase is None or self._phase.phase != report.phase
         if is_new or report.seconds_left is not None:
             self._phase_began = time.monotonic()
         self._phase = report
-        seconds = _PHASE_SECONDS if is_new else _LINE_SECONDS
-        self._update(report.phase, report.fraction_done, seconds=seconds)
+        if is_new and not console.draws_progress():
+            self._stop_timer()
+            self._timer = threading.Timer(_PHASE_SECONDS, console.print_status, [report.phase])
+            self._timer.daemon = True
+            self._timer.start()
+        else:
+            self._update(report.phase, report.fraction_done)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _line(self, description: str) -> str:
-        """Return the line beside the bar; while it is redrawn, its times go on."""
+        """Return the line beside the bar; while it is redrawn, the times keep counting."""
         phase, seconds = self._phase, time.monotonic() - self._phase_began
         if phase is None:
             return description
@@ -159,13 +173,11 @@ class TrainingProgress:
         self._phase = None
         self._update(line, report.fraction_done)
 
-    def _update(
-        self, line: str, fraction_done: float | None, *, seconds: float = _LINE_SECONDS
-    ) -> None:
+    def _update(self, line: str, fraction_done: float | None) -> None:
         """Show a line beside the progress bar or, without a terminal, every few seconds."""
         if console.draws_progress():
             self._bar.update(self._task, completed=fraction_done or 0.0, description=line)
-        elif time.monotonic() - self._last_line >= seconds:
+        elif time.monotonic() - self._last_line >= _LINE_SECONDS:
             console.print_status(self._line(line))
             self._last_line = time.monotonic()
 
