@@ -21,6 +21,7 @@ from tgen.benchmark.kv_cache import fit_line
 from tgen.benchmark.statistics import timing
 from tgen.config import STORED_BYTES
 from tgen.engine.cpu.engine import CpuEngine
+from tgen.engine.cpu.weights import pack_weights
 
 _STEPS = 9
 
@@ -49,7 +50,9 @@ def measure(options: argparse.Namespace) -> None:
     config = make_config(options.shape, lengths[-1] + 1)
     arrays = make_arrays(config)
     torch.set_num_threads(options.threads)
-    engine = CpuEngine(config, dict(arrays), n_threads=options.threads, dtype=options.dtype)
+    n_threads = options.threads
+    weights = pack_weights(config, dict(arrays), options.dtype, n_threads=n_threads)
+    engine = CpuEngine(weights, n_threads=n_threads)
     ids = np.random.default_rng(1).integers(config.vocab_size, size=lengths[-1]).tolist()
     engine.extend([ids])
     cache = engine.keys_and_values()

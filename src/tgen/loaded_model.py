@@ -1,9 +1,8 @@
 """A model and its engine, ready to generate, shared by the command line and `tgen.api`."""
 
-import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,12 +20,7 @@ from tgen.checkpoint.ngram_tables import load as load_ngrams
 from tgen.config import CacheDtype, Draft, SamplingConfig, StoredAs, raw
 from tgen.config.option import suggest
 from tgen.engine.base import Engine, PromptCache
-from tgen.engine.open_engine import (
-    missing_kernels,
-    open_engine,
-    prefers_kernels,
-    runs_on_cpu,
-)
+from tgen.engine.open_engine import find_cached, open_engine, prepare_store
 from tgen.errors import UsageError
 from tgen.generation.context_window import Request, check_request
 from tgen.generation.loop import RequestSource, generate_requests, make_source
@@ -40,7 +34,6 @@ from tgen.tokenizer import TextStream, TokenBytes, Tokenizer
 
 if TYPE_CHECKING:
     from tgen.chat.format import ChatFormat
-    from tgen.engine.weights_cache import CachedWeights
 
 
 def open_model(
@@ -52,10 +45,13 @@ def open_model(
     dtype: StoredAs | None = None,
     cache_dtype: CacheDtype | None = None,
 ) -> "LoadedModel":
-    """Load a model directory or GGUF file, with an adapter merged into it if one is named. Raises
-    ModelError or TokenizerError."""
+    """Load a model directory or GGUF file, with an adapter merged into it if one is named.
+
+    Packed weights come from the cache, or are stored there after the first text. Raises ModelError
+    or TokenizerError.
+    """
     how: dict[str, Any] = {"device": device, "threads": threads, "cache_dtype": cache_dtype}
-    cached = None if adapter or is_adapter(path) else _find_cached(path, dtype, device)
+    cached = None if adapter or is_adapter(path) else find_cached(path, dtype, device)
     if cached:
         bundle = load_without_weights(path, tied_embeddings=cached.tied_embeddings)
         if bundle.stamp == cached.stamp:  # the model has not changed meanwhile
@@ -65,42 +61,28 @@ def open_model(
     n_weights, stored = sum(a.size for a in bundle.arrays.values()), stored_dtype(bundle)
     engine = open_engine(bundle, dtype=dtype, **how)
     bundle = replace(bundle, arrays={})  # the engine has them now, perhaps in fewer bits
-    if engine.name == "kernels":
-        from tgen.engine.cpu.engine import CpuEngine
-        from tgen.engine.weights_cache import store
-
-        assert isinstance(engine, CpuEngine)
-        is_default = dtype in (None, stored)
-        store(bundle, engine.weights, n_weights=n_weights, is_default=is_default)
-    return LoadedModel(bundle, engine)
-
-
-def _find_cached(path: Path, dtype: StoredAs | None, device: str) -> "CachedWeights | None":
-    """Return the cached weights of a model that the kernels will compute, if there are."""
-    on_cpu = runs_on_cpu(device)
-    if missing_kernels() is not None or not (on_cpu or device == "auto"):
-        return None
-    from tgen.engine.weights_cache import find
-
-    cached = find(path, dtype)
-    if cached and not on_cpu and not prefers_kernels(sys.platform, cached.n_weights, None):
-        return None
-    return cached
+    is_default = dtype in (None, stored)
+    store = prepare_store(bundle, engine, n_weights=n_weights, is_default=is_default)
+    return LoadedModel(bundle, engine, store)
 
 
 class LoadedModel:
     """A model with the engine that computes it.
 
     Texts may be generated in several threads and interleaved: each text has its own engine
-    with the same weights. `engine` is the engine that finished last.
+    with the same weights. `engine` is the engine that finished last; `after_text` is called after
+    the first text.
     """
 
-    def __init__(self, bundle: ModelBundle, engine: Engine) -> None:
+    def __init__(
+        self, bundle: ModelBundle, engine: Engine, after_text: Callable[[], None] | None = None
+    ) -> None:
         self.bundle = bundle
         self.engine = engine
         # One engine is stored for the next text. No lock: the garbage collector may end a
         # generator, and so return its engine, at any point of any thread.
         self._idle: deque[Engine] = deque([engine], maxlen=1)
+        self._after_text = [after_text] if after_text else []
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -233,6 +215,8 @@ class LoadedModel:
         try:
             yield engine
             self.engine = engine
+            with suppress(IndexError):  # not the first text
+                self._after_text.pop()()
         finally:
             self._idle.append(engine)
 

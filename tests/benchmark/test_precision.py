@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from support.command import tgen
-from support.models import make_model
+from support.models import cpu_engine, make_model
 from tgen.benchmark.precision import compare_precision
-from tgen.engine.cpu.engine import CpuEngine
 from tgen.engine.torch_engine import TorchEngine
 from tgen.model.transformer import Transformer
 
@@ -32,7 +31,7 @@ def test_cost_is_the_difference_of_the_losses(family):
         model.config,
         arrays | {n: torch.tensor(arrays[n]).bfloat16().float().numpy() for n in matrices},
     )
-    engine = CpuEngine(model.config, rounded.to_arrays(), n_threads=1)
+    engine = cpu_engine(model.config, rounded.to_arrays(), n_threads=1)
     engine.dtype = "bfloat16"
     scored = []
 
@@ -57,7 +56,7 @@ def test_cost_is_the_difference_of_the_losses(family):
         8 * 47,
     )
     assert {len(text) for text in scored} == {48}
-    same = CpuEngine(model.config, model.to_arrays(), n_threads=1)
+    same = cpu_engine(model.config, model.to_arrays(), n_threads=1)
     assert compare_precision(same, TorchEngine(model), [1], decode=decode, seed=3) is None
 
 

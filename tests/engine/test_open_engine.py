@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from support.models import cpu_engine
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.dtypes import to_bfloat16
 from tgen.checkpoint.model_lookup import shipped_model
@@ -86,7 +87,7 @@ def test_greedy_texts_equal_the_torch_engines():
     starts = b"What is|The king|ROMEO:|O, |To be|I am|My lord|Enter|Come|Why".split(b"|")
     prompts = [tokenizer.encode_prompt(start + end) for start in starts for end in (b"", b" the")]
     reference = TorchEngine(Transformer.from_arrays(BUNDLE.config, BUNDLE.arrays))
-    engine = CpuEngine(BUNDLE.config, dict(BUNDLE.arrays), n_threads=2)
+    engine = cpu_engine(BUNDLE.config, dict(BUNDLE.arrays), n_threads=2)
     texts: list[list[list[int]]] = [[[] for _ in prompts] for _ in range(2)]
     for text, tested in zip(texts, (reference, engine), strict=True):
         for token in generate(tested, prompts, sampling=GREEDY):

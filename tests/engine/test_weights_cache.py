@@ -3,22 +3,22 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from support.models import make_model
+from support.models import cpu_engine, make_model
 from tgen.checkpoint import export, model_dir
 from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix, Rows
 from tgen.engine import weights_cache
 from tgen.engine.cpu import job_layout, weights
-from tgen.engine.cpu.engine import CpuEngine
 from tgen.engine.cpu.panels import int8_panels, to_panels
 from tgen.errors import ModelError
 from tgen.loaded_model import open_model
-from tgen.storage.sealed_file import is_intact, open_sealed
+from tgen.storage.sealed_file import encode_header, is_intact, open_sealed, publish_sealed
 
 TOKENS = [[5, 6, 7, 8, 9, 10, 11]]
 
@@ -53,7 +53,18 @@ def logits(model):
 
 
 def open_cpu(path, **how):
-    return open_model(path, device="cpu", threads=1, **how)
+    """Open a model, and end its first text, after which its weights are stored."""
+    model = open_model(path, device="cpu", threads=1, **how)
+    with model._borrow_engine():
+        pass
+    wait_for_store()
+    return model
+
+
+def wait_for_store():
+    for thread in threading.enumerate():
+        if thread.name == "weights-cache":
+            thread.join()
 
 
 def reads_weights(monkeypatch):
@@ -82,6 +93,8 @@ def test_cached_weights_equal_packed_ones(family, dtype, save, folder, monkeypat
         table.flat, cached.engine.weights.table.flat, expected.flat, strict=True
     ):
         assert (ours == 0) == (theirs == 0) == (place == 0)
+    again, _ = cached.engine.weights.relocatable()
+    assert np.array_equal(again[:, : job_layout.WINDOW] > 0, table[:, : job_layout.WINDOW] > 0)
     assert np.array_equal(logits(cached), logits(packed))
     fields = {"arrays": {}, "tokenizer": None}
     assert replace(cached.bundle, **fields) == replace(packed.bundle, **fields)
@@ -159,11 +172,12 @@ def test_young_models_and_adapters_are_not_stored(save, folder, monkeypatch):
     open_cpu(path)
     monkeypatch.delenv(weights_cache.SWITCH)
     bundle = model_dir.load(path)
-    engine = CpuEngine(bundle.config, dict(bundle.arrays), n_threads=1)
+    engine = cpu_engine(bundle.config, dict(bundle.arrays), n_threads=1)
     merged = replace(bundle, adapter=path)
-    weights_cache.store(merged, engine.weights, n_weights=1, is_default=True)
+    weights_cache.prepare_store(merged, engine.weights, n_weights=1, is_default=True)()
     os.utime(path / "config.json", (time.time() - 100,) * 2)  # after the bundle was read
-    weights_cache.store(bundle, engine.weights, n_weights=1, is_default=True)
+    weights_cache.prepare_store(bundle, engine.weights, n_weights=1, is_default=True)()
+    wait_for_store()
     assert not list(folder.iterdir())
 
 
@@ -207,8 +221,10 @@ def test_files_of_others_and_links_are_ignored(save, folder, tmp_path, monkeypat
     path = save()
     open_cpu(path)
     (file,) = folder.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
     file.chmod(0o666)
     assert open_sealed(file) is None
+    assert weights_cache.cached_files() == []
     file.chmod(0o600)
     moved = tmp_path / "elsewhere"
     file.rename(moved)
@@ -237,11 +253,14 @@ def test_least_recently_used_files_make_room(save, folder, monkeypatch):
     open_cpu(paths[2])
     assert first.exists()
     assert not second.exists()
-    assert len(weights_cache.cached_files()) == 2
+    files = weights_cache.cached_files()
+    assert len(files) == 2
+    open_cpu(paths[1])  # both others were used within the hour
+    assert weights_cache.cached_files() == files
+    make_old(folder, 3700)
     monkeypatch.setattr(weights_cache, "LIMIT", first.stat().st_size - 1)
     open_cpu(paths[1])
-    assert first.exists()
-    assert len(weights_cache.cached_files()) == 2
+    assert sorted(weights_cache.cached_files()) == sorted(files)
     weights_cache.clear()
     assert weights_cache.cached_files() == []
 
@@ -267,6 +286,8 @@ def test_three_processes_fill_it_at_once(save, folder):
         "weights_cache.cache_folder = lambda name: Path(sys.argv[2]) / name\n"
         "from tgen.loaded_model import open_model\n"
         "model = open_model(Path(sys.argv[1]), device='cpu', threads=1)\n"
+        "list(model.tokens([[5]], sampling=model.sampling({'max_new_tokens': 1})))\n"
+        "model.engine.rewind([0])\n"
         f"sys.stdout.buffer.write(model.engine.extend({TOKENS}, every_position=True).tobytes())"
     )
     command = [sys.executable, "-c", code, str(path), str(folder.parent)]
@@ -295,6 +316,62 @@ def test_weights_that_do_not_fit_into_ram_are_an_error(save, monkeypatch):
         weights_cache.find(path, None).map(
             model_dir.load_without_weights(path, tied_embeddings=True).config
         )
+
+
+def test_cache_works_with_any_umask(save, monkeypatch):
+    path = save()
+    reads = reads_weights(monkeypatch)
+    before = os.umask(0o002)
+    try:
+        open_cpu(path)
+        open_cpu(path)
+    finally:
+        os.umask(before)
+    assert len(reads) == 1
+
+
+@pytest.mark.parametrize("header", [[], {}, {"key": 3}, {"key": {"header_bytes": "x"}}])
+def test_sealed_file_with_another_header_is_ignored(header, save, folder):
+    path = save()
+    expected = logits(open_cpu(path))
+    (file,) = folder.iterdir()
+    publish_sealed(file, encode_header(header), [])
+    assert np.array_equal(logits(open_cpu(path)), expected)
+    assert open_sealed(file).header["dtype"] == "float32"
+
+
+def test_only_files_of_the_cache_are_touched(save, folder, tmp_path):
+    path = save()
+    open_cpu(path)
+    (file,) = folder.iterdir()
+    other = folder / "mine.weights"
+    other.write_bytes(b"x")
+    (folder / f"{'0' * 16}.weights").mkdir()
+    assert list(weights_cache.check()) == [(file, True)]
+    elsewhere = tmp_path / "elsewhere"
+    folder.rename(elsewhere)
+    for change in (lambda: folder.symlink_to(elsewhere), lambda: elsewhere.chmod(0o777)):
+        change()
+        if not folder.exists():
+            elsewhere.rename(folder)
+        assert list(weights_cache.check()) == []
+        weights_cache.clear()
+        assert len(list(folder.iterdir())) == 3
+        if folder.is_symlink():
+            folder.unlink()
+    folder.chmod(0o700)
+    weights_cache.clear()
+    assert len(list(folder.iterdir())) == 2
+    assert other.read_bytes() == b"x"
+
+
+def test_nothing_is_stored_before_the_first_text(save, folder):
+    path = save()
+    model = open_model(path, device="cpu", threads=1)
+    assert not folder.exists() or not list(folder.iterdir())
+    list(model.tokens([[5]], sampling=model.sampling({"max_new_tokens": 1})))
+    wait_for_store()
+    assert is_intact(*folder.iterdir())
 
 
 @pytest.mark.parametrize("smallest", [-128, -127, -50])

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from support.command import clean_environment, tgen
-from support.models import make_model
+from support.models import cpu_engine, make_model
 from tgen.api import load
 from tgen.config import SamplingConfig
 from tgen.engine.base import Engine
-from tgen.engine.cpu.engine import CpuEngine
 from tgen.engine.torch_engine import TorchEngine
 from tgen.generation.context_window import Request
 from tgen.generation.loop import generate_requests
@@ -69,7 +68,7 @@ def test_text_is_the_same_at_any_batch_size_and_start_time(family, kernels):
     model = make_model(family)
     engine: Engine
     if kernels:
-        engine = CpuEngine(model.config, model.to_arrays(), n_threads=2)
+        engine = cpu_engine(model.config, model.to_arrays(), n_threads=2)
     else:
         engine = TorchEngine(model.double())
     requests = make_requests(20)

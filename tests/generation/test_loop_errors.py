@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from support.models import make_model
+from support.models import cpu_engine, make_model
 from tgen.config import SamplingConfig
-from tgen.engine.cpu.engine import CpuEngine
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import UsageError
 from tgen.generation.context_window import Request
@@ -27,7 +26,7 @@ def engine(request):
     model = make_model("llama")
     if request.param == "torch":
         return TorchEngine(model)
-    return CpuEngine(model.config, model.to_arrays(), n_threads=1)
+    return cpu_engine(model.config, model.to_arrays(), n_threads=1)
 
 
 def run(engine, requests, *, batch_size=4, ends=(), drafts=False, **options):

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.models import TEXT, make_model
+from support.models import TEXT, cpu_engine, make_model
 from tgen.checkpoint import ngram_tables as ngrams
 from tgen.checkpoint import safetensors_file
 from tgen.config import SamplingConfig
 from tgen.corpus import ngram_tables
-from tgen.engine.cpu.engine import CpuEngine
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import ModelError
 from tgen.generation.loop import generate
@@ -60,7 +59,7 @@ def tables_of(texts):
 def test_drafts_do_not_change_the_text_even_past_the_context(family, sampling, on_kernels):
     model = make_model(family)
     if on_kernels:
-        engine = CountingEngine(CpuEngine(model.config, model.to_arrays(), n_threads=2))
+        engine = CountingEngine(cpu_engine(model.config, model.to_arrays(), n_threads=2))
     else:
         engine = CountingEngine(TorchEngine(model.double()))
     plain, reports = run(engine, PROMPTS, 120, sampling=sampling)

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from support.models import TEXT
+from support.models import TEXT, cpu_engine
 from tgen.checkpoint import model_dir, prompt_cache
 from tgen.config import SamplingConfig
-from tgen.engine.cpu.engine import CpuEngine
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import ModelError, UsageError
 from tgen.loaded_model import LoadedModel
@@ -22,7 +21,7 @@ def model(request, model_directory):
         return LoadedModel(
             bundle, TorchEngine(Transformer.from_arrays(bundle.config, bundle.arrays))
         )
-    return LoadedModel(bundle, CpuEngine(bundle.config, dict(bundle.arrays), n_threads=1))
+    return LoadedModel(bundle, cpu_engine(bundle.config, dict(bundle.arrays), n_threads=1))
 
 
 def text(model, prompts, **options):
@@ -77,10 +76,10 @@ def test_prompt_cache_of_another_model_is_an_error(model, tmp_path):
     model.save_cache(path, model.cache_prompt([1, 2, 3]))
     bundle = model.bundle
     int8_model = LoadedModel(
-        bundle, CpuEngine(bundle.config, dict(bundle.arrays), n_threads=1, dtype="int8")
+        bundle, cpu_engine(bundle.config, dict(bundle.arrays), n_threads=1, dtype="int8")
     )
     arrays = dict(bundle.arrays)
-    narrow = CpuEngine(bundle.config, arrays, n_threads=1, cache_dtype="float16")
+    narrow = cpu_engine(bundle.config, arrays, n_threads=1, cache_dtype="float16")
     with pytest.raises(ModelError, match="was computed with a 'float32' KV cache"):
         LoadedModel(bundle, narrow).load_cache(path)
     with pytest.raises(ModelError, match="was computed with 'float32' weights"):

@@ -5,10 +5,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from support.models import make_model
+from support.models import cpu_engine, make_model
 from tgen.api import load
 from tgen.benchmark.precision import compare_precision
-from tgen.engine.cpu.engine import CpuEngine
 from tgen.generation.context_window import window_start
 from tgen.generation.samplers import softmax
 from tgen.generation.score import score_stream
@@ -57,7 +56,7 @@ def peak():
 def large_vocabulary(dtype="float32", context_length=2048):
     size = {"vocab_size": 4000, "n_layers": 1, "d_model": 32, "context_length": context_length}
     arrays = make_model("llama", **size).to_arrays()
-    return CpuEngine(make_model("llama", **size).config, arrays, n_threads=1, dtype=dtype)
+    return cpu_engine(make_model("llama", **size).config, arrays, n_threads=1, dtype=dtype)
 
 
 def test_a_score_needs_the_logits_of_one_pass_only(peak):

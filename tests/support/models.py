@@ -2,7 +2,10 @@
 
 import torch
 
-from tgen.config import FAMILIES, ModelConfig
+from tgen.checkpoint.dtypes import Array
+from tgen.config import FAMILIES, CacheDtype, ModelConfig, StoredAs
+from tgen.engine.cpu.engine import CpuEngine
+from tgen.engine.cpu.weights import pack_weights
 from tgen.model.transformer import Transformer
 
 TEXT = (
@@ -45,3 +48,16 @@ def make_model(family: str, *, seed: int = 0, **values: object) -> Transformer:
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
     return model
+
+
+def cpu_engine(
+    config: ModelConfig,
+    arrays: dict[str, Array],
+    *,
+    n_threads: int,
+    dtype: StoredAs = "float32",
+    cache_dtype: CacheDtype | None = None,
+) -> CpuEngine:
+    """Pack arrays, which are moved out of `arrays`, and open an engine with them."""
+    weights = pack_weights(config, arrays, dtype, n_threads=n_threads)
+    return CpuEngine(weights, n_threads=n_threads, cache_dtype=cache_dtype)

@@ -310,7 +310,7 @@ def with_settings_of(bundle: ModelBundle, adapter: Path) -> ModelBundle:
     return replace(
         bundle,
         adapter=adapter,
-        stamp=bundle.stamp + _stamp([adapter / name for name in _ADAPTER_FILES]),
+        stamp=bundle.stamp + stamp_files([adapter / name for name in _ADAPTER_FILES]),
         end_ids=bundle.end_ids | {i for i in ends if 0 <= i < bundle.config.vocab_size},
     )
 
@@ -320,11 +320,13 @@ def load_without_weights(path: Path, *, tied_embeddings: bool) -> ModelBundle:
 
     `tied_embeddings` says whether the weights have no LM head of their own.
     """
-    return _load_unchanged(path, tied_embeddings)
+    return _load_unchanged(path, with_weights=False, tied_embeddings=tied_embeddings)
 
 
-def _load_unchanged(path: Path, tied: bool | None = None) -> ModelBundle:
-    """Load a model without an adapter; without arrays if it is known whether they are `tied`.
+def _load_unchanged(
+    path: Path, *, with_weights: bool = True, tied_embeddings: bool = False
+) -> ModelBundle:
+    """Load a model without an adapter; `tied_embeddings` counts without weights, in a directory.
 
     `save` removes config.json first and writes it last: if it changed during the read, the
     directory is read again, so the result never mixes two models.
@@ -332,7 +334,7 @@ def _load_unchanged(path: Path, tied: bool | None = None) -> ModelBundle:
     for _ in range(_MAX_READS):
         before = _config_stamp(path)
         try:
-            bundle = _load(path, tied)
+            bundle = _load(path, with_weights, tied_embeddings)
         except (TgenError, OSError):
             if _config_stamp(path) == before:
                 raise
@@ -371,21 +373,19 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 def _config_stamp(path: Path) -> tuple[int, ...]:
     try:
-        return _stamp([path / "config.json"])
+        return stamp_files([path / "config.json"])
     except OSError:
         return ()
 
 
 @_without_gc()
-def _load(path: Path, known_tied: bool | None) -> ModelBundle:
+def _load(path: Path, with_weights: bool, tied_embeddings: bool) -> ModelBundle:
     warnings: list[str] = []
     if path.is_file():
-        stamp = _stamp([path])
+        stamp = stamp_files([path])
         from tgen.checkpoint.gguf import reader
 
-        config, tokenizer, arrays, ends, quantized = reader.load(
-            path, with_weights=known_tied is None
-        )
+        config, tokenizer, arrays, ends, quantized = reader.load(path, with_weights=with_weights)
     else:
         quantized = False
         config, tokenizer, ends, unusable = _load_metadata(path)
@@ -394,11 +394,12 @@ def _load(path: Path, known_tied: bool | None) -> ModelBundle:
             warnings.append(f"eos_token_id {shown} is ignored: not the id of a token")
         if any((path / name).exists() for name in _ADAPTER_FILES):
             warnings.append("the adapter is ignored: merge it into the model to use it")
-        stamp, tied = _stamp(model_files(path)), config.tied_embeddings
-        if known_tied is None:
+        stamp, tied = stamp_files(model_files(path)), config.tied_embeddings
+        arrays = {}
+        if with_weights:
             config, arrays = _read_weights(path, config)
         else:
-            config, arrays = replace(config, tied_embeddings=known_tied), {}
+            config = replace(config, tied_embeddings=tied_embeddings)
         if tied != config.tied_embeddings:
             what = "have a head of their own" if tied else "have no head, so the embedding is used"
             warnings.append(f"the weights {what}, unlike tie_word_embeddings in config.json")
@@ -545,7 +546,7 @@ def digest(bundle: ModelBundle) -> str:
         of_model += [bundle.adapter / name for name in _ADAPTER_FILES]
     for file in of_model:
         sha256.update(files.sha256(file))
-    if _stamp(of_model) != bundle.stamp:
+    if stamp_files(of_model) != bundle.stamp:
         raise _changed(bundle)
     return sha256.hexdigest()
 
@@ -562,7 +563,7 @@ def model_files(path: Path) -> list[Path]:
     return [path / name for name in ("config.json", *_shards(path))]
 
 
-def _stamp(paths: list[Path]) -> tuple[int, ...]:
+def stamp_files(paths: list[Path]) -> tuple[int, ...]:
     """Numbers that change when one of the files is replaced or written to."""
     return tuple(
         number

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -14,6 +15,7 @@ from tgen.model.cpu_count import cpu_count, default_threads
 
 if TYPE_CHECKING:
     from tgen.engine.cpu.weights import PackedWeights
+    from tgen.engine.weights_cache import CachedWeights
 
 EngineKind = Literal["auto", "kernels", "torch"]
 _SMALL_MODEL = 500_000_000  # weights
@@ -73,16 +75,13 @@ def open_engine(
         device = "cpu" if small or runs_on_cpu(device) else _detect_device()
     if choose_engine(kind, device, missing_kernels()) == "kernels":
         from tgen.engine.cpu.engine import CpuEngine
+        from tgen.engine.cpu.weights import pack_weights
 
         n_threads = min(threads or default_threads(), cpu_count())  # more would only wait
-        dtype = packed.dtype if packed else dtype or stored_dtype(bundle)
-        return CpuEngine(
-            bundle.config,
-            packed or bundle.arrays,
-            n_threads=n_threads,
-            dtype=dtype,
-            cache_dtype=cache_dtype,
-        )
+        if packed is None:
+            dtype = dtype or stored_dtype(bundle)
+            packed = pack_weights(bundle.config, bundle.arrays, dtype, n_threads=n_threads)
+        return CpuEngine(packed, n_threads=n_threads, cache_dtype=cache_dtype)
     from tgen.engine.torch_engine import TorchEngine  # torch is imported only when it is needed
     from tgen.model.device import choose_device, set_threads
     from tgen.model.transformer import Transformer
@@ -107,6 +106,32 @@ def open_engine(
     set_threads(threads)
     model = Transformer.from_arrays(bundle.config, bundle.arrays).to(target)
     return TorchEngine(model, dtype=dtype)
+
+
+def find_cached(path: Path, dtype: StoredAs | None, device: str) -> "CachedWeights | None":
+    """Return a model's cached weights if the kernels will compute it, or None."""
+    on_cpu = runs_on_cpu(device)
+    if missing_kernels() is not None or not (on_cpu or device == "auto"):
+        return None
+    from tgen.engine.weights_cache import find
+
+    cached = find(path, dtype)
+    if cached and not on_cpu and not prefers_kernels(sys.platform, cached.n_weights, None):
+        return None
+    return cached
+
+
+def prepare_store(
+    bundle: ModelBundle, engine: Engine, *, n_weights: int, is_default: bool
+) -> Callable[[], None] | None:
+    """Return a function that stores the kernels' weights, see `weights_cache`; None for torch."""
+    if engine.name != "kernels":
+        return None
+    from tgen.engine.cpu.engine import CpuEngine
+    from tgen.engine.weights_cache import prepare_store
+
+    assert isinstance(engine, CpuEngine)
+    return prepare_store(bundle, engine.weights, n_weights=n_weights, is_default=is_default)
 
 
 def uses_kernels(device: str) -> bool:

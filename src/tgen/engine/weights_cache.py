@@ -9,22 +9,33 @@ damaged or outdated one costs only the time of packing.
 import hashlib
 import os
 import platform
+import re
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tgen.checkpoint.gguf.header import read_header
-from tgen.checkpoint.model_dir import ModelBundle, model_files
+from tgen.checkpoint.model_dir import ModelBundle, model_files, stamp_files
 from tgen.config import ModelConfig, StoredAs
 from tgen.errors import TgenError
 from tgen.storage import files
-from tgen.storage.sealed_file import SealedFile, is_intact, open_sealed, publish_sealed, sealed_size
+from tgen.storage.sealed_file import (
+    SealedFile,
+    encode_header,
+    is_intact,
+    is_own,
+    open_sealed,
+    publish_sealed,
+    sealed_size,
+)
 from tgen.storage.user_cache import cache_folder, is_private
 
 if TYPE_CHECKING:
@@ -33,10 +44,12 @@ if TYPE_CHECKING:
 LIMIT = 2 << 30  # bytes of all files; the least recently used are removed
 SWITCH = "TGEN_WEIGHTS_CACHE"  # environment variable: 0 turns the cache off
 _MIN_AGE = 60.0  # seconds since the model was written: training replaces it again and again
-_ENDING = ".weights"
+_USED = 3600.0  # seconds since a file was used, in which it is not removed for another one
+_NAME = re.compile(r"[0-9a-f]{16}\.weights")
 _DEFAULT = "default"  # in place of a dtype: the one that the model's files are stored in
 # The code that decides what packed weights are; changes make all files outdated.
-_SOURCES = ["config/model.py", "checkpoint/*.py", "checkpoint/*/*.py"]
+_SOURCES = ["__init__.py", "config/model.py", "checkpoint/*.py", "checkpoint/*/*.py"]
+_SOURCES += ["engine/weights_cache.py", "storage/sealed_file.py"]
 _SOURCES += [f"engine/cpu/{name}.py" for name in ("weights", "panels", "job_layout")]
 
 
@@ -59,28 +72,31 @@ class CachedWeights(NamedTuple):
     @property
     def tied_embeddings(self) -> bool:
         """Whether the weights have no LM head of their own."""
-        return bool(self.file.header["tied_embeddings"])
+        from tgen.engine.cpu.job_layout import EMBEDDING, LM_HEAD
+
+        last = self.file.header["table"][-1]
+        return bool(last[EMBEDDING] == last[LM_HEAD])
 
     @property
     def stamp(self) -> tuple[int, ...]:
         """The bundle's stamp, see `ModelBundle`."""
-        return _stamp(self.file.header["key"])
+        return tuple(self.file.header["key"]["stamp"])
 
     def map(self, config: ModelConfig) -> "PackedWeights":
         """Return the weights; raises ModelError if they do not fit into RAM."""
-        from tgen.engine.cpu.weights import PackedWeights
+        from tgen.engine.cpu.weights import map_weights
 
         table = np.array(self.file.header["table"], np.int64)
-        return PackedWeights.map(config, self.dtype, table, np.frombuffer(self.file.content, "u1"))
+        return map_weights(config, self.dtype, table, np.frombuffer(self.file.content, "u1"))
 
 
 def find(path: Path, dtype: StoredAs | None) -> CachedWeights | None:
-    """Return a model's cached weights in this dtype (None: that of its files), if there are."""
-    folder = _folder()
+    """Return a model's cached weights in this dtype (None: that of its files), or None."""
+    folder = _open_folder()
     for name in (_DEFAULT, dtype) if dtype else (_DEFAULT,):
-        file_path = folder and _file_path(folder, path, str(name))
+        file_path = folder and _file_path(folder, path, name)
         found = file_path and open_sealed(file_path)
-        if not file_path or not found or not _fits(path, found.header["key"]):
+        if not file_path or not found or not _fits(path, found.header):
             continue
         if dtype in (None, found.header["dtype"]):
             with suppress(OSError):  # a read-only directory
@@ -89,47 +105,51 @@ def find(path: Path, dtype: StoredAs | None) -> CachedWeights | None:
     return None
 
 
-def store(
+def prepare_store(
     bundle: ModelBundle, weights: "PackedWeights", *, n_weights: int, is_default: bool
-) -> None:
-    """Store a model's weights if possible; `is_default` if they have the dtype of its files.
+) -> Callable[[], None]:
+    """Return a function that stores a model's weights if possible; `is_default` if they have the
+    dtype of its files.
 
-    Nothing is stored for a model with an adapter, or one written less than a minute ago.
+    The function starts a thread, which Python waits for at its end. Nothing is stored for a model
+    with an adapter, or one written less than a minute ago.
     """
-    folder = _folder()
-    if folder is None or bundle.adapter is not None:
+    table, arrays = weights.relocatable()  # before passes add positions
+    header = {"dtype": weights.dtype, "n_weights": n_weights, "table": table.tolist()}
+    dtype = _DEFAULT if is_default else weights.dtype
+
+    def store() -> None:
+        with suppress(OSError, TgenError):  # a full disk: the next process packs again
+            _store(bundle, dtype, header, arrays)
+
+    def start() -> None:
+        with suppress(RuntimeError):  # no thread can be started
+            threading.Thread(target=store, name="weights-cache").start()
+
+    return start
+
+
+def _store(
+    bundle: ModelBundle, dtype: str, header: dict[str, Any], arrays: list[memoryview]
+) -> None:
+    folder = _open_folder()
+    n_bytes = sum(map(len, arrays))
+    if folder is None or bundle.adapter is not None or n_bytes > LIMIT:
         return
-    with suppress(OSError, TgenError):  # a full disk: the next process packs again
-        newest = max(os.stat(file).st_mtime for file in model_files(bundle.path))
-        key = _key(bundle.path, [_header_bytes(file) for file in model_files(bundle.path)])
-        if time.time() - newest < _MIN_AGE or _stamp(key) != bundle.stamp:
-            return
-        table, arrays = weights.relocatable()
-        header = {
-            "key": key,
-            "dtype": weights.dtype,
-            "n_weights": n_weights,
-            "tied_embeddings": bundle.config.tied_embeddings,
-            "table": table.tolist(),
-        }
-        size = sealed_size(header, sum(map(len, arrays)))
-        path = _file_path(folder, bundle.path, _DEFAULT if is_default else weights.dtype)
-        if size <= LIMIT and 2 * size <= files.free_bytes(folder):
-            path.unlink(missing_ok=True)
-            _make_room(LIMIT - size)
-            publish_sealed(path, header, arrays)
+    model = model_files(bundle.path)
+    age = time.time() - max(os.stat(file).st_mtime for file in model)
+    if age < _MIN_AGE or 2 * n_bytes > files.free_bytes(folder):
+        return
+    key = _key(model, [_header_bytes(file) for file in model])
+    beginning = encode_header({"key": key} | header)
+    path = _file_path(folder, bundle.path, dtype)
+    if tuple(key["stamp"]) == bundle.stamp and _make_room(path, sealed_size(beginning, n_bytes)):
+        publish_sealed(path, beginning, arrays)
 
 
 def cached_files() -> list[Path]:
     """Return the cache's files, the most recently used first."""
-    folder = cache_folder("weights")
-    found: dict[Path, int] = {}
-    with suppress(OSError):
-        for path in folder.iterdir() if folder else ():
-            if path.suffix == _ENDING:
-                with suppress(FileNotFoundError):  # another process has removed it
-                    found[path] = path.lstat().st_mtime_ns
-    return sorted(found, key=lambda path: -found[path])
+    return [path for path, _ in _list_files()]
 
 
 def clear() -> None:
@@ -142,56 +162,84 @@ def check() -> Iterator[tuple[Path, bool]]:
     """Read each file: yield its path, and whether its content is what was written. Damaged files
     are removed."""
     for path in cached_files():
-        intact = is_intact(path)
-        if not intact:
-            path.unlink(missing_ok=True)
-        yield path, intact
+        with suppress(TgenError, FileNotFoundError):  # another process has removed it
+            intact = is_intact(path)
+            if not intact:
+                path.unlink(missing_ok=True)
+            yield path, intact
 
 
-def _make_room(n_bytes: int) -> None:
-    """Remove the least recently used files until the others have at most `n_bytes`."""
-    for path in cached_files():
-        n_bytes -= path.lstat().st_size
-        if n_bytes < 0:
-            path.unlink(missing_ok=True)
+def _list_files() -> list[tuple[Path, os.stat_result]]:
+    """Return the cache's files with their status, the most recently used first.
+
+    Files with other names, of other users or in a directory that others can write are not its own.
+    """
+    folder, found = cache_folder("weights"), []
+    for path in folder.iterdir() if folder and folder.is_dir() and is_private(folder) else ():
+        with suppress(FileNotFoundError):  # another process has removed it
+            if _NAME.fullmatch(path.name) and is_own(path):
+                found.append((path, path.lstat()))
+    return sorted(found, key=lambda file: -file[1].st_mtime_ns)
 
 
-def _folder() -> Path | None:
+def _make_room(path: Path, n_bytes: int) -> bool:
+    """Remove the least recently used files, so that `path` can have `n_bytes`; False, and nothing
+    is removed, if that takes files that are in use."""
+    unused: list[tuple[Path, float]] = []
+    rest = LIMIT - n_bytes
+    if rest < 0:
+        return False
+    for other, status in _list_files():
+        if other != path:
+            rest -= status.st_size
+            if rest < 0:
+                unused.append((other, status.st_mtime))
+    if any(time.time() - used < _USED for _, used in unused):
+        return False
+    for other, _ in unused:
+        other.unlink(missing_ok=True)
+    return True
+
+
+def _open_folder() -> Path | None:
+    """Return the cache's directory; None if it is switched off or others can write to it."""
     folder = None if os.environ.get(SWITCH) == "0" else cache_folder("weights")
     return folder if folder and is_private(folder) else None
 
 
 def _file_path(folder: Path, model: Path, dtype: str) -> Path:
     digest = hashlib.sha256(f"{os.path.realpath(model)}\0{dtype}".encode(errors="surrogateescape"))
-    return folder / f"{digest.hexdigest()[:16]}{_ENDING}"
+    return folder / f"{digest.hexdigest()[:16]}.weights"
 
 
-def _key(model: Path, header_bytes: list[int]) -> dict[str, Any]:
-    """Describe a model and the code; `header_bytes` are the bytes of each file to compare."""
-    described = []
-    for file, n in zip(model_files(model), header_bytes, strict=True):
-        status, digest = os.stat(file), files.open_random_access(file).read(0, n)
-        numbers = [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, n]
-        described.append([os.path.realpath(file), *numbers, hashlib.sha256(digest).hexdigest()])
-    path = os.path.realpath(model).encode(errors="surrogateescape").decode(errors="replace")
-    machine = [sys.byteorder, platform.machine(), np.__version__]
-    return {"path": path, "files": described, "code": _code_digest(), "machine": machine}
+def _key(model: list[Path], header_bytes: list[int]) -> dict[str, Any]:
+    """Describe the files of a model, which begin with so many bytes of headers, and the code."""
+    headers = [
+        hashlib.sha256(files.open_random_access(file).read(0, n)).hexdigest()
+        for file, n in zip(model, header_bytes, strict=True)
+    ]
+    paths = [os.fsencode(os.path.realpath(file)).decode(errors="replace") for file in model]
+    return {
+        "files": paths,
+        "devices": [os.stat(file).st_dev for file in model],
+        "stamp": list(stamp_files(model)),
+        "header_bytes": header_bytes,
+        "headers": headers,
+        "code": [_code_digest(), np.__version__],
+        "machine": [sys.byteorder, platform.machine()],
+    }
 
 
-def _fits(model: Path, key: Any) -> bool:
+def _fits(path: Path, header: dict[str, Any]) -> bool:
     """Whether a file's key is that of the model and this code now."""
     try:
-        return bool(_key(model, [int(file[5]) for file in key["files"]]) == key)
+        return bool(header["key"] == _key(model_files(path), header["key"]["header_bytes"]))
     except (OSError, TgenError, ValueError, TypeError, LookupError):
         return False
 
 
-def _stamp(key: dict[str, Any]) -> tuple[int, ...]:
-    return tuple(number for file in key["files"] for number in file[2:5])
-
-
 def _header_bytes(file: Path) -> int:
-    """Return the bytes at the beginning of a model's file that say what its weights are."""
+    """Return how many bytes at the beginning of a model's file say what its weights are."""
     if file.suffix == ".safetensors":
         return 8 + int.from_bytes(files.open_random_access(file).read(0, 8), "little")
     if file.name == "config.json":
@@ -202,6 +250,10 @@ def _header_bytes(file: Path) -> int:
 @cache
 def _code_digest() -> str:
     root, digest = Path(__file__).parents[1], hashlib.sha256()
-    for source in sorted(path for pattern in _SOURCES for path in root.glob(pattern)):
+    sources = sorted(path for pattern in _SOURCES for path in root.glob(pattern))
+    package = find_spec("gguf")  # dequantizes some types
+    if package and package.origin:
+        sources.append(Path(package.origin).with_name("quants.py"))
+    for source in sources:
         digest.update(source.name.encode() + files.read(source))
     return digest.hexdigest()

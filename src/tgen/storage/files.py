@@ -173,10 +173,12 @@ def replacing(path: Path) -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def publish(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
-    """Replace the file at `path`; `content` is whole or in blocks."""
+def publish(
+    path: Path, content: bytes | Iterable[bytes | memoryview], *, mode: int = 0o666
+) -> None:
+    """Replace the file at `path`; `content` is whole or in blocks, `mode` has its permissions."""
     with replacing(path) as temporary:
-        write_new(temporary, content)
+        write_new(temporary, content, mode=mode)
 
 
 def publish_folder(path: Path, contents: Mapping[str, Content]) -> None:
@@ -220,9 +222,11 @@ def write_output(path: Path, content: bytes) -> None:
         publish(path.resolve(), content)
 
 
-def write_new(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
+def write_new(
+    path: Path, content: bytes | Iterable[bytes | memoryview], *, mode: int = 0o666
+) -> None:
     """Write a new file without flushing it to the device; for use inside `replacing`."""
-    with open(path, "xb", buffering=0) as file:
+    with open(path, "xb", buffering=0, opener=lambda p, flags: os.open(p, flags, mode)) as file:
         n_bytes = 0
         for block in blocks(content):
             _write_all(file.fileno(), block)

@@ -269,9 +269,9 @@ class TokenBytes(Sequence[bytes]):
         """Return the number of ids."""
         return self._tokenizer.vocab_size
 
-    def __getitem__(self, i: Any) -> Any:
+    def __getitem__(self, i: int) -> bytes:  # type: ignore[override]  # no slices
         """Return the bytes of a token."""
-        if i >= len(self):
+        if not 0 <= i < len(self):
             raise IndexError(i)
         return self._tokenizer.token_bytes(i)
 

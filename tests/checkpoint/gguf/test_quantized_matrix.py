@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from support.command import tgen
-from support.models import make_model
+from support.models import cpu_engine, make_model
 from tgen.checkpoint import dtypes, export, model_dir
 from tgen.checkpoint.gguf import header
 from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix, Rows
-from tgen.engine.cpu.engine import CpuEngine
 from tgen.engine.open_engine import open_engine
 from tgen.errors import ModelError
 from tgen.model import ram
@@ -84,7 +83,7 @@ def test_engine_gives_the_same_logits_as_from_float32(stored, tokenizer, tmp_pat
     stored_bytes = sum(array.nbytes for array in bundle.arrays.values())
     assert stored_bytes < 1.2 * (tmp_path / "model.gguf").stat().st_size
     wide = {name: np.array(array) for name, array in bundle.arrays.items()}
-    expected = CpuEngine(bundle.config, wide, n_threads=1, dtype="int8")
+    expected = cpu_engine(bundle.config, wide, n_threads=1, dtype="int8")
     actual = open_engine(bundle, device="cpu", threads=1, dtype="int8")
     tokens = [list(range(30))]
     assert np.array_equal(actual.extend(tokens), expected.extend(tokens))
@@ -115,7 +114,7 @@ def test_four_bits_are_kept_exactly(kind):
 def test_quantized_files_run_as_they_are_stored(stored, dtype, tokenizer, tmp_path):
     bundle = model_dir.load(export_model(tmp_path, tokenizer, stored))
     wide = {name: np.array(array) for name, array in bundle.arrays.items()}
-    expected = CpuEngine(bundle.config, wide, n_threads=1).extend([list(range(30))])
+    expected = cpu_engine(bundle.config, wide, n_threads=1).extend([list(range(30))])
     engine = open_engine(bundle, device="cpu", threads=1)
     assert engine.dtype == dtype
     error = np.abs(engine.extend([list(range(30))]) - expected).max()  # of rounded inputs

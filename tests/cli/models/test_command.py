@@ -14,7 +14,7 @@ from tgen.checkpoint import model_dir
 from tgen.checkpoint.model_lookup import data_folder, find_model, list_model_names
 from tgen.cli.app import run
 from tgen.runs.run_lock import lock_run
-from tgen.storage.sealed_file import publish_sealed
+from tgen.storage.sealed_file import encode_header, publish_sealed
 from tgen.storage.user_cache import cache_folder, is_private
 
 
@@ -155,17 +155,18 @@ def test_cached_weights_are_shown_checked_and_removed(models):
     assert "cached weights" not in models()[2]
     folder = cache_folder("weights")
     assert is_private(folder)
-    for name in ("a", "b"):
-        publish_sealed(folder / f"{name}.weights", {"name": name}, [bytes(100_000)])
+    first, second = (folder / f"{digit * 16}.weights" for digit in "ab")
+    for path in (first, second):
+        publish_sealed(path, encode_header({"name": path.name}), [bytes(100_000)])
     (folder / "notes.txt").write_bytes(b"mine")
     assert f"cached weights: 2 files, 331.2 KB, in {folder}\n" in models()[2]
     assert models("--check")[::2] == (0, "cached weights: 2 intact, 0 damaged\n")
-    content = bytearray((folder / "b.weights").read_bytes())
+    content = bytearray(second.read_bytes())
     content[-1000] ^= 4
-    (folder / "b.weights").write_bytes(content)
+    second.write_bytes(content)
     status, _, err = models("--check")
-    assert (status, (folder / "b.weights").exists()) == (1, False)
-    assert f"warning: {folder / 'b.weights'} was damaged and has been removed\n" in err
+    assert (status, second.exists()) == (1, False)
+    assert f"warning: {second} was damaged and has been removed\n" in err
     status, _, err = models("--clear-cache")
     assert (status, [path.name for path in folder.iterdir()]) == (0, ["notes.txt"])
     assert err.startswith("removed cached weights: 1 file")

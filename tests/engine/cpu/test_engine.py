@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.compiling import link
+from support.models import cpu_engine
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.model_lookup import shipped_model
 from tgen.config import ModelConfig, RopeScaling, output_dtype
@@ -43,6 +44,7 @@ from tgen.engine.cpu.job_layout import (
 )
 from tgen.engine.cpu.kernel_cache import enter_function
 from tgen.engine.cpu.panels import to_int4, to_int8, to_panels
+from tgen.engine.cpu.weights import PackedWeights
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import ModelError
 from tgen.model.rope import rotary_tables
@@ -117,7 +119,7 @@ def make_engine(
     model: Transformer, n_threads: int = 2, dtype: str = "float32", cache: str | None = None
 ) -> CpuEngine:
     arrays = model.to_arrays()
-    return CpuEngine(model.config, arrays, n_threads=n_threads, dtype=dtype, cache_dtype=cache)
+    return cpu_engine(model.config, arrays, n_threads=n_threads, dtype=dtype, cache_dtype=cache)
 
 
 @pytest.fixture(params=list(SHAPES.values()), ids=list(SHAPES))
@@ -372,7 +374,7 @@ def test_nan_in_the_weights_reaches_the_logits(dtype, cache, name):
     arrays = model.to_arrays()
     arrays[f"blocks.1.{name}.weight"][3] = np.nan
     fields = dict(n_threads=1, dtype=dtype, cache_dtype=cache)
-    logits = CpuEngine(model.config, arrays, **fields).extend([IDS[:20]])
+    logits = cpu_engine(model.config, arrays, **fields).extend([IDS[:20]])
     assert np.isnan(logits).all()
 
 
@@ -477,7 +479,7 @@ def test_unused_positions_of_a_long_context_take_no_memory(family, n):
     config = dataclasses.replace(model.config, context_length=n)
     tracemalloc.start()
     try:
-        engine = CpuEngine(config, model.to_arrays(), n_threads=2)
+        engine = cpu_engine(config, model.to_arrays(), n_threads=2)
         logits = engine.extend([IDS[:40]])
         assert tracemalloc.get_traced_memory()[1] < 4_000_000
     finally:
@@ -517,7 +519,7 @@ def test_int8_weights_change_bits_per_token_little():
     ids = bundle.tokenizer.encode_prompt(b"ROMEO:\nWhat is the matter with you, my lord?\n" * 3)
     nats = []
     for dtype in ("int8", "float32"):
-        engine = CpuEngine(bundle.config, dict(bundle.arrays), n_threads=1, dtype=dtype)
+        engine = cpu_engine(bundle.config, dict(bundle.arrays), n_threads=1, dtype=dtype)
         logits = engine.extend([ids[:-1]], every_position=True).astype(np.float64)
         log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
         nats.append(-log_p[np.arange(len(log_p)), ids[1:]].mean())
@@ -537,7 +539,7 @@ def test_more_heads_than_a_pass_can_have_are_refused():
         head_dim=2,
     )
     with pytest.raises(ModelError, match="10,950 attention heads"):
-        CpuEngine(config, {}, n_threads=1)
+        CpuEngine(PackedWeights(config, "float32", np.zeros((2, 1)), []), n_threads=1)
 
 
 def test_interrupted_changes_of_the_cache_leave_it_whole(monkeypatch):

@@ -67,9 +67,11 @@ try:
     from tgen.checkpoint import model_dir
     from tgen.checkpoint.model_lookup import shipped_model
     from tgen.engine.cpu.engine import CpuEngine
+    from tgen.engine.cpu.weights import pack_weights
     from tgen.loaded_model import LoadedModel
     bundle = model_dir.load(shipped_model())
-    model = Model(LoadedModel(bundle, CpuEngine(bundle.config, dict(bundle.arrays), n_threads=2)))
+    weights = pack_weights(bundle.config, dict(bundle.arrays), "float32", n_threads=2)
+    model = Model(LoadedModel(bundle, CpuEngine(weights, n_threads=2)))
     print(end=model.generate("What is", max_new_tokens=20, temperature=0))
 finally:
     for process in busy:

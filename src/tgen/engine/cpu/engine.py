@@ -1,14 +1,14 @@
 """The CPU engine: passes of up to `MAX_TOKENS` tokens through the compiled `forward`."""
 
 import threading
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from copy import copy
 from typing import Self
 
 import numpy as np
 
 from tgen.checkpoint.dtypes import Array
-from tgen.config import CacheDtype, ModelConfig, StoredAs
+from tgen.config import CacheDtype, StoredAs
 from tgen.engine.base import Logits, extended_lengths
 from tgen.engine.cpu.kernel_cache import load_kernels
 from tgen.engine.cpu.kv_cache import BlockedKVCache
@@ -22,23 +22,16 @@ class CpuEngine:
     name = "kernels"
 
     def __init__(
-        self,
-        config: ModelConfig,
-        arrays: MutableMapping[str, Array] | PackedWeights,
-        *,
-        n_threads: int,
-        dtype: StoredAs = "float32",
-        cache_dtype: CacheDtype | None = None,
+        self, weights: PackedWeights, *, n_threads: int, cache_dtype: CacheDtype | None = None
     ) -> None:
-        """Move the arrays out of `arrays`, or use packed ones; raises ModelError: see `PassRunner`.
-
-        Keys and values are stored in float32 by default, or in float16 if the weights are smaller.
-        """
-        self.config, self.context_length = config, config.context_length
-        self.dtype: StoredAs = dtype
-        default: CacheDtype = "float32" if dtype == "float32" else "float16"
+        """Keys and values are stored in float32 by default, or in float16 if the weights are
+        smaller. Raises ModelError: see `PassRunner`."""
+        self.config = config = weights.config
+        self.context_length = config.context_length
+        self.dtype: StoredAs = weights.dtype
+        default: CacheDtype = "float32" if self.dtype == "float32" else "float16"
         self.cache_dtype = cache_dtype or default
-        self._runner = PassRunner(config, arrays, n_threads=n_threads, dtype=dtype)
+        self._runner = PassRunner(weights, n_threads=n_threads)
         self._lock = threading.Lock()  # guards the sequences of this engine
         self._cache = BlockedKVCache(config, self.cache_dtype)
         load_kernels((self.weights.input_dtype, self._cache.dtype_code))

@@ -1,12 +1,11 @@
 """Passes of one model: its weights and the buffers of a pass, shared by all of its engines."""
 
 import threading
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from tgen.checkpoint.dtypes import Array
-from tgen.config import ModelConfig, StoredAs
 from tgen.engine.base import Logits
 from tgen.engine.cpu import job_layout
 from tgen.engine.cpu.aligned import allocate_aligned
@@ -37,25 +36,12 @@ _MAX_PARTIALS = 1 << 24  # numbers of attention that is not merged yet
 class PassRunner:
     """Runs one pass at a time; threads that call `run` meanwhile wait."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        arrays: MutableMapping[str, Array] | PackedWeights,
-        *,
-        n_threads: int,
-        dtype: StoredAs,
-    ) -> None:
-        """Move the arrays out of `arrays` one by one, so that no converted array exists twice, or
-        use weights that have been packed as `dtype`.
-
-        Raises ModelError for a model with more layers or heads than a pass can have.
-        """
+    def __init__(self, weights: PackedWeights, *, n_threads: int) -> None:
+        """Raises ModelError for a model with more layers or heads than a pass can have."""
+        config = weights.config
         _check_limit("layers", config.n_layers, MAX_LAYERS)
         _check_limit("attention heads", config.n_heads, MAX_HEADS)
-        self.config = config
-        if not isinstance(arrays, PackedWeights):
-            arrays = PackedWeights(config, arrays, dtype, n_threads=n_threads)
-        self.weights = arrays
+        self.config, self.weights = config, weights
         self._lock = threading.Lock()
         self._n_threads = n_threads
         self._job = np.zeros(job_layout.JOB_SIZE, np.int64)

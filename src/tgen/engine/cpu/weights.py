@@ -5,7 +5,7 @@ all heads are rows of one matrix.
 """
 
 from collections.abc import Callable, MutableMapping
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -60,70 +60,16 @@ _NORMS = (
 
 
 class PackedWeights:
-    """The arrays in the kernels' layout and the table of their addresses."""
+    """Weights of a `dtype` in the kernels' layout, and the table of their addresses."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        arrays: MutableMapping[str, Array],
-        dtype: StoredAs,
-        *,
-        n_threads: int,
+        self, config: ModelConfig, dtype: StoredAs, table: Array, arrays: list[Array]
     ) -> None:
-        """Move the arrays out of `arrays`, so that no converted array exists twice. Each thread
-        converts one layer at a time.
-
-        With int4, the embedding and the LM head are int8, and so are matrices that a quantized file
-        has in more than 4 bits, if others have 4. Raises ModelError if the converted arrays do not
-        fit into RAM.
-        """
-        self.config = config
-        self._take: Callable[..., Any] = arrays.pop
-        self.dtype, self._output_dtype = dtype, output_dtype(dtype)
-        # The matrices of a file that have more than 4 bits keep them beside those that have not.
-        self._mixed = any(_has_four_bits(array) for array in arrays.values())
-        n_more = 0.0
-        for name, array in arrays.items():
-            stored_as = self._choose_dtype(array, is_block=name.startswith("blocks."))
-            n_more += array.size * STORED_BYTES[stored_as] - array.nbytes
-        check_ram(round(n_more), f"storing the weights as {dtype}", _HINT)
-        self.table = np.zeros((config.n_layers + 1, job_layout.TABLE_COLUMNS), np.int64)
-        self._arrays: list[Array] = []
+        """`table` is (n_layers + 1, TABLE_COLUMNS), see `job_layout`; its addresses lie in the
+        `arrays`, each of which begins at a cache line."""
+        self.config, self.dtype, self.table = config, dtype, table
+        self._arrays = arrays
         self._positions: Array | None = None
-        from concurrent.futures import ThreadPoolExecutor  # takes 10 ms to import
-
-        with ThreadPoolExecutor(n_threads) as pool:
-            list(pool.map(self._put_layer, range(config.n_layers)))
-        last, take = config.n_layers, self._take
-        if not config.post_norm:  # else the last block ends with its own
-            final = self._norm_scale(job_layout.ATTENTION_NORM, take("final_norm.weight"))
-            if final is not None and config.logits_divisor != 1:
-                final = to_float32(final) / np.float32(config.logits_divisor)
-            self._put(last, job_layout.ATTENTION_NORM, final)
-            self._put(last, job_layout.ATTENTION_NORM_BIAS, take("final_norm.bias", None))
-        self._put(last, job_layout.EMBEDDING, take("token_embedding.weight"))
-        if config.tied_embeddings:
-            for column in (0, job_layout.DTYPES):
-                shared = self.table[last, column + job_layout.EMBEDDING]
-                self.table[last, column + job_layout.LM_HEAD] = shared
-        else:
-            self._put(last, job_layout.LM_HEAD, take("lm_head.weight"))
-        if (positions := take("position_embedding.weight", None)) is not None:
-            self.set_positions(np.ascontiguousarray(to_float32(positions)))
-
-    @classmethod
-    def map(cls, config: ModelConfig, dtype: StoredAs, table: Array, memory: Array) -> Self:
-        """Use what `relocatable` returned, joined in `memory`, bytes that begin at a cache line.
-
-        Raises ModelError if they do not fit into RAM.
-        """
-        check_ram(memory.nbytes, f"storing the weights as {dtype}", _HINT)
-        weights = cls.__new__(cls)
-        weights.config, weights.dtype, weights._arrays = config, dtype, [memory]
-        weights.table = table.copy()
-        addresses = weights.table[:, : job_layout.WINDOW]
-        addresses[addresses > 0] += memory.ctypes.data
-        return weights
 
     def relocatable(self) -> tuple[Array, list[memoryview]]:
         """Return the table with places in memory instead of addresses, and that memory in blocks.
@@ -131,53 +77,18 @@ class PackedWeights:
         Places are counted from the first block on; 0 are absent weights.
         """
         arrays = [*self._arrays, *([] if self._positions is None else [self._positions])]
-        blocks, places, end = [memoryview(bytes(CACHE_LINE))], {0: 0}, CACHE_LINE
+        blocks, places, end = [memoryview(bytes(CACHE_LINE))], [0], CACHE_LINE
+        starts = [0, *(array.ctypes.data for array in arrays)]
         for array in arrays:
-            places[array.ctypes.data] = end
+            places.append(end)
             padding = -array.nbytes % CACHE_LINE
             blocks += [array.reshape(-1).view(np.uint8).data, memoryview(bytes(padding))]
             end += array.nbytes + padding
-        table = self.table.copy()
+        order, table = np.argsort(starts), self.table.copy()
         addresses = table[:, : job_layout.WINDOW]
-        addresses[:] = np.vectorize(places.__getitem__, [np.int64])(addresses)
+        owners = order[np.searchsorted(starts, addresses, "right", sorter=order) - 1]
+        addresses += np.subtract(places, starts)[owners]
         return table, blocks
-
-    def _put_layer(self, layer: int) -> None:
-        config, take = self.config, self._take
-        parts = {name: take(f"blocks.{layer}.{full}", None) for name, full in _NAMES.items()}
-        block = f"blocks.{layer}.attention."
-        parts[job_layout.QKV] = _pad_heads(take(f"{block}qkv_proj.weight"), config)
-        if (bias := take(f"{block}qkv_proj.bias", None)) is not None:
-            parts[job_layout.QKV_BIAS] = _pad_heads(bias[:, None], config)[:, 0]
-        parts[job_layout.OUT] = _pad_inputs(take(f"{block}o_proj.weight"), config)
-        for name, array in parts.items():
-            self._put(layer, name, self._norm_scale(name, array))
-        self.table[layer, job_layout.WINDOW] = config.window(layer) or 0
-        self.table[layer, job_layout.ROPE] = _ROPES[config.rope(layer)]
-
-    def _norm_scale(self, name: int, array: Array | None) -> Array | None:
-        """Return a norm's factors, padded like its input; return other arrays unchanged."""
-        if array is None or name not in _NORMS:
-            return array
-        if self.config.norm_adds_one:
-            array = 1 + to_float32(array)
-        if self.config.qk_norm_over_heads and name in (job_layout.Q_NORM, job_layout.K_NORM):
-            padded: Array = _pad_heads(array[:, None], self.config)
-            return padded[:, 0]
-        return array
-
-    def _put(self, layer: int, name: int, array: Array | None) -> None:
-        if array is not None:
-            dtype = _DTYPES[self._choose_dtype(array, is_block=layer < self.config.n_layers)]
-            packed = _pack(array, dtype)
-            self._arrays.append(packed)
-            self.table[layer, name] = packed.ctypes.data
-            self.table[layer, job_layout.DTYPES + name] = dtype
-
-    def _choose_dtype(self, array: Array, *, is_block: bool) -> StoredAs:
-        if not is_block:
-            return self._output_dtype
-        return self.dtype if not self._mixed or _has_four_bits(array) else self._output_dtype
 
     @property
     def input_dtype(self) -> int:
@@ -214,6 +125,115 @@ class PackedWeights:
             job_layout.EMBEDDING_SCALE_BITS: _float_bits(config.embedding_scale),
             job_layout.LAYERS_PTR: self.table.ctypes.data,
         }
+
+
+def map_weights(config: ModelConfig, dtype: StoredAs, table: Array, memory: Array) -> PackedWeights:
+    """Use what `relocatable` returned, joined in `memory`, bytes that begin at a cache line.
+
+    Raises ModelError if they do not fit into RAM.
+    """
+    check_ram(memory.nbytes, f"storing the weights as {dtype}", _HINT)
+    table = table.copy()
+    addresses = table[:, : job_layout.WINDOW]
+    addresses[addresses > 0] += memory.ctypes.data
+    return PackedWeights(config, dtype, table, [memory])
+
+
+def pack_weights(
+    config: ModelConfig, arrays: MutableMapping[str, Array], dtype: StoredAs, *, n_threads: int
+) -> PackedWeights:
+    """Move the arrays out of `arrays`, so that no converted array exists twice. Each thread
+    converts one layer at a time.
+
+    With int4, the embedding and the LM head are int8, and so are matrices that a quantized file
+    has in more than 4 bits, if others have 4. Raises ModelError if the converted arrays do not fit
+    into RAM.
+    """
+    packing = _Packing(config, arrays, dtype, n_threads)
+    return PackedWeights(config, dtype, packing.table, packing.arrays)
+
+
+class _Packing:
+    """The arrays that are packed so far, and their table; see `pack_weights`."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        arrays: MutableMapping[str, Array],
+        dtype: StoredAs,
+        n_threads: int,
+    ) -> None:
+        self.config = config
+        self._take: Callable[..., Any] = arrays.pop
+        self.dtype, self._output_dtype = dtype, output_dtype(dtype)
+        # The matrices of a file that have more than 4 bits keep them beside those that have not.
+        self._mixed = any(_has_four_bits(array) for array in arrays.values())
+        n_more = 0.0
+        for name, array in arrays.items():
+            stored_as = self._choose_dtype(array, is_block=name.startswith("blocks."))
+            n_more += array.size * STORED_BYTES[stored_as] - array.nbytes
+        check_ram(round(n_more), f"storing the weights as {dtype}", _HINT)
+        self.table = np.zeros((config.n_layers + 1, job_layout.TABLE_COLUMNS), np.int64)
+        self.arrays: list[Array] = []
+        from concurrent.futures import ThreadPoolExecutor  # takes 10 ms to import
+
+        with ThreadPoolExecutor(n_threads) as pool:
+            list(pool.map(self._put_layer, range(config.n_layers)))
+        last, take = config.n_layers, self._take
+        if not config.post_norm:  # else the last block ends with its own
+            final = self._norm_scale(job_layout.ATTENTION_NORM, take("final_norm.weight"))
+            if final is not None and config.logits_divisor != 1:
+                final = to_float32(final) / np.float32(config.logits_divisor)
+            self._put(last, job_layout.ATTENTION_NORM, final)
+            self._put(last, job_layout.ATTENTION_NORM_BIAS, take("final_norm.bias", None))
+        self._put(last, job_layout.EMBEDDING, take("token_embedding.weight"))
+        if config.tied_embeddings:
+            for column in (0, job_layout.DTYPES):
+                shared = self.table[last, column + job_layout.EMBEDDING]
+                self.table[last, column + job_layout.LM_HEAD] = shared
+        else:
+            self._put(last, job_layout.LM_HEAD, take("lm_head.weight"))
+        if (positions := take("position_embedding.weight", None)) is not None:
+            vectors = np.ascontiguousarray(to_float32(positions))
+            self.arrays.append(vectors)
+            self.table[last, job_layout.POSITIONS] = vectors.ctypes.data
+
+    def _put_layer(self, layer: int) -> None:
+        config, take = self.config, self._take
+        parts = {name: take(f"blocks.{layer}.{full}", None) for name, full in _NAMES.items()}
+        block = f"blocks.{layer}.attention."
+        parts[job_layout.QKV] = _pad_heads(take(f"{block}qkv_proj.weight"), config)
+        if (bias := take(f"{block}qkv_proj.bias", None)) is not None:
+            parts[job_layout.QKV_BIAS] = _pad_heads(bias[:, None], config)[:, 0]
+        parts[job_layout.OUT] = _pad_inputs(take(f"{block}o_proj.weight"), config)
+        for name, array in parts.items():
+            self._put(layer, name, self._norm_scale(name, array))
+        self.table[layer, job_layout.WINDOW] = config.window(layer) or 0
+        self.table[layer, job_layout.ROPE] = _ROPES[config.rope(layer)]
+
+    def _norm_scale(self, name: int, array: Array | None) -> Array | None:
+        """Return a norm's factors, padded like its input; return other arrays unchanged."""
+        if array is None or name not in _NORMS:
+            return array
+        if self.config.norm_adds_one:
+            array = 1 + to_float32(array)
+        if self.config.qk_norm_over_heads and name in (job_layout.Q_NORM, job_layout.K_NORM):
+            padded: Array = _pad_heads(array[:, None], self.config)
+            return padded[:, 0]
+        return array
+
+    def _put(self, layer: int, name: int, array: Array | None) -> None:
+        if array is not None:
+            dtype = _DTYPES[self._choose_dtype(array, is_block=layer < self.config.n_layers)]
+            packed = _pack(array, dtype)
+            self.arrays.append(packed)
+            self.table[layer, name] = packed.ctypes.data
+            self.table[layer, job_layout.DTYPES + name] = dtype
+
+    def _choose_dtype(self, array: Array, *, is_block: bool) -> StoredAs:
+        if not is_block:
+            return self._output_dtype
+        return self.dtype if not self._mixed or _has_four_bits(array) else self._output_dtype
 
 
 def _has_four_bits(array: Array) -> bool:
