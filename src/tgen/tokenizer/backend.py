@@ -33,7 +33,9 @@ class BackendPair(NamedTuple):
     continuation: Backend
 
 
-def make_backends(spec: TokenizerSpec) -> tuple[BackendPair, BackendPair]:
+def make_backends(
+    spec: TokenizerSpec, merges: list[tuple[str, str]]
+) -> tuple[BackendPair, BackendPair]:
     """Return a pair that treats special tokens as text, and a pair that encodes them.
 
     They share the vocabulary and are never modified, so any thread may use them. Without a prefix,
@@ -43,7 +45,7 @@ def make_backends(spec: TokenizerSpec) -> tuple[BackendPair, BackendPair]:
     try:
         model = models.BPE(
             vocab=spec.vocab,
-            merges=spec.merges,
+            merges=merges,
             ignore_merges=spec.ignore_merges,
             byte_fallback=not spec.byte_level and not spec.word_end,
             **({"end_of_word_suffix": spec.word_end} if spec.word_end else {}),

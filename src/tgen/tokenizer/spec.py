@@ -49,10 +49,10 @@ class AddedToken:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerSpec:
-    """A tokenizer: byte-level BPE, BPE like sentencepiece's, or of words as in openai-gpt."""
+    """A tokenizer: byte-level BPE, BPE like sentencepiece's, or of words as in openai-gpt. Its
+    merges are not part of it, since only few need them: see `parse_merges`."""
 
     vocab: dict[str, int]
-    merges: list[tuple[str, str]]
     ignore_merges: bool  # a word in the vocabulary is one token
     added_tokens: list[AddedToken]
     byte_level: bool
@@ -110,7 +110,6 @@ def parse_spec(file: dict[str, Any]) -> TokenizerSpec:
     parse_stages = _parse_words if word_end else parse_stages
     return TokenizerSpec(
         vocab=vocab,
-        merges=_parse_merges(model["merges"], vocab),
         ignore_merges=model.get("ignore_merges", False),
         added_tokens=added,
         byte_level=byte_level,
@@ -137,8 +136,12 @@ def _parse_vocab(vocab: dict[str, Any]) -> dict[str, int]:
     return vocab
 
 
-def _parse_merges(merges: list[Any], vocab: Collection[str]) -> list[tuple[str, str]]:
-    """Return pairs, which older files store as one string. The library checks their tokens."""
+def parse_merges(file: dict[str, Any], vocab: Collection[str]) -> list[tuple[str, str]]:
+    """Return pairs, which older files store as one string. The library checks their tokens.
+
+    Raises TokenizerError for other items, and for results that the vocabulary lacks.
+    """
+    merges: list[Any] = file["model"]["merges"]
     kinds = set(map(type, merges))
     if not kinds <= {list, tuple, str}:
         raise damaged_error("merges that are not pairs")

@@ -8,7 +8,7 @@ continuation has none, and decoding a whole text removes it.
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +21,7 @@ from tgen.tokenizer.backend import Backend, make_backends, make_normalizer
 from tgen.tokenizer.byte_alphabet import decode_token, spell_special
 from tgen.tokenizer.chunking import cut_pattern, prefix_breaks, split_blocks
 from tgen.tokenizer.expressible import REPLACEMENT, ExpressibleText
-from tgen.tokenizer.spec import parse_spec
+from tgen.tokenizer.spec import parse_merges, parse_spec
 
 END_OF_TEXT, PAD = "<|endoftext|>", "<|pad|>"
 _MAX_BLOCKS = 4  # encoded at once, by a thread each; the library uses 100 times their bytes
@@ -40,18 +40,22 @@ class Tokenizer:
         self,
         content: str | dict[str, Any],
         *,
+        parse_again: Callable[[], dict[str, Any]] | None = None,
         end_ids: Sequence[int] = (),
         n_rows: int | None = None,
     ) -> None:
-        """`content` is a tokenizer.json, as a text or parsed. `end_ids` are a model's end-of-text
-        tokens, for files that do not name them as tgen does. `n_rows` is the number of a model's
-        embeddings: tokens past them are an error in a text.
+        """`content` is a tokenizer.json, as a text or parsed; `parse_again` returns the latter once
+        more, so that it does not stay in memory. `end_ids` are a model's end-of-text tokens, for
+        files that do not name them as tgen does. `n_rows` is the number of a model's embeddings:
+        tokens past them are an error in a text.
 
         Raises TokenizerError if `content` is not a tokenizer that tgen supports.
         """
-        self._content = content
-        self.spec = spec = parse_spec(parse_json(content) if isinstance(content, str) else content)
-        self._plain, self._with_special = make_backends(spec)
+        self._text = content if isinstance(content, str) else None
+        parse = lambda: parse_json(content) if isinstance(content, str) else content  # noqa: E731
+        parsed, self._parse = parse(), parse_again or parse
+        self.spec = spec = parse_spec(parsed)
+        self._plain, self._with_special = make_backends(spec, parse_merges(parsed, spec.vocab))
         self._cut, self._prefix_breaks = cut_pattern(spec), prefix_breaks(spec)
         vocab = spec.vocab | {token.content: token.id for token in spec.added_tokens}
         n_tokens = max(vocab.values()) + 1
@@ -73,8 +77,12 @@ class Tokenizer:
     @cached_property
     def json(self) -> str:
         """The tokenizer.json."""
-        content = self._content
-        return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+        text = self._text
+        return json.dumps(self._parse(), ensure_ascii=False) if text is None else text
+
+    def merges(self) -> list[tuple[str, str]]:
+        """Return the pairs of tokens that are merged, in their order."""
+        return parse_merges(self._parse(), self.spec.vocab)
 
     def encode(self, data: bytes, *, continuation: bool = False, offset: int = 0) -> list[int]:
         """Return the ids of a text, or with `continuation` of the rest of one.
@@ -196,7 +204,7 @@ class Tokenizer:
     def merge_pairs(self) -> NDArray[np.int64]:
         """(V, 2): the two tokens that each was merged from; -1 for characters and other tokens."""
         vocab, pairs = self.spec.vocab, np.full((self.vocab_size, 2), -1, np.int64)
-        for names in reversed(self.spec.merges):  # with the same result, the first merge counts
+        for names in reversed(self.merges()):  # with the same result, the first merge counts
             left, right, merged = (vocab[name] for name in (*names, "".join(names)))
             if max(left, right, merged) >= self.vocab_size:
                 continue

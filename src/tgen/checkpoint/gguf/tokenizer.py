@@ -66,7 +66,9 @@ def to_fields(
     fields: dict[str, Any] = {"tokens": tokens, "token_type": types, "add_bos_token": bool(start)}
     if spec.byte_level:
         # llama.cpp needs at least one merge: this pair never occurs in a text
-        merges = [" ".join(p) for p in spec.merges] or [f"{tokens[ends[0]]} {tokens[ends[0]]}"]
+        merges = [" ".join(p) for p in tokenizer.merges()] or [
+            f"{tokens[ends[0]]} {tokens[ends[0]]}"
+        ]
         pre = pre_tokenizers.find_name(tokenizer)
         fields |= {"model": "gpt2", "pre": pre, "merges": merges}
     else:
@@ -74,7 +76,7 @@ def to_fields(
         if spec.metaspace and spec.splits_words:
             sentencepiece.check_words(spec.vocab)
         sentencepiece.check_tokens(spec.vocab)
-        scores = sentencepiece.scores_of(spec.vocab, spec.merges, added)
+        scores = sentencepiece.scores_of(spec.vocab, tokenizer.merges(), added)
         fields |= {"model": "llama", "pre": "default", "add_space_prefix": bool(spec.prefix)}
         fields["scores"] = [scores.get(token, 0.0) for token in tokens]
         ids["unknown"] = spec.vocab.get(_unknown_name(tokenizer) or "")
