@@ -4,21 +4,26 @@
 
 Each row has a task; the programs that do the same task are interleaved, and the medians are shown
 with the ratio of tgen's seconds and memory to each program's. Generating processes generate
-`--tokens` tokens after a short prompt. Files are warm, kernels are compiled. The weights of the
-135M rows come from --gguf, else they are random, as all others are.
+`--tokens` tokens after a short prompt. Files are warm, kernels are compiled and weights are cached
+in a directory of the run. The weights of the 135M rows come from --gguf, else they are random, as
+all others are.
 """
 
 import argparse
 import os
+import shutil
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks import harness
 from benchmarks.decode.model_shapes import write_model
+from tgen.errors import TgenError
+from tgen.storage.user_cache import cache_folder
 
 PROMPT = "The first"
 TASKS = (
@@ -40,7 +45,7 @@ print(tokenizer.decode(out[0]))
 LLAMA = """
 import sys
 from llama_cpp import Llama
-model = Llama(sys.argv[1], verbose=False)
+model = Llama(sys.argv[1], n_ctx=512, verbose=False)
 print(model(sys.argv[2], max_tokens=int(sys.argv[3]), temperature=0)["choices"][0]["text"])
 """
 # The peak memory of a process includes that of its parent before exec, so the parent is small.
@@ -58,9 +63,10 @@ EMPTY_CACHE = 'XDG_CACHE_HOME=$(mktemp -d "$0/XXXXXX") exec "$@"'
 Usage = tuple[float, float, float]  # seconds, CPU seconds, peak memory in bytes
 
 
-def run_command(command: list[str]) -> Usage:
-    """Run a process and return what it used."""
+def run_command(command: list[str], cache: Path) -> Usage:
+    """Run a process and return what it used; it caches in the directory `cache`."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    environment["XDG_CACHE_HOME"] = str(cache)
     launcher = [sys.executable, "-S", "-c", LAUNCHER, *command]
     seconds, cpu, peak = harness.run_process(launcher, env=environment).split()
     return float(seconds), float(cpu), float(peak) * (1 if sys.platform == "darwin" else 1024)
@@ -111,24 +117,46 @@ def export_model(
         command = [sys.executable, "-m", "tgen", "export", str(source), "--quiet"]
         command += ["--to", "gguf" if gguf else "transformers", "--out", str(out)]
         harness.run_process([*command, "--type", GGUF_TYPES.get(kind, kind)])
+        for path in out.iterdir() if out.is_dir() else [out]:  # weights of new files are not cached
+            os.utime(path, (time.time() - 3600,) * 2)
     return str(out)
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Measure, print the table and write the results."""
+    """Measure, write the results after each task, and print the table."""
     if not options.llama_python:
         harness.skip("llama.cpp", "not installed: see --llama-python")
     results: dict[str, list[dict[str, Usage]]] = {}
+    with tempfile.TemporaryDirectory(prefix="processes-") as name:
+        compiled, cache = cache_folder("kernels"), Path(name)
+        if compiled and compiled.is_dir():
+            shutil.copytree(compiled, cache / "tgen" / "kernels")
+        for task in options.tasks:
+            try:
+                results[task] = measure_task(task, options, cache)
+            except TgenError as error:
+                print(f"{task}: {error.message}", file=sys.stderr)
+            harness.save(options, {"tokens": options.tokens, "tasks": results})
+    print_table(results)
+    if len(results) < len(options.tasks):
+        sys.exit(1)
+
+
+def measure_task(task: str, options: argparse.Namespace, cache: Path) -> list[dict[str, Usage]]:
+    """Return what each program used, in each round; raises TgenError if one fails."""
+    with tempfile.TemporaryDirectory(prefix="processes-") as name:
+        commands = make_commands(task, options, Path(name))
+        return [
+            {program: run_command(command, cache) for program, command in commands.items()}
+            for _ in range(options.rounds + options.warmup)
+        ][options.warmup :]
+
+
+def print_table(results: dict[str, list[dict[str, Usage]]]) -> None:
+    """Print a row per task and program."""
     rows = [["task: program", "seconds", "tgen's", "CPU s", "peak MiB", "tgen's"]]
-    for task in options.tasks:
-        with tempfile.TemporaryDirectory(prefix="processes-") as name:
-            commands = make_commands(task, options, Path(name))
-            rounds = [
-                {program: run_command(command) for program, command in commands.items()}
-                for _ in range(options.rounds + options.warmup)
-            ][options.warmup :]
-        results[task] = rounds
-        for program in commands:
+    for task, rounds in results.items():
+        for program in rounds[0]:
             seconds, cpu, peak = (
                 statistics.median(one[program][i] for one in rounds) for i in range(3)
             )
@@ -139,7 +167,6 @@ def measure(options: argparse.Namespace) -> None:
             cells = [seconds, slower, cpu]
             rows.append([f"{task}: {program}", *(f"{cell:.2f}" for cell in cells)])
             rows[-1] += [f"{peak / 2**20:.0f}", f"{larger:.2f}"]
-    harness.save(options, {"tokens": options.tokens, "tasks": results})
     print(harness.format_table(rows))
     print("tgen's: tgen's seconds or memory, relative to this program's")
 

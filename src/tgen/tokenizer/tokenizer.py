@@ -51,8 +51,11 @@ class Tokenizer:
 
         Raises TokenizerError if `content` is not a tokenizer that tgen supports.
         """
+
+        def parse() -> dict[str, Any]:
+            return parse_json(content) if isinstance(content, str) else content
+
         self._text = content if isinstance(content, str) else None
-        parse = lambda: parse_json(content) if isinstance(content, str) else content  # noqa: E731
         parsed, self._parse = parse(), parse_again or parse
         self.spec = spec = parse_spec(parsed)
         self._plain, self._with_special = make_backends(spec, parse_merges(parsed, spec.vocab))
