@@ -258,10 +258,9 @@ class _Emitter:
             case ast.Name() if node.id in self._variables:
                 return b.load(self._variables[node.id])
             case ast.Name():
-                value = self._source.find(node.id)
-                return self._parameters[value] if isinstance(value, Parameter) else value
+                return self._known(self._source.find(node.id))
             case ast.Attribute():
-                return getattr(self._value(node.value), node.attr)
+                return self._known(getattr(self._value(node.value), node.attr))
             case ast.UnaryOp(op=ast.Not()):
                 test = self._test(node.operand)
                 return not test if isinstance(test, bool) else b.not_(test)
@@ -289,6 +288,9 @@ class _Emitter:
             case ast.Call():
                 return self._call(node)
         raise TypeError(f"{type(node).__name__} is not supported")
+
+    def _known(self, value: Any) -> Any:
+        return self._parameters[value] if isinstance(value, Parameter) else value
 
     def _tuple(self, node: ast.expr) -> list[Value]:
         """Return the values of a tuple, of one of two tuples, or of a single expression."""
