@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import chdir
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +21,8 @@ from tgen.runs import final_report, prepare, samples
 from tgen.tokenizer import Tokenizer, train_bpe
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.pop("COLUMNS", None)  # of xdist: Rich's consoles keep what is set when they are made
+import_module("tgen.cli.rich_console")
 hypothesis.settings.register_profile("fixed", derandomize=True)
 hypothesis.settings.register_profile("fresh", max_examples=1000, print_blob=True)
 # Other examples every time: see scripts/faults.
