@@ -31,12 +31,11 @@ from tgen.storage.sealed_file import (
     SealedFile,
     encode_header,
     is_intact,
-    is_own,
     open_sealed,
     publish_sealed,
     sealed_size,
 )
-from tgen.storage.user_cache import cache_folder, is_private
+from tgen.storage.user_cache import cache_folder, is_own, is_private
 
 if TYPE_CHECKING:
     from tgen.engine.cpu.weights import PackedWeights

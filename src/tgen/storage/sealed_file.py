@@ -9,7 +9,6 @@ import hashlib
 import json
 import mmap
 import os
-import stat
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 from tgen.errors import TgenError
 from tgen.storage import files
+from tgen.storage.user_cache import is_own
 
 _MAGIC = b"TGENSEAL"
 _START = struct.Struct("<8sQ")  # magic, bytes of the header
@@ -76,13 +76,6 @@ def is_intact(path: Path) -> bool:
         for at in range(start, end, 1 << 20):
             digest.update(os.pread(file.fileno(), min(1 << 20, end - at), at))
         return digest.digest() == expected
-
-
-def is_own(path: Path) -> bool:
-    """Whether a path is a regular file, not a link, that only this user can write."""
-    status = path.lstat()
-    only_ours = status.st_uid == os.getuid() and not status.st_mode & 0o022
-    return only_ours and stat.S_ISREG(status.st_mode)
 
 
 def _read_header(fd: int) -> tuple[dict[str, Any], int, bytes] | None:

@@ -23,3 +23,10 @@ def is_private(folder: Path) -> bool:
         return False
     only_ours = state.st_uid == os.getuid() and not state.st_mode & 0o022
     return only_ours and stat.S_ISDIR(state.st_mode)
+
+
+def is_own(path: Path) -> bool:
+    """Whether a path is a regular file, not a link, that only this user can write."""
+    status = path.lstat()
+    only_ours = status.st_uid == os.getuid() and not status.st_mode & 0o022
+    return only_ours and stat.S_ISREG(status.st_mode)

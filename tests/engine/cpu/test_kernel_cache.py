@@ -107,6 +107,18 @@ def test_name_of_the_object_file_depends_on_the_cpu(monkeypatch, name):
     assert len(paths) == 3
 
 
+def test_object_file_that_others_can_write_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    before = os.umask(0o002)
+    try:
+        kernel_cache.store_object(None, b"code")
+    finally:
+        os.umask(before)
+    assert kernel_cache.read_object(None) == b"code"
+    kernel_cache.object_path(None).chmod(0o660)
+    assert kernel_cache.read_object(None) is None
+
+
 def test_least_recently_used_object_files_are_removed(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = kernel_cache.object_path(None).parent

@@ -20,7 +20,7 @@ from tgen.engine.cpu import target
 from tgen.engine.cpu.job_layout import BFLOAT16, FLOAT16, FLOAT32, INT8
 from tgen.errors import TgenError
 from tgen.storage import files
-from tgen.storage.user_cache import cache_folder, is_private
+from tgen.storage.user_cache import cache_folder, is_own, is_private
 
 Dtypes = tuple[int, int]  # of the inputs of products, and of the KV cache
 DEFAULTS: list[Dtypes] = [(FLOAT32, FLOAT32), (BFLOAT16, FLOAT16), (INT8, FLOAT16)]
@@ -54,7 +54,7 @@ def read_object(dtypes: Dtypes | None) -> bytes | None:
     if path is None or not is_private(path.parent):
         return None
     try:
-        content = files.read(path)
+        content = files.read(path) if is_own(path) else b""
     except (TgenError, OSError):
         return None
     with suppress(OSError):  # a read-only directory
@@ -69,7 +69,7 @@ def store_object(dtypes: Dtypes | None, code: bytes) -> None:
     if path is None or not is_private(path.parent):
         return
     with suppress(OSError):  # a full disk: the next process compiles again
-        files.publish(path, hashlib.sha256(code).digest() + code)
+        files.publish(path, hashlib.sha256(code).digest() + code, mode=0o600)
         others = (p for p in path.parent.iterdir() if _FILE_NAME.fullmatch(p.name) and p != path)
         for old in sorted(others, key=lambda p: -p.stat().st_mtime_ns)[MAX_FILES - 1 :]:
             old.unlink(missing_ok=True)
