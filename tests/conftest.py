@@ -1,5 +1,6 @@
 """Fixtures: small random models, a trained model, in-process `tgen inspect`, code on ranks."""
 
+import gc
 import os
 import signal
 import sys
@@ -35,6 +36,15 @@ Ranks = Callable[..., list[SimpleNamespace]]
 # Modules that take long begin first: a worker that starts one at the end keeps the others waiting.
 LONG = ["test_faults", "test_parallel", "test_quick", "test_kernel_cache", "test_signals"]
 LONG += ["test_resume", "test_session", "test_errors", "test_docs", "test_early_stopping"]
+
+
+gc.disable()  # no garbage is made until all tests are imported
+
+
+def pytest_collection_finish() -> None:
+    """Let no collection of garbage look at the modules and tests, of which there are millions."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import cache
 
 import pytest
 import tokenizers
@@ -73,17 +74,21 @@ def make_chat(source, tokenizer=TOKENIZER, now="2026-11-23T10:00:00"):
     return ChatFormat(ChatTemplate(source, VARIABLES), tokenizer, LARGE, now=now)
 
 
-CHATS = {name: make_chat(source) for name, (source, _, _) in TEMPLATES.items()}
-ENCODERS = {
-    name: RowEncoder(chat, TOKENIZER, END_IDS.get(name, [IDS["<|endoftext|>"]]), ONE)
-    for name, chat in CHATS.items()
-}
+@cache
+def chat_of(name):
+    return make_chat(TEMPLATES[name][0])
+
+
+@cache
+def encoder_of(name):
+    ends = END_IDS.get(name, [IDS["<|endoftext|>"]])
+    return RowEncoder(chat_of(name), TOKENIZER, ends, ONE)
 
 
 def encode(name, messages, answers=None, max_tokens=LARGE):
     if answers is None:
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    (row,) = ENCODERS[name].encode([Row(messages, answers)], max_tokens)
+    (row,) = encoder_of(name).encode([Row(messages, answers)], max_tokens)
     return row
 
 
@@ -113,7 +118,7 @@ def test_context_is_that_of_generation_and_exactly_the_answers_are_targets(name,
         answers += [len(messages) - 1] * is_learned
     answers = answers or [len(messages) - 1]
     try:
-        contexts = [CHATS[name].encode(messages[:i]) for i in answers]
+        contexts = [chat_of(name).encode(messages[:i]) for i in answers]
     except UsageError:
         contexts = []
     if not contexts:
@@ -218,7 +223,7 @@ def test_row_that_the_template_rejects_is_named():
     rows = [ONE] * 300
     rows[270] = Row([SYSTEM, *user("a"), assistant("b")], [2])
     with pytest.raises(RowError, match="the chat template rejects the messages: roles") as error:
-        list(ENCODERS["gemma"].encode(rows, LARGE))
+        list(encoder_of("gemma").encode(rows, LARGE))
     assert error.value.row == 270
     assert "--template" in error.value.hint
     for source, words in [
@@ -241,7 +246,7 @@ def test_end_of_an_answer_is_one_of_the_models_or_the_first_control_token():
         encoder = RowEncoder(make_chat(source), TOKENIZER, [IDS[name] for name in ends], ONE)
         assert encoder.end_id == IDS[expected]
         assert not encoder.adds_end
-    assert ENCODERS["no end"].adds_end
+    assert encoder_of("no end").adds_end
 
 
 def test_rows_are_encoded_together_as_alone():
@@ -254,9 +259,9 @@ def test_rows_are_encoded_together_as_alone():
             question, answer = texts
             messages += [*user(question), assistant(answer)]
         rows.append(Row(messages, list(range(1, len(messages), 2))))
-    together = list(ENCODERS["chatml"].encode(rows, LARGE))
+    together = list(encoder_of("chatml").encode(rows, LARGE))
     for i in range(0, 600, 60):
-        assert [together[i]] == list(ENCODERS["chatml"].encode([rows[i]], LARGE))
+        assert [together[i]] == list(encoder_of("chatml").encode([rows[i]], LARGE))
 
 
 def test_date_is_the_one_that_was_given():
@@ -268,10 +273,10 @@ def test_date_is_the_one_that_was_given():
 
 def test_systems_text_of_the_template_is_found():
     expected = {"own system": "You are kind.", "dated": "It is 23 November 2026."}
-    for name, chat in CHATS.items():
+    for name in TEMPLATES:
         # The dated template writes its message beside the user's.
         wanted = "" if name == "dated" else expected.get(name, "")
-        assert own_system_text(chat) == wanted, name
+        assert own_system_text(chat_of(name)) == wanted, name
     llama = (
         "{{- bos_token + '<|start_header_id|>system<|end_header_id|>\\n\\nIt is late.\\n' }}"
         "{%- if messages[0].role == 'system' %}{{- messages[0].content }}{% endif %}"

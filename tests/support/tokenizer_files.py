@@ -241,8 +241,9 @@ def bos_processor(n):
     return sequence("processors", level(), template("<s>", n + 1))
 
 
+@cache
 def files():
-    """Return a tokenizer.json, its model type and its tokenizer class by name."""
+    """Return a tokenizer.json, its model type and its tokenizer class by name: not to be changed."""
     fast, nfc, thought = "PreTrainedTokenizerFast", {"type": "NFC"}, ["<think>", "¿té?"]
     smollm = sequence("pretokenizers", {"type": "Digits", "individual_digits": True}, level())
     first = metaspace("first")
@@ -275,8 +276,9 @@ def files():
     }
 
 
+@cache
 def more_files():
-    """Return tokenizer.json files of models that are rarer, by name."""
+    """Return tokenizer.json files of models that are rarer, by name: not to be changed."""
     several = {"deepseek-coder": DEEPSEEK_CODER, "deepseek-llm": DEEPSEEK_LLM}
     several |= {"minicpm5": patterns.MINICPM5, "viking": patterns.VIKING}
     one = {"seed-coder": patterns.SEED_CODER, "bailing": patterns.BAILING}
