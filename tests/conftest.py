@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import chdir
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,9 +75,17 @@ def _assumed_speed() -> Iterator[None]:
 def _short_samples() -> Iterator[None]:
     """Generate short samples in training runs: otherwise they take longer than the steps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(samples, "_SAMPLE_TOKENS", 24)
+        patch.setattr(samples, "_SAMPLE_TOKENS", 8)
         patch.setattr(final_report, "_MEMORIZATION_SAMPLES", 2)
         patch.setattr(final_report, "_MEMORIZATION_TOKENS", 24)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _equal_texts_are_compressed_once() -> Iterator[None]:
+    """Keep the results of xz, which clears hundreds of megabytes however short the text is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare, "xz_bits_per_byte", cache(prepare.xz_bits_per_byte))
         yield
 
 

@@ -16,18 +16,10 @@ from tgen.cli import signals
 
 def test_ctrl_c_saves_and_prints_the_command_to_resume(tmp_path):
     (tmp_path / "corpus.txt").write_bytes(TEXT)
-    arguments = [
-        "train",
-        tmp_path / "corpus.txt",
-        "--steps",
-        200,
-        "--set",
-        "d_model=16",
-        "--set",
-        "n_heads=2",
-        "--set",
-        "eval_every=20",
-    ]
+    settings = ["d_model=16", "n_heads=2", "context_length=16", "batch_size=2"]
+    settings += ["eval_every=20", "eval_tokens=64"]
+    arguments = ["train", tmp_path / "corpus.txt", "--steps", 200]
+    arguments += [f"--set={setting}" for setting in settings]
     assert tgen(*arguments, "--out", tmp_path / "whole").returncode == 0
     with start(*arguments, "--out", tmp_path / "parts", stderr=subprocess.PIPE) as process:
         folder = tmp_path / "parts" / "training"
