@@ -130,7 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", choices=("stored", "computed again"))
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--checkpointing", action="store_true", help=argparse.SUPPRESS)
-    options = harness.parse(parser, arguments, {"shape": "tiny", "tokens": 64})
+    quick = {"shape": "tiny", "tokens": 64, "only": "computed again"}
+    options = harness.parse(parser, arguments, quick)
     if options.worker:
         run_steps(options)
     else:
