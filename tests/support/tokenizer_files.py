@@ -243,7 +243,7 @@ def bos_processor(n):
 
 @cache
 def files():
-    """Return a tokenizer.json, its model type and its tokenizer class by name: not to be changed."""
+    """Return a tokenizer.json, its model type and its class by name: not to be changed."""
     fast, nfc, thought = "PreTrainedTokenizerFast", {"type": "NFC"}, ["<think>", "¿té?"]
     smollm = sequence("pretokenizers", {"type": "Digits", "individual_digits": True}, level())
     first = metaspace("first")
