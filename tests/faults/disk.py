@@ -2,7 +2,7 @@
 
     python tests/faults/disk.py [--long | COUNT]
 
-Every fifth call of the second half of a run that changes the disk fails with "no space" or
+Every eighth call of the second half of a run that changes the disk fails with "no space" or
 "input/output error", in turn for each kind of call; then every write of a run writes only a
 third. Earlier states stay intact, no temporary file remains, a report describes the failure, and at
 the end all bytes equal those of an undisturbed run. If the disk stays full, the run ends with an
@@ -48,17 +48,17 @@ def main() -> int:
         n_before: Counter[str] = Counter()  # calls of each kind
         for at, call in enumerate(disk.calls, 1):
             # Saves repeat their calls: take the first of each kind, then others each time.
-            if is_long or at % 5 == 0 or not n_before[call]:
+            if is_long or at % 8 == 0 or not n_before[call]:
                 for error in (FULL, BROKEN) if is_long else [(FULL, BROKEN)[n_before[call] % 2]]:
                     disk.fails(lambda i, _, at=at: i == at, error)
             n_before[call] += 1
         disk.fails(lambda *_: True, None)
-        for at in range(1, disk.n_calls + 1, 5 if is_long else 19):
+        for at in range(1, disk.n_calls + 1, 5 if is_long else 29):
             disk.fails(lambda i, name, at=at: i >= at and name in _ROOM, FULL)
-        for at in range(1, disk.n_start_calls + 1, 1 if is_long else 3):
+        for at in range(1, disk.n_start_calls + 1, 1 if is_long else 5):
             disk.fails(lambda i, _, at=at: i == at, (FULL, BROKEN)[at % 2], begins=True)
         back = Disk(folder, steps=12, half=1, **_ROLLS_BACK)
-        for at in range(1, back.n_calls + 1, 4 if is_long else 17):
+        for at in range(1, back.n_calls + 1, 4 if is_long else 29):
             end = at + (2, 5, 12)[at % 3]
             back.fails(lambda i, name, a=at, b=end: a <= i < b and name in _ROOM, FULL)
         disk.problems += back.problems
