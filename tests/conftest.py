@@ -21,7 +21,9 @@ from support.models import ALL_FAMILIES, TEXT, make_model
 from tgen.checkpoint import model_dir
 from tgen.model import ram
 from tgen.runs import final_report, prepare, samples
+from tgen.storage import container_limits
 from tgen.tokenizer import Tokenizer, train_bpe
+from tgen.training.report import baselines
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.pop("COLUMNS", None)  # of xdist: Rich's consoles keep what is set when they are made
@@ -86,14 +88,14 @@ def _short_samples() -> Iterator[None]:
 def _equal_texts_are_compressed_once() -> Iterator[None]:
     """Keep the results of xz, which clears hundreds of megabytes however short the text is."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare, "xz_bits_per_byte", cache(prepare.xz_bits_per_byte))
+        patch.setattr(prepare, "xz_bits_per_byte", cache(baselines.xz_bits_per_byte))
         yield
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _memory_limit_is_read_once() -> Iterator[None]:
     """Read this process's memory limits once: opening a tiny model takes less time."""
-    root, read = Path("/"), ram.free_memory
+    root, read = Path("/"), container_limits.free_memory
     free = read(root)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ram, "free_memory", lambda where: free if where == root else read(where))
