@@ -1,4 +1,4 @@
-"""What a fine-tuning run computes beside its steps, and how long that takes.
+"""The work of a fine-tuning run beside its steps, and how long it takes.
 
 Samples, evaluations and the general text each have 5% of the minutes: a large model writes less.
 """
