@@ -27,7 +27,7 @@ from tgen.training.report import baselines
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.pop("COLUMNS", None)  # of xdist: Rich's consoles keep what is set when they are made
-import_module("tgen.cli.rich_console")
+consoles = import_module("tgen.cli.rich_console")
 hypothesis.settings.register_profile("fixed", derandomize=True)
 hypothesis.settings.register_profile("fresh", max_examples=1000, print_blob=True)
 # Other examples every time: see scripts/faults.
@@ -57,7 +57,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _same_start() -> None:
-    """Give every test the same global random numbers and one thread, whatever ran before."""
+    """Give every test the same random numbers, one thread and its own width of the terminal,
+    whatever ran before."""
+    consoles.out._width = consoles.err._width = None
     torch.manual_seed(0)
     torch.set_num_threads(1)  # the models are too small for more
 
