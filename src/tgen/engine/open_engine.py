@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -152,11 +153,7 @@ def missing_kernels() -> str | None:
         return "TGEN_KERNELS is 0"
     if sys.platform == "win32":
         return "kernels need Linux or macOS"
-    try:
-        import tgen.engine.cpu.kernel_cache  # noqa: F401
-    except ImportError as error:
-        return str(error)
-    return None
+    return None if find_spec("llvmlite") else "llvmlite is not installed"
 
 
 def _detect_device() -> str:

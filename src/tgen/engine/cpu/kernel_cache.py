@@ -13,11 +13,9 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-import llvmlite
-import llvmlite.binding as llvm
-
 from tgen.engine.cpu import target
 from tgen.engine.cpu.job_layout import BFLOAT16, FLOAT16, FLOAT32, INT8
+from tgen.engine.cpu.object_file import place
 from tgen.errors import TgenError
 from tgen.storage import files
 from tgen.storage.user_cache import cache_folder, is_own, is_private
@@ -31,10 +29,9 @@ MAX_FILES = 64  # of 50 KB each, of all versions and CPUs
 
 
 @cache
-def _digest(cpu: str, features: str) -> str:
+def _digest(target: str) -> str:
     """A hash of everything that determines the machine code besides the dtypes."""
-    described = [llvm.get_process_triple(), cpu, features, llvmlite.__version__]
-    digest = hashlib.sha256(" ".join(described).encode())
+    digest = hashlib.sha256(target.encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.name.encode() + files.read(source))
     return digest.hexdigest()[:16]
@@ -44,7 +41,7 @@ def object_path(dtypes: Dtypes | None) -> Path | None:
     """The object file of `forward` for these dtypes, or of `enter`."""
     folder = cache_folder("kernels")
     name = "enter" if dtypes is None else f"forward-{dtypes[0]}-{dtypes[1]}"
-    digest = _digest(target.cpu_name(), target.cpu_features())
+    digest = _digest(target.description())
     return folder and folder / f"{digest}-{name}.o"
 
 
@@ -77,7 +74,7 @@ def store_object(dtypes: Dtypes | None, code: bytes) -> None:
 
 notify: Callable[[str], None] | None = None  # callback for slow steps and warnings
 _loading = threading.Lock()
-_loaded: dict[Dtypes | None, tuple[llvm.ExecutionEngine, int]] = {}  # with the function's address
+_loaded: dict[Dtypes | None, int] = {}  # addresses of functions
 
 
 def load_kernels(*dtypes: Dtypes) -> None:
@@ -94,7 +91,7 @@ def enter_function() -> Callable[..., int]:
 def forward_address(dtypes: Dtypes) -> int:
     """The address of `forward.forward` for these dtypes; compiled if needed."""
     _load([dtypes])
-    return _loaded[dtypes][1]
+    return _loaded[dtypes]
 
 
 def loaded_enter() -> Callable[..., int] | None:
@@ -105,7 +102,7 @@ def loaded_enter() -> Callable[..., int] | None:
 @cache
 def _enter() -> Callable[..., int]:
     kind = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 8)
-    return kind(_loaded[None][1])
+    return kind(_loaded[None])
 
 
 def _load(parts: Sequence[Dtypes | None]) -> None:
@@ -122,7 +119,7 @@ def _load(parts: Sequence[Dtypes | None]) -> None:
                 "warning: no writable cache directory: kernels are recompiled at every start "
                 "(set XDG_CACHE_HOME to a directory that only you can write to)"
             )
-        _loaded.update({part: link(code) for part, code in codes.items() if code})
+        _loaded.update({part: place(code, NAME) for part, code in codes.items() if code})
 
 
 def _compile(parts: Sequence[Dtypes | None]) -> dict[Dtypes | None, bytes]:
@@ -155,14 +152,3 @@ def _compile(parts: Sequence[Dtypes | None]) -> dict[Dtypes | None, bytes]:
     if errors:
         raise errors[0]
     return codes
-
-
-def link(code: bytes) -> tuple[llvm.ExecutionEngine, int]:
-    """Return the linker, which owns the machine code, and the address of the function."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
-    linker = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-    linker.add_object_file(llvm.ObjectFileRef.from_data(code))
-    linker.finalize_object()
-    return linker, linker.get_function_address(NAME)
