@@ -13,7 +13,7 @@ from tgen.tokenizer.byte_alphabet import SPACE
 from tgen.tokenizer.patterns import DIGIT_RUNS, FASTER, GPT2, PUNCTUATION, SINGLE_DIGITS
 from tgen.tokenizer.spec import TokenizerSpec
 
-__all__ = ["Backend", "make_backends", "make_normalizer"]
+__all__ = ["Backend", "Backends", "make_backends", "make_normalizer"]
 
 _NORMALIZERS = {
     "NFC": normalizers.NFC,
@@ -33,10 +33,15 @@ class BackendPair(NamedTuple):
     continuation: Backend
 
 
-def make_backends(
-    spec: TokenizerSpec, merges: list[tuple[str, str]]
-) -> tuple[BackendPair, BackendPair]:
-    """Return a pair that treats special tokens as text, and a pair that encodes them.
+class Backends(NamedTuple):
+    """A pair that treats special tokens as text, and a pair that encodes them."""
+
+    plain: BackendPair
+    with_special: BackendPair
+
+
+def make_backends(spec: TokenizerSpec, merges: list[tuple[str, str]]) -> Backends:
+    """Return the backends of a vocabulary.
 
     They share the vocabulary and are never modified, so any thread may use them. Without a prefix,
     both backends of a pair are one object. Raises TokenizerError if merges or added tokens do not
@@ -62,7 +67,7 @@ def make_backends(
             raise damaged_error(
                 f"the added token {token.content!r} has id {token.id} (expected {next_id})"
             )
-    return plain, with_special
+    return Backends(plain, with_special)
 
 
 def make_normalizer(spec: TokenizerSpec) -> Callable[[str], str] | None:

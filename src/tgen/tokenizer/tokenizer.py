@@ -9,6 +9,7 @@ continuation has none, and decoding a whole text removes it.
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -17,10 +18,11 @@ from numpy.typing import NDArray
 
 from tgen.errors import CorpusError, UsageError
 from tgen.tokenizer.allowlist import parse_json
-from tgen.tokenizer.backend import Backend, make_backends, make_normalizer
+from tgen.tokenizer.backend import Backend, Backends, make_backends, make_normalizer
 from tgen.tokenizer.byte_alphabet import decode_token, spell_special
 from tgen.tokenizer.chunking import cut_pattern, prefix_breaks, split_blocks
 from tgen.tokenizer.expressible import REPLACEMENT, ExpressibleText
+from tgen.tokenizer.merges_of_text import MergesOfText
 from tgen.tokenizer.spec import parse_merges, parse_spec
 
 END_OF_TEXT, PAD = "<|endoftext|>", "<|pad|>"
@@ -41,11 +43,13 @@ class Tokenizer:
         content: str | dict[str, Any],
         *,
         parse_again: Callable[[], dict[str, Any]] | None = None,
+        merges_of_text: MergesOfText | None = None,
         end_ids: Sequence[int] = (),
         n_rows: int | None = None,
     ) -> None:
         """`content` is a tokenizer.json, as a text or parsed; `parse_again` returns the latter once
-        more, so that it does not stay in memory. `end_ids` are a model's end-of-text tokens, for
+        more, so that it does not stay in memory. With `merges_of_text`, `content` has no merges:
+        they are read when a text needs them all. `end_ids` are a model's end-of-text tokens, for
         files that do not name them as tgen does. `n_rows` is the number of a model's embeddings:
         tokens past them are an error in a text.
 
@@ -58,7 +62,9 @@ class Tokenizer:
         self._text = content if isinstance(content, str) else None
         parsed, self._parse = parse(), parse_again or parse
         self.spec = spec = parse_spec(parsed)
-        self._plain, self._with_special = make_backends(spec, parse_merges(parsed, spec.vocab))
+        self._merges_of_text = merges_of_text
+        if merges_of_text is None:
+            self._backends = make_backends(spec, parse_merges(parsed, spec.vocab))
         self._cut, self._prefix_breaks = cut_pattern(spec), prefix_breaks(spec)
         vocab = spec.vocab | {token.content: token.id for token in spec.added_tokens}
         n_tokens = max(vocab.values()) + 1
@@ -82,6 +88,23 @@ class Tokenizer:
         """The tokenizer.json."""
         text = self._text
         return json.dumps(self._parse(), ensure_ascii=False) if text is None else text
+
+    @cached_property
+    def _backends(self) -> Backends:
+        return make_backends(self.spec, self.merges())
+
+    def _backends_for(self, text: str) -> Backends:
+        """Return the backends, or some with a part of the vocabulary that give a text the same
+        ids."""
+        changed = self.spec.normalizers and not text.isascii()
+        if self._merges_of_text is None or changed or "_backends" in self.__dict__:
+            return self._backends
+        found = self._merges_of_text.find(text)
+        if found is None:
+            return self._backends
+        tokens, merges = found
+        tokens |= {token.content: token.id for token in self.spec.added_tokens}
+        return make_backends(replace(self.spec, vocab=tokens), merges)
 
     def merges(self) -> list[tuple[str, str]]:
         """Return the pairs of tokens that are merged, in their order."""
@@ -228,8 +251,11 @@ class Tokenizer:
 
     def id_to_token(self, i: int) -> str | None:
         """Return a token as the vocabulary writes it; None if the id has none."""
-        name: str | None = self._plain.at_start.id_to_token(i)
-        return name
+        return self._names.get(i)
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        return {i: name for name, i in (self.spec.vocab | self.added_tokens).items()}
 
     def encode_with_special(
         self, text: str, *, continuation: bool = False
@@ -249,7 +275,7 @@ class Tokenizer:
                     for k, i in enumerate(self._encode_invalid(part))
                 ]
             elif part:
-                pair = self._with_special
+                pair = self._backends_for(part).with_special
                 backend = pair.continuation if offset or continuation else pair.at_start
                 encoding = backend.encode(part, add_special_tokens=False)
                 offsets = zip(encoding.ids, encoding.offsets, strict=True)
@@ -266,8 +292,9 @@ class Tokenizer:
         whole = any(name in text for name in self._prefix_breaks)
         chunks = list(split_blocks(text, None if whole else self._cut))
         n_first = 1 if at_start and self.spec.prefix else 0
-        first = _encode_chunks(self._plain.at_start, chunks[:n_first])
-        return first + _encode_chunks(self._plain.continuation, chunks[n_first:])
+        pair = self._backends_for(text).plain
+        first = _encode_chunks(pair.at_start, chunks[:n_first])
+        return first + _encode_chunks(pair.continuation, chunks[n_first:])
 
 
 class TokenBytes(Sequence[bytes]):

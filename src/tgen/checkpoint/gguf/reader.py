@@ -67,10 +67,7 @@ def describe(path: Path) -> tuple[ModelConfig, Counter[str]]:
 def _read_tokenizer(header: Header, config: ModelConfig) -> tuple[Tokenizer, list[int]]:
     """Return the tokenizer and the end-of-text token ids."""
     _check_number_of_tokens(header, config)
-    fields = header.fields
-    content, ends = tokenizer.to_json(fields)
-    parse_again = lambda: tokenizer.to_json(fields)[0]  # noqa: E731
-    return Tokenizer(content, parse_again=parse_again, end_ids=ends), ends
+    return tokenizer.read(header.fields)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from tgen.checkpoint.gguf import pre_tokenizers, sentencepiece
 from tgen.errors import ModelError, TokenizerError
 from tgen.tokenizer import Tokenizer
 from tgen.tokenizer.byte_alphabet import BYTE_TOKENS, SPACE
+from tgen.tokenizer.merges_of_text import MergesOfText
 from tgen.tokenizer.patterns import O200K, TEKKEN
 from tgen.tokenizer.spec import AddedToken
 
@@ -179,8 +180,28 @@ def _unknown_name(tokenizer: Tokenizer) -> str | None:
     return name
 
 
-def to_json(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]]:
+def read(fields: Mapping[str, Any]) -> tuple[Tokenizer, list[int]]:
+    """Return the tokenizer for a file's fields, and the end-of-text token ids; errors as
+    `to_json`."""
+    is_byte_level = fields.get("tokenizer.ggml.model") == "gpt2"
+    content, ends = to_json(fields, with_merges=not is_byte_level)
+    merges_of_text = None
+    if is_byte_level:
+        merges_of_text = MergesOfText(content["model"]["vocab"], _strings(fields, "merges"))
+    return Tokenizer(
+        content,
+        parse_again=lambda: to_json(fields)[0],
+        merges_of_text=merges_of_text,
+        end_ids=ends,
+    ), ends
+
+
+def to_json(
+    fields: Mapping[str, Any], *, with_merges: bool = True
+) -> tuple[dict[str, Any], list[int]]:
     """Return the content of tokenizer.json for a file's fields, and the end-of-text token ids.
+
+    Byte-level BPE may come without its merges, which take the longest.
 
     Raises ModelError for unsupported tokenizers and inconsistent lists.
     """
@@ -215,7 +236,8 @@ def to_json(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]]:
         if types[i] in (_UNKNOWN, _CONTROL, _USER_DEFINED)
     ]
     if model == "gpt2":
-        parts, add_bos = _byte_level_parts(fields, vocab)
+        merges = _byte_level_merges(fields, vocab) if with_merges else []
+        parts, add_bos = _byte_level_parts(fields, vocab, merges)
     else:
         atomic = {token["content"] for token in added}
         parts = _sentencepiece_parts(fields, vocab, types, atomic)
@@ -238,8 +260,19 @@ def to_json(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]]:
     return tokenizer_json, list(dict.fromkeys(ends))
 
 
-def _byte_level_parts(
+def _byte_level_merges(
     fields: Mapping[str, Any], vocab: Mapping[str, int]
+) -> list[tuple[str, ...]]:
+    """Return the pairs whose tokens and result are in the vocabulary."""
+    pairs = [tuple(merge.split(" ", 1)) for merge in _strings(fields, "merges")]
+    has = vocab.__contains__
+    if not all(map(has, chain(chain.from_iterable(pairs), map("".join, pairs)))):
+        pairs = [pair for pair in pairs if has("".join(pair)) and all(map(has, pair))]
+    return [pair for pair in pairs if len(pair) == 2]
+
+
+def _byte_level_parts(
+    fields: Mapping[str, Any], vocab: Mapping[str, int], merges: list[tuple[str, ...]]
 ) -> tuple[dict[str, Any], bool]:
     """Return the parts of tokenizer.json of byte-level BPE, and the default of add_bos_token."""
     pre = fields.get("tokenizer.ggml.pre")
@@ -250,14 +283,7 @@ def _byte_level_parts(
             f"use a model with one of {', '.join(pre_tokenizers.PRE_TOKENIZERS)}",
         )
     pre_tokenizer = pre_tokenizers.PRE_TOKENIZERS[name]
-    pairs = [tuple(merge.split(" ", 1)) for merge in _strings(fields, "merges")]
-    has = vocab.__contains__
-    if not all(map(has, chain(chain.from_iterable(pairs), map("".join, pairs)))):
-        pairs = [pair for pair in pairs if has("".join(pair)) and all(map(has, pair))]
-    model = _model_json(vocab) | {
-        "ignore_merges": pre_tokenizer.ignore_merges,
-        "merges": [pair for pair in pairs if len(pair) == 2],
-    }
+    model = _model_json(vocab) | {"ignore_merges": pre_tokenizer.ignore_merges, "merges": merges}
     parts = {
         "normalizer": {"type": "NFC"} if pre_tokenizer.nfc else None,
         "pre_tokenizer": pre_tokenizers.pre_tokenizer_json(pre_tokenizer),

@@ -1,0 +1,70 @@
+"""With the merges of one text, the text gets the ids that it gets with all merges."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tgen.checkpoint.gguf import tokenizer as gguf_tokenizer
+from tgen.tokenizer import Tokenizer, merges_of_text, train_bpe
+from tgen.tokenizer.byte_alphabet import SPACE
+
+TEXT = Path(__file__).read_text() + "Ümlaut, e\u0301clair\n\t 12 dogs, 345 cats"
+END, MARK = "<|endoftext|>", "<mark>"
+
+
+@pytest.fixture(scope="module", params=["gpt-2", "qwen2", "llama-bpe"])
+def fields(request):
+    """A file's fields, with merges that do not fit and an added token that is no special one."""
+    tokenizer = train_bpe([TEXT.encode()], vocab_size=600)
+    fields = gguf_tokenizer.to_fields(
+        tokenizer, tokenizer.vocab_size, ends=[tokenizer.end_of_text or 0]
+    )
+    tokens, merges = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.merges"]
+    return fields | {
+        "tokenizer.ggml.pre": request.param,
+        "tokenizer.ggml.tokens": [*tokens, MARK, "theĠdogs"],
+        "tokenizer.ggml.token_type": [*fields["tokenizer.ggml.token_type"], 4, 1],
+        "tokenizer.ggml.merges": ["W ha", *merges, "d o g", "z", "th eĠdogs", merges[0]],
+    }
+
+
+def test_short_texts_have_the_ids_of_the_whole_tokenizer(fields, monkeypatch):
+    monkeypatch.setattr(merges_of_text, "_MAX_BYTES_IN_ALL", 1 << 30)
+    short, _ = gguf_tokenizer.read(fields)
+    whole = Tokenizer(gguf_tokenizer.to_json(fields)[0])
+    rng = random.Random(1)
+    pieces = [
+        END,
+        MARK,
+        " ",
+        "the",
+        "dog",
+        "7",
+        "é",
+        "\ufffd",
+        SPACE,
+        "\n",
+        *TEXT.split(),
+        *"theuinaors",
+    ]
+    for _ in range(200):
+        text = "".join(rng.choices(pieces, k=rng.randrange(1, 20)))
+        assert short.encode(text.encode()) == whole.encode(text.encode())
+        assert short.encode_with_special(text) == whole.encode_with_special(text)
+    assert short.encode(b"the \xff dogs") == whole.encode(b"the \xff dogs")
+    names = [whole._backends.plain.at_start.id_to_token(i) for i in range(whole.vocab_size)]
+    assert [short.id_to_token(i) for i in range(whole.vocab_size)] == names
+
+
+def test_long_and_many_texts_are_encoded_with_all_merges(fields, monkeypatch):
+    whole = Tokenizer(gguf_tokenizer.to_json(fields)[0])
+    short, _ = gguf_tokenizer.read(fields)
+    found = []
+    find = merges_of_text.MergesOfText.find
+    monkeypatch.setattr(
+        merges_of_text.MergesOfText, "find", lambda *a: found.append(find(*a)) or found[-1]
+    )
+    for data in [b"the dogs"] * 2 + [b"the dogs. " * 200] * 2:
+        assert short.encode(data) == whole.encode(data)
+    assert [one is None for one in found] == [False, False, True]
