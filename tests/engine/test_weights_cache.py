@@ -224,7 +224,7 @@ def test_files_of_others_and_links_are_ignored(save, folder, tmp_path, monkeypat
     assert file.stat().st_mode & 0o777 == 0o600
     file.chmod(0o666)
     assert open_sealed(file) is None
-    assert weights_cache.cached_files() == []
+    assert not weights_cache.cached_files()
     file.chmod(0o600)
     moved = tmp_path / "elsewhere"
     file.rename(moved)
@@ -262,7 +262,7 @@ def test_least_recently_used_files_make_room(save, folder, monkeypatch):
     open_cpu(paths[1])
     assert sorted(weights_cache.cached_files()) == sorted(files)
     weights_cache.clear()
-    assert weights_cache.cached_files() == []
+    assert not weights_cache.cached_files()
 
 
 def test_disk_without_room_costs_only_time(save, folder, monkeypatch):
@@ -388,3 +388,15 @@ def test_blocks_of_eight_bits_are_not_quantized_again(smallest):
     if smallest == -127:  # what llama.cpp writes
         floats = numbers * scales.repeat(32, axis=1).astype(np.float32)
         assert np.array_equal(packed, to_panels(floats, job_layout.INT8))
+
+
+def test_file_that_cannot_be_read_is_damaged(save, folder, monkeypatch):
+    open_cpu(save())
+    (file,) = folder.iterdir()
+
+    def fail(_: object) -> bool:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(weights_cache, "is_intact", fail)
+    assert list(weights_cache.check()) == [(file, False)]
+    assert not file.exists()

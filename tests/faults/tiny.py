@@ -87,7 +87,7 @@ def import_everything(*, cheap: bool = True) -> None:
         samples._SAMPLE_TOKENS = final_report._MEMORIZATION_SAMPLES = (
             final_report._MEMORIZATION_TOKENS
         ) = 2
-        forgetting._TEXT_TOKENS = 4
+        forgetting.TEXT_TOKENS = 4  # type: ignore[attr-defined]
         prepare._baselines = lambda *_: {}
         prepare.measure_speed = lambda *_, **__: 1e9  # type: ignore[attr-defined]
         checkpoint_saver._MAX_RETRY_SECONDS = 0.0  # retry at every step

@@ -25,7 +25,7 @@ WRITING = "writing the general text"
 @pytest.fixture
 def tuning(tmp_path, tokenizer, monkeypatch):
     for module, name in (
-        (forgetting, "_TEXT_TOKENS"),
+        (forgetting, "TEXT_TOKENS"),
         (samples, "_SAMPLE_TOKENS"),
         (final_report, "_MEMORIZATION_TOKENS"),
     ):

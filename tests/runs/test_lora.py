@@ -26,7 +26,7 @@ from tgen.training.plan.param_shapes import n_parameters
 
 @pytest.fixture(autouse=True)
 def _short_texts(monkeypatch):
-    monkeypatch.setattr(forgetting, "_TEXT_TOKENS", 4)
+    monkeypatch.setattr(forgetting, "TEXT_TOKENS", 4)
     monkeypatch.setattr(samples, "_SAMPLE_TOKENS", 4)
     monkeypatch.setattr(final_report, "_MEMORIZATION_TOKENS", 4)
     monkeypatch.setattr(prepare, "measure_speed", lambda *_, **__: 1e9)

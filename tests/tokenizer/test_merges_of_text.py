@@ -30,7 +30,7 @@ def fields(request):
 
 
 def test_short_texts_have_the_ids_of_the_whole_tokenizer(fields, monkeypatch):
-    monkeypatch.setattr(merges_of_text, "_MAX_BYTES_IN_ALL", 1 << 30)
+    monkeypatch.setattr(merges_of_text, "_MAX_TEXTS", 1 << 30)
     short, _ = gguf_tokenizer.read(fields)
     whole = Tokenizer(gguf_tokenizer.to_json(fields)[0])
     rng = random.Random(1)
@@ -52,19 +52,18 @@ def test_short_texts_have_the_ids_of_the_whole_tokenizer(fields, monkeypatch):
         text = "".join(rng.choices(pieces, k=rng.randrange(1, 20)))
         assert short.encode(text.encode()) == whole.encode(text.encode())
         assert short.encode_with_special(text) == whole.encode_with_special(text)
-    assert short.encode(b"the \xff dogs") == whole.encode(b"the \xff dogs")
-    names = [whole._backends.plain.at_start.id_to_token(i) for i in range(whole.vocab_size)]
+    for data in (b"", b"\xff", b"the \xff dogs", b"a\xff" * 100):
+        assert short.encode(data) == whole.encode(data)
+    names = [whole._backends_for("").plain.at_start.id_to_token(i) for i in range(whole.vocab_size)]
     assert [short.id_to_token(i) for i in range(whole.vocab_size)] == names
 
 
-def test_long_and_many_texts_are_encoded_with_all_merges(fields, monkeypatch):
+@pytest.mark.parametrize("n_short", [1, 9])
+def test_long_and_many_texts_are_encoded_with_all_merges(fields, n_short):
     whole = Tokenizer(gguf_tokenizer.to_json(fields)[0])
     short, _ = gguf_tokenizer.read(fields)
-    found = []
-    find = merges_of_text.MergesOfText.find
-    monkeypatch.setattr(
-        merges_of_text.MergesOfText, "find", lambda *a: found.append(find(*a)) or found[-1]
-    )
-    for data in [b"the dogs"] * 2 + [b"the dogs. " * 200] * 2:
-        assert short.encode(data) == whole.encode(data)
-    assert [one is None for one in found] == [False, False, True]
+    for i in range(n_short):
+        assert short.encode(b"the dogs") == whole.encode(b"the dogs")
+        assert (short._all is not None) == (i >= merges_of_text._MAX_TEXTS)
+    assert short.encode(b"the dogs. " * 200) == whole.encode(b"the dogs. " * 200)
+    assert short._all is not None

@@ -210,7 +210,7 @@ def _print_line(text: str, end: str = "\n", *, is_command: bool = False) -> None
 
 
 def _fits_surely(text: str) -> bool:
-    """Return whether a line is shorter than the terminal's, if its characters are the widest."""
+    """Return whether a line fits on the terminal, even if all characters outside ASCII are wide."""
     columns = os.environ.get("COLUMNS", "")  # it has priority for Rich, too
     try:
         width = (

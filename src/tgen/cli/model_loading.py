@@ -22,14 +22,11 @@ def find_paths(model: str | None, adapter: str | None) -> tuple[Path, Path | Non
     return (path, None) if model is None else (find_model(model).path, path)
 
 
-def announce_compiling(device: str, *, quiet: bool) -> None:
-    """Print a line when the device's kernels have to be compiled."""
-    from tgen.engine.open_engine import uses_kernels
+def announce_compiling(*, quiet: bool) -> None:
+    """Print a line when kernels have to be compiled."""
+    from tgen.engine.cpu import kernel_cache
 
-    if uses_kernels(device):
-        from tgen.engine.cpu import kernel_cache
-
-        kernel_cache.notify = partial(console.print_status, quiet=quiet)
+    kernel_cache.notify = partial(console.print_status, quiet=quiet)
 
 
 def load_model(
@@ -50,7 +47,7 @@ def load_model(
     if reason:
         message = f"warning: using torch, which is slower than the compiled kernels: {reason}"
         console.print_status(message, quiet=quiet)
-    announce_compiling(device, quiet=quiet)
+    announce_compiling(quiet=quiet)
     model = open_model(
         path,
         adapter=adapter,

@@ -135,11 +135,6 @@ def prepare_store(
     return prepare_store(bundle, engine.weights, n_weights=n_weights, is_default=is_default)
 
 
-def uses_kernels(device: str) -> bool:
-    """Whether the compiled kernels will run, as far as known without importing torch."""
-    return runs_on_cpu(device) and missing_kernels() is None
-
-
 def runs_on_cpu(device: str) -> bool:
     """Whether `device` means the CPU, as far as known without importing torch."""
     may_have_gpu = sys.platform in ("darwin", "win32") or any(Path(p).exists() for p in _GPU_FILES)

@@ -47,9 +47,9 @@ _USED = 3600.0  # seconds since a file was used, in which it is not removed for 
 _NAME = re.compile(r"[0-9a-f]{16}\.weights")
 _DEFAULT = "default"  # in place of a dtype: the one that the model's files are stored in
 # The code that decides what packed weights are; changes make all files outdated.
-_SOURCES = ["__init__.py", "config/model.py", "checkpoint/*.py", "checkpoint/*/*.py"]
+_SOURCES = ["__init__.py", "config/*.py", "checkpoint/*.py", "checkpoint/*/*.py"]
 _SOURCES += ["engine/weights_cache.py", "storage/sealed_file.py"]
-_SOURCES += [f"engine/cpu/{name}.py" for name in ("weights", "panels", "job_layout")]
+_SOURCES += [f"engine/cpu/{name}.py" for name in ("weights", "panels", "job_layout", "aligned")]
 
 
 class CachedWeights(NamedTuple):
@@ -133,7 +133,7 @@ def _store(
 ) -> None:
     folder = _open_folder()
     n_bytes = sum(map(len, arrays))
-    if folder is None or bundle.adapter is not None or n_bytes > LIMIT:
+    if folder is None or bundle.adapter is not None:
         return
     model = model_files(bundle.path)
     age = time.time() - max(os.stat(file).st_mtime for file in model)
@@ -146,9 +146,9 @@ def _store(
         publish_sealed(path, beginning, arrays)
 
 
-def cached_files() -> list[Path]:
-    """Return the cache's files, the most recently used first."""
-    return [path for path, _ in _list_files()]
+def cached_files() -> dict[Path, int]:
+    """Return the cache's files with their sizes in bytes, the most recently used first."""
+    return {path: status.st_size for path, status in _list_files()}
 
 
 def clear() -> None:
@@ -161,11 +161,15 @@ def check() -> Iterator[tuple[Path, bool]]:
     """Read each file: yield its path, and whether its content is what was written. Damaged files
     are removed."""
     for path in cached_files():
-        with suppress(TgenError, FileNotFoundError):  # another process has removed it
+        try:
             intact = is_intact(path)
-            if not intact:
-                path.unlink(missing_ok=True)
-            yield path, intact
+        except (TgenError, OSError):
+            if not os.path.lexists(path):  # another process has removed it
+                continue
+            intact = False
+        if not intact:
+            path.unlink(missing_ok=True)
+        yield path, intact
 
 
 def _list_files() -> list[tuple[Path, os.stat_result]]:

@@ -25,7 +25,6 @@ from tgen.training.evaluation import evaluate_alone
 from tgen.training.plan.side_work import TEXT_TOKENS
 from tgen.training.state import TrainState
 
-_TEXT_TOKENS = TEXT_TOKENS
 _WINDOW = 512  # tokens
 
 
@@ -59,8 +58,8 @@ def write_general(
     model: Transformer, tokenizer: Tokenizer, n_texts: int
 ) -> Generator[PhaseReport, None, bytes]:
     """Return `n_texts` texts of the model, always the same; empty if it needs a prompt."""
-    steps = generate_texts(model, tokenizer, [b""] * n_texts, _TEXT_TOKENS, seed=0)
-    progress = PhaseProgress("writing the general text", n_texts * _TEXT_TOKENS, saved=True)
+    steps = generate_texts(model, tokenizer, [b""] * n_texts, TEXT_TOKENS, seed=0)
+    progress = PhaseProgress("writing the general text", n_texts * TEXT_TOKENS, saved=True)
     texts = yield from progress.report(steps)
     return b"\n".join(texts)[:GENERAL_BYTES] if any(texts) else b""
 

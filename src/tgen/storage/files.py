@@ -176,7 +176,8 @@ def replacing(path: Path) -> Iterator[Path]:
 def publish(
     path: Path, content: bytes | Iterable[bytes | memoryview], *, mode: int = 0o666
 ) -> None:
-    """Replace the file at `path`; `content` is whole or in blocks, `mode` has its permissions."""
+    """Replace the file at `path`; `content` is whole or in blocks, `mode` its permissions without
+    the umask."""
     with replacing(path) as temporary:
         write_new(temporary, content, mode=mode)
 

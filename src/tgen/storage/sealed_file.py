@@ -56,7 +56,7 @@ def open_sealed(path: Path) -> SealedFile | None:
             if found is None:
                 return None
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (TgenError, OSError, ValueError):
+    except (TgenError, OSError, ValueError, struct.error):  # the last if it shrinks meanwhile
         return None
     header, start, _ = found
     return SealedFile(header, memoryview(mapped)[start : len(mapped) - _FOOTER.size])

@@ -13,7 +13,7 @@ from tgen.tokenizer.byte_alphabet import SPACE
 from tgen.tokenizer.patterns import DIGIT_RUNS, FASTER, GPT2, PUNCTUATION, SINGLE_DIGITS
 from tgen.tokenizer.spec import TokenizerSpec
 
-__all__ = ["Backend", "Backends", "make_backends", "make_normalizer"]
+__all__ = ["Backend", "BackendPair", "Backends", "make_backends", "make_normalizer"]
 
 _NORMALIZERS = {
     "NFC": normalizers.NFC,

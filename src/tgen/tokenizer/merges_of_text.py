@@ -1,4 +1,4 @@
-"""The merges that a short text can need: the whole list takes longer to read than to use once.
+"""The merges that a short text can need. A process with one prompt saves the time to read all.
 
 A merge can happen only in a text that contains its result.
 """
@@ -8,8 +8,9 @@ from functools import cached_property
 
 from tgen.tokenizer.byte_alphabet import BYTE_CHARACTERS
 
-_MAX_BYTES = 1000  # of one text; it has about this number times the longest token of parts
-_MAX_BYTES_IN_ALL = 5000  # from then on, the whole list has paid off
+_MAX_BYTES = 1000  # of a text: its substrings are at most this times the longest token
+_MAX_TEXTS = 4  # further ones: reading all merges once takes less time
+_MAX_ADDED = 300  # added tokens, which the tokenizers library prepares anew for each text
 
 
 class MergesOfText:
@@ -20,14 +21,16 @@ class MergesOfText:
 
     def __init__(self, vocab: Mapping[str, int], merges: Sequence[str]) -> None:
         self._vocab, self._merges = vocab, merges
-        self._bytes_left = _MAX_BYTES_IN_ALL
+        self._n_texts = 0
 
-    def find(self, text: str) -> tuple[dict[str, int], list[tuple[str, str]]] | None:
-        """Return the tokens that may occur in a text or before its end, with their ids, and the
-        merges that give them; None if the whole list is the better choice."""
+    def find(
+        self, text: str, added: dict[str, int]
+    ) -> tuple[dict[str, int], list[tuple[str, str]]] | None:
+        """Return the added tokens and those that may occur in a text, with their ids, and the
+        merges that give them; None if it takes less time to read all merges."""
         data = text.encode(errors="surrogatepass")
-        self._bytes_left -= len(data)
-        if len(data) > _MAX_BYTES or self._bytes_left < 0:
+        self._n_texts += 1
+        if len(data) > _MAX_BYTES or self._n_texts > _MAX_TEXTS or len(added) > _MAX_ADDED:
             return None
         spelled = "".join(map(BYTE_CHARACTERS.__getitem__, data))
         parts = {
@@ -43,7 +46,7 @@ class MergesOfText:
             if (rank := self._ranks.get(f"{token[:i]} {token[i:]}")) is not None
             and tokens.keys() >= {token[:i], token[i:]}
         }
-        return tokens, [ranked[rank] for rank in sorted(ranked)]
+        return tokens | added, [ranked[rank] for rank in sorted(ranked)]
 
     @cached_property
     def _longest(self) -> int:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tgen.errors import CorpusError, UsageError
 from tgen.tokenizer.allowlist import parse_json
-from tgen.tokenizer.backend import Backend, Backends, make_backends, make_normalizer
+from tgen.tokenizer.backend import Backend, BackendPair, Backends, make_backends, make_normalizer
 from tgen.tokenizer.byte_alphabet import decode_token, spell_special
 from tgen.tokenizer.chunking import cut_pattern, prefix_breaks, split_blocks
 from tgen.tokenizer.expressible import REPLACEMENT, ExpressibleText
@@ -63,8 +63,9 @@ class Tokenizer:
         parsed, self._parse = parse(), parse_again or parse
         self.spec = spec = parse_spec(parsed)
         self._merges_of_text = merges_of_text
+        self._all: Backends | None = None
         if merges_of_text is None:
-            self._backends = make_backends(spec, parse_merges(parsed, spec.vocab))
+            self._all = make_backends(spec, parse_merges(parsed, spec.vocab))
         self._cut, self._prefix_breaks = cut_pattern(spec), prefix_breaks(spec)
         vocab = spec.vocab | {token.content: token.id for token in spec.added_tokens}
         n_tokens = max(vocab.values()) + 1
@@ -89,22 +90,17 @@ class Tokenizer:
         text = self._text
         return json.dumps(self._parse(), ensure_ascii=False) if text is None else text
 
-    @cached_property
-    def _backends(self) -> Backends:
-        return make_backends(self.spec, self.merges())
-
     def _backends_for(self, text: str) -> Backends:
-        """Return the backends, or some with a part of the vocabulary that give a text the same
-        ids."""
-        changed = self.spec.normalizers and not text.isascii()
-        if self._merges_of_text is None or changed or "_backends" in self.__dict__:
-            return self._backends
-        found = self._merges_of_text.find(text)
-        if found is None:
-            return self._backends
-        tokens, merges = found
-        tokens |= {token.content: token.id for token in self.spec.added_tokens}
-        return make_backends(replace(self.spec, vocab=tokens), merges)
+        """Return backends that give this text its ids: with a part of the vocabulary, or all."""
+        if (backends := self._all) is not None:
+            return backends
+        part, changed = self._merges_of_text, self.spec.normalizers and not text.isascii()
+        if part and not changed and (found := part.find(text, self.added_tokens)):
+            tokens, merges = found
+            return make_backends(replace(self.spec, vocab=tokens), merges)
+        self._all = backends = make_backends(self.spec, self.merges())
+        self._merges_of_text = None
+        return backends
 
     def merges(self) -> list[tuple[str, str]]:
         """Return the pairs of tokens that are merged, in their order."""
@@ -176,12 +172,12 @@ class Tokenizer:
         return replaced, n
 
     def _encode(self, text: str, *, continuation: bool) -> NDArray[np.uint32]:
-        arrays = [np.zeros(0, np.uint32)]
+        arrays, pair = [np.zeros(0, np.uint32)], self._backends_for(text).plain
         for i, part in enumerate(_INVALID_UTF8.split(text)):
             if i % 2:
                 arrays.append(np.array(self._encode_invalid(part), np.uint32))
             else:
-                arrays += self._encode_valid(part, at_start=i == 0 and not continuation)
+                arrays += self._encode_valid(pair, part, at_start=i == 0 and not continuation)
         ids = np.concatenate(arrays)
         self.check_ids(ids)
         return ids
@@ -267,7 +263,7 @@ class Tokenizer:
         for a token that the model does not have.
         """
         spans: list[tuple[int, int, int]] = []
-        offset = 0
+        offset, pair = 0, self._backends_for(text).with_special
         for n, part in enumerate(_INVALID_UTF8.split(text)):
             if n % 2:
                 spans += [
@@ -275,7 +271,6 @@ class Tokenizer:
                     for k, i in enumerate(self._encode_invalid(part))
                 ]
             elif part:
-                pair = self._backends_for(part).with_special
                 backend = pair.continuation if offset or continuation else pair.at_start
                 encoding = backend.encode(part, add_special_tokens=False)
                 offsets = zip(encoding.ids, encoding.offsets, strict=True)
@@ -288,11 +283,12 @@ class Tokenizer:
         ids = (self._byte_ids[ord(character) - 0xDC00] for character in text)
         return [i for i in ids if i is not None]
 
-    def _encode_valid(self, text: str, *, at_start: bool) -> list[NDArray[np.uint32]]:
+    def _encode_valid(
+        self, pair: BackendPair, text: str, *, at_start: bool
+    ) -> list[NDArray[np.uint32]]:
         whole = any(name in text for name in self._prefix_breaks)
         chunks = list(split_blocks(text, None if whole else self._cut))
         n_first = 1 if at_start and self.spec.prefix else 0
-        pair = self._backends_for(text).plain
         first = _encode_chunks(pair.at_start, chunks[:n_first])
         return first + _encode_chunks(pair.continuation, chunks[n_first:])
 

@@ -183,28 +183,34 @@ def _unknown_name(tokenizer: Tokenizer) -> str | None:
 def read(fields: Mapping[str, Any]) -> tuple[Tokenizer, list[int]]:
     """Return the tokenizer for a file's fields, and the end-of-text token ids; errors as
     `to_json`."""
-    is_byte_level = fields.get("tokenizer.ggml.model") == "gpt2"
-    content, ends = to_json(fields, with_merges=not is_byte_level)
+    content, ends = _without_byte_level_merges(fields)
     merges_of_text = None
-    if is_byte_level:
+    if "merges" not in content["model"]:
+        content["model"]["merges"] = []
         merges_of_text = MergesOfText(content["model"]["vocab"], _strings(fields, "merges"))
-    return Tokenizer(
+    tokenizer = Tokenizer(
         content,
         parse_again=lambda: to_json(fields)[0],
         merges_of_text=merges_of_text,
         end_ids=ends,
-    ), ends
+    )
+    return tokenizer, ends
 
 
-def to_json(
-    fields: Mapping[str, Any], *, with_merges: bool = True
-) -> tuple[dict[str, Any], list[int]]:
+def to_json(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]]:
     """Return the content of tokenizer.json for a file's fields, and the end-of-text token ids.
-
-    Byte-level BPE may come without its merges, which take the longest.
 
     Raises ModelError for unsupported tokenizers and inconsistent lists.
     """
+    content, ends = _without_byte_level_merges(fields)
+    model = content["model"]
+    if "merges" not in model:
+        model["merges"] = _byte_level_merges(fields, model["vocab"])
+    return content, ends
+
+
+def _without_byte_level_merges(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]]:
+    """Return what `to_json` does, without the merges of byte-level BPE, which take the longest."""
     model = fields.get("tokenizer.ggml.model")
     if model not in ("gpt2", "llama"):
         raise ModelError(
@@ -236,8 +242,7 @@ def to_json(
         if types[i] in (_UNKNOWN, _CONTROL, _USER_DEFINED)
     ]
     if model == "gpt2":
-        merges = _byte_level_merges(fields, vocab) if with_merges else []
-        parts, add_bos = _byte_level_parts(fields, vocab, merges)
+        parts, add_bos = _byte_level_parts(fields, vocab)
     else:
         atomic = {token["content"] for token in added}
         parts = _sentencepiece_parts(fields, vocab, types, atomic)
@@ -272,9 +277,10 @@ def _byte_level_merges(
 
 
 def _byte_level_parts(
-    fields: Mapping[str, Any], vocab: Mapping[str, int], merges: list[tuple[str, ...]]
+    fields: Mapping[str, Any], vocab: Mapping[str, int]
 ) -> tuple[dict[str, Any], bool]:
-    """Return the parts of tokenizer.json of byte-level BPE, and the default of add_bos_token."""
+    """Return the parts of tokenizer.json of byte-level BPE without merges, and the default of
+    add_bos_token."""
     pre = fields.get("tokenizer.ggml.pre")
     name = pre_tokenizers.ALIASES.get(pre, pre) if isinstance(pre, str) else None
     if name not in pre_tokenizers.PRE_TOKENIZERS:
@@ -283,7 +289,7 @@ def _byte_level_parts(
             f"use a model with one of {', '.join(pre_tokenizers.PRE_TOKENIZERS)}",
         )
     pre_tokenizer = pre_tokenizers.PRE_TOKENIZERS[name]
-    model = _model_json(vocab) | {"ignore_merges": pre_tokenizer.ignore_merges, "merges": merges}
+    model = _model_json(vocab) | {"ignore_merges": pre_tokenizer.ignore_merges}
     parts = {
         "normalizer": {"type": "NFC"} if pre_tokenizer.nfc else None,
         "pre_tokenizer": pre_tokenizers.pre_tokenizer_json(pre_tokenizer),

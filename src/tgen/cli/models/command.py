@@ -58,10 +58,10 @@ def _describe_cache() -> str:
     """Return the number, the size and the directory of the cached weights; "" without any."""
     from tgen.engine.weights_cache import cached_files
 
-    paths = cached_files()
-    size = format_bytes(sum(path.lstat().st_size for path in paths))
-    noun = "file" if len(paths) == 1 else "files"
-    return f"cached weights: {len(paths)} {noun}, {size}, in {paths[0].parent}" if paths else ""
+    sizes = cached_files()
+    noun, folders = "file" if len(sizes) == 1 else "files", {path.parent for path in sizes}
+    size = format_bytes(sum(sizes.values()))
+    return "".join(f"cached weights: {len(sizes)} {noun}, {size}, in {one}" for one in folders)
 
 
 def _check_cache(options: ModelsOptions) -> None:

@@ -35,7 +35,7 @@ def train(options: TrainOptions) -> None:
 
 
 def _train(options: TrainOptions, stop_signal: StopSignal) -> None:
-    # Starting the process counts, too. Its age would be that of a shell that replaced itself by it.
+    # Starting counts, too: its CPU time, as the process is older if a shell became it by exec.
     began = time.monotonic() - time.process_time()
     if options.json_output:
         console.require_stdout()

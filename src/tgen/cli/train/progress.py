@@ -37,6 +37,7 @@ from tgen.reports.training import (
 )
 
 _LINE_SECONDS = 10.0  # between progress lines without a terminal
+_LOADING = "loading PyTorch"
 _PHASE_SECONDS = 2.0  # of a phase, until a line names it without a terminal
 _SAMPLE_CHARACTERS = 160
 _PART_CHARACTERS = 400  # of the first row, from the start and the end of each part
@@ -55,7 +56,7 @@ class TrainingProgress:
         self._is_chat = False
         self._save_error = ""  # why the last state is not on disk
         self._last_line = self._phase_began = time.monotonic()
-        self._phase: PhaseReport | None = PhaseReport(phase="loading PyTorch")  # None: training
+        self._phase: PhaseReport | None = PhaseReport(phase=_LOADING)  # None: training
         self._timer: threading.Timer | None = None  # of the phase's line without a terminal
         self._bar = Progress(
             BarColumn(bar_width=24),
@@ -68,6 +69,8 @@ class TrainingProgress:
 
     def __enter__(self) -> Self:
         self._bar.start()
+        if not self._quiet and not console.draws_progress():
+            self._start_timer(_LOADING)
         return self
 
     def __exit__(self, _: object, error: object, __: object) -> None:
@@ -140,12 +143,20 @@ class TrainingProgress:
             self._phase_began = time.monotonic()
         self._phase = report
         if is_new and not console.draws_progress():
-            self._stop_timer()
-            self._timer = threading.Timer(_PHASE_SECONDS, console.print_status, [report.phase])
-            self._timer.daemon = True
-            self._timer.start()
+            self._start_timer(report.phase)
         else:
             self._update(report.phase, report.fraction_done)
+
+    def _start_timer(self, phase: str) -> None:
+        """Print the name of a phase once it takes long."""
+        self._stop_timer()
+        self._timer = threading.Timer(_PHASE_SECONDS, self._print_line, [phase])
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _print_line(self, line: str) -> None:
+        console.print_status(line)
+        self._last_line = time.monotonic()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -178,8 +189,8 @@ class TrainingProgress:
         if console.draws_progress():
             self._bar.update(self._task, completed=fraction_done or 0.0, description=line)
         elif time.monotonic() - self._last_line >= _LINE_SECONDS:
-            console.print_status(self._line(line))
-            self._last_line = time.monotonic()
+            self._stop_timer()
+            self._print_line(self._line(line))
 
     def _show_evaluation(self, report: EvalReport) -> None:
         self._validation = f" · validation {report.bits_per_byte:.3f} bits/byte"

@@ -29,9 +29,9 @@ MAX_FILES = 64  # of 50 KB each, of all versions and CPUs
 
 
 @cache
-def _digest(target: str) -> str:
+def _digest(description: str) -> str:
     """A hash of everything that determines the machine code besides the dtypes."""
-    digest = hashlib.sha256(target.encode())
+    digest = hashlib.sha256(description.encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.name.encode() + files.read(source))
     return digest.hexdigest()[:16]
@@ -122,6 +122,14 @@ def _load(parts: Sequence[Dtypes | None]) -> None:
         _loaded.update({part: place(code, NAME) for part, code in codes.items() if code})
 
 
+def _check_llvmlite() -> None:
+    try:
+        import llvmlite.binding  # noqa: F401
+    except (ImportError, OSError) as error:
+        hint = "set TGEN_KERNELS=0 to compute with torch"
+        raise TgenError(f"llvmlite cannot be imported: {error}", hint) from None
+
+
 def _compile(parts: Sequence[Dtypes | None]) -> dict[Dtypes | None, bytes]:
     """Compile and store parts, each in a thread: during a call of LLVM, this one would ignore
     Ctrl-C."""
@@ -130,6 +138,7 @@ def _compile(parts: Sequence[Dtypes | None]) -> dict[Dtypes | None, bytes]:
 
     def compile_one(dtypes: Dtypes | None) -> None:
         try:
+            _check_llvmlite()
             from tgen.engine.cpu.compiler import machine_code
             from tgen.engine.cpu.entry import enter
             from tgen.engine.cpu.forward import forward

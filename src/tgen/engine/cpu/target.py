@@ -29,9 +29,10 @@ def _cpu() -> str:
     try:
         with files.open_regular(Path("/proc/cpuinfo")) as file:
             lines = takewhile(bytes.strip, file)  # an empty one follows each CPU
-            return b"".join(line for line in lines if line.startswith(_CPU_FIELDS)).decode()
+            known = b"".join(line for line in lines if line.startswith(_CPU_FIELDS))
     except TgenError:
-        return f"{cpu_name()} {cpu_features()}"
+        known = b""
+    return known.decode(errors="replace") or f"{cpu_name()} {cpu_features()}"
 
 
 def _llvmlite_version() -> list[str]:
