@@ -16,7 +16,7 @@ from typing import IO, Any, TextIO
 import tiny
 from tgen import __main__
 from tgen.checkpoint import model_lookup
-from tgen.cli import app
+from tgen.cli import app, rich_console
 from tgen.cli.train import progress
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -57,8 +57,10 @@ class ForkedCommand:
         stderr: int | IO[bytes] | None = None,
         ignoring: bool = False,
         close_in_child: Sequence[int] = (),
+        closed: int | None = None,
     ) -> None:
-        """`close_in_child`: descriptors that would keep a terminal alive in the child."""
+        """`close_in_child`: descriptors that would keep a terminal alive in the child; `closed`:
+        the standard stream without a file, as after `>&-` in a shell."""
         assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked"
         self.returncode: int | None = None
         with ExitStack() as child_streams:
@@ -82,7 +84,7 @@ class ForkedCommand:
                 for fd in close_in_child:
                     os.close(fd)
                 child_streams.close()
-                _run_command(arguments, ignoring=ignoring)
+                _run_command(arguments, ignoring=ignoring, closed=closed)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     def send_signal(self, number: int) -> None:
@@ -102,7 +104,7 @@ class ForkedCommand:
             return output, self._stderr.read()
 
 
-def _run_command(arguments: Sequence[str], *, ignoring: bool) -> None:
+def _run_command(arguments: Sequence[str], *, ignoring: bool, closed: int | None) -> None:
     """Run the command in this process; raise SystemExit."""
     _set_actions(signal.SIG_IGN if ignoring else signal.SIG_DFL)
     if not ignoring:
@@ -110,6 +112,10 @@ def _run_command(arguments: Sequence[str], *, ignoring: bool) -> None:
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = _stream(1, "strict")
     sys.stderr = _stream(2, "backslashreplace")
+    rich_console.err.is_interactive = os.isatty(2)  # it has seen the parent's stderr
+    if closed is not None:
+        os.close(closed)
+        setattr(sys, ("stdin", "stdout", "stderr")[closed], None)
     sys.argv = ["tgen", *arguments]
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

@@ -2,7 +2,7 @@
 
     python tests/faults/disk.py [--long | COUNT]
 
-Every eighth call of the second half of a run that changes the disk fails with "no space" or
+Every 16th call of the second half of a run that changes the disk fails with "no space" or
 "input/output error", in turn for each kind of call; then every write of a run writes only a
 third. Earlier states stay intact, no temporary file remains, a report describes the failure, and at
 the end all bytes equal those of an undisturbed run. If the disk stays full, the run ends with an
@@ -40,7 +40,7 @@ _FailsAt = Callable[..., bool]  # (number of the call, its name)
 
 def main() -> int:
     """Fail every call; the long form also fails calls at random and uses small disks."""
-    soak = tiny.count(__doc__, short=3, long=3_000)
+    soak = tiny.count(__doc__, short=2, long=3_000)
     tiny.import_everything()
     is_long = soak > 100
     with tiny.scratch() as folder:
@@ -48,17 +48,17 @@ def main() -> int:
         n_before: Counter[str] = Counter()  # calls of each kind
         for at, call in enumerate(disk.calls, 1):
             # Saves repeat their calls: take the first of each kind, then others each time.
-            if is_long or at % 8 == 0 or not n_before[call]:
+            if is_long or at % 16 == 0 or not n_before[call]:
                 for error in (FULL, BROKEN) if is_long else [(FULL, BROKEN)[n_before[call] % 2]]:
                     disk.fails(lambda i, _, at=at: i == at, error)
             n_before[call] += 1
         disk.fails(lambda *_: True, None)
-        for at in range(1, disk.n_calls + 1, 5 if is_long else 29):
+        for at in range(1, disk.n_calls + 1, 5 if is_long else 41):
             disk.fails(lambda i, name, at=at: i >= at and name in _ROOM, FULL)
-        for at in range(1, disk.n_start_calls + 1, 1 if is_long else 5):
+        for at in range(1, disk.n_start_calls + 1, 1 if is_long else 11):
             disk.fails(lambda i, _, at=at: i == at, (FULL, BROKEN)[at % 2], begins=True)
         back = Disk(folder, steps=12, half=1, **_ROLLS_BACK)
-        for at in range(1, back.n_calls + 1, 4 if is_long else 29):
+        for at in range(1, back.n_calls + 1, 4 if is_long else 41):
             end = at + (2, 5, 12)[at % 3]
             back.fails(lambda i, name, a=at, b=end: a <= i < b and name in _ROOM, FULL)
         disk.problems += back.problems
@@ -107,7 +107,7 @@ class Disk:
                 list(tiny.run_session(self.request(self.out)))
             report_line(f"rest {' '.join(counter.names)}")
 
-        start, *back, rest = tiny.run_forked(run_alone).lines
+        start, *back, rest = tiny.run_here(run_alone).lines
         assert bool(back) == bool(settings)
         self.rolls_back = bool(back)
         self.n_start_calls, self.calls = int(start.split()[1]), rest.split()[1:]
@@ -123,7 +123,7 @@ class Disk:
         shutil.rmtree(self.out, ignore_errors=True)
         if not begins:
             shutil.copytree(self.half, self.out)
-        result = _fork_session(self.request(self.out), fails_at, error)
+        result = _try_session(self.request(self.out), fails_at, error)
         self.n_trials += 1
         self.n_reported += "not saved" in result.lines
         self.judge(result)
@@ -135,7 +135,7 @@ class Disk:
         if result.status:
             problems.append("the session ended with a traceback")
         if "ended" not in lines:  # the session did not start, or could not save at its end
-            again = _fork_session(self.request(self.out))
+            again = _try_session(self.request(self.out))
             problems += ["the run could not be resumed"] if "ended" not in again.lines else []
             lines = lines + again.lines
         if not problems and self.rolls_back:
@@ -147,10 +147,10 @@ class Disk:
         self.problems += [f"{problem} ({result.lines})" for problem in problems]
 
 
-def _fork_session(
+def _try_session(
     request: RunRequest, fails_at: _FailsAt = lambda *_: False, error: OSError | None = None
 ) -> tiny.Result:
-    return tiny.run_forked(partial(_run_session, request, fails_at, error))
+    return tiny.run_here(partial(_run_session, request, fails_at, error))
 
 
 def _run_session(
@@ -201,7 +201,7 @@ def small_disks(disk: Disk) -> str:
         if subprocess.run(mount, capture_output=True).returncode:
             return ", small disks SKIPPED: mounting is not permitted"
         try:
-            result = _fork_session(disk.request(disk.out))
+            result = _try_session(disk.request(disk.out))
             larger = ["mount", "-o", "remount,size=16m", str(disk.out.parent)]
             subprocess.run(larger, check=True)
             disk.judge(result)

@@ -2,10 +2,11 @@
 
     python tests/faults/exports.py [--long | COUNT]
 
-The process dies at its k-th call that changes the disk, for every k, while it exports a model to a
-new or an existing directory or file, or replaces the model in a directory with other files of a
-model. After each kill only whole models may be found, and the user's files must be there. The next
-export to another place must remove what was left, and the old or the new model must then be there.
+The process dies at its k-th call that changes the disk, for every third k, or every k in the long
+form, while it exports a model to a new or an existing directory or file, or replaces the model in a
+directory with other files of a model. After each kill only whole models may be found, and the
+user's files must be there. The next export to another place must remove what was left, and the old
+or the new model must then be there.
 """
 
 import itertools
@@ -41,7 +42,7 @@ def main() -> int:
         prepare()
         for n_round, (name, write) in itertools.product(range(count), WRITES.items()):
             rng = random.Random(tiny.seed + n_round)
-            for k in itertools.count(1):
+            for k in itertools.count(1, 1 if count > 1 else 3):
                 killed, problem = kill(write, Killer(k, torn=rng.random() < 0.5))
                 n_kills += killed
                 if problem:

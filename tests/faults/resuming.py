@@ -41,7 +41,7 @@ _STEPS = 9
 
 def main() -> int:
     """Resume runs until the count is reached."""
-    count = tiny.count(__doc__, short=50, long=10_000)
+    count = tiny.count(__doc__, short=20, long=10_000)
     tiny.import_everything()
     n, n_runs, problems = 0, 0, []
     with tiny.scratch() as folder:
@@ -52,7 +52,7 @@ def main() -> int:
                 "val_fraction": rng.choice((0.1, 0.1, 0)),
                 "seed": rng.choice((0, 2**63 - 1)),
             }
-            result = tiny.run_forked(partial(compare_runs, folder, settings, config, rng))
+            result = tiny.run_here(partial(compare_runs, folder, settings, config, rng))
             n_runs += 1
             n += result.lines.count("resumed")
             differences = [line for line in result.lines if line.startswith("different")]

@@ -159,9 +159,7 @@ def _model_problem(out: Path, promised: Promise) -> str:
         raise
     for number in range(promised.weights or 1, 5):
         if bundle.config == _config(number) and _same(bundle.arrays, _weights(number)):
-            rest = model_dir.build_metadata_files(
-                _config(number), _tokenizer("b" if number == 4 else "a")
-            )
+            rest = _metadata(number)
             mixed = [name for name in rest if files.read(out / name) != rest[name]]
             return f"another model's {', '.join(mixed)} after {promised}" if mixed else ""
     return f"unknown or older weights after {promised}"
@@ -192,6 +190,12 @@ def _config(number: int) -> ModelConfig:
     shape = {"n_layers": 1, "d_model": 16 if number == 4 else 8, "n_heads": 2, "context_length": 8}
     vocab_size = _tokenizer("b" if number == 4 else "a").vocab_size
     return ModelConfig.of("llama", vocab_size=vocab_size, **shape)
+
+
+@cache
+def _metadata(number: int) -> dict[str, bytes]:
+    tokenizer = _tokenizer("b" if number == 4 else "a")
+    return model_dir.build_metadata_files(_config(number), tokenizer)
 
 
 @cache

@@ -4,7 +4,7 @@
 
 strace kills a process that plays `story.py` when it enters its k-th open, write, fsync and so on.
 Everything promised must then be on disk, and the same saves must succeed over the remains. The
-short form kills at the calls of one save, the long form at all calls.
+short form kills at every second call of one save, the long form at all calls.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ _SET_TRACER = 0x59616D61  # PR_SET_PTRACER
 
 
 def main() -> int:
-    """Kill a process at each of up to `count` calls."""
+    """Kill a process at calls: all, or every second of the first `count` of a save."""
     count = tiny.count(__doc__, short=70, long=sys.maxsize)
     if shutil.which("strace") is None:
         print("SKIPPED: strace is not installed")
@@ -44,7 +44,8 @@ def main() -> int:
         # The second save replaces files.
         begin = 0 if count >= len(points) else points.index(("promise", 2))
         n_calls = sum(name != "promise" for name, _ in points)
-        chosen = [point for point in points[begin:] if point[0] != "promise"][:count]
+        chosen = [point for point in points[begin:] if point[0] != "promise"]
+        chosen = chosen[: count : 2 if begin else 1]
         problems = []
         for name, k in chosen:
             problem = kill_story(folder / "out", name, k)

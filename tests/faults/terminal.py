@@ -20,11 +20,11 @@ from typing import Any
 import command
 import tiny
 from command import ForkedCommand
-from signals import OPTIONS, Process
+from signals import OPTIONS
 from tgen.checkpoint import model_dir
 from tgen.runs.storage import log
 
-Command = Callable[..., Process]
+Command = Callable[..., ForkedCommand]
 
 
 def main() -> int:
@@ -53,7 +53,7 @@ def main() -> int:
     return int(bool(problems))
 
 
-def run_case(case: Callable[[Command], tuple[int, Process]], folder: Path) -> list[str]:
+def run_case(case: Callable[[Command], tuple[int, ForkedCommand]], folder: Path) -> list[str]:
     """Run one case; return the problems."""
     out = folder / case.__name__
     expected, process = case(lambda *more, **streams: train(folder, out, *more, **streams))
@@ -72,14 +72,13 @@ def run_case(case: Callable[[Command], tuple[int, Process]], folder: Path) -> li
     return [f"{problem}: {output.decode()}" for problem in problems]
 
 
-def train(folder: Path, out: Path, *more: str, new: bool = False, **streams: Any) -> Process:
-    """Start the real command, in a new interpreter if the start of Python matters."""
-    start = command.start_new if new else ForkedCommand
-    where = ["-o", str(out), "--steps", "40"]
-    return start(["train", str(folder / "corpus.txt"), *where, *OPTIONS, *more], **streams)
+def train(folder: Path, out: Path, *more: str, **streams: Any) -> ForkedCommand:
+    """Start the real command."""
+    where = ["-o", str(out), "--steps", "20"]
+    return ForkedCommand(["train", str(folder / "corpus.txt"), *where, *OPTIONS, *more], **streams)
 
 
-def terminal_dies(command: Command) -> tuple[int, Process]:
+def terminal_dies(command: Command) -> tuple[int, ForkedCommand]:
     """Close the terminal of all three streams after the first output."""
     parent_end, child_end = pty.openpty()
     process = command(
@@ -91,37 +90,39 @@ def terminal_dies(command: Command) -> tuple[int, Process]:
     return 0, process
 
 
-def terminal_lives(command: Command) -> tuple[int, Process]:
+def terminal_lives(command: Command) -> tuple[int, ForkedCommand]:
     """Keep the terminal open; expect a progress bar and the final line."""
     parent_end, child_end = pty.openpty()
-    process = command(new=True, stdin=child_end, stdout=child_end, stderr=child_end)
+    process = command(
+        stdin=child_end, stdout=child_end, stderr=child_end, close_in_child=[parent_end, child_end]
+    )
     os.close(child_end)
     shown = b""
     with suppress(OSError):  # the terminal is closed
         while piece := os.read(parent_end, 1 << 16):
             shown += piece
     os.close(parent_end)
-    return 0 if "━".encode() in shown and b"done: 40 steps" in shown else -1, process
+    return 0 if "━".encode() in shown and b"done: 20 steps" in shown else -1, process
 
 
-def stderr_closed(command: Command) -> tuple[int, Process]:
+def stderr_closed(command: Command) -> tuple[int, ForkedCommand]:
     """Close stderr as with 2>&-: the next file that is opened gets descriptor 2."""
-    return 0, command(new=True, preexec_fn=lambda: os.close(2))
+    return 0, command(closed=2)
 
 
-def stderr_full(command: Command) -> tuple[int, Process]:
+def stderr_full(command: Command) -> tuple[int, ForkedCommand]:
     """Write stderr to a full device."""
     with open("/dev/full", "wb") as full:
         return 0, command(stderr=full)
 
 
-def stdout_full(command: Command) -> tuple[int, Process]:
+def stdout_full(command: Command) -> tuple[int, ForkedCommand]:
     """Write lines of --json to a full device: the run continues, but the exit status is 1."""
     with open("/dev/full", "wb") as full:
         return 1, command("--json", stdout=full, stderr=subprocess.PIPE)
 
 
-def stdout_dies(command: Command) -> tuple[int, Process]:
+def stdout_dies(command: Command) -> tuple[int, ForkedCommand]:
     """Close a terminal that receives lines of --json."""
     parent_end, child_end = pty.openpty()
     process = command(
@@ -133,7 +134,7 @@ def stdout_dies(command: Command) -> tuple[int, Process]:
     return 1, process
 
 
-def reader_leaves(command: Command) -> tuple[int, Process]:
+def reader_leaves(command: Command) -> tuple[int, ForkedCommand]:
     """Close the pipe that receives lines of --json."""
     process = command("--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout
@@ -143,7 +144,7 @@ def reader_leaves(command: Command) -> tuple[int, Process]:
     return 0, process
 
 
-def stderr_reader_leaves(command: Command) -> tuple[int, Process]:
+def stderr_reader_leaves(command: Command) -> tuple[int, ForkedCommand]:
     """Close the pipe that receives the progress."""
     read_end, write_end = os.pipe()
     process = command(stderr=write_end, close_in_child=[read_end, write_end])
@@ -156,9 +157,7 @@ def stderr_reader_leaves(command: Command) -> tuple[int, Process]:
 def check_refusal(folder: Path) -> list[str]:
     """Check that --json with a closed stdout is an error before the run starts."""
     out = folder / "refused"
-    process = train(
-        folder, out, "--json", new=True, stderr=subprocess.PIPE, preexec_fn=lambda: os.close(1)
-    )
+    process = train(folder, out, "--json", stderr=subprocess.PIPE, closed=1)
     _, output = process.communicate()
     if process.returncode == 1 and b"stdout is closed" in (output or b"") and not out.exists():
         return []

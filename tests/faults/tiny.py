@@ -1,6 +1,7 @@
-"""A training run that is small enough to repeat thousands of times, each in a forked process.
+"""A training run that is small enough to repeat thousands of times.
 
-The parent has imported torch but has not computed with it, since threads cannot be forked.
+What is killed runs in a forked process; its parent has imported torch but has not computed with
+it, since threads cannot be forked.
 """
 
 import os
@@ -25,7 +26,14 @@ from typing import Any, NamedTuple
 
 from tgen import runs
 from tgen.config import TrainConfig
-from tgen.reports.training import EvalReport, PhaseReport, PlanReport, RollbackReport, RunReport
+from tgen.reports.training import (
+    EvalReport,
+    MemorizationReport,
+    PhaseReport,
+    PlanReport,
+    RollbackReport,
+    RunReport,
+)
 from tgen.runs import ResumeRequest, RunRequest
 from tgen.runs.storage import log, state
 from tgen.storage import files
@@ -84,9 +92,15 @@ def import_everything(*, cheap: bool = True) -> None:
     assert session
     torch.set_num_threads(1)
     if cheap:
-        samples._SAMPLE_TOKENS = final_report._MEMORIZATION_SAMPLES = (
-            final_report._MEMORIZATION_TOKENS
-        ) = 2
+        samples._SAMPLE_TOKENS = 2
+        nothing = MemorizationReport(
+            longest_run_bytes=0,
+            natural_run_bytes=0,
+            train_bits_per_byte=0.0,
+            held_out_bits_per_byte=None,
+            verdict="",
+        )
+        final_report._memorization = lambda *_: nothing
         forgetting.TEXT_TOKENS = 4  # type: ignore[attr-defined]
         prepare._baselines = lambda *_: {}
         prepare.measure_speed = lambda *_, **__: 1e9  # type: ignore[attr-defined]
@@ -169,6 +183,17 @@ def run_forked(
         lines = file.read().splitlines()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return Result(code if code >= 0 else 128 - code, lines)
+
+
+def run_here(action: Callable[[Callable[[str], None]], None]) -> Result:
+    """Run `action` in this process, where nothing is imported or computed for the first time."""
+    lines: list[str] = []
+    try:
+        action(lines.append)
+    except Exception:
+        traceback.print_exc()
+        return Result(1, lines)
+    return Result(0, lines)
 
 
 def is_start(report: RunReport) -> bool:

@@ -11,6 +11,7 @@ rank would wait for that lock forever.
 
 import faulthandler
 import gc
+import importlib
 import json
 import os
 import signal
@@ -20,7 +21,6 @@ from typing import Any
 
 os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
 import torch
-import torch._dynamo
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import tgen.cli.generate.command
@@ -32,7 +32,6 @@ from tgen.runs import final_report, prepare, samples, session
 
 LIMIT = 1500  # seconds until a process that hangs prints where, and exits
 # Imported once instead of by each rank.
-assert torch._dynamo
 assert tgen.cli.generate.command
 assert tgen.cli.train.command
 assert tgen.engine.cpu
@@ -47,6 +46,9 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         n = len(request["arguments"]) or request["n"]
+        if n > 1:
+            importlib.import_module("torch._dynamo")  # by each rank otherwise
+            gc.freeze()
         store, port = fork_store() if n > 1 else (0, 0)
         try:
             pids = [fork(request, rank, n, port) for rank in range(n)]
