@@ -8,7 +8,9 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +100,7 @@ def format_table(rows: Sequence[Sequence[str]]) -> str:
 
 def generate_text(n_bytes: int) -> Iterator[bytes]:
     """Yield blocks of lines of random words, with frequencies as uneven as a language's (Zipf)."""
-    random = np.random.default_rng(0)
-    letters = np.frombuffer(b"etaoinshrdlucmfwypvbgk", np.uint8)
-    words = [bytes(random.choice(letters, random.integers(2, 11))).decode() for _ in range(50_000)]
-    words += ["naïve", "日本", "été"]
+    words, random = deepcopy(_make_words())
     probabilities = 1 / np.arange(1, len(words) + 1)
     probabilities /= probabilities.sum()
     n_written = 0
@@ -112,6 +111,15 @@ def generate_text(n_bytes: int) -> Iterator[bytes]:
         block = ("\n".join(lines) + "\n").encode()
         yield block
         n_written += len(block)
+
+
+@cache
+def _make_words() -> tuple[list[str], np.random.Generator]:
+    """Return random words, and the generator of random numbers after them."""
+    random = np.random.default_rng(0)
+    letters = np.frombuffer(b"etaoinshrdlucmfwypvbgk", np.uint8)
+    words = [bytes(random.choice(letters, random.integers(2, 11))).decode() for _ in range(50_000)]
+    return [*words, "naïve", "日本", "été"], random
 
 
 def write_text(path: Path, n_bytes: int) -> Path:

@@ -30,7 +30,7 @@ TASKS = (
     *("help", "shipped", "12M float32", "135M q4_1", "135M q8_0", "135M float32"),
     *("135M bfloat16", "1.1B q8_0", "kernels"),
 )
-QUICK = ("help", "shipped", "tiny float32")
+QUICK = ("help", "tiny q8_0")
 GGUF_TYPES = {"float32": "f32", "bfloat16": "bf16"}  # of the dtypes of directories
 IMPORTS = "import typer, rich.console"
 TRANSFORMERS = """

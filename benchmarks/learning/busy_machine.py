@@ -40,18 +40,25 @@ def busy_cpu(wanted: bool) -> Iterator[None]:
         process.wait()
 
 
-def train(code: str, text: Path, folder: Path, options: argparse.Namespace) -> float:
-    """Return the tokens per second of a run that is stopped after some seconds of steps."""
+def train(code: str, busy: bool, text: Path, folder: Path, options: argparse.Namespace) -> float:
+    """Return the tokens per second of a run that is stopped after some seconds of steps.
+
+    With `busy`, one CPU is busy from the plan on.
+    """
     command = [sys.executable, "-c", code, "train", str(text), "--out", str(folder), "--overwrite"]
     command += ["--size", options.size, "--steps", str(options.steps), "--device", "cpu", "--json"]
     points: list[tuple[float, int]] = []
     step_tokens = 0
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    with contextlib.ExitStack() as stack:
+        process = stack.enter_context(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        )
         assert process.stdout is not None
         for line in process.stdout:
             report = json.loads(line)
             if report["kind"] == "PlanReport":
                 step_tokens = report["batch_size"] * report["context_length"]
+                stack.enter_context(busy_cpu(busy))
             elif report["kind"] == "StepReport":
                 points.append((time.perf_counter(), report["step"]))
                 if points[-1][0] - points[0][0] > options.seconds:
@@ -71,8 +78,7 @@ def measure(options: argparse.Namespace) -> None:
         for _ in range(options.rounds):
             for way in options.ways:
                 for load in (False, True):
-                    with busy_cpu(load):
-                        rate = train(_WAYS[way], text, Path(name) / "model", options)
+                    rate = train(_WAYS[way], load, text, Path(name) / "model", options)
                     rates.setdefault((way, load), []).append(rate)
                     print(f"{way}, {'one CPU busy' if load else 'idle'}: {rate:,.0f}", flush=True)
     rows = [["tokens/s, median", "idle", "one CPU busy", "busy / idle"]]

@@ -28,14 +28,16 @@ SINGLE = "one process"
 
 
 def train_command(options: argparse.Namespace, out: Path, mode: str) -> list[str]:
-    """Return the command of a run, as one process or as two ranks."""
+    """Return the command of a run, as one process or as several ranks."""
     single = mode == SINGLE
-    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
-    batch, threads = (options.batch, options.threads) if single else (options.batch // 2, 1)
+    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={options.ranks}", "-m"]
+    batch, threads = (
+        (options.batch, options.threads) if single else (options.batch // options.ranks, 1)
+    )
     command = [sys.executable, "-m", *([] if single else launcher)]
     command += ["tgen", "train", str(options.corpus), "-o", str(out), "--size", options.size]
     command += ["--steps", str(options.steps), "--threads", str(threads), "-q", "--json"]
-    command += ["--overwrite", *([] if single else ["--parallel", mode])]
+    command += ["--overwrite", *([] if single or options.ranks == 1 else ["--parallel", mode])]
     settings = {"batch_size": batch, "eval_every": options.steps // 2, "eval_tokens": 4096}
     return [*command, *(f"--set={name}={value}" for name, value in settings.items())]
 
@@ -64,7 +66,7 @@ def max_loss_difference(out: Path, reference: Path) -> float:
 def kill_and_resume(
     options: argparse.Namespace, out: Path, mode: str, reference: Path
 ) -> dict[str, float]:
-    """Kill rank 1 in the middle; return the seconds until all exit, and the resumed difference."""
+    """Kill the last rank in the middle; return the seconds to the end and the loss difference."""
     process = subprocess.Popen(
         train_command(options, out, mode), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
@@ -72,7 +74,7 @@ def kill_and_resume(
     for line in process.stdout:
         report = json.loads(line)
         if report["kind"] == "StepReport" and report["step"] == options.steps // 2 + 2:
-            os.kill(find_rank_1(process.pid), signal.SIGKILL)
+            os.kill(find_rank(process.pid, options.ranks - 1), signal.SIGKILL)
             break
     start = time.perf_counter()
     process.communicate()
@@ -87,16 +89,17 @@ def kill_and_resume(
     }
 
 
-def find_rank_1(launcher: int) -> int:
-    """Return the process id of torchrun's second child."""
+def find_rank(launcher: int, rank: int) -> int:
+    """Return the process id of a rank that torchrun has started."""
+    variable = f"\0RANK={rank}\0".encode()
     for task in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((task / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            if parent == launcher and b"\0RANK=1\0" in (task / "environ").read_bytes():
+            if parent == launcher and variable in (task / "environ").read_bytes():
                 return int(task.name)
         except OSError:  # the process has exited
             continue
-    raise RuntimeError("rank 1 was not found")
+    raise RuntimeError(f"rank {rank} was not found")
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -142,9 +145,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--size", default="tiny")
     parser.add_argument("--rounds", type=int, default=3)
     modes = ["ddp", "fsdp"]
-    parser.set_defaults(modes=modes, kill_modes=modes, steps=50, batch=16, warmup=5, threads=2)
-    # Only one launch of two ranks, the one that is killed.
-    quick = {"size": "nano", "rounds": 1, "modes": [], "kill_modes": ["ddp"]}
+    parser.set_defaults(modes=modes, kill_modes=modes, ranks=2)
+    parser.set_defaults(steps=50, batch=16, warmup=5, threads=2)
+    # Only one launch, of a single rank, which is killed.
+    quick = {"size": "nano", "rounds": 1, "modes": [], "kill_modes": ["ddp"], "ranks": 1}
     quick |= {"steps": 8, "batch": 2, "warmup": 1, "threads": 1}
     options = harness.parse(parser, arguments, quick)
     if options.corpus is None and not options.quick:

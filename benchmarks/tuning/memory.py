@@ -9,7 +9,6 @@ times the measured one, which is that of the process.
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -110,8 +109,7 @@ def measure(options: argparse.Namespace) -> None:
         command = [sys.executable, "-m", "benchmarks.tuning.memory", "--worker", *flags]
         for field in ("shape", "dtype", "tokens", "steps"):
             command += [f"--{field}", str(getattr(options, field))]
-        out = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=harness.ROOT)
-        predicted, measured = json.loads(out.stdout)
+        predicted, measured = json.loads(harness.run_process(command, cwd=harness.ROOT))
         results[name] = {"predicted_bytes": predicted, "measured_bytes": measured}
         sizes = [f"{size / 2**30:.2f} GiB" for size in (predicted, measured)]
         rows.append([name, *sizes, f"{predicted / measured:.2f}"])

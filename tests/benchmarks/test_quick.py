@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tempfile
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks import harness
-from support.command import tgen
+from support.command import fork_server, tgen
 from tgen.errors import TgenError
 
 LIBRARIES = {
@@ -35,13 +36,22 @@ def test_libraries_exist() -> None:
 
 
 def run_process(command: Sequence[str], run: Any = harness.run_process, **options: Any) -> bytes:
-    """Fork commands of tgen, which is faster than to start Python; run others as usual."""
-    if list(command[:3]) != [sys.executable, "-m", "tgen"]:
+    """Fork commands of tgen and the benchmarks, which is faster than to start Python."""
+    cwd = options.get("cwd")
+    if list(command[:3]) == [sys.executable, "-m", "tgen"]:
+        result = tgen(*command[3:], stdin=options.get("input", b""), cwd=cwd)
+        if result.returncode:
+            raise TgenError(result.stderr.decode(), "")
+        return result.stdout
+    if command[0] != sys.executable or not command[2].startswith("benchmarks."):
         return bytes(run(command, **options))
-    result = tgen(*command[3:], stdin=options.get("input", b""), cwd=options.get("cwd"))
-    if result.returncode:
-        raise TgenError(result.stderr.decode(), "")
-    return result.stdout
+    code = f"import runpy, sys; sys.argv[1:] = {list(command[3:])}\n"
+    code += f"sys.path.insert(0, ''); runpy.run_module({command[2]!r}, run_name='__main__')"
+    with tempfile.TemporaryDirectory() as folder:
+        [status] = fork_server().run([], code=code, n=1, folder=Path(folder), cwd=cwd)
+        if status:
+            raise TgenError(Path(folder, "0.err").read_text(), "")
+        return Path(folder, "0.out").read_bytes()
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
