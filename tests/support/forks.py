@@ -102,6 +102,7 @@ def fork(request: dict[str, Any], rank: int, n: int, port: int) -> int:
         # Measuring takes longer than training a tiny model; each rank has its own speed.
         prepare.measure_speed = lambda *_, **__: 2e10 * (1 + rank / 10)  # type: ignore[attr-defined]
         samples._SAMPLE_TOKENS, final_report._MEMORIZATION_TOKENS = 8, 24
+        final_report._MEMORIZATION_SAMPLES = 2
         # xz clears hundreds of megabytes however short the text is.
         prepare.xz_bits_per_byte = lambda *_: 2.0  # type: ignore[attr-defined]
         if code := request["code"]:
