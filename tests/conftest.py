@@ -1,37 +1,29 @@
-"""Fixtures: small random models, a trained model, in-process `tgen inspect`, code on ranks."""
+"""Fixtures: small random models, a trained model, in-process `tgen inspect`, code on ranks.
+
+Torch is imported where it is used: the process that starts the workers does not need it.
+"""
 
 import gc
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import chdir
+from contextlib import chdir, suppress
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
-import hypothesis
-import numpy as np
 import pytest
-import torch
 
 from support.command import fork_server, tgen
-from support.models import ALL_FAMILIES, TEXT, make_model
-from tgen.checkpoint import model_dir
-from tgen.model import ram
-from tgen.runs import final_report, prepare, samples
-from tgen.storage import container_limits
-from tgen.tokenizer import Tokenizer, train_bpe
-from tgen.training.report import baselines
+from tgen.config import FAMILIES
+
+if TYPE_CHECKING:
+    from tgen.tokenizer import Tokenizer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.pop("COLUMNS", None)  # of xdist: Rich's consoles keep what is set when they are made
-consoles = import_module("tgen.cli.rich_console")
-hypothesis.settings.register_profile("fixed", derandomize=True)
-hypothesis.settings.register_profile("fresh", max_examples=1000, print_blob=True)
-# Other examples every time: see scripts/faults.
-hypothesis.settings.load_profile("fresh" if os.environ.get("TGEN_FRESH_EXAMPLES") else "fixed")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 
 Ranks = Callable[..., list[SimpleNamespace]]
@@ -43,6 +35,26 @@ LONG += ["test_resume", "test_session", "test_errors", "test_docs", "test_early_
 
 
 gc.disable()  # no garbage is made until all tests are imported
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Collect in one worker after the other: the first compiles all modules for the others."""
+    if session.config.getoption("numprocesses", None):  # this process starts the workers
+        return (yield)
+    with open(__file__) as file:
+        with suppress(ImportError):
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        import hypothesis
+
+        hypothesis.settings.register_profile("fixed", derandomize=True)
+        hypothesis.settings.register_profile("fresh", max_examples=1000, print_blob=True)
+        # Other examples every time: see scripts/faults.
+        fresh = os.environ.get("TGEN_FRESH_EXAMPLES")
+        hypothesis.settings.load_profile("fresh" if fresh else "fixed")
+        return (yield)
 
 
 def pytest_collection_finish() -> None:
@@ -59,6 +71,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _same_start() -> None:
     """Give every test the same random numbers, one thread and its own width of the terminal,
     whatever ran before."""
+    import torch
+
+    from tgen.cli import rich_console as consoles
+
     consoles.out._width = consoles.err._width = None
     torch.manual_seed(0)
     torch.set_num_threads(1)  # the models are too small for more
@@ -70,6 +86,8 @@ def _assumed_speed() -> Iterator[None]:
 
     Commands that start a new Python measure it.
     """
+    from tgen.runs import prepare
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prepare, "measure_speed", lambda *_, **__: 2e10)
         patch.setattr(prepare, "measure_step", lambda *_, **__: None)
@@ -79,6 +97,8 @@ def _assumed_speed() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _short_samples() -> Iterator[None]:
     """Generate short samples in training runs: otherwise they take longer than the steps."""
+    from tgen.runs import final_report, samples
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(samples, "_SAMPLE_TOKENS", 8)
         patch.setattr(final_report, "_MEMORIZATION_SAMPLES", 2)
@@ -89,6 +109,9 @@ def _short_samples() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _equal_texts_are_compressed_once() -> Iterator[None]:
     """Keep the results of xz, which clears hundreds of megabytes however short the text is."""
+    from tgen.runs import prepare
+    from tgen.training.report import baselines
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prepare, "xz_bits_per_byte", cache(baselines.xz_bits_per_byte))
         yield
@@ -97,6 +120,9 @@ def _equal_texts_are_compressed_once() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _memory_limit_is_read_once() -> Iterator[None]:
     """Read this process's memory limits once: opening a tiny model takes less time."""
+    from tgen.model import ram
+    from tgen.storage import container_limits
+
     root, read = Path("/"), container_limits.free_memory
     free = read(root)
     with pytest.MonkeyPatch.context() as patch:
@@ -105,18 +131,24 @@ def _memory_limit_is_read_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
+def tokenizer() -> "Tokenizer":
+    from support.models import TEXT
+    from tgen.tokenizer import train_bpe
+
     return train_bpe([TEXT], vocab_size=300)
 
 
-@pytest.fixture(params=[name for name in ALL_FAMILIES if name != "qwen2"])  # llama with biases
+@pytest.fixture(params=[name for name in FAMILIES if name != "qwen2"])  # llama with biases
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
-def model_directory(family: str, tokenizer: Tokenizer, tmp_path: Path) -> Path:
+def model_directory(family: str, tokenizer: "Tokenizer", tmp_path: Path) -> Path:
     """Return the directory of a random model of the family."""
+    from support.models import make_model
+    from tgen.checkpoint import model_dir
+
     model = make_model(family, vocab_size=tokenizer.vocab_size)
     model_dir.save(tmp_path / family, model.config, tokenizer, model.to_arrays())
     return tmp_path / family
@@ -125,6 +157,8 @@ def model_directory(family: str, tokenizer: Tokenizer, tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a model directory that `tgen train` made in 30 steps."""
+    from support.models import TEXT
+
     folder = tmp_path_factory.mktemp("trained")
     (folder / "corpus.txt").write_bytes(TEXT)
     paths = [folder / "corpus.txt", "--out", folder / "model"]
@@ -166,6 +200,8 @@ def inspect(
 
 @pytest.fixture
 def random_ids() -> Callable[[int], list[int]]:
+    import numpy as np
+
     return lambda n: np.random.default_rng(n).integers(0, 300, n).tolist()
 
 

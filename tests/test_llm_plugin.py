@@ -18,13 +18,6 @@ from support.command import clean_environment
 from tgen.api import load
 from tgen.config import SamplingConfig
 
-llm = pytest.importorskip("llm", reason="llm is not installed")
-
-import llm.plugins  # noqa: E402
-from llm.cli import cli  # noqa: E402
-
-from tgen import llm_plugin  # noqa: E402
-
 OPTIONS = {"seed": 3, "temperature": 0.9, "max_new_tokens": 12}
 _CHILD = """
 import sys
@@ -45,17 +38,27 @@ def logs(tmp_path_factory):
     return tmp_path_factory.mktemp("llm")
 
 
+@pytest.fixture(scope="module")
+def plugin():
+    """Return the plugin; `llm` takes seconds to import, so only the worker of these tests does."""
+    pytest.importorskip("llm", reason="llm is not installed")
+    return import_module("tgen.llm_plugin")
+
+
 @pytest.fixture
-def run(trained, logs, tmp_path, monkeypatch):
+def run(plugin, trained, logs, tmp_path, monkeypatch):
     """Run `llm` in a directory with ./models/mine; return its status and output."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LLM_USER_PATH", str(logs))
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "mine").symlink_to(trained)
-    llm.plugins.load_plugins()
-    if not llm.plugins.pm.is_registered(llm_plugin):  # the entry point is there if installed
-        llm.plugins.pm.register(llm_plugin, name="tgen")
-    llm_plugin._load.cache_clear()
+    from llm.cli import cli
+    from llm.plugins import load_plugins, pm
+
+    load_plugins()
+    if not pm.is_registered(plugin):  # the entry point is there if installed
+        pm.register(plugin, name="tgen")
+    plugin._load.cache_clear()
 
     def run_llm(*arguments, **options):
         flags = [word for name, value in options.items() for word in ("-o", name, str(value))]
@@ -81,7 +84,7 @@ def test_text_is_what_tgen_generates(run, trained, streaming):
 
 @pytest.mark.usefixtures("run")
 def test_pieces_are_streamed():
-    response = llm.get_model("tgen/mine").prompt("What is", **OPTIONS)
+    response = import_module("llm").get_model("tgen/mine").prompt("What is", **OPTIONS)
     assert len(list(response)) > 1
 
 
@@ -96,9 +99,9 @@ def test_usage_and_seed_are_logged(run, trained):
     assert entry["response_json"]["finish_reason"] == "length"
 
 
-def test_options_are_those_of_sampling_config(run):
+def test_options_are_those_of_sampling_config(run, plugin):
     shown = run("models", "list", "--options", "-m", "tgen/mine")[1]
-    left_out = llm_plugin._NOT_OPTIONS
+    left_out = plugin._NOT_OPTIONS
     for name in SamplingConfig.__dataclass_fields__:
         assert (f"\n    {name}: " in shown) == (name not in left_out)
     assert "FILE" not in shown
@@ -190,7 +193,7 @@ def test_listing_models_imports_neither_torch_nor_the_configuration():
     }
 
 
-def test_the_entry_point_is_the_plugin():
+def test_the_entry_point_is_the_plugin(plugin):
     project = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text())
     (target,) = project["project"]["entry-points"]["llm"].values()
-    assert import_module(target) is llm_plugin
+    assert import_module(target) is plugin
