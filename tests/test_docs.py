@@ -83,21 +83,16 @@ def test_architecture_page_lists_allowed_imports():
     assert documented == {name: allowed[name] for name in allowed if not name.startswith("__")}
 
 
-def test_python_examples_run(tmp_path):
+def test_python_examples_run(on_ranks, tmp_path):
     pytest.importorskip("transformers")
     text = (ROOT / "docs" / "python.md").read_text()
     code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
     assert "minutes=10" in code
     (tmp_path / "corpus.txt").write_text("To be, or not to be: that is the question.\n" * 300)
     shutil.copytree(ROOT / "models" / "shakespeare", tmp_path / "models" / "shakespeare")
-    result = subprocess.run(
-        [sys.executable, "-c", code.replace("minutes=10", "steps=2")],
-        cwd=tmp_path,
-        capture_output=True,
-        env=clean_environment(),
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr.decode()
+    here = f"import os; os.chdir({str(tmp_path)!r})\n"
+    [run] = on_ranks(code=here + code.replace("minutes=10", "steps=2"), n=1)
+    assert run.status == 0, run.err
 
 
 def test_pictures_load_nothing_from_the_network():
@@ -129,12 +124,16 @@ def test_output_has_no_escape_codes_without_a_terminal(trained, terminal):
         assert b"\x1b" not in result.stdout + result.stderr
 
 
-def test_output_does_not_depend_on_the_locale(trained):
-    expected = tgen("inspect", "-m", trained, "-p", "é日")
-    for locale in (
-        {"LC_ALL": "C"},
-        {"PYTHONIOENCODING": "latin-1"},
-        {"PYTHONUTF8": "0", "LC_ALL": "C"},
-    ):
-        result = tgen("inspect", "-m", trained, "-p", os.fsencode("é日").decode(), **locale)
-        assert result.stdout == expected.stdout
+@pytest.mark.parametrize(
+    ("command", "locale"),
+    [
+        ("tokenize", {"LC_ALL": "C"}),
+        ("tokenize", {"PYTHONIOENCODING": "latin-1"}),
+        ("inspect", {"PYTHONUTF8": "0", "LC_ALL": "C"}),
+    ],
+)
+def test_output_does_not_depend_on_the_locale(trained, command, locale):
+    expected = tgen(command, "-m", trained, "-p", "é日")
+    result = tgen(command, "-m", trained, "-p", os.fsencode("é日").decode(), **locale)
+    assert result.stdout == expected.stdout
+    assert not result.stdout.isascii()

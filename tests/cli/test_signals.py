@@ -17,14 +17,14 @@ from tgen.cli import signals
 def test_ctrl_c_saves_and_prints_the_command_to_resume(tmp_path):
     (tmp_path / "corpus.txt").write_bytes(TEXT)
     settings = ["d_model=16", "n_heads=2", "context_length=16", "batch_size=2"]
-    settings += ["eval_every=20", "eval_tokens=64"]
+    settings += ["eval_every=50", "eval_tokens=64"]
     arguments = ["train", tmp_path / "corpus.txt", "--steps", 200]
     arguments += [f"--set={setting}" for setting in settings]
     assert tgen(*arguments, "--out", tmp_path / "whole").returncode == 0
     with start(*arguments, "--out", tmp_path / "parts", stderr=subprocess.PIPE) as process:
         folder = tmp_path / "parts" / "training"
-        while process.poll() is None and not any(folder.glob("state-*20")):
-            time.sleep(0.01)  # wait for the state of step 20
+        while process.poll() is None and not any(folder.glob("state-*50")):
+            time.sleep(0.01)  # wait for the state of step 50
         process.send_signal(signal.SIGINT)
         _, message = process.communicate(timeout=900)
     assert process.returncode == 130, message.decode()

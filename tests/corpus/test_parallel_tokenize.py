@@ -53,18 +53,24 @@ def make_tokenizer(kind):
     return train_char([TEXT]) if kind == "char" else train_bpe([TEXT], vocab_size=300)
 
 
-@pytest.mark.parametrize("kind", ["char", "bpe", "mistral"])
-def test_any_number_of_processes_gives_the_same_tokens(kind):
+@pytest.mark.parametrize(
+    ("kind", "n", "options"),
+    [
+        ("char", 2, {}),
+        ("bpe", 3, {"loss_on": "all"}),
+        ("mistral", 2, {}),
+        ("mistral", 2, {"open_end": True}),
+    ],
+)
+def test_any_number_of_processes_gives_the_same_tokens(kind, n, options):
     tokenizer = make_tokenizer(kind)
     documents = [document for several in DOCUMENTS.values() for document in several]
-    cases = [{}, {"loss_on": "all"}, {"open_end": True}]
-    for n, options in zip((2, 3, 2), cases, strict=True):
-        one, done = tokenize(documents, tokenizer, **options)
-        several, also_done = tokenize(documents, tokenizer, processes=n, **options)
-        assert several.tokens.dtype == one.tokens.dtype
-        assert np.array_equal(several.tokens, one.tokens)
-        assert np.array_equal(several.loss_mask, one.loss_mask)
-        assert (several.target_bytes, also_done) == (one.target_bytes, done)
+    one, done = tokenize(documents, tokenizer, **options)
+    several, also_done = tokenize(documents, tokenizer, processes=n, **options)
+    assert several.tokens.dtype == one.tokens.dtype
+    assert np.array_equal(several.tokens, one.tokens)
+    assert np.array_equal(several.loss_mask, one.loss_mask)
+    assert (several.target_bytes, also_done) == (one.target_bytes, done)
 
 
 def test_replaced_characters_are_counted_with_any_number_of_processes():
