@@ -1,6 +1,7 @@
 """The tokens of a run on disk: read on demand, and never those of another text."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -105,11 +106,20 @@ def test_run_that_reads_tokens_from_disk_equals_run_from_memory(tmp_path, monkey
     assert contents(tmp_path / "disk") == contents(tmp_path / "memory")
 
 
-@pytest.fixture
-def paused(tmp_path):
-    """A run that was interrupted after step 6."""
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """A folder with a whole run, and one that was interrupted after step 6."""
+    folder = tmp_path_factory.mktemp("runs")
+    list(runs.start(request(folder, "whole")))
     stops = iter([False] * 6 + [True])
-    list(runs.start(request(tmp_path), stopped=lambda: next(stops)))
+    list(runs.start(request(folder), stopped=lambda: next(stops)))
+    return folder
+
+
+@pytest.fixture
+def paused(both, tmp_path):
+    """A copy of the run that was interrupted."""
+    shutil.copytree(both, tmp_path, dirs_exist_ok=True)
     return tmp_path / "model"
 
 
@@ -151,7 +161,6 @@ def test_damaged_tokens_are_an_error_and_recreated_from_the_same_corpus(
     assert isinstance(done, DoneReport)
     assert done.finished
     assert path.read_bytes() == good
-    list(runs.start(request(tmp_path, "whole")))
     weights = [out / "model.safetensors" for out in (paused, tmp_path / "whole")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
