@@ -5,6 +5,7 @@ Torch is imported where it is used: the process that starts the workers does not
 
 import gc
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -78,6 +79,17 @@ def _same_start() -> None:
     consoles.out._width = consoles.err._width = None
     torch.manual_seed(0)
     torch.set_num_threads(1)  # the models are too small for more
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _seeding_notes_no_calls() -> Iterator[None]:
+    """Seed what is there only: for a GPU to come, torch notes the call's stack, in milliseconds."""
+    import torch
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not torch.accelerator.is_available():
+            patch.setattr(torch, "manual_seed", torch.default_generator.manual_seed)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -167,6 +179,23 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = tgen("train", *paths, *options, *settings)
     assert result.returncode == 0, result.stderr.decode()
     return folder / "model"
+
+
+@pytest.fixture(scope="session")
+def _finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from support.runs import request as run_request
+    from tgen import runs
+
+    folder = tmp_path_factory.mktemp("finished")
+    list(runs.start(run_request(folder)))
+    return folder
+
+
+@pytest.fixture
+def finished(_finished: Path, tmp_path: Path) -> Path:
+    """Return the directory of a copy of a finished run, whose corpus is beside it."""
+    shutil.copytree(_finished, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "model"
 
 
 @pytest.fixture

@@ -19,36 +19,34 @@ from tgen.runs.storage import state as run_state
 from tgen.storage import files
 
 
-def test_changed_settings_are_refused_or_recorded(tmp_path):
-    out = tmp_path / "model"
-    list(runs.start(request(tmp_path)))
+def test_changed_settings_are_refused_or_recorded(finished):
     same = {
         "settings": {"steps": 14, "seed": 1337},
         "overrides": {"dropout": "0.1", "n_layers": "1"},
     }
-    list(resume(out, threads=1, **same))
+    list(resume(finished, threads=1, **same))
     with pytest.raises(TrainingError, match=r"dropout differs \(got 0\.2, this run has 0\.1"):
-        list(resume(out, overrides={"dropout": "0.2"}))
+        list(resume(finished, overrides={"dropout": "0.2"}))
     with pytest.raises(UsageError, match=r"n_layers: cannot be changed \(got 2, "):
-        list(resume(out, overrides={"n_layers": "2"}, override=True))
+        list(resume(finished, overrides={"n_layers": "2"}, override=True))
     with pytest.raises(UsageError, match=r"optimizer: cannot be changed \(got adamw, "):
-        list(resume(out, overrides={"optimizer": "adamw"}, override=True))
-    start = not load_run(out)[0]["plan"]["train"]["bigram_start"]
+        list(resume(finished, overrides={"optimizer": "adamw"}, override=True))
+    start = not load_run(finished)[0]["plan"]["train"]["bigram_start"]
     with pytest.raises(UsageError, match="bigram_start: cannot be changed"):
-        list(resume(out, overrides={"bigram_start": str(start).lower()}, override=True))
+        list(resume(finished, overrides={"bigram_start": str(start).lower()}, override=True))
     with pytest.raises(UsageError, match="the run is already at step 14"):
-        list(resume(out, settings={"steps": 9}, override=True))
+        list(resume(finished, settings={"steps": 9}, override=True))
     longer = {"settings": {"steps": 20}, "overrides": {"learning_rate": "0.001"}}
-    reports = list(resume(out, threads=1, override=True, **longer))
+    reports = list(resume(finished, threads=1, override=True, **longer))
     assert isinstance(reports[-1], DoneReport)
     assert reports[-1].step == 20
-    notes = load_run(out)[0]["overridden"]
+    notes = load_run(finished)[0]["overridden"]
     assert notes[0] == "from step 14: steps 14 -> 20"
     assert notes[1].startswith("from step 14: learning_rate 0.00")
     assert notes[1].endswith(" -> 0.001")
     assert notes == plan_of(reports).notes[-2:]
     # Now they are the settings of the run.
-    list(resume(out, threads=1, **longer))
+    list(resume(finished, threads=1, **longer))
 
 
 def test_keep_checkpoints_limits_the_number_of_states(tmp_path):
@@ -155,30 +153,26 @@ def damage(state: Path, how: str) -> None:
     "how",
     ["cut short", "one bit", "zeros", "gone", "no manifest", "changed manifest", "garbage"],
 )
-def test_damaged_state_is_renamed_and_the_previous_one_is_used(tmp_path, how):
-    out = tmp_path / "model"
-    list(runs.start(request(tmp_path)))
-    whole = contents(out)
-    *_, before, newest = sorted((out / "training").glob("state-*"))
+def test_damaged_state_is_renamed_and_the_previous_one_is_used(finished, how):
+    whole = contents(finished)
+    *_, before, newest = sorted((finished / "training").glob("state-*"))
     damage(newest, how)
-    reports = list(resume(out, threads=1))
+    reports = list(resume(finished, threads=1))
     assert any("renamed to damaged-state-00000014" in note for note in plan_of(reports).notes)
     assert plan_of(reports).resumed_at_step == int(before.name[-8:]) == 10
-    assert (out / "training" / "damaged-state-00000014").is_dir()
-    after = {name: one for name, one in contents(out).items() if "damaged" not in name}
+    assert (finished / "training" / "damaged-state-00000014").is_dir()
+    after = {name: one for name, one in contents(finished).items() if "damaged" not in name}
     assert after == whole
-    for state in (out / "training").glob("state-*"):
+    for state in (finished / "training").glob("state-*"):
         damage(state, how)
     with pytest.raises(TrainingError, match="no training state in"):
-        list(resume(out))
-    assert len(list((out / "training").glob("damaged-*"))) >= 3
+        list(resume(finished))
+    assert len(list((finished / "training").glob("damaged-*"))) >= 3
 
 
 @pytest.mark.parametrize("how", ["missing", "unknown", "id", "dtype", "mask", "short"])
-def test_forged_tokens_are_an_error(tmp_path, how):
-    run_request = request(tmp_path)
-    list(runs.start(run_request, stopped=lambda: True))
-    record, tokens = load_run(run_request.out)
+def test_forged_tokens_are_an_error(finished, how):
+    record, tokens = load_run(finished)
     train = tokens["train"][:]
     arrays = {"train": train, "val": tokens["val"][:]} | {
         "missing": {},
@@ -190,64 +184,56 @@ def test_forged_tokens_are_an_error(tmp_path, how):
     }[how]
     if how == "missing":
         del arrays["val"]
-    entry = run_state.save_tokens(run_request.out, record, arrays)
-    run_state.save_record(run_request.out, record, entry)
+    entry = run_state.save_tokens(finished, record, arrays)
+    run_state.save_record(finished, record, entry)
     with pytest.raises(TrainingError, match=r"tokens\.safetensors is damaged"):
-        list(resume(run_request.out))
+        list(resume(finished))
 
 
-def test_resuming_with_too_little_memory_is_an_error(tmp_path, monkeypatch):
-    run_request = request(tmp_path)
-    list(runs.start(run_request, stopped=lambda: True))
+def test_resuming_with_too_little_memory_is_an_error(finished, monkeypatch):
     monkeypatch.setattr("tgen.runs.rank_sync.rank_bytes", lambda _: 10_000)
     with pytest.raises(UsageError, match=r"needs about \d+\.\d KB of memory .*; 10\.0 KB is"):
-        list(resume(run_request.out))
+        list(resume(finished))
 
 
 @pytest.mark.parametrize("change", [{"d_ff": 7}, {"d_ff": 2**31 - 1}, {"n_layers": 10**9}])
-def test_state_that_does_not_fit_the_model_is_an_error_before_it_takes_memory(tmp_path, change):
-    run_request = request(tmp_path)
-    list(runs.start(run_request, stopped=lambda: True))
-    path = run_request.out / "training" / "run.json"
+def test_state_that_does_not_fit_the_model_is_an_error_before_it_takes_memory(finished, change):
+    path = finished / "training" / "run.json"
     record = json.loads(path.read_bytes())
     record["plan"]["model"] |= change
     path.write_text(json.dumps(record))
     with pytest.raises(TrainingError, match=r"does not fit the model in training/run\.json"):
-        list(resume(run_request.out))
+        list(resume(finished))
 
 
 @pytest.mark.parametrize(
     "change", [{"seconds": float("inf")}, {"step": -1}, {"total_steps": 0}, {"n_rollbacks": -1}]
 )
-def test_state_with_impossible_counters_is_an_error(tmp_path, change):
-    run_request = request(tmp_path)
-    list(runs.start(run_request, stopped=lambda: True))
-    path = max((run_request.out / "training").glob("state-*/manifest.json"))
+def test_state_with_impossible_counters_is_an_error(finished, change):
+    path = max((finished / "training").glob("state-*/manifest.json"))
     values = json.loads(path.read_bytes())
     values["progress"] |= change
     entries = values.pop("files")
     path.write_bytes(manifest.seal({k: values[k] for k in ("run", "progress", "made_by")}, entries))
     with pytest.raises(TrainingError, match="is not compatible"):
-        list(resume(run_request.out))
+        list(resume(finished))
 
 
-def test_state_of_another_run_is_not_used(tmp_path):
-    for name in ("model", "other"):
-        list(runs.start(request(tmp_path, name)))
-    mine, other = (tmp_path / name / "training" for name in ("model", "other"))
+def test_state_of_another_run_is_not_used(finished, tmp_path):
+    list(runs.start(request(tmp_path, "other")))
+    mine, other = finished / "training", tmp_path / "other" / "training"
     (mine / "state-00000014").rename(mine / "gone")
     (other / "state-00000014").rename(mine / "state-00000014")
-    reports = list(resume(tmp_path / "model", threads=1))
+    reports = list(resume(finished, threads=1))
     assert any("belongs to another run" in note for note in plan_of(reports).notes)
     assert plan_of(reports).resumed_at_step == 10
 
 
-def test_changed_environment_is_reported(tmp_path, monkeypatch):
-    list(runs.start(request(tmp_path)))
-    *_, last = plan_of(resume(tmp_path / "model", threads=1)).notes
+def test_changed_environment_is_reported(finished, monkeypatch):
+    *_, last = plan_of(resume(finished, threads=1)).notes
     assert "may differ" not in last
     monkeypatch.setattr(prepare, "__version__", "9.9")
-    *_, last = plan_of(resume(tmp_path / "model", threads=1)).notes
+    *_, last = plan_of(resume(finished, threads=1)).notes
     assert last.startswith("results may differ from an uninterrupted run: tgen was ")
     assert last.endswith(", now 9.9")
 
@@ -258,9 +244,7 @@ def end(reports: Iterator[RunReport]) -> int:
     return last.step
 
 
-def test_new_end_applies_to_all_states_after_a_kill(tmp_path, monkeypatch):
-    out = tmp_path / "model"
-    list(runs.start(request(tmp_path)))
+def test_new_end_applies_to_all_states_after_a_kill(finished, tmp_path, monkeypatch):
     longer = {"threads": 1, "settings": {"steps": 20}, "override": True}
 
     def killed(*_: object) -> None:
@@ -268,11 +252,11 @@ def test_new_end_applies_to_all_states_after_a_kill(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch, suppress(KeyboardInterrupt):  # after run.json is written
         patch.setattr(run_state, "save_progress", killed)
-        begun = resume(out, **longer)
+        begun = resume(finished, **longer)
         plan_of(begun)
         begun.close()
-    shutil.copytree(out, tmp_path / "damaged")
-    assert end(resume(out, **longer)) == 20
+    shutil.copytree(finished, tmp_path / "damaged")
+    assert end(resume(finished, **longer)) == 20
     damage(
         tmp_path / "damaged" / "training" / "state-00000014", "gone"
     )  # the older state still has 14 steps
@@ -289,27 +273,23 @@ def reseal(state: Path, **changed: object) -> None:
     (state / "manifest.json").write_text(json.dumps(sealed))
 
 
-def test_states_of_another_version_stay_unchanged(tmp_path):
-    out = tmp_path / "model"
-    list(runs.start(request(tmp_path)))
-    newest = out / "training" / "state-00000014"
+def test_states_of_another_version_stay_unchanged(finished):
+    newest = finished / "training" / "state-00000014"
     reseal(newest, progress={**manifest.read(newest)["progress"], "moon": 1})
     with pytest.raises(TrainingError, match=r"written by tgen \S+ and is not compatible"):
-        list(resume(out))
+        list(resume(finished))
     reseal(newest, format=2)
     for _ in range(2):
         with pytest.raises(TrainingError, match="written by another version of tgen"):
-            list(resume(out))
+            list(resume(finished))
     assert newest.is_dir()
-    assert not list((out / "training").glob("damaged-*"))
+    assert not list((finished / "training").glob("damaged-*"))
 
 
 @pytest.mark.parametrize(
     "error", [OSError(5, "Input/output error"), TgenError("x cannot be opened: Permission denied")]
 )
-def test_unreadable_state_stays_unchanged(tmp_path, monkeypatch, error):
-    out = tmp_path / "model"
-    list(runs.start(request(tmp_path)))
+def test_unreadable_state_stays_unchanged(finished, monkeypatch, error):
     digest = files.sha256
 
     def unreadable(path: Path) -> bytes:
@@ -320,19 +300,17 @@ def test_unreadable_state_stays_unchanged(tmp_path, monkeypatch, error):
     with monkeypatch.context() as patch:
         patch.setattr(files, "sha256", unreadable)
         with pytest.raises(TrainingError, match=r"Input/output error|Permission denied"):
-            list(resume(out))
-    assert not list((out / "training").glob("damaged-*"))
-    assert end(resume(out, threads=1)) == 14
+            list(resume(finished))
+    assert not list((finished / "training").glob("damaged-*"))
+    assert end(resume(finished, threads=1)) == 14
 
 
-def test_run_with_only_damaged_states_is_an_error(tmp_path):
-    out = tmp_path / "model"
-    list(runs.start(request(tmp_path)))
-    for state in (out / "training").glob("state-*"):
+def test_run_with_only_damaged_states_is_an_error(finished):
+    for state in (finished / "training").glob("state-*"):
         damage(state, "gone")
     with pytest.raises(TrainingError, match="no training state in"):
-        list(resume(out))
+        list(resume(finished))
     with pytest.raises(
         TrainingError, match=r"has no training state \(damaged-state-.*, damaged-state"
     ):
-        list(resume(out))
+        list(resume(finished))

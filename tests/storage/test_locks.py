@@ -64,14 +64,12 @@ def test_windows_locks_one_byte_after_the_content(tmp_path, monkeypatch):
         pass
 
 
-def test_refused_start_removes_nothing(tmp_path):
-    out = tmp_path / "model"
-    list(runs.start(request(tmp_path)))
-    (out / "training" / "run.json").unlink()
-    before = contents(out)
+def test_refused_start_removes_nothing(finished, tmp_path):
+    (finished / "training" / "run.json").unlink()
+    before = contents(finished)
     with pytest.raises(UsageError, match="already contains a model"):
         next(runs.start(request(tmp_path)))
-    assert contents(out) == before
+    assert contents(finished) == before
 
 
 def test_failed_start_leaves_nothing(tmp_path, monkeypatch):
@@ -85,14 +83,13 @@ def test_failed_start_leaves_nothing(tmp_path, monkeypatch):
     assert not (tmp_path / "model").exists()
 
 
-def test_run_removes_temporary_files_of_an_interrupted_one(tmp_path):
-    out = tmp_path / "model"
-    list(runs.start(request(tmp_path)))
-    for start in (lambda: runs.start(request(tmp_path, overwrite=True)), lambda: resume(out)):
-        for folder in (out, out / "training", out / "training" / "state-00000014"):
+def test_run_removes_temporary_files_of_an_interrupted_one(finished, tmp_path):
+    training = finished / "training"
+    for start in (lambda: runs.start(request(tmp_path, overwrite=True)), lambda: resume(finished)):
+        for folder in (finished, training, training / "state-00000014"):
             (folder / ".tmp-00deadbeef00").write_bytes(b"half")
         list(start())
-        assert not list(out.rglob(".tmp-*"))
+        assert not list(finished.rglob(".tmp-*"))
 
 
 def test_signal_during_locking_leaves_nothing(tmp_path, monkeypatch):
