@@ -116,9 +116,15 @@ def their_random_model(name: str, values: dict[str, object], tokenizer, tied: bo
     return model
 
 
-@pytest.mark.parametrize("sharded", [False, True], ids=["single", "sharded"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize(
+    ("tied", "dtype", "sharded"),
+    [
+        (True, torch.float32, False),
+        (False, torch.float32, True),
+        (True, torch.bfloat16, True),
+        (False, torch.float16, False),
+    ],
+)
 @pytest.mark.parametrize(("name", "values"), THEIRS)
 def test_transformers_models_run_in_tgen(name, values, tied, dtype, sharded, tokenizer, tmp_path):
     random = their_random_model(name, values, tokenizer, tied).to(dtype)
@@ -135,9 +141,9 @@ def test_transformers_models_run_in_tgen(name, values, tied, dtype, sharded, tok
         model = open_model(tmp_path, device="cpu", threads=1, dtype="float32")
         logits = model.engine.extend(ids.tolist(), every_position=True)
         assert np.abs(logits - expected[0].numpy()).max() <= 1e-5
-        text = theirs.generate(ids[:, :10], max_new_tokens=50, do_sample=False)[0, 10:]
-    sampling = SamplingConfig(temperature=0, max_new_tokens=50)
-    ours = [token.id for token in model.tokens(ids[:, :10].tolist(), sampling=sampling)]
+        text = theirs.generate(ids[:, :44], max_new_tokens=20, do_sample=False)[0, 44:]
+    sampling = SamplingConfig(temperature=0, max_new_tokens=20)
+    ours = [token.id for token in model.tokens(ids[:, :44].tolist(), sampling=sampling)]
     assert ours == text.tolist()
 
 
