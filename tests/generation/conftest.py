@@ -2,9 +2,10 @@
 
 import pytest
 
+from support.models import DIFFERENT_POSITIONS
 
-# Positions of all kinds, with and without a window, in all layers and in some.
-@pytest.fixture(params=["classic", "gpt2", "mistral", "qwen3", "gemma3"])
+
+@pytest.fixture(params=DIFFERENT_POSITIONS)
 def family(request: pytest.FixtureRequest) -> str:
     """Return the name of a family."""
     return str(request.param)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.command import tgen
-from support.models import make_model
+from support.models import DIFFERENT_POSITIONS, make_model
 from tgen.api import load
 from tgen.config import SamplingConfig
 from tgen.engine.torch_engine import TorchEngine
@@ -31,40 +31,40 @@ def texts(engine, prompts, n, *, sampling=GREEDY, stop=(), kv_cache=True):
 
 
 @pytest.mark.parametrize(
-    "sampling",
-    [
-        GREEDY,
-        SamplingConfig(temperature=1.2, top_k=0, seed=3),
-        SamplingConfig(top_k=5, top_p=0.8, seed=4),
+    ("family", "sampling"),
+    [(family, GREEDY) for family in DIFFERENT_POSITIONS]
+    + [
+        ("qwen3", SamplingConfig(temperature=1.2, top_k=0, seed=3)),
+        ("gpt2", SamplingConfig(top_k=5, top_p=0.8, seed=4)),
     ],
 )
 def test_kv_cache_does_not_change_the_text_even_past_the_context(family, sampling):
-    engine = TorchEngine(make_model(family).double())
-    prompts = [[1, 2, 3], list(range(30)), [7]]
-    cached = texts(engine, prompts, 100, sampling=sampling)
-    assert cached == texts(engine, prompts, 100, sampling=sampling, kv_cache=False)
+    engine = TorchEngine(make_model(family, context_length=24).double())
+    prompts = [[1, 2, 3], list(range(15)), [7]]
+    cached = texts(engine, prompts, 40, sampling=sampling)
+    assert cached == texts(engine, prompts, 40, sampling=sampling, kv_cache=False)
     for row, prompt in enumerate(prompts):  # the batch changes nothing, the row's seed does
-        alone = texts(engine, [prompt], 100, sampling=sampling)[0]
+        alone = texts(engine, [prompt], 40, sampling=sampling)[0]
         assert (alone == cached[row]) == (row == 0 or sampling is GREEDY)
 
 
 def test_continuation_is_the_same_after_a_generated_text_or_a_prompt(family):
-    engine = TorchEngine(make_model(family).double())
+    engine = TorchEngine(make_model(family, context_length=24).double())
     sampling = SamplingConfig(temperature=1.0, seed=5)
-    (text,) = texts(engine, [[1, 2]], 150, sampling=sampling)
-    for n_given in (1, 20, 46, 47, 60, 90, 149):
+    (text,) = texts(engine, [[1, 2]], 75, sampling=sampling)
+    for n_given in (1, 10, 22, 23, 30, 45, 74):
         prompt = [1, 2, *text[:n_given]]
-        (rest,) = texts(engine, [prompt], 150 - n_given, sampling=sampling)
+        (rest,) = texts(engine, [prompt], 75 - n_given, sampling=sampling)
         assert rest == text[n_given:]
 
 
 def test_text_past_the_context_equals_a_fresh_run_on_the_window(family):
-    model = make_model(family).double()
-    (text,) = texts(TorchEngine(model), [[1]], 80)
+    model = make_model(family, context_length=24).double()
+    (text,) = texts(TorchEngine(model), [[1]], 50)
     text = [1, *text]
-    for n in range(49, 80):
-        window = text[window_start(n, 48) : n]
-        assert 24 < len(window) <= 48
+    for n in range(25, 50):
+        window = text[window_start(n, 24) : n]
+        assert 12 < len(window) <= 24
         assert TorchEngine(model).extend([window])[0].argmax() == text[n]
 
 

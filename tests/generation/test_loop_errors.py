@@ -15,7 +15,7 @@ from tgen.generation.ngram_drafter import NgramDrafter
 from tgen.generation.vocabulary import Vocabulary
 
 TOKENS = [bytes([i]) for i in range(256)] + [b"ab", b"bc"] * 22
-SOME = SamplingConfig(max_new_tokens=30, top_k=0, repetition_penalty=1.1)
+SOME = SamplingConfig(max_new_tokens=16, top_k=0, repetition_penalty=1.1)
 LATE = replace(SOME, regex="(a{0,1000}){0,1000}", max_new_tokens=400)  # fails after 100 tokens
 STUCK = replace(SOME, ban=[bytes([i]) for i in range(256)])
 REQUESTS = [Request([1, 2, 3 + i % 3], replace(SOME, seed=i)) for i in range(6)]
@@ -67,7 +67,7 @@ def at(requests, place, other):
 )
 def test_failing_sequence_ends_alone_with_its_reason(engine, bad, words, drafts):
     alone, _ = run(engine, REQUESTS, batch_size=1)
-    for place in (0, 2, 6):
+    for place in (0, 2, 6) if bad is not LATE else (2,):  # which takes long to fail
         requests = at(REQUESTS, place, Request([1, 2, 3], bad))
         out, errors = run(engine, requests, drafts=drafts)
         assert list(errors) == [place]
@@ -141,7 +141,7 @@ def test_cancelled_sequences_end_and_the_others_are_the_same(engine, batch_size,
             assert tokens == alone[number][: len(tokens)]
         else:
             assert tokens == alone[number]
-    assert len(out[0]) < 30
+    assert len(out[0]) < 16
     assert (len(out[0]) == 4) >= (not drafts)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.models import TEXT, cpu_engine, make_model
+from support.models import DIFFERENT_POSITIONS, TEXT, cpu_engine, make_model
 from tgen.checkpoint import ngram_tables as ngrams
 from tgen.checkpoint import safetensors_file
 from tgen.config import SamplingConfig
@@ -19,7 +19,7 @@ from tgen.generation.loop import generate
 from tgen.generation.ngram_drafter import NgramDrafter
 
 GREEDY = SamplingConfig(temperature=0)
-PROMPTS = [[1, 2, 3], list(range(30)), [7], [1, 2, 9]]
+PROMPTS = [[1, 2, 3], list(range(15)), [7], [1, 2, 9]]
 
 
 class CountingEngine:
@@ -53,30 +53,32 @@ def tables_of(texts):
 
 
 @pytest.mark.parametrize(
-    "sampling", [GREEDY, SamplingConfig(temperature=0.3, seed=3), SamplingConfig(seed=4)]
+    ("family", "sampling"),
+    [(family, GREEDY) for family in DIFFERENT_POSITIONS]
+    + [("qwen3", SamplingConfig(temperature=0.3, seed=3)), ("gpt2", SamplingConfig(seed=4))],
 )
 @pytest.mark.parametrize("on_kernels", [True, False])
 def test_drafts_do_not_change_the_text_even_past_the_context(family, sampling, on_kernels):
-    model = make_model(family)
+    model = make_model(family, context_length=24)
     if on_kernels:
         engine = CountingEngine(cpu_engine(model.config, model.to_arrays(), n_threads=2))
     else:
         engine = CountingEngine(TorchEngine(model.double()))
-    plain, reports = run(engine, PROMPTS, 120, sampling=sampling)
+    plain, reports = run(engine, PROMPTS, 60, sampling=sampling)
     passes = engine.passes
     # Tables of the text to be generated: nearly every draft is accepted.
     for tables in (tables_of(plain), {}):
         drafts = NgramDrafter(tables, 300)
-        ids, draft_reports = run(engine, PROMPTS, 120, sampling=sampling, drafts=drafts)
+        ids, draft_reports = run(engine, PROMPTS, 60, sampling=sampling, drafts=drafts)
         assert ids == plain
         if on_kernels:
             assert draft_reports == reports  # bit for bit
         if tables:
             assert engine.passes < passes
-    stop = {plain[0][50], plain[1][70]}
-    cut, _ = run(engine, PROMPTS, 120, sampling=sampling, stop=stop)
+    stop = {plain[0][25], plain[1][35]}
+    cut, _ = run(engine, PROMPTS, 60, sampling=sampling, stop=stop)
     drafts = NgramDrafter(tables_of(plain), 300)
-    assert run(engine, PROMPTS, 120, sampling=sampling, stop=stop, drafts=drafts)[0] == cut
+    assert run(engine, PROMPTS, 60, sampling=sampling, stop=stop, drafts=drafts)[0] == cut
     for n in (1, 2, 3, 5):
         drafts = NgramDrafter(tables_of(plain), 300)
         ends = [row[:n] for row in plain]

@@ -12,6 +12,8 @@ TEXT = (
     "The king said: what is this? 'Tis naïve, 日本 🦋 and more.\n\nWhat is a crown?\n" * 40
 ).encode()
 ALL_FAMILIES = list(FAMILIES)
+# Positions of all kinds, with and without a window, in all layers and in some.
+DIFFERENT_POSITIONS = ["classic", "gpt2", "mistral", "qwen3", "gemma3"]
 # What makes a small model of a family differ from others where its defaults do not.
 VARIED: dict[str, dict[str, object]] = {
     "gpt_neo": {"sliding_window": 9, "sliding_layers": (False, True)},
