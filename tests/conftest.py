@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, suppress
 from functools import cache
 from pathlib import Path
@@ -21,6 +21,8 @@ from support.command import fork_server, tgen
 from tgen.config import FAMILIES
 
 if TYPE_CHECKING:
+    import typer
+
     from tgen.tokenizer import Tokenizer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -126,6 +128,24 @@ def _equal_texts_are_compressed_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prepare, "xz_bits_per_byte", cache(baselines.xz_bits_per_byte))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _commands_are_made_once() -> Iterator[None]:
+    """Make a command from its function once: it takes longer than many a command runs."""
+    import typer
+
+    from tgen.cli import app
+
+    make_app = cache(app.make_app)
+
+    def make_once(arguments: Sequence[str] = tuple(app.COMMANDS)) -> "typer.Typer":
+        return make_app(tuple(name for name in app.COMMANDS if name in arguments))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app, "make_app", make_once)
+        patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
         yield
 
 

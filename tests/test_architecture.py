@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -70,9 +71,14 @@ def name_of(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix().removesuffix(".py")
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def imports(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -112,7 +118,7 @@ def test_the_table_is_complete_and_without_cycles():
 def test_only_cli_prints_and_only_storage_touches_the_disk(path):
     calls = {
         node.func.id
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     }
     assert not calls & {"print", "eval", "exec"}

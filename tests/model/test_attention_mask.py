@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from support.models import make_model
+from support.models import ALL_FAMILIES, make_model
 from tgen.model.attention_mask import document_spans
 
 
@@ -12,7 +12,10 @@ def number_documents(lengths: list[list[int]]) -> torch.Tensor:
     return torch.stack([torch.arange(len(n)).repeat_interleave(torch.tensor(n)) for n in lengths])
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(
+    ("family", "checkpointing"),
+    [*((family, False) for family in ALL_FAMILIES), ("gpt2", True), ("gemma3", True)],
+)
 def test_attention_in_spans_equals_attention_through_a_mask(family, checkpointing, monkeypatch):
     model = make_model(family, context_length=300).double()
     model.activation_checkpointing = checkpointing

@@ -25,13 +25,19 @@ def make_cache(model: Transformer, n_sequences: int = 1) -> KVCache:
     return KVCache(model.config, n_sequences, device=weight.device, dtype=weight.dtype)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-9)])
-def test_cached_logits_equal_uncached_ones_at_every_position_and_split(family, dtype, tolerance):
+@pytest.mark.parametrize(
+    ("dtype", "tolerance", "splits"),
+    [(torch.float32, 1e-4, [1, 7, 19]), (torch.float64, 1e-9, range(1, 20))],
+    ids=["float32", "float64"],
+)
+def test_cached_logits_equal_uncached_ones_at_every_position_and_split(
+    family, dtype, tolerance, splits
+):
     model = make_model(family).to(dtype)
     tokens = torch.randint(300, (2, 20), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         uncached = model(tokens)
-        for split in range(1, 20):
+        for split in splits:
             cache = make_cache(model, 2)
             parts = [model(tokens[:, :split], cache=cache)]
             middle = split + (20 - split) // 2  # several tokens after a non-empty cache
