@@ -202,7 +202,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def _finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a finished run, `model`, and its corpus, which no test may change."""
     from support.runs import request as run_request
     from tgen import runs
 
@@ -212,9 +213,9 @@ def _finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def finished(_finished: Path, tmp_path: Path) -> Path:
+def finished(finished_run: Path, tmp_path: Path) -> Path:
     """Return the directory of a copy of a finished run, whose corpus is beside it."""
-    shutil.copytree(_finished, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(finished_run, tmp_path, dirs_exist_ok=True)
     return tmp_path / "model"
 
 

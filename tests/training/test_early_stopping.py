@@ -15,16 +15,16 @@ from tgen.training.evaluation import Evaluation
 from tgen.training.state import Progress
 
 # Random letters: a model can only memorize them.
-NOISE = "".join(random.Random(0).choices("abcdefgh ", k=900)).encode()
+NOISE = "".join(random.Random(0).choices("abcdefgh ", k=300)).encode()
 OVERFITTING = {
     "d_model": "64",
-    "n_layers": "2",
+    "n_layers": "1",
     "context_length": "32",
-    "eval_every": "20",
+    "eval_every": "10",
     "patience": "2",
     "dropout": "0",
-    "learning_rate": "0.005",
-    "matrix_learning_rate": "0.02",
+    "learning_rate": "0.01",
+    "matrix_learning_rate": "0.05",
 }
 
 

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from fractions import Fraction
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -16,29 +17,38 @@ VERSE = (
 )
 
 
-def reference(train: bytes, context: bytes, byte: int, order: int) -> float:
-    """Modified Kneser-Ney, gram by gram: what follows which context, and how often."""
+@cache
+def followers_and_discounts(
+    train: bytes, before: bytes, order: int
+) -> tuple[Counter[int], tuple[float, ...]]:
+    """What follows a context, and how often; what is taken from counts of 1, 2 and more."""
     text = bytes(order) + train
     longest = [text[i : i + order + 1] for i in range(len(train))]
+    length = len(before) + 1
+    # A shorter gram counts once for each byte before it.
+    ends = longest if length == order + 1 else {gram[-length - 1 :] for gram in longest}
+    counts = Counter(gram[-length:] for gram in ends)
+    of_counts = Counter(counts.values())
+    n1, n2, n3, n4 = (of_counts[i] for i in (1, 2, 3, 4))
+    d: tuple[float, ...] = (0.5, 1.0, 1.5)
+    if n1 and n2 and n3 and n4:
+        y = Fraction(n1, n1 + 2 * n2)
+        exact = (1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3)
+        if 0 < exact[0] <= 1 and 0 < exact[1] <= 2 and 0 < exact[2] <= 3:
+            d = tuple(map(float, exact))
+    return Counter({gram[-1]: n for gram, n in counts.items() if gram[:-1] == before}), d
+
+
+def reference(train: bytes, context: bytes, byte: int, order: int) -> float:
+    """Modified Kneser-Ney, gram by gram."""
     probability = 1 / 256
-    for length in range(1, order + 2):
-        # A shorter gram counts once for each byte before it.
-        ends = longest if length == order + 1 else {gram[-length - 1 :] for gram in longest}
-        counts = Counter(gram[-length:] for gram in ends)
-        of_counts = Counter(counts.values())
-        n1, n2, n3, n4 = (of_counts[i] for i in (1, 2, 3, 4))
-        d: tuple[float, ...] = (0.5, 1.0, 1.5)
-        if n1 and n2 and n3 and n4:
-            y = Fraction(n1, n1 + 2 * n2)
-            exact = (1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3)
-            if 0 < exact[0] <= 1 and 0 < exact[1] <= 2 and 0 < exact[2] <= 3:
-                d = tuple(map(float, exact))
-        before = context[len(context) - (length - 1) :]
-        followers = {gram[-1]: n for gram, n in counts.items() if gram[:-1] == before}
+    for n_before in range(order + 1):
+        before = context[len(context) - n_before :]
+        followers, d = followers_and_discounts(train, before, order)
         if followers:
             total = sum(followers.values())
             freed = sum(d[min(n, 3) - 1] for n in followers.values())
-            count = followers.get(byte, 0)
+            count = followers[byte]
             discounted = count - d[min(count, 3) - 1] if count else 0
             probability = (discounted + freed * probability) / total
     return probability
