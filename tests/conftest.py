@@ -114,9 +114,9 @@ def _short_samples() -> Iterator[None]:
     from tgen.runs import final_report, samples
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(samples, "_SAMPLE_TOKENS", 8)
+        patch.setattr(samples, "_SAMPLE_TOKENS", 4)
         patch.setattr(final_report, "_MEMORIZATION_SAMPLES", 2)
-        patch.setattr(final_report, "_MEMORIZATION_TOKENS", 24)
+        patch.setattr(final_report, "_MEMORIZATION_TOKENS", 8)
         yield
 
 
