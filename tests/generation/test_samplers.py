@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from functools import cache
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from transformers.generation import logits_process as reference
 
 from tgen.config import SAMPLERS, SamplingConfig
-from tgen.generation import penalties, samplers
+from tgen.generation import penalties, samplers, sampling
 from tgen.generation.logits_processors import LogitsProcessors
 from tgen.generation.sampling import sample
 from tgen.generation.vocabulary import Vocabulary
@@ -149,6 +150,14 @@ MISTAKES = [
 ]
 LOGITS = np.array([0.0, 1.0, 2.0, 0.5, -1.0, 1.5, 1.8, -0.5], np.float32)
 SEEN = [2, 5, 1, 5, 2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _random_numbers_are_made_once():
+    """Keep the 40,000 random numbers, which are the same in all tests of distributions."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "uniform", cache(sampling.uniform))
+        yield
 
 
 def critical_value(degrees, alpha):
