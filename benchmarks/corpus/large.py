@@ -43,7 +43,7 @@ def train(corpus: Path, out: Path, options: argparse.Namespace) -> None:
     """Train in this process and print the measurements as JSON."""
     start = time.perf_counter()
     from tgen import runs
-    from tgen.config import TrainConfig
+    from tgen.config.training import TrainConfig
     from tgen.reports.training import PlanReport, StepReport
 
     results: dict[str, float | None] = {"steps": 0}

@@ -18,7 +18,8 @@ import torch
 from torch.autograd.profiler import profile, record_function
 
 from benchmarks import harness
-from tgen.config import SIZES, ModelConfig, Precision, ResolvedTrainConfig
+from tgen.config import SIZES, ModelConfig
+from tgen.config.training import Precision, ResolvedTrainConfig
 from tgen.model.product_precision import computes_bfloat16
 from tgen.training.random_run import RandomRun
 

@@ -30,7 +30,8 @@ import torch
 from benchmarks import harness
 from benchmarks.learning import nanogpt
 from tgen.benchmark.statistics import timing
-from tgen.config import Activation, ModelConfig, Precision, ResolvedTrainConfig
+from tgen.config import Activation, ModelConfig
+from tgen.config.training import Precision, ResolvedTrainConfig
 from tgen.model.product_precision import computes_bfloat16
 from tgen.training.random_run import RandomRun
 

@@ -27,7 +27,7 @@ def run_steps(options: argparse.Namespace) -> None:
     import torch
 
     from tgen.checkpoint.adapter import new_shapes
-    from tgen.config import ResolvedTrainConfig
+    from tgen.config.training import ResolvedTrainConfig
     from tgen.corpus import TokenDataset
     from tgen.model.product_precision import computes_bfloat16
     from tgen.runs.adapter_record import AdapterRecord

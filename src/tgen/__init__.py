@@ -7,7 +7,8 @@ __all__ = ["Model", "ModelConfig", "SamplingConfig", "TgenError", "TrainConfig",
 
 if TYPE_CHECKING:
     from tgen.api import Model, load, train
-    from tgen.config import ModelConfig, SamplingConfig, TrainConfig
+    from tgen.config import ModelConfig, SamplingConfig
+    from tgen.config.training import TrainConfig
     from tgen.errors import TgenError
 
 _HOMES = {
@@ -16,7 +17,7 @@ _HOMES = {
     "train": "api",
     "ModelConfig": "config",
     "SamplingConfig": "config",
-    "TrainConfig": "config",
+    "TrainConfig": "config.training",
     "TgenError": "errors",
 }
 

@@ -1,10 +1,12 @@
 """`tgen`, and `python -m tgen`."""
 
+import gc
 import sys
 
 
 def main() -> None:
     """Run the command line and exit with its status."""
+    gc.set_threshold(50_000)  # imports make 100,000 objects, and no garbage
     try:
         import signal  # inside `try`, so that Ctrl-C is quiet during imports too
 

@@ -18,8 +18,9 @@ from tgen.checkpoint import model_dir
 from tgen.checkpoint.dtypes import to_float32
 from tgen.checkpoint.hf.families import full_name, head_name, to_hf_arrays
 from tgen.checkpoint.model_lookup import find_model
-from tgen.config import DEFAULT_BATCH_SIZE, CacheDtype, ModelConfig, StoredAs, TrainConfig, raw
+from tgen.config import DEFAULT_BATCH_SIZE, CacheDtype, ModelConfig, StoredAs, raw
 from tgen.config.option import MAX_THREADS, require, suggest
+from tgen.config.training import TrainConfig
 from tgen.engine.base import PromptCache, common_prefix_length
 from tgen.errors import UsageError
 from tgen.generation.loop import make_source

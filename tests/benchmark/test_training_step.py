@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from tgen.benchmark.training_step import measure_training_step
-from tgen.config import ModelConfig, ResolvedTrainConfig
+from tgen.config import ModelConfig
+from tgen.config.training import ResolvedTrainConfig
 from tgen.errors import UsageError
 from tgen.model.transformer import Transformer
 from tgen.reports.benchmark import TrainingStepReport, TrialReport

@@ -10,7 +10,7 @@ from support.corpora import tokenize
 from support.models import TEXT
 from support.runs import contents, request, resume
 from tgen import corpus, runs
-from tgen.config import TrainConfig
+from tgen.config.training import TrainConfig
 from tgen.corpus import TokenDataset
 from tgen.corpus.bpe_dropout import split_tokens
 from tgen.reports.training import StepReport

@@ -12,7 +12,8 @@ from support.corpora import tokenize
 from support.models import make_model
 from support.runs import load_run, resume
 from tgen import corpus, runs
-from tgen.config import ModelConfig, ResolvedTrainConfig, TrainConfig
+from tgen.config import ModelConfig
+from tgen.config.training import ResolvedTrainConfig, TrainConfig
 from tgen.corpus import TokenDataset
 from tgen.errors import CorpusError
 from tgen.model.kv_cache import KVCache

@@ -16,7 +16,7 @@ from support.models import TEXT
 from support.tokenizer_files import files
 from support.vocabularies import smollm2_like, without_bytes
 from tgen import corpus
-from tgen.config import TrainConfig
+from tgen.config.training import TrainConfig
 from tgen.corpus import Document, parallel_tokenize
 from tgen.corpus.documents import document_size
 from tgen.errors import CorpusError, TgenError, UsageError

@@ -13,7 +13,7 @@ from support.corpora import tokenize as tokenize_all
 from support.runs import contents, request, resume
 from tgen import corpus, runs
 from tgen.checkpoint import safetensors_file
-from tgen.config import TrainConfig
+from tgen.config.training import TrainConfig
 from tgen.corpus import TokenDataset, tokenize
 from tgen.errors import TgenError, TrainingError
 from tgen.reports.training import DoneReport

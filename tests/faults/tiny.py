@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tgen import runs
-from tgen.config import TrainConfig
+from tgen.config.training import TrainConfig
 from tgen.reports.training import (
     EvalReport,
     MemorizationReport,

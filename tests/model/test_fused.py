@@ -6,7 +6,7 @@ from typing import get_args
 import torch
 import torch.nn.functional as F
 
-from tgen.config import Precision
+from tgen.config.training import Precision
 from tgen.model import fused
 from tgen.model.product_precision import product_precision
 

@@ -7,7 +7,8 @@ import threading
 import pytest
 import torch
 
-from tgen.config import ModelConfig, ResolvedTrainConfig
+from tgen.config import ModelConfig
+from tgen.config.training import ResolvedTrainConfig
 from tgen.model.openmp_wait import BusyMachine
 from tgen.training.random_run import RandomRun
 

@@ -28,7 +28,7 @@ from tgen import load, runs
 from tgen.chat.format import MAX_CHARACTERS
 from tgen.checkpoint import export, model_dir, safetensors_file
 from tgen.cli.app import run
-from tgen.config import TrainConfig
+from tgen.config.training import TrainConfig
 from tgen.errors import CorpusError, ModelError, TrainingError, UsageError
 from tgen.reports.training import DoneReport, MemorizationReport, SampleReport
 from tgen.runs import RunRequest, chat_rows, prepare

@@ -10,7 +10,7 @@ import pytest
 from support.runs import request
 from tgen import runs
 from tgen.checkpoint import model_dir
-from tgen.config import TrainConfig
+from tgen.config.training import TrainConfig
 from tgen.errors import TrainingError
 from tgen.reports.training import DoneReport, RollbackReport, RunReport, SavingReport
 from tgen.runs import checkpoint_saver, trainer

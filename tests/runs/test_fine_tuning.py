@@ -12,7 +12,7 @@ from support.runs import load_run, progress, request, resume, start_run
 from support.vocabularies import smollm2_like
 from tgen import runs
 from tgen.checkpoint import model_dir
-from tgen.config import TrainConfig
+from tgen.config.training import TrainConfig
 from tgen.errors import UsageError
 from tgen.reports.training import DoneReport, EvalReport, MemorizationReport, PlanReport
 

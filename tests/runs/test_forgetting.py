@@ -9,7 +9,7 @@ from support.models import make_model
 from support.runs import contents, load_run, request, resume, start_run
 from tgen import runs
 from tgen.checkpoint import model_dir
-from tgen.config import TrainConfig
+from tgen.config.training import TrainConfig
 from tgen.reports.training import DoneReport, PhaseReport, PlanReport
 from tgen.runs import final_report, forgetting, prepare, samples
 from tgen.training.plan.side_work import (

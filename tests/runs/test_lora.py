@@ -16,7 +16,7 @@ from tgen.checkpoint import adapter, model_dir
 from tgen.checkpoint.dtypes import to_bfloat16
 from tgen.checkpoint.safetensors_file import read_arrays, read_header
 from tgen.cli import app
-from tgen.config import TrainConfig
+from tgen.config.training import TrainConfig
 from tgen.errors import ModelError, TrainingError, UsageError
 from tgen.model.transformer import Transformer
 from tgen.reports.training import DoneReport, EvalReport, PlanReport

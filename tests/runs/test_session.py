@@ -11,7 +11,8 @@ from support.models import TEXT
 from support.runs import TRAINED, contents, load_run, progress, request, resume, start_run
 from tgen import runs
 from tgen.checkpoint import model_dir
-from tgen.config import Family, TrainConfig
+from tgen.config import Family
+from tgen.config.training import TrainConfig
 from tgen.corpus import TokenDataset
 from tgen.errors import CorpusError, LockedError, TrainingError, UsageError
 from tgen.model.transformer import Transformer

@@ -18,7 +18,7 @@ from support.chats import (
 )
 from tgen import corpus, runs
 from tgen.cli.app import run
-from tgen.config import TrainConfig
+from tgen.config.training import TrainConfig
 from tgen.reports.training import DoneReport
 from tgen.runs import RunRequest, prepare
 

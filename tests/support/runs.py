@@ -7,7 +7,7 @@ from typing import Any
 
 from support.models import TEXT
 from tgen import runs
-from tgen.config import TrainConfig
+from tgen.config.training import TrainConfig
 from tgen.reports.training import PhaseReport, PlanReport, RunReport
 from tgen.runs import ResumeRequest, RunRequest
 from tgen.runs.storage import state as run_state

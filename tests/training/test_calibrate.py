@@ -6,7 +6,8 @@ import itertools
 import pytest
 import torch
 
-from tgen.config import SIZES, ModelConfig, ResolvedTrainConfig
+from tgen.config import SIZES, ModelConfig
+from tgen.config.training import ResolvedTrainConfig
 from tgen.model.transformer import Transformer
 from tgen.training import calibrate
 from tgen.training.optimizers import Muon

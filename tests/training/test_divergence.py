@@ -9,7 +9,8 @@ import torch
 from support.runs import plan_of, request, resume
 from tgen import runs
 from tgen.checkpoint import model_dir
-from tgen.config import ModelConfig, ResolvedTrainConfig
+from tgen.config import ModelConfig
+from tgen.config.training import ResolvedTrainConfig
 from tgen.corpus import TokenDataset
 from tgen.errors import TrainingError
 from tgen.model.transformer import Transformer

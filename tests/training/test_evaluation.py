@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from tgen.config import ModelConfig, ResolvedTrainConfig
+from tgen.config import ModelConfig
+from tgen.config.training import ResolvedTrainConfig
 from tgen.corpus import TokenDataset
 from tgen.model.product_precision import has_bfloat16_units
 from tgen.model.transformer import Transformer

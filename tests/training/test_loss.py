@@ -5,7 +5,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tgen.config import ModelConfig, ResolvedTrainConfig
+from tgen.config import ModelConfig
+from tgen.config.training import ResolvedTrainConfig
 from tgen.corpus import TokenDataset
 from tgen.model.transformer import Transformer
 from tgen.training import loss as loss_module

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tgen.config import ResolvedTrainConfig
+from tgen.config.training import ResolvedTrainConfig
 from tgen.training.lr_schedule import lr_factor
 from tgen.training.state import Progress
 from tgen.training.time_budget import update_schedule

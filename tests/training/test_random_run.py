@@ -5,7 +5,8 @@ import itertools
 import torch
 import torch.nn.functional as F
 
-from tgen.config import ModelConfig, ResolvedTrainConfig
+from tgen.config import ModelConfig
+from tgen.config.training import ResolvedTrainConfig
 from tgen.model.transformer import Transformer
 from tgen.reports.training import StepReport
 from tgen.training.loop import train

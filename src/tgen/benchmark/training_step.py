@@ -18,7 +18,8 @@ import torch
 
 from tgen.benchmark.machine import peak_memory_bytes
 from tgen.benchmark.statistics import timing
-from tgen.config import ModelConfig, ResolvedTrainConfig
+from tgen.config import ModelConfig
+from tgen.config.training import ResolvedTrainConfig
 from tgen.errors import UsageError
 from tgen.model.device import choose_device, memory_bytes, set_threads
 from tgen.reports.benchmark import TrainingStepReport, TrialReport

@@ -1,4 +1,4 @@
-"""The three configurations with every default: model, training, sampling."""
+"""The configurations of the model and of sampling; that of training is in `config.training`."""
 
 from tgen.config.model import (
     DEFAULT_FAMILY,
@@ -30,16 +30,6 @@ from tgen.config.sampling import (
     output_dtype,
     raw,
 )
-from tgen.config.training import (
-    LoraTargets,
-    LossOn,
-    MuonScale,
-    Optimizer,
-    Parallel,
-    Precision,
-    ResolvedTrainConfig,
-    TrainConfig,
-)
 
 __all__ = [
     "CONSTRAINTS",
@@ -56,24 +46,16 @@ __all__ = [
     "Draft",
     "Family",
     "GgufType",
-    "LoraTargets",
-    "LossOn",
     "ModelConfig",
-    "MuonScale",
     "Norm",
     "NormPlacement",
-    "Optimizer",
     "Overflow",
-    "Parallel",
     "Position",
-    "Precision",
-    "ResolvedTrainConfig",
     "Rope",
     "RopeScaling",
     "SamplingConfig",
     "Size",
     "StoredAs",
-    "TrainConfig",
     "output_dtype",
     "raw",
 ]

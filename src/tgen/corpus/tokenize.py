@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.config import LossOn
+from tgen.config.training import LossOn
 from tgen.corpus.documents import Document, Part
 from tgen.corpus.parallel_tokenize import Piece, encode_pieces
 from tgen.storage import files

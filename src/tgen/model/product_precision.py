@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tgen.config import Precision
+from tgen.config.training import Precision
 
 _MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 _NAMES: dict[Precision, str] = {"float32": "ieee", "bfloat16": "bf16"}

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from tgen.config import Parallel
+from tgen.config.training import Parallel
 
 
 @dataclass(frozen=True)

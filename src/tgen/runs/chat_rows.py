@@ -21,7 +21,7 @@ from tgen.checkpoint.chat_template import (
     special_tokens,
 )
 from tgen.checkpoint.inherited_settings import InheritedSettings
-from tgen.config import TrainConfig
+from tgen.config.training import TrainConfig
 from tgen.corpus import ArrayBuilder, Corpus, Documents, TokenizedCorpus, begin_of_document
 from tgen.errors import CorpusError, ModelError, TgenError, UsageError
 from tgen.reports.training import PhaseReport, RowPart, RowsReport

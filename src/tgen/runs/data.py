@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tgen import corpus
-from tgen.config import TrainConfig
+from tgen.config.training import TrainConfig
 from tgen.corpus import TokenizedCorpus
 from tgen.errors import CorpusError, TrainingError
 from tgen.model.cpu_count import cpu_count

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tgen.checkpoint import adapter as adapters
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.model_lookup import find_model
-from tgen.config import TrainConfig
+from tgen.config.training import TrainConfig
 from tgen.errors import CorpusError, TgenError, TrainingError, UsageError
 from tgen.model.lora_layout import Pair
 from tgen.runs.adapter_record import AdapterRecord

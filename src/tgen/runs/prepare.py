@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tgen import __version__, corpus, distributed
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.inherited_settings import InheritedSettings
-from tgen.config import Parallel, TrainConfig
+from tgen.config.training import Parallel, TrainConfig
 from tgen.corpus import PackedRows, TokenDataset
 from tgen.errors import CorpusError, UsageError
 from tgen.model.device import (

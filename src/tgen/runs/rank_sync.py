@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from tgen import __version__, distributed
-from tgen.config import Parallel
+from tgen.config.training import Parallel
 from tgen.errors import UsageError
 from tgen.model.device import Device, rank_bytes, torch_version
 from tgen.training.plan.memory_estimate import choose_parallel

@@ -5,8 +5,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tgen.config import DEFAULT_FAMILY, SIZES, Family, Parallel, Size, TrainConfig
+from tgen.config import DEFAULT_FAMILY, SIZES, Family, Size
 from tgen.config.option import MAX_THREADS, check_ranges, option
+from tgen.config.training import Parallel, TrainConfig
 
 _data = partial(option, panel="Data and tokenizer")
 _output = partial(option, panel="Output")

@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from tgen.checkpoint.inherited_settings import InheritedSettings
-from tgen.config import ModelConfig, ResolvedTrainConfig
+from tgen.config import ModelConfig
+from tgen.config.training import ResolvedTrainConfig
 from tgen.errors import TrainingError, UsageError
 from tgen.reports.training import Choice
 from tgen.runs.adapter_record import AdapterRecord

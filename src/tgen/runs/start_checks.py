@@ -7,7 +7,7 @@ from pathlib import Path
 from tgen import distributed
 from tgen.checkpoint import adapter as adapters
 from tgen.checkpoint.model_lookup import find_model
-from tgen.config import Parallel
+from tgen.config.training import Parallel
 from tgen.errors import TgenError, TrainingError, UsageError
 from tgen.runs.request import RunRequest
 from tgen.runs.storage import state

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from tgen.config import SIZES, ModelConfig, Precision, ResolvedTrainConfig
+from tgen.config import SIZES, ModelConfig
+from tgen.config.training import Precision, ResolvedTrainConfig
 from tgen.model.product_precision import product_precision
 from tgen.model.transformer import Transformer
 from tgen.training.allocator import retain_freed_memory

@@ -11,7 +11,7 @@ does not rise several times in a row.
 import statistics
 from collections.abc import Sequence
 
-from tgen.config import ResolvedTrainConfig
+from tgen.config.training import ResolvedTrainConfig
 from tgen.training.evaluation import Evaluation
 from tgen.training.lr_schedule import in_decay, start_decay
 from tgen.training.state import Progress

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tgen import distributed
-from tgen.config import Precision, ResolvedTrainConfig
+from tgen.config.training import Precision, ResolvedTrainConfig
 from tgen.model.transformer import Transformer
 from tgen.training.loss import cross_entropy, loss_and_derivatives
 from tgen.training.standard_error import bits_per_byte_error

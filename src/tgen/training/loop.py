@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tgen import distributed
-from tgen.config import ResolvedTrainConfig
+from tgen.config.training import ResolvedTrainConfig
 from tgen.errors import DivergedError
 from tgen.model.openmp_wait import other_cpus
 from tgen.model.product_precision import product_precision

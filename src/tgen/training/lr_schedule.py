@@ -3,7 +3,7 @@
 `time_budget` decides when the decay starts; `Progress` stores it.
 """
 
-from tgen.config import ResolvedTrainConfig
+from tgen.config.training import ResolvedTrainConfig
 from tgen.training.state import Progress
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from tgen.config import MuonScale, ResolvedTrainConfig
+from tgen.config.training import MuonScale, ResolvedTrainConfig
 from tgen.model.low_rank import LowRankLinear
 from tgen.model.product_precision import must_round, products_are_bfloat16
 from tgen.model.transformer import CausalSelfAttention, Transformer

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from tgen.config import Parallel
+from tgen.config.training import Parallel
 from tgen.training.evaluation import LossModule
 
 _SYNC_BUFFERS = ("forward_sync_buffers", "broadcast_buffers")  # torch's names, newest first

@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from tgen.config import ModelConfig, ResolvedTrainConfig
+from tgen.config import ModelConfig
+from tgen.config.training import ResolvedTrainConfig
 from tgen.corpus import TokenDataset
 from tgen.training.loop import train
 from tgen.training.state import new_state

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tgen import distributed
-from tgen.config import ModelConfig, Parallel, ResolvedTrainConfig
+from tgen.config import ModelConfig
+from tgen.config.training import Parallel, ResolvedTrainConfig
 from tgen.model import lora
 from tgen.model.frozen import frozen_transformer
 from tgen.model.lora_layout import NewAdapter, parameter_shapes

@@ -5,7 +5,7 @@ With `steps` both are known in advance. With `minutes` the clock decides them du
 unless the machine has become slower: then the run ends earlier.
 """
 
-from tgen.config import ResolvedTrainConfig
+from tgen.config.training import ResolvedTrainConfig
 from tgen.training.lr_schedule import start_decay
 from tgen.training.state import Progress
 

@@ -11,7 +11,8 @@ import torch
 
 from support.runs import request
 from tgen import runs
-from tgen.config import ModelConfig, ResolvedTrainConfig, TrainConfig
+from tgen.config import ModelConfig
+from tgen.config.training import ResolvedTrainConfig, TrainConfig
 from tgen.errors import UsageError
 from tgen.model.attention import attend
 from tgen.model.product_precision import product_precision

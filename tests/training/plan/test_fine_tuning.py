@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from tgen.config import ModelConfig, ResolvedTrainConfig, TrainConfig
+from tgen.config import ModelConfig
+from tgen.config.training import ResolvedTrainConfig, TrainConfig
 from tgen.errors import UsageError
 from tgen.training.lr_schedule import lr_factor
 from tgen.training.optimizers import Muon, orthogonalize_parts

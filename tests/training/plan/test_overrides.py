@@ -2,7 +2,8 @@
 
 import pytest
 
-from tgen.config import SIZES, ModelConfig, ResolvedTrainConfig, TrainConfig
+from tgen.config import SIZES, ModelConfig
+from tgen.config.training import ResolvedTrainConfig, TrainConfig
 from tgen.errors import UsageError
 from tgen.training.plan.model_size import PlanInputs
 from tgen.training.plan.overrides import parse_overrides

@@ -9,7 +9,8 @@ import torch
 
 from support.runs import request, start_run
 from tgen import runs
-from tgen.config import SIZES, ModelConfig, Precision, ResolvedTrainConfig, RopeScaling, TrainConfig
+from tgen.config import SIZES, ModelConfig, RopeScaling
+from tgen.config.training import Precision, ResolvedTrainConfig, TrainConfig
 from tgen.errors import CorpusError, UsageError
 from tgen.model.transformer import Transformer
 from tgen.training.plan.memory_estimate import rank_memory

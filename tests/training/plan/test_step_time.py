@@ -2,7 +2,8 @@
 
 import pytest
 
-from tgen.config import SIZES, ModelConfig, ResolvedTrainConfig
+from tgen.config import SIZES, ModelConfig
+from tgen.config.training import ResolvedTrainConfig
 from tgen.model.transformer import Transformer
 from tgen.training.optimizers import Muon, make_optimizers
 from tgen.training.plan.step_time import muon_flops, step_seconds

@@ -6,7 +6,7 @@ from rich.text import Text
 from tgen.cli.bench.options import BenchOptions
 from tgen.cli.bench.output import show_last_report
 from tgen.cli.render.tables import table
-from tgen.config import Precision, ResolvedTrainConfig
+from tgen.config.training import Precision, ResolvedTrainConfig
 from tgen.reports.benchmark import TrainingStepReport
 
 _MIB = 2**20

@@ -17,8 +17,8 @@ from tgen.cli.options import (
     quiet_option,
     threads_option,
 )
-from tgen.config import TrainConfig
 from tgen.config.option import check_ranges, option
+from tgen.config.training import TrainConfig
 from tgen.errors import UsageError
 from tgen.runs import ResumeRequest, RunRequest
 

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from functools import partial
 
-from tgen.config import ModelConfig, Precision, ResolvedTrainConfig, TrainConfig
+from tgen.config import ModelConfig
+from tgen.config.training import Precision, ResolvedTrainConfig, TrainConfig
 from tgen.training.plan.memory_estimate import USABLE, rank_memory
 from tgen.training.plan.model_size import PlanInputs
 from tgen.training.plan.step_time import step_seconds

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from tgen.config import Precision, TrainConfig
+from tgen.config.training import Precision, TrainConfig
 from tgen.training.plan.batch_size import choose_batch_size
 from tgen.training.plan.fine_tuning import WINDOW, max_steps, rows_per_step
 from tgen.training.plan.model_size import ModelChoice, PlanInputs, tokens_per_second

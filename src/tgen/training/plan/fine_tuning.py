@@ -7,7 +7,7 @@ parameters.
 
 import math
 
-from tgen.config import Optimizer, ResolvedTrainConfig, TrainConfig
+from tgen.config.training import Optimizer, ResolvedTrainConfig, TrainConfig
 
 WINDOW = 512  # tokens that count as a row of plain text, and the windows of plain text
 WEIGHT_DECAY = 0.01  # of all weights; an adapter has none

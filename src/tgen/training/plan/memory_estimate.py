@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tgen.config import ModelConfig, Parallel, ResolvedTrainConfig
+from tgen.config import ModelConfig
+from tgen.config.training import Parallel, ResolvedTrainConfig
 from tgen.errors import UsageError
 from tgen.model.attention_chunks import MAX_STORED_LENGTH, QUERY_CHUNK
 from tgen.reports.number_format import format_bytes

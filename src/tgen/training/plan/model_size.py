@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tgen.config import SIZES, ModelConfig, Precision, TrainConfig
+from tgen.config import SIZES, ModelConfig
+from tgen.config.training import Precision, TrainConfig
 from tgen.errors import CorpusError, UsageError
 from tgen.training.plan.fine_tuning import WINDOW
 from tgen.training.plan.param_shapes import FrozenModel, matmul_params

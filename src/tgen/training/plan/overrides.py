@@ -6,9 +6,9 @@ from types import NoneType
 from typing import Any, get_args
 
 from tgen import distributed
-from tgen.config import ModelConfig, TrainConfig
+from tgen.config import ModelConfig
 from tgen.config.option import suggest
-from tgen.config.training import OLD_FIELD_NAMES
+from tgen.config.training import OLD_FIELD_NAMES, TrainConfig
 from tgen.errors import UsageError
 
 _HAVE_OPTIONS = {"family", "vocab_size", "minutes", "steps", "val_fraction", "seed", "compile"}

@@ -7,14 +7,8 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from tgen.config import (
-    SIZES,
-    ModelConfig,
-    Optimizer,
-    Precision,
-    ResolvedTrainConfig,
-    TrainConfig,
-)
+from tgen.config import SIZES, ModelConfig
+from tgen.config.training import Optimizer, Precision, ResolvedTrainConfig, TrainConfig
 from tgen.errors import CorpusError, UsageError
 from tgen.reports.training import Choice
 from tgen.training.plan.batch_size import MAX_STEP_TOKENS

@@ -3,7 +3,7 @@
 from collections.abc import Set
 from dataclasses import replace
 
-from tgen.config import ResolvedTrainConfig
+from tgen.config.training import ResolvedTrainConfig
 from tgen.reports.number_format import format_bytes, format_number
 from tgen.reports.training import Choice
 from tgen.training.plan.budget import Budget

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from tgen.config import ModelConfig, Parallel, ResolvedTrainConfig
+from tgen.config import ModelConfig
+from tgen.config.training import Parallel, ResolvedTrainConfig
 from tgen.reports.training import ScalingReport
 from tgen.training.plan.budget import n_steps
 from tgen.training.plan.memory_estimate import choose_parallel, rank_memory

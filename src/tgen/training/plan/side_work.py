@@ -6,7 +6,7 @@ Samples, evaluations and the general text each have 5% of the minutes: a large m
 import math
 from typing import NamedTuple
 
-from tgen.config import TrainConfig
+from tgen.config.training import TrainConfig
 
 SHARE = 0.05  # of the minutes
 TEXT_TOKENS = 16  # of each text that the base model writes: more would be a sequence of more passes

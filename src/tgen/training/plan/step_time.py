@@ -9,7 +9,8 @@ windows of 512 tokens for small and medium and attention in chunks, it is 0.8 to
 
 from typing import NamedTuple
 
-from tgen.config import ModelConfig, Precision
+from tgen.config import ModelConfig
+from tgen.config.training import Precision
 from tgen.training.plan.param_shapes import block_matrices, matmul_params
 
 _MUON_ITERATIONS = 5
