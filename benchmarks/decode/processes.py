@@ -136,6 +136,8 @@ def measure(options: argparse.Namespace) -> None:
                 results[task] = measure_task(task, options, cache)
             except TgenError as error:
                 print(f"{task}: {error.message}", file=sys.stderr)
+            # Weights of other tasks leave no room for large ones within the cache's limit.
+            shutil.rmtree(cache / "tgen" / "weights", ignore_errors=True)
             harness.save(options, {"tokens": options.tokens, "tasks": results})
     print_table(results)
     if len(results) < len(options.tasks):
