@@ -1,8 +1,9 @@
 """tgen: train a small language model on your own text, then generate, inspect and benchmark."""
 
+from tgen.version import __version__ as __version__
+
 TYPE_CHECKING = False  # as in typing, whose import would take longer than a Ctrl-C may wait
 
-__version__ = "0.2.0"
 __all__ = ["Model", "ModelConfig", "SamplingConfig", "TgenError", "TrainConfig", "load", "train"]
 
 if TYPE_CHECKING:

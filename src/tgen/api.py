@@ -24,7 +24,7 @@ from tgen.config.training import TrainConfig
 from tgen.engine.base import PromptCache, common_prefix_length
 from tgen.errors import UsageError
 from tgen.generation.loop import make_source
-from tgen.generation.sampling import row_seed
+from tgen.generation.random_numbers import row_seed
 from tgen.loaded_model import LoadedModel, open_model
 from tgen.reports.generation import Token
 from tgen.reports.training import RunReport

@@ -65,7 +65,7 @@ class TgenModel(llm.Model):
 
 def _generate(name: str, prompt: llm.Prompt, response: llm.Response) -> Iterator[str]:
     from tgen.generation.loop import make_source
-    from tgen.generation.sampling import row_seed
+    from tgen.generation.random_numbers import row_seed
 
     model = _load(name)
     options = {"seed": secrets.randbelow(1 << 32)} | _given(prompt.options)

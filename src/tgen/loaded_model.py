@@ -26,7 +26,7 @@ from tgen.generation.context_window import Request, check_request
 from tgen.generation.loop import RequestSource, generate_requests, make_source
 from tgen.generation.ngram_drafter import NgramDrafter
 from tgen.generation.prompt_cache import compute_prompt_cache
-from tgen.generation.sampling import row_seed
+from tgen.generation.random_numbers import row_seed
 from tgen.generation.score import TokenScores, score_stream
 from tgen.generation.vocabulary import Vocabulary
 from tgen.reports.generation import Token

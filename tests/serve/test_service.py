@@ -11,7 +11,7 @@ import pytest
 from support.servers import JSON, LONG, ServerProcess
 from tgen.api import Model
 from tgen.generation.loop import make_source
-from tgen.generation.sampling import row_seed, sample_seed
+from tgen.generation.random_numbers import row_seed, sample_seed
 from tgen.loaded_model import LoadedModel
 
 if TYPE_CHECKING:

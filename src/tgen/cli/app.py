@@ -13,10 +13,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
-from tgen import __version__
 from tgen.cli import console, signals
 from tgen.distributed import launched, rank_zero_reports, ranks
 from tgen.errors import ModelError, RankError, TgenError, UsageError, is_out_of_memory
+from tgen.version import __version__
 
 # A command's module is imported only when it is run or described: `tgen --help` stays fast.
 COMMANDS = {

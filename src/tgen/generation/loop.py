@@ -21,7 +21,8 @@ from tgen.generation.context_window import Request, window_start
 from tgen.generation.logits_processors import LogitsProcessors
 from tgen.generation.logprobs import Pick, make_tokens, select_rows
 from tgen.generation.ngram_drafter import NgramDrafter
-from tgen.generation.sampling import row_seed, sample
+from tgen.generation.random_numbers import row_seed
+from tgen.generation.sampling import sample
 from tgen.generation.sequence import SequenceState
 from tgen.generation.vocabulary import Vocabulary
 from tgen.reports.generation import RemovedCandidates, Token

@@ -5,23 +5,20 @@ position, so a text depends neither on the rest of the batch nor on how it was c
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tgen.config import SamplingConfig
 from tgen.engine.base import Logits
 from tgen.engine.cpu.row_sampler import row_sampler
 from tgen.errors import ModelError
 from tgen.generation import samplers
+from tgen.generation.random_numbers import TOKEN, XTC, uniform, uniforms
 from tgen.generation.samplers import SortedLogits
 from tgen.reports.generation import RemovedCandidates
 
-_BLOCK = 64  # positions whose random numbers are generated together
 _COMPILED_SAMPLERS = ["top_k", "top_p", "min_p", "temperature"]
 _MIN_TEMPERATURE = 1e-3  # of float32 exponents
-_TOKEN, _XTC, _ROW, _SAMPLE = 0, 1, 2, 3  # purposes of random numbers
 
 
 def sample(
@@ -40,7 +37,7 @@ def sample(
     if sampler and _is_compiled(sampling) and logits.dtype == np.float32:
         tokens = sampler.sample(
             logits,
-            [uniform(seed, i, _TOKEN) for seed, i in zip(seeds, positions, strict=True)],
+            [uniform(seed, i, TOKEN) for seed, i in zip(seeds, positions, strict=True)],
             top_k=sampling.top_k,
             top_p=sampling.top_p,
             min_p=sampling.min_p,
@@ -66,7 +63,7 @@ def sample(
         if explanations:
             _explain(name, before, candidates, explanations)
     cumulative = np.cumsum(samplers.softmax(candidates), axis=1)
-    u = _uniforms(seeds, positions, _TOKEN)[:, None]
+    u = uniforms(seeds, positions, TOKEN)[:, None]
     chosen = (cumulative <= u * cumulative[:, -1:]).sum(axis=1)
     # Rounding may lead past the last candidate that is left.
     last = candidates.shape[1] - 1 - (candidates[:, ::-1] > -np.inf).argmax(axis=1)
@@ -87,41 +84,6 @@ def _is_compiled(sampling: SamplingConfig) -> bool:
         and not sampling.xtc_probability
         and _MIN_TEMPERATURE <= sampling.temperature <= 1 / _MIN_TEMPERATURE
     )
-
-
-def row_seed(seed: int, row: int) -> int:
-    """Return the seed of one of several prompts; the first one's is `seed` itself.
-
-    Others are random and below 2^53, so that JSON represents them exactly.
-    """
-    return seed if row == 0 else _random(seed, row, _ROW) >> 11
-
-
-def sample_seed(seed: int, sample: int) -> int:
-    """Return the seed of one of several samples of a prompt; see `row_seed`."""
-    return seed if sample == 0 else _random(seed, sample, _SAMPLE) >> 11
-
-
-def uniform(seed: int, position: int, purpose: int) -> float:
-    """Return a uniform random number in [0, 1)."""
-    return float(_random(seed, position, purpose) >> 11) * 2.0**-53
-
-
-def _random(seed: int, position: int, purpose: int) -> int:
-    """Return 64 bits of a counter-based generator (Philox, Salmon et al. 2011)."""
-    return _block(seed, position // _BLOCK, purpose)[position % _BLOCK]
-
-
-@lru_cache(maxsize=1 << 12)
-def _block(seed: int, block: int, purpose: int) -> list[int]:
-    generator = np.random.Philox(key=[seed, purpose], counter=[block * _BLOCK, 0, 0, 0])
-    four_per_position: list[int] = generator.random_raw(4 * _BLOCK).tolist()
-    return four_per_position[::4]
-
-
-def _uniforms(seeds: Sequence[int], positions: Sequence[int], purpose: int) -> NDArray[np.float64]:
-    pairs = zip(seeds, positions, strict=True)
-    return np.array([uniform(seed, position, purpose) for seed, position in pairs])
 
 
 def _apply(
@@ -145,7 +107,7 @@ def _apply(
     if name == "top_n_sigma" and sampling.top_n_sigma:
         return samplers.top_n_sigma(candidates, sampling.top_n_sigma)
     if name == "xtc" and sampling.xtc_probability:
-        active = _uniforms(seeds, positions, _XTC) < sampling.xtc_probability
+        active = uniforms(seeds, positions, XTC) < sampling.xtc_probability
         return samplers.xtc(candidates, sampling.xtc_threshold, active)
     return candidates
 

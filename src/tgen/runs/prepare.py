@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen import __version__, corpus, distributed
+from tgen import corpus, distributed
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config.training import Parallel, TrainConfig
@@ -48,6 +48,7 @@ from tgen.training.plan.step_time import MeasuredStep, step_seconds
 from tgen.training.plan.tokenizer_choice import choose_tokenizer
 from tgen.training.report.baselines import ngram_bits_per_byte, xz_bits_per_byte
 from tgen.training.state import TrainState, new_state
+from tgen.version import __version__
 
 _TOKENIZER_BYTES = 1 << 23  # text to train a tokenizer on
 _BASELINE_BYTES_PER_SECOND = 5e5

@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
-from tgen import __version__, distributed
+from tgen import distributed
 from tgen.config.training import Parallel
 from tgen.errors import UsageError
 from tgen.model.device import Device, rank_bytes, torch_version
 from tgen.training.plan.memory_estimate import choose_parallel
 from tgen.training.plan.param_shapes import FrozenModel
 from tgen.training.plan.plan import Plan
+from tgen.version import __version__
 
 
 def check_same_software(device: Device) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tgen.config import SamplingConfig
 from tgen.errors import ModelError
 from tgen.generation.context_window import Request
-from tgen.generation.sampling import row_seed, sample_seed
+from tgen.generation.random_numbers import row_seed, sample_seed
 from tgen.loaded_model import LoadedModel
 from tgen.serve.http_error import bad_request
 from tgen.serve.text_request import TextRequest, check_ids

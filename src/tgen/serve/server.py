@@ -17,13 +17,13 @@ from types import FrameType
 
 import uvicorn
 
-from tgen import __version__
 from tgen.checkpoint.model_dir import digest
 from tgen.errors import ModelError, TgenError
 from tgen.loaded_model import LoadedModel
 from tgen.serve.connection import Connection
 from tgen.serve.engine_thread import EngineThread
 from tgen.serve.service import Service, ServiceLimits
+from tgen.version import __version__
 
 _POLL_SECONDS = 0.05
 _CLOSE_SECONDS = 2  # for responses that are still being written at the end

@@ -1,8 +1,6 @@
 """The ASGI application: routes, and what every request must pass first."""
 
 import asyncio
-import hashlib
-import hmac
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from tgen.errors import TgenError
 from tgen.loaded_model import LoadedModel
 from tgen.serve import metrics
+from tgen.serve.access import Access
 from tgen.serve.answer import Answer
 from tgen.serve.engine_thread import EngineThread, Job
 from tgen.serve.http_error import (
@@ -33,7 +32,6 @@ from tgen.serve.text_request import TextRequest, parse_chat, parse_completion
 from tgen.serve.text_response import TextResponse
 
 _PREPARING_THREADS = 2
-_PUBLIC_PATHS = ("/health",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +58,12 @@ class Service:
         api_key: str | None = None,
         allowed_hosts: Collection[str] | None = None,
     ) -> None:
-        """Without a key, the Host header must be one of `allowed_hosts`, if given: a web page whose
-        name resolves to this machine cannot use the server."""
+        """`api_key` and `allowed_hosts` as in `Access`."""
         self._model, self._engine, self._limits = model, engine, limits
         self._name, self._fingerprint, self._created = name, fingerprint, int(time.time())
         self._metrics = metrics.Metrics()
         self._preparers = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="prepare")
-        self._key_digest = _digest(api_key.encode()) if api_key is not None else None
-        self._allowed_hosts = allowed_hosts if api_key is None else None
+        self._access = Access(api_key, allowed_hosts)
         self._router = Starlette(
             routes=[
                 Route("/health", self._health),
@@ -94,7 +90,9 @@ class Service:
             await send(message)
 
         try:
-            self._check_access(scope)
+            self._access.check(scope)
+            if scope["path"].startswith("/v1/"):
+                self._engine.check_open()
         except HttpError as error:
             await error.response()(scope, receive, count_and_send)
         else:
@@ -103,29 +101,6 @@ class Service:
     def close(self) -> None:
         """Prepare no more requests."""
         self._preparers.shutdown(wait=False, cancel_futures=True)
-
-    def _check_access(self, scope: Scope) -> None:
-        """Raise HttpError for a request that may not be answered."""
-        headers = dict(scope["headers"])
-        host = _host_name(headers.get(b"host", b""))
-        if self._allowed_hosts is not None and host not in self._allowed_hosts:
-            message = f"the host {host[:100]!r} is not served without an API key"
-            raise HttpError(403, message, code="host_not_allowed")
-        if scope["path"] in _PUBLIC_PATHS:
-            return
-        if self._key_digest is not None:
-            scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-            # Digests have equal lengths: the comparison takes the same time for every key.
-            equal = hmac.compare_digest(_digest(key.strip()), self._key_digest)
-            if scheme.lower() != b"bearer" or not equal:
-                raise HttpError(
-                    401,
-                    "no valid API key: send it as Authorization: Bearer KEY",
-                    code="invalid_api_key",
-                    headers={"WWW-Authenticate": "Bearer"},
-                )
-        if scope["path"].startswith("/v1/"):
-            self._engine.check_open()
 
     async def _health(self, request: Request) -> Response:
         del request
@@ -216,17 +191,6 @@ class Service:
             message = f"the body did not arrive within {seconds:g} seconds"
             raise HttpError(408, message, headers={"Connection": "close"}) from None
         return bytes(body)
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
-
-
-def _host_name(header: bytes) -> str:
-    """Return the name in a Host header, without the port."""
-    host = header.decode("latin-1").lower()
-    name, colon, port = host.rpartition(":")
-    return name if colon and port.isdigit() else host
 
 
 async def _answer_tgen_error(request: Request, error: Exception) -> Response:

@@ -17,7 +17,13 @@ from tgen.tokenizer.allowlist import (
     shorten,
     unsupported_error,
 )
-from tgen.tokenizer.byte_alphabet import BYTE_CHARACTERS, BYTE_TOKENS, SPACE
+from tgen.tokenizer.byte_alphabet import (
+    BYTE_CHARACTERS,
+    BYTE_TOKENS,
+    SPACE,
+    decode_byte_level,
+    decode_sentencepiece,
+)
 from tgen.tokenizer.patterns import (
     ASCII_THREE_DIGITS,
     COVERING,
@@ -70,6 +76,28 @@ class TokenizerSpec:
     def nfc(self) -> bool:
         """Whether a text is normalized to NFC first, and otherwise unchanged."""
         return self.normalizers == ("NFC",)
+
+    def spell(self, token: str) -> bytes:
+        """Return the bytes of a token that is neither an added token nor a byte."""
+        if self.byte_level:
+            return decode_byte_level(token)
+        if self.word_end:
+            return token.replace(self.word_end, " ").encode()
+        return decode_sentencepiece(token)
+
+    def spell_special(self) -> tuple[dict[int, bytes], list[int | None]]:
+        """Return the bytes of added tokens and of bytes by id, and each byte's token; None if the
+        vocabulary has none."""
+        spelled: dict[int, bytes] = {}
+        names = [] if self.word_end else BYTE_CHARACTERS if self.byte_level else BYTE_TOKENS
+        byte_ids = [self.vocab.get(name) for name in names] or [None] * 256
+        for added in self.added_tokens:  # matched verbatim, but in sentencepiece also merged
+            decoded = added.content if self.byte_level else added.content.replace(SPACE, " ")
+            spelled[added.id] = b"" if added.special else decoded.encode()
+        for byte, byte_id in enumerate(byte_ids):  # also those among the added tokens
+            if byte_id is not None:
+                spelled[byte_id] = bytes([byte])
+        return spelled, byte_ids
 
 
 def parse_spec(file: dict[str, Any]) -> TokenizerSpec:

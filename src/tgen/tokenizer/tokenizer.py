@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from tgen.errors import CorpusError, UsageError
 from tgen.tokenizer.allowlist import parse_json
 from tgen.tokenizer.backend import Backend, BackendPair, Backends, make_backends, make_normalizer
-from tgen.tokenizer.byte_alphabet import decode_token, spell_special
 from tgen.tokenizer.chunking import cut_pattern, prefix_breaks, split_blocks
 from tgen.tokenizer.expressible import REPLACEMENT, ExpressibleText
 from tgen.tokenizer.merges_of_text import MergesOfText
@@ -71,7 +70,7 @@ class Tokenizer:
         n_tokens = max(vocab.values()) + 1
         self._has_all_ids = len(vocab) == n_tokens
         self.vocab_size = min(n_tokens, n_rows or n_tokens)
-        self._bytes, self._byte_ids = spell_special(spec)  # the bytes of tokens, as far as needed
+        self._bytes, self._byte_ids = spec.spell_special()  # the bytes of tokens, as far as needed
         self.expressible = ExpressibleText(spec, self._byte_ids, make_normalizer(spec))
         self._has_more_tokens = n_tokens > self.vocab_size
         self.bos_ids = spec.bos_ids
@@ -214,7 +213,7 @@ class Tokenizer:
             return b""
         if (spelled := self._bytes.get(i)) is None:
             name = self.id_to_token(i)
-            spelled = self._bytes[i] = b"" if name is None else decode_token(self.spec, name)
+            spelled = self._bytes[i] = b"" if name is None else self.spec.spell(name)
         return spelled
 
     @cached_property

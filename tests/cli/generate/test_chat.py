@@ -14,7 +14,7 @@ from tgen.api import load
 from tgen.cli.app import run
 from tgen.cli.terminal_text import printable
 from tgen.generation.loop import make_source
-from tgen.generation.sampling import row_seed
+from tgen.generation.random_numbers import row_seed
 from tgen.loaded_model import open_model
 
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from tgen import __version__
 from tgen.config import STORED_BYTES
 from tgen.reports.benchmark import Machine, PeakRates, ThroughputReport
 from tgen.reports.inspection import ModelSummary
+from tgen.version import __version__
 
 CACHE_TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 _TYPES = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_1"}  # of the same size

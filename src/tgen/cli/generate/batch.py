@@ -165,7 +165,7 @@ class RequestQueue:
     ) -> "Request":
         """Return the request of a row's first sample; `messages` are those of the row, if it has
         any. Raise TgenError if it cannot be continued."""
-        from tgen.generation.sampling import row_seed
+        from tgen.generation.random_numbers import row_seed
 
         sampling = replace(self._sampling, **values)
         if "seed" not in values:
@@ -190,7 +190,7 @@ class RequestQueue:
         self, first: Generation, request: "Request", n: int
     ) -> "Iterator[tuple[Generation, Request]]":
         """Start the `n` samples of a row one by one."""
-        from tgen.generation.sampling import sample_seed
+        from tgen.generation.random_numbers import sample_seed
 
         for sample in range(n):
             sampling = request.sampling.with_seed(sample_seed(request.sampling.seed, sample))

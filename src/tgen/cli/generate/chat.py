@@ -39,7 +39,7 @@ def chat_loop(
 ) -> None:
     """Read lines as in `interactive.repl`; each line and each answer is a message."""
     from tgen.generation.loop import make_source
-    from tgen.generation.sampling import row_seed
+    from tgen.generation.random_numbers import row_seed
 
     console.print_status("Ctrl-C stops an answer, Ctrl-D ends the chat")
     conversation, n_turns = list(messages), 0

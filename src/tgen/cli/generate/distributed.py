@@ -11,7 +11,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tgen import __version__, distributed
+from tgen import distributed
 from tgen.cli import console
 from tgen.cli.distributed import all_ranks
 from tgen.cli.generate.input_rows import Generation
@@ -22,6 +22,7 @@ from tgen.distributed import Ranks
 from tgen.errors import UsageError
 from tgen.model.cpu_count import default_threads
 from tgen.storage import files
+from tgen.version import __version__
 
 if TYPE_CHECKING:
     from tgen.loaded_model import LoadedModel

@@ -30,7 +30,7 @@ def require_terminal() -> None:
 
 def repl(model: "LoadedModel", sampling: SamplingConfig, prompt: bytes, **how: Any) -> None:
     """Read lines until the end of input. Ctrl-C stops a text, Ctrl-D on an empty line ends."""
-    from tgen.generation.sampling import row_seed
+    from tgen.generation.random_numbers import row_seed
 
     console.print_status(
         "Ctrl-C stops a text, Ctrl-D ends the session; an empty line continues the text"

@@ -7,7 +7,6 @@ from typing import Any
 
 from rich.text import Text
 
-from tgen import __version__
 from tgen.cli import console
 from tgen.cli.inspect.csv_output import csv_rows, csv_text
 from tgen.cli.inspect.options import VIEWS_WITHOUT_TEXT, InspectOptions, View
@@ -29,6 +28,7 @@ from tgen.reports.json_text import json_text
 from tgen.reports.to_json import json_value
 from tgen.runs.storage import log
 from tgen.storage import files
+from tgen.version import __version__
 
 _SCHEMA = "tgen.inspect/3"
 
