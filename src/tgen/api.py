@@ -19,8 +19,8 @@ from tgen.checkpoint.dtypes import to_float32
 from tgen.checkpoint.hf.families import full_name, head_name, to_hf_arrays
 from tgen.checkpoint.model_lookup import find_model
 from tgen.config import DEFAULT_BATCH_SIZE, CacheDtype, ModelConfig, StoredAs, raw
-from tgen.config.option import MAX_THREADS, require, suggest
 from tgen.config.training import TrainConfig
+from tgen.config.option import MAX_THREADS, check_choice, require, suggest
 from tgen.engine.base import PromptCache, common_prefix_length
 from tgen.errors import UsageError
 from tgen.generation.loop import make_source
@@ -262,20 +262,23 @@ class Model:
         The options are those of `tgen inspect`: layers and heads such as "0,2-4" or "-1". Raises
         UsageError for an empty text, one longer than the context unless `tail`, and too many heads.
         """
-        from tgen.cli.inspect.options import InspectOptions
         from tgen.cli.inspect.page.attention_page import AttentionPage, attention_page
+        from tgen.inspection.ablation import AblationKind
+        from tgen.inspection.attention import Measure
         from tgen.inspection.inspector import Inspector
 
         _check_text("text", text)
         for name, value in (("layer", layer), ("head", head)):
             valid = value is None or isinstance(value, str)
             require(valid, name, repr(value), 'a str such as "0,2-4" or "-1"')
-        options = InspectOptions(
-            html=Path("-"), layer=layer, head=head, measure=measure, ablate=ablate, tail=tail
-        )
+        check_choice("measure", measure, Measure)
+        if ablate is not None:
+            check_choice("ablate", ablate, AblationKind)
+        require(isinstance(tail, bool), "tail", repr(tail), "True or False")
         bundle = model_dir.reload(self._loaded.bundle)
         inspector = Inspector(bundle, raw(text), tail=tail)
-        return AttentionPage(bundle.path.name, attention_page(inspector, options))
+        page = attention_page(inspector, layer=layer, head=head, measure=measure, ablate=ablate)
+        return AttentionPage(bundle.path.name, page)
 
     def cache_prompt(self, prompt: str | bytes) -> PromptCache:
         """Compute the KV cache of a prompt, for `generate(..., prompt_cache=...)`."""

@@ -50,14 +50,20 @@ def check_ranges(config: Any) -> None:
     """Check numbers and choices of a dataclass of options; raise UsageError naming the field."""
     for one in fields(config):
         value, expected = getattr(config, one.name), one.metadata.get("expected")
-        choices = _choices(one.type)
-        if choices and value not in choices and one.metadata.get("check_choices", True):
-            named = ", ".join(str(choice) for choice in choices if choice is not None)
-            require(False, one.name, repr(value), f"one of {named}")
+        if one.metadata.get("check_choices", True):
+            check_choice(one.name, value, one.type)
         if one.type is bool:
             require(isinstance(value, bool), one.name, repr(value), "True or False")
         if expected and not (value is None and one.default is None):
             _check_number(one, value, expected)
+
+
+def check_choice(name: str, value: Any, kind: Any) -> None:
+    """Raise UsageError if `kind` is a Literal, or one with None, that does not have this value."""
+    choices = _choices(kind)
+    if choices and value not in choices:
+        named = ", ".join(str(choice) for choice in choices if choice is not None)
+        require(False, name, repr(value), f"one of {named}")
 
 
 def _choices(kind: Any) -> tuple[Any, ...]:

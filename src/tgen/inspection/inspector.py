@@ -1,11 +1,13 @@
 """The entry point of inspection: one model, one text, every report."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import torch
 
 from tgen.checkpoint.model_dir import ModelBundle
+from tgen.config.ranges import parse_indices
 from tgen.errors import UsageError
 from tgen.inspection.ablation import AblationKind, ablate_heads
 from tgen.inspection.attention import (
@@ -94,6 +96,23 @@ class Inspector:
         """The text's tokens as bytes."""
         return [self.tokenizer.token_bytes(i) for i in self.ids]
 
+    def select_heads(self, layer: str | None, head: str | None, *, default: str) -> list[LayerHead]:
+        """Return the layers and heads of texts such as "0,2-4"; `default` replaces a missing head.
+
+        The default "auto" selects the most focused head, or the last layer for a given head.
+        Raises UsageError for texts that `parse_indices` does not accept.
+        """
+        layers = parse_indices("--layer", layer or "all", self.config.n_layers)
+        if head is None and default == "auto":
+            return [self.most_focused_head(layers)]
+        if head == "mean":
+            heads: list[int | None] = [None]
+        else:
+            heads = list(parse_indices("--head", head or default, self.config.n_heads))
+        if layer is None and default == "auto":
+            layers = layers[-1:]
+        return [(layer, head) for layer in layers for head in heads]
+
     def most_focused_head(self, layers: Sequence[int]) -> LayerHead:
         """Return the head of these layers with the largest weights on a single other token."""
         return most_focused_head(self.model, self.ids, layers)
@@ -122,8 +141,10 @@ class Inspector:
         *,
         ablate: AblationKind | None = None,
         progress: Callable[[float], None] = lambda _: None,
+        selected: Collection[LayerHead] | None = None,
     ) -> HeadsReport:
-        """Return every head's metrics; with `ablate` also the loss increase without each head.
+        """Return the metrics of the selected heads, by default all; with `ablate` also the loss
+        increase without each head.
 
         Raises UsageError for a text of one token, whose attention is always 1.
         """
@@ -152,7 +173,9 @@ class Inspector:
             ablation=ablation,
         )
         self._add_checks(basic_checks(recorder))
-        return report
+        if selected is None:
+            return report
+        return replace(report, heads=[h for h in report.heads if (h.layer, h.head) in selected])
 
     @cached_property
     def text(self) -> TextReport:

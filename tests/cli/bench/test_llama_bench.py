@@ -14,7 +14,7 @@ from tgen.benchmark.backend import Workload
 from tgen.benchmark.trials import Trial, throughput_report
 from tgen.cli.app import run
 from tgen.cli.bench import llama_bench
-from tgen.cli.ranges import parse_sizes
+from tgen.config.ranges import parse_sizes
 from tgen.errors import UsageError
 from tgen.reports.benchmark import Machine
 from tgen.reports.inspection import ModelSummary

@@ -15,9 +15,9 @@ from support.models import make_model
 from tgen.checkpoint import model_dir
 from tgen.cli import rich_console
 from tgen.cli.inspect import output
+from tgen.cli.inspect.heatmap.heatmap import AUTO_SELECTED
 from tgen.cli.inspect.options import View
 from tgen.cli.inspect.page import attention_page
-from tgen.cli.inspect.view_reports import AUTO_SELECTED
 from tgen.config import ModelConfig
 from tgen.inspection.inspector import Inspector
 from tgen.reports.to_json import json_value

@@ -16,9 +16,9 @@ from tgen.cli.options import (
     model_option,
     quiet_option,
 )
-from tgen.cli.ranges import parse_sizes
 from tgen.config import CacheDtype, StoredAs
 from tgen.config.option import MAX_THREADS, check_ranges, option
+from tgen.config.ranges import parse_sizes
 from tgen.errors import UsageError
 
 Output = Literal["table", "md", "csv", "json", "jsonl"]

@@ -17,11 +17,9 @@ from tgen.cli.options import (
     quiet_option,
 )
 from tgen.cli.prompt import prompt_option
+from tgen.cli.render import Cells, Scale
 from tgen.config.option import check_ranges, option
 from tgen.errors import UsageError
-
-Cells = Literal["auto", "num", "block", "list"]
-Scale = Literal["sqrt", "linear", "log"]
 
 _SELECTION, _DRAWING, _FILES = "Selection", "Drawing", "Files"
 PANELS = (_SELECTION, _DRAWING, _FILES, "Output")

@@ -134,7 +134,16 @@ def write_files(inspector: Inspector, options: InspectOptions) -> None:
         from tgen.cli.inspect.page.attention_page import attention_page
 
         with _progress(options) as progress:
-            contents["--html"] = attention_page(inspector, options, progress).encode()
+            page = attention_page(
+                inspector,
+                layer=options.layer,
+                head=options.head,
+                measure=options.measure,
+                ablate=options.ablate,
+                scale=options.scale,
+                progress=progress,
+            )
+        contents["--html"] = page.encode()
     for name, path in options.files.items():
         if str(path) == "-":
             console.write(contents[name])

@@ -1,23 +1,27 @@
 """The views of `tgen inspect`: from options to a report, and from a report to terminal output."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from tgen.cli.inspect.heatmap.heatmap import HeatMap, attention_map, positions_map, rollout_map
+from tgen.cli.inspect.heatmap.heatmap import (
+    AUTO_SELECTED,
+    HeatMap,
+    attention_map,
+    positions_map,
+    rollout_map,
+)
 from tgen.cli.inspect.heatmap.terminal import draw_heat_map
 from tgen.cli.inspect.options import MATRIX_VIEWS, InspectOptions, View
 from tgen.cli.inspect.tables.heads import heads_table
 from tgen.cli.inspect.tables.model import checks_table, summary_table
 from tgen.cli.inspect.tables.predictions import attribution_table, lens_table, prediction_table
 from tgen.cli.inspect.tables.tokens import token_table
-from tgen.cli.ranges import parse_indices, parse_slice
 from tgen.cli.render.token_labels import label
+from tgen.config.ranges import parse_indices, parse_slice
 from tgen.errors import UsageError
-from tgen.inspection.attention import LayerHead
 from tgen.inspection.inspector import Inspector
 
-AUTO_SELECTED = "auto-selected: most focused head"
 _MIN_TOKENS_TO_SELECT = 3  # shorter texts have no token besides the first and the query
 _MAX_TOKEN_ROWS = 40  # in the token table at a terminal, unless --query selects
 
@@ -30,24 +34,6 @@ class Screen:
     limited: bool  # whether lines must fit: at a terminal, or with --width
     is_terminal: bool
     has_color: bool  # 256 colors or more: enough for the color ramp
-
-
-def select_heads(inspector: Inspector, options: InspectOptions, *, default: str) -> list[LayerHead]:
-    """Return the layers and heads of --layer and --head; `default` replaces a missing --head.
-
-    The default "auto" selects the most focused head, or the last layer for a given --head.
-    """
-    config = inspector.config
-    layers = parse_indices("--layer", options.layer or "all", config.n_layers)
-    if options.head is None and default == "auto":
-        return [inspector.most_focused_head(layers)]
-    if options.head == "mean":
-        heads: list[int | None] = [None]
-    else:
-        heads = list(parse_indices("--head", options.head or default, config.n_heads))
-    if options.layer is None and default == "auto":
-        layers = layers[-1:]
-    return [(layer, head) for layer in layers for head in heads]
 
 
 def make_report(
@@ -65,18 +51,17 @@ def make_report(
     if view is View.attention:
         is_auto = options.head is None and n >= _MIN_TOKENS_TO_SELECT
         return inspector.attention(
-            select_heads(inspector, options, default="auto"),
+            inspector.select_heads(options.layer, options.head, default="auto"),
             measure=options.measure,
             selection=AUTO_SELECTED if is_auto else "",
         )
     if view is View.heads:
-        report = inspector.heads(ablate=options.ablate, progress=progress)
         if options.head == "mean":
             raise UsageError(
                 "--head mean: not available for --view heads", "use it with --view attention"
             )
-        selected = select_heads(inspector, options, default="all")
-        return replace(report, heads=[h for h in report.heads if (h.layer, h.head) in selected])
+        selected = inspector.select_heads(options.layer, options.head, default="all")
+        return inspector.heads(ablate=options.ablate, progress=progress, selected=selected)
     if view is View.tokens:
         return inspector.text
     if view is View.predict:

@@ -1,1 +1,6 @@
-"""Drawing code that several commands share."""
+"""Drawing: heat maps, pages, tables and curves, for a terminal, a file or a notebook."""
+
+from typing import Literal
+
+Cells = Literal["auto", "num", "block", "list"]
+Scale = Literal["sqrt", "linear", "log"]

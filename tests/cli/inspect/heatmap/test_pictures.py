@@ -18,7 +18,7 @@ from tgen.cli.inspect.heatmap.layout import Layout, TextBox, cell_colors
 from tgen.cli.inspect.heatmap.png import png
 from tgen.cli.inspect.heatmap.svg import svg
 from tgen.cli.inspect.heatmap.vega import vega
-from tgen.cli.inspect.options import Scale
+from tgen.cli.render import Scale
 from tgen.cli.render.colormap import color_at, to_hex
 from tgen.errors import UsageError
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.cli.inspect.options import Scale
+from tgen.cli.render import Scale
 from tgen.cli.render.token_labels import label
 from tgen.cli.terminal_text import count
 from tgen.reports.inspection import AttentionReport, PositionsReport, RolloutReport
 
+AUTO_SELECTED = "auto-selected: most focused head"
 LOG_MIN = 1e-4  # smallest share that the log scale distinguishes from 0
 
 

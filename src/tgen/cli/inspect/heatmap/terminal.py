@@ -9,7 +9,7 @@ from rich.text import Text
 
 from tgen.cli.inspect.heatmap.blocks import Blocks, draw_blocks
 from tgen.cli.inspect.heatmap.heatmap import HeatMap
-from tgen.cli.inspect.options import Cells
+from tgen.cli.render import Cells
 from tgen.cli.render.colormap import highlight
 from tgen.cli.render.token_labels import MARGIN, cut, row_label
 

@@ -4,12 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from html import escape
 
-from tgen.cli.inspect.heatmap.heatmap import attention_map
+from tgen.cli.inspect.heatmap.heatmap import AUTO_SELECTED, attention_map
 from tgen.cli.inspect.heatmap.svg import svg
-from tgen.cli.inspect.options import InspectOptions, View
 from tgen.cli.inspect.page.render import packed_bytes, render_page
-from tgen.cli.inspect.view_reports import AUTO_SELECTED, make_report, select_heads
+from tgen.cli.render import Scale
 from tgen.errors import UsageError
+from tgen.inspection.ablation import AblationKind
+from tgen.inspection.attention import Measure
 from tgen.inspection.inspector import Inspector
 
 _MAX_PAGE_BYTES = 24 * 10**6  # bytes of weights: a browser opens the page without delay
@@ -37,14 +38,20 @@ class AttentionPage:
 
 def attention_page(
     inspector: Inspector,
-    options: InspectOptions,
+    *,
+    layer: str | None,
+    head: str | None,
+    measure: Measure,
+    ablate: AblationKind | None,
+    scale: Scale = "sqrt",
     progress: Callable[[float], None] = lambda _: None,
 ) -> str:
-    """Return the page of the selected heads as an HTML document.
+    """Return the page of the selected heads (by default all) as an HTML document.
 
-    Raises UsageError if its weights would be too large for a browser.
+    Raises UsageError if its weights would be too large for a browser, and as
+    `Inspector.select_heads` does.
     """
-    selected = select_heads(inspector, options, default="all")
+    selected = inspector.select_heads(layer, head, default="all")
     size = packed_bytes(len(selected), len(inspector.ids))
     if size > _MAX_PAGE_BYTES:
         raise UsageError(
@@ -52,15 +59,16 @@ def attention_page(
             f"(limit {_MAX_PAGE_BYTES / 1e6:.0f} MB)",
             "select fewer layers and heads, or shorten the text",
         )
-    has_heads = len(inspector.ids) > 1 and options.head != "mean"
-    heads = make_report(View.heads, inspector, options, progress) if has_heads else None
+    heads = None
+    if len(inspector.ids) > 1 and head != "mean":
+        heads = inspector.heads(ablate=ablate, progress=progress, selected=selected)
     focused = inspector.most_focused_head(sorted({layer for layer, _ in selected}))
     start = focused if focused in selected else selected[0]  # what the page shows first
     attention = [
         replace(one, selection=AUTO_SELECTED) if (one.layer, one.head) == start == focused else one
-        for one in inspector.attention(selected, measure=options.measure)
+        for one in inspector.attention(selected, measure=measure)
     ]
-    picture = attention_map(attention[selected.index(start)], inspector.tokens, scale=options.scale)
+    picture = attention_map(attention[selected.index(start)], inspector.tokens, scale=scale)
     return render_page(
         name=inspector.bundle.path.name,
         summary=inspector.summary,
