@@ -26,9 +26,9 @@ def run_steps(options: argparse.Namespace) -> None:
     """Take steps, and print the predicted and the measured peak in bytes."""
     import torch
 
-    from tgen.checkpoint.adapter import new_shapes
     from tgen.config.training import ResolvedTrainConfig
     from tgen.corpus import TokenDataset
+    from tgen.lora.adapter import new_shapes
     from tgen.model.product_precision import computes_bfloat16
     from tgen.runs.adapter_record import AdapterRecord
     from tgen.training.loop import train

@@ -106,8 +106,8 @@ def tgen_worker(options: argparse.Namespace, wait: Callable[[], None]) -> None:
     import torch
 
     from tgen.checkpoint import model_dir
-    from tgen.checkpoint.adapter import adapter_layout, new_shapes
     from tgen.config.training import ResolvedTrainConfig
+    from tgen.lora.adapter import adapter_layout, new_shapes
     from tgen.model.device import set_threads
     from tgen.model.lora_layout import NewAdapter
     from tgen.model.product_precision import computes_bfloat16

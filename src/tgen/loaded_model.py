@@ -12,11 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgen.checkpoint import prompt_cache
-from tgen.checkpoint.adapter import is_adapter
 from tgen.checkpoint.hf import generation_config
 from tgen.checkpoint.model_dir import ModelBundle, digest, load_without_weights, stored_dtype
-from tgen.checkpoint.model_dir import load as load_bundle
 from tgen.checkpoint.ngram_tables import load as load_ngrams
+from tgen.checkpoint.stored_models import is_adapter
 from tgen.config import CacheDtype, Draft, SamplingConfig, StoredAs, raw
 from tgen.config.option import suggest
 from tgen.engine.base import Engine, PromptCache
@@ -29,6 +28,7 @@ from tgen.generation.prompt_cache import compute_prompt_cache
 from tgen.generation.random_numbers import row_seed
 from tgen.generation.score import TokenScores, score_stream
 from tgen.generation.vocabulary import Vocabulary
+from tgen.lora.merging import load as load_bundle
 from tgen.reports.generation import Token
 from tgen.tokenizer import TextStream, TokenBytes, Tokenizer
 

@@ -12,9 +12,11 @@ from safetensors.numpy import load_file, save_file
 
 from support.models import make_model
 from support.transformers_models import make_theirs
-from tgen.checkpoint import adapter, model_dir, safetensors_file
-from tgen.checkpoint.adapter import new_shapes
+from tgen.checkpoint import model_dir, safetensors_file
+from tgen.checkpoint.stored_models import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tgen.errors import ModelError
+from tgen.lora import adapter, merging
+from tgen.lora.adapter import new_shapes
 from tgen.model.lora_layout import Pair
 from tgen.model.transformer import Transformer
 
@@ -64,7 +66,7 @@ def save_theirs(variant, tokenizer, folder, **settings):
 
 
 def our_logits(path, **values):
-    bundle = model_dir.load(path, **values)
+    bundle = merging.load(path, **values)
     with torch.no_grad():
         return Transformer.from_arrays(bundle.config, bundle.arrays)(IDS)
 
@@ -85,7 +87,7 @@ def test_bfloat16_files_are_read(tokenizer, tmp_path):
     import peft
 
     save_theirs("qwen3", tokenizer, tmp_path)
-    path = tmp_path / "adapter" / adapter.WEIGHTS
+    path = tmp_path / "adapter" / ADAPTER_WEIGHTS
     from safetensors.torch import load_file as load
     from safetensors.torch import save_file as save
 
@@ -114,7 +116,7 @@ def make_ours(folder, tokenizer, family="llama", *, rank=4, targets="all", **val
         pairs[name] = Pair(a, b, scale)
     base = str((folder / "base").resolve())
     digest = adapter.base_digest(arrays)
-    model_dir.save_adapter(
+    merging.save(
         folder / "adapter",
         model.config,
         tokenizer,
@@ -141,7 +143,7 @@ def test_peft_reads_what_we_write(family, tokenizer, tmp_path):
 
 def test_written_configuration_has_only_keys_that_every_peft_knows(tokenizer, tmp_path):
     make_ours(tmp_path, tokenizer)
-    values = json.loads((tmp_path / "adapter" / adapter.CONFIG).read_text())
+    values = json.loads((tmp_path / "adapter" / ADAPTER_CONFIG).read_text())
     assert set(values) == {
         "base_model_name_or_path", "bias", "fan_in_fan_out", "inference_mode", "lora_alpha",
         "lora_dropout", "modules_to_save", "peft_type", "r", "target_modules", "task_type",
@@ -149,7 +151,7 @@ def test_written_configuration_has_only_keys_that_every_peft_knows(tokenizer, tm
     assert values["target_modules"] == sorted(
         ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     )
-    arrays = load_file(tmp_path / "adapter" / adapter.WEIGHTS)
+    arrays = load_file(tmp_path / "adapter" / ADAPTER_WEIGHTS)
     assert {array.dtype for array in arrays.values()} == {np.dtype(np.float32)}
     assert not (tmp_path / "adapter" / "config.json").exists()
 
@@ -159,7 +161,7 @@ def test_ranks_and_scales_survive_writing(tokenizer, tmp_path):
     name = "model.layers.1.mlp.up_proj"
     pair = pairs[name]
     pairs[name] = Pair(pair.a[:2], pair.b[:, :2], 3.0)
-    config = model_dir.load(tmp_path / "base").config
+    config = merging.load(tmp_path / "base").config
     files = adapter.build_files(config, pairs, base="b", digest="d", alpha=32.0)
     for file, content in files.items():
         whole = content if isinstance(content, bytes) else b"".join(content)
@@ -173,13 +175,13 @@ def test_ranks_and_scales_survive_writing(tokenizer, tmp_path):
 def test_base_is_found_by_name_and_beside_the_adapter(tokenizer, tmp_path, monkeypatch):
     make_ours(tmp_path, tokenizer)
     logits = our_logits(tmp_path / "adapter")
-    path = tmp_path / "adapter" / adapter.CONFIG
+    path = tmp_path / "adapter" / ADAPTER_CONFIG
     values = json.loads(path.read_text())
     path.write_text(json.dumps(values | {"base_model_name_or_path": "/gone/base"}))
     assert torch.equal(our_logits(tmp_path / "adapter"), logits)
     (tmp_path / "base").rename(tmp_path / "moved")
     with pytest.raises(ModelError, match=r"'/gone/base' of the adapter .* does not exist"):
-        model_dir.load(tmp_path / "adapter")
+        merging.load(tmp_path / "adapter")
     path.write_text(json.dumps(values | {"base_model_name_or_path": "named"}))
     (tmp_path / "models").mkdir()
     (tmp_path / "moved").rename(tmp_path / "models" / "named")
@@ -195,7 +197,7 @@ def test_another_base_is_refused_with_both_names(tokenizer, tmp_path):
     other = make_model("llama", vocab_size=tokenizer.vocab_size, seed=5)
     model_dir.save(tmp_path / "other", other.config, tokenizer, other.to_arrays())
     with pytest.raises(ModelError, match=r"trained on '.*base', not on '.*other'"):
-        model_dir.load(tmp_path / "other", adapter=tmp_path / "adapter")
+        merging.load(tmp_path / "other", adapter=tmp_path / "adapter")
 
 
 def test_base_of_another_shape_is_refused_with_both_names(tokenizer, tmp_path):
@@ -204,7 +206,7 @@ def test_base_of_another_shape_is_refused_with_both_names(tokenizer, tmp_path):
     model_dir.save(tmp_path / "other", other.config, tokenizer, other.to_arrays())
     words = r"trained on '.*base', not on '.*other': .*lora_A has shape .* \(expected "
     with pytest.raises(ModelError, match=words):
-        model_dir.load(tmp_path / "other", adapter=tmp_path / "adapter")
+        merging.load(tmp_path / "other", adapter=tmp_path / "adapter")
 
 
 @pytest.mark.parametrize("values", [{"seed": 5}, {"d_model": 128}])
@@ -215,10 +217,10 @@ def test_changed_base_is_not_called_another_one(tokenizer, tmp_path, values, mon
     monkeypatch.chdir(tmp_path)
     words = "the base model '.*base' has changed since the adapter '.*adapter' was trained: "
     with pytest.raises(ModelError, match=words) as error:
-        model_dir.load(tmp_path / "base", adapter=tmp_path / "adapter")
+        merging.load(tmp_path / "base", adapter=tmp_path / "adapter")
     assert error.value.hint == "restore the base model, or train the adapter again"
     with pytest.raises(ModelError, match=words):
-        model_dir.load(tmp_path / "adapter")
+        merging.load(tmp_path / "adapter")
 
 
 def test_digest_does_not_depend_on_the_file(tokenizer):
@@ -235,19 +237,19 @@ def test_digest_does_not_depend_on_the_file(tokenizer):
 
 def test_pefts_adapter_of_another_name_is_a_warning(tokenizer, tmp_path):
     save_theirs("llama", tokenizer, tmp_path)
-    assert model_dir.load(tmp_path / "adapter").warnings == ()
+    assert merging.load(tmp_path / "adapter").warnings == ()
     (tmp_path / "base").rename(tmp_path / "renamed")
-    (warning,) = model_dir.load(tmp_path / "renamed", adapter=tmp_path / "adapter").warnings
+    (warning,) = merging.load(tmp_path / "renamed", adapter=tmp_path / "adapter").warnings
     assert "names the base" in warning
 
 
 def change_config(folder, **values):
-    path = folder / "adapter" / adapter.CONFIG
+    path = folder / "adapter" / ADAPTER_CONFIG
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 def change_tensors(folder, change):
-    path = folder / "adapter" / adapter.WEIGHTS
+    path = folder / "adapter" / ADAPTER_WEIGHTS
     arrays = load_file(path)
     change(arrays)
     save_file(arrays, path, metadata={"format": "pt"})
@@ -309,7 +311,7 @@ def test_configurations_that_change_the_result_are_refused(message, tokenizer, t
     make_ours(tmp_path, tokenizer)
     change_config(tmp_path, **BAD_CONFIGS[message])
     with pytest.raises(ModelError, match=message) as error:
-        model_dir.load(tmp_path / "adapter")
+        merging.load(tmp_path / "adapter")
     assert error.value.hint
 
 
@@ -318,24 +320,24 @@ def test_tensors_that_do_not_fit_are_refused(message, tokenizer, tmp_path):
     make_ours(tmp_path, tokenizer)
     change_tensors(tmp_path, BAD_TENSORS[message])
     with pytest.raises(ModelError, match=message) as error:
-        model_dir.load(tmp_path / "adapter")
+        merging.load(tmp_path / "adapter")
     assert error.value.hint
 
 
 def test_missing_and_foreign_files_are_refused(tokenizer, tmp_path):
     make_ours(tmp_path, tokenizer)
-    weights = tmp_path / "adapter" / adapter.WEIGHTS
+    weights = tmp_path / "adapter" / ADAPTER_WEIGHTS
     content = weights.read_bytes()
     weights.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     with pytest.raises(ModelError, match="is a Git LFS pointer"):
-        model_dir.load(tmp_path / "adapter")
+        merging.load(tmp_path / "adapter")
     weights.unlink()
     (tmp_path / "adapter" / "adapter_model.bin").write_bytes(content)
     with pytest.raises(ModelError, match=r"has no adapter_model\.safetensors") as error:
-        model_dir.load(tmp_path / "adapter")
+        merging.load(tmp_path / "adapter")
     assert "pickle" in error.value.hint
     with pytest.raises(ModelError, match="is not an adapter"):
-        model_dir.load(tmp_path / "base", adapter=tmp_path / "base")
+        merging.load(tmp_path / "base", adapter=tmp_path / "base")
 
 
 def test_a_rank_larger_than_a_matrix_is_refused(tokenizer):
@@ -347,12 +349,12 @@ def test_a_rank_larger_than_a_matrix_is_refused(tokenizer):
 
 def test_digest_and_metadata_are_in_the_file(tokenizer, tmp_path):
     make_ours(tmp_path, tokenizer)
-    bundle = model_dir.load(tmp_path / "base")
-    path = tmp_path / "adapter" / adapter.WEIGHTS
+    bundle = merging.load(tmp_path / "base")
+    path = tmp_path / "adapter" / ADAPTER_WEIGHTS
     metadata = safetensors_file.read_metadata(path)
     assert metadata == {"format": "pt", "base_sha256": adapter.base_digest(bundle.arrays)}
     before = hashlib.sha256(path.read_bytes()).hexdigest()
-    merged = model_dir.load(tmp_path / "adapter")
+    merged = merging.load(tmp_path / "adapter")
     assert model_dir.digest(merged) != model_dir.digest(bundle)
-    assert model_dir.reload(merged).stamp == merged.stamp
+    assert merging.reload(merged).stamp == merged.stamp
     assert hashlib.sha256(path.read_bytes()).hexdigest() == before

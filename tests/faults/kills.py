@@ -17,7 +17,9 @@ from typing import Any
 
 import tiny
 from calls import CallCounter, Killer, intercept_calls
-from tgen.checkpoint import adapter, model_dir
+from tgen.checkpoint import model_dir
+from tgen.checkpoint.stored_models import ADAPTER_WEIGHTS, is_adapter
+from tgen.lora import merging
 from tgen.reports.training import RollbackReport
 from tgen.runs import RunRequest
 
@@ -121,14 +123,14 @@ class Scenario:
         if saved.progress["step"] < self.rollbacks.get(newest, newest):
             return f"lost: state {saved.progress['step']}, {newest} was reported"
         if n_best:
-            model_dir.load(out)
+            merging.load(out)
             if tiny.digest(_weights(out)) not in self.best[n_best - 1 :]:
                 return f"lost: best weights number {n_best}"
         return ""
 
 
 def _weights(out: Path) -> Path:
-    return out / (adapter.WEIGHTS if adapter.is_adapter(out) else model_dir.WEIGHTS)
+    return out / (ADAPTER_WEIGHTS if is_adapter(out) else model_dir.WEIGHTS)
 
 
 def _run_session(request: RunRequest, killer: Killer, report_line: Any) -> None:

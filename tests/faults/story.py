@@ -16,6 +16,7 @@ from tgen.checkpoint import model_dir
 from tgen.checkpoint.hf import families
 from tgen.config import ModelConfig
 from tgen.errors import TgenError
+from tgen.lora import merging
 from tgen.reports.training import RollbackReport
 from tgen.runs.checkpoint_saver import CheckpointSaver, ModelWeights
 from tgen.runs.storage import log as run_log
@@ -67,7 +68,7 @@ def load_model(path: Path) -> model_dir.ModelBundle:
     content = frozenset((p.name, p.read_bytes() if p.is_file() else b"") for p in files_of)
     if content not in _loaded:
         try:
-            _loaded[content] = model_dir.load(path)
+            _loaded[content] = merging.load(path)
         except TgenError as error:
             _loaded[content] = error
     if isinstance(result := _loaded[content], TgenError):

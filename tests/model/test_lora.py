@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from support.models import make_model
-from tgen.checkpoint.adapter import adapter_layout, merge, new_shapes
 from tgen.checkpoint.dtypes import to_bfloat16, to_float32
+from tgen.lora.adapter import adapter_layout, merge, new_shapes
 from tgen.model import lora
 from tgen.model.frozen import FrozenLinear, frozen_transformer
 from tgen.model.lora_layout import Pair, parameter_shapes, sample_a

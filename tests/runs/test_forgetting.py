@@ -10,6 +10,7 @@ from support.runs import contents, load_run, request, resume, start_run
 from tgen import runs
 from tgen.checkpoint import model_dir
 from tgen.config.training import TrainConfig
+from tgen.lora import merging
 from tgen.reports.training import DoneReport, PhaseReport, PlanReport
 from tgen.runs import final_report, forgetting, prepare, samples
 from tgen.training.plan.side_work import (
@@ -61,7 +62,7 @@ def test_plan_comes_before_the_general_text_and_names_it(tuning):
     done = reports[-1]
     assert isinstance(done, DoneReport)
     text = (tuning.out / "training" / "general.txt").read_bytes()
-    tokenizer = model_dir.load(tuning.out).tokenizer
+    tokenizer = merging.load(tuning.out).tokenizer
     assert done.general_tokens == len(tokenizer.encode_corpus(text)[0])
 
 

@@ -12,12 +12,13 @@ import torch
 from support.models import TEXT, make_model
 from support.runs import contents, request, resume
 from tgen import runs
-from tgen.checkpoint import adapter, model_dir
+from tgen.checkpoint import model_dir
 from tgen.checkpoint.dtypes import to_bfloat16
 from tgen.checkpoint.safetensors_file import read_arrays, read_header
 from tgen.cli import app
 from tgen.config.training import TrainConfig
 from tgen.errors import ModelError, TrainingError, UsageError
+from tgen.lora import adapter, merging
 from tgen.model.transformer import Transformer
 from tgen.reports.training import DoneReport, EvalReport, PlanReport
 from tgen.runs import final_report, forgetting, prepare, samples
@@ -40,7 +41,7 @@ def base(tmp_path, tokenizer) -> Path:
     from tgen.checkpoint.export import export_transformers
 
     model_dir.save(tmp_path / "float32", model.config, tokenizer, model.to_arrays())
-    bundle = dataclasses.replace(model_dir.load(tmp_path / "float32"), arrays=arrays)
+    bundle = dataclasses.replace(merging.load(tmp_path / "float32"), arrays=arrays)
     export_transformers(
         bundle, tmp_path / "base", stored="bf16", max_shard_bytes=1 << 30, progress=lambda _: None
     )
@@ -79,7 +80,7 @@ def test_run_trains_and_writes_the_adapter_alone(tmp_path, base):
     arrays = state_names(out)
     n_adapter = sum(a.size for name, a in arrays.items() if name.startswith("model/"))
     assert n_adapter == sum(pair.a.size + pair.b.size for pair in adapter.read(
-        out, model_dir.load(base).config).pairs.values())  # fmt: skip
+        out, merging.load(base).config).pairs.values())  # fmt: skip
     assert all(".a" in name or ".b." in name for name in arrays)
     (plan,) = [r for r in reports if isinstance(r, PlanReport)]
     choices = {choice.name: choice for choice in plan.choices}
@@ -133,7 +134,7 @@ def test_resuming_finds_the_base_by_name_or_refuses(tmp_path, base, monkeypatch)
 
 def test_resuming_refuses_a_changed_base(tmp_path, base):
     list(runs.start(lora_request(tmp_path, base), stopped=stop_after(3)))
-    bundle = model_dir.load(base)
+    bundle = merging.load(base)
     arrays = {name: np.array(array) for name, array in bundle.arrays.items()}
     arrays["token_embedding.weight"][0, 0] ^= 1
     from tgen.checkpoint.hf import families
@@ -149,7 +150,7 @@ def test_adapter_continues_in_a_new_run(tmp_path, base):
     list(runs.start(lora_request(tmp_path, base, "first")))
     again = lora_request(tmp_path, None, "second", lora=None, overrides={"learning_rate": "1e-9"})
     list(runs.start(dataclasses.replace(again, adapter=tmp_path / "first")))
-    config = model_dir.load(base).config
+    config = merging.load(base).config
     first, second = (adapter.read(tmp_path / n, config).pairs for n in ("first", "second"))
     for name, pair in first.items():
         assert np.allclose(pair.a, second[name].a, atol=1e-6)
@@ -159,7 +160,7 @@ def test_adapter_continues_in_a_new_run(tmp_path, base):
 
 def test_adapter_with_other_ranks_and_scales_continues(tmp_path, base):
     list(runs.start(lora_request(tmp_path, base, "first")))
-    bundle = model_dir.load(base)
+    bundle = merging.load(base)
     pairs = adapter.read(tmp_path / "first", bundle.config).pairs
     name = next(iter(pairs))
     pairs[name] = pairs[name]._replace(a=pairs[name].a[:1], b=pairs[name].b[:, :1], scale=5.0)
@@ -302,7 +303,7 @@ def test_merged_export_computes_what_the_adapter_computes(tmp_path, base, tgen):
     with torch.no_grad():
         logits = [
             Transformer.from_arrays(bundle.config, bundle.arrays)(ids)
-            for bundle in map(model_dir.load, (tmp_path / "tuned", tmp_path / "merged", base))
+            for bundle in map(merging.load, (tmp_path / "tuned", tmp_path / "merged", base))
         ]
     assert torch.allclose(logits[0], logits[1], atol=1e-5)
     assert not torch.allclose(logits[0], logits[2], atol=1e-2)
@@ -313,7 +314,7 @@ def test_estimate_for_ranks_is_that_of_the_adapter_and_the_plan(tmp_path, base, 
     one = lora_request(tmp_path, base, n_ranks=1)
     plan = runs.dry_run(dataclasses.replace(one, train=TrainConfig(minutes=5, lora=2)))
     assert plan.scaling is not None
-    frozen = model_dir.load(base).config
+    frozen = merging.load(base).config
     assert plan.scaling.ranks[0].gradients < 4 * n_parameters(frozen) / 10
     steps = next(choice.value for choice in plan.choices if choice.name == "steps")
     assert steps == f"at most {plan.scaling.steps:,}"

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tgen.checkpoint import adapter, model_dir
+from tgen.checkpoint import model_dir
+from tgen.lora import adapter, merging
 from tgen.model.lora_layout import Pair
 
 
@@ -24,7 +25,7 @@ def save_adapter(path: Path, base: Path, *, template: str | None = None) -> Path
         for name, part in parts.items()
     }
     inherited = model_dir.inherited_settings(bundle)
-    model_dir.save_adapter(
+    merging.save(
         path,
         bundle.config,
         bundle.tokenizer,

@@ -11,9 +11,10 @@ import pytest
 
 from support.runs import load_run
 from tgen import runs
-from tgen.checkpoint import adapter, model_dir, safetensors_file
+from tgen.checkpoint import safetensors_file
 from tgen.cli import app
 from tgen.errors import UsageError
+from tgen.lora import adapter, merging
 from tgen.runs import ResumeRequest, RunRequest
 from tgen.runs.storage import log
 from tgen.training.plan.overrides import parse_overrides
@@ -95,7 +96,7 @@ def assert_same(out: Path, whole: Path) -> None:
         if name.endswith(".safetensors"):
             headers = [safetensors_file.read_header(folder / name) for folder in (out, whole)]
             assert headers[0] == headers[1]
-    assert model_dir.load(out).config == model_dir.load(whole).config
+    assert merging.load(out).config == merging.load(whole).config
 
 
 def resume_alone(out: Path) -> None:
@@ -215,7 +216,7 @@ def test_lora_on_two_ranks_equals_one_process(on_ranks, corpus, whole, tmp_path)
     assert ours.keys() == theirs.keys()
     assert max(abs(ours[key] - theirs[key]) for key in ours) <= CLOSE
     assert names(two) == names(one)
-    config = model_dir.load(whole).config
+    config = merging.load(whole).config
     pairs = [adapter.read(folder, config).pairs for folder in (one, two)]
     for name, pair in pairs[0].items():
         assert np.allclose(pair.b, pairs[1][name].b, atol=1e-3), name

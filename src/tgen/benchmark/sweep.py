@@ -12,10 +12,10 @@ from tgen.benchmark.comparison import compare_paired
 from tgen.benchmark.machine import MachineProbe
 from tgen.benchmark.roofline import PassCost, measure_peak_rates, pass_cost
 from tgen.benchmark.trials import Trial, run_trials, throughput_report
-from tgen.checkpoint.model_dir import load
 from tgen.config import CacheDtype, StoredAs
 from tgen.engine.open_engine import EngineKind, open_engine
 from tgen.errors import UsageError
+from tgen.lora.merging import load
 from tgen.model.cpu_count import cpu_count, default_threads
 from tgen.reports.benchmark import Difference, PeakRates, ThroughputReport
 

@@ -44,10 +44,10 @@ def _generate(
     from typing import Any
 
     from tgen.benchmark.machine import peak_memory_bytes
-    from tgen.checkpoint.model_dir import load
     from tgen.config import SamplingConfig
     from tgen.engine.open_engine import open_engine
     from tgen.loaded_model import LoadedModel
+    from tgen.lora.merging import load
 
     ends = {"start": _STARTED, "import": time.monotonic_ns()}
     bundle = load(Path(path))

@@ -4,16 +4,13 @@ Only a model is ever replaced, and what is written appears complete, by one rena
 """
 
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from tgen.checkpoint import adapter, chat_template, model_dir, safetensors_file
-from tgen.checkpoint.dtypes import Array, Dtype, cast, dtype_of, to_float32
+from tgen.checkpoint import chat_template, model_dir, safetensors_file
+from tgen.checkpoint.dtypes import Array, Dtype, cast, dtype_of
 from tgen.checkpoint.gguf import tokenizer
 from tgen.checkpoint.gguf.architectures import check_supported
 from tgen.checkpoint.gguf.package import require_package
@@ -24,7 +21,6 @@ from tgen.checkpoint.hf.config import read_json_object
 from tgen.checkpoint.model_dir import DESCRIPTION_FILES, WEIGHTS, ModelBundle
 from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
 from tgen.config import GgufType
-from tgen.model.lora_layout import changes
 from tgen.storage import files
 
 MAX_SHARD_BYTES = 5_000_000_000  # transformers' default for years
@@ -132,21 +128,6 @@ def export_transformers(
             contents[f"{WEIGHTS}.index.json"] = (json.dumps(index, indent=2) + "\n").encode()
         for name in sorted(contents, key=lambda name: name == "config.json"):
             files.write_new(temporary / name, contents[name])
-
-
-def merge_error(bundle: ModelBundle, stored: GgufType) -> float:
-    """Return the error of an adapter's changes when the sums are rounded to `stored`, relative to
-    the changes: the root of the ratio of the sums of squares."""
-    assert bundle.adapter is not None
-    pairs = adapter.read(bundle.adapter, bundle.config).pairs
-    layout = adapter.adapter_layout(bundle.config)
-    errors = total = 0.0
-    for name, start, change in changes(layout, pairs):
-        exact = to_float32(bundle.arrays[name][start : start + len(change)])
-        rounded = to_float32(cast(name, exact, DTYPES[stored]))
-        errors += float(np.square(rounded - exact, dtype=np.float64).sum())
-        total += float(np.square(change, dtype=np.float64).sum())
-    return math.sqrt(errors / total) if total else 0.0
 
 
 def _assign_shards(

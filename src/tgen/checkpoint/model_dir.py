@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.checkpoint import adapter as adapters
 from tgen.checkpoint import safetensors_file
 from tgen.checkpoint.dtypes import Dtype, cast, dtype_of
 from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix
@@ -27,9 +26,9 @@ from tgen.checkpoint.hf import config as hf_config
 from tgen.checkpoint.hf import families, generation_config, tokenizer_config
 from tgen.checkpoint.inherited_settings import InheritedSettings, read_inherited_settings
 from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
+from tgen.checkpoint.stored_models import ADAPTER_CONFIG, ADAPTER_FILES, is_adapter
 from tgen.config import ModelConfig, SamplingConfig, StoredAs
 from tgen.errors import ModelError, TgenError
-from tgen.model.lora_layout import Pair
 from tgen.model.ram import check_ram
 from tgen.storage import files
 from tgen.tokenizer import Tokenizer
@@ -48,8 +47,7 @@ DESCRIPTION_FILES = (  # files of a model besides config.json and the weights
     "tokenizer.model",
     "chat_template.jinja",
 )
-_ADAPTER_FILES = (adapters.CONFIG, adapters.WEIGHTS)  # transformers loads them
-_KNOWN_FILES = {*DESCRIPTION_FILES, *_ADAPTER_FILES, NGRAMS, WEIGHTS, _INDEX, "config.json"}
+_KNOWN_FILES = {*DESCRIPTION_FILES, *ADAPTER_FILES, NGRAMS, WEIGHTS, _INDEX, "config.json"}
 _SHARD_OF_MODEL = re.compile(r"model-\d+-of-\d+\.safetensors")
 _HEADLESS = re.compile(r"(?<!LMHead)Model$")  # a class of transformers
 _MAX_READS = 3  # attempts, if the directory is replaced during each read
@@ -83,10 +81,8 @@ class ModelBundle:
         return settings_path(self.path, self.adapter)
 
 
-def settings_path(path: Path, adapter: Path | None = None) -> Path:
+def settings_path(path: Path, adapter: Path | None) -> Path:
     """Return the directory with the chat template and the generation config of a model."""
-    if adapter is None and adapters.is_adapter(path):
-        adapter, path = path, adapters.find_base(path)
     described = adapter is not None and (adapter / "tokenizer_config.json").exists()
     return adapter if adapter is not None and described else path
 
@@ -202,33 +198,10 @@ def save(
     elif (path / NGRAMS).exists():
         files.remove(path / NGRAMS)  # built from another text
     weights = serialize_weights(config, arrays, inherited.dtype if inherited else None)
-    _publish(path, contents, WEIGHTS, weights, main="config.json", is_new=is_new)
+    publish_model(path, contents, WEIGHTS, weights, main="config.json", is_new=is_new)
 
 
-def save_adapter(
-    path: Path,
-    config: ModelConfig,
-    tokenizer: Tokenizer,
-    pairs: Mapping[str, Pair],
-    *,
-    base: str,
-    base_digest: str,
-    alpha: float,
-    inherited: InheritedSettings | None = None,
-    is_new: bool = False,
-) -> None:
-    """Create the directory of an adapter, or replace what is in one, as `save` does; it has the
-    describing files of a model, but no config.json."""
-    contents: dict[str, files.Content] = {
-        **build_metadata_files(config, tokenizer, inherited=inherited)
-    }
-    del contents["config.json"]
-    contents |= adapters.build_files(config, pairs, base=base, digest=base_digest, alpha=alpha)
-    weights = contents.pop(adapters.WEIGHTS)
-    _publish(path, contents, adapters.WEIGHTS, weights, main=adapters.CONFIG, is_new=is_new)
-
-
-def _publish(
+def publish_model(
     path: Path,
     contents: dict[str, files.Content],
     weights_name: str,
@@ -245,7 +218,7 @@ def _publish(
     ):
         files.publish(path / weights_name, weights)
     else:  # remove the main file first, and write it last
-        for name in ("config.json", adapters.CONFIG):
+        for name in ("config.json", ADAPTER_CONFIG):
             files.remove(path / name)
         contents[weights_name] = weights
         for name in files_of_a_model(path):
@@ -268,7 +241,7 @@ def belongs_to_a_model(path: Path) -> bool:
     """Return whether a file written to `path` would replace or join the files of a model."""
     for file in (path, path.resolve()):  # cached models consist of links
         of_a_model = file.name in _KNOWN_FILES or file.suffix == ".safetensors"
-        has_model = (file.parent / "config.json").exists() or adapters.is_adapter(file.parent)
+        has_model = (file.parent / "config.json").exists() or is_adapter(file.parent)
         if of_a_model and has_model:
             return True
         if file.parent.name == "training" and (file.parent / "run.json").exists():
@@ -282,37 +255,9 @@ def belongs_to_a_model(path: Path) -> bool:
         return False
 
 
-def load(path: Path, *, adapter: Path | None = None) -> ModelBundle:
-    """Load a model directory or a GGUF file; raises ModelError or TokenizerError.
-
-    An `adapter` is merged into it. The directory of an adapter means its base model with it."""
-    if adapter is None and adapters.is_adapter(path):
-        path, adapter = adapters.find_base(path), path
-    bundle = _load_unchanged(path)
-    return bundle if adapter is None else _with_adapter(bundle, adapter)
-
-
-def _with_adapter(bundle: ModelBundle, path: Path) -> ModelBundle:
-    adapter = adapters.read(path, bundle.config, model=bundle.path)
-    warnings = adapters.check_base(adapter, bundle.path, bundle.arrays)
-    return replace(
-        with_settings_of(bundle, path),
-        arrays=adapters.merge(bundle.config, bundle.arrays, adapter.pairs),
-        base_dtype=stored_dtype(bundle),
-        quantized=False,
-        warnings=(*bundle.warnings, *warnings),
-    )
-
-
-def with_settings_of(bundle: ModelBundle, adapter: Path) -> ModelBundle:
-    """Return a model with the chat template and the end tokens of an adapter, without its pairs."""
-    ends = generation_config.read(adapter).end_ids or []
-    return replace(
-        bundle,
-        adapter=adapter,
-        stamp=bundle.stamp + stamp_files([adapter / name for name in _ADAPTER_FILES]),
-        end_ids=bundle.end_ids | {i for i in ends if 0 <= i < bundle.config.vocab_size},
-    )
+def load(path: Path) -> ModelBundle:
+    """Load a model directory or a GGUF file; raises ModelError or TokenizerError."""
+    return _load_unchanged(path)
 
 
 def load_without_weights(path: Path, *, tied_embeddings: bool) -> ModelBundle:
@@ -326,7 +271,7 @@ def load_without_weights(path: Path, *, tied_embeddings: bool) -> ModelBundle:
 def _load_unchanged(
     path: Path, *, with_weights: bool = True, tied_embeddings: bool = False
 ) -> ModelBundle:
-    """Load a model without an adapter; `tied_embeddings` counts without weights, in a directory.
+    """Load a model; `tied_embeddings` counts without weights, in a directory.
 
     `save` removes config.json first and writes it last: if it changed during the read, the
     directory is read again, so the result never mixes two models.
@@ -358,12 +303,7 @@ def _without_gc() -> Iterator[None]:
 
 @_without_gc()
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Load the tokenizer of a model, or of an adapter's base, without the weights.
-
-    Raises ModelError or TokenizerError.
-    """
-    if adapters.is_adapter(path):
-        path = adapters.find_base(path)
+    """Load the tokenizer of a model without the weights; raises ModelError or TokenizerError."""
     if not path.is_file():
         return _load_metadata(path)[1]
     from tgen.checkpoint.gguf import reader
@@ -392,7 +332,7 @@ def _load(path: Path, with_weights: bool, tied_embeddings: bool) -> ModelBundle:
         if unusable:
             shown = ", ".join(map(repr, unusable))[:100]
             warnings.append(f"eos_token_id {shown} is ignored: not the id of a token")
-        if any((path / name).exists() for name in _ADAPTER_FILES):
+        if any((path / name).exists() for name in ADAPTER_FILES):
             warnings.append("the adapter is ignored: merge it into the model to use it")
         stamp, tied = stamp_files(model_files(path)), config.tied_embeddings
         arrays = {}
@@ -530,28 +470,21 @@ def _is_headless(path: Path) -> bool:
     return isinstance(classes, list) and any(_HEADLESS.search(str(name)) for name in classes)
 
 
-def reload(bundle: ModelBundle) -> ModelBundle:
-    """Load the model again; raises ModelError if its files have changed."""
-    again = load(bundle.path, adapter=bundle.adapter)
-    if again.stamp != bundle.stamp:
-        raise _changed(bundle)
-    return again
-
-
 def digest(bundle: ModelBundle) -> str:
     """Return the SHA-256 of the model's config and weights, and of the adapter's; raises ModelError
     if they changed."""
     sha256, of_model = hashlib.sha256(), model_files(bundle.path)
     if bundle.adapter is not None:
-        of_model += [bundle.adapter / name for name in _ADAPTER_FILES]
+        of_model += [bundle.adapter / name for name in ADAPTER_FILES]
     for file in of_model:
         sha256.update(files.sha256(file))
     if stamp_files(of_model) != bundle.stamp:
-        raise _changed(bundle)
+        raise changed_error(bundle)
     return sha256.hexdigest()
 
 
-def _changed(bundle: ModelBundle) -> ModelError:
+def changed_error(bundle: ModelBundle) -> ModelError:
+    """Return the error of a model whose files have changed."""
     message = f"{str(bundle.path)!r} has changed since it was read"
     return ModelError(message, "start again to use the new model")
 
@@ -594,7 +527,7 @@ def _shards(path: Path) -> list[str]:
 
 
 def _missing_hint(path: Path) -> str:
-    if any((path / name).exists() for name in _ADAPTER_FILES):
+    if any((path / name).exists() for name in ADAPTER_FILES):
         if (path / "config.json").exists():
             return "this is an adapter: remove config.json, or name its base with --model BASE"
         return "this is an adapter: name its base with --model, or remove --adapter"

@@ -5,9 +5,11 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from tgen.checkpoint import adapter, model_dir
+from tgen.checkpoint import model_dir
 from tgen.checkpoint.model_lookup import find_model, list_models
+from tgen.checkpoint.stored_models import is_adapter
 from tgen.errors import TgenError
+from tgen.lora import adapter
 from tgen.reports.models import ModelReport
 
 
@@ -26,7 +28,7 @@ def describe_model(path: Path, *, name: str, found_by: str, is_default: bool) ->
     adapter_of = rank = family = n_parameters = dtype = context_length = None
     problem = ""
     try:
-        if adapter.is_adapter(path):
+        if is_adapter(path):
             adapter_of, rank, counts = adapter.describe(path)
             config, _ = model_dir.describe(adapter.find_base(path))
         else:

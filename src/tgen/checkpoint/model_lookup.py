@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tgen.checkpoint.stored_models import (
+    ADAPTER_WEIGHTS,
     downloaded_models,
     entries,
     files_in,
@@ -175,7 +176,7 @@ def _require_readable(folder: Path) -> None:
 def _modified(folder: Path) -> float:
     """Return when a model's weights were last written, in seconds; 0 if it has none."""
     times = [0.0]
-    patterns = ("model*.safetensors", "adapter_model.safetensors")  # one file, shards, adapter
+    patterns = ("model*.safetensors", ADAPTER_WEIGHTS)  # one file, shards, adapter
     for weights in (path for pattern in patterns for path in folder.glob(pattern)):
         with suppress(OSError):
             times.append(weights.stat().st_mtime)

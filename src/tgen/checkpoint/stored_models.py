@@ -15,6 +15,8 @@ from pathlib import Path
 from tgen.errors import ModelError, TgenError
 from tgen.storage import files
 
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # PEFT's
+ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 _NAME = re.compile(r"\w[\w.+-]*")  # of a folder or file; others are not models'
 _TYPE = re.compile(r"(?:^|[-._])((?:UD-)?(?:I?Q\d|TQ\d|BF16|F16|F32|MXFP4)\w*)$", re.IGNORECASE)
 _LATER_PART = re.compile(r"-(?!00001-)\d{5}-of-\d{5}$")
@@ -74,10 +76,18 @@ def files_in(folder: Path, name: str) -> dict[str, Path]:
     return _name_by_type(name, existing)
 
 
+def is_adapter(path: Path) -> bool:
+    """Return whether a path is a directory with an adapter and no model."""
+    try:
+        return (path / ADAPTER_CONFIG).is_file() and not (path / "config.json").exists()
+    except OSError:  # a name that is too long
+        return False
+
+
 def is_model_directory(path: Path) -> bool:
     """Return whether a directory has a transformers model, not only GGUF files and config.json, or
     an adapter."""
-    if os.path.isfile(path / "adapter_config.json"):
+    if os.path.isfile(path / ADAPTER_CONFIG):
         return True
     if not os.path.exists(path / "config.json"):  # False for names that are too long
         return False

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 def find_paths(model: str | None, adapter: str | None) -> tuple[Path, Path | None]:
     """Return the paths of a model and of its adapter; an adapter alone is a model's path, too."""
-    from tgen.checkpoint.adapter import find_adapter
     from tgen.checkpoint.model_lookup import find_model
+    from tgen.lora.adapter import find_adapter
 
     if adapter is None:
         return find_model(model).path, None

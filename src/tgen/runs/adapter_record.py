@@ -6,8 +6,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from tgen.checkpoint.adapter import adapter_layout
 from tgen.config import ModelConfig
+from tgen.lora.adapter import adapter_layout
 from tgen.model.lora_layout import NewAdapter, Pair, Shape, parameter_shapes
 from tgen.training.plan.param_shapes import FrozenModel
 

@@ -17,6 +17,7 @@ from tgen.checkpoint import model_dir
 from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config import ModelConfig
 from tgen.errors import TgenError, TrainingError
+from tgen.lora import merging
 from tgen.model.lora_layout import Pair
 from tgen.reports.training import SavingReport
 from tgen.runs.storage import log as run_log
@@ -38,7 +39,7 @@ class ModelWeights(NamedTuple):
 
 
 class AdapterWeights(NamedTuple):
-    """Adapter arguments of `model_dir.save_adapter`."""
+    """Adapter arguments of `merging.save`."""
 
     config: ModelConfig  # of the base model
     tokenizer: Tokenizer
@@ -139,7 +140,7 @@ class CheckpointSaver:
     def _write(self, progress: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         self._drop_states()
         if isinstance(self._model, AdapterWeights):
-            model_dir.save_adapter(self.out, **self._model._asdict(), is_new=self.is_new)
+            merging.save(self.out, **self._model._asdict(), is_new=self.is_new)
         elif self._model:
             config, tokenizer, weights, ngrams, inherited = self._model
             model_dir.save(

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from tgen import distributed
-from tgen.checkpoint import adapter as adapters
-from tgen.checkpoint import model_dir
 from tgen.corpus import PackedRows, TokenDataset
+from tgen.lora import adapter as adapters
+from tgen.lora import merging
 from tgen.model import lora
 from tgen.model.transformer import Transformer
 from tgen.reports.training import DoneReport, MemorizationReport, PhaseReport, RunReport
@@ -66,7 +66,7 @@ def _best_model(out: Path, prepared: PreparedRun, state: TrainState) -> Iterator
     that its base is not in memory twice."""
     adapter = prepared.new_adapter
     if adapter is None:
-        bundle = model_dir.load(out)
+        bundle = merging.load(out)
         model = Transformer.from_arrays(bundle.config, bundle.arrays)
         if prepared.parallel != "fsdp":  # with FSDP, a GPU may be too small for the whole model
             model = model.to(prepared.device)

@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.checkpoint import adapter as adapters
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.model_lookup import find_model
+from tgen.checkpoint.stored_models import is_adapter
 from tgen.config.training import TrainConfig
 from tgen.errors import CorpusError, TgenError, TrainingError, UsageError
+from tgen.lora import adapter as adapters
+from tgen.lora import merging
 from tgen.model.lora_layout import Pair
 from tgen.runs.adapter_record import AdapterRecord
 from tgen.runs.request import RunRequest
@@ -54,7 +56,7 @@ def open_source(request: RunRequest, config: TrainConfig) -> tuple[Source | None
         raise UsageError("--ngrams cannot be combined with LoRA", "remove --ngrams")
     path = None if adapter_name is None else adapters.find_adapter(str(adapter_name))
     name, base_path = _find_base(start_from, path)
-    if path is None and config.lora is not None and adapters.is_adapter(base_path):
+    if path is None and config.lora is not None and is_adapter(base_path):
         raise UsageError(
             f"--lora cannot be combined with --from {start_from}, which is an adapter",
             f"continue it with --adapter {start_from}, or merge it: tgen export --merge",
@@ -67,7 +69,7 @@ def open_source(request: RunRequest, config: TrainConfig) -> tuple[Source | None
         adapter = adapters.read(path, bundle.config, model=bundle.path)
         warnings = adapters.check_base(adapter, bundle.path, bundle.arrays)
         bundle = replace(bundle, warnings=(*bundle.warnings, *warnings))
-        bundle = model_dir.with_settings_of(bundle, path)
+        bundle = merging.with_settings_of(bundle, path)
         shapes, pairs = adapter.shapes, adapter.pairs
         ranks = [shape.rank for shape in shapes.values()]
         config = replace(config, lora=max(set(ranks), key=ranks.count))
@@ -157,6 +159,6 @@ def _find_base(start_from: Path | None, adapter: Path | None) -> tuple[str, Path
         path = adapters.find_base(adapter, option="--from")
         return adapters.base_name(adapter) or str(path.resolve()), path
     path, found_by = find_model(str(start_from))
-    if adapters.is_adapter(path):
+    if is_adapter(path):
         adapters.find_base(path, option="--from")  # its error names the option of this command
     return str(path.resolve()) if found_by == "a path" else str(start_from), path

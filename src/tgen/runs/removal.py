@@ -4,9 +4,9 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from tgen.checkpoint import adapter
 from tgen.checkpoint.model_dir import files_of_a_model
 from tgen.checkpoint.model_lookup import shipped_model
+from tgen.checkpoint.stored_models import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_adapter
 from tgen.errors import UsageError
 from tgen.runs.run_lock import lock_existing
 from tgen.runs.storage import state
@@ -53,7 +53,7 @@ def remove_model(path: Path) -> list[str]:
         if not others:
             files.remove(path)
             return []
-        main = ("config.json", adapter.CONFIG)
+        main = ("config.json", ADAPTER_CONFIG)
         for name in sorted(own, key=lambda name: name not in main):  # then it is no model
             files.remove(path / name)
     return others
@@ -66,4 +66,4 @@ def _has_model(path: Path) -> bool:
 
 
 def _has_adapter(path: Path) -> bool:
-    return adapter.is_adapter(path) and (path / adapter.WEIGHTS).is_file()
+    return is_adapter(path) and (path / ADAPTER_WEIGHTS).is_file()

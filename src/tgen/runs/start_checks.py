@@ -5,10 +5,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from tgen import distributed
-from tgen.checkpoint import adapter as adapters
 from tgen.checkpoint.model_lookup import find_model
+from tgen.checkpoint.stored_models import is_adapter
 from tgen.config.training import Parallel
 from tgen.errors import TgenError, TrainingError, UsageError
+from tgen.lora import adapter as adapters
 from tgen.runs.request import RunRequest
 from tgen.runs.storage import state
 from tgen.storage.files import output_problem
@@ -30,7 +31,7 @@ def _sources(request: RunRequest) -> Iterator[Path]:
             with suppress(TgenError):  # errors are raised when the model is opened
                 path = find_model(str(name)).path
                 yield path
-                if adapters.is_adapter(path):
+                if is_adapter(path):
                     yield adapters.find_base(path)
 
 

@@ -5,9 +5,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tgen.checkpoint import model_dir
 from tgen.config import StoredAs
 from tgen.errors import UsageError
+from tgen.lora import merging
 
 if TYPE_CHECKING:
     from tgen.benchmark.other_engines.llama_cpp_backend import LlamaCppBackend
@@ -56,7 +56,7 @@ def open_other_engine(
         return TransformersBackend(path, threads=threads, dtype=dtype, tokens=tokens)
     from tgen.benchmark.other_engines.llama_cpp_backend import LlamaCppBackend
 
-    bundle = model_dir.load(path)
+    bundle = merging.load(path)
     return LlamaCppBackend(
         bundle.config, bundle.arrays, threads=threads, dtype=dtype, tokens=tokens, exact=exact
     )

@@ -17,7 +17,7 @@ def run_end_to_end(options: BenchOptions) -> None:
     """Time whole processes that generate a text, phase by phase."""
     from tgen.benchmark.backend import random_tokens
     from tgen.benchmark.end_to_end import measure_end_to_end
-    from tgen.checkpoint.model_dir import load
+    from tgen.lora.merging import load
 
     bundle = load(options.path)
     context = bundle.config.context_length

@@ -73,8 +73,8 @@ class Comparison:
 def collect_context(options: BenchOptions) -> BenchContext:
     """Read the model and the machine; call it before measuring, which raises the load average."""
     from tgen.benchmark.machine import describe_machine
-    from tgen.checkpoint.model_dir import load
     from tgen.inspection.model_summary import summarize
+    from tgen.lora.merging import load
 
     return BenchContext(summary=summarize(load(options.path)), machine=describe_machine())
 

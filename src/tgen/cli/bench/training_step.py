@@ -16,7 +16,7 @@ def run_train(options: BenchOptions) -> None:
     """Time training steps of a model of the same shape, on random tokens."""
     from tgen.benchmark.roofline import measure_peak_rates
     from tgen.benchmark.training_step import measure_training_step
-    from tgen.checkpoint.model_dir import load
+    from tgen.lora.merging import load
     from tgen.model.cpu_count import default_threads
     from tgen.model.device import choose_device
     from tgen.model.product_precision import computes_bfloat16

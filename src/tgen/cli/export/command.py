@@ -79,12 +79,12 @@ def export(options: ExportOptions) -> None:
     """
     began = time.monotonic()
     from tgen.checkpoint import export as exporters
-    from tgen.checkpoint.adapter import is_adapter
     from tgen.checkpoint.gguf import architectures, tokenizer
     from tgen.checkpoint.gguf.quantization import DTYPES
-    from tgen.checkpoint.model_dir import load
     from tgen.checkpoint.model_lookup import find_model
+    from tgen.checkpoint.stored_models import is_adapter
     from tgen.cli.export.target import check_target, default_target
+    from tgen.lora.merging import load, merge_error
 
     to_file, quiet, size = options.to == "gguf", options.quiet, options.max_shard_size
     max_bytes = parse_size("--max-shard-size", size) if size else exporters.MAX_SHARD_BYTES
@@ -112,7 +112,7 @@ def export(options: ExportOptions) -> None:
         quiet=quiet,
     )
     if is_merged and stored in DTYPES and stored != "f32":
-        error = exporters.merge_error(bundle, stored)
+        error = merge_error(bundle, DTYPES[stored])
         console.print_status(
             f"rounding to {stored} changes what the adapter learned by {error:.1%}", quiet=quiet
         )

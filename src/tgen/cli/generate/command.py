@@ -58,7 +58,6 @@ def generate(options: GenerateOptions) -> None:
 def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     """Write the texts; return whether a row was invalid or a constrained text is incomplete."""
     from tgen.checkpoint.hf import generation_config
-    from tgen.checkpoint.model_dir import settings_path
     from tgen.cli.generate import output
     from tgen.cli.generate.batch import RequestQueue
     from tgen.cli.generate.chat import initial_messages
@@ -67,6 +66,7 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     from tgen.cli.model_loading import find_paths
     from tgen.config import SamplingConfig
     from tgen.distributed import broadcast
+    from tgen.lora.merging import settings_path
 
     quiet = options.quiet or ranks.rank > 0
     path, adapter = find_paths(options.model, options.adapter)

@@ -17,8 +17,8 @@ def inspect(options: InspectOptions) -> None:
 
     --view heads with two --model options compares the heads of two models.
     """
-    from tgen.checkpoint.adapter import find_adapter
     from tgen.checkpoint.model_lookup import find_model
+    from tgen.lora.adapter import find_adapter
 
     names: list[str | None] = [*options.model] or [options.adapter]
     adapter = find_adapter(options.adapter) if options.adapter else None
@@ -30,9 +30,9 @@ def inspect(options: InspectOptions) -> None:
         return
     text = read_prompt(options.prompt) if options.needs_text else None
 
-    from tgen.checkpoint.model_dir import load
     from tgen.cli.inspect import output
     from tgen.inspection.inspector import Inspector
+    from tgen.lora.merging import load
 
     inspectors = [
         Inspector(

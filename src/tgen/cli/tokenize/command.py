@@ -30,8 +30,8 @@ def tokenize(options: TokenizeOptions) -> None:
     --ids and --decode are inverse to each other, byte for byte, unless the tokenizer normalizes
     texts.
     """
-    from tgen.checkpoint.model_dir import load_tokenizer
     from tgen.checkpoint.model_lookup import find_model
+    from tgen.lora.merging import load_tokenizer
 
     if not options.files and options.prompt is None and sys.stdin and sys.stdin.isatty():
         raise UsageError("no text", 'name a file, pass --prompt "TEXT", or pipe text in')

@@ -23,14 +23,13 @@ from tgen.checkpoint.dtypes import to_float32
 from tgen.checkpoint.hf import families
 from tgen.checkpoint.hf.config import read_json_object
 from tgen.checkpoint.model_lookup import UnknownModelError, find_model, list_models
-from tgen.checkpoint.stored_models import join_names
+from tgen.checkpoint.stored_models import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_adapter, join_names
 from tgen.config import ModelConfig
 from tgen.errors import ModelError, TgenError
 from tgen.model.lora_layout import Floats, Pair, Part, Shape, changes
 from tgen.model.ram import check_ram
 from tgen.storage import files
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 _BASE_DIGEST = "base_sha256"  # in the file's metadata
@@ -81,14 +80,6 @@ class Adapter:
     def shapes(self) -> dict[str, Shape]:
         """The rank and scale of each pair."""
         return {name: Shape(len(pair.a), pair.scale) for name, pair in self.pairs.items()}
-
-
-def is_adapter(path: Path) -> bool:
-    """Return whether a path is a directory with an adapter and no model."""
-    try:
-        return (path / CONFIG).is_file() and not (path / "config.json").exists()
-    except OSError:  # a name that is too long
-        return False
 
 
 def find_adapter(name: str) -> Path:
@@ -162,11 +153,11 @@ def read(path: Path, config: ModelConfig, *, model: Path | None = None) -> Adapt
     Raises ModelError if it is damaged, does not fit the model, or has something that LoRA does not.
     """
     _check_is_adapter(path)
-    values = read_json_object(path / CONFIG, limit=_LIMIT)
+    values = read_json_object(path / ADAPTER_CONFIG, limit=_LIMIT)
     _check_config(path, values)
-    weights = path / WEIGHTS
+    weights = path / ADAPTER_WEIGHTS
     if not weights.is_file():
-        raise ModelError(f"{str(path)!r} has no {WEIGHTS}", _weights_hint(path))
+        raise ModelError(f"{str(path)!r} has no {ADAPTER_WEIGHTS}", _weights_hint(path))
     header = safetensors_file.read_header(weights)
     sites = {part.pair: part for parts in adapter_layout(config).values() for part in parts}
     try:
@@ -196,10 +187,10 @@ def read(path: Path, config: ModelConfig, *, model: Path | None = None) -> Adapt
 def describe(path: Path) -> tuple[str | None, int | None, Counter[str]]:
     """Return the name of an adapter's base, its rank and the number of its parameters by type,
     without its weights. Raises ModelError."""
-    weights = path / WEIGHTS
+    weights = path / ADAPTER_WEIGHTS
     if not weights.is_file():
-        raise ModelError(f"{str(path)!r} has no {WEIGHTS}", _weights_hint(path))
-    rank = read_json_object(path / CONFIG, limit=_LIMIT).get("r")
+        raise ModelError(f"{str(path)!r} has no {ADAPTER_WEIGHTS}", _weights_hint(path))
+    rank = read_json_object(path / ADAPTER_CONFIG, limit=_LIMIT).get("r")
     counts: Counter[str] = Counter()
     header = safetensors_file.read_header(weights)
     safetensors_file.check_float_dtypes(weights, header)
@@ -213,7 +204,7 @@ def describe(path: Path) -> tuple[str | None, int | None, Counter[str]]:
 def base_name(path: Path) -> str | None:
     """Return the name of an adapter's base model as its configuration has it."""
     _check_is_adapter(path)
-    name = read_json_object(path / CONFIG, limit=_LIMIT).get("base_model_name_or_path")
+    name = read_json_object(path / ADAPTER_CONFIG, limit=_LIMIT).get("base_model_name_or_path")
     return name if isinstance(name, str) and name else None
 
 
@@ -348,16 +339,18 @@ def build_files(
     content = json.dumps(dict(sorted(values.items())), indent=2) + "\n"
     metadata = {"format": "pt", _BASE_DIGEST: digest}
     weights = safetensors_file.serialize_in_parts(arrays, metadata=metadata)
-    return {CONFIG: content.encode(), WEIGHTS: weights}
+    return {ADAPTER_CONFIG: content.encode(), ADAPTER_WEIGHTS: weights}
 
 
 def _check_is_adapter(path: Path) -> None:
-    if not (path / CONFIG).is_file():
-        raise ModelError(f"{str(path)!r} is not an adapter: it has no {CONFIG}", _name_hint(path))
+    if not (path / ADAPTER_CONFIG).is_file():
+        raise ModelError(
+            f"{str(path)!r} is not an adapter: it has no {ADAPTER_CONFIG}", _name_hint(path)
+        )
 
 
 def _check_config(path: Path, values: Mapping[str, Any]) -> None:
-    file = path / CONFIG
+    file = path / ADAPTER_CONFIG
     if "fine_tune_type" in values or (path / "adapters.safetensors").exists():
         raise ModelError(
             f"{str(path)!r} was made by mlx-lm, whose adapters have another format",
@@ -406,7 +399,7 @@ def _ranks(
     sites: Mapping[str, Part],
 ) -> dict[str, int]:
     """Return the rank of each pair, after checking all shapes."""
-    file, ranks = path / WEIGHTS, {}
+    file, ranks = path / ADAPTER_WEIGHTS, {}
     damaged = "save the adapter again: the file is damaged or incomplete"
     names = dict.fromkeys(match[1] for match in map(_TENSOR.fullmatch, header) if match)
     if not names:
@@ -421,7 +414,8 @@ def _ranks(
         rank = _number(path, values, "r", 8, pattern="rank_pattern", name=name)
         if len(a) != 2 or a[0] != rank:
             raise ModelError(
-                f"{file}: {name}.lora_A has shape {list(a)} (expected rank {rank:g} by {CONFIG})",
+                f"{file}: {name}.lora_A has shape {list(a)} "
+                f"(expected rank {rank:g} by {ADAPTER_CONFIG})",
                 damaged,
             )
         expected = (int(rank), part.n_inputs), (part.pair_rows, int(rank))
@@ -450,22 +444,26 @@ def _number(
     patterns = values.get(pattern) or {}
     value = values.get(key, default)
     if not isinstance(patterns, dict):
-        raise ModelError(f"{path / CONFIG}: {pattern} is not an object", _MERGE_HINT)
+        raise ModelError(f"{path / ADAPTER_CONFIG}: {pattern} is not an object", _MERGE_HINT)
     for expression, own in patterns.items():
         if len(expression) > 300 or _UNSAFE_PATTERN.search(expression):
-            message = f"{path / CONFIG}: {pattern} has the expression {expression[:100]!r}"
+            message = f"{path / ADAPTER_CONFIG}: {pattern} has the expression {expression[:100]!r}"
             raise ModelError(message, "use names of modules")
         try:
             matches = re.match(rf"(.*\.)?({expression})$", name)
         except re.error:
-            message = f"{path / CONFIG}: {pattern} has an invalid expression {expression[:100]!r}"
+            message = (
+                f"{path / ADAPTER_CONFIG}: {pattern} has an invalid expression {expression[:100]!r}"
+            )
             raise ModelError(message, "use names of modules") from None
         if matches:
             value = own
             break
     valid = isinstance(value, int | float) and not isinstance(value, bool)
     if not valid or not 0 < value < 1e9 or (key == "r" and value != int(value)):
-        raise ModelError(f"{path / CONFIG}: {key} is {str(value)[:50]}", "use a positive number")
+        raise ModelError(
+            f"{path / ADAPTER_CONFIG}: {key} is {str(value)[:50]}", "use a positive number"
+        )
     return float(value)
 
 

@@ -1,0 +1,124 @@
+"""Models with an adapter: loaded with its changes added to their weights, and saved beside them."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from tgen.checkpoint import model_dir
+from tgen.checkpoint.dtypes import Dtype, cast, to_float32
+from tgen.checkpoint.hf import generation_config
+from tgen.checkpoint.inherited_settings import InheritedSettings
+from tgen.checkpoint.model_dir import ModelBundle, changed_error, stamp_files, stored_dtype
+from tgen.checkpoint.stored_models import (
+    ADAPTER_CONFIG,
+    ADAPTER_FILES,
+    ADAPTER_WEIGHTS,
+    is_adapter,
+)
+from tgen.config import ModelConfig
+from tgen.lora import adapter as adapters
+from tgen.model.lora_layout import Pair, changes
+from tgen.storage import files
+from tgen.tokenizer import Tokenizer
+
+
+def load(path: Path, *, adapter: Path | None = None) -> ModelBundle:
+    """Load a model directory or a GGUF file, with an `adapter` merged into it if one is named; the
+    directory of an adapter means its base model with it.
+
+    Raises ModelError or TokenizerError.
+    """
+    if adapter is None and is_adapter(path):
+        path, adapter = adapters.find_base(path), path
+    bundle = model_dir.load(path)
+    return bundle if adapter is None else _with_adapter(bundle, adapter)
+
+
+def reload(bundle: ModelBundle) -> ModelBundle:
+    """Load the model again; raises ModelError if its files have changed."""
+    again = load(bundle.path, adapter=bundle.adapter)
+    if again.stamp != bundle.stamp:
+        raise changed_error(bundle)
+    return again
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Load the tokenizer of a model, or of an adapter's base, without the weights.
+
+    Raises ModelError or TokenizerError.
+    """
+    return model_dir.load_tokenizer(adapters.find_base(path) if is_adapter(path) else path)
+
+
+def settings_path(path: Path, adapter: Path | None) -> Path:
+    """Return the directory with the chat template and the generation config of a model, or of an
+    adapter."""
+    if adapter is None and is_adapter(path):
+        adapter, path = path, adapters.find_base(path)
+    return model_dir.settings_path(path, adapter)
+
+
+def _with_adapter(bundle: ModelBundle, path: Path) -> ModelBundle:
+    adapter = adapters.read(path, bundle.config, model=bundle.path)
+    warnings = adapters.check_base(adapter, bundle.path, bundle.arrays)
+    return replace(
+        with_settings_of(bundle, path),
+        arrays=adapters.merge(bundle.config, bundle.arrays, adapter.pairs),
+        base_dtype=stored_dtype(bundle),
+        quantized=False,
+        warnings=(*bundle.warnings, *warnings),
+    )
+
+
+def with_settings_of(bundle: ModelBundle, adapter: Path) -> ModelBundle:
+    """Return a model with the chat template and the end tokens of an adapter, without its pairs."""
+    ends = generation_config.read(adapter).end_ids or []
+    return replace(
+        bundle,
+        adapter=adapter,
+        stamp=bundle.stamp + stamp_files([adapter / name for name in ADAPTER_FILES]),
+        end_ids=bundle.end_ids | {i for i in ends if 0 <= i < bundle.config.vocab_size},
+    )
+
+
+def merge_error(bundle: ModelBundle, dtype: Dtype) -> float:
+    """Return the error of an adapter's changes when the sums are rounded to `dtype`, relative to
+    the changes: the root of the ratio of the sums of squares."""
+    assert bundle.adapter is not None
+    pairs = adapters.read(bundle.adapter, bundle.config).pairs
+    layout = adapters.adapter_layout(bundle.config)
+    errors = total = 0.0
+    for name, start, change in changes(layout, pairs):
+        exact = to_float32(bundle.arrays[name][start : start + len(change)])
+        rounded = to_float32(cast(name, exact, dtype))
+        errors += float(np.square(rounded - exact, dtype=np.float64).sum())
+        total += float(np.square(change, dtype=np.float64).sum())
+    return math.sqrt(errors / total) if total else 0.0
+
+
+def save(
+    path: Path,
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    pairs: Mapping[str, Pair],
+    *,
+    base: str,
+    base_digest: str,
+    alpha: float,
+    inherited: InheritedSettings | None = None,
+    is_new: bool = False,
+) -> None:
+    """Create the directory of an adapter, or replace what is in one, as `model_dir.save` does; it
+    has the describing files of a model, but no config.json."""
+    contents: dict[str, files.Content] = {
+        **model_dir.build_metadata_files(config, tokenizer, inherited=inherited)
+    }
+    del contents["config.json"]
+    contents |= adapters.build_files(config, pairs, base=base, digest=base_digest, alpha=alpha)
+    weights = contents.pop(ADAPTER_WEIGHTS)
+    model_dir.publish_model(
+        path, contents, ADAPTER_WEIGHTS, weights, main=ADAPTER_CONFIG, is_new=is_new
+    )
