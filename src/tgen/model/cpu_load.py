@@ -7,14 +7,13 @@ from pathlib import Path
 from tgen.errors import TgenError
 from tgen.storage import files
 
-_ROOT = Path("/")
 _USED_COLUMNS = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal; not idle and iowait
 
 
 class CpuLoad:
     """Use of the CPUs in the affinity of this process since the last call of `others`."""
 
-    def __init__(self, *, root: Path = _ROOT) -> None:
+    def __init__(self, *, root: Path = Path("/")) -> None:
         """Start to measure; `root` is where /proc is."""
         self._path = root / "proc/stat"
         self._last = self._read()

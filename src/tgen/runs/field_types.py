@@ -8,10 +8,10 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 def check_field_types(instance: Any) -> None:
     """Raise TypeError if a field of a dataclass, or of one inside it, has the wrong type."""
     hints = get_type_hints(type(instance))
-    for field in fields(instance):
-        value = getattr(instance, field.name)
-        if not _has_type(value, hints[field.name]):
-            raise TypeError(f"{field.name} has the type {type(value).__name__}")
+    for one in fields(instance):
+        value = getattr(instance, one.name)
+        if not _has_type(value, hints[one.name]):
+            raise TypeError(f"{one.name} has the type {type(value).__name__}")
 
 
 def _has_type(value: Any, hint: Any) -> bool:

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from tgen.config import raw
-from tgen.corpus.documents import Document, Documents
+from tgen.corpus import Documents
+from tgen.corpus.documents import Document
 from tgen.corpus.parallel_tokenize import encode_pieces
 from tgen.corpus.tokenize import split_documents
 from tgen.errors import UsageError

@@ -65,7 +65,7 @@ def to_fields(config: ModelConfig) -> dict[str, Any]:
     architecture = ARCHITECTURES[config.family].name
     fields = {f"{architecture}.{key}": value for key, value in fields.items()}
     if (scaling := config.rope_scaling) and scaling.kind == "llama3":
-        fields |= rope_scaling.to_fields(scaling)
+        fields |= rope_scaling.scaling_fields(scaling)
     return fields
 
 

@@ -26,7 +26,7 @@ def compute_divisors(theta: float, head_dim: int, scaling: RopeScaling) -> Float
     return divisors
 
 
-def to_fields(scaling: RopeScaling) -> dict[str, float]:
+def scaling_fields(scaling: RopeScaling) -> dict[str, float]:
     """Return the parameters as GGUF fields, which llama.cpp ignores."""
     return {f"{_PREFIX}{name}": float(getattr(scaling, name)) for name in _NUMBERS}
 

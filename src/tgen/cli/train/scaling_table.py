@@ -41,7 +41,7 @@ def scaling_table(report: ScalingReport) -> list[tuple[str, str, str]]:
             "speed",
             f"{format_number(report.tokens_per_second)} tokens/s",
             f"assuming ranks as fast as this machine, {report.efficiency:.0%} scaling efficiency; "
-            f"{_duration(report.seconds)}, compute-optimal {_duration(report.optimal_seconds)}",
+            f"{_in_words(report.seconds)}, compute-optimal {_in_words(report.optimal_seconds)}",
         ),
     ]
     if report.on_gpu:
@@ -51,8 +51,8 @@ def scaling_table(report: ScalingReport) -> list[tuple[str, str, str]]:
                 "speed on GPUs",
                 f"{format_number(report.gpu_tokens_per_second)} tokens/s",
                 f"per 100 TFLOP/s of a GPU's peak, assuming {report.gpu_share:.0%} of it and "
-                f"{gflop} GFLOP per token; {_duration(report.gpu_seconds)}, compute-optimal "
-                f"{_duration(report.gpu_optimal_seconds)}",
+                f"{gflop} GFLOP per token; {_in_words(report.gpu_seconds)}, compute-optimal "
+                f"{_in_words(report.gpu_optimal_seconds)}",
             )
         )
     return table
@@ -82,7 +82,7 @@ def _count(n: int) -> str:
     return f"{n / 1e9:,.1f} G" if n >= 1e9 else f"{n / 1e6:,.1f} M"
 
 
-def _duration(seconds: float) -> str:
+def _in_words(seconds: float) -> str:
     for unit, length, least in _UNITS:
         if seconds >= least * length:
             return f"{seconds / length:,.1f} {unit}"

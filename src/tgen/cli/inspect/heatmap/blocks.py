@@ -19,7 +19,7 @@ from tgen.cli.render.token_labels import MARGIN, row_label
 
 _CHARACTERS = " ·:-=+*#%@"  # shades without color
 _N_SHADES = 64
-_MAX_ROWS, _MAX_REPEAT = 64, 4  # signed matrices: rows drawn, and columns per value
+_MAX_DRAWN, _MAX_REPEAT = 64, 4  # signed matrices: rows drawn, and columns per value
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def draw_blocks(
     elif factor == 1:
         picture, notes = Blocks(heat, part, list(rows)), []
     else:
-        few_rows = len(rows) <= _MAX_ROWS and len(rows) < len(heat.rows)  # selected by --query
+        few_rows = len(rows) <= _MAX_DRAWN and len(rows) < len(heat.rows)  # selected by --query
         picture, notes = _max_pool(heat, part, rows, 1 if few_rows else factor, factor)
     return [_column_ticks(columns, picture, factor), picture], [_legend(heat, has_color), *notes]
 
@@ -102,8 +102,8 @@ def _max_pool(
 def _subsample(
     heat: HeatMap, part: NDArray[np.float32], rows: range, factor: int, room: int
 ) -> tuple[Blocks, list[str]]:
-    """Draw at most _MAX_ROWS rows; where columns are few, each is drawn several cells wide."""
-    row_step = -(-len(part) // _MAX_ROWS)
+    """Draw at most _MAX_DRAWN rows; where columns are few, each is drawn several cells wide."""
+    row_step = -(-len(part) // _MAX_DRAWN)
     sample = part[::row_step, ::factor]
     notes = [
         f"1 in {step} {name}s is shown"

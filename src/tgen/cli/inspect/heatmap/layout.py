@@ -79,11 +79,11 @@ class Layout:
     def _labels(
         self, labels: dict[int, str], index_width: int, *, rotated: bool
     ) -> Iterator[TextBox]:
-        for i, label in labels.items():
+        for i, name in labels.items():
             offset = (i + 0.5) * self.cell
             for text, color, distance in (
                 (str(i), DIM_COLOR, _GAP),
-                (label, TEXT_COLOR, _GAP + index_width),
+                (name, TEXT_COLOR, _GAP + index_width),
             ):
                 x, y = self.left - distance, self.top + offset
                 if rotated:

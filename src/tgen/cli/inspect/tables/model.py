@@ -31,10 +31,10 @@ def summary_table(summary: ModelSummary) -> list[Table | Text]:
     config = summary.config
     rows = table("parameter", "shape", ">count", "dtype")
     groups: dict[str, list[tuple[list[int], int, str]]] = {}  # one per name inside the blocks
-    for name, shape, count, dtype in summary.parameters:
+    for name, shape, n, dtype in summary.parameters:
         parts = name.split(".")
         group = f"blocks · {'.'.join(parts[2:])}" if parts[0] == "blocks" else name
-        groups.setdefault(group, []).append((shape, count, dtype))
+        groups.setdefault(group, []).append((shape, n, dtype))
     for group, tensors in groups.items():
         size = " x ".join(map(str, tensors[0][0]))
         times = f"{len(tensors)} of " if len(tensors) > 1 else ""
