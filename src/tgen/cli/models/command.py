@@ -42,7 +42,7 @@ def models(options: ModelsOptions) -> None:
         for name in options.names:
             _remove(name, options)
         return
-    from tgen.checkpoint.model_listing import describe_models
+    from tgen.cli.models.listing import describe_models
     from tgen.cli.models.output import print_json, print_table
 
     reports = list(describe_models())
@@ -80,8 +80,8 @@ def _check_cache(options: ModelsOptions) -> None:
 
 def _remove(name: str, options: ModelsOptions) -> None:
     """Remove one model, after a question unless --yes is given."""
-    from tgen.checkpoint.model_listing import describe_model
     from tgen.checkpoint.model_lookup import DATA, LOCAL, SHIPPED, find_model
+    from tgen.cli.models.listing import describe_model
     from tgen.cli.models.output import kind
     from tgen.runs.removal import check_removable, remove_model
 

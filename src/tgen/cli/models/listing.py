@@ -5,16 +5,14 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from tgen.checkpoint import model_dir
-from tgen.checkpoint.model_lookup import find_model, list_models
-from tgen.checkpoint.stored_models import is_adapter
 from tgen.errors import TgenError
-from tgen.lora import adapter
 from tgen.reports.models import ModelReport
 
 
 def describe_models(models: Path = Path("models")) -> Iterator[ModelReport]:
     """Yield each model in the order of the search; one that cannot be loaded, with the reason."""
+    from tgen.checkpoint.model_lookup import find_model, list_models
+
     try:
         default: Path | None = find_model(None, models=models).path
     except TgenError:  # ./models cannot be read
@@ -25,6 +23,10 @@ def describe_models(models: Path = Path("models")) -> Iterator[ModelReport]:
 
 def describe_model(path: Path, *, name: str, found_by: str, is_default: bool) -> ModelReport:
     """Describe a model directory, an adapter or a GGUF file."""
+    from tgen.checkpoint import model_dir
+    from tgen.checkpoint.stored_models import is_adapter
+    from tgen.lora import adapter
+
     adapter_of = rank = family = n_parameters = dtype = context_length = None
     problem = ""
     try:
