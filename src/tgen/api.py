@@ -19,8 +19,8 @@ from tgen.checkpoint.dtypes import to_float32
 from tgen.checkpoint.hf.families import full_name, head_name, to_hf_arrays
 from tgen.checkpoint.model_lookup import find_model
 from tgen.config import DEFAULT_BATCH_SIZE, CacheDtype, ModelConfig, StoredAs, raw
-from tgen.config.training import TrainConfig
 from tgen.config.option import MAX_THREADS, check_choice, require, suggest
+from tgen.config.training import TrainConfig
 from tgen.engine.base import PromptCache, common_prefix_length
 from tgen.errors import UsageError
 from tgen.generation.loop import make_source

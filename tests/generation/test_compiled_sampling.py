@@ -9,7 +9,8 @@ import pytest
 from tgen.config import SamplingConfig
 from tgen.engine.cpu.kernel_cache import enter_function
 from tgen.errors import ModelError
-from tgen.generation import logprobs, sampling
+from tgen.generation import logprobs
+from tgen.generation import sampling as sampler
 from tgen.generation.logprobs import Pick, make_tokens
 from tgen.generation.sampling import sample
 
@@ -49,7 +50,7 @@ def without_kernels(monkeypatch):
     enter_function()
 
     def switch():
-        monkeypatch.setattr(sampling, "row_sampler", lambda: None)
+        monkeypatch.setattr(sampler, "row_sampler", lambda: None)
         monkeypatch.setattr(logprobs, "row_sampler", lambda: None)
 
     return switch

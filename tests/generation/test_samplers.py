@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from transformers.generation import logits_process as reference
 
 from tgen.config import SAMPLERS, SamplingConfig
-from tgen.generation import penalties, samplers, sampling
+from tgen.generation import penalties, random_numbers
+from tgen.generation import samplers as sampler
 from tgen.generation.logits_processors import LogitsProcessors
 from tgen.generation.sampling import sample
 from tgen.generation.vocabulary import Vocabulary
@@ -27,7 +28,7 @@ def random_logits(seed, rows=4, size=60, spread=3.0):
 
 def ours(logits, apply):
     """Apply a sampler; return logits by token id (B, V)."""
-    ids, ranked = samplers.sort_candidates(logits, 0)
+    ids, ranked = sampler.sort_candidates(logits, 0)
     out = np.full(logits.shape, -np.inf)
     np.put_along_axis(out, ids, apply(ranked), axis=1)
     return out
@@ -43,16 +44,16 @@ def test_samplers_equal_those_of_transformers(seed):
     logits, random = random_logits(seed), np.random.default_rng(seed)
     p, k = float(random.uniform(0.05, 0.99)), int(random.integers(1, 70))
     pairs = [
-        (lambda x: samplers.top_k(x, k), reference.TopKLogitsWarper(k)),
-        (lambda x: samplers.top_p(x, p), reference.TopPLogitsWarper(p)),
-        (lambda x: samplers.min_p(x, p), reference.MinPLogitsWarper(p)),
-        (lambda x: samplers.typical_p(x, p), reference.TypicalLogitsWarper(p)),
+        (lambda x: sampler.top_k(x, k), reference.TopKLogitsWarper(k)),
+        (lambda x: sampler.top_p(x, p), reference.TopPLogitsWarper(p)),
+        (lambda x: sampler.min_p(x, p), reference.MinPLogitsWarper(p)),
+        (lambda x: sampler.typical_p(x, p), reference.TypicalLogitsWarper(p)),
     ]
     for apply, processor in pairs:
         np.testing.assert_array_equal(ours(logits, apply), theirs(logits, processor))
     t = float(random.uniform(0.1, 3))
-    result = samplers.softmax(ours(logits, lambda x: samplers.apply_temperature(x, t)))
-    expected = samplers.softmax(theirs(logits, reference.TemperatureLogitsWarper(t)))
+    result = sampler.softmax(ours(logits, lambda x: sampler.apply_temperature(x, t)))
+    expected = sampler.softmax(theirs(logits, reference.TemperatureLogitsWarper(t)))
     np.testing.assert_allclose(result, expected, rtol=1e-12)
 
 
@@ -60,13 +61,13 @@ def test_samplers_equal_those_of_transformers(seed):
 def test_top_n_sigma_and_xtc_follow_their_definition(seed):
     logits = random_logits(seed).astype(np.float64).astype(np.float32)
     n, threshold = 0.3 + seed / 4, 0.02 * (seed + 1)
-    left = ours(logits, lambda x: samplers.top_n_sigma(x, n)) > -np.inf
+    left = ours(logits, lambda x: sampler.top_n_sigma(x, n)) > -np.inf
     for row, mask in zip(logits.astype(np.float64), left, strict=True):
         assert mask.tolist() == (row >= row.max() - n * row.std()).tolist()
     chosen = np.array([True, False, True, True])
-    left = ours(logits, lambda x: samplers.xtc(x, threshold, chosen)) > -np.inf
+    left = ours(logits, lambda x: sampler.xtc(x, threshold, chosen)) > -np.inf
     for row, mask, sampled in zip(logits, left, chosen, strict=True):
-        p = samplers.softmax(row[None])[0]
+        p = sampler.softmax(row[None])[0]
         probable = sorted((i for i in range(len(p)) if p[i] >= threshold), key=lambda i: -p[i])
         removed = set(probable[:-1]) if sampled else set()
         assert set(np.flatnonzero(~mask)) == removed
@@ -116,7 +117,7 @@ def probabilities_of(logits, sampling, seen):
     for name in sampling.samplers:
         if warpers.get(name):
             row = theirs(row, warpers[name])
-    return samplers.softmax(row)[0]
+    return sampler.softmax(row)[0]
 
 
 # Settings, and wrong ones whose samples the test must detect.
@@ -156,7 +157,7 @@ SEEN = [2, 5, 1, 5, 2]
 def _random_numbers_are_made_once():
     """Keep the 40,000 random numbers, which are the same in all tests of distributions."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampling, "uniform", cache(sampling.uniform))
+        patch.setattr(random_numbers, "uniform", cache(random_numbers.uniform))
         yield
 
 
@@ -196,7 +197,7 @@ def test_xtc_uses_its_own_random_numbers():
     sampled = sample(
         np.repeat(LOGITS[None], n, axis=0), sampling, seeds=range(n), positions=[5] * n
     )
-    p = samplers.softmax(LOGITS[None])[0]
+    p = sampler.softmax(LOGITS[None])[0]
     probable = np.flatnonzero(p >= 0.15)
     excluded = p.copy()
     excluded[[i for i in probable if p[i] > p[probable].min()]] = 0
@@ -243,7 +244,7 @@ def test_any_settings_in_any_order_leave_a_candidate(
 
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=12), st.integers(0, 14))
 def test_k_most_likely_are_sorted_with_ties_by_id(values, k):
-    (ids,), (ranked,) = samplers.sort_candidates(np.array([values], np.float32), k)
+    (ids,), (ranked,) = sampler.sort_candidates(np.array([values], np.float32), k)
     best = sorted(range(len(values)), key=lambda i: (-values[i], i))
     assert ids.tolist() == best[: k or len(values)]
     assert ranked.tolist() == [values[i] for i in ids]
@@ -251,9 +252,9 @@ def test_k_most_likely_are_sorted_with_ties_by_id(values, k):
 
 @given(st.lists(st.floats(-5, 5, width=32), min_size=1, max_size=12), st.floats(0.01, 1))
 def test_top_p_keeps_the_fewest_candidates_with_mass_p(values, p):
-    _, ranked = samplers.sort_candidates(np.array([values], np.float32), 0)
-    kept = int((samplers.top_p(ranked, p) > -np.inf).sum())
-    probabilities = samplers.softmax(ranked)[0]
-    assert (samplers.top_p(ranked, p)[0, :kept] > -np.inf).all()
+    _, ranked = sampler.sort_candidates(np.array([values], np.float32), 0)
+    kept = int((sampler.top_p(ranked, p) > -np.inf).sum())
+    probabilities = sampler.softmax(ranked)[0]
+    assert (sampler.top_p(ranked, p)[0, :kept] > -np.inf).all()
     assert probabilities[: kept - 1].sum() < p + 1e-12
     assert kept == len(values) or probabilities[:kept].sum() >= p - 1e-12

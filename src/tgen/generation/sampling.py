@@ -13,7 +13,7 @@ from tgen.engine.base import Logits
 from tgen.engine.cpu.row_sampler import row_sampler
 from tgen.errors import ModelError
 from tgen.generation import samplers
-from tgen.generation.random_numbers import TOKEN, XTC, uniform, uniforms
+from tgen.generation.random_numbers import TOKEN, XTC, uniforms
 from tgen.generation.samplers import SortedLogits
 from tgen.reports.generation import RemovedCandidates
 
@@ -37,7 +37,7 @@ def sample(
     if sampler and _is_compiled(sampling) and logits.dtype == np.float32:
         tokens = sampler.sample(
             logits,
-            [uniform(seed, i, TOKEN) for seed, i in zip(seeds, positions, strict=True)],
+            uniforms(seeds, positions, TOKEN).tolist(),
             top_k=sampling.top_k,
             top_p=sampling.top_p,
             min_p=sampling.min_p,
