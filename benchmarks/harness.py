@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 import tgen
-from tgen.benchmark.machine import describe_machine
 from tgen.errors import TgenError
+from tgen.machine.description import describe_machine
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

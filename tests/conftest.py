@@ -111,12 +111,12 @@ def _assumed_speed() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _short_samples() -> Iterator[None]:
     """Generate short samples in training runs: otherwise they take longer than the steps."""
-    from tgen.runs import final_report, samples
+    from tgen.runs import closing
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(samples, "_SAMPLE_TOKENS", 4)
-        patch.setattr(final_report, "_MEMORIZATION_SAMPLES", 2)
-        patch.setattr(final_report, "_MEMORIZATION_TOKENS", 8)
+        patch.setattr(closing, "_SAMPLE_TOKENS", 4)
+        patch.setattr(closing, "_MEMORIZATION_SAMPLES", 2)
+        patch.setattr(closing, "_MEMORIZATION_TOKENS", 8)
         yield
 
 
@@ -124,7 +124,7 @@ def _short_samples() -> Iterator[None]:
 def _equal_texts_are_compressed_once() -> Iterator[None]:
     """Keep the results of xz, which clears hundreds of megabytes however short the text is."""
     from tgen.runs import prepare
-    from tgen.training.report import baselines
+    from tgen.training import baselines
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prepare, "xz_bits_per_byte", cache(baselines.xz_bits_per_byte))
@@ -152,13 +152,12 @@ def _commands_are_made_once() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _memory_limit_is_read_once() -> Iterator[None]:
     """Read this process's memory limits once: opening a tiny model takes less time."""
-    from tgen.model import ram
-    from tgen.storage import container_limits
+    from tgen.machine import container_limits, memory
 
     root, read = Path("/"), container_limits.free_memory
     free = read(root)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ram, "free_memory", lambda where: free if where == root else read(where))
+        patch.setattr(memory, "free_memory", lambda where: free if where == root else read(where))
         yield
 
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import harness
-from tgen.benchmark.machine import peak_memory_bytes
+from tgen.machine.description import peak_memory_bytes
 
 _MANY_STEPS = 100_000_000  # so that the plan reads the whole text
 _SHAPE = {"d_model": 64, "n_layers": 2, "n_heads": 2, "context_length": 128, "batch_size": 8}

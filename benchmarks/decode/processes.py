@@ -23,7 +23,7 @@ from pathlib import Path
 from benchmarks import harness
 from benchmarks.decode.model_shapes import write_model
 from tgen.errors import TgenError
-from tgen.storage.user_cache import cache_folder
+from tgen.storage.sealed_file import cache_folder
 
 PROMPT = "The first"
 TASKS = (

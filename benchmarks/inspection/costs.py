@@ -20,9 +20,9 @@ from rich.console import Console
 
 from benchmarks import harness
 from tgen.checkpoint import model_dir
-from tgen.cli.inspect.heatmap.heatmap import HeatMap
-from tgen.cli.inspect.heatmap.terminal import draw_heat_map
 from tgen.config import ModelConfig
+from tgen.drawing.heat_map import HeatMap
+from tgen.drawing.heat_map_terminal import draw_heat_map
 from tgen.inspection.inspector import Inspector
 from tgen.model.transformer import Transformer
 from tgen.tokenizer import train_bpe

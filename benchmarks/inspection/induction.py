@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from benchmarks import harness
 from tgen.checkpoint import model_dir
 from tgen.config import ModelConfig
-from tgen.inspection.induction import score_repeats
+from tgen.inspection.heads import score_repeats
 from tgen.model.transformer import Transformer
 from tgen.tokenizer import train_char
 

@@ -3,7 +3,7 @@
     python -m benchmarks.learning.busy_machine
 
 Every round trains the same model four times: idle and busy, with torch's threads as tgen sets them
-and as they are without `tgen.model.openmp_wait`. A run is stopped after some seconds; its speed is
+and as they are without `tgen.machine.cpus`. A run is stopped after some seconds; its speed is
 that of all steps until then.
 """
 

@@ -20,8 +20,8 @@ from torch.autograd.profiler import profile, record_function
 from benchmarks import harness
 from tgen.config import SIZES, ModelConfig
 from tgen.config.training import Precision, ResolvedTrainConfig
-from tgen.model.product_precision import computes_bfloat16
-from tgen.training.random_run import RandomRun
+from tgen.model.precision import computes_bfloat16
+from tgen.training.calibrate import RandomRun
 
 _PRODUCTS = {"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm"}
 _PRODUCTS |= {"mkldnn::_linear_pointwise", "aten::mkldnn_linear", "aten::_addmm_activation"}

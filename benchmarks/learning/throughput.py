@@ -32,8 +32,8 @@ from benchmarks.learning import nanogpt
 from tgen.benchmark.statistics import timing
 from tgen.config import Activation, ModelConfig
 from tgen.config.training import Precision, ResolvedTrainConfig
-from tgen.model.product_precision import computes_bfloat16
-from tgen.training.random_run import RandomRun
+from tgen.model.precision import computes_bfloat16
+from tgen.training.calibrate import RandomRun
 
 N_CHARACTERS = 65  # of tinyshakespeare
 TGEN_VOCAB_SIZE = 258

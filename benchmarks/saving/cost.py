@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from benchmarks import harness
 from tgen.checkpoint import safetensors_file
-from tgen.runs.storage import state as run_state
+from tgen.runs import saved_state as run_state
 
 N_TENSORS = 40
 

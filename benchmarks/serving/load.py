@@ -39,7 +39,7 @@ from tgen.errors import TgenError
 from tgen.generation.context_window import Request
 from tgen.generation.loop import make_source
 from tgen.loaded_model import LoadedModel, open_model
-from tgen.model.cpu_count import default_threads
+from tgen.machine.cpus import default_threads
 
 _PROMPTS = ("What is", "The king", "O Romeo,", "First Citizen:\n", "My lord, I")
 _STREAMS = 16

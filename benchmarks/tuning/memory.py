@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from benchmarks import harness
 from benchmarks.tuning.versus_peft import ALPHA, RANK, SHAPES
-from tgen.benchmark.machine import peak_memory_bytes
 from tgen.config import ModelConfig
+from tgen.machine.description import peak_memory_bytes
 
 
 def run_steps(options: argparse.Namespace) -> None:
@@ -29,10 +29,10 @@ def run_steps(options: argparse.Namespace) -> None:
     from tgen.config.training import ResolvedTrainConfig
     from tgen.corpus import TokenDataset
     from tgen.lora.adapter import new_shapes
-    from tgen.model.product_precision import computes_bfloat16
-    from tgen.runs.adapter_record import AdapterRecord
+    from tgen.model.precision import computes_bfloat16
+    from tgen.planning.memory import peak_bytes
+    from tgen.runs.run_record import AdapterRecord
     from tgen.training.loop import train
-    from tgen.training.plan.memory_estimate import peak_bytes
     from tgen.training.state import new_state
 
     device = torch.device("cpu")

@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import harness
-from tgen.benchmark.machine import peak_memory_bytes
 from tgen.config import ModelConfig
+from tgen.machine.description import peak_memory_bytes
 
 SHAPES: dict[str, dict[str, Any]] = {
     "135M": dict(vocab_size=49_152, n_layers=30, d_model=576, d_ff=1536, n_heads=9, n_kv_heads=3,
@@ -108,9 +108,9 @@ def tgen_worker(options: argparse.Namespace, wait: Callable[[], None]) -> None:
     from tgen.checkpoint import model_dir
     from tgen.config.training import ResolvedTrainConfig
     from tgen.lora.adapter import adapter_layout, new_shapes
-    from tgen.model.device import set_threads
-    from tgen.model.lora_layout import NewAdapter
-    from tgen.model.product_precision import computes_bfloat16
+    from tgen.lora.layout import NewAdapter
+    from tgen.machine.device import set_threads
+    from tgen.model.precision import computes_bfloat16
     from tgen.training.loop import train
     from tgen.training.state import new_state
 

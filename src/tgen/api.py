@@ -32,7 +32,7 @@ from tgen.reports.training import RunReport
 from tgen.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from tgen.cli.inspect.page.attention_page import AttentionPage
+    from tgen.drawing.page.attention_page import AttentionPage
     from tgen.inspection.ablation import AblationKind
     from tgen.inspection.attention import Measure
 
@@ -263,7 +263,7 @@ class Model:
         The options are those of `tgen inspect`: layers and heads such as "0,2-4" or "-1". Raises
         UsageError for an empty text, one longer than the context unless `tail`, and too many heads.
         """
-        from tgen.cli.inspect.page.attention_page import AttentionPage, attention_page
+        from tgen.drawing.page.attention_page import AttentionPage, attention_page
         from tgen.inspection.ablation import AblationKind
         from tgen.inspection.attention import Measure
         from tgen.inspection.inspector import Inspector

@@ -11,10 +11,10 @@ import pytest
 import tgen
 from support.models import make_model
 from tgen.benchmark.end_to_end import measure_end_to_end
-from tgen.benchmark.machine import peak_memory_bytes
 from tgen.checkpoint import model_dir
 from tgen.errors import TgenError, UsageError
 from tgen.loaded_model import open_model
+from tgen.machine.description import peak_memory_bytes
 from tgen.reports.benchmark import EndToEndReport, TrialReport
 from tgen.reports.generation import Token
 from tgen.tokenizer import TextStream

@@ -8,7 +8,7 @@ import torch
 
 from support.command import tgen
 from support.models import cpu_engine, make_model
-from tgen.benchmark.precision import compare_precision
+from tgen.benchmark.sweep import compare_precision
 from tgen.engine.torch_engine import TorchEngine
 from tgen.model.transformer import Transformer
 

@@ -12,9 +12,9 @@ from tgen.config import ModelConfig
 from tgen.config.training import ResolvedTrainConfig
 from tgen.errors import UsageError
 from tgen.model.transformer import Transformer
+from tgen.planning.shapes import flops_per_token
 from tgen.reports.benchmark import TrainingStepReport, TrialReport
-from tgen.training.plan.param_shapes import flops_per_token
-from tgen.training.random_run import RandomRun
+from tgen.training.calibrate import RandomRun
 
 SHAPE = dict(vocab_size=40, n_layers=2, d_model=16, n_heads=2, context_length=8)
 CPU = torch.device("cpu")

@@ -10,19 +10,22 @@ import torch
 
 from support.models import make_model
 from tgen.benchmark.backend import Backend, EngineBackend, Workload, random_tokens
-from tgen.benchmark.comparison import (
+from tgen.benchmark.roofline import PassCost, measure_peak_rates, pass_cost
+from tgen.benchmark.sweep import compare_backends, open_setups, sweep
+from tgen.benchmark.trials import (
+    Trial,
     check_comparable,
     compare_paired,
     compare_with_saved,
     find_matching_record,
     is_slower_by,
+    run_trial,
+    run_trials,
+    throughput_report,
 )
-from tgen.benchmark.roofline import PassCost, measure_peak_rates, pass_cost
-from tgen.benchmark.sweep import compare_backends, open_setups, sweep
-from tgen.benchmark.trials import Trial, run_trial, run_trials, throughput_report
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import UsageError
-from tgen.model.attention_mask import causal_mask
+from tgen.model.attention import causal_mask
 from tgen.reports.benchmark import PeakRates
 
 PP, TG = Workload(n_prompt=8), Workload(n_gen=3)

@@ -18,9 +18,8 @@ from tgen.checkpoint import dtypes, export, model_dir
 from tgen.checkpoint.dtypes import cast, to_float32
 from tgen.checkpoint.gguf import header
 from tgen.checkpoint.gguf import reader as gguf_reader
-from tgen.checkpoint.gguf.quantization import DTYPES
 from tgen.checkpoint.gguf.tokenizer import to_fields
-from tgen.checkpoint.gguf.writer import write_gguf
+from tgen.checkpoint.gguf.writer import DTYPES, write_gguf
 from tgen.cli import console
 from tgen.cli.app import run
 from tgen.errors import ModelError

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from tgen.checkpoint import safetensors_file
 from tgen.errors import ModelError
-from tgen.runs.storage import manifest
+from tgen.runs import manifest
 from tgen.storage import files
 
 

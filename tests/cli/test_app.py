@@ -39,7 +39,7 @@ NOT_IN_TEXT = {
         (["--version"], NOT_IN_HELP | {"tgen.cli.options", "rich.console"}),
         ([], NOT_IN_HELP),
         (["train", "--help"], NOT_IN_HELP - {"numpy"}),
-        (["generate", "-h"], NOT_IN_HELP | {"tgen.cli.train.options"}),
+        (["generate", "-h"], NOT_IN_HELP | {"tgen.cli.train.command"}),
         (["generate", "-m", SHIPPED, "-p", "a", "-n", "1", "--threads", "1"], NOT_IN_TEXT),
         (["generate", "--top-k", "many"], NOT_IN_TEXT | NOT_IN_HELP),
         (["tokenize", "-m", SHIPPED, "-p", "a", "--ids"], NOT_IN_TEXT | {"llvmlite"}),

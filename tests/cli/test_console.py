@@ -16,7 +16,7 @@ from rich.text import Text
 
 from support.command import clean_environment
 from tgen.cli import console, rich_console
-from tgen.cli.terminal_text import printable
+from tgen.drawing.terminal_text import printable
 
 # Format characters that text in some language needs, and that cannot reorder other text.
 _NEEDED = (

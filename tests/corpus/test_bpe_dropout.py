@@ -12,7 +12,7 @@ from support.runs import contents, request, resume
 from tgen import corpus, runs
 from tgen.config.training import TrainConfig
 from tgen.corpus import TokenDataset
-from tgen.corpus.bpe_dropout import split_tokens
+from tgen.corpus.dataset import split_tokens
 from tgen.reports.training import StepReport
 from tgen.tokenizer import Tokenizer, train_bpe, train_char
 

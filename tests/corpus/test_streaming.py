@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from support.corpora import tokenize as tokenize_all
 from tgen import corpus
-from tgen.corpus import documents, scan, sources, subsample, tokenize
+from tgen.corpus import documents, scan, sources, split, tokenize
 from tgen.errors import CorpusError
 from tgen.tokenizer import train_char
 
@@ -49,8 +49,8 @@ def small(monkeypatch):
     monkeypatch.setattr(tokenize, "_PIECE", 12)
     monkeypatch.setattr(tokenize, "_SEARCH", 5)
     monkeypatch.setattr(tokenize, "IN_MEMORY", 20)
-    monkeypatch.setattr(subsample, "_PIECE", 9)
-    monkeypatch.setattr(subsample, "_LINE", 3)
+    monkeypatch.setattr(split, "_PIECE", 9)
+    monkeypatch.setattr(split, "_LINE", 3)
 
 
 def whole(documents):

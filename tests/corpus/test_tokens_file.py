@@ -17,7 +17,7 @@ from tgen.config.training import TrainConfig
 from tgen.corpus import TokenDataset, tokenize
 from tgen.errors import TgenError, TrainingError
 from tgen.reports.training import DoneReport
-from tgen.runs.storage import state
+from tgen.runs import saved_state
 from tgen.storage import files
 from tgen.storage.disk_array import DiskArray
 from tgen.tokenizer import train_char
@@ -36,7 +36,7 @@ def on_disk(monkeypatch):
 
 def save_and_load(out, arrays):
     (out / "training").mkdir(parents=True, exist_ok=True)
-    return state.load_tokens(out, state.save_tokens(out, RUN, arrays))
+    return saved_state.load_tokens(out, saved_state.save_tokens(out, RUN, arrays))
 
 
 @given(
@@ -125,10 +125,10 @@ def paused(both, tmp_path):
 
 def write_old_names(out):
     """Write the tokens as tgen 0.1 did."""
-    run, described = state.load_record(out)
-    tokens = corpus.to_old_names(state.load_tokens(out, described))
+    run, described = saved_state.load_record(out)
+    tokens = corpus.to_old_names(saved_state.load_tokens(out, described))
     assert set(tokens) == {"train", "held_out"}
-    state.save_record(out, run, state.save_tokens(out, run, tokens))
+    saved_state.save_record(out, run, saved_state.save_tokens(out, run, tokens))
 
 
 def flip_last_bit(path):

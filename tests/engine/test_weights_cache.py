@@ -15,7 +15,7 @@ from tgen.checkpoint import export, model_dir
 from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix, Rows
 from tgen.engine import weights_cache
 from tgen.engine.cpu import job_layout, weights
-from tgen.engine.cpu.panels import int8_panels, to_panels
+from tgen.engine.cpu.weights import int8_panels, to_panels
 from tgen.errors import ModelError
 from tgen.loaded_model import open_model
 from tgen.storage.sealed_file import encode_header, is_intact, open_sealed, publish_sealed
@@ -311,7 +311,7 @@ def test_model_that_changes_during_opening_is_read(save, monkeypatch):
 def test_weights_that_do_not_fit_into_ram_are_an_error(save, monkeypatch):
     path = save()
     open_cpu(path)
-    monkeypatch.setattr("tgen.model.ram.free_ram", lambda: 1000)
+    monkeypatch.setattr("tgen.machine.memory.free_ram", lambda: 1000)
     with pytest.raises(ModelError, match="storing the weights as float32 needs"):
         weights_cache.find(path, None).map(
             model_dir.load_without_weights(path, tied_embeddings=True).config

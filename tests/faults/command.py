@@ -25,9 +25,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def import_everything() -> None:
     """Import what the command imports; make forked commands generate less and skip calibration."""
     import_modules()
-    from tgen.runs import final_report, prepare
+    from tgen.runs import closing, prepare
 
-    final_report._MEMORIZATION_SAMPLES = final_report._MEMORIZATION_TOKENS = 2
+    closing._MEMORIZATION_SAMPLES = closing._MEMORIZATION_TOKENS = 2
     prepare.measure_speed = lambda *_, **__: 1e9  # type: ignore[attr-defined]
 
 

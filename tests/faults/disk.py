@@ -26,8 +26,7 @@ import tiny
 from calls import BROKEN, FULL, CallCounter, FailingCalls, intercept_calls
 from tgen.errors import TrainingError
 from tgen.reports.training import EvalReport, RollbackReport, SavingReport
-from tgen.runs import RunRequest
-from tgen.runs.storage import state
+from tgen.runs import RunRequest, saved_state
 
 _STEPS, _HALF = 10, 6
 _ROLLS_BACK = {
@@ -185,7 +184,7 @@ def _run_session(
 
 
 def _newest_step(out: Path) -> int:
-    if not state.has_run(out):
+    if not saved_state.has_run(out):
         return -1
     saved = tiny.load_newest_state(out)
     return -1 if saved is None or saved.damaged else int(saved.progress["step"])

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import command
 import tiny
 from command import SIGNALS, ForkedCommand
-from tgen.runs.storage import state
+from tgen.runs import saved_state
 
 STEPS = 20
 SETTINGS = (
@@ -130,7 +130,7 @@ def judge(
     ]
     if status not in (128 + number, 0):
         problems.append(f"exit status {status}: {output.decode()}")
-    if not (state.folder(out) / "run.json").exists():
+    if not (saved_state.folder(out) / "run.json").exists():
         if out.exists():
             problems.append(f"files are left: {sorted(map(str, out.rglob('*')))}")
         return problems + (["exit status 0 without a run"] if status == 0 else [])

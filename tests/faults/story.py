@@ -18,9 +18,9 @@ from tgen.config import ModelConfig
 from tgen.errors import TgenError
 from tgen.lora import merging
 from tgen.reports.training import RollbackReport
+from tgen.runs import log as run_log
+from tgen.runs import saved_state
 from tgen.runs.checkpoint_saver import CheckpointSaver, ModelWeights
-from tgen.runs.storage import log as run_log
-from tgen.runs.storage import state
 from tgen.storage import files, locks
 from tgen.tokenizer import Tokenizer, train_char
 
@@ -41,7 +41,7 @@ class Promise:
 
 def play(out: Path, promise: Callable[[Promise], None]) -> None:
     """Play the run in `out`; call `promise` after each step."""
-    with locks.lock(state.folder(out) / "LOCK"):
+    with locks.lock(saved_state.folder(out) / "LOCK"):
         promised = _begin(out, "a", Promise(), promise)
         with run_log.RunLog(out) as log:
             saver = CheckpointSaver(out, log, run_id="a", environment={}, keep=2)
@@ -52,7 +52,7 @@ def play(out: Path, promise: Callable[[Promise], None]) -> None:
             saver.roll_back(10)
             log.add(_report(10))
             log.flush()
-            state.save_progress(out, _progress("a", 10, 1))
+            saved_state.save_progress(out, _progress("a", 10, 1))
             promise(promised := replace(promised, notes=1, lines=3))
             promised = _save(saver, replace(promised, step=15, notes=0), 0, promise)
         promise(promised := replace(promised, run="", step=0, lines=0))
@@ -86,7 +86,7 @@ def check(out: Path, promised: Promise) -> str:
 
 def _begin(out: Path, run: str, promised: Promise, promise: Callable[[Promise], None]) -> Promise:
     made_from = {"corpus_sha256": run, "tokenizer_sha256": run}
-    state.create_run(
+    saved_state.create_run(
         out,
         {"run_id": run, **made_from},
         _tokens(run),
@@ -114,14 +114,14 @@ def _save(
 
 
 def _run_problem(out: Path, promised: Promise) -> str:
-    folder = state.folder(out)
+    folder = saved_state.folder(out)
     if not promised.run and not (folder / "run.json").exists():
         return ""  # the run has not started
-    record, tokens_entry = state.load_record(out)
+    record, tokens_entry = saved_state.load_record(out)
     run = str(record["run_id"])
     if not promised.run and run == "a" and promised.weights:
         return ""  # the run was being replaced
-    tokens = state.load_tokens(out, tokens_entry)
+    tokens = saved_state.load_tokens(out, tokens_entry)
     if promised.run and run != promised.run:
         return f"run {run} after {promised}"
     if promised.run or (folder / "tokenizer.json").exists():
@@ -134,7 +134,7 @@ def _run_problem(out: Path, promised: Promise) -> str:
         return f"other tokens after {promised}"
     if not promised.run:
         return ""
-    saved = state.load_state(out, run_id=run)
+    saved = saved_state.load_state(out, run_id=run)
     if saved is None:
         return f"no state after {promised}"
     step, notes = saved.progress["step"], saved.progress["notes"]

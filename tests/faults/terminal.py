@@ -22,7 +22,7 @@ import tiny
 from command import ForkedCommand
 from signals import OPTIONS
 from tgen.lora import merging
-from tgen.runs.storage import log
+from tgen.runs import log
 
 Command = Callable[..., ForkedCommand]
 

@@ -34,8 +34,7 @@ from tgen.reports.training import (
     RollbackReport,
     RunReport,
 )
-from tgen.runs import ResumeRequest, RunRequest
-from tgen.runs.storage import log, state
+from tgen.runs import ResumeRequest, RunRequest, log, saved_state
 from tgen.storage import files
 
 SKIPPED = 77  # exit status of a script that cannot run on this machine
@@ -79,20 +78,12 @@ def import_everything(*, cheap: bool = True) -> None:
     """Import torch and, with `cheap`, replace slow parts that are not tested."""
     import torch
 
-    from tgen.runs import (
-        checkpoint_saver,
-        final_report,
-        forgetting,
-        prepare,
-        samples,
-        session,
-        trainer,
-    )
+    from tgen.runs import checkpoint_saver, closing, prepare, session, trainer
 
     assert session
     torch.set_num_threads(1)
     if cheap:
-        samples._SAMPLE_TOKENS = 2
+        closing._SAMPLE_TOKENS = 2
         nothing = MemorizationReport(
             longest_run_bytes=0,
             natural_run_bytes=0,
@@ -100,8 +91,8 @@ def import_everything(*, cheap: bool = True) -> None:
             held_out_bits_per_byte=None,
             verdict="",
         )
-        final_report._memorization = lambda *_: nothing
-        forgetting.TEXT_TOKENS = 4  # type: ignore[attr-defined]
+        closing._memorization = lambda *_: nothing
+        closing.TEXT_TOKENS = 4  # type: ignore[attr-defined]
         prepare._baselines = lambda *_: {}
         prepare.measure_speed = lambda *_, **__: 1e9  # type: ignore[attr-defined]
         checkpoint_saver._MAX_RETRY_SECONDS = 0.0  # retry at every step
@@ -138,7 +129,7 @@ def lora_request(folder: Path, out: Path, *, lora: int, **overrides: Any) -> Run
 
 def run_session(request: RunRequest, **values: Any) -> Generator[RunReport, None, None]:
     """Start the run, or resume it if it exists."""
-    if state.has_run(request.out):
+    if saved_state.has_run(request.out):
         return runs.resume(ResumeRequest(out=request.out, threads=1), **values)
     return runs.start(request, **values)
 
@@ -214,11 +205,11 @@ def promise_of(report: RunReport) -> str | None:
     return None
 
 
-def load_newest_state(out: Path) -> state.SavedState | None:
+def load_newest_state(out: Path) -> saved_state.SavedState | None:
     """Return the newest state of a run whose record and tokens can be loaded."""
-    record, tokens_entry = state.load_record(out)
-    state.load_tokens(out, tokens_entry)
-    return state.load_state(out, run_id=record["run_id"])
+    record, tokens_entry = saved_state.load_record(out)
+    saved_state.load_tokens(out, tokens_entry)
+    return saved_state.load_state(out, run_id=record["run_id"])
 
 
 def fingerprint(out: Path) -> dict[str, str]:

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import tgen
 from tgen.cli import console
 from tgen.errors import TgenError
-from tgen.model import ram
+from tgen.machine import memory
 
 MAX_BYTES = 1 << 30  # of memory, above what the process has at its start
 _MAX_MESSAGE = 2000  # characters of an error
@@ -78,7 +78,7 @@ class Watch:
         warnings.simplefilter("ignore", ResourceWarning)  # as Python does
         warnings.showwarning = self._on_warning  # type: ignore[assignment]
         sys.addaudithook(self._on_event)
-        for module in (ram, sys.modules.get("tgen.model.device")):  # a small machine
+        for module in (memory, sys.modules.get("tgen.machine.device")):  # a small machine
             if module is not None:
                 module.free_ram = lambda *_: MAX_BYTES  # type: ignore[attr-defined]
         soft = _data_bytes() + MAX_BYTES

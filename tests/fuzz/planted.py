@@ -22,7 +22,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fuzz import runner
-from tgen.cli.terminal_text import printable
+from tgen.drawing.terminal_text import printable
 from tgen.errors import TgenError
 
 _ESCAPE = "\x1b[2J"

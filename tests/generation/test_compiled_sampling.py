@@ -10,9 +10,9 @@ from tgen.config import SamplingConfig
 from tgen.engine.cpu.kernel_cache import enter_function
 from tgen.errors import ModelError
 from tgen.generation import logprobs
-from tgen.generation import sampling as sampler
+from tgen.generation import sample as sampler
 from tgen.generation.logprobs import Pick, make_tokens
-from tgen.generation.sampling import sample
+from tgen.generation.sample import sample
 
 SETTINGS = [
     {},

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from tgen.config import SamplingConfig
 from tgen.errors import UsageError
-from tgen.generation.logits_processors import LogitsProcessors, missing_strings
-from tgen.generation.penalties import Repeats, dry
+from tgen.generation.logits_processors import LogitsProcessors, Repeats, dry, missing_strings
 from tgen.generation.vocabulary import Completions, TokenIndex, Vocabulary
 
 few = st.binary(min_size=0, max_size=6).map(lambda b: bytes(97 + c % 3 for c in b))

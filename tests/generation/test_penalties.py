@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tgen.generation.penalties import Repeats, dry, forbid_repeated_ngrams
+from tgen.generation.logits_processors import Repeats, dry, forbid_repeated_ngrams
 
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=30)
 

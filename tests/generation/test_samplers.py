@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from transformers.generation import logits_process as reference
 
 from tgen.config import SAMPLERS, SamplingConfig
-from tgen.generation import penalties, random_numbers
-from tgen.generation import samplers as sampler
+from tgen.generation import logits_processors, random_numbers
+from tgen.generation import sample as sampler
 from tgen.generation.logits_processors import LogitsProcessors
-from tgen.generation.sampling import sample
+from tgen.generation.sample import sample
 from tgen.generation.vocabulary import Vocabulary
 
 OFF = dict(temperature=1.0, top_k=0)
@@ -74,7 +74,7 @@ def test_top_n_sigma_and_xtc_follow_their_definition(seed):
 
 
 def repeats_of(text):
-    repeats = penalties.Repeats()
+    repeats = logits_processors.Repeats()
     repeats.read(text)
     return repeats
 
@@ -84,17 +84,17 @@ def repeats_of(text):
 def test_penalties_equal_those_of_transformers(text, seed):
     logits = random_logits(seed, 1, 10)[0]
     result = logits.astype(np.float64)
-    penalties.penalize_repetition(result, text, repetition=1.3)
+    logits_processors.penalize_repetition(result, text, repetition=1.3)
     expected = theirs(logits[None], reference.RepetitionPenaltyLogitsProcessor(1.3), [text])[0]
     np.testing.assert_allclose(result, expected, rtol=1e-12)
     result = logits.astype(np.float64)
-    penalties.penalize_repetition(result, text, presence=0.5, frequency=0.25)
+    logits_processors.penalize_repetition(result, text, presence=0.5, frequency=0.25)
     counts = Counter(text)
     for i in range(10):
         assert result[i] == pytest.approx(logits[i] - 0.25 * counts[i] - 0.5 * (counts[i] > 0))
     for n in (1, 2, 3):
         result = logits.astype(np.float64)
-        penalties.forbid_repeated_ngrams(result, repeats_of(text), n)
+        logits_processors.forbid_repeated_ngrams(result, repeats_of(text), n)
         expected = theirs(logits[None], reference.NoRepeatNGramLogitsProcessor(n), [text])[0]
         np.testing.assert_array_equal(result, expected)
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from tgen.config import SamplingConfig
 from tgen.errors import ModelError, UsageError
 from tgen.generation.random_numbers import row_seed, uniform
-from tgen.generation.samplers import softmax
-from tgen.generation.sampling import sample
+from tgen.generation.sample import sample, softmax
 from tgen.reports.generation import RemovedCandidates
 
 GREEDY = SamplingConfig(temperature=0)

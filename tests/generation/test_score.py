@@ -7,9 +7,9 @@ import pytest
 
 from support.models import cpu_engine, make_model
 from tgen.api import load
-from tgen.benchmark.precision import compare_precision
+from tgen.benchmark.sweep import compare_precision
 from tgen.generation.context_window import window_start
-from tgen.generation.samplers import softmax
+from tgen.generation.sample import softmax
 from tgen.generation.score import score_stream
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from support.command import tgen
 from tgen.config import SamplingConfig
-from tgen.generation.stop_strings import StopStringMatcher
+from tgen.generation.sequence import StopStringMatcher
 from tgen.loaded_model import open_model
 from tgen.tokenizer import TextStream
 

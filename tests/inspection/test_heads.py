@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from support.models import make_model
-from tgen.inspection import induction
+from tgen.inspection import heads
 from tgen.inspection.ablation import ablate_heads
 from tgen.inspection.heads import HeadMetricSums, measure_heads
 from tgen.inspection.hooks import token_batch, token_losses
@@ -90,14 +90,14 @@ def test_hand_built_induction_head_has_its_role_and_a_positional_head_does_not()
         q[:V, :V] = 10 * torch.eye(V)
         k[:V, V + P :] = 10 * torch.eye(V)
     report, _ = measure_heads(model, [3, 1, 4, 1, 5, 9, 2, 6, 5, 3], candidates=range(V))
-    previous, induction = report.heads
+    previous, heads = report.heads
     assert previous.previous > 0.99
     assert previous.role == "previous"
     assert previous.induction < 0.01
-    assert induction.induction > 0.9
-    assert induction.induction_control < 3 * report.baseline["induction"]
-    assert induction.role == "induction"
-    assert induction.duplicate < 0.1
+    assert heads.induction > 0.9
+    assert heads.induction_control < 3 * report.baseline["induction"]
+    assert heads.role == "induction"
+    assert heads.duplicate < 0.1
     assert report.block_length == V
     # A prefix before both blocks only shifts positions.
     shifted = measure_heads(model, [3, 1, 4], candidates=range(1, V), prefix=[0])[0].heads[1]
@@ -118,7 +118,7 @@ def test_hand_built_induction_head_has_its_role_and_a_positional_head_does_not()
 def test_control_of_few_tokens_reorders_them():
     for n in (4, 7, 31):
         for seed in range(20):
-            other = induction._derange(list(range(n)), seed=seed)
+            other = heads._derange(list(range(n)), seed=seed)
             assert sorted(other) == list(range(n))
             assert all(token != i for i, token in enumerate(other))
     model = make_model("llama", context_length=32)

@@ -11,7 +11,7 @@ from tgen.checkpoint import model_dir
 from tgen.config import RopeScaling
 from tgen.errors import ModelError, UsageError
 from tgen.inspection import attention as attention_module
-from tgen.inspection import positions
+from tgen.inspection import model_summary
 from tgen.inspection.attention import (
     AttentionRecorder,
     attention_rollout,
@@ -20,11 +20,9 @@ from tgen.inspection.attention import (
 from tgen.inspection.hooks import token_batch
 from tgen.inspection.inspector import Inspector
 from tgen.inspection.logit_attribution import attribute_logit
-from tgen.inspection.logit_lens import logit_lens
-from tgen.inspection.model_summary import summarize
-from tgen.inspection.positions import position_encoding
-from tgen.inspection.predictions import predict_next, score_text
-from tgen.model import ram
+from tgen.inspection.model_summary import position_encoding, summarize
+from tgen.inspection.predictions import logit_lens, predict_next, score_text
+from tgen.machine import memory
 from tgen.model.transformer import Transformer
 
 IDS = torch.randint(1, 300, (40,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -237,7 +235,7 @@ def test_summary_counts_all_parameters(model_directory):
 
 
 def test_positions_of_a_long_context_are_limited(monkeypatch):
-    monkeypatch.setattr(positions, "_MAX_POSITIONS", 8)
+    monkeypatch.setattr(model_summary, "_MAX_POSITIONS", 8)
     for family in ("classic", "gpt2", "llama"):
         for report in position_encoding(make_model(family)):
             assert len(report.rows) == len(report.values) == 8
@@ -247,7 +245,7 @@ def test_positions_of_a_long_context_are_limited(monkeypatch):
 def test_matrices_that_do_not_fit_into_ram_are_refused_with_numbers(trained, monkeypatch):
     inspector = Inspector(model_dir.load(trained), b"What is the king?")
     n = len(inspector.ids)
-    monkeypatch.setattr(ram, "free_ram", lambda: 8 * n * n)
+    monkeypatch.setattr(memory, "free_ram", lambda: 8 * n * n)
     inspector.attention([(0, 0), (0, 1)])
     computations = (
         lambda: inspector.attention([(0, 0), (0, 1), (1, 0)]),

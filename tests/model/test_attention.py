@@ -5,9 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from tgen.model import attention
-from tgen.model.attention import attend
-from tgen.model.attention_mask import DocumentSpan, causal_mask, document_mask
-from tgen.model.product_precision import product_precision
+from tgen.model.attention import DocumentSpan, attend, causal_mask, document_mask
+from tgen.model.precision import product_precision
 
 
 def results(function, inputs, grad):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from support.models import ALL_FAMILIES, make_model
-from tgen.model.attention_mask import document_spans
+from tgen.model.attention import document_spans
 
 
 def number_documents(lengths: list[list[int]]) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from tgen.config.training import Precision
 from tgen.model import fused
-from tgen.model.product_precision import product_precision
+from tgen.model.precision import product_precision
 
 
 def test_rms_norm_equals_torchs():

@@ -11,13 +11,13 @@ from support.models import make_model
 from tgen.config import FAMILIES, ModelConfig, RopeScaling
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import UsageError
+from tgen.machine.cpus import cpu_count
+from tgen.machine.device import set_threads
 from tgen.model import transformer
-from tgen.model.cpu_count import cpu_count
-from tgen.model.device import set_threads
 from tgen.model.kv_cache import KVCache
 from tgen.model.rope import sinusoid
 from tgen.model.transformer import Transformer
-from tgen.training.plan.param_shapes import block_shapes, n_parameters, outer_shapes
+from tgen.planning.shapes import block_shapes, n_parameters, outer_shapes
 
 
 def make_cache(model: Transformer, n_sequences: int = 1) -> KVCache:

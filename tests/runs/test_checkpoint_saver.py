@@ -14,7 +14,7 @@ from tgen.config.training import TrainConfig
 from tgen.errors import TrainingError
 from tgen.reports.training import DoneReport, RollbackReport, RunReport, SavingReport
 from tgen.runs import checkpoint_saver, trainer
-from tgen.runs.storage import state as run_state
+from tgen.runs import saved_state as run_state
 from tgen.storage import files
 from tgen.training import loop
 from tgen.training.evaluation import evaluate as evaluate_model

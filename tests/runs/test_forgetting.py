@@ -11,14 +11,9 @@ from tgen import runs
 from tgen.checkpoint import model_dir
 from tgen.config.training import TrainConfig
 from tgen.lora import merging
+from tgen.planning.budget import TEXT_TOKENS, choose_side_work, evaluation_seconds, general_seconds
 from tgen.reports.training import DoneReport, PhaseReport, PlanReport
-from tgen.runs import final_report, forgetting, prepare, samples
-from tgen.training.plan.side_work import (
-    TEXT_TOKENS,
-    choose_side_work,
-    evaluation_seconds,
-    general_seconds,
-)
+from tgen.runs import closing, prepare
 
 WRITING = "writing the general text"
 
@@ -26,9 +21,9 @@ WRITING = "writing the general text"
 @pytest.fixture
 def tuning(tmp_path, tokenizer, monkeypatch):
     for module, name in (
-        (forgetting, "TEXT_TOKENS"),
-        (samples, "_SAMPLE_TOKENS"),
-        (final_report, "_MEMORIZATION_TOKENS"),
+        (closing, "TEXT_TOKENS"),
+        (closing, "_SAMPLE_TOKENS"),
+        (closing, "_MEMORIZATION_TOKENS"),
     ):
         monkeypatch.setattr(module, name, 4)
     monkeypatch.setattr(prepare, "measure_speed", lambda *_, **__: 1e9)
@@ -100,9 +95,9 @@ def test_resumed_run_writes_the_stored_number_of_texts(tuning, monkeypatch):
 
     def generate_texts(model, tokenizer, prompts, *args, **settings):
         n_texts.append(len(prompts))
-        return samples.generate_texts(model, tokenizer, prompts, *args, **settings)
+        return closing.generate_texts(model, tokenizer, prompts, *args, **settings)
 
-    monkeypatch.setattr(forgetting, "generate_texts", generate_texts)
+    monkeypatch.setattr(closing, "generate_texts", generate_texts)
     list(resume(tuning.out, threads=1))
     assert n_texts == [9]
 

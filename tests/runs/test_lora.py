@@ -20,16 +20,16 @@ from tgen.config.training import TrainConfig
 from tgen.errors import ModelError, TrainingError, UsageError
 from tgen.lora import adapter, merging
 from tgen.model.transformer import Transformer
+from tgen.planning.shapes import n_parameters
 from tgen.reports.training import DoneReport, EvalReport, PlanReport
-from tgen.runs import final_report, forgetting, prepare, samples
-from tgen.training.plan.param_shapes import n_parameters
+from tgen.runs import closing, prepare
 
 
 @pytest.fixture(autouse=True)
 def _short_texts(monkeypatch):
-    monkeypatch.setattr(forgetting, "TEXT_TOKENS", 4)
-    monkeypatch.setattr(samples, "_SAMPLE_TOKENS", 4)
-    monkeypatch.setattr(final_report, "_MEMORIZATION_TOKENS", 4)
+    monkeypatch.setattr(closing, "TEXT_TOKENS", 4)
+    monkeypatch.setattr(closing, "_SAMPLE_TOKENS", 4)
+    monkeypatch.setattr(closing, "_MEMORIZATION_TOKENS", 4)
     monkeypatch.setattr(prepare, "measure_speed", lambda *_, **__: 1e9)
 
 

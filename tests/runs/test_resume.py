@@ -13,9 +13,8 @@ from support.runs import contents, load_run, plan_of, request, resume, start_run
 from tgen import runs
 from tgen.errors import TgenError, TrainingError, UsageError
 from tgen.reports.training import DoneReport, EvalReport, RunReport
-from tgen.runs import prepare
-from tgen.runs.storage import manifest
-from tgen.runs.storage import state as run_state
+from tgen.runs import manifest, prepare
+from tgen.runs import saved_state as run_state
 from tgen.storage import files
 
 

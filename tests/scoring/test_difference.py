@@ -5,8 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from tgen.scoring.difference import compare, permutation_p_value
-from tgen.scoring.units import Units
+from tgen.scoring.statistics import Units, compare, permutation_p_value
 
 
 def test_p_value_is_the_share_of_signs_with_as_large_a_sum():

@@ -10,9 +10,9 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from tgen.loaded_model import LoadedModel
-from tgen.serve.connection import Connection
+from tgen.serve.app import Service, ServiceLimits
 from tgen.serve.engine_thread import EngineThread
-from tgen.serve.service import Service, ServiceLimits
+from tgen.serve.server import Connection
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -10,9 +10,9 @@ from tgen.errors import TgenError
 from tgen.generation.context_window import Request
 from tgen.loaded_model import LoadedModel
 from tgen.serve import server
+from tgen.serve.app import ServiceLimits
 from tgen.serve.engine_thread import EngineThread, Job
 from tgen.serve.http_error import HttpError
-from tgen.serve.service import ServiceLimits
 
 _Test = Callable[[EngineThread], Coroutine[Any, Any, None]]
 

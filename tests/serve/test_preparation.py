@@ -11,8 +11,7 @@ from tgen.chat import render_process
 from tgen.errors import TgenError
 from tgen.loaded_model import LoadedModel, open_model
 from tgen.serve.http_error import HttpError, to_http
-from tgen.serve.preparation import prepare
-from tgen.serve.text_request import parse_chat, parse_completion
+from tgen.serve.text_request import parse_chat, parse_completion, prepare
 
 TEMPLATES = {
     "none": None,

@@ -11,8 +11,7 @@ import pytest
 from support.runs import contents, request, resume
 from tgen import runs
 from tgen.errors import LockedError, UsageError
-from tgen.runs import run_lock
-from tgen.runs.storage import state
+from tgen.runs import output_folder, saved_state
 from tgen.storage import locks
 
 
@@ -77,7 +76,7 @@ def test_failed_start_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(state, "save_tokens", full)
+        patch.setattr(saved_state, "save_tokens", full)
         with pytest.raises(OSError, match="No space"):
             list(runs.start(request(tmp_path)))
     assert not (tmp_path / "model").exists()
@@ -103,7 +102,7 @@ def test_signal_during_locking_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(locks, "_open_locked", interrupted)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        with pytest.raises(SystemExit) as stop, run_lock.lock_run(tmp_path / "out"):
+        with pytest.raises(SystemExit) as stop, output_folder.lock_run(tmp_path / "out"):
             pass
         assert stop.value.code == 143
     finally:

@@ -6,7 +6,7 @@ import numpy as np
 
 from tgen.checkpoint import model_dir
 from tgen.lora import adapter, merging
-from tgen.model.lora_layout import Pair
+from tgen.lora.layout import Pair
 
 
 def save_adapter(path: Path, base: Path, *, template: str | None = None) -> Path:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from tgen.cli.inspect.page.render import render_page
+from tgen.drawing.page.attention_page import render_page
 from tgen.reports.inspection import (
     AttentionReport,
     Check,

@@ -10,7 +10,7 @@ from tgen import runs
 from tgen.config.training import TrainConfig
 from tgen.reports.training import PhaseReport, PlanReport, RunReport
 from tgen.runs import ResumeRequest, RunRequest
-from tgen.runs.storage import state as run_state
+from tgen.runs import saved_state as run_state
 from tgen.storage.disk_array import Array
 
 # Without the first and last reports of a session.

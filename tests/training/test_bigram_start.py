@@ -6,8 +6,8 @@ import torch
 from tgen.config import ModelConfig
 from tgen.corpus import count_bigrams
 from tgen.model.transformer import Transformer
+from tgen.planning.budget import can_start_from_bigrams
 from tgen.training.bigram_start import kneser_ney, start_from_bigrams
-from tgen.training.plan.bigram_condition import can_start_from_bigrams
 
 N = 40
 

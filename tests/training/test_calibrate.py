@@ -9,10 +9,10 @@ import torch
 from tgen.config import SIZES, ModelConfig
 from tgen.config.training import ResolvedTrainConfig
 from tgen.model.transformer import Transformer
+from tgen.planning.shapes import MeasuredStep
 from tgen.training import calibrate
+from tgen.training.calibrate import RandomRun
 from tgen.training.optimizers import Muon
-from tgen.training.plan.step_time import MeasuredStep
-from tgen.training.random_run import RandomRun
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -15,7 +15,7 @@ from tgen.corpus import TokenDataset
 from tgen.errors import TrainingError
 from tgen.model.transformer import Transformer
 from tgen.reports.training import DoneReport, RollbackReport, StepReport
-from tgen.runs.storage import log as run_log
+from tgen.runs import log as run_log
 from tgen.training import evaluation, loop, optimizers
 from tgen.training.evaluation import Evaluation
 from tgen.training.state import TrainState

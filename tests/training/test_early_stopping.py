@@ -9,7 +9,7 @@ from support.runs import request, resume
 from tgen import runs
 from tgen.config.training import ResolvedTrainConfig, TrainConfig
 from tgen.reports.training import DoneReport, EvalReport, RollbackReport, StepReport
-from tgen.runs.storage import log as run_log
+from tgen.runs import log as run_log
 from tgen.training.early_stopping import decay_from_best, record_evaluation
 from tgen.training.evaluation import Evaluation
 from tgen.training.state import Progress

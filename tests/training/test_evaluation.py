@@ -7,7 +7,7 @@ import torch
 from tgen.config import ModelConfig
 from tgen.config.training import ResolvedTrainConfig
 from tgen.corpus import TokenDataset
-from tgen.model.product_precision import has_bfloat16_units
+from tgen.model.precision import has_bfloat16_units
 from tgen.model.transformer import Transformer
 from tgen.training.evaluation import LossModule, evaluate, evaluate_alone
 from tgen.training.state import new_state, weights_of

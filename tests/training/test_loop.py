@@ -12,8 +12,8 @@ from tgen.corpus import TokenDataset
 from tgen.model.transformer import Transformer
 from tgen.reports.training import DoneReport, EvalReport, StepReport
 from tgen.training.loop import train
+from tgen.training.schedule import seconds_left
 from tgen.training.state import Progress, TrainState
-from tgen.training.time_budget import seconds_left
 
 
 def test_minutes_end_in_time_and_the_decay_is_stored():

@@ -3,9 +3,8 @@
 import pytest
 
 from tgen.config.training import ResolvedTrainConfig
-from tgen.training.lr_schedule import lr_factor
+from tgen.training.schedule import lr_factor, update_schedule
 from tgen.training.state import Progress
-from tgen.training.time_budget import update_schedule
 
 
 def test_learning_rate_warms_up_stays_and_decays():

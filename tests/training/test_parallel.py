@@ -15,9 +15,8 @@ from tgen.checkpoint import safetensors_file
 from tgen.cli import app
 from tgen.errors import UsageError
 from tgen.lora import adapter, merging
-from tgen.runs import ResumeRequest, RunRequest
-from tgen.runs.storage import log
-from tgen.training.plan.overrides import parse_overrides
+from tgen.runs import ResumeRequest, RunRequest, log
+from tgen.runs.request import parse_overrides
 
 SHAPE = {"d_model": 32, "n_layers": 2, "n_heads": 2, "context_length": 16, "eval_every": 4}
 STEPS = 12

@@ -96,7 +96,7 @@ class EngineBackend(Backend):
     def prepare(self, workload: Workload) -> None:
         """See `Backend.prepare`."""
         if self.engine.name == "torch":  # its number of threads is global
-            from tgen.model.device import set_threads
+            from tgen.machine.device import set_threads
 
             set_threads(self._threads)
         if len(self.engine.lengths) != workload.batch or self.engine.lengths[0] < workload.n_depth:

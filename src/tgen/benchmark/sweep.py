@@ -1,5 +1,9 @@
-"""Measure every combination of engine, weight dtype and thread count."""
+"""Measure every combination of engine, weight dtype and thread count.
 
+Cost of storing the weights in fewer bits, in bits per byte of text.
+"""
+
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -8,16 +12,61 @@ from pathlib import Path
 import numpy as np
 
 from tgen.benchmark.backend import Backend, EngineBackend, Workload, random_tokens
-from tgen.benchmark.comparison import compare_paired
-from tgen.benchmark.machine import MachineProbe
 from tgen.benchmark.roofline import PassCost, measure_peak_rates, pass_cost
-from tgen.benchmark.trials import Trial, run_trials, throughput_report
-from tgen.config import CacheDtype, StoredAs
+from tgen.benchmark.trials import Trial, compare_paired, run_trials, throughput_report
+from tgen.config import STORED_BYTES, CacheDtype, SamplingConfig, StoredAs
+from tgen.engine.base import Engine
 from tgen.engine.open_engine import EngineKind, open_engine
 from tgen.errors import UsageError
+from tgen.generation.loop import generate
+from tgen.generation.score import block_nll, predictions
 from tgen.lora.merging import load
-from tgen.model.cpu_count import cpu_count, default_threads
-from tgen.reports.benchmark import Difference, PeakRates, ThroughputReport
+from tgen.machine.cpus import cpu_count, default_threads
+from tgen.machine.description import MachineProbe
+from tgen.reports.benchmark import Difference, PeakRates, PrecisionReport, ThroughputReport
+
+_TEXTS, _TOKENS = 8, 256
+
+
+def compare_precision(
+    engine: Engine,
+    reference: Engine,
+    start: Sequence[int],
+    *,
+    decode: Callable[[Sequence[int]], bytes],
+    seed: int,
+) -> PrecisionReport | None:
+    """Score texts with two engines of one model.
+
+    `reference` samples the texts after `start` at temperature 1. Returns None unless `engine`
+    stores its weights in fewer bits than `reference`.
+    """
+    if STORED_BYTES[engine.dtype] >= STORED_BYTES[reference.dtype]:
+        return None
+    n = min(_TOKENS, reference.context_length) - len(start)
+    texts = [list(start) for _ in range(_TEXTS)]
+    sampling = SamplingConfig(temperature=1.0, top_k=0, max_new_tokens=n, seed=seed)
+    for token in generate(reference, texts, sampling=sampling):
+        texts[token.sequence].append(token.id)
+    n_bytes = sum(len(decode(text[len(start) :])) for text in texts)
+    nats, max_difference = [0.0, 0.0], 0.0
+    for text in texts:
+        blocks = (predictions(one, text, len(start)) for one in (engine, reference))
+        for (logits, targets), (reference_logits, _) in zip(*blocks, strict=True):
+            nats[0] += block_nll(logits, targets)
+            nats[1] += block_nll(reference_logits, targets)
+            difference = float(np.abs(logits - reference_logits).max())
+            max_difference = max(max_difference, difference)
+    bits, reference_bits = (value / math.log(2) / max(1, n_bytes) for value in nats)
+    return PrecisionReport(
+        dtype=engine.dtype,
+        reference_dtype=reference.dtype,
+        tokens=n * len(texts),
+        bits_per_byte=bits,
+        reference_bits_per_byte=reference_bits,
+        max_logit_difference=max_difference,
+    )
+
 
 _PEAK_SECONDS = 1.0  # for reading, and for multiplying
 _MIN_TRIALS = 8  # fewer have no 99% confidence interval
@@ -42,7 +91,7 @@ class Setup:
         """Name of the GPU that computes; "" on the CPU."""
         if self.device == "cpu":
             return ""
-        from tgen.model.device import gpu_name
+        from tgen.machine.device import gpu_name
 
         return gpu_name(self.device)
 

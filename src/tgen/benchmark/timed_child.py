@@ -43,11 +43,11 @@ def _generate(
     from pathlib import Path
     from typing import Any
 
-    from tgen.benchmark.machine import peak_memory_bytes
     from tgen.config import SamplingConfig
     from tgen.engine.open_engine import open_engine
     from tgen.loaded_model import LoadedModel
     from tgen.lora.merging import load
+    from tgen.machine.description import peak_memory_bytes
 
     ends = {"start": _STARTED, "import": time.monotonic_ns()}
     bundle = load(Path(path))

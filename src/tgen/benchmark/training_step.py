@@ -16,16 +16,16 @@ from collections.abc import Iterator
 
 import torch
 
-from tgen.benchmark.machine import peak_memory_bytes
 from tgen.benchmark.statistics import timing
 from tgen.config import ModelConfig
 from tgen.config.training import ResolvedTrainConfig
 from tgen.errors import UsageError
-from tgen.model.device import choose_device, memory_bytes, set_threads
+from tgen.machine.description import peak_memory_bytes
+from tgen.machine.device import choose_device, memory_bytes, set_threads
+from tgen.planning.memory import check_memory
+from tgen.planning.shapes import flops_per_token
 from tgen.reports.benchmark import TrainingStepReport, TrialReport
-from tgen.training.plan.memory_estimate import check_memory
-from tgen.training.plan.param_shapes import flops_per_token
-from tgen.training.random_run import RandomRun
+from tgen.training.calibrate import RandomRun
 
 
 def measure_training_step(

@@ -13,9 +13,8 @@ from tgen.checkpoint import chat_template, model_dir, safetensors_file
 from tgen.checkpoint.dtypes import Array, Dtype, cast, dtype_of
 from tgen.checkpoint.gguf import tokenizer
 from tgen.checkpoint.gguf.architectures import check_supported
-from tgen.checkpoint.gguf.package import require_package
-from tgen.checkpoint.gguf.quantization import DTYPES
-from tgen.checkpoint.gguf.writer import write_gguf
+from tgen.checkpoint.gguf.quantized_matrix import require_package
+from tgen.checkpoint.gguf.writer import DTYPES, write_gguf
 from tgen.checkpoint.hf import families
 from tgen.checkpoint.hf.config import read_json_object
 from tgen.checkpoint.model_dir import DESCRIPTION_FILES, WEIGHTS, ModelBundle

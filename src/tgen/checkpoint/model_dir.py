@@ -29,7 +29,7 @@ from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
 from tgen.checkpoint.stored_models import ADAPTER_CONFIG, ADAPTER_FILES, is_adapter
 from tgen.config import ModelConfig, SamplingConfig, StoredAs
 from tgen.errors import ModelError, TgenError
-from tgen.model.ram import check_ram
+from tgen.machine.memory import check_ram
 from tgen.storage import files
 from tgen.tokenizer import Tokenizer
 

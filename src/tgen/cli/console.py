@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, TextIO, cast
 
-from tgen.cli.terminal_text import drawing_fallbacks, one_line, printable
+from tgen.drawing.terminal_text import drawing_fallbacks, one_line, printable
 from tgen.errors import TgenError
 
 

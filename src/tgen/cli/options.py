@@ -3,10 +3,15 @@
 Each field declared with `tgen.config.option.option` becomes one parameter. A field made by `nested`
 stands for the options of another dataclass: those given on the command line are collected in a
 dict, so that "not given" needs no comparison with a default.
+
+
+The prompt of a command: `--prompt`, or stdin.
 """
 
 import inspect
+import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, field, fields
@@ -20,6 +25,21 @@ import typer
 from tgen.config.option import MAX_THREADS, option
 from tgen.errors import TgenError, UsageError
 from tgen.storage.files import output_problem
+
+
+def prompt_option(help_text: str) -> Any:
+    """Declare `--prompt`."""
+    return option(None, help_text, "--prompt -p", metavar="TEXT", shown_default="read from stdin")
+
+
+def read_prompt(prompt: str | None) -> bytes:
+    """Return the prompt's bytes; stdin is read only without a prompt, or if it is '-'."""
+    if prompt is not None and prompt != "-":
+        return os.fsencode(prompt)
+    if sys.stdin is None or (sys.stdin.isatty() and prompt is None):
+        raise UsageError("no prompt", 'pass --prompt "TEXT", or pipe text in')
+    return sys.stdin.buffer.read()
+
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 

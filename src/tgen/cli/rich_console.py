@@ -7,7 +7,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from tgen.cli.console import StdoutClosedError, stderr
-from tgen.cli.terminal_text import drawing_fallbacks, printable
+from tgen.drawing.terminal_text import drawing_fallbacks, printable
 
 
 class _SafeConsole(Console):

@@ -3,15 +3,20 @@
 paths -> documents -> training and validation documents -> tokens -> batch(step)
 """
 
-from tgen.corpus.bigrams import count_bigrams
 from tgen.corpus.conversation import Conversation, parse_conversation
 from tgen.corpus.dataset import Batch, TokenDataset
 from tgen.corpus.documents import Corpus, Document, Documents
-from tgen.corpus.ngrams import ngram_tables
+from tgen.corpus.ngrams import count_bigrams, ngram_tables
 from tgen.corpus.overlap import overlap_fraction
 from tgen.corpus.packing import PackedRows
 from tgen.corpus.scan import read
-from tgen.corpus.subsample import MAX_VAL_BYTES, subsample_documents
+from tgen.corpus.split import (
+    MAX_VAL_BYTES,
+    TrainValSplit,
+    split_rows,
+    split_train_val,
+    subsample_documents,
+)
 from tgen.corpus.tokenize import (
     ArrayBuilder,
     TokenizedCorpus,
@@ -21,7 +26,6 @@ from tgen.corpus.tokenize import (
     token_arrays,
     tokenize_documents,
 )
-from tgen.corpus.train_val_split import TrainValSplit, split_rows, split_train_val
 
 __all__ = [
     "MAX_VAL_BYTES",

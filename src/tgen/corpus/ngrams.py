@@ -1,4 +1,7 @@
-"""Tables of frequent n-grams of a corpus, from which generation drafts tokens."""
+"""Tables of frequent n-grams of a corpus, from which generation drafts tokens.
+
+Counts of the pairs of tokens in the training text.
+"""
 
 from itertools import pairwise
 from typing import NamedTuple
@@ -7,7 +10,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from tgen.storage.disk_array import Array
+from tgen.storage.disk_array import Array, blocks
 
 Tokens = NDArray[np.uint16 | np.uint32]
 
@@ -78,3 +81,18 @@ def _drop_redundant(shorter: _Ngrams, longer: _Ngrams) -> _Ngrams:
         for row, percent in zip(longer.tokens.tolist(), longer.percent.tolist(), strict=True)
     ]
     return _Ngrams(*(field[np.array(useful, bool)] for field in longer))
+
+
+_MAX_BIGRAM_TOKENS = 1 << 25  # of the text's beginning
+
+
+def count_bigrams(tokens: Array, vocab_size: int) -> NDArray[np.float32]:
+    """Return how often each token of `tokens` (n,) follows each other one, (V, V)."""
+    counts = np.zeros(vocab_size * vocab_size, np.float32)
+    previous = np.zeros(0, np.int64)
+    for block in blocks(tokens[:_MAX_BIGRAM_TOKENS]):
+        stream = np.concatenate([previous, block]).astype(np.int64)
+        pairs, n = np.unique(stream[:-1] * vocab_size + stream[1:], return_counts=True)
+        counts[pairs] += n
+        previous = stream[-1:]
+    return counts.reshape(vocab_size, vocab_size)

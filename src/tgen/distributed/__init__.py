@@ -11,8 +11,15 @@ from tgen.distributed.collectives import (
     gather,
     total,
 )
-from tgen.distributed.environment import Ranks, is_rank_zero, launched, ranks, share
-from tgen.distributed.process_group import join_process_group, rank_zero_reports
+from tgen.distributed.process_group import (
+    Ranks,
+    is_rank_zero,
+    join_process_group,
+    launched,
+    rank_zero_reports,
+    ranks,
+    share,
+)
 
 __all__ = [
     "Ranks",

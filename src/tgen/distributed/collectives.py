@@ -6,7 +6,7 @@ In a single process, they return its own value.
 import time
 from typing import TYPE_CHECKING, Any
 
-from tgen.distributed.environment import ranks
+from tgen.distributed.process_group import ranks
 from tgen.errors import TgenError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ logits match those of the step without it.
 import torch
 from torch import Tensor
 
-from tgen.model.attention_mask import causal_mask
+from tgen.model.attention import causal_mask
 from tgen.model.kv_cache import KVCache
 from tgen.model.transformer import Transformer
 

@@ -12,7 +12,7 @@ from tgen.checkpoint.model_dir import ModelBundle, stored_dtype
 from tgen.config import CacheDtype, StoredAs
 from tgen.engine.base import Engine
 from tgen.errors import UsageError
-from tgen.model.cpu_count import cpu_count, default_threads
+from tgen.machine.cpus import cpu_count, default_threads
 
 if TYPE_CHECKING:
     from tgen.engine.cpu.weights import PackedWeights
@@ -84,7 +84,7 @@ def open_engine(
             packed = pack_weights(bundle.config, bundle.arrays, dtype, n_threads=n_threads)
         return CpuEngine(packed, n_threads=n_threads, cache_dtype=cache_dtype)
     from tgen.engine.torch_engine import TorchEngine  # torch is imported only when it is needed
-    from tgen.model.device import choose_device, set_threads
+    from tgen.machine.device import choose_device, set_threads
     from tgen.model.transformer import Transformer
 
     target = choose_device(device)
@@ -152,6 +152,6 @@ def missing_kernels() -> str | None:
 
 
 def _detect_device() -> str:
-    from tgen.model.device import choose_device
+    from tgen.machine.device import choose_device
 
     return choose_device("auto").type

@@ -7,7 +7,7 @@ import numpy as np
 
 from tgen.engine.base import Logits
 from tgen.engine.cpu.row_sampler import row_sampler
-from tgen.generation.samplers import sort_candidates
+from tgen.generation.sample import sort_candidates
 from tgen.reports.generation import Finish, RemovedCandidates, Token
 
 

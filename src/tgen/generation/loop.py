@@ -8,6 +8,11 @@ it was generated or part of the prompt.
 With drafts, a pass also computes draft tokens. The sampler samples a token after each of them, and
 samples are accepted up to the first that differs from the draft: the text is the same without
 drafts.
+
+
+Prompt caches in memory: extract keys and values from an engine for later requests.
+
+`tgen.checkpoint.prompt_cache` reads and writes the files.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,12 +22,13 @@ from typing import NamedTuple
 
 from tgen.config import SamplingConfig
 from tgen.engine.base import Engine, Logits, PromptCache, common_prefix_length, reset
+from tgen.errors import UsageError
 from tgen.generation.context_window import Request, window_start
 from tgen.generation.logits_processors import LogitsProcessors
 from tgen.generation.logprobs import Pick, make_tokens, select_rows
 from tgen.generation.ngram_drafter import NgramDrafter
 from tgen.generation.random_numbers import row_seed
-from tgen.generation.sampling import sample
+from tgen.generation.sample import sample
 from tgen.generation.sequence import SequenceState
 from tgen.generation.vocabulary import Vocabulary
 from tgen.reports.generation import RemovedCandidates, Token
@@ -367,3 +373,33 @@ def _sample_together(logits: Logits, group: list[_Next]) -> list[_Sample]:
         explanations=removed if sampling.explain else (),
     )
     return [_Sample(token, steps) for token, steps in zip(tokens, removed, strict=True)]
+
+
+def extract_prompt_cache(engine: Engine, tokens: Sequence[int]) -> PromptCache | None:
+    """Return the keys and values of a text that the engine has just generated as its only sequence,
+    or None if the window has slid."""
+    n = engine.lengths[0]
+    if len(tokens) > engine.context_length or not n:
+        return None
+    n = min(n, len(tokens) - 1)
+    keys, values = engine.keys_and_values()
+    return PromptCache(list(tokens[:n]), keys[:, :, :n], values[:, :, :n])
+
+
+def compute_prompt_cache(
+    engine: Engine, prompt: Sequence[int], known: PromptCache | None
+) -> PromptCache:
+    """Compute the keys and values of a prompt, reusing its prefix in `known`.
+
+    Raises UsageError if the prompt is longer than the context, since its window would slide.
+    """
+    if len(prompt) > engine.context_length:
+        raise UsageError(
+            f"a prompt of {len(prompt)} tokens cannot be cached "
+            f"(context length {engine.context_length})",
+            "shorten the prompt",
+        )
+    n = restore_prefix(engine, prompt, known)
+    if len(prompt) > n:
+        engine.extend([prompt[n:]])
+    return PromptCache(list(prompt), *engine.keys_and_values())

@@ -26,8 +26,8 @@ from tgen.checkpoint.model_lookup import UnknownModelError, find_model, list_mod
 from tgen.checkpoint.stored_models import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_adapter, join_names
 from tgen.config import ModelConfig
 from tgen.errors import ModelError, TgenError
-from tgen.model.lora_layout import Floats, Pair, Part, Shape, changes
-from tgen.model.ram import check_ram
+from tgen.lora.layout import Floats, Pair, Part, Shape, changes
+from tgen.machine.memory import check_ram
 from tgen.storage import files
 
 _PREFIX = "base_model.model."

@@ -20,7 +20,7 @@ from tgen.checkpoint.stored_models import (
 )
 from tgen.config import ModelConfig
 from tgen.lora import adapter as adapters
-from tgen.model.lora_layout import Pair, changes
+from tgen.lora.layout import Pair, changes
 from tgen.storage import files
 from tgen.tokenizer import Tokenizer
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from tgen.config import ModelConfig
-from tgen.model.attention_mask import causal_mask
-from tgen.model.ram import check_kv_cache_ram
+from tgen.machine.memory import check_kv_cache_ram
+from tgen.model.attention import causal_mask
 
 _MIN_CAPACITY = 64
 

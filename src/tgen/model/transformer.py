@@ -7,10 +7,14 @@ and in scale factors: see `ModelConfig`.
 
 Shapes, here and everywhere:  B batch · T queries (new positions) · S keys (cached + new) ·
 C d_model · H heads · D head_dim · V vocabulary · L layers
+
+
+Activation checkpointing: blocks are computed again in the backward pass, to save memory.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -20,10 +24,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tgen.config import ModelConfig, Rope
+from tgen.machine.memory import check_ram
 from tgen.model import fused
-from tgen.model.activation_checkpointing import checkpoint_block
-from tgen.model.attention import Mask, attend
-from tgen.model.attention_mask import (
+from tgen.model.attention import (
+    Mask,
+    attend,
     causal_mask,
     document_mask,
     document_positions,
@@ -31,10 +36,49 @@ from tgen.model.attention_mask import (
 )
 from tgen.model.dropout import Dropout
 from tgen.model.kv_cache import KVCache
-from tgen.model.product_precision import linear, round_input
-from tgen.model.ram import check_ram
+from tgen.model.precision import linear, round_input, stored_product
 from tgen.model.rope import rotary_tables, sinusoid
-from tgen.model.stored_product import stored_product
+
+
+def checkpoint_block(
+    block: Callable[..., Any], x: Tensor, context: Any, dropout: Dropout
+) -> Tensor:
+    """Return block(x, context), storing only x; the second pass repeats the masks of the first.
+
+    The masks come from the generators of `dropout`, or from torch's own without them.
+    """
+    from torch.utils.checkpoint import checkpoint  # takes a tenth of a second to import
+
+    masked = dropout.training and dropout.p > 0
+    out: Tensor = checkpoint(
+        block,
+        x,
+        context,
+        use_reentrant=False,
+        preserve_rng_state=masked and dropout.generators is None,
+        context_fn=lambda: (nullcontext(), _repeat_masks(dropout)),
+        determinism_check="none",
+    )
+    return out
+
+
+def _repeat_masks(dropout: Dropout) -> AbstractContextManager[None]:
+    """Return a context in which the generators continue from their present states."""
+    generators = list(dropout.generators or ()) if dropout.training and dropout.p > 0 else []
+    return _set_states(generators, [generator.get_state() for generator in generators])
+
+
+@contextmanager
+def _set_states(generators: list[torch.Generator], states: list[Tensor]) -> Iterator[None]:
+    now = [generator.get_state() for generator in generators]
+    for generator, state in zip(generators, states, strict=True):
+        generator.set_state(state)
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, now, strict=True):
+            generator.set_state(state)
+
 
 _FIRST_POSITIONS = 4096  # in the position tables at first: most of a long context is never used
 

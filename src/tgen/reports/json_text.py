@@ -1,6 +1,16 @@
-"""Conversion of text, which need not be UTF-8, to JSON values."""
+"""Conversion of text, which need not be UTF-8, to JSON values.
+
+Conversion of reports to JSON values.
+"""
 
 import base64
+from dataclasses import asdict, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+from tgen.reports.inspection import AttentionReport, RolloutReport
+from tgen.reports.training import RunReport
 
 
 def json_text(data: bytes, name: str = "text") -> dict[str, str]:
@@ -14,3 +24,42 @@ def json_text(data: bytes, name: str = "text") -> dict[str, str]:
         bytes_name = "bytes" if name == "text" else f"{name}_bytes"
         encoded = base64.b64encode(data).decode()
         return {name: data.decode(errors="replace"), bytes_name: encoded}
+
+
+def json_record(report: RunReport) -> dict[str, Any]:
+    """Return a run report as {"kind": class name, **fields}."""
+    record = {"kind": type(report).__name__} | asdict(report)
+    for name, value in list(record.items()):
+        if isinstance(value, bytes):
+            record |= json_text(value, name)
+    return record
+
+
+def json_value(report: Any) -> Any:
+    """Return a report as JSON values: dataclasses become objects, arrays become lists.
+
+    Rows of attention weights end at the diagonal. NaN and infinities become null.
+    """
+    if is_dataclass(report):
+        record: dict[str, Any] = {}
+        for field in fields(report):
+            value = getattr(report, field.name)
+            if isinstance(value, bytes):
+                record |= json_text(value, field.name)
+            elif field.name == "weights" and isinstance(report, AttentionReport | RolloutReport):
+                rows = value.tolist() if np.isfinite(value).all() else json_value(value)
+                record["weights"] = [row[: i + 1] for i, row in enumerate(rows)]
+            else:
+                record[field.name] = json_value(value)
+        return record
+    if isinstance(report, np.ndarray):
+        return json_value(report.tolist())
+    if isinstance(report, dict):
+        return {name: json_value(value) for name, value in report.items()}
+    if isinstance(report, list | tuple):
+        return [json_value(value) for value in report]
+    if isinstance(report, bytes):
+        return report.decode(errors="replace")
+    if isinstance(report, float) and not np.isfinite(report):
+        return None
+    return report

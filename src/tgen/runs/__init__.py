@@ -14,14 +14,16 @@ from collections.abc import Callable, Generator
 from tgen import distributed
 from tgen.errors import UsageError
 from tgen.reports.training import PhaseReport, PlanReport, RunReport
-from tgen.runs.request import ResumeRequest, RunRequest
-from tgen.runs.run_lock import defer_signals, has_lock, lock_run
-from tgen.runs.start_checks import (
+from tgen.runs.output_folder import (
     check_out_is_free,
     check_out_is_not_source,
     check_parallel,
     check_run_exists,
+    defer_signals,
+    has_lock,
+    lock_run,
 )
+from tgen.runs.request import ResumeRequest, RunRequest
 
 __all__ = ["ResumeRequest", "RunRequest", "dry_run", "dry_run_reports", "resume", "start"]
 

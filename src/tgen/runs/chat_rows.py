@@ -11,8 +11,14 @@ import numpy as np
 
 from tgen import corpus
 from tgen.chat.format import ChatFormat
-from tgen.chat.plain_template import PLAIN, plain_template
-from tgen.chat.training_rows import Row, RowEncoder, RowError, own_system_text
+from tgen.chat.training_rows import (
+    PLAIN,
+    Row,
+    RowEncoder,
+    RowError,
+    own_system_text,
+    plain_template,
+)
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.chat_template import (
     ChatTemplate,

@@ -18,10 +18,10 @@ from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config import ModelConfig
 from tgen.errors import TgenError, TrainingError
 from tgen.lora import merging
-from tgen.model.lora_layout import Pair
+from tgen.lora.layout import Pair
 from tgen.reports.training import SavingReport
-from tgen.runs.storage import log as run_log
-from tgen.runs.storage import state as run_state
+from tgen.runs import log as run_log
+from tgen.runs import saved_state as run_state
 from tgen.storage import files
 from tgen.tokenizer import Tokenizer
 

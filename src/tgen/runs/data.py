@@ -9,12 +9,12 @@ from tgen import corpus
 from tgen.config.training import TrainConfig
 from tgen.corpus import TokenizedCorpus
 from tgen.errors import CorpusError, TrainingError
-from tgen.model.cpu_count import cpu_count
+from tgen.machine.cpus import cpu_count
 from tgen.reports.training import PhaseReport
+from tgen.runs import saved_state
 from tgen.runs.chat_rows import tokenize_rows
 from tgen.runs.phase_progress import PhaseProgress
 from tgen.runs.run_record import ChatRecord, RunRecord
-from tgen.runs.storage import state
 from tgen.tokenizer import Tokenizer
 
 _COMPARED_BYTES = 1 << 21
@@ -133,15 +133,15 @@ def retokenize(
     """
     again = yield from _tokenize_again(out, text, record, tokenizer, record.read_bytes)
     arrays = corpus.token_arrays(again.train, again.val)
-    name = tokens_entry.get("name", state.TOKENS_FILE)
+    name = tokens_entry.get("name", saved_state.TOKENS_FILE)
     entries = (  # the names of the arrays are part of the file's digest
-        state.save_tokens(out, record.to_dict(), named_arrays, name=name)
+        saved_state.save_tokens(out, record.to_dict(), named_arrays, name=name)
         for named_arrays in (arrays, corpus.to_old_names(arrays))
     )
     if not any(entry == tokens_entry for entry in entries):
         raise TrainingError(
             f"the corpus does not produce the tokens that the run in {out} started with",
-            "check the version of the tokenizers library; " + state.recovery_hint(out),
+            "check the version of the tokenizers library; " + saved_state.recovery_hint(out),
         )
 
 
@@ -159,7 +159,7 @@ def _tokenize_again(
     out: Path, text: corpus.Corpus, record: RunRecord, tokenizer: Tokenizer, max_bytes: int
 ) -> Generator[PhaseReport, None, _SplitTokens]:
     """Tokenize a corpus as the run in `out` did."""
-    config, folder = record.plan.train, state.folder(out)
+    config, folder = record.plan.train, saved_state.folder(out)
     if record.chat is not None:
         rows = yield from tokenize_rows(
             text,
@@ -219,7 +219,7 @@ def tokenize_new_corpus(
     )
     arrays = corpus.token_arrays(train, val)
     name = f"tokens-{record.corpus_changes}.safetensors"
-    return record, state.save_tokens(out, record.to_dict(), arrays, name=name)
+    return record, saved_state.save_tokens(out, record.to_dict(), arrays, name=name)
 
 
 def join_documents(documents: corpus.Documents) -> bytes:

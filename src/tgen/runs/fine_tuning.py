@@ -20,10 +20,10 @@ from tgen.config.training import TrainConfig
 from tgen.errors import CorpusError, TgenError, TrainingError, UsageError
 from tgen.lora import adapter as adapters
 from tgen.lora import merging
-from tgen.model.lora_layout import Pair
-from tgen.runs.adapter_record import AdapterRecord
+from tgen.lora.layout import Pair
+from tgen.runs import saved_state as run_state
 from tgen.runs.request import RunRequest
-from tgen.runs.storage import state as run_state
+from tgen.runs.run_record import AdapterRecord
 from tgen.storage import files
 
 GENERAL_BYTES = 1 << 15  # of the text whose loss is reported before and after

@@ -20,7 +20,8 @@ from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config.training import Parallel, TrainConfig
 from tgen.corpus import PackedRows, TokenDataset
 from tgen.errors import CorpusError, UsageError
-from tgen.model.device import (
+from tgen.lora.layout import NewAdapter, Pair
+from tgen.machine.device import (
     Device,
     choose_device,
     describe_device,
@@ -28,25 +29,22 @@ from tgen.model.device import (
     n_threads,
     set_threads,
 )
-from tgen.model.lora_layout import NewAdapter, Pair
-from tgen.model.product_precision import computes_bfloat16
+from tgen.model.precision import computes_bfloat16
+from tgen.planning.budget import choose_tokenizer
+from tgen.planning.model_size import PlanInputs
+from tgen.planning.plan import CALIBRATION_SHARE, Plan, make_plan, usable_bytes
+from tgen.planning.scaling import scaling_report
+from tgen.planning.shapes import MeasuredStep, matmul_params, n_parameters, step_seconds
 from tgen.reports.training import Choice, PhaseReport, PlanReport, ScalingReport
 from tgen.runs import fine_tuning, rank_sync
 from tgen.runs.chat_rows import PreparedRows, check_corpus, prepare_rows, rows_report
 from tgen.runs.data import TextSplit, join_documents, split_corpus, tokenize_split
-from tgen.runs.request import RunRequest
+from tgen.runs.request import RunRequest, parse_overrides
 from tgen.runs.run_record import RunRecord
 from tgen.storage.disk_array import Array
 from tgen.tokenizer import Tokenizer, make_tokenizer
+from tgen.training.baselines import ngram_bits_per_byte, xz_bits_per_byte
 from tgen.training.calibrate import MIN_STEPS, measure_speed, measure_step
-from tgen.training.plan.model_size import PlanInputs
-from tgen.training.plan.overrides import parse_overrides
-from tgen.training.plan.param_shapes import matmul_params, n_parameters
-from tgen.training.plan.plan import CALIBRATION_SHARE, Plan, make_plan, usable_bytes
-from tgen.training.plan.scaling_estimate import scaling_report
-from tgen.training.plan.step_time import MeasuredStep, step_seconds
-from tgen.training.plan.tokenizer_choice import choose_tokenizer
-from tgen.training.report.baselines import ngram_bits_per_byte, xz_bits_per_byte
 from tgen.training.state import TrainState, new_state
 from tgen.version import __version__
 

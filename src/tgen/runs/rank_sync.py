@@ -5,10 +5,10 @@ from dataclasses import replace
 from tgen import distributed
 from tgen.config.training import Parallel
 from tgen.errors import UsageError
-from tgen.model.device import Device, rank_bytes, torch_version
-from tgen.training.plan.memory_estimate import choose_parallel
-from tgen.training.plan.param_shapes import FrozenModel
-from tgen.training.plan.plan import Plan
+from tgen.machine.device import Device, rank_bytes, torch_version
+from tgen.planning.memory import choose_parallel
+from tgen.planning.plan import Plan
+from tgen.planning.shapes import FrozenModel
 from tgen.version import __version__
 
 

@@ -10,14 +10,12 @@ from typing import Any
 from tgen import distributed
 from tgen.corpus import Corpus
 from tgen.errors import TrainingError, UsageError
-from tgen.runs.field_types import check_field_types
-from tgen.runs.request import ResumeRequest
-from tgen.runs.run_record import RunRecord
-from tgen.runs.storage import state as run_state
+from tgen.runs import saved_state as run_state
+from tgen.runs.request import ResumeRequest, parse_overrides
+from tgen.runs.run_record import RunRecord, check_field_types
 from tgen.storage import files
 from tgen.tokenizer import Tokenizer
 from tgen.training.early_stopping import reset_best, reset_end
-from tgen.training.plan.overrides import parse_overrides
 from tgen.training.state import Progress, TrainState
 
 # The state or the data depends on them.

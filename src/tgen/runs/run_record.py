@@ -1,17 +1,93 @@
-"""The record of a run, `training/run.json`, from which any machine can resume it."""
+"""The record of a run, `training/run.json`, from which any machine can resume it.
+
+Check the types of a dataclass whose values were read from a JSON file.
+
+The part of a run's record that describes its LoRA adapter.
+"""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+
+from numpy.typing import NDArray
 
 from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config import ModelConfig
 from tgen.config.training import ResolvedTrainConfig
 from tgen.errors import TrainingError, UsageError
+from tgen.lora.adapter import adapter_layout
+from tgen.lora.layout import NewAdapter, Pair, Shape, parameter_shapes
+from tgen.planning.plan import Plan
+from tgen.planning.shapes import FrozenModel
 from tgen.reports.training import Choice
-from tgen.runs.adapter_record import AdapterRecord
-from tgen.runs.field_types import check_field_types
-from tgen.training.plan.plan import Plan
+
+
+def check_field_types(instance: Any) -> None:
+    """Raise TypeError if a field of a dataclass, or of one inside it, has the wrong type."""
+    hints = get_type_hints(type(instance))
+    for one in fields(instance):
+        value = getattr(instance, one.name)
+        if not _has_type(value, hints[one.name]):
+            raise TypeError(f"{one.name} has the type {type(value).__name__}")
+
+
+def _has_type(value: Any, hint: Any) -> bool:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if origin in (Union, UnionType):
+        return any(_has_type(value, argument) for argument in arguments)
+    if origin is Literal:
+        return any(value == argument and type(value) is type(argument) for argument in arguments)
+    if origin is list:
+        return type(value) is list and all(_has_type(item, arguments[0]) for item in value)
+    if origin is tuple:  # of any length
+        return type(value) is tuple and all(_has_type(item, arguments[0]) for item in value)
+    if origin is dict:
+        return type(value) is dict and all(_has_type(v, arguments[1]) for v in value.values())
+    if hint is int:
+        return type(value) is int and abs(value) < 1 << 63
+    if hint is float:  # JSON from other programs may have 1 for 1.0
+        return type(value) is float or (type(value) is int and abs(value) < 1 << 1000)
+    if is_dataclass(hint):
+        if type(value) is hint:
+            check_field_types(value)
+        return type(value) is hint
+    return type(value) is (NoneType if hint is None else hint)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterRecord:
+    """The base model of a LoRA run, and the shapes of its adapter."""
+
+    base: str  # name or path, as adapter_config.json has it
+    base_path: str
+    base_digest: str  # see `adapter.base_digest`
+    alpha: float
+    ranks: dict[str, int]  # by transformers' name of the matrix
+    scales: dict[str, float]
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """The rank and scale of each pair."""
+        return {name: Shape(rank, self.scales[name]) for name, rank in self.ranks.items()}
+
+    def new_adapter(
+        self, config: ModelConfig, pairs: Mapping[str, Pair] | None = None
+    ) -> NewAdapter:
+        """Return the adapter before the first step, with `pairs` or new ones."""
+        return NewAdapter(adapter_layout(config), self.shapes, pairs)
+
+    def frozen_model(self, config: ModelConfig, arrays: Mapping[str, NDArray[Any]]) -> FrozenModel:
+        """Return the sizes that the plan needs."""
+        layout = adapter_layout(config)
+        narrow = [a.size for a in arrays.values() if len(a.shape) == 2 and a.dtype.itemsize < 4]
+        return FrozenModel(
+            sum(array.size * array.dtype.itemsize for array in arrays.values()),
+            4 * max(narrow, default=0),
+            tuple(parameter_shapes(layout, self.shapes).values()),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,15 @@ from typing import Any
 
 from tgen import corpus, distributed
 from tgen.errors import TgenError, TrainingError
-from tgen.model.device import choose_device, set_threads
+from tgen.machine.device import choose_device, set_threads
+from tgen.planning.memory import check_memory
 from tgen.reports.training import PhaseReport, PlanReport, RunReport
-from tgen.runs import rank_sync
+from tgen.runs import log as run_log
+from tgen.runs import rank_sync, tensorboard
+from tgen.runs import saved_state as run_state
+from tgen.runs.closing import measure_before
 from tgen.runs.data import retokenize, tokenize_new_corpus
 from tgen.runs.fine_tuning import dequantize_base, load_base
-from tgen.runs.forgetting import measure_before
 from tgen.runs.prepare import PreparedRun, measure_baselines, plan_report, prepare
 from tgen.runs.request import ResumeRequest, RunRequest
 from tgen.runs.resuming import (
@@ -26,12 +29,8 @@ from tgen.runs.resuming import (
     record_corpus_change,
 )
 from tgen.runs.run_record import RunRecord
-from tgen.runs.storage import log as run_log
-from tgen.runs.storage import state as run_state
 from tgen.runs.trainer import Stopped, Trainer
 from tgen.storage.disk_array import Array
-from tgen.training.plan.memory_estimate import check_memory
-from tgen.training.report import tensorboard
 from tgen.training.state import fits_model
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tgen import distributed
 from tgen.checkpoint.stored_models import is_model_directory
 from tgen.errors import DivergedError, TgenError, TrainingError
-from tgen.model import lora
+from tgen.lora import training
 from tgen.reports.training import (
     DoneReport,
     EvalReport,
@@ -20,16 +20,15 @@ from tgen.reports.training import (
     SavingReport,
     StepReport,
 )
+from tgen.runs import log as run_log
+from tgen.runs import saved_state as run_state
+from tgen.runs import tensorboard
 from tgen.runs.checkpoint_saver import AdapterWeights, CheckpointSaver, ModelWeights
-from tgen.runs.final_report import final_reports
+from tgen.runs.closing import final_reports, sample
 from tgen.runs.prepare import PreparedRun
 from tgen.runs.resuming import roll_back
-from tgen.runs.samples import sample
-from tgen.runs.storage import log as run_log
-from tgen.runs.storage import state as run_state
 from tgen.training.early_stopping import decay_from_best
 from tgen.training.loop import done_report, evaluation_is_due, train
-from tgen.training.report import tensorboard
 from tgen.training.state import TrainState, weights_of
 
 _MAX_DIVERGENCES = 3
@@ -173,7 +172,7 @@ class Trainer:
                 weights = AdapterWeights(
                     state.model.config,
                     self.prepared.tokenizer,
-                    lora.pairs_of(state.model, adapter.layout, adapter.shapes),
+                    training.pairs_of(state.model, adapter.layout, adapter.shapes),
                     self.prepared.record.adapter.base,
                     self.prepared.record.adapter.base_digest,
                     self.prepared.record.adapter.alpha,

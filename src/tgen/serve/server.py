@@ -2,6 +2,9 @@
 
 The first SIGTERM or Ctrl-C starts to drain: running texts end, new requests get 503. The server
 exits when no text is left or the time for it is over; a second signal ends it at once.
+
+
+Connections that slow clients cannot hold open: uvicorn itself waits for them forever.
 """
 
 import asyncio
@@ -14,16 +17,51 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tgen.checkpoint.model_dir import digest
 from tgen.errors import ModelError, TgenError
 from tgen.loaded_model import LoadedModel
-from tgen.serve.connection import Connection
+from tgen.serve.app import Service, ServiceLimits
 from tgen.serve.engine_thread import EngineThread
-from tgen.serve.service import Service, ServiceLimits
 from tgen.version import __version__
+
+IDLE_SECONDS = 10.0
+
+
+class Connection(H11Protocol):
+    """A connection that is cut when nothing has moved from one check to the next.
+
+    That is the case while a request's header does not arrive, and while the client does not read
+    the response. The application limits the time for the body.
+    """
+
+    idle_seconds = IDLE_SECONDS  # between checks
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start to watch."""
+        super().connection_made(transport)
+        self._last_state: tuple[Any, ...] = ()
+        self._watch = self.loop.call_later(self.idle_seconds, self._check)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop to watch."""
+        self._watch.cancel()
+        super().connection_lost(exc)
+
+    def _check(self) -> None:
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        unsent = self.transport.get_write_buffer_size()
+        state = (self.cycle, unsent)
+        if state == self._last_state and (unsent or not is_answering):
+            self.transport.abort()
+            return
+        self._last_state = state
+        self._watch = self.loop.call_later(self.idle_seconds, self._check)
+
 
 _POLL_SECONDS = 0.05
 _CLOSE_SECONDS = 2  # for responses that are still being written at the end

@@ -1,11 +1,22 @@
-"""The JSON body of a request: parsed, and every field checked."""
+"""The JSON body of a request: parsed, and every field checked.
+
+From a checked request to the engine's requests: template, tokens, limits, grammar.
+
+This runs in worker threads: a long text, a slow template or a large schema delays nobody's tokens.
+"""
 
 import json
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
+from tgen.config import SamplingConfig
 from tgen.config.option import suggest
+from tgen.errors import ModelError
+from tgen.generation.context_window import Request
+from tgen.generation.random_numbers import row_seed, sample_seed
+from tgen.loaded_model import LoadedModel
 from tgen.serve.http_error import HttpError, bad_request, model_not_found
 
 MAX_CHOICES = 128  # texts per prompt, as in OpenAI's API
@@ -340,3 +351,98 @@ def check_ids(ids: Sequence[int], vocab_size: int) -> None:
         if not 0 <= i < vocab_size:
             message = f"prompt: invalid token id {i if abs(i) < 2**63 else 'beyond 64 bits'}"
             raise bad_request(f"{message}, expected ids below {vocab_size:,}", "prompt")
+
+
+_COMPLETION_TOKENS = 16  # OpenAI's default
+_MAX_COMPOSED = 4  # maximum number of characters that a normalizer composes into one
+# As in OpenAI's API, penalties ignore the prompt, and a text must fit the context.
+_FIXED = {"penalize_prompt": False, "overflow": "error"}
+
+
+class PreparedTexts(NamedTuple):
+    """The engine's requests, `n` per prompt, and what the answer says about the prompts."""
+
+    requests: list[Request]
+    prompt_tokens: int  # over all prompts
+    echoes: list[str]  # per prompt, if requested
+
+
+def prepare(model: LoadedModel, request: TextRequest, max_tokens: int) -> PreparedTexts:
+    """Encode the prompts and check that each text can be generated.
+
+    Without a seed, one is chosen. Text c of prompt p has the seed of the text that `tgen generate`
+    gives as sample c of row p. Raises HttpError and TgenError.
+    """
+    seed = secrets.randbelow(1 << 32) if request.seed is None else request.seed
+    prompts, ends = _encode(model, request)
+    requests: list[Request] = []
+    echoes: list[str] = []
+    for p, ids in enumerate(prompts):
+        options = model.defaults | request.sampling | _FIXED
+        options["max_new_tokens"] = _count(model, request, len(ids), max_tokens)
+        try:
+            sampling = SamplingConfig(**options, seed=row_seed(seed, p))
+            first = model.request(ids, sampling, ends)
+        except RecursionError:
+            raise bad_request("the nesting is too deep", "response_format") from None
+        for c in range(request.n):
+            other = sampling.with_seed(sample_seed(sampling.seed, c))
+            requests.append(first._replace(sampling=other))
+        if request.echo:
+            prompt = request.prompts[p]
+            decoded = model.tokenizer.decode(ids).decode(errors="replace")
+            echoes.append(prompt if isinstance(prompt, str) else decoded)
+    return PreparedTexts(requests, sum(map(len, prompts)), echoes)
+
+
+def _encode(model: LoadedModel, request: TextRequest) -> tuple[list[list[int]], frozenset[int]]:
+    """Return the ids of each prompt, and the tokens that end a text besides the model's own."""
+    if request.chat:
+        try:
+            chat = model.chat_format
+        except ModelError:
+            message = (
+                f"the model {request.model!r} has no usable chat template; use /v1/completions, or "
+                "a model with a chat template"
+            )
+            raise bad_request(message, "messages", "no_template") from None
+        return [chat.encode(request.messages)], chat.end_ids
+    prompts = []
+    for prompt in request.prompts:
+        if isinstance(prompt, str):
+            _check_characters(model, prompt)
+            prompts.append(model.encode(prompt))
+        else:
+            check_ids(prompt, model.tokenizer.vocab_size)
+            prompts.append(prompt)
+    return prompts, frozenset()
+
+
+def _check_characters(model: LoadedModel, prompt: str) -> None:
+    """Raise HttpError for a prompt that cannot fit the context, before it is encoded."""
+    length = model.engine.context_length
+    if len(prompt) <= length:
+        return
+    longest = max(map(len, model.vocabulary.tokens))
+    n = len("".join(prompt.split()))  # some tokenizers drop white space
+    if n > length * longest * _MAX_COMPOSED:
+        message = f"a prompt of {n:,} characters does not fit the context of {length:,} tokens"
+        raise bad_request(message, "prompt", "context_length_exceeded")
+
+
+def _count(model: LoadedModel, request: TextRequest, n_prompt: int, max_tokens: int) -> int:
+    """Return the maximum number of new tokens of a prompt's texts, which fit in the context."""
+    length, requested = model.engine.context_length, request.max_tokens
+    if requested is not None and requested > max_tokens:
+        message = f"max_tokens: invalid value {requested}, expected at most {max_tokens:,}"
+        raise bad_request(message, "max_tokens")
+    room = length + 1 - n_prompt  # a full context still predicts one more token
+    if room < (requested or 1):
+        needed = f" and {requested:,} new tokens do" if requested else " does"
+        raise bad_request(
+            f"a prompt of {n_prompt:,} tokens{needed} not fit the context of {length:,} tokens",
+            "messages" if request.chat else "prompt",
+            "context_length_exceeded",
+        )
+    default = max_tokens if request.chat else min(_COMPLETION_TOKENS, max_tokens)
+    return requested if requested is not None else min(default, room)

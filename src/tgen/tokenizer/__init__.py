@@ -1,8 +1,7 @@
 """Tokenizers: bytes -> ids -> the same bytes. Trained here, or read from a tokenizer.json."""
 
 from tgen.tokenizer.byte_alphabet import BYTE_CHARACTERS
-from tgen.tokenizer.stream import TextStream
-from tgen.tokenizer.tokenizer import END_OF_TEXT, PAD, TokenBytes, Tokenizer
+from tgen.tokenizer.tokenizer import END_OF_TEXT, PAD, TextStream, TokenBytes, Tokenizer
 from tgen.tokenizer.train import DEFAULT_VOCAB_SIZE, make_tokenizer, train_bpe, train_char
 
 __all__ = [

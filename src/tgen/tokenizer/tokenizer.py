@@ -4,8 +4,12 @@ Bytes that are not valid UTF-8 become byte tokens. Vocabularies trained here hav
 may lack some: then a prompt with such a byte is an error, and in a corpus U+FFFD replaces it. Some
 tokenizers put a space before a text. It is part of the first token but not of the text: a
 continuation has none, and decoding a whole text removes it.
+
+
+Turn a stream of tokens into whole characters.
 """
 
+import codecs
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -317,3 +321,24 @@ def _encode_chunks(backend: Backend, chunks: list[str]) -> list[NDArray[np.uint3
         arrays += [np.array(encoding.ids, np.uint32) for encoding in encodings]
         del encodings  # before the next ones are made
     return arrays
+
+
+class TextStream:
+    """A converter of successive tokens' bytes into whole characters, without loss.
+
+    `feed` buffers the bytes of an incomplete character, `flush` returns them as they are. Bytes
+    that can never become a character pass through.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+
+    def feed(self, data: bytes) -> bytes:
+        """Return all characters that are complete after `data`."""
+        return self._decoder.decode(data).encode("utf-8", "surrogateescape")
+
+    def flush(self) -> bytes:
+        """Return the buffered bytes."""
+        rest = self._decoder.decode(b"", final=True).encode("utf-8", "surrogateescape")
+        self._decoder.reset()
+        return rest

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 
 from tgen.config.training import ResolvedTrainConfig
 from tgen.training.evaluation import Evaluation
-from tgen.training.lr_schedule import in_decay, start_decay
+from tgen.training.schedule import in_decay, seconds_left, seconds_per_step, start_decay
 from tgen.training.state import Progress
-from tgen.training.time_budget import seconds_left, seconds_per_step
 
 
 def record_evaluation(

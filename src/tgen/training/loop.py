@@ -12,16 +12,21 @@ from torch import Tensor
 from tgen import distributed
 from tgen.config.training import ResolvedTrainConfig
 from tgen.errors import DivergedError
-from tgen.model.openmp_wait import other_cpus
-from tgen.model.product_precision import product_precision
+from tgen.machine.cpus import other_cpus
+from tgen.machine.memory import retain_freed_memory
+from tgen.model.precision import product_precision
 from tgen.model.transformer import Transformer
 from tgen.reports.training import DoneReport, EvalReport, StepReport
-from tgen.training.allocator import retain_freed_memory
 from tgen.training.early_stopping import record_evaluation
 from tgen.training.evaluation import Batches, count_targets, evaluate, split, to_device
-from tgen.training.lr_schedule import in_decay, lr_factor
+from tgen.training.schedule import (
+    end_in_time,
+    in_decay,
+    lr_factor,
+    seconds_per_step,
+    update_schedule,
+)
 from tgen.training.state import Progress, TrainState, full_tensor
-from tgen.training.time_budget import end_in_time, seconds_per_step, update_schedule
 
 _MAX_SKIPS = 3  # consecutive steps that are not finite: divergence
 _MIN_RESCALING = 0.02  # of the logits, at the end: less changes the loss by about 0.0003 bits

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tgen.model.product_precision import add_matmul, matmul, must_round
-from tgen.model.stored_product import stored_product
+from tgen.model.precision import add_matmul, matmul, must_round, stored_product
 
 _CHUNK = 1 << 18  # logits
 _MIN_ROWS = 256  # per chunk: each reads the whole LM head from memory

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from tgen.config.training import MuonScale, ResolvedTrainConfig
-from tgen.model.low_rank import LowRankLinear
-from tgen.model.product_precision import must_round, products_are_bfloat16
+from tgen.lora.training import LowRankLinear
+from tgen.model.precision import must_round, products_are_bfloat16
 from tgen.model.transformer import CausalSelfAttention, Transformer
 
 # Quintic of Muon's authors: moves singular values from (0, 1] near 1 in five iterations.

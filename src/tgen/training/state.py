@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from tgen import distributed
 from tgen.config import ModelConfig
 from tgen.config.training import Parallel, ResolvedTrainConfig
-from tgen.model import lora
-from tgen.model.frozen import frozen_transformer
-from tgen.model.lora_layout import NewAdapter, parameter_shapes
+from tgen.lora import training
+from tgen.lora.layout import NewAdapter, parameter_shapes
+from tgen.lora.training import frozen_transformer
 from tgen.model.transformer import Transformer
 from tgen.training.bigram_start import start_from_bigrams
 from tgen.training.evaluation import LossModule
@@ -190,9 +190,9 @@ def new_state(
     if adapter is not None:
         assert weights is not None
         model = frozen_transformer(model_config, weights, dropout=config.dropout)
-        lora.attach(model, adapter.layout, adapter.shapes, seed=config.seed)
+        training.attach(model, adapter.layout, adapter.shapes, seed=config.seed)
         if adapter.pairs:
-            lora.load_pairs(model, adapter.layout, adapter.pairs)
+            training.load_pairs(model, adapter.layout, adapter.pairs)
     else:
         model = Transformer(model_config, dropout=config.dropout)
     model.activation_checkpointing = config.activation_checkpointing

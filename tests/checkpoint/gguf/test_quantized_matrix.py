@@ -12,7 +12,7 @@ from tgen.checkpoint.gguf import header
 from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix, Rows
 from tgen.engine.open_engine import open_engine
 from tgen.errors import ModelError
-from tgen.model import ram
+from tgen.machine import memory
 from tgen.model.transformer import Transformer
 
 gguf = pytest.importorskip("gguf", reason="NO GGUF: reading quantized GGUF files is not tested")
@@ -145,12 +145,12 @@ def test_ram_is_checked_for_what_is_used(tokenizer, tmp_path, monkeypatch):
     bundle = model_dir.load(path)
     n_values = sum(array.size for array in bundle.arrays.values())
     n_bytes = sum(array.nbytes for array in bundle.arrays.values())
-    monkeypatch.setattr(ram, "free_ram", lambda: n_bytes + 1000)
+    monkeypatch.setattr(memory, "free_ram", lambda: n_bytes + 1000)
     assert open_engine(model_dir.load(path), device="cpu", threads=1).dtype == "int4"
-    monkeypatch.setattr(ram, "free_ram", lambda: n_bytes - 1000)
+    monkeypatch.setattr(memory, "free_ram", lambda: n_bytes - 1000)
     with pytest.raises(ModelError, match=r"loading .* needs"):
         model_dir.load(path)
-    monkeypatch.setattr(ram, "free_ram", lambda: 2 * n_values)
+    monkeypatch.setattr(memory, "free_ram", lambda: 2 * n_values)
     with pytest.raises(ModelError, match="as float32 needs"):
         open_engine(bundle, device="cpu", threads=1, dtype="float32")
     with pytest.raises(ModelError, match="weights to float32 needs"):
@@ -158,7 +158,7 @@ def test_ram_is_checked_for_what_is_used(tokenizer, tmp_path, monkeypatch):
 
 
 def test_cuda_stores_quantized_files_as_bfloat16(tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr("tgen.model.device.choose_device", lambda _: SimpleNamespace(type="cuda"))
+    monkeypatch.setattr("tgen.machine.device.choose_device", lambda _: SimpleNamespace(type="cuda"))
     monkeypatch.setattr(Transformer, "to", lambda self, _: self)
     monkeypatch.setattr("tgen.engine.torch_engine.TorchEngine", lambda _, dtype: dtype)
     path = export_model(tmp_path, tokenizer, "q4_0")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.models import TEXT, make_model
 from tgen import api
 from tgen.checkpoint import export, model_dir
-from tgen.checkpoint.gguf import config_fields, rope_scaling
+from tgen.checkpoint.gguf import config_fields
 from tgen.checkpoint.gguf import header as gguf_header
 from tgen.checkpoint.gguf import tokenizer as gguf_tokenizer
 from tgen.checkpoint.gguf.writer import write_gguf
@@ -120,12 +120,12 @@ def test_mixed_dtypes_in_one_matrix_become_float32(tokenizer, tmp_path):
 @pytest.mark.parametrize("original", [8192, 4096, 16384])
 def test_llama3_rope_scaling_is_inferred_from_its_divisors(original):
     scaling = RopeScaling(factor=32.0, original_context_length=original)
-    divisors = rope_scaling.compute_divisors(5e5, 64, scaling)
-    assert rope_scaling.infer_scaling(5e5, divisors, {}) == scaling
-    assert rope_scaling.infer_scaling(5e5, np.ones(32, np.float32), {}) is None
+    divisors = config_fields.compute_divisors(5e5, 64, scaling)
+    assert config_fields.infer_scaling(5e5, divisors, {}) == scaling
+    assert config_fields.infer_scaling(5e5, np.ones(32, np.float32), {}) is None
     for wrong in (divisors[::-1], divisors * 0 + 4, divisors * np.nan, divisors * np.inf):
         with pytest.raises(ModelError, match=r"rope_freqs\.weight"):
-            rope_scaling.infer_scaling(5e5, wrong, {})
+            config_fields.infer_scaling(5e5, wrong, {})
 
 
 def test_commands_accept_gguf_files(run_here, tokenizer, tmp_path):
@@ -235,7 +235,7 @@ def test_plain_dtypes_are_read_without_the_gguf_package(tokenizer, tmp_path, mon
     _, path = export_model(tmp_path, tokenizer)
     (tmp_path / "q8").mkdir()
     _, small = export_model(tmp_path / "q8", tokenizer, stored="q8_0")
-    monkeypatch.setattr("tgen.checkpoint.gguf.package.find_spec", lambda _: None)
+    monkeypatch.setattr("tgen.checkpoint.gguf.quantized_matrix.find_spec", lambda _: None)
     gguf_header._block_size.cache_clear()
     assert model_dir.load(path).arrays
     with pytest.raises(UsageError, match="needs the gguf package") as error:

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from support.models import make_model
-from tgen.checkpoint.gguf.quantization import convert
-from tgen.checkpoint.gguf.writer import write_gguf
+from tgen.checkpoint.gguf.writer import convert, write_gguf
 from tgen.config import ModelConfig, RopeScaling
 from tgen.errors import ModelError, UsageError
 
@@ -174,7 +173,7 @@ def test_unsupported_models_are_an_error(family, values, reason, tmp_path):
 
 
 def test_missing_gguf_package_is_a_usage_error(tmp_path, monkeypatch):
-    monkeypatch.setattr("tgen.checkpoint.gguf.package.find_spec", lambda _: None)
+    monkeypatch.setattr("tgen.checkpoint.gguf.quantized_matrix.find_spec", lambda _: None)
     model = make_model("llama")
     with pytest.raises(UsageError, match="needs the gguf package") as error:
         write_gguf(tmp_path / "model.gguf", model.config, model.to_arrays())

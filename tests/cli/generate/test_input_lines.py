@@ -5,15 +5,15 @@ from queue import Queue
 
 import pytest
 
-from tgen.cli.generate import input_lines
+from tgen.cli.generate import input_rows
 from tgen.errors import UsageError
 
 
 def test_line_beyond_the_limit_is_an_error_after_the_lines_before(tmp_path, monkeypatch):
-    monkeypatch.setattr(input_lines, "_MAX_LINE", 1 << 20)
+    monkeypatch.setattr(input_rows, "_MAX_LINE", 1 << 20)
     path = tmp_path / "lines.txt"
     path.write_bytes(b"first\n" + b"x" * (1 << 20) + b"\n" + b"y" * (3 << 20))
-    lines = input_lines.LineReader(str(path))
+    lines = input_rows.LineReader(str(path))
     assert lines.next(wait=True) == b"first"
     assert lines.next(wait=True) == b"x" * (1 << 20)
     with pytest.raises(UsageError, match="a line of the input is larger than 1 MiB"):
@@ -34,10 +34,10 @@ def test_long_lines_are_not_read_ahead(tmp_path, monkeypatch):
             settled.set()
             super().join()
 
-    monkeypatch.setattr(input_lines, "Queue", WatchedQueue)
+    monkeypatch.setattr(input_rows, "Queue", WatchedQueue)
     path, line = tmp_path / "lines.txt", b"x" * (1 << 20)
     path.write_bytes((line + b"\n") * 20)
-    lines = input_lines.LineReader(str(path))
+    lines = input_rows.LineReader(str(path))
     settled.wait()
     assert lines._lines.qsize() == 1
     assert [lines.next(wait=True) for _ in range(21)] == [line] * 20 + [None]

@@ -8,9 +8,9 @@ import pytest
 
 from support.command import clean_environment, tgen
 from tgen.api import load
-from tgen.cli.generate.interactive import read_line
+from tgen.cli.generate.chat import read_line
 from tgen.config import SamplingConfig
-from tgen.generation.prompt_cache import extract_prompt_cache
+from tgen.generation.loop import extract_prompt_cache
 from tgen.loaded_model import open_model
 
 pty = pytest.importorskip("pty")

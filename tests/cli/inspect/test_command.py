@@ -15,12 +15,12 @@ from support.models import make_model
 from tgen.checkpoint import model_dir
 from tgen.cli import rich_console
 from tgen.cli.inspect import output
-from tgen.cli.inspect.heatmap.heatmap import AUTO_SELECTED
 from tgen.cli.inspect.options import View
-from tgen.cli.inspect.page import attention_page
 from tgen.config import ModelConfig
+from tgen.drawing.heat_map import AUTO_SELECTED
+from tgen.drawing.page import attention_page
 from tgen.inspection.inspector import Inspector
-from tgen.reports.to_json import json_value
+from tgen.reports.json_text import json_value
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import io
 import numpy as np
 
 from support.tokens import attention_report, random_weights
-from tgen.cli.inspect.csv_output import csv_rows, csv_text
+from tgen.cli.inspect.output import csv_rows, csv_text
 
 
 def test_csv_restores_every_weight_exactly():

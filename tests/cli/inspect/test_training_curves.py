@@ -10,7 +10,7 @@ from support.command import tgen
 from tgen.cli.app import run
 from tgen.cli.inspect.training_curves import smooth, training_curves, training_figure
 from tgen.errors import TrainingError
-from tgen.runs.storage import log as run_log
+from tgen.runs import log as run_log
 
 
 def log(n_steps: int, *, every: int = 0) -> list[dict[str, Any]]:

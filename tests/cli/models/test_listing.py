@@ -8,7 +8,7 @@ import pytest
 from support.models import make_model
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.export import export_gguf, export_transformers
-from tgen.cli.models.listing import describe_model
+from tgen.cli.models import describe_model
 
 
 def describe(path):

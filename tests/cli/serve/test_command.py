@@ -8,8 +8,7 @@ import pytest
 
 from support.command import clean_environment
 from tgen.cli.app import run
-from tgen.cli.serve.command import _model_name
-from tgen.cli.serve.options import KEY_VARIABLE, ServeOptions
+from tgen.cli.serve import KEY_VARIABLE, ServeOptions, _model_name
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_ids_become_the_same_bytes(trained, tokenize, tmp_path, monkeypatch):
     assert list(map(int, ids.split())) == tokenizer.encode(text)
     (tmp_path / "ids").write_bytes(ids)
     assert tokenize(tmp_path / "ids", "--decode") == text
-    monkeypatch.setattr("tgen.cli.tokenize.command._PIECE", 100)
+    monkeypatch.setattr("tgen.cli.tokenize._PIECE", 100)
     assert tokenize(tmp_path / "text", "--ids") == ids
     as_list = json.dumps(tokenizer.encode(text))
     assert tokenize("--prompt", as_list, "--decode") == text
@@ -70,7 +70,7 @@ class _Endless:
 def test_stdin_is_read_as_a_stream(tokenize, tmp_path, monkeypatch):
     text = ODD + mixed(3000).encode() + ODD
     (tmp_path / "text").write_bytes(text)
-    monkeypatch.setattr("tgen.cli.tokenize.command._PIECE", 100)
+    monkeypatch.setattr("tgen.cli.tokenize._PIECE", 100)
     for form in ("--ids", "--json", "--count"):
         expected = tokenize(tmp_path / "text", form)
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))

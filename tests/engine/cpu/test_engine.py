@@ -18,7 +18,6 @@ from tgen.checkpoint import model_dir
 from tgen.checkpoint.model_lookup import shipped_model
 from tgen.config import ModelConfig, RopeScaling, output_dtype
 from tgen.engine.cpu import (
-    amx_permission,
     attention_tiles,
     job_layout,
     kernels,
@@ -28,7 +27,6 @@ from tgen.engine.cpu import (
     target,
     thread_pool,
 )
-from tgen.engine.cpu.aligned import allocate_aligned
 from tgen.engine.cpu.compiler import compiled
 from tgen.engine.cpu.engine import CpuEngine
 from tgen.engine.cpu.intrinsics import address, primitive
@@ -41,10 +39,10 @@ from tgen.engine.cpu.job_layout import (
     LANES,
     PANEL,
     SERVE,
+    allocate_aligned,
 )
 from tgen.engine.cpu.kernel_cache import enter_function
-from tgen.engine.cpu.panels import to_int4, to_int8, to_panels
-from tgen.engine.cpu.weights import PackedWeights
+from tgen.engine.cpu.weights import PackedWeights, to_int4, to_int8, to_panels
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import ModelError
 from tgen.model.rope import rotary_tables
@@ -231,7 +229,7 @@ def quantized(x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
 def test_matrix_units_give_the_bits_of_vectors(model, dtype, monkeypatch):
-    if not amx_permission.may_use_amx():
+    if not pass_runner.may_use_amx():
         pytest.skip("this processor has no AMX")
     engine = make_engine(model, dtype=dtype)
     with_tiles = engine.extend([IDS], every_position=True)

@@ -15,8 +15,7 @@ from tgen import runs
 from tgen.cli.inspect.training_curves import print_training_log
 from tgen.cli.train.progress import TrainingProgress
 from tgen.errors import TgenError
-from tgen.runs import ResumeRequest
-from tgen.runs.storage import manifest
+from tgen.runs import ResumeRequest, manifest
 
 _FORGED = ("state.safetensors", "tokens.safetensors")  # their digests are made to fit
 

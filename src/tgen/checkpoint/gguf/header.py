@@ -15,8 +15,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 import numpy as np
 
 from tgen.checkpoint.dtypes import Array
-from tgen.checkpoint.gguf.package import require_package
-from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix, Rows
+from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix, Rows, require_package
 from tgen.checkpoint.safetensors_file import reject_lfs_pointer
 from tgen.errors import ModelError
 from tgen.storage import files

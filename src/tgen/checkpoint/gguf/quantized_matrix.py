@@ -1,13 +1,27 @@
-"""Matrices of quantized GGUF files, kept in the bytes of the file until their values are needed."""
+"""Matrices of quantized GGUF files, kept in the bytes of the file until their values are needed.
+
+The optional package gguf.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from tgen.checkpoint.dtypes import Array, Floats, to_float32
-from tgen.checkpoint.gguf.package import require_package
+from tgen.errors import UsageError
+
+
+def require_package(purpose: str) -> Any:
+    """Return the package gguf; raises UsageError if it is not installed."""
+    if find_spec("gguf") is None:
+        raise UsageError(f"{purpose} needs the gguf package", "pip install 'tgen-lm[gguf]'")
+    import gguf
+
+    return gguf
+
 
 _ROWS_AT_ONCE = 1024
 # Where a block of each GGUF type has its float16 scales: all its values are finite if they are.

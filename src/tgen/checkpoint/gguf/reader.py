@@ -14,7 +14,7 @@ from tgen.checkpoint.gguf.header import Header, read_header, read_tensors, type_
 from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix
 from tgen.config import ModelConfig
 from tgen.errors import ModelError, TgenError, UsageError
-from tgen.model.ram import check_ram
+from tgen.machine.memory import check_ram
 from tgen.tokenizer import Tokenizer
 
 _DAMAGED = "download or export the file again"

@@ -9,10 +9,10 @@ from rich.text import Text
 from tgen.cli import console
 from tgen.cli.bench.options import BenchOptions
 from tgen.cli.bench.output import write_json
-from tgen.cli.render.braille_plot import Axis, Canvas
-from tgen.cli.render.tables import table
 from tgen.cli.rich_console import out
-from tgen.cli.terminal_text import count
+from tgen.drawing.braille_plot import Axis, Canvas
+from tgen.drawing.tables import table
+from tgen.drawing.terminal_text import count
 from tgen.errors import UsageError
 from tgen.reports.benchmark import CacheVerdict, LengthReport, LinearFit, Timing, TrialReport
 

@@ -1,36 +1,156 @@
-"""Throughput as a table or in llama-bench's formats, with comparisons, and saved to a file."""
+"""Throughput as a table or in llama-bench's formats, with comparisons, and saved to a file.
+
+Tables and lines of throughput, and of its comparison with another engine or an earlier run.
+"""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from rich.table import Table
 from rich.text import Text
 
 from tgen.cli import console
 from tgen.cli.bench import llama_bench
 from tgen.cli.bench.options import BenchOptions
-from tgen.cli.bench.throughput_table import (
-    comparison_caption,
-    comparison_table,
-    footer_lines,
-    precision_line,
-    throughput_table,
-)
 from tgen.cli.rich_console import out
+from tgen.drawing.tables import table
+from tgen.drawing.terminal_text import count
 from tgen.reports.benchmark import (
     Difference,
+    Interval,
     Machine,
+    PeakRates,
     PrecisionReport,
     ThroughputReport,
     TrialReport,
 )
 from tgen.reports.inspection import ModelSummary
-from tgen.reports.to_json import json_value
+from tgen.reports.json_text import json_value
 from tgen.storage import files
 
 if TYPE_CHECKING:
     from tgen.benchmark.sweep import Setup
+
+
+_TOO_FEW = "too few trials"
+
+
+def throughput_table(reports: Sequence[ThroughputReport]) -> Table:
+    """Return one row per workload; settings that all rows share have no column."""
+    settings = {
+        ">engine": [r.engine for r in reports],
+        ">dtype": [r.dtype for r in reports],
+        ">threads": [str(r.threads) for r in reports],
+        ">batch": [str(r.batch) for r in reports],
+    }
+    shown = {
+        name: cells
+        for name, cells in settings.items()
+        if len(set(cells)) > 1 or (name == ">batch" and cells[0] != "1")
+    }
+    with_first = any(r.first_token for r in reports) and not shown  # too wide beside settings
+    with_peak = any(r.peak_rate for r in reports)
+    names = [">test", *shown, ">tokens/s", ">95% CI", *([">first token"] if with_first else [])]
+    rows = table(*names, *([">% of peak"] if with_peak else []))
+    for i, r in enumerate(reports):
+        spread = f" ±{r.seconds.spread:.0%}" if len(r.seconds.seconds) > 1 else ""
+        interval = f"{_rate(r.rate.low)} – {_rate(r.rate.high)}" if r.rate.is_finite else _TOO_FEW
+        cells = [r.label, *(column[i] for column in shown.values())]
+        cells += [f"{_rate(r.median_rate)}{spread}", interval]
+        if with_first:
+            cells.append("" if r.first_token is None else f"{r.first_token.median * 1e3:.1f} ms")
+        if with_peak:
+            percent = "" if r.peak_rate is None else f"{r.median_rate / r.peak_rate:.0%}"
+            cells.append(f"{percent} {r.bound_by}")
+        rows.add_row(*cells)
+    return rows
+
+
+def footer_lines(
+    reports: Sequence[ThroughputReport],
+    peaks: Sequence[tuple[str, PeakRates]],
+    machine: Machine,
+    name: str,
+    *,
+    computed_cache_bytes: Sequence[float],
+    peak_memory: int | None,
+) -> list[Text]:
+    """Return the lines below the table: definitions, machine, peak rates, memory, warnings.
+
+    `peaks` are the measured rates with the setup as a prefix, `name` is that of the CPU or GPU.
+    """
+    lines = [
+        "tokens/s: median ± half the range from the 10th to the 90th percentile of the trials",
+        f"{name}, {count(machine.n_cpus, 'CPU')}",
+    ]
+    for setup, peak in peaks:
+        lines.append(
+            f"peak, {setup}memory: {peak.bytes_per_second / 1e9:.1f} GB/s (reading "
+            f"{peak.read_bytes / 2**20:.1f} MiB, the size of the weights); compute: "
+            f"{peak.flops_per_second / 1e9:,.0f} GFLOP/s (matrix product)"
+        )
+    per_token = {r.cache_bytes_per_token for r in reports if r.cache_bytes_per_token is not None}
+    measured = " and ".join(f"{n:,.0f}" for n in sorted(per_token)) or "unknown"
+    computed = " and ".join(f"{n:,.10g}" for n in computed_cache_bytes)
+    lines.append(f"KV cache: {measured} bytes per token (measured), {computed} (computed)")
+    if peak_memory is not None:
+        lines[-1] += f"; peak RSS of this process: {peak_memory / 2**20:,.0f} MiB"
+    warnings = []
+    if machine.load is not None and machine.load > machine.n_cpus / 2:
+        warnings.append(f"the load average was {machine.load:.1f} before the benchmark")
+    for r in reports:
+        setup = f"{r.label}, {r.engine}, {r.dtype}, threads {r.threads}, batch {r.batch}"
+        warnings += [f"{setup}: {warning}" for warning in r.warnings]
+    return [
+        *(Text(line, style="dim") for line in lines),
+        *(Text(f"warning: {warning}", style="yellow") for warning in warnings),
+    ]
+
+
+def comparison_table(differences: Sequence[Difference], *, of: str, to: str) -> Table:
+    """Return one row per workload: the speed of `of` relative to `to`, and the noise."""
+    with_probe = any(d.probe_ratio is not None for d in differences)
+    names = [">test", f">{of} / {to}", ">99% CI", ">noise"]
+    rows = table(*names, *([">machine"] if with_probe else []), "")
+    for d in differences:
+        noise = ""
+        if d.noise is not None:
+            width = max(d.noise.high - 1, 1 - d.noise.low)
+            noise = f"±{width:.1%}" if d.noise.is_finite else "±?"
+        probe = [_range(d.probe_ratio) if d.probe_ratio else ""] if with_probe else []
+        verdict = d.verdict or "not significant"
+        rows.add_row(d.label, f"{d.ratio.estimate:.3f}", _range(d.ratio), noise, *probe, verdict)
+    return rows
+
+
+def comparison_caption(differences: Sequence[Difference]) -> str:
+    """Return a line that defines the columns."""
+    caption = "noise: ratio of tgen to itself"
+    if any(d.probe_ratio is not None for d in differences):
+        caption += "; machine: speed probe now / then; a significant change exceeds its square"
+    return caption
+
+
+def precision_line(report: PrecisionReport) -> str:
+    """Return the cost of storing the weights in fewer bits."""
+    cost = report.bits_per_byte - report.reference_bits_per_byte
+    return (
+        f"{report.dtype} weights: {report.bits_per_byte:.4f} bits per byte, "
+        f"{report.reference_dtype}: {report.reference_bits_per_byte:.4f} ({cost:+.4f}), on "
+        f"{report.tokens:,} tokens sampled with {report.reference_dtype} weights "
+        f"(largest logit difference {report.max_logit_difference:.1e})"
+    )
+
+
+def _range(interval: Interval) -> str:
+    return f"{interval.low:.3f} – {interval.high:.3f}" if interval.is_finite else _TOO_FEW
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
 
 _WRITERS: dict[str, Callable[[Sequence[dict[str, Any]]], str]] = {
     "md": llama_bench.to_markdown,
@@ -72,9 +192,9 @@ class Comparison:
 
 def collect_context(options: BenchOptions) -> BenchContext:
     """Read the model and the machine; call it before measuring, which raises the load average."""
-    from tgen.benchmark.machine import describe_machine
     from tgen.inspection.model_summary import summarize
     from tgen.lora.merging import load
+    from tgen.machine.description import describe_machine
 
     return BenchContext(summary=summarize(load(options.path)), machine=describe_machine())
 
@@ -91,7 +211,7 @@ def write_report(
 
     `precision` is the cost of each dtype with fewer bits than the stored weights.
     """
-    from tgen.benchmark.machine import peak_memory_bytes
+    from tgen.machine.description import peak_memory_bytes
 
     peak_memory = peak_memory_bytes()
     precision = precision or {}

@@ -101,13 +101,13 @@ def run_compare(options: BenchOptions, path: Path, max_slowdown: float | None) -
     TgenError if a workload is significantly slower by more than `max_slowdown`, a fraction.
     """
     from tgen.benchmark.backend import Workload
-    from tgen.benchmark.comparison import (
+    from tgen.benchmark.sweep import check_trial_count
+    from tgen.benchmark.trials import (
         check_comparable,
         compare_with_saved,
         find_matching_record,
         is_slower_by,
     )
-    from tgen.benchmark.sweep import check_trial_count
 
     saved = _read_records(path)
     if max_slowdown is not None:
@@ -221,7 +221,7 @@ def _measure(
 
 def _measure_precision(options: BenchOptions, dtype: StoredAs) -> PrecisionReport | None:
     """Return the cost of `dtype`, or None if the weights are stored in no more bits."""
-    from tgen.benchmark.precision import compare_precision
+    from tgen.benchmark.sweep import compare_precision
     from tgen.loaded_model import open_model
 
     model, reference = (

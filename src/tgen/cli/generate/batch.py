@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tgen.cli import console
 from tgen.cli.generate.chat import message
-from tgen.cli.generate.input_lines import LineReader
-from tgen.cli.generate.input_rows import Generation, check_row, parse_object
+from tgen.cli.generate.input_rows import Generation, LineReader, check_row, parse_object
 from tgen.cli.generate.options import GenerateOptions
 from tgen.cli.generate.output import Writer, format_stats, format_summary
 from tgen.cli.options import name_flags

@@ -11,15 +11,13 @@ import typer
 
 from tgen.cli import console
 from tgen.cli.generate.options import PANELS, GenerateOptions, files_in_errors
-from tgen.cli.options import flags_in_errors, make_command
-from tgen.cli.prompt import read_prompt
-from tgen.cli.terminal_text import json_line
+from tgen.cli.options import flags_in_errors, make_command, read_prompt
+from tgen.drawing.terminal_text import json_line
 
 if TYPE_CHECKING:
     from tgen.cli.generate import output
     from tgen.cli.generate.batch import RequestQueue
-    from tgen.cli.generate.input_lines import LineReader
-    from tgen.cli.generate.input_rows import Generation
+    from tgen.cli.generate.input_rows import Generation, LineReader
     from tgen.distributed import Ranks
     from tgen.engine.base import PromptCache
     from tgen.loaded_model import LoadedModel
@@ -47,7 +45,7 @@ def generate(options: GenerateOptions) -> None:
 
     The exit status is 1 if a row of --input was invalid, or if a constrained text was cut off.
     """
-    from tgen.cli.generate.distributed import join_ranks
+    from tgen.cli.distributed import join_ranks
 
     with join_ranks(options) as ranks:
         failed = _generate(options, ranks)
@@ -58,11 +56,11 @@ def generate(options: GenerateOptions) -> None:
 def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     """Write the texts; return whether a row was invalid or a constrained text is incomplete."""
     from tgen.checkpoint.hf import generation_config
+    from tgen.cli.distributed import load_shared
     from tgen.cli.generate import output
     from tgen.cli.generate.batch import RequestQueue
     from tgen.cli.generate.chat import initial_messages
-    from tgen.cli.generate.distributed import load_shared
-    from tgen.cli.generate.input_lines import LineReader
+    from tgen.cli.generate.input_rows import LineReader
     from tgen.cli.model_loading import find_paths
     from tgen.config import SamplingConfig
     from tgen.distributed import broadcast
@@ -80,7 +78,7 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
 
         check_cache_file(options.save_cache)
     if options.interactive:
-        from tgen.cli.generate.interactive import require_terminal
+        from tgen.cli.generate.chat import require_terminal
 
         require_terminal()
     lines = None if options.input_file is None else LineReader(options.input_file)
@@ -93,8 +91,7 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     messages = initial_messages(model, options.system) if options.chat else None
     how: dict[str, Any] = {"kv_cache": not options.no_kv_cache, "draft": options.draft}
     if options.interactive:
-        from tgen.cli.generate.chat import chat_loop
-        from tgen.cli.generate.interactive import repl
+        from tgen.cli.generate.chat import chat_loop, repl
 
         talk = repl if messages is None else partial(chat_loop, messages=messages)
         talk(model, sampling, prompt or b"", **how)
@@ -141,8 +138,8 @@ def _write(
 def _make_writer(
     model: "LoadedModel", name: str, options: GenerateOptions, ranks: "Ranks"
 ) -> "output.Writer":
+    from tgen.cli.distributed import GatherWriter
     from tgen.cli.generate import output
-    from tgen.cli.generate.distributed import GatherWriter
 
     def to_json(generation: "Generation") -> bytes:
         if generation.error is not None:

@@ -19,10 +19,10 @@ from tgen.cli.options import (
     json_option,
     model_option,
     nested,
+    prompt_option,
     quiet_option,
     threads_option,
 )
-from tgen.cli.prompt import prompt_option
 from tgen.config import DEFAULT_BATCH_SIZE, CacheDtype, Draft, SamplingConfig, StoredAs
 from tgen.config.option import check_ranges, option
 from tgen.errors import TgenError, UsageError

@@ -14,11 +14,11 @@ from tgen.cli.options import (
     device_option,
     json_option,
     model_option,
+    prompt_option,
     quiet_option,
 )
-from tgen.cli.prompt import prompt_option
-from tgen.cli.render import Cells, Scale
 from tgen.config.option import check_ranges, option
+from tgen.drawing import Cells, Scale
 from tgen.errors import UsageError
 
 _SELECTION, _DRAWING, _FILES = "Selection", "Drawing", "Files"

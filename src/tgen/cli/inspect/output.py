@@ -1,34 +1,114 @@
-"""The output of `tgen inspect`: tables, one JSON object, or files."""
+"""The output of `tgen inspect`: tables, one JSON object, or files.
 
+`--csv`: reports as rows. Floats have nine digits, which restore any float32 exactly.
+"""
+
+import csv
+import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import fields
 from typing import Any
 
 from rich.text import Text
 
 from tgen.cli import console
-from tgen.cli.inspect.csv_output import csv_rows, csv_text
 from tgen.cli.inspect.options import VIEWS_WITHOUT_TEXT, InspectOptions, View
-from tgen.cli.inspect.tables.heads import comparison_table
-from tgen.cli.inspect.tables.model import checks_footer
 from tgen.cli.inspect.training_curves import training_lines
-from tgen.cli.inspect.view_reports import (
-    Screen,
-    draw_view,
-    heat_maps,
-    make_report,
-)
+from tgen.cli.inspect.views import Screen, draw_view, heat_maps, make_report
 from tgen.cli.rich_console import out
-from tgen.cli.terminal_text import to_json
+from tgen.drawing.head_tables import comparison_table
+from tgen.drawing.tables import checks_footer
+from tgen.drawing.terminal_text import label, to_json
 from tgen.errors import TgenError, UsageError
 from tgen.inspection.heads import attention_shift
 from tgen.inspection.inspector import Inspector
-from tgen.reports.json_text import json_text
-from tgen.reports.to_json import json_value
-from tgen.runs.storage import log
+from tgen.reports.inspection import (
+    AttentionReport,
+    AttributionReport,
+    HeadReport,
+    HeadsReport,
+    LensReport,
+    PositionsReport,
+    Prediction,
+    RolloutReport,
+    TextReport,
+    TokenReport,
+)
+from tgen.reports.json_text import json_text, json_value
+from tgen.runs import log
 from tgen.storage import files
 from tgen.version import __version__
+
+
+def csv_text(rows: Iterable[Sequence[object]]) -> str:
+    r"""Return rows as CSV (RFC 4180, but with \n line ends)."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([_cell(value) for value in row] for row in rows)
+    return out.getvalue()
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, bytes):
+        return label(value)
+    if value is None:
+        return ""
+    return f"{value:.9g}" if isinstance(value, float) else value
+
+
+def csv_rows(
+    report: Any, ids: Sequence[int], tokens: Sequence[bytes]
+) -> Iterator[Sequence[object]]:
+    """Yield the header and the rows of one view's report."""
+    if isinstance(report, HeadsReport):
+        names = [one.name for one in fields(HeadReport) if one.name != "distance_histogram"]
+        yield names
+        for head in report.heads:
+            yield [getattr(head, name) for name in names]
+    elif isinstance(report, TextReport):
+        names = [one.name for one in fields(TokenReport)]
+        yield names
+        for token in report.tokens:
+            yield [getattr(token, name) for name in names]
+    elif isinstance(report, AttributionReport):
+        yield "component", "layer", "head", "logit"
+        for part in report.contributions:
+            yield part.component, part.layer, part.head, part.logit
+    elif isinstance(report, LensReport):
+        yield "layer", "position", "id", "token", "probability"
+        for name, layer_ids, texts, probabilities in zip(
+            report.layers, report.top_ids, report.top_texts, report.top_probabilities, strict=True
+        ):
+            for j, (i, text) in enumerate(zip(layer_ids, texts, strict=True)):
+                yield name, report.first + j, i, text, float(probabilities[j])
+    elif isinstance(report[0], Prediction):
+        yield "id", "token", "probability", "logit"
+        for candidate in report:
+            yield candidate.id, candidate.text, candidate.probability, candidate.logit
+    elif isinstance(report[0], PositionsReport):
+        yield "kind", report[0].row_name, report[0].column_name, "value"
+        for encoding in report:
+            for i, values in enumerate(encoding.values.tolist()):
+                for j, value in enumerate(values):
+                    yield encoding.kind, i, j, value
+    else:
+        yield from _attention_rows(report, ids, tokens)
+
+
+def _attention_rows(
+    reports: Sequence[AttentionReport | RolloutReport], ids: Sequence[int], tokens: Sequence[bytes]
+) -> Iterator[Sequence[object]]:
+    """Yield one row per weight up to the diagonal."""
+    numbers = ("layer", "head", "query", "key", "query_id", "key_id")
+    yield *numbers, "query_token", "key_token", "weight"
+    names = [label(token) for token in tokens]
+    for one in reports:
+        head = one.head if isinstance(one, AttentionReport) and one.head is not None else "mean"
+        for i, values in enumerate(one.weights.tolist()):
+            for j, value in enumerate(values[: i + 1]):
+                yield one.layer, head, i, j, ids[i], ids[j], names[i], names[j], value
+
 
 _SCHEMA = "tgen.inspect/3"
 
@@ -131,7 +211,7 @@ def write_files(inspector: Inspector, options: InspectOptions) -> None:
         for name in formats:
             contents[name] = _file_content(name, view, report, inspector, options)
     if "--html" in options.files:
-        from tgen.cli.inspect.page.attention_page import attention_page
+        from tgen.drawing.page.attention_page import attention_page
 
         with _progress(options) as progress:
             page = attention_page(
@@ -216,14 +296,14 @@ def _file_content(
             f"{name}: writes one matrix (got {len(maps)})", "select one --layer and one --head"
         )
     if name == "--svg":
-        from tgen.cli.inspect.heatmap.svg import svg
+        from tgen.drawing.heat_map_files import svg
 
         return svg(maps[0]).encode()
     if name == "--png":
-        from tgen.cli.inspect.heatmap.png import png
+        from tgen.drawing.heat_map_files import png
 
         return png(maps[0])
-    from tgen.cli.inspect.heatmap.vega import vega
+    from tgen.drawing.heat_map_files import vega
 
     return json.dumps(vega(maps[0]), ensure_ascii=False, allow_nan=False).encode() + b"\n"
 

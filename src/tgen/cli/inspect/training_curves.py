@@ -15,11 +15,11 @@ from typing import Any
 from rich.text import Text
 
 from tgen.cli import console
-from tgen.cli.render.braille_plot import Axis, Canvas
 from tgen.cli.rich_console import out
-from tgen.cli.terminal_text import count, json_line
+from tgen.drawing.braille_plot import Axis, Canvas
+from tgen.drawing.terminal_text import count, json_line
 from tgen.errors import TrainingError
-from tgen.reports.to_json import json_value
+from tgen.reports.json_text import json_value
 
 MIN_WIDTH = 60  # columns
 _PIPE_WIDTH = 80  # columns where stdout is not a terminal
@@ -52,7 +52,7 @@ class TrainingCurves:
 
 def print_training_log(path: Path, *, json_output: bool, quiet: bool) -> None:
     """Print the training figure of the model directory `path`, or its log records as JSON."""
-    from tgen.runs.storage import log
+    from tgen.runs import log
 
     if json_output:
         record = {"schema": "tgen.inspect.training/1", "records": json_value(log.read(path))}
@@ -69,7 +69,7 @@ def print_training_log(path: Path, *, json_output: bool, quiet: bool) -> None:
 
 def training_lines(path: Path) -> list[Text]:
     """Return the training figure of the model directory `path`, for stdout's width."""
-    from tgen.runs.storage import log
+    from tgen.runs import log
 
     width = out.width if out.is_terminal else _PIPE_WIDTH
     return training_figure(training_curves(log.read(path)), width=width)

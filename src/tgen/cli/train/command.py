@@ -1,18 +1,147 @@
-"""`tgen train`: a plan, then a progress bar, then a model directory."""
+"""`tgen train`: a plan, then a progress bar, then a model directory.
+
+The options of `tgen train`.
+"""
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import typer
 
 from tgen import distributed, runs
 from tgen.cli import console
 from tgen.cli.distributed import all_ranks
-from tgen.cli.options import make_command
+from tgen.cli.options import (
+    Device,
+    Reader,
+    device_option,
+    flag_of,
+    json_option,
+    make_command,
+    nested,
+    parse_settings,
+    parse_size,
+    quiet_option,
+    threads_option,
+)
 from tgen.cli.signals import StopSignal
-from tgen.cli.train.options import PANELS, TrainOptions
+from tgen.config.option import check_ranges, option
+from tgen.config.training import TrainConfig
 from tgen.errors import UsageError
 from tgen.reports.training import PhaseReport, PlanReport, RunReport
+from tgen.runs import ResumeRequest, RunRequest
+
+PANELS = ("Data and tokenizer", "Resume", "Output", "Hardware")
+_RESUMABLE = ("corpus", "out", "overrides", "parallel")  # fields of RunRequest; others are fixed
+_FROM_MODEL = ("tokenizer", "vocab_size", "size", "family")  # fixed by --from
+
+
+def _read_out(text: str) -> Path:
+    if not text:
+        raise UsageError("--out is empty", "name a directory, or remove --out")
+    return Path(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """The options of `tgen train`; `run` and `config` have those that were given."""
+
+    device: Device = device_option("Hardware")
+    threads: int | None = threads_option("Hardware")
+    config: dict[str, Any] = nested(TrainConfig)
+    run: dict[str, Any] = nested(
+        RunRequest,
+        out=Reader(str, _read_out),
+        overrides=Reader(list[str], parse_settings),
+        device_memory=Reader(str, partial(parse_size, "--device-memory")),
+    )
+    dry_run: bool = option(False, "Print the plan and exit.", "--dry-run")
+    resume: bool = option(False, "Resume the run in --out.", "--resume", panel="Resume")
+    override: bool = option(
+        False,
+        "Let --resume change the corpus, --minutes, --steps, --seed or --set.",
+        "--override",
+        panel="Resume",
+    )
+    json_output: bool = json_option("Write every report to stdout, one JSON object per line.")
+    quiet: bool = quiet_option()
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.override and not self.resume:
+            raise UsageError("--override needs --resume", "add --resume, or remove --override")
+        if self.resume:
+            self._check_resume()
+            return
+        if not self.run.get("corpus"):
+            raise UsageError("no corpus", "name a text file, or - for stdin")
+        if {"minutes", "steps"} <= set(self.config):
+            raise UsageError("--minutes cannot be combined with --steps", "remove one of them")
+        for name in ("n_ranks", "device_memory"):
+            if name in self.run and not self.dry_run:
+                flag = flag_of(RunRequest, name)
+                raise UsageError(f"{flag} needs --dry-run", "start many ranks with torchrun")
+        for name in _FROM_MODEL:
+            if self._is_fine_tuning and name in self.run:
+                flag = flag_of(RunRequest, name)
+                hint = f"remove {flag}: the model has its own"
+                raise UsageError(f"{flag} cannot be combined with --from", hint)
+        for name in ("lora", "general"):
+            if name in self.run | self.config and not self._is_fine_tuning:
+                raise UsageError(f"--{name} needs --from", "name the base model with --from")
+        if "adapter" in self.run and "lora" in self.config:
+            hint = "remove --lora: the adapter has a rank"
+            raise UsageError("--adapter cannot be combined with --lora", hint)
+
+    def _check_resume(self) -> None:
+        fixed = [name for name in self.run if name not in _RESUMABLE]
+        flags = [flag_of(RunRequest, name) for name in fixed] + ["--dry-run"] * self.dry_run
+        if flags:
+            hint = f"remove {flags[0]}, or start a new run with another --out"
+            raise UsageError(f"{flags[0]} cannot be combined with --resume", hint)
+
+    @property
+    def _is_fine_tuning(self) -> bool:
+        return "start_from" in self.run or "adapter" in self.run
+
+    @property
+    def paths(self) -> list[str]:
+        """The corpus paths as given."""
+        return list(self.run.get("corpus", ()))
+
+    @property
+    def out(self) -> Path:
+        """The directory to write."""
+        return self.run.get("out") or _default_output(self.paths)
+
+    def run_request(self, *, began: float) -> RunRequest:
+        """Return the request for a new run, whose minutes count from `began`."""
+        given = self.run | {"out": self.out, "device": self.device, "threads": self.threads}
+        return RunRequest(**given, train=TrainConfig(**self.config), began=began)
+
+    def resume_request(self) -> ResumeRequest:
+        """Return the request to resume."""
+        names = {one.name for one in fields(ResumeRequest)}
+        given = {name: value for name, value in self.run.items() if name in names}
+        given |= {"out": self.out, "device": self.device, "threads": self.threads}
+        return ResumeRequest(**given, settings=self.config, override=self.override)
+
+
+def _default_output(corpus: list[str]) -> Path:
+    """Return models/<name of the corpus>. Raises UsageError without a corpus."""
+    if not corpus:
+        hint = "name a text file, or - for stdin; with --resume, pass --out"
+        raise UsageError("no corpus", hint)
+    first = corpus[0]
+    if first == "-":
+        return Path("models") / "stdin"
+    path = Path(first)
+    name = "corpus" if any(mark in first for mark in "*?[") else (path.stem or path.resolve().name)
+    return Path("models") / (name.lstrip(".") or "corpus")
 
 
 def train(options: TrainOptions) -> None:

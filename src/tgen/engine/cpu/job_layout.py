@@ -2,7 +2,17 @@
 
 Plain integers, so that filling in a job needs no compiler. `_PTR` fields are addresses, `_PADDED`
 lengths are rounded up to whole groups, other lengths count elements.
+
+
+Arrays that begin at a cache line, so that vectors and rows of whole lines do too.
 """
+
+import math
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from tgen.checkpoint.dtypes import Array
 
 RUN, SERVE, SAMPLE, DESCRIBE, HAS_AMX = range(5)  # tasks of `entry.enter`
 CACHE_LINE = 64  # bytes
@@ -75,3 +85,11 @@ TOKEN_COLUMNS = 4
     CANDIDATE_LOGITS_PTR, RESULT,
 ) = range(11)  # fmt: skip
 REQUEST_SIZE = RESULT + 3
+
+
+def allocate_aligned(shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Array:
+    """Zeros; their pages cost no RAM until they are written."""
+    n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.zeros(n_bytes + CACHE_LINE, np.uint8)
+    start = -memory.ctypes.data % CACHE_LINE
+    return memory[start : start + n_bytes].view(dtype).reshape(shape)

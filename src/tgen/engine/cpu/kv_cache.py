@@ -11,10 +11,9 @@ import numpy as np
 from tgen.checkpoint.dtypes import Array
 from tgen.config import CacheDtype, ModelConfig
 from tgen.engine.cpu import job_layout
-from tgen.engine.cpu.aligned import allocate_aligned
-from tgen.engine.cpu.job_layout import LANES
+from tgen.engine.cpu.job_layout import LANES, allocate_aligned
 from tgen.engine.cpu.weights import padded_length
-from tgen.model.ram import check_kv_cache_ram
+from tgen.machine.memory import check_kv_cache_ram
 
 _MIN_CAPACITY = 64
 _DTYPES = {"float32": job_layout.FLOAT32, "float16": job_layout.FLOAT16}

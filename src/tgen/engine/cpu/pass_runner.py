@@ -1,29 +1,47 @@
-"""Passes of one model: its weights and the buffers of a pass, shared by all of its engines."""
+"""Passes of one model: its weights and the buffers of a pass, shared by all of its engines.
 
+Permission to use AMX, which Linux gives to processes that ask for it.
+"""
+
+import ctypes
+import sys
 import threading
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 
 from tgen.checkpoint.dtypes import Array
 from tgen.engine.base import Logits
 from tgen.engine.cpu import job_layout
-from tgen.engine.cpu.aligned import allocate_aligned
-from tgen.engine.cpu.amx_permission import may_use_amx
 from tgen.engine.cpu.job_layout import (
     CHUNKS_PER_THREAD,
+    HAS_AMX,
     KEYS_PER_RANGE,
     LANES,
     PANEL,
     QUERIES,
     TILE_BYTES,
+    allocate_aligned,
 )
-from tgen.engine.cpu.kernel_cache import forward_address
+from tgen.engine.cpu.kernel_cache import enter_function, forward_address
 from tgen.engine.cpu.kv_cache import BlockedKVCache
 from tgen.engine.cpu.thread_pool import MAX_LAYERS, thread_pool
 from tgen.engine.cpu.weights import PackedWeights, padded_length
 from tgen.errors import ModelError
 from tgen.model.rope import rotary_tables, sinusoid
+
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # of Linux on x86-64
+
+
+@cache
+def may_use_amx() -> bool:
+    """Whether the kernels are compiled for AMX and this process may use it; asks for it."""
+    if sys.platform != "linux" or not enter_function()(HAS_AMX, *[0] * 7):
+        return False
+    arguments = (ctypes.c_long(n) for n in (_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA))
+    return bool(ctypes.pythonapi.syscall(*arguments) == 0)
+
 
 MAX_TOKENS = 288  # per pass, which reads all weights from RAM once; a multiple of tiles' 12 and 16
 MAX_HEADS = job_layout.MAX_CHUNKS // MAX_TOKENS  # merging attention has a chunk per token and head

@@ -9,7 +9,6 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.engine.cpu.aligned import allocate_aligned
 from tgen.engine.cpu.job_layout import (
     FIRST_PHASES,
     JOB_SIZE,
@@ -19,6 +18,7 @@ from tgen.engine.cpu.job_layout import (
     QUEUE_WORDS,
     RUN,
     SERVE,
+    allocate_aligned,
 )
 from tgen.engine.cpu.kernel_cache import enter_function
 

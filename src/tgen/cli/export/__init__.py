@@ -1,1 +1,0 @@
-"""`tgen export`."""

@@ -1,0 +1,316 @@
+"""The options of `tgen models`. Does not import torch.
+
+All models that can be found by name, as their files describe them. Weights are not read.
+
+The output of `tgen models`: a table or JSON.
+
+`tgen models`: list the models that can be found by name, and remove some.
+"""
+
+import os
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import typer
+from rich.text import Text
+
+from tgen.cli import console
+from tgen.cli.options import json_option, make_command, quiet_option
+from tgen.cli.rich_console import out
+from tgen.config.option import check_ranges, option
+from tgen.drawing.tables import table
+from tgen.drawing.terminal_text import json_line, one_line
+from tgen.errors import TgenError, UsageError
+from tgen.reports.models import ModelReport
+from tgen.reports.number_format import format_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelsOptions:
+    """The options of `tgen models`."""
+
+    action: Literal["list", "rm"] = option(
+        "list",
+        "list: show all models that can be found by name. rm: remove models.",
+        argument=True,
+        metavar="[list|rm]",
+    )
+    names: list[str] = option(
+        default_factory=list,
+        help_text="Models to remove: names in ./models or the data directory, or paths.",
+        argument=True,
+        metavar="[NAME]...",
+    )
+    yes: bool = option(False, "Remove without asking.", "--yes -y")
+    check: bool = option(
+        False, "Checksum test of the cached weights; damaged files are removed.", "--check"
+    )
+    clear_cache: bool = option(False, "Remove the cached weights.", "--clear-cache")
+    json: bool = json_option("Write the list as one JSON object.", panel="")
+    quiet: bool = quiet_option(panel="")
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        exclusive = {
+            "--clear-cache": self.clear_cache,
+            "--check": self.check,
+            "--json": self.json,
+            "rm": self.action == "rm",
+        }
+        given = [name for name, is_given in exclusive.items() if is_given]
+        if len(given) > 1:
+            message = f"{given[0]} cannot be combined with {given[1]}"
+            raise UsageError(message, f"remove {given[0]}")
+        if self.action == "rm":
+            if not self.names:
+                raise UsageError("no model to remove", "name it: tgen models rm NAME")
+        elif self.names:
+            raise UsageError(
+                f"tgen models list takes no name (got {self.names[0]!r})",
+                "remove it; tgen inspect --view model describes a model",
+            )
+        elif self.yes:
+            raise UsageError("--yes needs rm", "remove --yes, or run: tgen models rm NAME --yes")
+
+
+def describe_models(models: Path = Path("models")) -> Iterator[ModelReport]:
+    """Yield each model in the order of the search; one that cannot be loaded, with the reason."""
+    from tgen.checkpoint.model_lookup import find_model, list_models
+
+    try:
+        default: Path | None = find_model(None, models=models).path
+    except TgenError:  # ./models cannot be read
+        default = None
+    for name, (path, found_by) in list_models(models).items():
+        yield describe_model(path, name=name, found_by=found_by, is_default=path == default)
+
+
+def describe_model(path: Path, *, name: str, found_by: str, is_default: bool) -> ModelReport:
+    """Describe a model directory, an adapter or a GGUF file."""
+    from tgen.checkpoint import model_dir
+    from tgen.checkpoint.stored_models import is_adapter
+    from tgen.lora import adapter
+
+    adapter_of = rank = family = n_parameters = dtype = context_length = None
+    problem = ""
+    try:
+        if is_adapter(path):
+            adapter_of, rank, counts = adapter.describe(path)
+            config, _ = model_dir.describe(adapter.find_base(path))
+        else:
+            config, counts = model_dir.describe(path)
+        family, context_length = config.family, config.context_length
+        n_parameters, dtype = counts.total(), max(counts, key=lambda one: counts[one])
+    except TgenError as error:
+        problem = error.message
+    except OSError as error:
+        problem = error.strerror or str(error)
+    return ModelReport(
+        name=name,
+        path=str(path),
+        found_by=found_by,
+        is_default=is_default,
+        adapter_of=adapter_of,
+        rank=rank,
+        family=family,
+        n_parameters=n_parameters,
+        dtype=dtype,
+        context_length=context_length,
+        n_bytes=sum(status.st_size for status in _files(path).values()),
+        modified=_modified(path),
+        problem=problem,
+    )
+
+
+def _modified(path: Path) -> float | None:
+    """Return when the weights were written; of a model without weights, its newest file."""
+    times = {name: status.st_mtime for name, status in _files(path).items()}
+    weights = [time for name, time in times.items() if name.endswith((".safetensors", ".gguf"))]
+    return max(weights or times.values(), default=None)
+
+
+def _files(path: Path) -> dict[str, os.stat_result]:
+    """Return the status of all files of a model, its training state included, by path.
+
+    Links to files count as the files: cached models consist of links.
+    """
+    if not path.is_dir():
+        paths = [str(path)]
+    else:
+        paths = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
+    found = {}
+    for one in paths:
+        try:
+            found[one] = os.stat(one)
+        except OSError:  # a broken link, or removed meanwhile
+            continue
+    return {name: status for name, status in found.items() if stat.S_ISREG(status.st_mode)}
+
+
+_SCHEMA = "tgen.models/1"
+
+
+def print_table(reports: Sequence[ModelReport], *, quiet: bool) -> None:
+    """Print one row per model to stdout, and problems to stderr."""
+    rows = table(
+        "name", "family", ">parameters", "dtype", ">context", ">size", ">written", "found in"
+    )
+    for report in reports:
+        rows.add_row(
+            Text(report.name, style="bold" if report.is_default else ""),
+            Text(kind(report) or "–"),
+            _number(report.n_parameters),
+            report.dtype or "–",
+            _number(report.context_length),
+            format_bytes(report.n_bytes),
+            "–" if report.modified is None else _local_time(report.modified),
+            Text(report.found_by),
+        )
+    console.show(rows, wrap=out.is_terminal)  # only a terminal has a width
+    for report in reports:
+        if report.is_default:
+            console.print_status(f"default: {report.name}", quiet=quiet)
+        if report.problem:
+            console.print_status(f"warning: {report.name}: {report.problem}", quiet=quiet)
+
+
+def print_json(reports: Sequence[ModelReport]) -> None:
+    """Write one JSON object to stdout."""
+    rows = [
+        asdict(report)
+        | {
+            "modified": None
+            if report.modified is None
+            else datetime.fromtimestamp(report.modified, UTC).isoformat(timespec="seconds"),
+            "problem": report.problem or None,
+        }
+        for report in reports
+    ]
+    console.write(json_line({"schema": _SCHEMA, "models": rows}))
+
+
+def kind(report: ModelReport) -> str:
+    """Return the family of a model, or the base and rank of an adapter; "" if unknown."""
+    if report.adapter_of is None:
+        return report.family or ""
+    rank = "" if report.rank is None else f", rank {report.rank}"
+    return one_line(f"adapter of {report.adapter_of}{rank}")
+
+
+def _number(n: int | None) -> str:
+    return "–" if n is None else f"{n:,}"
+
+
+def _local_time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def models(options: ModelsOptions) -> None:
+    """List the models that --model finds by name, or remove some.
+
+    The list has the models in ./models and the data directory, the shipped model, and those in the
+    caches of transformers, LM Studio, llama.cpp and Ollama: family, parameters, data type, context
+    length in tokens, size on disk with the training state, and when the weights were written.
+
+    rm removes a model's directory with its training state, or its GGUF file, after a question. It
+    refuses directories that are not models, links, models of other programs, and runs in progress.
+    Files in the directory that do not belong to a model stay.
+
+    The weights that the CPU kernels use are cached in the layout of the kernels. --clear-cache
+    removes these files. --check compares them with their checksums, which opening a model does not,
+    and removes damaged ones; the exit status is then 1.
+    """
+    if options.check:
+        _check_cache(options)
+        return
+    if options.clear_cache:
+        from tgen.engine.weights_cache import clear
+
+        shown = _describe_cache()
+        clear()
+        message = f"removed {shown}" if shown else "the cache is empty"
+        console.print_status(message, quiet=options.quiet)
+        return
+    if options.action == "rm":
+        for name in options.names:
+            _remove(name, options)
+        return
+
+    reports = list(describe_models())
+    if options.json:
+        print_json(reports)
+    else:
+        print_table(reports, quiet=options.quiet)
+        if shown := _describe_cache():
+            console.print_status(shown, quiet=options.quiet)
+
+
+def _describe_cache() -> str:
+    """Return the number, the size and the directory of the cached weights; "" without any."""
+    from tgen.engine.weights_cache import cached_files
+
+    sizes = cached_files()
+    noun, folders = "file" if len(sizes) == 1 else "files", {path.parent for path in sizes}
+    size = format_bytes(sum(sizes.values()))
+    return "".join(f"cached weights: {len(sizes)} {noun}, {size}, in {one}" for one in folders)
+
+
+def _check_cache(options: ModelsOptions) -> None:
+    """Compare the cached weights with their checksums."""
+    from tgen.engine.weights_cache import check
+
+    results = dict(check())
+    damaged = [path for path, intact in results.items() if not intact]
+    for path in damaged:
+        console.print_status(f"warning: {path} was damaged and has been removed")
+    n = len(results) - len(damaged)
+    console.print_status(f"cached weights: {n} intact, {len(damaged)} damaged", quiet=options.quiet)
+    if damaged:
+        raise typer.Exit(1)
+
+
+def _remove(name: str, options: ModelsOptions) -> None:
+    """Remove one model, after a question unless --yes is given."""
+    from tgen.checkpoint.model_lookup import DATA, LOCAL, SHIPPED, find_model
+    from tgen.runs.output_folder import check_removable, remove_model
+
+    path, found_by = find_model(name)
+    if found_by not in (LOCAL, DATA, SHIPPED, "a path"):
+        raise UsageError(
+            f"{name} belongs to {found_by}", "remove it with the program that downloaded it"
+        )
+    if found_by == "a path" and path.is_file() and Path(name).is_dir():
+        raise UsageError(f"{name} is not a model", f"name its GGUF file: {path}")
+    check_removable(path)
+    if not options.yes:
+        report = describe_model(path, name=name, found_by=found_by, is_default=False)
+        details = [kind(report), _parameters(report.n_parameters)]
+        shown = ", ".join([*filter(None, details), format_bytes(report.n_bytes)])
+        _ask(path, shown)
+    others = remove_model(path)
+    console.print_status(f"removed {path}", quiet=options.quiet)
+    if others:
+        names = ", ".join(others[:5]) + (", ..." if len(others) > 5 else "")
+        console.print_status(f"other files stay in {path}: {names}", quiet=options.quiet)
+
+
+def _parameters(n: int | None) -> str:
+    return "" if n is None else f"{n:,} parameters"
+
+
+def _ask(path: Path, details: str) -> None:
+    """Ask on the terminal; end the command unless the answer is yes."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise UsageError(f"removing {path} needs an answer", "add --yes to remove it without one")
+    console.ask(f"remove {path} ({details})? [y/N]")
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        console.print_status("not removed")
+        raise typer.Exit(1)
+
+
+command = make_command(models, ModelsOptions)

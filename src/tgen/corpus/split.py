@@ -1,0 +1,151 @@
+"""Split a corpus into training and validation documents.
+
+A validation loss on text that is also in the training split says nothing about unseen text, so a
+document and its copies go to the same split. The validation split is the end of the corpus, with
+copies counted once; of conversations it is a random part, since their order may mean something.
+
+
+Subsample a long corpus: pieces spread evenly over all of it.
+"""
+
+from array import array
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from tgen.corpus.documents import Corpus, Documents, Part
+
+_MIN_VAL_ROWS, _MAX_VAL_ROWS = 8, 500  # fewer say little, more take time at each evaluation
+
+
+class TrainValSplit(NamedTuple):
+    """Training and validation documents.
+
+    With `cuts_document` the boundary is inside a text, whose pieces are the last of `train` and the
+    first of `val`.
+    """
+
+    train: Documents
+    val: Documents
+    cuts_document: bool = False
+    n_dropped: int = 0  # documents: further copies of validation documents
+    dropped_bytes: int = 0
+
+
+def split_train_val(corpus: Corpus, val_fraction: float) -> TrainValSplit:
+    """Split off the last `val_fraction` of the bytes for validation.
+
+    Copies of a document count once for the boundary; all copies of a training document are kept. A
+    text is cut at a character; rows are never cut, so the boundary moves to the nearest row's end.
+    Either split may be empty.
+    """
+    documents = corpus.documents
+    n_bytes = documents.sizes
+    keys = np.frombuffer(documents.table.keys, np.uint64)[documents.numbers]
+    _, first_copies, copy_of = np.unique(keys, return_index=True, return_inverse=True)
+    is_first = np.zeros(len(n_bytes), bool)
+    is_first[first_copies] = True
+    unique_bytes = np.where(is_first, n_bytes, 0)
+    boundary = round(int(unique_bytes.sum()) * (1 - val_fraction))
+    inside = unique_bytes - unique_bytes.cumsum() + boundary  # bytes of each before the boundary
+    is_row = documents.table.is_row(documents.numbers)
+    before = is_first & ((inside >= n_bytes) | (is_row & (inside >= n_bytes / 2)))
+    across = np.flatnonzero(is_first & ~before & ~is_row & (inside > 0))  # one at most
+    in_train = before[first_copies][copy_of]
+    train, val = np.flatnonzero(in_train), np.flatnonzero(is_first & ~before)
+    cut, train_ends, val_starts = 0, n_bytes[train], np.zeros_like(val)
+    for number in across.tolist():
+        (text,) = documents[number]
+        cut = val_starts[0] = _character_start(text, int(inside[number]))
+        if cut > 0:
+            train, train_ends = np.append(train, number), np.append(train_ends, cut)
+    return TrainValSplit(
+        documents.select(train, np.zeros_like(train), train_ends),
+        documents.select(val, val_starts, n_bytes[val]),
+        cuts_document=cut > 0,
+        n_dropped=int((~in_train).sum()) - len(val),
+        dropped_bytes=int(n_bytes[~in_train].sum() - n_bytes[val].sum()),
+    )
+
+
+def _character_start(text: Part, position: int) -> int:
+    """Return the start of the UTF-8 character that contains `position`."""
+    for back in range(min(3, position) + 1):
+        if text[position - back : position - back + 1][0] & 0xC0 != 0x80:
+            return position - back
+    return position
+
+
+def split_rows(corpus: Corpus, val_fraction: float) -> TrainValSplit:
+    """Hold out `val_fraction` of the rows, from 8 to 500 but at most a quarter.
+
+    Rows are held out by a hash of their content, so neither their order nor rows added later change
+    much, and copies are in the same split. Either split may be empty.
+    """
+    documents = corpus.documents
+    n_bytes = documents.sizes
+    keys = np.frombuffer(documents.table.keys, np.uint64)[documents.numbers]
+    unique, first_copies = np.unique(keys, return_index=True)  # in the order of the hashes
+    n_val = round(len(unique) * val_fraction)
+    if n_val:
+        n_val = min(max(_MIN_VAL_ROWS, n_val), _MAX_VAL_ROWS, len(unique) // 4)
+    is_val = np.isin(keys, unique[:n_val])
+    train, val = np.flatnonzero(~is_val), np.sort(first_copies[:n_val])
+    return TrainValSplit(
+        documents.select(train, np.zeros_like(train), n_bytes[train]),
+        documents.select(val, np.zeros_like(val), n_bytes[val]),
+        n_dropped=int(is_val.sum()) - len(val),
+        dropped_bytes=int(n_bytes[is_val].sum() - n_bytes[val].sum()),
+    )
+
+
+MAX_VAL_BYTES = 1 << 22  # a larger validation split would not make the loss more certain
+_PIECE = 1 << 18  # bytes
+_LINE = 1 << 12  # bytes searched first for a line break
+
+
+def subsample_documents(documents: Documents, max_bytes: int) -> Documents:
+    """Return evenly spread pieces of `max_bytes` in total, or `documents` itself if not longer.
+
+    A short document is one piece; a long text is cut after line breaks where possible.
+    """
+    n_bytes = documents.n_bytes
+    if n_bytes <= max_bytes:
+        return documents
+    selected = array("q")  # index, start and end of each piece
+    n_seen = n_taken = 0
+    for index, start, end in _pieces(documents, max_bytes):
+        n_seen += end - start
+        if n_taken + end - start <= n_seen * max_bytes / n_bytes:
+            selected.extend((index, start, end))
+            n_taken += end - start
+    if not selected:
+        selected.extend(next(_pieces(documents, max_bytes)))
+    return documents.select(*np.array(selected, np.int64).reshape(-1, 3).T)
+
+
+def _pieces(documents: Documents, max_bytes: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the document index, start and end of each piece."""
+    max_size = max(1, min(_PIECE, max_bytes))
+    for index, size in enumerate(map(int, documents.sizes)):  # a list would be large
+        if 0 < size <= max_size or len(document := documents[index]) > 1:
+            yield index, 0, size
+            continue
+        start = 0
+        while start < size:
+            end = start + max_size
+            end = size if end >= size else _piece_end(document[0], start, end)
+            yield index, start, end
+            start = end
+
+
+def _piece_end(text: Part, start: int, end: int) -> int:
+    """Return the position after the last line break up to `end`, or else the next character."""
+    for first in (max(start, end - _LINE), start):
+        offset = text[first:end].rfind(b"\n")
+        if offset >= 0:
+            return first + offset + 1
+    while end < len(text) and text[end : end + 1][0] & 0xC0 == 0x80:
+        end += 1
+    return end

@@ -1,0 +1,276 @@
+"""A heat map as a self-contained SVG.
+
+A heat map as PNG, drawn by Pillow (an optional extra).
+
+A heat map as a Vega-Lite specification, for Altair, notebooks and the Vega editor.
+"""
+
+import base64
+import math
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from html import escape
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.cells import cell_len
+
+from tgen.drawing.colormap import RAMP, color_at, to_hex
+from tgen.drawing.heat_map import (
+    BACKGROUND,
+    NUMBER_SIZE,
+    TEXT_SIZE,
+    TITLE_SIZE,
+    HeatMap,
+    Layout,
+    TextBox,
+    cell_colors,
+    indexed_label,
+)
+from tgen.errors import UsageError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+    from PIL.ImageFont import FreeTypeFont, ImageFont
+from collections.abc import Sequence
+from typing import Any
+
+from tgen.drawing.heat_map import SCALES, legend_values
+
+_MAX_SHAPES = 48  # rows or columns up to which each cell is its own shape
+
+
+def svg(heat: HeatMap) -> str:
+    """Return the SVG; up to 48 x 48, every cell is a shape whose tooltip has its value."""
+    layout = Layout(heat, lambda text, size: 0.6 * size * cell_len(text))
+    x, y, width, height = layout.bar
+    stops = "".join(
+        f'<stop offset="{i / (len(RAMP) - 1):.4g}" stop-color="{to_hex(color)}"/>'
+        for i, color in enumerate(RAMP)
+    )
+    size = f'width="{layout.width}" height="{layout.height}"'
+    is_small = max(heat.values.shape) <= _MAX_SHAPES
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img"'
+            f' viewBox="0 0 {layout.width} {layout.height}" style="font-family: monospace">',
+            f"<title>{escape(heat.title)}</title>",
+            f'<defs><linearGradient id="ramp">{stops}</linearGradient></defs>',
+            f'<rect {size} fill="{BACKGROUND}"/>',
+            f'<rect x="{x}" y="{y}" width="{width}" height="{height}" fill="url(#ramp)"/>',
+            *(_shapes(heat, layout) if is_small else [_image(heat, layout)]),
+            *(_text(box) for box in layout.texts if box.text),
+            "</svg>\n",
+        ]
+    )
+
+
+def _text(box: TextBox) -> str:
+    position = f'x="{box.x:g}" y="{box.y:g}" dy=".35em"'
+    rotation = f' transform="rotate(-90 {box.x:g} {box.y:g})"' if box.rotated else ""
+    style = f'text-anchor="{box.anchor}" font-size="{box.size}" fill="{box.color}"'
+    return f"<text {position} {style}{rotation}>{escape(box.text)}</text>"
+
+
+def _shapes(heat: HeatMap, layout: Layout) -> Iterator[str]:
+    shades, side = heat.shades(), layout.cell - layout.gap
+    for row, column in np.argwhere(heat.visible()).tolist():
+        value = float(heat.values[row, column])
+        fill = to_hex(color_at(float(shades[row, column])))
+        tooltip = "\n".join(
+            (
+                f"{heat.row_name} {indexed_label(row, heat.rows)}",
+                f"{heat.column_name} {indexed_label(column, heat.columns)}",
+                f"{100 * value:.3g}%" if heat.percent else f"{value:.4g}",
+            )
+        )
+        x, y = layout.left + column * layout.cell, layout.top + row * layout.cell
+        yield (
+            f'<rect x="{x}" y="{y}" width="{side}" height="{side}" fill="{fill}">'
+            f"<title>{escape(tooltip)}</title></rect>"
+        )
+
+
+def _image(heat: HeatMap, layout: Layout) -> str:
+    n_rows, n_columns = heat.values.shape
+    data = base64.b64encode(_encode_png(cell_colors(heat))).decode()
+    return (
+        f'<image x="{layout.left}" y="{layout.top}" width="{n_columns * layout.cell}"'
+        f' height="{n_rows * layout.cell}" preserveAspectRatio="none"'
+        f' style="image-rendering: pixelated" href="data:image/png;base64,{data}"/>'
+    )
+
+
+def _encode_png(image: NDArray[np.uint8]) -> bytes:
+    """Return a PNG with one pixel per cell, in which white is transparent."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        checksum = zlib.crc32(kind + body)
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", checksum)
+
+    height, width, _ = image.shape
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    lines = b"".join(b"\0" + line.tobytes() for line in image)  # 0: no filter
+    return b"".join(
+        [
+            b"\x89PNG\r\n\x1a\n",
+            chunk(b"IHDR", header),
+            chunk(b"tRNS", struct.pack(">HHH", 255, 255, 255)),
+            chunk(b"IDAT", zlib.compress(lines, 9)),
+            chunk(b"IEND", b""),
+        ]
+    )
+
+
+_REPLACEMENTS = {"⏎": "\\n", "⇥": "\\t", "␍": "\\r", "◌": ""}  # marks that the font lacks
+_PILLOW_ANCHORS = {"start": "lm", "middle": "mm", "end": "rm"}
+
+
+def png(heat: HeatMap) -> bytes:
+    """Return the picture as the bytes of a PNG file; raises UsageError without Pillow."""
+    try:
+        from PIL import Image, ImageDraw
+        from PIL.ImageFont import load_default
+
+        fonts = {size: load_default(size) for size in (TITLE_SIZE, TEXT_SIZE, NUMBER_SIZE)}
+    except ImportError as error:
+        raise UsageError("--png needs Pillow", "pip install 'tgen-lm[png]'") from error
+    heat = _with_font_characters(heat, fonts[TEXT_SIZE])
+    layout = Layout(heat, lambda text, size: fonts[size].getlength(text))
+    picture = Image.new("RGB", (layout.width, layout.height), BACKGROUND)
+    draw = ImageDraw.Draw(picture)
+
+    matrix = cell_colors(heat).repeat(layout.cell, 0).repeat(layout.cell, 1)
+    if layout.gap:
+        matrix[layout.cell - 1 :: layout.cell] = 255
+        matrix[:, layout.cell - 1 :: layout.cell] = 255
+    picture.paste(Image.fromarray(matrix), (layout.left, layout.top))
+
+    x, y, width, height = layout.bar
+    for i in range(width):
+        draw.line((x + i, y, x + i, y + height - 1), color_at(i / (width - 1)))
+    for box in layout.texts:
+        font = fonts[box.size]
+        if box.rotated:
+            _draw_rotated(picture, box, font)
+        else:
+            draw.text((box.x, box.y), box.text, box.color, font, _PILLOW_ANCHORS[box.anchor])
+    file = BytesIO()
+    picture.save(file, "PNG", optimize=True)
+    return file.getvalue()
+
+
+def _draw_rotated(picture: "Picture", box: TextBox, font: "FreeTypeFont | ImageFont") -> None:
+    from PIL import Image, ImageDraw
+
+    length, half_height = math.ceil(font.getlength(box.text)), box.size
+    mask = Image.new("L", (length + 1, 2 * half_height))
+    ImageDraw.Draw(mask).text((0, half_height), box.text, 255, font, "lm")
+    above = {"start": 1.0, "middle": 0.5, "end": 0.0}[box.anchor]
+    corner = (round(box.x) - half_height, round(box.y - above * length))
+    picture.paste(box.color, corner, mask.rotate(90, expand=True))
+
+
+def _with_font_characters(heat: HeatMap, font: "FreeTypeFont | ImageFont") -> HeatMap:
+    """Replace characters that the font lacks with their code points."""
+    missing = bytes(font.getmask("\uffff"))  # the glyph of all missing characters
+
+    def replaced(text: str) -> str:
+        return "".join(
+            _REPLACEMENTS.get(c, f"‹U+{ord(c):04X}›") if bytes(font.getmask(c)) == missing else c
+            for c in text
+        )
+
+    return replace(
+        heat,
+        title=replaced(heat.title),
+        unit=replaced(heat.unit),
+        rows=[replaced(label) for label in heat.rows],
+        columns=[replaced(label) for label in heat.columns],
+        row_name=replaced(heat.row_name),
+        column_name=replaced(heat.column_name),
+    )
+
+
+_SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+
+
+def vega(heat: HeatMap) -> dict[str, Any]:
+    """Return the specification with its data, to be written as JSON; values are exact."""
+    number_format = ".4~%" if heat.percent else ".4~g"
+    tooltip = [
+        {"field": "row", "title": heat.row_name, "type": "ordinal"},
+        {"field": "row_label", "title": f"{heat.row_name} label", "type": "nominal"},
+        {"field": "column", "title": heat.column_name, "type": "ordinal"},
+        {"field": "column_label", "title": f"{heat.column_name} label", "type": "nominal"},
+        {"field": "value", "format": number_format, "type": "quantitative"},
+    ]
+    step = min(max(768 // max(heat.values.shape), 2), 24)
+    values = legend_values(heat)
+    return {
+        "$schema": _SCHEMA,
+        "title": {"text": heat.title, "subtitle": heat.unit, "anchor": "start"},
+        "config": {"font": "monospace", "view": {"stroke": None}},
+        "background": "white",
+        # Labels are data, never parts of an expression: none can run as one.
+        "params": [
+            {"name": "row_names", "value": _labels(heat.rows)},
+            {"name": "column_names", "value": _labels(heat.columns)},
+        ],
+        # Named, as Altair writes it: with rows in "data" Altair takes minutes for 256 tokens.
+        "data": {"name": "cells"},
+        "datasets": {"cells": _cells(heat)},
+        "width": {"step": step},
+        "height": {"step": step},
+        "mark": "rect",
+        "encoding": {
+            "x": _axis("column", heat.column_name, len(heat.columns)),
+            "y": _axis("row", heat.row_name, len(heat.rows)),
+            "color": {
+                "field": "value",
+                "type": "quantitative",
+                # Equals the other formats' colors where the lowest value is 0 or the scale linear.
+                "scale": {
+                    "type": heat.scale,
+                    "domain": [values[0], values[-1]],
+                    "range": [to_hex(color) for color in RAMP],
+                    "interpolate": "rgb",
+                    "clamp": True,
+                },
+                "legend": {"title": SCALES[heat.scale], "format": number_format, "values": values},
+            },
+            "tooltip": tooltip,
+        },
+    }
+
+
+def _cells(heat: HeatMap) -> list[dict[str, Any]]:
+    # 9 digits identify any float32, and are half as long as those of the same float64.
+    return [
+        {
+            "row": row,
+            "column": column,
+            "row_label": heat.rows[row],
+            "column_label": heat.columns[column],
+            "value": float(f"{heat.values[row, column]:.9g}"),
+        }
+        for row, column in np.argwhere(heat.visible()).tolist()
+    ]
+
+
+def _labels(labels: Sequence[str]) -> list[str]:
+    return [indexed_label(i, labels) for i in range(len(labels))]
+
+
+def _axis(field: str, name: str, n: int) -> dict[str, Any]:
+    label = {"labelExpr": f"{field}_names[datum.value]", "labelOverlap": True, "labelLimit": 180}
+    return {
+        "field": field,
+        "type": "ordinal",
+        "scale": {"domain": list(range(n))},
+        "axis": {"title": name, **label},
+    }

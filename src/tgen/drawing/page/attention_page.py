@@ -1,0 +1,269 @@
+"""Rendering of the interactive page of `tgen inspect --html`: one file, no network access.
+
+Attention weights are packed per head: the lower triangle row by row, as 16-bit multiples of
+1/65535, in base64. All other data is one JSON object. Tokens are part of it, and the page's scripts
+insert them as text only. The content security policy allows the page's own scripts and style sheet
+by their hashes, and nothing else.
+
+
+The attention page of one text: its reports, the document, and its form in a notebook.
+"""
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from html import escape
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from tgen.drawing import Scale
+from tgen.drawing.colormap import RAMP
+from tgen.drawing.head_tables import COLUMN_MEANINGS, head_notes
+from tgen.drawing.heat_map import AUTO_SELECTED, attention_map
+from tgen.drawing.heat_map_files import svg
+from tgen.drawing.terminal_text import label
+from tgen.errors import UsageError
+from tgen.inspection.ablation import AblationKind
+from tgen.inspection.attention import Measure
+from tgen.inspection.inspector import Inspector
+from tgen.reports.inspection import (
+    AttentionReport,
+    Check,
+    HeadsReport,
+    LensReport,
+    ModelSummary,
+    TextReport,
+)
+
+_SCALE = 65535  # stands for a weight of 1
+_STYLE = "page.css"
+_SCRIPTS = ("data.js", "matrix.js", "tables.js", "page.js")  # in this order
+# Characters that could end a script element or one of its lines.
+_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+
+
+def packed_bytes(n_matrices: int, n_tokens: int) -> int:
+    """Return the size of the packed weights in the page."""
+    return n_matrices * 4 * -(-n_tokens * (n_tokens + 1) // 3)
+
+
+def render_page(
+    *,
+    name: str,
+    summary: ModelSummary,
+    text: TextReport,
+    attention: Sequence[AttentionReport],
+    heads: HeadsReport | None,
+    lens: LensReport | None,
+    checks: Sequence[Check],
+    picture: str,
+) -> str:
+    """Return the HTML document.
+
+    `attention`: matrices over the tokens of `text`, all of one measure. The page opens with the
+    auto-selected one, or with the first. `picture`: the SVG for browsers without scripts.
+    """
+    (measure,) = {report.measure for report in attention}
+    loader = PackageLoader("tgen.cli.inspect.page", "")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    # The hashes are those of the sources as the browser reads them, without \r.
+    style, *scripts = (
+        loader.get_source(environment, file)[0].replace("\r\n", "\n")
+        for file in (_STYLE, *_SCRIPTS)
+    )
+    data = {
+        "ramp": RAMP,
+        "measure": measure,
+        "matrices": [_matrix_data(report) for report in attention],
+        "tokens": _token_data(text),
+        "vocabulary": summary.config["vocab_size"],
+        "heads": None if heads is None else asdict(heads) | {"notes": head_notes(heads)},
+        "meanings": COLUMN_MEANINGS,
+        "lens": None if lens is None else _lens_data(lens),
+    }
+    return environment.get_template("page.html.j2").render(
+        policy=_content_policy(style, scripts),
+        style=style,
+        scripts=scripts,
+        name="".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name),
+        facts=_facts(summary, text, attention),
+        measure=measure,
+        checks=checks,
+        loss=_loss_line(text),
+        uniform_bits=math.log2(summary.config["vocab_size"]),
+        has_surprisal=any(token.surprisal is not None for token in text.tokens),
+        has_heads=heads is not None,
+        has_window=any(report.window is not None for report in attention),
+        has_lens=lens is not None,
+        lens_answer=None if lens is None else label(lens.answer_text),
+        lens_query=None if lens is None else lens.query,
+        weights=[(_element_id(report), _packed_weights(report)) for report in attention],
+        data=_script_json(data),
+        picture=base64.b64encode(picture.encode()).decode(),
+    )
+
+
+def _script_json(data: dict[str, Any]) -> str:
+    """Return JSON that cannot end its script element."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False).translate(_ESCAPES)
+    # Addresses in the inspected text are escaped too: a search of the page finds no address.
+    return text.replace("/", "\\/").replace("http", "\\u0068ttp")
+
+
+def _content_policy(style: str, scripts: Sequence[str]) -> str:
+    hashes = " ".join(map(_source_hash, scripts))
+    return (
+        f"default-src 'none'; img-src data:; style-src {_source_hash(style)}; "
+        f"script-src {hashes}; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _source_hash(source: str) -> str:
+    digest = hashlib.sha256(source.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def _element_id(report: AttentionReport) -> str:
+    return f"w-{report.layer}-{'mean' if report.head is None else report.head}"
+
+
+def _packed_weights(report: AttentionReport) -> str:
+    weights = report.weights[np.tril_indices(len(report.weights))].astype(np.float64)
+    # Rounding may put a weight above 1, which would overflow 16 bits.
+    packed = np.rint(np.clip(weights, 0, 1) * _SCALE).astype("<u2")
+    return base64.b64encode(packed.tobytes()).decode()
+
+
+def _matrix_data(report: AttentionReport) -> dict[str, Any]:
+    return {
+        "id": _element_id(report),
+        "layer": report.layer,
+        "head": report.head,
+        "kv_head": report.kv_head,
+        "window": report.window,
+        "selection": report.selection,
+    }
+
+
+def _token_data(text: TextReport) -> list[dict[str, Any]]:
+    return [
+        {
+            "label": label(token.text),
+            "surprisal": token.surprisal,
+            "rank": token.rank,
+            "top": None if token.top_text is None else label(token.top_text),
+            "top_probability": token.top_probability,
+        }
+        for token in text.tokens
+    ]
+
+
+def _lens_data(lens: LensReport) -> dict[str, Any]:
+    return {
+        "layers": lens.layers,
+        "first": lens.first,
+        "top": [[label(token) for token in layer] for layer in lens.top_texts],
+        "top_probabilities": np.asarray(lens.top_probabilities, dtype=np.float64).tolist(),
+        "query": lens.query,
+        "answer_ranks": lens.answer_ranks,
+        "answer_probabilities": lens.answer_probabilities,
+    }
+
+
+def _facts(
+    summary: ModelSummary, text: TextReport, attention: Sequence[AttentionReport]
+) -> list[str]:
+    n_layers, n_heads = summary.config["n_layers"], summary.config["n_heads"]
+    facts = [
+        summary.family,
+        f"{summary.n_parameters:,} parameters",
+        f"layers × heads: {n_layers} × {n_heads}",
+        f"{len(text.tokens):,} token{'s' * (len(text.tokens) != 1)}",
+    ]
+    if all(report.head is None for report in attention):
+        facts.append("means over the heads of each layer")
+    elif len(attention) < n_layers * n_heads:
+        facts.append(f"{len(attention)} of these heads shown")
+    return facts
+
+
+def _loss_line(text: TextReport) -> str:
+    values = (
+        (text.nats_per_token, "{:.3f} nats per token"),
+        (text.perplexity, "perplexity {:,.2f}"),
+        (text.bits_per_byte, "{:.3f} bits per byte"),
+    )
+    return " · ".join(form.format(value) for value, form in values if value is not None)
+
+
+_MAX_PAGE_BYTES = 24 * 10**6  # bytes of weights: a browser opens the page without delay
+_HEIGHT = 860  # pixels of the frame in a notebook
+
+
+@dataclass(frozen=True, repr=False)
+class AttentionPage:
+    """The page of `tgen inspect --html`, which notebooks show. `html` is the whole document."""
+
+    name: str  # of the model
+    html: str
+
+    def __repr__(self) -> str:
+        return f"<attention page of {self.name}, {len(self.html.encode()):,} bytes of HTML>"
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame that may run scripts, but cannot reach the notebook."""
+        return (
+            f'<iframe srcdoc="{escape(self.html)}" title="Attention of {escape(self.name)}"'
+            f' sandbox="allow-scripts" style="width: 100%; height: {_HEIGHT}px; border: 0">'
+            "</iframe>"
+        )
+
+
+def attention_page(
+    inspector: Inspector,
+    *,
+    layer: str | None,
+    head: str | None,
+    measure: Measure,
+    ablate: AblationKind | None,
+    scale: Scale = "sqrt",
+    progress: Callable[[float], None] = lambda _: None,
+) -> str:
+    """Return the page of the selected heads (by default all) as an HTML document.
+
+    Raises UsageError if its weights would be too large for a browser, and as
+    `Inspector.select_heads` does.
+    """
+    selected = inspector.select_heads(layer, head, default="all")
+    size = packed_bytes(len(selected), len(inspector.ids))
+    if size > _MAX_PAGE_BYTES:
+        raise UsageError(
+            f"the page would have {size / 1e6:,.0f} MB of attention weights "
+            f"(limit {_MAX_PAGE_BYTES / 1e6:.0f} MB)",
+            "select fewer layers and heads, or shorten the text",
+        )
+    heads = None
+    if len(inspector.ids) > 1 and head != "mean":
+        heads = inspector.heads(ablate=ablate, progress=progress, selected=selected)
+    focused = inspector.most_focused_head(sorted({layer for layer, _ in selected}))
+    start = focused if focused in selected else selected[0]  # what the page shows first
+    attention = [
+        replace(one, selection=AUTO_SELECTED) if (one.layer, one.head) == start == focused else one
+        for one in inspector.attention(selected, measure=measure)
+    ]
+    picture = attention_map(attention[selected.index(start)], inspector.tokens, scale=scale)
+    return render_page(
+        name=inspector.bundle.path.name,
+        summary=inspector.summary,
+        text=inspector.text,
+        attention=attention,
+        heads=heads,
+        lens=None if inspector.config.post_norm else inspector.logit_lens(),
+        checks=inspector.checks,
+        picture=svg(picture),
+    )

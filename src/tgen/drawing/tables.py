@@ -1,0 +1,313 @@
+"""Rich tables without lines: numbers are never cut, text is folded where it must be.
+
+Tables of the model's configuration and parameters, and of the self-checks.
+
+Tables of next-token predictions, the logit lens and logit attribution.
+
+Table of the text's tokens with their surprisal.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.cells import set_cell_size
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from tgen.drawing.colormap import highlight
+from tgen.drawing.terminal_text import count, cut, label
+from tgen.inspection.model_summary import name_layers
+from tgen.reports.inspection import (
+    AttributionReport,
+    Check,
+    LensReport,
+    ModelSummary,
+    Prediction,
+    TextReport,
+    TokenReport,
+)
+
+
+def table(*names: str, title: str = "") -> Table:
+    """Return a table with these columns; `>` before a name right-aligns the column."""
+    rows = Table(
+        title=Text(title) if title else None,
+        title_justify="left",
+        box=None,
+        padding=(0, 1),
+        pad_edge=False,
+    )
+    for name in names:
+        if name.startswith(">"):
+            rows.add_column(name[1:], justify="right", no_wrap=True)
+        else:
+            rows.add_column(name, overflow="fold")
+    return rows
+
+
+_MIB = 2**20
+_PLACEMENTS = {
+    "pre": "before each sublayer (pre-norm)",
+    "post": "after each residual addition (post-norm)",
+    "parallel": "before attention and feed-forward, which run in parallel",
+    "output": "on each sublayer's output",
+    "sandwich": "before each sublayer and on its output",
+}
+_SCALES = {
+    "embedding {:.6g}": ("embedding_scale", 1),
+    "attention {:.6g}": ("attention_scale", None),
+    "residual {:.6g}": ("residual_scale", 1),
+    "logits 1/{:.6g}": ("logits_divisor", 1),
+}
+
+
+def summary_table(summary: ModelSummary) -> list[Table | Text]:
+    """Return the configuration as text, and a table of the parameters."""
+    config = summary.config
+    rows = table("parameter", "shape", ">count", "dtype")
+    groups: dict[str, list[tuple[list[int], int, str]]] = {}  # one per name inside the blocks
+    for name, shape, n, dtype in summary.parameters:
+        parts = name.split(".")
+        group = f"blocks · {'.'.join(parts[2:])}" if parts[0] == "blocks" else name
+        groups.setdefault(group, []).append((shape, n, dtype))
+    for group, tensors in groups.items():
+        size = " x ".join(map(str, tensors[0][0]))
+        times = f"{len(tensors)} of " if len(tensors) > 1 else ""
+        dtypes = ", ".join(sorted({dtype for _, _, dtype in tensors}))
+        rows.add_row(group, times + size, f"{sum(n for _, n, _ in tensors):,}", dtypes)
+    if config["tied_embeddings"]:
+        rows.add_row("lm_head", "tied to token_embedding", "0", "")
+    rows.add_row("total", "", f"{summary.n_parameters:,}", "", style="bold")
+    rule = f" ({summary.found_by})" if summary.found_by else ""
+    text = (
+        f"{summary.path}{rule}\n"
+        f"{summary.family}: layers {config['n_layers']}, heads {config['n_heads']} "
+        f"(key/value heads {config['n_kv_heads']}), d_model {config['d_model']}, "
+        f"d_ff {config['d_ff']}, vocabulary {config['vocab_size']:,}, "
+        f"context {config['context_length']:,}\n"
+        f"{'; '.join(_architecture(config))}\n"
+        f"{summary.weight_bytes / _MIB:.1f} MiB of weights, {summary.cache_bytes_per_token:,} "
+        "bytes of KV cache per token, "
+        f"{summary.attention_bytes / _MIB:.1f} MiB for one layer's attention weights over a full "
+        "context (computed only for inspection)"
+    )
+    return [Text(text), Text(), rows]
+
+
+def _architecture(config: dict[str, Any]) -> list[str]:
+    """Return the choices that a family or its configuration makes, one phrase per subject."""
+    norm = f"{config['norm']} {_PLACEMENTS[config['norm_placement']]}"
+    norm += " (multiplies by 1 + weight)" * config["norm_adds_one"]
+    phrases = [_positions(config), norm, config["activation"]]
+    if config["qk_norm"]:
+        over = " over all heads" * config["qk_norm_over_heads"]
+        phrases.append(f"query and key norm{over}")
+    if window := config["sliding_window"]:
+        phrases.append(f"sliding window of {window:,} tokens{_where(config['sliding_layers'])}")
+    scales = [
+        name.format(config[field])
+        for name, (field, default) in _SCALES.items()
+        if config[field] != default
+    ]
+    return [*phrases, f"scale factors: {', '.join(scales)}"] if scales else phrases
+
+
+def _positions(config: dict[str, Any]) -> str:
+    """Return the position encoding; for RoPE its base, scaling, dimensions and layers."""
+    if config["position"] != "rotary":
+        return f"{config['position']} positions"
+    details = [f"base {config['rope_theta']:,.10g}"]
+    if config["local_rope_theta"] is not None:
+        details.append(f"{config['local_rope_theta']:,.10g} in layers with a sliding window")
+    if config["rope_scaling"]:
+        details.append(f"{config['rope_scaling']['kind']} scaling")
+    if config["rotary_dim"] not in (None, config["head_dim"]):
+        details.append(f"{config['rotary_dim']} of {config['head_dim']} dimensions")
+    return f"rotary positions ({', '.join(details)}){_where(config['rope_layers'])}"
+
+
+def _where(layers: Sequence[bool] | None) -> str:
+    """Return the layers that have a property, or nothing if all do."""
+    if layers is None or all(layers):
+        return ""
+    chosen = [i for i, has in enumerate(layers) if has]
+    return f" in {name_layers(chosen)}" if chosen else " in no layer"
+
+
+def checks_table(checks: Sequence[Check]) -> list[Table | Text]:
+    """Return one row per check, and the verdict."""
+    rows = table("check", ">error", ">limit", "")
+    for check in checks:
+        verdict = Text("passed") if check.passed else Text("FAILED", style="bold red")
+        rows.add_row(check.name, f"{check.value:.1e}", f"{check.limit:.0e}", verdict)
+    n = sum(not check.passed for check in checks)
+    return [rows, Text(f"{n} of {len(checks)} checks failed" if n else "all checks passed")]
+
+
+def checks_footer(checks: Sequence[Check]) -> Text:
+    """Return the line that ends every view of a text."""
+    failed = [f"{check.name}: error {check.value:.0e}" for check in checks if not check.passed]
+    if failed:
+        text = f"SELF-CHECK FAILED: {'; '.join(failed)}; see --view verify"
+        return Text(text, style="bold red")
+    names = "; ".join(f"{check.name} (error {check.value:.0e})" for check in checks)
+    return Text(f"self-check passed: {names}", style="dim")
+
+
+_MAX_BAR = 30  # columns of the longest bar
+_TEXT_COLUMNS = 50  # columns left of the bars
+_LAYER_COLUMNS = 10
+_MIN_CELL, _MAX_CELL = 9, 18  # columns per position
+
+
+def prediction_table(predictions: Sequence[Prediction], *, context: str, width: int) -> Table:
+    """Return the candidates for the next token, with a bar per probability."""
+    rows = table("token", ">id", ">probability", ">logit", "", title=f"next token after {context}")
+    for candidate in predictions:
+        rows.add_row(
+            Text(label(candidate.text, width=20)),
+            str(candidate.id),
+            f"{candidate.probability:.1%}",
+            f"{candidate.logit:.2f}",
+            "█" * round(candidate.probability * _bar_columns(width)),
+        )
+    return rows
+
+
+def _bar_columns(width: int) -> int:
+    return min(max(width - _TEXT_COLUMNS, 0), _MAX_BAR)
+
+
+def lens_table(report: LensReport, tokens: Sequence[bytes], *, width: int) -> list[Table | Text]:
+    """Return the top predictions by layer at the last positions that fit, then the candidates of
+    the query by layer."""
+    n = len(report.top_ids[0])
+    room = max(width - _LAYER_COLUMNS, _MIN_CELL)
+    visible = range(max(0, n - room // _MIN_CELL), n)
+    cell = min(room // len(visible), _MAX_CELL)
+    header = Text(" " * _LAYER_COLUMNS, no_wrap=True)
+    for j in visible:
+        header.append(_cell(f"{report.first + j} {label(tokens[report.first + j])}", cell), "bold")
+    lines = [Text("logit lens: the most likely next token after each layer"), header]
+    for name, texts, probabilities in zip(
+        report.layers, report.top_texts, report.top_probabilities, strict=True
+    ):
+        line = Text(f"{name:{_LAYER_COLUMNS}}"[:_LAYER_COLUMNS], no_wrap=True)
+        for j in visible:
+            text = f"{label(texts[j], width=cell - 5)} {probabilities[j] * 100:.0f}"
+            line.append(_cell(text, cell), highlight(float(probabilities[j]) ** 0.5))
+        lines.append(line)
+    lines.append(Text("numbers: probability in percent", style="dim"))
+    if len(visible) < n:
+        last = report.first + n - 1
+        note = f"positions {report.first + visible.start} to {last}; --query selects others"
+        lines.append(Text(note, style="dim"))
+    answer, query = label(report.answer_text, width=16), report.query
+    title = f"after {query} {label(tokens[query], width=16)}: final prediction {answer}"
+    rows = table("layer", ">rank", ">probability", "candidates", title=title)
+    for name, rank, probability, candidates in zip(
+        report.layers,
+        report.answer_ranks,
+        report.answer_probabilities,
+        report.candidates,
+        strict=True,
+    ):
+        texts_of_layer = (f"{label(c.text, width=10)} {c.probability:.0%}" for c in candidates)
+        rows.add_row(name, f"{rank:,}", f"{probability:.1%}", Text("  ".join(texts_of_layer)))
+    note = "rank and probability: those of the final prediction"
+    return [*lines, Text(), rows, Text(note, style="dim")]
+
+
+def _cell(text: str, columns: int) -> str:
+    return set_cell_size(cut(text, columns - 1), columns)
+
+
+def attribution_table(
+    report: AttributionReport, token: bytes, *, top: int, width: int
+) -> list[Table | Text]:
+    """Return the largest contributions to a logit, and the sum of the others."""
+    title = (
+        f"logit of {label(report.target_text, width=16)} after {report.query} "
+        f"{label(token, width=16)}: {report.logit:.2f} (probability {report.probability:.1%})"
+    )
+    rows = table("component", ">contribution", "", title=title)
+    largest = max((abs(part.logit) for part in report.contributions), default=1.0) or 1.0
+    for part in report.contributions[:top]:
+        length = round(abs(part.logit) / largest * _bar_columns(width))
+        bar = ("█" if part.logit >= 0 else "░") * length
+        rows.add_row(part.component, f"{part.logit:+z.2f}", bar)
+    others = report.contributions[top:]
+    if others:
+        name = f"{len(others)} other{'s' * (len(others) > 1)}"
+        rows.add_row(name, f"{sum(part.logit for part in others):+z.2f}", "", style="dim")
+    norms = "the final norm's scale is"
+    if report.normalizes_outputs:
+        norms = "the scales of the final norm and of the norms on outputs are"
+    note = (
+        f"all {len(report.contributions)} contributions sum to the logit (error "
+        f"{report.difference:.0e}); {norms} held constant"
+    )
+    return [rows, Text(note, style="dim")]
+
+
+_MAX_BITS = 12.0  # surprisal with the lightest color: a probability of 1/4,096
+_MIN_WIDTH = 60  # columns; narrower tables have no token ids and byte offsets
+
+
+def token_table(
+    report: TextReport, *, rows: range, width: int, has_color: bool
+) -> list[Table | Text]:
+    """Return the text colored by surprisal, and a table with one row per token."""
+    strip = Text()
+    for token in report.tokens:
+        strip.append(label(token.text), _surprisal_style(token))
+        if b"\n" in token.text:
+            strip.append("\n")
+    wide = width >= _MIN_WIDTH
+    numbers = [">token", ">id", ">byte"] if wide else [">"]
+    columns = table(*numbers, "text", ">bits", ">rank", "predicted", ">")
+    for i in rows:
+        columns.add_row(*_row(report.tokens[i], wide=wide))
+    color = "lighter colors: higher surprisal; " if has_color else ""
+    notes = [f"{color}bits: surprisal, -log2 p(token); rank 0: the most likely token"]
+    if len(rows) < len(report.tokens):
+        which = f"tokens {rows.start} to {rows[-1]}" if len(rows) > 1 else f"token {rows.start}"
+        notes.append(f"{which} of {len(report.tokens)}; --query selects others")
+    if report.nats_per_token is not None and report.perplexity is not None:
+        per_byte = report.bits_per_byte
+        bits = "" if per_byte is None else f" · {per_byte:.3f} bits/byte"
+        notes.append(
+            f"{len(report.tokens)} tokens, {report.n_bytes} bytes · {report.nats_per_token:.3f} "
+            f"nats/token · perplexity {report.perplexity:,.5g}{bits} (without the first token)"
+        )
+    return [strip, Text(), columns, *(Text(note, style="dim") for note in notes)]
+
+
+def _row(token: TokenReport, *, wide: bool) -> list[str | Text]:
+    bits, rank = token.surprisal, token.rank
+    top_probability = token.top_probability
+    return [
+        str(token.index),
+        *([str(token.id), str(token.byte_offset)] if wide else []),
+        Text(label(token.text, width=20) + _partial_character(token.text)),
+        Text("–") if bits is None else Text(f"{bits:.1f}", _surprisal_style(token)),
+        "–" if rank is None else f"{rank:,}",
+        Text("" if token.top_text is None else label(token.top_text, width=16)),
+        "" if top_probability is None else f"{top_probability:.0%}",
+    ]
+
+
+def _partial_character(token: bytes) -> str:
+    """Return a note for tokens that are not whole characters."""
+    try:
+        token.decode()
+    except UnicodeDecodeError:
+        return f" {count(len(token), 'byte')} of a character"
+    return ""
+
+
+def _surprisal_style(token: TokenReport) -> Style:
+    if token.surprisal is None:
+        return Style()
+    return highlight(token.surprisal / _MAX_BITS)

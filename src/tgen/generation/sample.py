@@ -1,0 +1,238 @@
+"""Samplers: each removes candidates, or changes their probabilities.
+
+`sort_candidates` sorts a row's candidates by descending logit. All samplers map their logits (B, K)
+to new ones, -inf for removed candidates; at least one candidate per row is left.
+
+
+The sampler: logits -> one token per sequence.
+
+It has no state. The random number behind a token is a function of its sequence's seed and its
+position, so a text depends neither on the rest of the batch nor on how it was computed.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgen.config import SamplingConfig
+from tgen.engine.base import Logits
+from tgen.engine.cpu.row_sampler import row_sampler
+from tgen.errors import ModelError
+from tgen.generation.random_numbers import TOKEN, XTC, uniforms
+from tgen.reports.generation import RemovedCandidates
+
+Ids = NDArray[np.int64]
+SortedLogits = NDArray[np.float64]
+
+
+def sort_candidates(logits: Logits, k: int) -> tuple[Ids, SortedLogits]:
+    """Return the k most likely tokens per row (B, V) and their logits, both (B, K); k = 0: all.
+
+    Ties are sorted by ascending id.
+    """
+    B, V = logits.shape
+    if k == 0 or k >= V:
+        ids = np.argsort(-logits, axis=1, kind="stable")
+    else:
+        threshold = -np.partition(-logits, k - 1, axis=1)[:, k - 1 : k]  # the k-th highest logit
+        kept = logits >= threshold
+        if np.count_nonzero(kept) > B * k:  # ties at the k-th: only the first of them
+            above, tied = logits > threshold, logits == threshold
+            room = k - above.sum(axis=1, keepdims=True)
+            kept = above | (tied & (tied.cumsum(axis=1) <= room))
+        ids = np.nonzero(kept)[1].reshape(B, k)
+        order = np.argsort(-np.take_along_axis(logits, ids, axis=1), axis=1, kind="stable")
+        ids = np.take_along_axis(ids, order, axis=1)
+    return ids, np.take_along_axis(logits, ids, axis=1).astype(np.float64)
+
+
+def top_k(logits: SortedLogits, k: int) -> SortedLogits:
+    """Keep the k most likely (Fan et al. 2018)."""
+    return _keep(logits, np.cumsum(logits > -np.inf, axis=1) <= k)
+
+
+def top_p(logits: SortedLogits, p: float) -> SortedLogits:
+    """Nucleus sampling: keep the fewest whose probabilities sum to p (Holtzman et al. 2020)."""
+    probabilities = softmax(logits)
+    more_likely = np.cumsum(probabilities, axis=1) - probabilities
+    return _keep(logits, (more_likely < p) | _first(logits))
+
+
+def min_p(logits: SortedLogits, p: float) -> SortedLogits:
+    """Keep those at least p times as likely as the most likely (Nguyen et al. 2024)."""
+    return _keep(logits, logits >= logits.max(axis=1, keepdims=True) + np.log(p))
+
+
+def typical_p(logits: SortedLogits, p: float) -> SortedLogits:
+    """Locally typical sampling: keep the fewest with total probability p, starting with those whose
+    surprisal is nearest to the entropy (Meister et al. 2023)."""
+    probabilities = softmax(logits)
+    with np.errstate(divide="ignore"):
+        surprisal = -np.log(probabilities)
+    entropy = (probabilities * np.minimum(surprisal, 1e30)).sum(axis=1, keepdims=True)
+    order = np.argsort(np.abs(surprisal - entropy), axis=1, kind="stable")
+    sorted_p = np.take_along_axis(probabilities, order, axis=1)
+    nearer = np.cumsum(sorted_p, axis=1) - sorted_p
+    kept = np.zeros(logits.shape, bool)
+    nearest = np.arange(logits.shape[1]) == 0
+    np.put_along_axis(kept, order, (nearer < p) | nearest, axis=1)
+    return _keep(logits, kept)
+
+
+def top_n_sigma(logits: SortedLogits, n: float) -> SortedLogits:
+    """Keep those within n standard deviations of the highest logit (Tang et al. 2024)."""
+    left = logits > -np.inf
+    count = left.sum(axis=1, keepdims=True)
+    values = np.where(left, logits, 0)
+    mean = values.sum(axis=1, keepdims=True) / count
+    squares = np.where(left, logits - mean, 0) ** 2
+    deviation = np.sqrt(squares.sum(axis=1, keepdims=True) / count)
+    return _keep(logits, logits >= logits.max(axis=1, keepdims=True) - n * deviation)
+
+
+def xtc(logits: SortedLogits, threshold: float, active: NDArray[np.bool_]) -> SortedLogits:
+    """XTC: in `active` rows (B,), remove all but the least likely of those above the threshold."""
+    probable = softmax(logits) >= threshold
+    last = probable.sum(axis=1, keepdims=True)
+    removed = probable & (np.cumsum(probable, axis=1) < last) & active[:, None]
+    return _keep(logits, ~removed)
+
+
+def apply_temperature(logits: SortedLogits, temperature: float) -> SortedLogits:
+    """Divide logits by the temperature; 0 keeps the most likely only."""
+    if temperature == 0:
+        return _keep(logits, _first(logits))
+    # Subtracting the maximum first keeps a tiny temperature from overflowing.
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    with np.errstate(over="ignore"):
+        return np.where(logits > -np.inf, np.maximum(shifted / temperature, -1e30), -np.inf)
+
+
+def softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:
+    """(B, V) -> probabilities (B, V), in float64 for accurate cumulative sums."""
+    wide = logits.astype(np.float64)
+    exponentials = np.exp(wide - wide.max(axis=1, keepdims=True))
+    return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))
+
+
+def _keep(logits: SortedLogits, kept: NDArray[np.bool_]) -> SortedLogits:
+    return np.where(kept, logits, -np.inf)
+
+
+def _first(logits: SortedLogits) -> NDArray[np.bool_]:
+    """A mask (B, K) of the most likely candidate that is left."""
+    left = logits > -np.inf
+    return np.asarray(left & (np.cumsum(left, axis=1) == 1))
+
+
+_COMPILED_SAMPLERS = ["top_k", "top_p", "min_p", "temperature"]
+_MIN_TEMPERATURE = 1e-3  # of float32 exponents
+
+
+def sample(
+    logits: Logits,
+    sampling: SamplingConfig,
+    *,
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    explanations: Sequence[list[RemovedCandidates]] = (),
+) -> list[int]:
+    """Sample a token id per row of logits (B, V); `seeds` and `positions` set the random numbers.
+
+    If there are `explanations`, one list per row, what each sampler removes is appended to them.
+    """
+    sampler = None if explanations else row_sampler()
+    if sampler and _is_compiled(sampling) and logits.dtype == np.float32:
+        tokens = sampler.sample(
+            logits,
+            uniforms(seeds, positions, TOKEN).tolist(),
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            temperature=sampling.temperature,
+        )
+        if -1 in tokens:
+            raise _not_finite()
+        return tokens
+    best = logits.argmax(axis=1)  # the lowest id of equals; a NaN if there is one
+    if not np.isfinite(logits[np.arange(len(logits)), best]).all():
+        raise _not_finite()
+    may_remove_best = sampling.xtc_probability > 0 or sampling.typical_p < 1
+    if sampling.temperature == 0 and not may_remove_best and not explanations:
+        return best.tolist()  # type: ignore[no-any-return]
+    names = [*sampling.samplers]
+    if sampling.temperature == 0 and "temperature" not in names:
+        names.append("temperature")
+    active = [name for name in names if name != "top_n_sigma" or sampling.top_n_sigma]
+    first_k = sampling.top_k if active[:1] == ["top_k"] and not explanations else 0
+    ids, candidates = sort_candidates(logits, first_k)
+    for name in names:
+        before, candidates = candidates, _apply(name, candidates, sampling, seeds, positions)
+        if explanations:
+            _explain(name, before, candidates, explanations)
+    cumulative = np.cumsum(softmax(candidates), axis=1)
+    u = uniforms(seeds, positions, TOKEN)[:, None]
+    chosen = (cumulative <= u * cumulative[:, -1:]).sum(axis=1)
+    # Rounding may lead past the last candidate that is left.
+    last = candidates.shape[1] - 1 - (candidates[:, ::-1] > -np.inf).argmax(axis=1)
+    return [int(i) for i in ids[np.arange(len(ids)), np.minimum(chosen, last)]]
+
+
+def _not_finite() -> ModelError:
+    return ModelError("the model's logits are not finite", "use another, undamaged model")
+
+
+def _is_compiled(sampling: SamplingConfig) -> bool:
+    """Whether only top-k, top-p, min-p and temperature are active, in this order."""
+    order = [name for name in sampling.samplers if name in _COMPILED_SAMPLERS]
+    return (
+        order == _COMPILED_SAMPLERS
+        and sampling.typical_p == 1
+        and not sampling.top_n_sigma
+        and not sampling.xtc_probability
+        and _MIN_TEMPERATURE <= sampling.temperature <= 1 / _MIN_TEMPERATURE
+    )
+
+
+def _apply(
+    name: str,
+    candidates: SortedLogits,
+    sampling: SamplingConfig,
+    seeds: Sequence[int],
+    positions: Sequence[int],
+) -> SortedLogits:
+    """Apply one sampler, or return the same array if it is disabled."""
+    if name == "temperature":
+        return apply_temperature(candidates, sampling.temperature)
+    if name == "top_k" and sampling.top_k:
+        return top_k(candidates, sampling.top_k)
+    if name == "top_p" and sampling.top_p < 1:
+        return top_p(candidates, sampling.top_p)
+    if name == "min_p" and sampling.min_p:
+        return min_p(candidates, sampling.min_p)
+    if name == "typical_p" and sampling.typical_p < 1:
+        return typical_p(candidates, sampling.typical_p)
+    if name == "top_n_sigma" and sampling.top_n_sigma:
+        return top_n_sigma(candidates, sampling.top_n_sigma)
+    if name == "xtc" and sampling.xtc_probability:
+        active = uniforms(seeds, positions, XTC) < sampling.xtc_probability
+        return xtc(candidates, sampling.xtc_threshold, active)
+    return candidates
+
+
+def _explain(
+    name: str,
+    before: SortedLogits,
+    after: SortedLogits,
+    explanations: Sequence[list[RemovedCandidates]],
+) -> None:
+    """Append per row what a sampler removed; nothing if it is disabled."""
+    if after is before:
+        return
+    removed = (before > -np.inf) & (after == -np.inf)
+    masses = np.where(removed, softmax(before), 0).sum(axis=1)
+    left = (after > -np.inf).sum(axis=1)
+    rows = zip(explanations, removed.sum(axis=1), masses, left, strict=True)
+    for steps, n, mass, n_left in rows:
+        steps.append(RemovedCandidates(name, int(n), float(mass), int(n_left)))

@@ -1,0 +1,86 @@
+"""The RAM that this process can still allocate. Works without torch.
+
+Settings of the C library's allocator for training on a CPU.
+
+By default, glibc returns large blocks to the system as soon as they are freed, and the system
+clears their pages at the next use. A training step frees and allocates the same blocks again.
+"""
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from tgen.errors import ModelError, TgenError
+from tgen.machine.container_limits import free_memory
+from tgen.reports.number_format import format_bytes
+from tgen.storage import files
+
+_HINT = "use a smaller model, or raise the memory limit of the container or job"
+_ROOT = Path("/")
+_SMALL_CACHE = 1 << 26  # bytes; a smaller KV cache is not checked, so that short texts stay fast
+
+
+def free_ram(root: Path = _ROOT) -> int | None:
+    """Return the bytes that this process can still allocate at most; None if unknown.
+
+    The machine's RAM minus the memory of this process, or what a container leaves if that is less.
+    Other processes do not count: the system may swap them out. `root` is where /proc and /sys are.
+    """
+    sizes = [free_memory(root)]
+    if hasattr(os, "sysconf"):
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        sizes.append(max(0, total - _own_bytes(root)))
+    return min((size for size in sizes if size is not None), default=None)
+
+
+def check_ram(n_bytes: int, purpose: str, hint: str = _HINT) -> None:
+    """Raise ModelError if `n_bytes` more cannot fit: the system would kill the process.
+
+    The message is "<purpose> needs ...".
+    """
+    free = free_ram()
+    if free is not None and n_bytes > free:
+        raise ModelError(
+            f"{purpose} needs {format_bytes(n_bytes)} of memory, "
+            f"but only {format_bytes(free)} is available",
+            hint,
+        )
+
+
+def check_kv_cache_ram(n_sequences: int, n_tokens: int, bytes_per_token: int) -> None:
+    """Raise ModelError if a new KV cache for sequences of `n_tokens` tokens cannot fit."""
+    n_bytes = n_sequences * n_tokens * bytes_per_token
+    if n_bytes >= _SMALL_CACHE:
+        check_ram(
+            n_bytes,
+            f"the KV cache of {n_sequences} x {n_tokens:,} tokens",
+            "generate fewer tokens or fewer texts at once, or use a smaller model",
+        )
+
+
+def _own_bytes(root: Path) -> int:
+    """Bytes of this process that the system cannot drop; 0 if unknown."""
+    try:
+        lines = files.read(root / "proc" / "self" / "status").splitlines()
+    except (TgenError, OSError):
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(b"RssAnon:")), 0)
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_LARGEST = 32 << 20  # bytes; larger blocks are returned, so that free space is not fragmented
+_RETAINED = 1 << 30  # bytes at the end of the heap
+_LIBC: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def retain_freed_memory() -> None:
+    """Make this process, until its end, reuse freed memory instead of returning it to the system.
+
+    Only glibc has these settings; other C libraries stay as they are.
+    """
+    mallopt = getattr(_LIBC, "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGEST)
+        mallopt(_M_TRIM_THRESHOLD, _RETAINED)

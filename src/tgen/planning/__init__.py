@@ -1,0 +1,1 @@
+"""From a corpus, the minutes and this machine to a plan, as pure functions without torch."""

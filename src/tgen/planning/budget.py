@@ -1,0 +1,318 @@
+"""Which models can start from the text's bigrams: see `bigram_start`.
+
+The kind of a new tokenizer and its vocabulary size.
+
+The work of a fine-tuning run beside its steps, and how long it takes.
+
+Samples, evaluations and the general text each have 5% of the minutes: a large model writes less.
+
+
+The batch size of a run.
+
+Speed and length of a run.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from tgen.config import ModelConfig
+from tgen.config.training import Precision, ResolvedTrainConfig, TrainConfig
+from tgen.planning.fine_tuning import WINDOW, max_steps, rows_per_step
+from tgen.planning.memory import USABLE, rank_memory
+from tgen.planning.model_size import ModelChoice, PlanInputs, tokens_per_second
+from tgen.planning.shapes import matmul_params, step_seconds
+
+_MAX_VOCAB_SIZE = 8192  # larger vocabularies need gigabytes
+
+
+def can_start_from_bigrams(config: ModelConfig) -> bool:
+    """Whether the logits of a model with blocks of zeros are a product of its two tables."""
+    return (
+        not config.tied_embeddings
+        and config.position == "rotary"
+        and config.norm == "rms_norm"
+        and config.norm_placement == "pre"
+        and config.embedding_scale == config.logits_divisor == 1
+        and config.vocab_size <= _MAX_VOCAB_SIZE
+    )
+
+
+_MIN_BPE_BYTES = 10_000  # a smaller corpus repeats too few words to learn them as tokens
+_SMALL_BYTES = 200_000  # a smaller corpus has too few for more than 512 tokens
+
+
+def choose_tokenizer(n_bytes: int, alphabet: int) -> tuple[str, int | None, str]:
+    """Return `char` or `bpe`, the vocabulary size and the reason.
+
+    `n_bytes` is the size of the corpus, `alphabet` the number of distinct characters.
+    """
+    if n_bytes < _MIN_BPE_BYTES:
+        return "char", None, f"below {_MIN_BPE_BYTES // 1000} KB, too few words repeat"
+    doublings = -1 if n_bytes < _SMALL_BYTES else max(0, round(math.log2(n_bytes / 1e6) / 2) + 1)
+    letters = 1 << max(0, alphabet - 1).bit_length()  # a large alphabet needs a large vocabulary
+    vocab_size = max(1024 * 2 ** min(doublings, 4), min(2 * letters, 1 << 14))
+    size = f"{n_bytes / 1e6:.1f} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:.0f} KB"
+    why = f"{size} of text, {alphabet:,} distinct character{'s' * (alphabet != 1)}"
+    return "bpe", round(vocab_size), why
+
+
+SHARE = 0.05  # of the minutes
+TEXT_TOKENS = 16  # of each text that the base model writes: more would be a sequence of more passes
+TEXTS_WITH_STEPS = 64  # however fast the machine is
+_MIN_TEXTS, _MAX_TEXTS = 8, 256
+_MIN_GENERATED_TOKENS, MAX_GENERATED_TOKENS = 16, 128
+_MIN_EVALUATED_TOKENS = 64
+_EVALUATION = 0.7  # time of an evaluated token, relative to one in a step
+# A pass for one new token reads all weights. SmolLM2-135M on one CPU: as long as 17 tokens of an
+# evaluation, 24 in a batch.
+_PASS_TOKENS = 24
+_MIN_PASS_SECONDS = 0.0012
+
+
+class SideWork(NamedTuple):
+    """Limits of the work beside the steps."""
+
+    general_texts: int = 0  # texts of `TEXT_TOKENS` tokens that the base model writes
+    general_tokens: int = 0  # of these texts, or of the user's
+    generated_tokens: int = MAX_GENERATED_TOKENS  # of a sample
+    # Of the training text and of each evaluation; None: no limit
+    evaluated_tokens: int | None = None
+
+
+def choose_side_work(
+    train: TrainConfig, tokens_per_second: float, *, general_tokens: int | None
+) -> SideWork:
+    """Return limits for a model that trains on `tokens_per_second`.
+
+    `general_tokens` are those of the user's general text, 0 for a new model; None: the base model
+    writes a text.
+    """
+    if general_tokens == 0:
+        return SideWork()
+    if train.steps is not None:  # the same on every machine
+        n_texts = TEXTS_WITH_STEPS if general_tokens is None else 0
+        return SideWork(n_texts, general_tokens or n_texts * TEXT_TOKENS)
+    seconds = SHARE * 60 * train.minutes
+    tokens = seconds * tokens_per_second / _EVALUATION
+    n_texts = 0
+    if general_tokens is None:  # written once and evaluated twice
+        n_texts = math.floor((tokens / TEXT_TOKENS - _PASS_TOKENS) / 3)
+        n_texts = min(_MAX_TEXTS, n_texts) if n_texts >= _MIN_TEXTS else 0
+        general_tokens = n_texts * TEXT_TOKENS
+    generated = round(seconds / generation_seconds(1, 1, tokens_per_second))
+    return SideWork(
+        n_texts,
+        min(general_tokens, max(_MIN_EVALUATED_TOKENS, round(tokens / 2))),
+        min(MAX_GENERATED_TOKENS, max(_MIN_GENERATED_TOKENS, generated)),
+        max(_MIN_EVALUATED_TOKENS, round(tokens)),
+    )
+
+
+def evaluation_seconds(n_tokens: float, tokens_per_second: float) -> float:
+    """Return the seconds to evaluate `n_tokens`."""
+    return _EVALUATION * n_tokens / tokens_per_second
+
+
+def generation_seconds(n_texts: int, n_tokens: int, tokens_per_second: float) -> float:
+    """Return the seconds to write `n_texts` texts of `n_tokens` tokens at the same time."""
+    seconds = evaluation_seconds(_PASS_TOKENS + n_texts, tokens_per_second)
+    return n_tokens * max(_MIN_PASS_SECONDS, seconds)
+
+
+def general_seconds(side_work: SideWork, tokens_per_second: float) -> float:
+    """Return the seconds to write and evaluate the general text before the first step."""
+    seconds = evaluation_seconds(side_work.general_tokens, tokens_per_second)
+    if n_texts := side_work.general_texts:
+        seconds += generation_seconds(n_texts, TEXT_TOKENS, tokens_per_second)
+    return seconds
+
+
+_MIN_STEP_TOKENS, MAX_STEP_TOKENS = 2048, 16384  # of a rank
+_MAX_UPDATE_SHARE = 0.1  # of a step's time that Muon may take: more tokens then cost little
+_MIN_STEPS_PER_TOKEN = 300 / 4096  # of a run per token of a step: fewer, larger steps learn less
+
+
+def choose_batch_size(
+    model: ModelConfig, context: int, train: TrainConfig, inputs: PlanInputs, precision: Precision
+) -> int:
+    """Return the windows of `context` tokens in a step, a multiple of the ranks."""
+    wanted = MAX_STEP_TOKENS  # with fewer, a GPU is idle
+    if inputs.on_cpu:
+        wanted = _balanced_tokens(model, context, train, inputs, precision)
+    while wanted > _MIN_STEP_TOKENS and not _fits(model, context, train, inputs, precision, wanted):
+        wanted //= 2
+    limit = inputs.train_tokens // (8 * context)  # a step sees an eighth of the corpus at most
+    return inputs.n_ranks * max(1, min(wanted // context, limit // inputs.n_ranks))
+
+
+def _balanced_tokens(
+    model: ModelConfig, context: int, train: TrainConfig, inputs: PlanInputs, precision: Precision
+) -> int:
+    """Return a rank's tokens per step of which Muon takes a small share, if time allows."""
+    wanted = _MIN_STEP_TOKENS
+    if train.steps is not None or train.optimizer != "muon":
+        return wanted
+    speed, seconds = inputs.flops_per_second / inputs.n_ranks, 60 * train.minutes
+    if inputs.measured_step is not None:
+        estimate: Callable[..., float] = inputs.measured_step.seconds_of
+    else:
+        estimate = partial(
+            step_seconds, model, flops_per_second=speed, precision=precision, context=context
+        )
+    while wanted < MAX_STEP_TOKENS:
+        step, without = (estimate(wanted, muon=muon) for muon in (True, False))
+        is_cheap = step - without <= _MAX_UPDATE_SHARE * step
+        min_steps = _MIN_STEPS_PER_TOKEN * 2 * wanted
+        if is_cheap or min_steps * estimate(2 * wanted, muon=True) > seconds:
+            break
+        wanted *= 2
+    return wanted
+
+
+def _fits(
+    model: ModelConfig,
+    context: int,
+    train: TrainConfig,
+    inputs: PlanInputs,
+    precision: Precision,
+    step_tokens: int,
+) -> bool:
+    if inputs.rank_memory is None:
+        return True
+    config = ResolvedTrainConfig(
+        batch_size=max(train.accumulation, step_tokens // context),
+        accumulation=train.accumulation,
+        precision=precision,
+        optimizer=train.optimizer or ResolvedTrainConfig.optimizer,
+        activation_checkpointing=bool(train.activation_checkpointing),
+        dropout=ResolvedTrainConfig.dropout if train.dropout is None else train.dropout,
+    )
+    needed = rank_memory(
+        model, config, context=context, n_ranks=1, parallel="ddp", on_gpu=not inputs.on_cpu
+    )
+    return needed.total <= USABLE * inputs.rank_memory
+
+
+_FROZEN_WORK = 4 / 6  # of products, without the gradients of the weights
+_OTHER_SHARE = 0.05  # share of the time for evaluations, samples and saving
+_SAMPLING_SECONDS = 0.3  # at least: one token at a time, however small the model
+_SAMPLE_TOKENS, _MEMORIZATION_SAMPLES, _MEMORIZATION_TOKENS = 120, 8, 128
+_EXIT_SECONDS = 0.9
+_FEWEST_STEPS = 4  # of fine-tuning: windows are left out of a step if fewer steps would fit
+
+
+class Budget(NamedTuple):
+    """The speed and length of a run."""
+
+    tokens_per_second: float
+    step_tokens: int
+    steps: int
+    epochs: float
+    params_per_token: float  # parameters per training token
+    max_steps: int | None = None  # however many the minutes allow
+    side_work: SideWork = SideWork()
+
+
+def choose_budget(
+    choice: ModelChoice,
+    train: TrainConfig,
+    inputs: PlanInputs,
+    precision: Precision,
+    *,
+    fine_tuning: bool = False,
+) -> Budget:
+    """Choose the tokens per step and estimate the steps and epochs of a run."""
+    n_params = matmul_params(choice.model)
+    context, batch_size = choice.context_length, train.batch_size
+    if batch_size is None and fine_tuning:
+        batch_size = _fine_tuning_windows(context, inputs)
+    batch_size = batch_size or choose_batch_size(choice.model, context, train, inputs, precision)
+    step_tokens = batch_size * context
+    speed = tokens_per_second(inputs.flops_per_second, n_params)
+    if inputs.on_cpu:
+        if inputs.measured_step is not None:
+            seconds = inputs.measured_step.seconds_of(step_tokens)
+        else:
+            seconds = step_seconds(
+                choice.model,
+                step_tokens,
+                inputs.flops_per_second,
+                precision=precision,
+                context=context,
+                muon=train.optimizer == "muon" and train.lora is None,
+                work=_FROZEN_WORK if train.lora is not None else 1.0,
+            )
+        speed = (1 - _OTHER_SHARE) * step_tokens / seconds
+    side_work = choose_side_work(
+        train, speed, general_tokens=inputs.general_tokens if fine_tuning else 0
+    )
+    n_evaluated = min(inputs.val_tokens, side_work.evaluated_tokens or inputs.val_tokens)
+    has_rows = inputs.train_rows is not None
+    closing = closing_seconds(n_evaluated, step_tokens, speed, side_work, has_rows=has_rows)
+    other = inputs.setup_seconds + closing + _EXIT_SECONDS
+    other += general_seconds(side_work, speed)
+    if fine_tuning and train.batch_size is None and train.steps is None:
+        tokens = speed * max(0.0, 60 * train.minutes - other) / _FEWEST_STEPS
+        windows = int(tokens / context / inputs.n_ranks) * inputs.n_ranks
+        step_tokens = context * min(batch_size, max(inputs.n_ranks, windows))
+    steps = n_steps(train, speed / step_tokens, other_seconds=other)
+    most = train.max_steps
+    if fine_tuning and most is None:
+        most = _fine_tuning_steps(step_tokens, inputs, n_params)
+    if most is not None and train.steps is None:
+        steps = min(steps, most)
+    epochs = steps * step_tokens / inputs.train_tokens
+    params_per_token = n_params / inputs.train_tokens
+    return Budget(speed, step_tokens, steps, epochs, params_per_token, most, side_work)
+
+
+def _fine_tuning_windows(context: int, inputs: PlanInputs) -> int:
+    """Return the windows with about as many rows as `rows_per_step`; a multiple of the ranks."""
+    row = _row_tokens(inputs)
+    n_rows = round(inputs.train_tokens / row)
+    windows = round(rows_per_step(n_rows) * row / context)
+    limit = inputs.train_tokens // context  # a step sees the corpus once at most
+    return inputs.n_ranks * max(1, min(windows, limit) // inputs.n_ranks)
+
+
+def _fine_tuning_steps(step_tokens: int, inputs: PlanInputs, n_params: float) -> int:
+    """Return the maximum number of steps, from the epochs that suit the rows."""
+    row = _row_tokens(inputs)
+    n_rows = max(1, round(inputs.train_tokens / row))
+    has_rows = inputs.train_rows is not None
+    return max_steps(n_rows, step_tokens / row, has_rows=has_rows, n_parameters=n_params)
+
+
+def _row_tokens(inputs: PlanInputs) -> float:
+    """Return the mean tokens of a row; plain text counts as rows of `WINDOW` tokens."""
+    return inputs.train_tokens / inputs.train_rows if inputs.train_rows else WINDOW
+
+
+def closing_seconds(
+    eval_tokens: int,
+    step_tokens: int,
+    tokens_per_second: float,
+    side_work: SideWork,
+    *,
+    has_rows: bool,
+) -> float:
+    """Return the seconds after the last step: evaluation of `eval_tokens` held-out tokens and of
+    the general text, a sample and, except of rows, memorization."""
+    speed, limit = tokens_per_second, side_work.evaluated_tokens
+    if limit is None:  # a new model, which is small; with steps the time does not matter
+        return (0.7 * eval_tokens + 4 * step_tokens) / speed + _SAMPLING_SECONDS
+    eval_tokens += side_work.general_tokens
+    seconds = generation_seconds(1, min(_SAMPLE_TOKENS, side_work.generated_tokens), speed)
+    if not has_rows:
+        eval_tokens += min(6 * step_tokens, limit)
+        n_tokens = min(_MEMORIZATION_TOKENS, side_work.generated_tokens)
+        seconds += generation_seconds(_MEMORIZATION_SAMPLES, n_tokens, speed)
+    return seconds + evaluation_seconds(eval_tokens, speed)
+
+
+def n_steps(train: TrainConfig, steps_per_second: float, *, other_seconds: float = 0.0) -> int:
+    """Return the steps the user set, or as many as fit into the minutes beside `other_seconds`."""
+    seconds = max(0.0, train.minutes * 60 - other_seconds)
+    return train.steps or max(1, round(steps_per_second * seconds))

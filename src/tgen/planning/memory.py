@@ -1,0 +1,266 @@
+"""Memory of a training run on one or many ranks, and the choice of DDP or FSDP: pure functions.
+
+DDP stores all weights, gradients and optimizer states on every rank. FSDP stores a shard of each
+and gathers a block while it is computed (Zhao et al. 2023). All are float32, on a GPU too, where a
+pass works on bfloat16 copies.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tgen.config import ModelConfig
+from tgen.config.training import Parallel, ResolvedTrainConfig
+from tgen.errors import UsageError
+from tgen.model.attention_chunks import MAX_STORED_LENGTH, QUERY_CHUNK
+from tgen.planning.shapes import (
+    FrozenModel,
+    TensorShape,
+    block_matrices,
+    block_shapes,
+    n_elements,
+    outer_shapes,
+)
+from tgen.reports.number_format import format_bytes
+from tgen.reports.training import RankMemory
+
+USABLE = 0.9  # fraction of a device's memory: the rest is for driver, messages, fragmentation
+_MAX_RANKS = 1 << 14
+# Float32 numbers that autograd stores per token and layer, counted: vectors of d_model, of all
+# heads, and of d_ff (half as large on a GPU); dropout adds two of d_model.
+_STORED = {
+    "swiglu": (4, 3, 4),
+    "geglu": (4, 4, 5),
+    "relu": (5, 1, 1),
+    "gelu": (5, 1, 2),
+    "gelu_tanh": (5, 1, 3),
+}
+_DROPOUT = 2
+_CHECKPOINTED_LAYERS = 5  # 3 and what the allocator keeps, measured: 1 to 5, by chance
+_PROCESS_BYTES = 512 << 20  # interpreter, torch and the allocator's reserves
+_CHUNK_ROWS = 256  # of logits at once on a CPU
+_LOGITS = 3  # copies on a GPU: log-probabilities and two gradients, float32
+_ORTHOGONALIZE = 4  # copies of a stack of matrices that Muon makes, measured
+_TRANSPOSED = ("classic", "gpt2")  # families whose matrices are stored transposed
+_GATHERED_BLOCKS = 3  # at once: the one in use, the next one, and the gradients of one
+
+
+def check_memory(
+    model: ModelConfig,
+    train: ResolvedTrainConfig,
+    context: int,
+    memory: int | None,
+    *,
+    frozen: FrozenModel | None = None,
+) -> None:
+    """Raise UsageError if training on this machine needs more than `memory` bytes; None: unknown.
+
+    The error comes before the run starts, so that the system does not kill it later.
+    """
+    needed = rank_memory(
+        model, train, context=context, n_ranks=1, parallel="ddp", on_gpu=False, frozen=frozen
+    ).total
+    if memory is not None and needed > memory:
+        raise UsageError(
+            f"training needs about {format_bytes(needed)} of memory with "
+            f"batch_size={train.batch_size}, d_model={model.d_model}, d_ff={model.d_ff}; "
+            f"{format_bytes(memory)} is available",
+            "reduce one of them; --set accumulation=N splits a batch into micro-batches",
+        )
+
+
+def rank_memory(
+    model: ModelConfig,
+    train: ResolvedTrainConfig,
+    *,
+    context: int,
+    n_ranks: int,
+    parallel: Parallel,
+    on_gpu: bool,
+    frozen: FrozenModel | None = None,
+) -> RankMemory:
+    """Return the bytes of a rank at its peak, for its own `train.batch_size` windows; with `frozen`
+    weights, only an adapter is trained."""
+    if frozen is not None:
+        return _adapter_memory(model, train, frozen, context=context, on_gpu=on_gpu)
+    block, outer, matrices = block_shapes(model), outer_shapes(model), block_matrices(model)
+    n_shards = n_ranks if parallel == "fsdp" else 1
+    weights = n_elements(outer, n_ranks=n_shards)
+    weights += model.n_layers * n_elements(block, n_ranks=n_shards)
+    muon, muon_elements = train.optimizer == "muon", n_elements(matrices, n_ranks=n_shards)
+    moments = 2 * weights - model.n_layers * muon_elements * muon  # Muon has one moment
+    gathered = 0
+    if parallel == "fsdp":
+        gathered = _GATHERED_BLOCKS * n_elements(block) + 2 * n_elements(outer)
+    # Matrix products store bfloat16 copies of the weights until the gradients are computed.
+    bfloat16 = model.n_layers * n_elements(matrices) if on_gpu else 0
+    copies = 4 * gathered + 2 * bfloat16
+    activations = activation_bytes(model, train, context=context, on_gpu=on_gpu)
+    update = 4 * _update_elements(model, matrices, n_ranks, n_shards) if muon else 0
+    saving = 0 if on_gpu else _saved_bytes(model, train)
+    permanent = 4 * (weights + moments)
+    return RankMemory(
+        parallel=parallel,
+        weights=4 * weights,
+        gradients=4 * weights,
+        optimizer=4 * moments,
+        activations=activations,
+        copies=copies,
+        update=update,
+        saving=saving,
+        # The update runs after the passes, and a save after the update.
+        total=permanent + max(4 * weights + max(activations + copies, update), saving),
+    )
+
+
+def peak_bytes(
+    model: ModelConfig,
+    train: ResolvedTrainConfig,
+    context: int,
+    frozen: FrozenModel | None,
+    *,
+    n_ranks: int = 1,
+    on_gpu: bool = False,
+) -> int:
+    """Return the memory of one of the ranks that share the batch, at its peak, with DDP and with
+    the programs in it."""
+    train = replace(train, batch_size=-(-train.batch_size // n_ranks))
+    memory = rank_memory(
+        model, train, context=context, n_ranks=n_ranks, parallel="ddp", on_gpu=on_gpu, frozen=frozen
+    )
+    return memory.total + _PROCESS_BYTES
+
+
+def _adapter_memory(
+    model: ModelConfig,
+    train: ResolvedTrainConfig,
+    frozen: FrozenModel,
+    *,
+    context: int,
+    on_gpu: bool,
+) -> RankMemory:
+    trained = n_elements(frozen.adapter)
+    moments = trained if train.optimizer == "muon" else 2 * trained
+    activations = activation_bytes(model, train, context=context, on_gpu=on_gpu)
+    ranks = sum(shape[0] for shape in frozen.adapter if shape[1] >= shape[0])
+    activations += 4 * ranks * -(-train.batch_size // train.accumulation) * context
+    weights = frozen.n_bytes + 4 * trained
+    update = 4 * (2 + _ORTHOGONALIZE) * trained * (train.optimizer == "muon")
+    saving = 4 * (2 * trained + moments)
+    return RankMemory(
+        parallel="ddp",
+        weights=weights,
+        gradients=4 * trained,
+        optimizer=4 * moments,
+        activations=activations,
+        copies=frozen.largest_matrix,
+        update=update,
+        saving=saving,
+        total=weights
+        + 4 * moments
+        + max(4 * trained + max(activations + frozen.largest_matrix, update), saving),
+    )
+
+
+def _saved_bytes(model: ModelConfig, train: ResolvedTrainConfig) -> int:
+    """Return the bytes of rank 0's copies of all weights and moments at a save."""
+    matrices = model.n_layers * n_elements(block_matrices(model))
+    weights = n_elements(outer_shapes(model)) + model.n_layers * n_elements(block_shapes(model))
+    moments = 2 * weights - matrices * (train.optimizer == "muon")
+    transposed = matrices if model.family in _TRANSPOSED else 0  # copied again for the file
+    return 4 * (weights + moments + transposed)
+
+
+def activation_bytes(
+    model: ModelConfig, train: ResolvedTrainConfig, *, context: int, on_gpu: bool
+) -> int:
+    """Return the bytes that a pass over a rank's micro-batch stores for its gradients, and one
+    layer more for gradients being computed."""
+    tokens = -(-train.batch_size // train.accumulation) * context
+    n_model, n_heads, n_ff = _STORED[model.activation]
+    n_model += _DROPOUT if train.dropout > 0 else 0
+    width = (model.n_heads + 2 * model.n_kv_heads) * model.head_dim
+    ff = n_ff * model.d_ff // (2 if on_gpu else 1)
+    layer = n_model * model.d_model + n_heads * width + ff
+    if not on_gpu and QUERY_CHUNK < context <= MAX_STORED_LENGTH:
+        weights = model.n_heads * (context + QUERY_CHUNK) // 2  # of keys up to the chunk's end
+        layer += weights // 2 if train.precision == "bfloat16" else weights
+    else:
+        layer += context  # a mask per window
+    stored = (model.n_layers + 1) * layer
+    if train.activation_checkpointing:  # the input of each block; one block again, its gradients
+        n_layers = min(_CHECKPOINTED_LAYERS, model.n_layers)
+        stored = model.n_layers * model.d_model + n_layers * layer
+    if on_gpu:
+        return 4 * tokens * (stored + _LOGITS * model.vocab_size)
+    return 4 * (tokens * stored + min(tokens, _CHUNK_ROWS) * model.vocab_size)
+
+
+def choose_parallel(
+    model: ModelConfig,
+    train: ResolvedTrainConfig,
+    *,
+    context: int,
+    n_ranks: int,
+    memory: int | None,
+    on_gpu: bool,
+    wanted: Parallel | None = None,
+    frozen: FrozenModel | None = None,
+) -> Parallel:
+    """Return DDP if it fits into a rank's `memory` (bytes; None: unknown), else FSDP.
+
+    Raises UsageError if neither fits, or if the `wanted` one does not.
+    """
+    if memory is None:
+        return wanted or "ddp"
+
+    def needed(parallel: Parallel, ranks: int) -> int:
+        return rank_memory(
+            model,
+            train,
+            context=context,
+            n_ranks=ranks,
+            parallel=parallel,
+            on_gpu=on_gpu,
+            frozen=frozen,
+        ).total
+
+    def fits(parallel: Parallel, ranks: int) -> bool:
+        return needed(parallel, ranks) <= USABLE * memory
+
+    candidates: list[Parallel] = ["ddp", "fsdp"] if n_ranks > 1 else ["ddp"]
+    if wanted:
+        candidates = [wanted]
+    for parallel in candidates:
+        if fits(parallel, n_ranks):
+            return parallel
+    if wanted == "ddp" and frozen is None and n_ranks > 1 and fits("fsdp", n_ranks):
+        hint = "use --parallel fsdp, which fits"
+    else:
+        more = 2 * n_ranks
+        while more <= _MAX_RANKS and not fits("fsdp", more):
+            more *= 2
+        hint = (
+            f"use {more:,} ranks with FSDP"
+            if more <= _MAX_RANKS
+            else "reduce batch_size, context_length or the model; --set accumulation=N splits a "
+            "batch into micro-batches"
+        )
+    raise UsageError(
+        f"each rank (of {n_ranks:,}) needs {format_bytes(needed(parallel, n_ranks))} with "
+        f"{parallel.upper()}, but only {USABLE:.0%} of {format_bytes(memory)} can be used",
+        hint,
+    )
+
+
+def _update_elements(
+    model: ModelConfig, matrices: Sequence[TensorShape], n_ranks: int, n_shards: int
+) -> int:
+    """Return the most elements that Muon stores for the matrices of one shape: the updates one by
+    one, stacked, and from all ranks; and the part of them that this rank orthogonalizes."""
+    most = 0
+    for shape, n in Counter(matrices).items():
+        count = model.n_layers * n
+        stack, part = count * n_elements([shape]), -(-count // n_ranks) * n_elements([shape])
+        most = max(most, (2 + (n_ranks > 1)) * -(-stack // n_shards) + _ORTHOGONALIZE * part)
+    return most

@@ -1,0 +1,139 @@
+"""Choice of the model for a corpus, a time budget and a machine."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tgen.config import SIZES, ModelConfig
+from tgen.config.training import Precision, TrainConfig
+from tgen.errors import CorpusError, UsageError
+from tgen.planning.fine_tuning import WINDOW
+from tgen.planning.shapes import FrozenModel, MeasuredStep, matmul_params
+
+EXPLICIT = "set by the user"  # the reason for values that the user chose
+_TOKENS_PER_PARAM = 2.5  # a run with fewer training tokens does better with a smaller model,
+_MANY_EPOCHS = 12  # unless that one trained for more epochs than this:
+_TOKENS_PER_PARAM_MANY_EPOCHS = 1.0  # a larger model learns more from each epoch
+_PARAMS_PER_TOKEN = 20  # corpus tokens: larger models memorize it sooner and are no better
+_SIZE_WITH_STEPS = "tiny"
+_UNTIED = {"llama", "qwen2", "qwen3"}  # families that learn faster with an untied LM head
+_EFFICIENCY = 0.75  # fraction of the measured speed: the rest is optimizer, evaluations, samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanInputs:
+    """Inputs of the plan besides the user's settings."""
+
+    vocab_size: int
+    train_tokens: int
+    val_tokens: int
+    has_merges: bool  # the tokenizer has BPE merges, so that BPE-dropout is possible
+    flops_per_second: float  # over all ranks, see `measure_speed`
+    bfloat16_flops_per_second: float | None = None  # with products in bfloat16; None: unsupported
+    setup_seconds: float = 0.0  # of the time budget, before the first step
+    measured_step: MeasuredStep | None = None  # of the chosen model; None: to be estimated
+    memory: int | None = None  # bytes of this machine; None: unknown, or not to be checked
+    rank_memory: int | None = None  # bytes that each rank may use; None: unknown
+    n_ranks: int = 1  # ranks that share a batch
+    on_cpu: bool = False
+    train_rows: int | None = None  # examples with targets, such as chats; None: plain text
+    general_tokens: int | None = None  # of the user's general text; None: the base model writes one
+    source_optimizer: str | None = None  # that trained the base model; None: unknown
+    frozen: FrozenModel | None = None  # the base model of an adapter; None: all is trained
+
+    def speed(self, precision: Precision) -> float:
+        """Return the FLOP/s of all ranks with products in this precision."""
+        reduced = self.bfloat16_flops_per_second if precision == "bfloat16" else None
+        return reduced or self.flops_per_second
+
+
+class ModelChoice(NamedTuple):
+    """A model, its training windows, and the reasons."""
+
+    size: str
+    why_size: str
+    model: ModelConfig
+    context_length: int  # tokens per training window: the model's context length or fewer
+    why_context: str
+
+
+def choose_model(
+    family: str,
+    size: str | None,
+    *,
+    train: TrainConfig,
+    fields: Mapping[str, Any],
+    inputs: PlanInputs,
+) -> ModelChoice:
+    """Choose a new model: `size` and the model `fields` are the user's."""
+    size, why_size = (size, EXPLICIT) if size else _choose_size(train, inputs, family)
+    if size not in SIZES:
+        raise UsageError(f"unknown size {size!r}", f"choose one of {', '.join(SIZES)}")
+    context, why_context = _choose_context(SIZES[size], fields, inputs)
+    shape: dict[str, Any] = {"tied_embeddings": False} if family in _UNTIED else {}
+    shape |= {**SIZES[size], **fields, "context_length": context}
+    model = ModelConfig.of(family, **shape, vocab_size=inputs.vocab_size)
+    return ModelChoice(size, why_size, model, context, why_context)
+
+
+def keep_model(model: ModelConfig, *, fields: Mapping[str, Any], inputs: PlanInputs) -> ModelChoice:
+    """Choose the windows to fine-tune `model` with: its context length or fewer tokens."""
+    wanted = fields.get("context_length", min(model.context_length, WINDOW))
+    for name, value in fields.items():
+        if name != "context_length" or value > model.context_length:
+            raise UsageError(
+                f"--set {name}={value} cannot be combined with --from",
+                "remove it: fine-tuning keeps the model's architecture",
+            )
+    context = min(wanted, inputs.train_tokens - 1)
+    why = "at most the base model's context length"
+    return ModelChoice("unchanged", "that of the base model", model, context, why)
+
+
+def tokens_per_second(flops_per_second: float, n_params: int) -> float:
+    """Estimate the training speed: 6 FLOP per parameter and token (Kaplan et al. 2020), and
+    overhead."""
+    return _EFFICIENCY * flops_per_second / (6 * n_params)
+
+
+def _choose_size(train: TrainConfig, inputs: PlanInputs, family: str) -> tuple[str, str]:
+    """Return the largest size that time and corpus support, and the reason."""
+    chosen, why = next(iter(SIZES)), "the smallest: short time budget or small corpus"
+    epochs = 0.0
+    for size, shape in SIZES.items():
+        n_params = matmul_params(ModelConfig.of(family, **shape, vocab_size=inputs.vocab_size))
+        if n_params > _PARAMS_PER_TOKEN * inputs.train_tokens:
+            break
+        tokens = 60 * train.minutes * tokens_per_second(inputs.flops_per_second, n_params)
+        per_param = _TOKENS_PER_PARAM_MANY_EPOCHS if epochs > _MANY_EPOCHS else _TOKENS_PER_PARAM
+        if train.steps is None and tokens < per_param * n_params:
+            break
+        epochs = tokens / inputs.train_tokens
+        chosen = size
+        why = "the largest for this time budget and corpus"
+        if train.steps is not None:
+            why = "the default with --steps; with --minutes the plan chooses"
+            if size == _SIZE_WITH_STEPS:
+                break
+    return chosen, why
+
+
+def _choose_context(
+    shape: Mapping[str, int], fields: Mapping[str, Any], inputs: PlanInputs
+) -> tuple[int, str]:
+    """Return a new model's context length and the reason."""
+    longest = inputs.train_tokens - 1
+    if "context_length" in fields:
+        wanted: int = fields["context_length"]
+        if wanted > longest:
+            raise CorpusError(
+                f"context_length={wanted} is longer than the corpus "
+                f"({inputs.train_tokens:,} training tokens)",
+                f"set context_length to at most {longest}",
+            )
+        return wanted, EXPLICIT
+    wanted = shape["context_length"]
+    limit = max(1, min(longest, inputs.train_tokens // 8))
+    if limit < wanted:
+        return limit, f"an eighth of the {inputs.train_tokens:,} training tokens"
+    return wanted, "default of the size"

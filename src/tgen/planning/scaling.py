@@ -1,0 +1,94 @@
+"""Estimate of a run on many ranks: memory, communication, speed, tokens."""
+
+from typing import Any
+
+from tgen.config import ModelConfig
+from tgen.config.training import Parallel, ResolvedTrainConfig
+from tgen.planning.budget import n_steps
+from tgen.planning.memory import choose_parallel, rank_memory
+from tgen.planning.model_size import PlanInputs
+from tgen.planning.plan import Plan
+from tgen.planning.shapes import block_matrices, flops_per_token, n_elements, n_parameters
+from tgen.reports.training import ScalingReport
+
+# torchtitan (Liang et al. 2024), Llama 3.1 8B with FSDP2 on H100s with 400 Gb/s of network each:
+# 5,762 tokens per second and GPU on 8 of them, 5,605 on 128, which is 33% of the peak.
+EFFICIENCY = 0.97
+GPU_SHARE = 0.33
+TOKENS_PER_PARAMETER = 20  # compute-optimal: Hoffmann et al. 2022, table 3
+_PARALLEL: tuple[Parallel, ...] = ("ddp", "fsdp")
+
+
+def scaling_report(
+    plan: Plan,
+    inputs: PlanInputs,
+    *,
+    n_ranks: int,
+    device_memory: int | None,
+    on_gpu: bool,
+    text_tokens: int,
+) -> ScalingReport:
+    """Return the estimate of `plan` on `n_ranks` of `device_memory` bytes each (None: unknown).
+
+    Every rank takes a batch of the plan's; a GPU computes in bfloat16. `text_tokens` is the size of
+    the whole training text. Raises UsageError if the memory is too small (`choose_parallel`).
+    """
+    model, train, context = plan.model, plan.train, plan.context_length
+    step_tokens = n_ranks * train.batch_size * context
+    efficiency = EFFICIENCY if n_ranks > 1 else 1.0
+    speed = efficiency * n_ranks * plan.tokens_per_second
+    gpu_speed = n_ranks * GPU_SHARE * 1e14 / flops_per_token(model)
+    steps = n_steps(train, speed / step_tokens)
+    if train.steps is None and train.max_steps is not None:  # for one rank
+        steps = min(steps, -(-train.max_steps // n_ranks))
+    shared: dict[str, Any] = {"context": context, "n_ranks": n_ranks, "on_gpu": on_gpu}
+    shared["frozen"] = inputs.frozen
+    parameters = n_parameters(model)
+    optimal = TOKENS_PER_PARAMETER * parameters
+    return ScalingReport(
+        n_ranks=n_ranks,
+        device_memory=device_memory,
+        on_gpu=on_gpu,
+        parallel=choose_parallel(model, train, **shared, memory=device_memory),
+        ranks=[rank_memory(model, train, **shared, parallel=parallel) for parallel in _PARALLEL],
+        sent_bytes={
+            parallel: sent_bytes(model, train, n_ranks, parallel) for parallel in _PARALLEL
+        },
+        batch_size=n_ranks * train.batch_size,
+        step_tokens=step_tokens,
+        steps=steps,
+        tokens=steps * step_tokens,
+        tokens_per_parameter=steps * step_tokens / parameters,
+        epochs=steps * step_tokens / text_tokens,
+        tokens_per_second=speed,
+        efficiency=efficiency,
+        seconds=steps * step_tokens / speed,
+        optimal_tokens_per_parameter=TOKENS_PER_PARAMETER,
+        optimal_tokens=optimal,
+        optimal_steps=-(-optimal // step_tokens),
+        optimal_epochs=optimal / text_tokens,
+        optimal_seconds=optimal / speed,
+        flops_per_token=flops_per_token(model),
+        gpu_share=GPU_SHARE,
+        gpu_tokens_per_second=gpu_speed,
+        gpu_seconds=steps * step_tokens / gpu_speed,
+        gpu_optimal_seconds=optimal / gpu_speed,
+    )
+
+
+def sent_bytes(
+    model: ModelConfig, train: ResolvedTrainConfig, n_ranks: int, parallel: Parallel
+) -> int:
+    """Return the bytes that a rank sends per step, in float32 and by ring collectives.
+
+    DDP all-reduces the gradients once per step. FSDP all-gathers the weights forward and backward
+    and reduce-scatters the gradients, once per micro-batch. Each matrix of Muon goes to one rank
+    and back.
+    """
+    n_params = n_parameters(model)
+    muon = model.n_layers * n_elements(block_matrices(model)) * (train.optimizer == "muon")
+    if parallel == "ddp":  # every rank has the inputs, so only the results are sent
+        elements = 2 * n_params + muon
+    else:
+        elements = 3 * train.accumulation * n_params + 2 * muon // n_ranks
+    return 4 * elements * (n_ranks - 1) // n_ranks

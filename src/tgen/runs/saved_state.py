@@ -1,0 +1,341 @@
+"""Training states: `training/state-<step>/` beside the model, each made complete by one rename.
+
+training/run.json             the request, and the fingerprints of the corpus and the tokens
+training/tokens.safetensors   the tokenized corpus, so that resuming needs no text
+training/tokens-1.safetensors the tokens after the corpus was changed once
+training/tokenizer.json
+training/state-00000250/      state.safetensors, manifest.json
+training/damaged-state-...    a state that could not be read
+training/log.jsonl            one line per report: see log.py
+training/tensorboard/         the same numbers as TensorBoard events, if requested
+training/LOCK
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgen.checkpoint import safetensors_file
+from tgen.errors import ModelError, TrainingError
+from tgen.runs import manifest
+from tgen.storage import files
+from tgen.storage.disk_array import Array, blocks
+
+TOKENS_FILE = "tokens.safetensors"
+_ARRAYS_FILE = "state.safetensors"
+_GENERAL_FILE = "general.txt"  # whose loss before and after fine-tuning is reported
+_TOKENS_KEY = "tokens"  # in run.json: the size and SHA-256 of the token file
+_TOKEN_ARRAYS = ("train", "val")
+_TOKENIZE_AGAIN = "pass the corpus with --resume to tokenize it again"
+_STATE_NAME = re.compile(r"state-\d{8,}")
+_TOKENS_NAME = re.compile(r"tokens(-\d+)?\.safetensors")
+
+
+class SavedState(NamedTuple):
+    """A training state that was read from disk."""
+
+    progress: dict[str, Any]
+    arrays: dict[str, NDArray[Any]]
+    environment: dict[str, Any]  # the versions and the machine that computed it
+    damaged: list[str]  # newer states that were renamed: the reason and the new name
+
+
+def recovery_hint(out: Path) -> str:
+    """Return a hint for a run that cannot be resumed; following it deletes nothing."""
+    return f"restore a backup, or fine-tune its weights: --from {out} with another --out"
+
+
+def folder(out: Path) -> Path:
+    """Return the directory with the training state of the run in `out`."""
+    return out / "training"
+
+
+def has_run(out: Path) -> bool:
+    """Return whether a run was started in `out`."""
+    return (folder(out) / "run.json").exists()
+
+
+def create_run(
+    out: Path,
+    run: Mapping[str, Any],
+    tokens: Mapping[str, Array],
+    *,
+    tokenizer: str,
+    progress: Mapping[str, Any],
+    arrays: Mapping[str, NDArray[Any]],
+    environment: Mapping[str, Any],
+    general: bytes = b"",
+) -> dict[str, Any]:
+    """Write a new run, replacing any old one; return its tokens entry. run.json is last, since it
+    marks a complete run.
+
+    An old model stays until the run saves a new one.
+    """
+    remove_run(out)
+    files.publish(folder(out) / "tokenizer.json", tokenizer.encode())
+    if general:
+        save_general(out, general)
+    save_state(out, progress, arrays, run_id=run["run_id"], environment=environment)
+    tokens_entry = save_tokens(out, run, tokens)
+    save_record(out, run, tokens_entry)
+    return tokens_entry
+
+
+def save_general(out: Path, text: bytes) -> None:
+    """Write the text whose loss is reported before and after fine-tuning."""
+    files.publish(folder(out) / _GENERAL_FILE, text)
+
+
+def load_general(out: Path) -> bytes:
+    """Return the text whose loss is reported before and after fine-tuning; empty: none."""
+    path = folder(out) / _GENERAL_FILE
+    return files.read(path) if path.exists() else b""
+
+
+def save_record(out: Path, run: Mapping[str, Any], tokens_entry: Mapping[str, Any]) -> None:
+    """Write run.json; `tokens_entry` is the result of `save_tokens`."""
+    content = json.dumps({**run, _TOKENS_KEY: dict(tokens_entry)}, indent=2).encode()
+    files.publish(folder(out) / "run.json", content)
+
+
+def save_tokens(
+    out: Path, run: Mapping[str, Any], tokens: Mapping[str, Array], *, name: str = TOKENS_FILE
+) -> dict[str, Any]:
+    """Write a run's tokens block by block; return the file's entry for run.json."""
+    digest, n_bytes = hashlib.sha256(), 0
+
+    def count_blocks() -> Iterator[bytes]:
+        nonlocal n_bytes
+        sources = {key: run[key] for key in ("corpus_sha256", "tokenizer_sha256")}
+        for block in safetensors_file.serialize_vectors(tokens, {"format": "pt", **sources}):
+            digest.update(block)
+            n_bytes += len(block)
+            yield block
+
+    files.publish(folder(out) / name, count_blocks())
+    entry = {"bytes": n_bytes, "sha256": digest.hexdigest()}
+    return entry if name == TOKENS_FILE else {"name": name, **entry}
+
+
+def drop_other_tokens(out: Path, tokens_entry: Mapping[str, Any]) -> None:
+    """Remove token files that run.json does not describe."""
+    for path in _token_files(out):
+        if path.name != tokens_entry.get("name", TOKENS_FILE):
+            files.remove(path)
+
+
+def load_record(out: Path) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """Return the record in run.json and its tokens entry; raise TrainingError if damaged."""
+    path = folder(out) / "run.json"
+    try:
+        run: dict[str, Any] = json.loads(files.read(path))
+        tokens_entry = run.pop(_TOKENS_KEY, {})  # early versions wrote none
+        name = str(tokens_entry.get("name", TOKENS_FILE))
+        fields = set(tokens_entry) - {"name"}
+        is_valid = fields in (set(), {"bytes", "sha256"}) and _TOKENS_NAME.fullmatch(name)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        is_valid = None
+    if not is_valid:
+        raise TrainingError(f"{path} is damaged", recovery_hint(out))
+    return run, tokens_entry
+
+
+def load_tokens(
+    out: Path,
+    tokens_entry: Mapping[str, Any],
+    *,
+    check_digest: bool = True,
+    vocab_size: int | None = None,
+) -> dict[str, Array]:
+    """Return the tokens that run.json describes; long arrays stay on disk.
+
+    Raise TrainingError if the file is missing, damaged, of another corpus or tokenizer, or, with
+    `vocab_size`, has ids beyond it.
+    """
+    path = folder(out) / tokens_entry.get("name", TOKENS_FILE)
+    if tokens_entry:
+        size = path.stat().st_size if path.exists() else 0
+        matches = size == tokens_entry["bytes"]
+        if not matches or (check_digest and files.sha256(path).hex() != tokens_entry["sha256"]):
+            problem = "is damaged or belongs to another run" if path.exists() else "is missing"
+            raise TrainingError(f"{path} {problem}", _TOKENIZE_AGAIN)
+    from tgen.corpus import from_old_names  # here: `tgen train --help` need not import tokenizers
+
+    tokens = from_old_names(safetensors_file.read_vectors(path))
+    if not _are_tokens(tokens, vocab_size):
+        raise TrainingError(f"{path} is damaged", _TOKENIZE_AGAIN)
+    return tokens
+
+
+def _are_tokens(arrays: Mapping[str, Array], vocab_size: int | None) -> bool:
+    """Whether these are the arrays of `corpus.token_arrays`."""
+    names = set(_TOKEN_ARRAYS)
+    if not names <= arrays.keys() <= names.union(map(_mask_name, names), map(_lengths_name, names)):
+        return False
+    if len(arrays.keys() & set(map(_lengths_name, names))) == 1:
+        return False
+    for name in _TOKEN_ARRAYS:
+        ids, mask = arrays[name], arrays.get(_mask_name(name))
+        if ids.dtype not in (np.uint16, np.uint32):
+            return False
+        if mask is not None and (mask.dtype != np.bool_ or len(mask) != len(ids)):
+            return False
+        lengths = arrays.get(_lengths_name(name))
+        if lengths is not None and not _are_lengths(lengths, ids, mask):
+            return False
+        if vocab_size and any(block.max(initial=0) >= vocab_size for block in blocks(ids)):
+            return False
+    return len(arrays["train"]) > 1
+
+
+def _are_lengths(lengths: Array, ids: Array, mask: Array | None) -> bool:
+    """Whether `lengths` cut the tokens, which have a loss mask, into rows."""
+    if mask is None or lengths.dtype != np.int64:
+        return False
+    values = lengths[:]
+    return bool((values > 0).all() and (values <= len(ids)).all() and values.sum() == len(ids))
+
+
+def _lengths_name(name: str) -> str:
+    return f"{name}_lengths"
+
+
+def _mask_name(name: str) -> str:
+    return f"{name}_loss_mask"
+
+
+def save_state(
+    out: Path,
+    progress: Mapping[str, Any],
+    arrays: Mapping[str, NDArray[Any]],
+    *,
+    run_id: str,
+    environment: Mapping[str, Any],
+    keep: int = 2,
+) -> None:
+    """Save the state of step progress["step"] and remove old states.
+
+    Keep the `keep` newest states and the best one or, if that was not saved, the first one after.
+    """
+    path = _state_path(out, progress["step"])
+    if not path.exists():  # a resumed run repeats steps with identical results
+        contents: dict[str, files.Content] = {
+            _ARRAYS_FILE: safetensors_file.serialize_in_parts(arrays)
+        }
+        values = {"run": run_id, "progress": dict(progress), "made_by": dict(environment)}
+        contents[manifest.NAME] = manifest.seal(values, manifest.describe(contents))
+        files.publish_folder(path, contents)
+    drop_old_states(out, keep, best_step=progress["best_step"])
+
+
+def drop_old_states(out: Path, keep: int, *, best_step: int) -> None:
+    """Remove all but the `keep` newest states and the first one from `best_step` on."""
+    states = _states(out)
+    since_best = [state for state in states if _step(state) >= best_step]
+    for old in states[:-keep]:
+        if old not in since_best[:1]:
+            files.remove(old)
+
+
+def load_state(out: Path, *, run_id: str, from_step: int | None = None) -> SavedState | None:
+    """Return the newest intact state or, with `from_step`, the first one from that step on.
+
+    Rename damaged states and states of other runs. Return None if no state exists. Raise
+    TrainingError if all are damaged, or if one was written by another version or cannot currently
+    be read.
+    """
+    damaged: list[str] = []
+    states = _states(out)
+    if from_step is None:
+        candidates = states[::-1]
+    else:
+        candidates = [state for state in states if _step(state) >= from_step]
+    for path in candidates:
+        try:
+            values = manifest.read(path)
+            if not all(isinstance(values.get(key), dict) for key in ("progress", "made_by")):
+                raise ModelError(f"{path / manifest.NAME} is damaged")
+            if values.get("run") != run_id:
+                raise ModelError(f"{path} belongs to another run")
+            arrays_path = path / _ARRAYS_FILE
+            header = safetensors_file.read_header(arrays_path)
+            arrays = safetensors_file.read_arrays(arrays_path, header)
+        except ModelError as error:
+            new_path = _damaged_path(path)
+            files.rename(path, new_path)
+            damaged.append(f"{error.message}: renamed to {new_path.name}")
+            continue
+        return SavedState(values["progress"], arrays, values["made_by"], damaged)
+    if damaged and len(damaged) == len(states):
+        raise TrainingError(
+            f"no training state in {out} can be read: {'; '.join(damaged[:5])}",
+            recovery_hint(out),
+        )
+    return None
+
+
+def damaged_states(out: Path) -> list[str]:
+    """Return the new names of damaged states that `load_state` renamed."""
+    return sorted(path.name for path in folder(out).glob("damaged-state-*"))
+
+
+def save_progress(out: Path, progress: Mapping[str, Any]) -> None:
+    """Replace the counters in the state of step progress["step"], if it exists."""
+    path = _state_path(out, progress["step"])
+    if path.exists():
+        values = manifest.read(path)
+        entries = values.pop("files")
+        del values["format"]
+        content = manifest.seal(values | {"progress": dict(progress)}, entries)
+        files.publish(path / manifest.NAME, content)
+
+
+def drop_states_after(out: Path, step: int) -> None:
+    """Remove the states of later steps, the newest first."""
+    for path in reversed(_states(out)):
+        if _step(path) > step:
+            files.remove(path)
+
+
+def remove_run(out: Path) -> None:
+    """Remove the files of a run, run.json first, and nothing else."""
+    for name in ("run.json", "tokenizer.json", "log.jsonl", _GENERAL_FILE, "tensorboard"):
+        files.remove(folder(out) / name)
+    for path in [*_token_files(out), *_states(out), *folder(out).glob("damaged-state-*")]:
+        files.remove(path)
+    remove_leftovers(out)
+
+
+def remove_leftovers(out: Path) -> None:
+    """Remove the temporary files of an interrupted save."""
+    for path in (out, folder(out), *_states(out)):
+        files.remove_leftovers(path)
+
+
+def _token_files(out: Path) -> list[Path]:
+    return [path for path in folder(out).glob("tokens*") if _TOKENS_NAME.fullmatch(path.name)]
+
+
+def _state_path(out: Path, step: int) -> Path:
+    return folder(out) / f"state-{step:08d}"
+
+
+def _states(out: Path) -> list[Path]:
+    paths = (path for path in folder(out).glob("state-*") if _STATE_NAME.fullmatch(path.name))
+    return sorted(paths, key=_step)
+
+
+def _step(state: Path) -> int:
+    return int(state.name.removeprefix("state-"))
+
+
+def _damaged_path(state: Path) -> Path:
+    """Return an unused name for a damaged state."""
+    names = (f"damaged-{state.name}{f'-{i}' * (i > 1)}" for i in range(1, 1000))
+    return next(path for name in names if not (path := state.with_name(name)).exists())

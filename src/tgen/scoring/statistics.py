@@ -1,0 +1,136 @@
+"""Units of text whose scores vary independently: documents, or blocks of a few long ones.
+
+The difference between two models' scores of the same text, and its significance.
+"""
+
+import math
+from array import array
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgen.reports.score import Score, ScoreDifference, Unit
+from tgen.training.standard_error import bits_per_byte_error
+
+Floats = NDArray[np.float64]
+
+MAX_BLOCKS = 64  # per document
+MIN_UNITS = 10  # fewer give no usable standard error
+_BYTES_PER_TOKEN = 4  # a block has at least the bytes of a context of such tokens
+
+
+class Units(NamedTuple):
+    """The scores of n units."""
+
+    unit: Unit
+    nats: Floats  # (n,)
+    n_bytes: Floats  # (n,)
+
+    @property
+    def standard_error(self) -> float | None:
+        """The standard error of all units' bits per byte; None for too few."""
+        enough = len(self.nats) >= MIN_UNITS
+        return bits_per_byte_error(self.nats, self.n_bytes) if enough else None
+
+
+def count_blocks(n_bytes: int, context_length: int) -> int:
+    """Return the number of blocks to split a document into: none is shorter than a context."""
+    return max(1, min(MAX_BLOCKS, n_bytes // (_BYTES_PER_TOKEN * context_length)))
+
+
+class BlockSums:
+    """The negative log-likelihood of a document in `n` blocks of equal numbers of bytes.
+
+    A token across a border counts in both blocks, in proportion to its bytes, so that the blocks of
+    models with different tokens cover the same text.
+    """
+
+    def __init__(self, n: int, n_bytes: int) -> None:
+        self.nats: Floats = np.zeros(n)
+        self._borders = np.arange(1, n) * (n_bytes / n)  # between the blocks
+        self.n_bytes = 0  # of the tokens added
+
+    def add(self, nats: Floats, n_bytes: NDArray[np.int64]) -> None:
+        """Add tokens: the nats and bytes of each, both (n,)."""
+        edges = self.n_bytes + np.concatenate([[0], np.cumsum(n_bytes)])
+        sums = np.concatenate([[0], np.cumsum(nats)])
+        first, end = np.searchsorted(self._borders, [edges[0], edges[-1]], side="right")
+        cuts = np.interp(self._borders[first:end], edges, sums)
+        self.nats[first : end + 1] += np.diff([0, *cuts, sums[-1]])
+        self.n_bytes = int(edges[-1])
+
+
+class ScoreTotals:
+    """The sum of many scores. Documents are the units from 10 on, else their blocks."""
+
+    def __init__(self) -> None:
+        self._nats, self._bytes = array("d"), array("d")  # by document
+        self._block_nats, self._block_bytes = array("d"), array("d")
+        self._n_bytes = self._n_tokens = 0
+
+    def add(self, nats: float, *, n_bytes: int, n_tokens: int, blocks: Floats) -> None:
+        """Add a document; `blocks` (n,) are the nats of its equal parts."""
+        self._n_bytes += n_bytes
+        self._n_tokens += n_tokens
+        if n_bytes:
+            self._nats.append(nats)
+            self._bytes.append(n_bytes)
+            if len(self._nats) < MIN_UNITS:
+                self._block_nats.extend(blocks)
+                self._block_bytes.extend([n_bytes / len(blocks)] * len(blocks))
+
+    def units(self) -> Units:
+        """Return the scores of the units."""
+        if len(self._nats) >= MIN_UNITS:
+            return Units("documents", np.array(self._nats), np.array(self._bytes))
+        return Units("blocks", np.array(self._block_nats), np.array(self._block_bytes))
+
+    def score(self) -> Score:
+        """Return the score of all documents together."""
+        units = self.units()
+        return Score(
+            n_bytes=self._n_bytes,
+            n_tokens=self._n_tokens,
+            nats=float(np.sum(self._nats)),
+            standard_error=units.standard_error,
+            unit=units.unit,
+            n_units=len(units.nats),
+        )
+
+
+_MAX_EXACT = 20  # differences whose 2^n signs are all tried; above, their sum is almost normal
+
+
+def compare(one: Units, other: Units) -> ScoreDifference:
+    """Return the bits per byte of `one` minus those of `other`, of the same units of text."""
+    assert one.unit == other.unit
+    assert np.array_equal(one.n_bytes, other.n_bytes)
+    difference = Units(one.unit, one.nats - other.nats, one.n_bytes)
+    enough = len(difference.nats) >= MIN_UNITS
+    return ScoreDifference(
+        bits_per_byte=float(difference.nats.sum() / math.log(2) / difference.n_bytes.sum()),
+        standard_error=difference.standard_error,
+        p_value=permutation_p_value(difference.nats) if enough else None,
+        unit=difference.unit,
+        n_units=len(difference.nats),
+    )
+
+
+def permutation_p_value(differences: Floats) -> float:
+    """Return the two-sided p-value of the paired permutation test of differences (n,).
+
+    If two models are equally good, each difference is as likely with either sign (Pitman 1937). The
+    p-value is the probability of a sum as far from 0 as the one found: exact up to 20 differences,
+    a normal approximation above.
+    """
+    sizes = np.abs(differences)
+    total, scale = abs(float(differences.sum())), float(sizes.sum())
+    if scale == 0:
+        return 1.0
+    if len(sizes) > _MAX_EXACT:
+        return math.erfc(total / math.sqrt(2 * float(sizes @ sizes)))
+    sums = np.zeros(1)
+    for size in sizes:
+        sums = np.concatenate([sums - size, sums + size])
+    return float((np.abs(sums) >= total - 1e-12 * scale).mean())

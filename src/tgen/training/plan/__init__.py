@@ -1,1 +1,0 @@
-"""The training plan: model, hyperparameters and their reasons, computed without torch."""

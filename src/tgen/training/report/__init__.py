@@ -1,1 +1,0 @@
-"""Reports beyond the loss: baselines, memorization, TensorBoard events."""
