@@ -16,44 +16,49 @@ ALLOWED = {
     "errors": "",
     "config": "",
     "reports": "",
-    "storage": "",
     "distributed": "",
+    "storage": "",
+    "machine": "distributed storage",
     "tokenizer": "storage",
     "corpus": "storage tokenizer",
-    "checkpoint": "storage tokenizer model",
-    "model": "storage distributed",
-    "engine": "storage checkpoint model",
+    "model": "machine",
+    "checkpoint": "storage machine tokenizer model",
+    "planning": "model",
+    "chat": "tokenizer checkpoint",
+    "engine": "storage machine model checkpoint",
+    "inspection": "machine tokenizer model checkpoint",
+    "lora": "storage machine tokenizer model checkpoint",
+    "drawing": "inspection",
     "generation": "engine",
-    "training": "corpus distributed model",
-    "inspection": "checkpoint model tokenizer",
-    "benchmark": "storage tokenizer corpus checkpoint model engine generation training "
-    "loaded_model",
-    "chat": "storage checkpoint tokenizer",
-    "runs": "storage distributed tokenizer corpus checkpoint model engine generation chat training",
-    "scoring": "tokenizer corpus generation chat training loaded_model",
-    "loaded_model": "tokenizer checkpoint engine generation chat",
-    "api": "tokenizer checkpoint engine generation loaded_model runs scoring inspection cli",
+    "training": "distributed machine corpus model planning lora",
+    "loaded_model": "tokenizer checkpoint chat engine lora generation",
+    "runs": "distributed storage machine tokenizer corpus model checkpoint planning chat "
+    "engine lora generation training",
+    "benchmark": "machine checkpoint planning engine lora generation training loaded_model",
     "llm_plugin": "checkpoint generation loaded_model",
+    "scoring": "corpus chat training loaded_model",
     "serve": "checkpoint generation loaded_model",
-    "cli": "benchmark chat checkpoint corpus distributed engine generation inspection "
-    "loaded_model model runs scoring serve storage tokenizer",
+    "api": "tokenizer checkpoint engine inspection lora drawing generation loaded_model runs "
+    "scoring",
+    "cli": "distributed storage machine tokenizer corpus model checkpoint chat engine "
+    "inspection lora drawing generation loaded_model runs benchmark scoring serve",
     "__init__": "api",
     "__main__": "cli",
 }
 SHARED = {"version", "errors", "config", "reports"}
 # library: where alone it may be imported
 LIBRARIES = {
-    "torch": "model training inspection api distributed "
-    "engine/torch_engine engine/cuda_graph "
+    "torch": "machine/device machine/openmp_wait model lora/training training inspection "
+    "api distributed engine/torch_engine engine/cuda_graph "
     "benchmark/training_step benchmark/roofline benchmark/other_engines",
     "typer": "cli",
-    "rich": "cli",
+    "rich": "cli drawing",
     "tokenizers": "tokenizer",
     "llvmlite": "engine",
     "safetensors": "checkpoint",
-    "tensorboardX": "training/report",
-    "jinja2": "chat cli/inspect/page",
-    "PIL": "cli/inspect/heatmap",
+    "tensorboardX": "runs/tensorboard",
+    "jinja2": "chat drawing/page",
+    "PIL": "drawing",
     "gguf": "checkpoint/gguf",
     "transformers": "benchmark/other_engines api",
     "llama_cpp": "benchmark/other_engines",
@@ -63,7 +68,7 @@ LIBRARIES = {
     "starlette": "serve",
     "uvicorn": "serve",
 }
-WITHOUT_TORCH = "training/plan/"
+WITHOUT_TORCH = "planning/"
 UNSAFE = {"pickle", "marshal", "shelve", "dill"}  # loading them can run code
 
 

@@ -9,7 +9,7 @@ import torch
 
 from tgen.config import ModelConfig
 from tgen.config.training import ResolvedTrainConfig
-from tgen.machine.cpus import BusyMachine
+from tgen.machine.openmp_wait import BusyMachine
 from tgen.training.calibrate import RandomRun
 
 
@@ -101,7 +101,7 @@ def test_training_on_a_busy_machine_gives_the_same_bits():
 def test_program_ends_while_the_watcher_starts_and_ends_threads():
     code = """
 import itertools, threading
-from tgen.model import openmp_wait
+from tgen.machine import openmp_wait
 
 loads, changes = itertools.cycle([9.0, 0.0]), threading.Semaphore(0)
 class Changing:

@@ -30,6 +30,7 @@ COMMANDS = {
     "tokenize": "Show how a model splits a text into tokens.",
     "models": "List the models on this machine, or remove some.",
 }
+_FOLDERS = ("train", "generate", "inspect", "bench")  # commands of several files
 _HELP = """Train a small language model on your own text, then generate, inspect and benchmark.
 
 Exit status: 0 success (also when the reader closed the pipe), 1 failure, 2 usage error, \
@@ -91,7 +92,8 @@ def make_app(arguments: Sequence[str] = tuple(COMMANDS)) -> typer.Typer:
     app.callback(help=_HELP)(_tgen)
     for name, summary in COMMANDS.items():
         if name in arguments:
-            command = import_module(f"tgen.cli.{name}.command").command
+            module = f"tgen.cli.{name}.command" if name in _FOLDERS else f"tgen.cli.{name}"
+            command = import_module(module).command
             app.command(name, cls=_Command, help=command.__doc__)(_prepare(command))
         else:
             app.command(name, help=summary)(_not_loaded)

@@ -5,7 +5,8 @@ import torch
 from tgen import distributed
 from tgen.errors import UsageError
 from tgen.machine import memory
-from tgen.machine.cpus import cpu_count, default_threads, watch_load
+from tgen.machine.cpus import cpu_count, default_threads
+from tgen.machine.openmp_wait import watch_load
 
 Device = torch.device
 

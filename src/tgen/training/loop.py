@@ -12,8 +12,8 @@ from torch import Tensor
 from tgen import distributed
 from tgen.config.training import ResolvedTrainConfig
 from tgen.errors import DivergedError
-from tgen.machine.cpus import other_cpus
 from tgen.machine.memory import retain_freed_memory
+from tgen.machine.openmp_wait import other_cpus
 from tgen.model.precision import product_precision
 from tgen.model.transformer import Transformer
 from tgen.reports.training import DoneReport, EvalReport, StepReport

@@ -9,7 +9,8 @@ from typing import Any
 from typer import Exit
 
 from fuzz.models import save_model
-from tgen.cli import app, console, distributed
+from tgen.cli import app, console
+from tgen.cli.generate import distributed
 from tgen.cli.generate.command import generate
 from tgen.cli.generate.options import GenerateOptions
 from tgen.loaded_model import LoadedModel, open_model

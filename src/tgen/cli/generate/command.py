@@ -45,7 +45,7 @@ def generate(options: GenerateOptions) -> None:
 
     The exit status is 1 if a row of --input was invalid, or if a constrained text was cut off.
     """
-    from tgen.cli.distributed import join_ranks
+    from tgen.cli.generate.distributed import join_ranks
 
     with join_ranks(options) as ranks:
         failed = _generate(options, ranks)
@@ -56,10 +56,10 @@ def generate(options: GenerateOptions) -> None:
 def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     """Write the texts; return whether a row was invalid or a constrained text is incomplete."""
     from tgen.checkpoint.hf import generation_config
-    from tgen.cli.distributed import load_shared
     from tgen.cli.generate import output
     from tgen.cli.generate.batch import RequestQueue
     from tgen.cli.generate.chat import initial_messages
+    from tgen.cli.generate.distributed import load_shared
     from tgen.cli.generate.input_rows import LineReader
     from tgen.cli.model_loading import find_paths
     from tgen.config import SamplingConfig
@@ -138,8 +138,8 @@ def _write(
 def _make_writer(
     model: "LoadedModel", name: str, options: GenerateOptions, ranks: "Ranks"
 ) -> "output.Writer":
-    from tgen.cli.distributed import GatherWriter
     from tgen.cli.generate import output
+    from tgen.cli.generate.distributed import GatherWriter
 
     def to_json(generation: "Generation") -> bytes:
         if generation.error is not None:
