@@ -26,6 +26,8 @@ from tgen.machine.description import MachineProbe
 from tgen.reports.benchmark import Difference, PeakRates, PrecisionReport, ThroughputReport
 
 _TEXTS, _TOKENS = 8, 256
+_PEAK_SECONDS = 1.0  # for reading, and for multiplying
+_MIN_TRIALS = 8  # fewer have no 99% confidence interval
 
 
 def compare_precision(
@@ -66,10 +68,6 @@ def compare_precision(
         reference_bits_per_byte=reference_bits,
         max_logit_difference=max_difference,
     )
-
-
-_PEAK_SECONDS = 1.0  # for reading, and for multiplying
-_MIN_TRIALS = 8  # fewer have no 99% confidence interval
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,10 @@ _SAME = {
     "family": "model family",
     "model_n_params": "number of parameters",
 }
+_TOO_FAST = "faster than the measured peak rates: another process ran while those were measured"
+
+_WARMUP_STEPS = 8
+_PAUSE = 0.25  # seconds, until the previous backend's threads stop spinning
 
 
 def compare_paired(
@@ -125,12 +129,6 @@ def _machine_drift(probe_ratio: Interval | None) -> tuple[float, float]:
     """
     low, high = (probe_ratio.low, probe_ratio.high) if probe_ratio else (1.0, 1.0)
     return min(1.0, low**2), max(1.0, high**2)
-
-
-_TOO_FAST = "faster than the measured peak rates: another process ran while those were measured"
-
-_WARMUP_STEPS = 8
-_PAUSE = 0.25  # seconds, until the previous backend's threads stop spinning
 
 
 @dataclass(frozen=True, kw_only=True)

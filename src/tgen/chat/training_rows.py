@@ -44,18 +44,16 @@ _SOURCE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- 'A:' -}}{%- endif -%}
 """
+_BLOCK = 256  # rows in progress
+_REQUEST = 1 << 21  # characters of messages per request
+_OTHER_TEMPLATE = "use another chat template: --template FILE"
+_ASSISTANT = "assistant"
 
 
 def plain_template(begin: str, end: str) -> str:
     """Return the template's Jinja source; `begin` starts a conversation and `end` ends an answer,
     both names of control tokens."""
     return _SOURCE.replace("BEGIN", json.dumps(begin)).replace("END", json.dumps(end))
-
-
-_BLOCK = 256  # rows in progress
-_REQUEST = 1 << 21  # characters of messages per request
-_OTHER_TEMPLATE = "use another chat template: --template FILE"
-_ASSISTANT = "assistant"
 
 
 class Row(NamedTuple):

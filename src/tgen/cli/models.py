@@ -29,6 +29,8 @@ from tgen.errors import TgenError, UsageError
 from tgen.reports.models import ModelReport
 from tgen.reports.number_format import format_bytes
 
+_SCHEMA = "tgen.models/1"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelsOptions:
@@ -150,9 +152,6 @@ def _files(path: Path) -> dict[str, os.stat_result]:
         except OSError:  # a broken link, or removed meanwhile
             continue
     return {name: status for name, status in found.items() if stat.S_ISREG(status.st_mode)}
-
-
-_SCHEMA = "tgen.models/1"
 
 
 def print_table(reports: Sequence[ModelReport], *, quiet: bool) -> None:

@@ -26,6 +26,8 @@ from tgen.config.option import MAX_THREADS, option
 from tgen.errors import TgenError, UsageError
 from tgen.storage.files import output_problem
 
+Device = Literal["auto", "cpu", "cuda", "mps"]
+
 
 def prompt_option(help_text: str) -> Any:
     """Declare `--prompt`."""
@@ -39,9 +41,6 @@ def read_prompt(prompt: str | None) -> bytes:
     if sys.stdin is None or (sys.stdin.isatty() and prompt is None):
         raise UsageError("no prompt", 'pass --prompt "TEXT", or pipe text in')
     return sys.stdin.buffer.read()
-
-
-Device = Literal["auto", "cpu", "cuda", "mps"]
 
 
 class Reader(NamedTuple):

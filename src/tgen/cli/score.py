@@ -41,6 +41,15 @@ if TYPE_CHECKING:
 _SPEED = "Performance"
 _speed = partial(option, panel=_SPEED)
 PANELS = ("Output", _SPEED)
+Report = TokenScore | DocumentReport | TotalReport
+
+_SCHEMA = "tgen.score/1"
+_MAX_BITS = 12.0  # surprisal with the lightest color: a probability of 1/4,096
+_MAX_PERPLEXITY = 1e9  # larger ones do not fit into their column
+_TOKENS = f"{'token':>8} {'id':>7} {'bits':>7} {'rank':>7}  text"
+_ENDING = f"{'bytes':>13}  document"
+_SCORES = f"{'bits/byte':>9} {'error':>7} {'perplexity':>13} {'tokens':>11} {_ENDING}"
+_DIFFERENCES = f"{'bits/byte':>9} {'other':>7} {'difference':>10} {'error':>7} {'p':>7} {_ENDING}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,17 +103,6 @@ class ScoreOptions:
             raise UsageError("no text", "name a file, or - for stdin")
         if self.per_token and self.compare is not None:
             raise UsageError("--per-token cannot be combined with --compare", "remove one of them")
-
-
-Report = TokenScore | DocumentReport | TotalReport
-
-_SCHEMA = "tgen.score/1"
-_MAX_BITS = 12.0  # surprisal with the lightest color: a probability of 1/4,096
-_MAX_PERPLEXITY = 1e9  # larger ones do not fit into their column
-_TOKENS = f"{'token':>8} {'id':>7} {'bits':>7} {'rank':>7}  text"
-_ENDING = f"{'bytes':>13}  document"
-_SCORES = f"{'bits/byte':>9} {'error':>7} {'perplexity':>13} {'tokens':>11} {_ENDING}"
-_DIFFERENCES = f"{'bits/byte':>9} {'other':>7} {'difference':>10} {'error':>7} {'p':>7} {_ENDING}"
 
 
 class TableWriter:

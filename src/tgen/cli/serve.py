@@ -29,6 +29,7 @@ KEY_VARIABLE = "TGEN_API_KEY"
 _LIMITS, _SPEED = "Limits", "Performance"
 _limit, _speed = (partial(option, panel=panel) for panel in (_LIMITS, _SPEED))
 PANELS = (_LIMITS, _SPEED)
+_BODY_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +108,6 @@ class ServeOptions:
         """
         key = self.api_key if self.api_key is not None else os.environ.get(KEY_VARIABLE)
         return None if key is None else key.strip()
-
-
-_BODY_SECONDS = 10.0
 
 
 def serve(options: ServeOptions) -> None:

@@ -35,6 +35,15 @@ if TYPE_CHECKING:
     from tgen.corpus.sources import Source
     from tgen.tokenizer import Tokenizer
 
+_SCHEMA = "tgen.tokenize/1"
+_SHADES = (0.25, 0.9, 0.5, 0.75)  # neighboring tokens have different colors
+_LINES = f"{'token':>8} {'id':>7} {'byte':>9}  text"
+_COUNTS = f"{'tokens':>11} {'bytes':>13} {'bytes/token':>11}  text"
+
+Pieces = Iterable[tuple[bytes, list[int]]]  # parts of a text with their ids
+_PIECE = 1 << 21  # bytes tokenized at a time; training cuts texts into such pieces too
+_SEPARATORS = re.compile(rb"[\s,\[\]]+")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizeOptions:
@@ -66,14 +75,6 @@ class TokenizeOptions:
             raise UsageError(f"{given[0]} cannot be combined with {given[1]}", "remove one of them")
         if self.files and self.prompt is not None:
             raise UsageError("--prompt cannot be combined with files", "remove one of them")
-
-
-_SCHEMA = "tgen.tokenize/1"
-_SHADES = (0.25, 0.9, 0.5, 0.75)  # neighboring tokens have different colors
-_LINES = f"{'token':>8} {'id':>7} {'byte':>9}  text"
-_COUNTS = f"{'tokens':>11} {'bytes':>13} {'bytes/token':>11}  text"
-
-Pieces = Iterable[tuple[bytes, list[int]]]  # parts of a text with their ids
 
 
 class Counts(NamedTuple):
@@ -192,10 +193,6 @@ def _write_view(tokenizer: "Tokenizer", name: str, pieces: Pieces) -> Counts:
 
 def _style(number: int) -> Style:
     return highlight(_SHADES[number % len(_SHADES)])
-
-
-_PIECE = 1 << 21  # bytes tokenized at a time; training cuts texts into such pieces too
-_SEPARATORS = re.compile(rb"[\s,\[\]]+")
 
 
 def tokenize(options: TokenizeOptions) -> None:

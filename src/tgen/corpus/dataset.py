@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from tgen.storage.disk_array import Array, blocks
 
 Ids = NDArray[np.int64]
+_BPE_DROPOUT = 1  # purpose of these random numbers: dropout's have the same seed and step
 
 
 def split_tokens(
@@ -47,9 +48,6 @@ def split_tokens(
     row_starts = np.searchsorted(positions, np.arange(n_rows) * length)
     index = row_starts[:, None] + np.arange(length)
     return tokens[index], positions[index] % length
-
-
-_BPE_DROPOUT = 1  # purpose of these random numbers: dropout's have the same seed and step
 
 
 class Batch(NamedTuple):

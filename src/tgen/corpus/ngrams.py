@@ -17,6 +17,7 @@ Tokens = NDArray[np.uint16 | np.uint32]
 _LENGTHS = (2, 3, 4)
 _MAX_TOKENS = 1 << 23  # corpus tokens to count
 _MIN_GAIN = 15  # percentage points by which a longer context must beat a shorter one
+_MAX_BIGRAM_TOKENS = 1 << 25  # of the text's beginning
 
 
 class _Ngrams(NamedTuple):
@@ -81,9 +82,6 @@ def _drop_redundant(shorter: _Ngrams, longer: _Ngrams) -> _Ngrams:
         for row, percent in zip(longer.tokens.tolist(), longer.percent.tolist(), strict=True)
     ]
     return _Ngrams(*(field[np.array(useful, bool)] for field in longer))
-
-
-_MAX_BIGRAM_TOKENS = 1 << 25  # of the text's beginning
 
 
 def count_bigrams(tokens: Array, vocab_size: int) -> NDArray[np.float32]:

@@ -17,6 +17,9 @@ import numpy as np
 from tgen.corpus.documents import Corpus, Documents, Part
 
 _MIN_VAL_ROWS, _MAX_VAL_ROWS = 8, 500  # fewer say little, more take time at each evaluation
+MAX_VAL_BYTES = 1 << 22  # a larger validation split would not make the loss more certain
+_PIECE = 1 << 18  # bytes
+_LINE = 1 << 12  # bytes searched first for a line break
 
 
 class TrainValSplit(NamedTuple):
@@ -98,11 +101,6 @@ def split_rows(corpus: Corpus, val_fraction: float) -> TrainValSplit:
         n_dropped=int(is_val.sum()) - len(val),
         dropped_bytes=int(n_bytes[is_val].sum() - n_bytes[val].sum()),
     )
-
-
-MAX_VAL_BYTES = 1 << 22  # a larger validation split would not make the loss more certain
-_PIECE = 1 << 18  # bytes
-_LINE = 1 << 12  # bytes searched first for a line break
 
 
 def subsample_documents(documents: Documents, max_bytes: int) -> Documents:

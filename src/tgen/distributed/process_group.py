@@ -23,6 +23,16 @@ from tgen.errors import RankError, TgenError, UsageError, is_out_of_memory
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
+_REPORT_SECONDS = 1.0  # time for rank 0 to print an error before the ranks have joined
+_POLL_SECONDS = 0.1
+_NOTICE_AFTER_SECONDS = 10.0
+_CONNECT_TIMEOUT = timedelta(seconds=2)  # short: torch handles no signal meanwhile
+_PRINT_TIMEOUT = timedelta(seconds=20)  # after that, rank 0 is considered busy or dead
+_COLLECTIVE_TIMEOUT = timedelta(days=1)  # rank 0 prepares and saves alone for a long time
+_ERROR_KEY, _PRINTED_KEY = "tgen error", "tgen printed"
+# Torch's messages about a rank that has exited.
+_PEER_GONE = ("Connection closed", "reset by peer", "Broken pipe", "remote process exited")
+
 
 class Ranks(NamedTuple):
     """Rank of this process and number of ranks, in total and on this machine."""
@@ -76,17 +86,6 @@ def _read_number(name: str, default: int) -> int:
         raise UsageError(
             f"{name}={text!r} is not a number", "start the processes with torchrun"
         ) from None
-
-
-_REPORT_SECONDS = 1.0  # time for rank 0 to print an error before the ranks have joined
-_POLL_SECONDS = 0.1
-_NOTICE_AFTER_SECONDS = 10.0
-_CONNECT_TIMEOUT = timedelta(seconds=2)  # short: torch handles no signal meanwhile
-_PRINT_TIMEOUT = timedelta(seconds=20)  # after that, rank 0 is considered busy or dead
-_COLLECTIVE_TIMEOUT = timedelta(days=1)  # rank 0 prepares and saves alone for a long time
-_ERROR_KEY, _PRINTED_KEY = "tgen error", "tgen printed"
-# Torch's messages about a rank that has exited.
-_PEER_GONE = ("Connection closed", "reset by peer", "Broken pipe", "remote process exited")
 
 
 def rank_zero_reports() -> bool:

@@ -19,6 +19,12 @@ from tgen.reports.inspection import AttentionReport, PositionsReport, RolloutRep
 
 AUTO_SELECTED = "auto-selected: most focused head"
 LOG_MIN = 1e-4  # smallest share that the log scale distinguishes from 0
+TITLE_SIZE, TEXT_SIZE, NUMBER_SIZE = 15, 12, 11  # font sizes
+TEXT_COLOR, DIM_COLOR, BACKGROUND = "#222222", "#707070", "#ffffff"
+SCALES = {"sqrt": "square-root scale", "linear": "linear scale", "log": "log scale"}
+_MARGIN, _GAP, _LINE, _BAR = 20, 6, 16, (200, 10)
+_TICKS = {"sqrt": (0, 0.05, 0.25, 0.5, 1), "log": (1e-4, 1e-3, 0.01, 0.1, 1)}
+Anchor = Literal["start", "middle", "end"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -116,14 +122,6 @@ def positions_map(report: PositionsReport) -> HeatMap:
         percent=False,
         unit="",
     )
-
-
-TITLE_SIZE, TEXT_SIZE, NUMBER_SIZE = 15, 12, 11  # font sizes
-TEXT_COLOR, DIM_COLOR, BACKGROUND = "#222222", "#707070", "#ffffff"
-SCALES = {"sqrt": "square-root scale", "linear": "linear scale", "log": "log scale"}
-_MARGIN, _GAP, _LINE, _BAR = 20, 6, 16, (200, 10)
-_TICKS = {"sqrt": (0, 0.05, 0.25, 0.5, 1), "log": (1e-4, 1e-3, 0.01, 0.1, 1)}
-Anchor = Literal["start", "middle", "end"]
 
 
 @dataclass(frozen=True, kw_only=True)

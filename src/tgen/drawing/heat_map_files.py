@@ -42,6 +42,9 @@ from typing import Any
 from tgen.drawing.heat_map import SCALES, legend_values
 
 _MAX_SHAPES = 48  # rows or columns up to which each cell is its own shape
+_REPLACEMENTS = {"⏎": "\\n", "⇥": "\\t", "␍": "\\r", "◌": ""}  # marks that the font lacks
+_PILLOW_ANCHORS = {"start": "lm", "middle": "mm", "end": "rm"}
+_SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 
 
 def svg(heat: HeatMap) -> str:
@@ -126,10 +129,6 @@ def _encode_png(image: NDArray[np.uint8]) -> bytes:
     )
 
 
-_REPLACEMENTS = {"⏎": "\\n", "⇥": "\\t", "␍": "\\r", "◌": ""}  # marks that the font lacks
-_PILLOW_ANCHORS = {"start": "lm", "middle": "mm", "end": "rm"}
-
-
 def png(heat: HeatMap) -> bytes:
     """Return the picture as the bytes of a PNG file; raises UsageError without Pillow."""
     try:
@@ -194,9 +193,6 @@ def _with_font_characters(heat: HeatMap, font: "FreeTypeFont | ImageFont") -> He
         row_name=replaced(heat.row_name),
         column_name=replaced(heat.column_name),
     )
-
-
-_SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 
 
 def vega(heat: HeatMap) -> dict[str, Any]:

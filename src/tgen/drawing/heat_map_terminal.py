@@ -24,6 +24,11 @@ from tgen.drawing.terminal_text import MARGIN, cut, row_label
 _CHARACTERS = " ·:-=+*#%@"  # shades without color
 _N_SHADES = 64
 _MAX_DRAWN, _MAX_REPEAT = 64, 4  # signed matrices: rows drawn, and columns per value
+_MAX_ROWS = 40  # at a terminal, unless rows are selected: the last ones
+_TOP = 4  # values per line of a list
+_MIN_DIGITS = 3  # columns of a number
+_VERTICAL = 6  # characters of a vertical label
+_MIN_SHARE = 0.005  # smaller shares are written ·
 
 
 @dataclass(frozen=True)
@@ -141,13 +146,6 @@ def _legend(heat: HeatMap, has_color: bool) -> str:
         "linear": "linear scale",
     }
     return f"{ends}, {scale[heat.scale]}; columns are {heat.column_name}s"
-
-
-_MAX_ROWS = 40  # at a terminal, unless rows are selected: the last ones
-_TOP = 4  # values per line of a list
-_MIN_DIGITS = 3  # columns of a number
-_VERTICAL = 6  # characters of a vertical label
-_MIN_SHARE = 0.005  # smaller shares are written ·
 
 
 def draw_heat_map(

@@ -28,6 +28,27 @@ from tgen.reports.inspection import (
     TokenReport,
 )
 
+_MIB = 2**20
+_PLACEMENTS = {
+    "pre": "before each sublayer (pre-norm)",
+    "post": "after each residual addition (post-norm)",
+    "parallel": "before attention and feed-forward, which run in parallel",
+    "output": "on each sublayer's output",
+    "sandwich": "before each sublayer and on its output",
+}
+_SCALES = {
+    "embedding {:.6g}": ("embedding_scale", 1),
+    "attention {:.6g}": ("attention_scale", None),
+    "residual {:.6g}": ("residual_scale", 1),
+    "logits 1/{:.6g}": ("logits_divisor", 1),
+}
+_MAX_BAR = 30  # columns of the longest bar
+_TEXT_COLUMNS = 50  # columns left of the bars
+_LAYER_COLUMNS = 10
+_MIN_CELL, _MAX_CELL = 9, 18  # columns per position
+_MAX_BITS = 12.0  # surprisal with the lightest color: a probability of 1/4,096
+_MIN_WIDTH = 60  # columns; narrower tables have no token ids and byte offsets
+
 
 def table(*names: str, title: str = "") -> Table:
     """Return a table with these columns; `>` before a name right-aligns the column."""
@@ -44,22 +65,6 @@ def table(*names: str, title: str = "") -> Table:
         else:
             rows.add_column(name, overflow="fold")
     return rows
-
-
-_MIB = 2**20
-_PLACEMENTS = {
-    "pre": "before each sublayer (pre-norm)",
-    "post": "after each residual addition (post-norm)",
-    "parallel": "before attention and feed-forward, which run in parallel",
-    "output": "on each sublayer's output",
-    "sandwich": "before each sublayer and on its output",
-}
-_SCALES = {
-    "embedding {:.6g}": ("embedding_scale", 1),
-    "attention {:.6g}": ("attention_scale", None),
-    "residual {:.6g}": ("residual_scale", 1),
-    "logits 1/{:.6g}": ("logits_divisor", 1),
-}
 
 
 def summary_table(summary: ModelSummary) -> list[Table | Text]:
@@ -155,12 +160,6 @@ def checks_footer(checks: Sequence[Check]) -> Text:
     return Text(f"self-check passed: {names}", style="dim")
 
 
-_MAX_BAR = 30  # columns of the longest bar
-_TEXT_COLUMNS = 50  # columns left of the bars
-_LAYER_COLUMNS = 10
-_MIN_CELL, _MAX_CELL = 9, 18  # columns per position
-
-
 def prediction_table(predictions: Sequence[Prediction], *, context: str, width: int) -> Table:
     """Return the candidates for the next token, with a bar per probability."""
     rows = table("token", ">id", ">probability", ">logit", "", title=f"next token after {context}")
@@ -249,10 +248,6 @@ def attribution_table(
         f"{report.difference:.0e}); {norms} held constant"
     )
     return [rows, Text(note, style="dim")]
-
-
-_MAX_BITS = 12.0  # surprisal with the lightest color: a probability of 1/4,096
-_MIN_WIDTH = 60  # columns; narrower tables have no token ids and byte offsets
 
 
 def token_table(

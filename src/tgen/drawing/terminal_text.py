@@ -35,6 +35,8 @@ _FALLBACKS = (
 )
 _BRAILLE = 0x2800
 _BRAILLE_ROWS = (0b00001001, 0b00010010, 0b00100100, 0b11000000)  # dots by row, the top row first
+MARGIN = 14  # columns of a row's number and label
+_WHITESPACE = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
 def printable(text: str) -> str:
@@ -104,10 +106,6 @@ def _braille_fallback(dots: int) -> str:
     if len(rows) > 2:
         return "|"
     return "'--."[round(sum(rows) / len(rows))]
-
-
-MARGIN = 14  # columns of a row's number and label
-_WHITESPACE = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
 def label(token: bytes, *, width: int | None = None) -> str:

@@ -24,6 +24,8 @@ from tgen.reports.generation import RemovedCandidates
 
 Ids = NDArray[np.int64]
 SortedLogits = NDArray[np.float64]
+_COMPILED_SAMPLERS = ["top_k", "top_p", "min_p", "temperature"]
+_MIN_TEMPERATURE = 1e-3  # of float32 exponents
 
 
 def sort_candidates(logits: Logits, k: int) -> tuple[Ids, SortedLogits]:
@@ -124,10 +126,6 @@ def _first(logits: SortedLogits) -> NDArray[np.bool_]:
     """A mask (B, K) of the most likely candidate that is left."""
     left = logits > -np.inf
     return np.asarray(left & (np.cumsum(left, axis=1) == 1))
-
-
-_COMPILED_SAMPLERS = ["top_k", "top_p", "min_p", "temperature"]
-_MIN_TEMPERATURE = 1e-3  # of float32 exponents
 
 
 def sample(

@@ -22,6 +22,18 @@ _MAX_BLOCK, _MIN_BLOCK = 50, 4  # tokens; shorter blocks are too short to measur
 _N_SEEDS = 8
 # Fields of HeadReport that `RepeatScores.head_scores` returns.
 SCORES = ("duplicate", "duplicate_control", "induction", "induction_control", "induction_std")
+_METRICS = (
+    "entropy",
+    "effective_keys",
+    "normalized_entropy",
+    "confidence",
+    "distance",
+    "self",
+    "previous",
+    "first",
+    "text_induction",
+)
+_QUERY_CHUNK = 128  # queries at a time: bounds the memory of long texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,20 +129,6 @@ def _second_block_scores(
     recorder = AttentionRecorder(add, scale=model.config.score_scale)
     x = model.hidden_states(token_batch(model, sequences), recorder=recorder)
     return duplicate, induction, x
-
-
-_METRICS = (
-    "entropy",
-    "effective_keys",
-    "normalized_entropy",
-    "confidence",
-    "distance",
-    "self",
-    "previous",
-    "first",
-    "text_induction",
-)
-_QUERY_CHUNK = 128  # queries at a time: bounds the memory of long texts
 
 
 class HeadMetricSums:

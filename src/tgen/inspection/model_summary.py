@@ -19,6 +19,9 @@ from tgen.model.rope import rotary_tables, sinusoid
 from tgen.model.transformer import Transformer
 from tgen.reports.inspection import ModelSummary, PositionsReport
 
+_MAX_POSITIONS = 4096  # rows of a matrix; the similarities have as many columns
+_DTYPES = {"uint16": "bfloat16"}  # NumPy has no bfloat16: its bits are stored as integers
+
 
 def name_layers(layers: Collection[int]) -> str:
     """Return "layer 3" or "layers 0-4, 6"; at least one layer, in order."""
@@ -26,9 +29,6 @@ def name_layers(layers: Collection[int]) -> str:
     lasts = (i for i in layers if i + 1 not in layers)
     ranges = [f"{a}-{b}" if a < b else f"{a}" for a, b in zip(firsts, lasts, strict=True)]
     return f"layer{'s' * (len(layers) > 1)} {', '.join(ranges)}"
-
-
-_MAX_POSITIONS = 4096  # rows of a matrix; the similarities have as many columns
 
 
 @torch.no_grad()
@@ -87,9 +87,6 @@ def position_encoding(model: Transformer) -> list[PositionsReport]:
 
 def _layers_with(config: ModelConfig, rope: Rope) -> list[int]:
     return [layer for layer in range(config.n_layers) if config.rope(layer) == rope]
-
-
-_DTYPES = {"uint16": "bfloat16"}  # NumPy has no bfloat16: its bits are stored as integers
 
 
 def summarize(bundle: ModelBundle, found_by: str = "") -> ModelSummary:

@@ -20,6 +20,10 @@ from tgen.storage import files
 _HINT = "use a smaller model, or raise the memory limit of the container or job"
 _ROOT = Path("/")
 _SMALL_CACHE = 1 << 26  # bytes; a smaller KV cache is not checked, so that short texts stay fast
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_LARGEST = 32 << 20  # bytes; larger blocks are returned, so that free space is not fragmented
+_RETAINED = 1 << 30  # bytes at the end of the heap
+_LIBC: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def free_ram(root: Path = _ROOT) -> int | None:
@@ -67,12 +71,6 @@ def _own_bytes(root: Path) -> int:
     except (TgenError, OSError):
         return 0
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(b"RssAnon:")), 0)
-
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-_LARGEST = 32 << 20  # bytes; larger blocks are returned, so that free space is not fragmented
-_RETAINED = 1 << 30  # bytes at the end of the heap
-_LIBC: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def retain_freed_memory() -> None:

@@ -23,6 +23,7 @@ from tgen.config.training import Precision
 
 _MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 _NAMES: dict[Precision, str] = {"float32": "ieee", "bfloat16": "bf16"}
+_FEW_ROWS = 32  # with fewer, widening the matrix takes longer than the product
 
 
 @contextmanager
@@ -149,9 +150,6 @@ def _has_amx() -> bool:
 
 def _set(name: str) -> None:
     _MATMUL.fp32_precision = name
-
-
-_FEW_ROWS = 32  # with fewer, widening the matrix takes longer than the product
 
 
 def stored_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

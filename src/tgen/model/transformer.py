@@ -39,6 +39,8 @@ from tgen.model.kv_cache import KVCache
 from tgen.model.precision import linear, round_input, stored_product
 from tgen.model.rope import rotary_tables, sinusoid
 
+_FIRST_POSITIONS = 4096  # in the position tables at first: most of a long context is never used
+
 
 def checkpoint_block(
     block: Callable[..., Any], x: Tensor, context: Any, dropout: Dropout
@@ -78,9 +80,6 @@ def _set_states(generators: list[torch.Generator], states: list[Tensor]) -> Iter
     finally:
         for generator, state in zip(generators, now, strict=True):
             generator.set_state(state)
-
-
-_FIRST_POSITIONS = 4096  # in the position tables at first: most of a long context is never used
 
 
 class Recorder(Protocol):

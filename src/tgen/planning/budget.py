@@ -25,6 +25,28 @@ from tgen.planning.model_size import ModelChoice, PlanInputs, tokens_per_second
 from tgen.planning.shapes import matmul_params, step_seconds
 
 _MAX_VOCAB_SIZE = 8192  # larger vocabularies need gigabytes
+_MIN_BPE_BYTES = 10_000  # a smaller corpus repeats too few words to learn them as tokens
+_SMALL_BYTES = 200_000  # a smaller corpus has too few for more than 512 tokens
+SHARE = 0.05  # of the minutes
+TEXT_TOKENS = 16  # of each text that the base model writes: more would be a sequence of more passes
+TEXTS_WITH_STEPS = 64  # however fast the machine is
+_MIN_TEXTS, _MAX_TEXTS = 8, 256
+_MIN_GENERATED_TOKENS, MAX_GENERATED_TOKENS = 16, 128
+_MIN_EVALUATED_TOKENS = 64
+_EVALUATION = 0.7  # time of an evaluated token, relative to one in a step
+# A pass for one new token reads all weights. SmolLM2-135M on one CPU: as long as 17 tokens of an
+# evaluation, 24 in a batch.
+_PASS_TOKENS = 24
+_MIN_PASS_SECONDS = 0.0012
+_MIN_STEP_TOKENS, MAX_STEP_TOKENS = 2048, 16384  # of a rank
+_MAX_UPDATE_SHARE = 0.1  # of a step's time that Muon may take: more tokens then cost little
+_MIN_STEPS_PER_TOKEN = 300 / 4096  # of a run per token of a step: fewer, larger steps learn less
+_FROZEN_WORK = 4 / 6  # of products, without the gradients of the weights
+_OTHER_SHARE = 0.05  # share of the time for evaluations, samples and saving
+_SAMPLING_SECONDS = 0.3  # at least: one token at a time, however small the model
+_SAMPLE_TOKENS, _MEMORIZATION_SAMPLES, _MEMORIZATION_TOKENS = 120, 8, 128
+_EXIT_SECONDS = 0.9
+_FEWEST_STEPS = 4  # of fine-tuning: windows are left out of a step if fewer steps would fit
 
 
 def can_start_from_bigrams(config: ModelConfig) -> bool:
@@ -37,10 +59,6 @@ def can_start_from_bigrams(config: ModelConfig) -> bool:
         and config.embedding_scale == config.logits_divisor == 1
         and config.vocab_size <= _MAX_VOCAB_SIZE
     )
-
-
-_MIN_BPE_BYTES = 10_000  # a smaller corpus repeats too few words to learn them as tokens
-_SMALL_BYTES = 200_000  # a smaller corpus has too few for more than 512 tokens
 
 
 def choose_tokenizer(n_bytes: int, alphabet: int) -> tuple[str, int | None, str]:
@@ -56,19 +74,6 @@ def choose_tokenizer(n_bytes: int, alphabet: int) -> tuple[str, int | None, str]
     size = f"{n_bytes / 1e6:.1f} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:.0f} KB"
     why = f"{size} of text, {alphabet:,} distinct character{'s' * (alphabet != 1)}"
     return "bpe", round(vocab_size), why
-
-
-SHARE = 0.05  # of the minutes
-TEXT_TOKENS = 16  # of each text that the base model writes: more would be a sequence of more passes
-TEXTS_WITH_STEPS = 64  # however fast the machine is
-_MIN_TEXTS, _MAX_TEXTS = 8, 256
-_MIN_GENERATED_TOKENS, MAX_GENERATED_TOKENS = 16, 128
-_MIN_EVALUATED_TOKENS = 64
-_EVALUATION = 0.7  # time of an evaluated token, relative to one in a step
-# A pass for one new token reads all weights. SmolLM2-135M on one CPU: as long as 17 tokens of an
-# evaluation, 24 in a batch.
-_PASS_TOKENS = 24
-_MIN_PASS_SECONDS = 0.0012
 
 
 class SideWork(NamedTuple):
@@ -127,11 +132,6 @@ def general_seconds(side_work: SideWork, tokens_per_second: float) -> float:
     if n_texts := side_work.general_texts:
         seconds += generation_seconds(n_texts, TEXT_TOKENS, tokens_per_second)
     return seconds
-
-
-_MIN_STEP_TOKENS, MAX_STEP_TOKENS = 2048, 16384  # of a rank
-_MAX_UPDATE_SHARE = 0.1  # of a step's time that Muon may take: more tokens then cost little
-_MIN_STEPS_PER_TOKEN = 300 / 4096  # of a run per token of a step: fewer, larger steps learn less
 
 
 def choose_batch_size(
@@ -193,14 +193,6 @@ def _fits(
         model, config, context=context, n_ranks=1, parallel="ddp", on_gpu=not inputs.on_cpu
     )
     return needed.total <= USABLE * inputs.rank_memory
-
-
-_FROZEN_WORK = 4 / 6  # of products, without the gradients of the weights
-_OTHER_SHARE = 0.05  # share of the time for evaluations, samples and saving
-_SAMPLING_SECONDS = 0.3  # at least: one token at a time, however small the model
-_SAMPLE_TOKENS, _MEMORIZATION_SAMPLES, _MEMORIZATION_TOKENS = 120, 8, 128
-_EXIT_SECONDS = 0.9
-_FEWEST_STEPS = 4  # of fine-tuning: windows are left out of a step if fewer steps would fit
 
 
 class Budget(NamedTuple):

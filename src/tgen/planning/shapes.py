@@ -17,6 +17,11 @@ from tgen.config import ModelConfig
 from tgen.config.training import Precision
 
 TensorShape = tuple[int, ...]
+_MUON_ITERATIONS = 5
+_SHORT_CONTEXT = 256  # tokens; up to there, the elementwise cost includes attention
+# FLOP at the measured speed per pair of tokens, layer and unit of width: six are needed, which
+# run slower. From one measurement: a step of one window of 4,000 tokens.
+_ATTENTION = 10
 
 
 class FrozenModel(NamedTuple):
@@ -81,13 +86,6 @@ def n_elements(shapes: Iterable[TensorShape], *, n_ranks: int = 1) -> int:
 
 def _norm(model: ModelConfig) -> list[TensorShape]:
     return [(model.d_model,)] * (1 if model.norm == "rms_norm" else 2)
-
-
-_MUON_ITERATIONS = 5
-_SHORT_CONTEXT = 256  # tokens; up to there, the elementwise cost includes attention
-# FLOP at the measured speed per pair of tokens, layer and unit of width: six are needed, which
-# run slower. From one measurement: a step of one window of 4,000 tokens.
-_ATTENTION = 10
 
 
 class MeasuredStep(NamedTuple):

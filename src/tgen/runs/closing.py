@@ -52,6 +52,25 @@ from tgen.training.state import TrainState
 _SAMPLE_TOKENS = 120
 
 T = TypeVar("T")
+_WINDOW = 512  # tokens
+# Chance runs grow with the logarithm of the text sizes: to double one, square both. Real text is
+# less even: pieces of 4 KB of tinyshakespeare share 20 to 49 bytes with its rest, the median is 26.
+# Four times that, 104 bytes, are more than two whole lines of verse.
+_LONG = 2  # times the natural run
+_VERY_LONG = 4
+_MIN_NATURAL_RUN = 20  # bytes, three or four words
+# Training bits relative to held-out bits. Parts of one text differ by less: an n-gram model's
+# average over its worst tenth is 0.95 for tinyshakespeare, and 0.83 for a Python manual whose
+# chapters all differ.
+_GAP = 0.75
+_GAP_BITS = 0.1  # a smaller gap does not count, however small both are
+_MIN_EPOCHS = 2  # with fewer, two parts of a text differ by chance
+_MEMORIZED_BITS = 0.3  # per byte: a good model of unseen English needs three times as many
+
+_CHUNK = 1 << 22  # bytes of the text whose hashes are in memory at a time
+_MEMORIZATION_SAMPLES, _MEMORIZATION_TOKENS = 8, 128  # to search for in the training text
+_SEARCHED_TOKENS = 1 << 22  # training tokens to search
+_TRAIN_LOSS_TOKENS = 1 << 14  # training tokens to evaluate
 
 
 def sample(prepared: PreparedRun, state: TrainState) -> Iterator[SampleReport]:
@@ -112,9 +131,6 @@ def _generate(
     return [tokenizer.decode(text, continuation=True) for text in texts]
 
 
-_WINDOW = 512  # tokens
-
-
 def measure_before(
     out: Path, prepared: PreparedRun, state: TrainState, tokens_entry: Mapping[str, Any]
 ) -> Generator[PhaseReport, None, PreparedRun]:
@@ -166,23 +182,6 @@ def general_bits_per_byte(model: Transformer, tokenizer: Tokenizer, text: bytes)
         seed=0,
     )
     return evaluate_alone(model, dataset).bits_per_byte
-
-
-# Chance runs grow with the logarithm of the text sizes: to double one, square both. Real text is
-# less even: pieces of 4 KB of tinyshakespeare share 20 to 49 bytes with its rest, the median is 26.
-# Four times that, 104 bytes, are more than two whole lines of verse.
-_LONG = 2  # times the natural run
-_VERY_LONG = 4
-_MIN_NATURAL_RUN = 20  # bytes, three or four words
-# Training bits relative to held-out bits. Parts of one text differ by less: an n-gram model's
-# average over its worst tenth is 0.95 for tinyshakespeare, and 0.83 for a Python manual whose
-# chapters all differ.
-_GAP = 0.75
-_GAP_BITS = 0.1  # a smaller gap does not count, however small both are
-_MIN_EPOCHS = 2  # with fewer, two parts of a text differ by chance
-_MEMORIZED_BITS = 0.3  # per byte: a good model of unseen English needs three times as many
-
-_CHUNK = 1 << 22  # bytes of the text whose hashes are in memory at a time
 
 
 def longest_shared_run(sample: bytes, text: bytes) -> bytes:
@@ -258,11 +257,6 @@ def _longest_in_chunk(sample: bytes, text: bytes) -> bytes:
         else:
             step //= 2
     return text[starts[0] : starts[0] + length]
-
-
-_MEMORIZATION_SAMPLES, _MEMORIZATION_TOKENS = 8, 128  # to search for in the training text
-_SEARCHED_TOKENS = 1 << 22  # training tokens to search
-_TRAIN_LOSS_TOKENS = 1 << 14  # training tokens to evaluate
 
 
 def final_reports(

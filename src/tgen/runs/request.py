@@ -18,6 +18,9 @@ from tgen.errors import UsageError
 
 _HAVE_OPTIONS = {"family", "vocab_size", "minutes", "steps", "val_fraction", "seed", "compile"}
 _NOT_SET = _HAVE_OPTIONS | {"rope_scaling"}  # read from model files only
+_data = partial(option, panel="Data and tokenizer")
+_output = partial(option, panel="Output")
+_hardware = partial(option, panel="Hardware")
 
 
 def parse_overrides(overrides: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -67,11 +70,6 @@ def _parse(name: str, text: str, field_type: Any) -> Any:
             f"--set {name}={text}: invalid value",
             f"set {name} to {expected.get(kind) or ' or '.join(choices)}",
         ) from None
-
-
-_data = partial(option, panel="Data and tokenizer")
-_output = partial(option, panel="Output")
-_hardware = partial(option, panel="Hardware")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ Floats = NDArray[np.float64]
 MAX_BLOCKS = 64  # per document
 MIN_UNITS = 10  # fewer give no usable standard error
 _BYTES_PER_TOKEN = 4  # a block has at least the bytes of a context of such tokens
+_MAX_EXACT = 20  # differences whose 2^n signs are all tried; above, their sum is almost normal
 
 
 class Units(NamedTuple):
@@ -97,9 +98,6 @@ class ScoreTotals:
             unit=units.unit,
             n_units=len(units.nats),
         )
-
-
-_MAX_EXACT = 20  # differences whose 2^n signs are all tried; above, their sum is almost normal
 
 
 def compare(one: Units, other: Units) -> ScoreDifference:

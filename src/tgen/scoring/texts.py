@@ -24,6 +24,7 @@ from tgen.scoring.statistics import ScoreTotals, compare, count_blocks
 
 _NO_TEMPLATE = 'choose a model with a chat template, or write {"text": "..."} rows'
 _OTHER = "remove the row, or choose a model with another chat template"
+_FEED = 4096  # ids passed to the engine at a time
 
 
 class ConversationScorer(Scorer):
@@ -82,9 +83,6 @@ def _target_bytes(model: LoadedModel, row: EncodedRow) -> int:
     """Return the bytes of the tokens in the loss."""
     lengths = model.tokenizer.byte_lengths
     return sum(int(lengths[np.array(ids)[np.array(mask)]].sum()) for ids, mask in row.examples)
-
-
-_FEED = 4096  # ids passed to the engine at a time
 
 
 class DocumentScorer(Scorer):

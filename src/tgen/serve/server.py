@@ -30,6 +30,10 @@ from tgen.serve.engine_thread import EngineThread
 from tgen.version import __version__
 
 IDLE_SECONDS = 10.0
+_POLL_SECONDS = 0.05
+_CLOSE_SECONDS = 2  # for responses that are still being written at the end
+_MAX_CONNECTIONS = 512
+_BACKLOG = 256
 
 
 class Connection(H11Protocol):
@@ -61,12 +65,6 @@ class Connection(H11Protocol):
             return
         self._last_state = state
         self._watch = self.loop.call_later(self.idle_seconds, self._check)
-
-
-_POLL_SECONDS = 0.05
-_CLOSE_SECONDS = 2  # for responses that are still being written at the end
-_MAX_CONNECTIONS = 512
-_BACKLOG = 256
 
 
 @dataclass(frozen=True, kw_only=True)

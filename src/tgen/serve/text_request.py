@@ -23,6 +23,28 @@ MAX_CHOICES = 128  # texts per prompt, as in OpenAI's API
 _MAX_STOPS, _MAX_STOP_BYTES = 4, 256
 _MAX_SCHEMA_BYTES = 1 << 16  # compiled grammars and their schemas are cached
 _TINY = 5e-324  # the lowest top_p: only the most likely token is left
+# Fields that have no influence on the text.
+_IGNORED = {
+    *("user", "metadata", "store", "service_tier", "parallel_tool_calls", "prompt_cache_key"),
+    *("prompt_cache_retention", "safety_identifier", "verbosity", "reasoning_effort"),
+}
+# Fields that tgen does not support -> the values that ask for nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "suffix": ("",),
+    "logit_bias": ({},),
+    **dict.fromkeys(("audio", "prediction", "web_search_options"), ()),
+    **dict.fromkeys(("chat_template", "chat_template_kwargs"), ()),
+}
+_SAMPLING = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty")
+_COMPLETION_TOKENS = 16  # OpenAI's default
+_MAX_COMPOSED = 4  # maximum number of characters that a normalizer composes into one
+# As in OpenAI's API, penalties ignore the prompt, and a text must fit the context.
+_FIXED = {"penalize_prompt": False, "overflow": "error"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,24 +125,6 @@ _CHAT_FIELDS = _FIELDS | {
     "logprobs": _FLAG,
     "top_logprobs": _whole(0, 20),
 }
-# Fields that have no influence on the text.
-_IGNORED = {
-    *("user", "metadata", "store", "service_tier", "parallel_tool_calls", "prompt_cache_key"),
-    *("prompt_cache_retention", "safety_identifier", "verbosity", "reasoning_effort"),
-}
-# Fields that tgen does not support -> the values that ask for nothing.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "suffix": ("",),
-    "logit_bias": ({},),
-    **dict.fromkeys(("audio", "prediction", "web_search_options"), ()),
-    **dict.fromkeys(("chat_template", "chat_template_kwargs"), ()),
-}
-_SAMPLING = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty")
 
 
 def parse_completion(body: bytes, model: str) -> TextRequest:
@@ -351,12 +355,6 @@ def check_ids(ids: Sequence[int], vocab_size: int) -> None:
         if not 0 <= i < vocab_size:
             message = f"prompt: invalid token id {i if abs(i) < 2**63 else 'beyond 64 bits'}"
             raise bad_request(f"{message}, expected ids below {vocab_size:,}", "prompt")
-
-
-_COMPLETION_TOKENS = 16  # OpenAI's default
-_MAX_COMPOSED = 4  # maximum number of characters that a normalizer composes into one
-# As in OpenAI's API, penalties ignore the prompt, and a text must fit the context.
-_FIXED = {"penalize_prompt": False, "overflow": "error"}
 
 
 class PreparedTexts(NamedTuple):

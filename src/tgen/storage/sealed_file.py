@@ -21,6 +21,12 @@ from typing import Any, NamedTuple
 from tgen.errors import TgenError
 from tgen.storage import files
 
+_MAGIC = b"TGENSEAL"
+_START = struct.Struct("<8sQ")  # magic, bytes of the header
+_FOOTER = struct.Struct("<8sQ32s32s")  # magic, bytes of the file, SHA-256 of beginning and content
+_MAX_HEADER = 1 << 24  # bytes
+_PAGE = 1 << 16  # at least as large as a page of memory anywhere
+
 
 def cache_folder(name: str) -> Path | None:
     """Return tgen's directory `name` in the user's cache directory; None without a home."""
@@ -47,13 +53,6 @@ def is_own(path: Path) -> bool:
     status = path.lstat()
     only_ours = status.st_uid == os.getuid() and not status.st_mode & 0o022
     return only_ours and stat.S_ISREG(status.st_mode)
-
-
-_MAGIC = b"TGENSEAL"
-_START = struct.Struct("<8sQ")  # magic, bytes of the header
-_FOOTER = struct.Struct("<8sQ32s32s")  # magic, bytes of the file, SHA-256 of beginning and content
-_MAX_HEADER = 1 << 24  # bytes
-_PAGE = 1 << 16  # at least as large as a page of memory anywhere
 
 
 class SealedFile(NamedTuple):

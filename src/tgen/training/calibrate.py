@@ -28,6 +28,9 @@ from tgen.training.state import new_state
 
 _UNLIMITED = 1 << 40  # steps
 _MIN_TOKENS = 1 << 20
+_VOCAB_SIZE = 1024
+_CONTEXT_LENGTH = 128  # fixed: the constants of `step_time` were measured with it
+MIN_STEPS, _MAX_STEPS, _MUON_STEPS = 4, 20, 3
 
 
 class RandomRun:
@@ -62,11 +65,6 @@ def random_dataset(model: ModelConfig, config: ResolvedTrainConfig) -> TokenData
         batch_size=config.batch_size,
         seed=config.seed,
     )
-
-
-_VOCAB_SIZE = 1024
-_CONTEXT_LENGTH = 128  # fixed: the constants of `step_time` were measured with it
-MIN_STEPS, _MAX_STEPS, _MUON_STEPS = 4, 20, 3
 
 
 def measure_speed(device: torch.device, precision: Precision, *, seconds: float) -> float:

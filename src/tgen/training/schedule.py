@@ -13,6 +13,9 @@ unless the machine has become slower: then the run ends earlier.
 from tgen.config.training import ResolvedTrainConfig
 from tgen.training.state import Progress
 
+_EXIT_SECONDS = 0.9  # for the process to end
+_OVERTIME = 1.02  # times the minutes: a run that would end later than this takes fewer steps
+
 
 def lr_factor(progress: Progress, config: ResolvedTrainConfig, step: int) -> float:
     """Return the factor of the learning rates at `step`, from 0 to 1."""
@@ -32,10 +35,6 @@ def start_decay(progress: Progress, steps: int) -> None:
 def in_decay(progress: Progress) -> bool:
     """Whether the learning rate decays at this step."""
     return progress.decay_start is not None and progress.step >= progress.decay_start
-
-
-_EXIT_SECONDS = 0.9  # for the process to end
-_OVERTIME = 1.02  # times the minutes: a run that would end later than this takes fewer steps
 
 
 def update_schedule(progress: Progress, config: ResolvedTrainConfig) -> None:

@@ -30,6 +30,15 @@ from tgen.model.rope import scale_frequencies
 _PREFIX = "tgen.rope_scaling."
 _NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "original_context_length")
 HINT = "use a model with linear, yarn or Llama 3 RoPE scaling"
+_FAMILIES = {one.name: family for family, one in reversed(ARCHITECTURES.items())}
+_DAMAGED, _UNSUPPORTED = "download or export the file again", "use another model"
+_SCALES = {  # Granite's
+    "embedding_scale": "embedding_scale",
+    "attention.scale": "attention_scale",
+    "residual_scale": "residual_scale",
+    "logit_scale": "logits_divisor",
+}
+_GEMMA_PATTERN = 6  # every sixth layer of a gemma3 sees the whole context, unless a field differs
 
 
 def compute_divisors(theta: float, head_dim: int, scaling: RopeScaling) -> Floats:
@@ -89,17 +98,6 @@ def _infer_standard(theta: float, divisors: Floats) -> RopeScaling:
 def _frequencies(theta: float, head_dim: int) -> NDArray[np.float64]:
     frequencies: NDArray[np.float64] = 1 / theta ** (np.arange(0, head_dim, 2) / head_dim)
     return frequencies
-
-
-_FAMILIES = {one.name: family for family, one in reversed(ARCHITECTURES.items())}
-_DAMAGED, _UNSUPPORTED = "download or export the file again", "use another model"
-_SCALES = {  # Granite's
-    "embedding_scale": "embedding_scale",
-    "attention.scale": "attention_scale",
-    "residual_scale": "residual_scale",
-    "logit_scale": "logits_divisor",
-}
-_GEMMA_PATTERN = 6  # every sixth layer of a gemma3 sees the whole context, unless a field differs
 
 
 def to_fields(config: ModelConfig) -> dict[str, Any]:

@@ -13,6 +13,12 @@ from numpy.typing import DTypeLike, NDArray
 from tgen.checkpoint.dtypes import Array, Floats, to_float32
 from tgen.errors import UsageError
 
+_ROWS_AT_ONCE = 1024
+# Where a block of each GGUF type has its float16 scales: all its values are finite if they are.
+_SCALES = {2: (0,), 3: (0, 2), 6: (0,), 7: (0, 2), 8: (0,), 10: (80, 82), 11: (108,)}
+_SCALES |= {12: (0, 2), 13: (0, 2), 14: (208,), 20: (0,), 23: (0,)}
+_Q4_0, _Q4_1, _Q8_0, _Q4_K = 2, 3, 8, 12
+
 
 def require_package(purpose: str) -> Any:
     """Return the package gguf; raises UsageError if it is not installed."""
@@ -21,15 +27,6 @@ def require_package(purpose: str) -> Any:
     import gguf
 
     return gguf
-
-
-_ROWS_AT_ONCE = 1024
-# Where a block of each GGUF type has its float16 scales: all its values are finite if they are.
-_SCALES = {2: (0,), 3: (0, 2), 6: (0,), 7: (0, 2), 8: (0,), 10: (80, 82), 11: (108,)}
-_SCALES |= {12: (0, 2), 13: (0, 2), 14: (208,), 20: (0,), 23: (0,)}
-
-
-_Q4_0, _Q4_1, _Q8_0, _Q4_K = 2, 3, 8, 12
 
 
 class Rows(NamedTuple):

@@ -75,9 +75,6 @@ def phase_table(report: EndToEndReport) -> list[Table | Text]:
     return [rows, Text(caption, style="dim")]
 
 
-_MIB = 2**20
-
-
 def run_train(options: BenchOptions) -> None:
     """Time training steps of a model of the same shape, on random tokens."""
     from tgen.benchmark.roofline import measure_peak_rates

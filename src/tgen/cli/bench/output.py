@@ -35,6 +35,12 @@ if TYPE_CHECKING:
 
 
 _TOO_FEW = "too few trials"
+_WRITERS: dict[str, Callable[[Sequence[dict[str, Any]]], str]] = {
+    "md": llama_bench.to_markdown,
+    "csv": llama_bench.to_csv,
+    "json": llama_bench.to_json,
+    "jsonl": llama_bench.to_jsonl,
+}
 
 
 def throughput_table(reports: Sequence[ThroughputReport]) -> Table:
@@ -150,14 +156,6 @@ def _range(interval: Interval) -> str:
 
 def _rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
-
-
-_WRITERS: dict[str, Callable[[Sequence[dict[str, Any]]], str]] = {
-    "md": llama_bench.to_markdown,
-    "csv": llama_bench.to_csv,
-    "json": llama_bench.to_json,
-    "jsonl": llama_bench.to_jsonl,
-}
 
 
 @dataclass(frozen=True, kw_only=True)

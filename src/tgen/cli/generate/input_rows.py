@@ -23,6 +23,22 @@ from tgen.storage import files
 
 _BLOCK, _LINES_AHEAD = 1 << 16, 4096
 _MAX_LINE = 64 << 20  # bytes
+_DEFAULT = SamplingConfig()
+_EXAMPLE = 'write {"prompt": "..."} on a line'
+_MAX_DEPTH = 200  # nested lists and objects of a row
+_SHORT = {  # JSON fields may have a flag's short name
+    flag[1:]: one.name
+    for one in fields(SamplingConfig)
+    for flag in one.metadata["flags"]
+    if len(flag) == 2
+}
+_ROW_FIELDS = {"prompt", "prompt_bytes", "messages", "samples", "echo", "id"}
+_MESSAGES = 'a list such as [{"role": "user", "content": "..."}]'
+_GLOBAL_ONLY = {
+    flag.lstrip("-").replace("-", "_")
+    for one in fields(GenerateOptions)
+    for flag in [*one.metadata.get("flags", ()), one.metadata.get("old_flags", "")]
+} - _ROW_FIELDS
 
 
 class LineReader:
@@ -95,24 +111,6 @@ class LineReader:
         if any(parts):
             self._lines.put(b"".join(parts))
         self._lines.put(end)
-
-
-_DEFAULT = SamplingConfig()
-_EXAMPLE = 'write {"prompt": "..."} on a line'
-_MAX_DEPTH = 200  # nested lists and objects of a row
-_SHORT = {  # JSON fields may have a flag's short name
-    flag[1:]: one.name
-    for one in fields(SamplingConfig)
-    for flag in one.metadata["flags"]
-    if len(flag) == 2
-}
-_ROW_FIELDS = {"prompt", "prompt_bytes", "messages", "samples", "echo", "id"}
-_MESSAGES = 'a list such as [{"role": "user", "content": "..."}]'
-_GLOBAL_ONLY = {
-    flag.lstrip("-").replace("-", "_")
-    for one in fields(GenerateOptions)
-    for flag in [*one.metadata.get("flags", ()), one.metadata.get("old_flags", "")]
-} - _ROW_FIELDS
 
 
 @dataclass(kw_only=True)

@@ -41,6 +41,8 @@ from tgen.runs import log
 from tgen.storage import files
 from tgen.version import __version__
 
+_SCHEMA = "tgen.inspect/3"
+
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
     r"""Return rows as CSV (RFC 4180, but with \n line ends)."""
@@ -108,9 +110,6 @@ def _attention_rows(
         for i, values in enumerate(one.weights.tolist()):
             for j, value in enumerate(values[: i + 1]):
                 yield one.layer, head, i, j, ids[i], ids[j], names[i], names[j], value
-
-
-_SCHEMA = "tgen.inspect/3"
 
 
 def print_tables(inspector: Inspector, options: InspectOptions) -> None:

@@ -44,6 +44,11 @@ _PARALLEL = {"ddp": "a replica on every rank", "fsdp": "sharded, gathered block 
 
 # Name, seconds, smallest number that is shown in this unit.
 _UNITS = (("years", 365 * 86400, 3), ("days", 86400, 2), ("hours", 3600, 2), ("minutes", 60, 2))
+_LINE_SECONDS = 10.0  # between progress lines without a terminal
+_LOADING = "loading PyTorch"
+_PHASE_SECONDS = 2.0  # of a phase, until a line names it without a terminal
+_SAMPLE_CHARACTERS = 160
+_PART_CHARACTERS = 400  # of the first row, from the start and the end of each part
 
 
 def scaling_table(report: ScalingReport) -> list[tuple[str, str, str]]:
@@ -124,13 +129,6 @@ def _in_words(seconds: float) -> str:
         if seconds >= least * length:
             return f"{seconds / length:,.1f} {unit}"
     return f"{seconds:,.1f} seconds"
-
-
-_LINE_SECONDS = 10.0  # between progress lines without a terminal
-_LOADING = "loading PyTorch"
-_PHASE_SECONDS = 2.0  # of a phase, until a line names it without a terminal
-_SAMPLE_CHARACTERS = 160
-_PART_CHARACTERS = 400  # of the first row, from the start and the end of each part
 
 
 class TrainingProgress:

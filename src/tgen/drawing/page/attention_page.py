@@ -45,6 +45,8 @@ _STYLE = "page.css"
 _SCRIPTS = ("data.js", "matrix.js", "tables.js", "page.js")  # in this order
 # Characters that could end a script element or one of its lines.
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+_MAX_PAGE_BYTES = 24 * 10**6  # bytes of weights: a browser opens the page without delay
+_HEIGHT = 860  # pixels of the frame in a notebook
 
 
 def packed_bytes(n_matrices: int, n_tokens: int) -> int:
@@ -199,10 +201,6 @@ def _loss_line(text: TextReport) -> str:
         (text.bits_per_byte, "{:.3f} bits per byte"),
     )
     return " · ".join(form.format(value) for value, form in values if value is not None)
-
-
-_MAX_PAGE_BYTES = 24 * 10**6  # bytes of weights: a browser opens the page without delay
-_HEIGHT = 860  # pixels of the frame in a notebook
 
 
 @dataclass(frozen=True, repr=False)

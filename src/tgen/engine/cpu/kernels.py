@@ -69,6 +69,16 @@ from tgen.engine.cpu.simd import (
 from tgen.engine.cpu.tiles import make_read, make_tile, tile_shapes
 from tgen.engine.cpu.vector_math import exp, exp_scores, geglu, gelu_tanh, relu, sum_of, swiglu
 
+# Machine code is compiled for one dtype of the inputs of products, unless they are tiles (FLOAT32,
+# BFLOAT16 or INT8), and for one of the KV cache (FLOAT32 or FLOAT16).
+INPUTS: Any = Parameter()
+CACHE: Any = Parameter()
+_F = np.float32
+_LOWEST = _F(-3e38)  # below all scores
+_FLOAT_PANEL, _BFLOAT16_PANEL = 4 * GROUP * PANEL, 2 * GROUP * PANEL  # bytes of a group
+_ALL = 1 << 40
+_read_float32, _read_bfloat16, _read_int8 = (make_read(d) for d in (FLOAT32, BFLOAT16, INT8))
+
 
 @primitive(address, address)
 def round_to_bfloat16(b, x, out):
@@ -127,15 +137,6 @@ def quantize_group(b, x, out, factors, step):
         store(b, factor, offset(b, factors, step, i))
 
 
-# Machine code is compiled for one dtype of the inputs of products, unless they are tiles (FLOAT32,
-# BFLOAT16 or INT8), and for one of the KV cache (FLOAT32 or FLOAT16).
-INPUTS: Any = Parameter()
-CACHE: Any = Parameter()
-_F = np.float32
-_LOWEST = _F(-3e38)  # below all scores
-_FLOAT_PANEL, _BFLOAT16_PANEL = 4 * GROUP * PANEL, 2 * GROUP * PANEL  # bytes of a group
-
-
 def _make_products(dtype, panel_bytes, input_bytes, groups_per_sum):
     """Products with weights of a dtype; the bytes are those of a panel and an input per group.
 
@@ -173,7 +174,6 @@ def _make_products(dtype, panel_bytes, input_bytes, groups_per_sum):
     return products_of_dtype
 
 
-_ALL = 1 << 40
 _products_float32 = _make_products(FLOAT32, _FLOAT_PANEL, 4 * GROUP, 8)
 _products_bfloat16 = _make_products(BFLOAT16, _BFLOAT16_PANEL, 4 * GROUP, 1)
 _products_int8 = _make_products(INT8, INT8_GROUP_BYTES, INPUT_BYTES, _ALL)
@@ -256,9 +256,6 @@ def products_of_tiles(dtype, w, first, last, n, x, n_vectors, out, out_step, scr
         _products_of_int8_tiles(w, first, last, n, x, n_vectors, out, out_step, scratch)
     else:
         _products_of_int4_tiles(w, first, last, n, x, n_vectors, out, out_step, scratch)
-
-
-_read_float32, _read_bfloat16, _read_int8 = (make_read(d) for d in (FLOAT32, BFLOAT16, INT8))
 
 
 @compiled

@@ -32,6 +32,12 @@ from tgen.errors import ModelError
 from tgen.model.rope import rotary_tables, sinusoid
 
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # of Linux on x86-64
+MAX_TOKENS = 288  # per pass, which reads all weights from RAM once; a multiple of tiles' 12 and 16
+MAX_HEADS = job_layout.MAX_CHUNKS // MAX_TOKENS  # merging attention has a chunk per token and head
+# A pass with fewer tokens is faster without AMX.
+_MIN_TILE_TOKENS = {job_layout.BFLOAT16: 4, job_layout.INT8: 24}
+_CHUNKS_PER_THREAD = 8  # of attention; with fewer, threads share the keys of a head
+_MAX_PARTIALS = 1 << 24  # numbers of attention that is not merged yet
 
 
 @cache
@@ -41,14 +47,6 @@ def may_use_amx() -> bool:
         return False
     arguments = (ctypes.c_long(n) for n in (_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA))
     return bool(ctypes.pythonapi.syscall(*arguments) == 0)
-
-
-MAX_TOKENS = 288  # per pass, which reads all weights from RAM once; a multiple of tiles' 12 and 16
-MAX_HEADS = job_layout.MAX_CHUNKS // MAX_TOKENS  # merging attention has a chunk per token and head
-# A pass with fewer tokens is faster without AMX.
-_MIN_TILE_TOKENS = {job_layout.BFLOAT16: 4, job_layout.INT8: 24}
-_CHUNKS_PER_THREAD = 8  # of attention; with fewer, threads share the keys of a head
-_MAX_PARTIALS = 1 << 24  # numbers of attention that is not merged yet
 
 
 class PassRunner:

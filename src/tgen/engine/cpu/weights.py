@@ -32,6 +32,45 @@ from tgen.machine.memory import check_ram
 
 _LARGEST = np.float16(65504)
 _FITS = 2  # least-squares fits of a 4-bit group, each to the integers of the previous one
+_HINT = "choose a smaller --dtype or model"
+_ROWS_AT_ONCE = 4096  # matrix rows converted together: whole panels
+_DTYPES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "int8": INT8, "int4": INT4}
+_ACTIVATIONS = {
+    "swiglu": job_layout.SWIGLU,
+    "relu": job_layout.RELU,
+    "gelu_tanh": job_layout.GELU_TANH,
+    "gelu": job_layout.GELU,
+    "geglu": job_layout.GEGLU,
+}
+_PLACEMENTS = {
+    "pre": job_layout.PRE,
+    "post": job_layout.POST,
+    "parallel": job_layout.PARALLEL,
+    "output": job_layout.OUTPUT,
+    "sandwich": job_layout.SANDWICH,
+}
+_ROPES = {None: 0, "global": job_layout.GLOBAL, "local": job_layout.LOCAL}
+_NAMES = {
+    job_layout.ATTENTION_NORM: "attention_norm.weight",
+    job_layout.ATTENTION_NORM_BIAS: "attention_norm.bias",
+    job_layout.ATTENTION_OUTPUT_NORM: "attention_output_norm.weight",
+    job_layout.FEED_FORWARD_OUTPUT_NORM: "feed_forward_output_norm.weight",
+    job_layout.Q_NORM: "attention.q_norm.weight",
+    job_layout.K_NORM: "attention.k_norm.weight",
+    job_layout.OUT_BIAS: "attention.o_proj.bias",
+    job_layout.FEED_FORWARD_NORM: "feed_forward_norm.weight",
+    job_layout.FEED_FORWARD_NORM_BIAS: "feed_forward_norm.bias",
+    job_layout.GATE: "feed_forward.gate_proj.weight",
+    job_layout.GATE_BIAS: "feed_forward.gate_proj.bias",
+    job_layout.UP: "feed_forward.up_proj.weight",
+    job_layout.UP_BIAS: "feed_forward.up_proj.bias",
+    job_layout.DOWN: "feed_forward.down_proj.weight",
+    job_layout.DOWN_BIAS: "feed_forward.down_proj.bias",
+}
+_NORMS = (
+    job_layout.ATTENTION_NORM, job_layout.FEED_FORWARD_NORM, job_layout.ATTENTION_OUTPUT_NORM,
+    job_layout.FEED_FORWARD_OUTPUT_NORM, job_layout.Q_NORM, job_layout.K_NORM,
+)  # fmt: skip
 
 
 def to_panels(rows: Array, dtype: int) -> Array:
@@ -151,47 +190,6 @@ def _groups(quads: Array, *factors: NDArray[np.float16]) -> NDArray[np.uint8]:
         rows = np.ascontiguousarray(columns)
         parts.append(rows.view(np.uint8))
     return np.concatenate(parts, axis=2)
-
-
-_HINT = "choose a smaller --dtype or model"
-_ROWS_AT_ONCE = 4096  # matrix rows converted together: whole panels
-_DTYPES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "int8": INT8, "int4": INT4}
-_ACTIVATIONS = {
-    "swiglu": job_layout.SWIGLU,
-    "relu": job_layout.RELU,
-    "gelu_tanh": job_layout.GELU_TANH,
-    "gelu": job_layout.GELU,
-    "geglu": job_layout.GEGLU,
-}
-_PLACEMENTS = {
-    "pre": job_layout.PRE,
-    "post": job_layout.POST,
-    "parallel": job_layout.PARALLEL,
-    "output": job_layout.OUTPUT,
-    "sandwich": job_layout.SANDWICH,
-}
-_ROPES = {None: 0, "global": job_layout.GLOBAL, "local": job_layout.LOCAL}
-_NAMES = {
-    job_layout.ATTENTION_NORM: "attention_norm.weight",
-    job_layout.ATTENTION_NORM_BIAS: "attention_norm.bias",
-    job_layout.ATTENTION_OUTPUT_NORM: "attention_output_norm.weight",
-    job_layout.FEED_FORWARD_OUTPUT_NORM: "feed_forward_output_norm.weight",
-    job_layout.Q_NORM: "attention.q_norm.weight",
-    job_layout.K_NORM: "attention.k_norm.weight",
-    job_layout.OUT_BIAS: "attention.o_proj.bias",
-    job_layout.FEED_FORWARD_NORM: "feed_forward_norm.weight",
-    job_layout.FEED_FORWARD_NORM_BIAS: "feed_forward_norm.bias",
-    job_layout.GATE: "feed_forward.gate_proj.weight",
-    job_layout.GATE_BIAS: "feed_forward.gate_proj.bias",
-    job_layout.UP: "feed_forward.up_proj.weight",
-    job_layout.UP_BIAS: "feed_forward.up_proj.bias",
-    job_layout.DOWN: "feed_forward.down_proj.weight",
-    job_layout.DOWN_BIAS: "feed_forward.down_proj.bias",
-}
-_NORMS = (
-    job_layout.ATTENTION_NORM, job_layout.FEED_FORWARD_NORM, job_layout.ATTENTION_OUTPUT_NORM,
-    job_layout.FEED_FORWARD_OUTPUT_NORM, job_layout.Q_NORM, job_layout.K_NORM,
-)  # fmt: skip
 
 
 class PackedWeights:
