@@ -1,6 +1,7 @@
-"""Trials: interleaved, after a warmup round, with a pause between thread pools; their report.
+"""Speed trials, interleaved after a warmup round, and the significance of differences in speed.
 
-Significance of a speed difference, between two backends or since an earlier run.
+A pause separates trials with different thread pools. Speeds of two backends are compared, or one
+with that of an earlier run.
 """
 
 import math

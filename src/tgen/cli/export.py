@@ -1,6 +1,6 @@
-"""The target of `tgen export`: its default name, and a check that it replaces only a model.
+"""`tgen export`: convert a model to another file format or dtype.
 
-`tgen export`: convert a model to another file format or dtype.
+The target has a default name, and replaces nothing but a model.
 """
 
 import time

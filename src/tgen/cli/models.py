@@ -1,10 +1,6 @@
-"""The options of `tgen models`. Does not import torch.
+"""`tgen models`: list the models that can be found by name, and remove some.
 
-All models that can be found by name, as their files describe them. Weights are not read.
-
-The output of `tgen models`: a table or JSON.
-
-`tgen models`: list the models that can be found by name, and remove some.
+The descriptions come from the models' files; weights are not read.
 """
 
 import os

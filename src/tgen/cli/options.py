@@ -2,10 +2,8 @@
 
 Each field declared with `tgen.config.option.option` becomes one parameter. A field made by `nested`
 stands for the options of another dataclass: those given on the command line are collected in a
-dict, so that "not given" needs no comparison with a default.
-
-
-The prompt of a command: `--prompt`, or stdin.
+dict, so that "not given" needs no comparison with a default. A prompt comes from `--prompt` or
+stdin.
 """
 
 import inspect

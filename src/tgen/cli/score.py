@@ -1,9 +1,4 @@
-"""The options of `tgen score`. Does not import torch.
-
-The output of `tgen score`: one line per token, document and total, as text or as JSON.
-
-`tgen score`: how well a model predicts texts.
-"""
+"""`tgen score`: how well a model predicts texts, per token, document and in total."""
 
 import math
 import sys

@@ -1,7 +1,4 @@
-"""The options of `tgen serve`.
-
-`tgen serve`: OpenAI's HTTP API in front of a model.
-"""
+"""`tgen serve`: OpenAI's HTTP API in front of a model."""
 
 import os
 from dataclasses import dataclass

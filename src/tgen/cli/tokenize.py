@@ -1,12 +1,10 @@
-"""The options of `tgen tokenize`. Does not import torch.
+"""`tgen tokenize`: text -> token ids and pieces, and back; shown in color, as counts or as JSON."""
 
-The output of `tgen tokenize`: a colored view, ids, counts or JSON.
-
-`tgen tokenize`: text -> token ids and pieces, and back.
-"""
-
+import os
+import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,22 +12,12 @@ from rich.style import Style
 from rich.text import Text
 
 from tgen.cli import console
-from tgen.cli.options import json_option, model_option, quiet_option
+from tgen.cli.options import json_option, make_command, model_option, quiet_option
 from tgen.config.option import check_ranges, option
 from tgen.drawing.colormap import highlight
 from tgen.drawing.terminal_text import count, json_line, label, one_line, to_json
 from tgen.errors import UsageError
 from tgen.reports.json_text import json_text
-
-if TYPE_CHECKING:
-    from tgen.tokenizer import Tokenizer
-import os
-import re
-import sys
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
-from tgen.cli.options import make_command
 
 if TYPE_CHECKING:
     from tgen.corpus.sources import Source

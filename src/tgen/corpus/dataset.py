@@ -3,12 +3,10 @@
 Documents are concatenated in one array, which may be larger than RAM, and windows are cut from it
 at any position. A batch includes each token's document and the loss mask.
 
-
-BPE-dropout: undo BPE merges at random, so that each epoch sees the text in other tokens.
-
-A small corpus is repeated for many epochs, and a model that always sees it in the same tokens
-memorizes them. Provilkov et al. 2020 (BPE-dropout) skip merges while encoding, Sims et al. 2025
-(StochasTok) split tokens of an encoded text into any two others; here merges are undone.
+BPE-dropout undoes BPE merges at random, so that each epoch sees the text in other tokens. A small
+corpus is repeated for many epochs, and a model that always sees it in the same tokens memorizes
+them. Provilkov et al. 2020 (BPE-dropout) skip merges while encoding, Sims et al. 2025 (StochasTok)
+split tokens of an encoded text into any two others; here merges are undone.
 """
 
 from collections.abc import Iterator, Sequence

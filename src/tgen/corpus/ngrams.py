@@ -1,6 +1,6 @@
-"""Tables of frequent n-grams of a corpus, from which generation drafts tokens.
+"""Counts of n-grams in a corpus: tables of frequent ones for drafts, and all pairs of tokens.
 
-Counts of the pairs of tokens in the training text.
+Generation drafts tokens from the tables. The logits of a new model can start from the pairs.
 """
 
 from itertools import pairwise

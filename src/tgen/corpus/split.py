@@ -1,11 +1,9 @@
-"""Split a corpus into training and validation documents.
+"""Split a corpus into training and validation documents, and subsample a long one.
 
 A validation loss on text that is also in the training split says nothing about unseen text, so a
 document and its copies go to the same split. The validation split is the end of the corpus, with
 copies counted once; of conversations it is a random part, since their order may mean something.
-
-
-Subsample a long corpus: pieces spread evenly over all of it.
+A subsample consists of pieces spread evenly over the whole text.
 """
 
 from array import array

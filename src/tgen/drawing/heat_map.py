@@ -1,6 +1,6 @@
-"""A heat map, independent of its output format, and how reports become one.
+"""A heat map, independent of its output format: how reports become one, and its layout in pixels.
 
-The layout of a heat map as a picture: positions of cells, legend and texts, in pixels.
+The layout has the positions of cells, legend and texts.
 """
 
 from collections.abc import Callable, Iterator, Sequence

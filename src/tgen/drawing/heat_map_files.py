@@ -1,8 +1,6 @@
-"""A heat map as a self-contained SVG.
+"""A heat map as a file: a self-contained SVG, a PNG, or a Vega-Lite specification.
 
-A heat map as PNG, drawn by Pillow (an optional extra).
-
-A heat map as a Vega-Lite specification, for Altair, notebooks and the Vega editor.
+Pillow, an optional extra, draws the PNG. Altair, notebooks and the Vega editor show Vega-Lite.
 """
 
 import base64

@@ -1,6 +1,6 @@
-"""A heat map as blocks: two rows per line in color (▀), or one character per cell without.
+"""A heat map in the terminal: percentages, blocks or lists, and notes about what is not shown.
 
-A heat map in the terminal: percentages, blocks or lists, and notes about what is not shown.
+In color a block (▀) is two rows of a line; without, each cell is one character.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,10 +1,7 @@
 """Rich tables without lines: numbers are never cut, text is folded where it must be.
 
-Tables of the model's configuration and parameters, and of the self-checks.
-
-Tables of next-token predictions, the logit lens and logit attribution.
-
-Table of the text's tokens with their surprisal.
+They show the configuration and parameters of a model, self-checks, next-token predictions, the
+logit lens, logit attribution, and a text's tokens with their surprisal.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Text that any terminal shows as it is: without control characters, in the terminal's encoding.
 
-Printable labels for tokens, whatever their bytes.
+Tokens get printable labels, whatever their bytes.
 """
 
 import json

@@ -1,10 +1,8 @@
 """Logits processors: penalties, biases, banned and required strings.
 
-Strings are matched on bytes. A token completes a string if, appended to the text so far, the string
-ends inside the token, wherever the token boundaries are.
-
-
-Penalties for tokens of the text so far: each function changes the logits (V,) in place.
+Penalties concern the tokens of the text so far; each of their functions changes the logits (V,) in
+place. Strings are matched on bytes. A token completes a string if, appended to the text so far, the
+string ends inside the token, wherever the token boundaries are.
 """
 
 from collections.abc import Collection, Sequence

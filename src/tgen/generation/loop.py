@@ -9,10 +9,8 @@ With drafts, a pass also computes draft tokens. The sampler samples a token afte
 samples are accepted up to the first that differs from the draft: the text is the same without
 drafts.
 
-
-Prompt caches in memory: extract keys and values from an engine for later requests.
-
-`tgen.checkpoint.prompt_cache` reads and writes the files.
+A prompt cache holds an engine's keys and values for later requests; `tgen.checkpoint.prompt_cache`
+reads and writes its files.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

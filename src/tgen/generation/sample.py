@@ -1,13 +1,10 @@
-"""Samplers: each removes candidates, or changes their probabilities.
-
-`sort_candidates` sorts a row's candidates by descending logit. All samplers map their logits (B, K)
-to new ones, -inf for removed candidates; at least one candidate per row is left.
-
-
-The sampler: logits -> one token per sequence.
+"""Sampling: logits -> one token per sequence, through samplers that remove or reweight candidates.
 
 It has no state. The random number behind a token is a function of its sequence's seed and its
 position, so a text depends neither on the rest of the batch nor on how it was computed.
+
+`sort_candidates` sorts a row's candidates by descending logit. All samplers map their logits (B, K)
+to new ones, -inf for removed candidates; at least one candidate per row is left.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """One sequence during generation: its logits processing, its visible text, and its end.
 
-Stop strings, matched on bytes: text that may be the start of one is withheld.
+Stop strings are matched on bytes, and text that may be the start of one is withheld.
 """
 
 from collections.abc import Sequence

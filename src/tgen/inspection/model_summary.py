@@ -1,9 +1,4 @@
-"""Summary of a model's configuration and tensors. Does not import torch.
-
-Names of several layers, as text.
-
-The position encoding of a model as a matrix.
-"""
+"""What a model is without a text: its configuration, its tensors, and the position encoding."""
 
 import os
 from collections.abc import Collection

@@ -1,8 +1,7 @@
-"""Next-token predictions, after the text and at every token of it.
+"""Next-token predictions: after the text, at every token of it, and from each layer (logit lens).
 
-The logit lens: next-token predictions from each layer's residual stream (nostalgebraist 2020).
-
-The final norm computes its statistics from each layer's own vectors.
+The logit lens (nostalgebraist 2020) predicts from each layer's residual stream. The final norm
+computes its statistics from each layer's own vectors.
 """
 
 import math

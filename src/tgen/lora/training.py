@@ -1,17 +1,13 @@
-"""Frozen weights: buffers in the dtype of the file, without gradients.
+"""Train low-rank changes of a frozen transformer: x W^T + scale (x A^T) B^T for some rows of W.
 
-Matrices stay float32, bfloat16 or float16, and are widened to the dtype of their input one at a
-time while they are used. Vectors are float32, since norms compute in the dtype of their weight.
+Frozen weights are buffers without gradients. Matrices stay float32, bfloat16 or float16, as in the
+file, and are widened to the dtype of their input one at a time while they are used. Vectors are
+float32, since norms compute in the dtype of their weight.
 
-
-A frozen matrix with trained low-rank changes of some of its rows: x W^T + scale (x A^T) B^T.
-
-Everything happens in one autograd function, because autograd would keep a temporary of the size of
-the output per operation. All A of a matrix are one product, and each B is added in place. Only x,
-which the matrices with the same input share, and the short x A^T are kept for the backward pass.
-
-
-Attach low-rank adapters to a frozen transformer, and read and load their pairs.
+A product with its changes is one autograd function, because autograd would keep a temporary of the
+size of the output per operation. All A of a matrix are one product, and each B is added in place.
+Only x, which the matrices with the same input share, and the short x A^T are kept for the backward
+pass.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,13 +1,12 @@
-"""Products of float32 matrices from rounded inputs, with float32 sums: bfloat16 on a CPU, TF32 on
-CUDA, where autocast rounds most of them to bfloat16 before.
+"""The precision of matrix products: rounded inputs with float32 sums, or a matrix as it is stored.
 
-CPUs with AMX or AVX512_BF16 compute them faster. The setting is global in torch, but oneDNN obeys
-it only with AMX: on other CPUs, `linear` and `matmul` round inputs and results themselves. With AMX
-it also reaches the small products inside torch's fused attention, which it makes slower: that
-kernel is excluded.
+Products of float32 matrices may round their inputs: to bfloat16 on a CPU, to TF32 on CUDA, where
+autocast rounds most of them to bfloat16 before. CPUs with AMX or AVX512_BF16 compute them faster.
+The setting is global in torch, but oneDNN obeys it only with AMX: on other CPUs, `linear` and
+`matmul` round inputs and results themselves. With AMX it also reaches the small products inside
+torch's fused attention, which it makes slower: that kernel is excluded.
 
-
-Products of float32 vectors with a matrix that is float32, bfloat16 or float16.
+A stored matrix may also be bfloat16 or float16, and is multiplied by float32 vectors.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,15 +1,7 @@
-"""Which models can start from the text's bigrams: see `bigram_start`.
+"""What a run can afford: tokenizer, batch size, number of steps, and the work beside its steps.
 
-The kind of a new tokenizer and its vocabulary size.
-
-The work of a fine-tuning run beside its steps, and how long it takes.
-
-Samples, evaluations and the general text each have 5% of the minutes: a large model writes less.
-
-
-The batch size of a run.
-
-Speed and length of a run.
+In fine-tuning, samples, evaluations and the general text each have 5% of the minutes: a large model
+writes less.
 """
 
 import math

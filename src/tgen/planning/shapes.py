@@ -1,12 +1,11 @@
-"""Shapes and numbers of a model's parameters, without allocating any.
+"""Shapes and numbers of a model's parameters, and the CPU time of a training step that follows.
 
-Estimate of the duration of a training step on a CPU.
-
-The speed that `measure_speed` reports is that of a small model, most of whose time goes to
-elementwise operations. Larger matrices are multiplied faster. The constants were measured with the
-five smallest sizes on two CPUs with AMX, in windows of 128 tokens (small and medium: 256) and with
-torch's fused attention: the steps took 0.93 to 1.05 times the estimate. On an AMD EPYC, with
-windows of 512 tokens for small and medium and attention in chunks, it is 0.8 to 1.1 times.
+No parameter is allocated. The speed that `measure_speed` reports is that of a small model, most of
+whose time goes to elementwise operations. Larger matrices are multiplied faster. The constants of
+the estimate were measured with the five smallest sizes on two CPUs with AMX, in windows of 128
+tokens (small and medium: 256) and with torch's fused attention: the steps took 0.93 to 1.05 times
+the estimate. On an AMD EPYC, with windows of 512 tokens for small and medium and attention in
+chunks, it is 0.8 to 1.1 times.
 """
 
 import math

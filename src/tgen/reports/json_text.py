@@ -1,7 +1,4 @@
-"""Conversion of text, which need not be UTF-8, to JSON values.
-
-Conversion of reports to JSON values.
-"""
+"""Conversion of reports, and of text that need not be UTF-8, to JSON values."""
 
 import base64
 from dataclasses import asdict, fields, is_dataclass

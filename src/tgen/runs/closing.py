@@ -1,18 +1,12 @@
-"""Generate text during and after a training run.
+"""What a run reports of its model at the end: samples, forgetting, memorization, results.
 
-What a model forgets by fine-tuning: its loss on a general text before and after.
+Forgetting by fine-tuning is the loss on a general text before and after. Without a text of the
+user's, the base model writes one, since its own text is what it knows best. The plan has the number
+of its texts.
 
-Without a text of the user's, the base model writes one, since its own text is what it knows best.
-The plan has the number of its texts.
-
-
-Memorization: do samples of the model copy its training text?
-
-All texts share runs of bytes. Only a run far longer than those that unseen text of the same kind
-shares with the training text is evidence of memorization.
-
-
-Report memorization and results at the end of a run.
+Memorization means that samples of the model copy its training text. All texts share runs of bytes.
+Only a run far longer than those that unseen text of the same kind shares with the training text is
+evidence of memorization.
 """
 
 import math

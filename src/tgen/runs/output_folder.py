@@ -1,8 +1,6 @@
-"""The lock of a run's directory, which a process takes before it imports torch.
+"""The directory of a run: its lock, checks before a run starts or resumes, and its removal.
 
-Checks before a run starts or resumes: its directory, its ranks. Without torch.
-
-Remove a model, with the training state of its run. Without torch.
+A process takes the lock before it imports torch, so this module does not import it.
 """
 
 import signal

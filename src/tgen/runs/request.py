@@ -1,6 +1,6 @@
-"""Requests to start or resume a run. Without torch: it is imported once the run is locked.
+"""Requests to start or resume a run, with the user's field=value settings.
 
-Parsing of the user's field=value settings into fields of ModelConfig and TrainConfig.
+Does not import torch: it is imported once the run is locked.
 """
 
 from collections.abc import Mapping

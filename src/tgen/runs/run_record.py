@@ -1,8 +1,6 @@
 """The record of a run, `training/run.json`, from which any machine can resume it.
 
-Check the types of a dataclass whose values were read from a JSON file.
-
-The part of a run's record that describes its LoRA adapter.
+It also describes the run's LoRA adapter. The types of all values read from the file are checked.
 """
 
 from collections.abc import Mapping

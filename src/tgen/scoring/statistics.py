@@ -1,6 +1,6 @@
-"""Units of text whose scores vary independently: documents, or blocks of a few long ones.
+"""Significance of scores: units of text that vary independently, and the difference of two models.
 
-The difference between two models' scores of the same text, and its significance.
+Units are documents, or blocks of a few long ones.
 """
 
 import math

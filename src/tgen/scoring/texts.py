@@ -1,8 +1,7 @@
-"""Score the answers of conversations, which the model's chat template renders as in training.
+"""Score all texts of a corpus with one or two models: documents, and answers of conversations.
 
-Score one document as a stream: memory use does not grow with its length.
-
-Score all documents of a corpus with one or two models.
+A document is scored as a stream: memory use does not grow with its length. A conversation is
+rendered by the model's chat template as in training, and only its answers are scored.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,10 +1,8 @@
-"""The server process: socket, signals, and the order in which everything ends.
+"""The server process: socket, connections, signals, and the order in which everything ends.
 
 The first SIGTERM or Ctrl-C starts to drain: running texts end, new requests get 503. The server
-exits when no text is left or the time for it is over; a second signal ends it at once.
-
-
-Connections that slow clients cannot hold open: uvicorn itself waits for them forever.
+exits when no text is left or the time for it is over; a second signal ends it at once. Slow clients
+cannot hold a connection open; uvicorn itself waits for them forever.
 """
 
 import asyncio

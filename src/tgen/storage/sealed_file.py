@@ -1,11 +1,11 @@
-"""Files that are written once and then mapped: a header in JSON, content, and a footer.
+"""Files that are written once into a private cache directory and then mapped.
 
-The footer is written last, and the file appears by a rename: a file with a valid footer is whole.
-Opening checks the header's digest; `is_intact` also checks the content's. The content is mapped, so
-a disk that fails, or another program that truncates a file in use, ends the process.
+The cache directory is the user's: only this user may write to it, and every file in it can be lost.
 
-
-The user's cache directory: only this user may write to it, and every file in it can be lost.
+A file has a header in JSON, content, and a footer. The footer is written last, and the file appears
+by a rename: a file with a valid footer is whole. Opening checks the header's digest; `is_intact`
+also checks the content's. The content is mapped, so a disk that fails, or another program that
+truncates a file in use, ends the process.
 """
 
 import hashlib

@@ -1,12 +1,9 @@
-"""Bytes -> ids -> the same bytes.
+"""Tokenizers: bytes -> ids -> the same bytes, and a stream of tokens -> whole characters.
 
 Bytes that are not valid UTF-8 become byte tokens. Vocabularies trained here have all 256; others
 may lack some: then a prompt with such a byte is an error, and in a corpus U+FFFD replaces it. Some
 tokenizers put a space before a text. It is part of the first token but not of the text: a
 continuation has none, and decoding a whole text removes it.
-
-
-Turn a stream of tokens into whole characters.
 """
 
 import codecs

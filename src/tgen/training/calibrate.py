@@ -1,9 +1,8 @@
 """Measure the training speed of this machine: a few passes of a small model, a few real steps.
 
-A training run on random tokens, whose steps take as long as those of `tgen train`.
-
-They are advanced report by report through its loop, with its loss and optimizers, but without
-document ends and BPE-dropout. The duration of a step does not depend on the token ids.
+The steps belong to a run on random tokens, advanced report by report through the loop of
+`tgen train`, with its loss and optimizers, but without document ends and BPE-dropout. They take as
+long as those of `tgen train`: the duration of a step does not depend on the token ids.
 """
 
 import statistics

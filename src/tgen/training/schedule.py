@@ -1,13 +1,8 @@
-"""The learning-rate schedule: linear warmup, constant, linear decay to 0.
+"""The learning-rate schedule: linear warmup, constant, linear decay to 0, within the time budget.
 
-`time_budget` decides when the decay starts; `Progress` stores it.
-
-
-The time budget: how the minutes, or the steps, become the last step and the start of the decay.
-
-With `steps` both are known in advance. With `minutes` the clock decides them during the run, or
-`max_steps` if that is earlier; they are stored in `Progress`, so that a resumed run repeats them,
-unless the machine has become slower: then the run ends earlier.
+With `steps`, the last step and the start of the decay are known in advance. With `minutes` the
+clock decides them during the run, or `max_steps` if that is earlier; they are stored in `Progress`,
+so that a resumed run repeats them, unless the machine has become slower: then the run ends earlier.
 """
 
 from tgen.config.training import ResolvedTrainConfig

@@ -1,6 +1,6 @@
 """The model's config as fields of a GGUF file, both ways.
 
-Llama 3's RoPE scaling in GGUF: a tensor of frequency divisors, from which it is inferred.
+Llama 3's RoPE scaling is a tensor of frequency divisors in GGUF, from which it is inferred.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Matrices of quantized GGUF files, kept in the bytes of the file until their values are needed.
 
-The optional package gguf.
+The optional package gguf dequantizes them.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,8 +1,6 @@
 """`tgen bench`: measure the model's speed on this machine, and the effect of a change.
 
-`tgen bench --end-to-end`: run it and draw its table.
-
-`tgen bench --train`: run it and draw its table.
+`--end-to-end` and `--train` have tables of their own, drawn here.
 """
 
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """Throughput as a table or in llama-bench's formats, with comparisons, and saved to a file.
 
-Tables and lines of throughput, and of its comparison with another engine or an earlier run.
+It can be compared with that of another engine or of an earlier run.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""`tgen generate --chat`: the prompt is a user message, and the model answers.
-
-`tgen generate --interactive`: each line typed at a terminal continues the text.
-"""
+"""`tgen generate` at a terminal: a chat with the model, or a text continued by each line typed."""
 
 import contextlib
 import os
@@ -15,11 +12,6 @@ from tgen.cli import console
 from tgen.config import SamplingConfig
 from tgen.errors import UsageError
 from tgen.reports.generation import Token
-
-if TYPE_CHECKING:
-    from tgen.engine.base import PromptCache
-    from tgen.loaded_model import LoadedModel
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tgen.chat.render_process import Message

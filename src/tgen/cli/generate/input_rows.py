@@ -1,7 +1,4 @@
-"""A row of `tgen generate --input`: its fields, checked, and the text generated for it.
-
-Read lines of a file or a pipe as soon as they arrive.
-"""
+"""Rows of `tgen generate --input`: read as soon as they arrive, checked, and their generated text."""
 
 import base64
 import errno

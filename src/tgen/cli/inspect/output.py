@@ -1,6 +1,6 @@
 """The output of `tgen inspect`: tables, one JSON object, or files.
 
-`--csv`: reports as rows. Floats have nine digits, which restore any float32 exactly.
+Floats in CSV files have nine digits, which restore any float32 exactly.
 """
 
 import csv

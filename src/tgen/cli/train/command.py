@@ -1,7 +1,4 @@
-"""`tgen train`: a plan, then a progress bar, then a model directory.
-
-The options of `tgen train`.
-"""
+"""`tgen train`: a plan, then a progress bar, then a model directory."""
 
 import time
 from collections.abc import Iterator

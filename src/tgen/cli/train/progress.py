@@ -1,6 +1,6 @@
 """Progress of a training run on stderr: the plan, a progress bar or plain lines, the results.
 
-Table rows of the estimate for many ranks, below those of the plan.
+Below the plan's rows, its table has those of the estimate for many ranks.
 """
 
 import json

@@ -1,12 +1,9 @@
-"""Rendering of the interactive page of `tgen inspect --html`: one file, no network access.
+"""The interactive page of `tgen inspect --html`: one file, no network access; also in notebooks.
 
 Attention weights are packed per head: the lower triangle row by row, as 16-bit multiples of
 1/65535, in base64. All other data is one JSON object. Tokens are part of it, and the page's scripts
 insert them as text only. The content security policy allows the page's own scripts and style sheet
 by their hashes, and nothing else.
-
-
-The attention page of one text: its reports, the document, and its form in a notebook.
 """
 
 import base64

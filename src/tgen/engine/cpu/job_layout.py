@@ -1,10 +1,8 @@
 """Memory layout of a kernel job: its fields, the table of layer addresses, tokens and weights.
 
 Plain integers, so that filling in a job needs no compiler. `_PTR` fields are addresses, `_PADDED`
-lengths are rounded up to whole groups, other lengths count elements.
-
-
-Arrays that begin at a cache line, so that vectors and rows of whole lines do too.
+lengths are rounded up to whole groups, other lengths count elements. Arrays begin at a cache line,
+so that vectors and rows of whole lines do too.
 """
 
 import math

@@ -1,12 +1,9 @@
-"""Matrix products, norms, activations and attention on raw addresses.
+"""Matrix products and their rounded inputs, norms, activations and attention on raw addresses.
 
 A vector's result depends on that vector only, and its sums have one order: products add in the
 order that `tiles` fixes, norms and softmax by lanes of 16 numbers. Nothing is compiled with
 fastmath, so results depend neither on where a part of a vector begins nor on the width of the CPU's
-vectors.
-
-
-Inputs of matrix products, rounded like the weights.
+vectors. Inputs of products are rounded like the weights.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Passes of one model: its weights and the buffers of a pass, shared by all of its engines.
 
-Permission to use AMX, which Linux gives to processes that ask for it.
+Passes of many tokens use AMX, which Linux permits to processes that ask for it.
 """
 
 import ctypes

@@ -1,10 +1,8 @@
 """A model's weights in the kernels' layout: panels of rows, padded with zeros to whole groups.
 
-Zeros do not change any sum. Attention heads are padded too, since the queries, keys and values of
-all heads are rows of one matrix.
-
-
-Matrix rows in the kernels' layout: panels of rows in one of the dtypes, and rounding to it.
+The panels have one of the kernels' dtypes, and values are rounded to it. Zeros do not change any
+sum. Attention heads are padded too, since the queries, keys and values of all heads are rows of one
+matrix.
 """
 
 from collections.abc import Callable, MutableMapping
