@@ -8,8 +8,7 @@ change the tokens of its prompt either.
 If the next answer's context begins with these ids, both answers are in one example. Some templates
 rewrite earlier turns, for example to remove their reasoning; then each answer is an example.
 
-
-The chat template for models without one: questions and answers as lines of plain text.
+Models without a chat template get one of questions and answers as lines of plain text:
 
     Q: Who are you?
     A: The king.<|endoftext|>

@@ -1,11 +1,10 @@
-"""Join the ranks as a process group, and end all of them after an error on one.
+"""The ranks of a run: read from torchrun's variables, joined, and all ended after an error on one.
+
+Reading this process's rank does not import torch; only the process group does.
 
 Rank 0 prints the first error of any rank, once. A rank that fails puts its error into the shared
 store and closes its connections; ranks that wait for it then read the error. torchrun kills all
 ranks as soon as one has exited, so a failed rank waits until rank 0 has printed.
-
-
-This process's rank from torchrun's environment variables, without importing torch.
 """
 
 import gc

@@ -7,11 +7,11 @@ import base64
 import math
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html import escape
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from tgen.drawing.colormap import RAMP, color_at, to_hex
 from tgen.drawing.heat_map import (
     BACKGROUND,
     NUMBER_SIZE,
+    SCALES,
     TEXT_SIZE,
     TITLE_SIZE,
     HeatMap,
@@ -28,16 +29,13 @@ from tgen.drawing.heat_map import (
     TextBox,
     cell_colors,
     indexed_label,
+    legend_values,
 )
 from tgen.errors import UsageError
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
     from PIL.ImageFont import FreeTypeFont, ImageFont
-from collections.abc import Sequence
-from typing import Any
-
-from tgen.drawing.heat_map import SCALES, legend_values
 
 _MAX_SHAPES = 48  # rows or columns up to which each cell is its own shape
 _REPLACEMENTS = {"⏎": "\\n", "⇥": "\\t", "␍": "\\r", "◌": ""}  # marks that the font lacks

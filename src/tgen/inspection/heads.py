@@ -1,6 +1,6 @@
 """Metrics of each attention head: entropy, distance, previous-token and induction scores.
 
-Induction scores: attention of each head in repeated random text, compared with a control.
+Induction scores measure attention in repeated random text, compared with a control.
 """
 
 from collections.abc import Sequence

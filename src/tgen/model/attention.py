@@ -1,11 +1,9 @@
-"""Causal attention: torch's fused kernel, or products of chunks of queries in training on a CPU.
+"""Causal attention and its masks: which keys each query may see, and the products with them.
 
-On a CPU, the fused kernel multiplies small parts of one head at a time, in float32. One product for
-a chunk of the queries of all heads is faster, above all in bfloat16, but the backward pass needs
-the attention weights, which are stored.
-
-
-Attention masks: which keys each query may see.
+They are torch's fused kernel, or, in training on a CPU, products of chunks of queries. On a CPU,
+the fused kernel multiplies small parts of one head at a time, in float32. One product for a chunk
+of the queries of all heads is faster, above all in bfloat16, but the backward pass needs the
+attention weights, which are stored.
 """
 
 import math

@@ -3,13 +3,11 @@
 Tokens become vectors. Each block lets every position attend to itself and earlier positions, then
 transforms each position by a feed-forward network. The final vectors give the logits of the
 vocabulary. Families differ in position encoding, in type and placement of norms, in activation,
-and in scale factors: see `ModelConfig`.
+and in scale factors: see `ModelConfig`. With activation checkpointing, blocks are computed again in
+the backward pass, to save memory.
 
 Shapes, here and everywhere:  B batch · T queries (new positions) · S keys (cached + new) ·
 C d_model · H heads · D head_dim · V vocabulary · L layers
-
-
-Activation checkpointing: blocks are computed again in the backward pass, to save memory.
 """
 
 import math

@@ -94,7 +94,7 @@ class Plan:
     context_length: int  # tokens per training window: the model's context length or fewer
     closing_seconds: float = 0.0  # for the last evaluation, the samples and the saving
     tokens_per_second: float = 0.0  # expected
-    general_texts: int = 0  # that the base model writes, see `side_work`
+    general_texts: int = 0  # that the base model writes, see `SideWork`
     general_tokens: int = 0  # of these or of the user's text
     generated_tokens: int = MAX_GENERATED_TOKENS  # limit for a sample
     evaluated_tokens: int | None = None  # limit for each evaluation; None: no limit

@@ -1,8 +1,7 @@
-"""The JSON body of a request: parsed, and every field checked.
+"""From the JSON body of a request to the engine's requests.
 
-From a checked request to the engine's requests: template, tokens, limits, grammar.
-
-This runs in worker threads: a long text, a slow template or a large schema delays nobody's tokens.
+The body is parsed and every field checked; then come template, tokens, limits and grammar. All this
+runs in worker threads: a long text, a slow template or a large schema delays nobody's tokens.
 """
 
 import json

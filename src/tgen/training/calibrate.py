@@ -28,7 +28,7 @@ from tgen.training.state import new_state
 _UNLIMITED = 1 << 40  # steps
 _MIN_TOKENS = 1 << 20
 _VOCAB_SIZE = 1024
-_CONTEXT_LENGTH = 128  # fixed: the constants of `step_time` were measured with it
+_CONTEXT_LENGTH = 128  # fixed: the constants of `step_seconds` were measured with it
 MIN_STEPS, _MAX_STEPS, _MUON_STEPS = 4, 20, 3
 
 

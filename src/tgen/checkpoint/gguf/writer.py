@@ -1,6 +1,4 @@
-"""Writing GGUF files, llama.cpp's model format.
-
-Rounding matrices to llama.cpp's quantized types, and its choice of a type for each matrix.
+"""Writing GGUF files, llama.cpp's model format, with its choice of a quantized type per matrix.
 
 The package gguf rounds to the types with blocks of 32 weights. It cannot round to Q6_K, which is
 done here as in llama.cpp's `quantize_row_q6_K_ref` (ggml/src/ggml-quants.c).

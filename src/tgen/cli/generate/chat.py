@@ -144,7 +144,7 @@ def chat_loop(
     messages: "list[Message]",
     **how: Any,
 ) -> None:
-    """Read lines as in `interactive.repl`; each line and each answer is a message."""
+    """Read lines as in `repl`; each line and each answer is a message."""
     from tgen.generation.loop import make_source
     from tgen.generation.random_numbers import row_seed
 

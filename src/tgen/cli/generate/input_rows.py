@@ -1,4 +1,4 @@
-"""Rows of `tgen generate --input`: read as soon as they arrive, checked, and their generated text."""
+"""Rows of `tgen generate --input`, read as soon as they arrive, and the text generated for them."""
 
 import base64
 import errno

@@ -23,7 +23,7 @@ GROUP = 32  # integers of a row that share a scale; every row is padded to whole
 # Bytes of a group in a panel: integers, then a float16 scale per row, and a minimum for int4.
 INT8_GROUP_BYTES, INT4_GROUP_BYTES = PANEL * (GROUP + 2), PANEL * (GROUP // 2 + 4)
 # A group of an input of integer products has GROUP bytes, then these numbers at these bytes.
-SCALE, START, SUM = GROUP, GROUP + 4, GROUP + 8  # see `product_inputs.quantize_group`
+SCALE, START, SUM = GROUP, GROUP + 4, GROUP + 8  # see `kernels.quantize_group`
 INPUT_BYTES = GROUP + 12
 FLOAT32, BFLOAT16, INT8, INT4, FLOAT16 = range(5)  # of weights; of the KV cache: float32, float16
 # Inputs of products are FLOAT32; BFLOAT16, rounded but stored as float32; INT8 for all integers; or
