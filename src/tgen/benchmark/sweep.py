@@ -1,6 +1,6 @@
 """Measure every combination of engine, weight dtype and thread count, and what fewer bits cost.
 
-The cost of storing the weights in fewer bits is a loss in bits per byte of text.
+The cost of storing the weights in fewer bits is measured in bits per byte of text.
 """
 
 import math

@@ -16,7 +16,7 @@ from tgen.corpus.documents import Corpus, Documents, Part
 
 _MIN_VAL_ROWS, _MAX_VAL_ROWS = 8, 500  # fewer say little, more take time at each evaluation
 MAX_VAL_BYTES = 1 << 22  # a larger validation split would not make the loss more certain
-_PIECE = 1 << 18  # bytes
+_PIECE = 1 << 18  # bytes of the text that a subsample takes in one place
 _LINE = 1 << 12  # bytes searched first for a line break
 
 

@@ -1,6 +1,6 @@
 """A heat map in the terminal: percentages, blocks or lists, and notes about what is not shown.
 
-In color a block (▀) is two rows of a line; without, each cell is one character.
+With color, a line of blocks (▀) shows two rows; without, each cell is one character.
 """
 
 from collections.abc import Iterator, Sequence

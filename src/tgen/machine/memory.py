@@ -1,8 +1,8 @@
 """The RAM that this process can still allocate, and the C library's allocator in training on a CPU.
 
 By default, glibc returns large blocks to the system as soon as they are freed, and the system
-clears their pages at the next use. A training step frees and allocates the same blocks again, so
-training keeps them. Works without torch.
+clears their pages at the next use. A training step frees and allocates the same blocks again:
+`retain_freed_memory` makes the allocator keep them. Works without torch.
 """
 
 import ctypes

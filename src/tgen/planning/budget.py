@@ -19,7 +19,7 @@ from tgen.planning.shapes import matmul_params, step_seconds
 _MAX_VOCAB_SIZE = 8192  # larger vocabularies need gigabytes
 _MIN_BPE_BYTES = 10_000  # a smaller corpus repeats too few words to learn them as tokens
 _SMALL_BYTES = 200_000  # a smaller corpus has too few for more than 512 tokens
-SHARE = 0.05  # of the minutes
+SHARE = 0.05  # of the minutes, for each kind of work beside the steps
 TEXT_TOKENS = 16  # of each text that the base model writes: more would be a sequence of more passes
 TEXTS_WITH_STEPS = 64  # however fast the machine is
 _MIN_TEXTS, _MAX_TEXTS = 8, 256

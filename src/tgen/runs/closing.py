@@ -1,4 +1,4 @@
-"""What a run reports of its model at the end: samples, forgetting, memorization, results.
+"""Samples of a run's model, and the reports at the end: forgetting, memorization, results.
 
 Forgetting by fine-tuning is the loss on a general text before and after. Without a text of the
 user's, the base model writes one, since its own text is what it knows best. The plan has the number
@@ -46,7 +46,7 @@ from tgen.training.state import TrainState
 _SAMPLE_TOKENS = 120
 
 T = TypeVar("T")
-_WINDOW = 512  # tokens
+_WINDOW = 512  # tokens per window of the general text
 # Chance runs grow with the logarithm of the text sizes: to double one, square both. Real text is
 # less even: pieces of 4 KB of tinyshakespeare share 20 to 49 bytes with its rest, the median is 26.
 # Four times that, 104 bytes, are more than two whole lines of verse.
