@@ -20,7 +20,8 @@ from tgen.inspection.attention import (
 from tgen.inspection.hooks import token_batch
 from tgen.inspection.inspector import Inspector
 from tgen.inspection.logit_attribution import attribute_logit
-from tgen.inspection.model_summary import position_encoding, summarize
+from tgen.inspection.model_summary import summarize
+from tgen.inspection.positions import position_encoding
 from tgen.inspection.predictions import logit_lens, predict_next, score_text
 from tgen.machine import memory
 from tgen.model.transformer import Transformer

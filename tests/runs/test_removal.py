@@ -9,7 +9,8 @@ from support.models import make_model
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.model_lookup import shipped_model
 from tgen.errors import LockedError, UsageError
-from tgen.runs.output_folder import lock_run, remove_model
+from tgen.runs.output_folder import lock_run
+from tgen.runs.removal import remove_model
 
 
 @pytest.fixture

@@ -6,26 +6,19 @@ The descriptions come from the models' files; weights are not read.
 import os
 import stat
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import typer
-from rich.text import Text
 
 from tgen.cli import console
 from tgen.cli.options import json_option, make_command, quiet_option
-from tgen.cli.rich_console import out
 from tgen.config.option import check_ranges, option
-from tgen.drawing.tables import table
-from tgen.drawing.terminal_text import json_line, one_line
 from tgen.errors import TgenError, UsageError
 from tgen.reports.models import ModelReport
 from tgen.reports.number_format import format_bytes
-
-_SCHEMA = "tgen.models/1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,61 +143,6 @@ def _files(path: Path) -> dict[str, os.stat_result]:
     return {name: status for name, status in found.items() if stat.S_ISREG(status.st_mode)}
 
 
-def print_table(reports: Sequence[ModelReport], *, quiet: bool) -> None:
-    """Print one row per model to stdout, and problems to stderr."""
-    rows = table(
-        "name", "family", ">parameters", "dtype", ">context", ">size", ">written", "found in"
-    )
-    for report in reports:
-        rows.add_row(
-            Text(report.name, style="bold" if report.is_default else ""),
-            Text(kind(report) or "–"),
-            _number(report.n_parameters),
-            report.dtype or "–",
-            _number(report.context_length),
-            format_bytes(report.n_bytes),
-            "–" if report.modified is None else _local_time(report.modified),
-            Text(report.found_by),
-        )
-    console.show(rows, wrap=out.is_terminal)  # only a terminal has a width
-    for report in reports:
-        if report.is_default:
-            console.print_status(f"default: {report.name}", quiet=quiet)
-        if report.problem:
-            console.print_status(f"warning: {report.name}: {report.problem}", quiet=quiet)
-
-
-def print_json(reports: Sequence[ModelReport]) -> None:
-    """Write one JSON object to stdout."""
-    rows = [
-        asdict(report)
-        | {
-            "modified": None
-            if report.modified is None
-            else datetime.fromtimestamp(report.modified, UTC).isoformat(timespec="seconds"),
-            "problem": report.problem or None,
-        }
-        for report in reports
-    ]
-    console.write(json_line({"schema": _SCHEMA, "models": rows}))
-
-
-def kind(report: ModelReport) -> str:
-    """Return the family of a model, or the base and rank of an adapter; "" if unknown."""
-    if report.adapter_of is None:
-        return report.family or ""
-    rank = "" if report.rank is None else f", rank {report.rank}"
-    return one_line(f"adapter of {report.adapter_of}{rank}")
-
-
-def _number(n: int | None) -> str:
-    return "–" if n is None else f"{n:,}"
-
-
-def _local_time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
-
-
 def models(options: ModelsOptions) -> None:
     """List the models that --model finds by name, or remove some.
 
@@ -220,6 +158,8 @@ def models(options: ModelsOptions) -> None:
     removes these files. --check compares them with their checksums, which opening a model does not,
     and removes damaged ones; the exit status is then 1.
     """
+    from tgen.cli.models_output import print_json, print_table
+
     if options.check:
         _check_cache(options)
         return
@@ -272,7 +212,8 @@ def _check_cache(options: ModelsOptions) -> None:
 def _remove(name: str, options: ModelsOptions) -> None:
     """Remove one model, after a question unless --yes is given."""
     from tgen.checkpoint.model_lookup import DATA, LOCAL, SHIPPED, find_model
-    from tgen.runs.output_folder import check_removable, remove_model
+    from tgen.cli.models_output import kind
+    from tgen.runs.removal import check_removable, remove_model
 
     path, found_by = find_model(name)
     if found_by not in (LOCAL, DATA, SHIPPED, "a path"):

@@ -22,7 +22,8 @@ from tgen.inspection.attention import (
 from tgen.inspection.heads import measure_heads
 from tgen.inspection.hooks import token_batch
 from tgen.inspection.logit_attribution import attribute_logit
-from tgen.inspection.model_summary import position_encoding, summarize
+from tgen.inspection.model_summary import summarize
+from tgen.inspection.positions import position_encoding
 from tgen.inspection.predictions import logit_lens, predict_next, score_text
 from tgen.inspection.verify import basic_checks, verify
 from tgen.machine.device import choose_device, set_threads

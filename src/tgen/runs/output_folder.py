@@ -1,10 +1,9 @@
-"""The directory of a run: its lock, checks before a run starts or resumes, and its removal.
+"""The directory of a run: its lock, and checks before a run starts or resumes.
 
 A process takes the lock before it imports torch, so this module does not import it.
 """
 
 import signal
-import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -12,9 +11,8 @@ from itertools import takewhile
 from pathlib import Path
 
 from tgen import distributed
-from tgen.checkpoint.model_dir import files_of_a_model
-from tgen.checkpoint.model_lookup import find_model, shipped_model
-from tgen.checkpoint.stored_models import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_adapter
+from tgen.checkpoint.model_lookup import find_model
+from tgen.checkpoint.stored_models import is_adapter
 from tgen.config.training import Parallel
 from tgen.errors import LockedError, TgenError, TrainingError, UsageError
 from tgen.lora import adapter as adapters
@@ -157,59 +155,3 @@ def check_parallel(requested: Parallel | None) -> None:
             f"--parallel {requested} needs several processes",
             f"run: torchrun --nproc-per-node N -m tgen train --parallel {requested} ...",
         )
-
-
-def check_removable(path: Path) -> None:
-    """Raise UsageError unless a path is a GGUF file, damaged or not, or a directory with a model,
-    an adapter or a run."""
-    if path.is_symlink():
-        raise UsageError(f"{path} is a link", "name the model that it leads to")
-    if path.resolve() == shipped_model().resolve():
-        raise UsageError(f"{path} is the model shipped with tgen", "choose another model")
-    if path.is_file():
-        is_model = path.suffix == ".gguf"
-    else:
-        is_model = _has_model(path) or _has_adapter(path) or saved_state.has_run(path)
-    if not is_model:
-        raise UsageError(
-            f"{path} is not a model",
-            "name a GGUF file, or a directory with config.json and model.safetensors",
-        )
-
-
-def remove_model(path: Path) -> list[str]:
-    """Remove a model; return the names of other files in its directory, which stay.
-
-    Nothing outside the directory changes; links in it are removed, not what they lead to. Raises
-    UsageError as `check_removable`, and LockedError while a run trains the model.
-    """
-    check_removable(path)
-    path = path.resolve()
-    if path.is_file():
-        files.remove(path)
-        return []
-    with ExitStack() as stack:
-        stack.enter_context(lock_existing(path))
-        own = set(files_of_a_model(path))
-        if saved_state.has_run(path) and not saved_state.folder(path).is_symlink():
-            own.add(saved_state.folder(path).name)
-        others = sorted(entry.name for entry in path.iterdir() if entry.name not in own)
-        if sys.platform == "win32":
-            stack.close()  # Windows cannot rename a directory with an open file
-        if not others:
-            files.remove(path)
-            return []
-        main = ("config.json", ADAPTER_CONFIG)
-        for name in sorted(own, key=lambda name: name not in main):  # then it is no model
-            files.remove(path / name)
-    return others
-
-
-def _has_model(path: Path) -> bool:
-    names = files_of_a_model(path) if path.is_dir() else []
-    has_weights = any(name.startswith("model") and name.endswith(".safetensors") for name in names)
-    return "config.json" in names and has_weights
-
-
-def _has_adapter(path: Path) -> bool:
-    return is_adapter(path) and (path / ADAPTER_WEIGHTS).is_file()

@@ -5,122 +5,10 @@
 
 from dataclasses import replace
 
-from rich.table import Table
-from rich.text import Text
-
 from tgen.cli import console
 from tgen.cli.bench.options import PANELS, BenchOptions
-from tgen.cli.bench.output import show_last_report
 from tgen.cli.model_loading import announce_compiling
 from tgen.cli.options import make_command
-from tgen.config.training import Precision, ResolvedTrainConfig
-from tgen.drawing.tables import table
-from tgen.errors import UsageError
-from tgen.reports.benchmark import EndToEndReport, TrainingStepReport
-
-_BAR_WIDTH = 40  # columns for the total
-_MIB = 2**20
-
-
-def run_end_to_end(options: BenchOptions) -> None:
-    """Time whole processes that generate a text, phase by phase."""
-    from tgen.benchmark.backend import random_tokens
-    from tgen.benchmark.end_to_end import measure_end_to_end
-    from tgen.lora.merging import load
-
-    bundle = load(options.path)
-    context = bundle.config.context_length
-    n_prompt = options.only("prompts", min(16, max(context // 2, 1)))
-    n_gen = options.only("gens", min(64, max(context - n_prompt, 1)))
-    if n_prompt < 1 or n_gen < 1 or n_prompt + n_gen > context:
-        raise UsageError(
-            f"--end-to-end: -p and -n must be at least 1 and fit the context of {context} tokens "
-            f"(got {n_prompt} and {n_gen})",
-            "use a smaller -p or -n",
-        )
-    ids = random_tokens(bundle.config.vocab_size, n_prompt, seed=options.seed)
-    reports = measure_end_to_end(
-        options.path,
-        bundle.tokenizer.decode(ids),
-        n_gen=n_gen,
-        trials=options.trials,
-        device=options.device,
-        threads=options.only("threads", None),
-        dtype=options.only("dtypes", None),
-        cache_dtype=options.cache_dtype,
-        modules=["tgen.cli.app"],
-    )
-    show_last_report(options, "tgen.bench.end_to_end/2", reports, phase_table)
-
-
-def phase_table(report: EndToEndReport) -> list[Table | Text]:
-    """Return one row per phase, with a bar for its share of the total."""
-    rows = table("phase", ">ms", ">% of total", "")
-    total = report.total.median
-    for name, phase in report.phases.items():
-        bar = "█" * round(phase.median / total * _BAR_WIDTH)
-        ms = f"{phase.median * 1e3:,.1f} ±{(phase.p90 - phase.p10) / 2 * 1e3:,.1f}"
-        rows.add_row(name, ms, f"{phase.median / total:.0%}", bar)
-    spread = (report.total.p90 - report.total.p10) / 2
-    rows.add_row("total", f"{total * 1e3:,.1f} ±{spread * 1e3:,.1f}", "", "", style="bold")
-    caption = (
-        f"prompt tokens: {report.n_prompt}, generated: {report.n_gen}, "
-        f"{report.tokens_per_second:,.0f} tokens/s overall; medians over processes: "
-        f"{len(report.total.seconds)}"
-    )
-    if report.peak_memory_bytes is not None:
-        caption += f"; peak RSS {report.peak_memory_bytes / _MIB:,.0f} MiB"
-    return [rows, Text(caption, style="dim")]
-
-
-def run_train(options: BenchOptions) -> None:
-    """Time training steps of a model of the same shape, on random tokens."""
-    from tgen.benchmark.roofline import measure_peak_rates
-    from tgen.benchmark.training_step import measure_training_step
-    from tgen.lora.merging import load
-    from tgen.machine.cpus import default_threads
-    from tgen.machine.device import choose_device
-    from tgen.model.precision import computes_bfloat16
-
-    config = load(options.path).config
-    threads = options.only("threads", default_threads())
-    batch = options.only("batches", ResolvedTrainConfig().batch_size)
-    device = choose_device(options.device)
-    precision: Precision = "bfloat16" if computes_bfloat16(device) else "float32"  # as in training
-    flops = None
-    if options.limits:
-        peak = measure_peak_rates(0, device=device.type, threads=threads, dtype=precision)
-        flops = peak.flops_per_second
-    reports = measure_training_step(
-        config,
-        config=ResolvedTrainConfig(batch_size=batch, precision=precision, seed=options.seed),
-        steps=1 if device.type == "cpu" else 10,
-        trials=options.trials,
-        device=device.type,
-        threads=threads,
-        peak_flops=flops,
-    )
-    show_last_report(options, "tgen.bench.train/2", reports, training_table)
-
-
-def training_table(report: TrainingStepReport) -> list[Table | Text]:
-    """Return the duration of a step and its utilization of the machine."""
-    step = report.seconds
-    rows = table("training step", ">")
-    rows.add_row("tokens", f"{report.tokens_per_step:,}")
-    rows.add_row("time", f"{step.median * 1e3:,.1f} ms ±{step.spread:.0%}")
-    rows.add_row("tokens/s", f"{report.tokens_per_second:,.0f}")
-    rows.add_row("compute per token", f"{report.flops_per_token / 1e6:,.1f} MFLOP")
-    rows.add_row("compute rate", f"{report.flops_per_second / 1e9:,.1f} GFLOP/s")
-    if report.utilization is not None and report.peak_flops is not None:
-        rows.add_row("peak (matrix product)", f"{report.peak_flops / 1e9:,.1f} GFLOP/s")
-        rows.add_row("% of peak", f"{report.utilization:.0%}")
-    memory = report.device_memory_bytes or report.peak_memory_bytes
-    if memory is not None:
-        rows.add_row("peak memory", f"{memory / _MIB:,.0f} MiB")
-    caption = f"timed blocks: {len(step.seconds)}, steps: {report.steps}, on {report.device}, "
-    caption += f"products in {report.precision}"
-    return [rows, Text(caption, style="dim")]
 
 
 def bench(options: BenchOptions) -> None:
@@ -130,6 +18,8 @@ def bench(options: BenchOptions) -> None:
     @ d4096, the KV cache starts with 4096 tokens. N,... is a list (128,256) or a range (64-256+64,
     64-512*2); all combinations are measured, interleaved. Only forward passes are timed.
     """
+    from tgen.cli.bench.whole_process import run_end_to_end, run_train
+
     console.require_stdout()  # before minutes of measurements
     if options.baseline and options.model is None:
         from tgen.cli.bench.throughput import saved_model

@@ -68,7 +68,7 @@ def render_page(
     auto-selected one, or with the first. `picture`: the SVG for browsers without scripts.
     """
     (measure,) = {report.measure for report in attention}
-    loader = PackageLoader("tgen.cli.inspect.page", "")
+    loader = PackageLoader("tgen.drawing.page", "")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     # The hashes are those of the sources as the browser reads them, without \r.
     style, *scripts = (

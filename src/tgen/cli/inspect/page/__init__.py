@@ -1,1 +1,0 @@
-"""The interactive page of `tgen inspect --html`."""

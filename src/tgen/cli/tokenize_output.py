@@ -1,0 +1,142 @@
+"""The output of `tgen tokenize`: a colored view, ids, counts or JSON."""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rich.style import Style
+from rich.text import Text
+
+from tgen.cli import console
+from tgen.cli.tokenize import TokenizeOptions
+from tgen.drawing.colormap import highlight
+from tgen.drawing.terminal_text import count, json_line, label, one_line, to_json
+from tgen.reports.json_text import json_text
+
+if TYPE_CHECKING:
+    from tgen.tokenizer import Tokenizer
+
+
+_SCHEMA = "tgen.tokenize/1"
+_SHADES = (0.25, 0.9, 0.5, 0.75)  # neighboring tokens have different colors
+_LINES = f"{'token':>8} {'id':>7} {'byte':>9}  text"
+_COUNTS = f"{'tokens':>11} {'bytes':>13} {'bytes/token':>11}  text"
+Pieces = Iterable[tuple[bytes, list[int]]]  # parts of a text with their ids
+
+
+class Counts(NamedTuple):
+    """Numbers of a text."""
+
+    n_tokens: int
+    n_bytes: int
+
+
+def write_texts(
+    texts: Iterable[tuple[str, Pieces]],
+    options: TokenizeOptions,
+    *,
+    model: str,
+    tokenizer: "Tokenizer",
+) -> None:
+    """Write each text, given with its name, in the form that the options ask for."""
+    write: Callable[[str, Pieces], Counts] = partial(_write_view, tokenizer)
+    if options.json:
+        write = partial(_write_json, model, tokenizer, only_counts=options.count)
+    elif options.count:
+        console.show(Text(_COUNTS, style="bold"), wrap=False)
+        write = _write_counts
+    elif options.ids:
+        write = _write_ids
+    all_counts = [write(name, pieces) for name, pieces in texts]
+    total = Counts(sum(n for n, _ in all_counts), sum(n for _, n in all_counts))
+    if options.count and not options.json and len(all_counts) > 1:
+        _show_counts(total, "total")
+    elif not options.count:
+        numbers = f"{count(total.n_tokens, 'token')}, {count(total.n_bytes, 'byte')}"
+        console.print_status(numbers, quiet=options.quiet)
+
+
+def _counted(pieces: Pieces, n: list[int]) -> Iterator[tuple[bytes, list[int]]]:
+    """Pass the pieces on; add their tokens and bytes to `n`."""
+    for text, ids in pieces:
+        n[0] += len(ids)
+        n[1] += len(text)
+        yield text, ids
+
+
+def _write_counts(name: str, pieces: Pieces) -> Counts:
+    n = [0, 0]
+    for _ in _counted(pieces, n):
+        pass
+    _show_counts(Counts(*n), name)
+    return Counts(*n)
+
+
+def _show_counts(counts: Counts, name: str) -> None:
+    n_tokens, n_bytes = counts
+    rate = f"{n_bytes / n_tokens:.2f}" if n_tokens else "–"
+    line = f"{n_tokens:>11,} {n_bytes:>13,} {rate:>11}  {one_line(name)}"
+    console.show(Text(line), wrap=False)
+
+
+def _write_ids(name: str, pieces: Pieces) -> Counts:
+    """Write the ids on one line."""
+    del name
+    n = [0, 0]
+    separator = ""
+    for _, ids in _counted(pieces, n):
+        console.write((separator + " ".join(map(str, ids))).encode())
+        separator = " "
+    console.write(b"\n")
+    return Counts(*n)
+
+
+def _write_json(
+    model: str, tokenizer: "Tokenizer", name: str, pieces: Pieces, *, only_counts: bool
+) -> Counts:
+    """Write one JSON object, the tokens as they are computed."""
+    n = [0, 0]
+    record: dict[str, Any] = {"schema": _SCHEMA, "model": model, "name": name}
+    record["bos_ids"] = list(tokenizer.bos_ids)
+    separator = to_json(record).removesuffix("}") + ', "tokens": ['
+    for _, ids in _counted(pieces, n):
+        if not only_counts and ids:
+            tokens = ({"id": i} | json_text(tokenizer.token_bytes(i)) for i in ids)
+            console.write((separator + ", ".join(map(to_json, tokens))).encode())
+            separator = ", "
+    counts = {"n_tokens": n[0], "n_bytes": n[1]}
+    if only_counts:
+        console.write(json_line(record | counts))
+    else:
+        start = "" if n[0] else separator
+        console.write(f"{start}], ".encode() + json_line(counts).removeprefix(b"{"))
+    return Counts(*n)
+
+
+def _write_view(tokenizer: "Tokenizer", name: str, pieces: Pieces) -> Counts:
+    """Write the text with its tokens in colors, if the terminal has them, and a line per token."""
+    has_color = console.has_color_ramp()
+    if name not in ("-", "--prompt"):
+        console.show(Text(one_line(name), style="dim"), wrap=False)
+    n, number, offset = [0, 0], 0, 0
+    for _, ids in _counted(pieces, n):
+        tokens = [tokenizer.token_bytes(i) for i in ids]
+        if has_color and tokens:
+            strip = Text()
+            for i, token in enumerate(tokens, number):
+                strip.append(label(token), _style(i))
+                if b"\n" in token:
+                    strip.append("\n")
+            console.show(strip, Text())
+        if not number:
+            console.show(Text(_LINES, style="bold"), wrap=False)
+        for i, token in zip(ids, tokens, strict=True):
+            line = Text(f"{number:>8} {i:>7} {offset:>9}  ")
+            console.show(line.append(label(token), _style(number) if has_color else ""), wrap=False)
+            number += 1
+            offset += len(token)
+    return Counts(*n)
+
+
+def _style(number: int) -> Style:
+    return highlight(_SHADES[number % len(_SHADES)])
