@@ -51,7 +51,7 @@ _DEFAULT = "default"  # in place of a dtype: the one that the model's files are 
 # The code that decides what packed weights are; changes make all files outdated.
 _SOURCES = ["__init__.py", "config/*.py", "checkpoint/*.py", "checkpoint/*/*.py"]
 _SOURCES += ["engine/weights_cache.py", "storage/sealed_file.py"]
-_SOURCES += [f"engine/cpu/{name}.py" for name in ("weights", "panels", "job_layout", "aligned")]
+_SOURCES += [f"engine/cpu/{name}.py" for name in ("weights", "job_layout")]
 
 
 class CachedWeights(NamedTuple):
