@@ -61,7 +61,7 @@ def open_source(request: RunRequest, config: TrainConfig) -> tuple[Source | None
             f"--lora cannot be combined with --from {start_from}, which is an adapter",
             f"continue it with --adapter {start_from}, or merge it: tgen export --merge",
         )
-    bundle = model_dir.load(base_path)
+    bundle = merging.load(base_path)
     if path is None and config.lora is None:
         return Source(bundle), config
     pairs: dict[str, Pair] | None = None
@@ -108,7 +108,7 @@ def load_base(record: AdapterRecord) -> dict[str, NDArray[Any]]:
             if path in looked_at:
                 continue
             looked_at.append(path)
-            arrays = _dequantize(model_dir.load(path).arrays)
+            arrays = _dequantize(merging.load(path).arrays)
             if adapters.base_digest(arrays) == record.base_digest:
                 return arrays
     where = record.base_path
