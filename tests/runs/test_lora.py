@@ -22,7 +22,7 @@ from tgen.lora import adapter, merging
 from tgen.model.transformer import Transformer
 from tgen.planning.shapes import n_parameters
 from tgen.reports.training import DoneReport, EvalReport, PlanReport
-from tgen.runs import closing, prepare
+from tgen.runs import closing, fine_tuning, prepare
 
 
 @pytest.fixture(autouse=True)
@@ -144,6 +144,20 @@ def test_resuming_refuses_a_changed_base(tmp_path, base):
     (base / "model.safetensors").write_bytes(b"".join(parts))
     with pytest.raises(TrainingError, match="of this run has changed"):
         list(resume(tmp_path / "tuned", threads=1))
+
+
+def test_all_weights_of_an_adapter_with_its_base_are_fine_tuned(tmp_path, base):
+    list(runs.start(lora_request(tmp_path, base)))
+    config = TrainConfig(steps=1)
+    run_request = lora_request(tmp_path, tmp_path / "tuned", "again", lora=None, steps=1)
+    source, _ = fine_tuning.open_source(run_request, config)
+    assert source
+    merged, plain = merging.load(tmp_path / "tuned").arrays, merging.load(base).arrays
+    for name, array in source.bundle.arrays.items():
+        assert np.array_equal(array, merged[name])
+    assert any(not np.array_equal(merged[name], plain[name]) for name in plain)
+    list(runs.start(run_request))
+    assert (tmp_path / "again" / "model.safetensors").exists()
 
 
 def test_adapter_continues_in_a_new_run(tmp_path, base):
