@@ -302,7 +302,7 @@ def test_progress_of_tokenizing_is_reported_before_the_plan(tmp_path, monkeypatc
     from tgen import runs
     from tgen.reports.training import PhaseReport
 
-    monkeypatch.setattr("tgen.runs.phase_progress._REPORT_SECONDS", 0.0)
+    monkeypatch.setattr("tgen.runs.tokenizing._REPORT_SECONDS", 0.0)
     monkeypatch.setattr(tokenize, "_PIECE", 500)
     reports = list(
         takewhile(lambda one: isinstance(one, PhaseReport), runs.start(request(tmp_path)))

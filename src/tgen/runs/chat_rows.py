@@ -26,14 +26,13 @@ from tgen.checkpoint.chat_template import (
     read_chat_template,
     special_tokens,
 )
-from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config.training import TrainConfig
 from tgen.corpus import ArrayBuilder, Corpus, Documents, TokenizedCorpus, begin_of_document
 from tgen.errors import CorpusError, ModelError, TgenError, UsageError
 from tgen.reports.training import PhaseReport, RowPart, RowsReport
-from tgen.runs.phase_progress import PhaseProgress
 from tgen.runs.request import RunRequest
 from tgen.runs.run_record import ChatRecord
+from tgen.runs.tokenizing import PhaseProgress, PreparedText
 from tgen.storage import files
 from tgen.storage.disk_array import Array, blocks
 from tgen.tokenizer import Tokenizer
@@ -42,23 +41,6 @@ _MAX_TEMPLATE_BYTES = 1 << 20
 _LONG_WINDOW = 1024  # tokens: longer rows are cut unless the user sets context_length
 _SHORT_WINDOW = 32  # tokens
 _SHOWN = 100  # characters of a system message
-
-
-class PreparedRows(NamedTuple):
-    """The rows of a run as tokens, and what follows from them."""
-
-    train: TokenizedCorpus
-    val: TokenizedCorpus
-    record: ChatRecord
-    inherited: InheritedSettings  # with the template and the end of an answer
-    context_length: int  # tokens of a window
-    sample_prompt: bytes
-    notes: list[str]
-
-    @property
-    def n_examples(self) -> int:
-        """Number of examples to train on."""
-        return 0 if self.train.row_lengths is None else len(self.train.row_lengths)
 
 
 class _RowTokens(NamedTuple):
@@ -98,7 +80,7 @@ def prepare_rows(
     context_length: int | None,
     max_bytes: int,
     folder: Path | None,
-) -> Generator[PhaseReport, None, PreparedRows]:
+) -> Generator[PhaseReport, None, PreparedText]:
     """Split and tokenize conversations, and close the corpus.
 
     `context_length` is the user's. Raise CorpusError for a row that the template does not accept or
@@ -126,9 +108,11 @@ def prepare_rows(
     inherited = model_dir.inherited_settings(source)
     if request.template is not None:
         inherited = inherited.with_template(template.source)
-    if rows.record.end_id not in source.end_ids:
-        inherited = inherited.with_end(rows.record.end_id)
+    assert rows.chat is not None
+    if rows.chat.end_id not in source.end_ids:
+        inherited = inherited.with_end(rows.chat.end_id)
     if context_length is None:  # windows as long as the longest row: less padding
+        assert rows.context_length is not None
         longest = 1 << (rows.context_length - 1).bit_length()
         limit = min(limit, max(_SHORT_WINDOW, longest))
     return rows._replace(inherited=inherited, context_length=limit)
@@ -143,7 +127,7 @@ def tokenize_rows(
     context_length: int,
     max_bytes: int,
     folder: Path | None,
-) -> Generator[PhaseReport, None, PreparedRows]:
+) -> Generator[PhaseReport, None, PreparedText]:
     """Split and tokenize conversations as `record` says, and close the corpus.
 
     The `context_length` of the result is the length of the longest row.
@@ -191,20 +175,20 @@ def tokenize_rows(
     question, _ = encoder.clean(row.messages[: row.answers[0]])
     sample_ids = chat.encode(question)
     text.close()
-    return PreparedRows(
+    chat_record = replace(
+        record,
+        end_id=encoder.end_id,
+        n_rows=train.n_rows,
+        n_held_out_rows=val.n_rows,
+        sample_ids=sample_ids,
+    )
+    return PreparedText(
         train.tokens,
         val.tokens,
-        replace(
-            record,
-            end_id=encoder.end_id,
-            n_rows=train.n_rows,
-            n_held_out_rows=val.n_rows,
-            sample_ids=sample_ids,
-        ),
-        InheritedSettings(),
-        max(train.longest, val.longest) - 1,
-        question[-1]["content"].encode("utf-8", "surrogateescape"),
         notes,
+        question[-1]["content"].encode("utf-8", "surrogateescape"),
+        chat=chat_record,
+        context_length=max(train.longest, val.longest) - 1,
     )
 
 

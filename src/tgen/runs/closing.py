@@ -37,8 +37,8 @@ from tgen.reports.training import (
 )
 from tgen.runs import saved_state as run_state
 from tgen.runs.fine_tuning import GENERAL_BYTES
-from tgen.runs.phase_progress import PhaseProgress
 from tgen.runs.prepare import PreparedRun
+from tgen.runs.tokenizing import PhaseProgress
 from tgen.tokenizer import Tokenizer
 from tgen.training.evaluation import evaluate_alone, evaluate_train
 from tgen.training.state import TrainState

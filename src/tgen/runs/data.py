@@ -13,8 +13,8 @@ from tgen.machine.cpus import cpu_count
 from tgen.reports.training import PhaseReport
 from tgen.runs import saved_state
 from tgen.runs.chat_rows import tokenize_rows
-from tgen.runs.phase_progress import PhaseProgress
-from tgen.runs.run_record import ChatRecord, RunRecord
+from tgen.runs.run_record import RunRecord
+from tgen.runs.tokenizing import PhaseProgress, PreparedText
 from tgen.tokenizer import Tokenizer
 
 _COMPARED_BYTES = 1 << 21
@@ -145,38 +145,29 @@ def retokenize(
         )
 
 
-class _SplitTokens(NamedTuple):
-    """Both splits as tokens, and what a run records of them."""
-
-    train: TokenizedCorpus
-    val: TokenizedCorpus
-    notes: list[str]
-    chat: ChatRecord | None
-    sample_prompt: bytes
-
-
 def _tokenize_again(
     out: Path, text: corpus.Corpus, record: RunRecord, tokenizer: Tokenizer, max_bytes: int
-) -> Generator[PhaseReport, None, _SplitTokens]:
+) -> Generator[PhaseReport, None, PreparedText]:
     """Tokenize a corpus as the run in `out` did."""
     config, folder = record.plan.train, saved_state.folder(out)
     if record.chat is not None:
-        rows = yield from tokenize_rows(
-            text,
-            record.chat,
-            tokenizer,
-            config,
-            context_length=record.plan.context_length,
-            max_bytes=max_bytes,
-            folder=folder,
+        return (
+            yield from tokenize_rows(
+                text,
+                record.chat,
+                tokenizer,
+                config,
+                context_length=record.plan.context_length,
+                max_bytes=max_bytes,
+                folder=folder,
+            )
         )
-        return _SplitTokens(rows.train, rows.val, rows.notes, rows.record, rows.sample_prompt)
     split = split_corpus(text, config, max_bytes)
     begin_ids = () if record.begin_of_text is None else corpus.begin_of_document(tokenizer)
     train, val = yield from tokenize_split(
         split, tokenizer, config, folder=folder, threads=record.threads, begin_ids=begin_ids
     )
-    return _SplitTokens(train, val, split.notes, None, record.sample_prompt)
+    return PreparedText(train, val, split.notes, record.sample_prompt)
 
 
 def tokenize_new_corpus(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from tgen import corpus, distributed
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.inherited_settings import InheritedSettings
+from tgen.checkpoint.model_dir import ModelBundle
+from tgen.config import ModelConfig
 from tgen.config.training import Parallel, TrainConfig
 from tgen.corpus import PackedRows, TokenDataset
 from tgen.errors import CorpusError, UsageError
@@ -34,13 +36,20 @@ from tgen.planning.budget import choose_tokenizer
 from tgen.planning.model_size import PlanInputs
 from tgen.planning.plan import CALIBRATION_SHARE, Plan, make_plan, usable_bytes
 from tgen.planning.scaling import scaling_report
-from tgen.planning.shapes import MeasuredStep, matmul_params, n_parameters, step_seconds
+from tgen.planning.shapes import (
+    FrozenModel,
+    MeasuredStep,
+    matmul_params,
+    n_parameters,
+    step_seconds,
+)
 from tgen.reports.training import Choice, PhaseReport, PlanReport, ScalingReport
 from tgen.runs import fine_tuning, rank_sync
-from tgen.runs.chat_rows import PreparedRows, check_corpus, prepare_rows, rows_report
+from tgen.runs.chat_rows import check_corpus, prepare_rows, rows_report
 from tgen.runs.data import TextSplit, join_documents, split_corpus, tokenize_split
 from tgen.runs.request import RunRequest, parse_overrides
-from tgen.runs.run_record import RunRecord
+from tgen.runs.run_record import AdapterRecord, RunRecord
+from tgen.runs.tokenizing import PreparedText
 from tgen.storage.disk_array import Array
 from tgen.tokenizer import Tokenizer, make_tokenizer
 from tgen.training.baselines import ngram_bits_per_byte, xz_bits_per_byte
@@ -144,10 +153,46 @@ class PreparedRun:
         }
 
 
+class _Base(NamedTuple):
+    """The model to fine-tune, its adapter, and the text whose loss is compared; or nothing."""
+
+    bundle: ModelBundle | None = None
+    pairs: Mapping[str, Pair] | None = None
+    adapter: AdapterRecord | None = None
+    general: bytes = b""
+
+    @property
+    def config(self) -> ModelConfig | None:
+        """The model's configuration."""
+        return None if self.bundle is None else self.bundle.config
+
+    @property
+    def weights(self) -> Mapping[str, NDArray[Any]] | None:
+        """The model's arrays."""
+        return None if self.bundle is None else self.bundle.arrays
+
+    @property
+    def frozen(self) -> FrozenModel | None:
+        """The model as the plan counts it if only an adapter is trained."""
+        if self.adapter is None or self.bundle is None:
+            return None
+        return self.adapter.frozen_model(self.bundle.config, self.bundle.arrays)
+
+
+class _Machine(NamedTuple):
+    """What the machines of all ranks can do."""
+
+    device: Device
+    speed: float  # FLOP/s in float32
+    bfloat16_speed: float | None  # None if a rank's products are not faster
+    rank_memory: int | None  # bytes of the smallest rank
+
+
 def prepare(
     request: RunRequest, *, folder: Path | None
 ) -> Generator[PhaseReport, None, PreparedRun]:
-    """Read, split and tokenize the corpus, time the machine, and make the plan.
+    """Open the base model, time the machine, read and tokenize the corpus, make the plan, and
+    record all of it.
 
     Write tokens that do not fit into memory to a temporary file in `folder` (None: the system's
     temporary directory). Rank 0 prepares and broadcasts the result; the tokens of other ranks are
@@ -158,21 +203,95 @@ def prepare(
     set_threads(request.threads)
     model_fields, train_fields = parse_overrides(request.overrides)
     config = replace(request.train, compile=_compile(request, device), **train_fields)
+    base, config = yield from _open_base(request, config)
+    machine = yield from _measure_machine(device, config, base)
+    fastest = max(machine.speed, machine.bfloat16_speed or 0.0)
+    max_bytes = usable_bytes(request.size, config, fastest, base.config)
+    text = yield from _open_corpus(request, base)
+    if not distributed.is_rank_zero():
+        text.close()
+        return _broadcast(None, device, base)
+    split: TextSplit | None = None
+    if text.is_chat and base.bundle is not None:
+        prepared_text = yield from prepare_rows(
+            request,
+            base.bundle,
+            text,
+            config,
+            context_length=model_fields.get("context_length"),
+            max_bytes=max_bytes,
+            folder=folder,
+        )
+        model_fields.setdefault("context_length", prepared_text.context_length)
+        tokenizer, tokenizer_choice = _inherit_tokenizer(base.bundle)
+    else:
+        split = split_corpus(text, config, max_bytes)
+        if base.bundle is None:
+            yield PhaseReport(phase="training the tokenizer")
+        tokenizer, tokenizer_choice = _choose_tokenizer(request, base.bundle, split)
+        prepared_text = yield from _prepare_text(request, split, tokenizer, config, folder)
+    plan, inputs = yield from _make_plan(
+        request, config, model_fields, machine, base, prepared_text, tokenizer, started_at
+    )
+    notes = [*(base.bundle.warnings if base.bundle else ()), *prepared_text.notes, *plan.notes]
+    masks = (prepared_text.train.loss_mask, prepared_text.val.loss_mask)
+    baseline_text = split if split and split.val and masks == (None, None) else None
+    if baseline_text and not _fits_baselines(baseline_text, config):
+        baseline_text = None
+        notes.append("no baselines (xz, n-grams): they would take too much of the time budget")
+    general = base.general
+    if inputs.general_tokens is not None:
+        general = fine_tuning.cut_general(general, inputs.general_tokens, plan.general_tokens)
+    record = _record(
+        request,
+        text,
+        base,
+        prepared_text,
+        tokenizer,
+        tokenizer_choice,
+        replace(plan, notes=notes),
+        device,
+    )
+    record = replace(record, read_bytes=max_bytes)
+    prepared = PreparedRun(
+        record,
+        tokenizer,
+        corpus.token_arrays(prepared_text.train, prepared_text.val),
+        device,
+        base.weights,
+        base.pairs,
+        general,
+        rank_sync.resolve_parallel(
+            plan, device, machine.rank_memory, request.parallel, frozen=base.frozen
+        ),
+        _scaling(request, plan, inputs, prepared_text, device) if request.is_estimate else None,
+        baseline_text,
+    )
+    return _broadcast(prepared, device, base)
+
+
+def _open_base(
+    request: RunRequest, config: TrainConfig
+) -> Generator[PhaseReport, None, tuple[_Base, TrainConfig]]:
+    """Load the model to start from; return the configuration with its adapter's rank."""
     if request.start_from is not None or request.adapter is not None:
         yield PhaseReport(phase="loading the model")
-    start, config = fine_tuning.open_source(request, config)
-    source = None if start is None else start.bundle
-    weights = None if source is None else source.arrays
-    pairs, adapter = (None, None) if start is None else (start.pairs, start.record)
+    source, config = fine_tuning.open_source(request, config)
     general = b"" if request.general is None else fine_tuning.read_general(request.general)
-    frozen = None
-    if adapter is not None and source is not None:
-        frozen = adapter.frozen_model(source.config, source.arrays)
-    share = 0.0 if config.steps else CALIBRATION_SHARE
+    if source is None:
+        return _Base(general=general), config
+    return _Base(source.bundle, source.pairs, source.record, general), config
+
+
+def _measure_machine(
+    device: Device, config: TrainConfig, base: _Base
+) -> Generator[PhaseReport, None, _Machine]:
+    """Time all ranks, after a check that they are alike."""
     rank_sync.check_same_software(device)
     memory = rank_sync.min_rank_memory(device)
-    if source is not None and distributed.ranks().world_size > 1:
-        distributed.assert_same("the model", model_dir.digest(source)[:16])
+    if base.bundle is not None and distributed.ranks().world_size > 1:
+        distributed.assert_same("the model", model_dir.digest(base.bundle)[:16])
+    share = 0.0 if config.steps else CALIBRATION_SHARE
     seconds = min(1.0, config.minutes * 60 * share / 2)
     yield PhaseReport(phase="measuring this machine")
     speed = sum(distributed.all_gather(measure_speed(device, "float32", seconds=seconds)))
@@ -180,67 +299,75 @@ def prepare(
     if all(distributed.all_gather(computes_bfloat16(device))):
         speeds = distributed.all_gather(measure_speed(device, "bfloat16", seconds=seconds))
         bfloat16_speed = sum(speeds)
-    fastest = max(speed, bfloat16_speed or 0.0)
-    max_bytes = usable_bytes(
-        request.size, config, fastest, None if source is None else source.config
-    )
+    return _Machine(device, speed, bfloat16_speed, memory)
+
+
+def _open_corpus(request: RunRequest, base: _Base) -> Generator[PhaseReport, None, corpus.Corpus]:
+    """Read the corpus as far as its documents, and check it."""
     yield PhaseReport(phase="reading the corpus")
     text = corpus.read(request.corpus, chat=request.chat)
-    check_corpus(text, source, request.template)
+    check_corpus(text, base.bundle, request.template)
     distributed.assert_same("the corpus", text.sha256)
-    if not distributed.is_rank_zero():
-        text.close()
-        return _broadcast(None, device, weights, pairs)
-    split: TextSplit | None = None
-    rows: PreparedRows | None = None
-    begin_ids: tuple[int, ...] = ()
-    if text.is_chat and source is not None:
-        rows = yield from prepare_rows(
-            request,
-            source,
-            text,
-            config,
-            context_length=model_fields.get("context_length"),
-            max_bytes=max_bytes,
-            folder=folder,
+    return text
+
+
+def _prepare_text(
+    request: RunRequest,
+    split: TextSplit,
+    tokenizer: Tokenizer,
+    config: TrainConfig,
+    folder: Path | None,
+) -> Generator[PhaseReport, None, PreparedText]:
+    """Tokenize texts, as `prepare_rows` does with conversations."""
+    begin_ids = corpus.begin_of_document(tokenizer)
+    train, val = yield from tokenize_split(
+        split, tokenizer, config, folder=folder, threads=request.threads, begin_ids=begin_ids
+    )
+    if train.target_bytes == 0:
+        raise CorpusError(
+            "the corpus has no completions to train on",
+            "add --set loss_on=all to train on prompts",
         )
-        model_fields.setdefault("context_length", rows.context_length)
-        tokenizer, tokenizer_choice = _inherit_tokenizer(source)
-        train, val = rows.train, rows.val
-        text_notes, sample_prompt = rows.notes, rows.sample_prompt
-    else:
-        split = split_corpus(text, config, max_bytes)
-        if source is None:
-            yield PhaseReport(phase="training the tokenizer")
-        tokenizer, tokenizer_choice = _choose_tokenizer(request, source, split)
-        begin_ids = corpus.begin_of_document(tokenizer)
-        train, val = yield from tokenize_split(
-            split, tokenizer, config, folder=folder, threads=request.threads, begin_ids=begin_ids
-        )
-        if train.target_bytes == 0:
-            raise CorpusError(
-                "the corpus has no completions to train on",
-                "add --set loss_on=all to train on prompts",
-            )
-        text_notes = split.notes
-        sample_prompt = tokenizer.make_expressible(_sample_prompt(split))
-    n_general = len(tokenizer.encode_corpus(general)[0]) if general else None
-    is_estimate = request.n_ranks is not None or request.device_memory is not None
+    return PreparedText(
+        train,
+        val,
+        split.notes,
+        tokenizer.make_expressible(_sample_prompt(split)),
+        begin_of_text=begin_ids[0] if begin_ids else None,
+        whole_tokens=round(len(train.tokens) * split.all_train_bytes / split.train.n_bytes),
+    )
+
+
+def _make_plan(
+    request: RunRequest,
+    config: TrainConfig,
+    model_fields: dict[str, Any],
+    machine: _Machine,
+    base: _Base,
+    text: PreparedText,
+    tokenizer: Tokenizer,
+    started_at: float,
+) -> Generator[PhaseReport, None, tuple[Plan, PlanInputs]]:
+    """Make the plan, and once more after a step of it is measured, unless it is an estimate."""
+    on_cpu = machine.device.type == "cpu" and request.device_memory is None
+    alone = not request.is_estimate and not distributed.launched()
     inputs = PlanInputs(
         vocab_size=tokenizer.vocab_size,
-        train_tokens=len(train.tokens),
-        val_tokens=len(val.tokens),
-        train_rows=None if rows is None else rows.n_examples,
+        train_tokens=len(text.train.tokens),
+        val_tokens=len(text.val.tokens),
+        train_rows=text.n_examples,
         has_merges=bool((tokenizer.merge_pairs >= 0).any()),
-        flops_per_second=speed,
-        bfloat16_flops_per_second=bfloat16_speed,
-        memory=None if is_estimate or distributed.launched() else memory_bytes(device),
-        rank_memory=request.device_memory if is_estimate else memory,
+        flops_per_second=machine.speed,
+        bfloat16_flops_per_second=machine.bfloat16_speed,
+        memory=memory_bytes(machine.device) if alone else None,
+        rank_memory=request.device_memory if request.is_estimate else machine.rank_memory,
         n_ranks=distributed.ranks().world_size,
-        on_cpu=device.type == "cpu" and request.device_memory is None,
-        source_optimizer=None if source is None else fine_tuning.source_optimizer(source.path),
-        general_tokens=n_general,
-        frozen=frozen,
+        on_cpu=on_cpu,
+        source_optimizer=None
+        if base.bundle is None
+        else fine_tuning.source_optimizer(base.bundle.path),
+        general_tokens=len(tokenizer.encode_corpus(base.general)[0]) if base.general else None,
+        frozen=base.frozen,
     )
     choose = partial(
         make_plan,
@@ -248,65 +375,69 @@ def prepare(
         size=request.size,
         train=config,
         model_fields=model_fields,
-        start_from=None if source is None else source.config,
+        start_from=base.config,
     )
     yield PhaseReport(phase="planning")
-    if source is not None:
+    if base.bundle is not None:
         inputs = replace(inputs, setup_seconds=time.monotonic() - started_at)
     plan = choose(inputs=inputs)
-    if source is None and inputs.on_cpu and inputs.n_ranks == 1 and not is_estimate:
+    if base.bundle is None and on_cpu and inputs.n_ranks == 1 and not request.is_estimate:
         yield PhaseReport(phase="measuring a training step")
         inputs = replace(inputs, measured_step=_measure_step(plan, inputs))
         plan = choose(inputs=replace(inputs, setup_seconds=time.monotonic() - started_at))
-    notes = [*(source.warnings if source else ()), *text_notes, *plan.notes]
-    baseline_text = None
-    if split and split.val and train.loss_mask is None and val.loss_mask is None:
-        baseline_text = split if _fits_baselines(split, config) else None
-        if baseline_text is None:
-            notes.append("no baselines (xz, n-grams): they would take too much of the time budget")
-    if n_general is not None:
-        general = fine_tuning.cut_general(general, n_general, plan.general_tokens)
-    record = RunRecord(
+    return plan, inputs
+
+
+def _record(
+    request: RunRequest,
+    text: corpus.Corpus,
+    base: _Base,
+    prepared: PreparedText,
+    tokenizer: Tokenizer,
+    tokenizer_choice: Choice,
+    plan: Plan,
+    device: Device,
+) -> RunRecord:
+    """Return the record of a new run."""
+    return RunRecord(
         run_id=secrets.token_hex(8),
         corpus=request.corpus,
         corpus_sha256=text.sha256,
         corpus_bytes=text.n_bytes,
-        train_bytes=train.target_bytes,
-        held_out_bytes=val.target_bytes,
+        train_bytes=prepared.train.target_bytes,
+        held_out_bytes=prepared.val.target_bytes,
         tokenizer=tokenizer_choice,
         tokenizer_sha256=hashlib.sha256(tokenizer.json.encode()).hexdigest(),
-        read_bytes=max_bytes,
         end_of_text=tokenizer.end_of_text,
-        start_from=None if source is None else str(source.path.resolve()),
-        inherited=_inherited(source, rows),
-        plan=replace(plan, notes=notes),
+        start_from=None if base.bundle is None else str(base.bundle.path.resolve()),
+        inherited=prepared.inherited or _inherited(base),
+        plan=plan,
         baselines={},
         device=device.type,
         threads=n_threads() * distributed.ranks().local_world_size,
         tensorboard=request.tensorboard,
         ngrams=request.ngrams,
-        adapter=adapter,
-        sample_prompt=sample_prompt,
+        adapter=base.adapter,
+        sample_prompt=prepared.sample_prompt,
         exact_epochs=True,
-        chat=rows and rows.record,
-        begin_of_text=begin_ids[0] if begin_ids else None,
+        chat=prepared.chat,
+        begin_of_text=prepared.begin_of_text,
     )
-    tokens = corpus.token_arrays(train, val)
-    scaling = None
-    if is_estimate:
-        scaling = scaling_report(
-            plan,
-            inputs,
-            n_ranks=request.n_ranks or 1,
-            device_memory=request.device_memory,
-            on_gpu=request.device_memory is not None or device.type == "cuda",
-            text_tokens=_count_text_tokens(split, len(train.tokens)),
-        )
-    parallel = rank_sync.resolve_parallel(plan, device, memory, request.parallel, frozen=frozen)
-    prepared = PreparedRun(
-        record, tokenizer, tokens, device, weights, pairs, general, parallel, scaling, baseline_text
+
+
+def _scaling(
+    request: RunRequest, plan: Plan, inputs: PlanInputs, text: PreparedText, device: Device
+) -> ScalingReport:
+    """Estimate the run on many ranks; all of the training text counts, not only its sample."""
+    n_tokens = len(text.train.tokens) if text.whole_tokens is None else text.whole_tokens
+    return scaling_report(
+        plan,
+        inputs,
+        n_ranks=request.n_ranks or 1,
+        device_memory=request.device_memory,
+        on_gpu=request.device_memory is not None or device.type == "cuda",
+        text_tokens=n_tokens,
     )
-    return _broadcast(prepared, device, weights, pairs)
 
 
 def _measure_step(plan: Plan, inputs: PlanInputs) -> MeasuredStep | None:
@@ -364,20 +495,8 @@ def plan_report(out: Path, prepared: PreparedRun, *, step: int = 0) -> PlanRepor
     )
 
 
-def _inherited(
-    source: model_dir.ModelBundle | None, rows: PreparedRows | None
-) -> InheritedSettings | None:
-    """Return what the written model has from its source, and from the template."""
-    if rows is not None:
-        return rows.inherited
-    return None if source is None else model_dir.inherited_settings(source)
-
-
-def _count_text_tokens(split: TextSplit | None, n_tokens: int) -> int:
-    """Estimate the tokens of the whole training text, of which `n_tokens` are trained on."""
-    if split is None:
-        return n_tokens
-    return round(n_tokens * split.all_train_bytes / split.train.n_bytes)
+def _inherited(base: _Base) -> InheritedSettings | None:
+    return None if base.bundle is None else model_dir.inherited_settings(base.bundle)
 
 
 def _inherit_tokenizer(source: model_dir.ModelBundle) -> tuple[Tokenizer, Choice]:
@@ -450,12 +569,7 @@ def _sample_prompt(split: TextSplit) -> bytes:
     return words[0] if words else document[0][:24]
 
 
-def _broadcast(
-    prepared: PreparedRun | None,
-    device: Device,
-    weights: Mapping[str, NDArray[Any]] | None,
-    pairs: Mapping[str, Pair] | None,
-) -> PreparedRun:
+def _broadcast(prepared: PreparedRun | None, device: Device, base: _Base) -> PreparedRun:
     """Broadcast rank 0's prepared run; the tokens of other ranks are empty."""
     values = prepared and (prepared.record, prepared.tokenizer.json, prepared.parallel)
     record, tokenizer, parallel = distributed.broadcast(values)
@@ -463,4 +577,4 @@ def _broadcast(
         return prepared
     n_rows = record.plan.model.vocab_size
     tokenizer = Tokenizer(tokenizer, end_ids=record.end_ids, n_rows=n_rows)
-    return PreparedRun(record, tokenizer, {}, device, weights, pairs, parallel=parallel)
+    return PreparedRun(record, tokenizer, {}, device, base.weights, base.pairs, parallel=parallel)

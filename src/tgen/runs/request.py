@@ -187,6 +187,11 @@ class RunRequest:
     def __post_init__(self) -> None:
         check_ranges(self)
 
+    @property
+    def is_estimate(self) -> bool:
+        """Whether the plan is for other machines."""
+        return self.n_ranks is not None or self.device_memory is not None
+
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeRequest:

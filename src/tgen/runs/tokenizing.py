@@ -1,15 +1,37 @@
-"""Progress of a phase whose length is known."""
+"""What tokenizing a corpus yields, its progress, and what it returns."""
 
 import time
 from collections.abc import Generator
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
+from tgen.checkpoint.inherited_settings import InheritedSettings
+from tgen.corpus import TokenizedCorpus
 from tgen.reports.training import PhaseReport
+from tgen.runs.run_record import ChatRecord
 
 _REPORT_SECONDS = 1.0
 
 T = TypeVar("T")
+
+
+class PreparedText(NamedTuple):
+    """A corpus of texts or of conversations as tokens, and what follows from it."""
+
+    train: TokenizedCorpus
+    val: TokenizedCorpus
+    notes: list[str]
+    sample_prompt: bytes
+    begin_of_text: int | None = None  # of texts: the id before each document
+    whole_tokens: int | None = None  # of texts: estimate for all of the training split
+    chat: ChatRecord | None = None  # of conversations, like the following
+    inherited: InheritedSettings | None = None  # with the template and the end of an answer
+    context_length: int | None = None  # tokens of a window
+
+    @property
+    def n_examples(self) -> int | None:
+        """Number of conversations' examples to train on."""
+        return None if self.train.row_lengths is None else len(self.train.row_lengths)
 
 
 class PhaseProgress:
