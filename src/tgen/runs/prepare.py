@@ -234,11 +234,12 @@ def prepare(
         request, config, model_fields, machine, base, prepared_text, tokenizer, started_at
     )
     notes = [*(base.bundle.warnings if base.bundle else ()), *prepared_text.notes, *plan.notes]
-    masks = (prepared_text.train.loss_mask, prepared_text.val.loss_mask)
-    baseline_text = split if split and split.val and masks == (None, None) else None
-    if baseline_text and not _fits_baselines(baseline_text, config):
-        baseline_text = None
-        notes.append("no baselines (xz, n-grams): they would take too much of the time budget")
+    baseline_text = None
+    parts = (prepared_text.train, prepared_text.val)
+    if split and split.val and all(part.loss_mask is None for part in parts):
+        baseline_text = split if _fits_baselines(split, config) else None
+        if baseline_text is None:
+            notes.append("no baselines (xz, n-grams): they would take too much of the time budget")
     general = base.general
     if inputs.general_tokens is not None:
         general = fine_tuning.cut_general(general, inputs.general_tokens, plan.general_tokens)
