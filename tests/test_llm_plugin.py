@@ -190,6 +190,7 @@ def test_listing_models_imports_neither_torch_nor_the_configuration():
     assert {name for name in imported("--version") if name.startswith("tgen")} == {
         "tgen",
         "tgen.llm_plugin",
+        "tgen.version",
     }
 
 

@@ -11,7 +11,7 @@ from tgen.checkpoint import model_dir
 from tgen.config import RopeScaling
 from tgen.errors import ModelError, UsageError
 from tgen.inspection import attention as attention_module
-from tgen.inspection import model_summary
+from tgen.inspection import positions
 from tgen.inspection.attention import (
     AttentionRecorder,
     attention_rollout,
@@ -236,7 +236,7 @@ def test_summary_counts_all_parameters(model_directory):
 
 
 def test_positions_of_a_long_context_are_limited(monkeypatch):
-    monkeypatch.setattr(model_summary, "_MAX_POSITIONS", 8)
+    monkeypatch.setattr(positions, "_MAX_POSITIONS", 8)
     for family in ("classic", "gpt2", "llama"):
         for report in position_encoding(make_model(family)):
             assert len(report.rows) == len(report.values) == 8
