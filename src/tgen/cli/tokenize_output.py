@@ -8,12 +8,12 @@ from rich.style import Style
 from rich.text import Text
 
 from tgen.cli import console
-from tgen.cli.tokenize import TokenizeOptions
 from tgen.drawing.colormap import highlight
 from tgen.drawing.terminal_text import count, json_line, label, one_line, to_json
 from tgen.reports.json_text import json_text
 
 if TYPE_CHECKING:
+    from tgen.cli.tokenize import TokenizeOptions
     from tgen.tokenizer import Tokenizer
 
 
@@ -33,7 +33,7 @@ class Counts(NamedTuple):
 
 def write_texts(
     texts: Iterable[tuple[str, Pieces]],
-    options: TokenizeOptions,
+    options: "TokenizeOptions",
     *,
     model: str,
     tokenizer: "Tokenizer",
