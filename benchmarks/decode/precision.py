@@ -24,7 +24,7 @@ from tgen.checkpoint.model_lookup import shipped_model
 from tgen.config import GgufType, StoredAs
 from tgen.engine.base import Logits
 from tgen.engine.open_engine import open_engine
-from tgen.generation.score import block_nll, predictions
+from tgen.generation.logprobs import block_nll, predictions
 
 TYPES: dict[StoredAs, GgufType] = {
     "float32": "f32",

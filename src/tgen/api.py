@@ -33,8 +33,8 @@ from tgen.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from tgen.drawing.page.attention_page import AttentionPage
-    from tgen.inspection.ablation import AblationKind
     from tgen.inspection.attention import Measure
+    from tgen.inspection.heads import AblationKind
 
 
 def load(
@@ -264,8 +264,8 @@ class Model:
         UsageError for an empty text, one longer than the context unless `tail`, and too many heads.
         """
         from tgen.drawing.page.attention_page import AttentionPage, attention_page
-        from tgen.inspection.ablation import AblationKind
         from tgen.inspection.attention import Measure
+        from tgen.inspection.heads import AblationKind
         from tgen.inspection.inspector import Inspector
 
         _check_text("text", text)

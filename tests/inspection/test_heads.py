@@ -8,8 +8,7 @@ import torch
 
 from support.models import make_model
 from tgen.inspection import heads
-from tgen.inspection.ablation import ablate_heads
-from tgen.inspection.heads import HeadMetricSums, measure_heads
+from tgen.inspection.heads import HeadMetricSums, ablate_heads, measure_heads
 from tgen.inspection.hooks import token_batch, token_losses
 
 IDS = torch.randint(1, 300, (40,), generator=torch.Generator().manual_seed(5)).tolist()

@@ -23,7 +23,7 @@ from tgen.planning.shapes import block_shapes, n_parameters, outer_shapes
 from tgen.reports.json_text import json_record
 from tgen.runs.checkpoint_saver import CheckpointSaver, ModelWeights
 from tgen.runs.log import RunLog
-from tgen.training.loss import cross_entropy
+from tgen.training.evaluation import cross_entropy
 from tgen.training.state import new_state, weights_of
 
 GB = 10**9

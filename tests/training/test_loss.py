@@ -9,9 +9,9 @@ from tgen.config import ModelConfig
 from tgen.config.training import ResolvedTrainConfig
 from tgen.corpus import TokenDataset
 from tgen.model.transformer import Transformer
-from tgen.training import loss as loss_module
+from tgen.training import evaluation as loss_module
+from tgen.training.evaluation import cross_entropy, loss_and_derivatives
 from tgen.training.loop import train
-from tgen.training.loss import cross_entropy, loss_and_derivatives
 from tgen.training.state import TrainState
 
 

@@ -18,8 +18,8 @@ from tgen.config import STORED_BYTES, CacheDtype, SamplingConfig, StoredAs
 from tgen.engine.base import Engine
 from tgen.engine.open_engine import EngineKind, open_engine
 from tgen.errors import UsageError
+from tgen.generation.logprobs import block_nll, predictions
 from tgen.generation.loop import generate
-from tgen.generation.score import block_nll, predictions
 from tgen.lora.merging import load
 from tgen.machine.cpus import cpu_count, default_threads
 from tgen.machine.description import MachineProbe

@@ -13,7 +13,55 @@ from tgen.cli import console
 from tgen.cli.options import make_command, parse_size, quiet_option
 from tgen.config import GgufType
 from tgen.config.option import option
-from tgen.errors import UsageError
+from tgen.errors import ModelError, UsageError
+from tgen.storage.files import output_problem
+
+
+def default_target(name: str, dtype: str) -> Path:
+    """Return the GGUF file that is written without --out."""
+    return Path(f"{name}-{dtype}.gguf")
+
+
+def check_target(out: Path, source: Path, *, to_file: bool, overwrite: bool) -> None:
+    """Raise UsageError unless a model may be written to `out`: only a model is replaced."""
+    model = source.resolve()
+    if out.resolve() in (model, *model.parents):
+        raise UsageError(f"--out {out} is the model itself or contains it", "choose another path")
+    problem = "" if out.is_dir() else output_problem(out)
+    if problem:
+        raise UsageError(f"--out {out}: {problem}", "choose another path")
+    if not out.exists() or (out.is_dir() and not to_file and not any(out.iterdir())):
+        return
+    if out.is_dir() == to_file:
+        reason = "a directory, not a file" if to_file else "a file, not a directory"
+        raise UsageError(f"--out {out} is {reason}", "choose another path")
+    if problem := _not_only_a_model(out):
+        raise UsageError(f"--out {out} {problem}", "choose another path")
+    if not overwrite:
+        raise UsageError(
+            f"--out {out} already contains a model",
+            "add --overwrite to replace it, or choose another path",
+        )
+
+
+def _not_only_a_model(path: Path) -> str:
+    """Return what a file or directory contains besides a model; empty if nothing."""
+    from tgen.checkpoint.gguf.header import read_header
+    from tgen.checkpoint.model_dir import DESCRIPTION_FILES, WEIGHTS
+    from tgen.checkpoint.ngram_tables import FILE_NAME
+
+    if path.is_dir():
+        known = {*DESCRIPTION_FILES, FILE_NAME, "config.json", f"{WEIGHTS}.index.json"}
+        for entry in sorted(path.iterdir()):
+            of_a_model = entry.name in known or entry.suffix == ".safetensors"
+            if not entry.is_file() or not of_a_model:
+                return f"contains other files: {entry.name}"
+        return ""
+    try:
+        read_header(path)
+    except ModelError:
+        return "is not a GGUF file"
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +128,6 @@ def export(options: ExportOptions) -> None:
 
     The model itself is not changed. tgen can load everything that it exports.
     """
-    from tgen.cli.export_target import check_target, default_target
 
     began = time.monotonic()
     from tgen.checkpoint import export as exporters

@@ -1,12 +1,17 @@
-"""Log-probabilities of sampled tokens under the model, before processors and samplers."""
+"""Log-probabilities under the model: of sampled tokens, before processors and samplers, and of all
+tokens of a text.
+"""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tgen.engine.base import Logits
+from tgen.engine.base import Engine, Logits, reset
 from tgen.engine.cpu.row_sampler import row_sampler
+from tgen.generation.context_window import default_stride
 from tgen.generation.sample import sort_candidates
 from tgen.reports.generation import Finish, RemovedCandidates, Token
 
@@ -74,3 +79,79 @@ def _make_token(
         finish=pick.finish,
         complete=pick.complete,
     )
+
+
+_BLOCK = 96  # positions whose logits are in memory at a time
+
+
+class TokenScores(NamedTuple):
+    """Scores of n consecutive tokens of a text."""
+
+    nats: NDArray[np.float64]  # (n,): negative log-likelihoods
+    ranks: NDArray[np.int64]  # (n,): number of tokens that are more likely
+    context: int  # tokens that predict the first of them; each later one has one more
+
+
+def score_stream(
+    engine: Engine, ids: Iterable[Sequence[int]], *, stride: int | None = None
+) -> Iterator[TokenScores]:
+    """Yield the scores of all tokens after the first of a text, whose ids come in pieces.
+
+    The first window has as many tokens as the context. Each later one starts `stride` tokens (None:
+    half a context) after the one before and scores the tokens that are new in it. Memory is bounded
+    by the context, the longest piece and the logits of one block.
+    """
+    length = engine.context_length
+    stride = stride or default_stride(length)
+    pieces = iter(ids)
+    window: list[int] = []  # the ids from the start of the window on
+    n_before = 1  # ids of the window that are scored or the first of the text
+    while True:
+        while len(window) <= length and (piece := next(pieces, None)) is not None:
+            window += piece
+        for logits, targets in predictions(engine, window[: length + 1], n_before):
+            yield TokenScores(token_nats(logits, targets), token_ranks(logits, targets), n_before)
+            n_before += len(targets)
+        if len(window) <= length:
+            return
+        del window[:stride]
+        n_before -= stride
+
+
+def predictions(
+    engine: Engine, ids: Sequence[int], n_before: int
+) -> Iterator[tuple[Logits, Sequence[int]]]:
+    """Yield the logits (n, V) that predict the ids after the first `n_before`, and those ids (n,),
+    in blocks: the logits of a whole context may take gigabytes."""
+    if n_before >= len(ids):
+        return
+    reset(engine, 1)
+    if n_before > 1:
+        engine.extend([ids[: n_before - 1]])
+    for start in range(n_before, len(ids), _BLOCK):
+        targets = ids[start : start + _BLOCK]
+        yield (
+            engine.extend([ids[start - 1 : start + len(targets) - 1]], every_position=True),
+            targets,
+        )
+
+
+def token_nats(logits: Logits, targets: Sequence[int]) -> NDArray[np.float64]:
+    """Return (n,): the negative log-likelihood, in nats, of each id under its logits (n, V)."""
+    nats = np.empty(len(targets))
+    for i, (row, target) in enumerate(zip(logits, targets, strict=True)):
+        wide = row.astype(np.float64)  # a row at a time: the block may be large
+        highest = wide.max()
+        nats[i] = highest - wide[target] + math.log(np.exp(wide - highest).sum())
+    return nats
+
+
+def token_ranks(logits: Logits, targets: Sequence[int]) -> NDArray[np.int64]:
+    """Return (n,): the number of ids with larger logits (n, V) than each id (n,)."""
+    ranks = [(row > row[i]).sum() for row, i in zip(logits, targets, strict=True)]
+    return np.array(ranks, np.int64)
+
+
+def block_nll(logits: Logits, targets: Sequence[int]) -> float:
+    """Return the negative log-likelihood, in nats, of the ids (n,) under their logits (n, V)."""
+    return float(token_nats(logits, targets).sum())

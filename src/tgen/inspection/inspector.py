@@ -9,7 +9,6 @@ import torch
 from tgen.checkpoint.model_dir import ModelBundle
 from tgen.config.ranges import parse_indices
 from tgen.errors import UsageError
-from tgen.inspection.ablation import AblationKind, ablate_heads
 from tgen.inspection.attention import (
     AttentionRecorder,
     LayerHead,
@@ -19,7 +18,7 @@ from tgen.inspection.attention import (
     most_focused_head,
     record_attention,
 )
-from tgen.inspection.heads import measure_heads
+from tgen.inspection.heads import AblationKind, ablate_heads, measure_heads
 from tgen.inspection.hooks import token_batch
 from tgen.inspection.logit_attribution import attribute_logit
 from tgen.inspection.model_summary import summarize

@@ -7,8 +7,8 @@ import pytest
 from support import tokenizer_files
 from support.gguf_vocabularies import KINDS, make_file, with_all_splits
 from support.tokenizer_files import LEGACY, metaspace, sentencepiece
-from tgen.checkpoint.gguf import sentencepiece as merges
 from tgen.checkpoint.gguf import tokenizer as gguf_tokenizer
+from tgen.checkpoint.gguf import tokenizer as merges
 from tgen.errors import ModelError, TokenizerError
 from tgen.tokenizer import Tokenizer
 

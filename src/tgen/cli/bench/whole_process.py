@@ -3,7 +3,7 @@
 from rich.table import Table
 from rich.text import Text
 
-from tgen.cli.bench.options import BenchOptions
+from tgen.cli.bench.command import BenchOptions
 from tgen.cli.bench.output import show_last_report
 from tgen.config.training import Precision, ResolvedTrainConfig
 from tgen.drawing.tables import table

@@ -14,7 +14,7 @@ from typing import Any
 from rich.text import Text
 
 from tgen.cli import console
-from tgen.cli.inspect.options import VIEWS_WITHOUT_TEXT, InspectOptions, View
+from tgen.cli.inspect.command import VIEWS_WITHOUT_TEXT, InspectOptions, View
 from tgen.cli.inspect.training_curves import training_lines
 from tgen.cli.inspect.views import Screen, draw_view, heat_maps, make_report
 from tgen.cli.rich_console import out

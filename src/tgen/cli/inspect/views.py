@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tgen.cli.inspect.options import MATRIX_VIEWS, InspectOptions, View
+from tgen.cli.inspect.command import MATRIX_VIEWS, InspectOptions, View
 from tgen.config.ranges import parse_indices, parse_slice
 from tgen.drawing.head_tables import heads_table
 from tgen.drawing.heat_map import AUTO_SELECTED, HeatMap, attention_map, positions_map, rollout_map

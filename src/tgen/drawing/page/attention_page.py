@@ -25,8 +25,8 @@ from tgen.drawing.heat_map import AUTO_SELECTED, attention_map
 from tgen.drawing.heat_map_files import svg
 from tgen.drawing.terminal_text import label
 from tgen.errors import UsageError
-from tgen.inspection.ablation import AblationKind
 from tgen.inspection.attention import Measure
+from tgen.inspection.heads import AblationKind
 from tgen.inspection.inspector import Inspector
 from tgen.reports.inspection import (
     AttentionReport,

@@ -5,7 +5,6 @@ from typing import Any
 from llvmlite import ir
 
 from tgen.engine.cpu import target
-from tgen.engine.cpu.integer_dot import subtract_128
 from tgen.engine.cpu.intrinsics import address, declare, f32, i64, primitive
 from tgen.engine.cpu.job_layout import (
     CACHE_LINE,
@@ -32,7 +31,7 @@ from tgen.engine.cpu.simd import (
     offset,
     store,
 )
-from tgen.engine.cpu.tiles import GROUP_BYTES, load_quads
+from tgen.engine.cpu.tiles import GROUP_BYTES, load_quads, subtract_128
 
 # Whether the CPU that is compiled for has AMX for bfloat16 and int8.
 AMX = {"amx-tile", "amx-bf16", "amx-int8"} <= target.features()

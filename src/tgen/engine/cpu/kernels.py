@@ -15,7 +15,6 @@ from llvmlite import ir
 from tgen.engine.cpu.amx import make_multiply, make_unpack, multiply_bfloat16
 from tgen.engine.cpu.attention_tiles import make_scores, make_weighted_sum, store_float16
 from tgen.engine.cpu.compiler import Parameter, compiled
-from tgen.engine.cpu.integer_dot import offset_factor
 from tgen.engine.cpu.intrinsics import (
     address,
     f32,
@@ -56,15 +55,21 @@ from tgen.engine.cpu.simd import (
     INTEGERS,
     VECTOR,
     broadcast,
+    exp,
+    exp_scores,
+    geglu,
+    gelu_tanh,
     integer,
     integers,
     load,
     offset,
     reduce,
+    relu,
     store,
+    sum_of,
+    swiglu,
 )
-from tgen.engine.cpu.tiles import make_read, make_tile, tile_shapes
-from tgen.engine.cpu.vector_math import exp, exp_scores, geglu, gelu_tanh, relu, sum_of, swiglu
+from tgen.engine.cpu.tiles import make_read, make_tile, offset_factor, tile_shapes
 
 # Machine code is compiled for one dtype of the inputs of products, unless they are tiles (FLOAT32,
 # BFLOAT16 or INT8), and for one of the KV cache (FLOAT32 or FLOAT16).

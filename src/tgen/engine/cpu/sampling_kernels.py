@@ -36,8 +36,19 @@ from tgen.engine.cpu.job_layout import (
     TOP_P,
     UNIFORM,
 )
-from tgen.engine.cpu.simd import VECTOR, ZEROS, add, broadcast, element, larger, load, loop, reduce
-from tgen.engine.cpu.vector_math import exp, exp_vector
+from tgen.engine.cpu.simd import (
+    VECTOR,
+    ZEROS,
+    add,
+    broadcast,
+    element,
+    exp,
+    exp_vector,
+    larger,
+    load,
+    loop,
+    reduce,
+)
 
 _FIRST_CANDIDATES, _GROWTH = 64, 16  # sorted at first; how many times as many next
 _WIDE = ir.VectorType(f64, LANES)
