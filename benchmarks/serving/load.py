@@ -36,8 +36,8 @@ from tgen.checkpoint import model_dir
 from tgen.checkpoint.export import export_gguf
 from tgen.checkpoint.model_lookup import find_model
 from tgen.errors import TgenError
-from tgen.generation.context_window import Request
 from tgen.generation.loop import make_source
+from tgen.generation.sequence import Request
 from tgen.loaded_model import LoadedModel, open_model
 from tgen.machine.cpus import default_threads
 

@@ -15,7 +15,7 @@ from llm.parts import TextPart
 
 if TYPE_CHECKING:
     from tgen.config import SamplingConfig
-    from tgen.generation.context_window import Request
+    from tgen.generation.sequence import Request
     from tgen.loaded_model import LoadedModel
 
 # A schema is `llm`'s own --schema; the others are for JSON output, or not what their flag says.

@@ -21,11 +21,11 @@ from tgen.config.option import suggest
 from tgen.engine.base import Engine, PromptCache
 from tgen.engine.open_engine import find_cached, open_engine, prepare_store
 from tgen.errors import UsageError
-from tgen.generation.context_window import Request, check_request
 from tgen.generation.logprobs import TokenScores, score_stream
 from tgen.generation.loop import RequestSource, compute_prompt_cache, generate_requests, make_source
 from tgen.generation.ngram_drafter import NgramDrafter
 from tgen.generation.random_numbers import row_seed
+from tgen.generation.sequence import Request, check_request
 from tgen.generation.vocabulary import Vocabulary
 from tgen.lora.merging import load as load_bundle
 from tgen.reports.generation import Token

@@ -14,9 +14,9 @@ from tgen.api import load
 from tgen.config import SamplingConfig
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import UsageError
-from tgen.generation.context_window import Request, check_request, window_start
 from tgen.generation.loop import generate
 from tgen.generation.sample import softmax
+from tgen.generation.sequence import Request, check_request, window_start
 from tgen.generation.vocabulary import Vocabulary
 
 GREEDY = SamplingConfig(temperature=0)

@@ -15,9 +15,9 @@ from tgen.api import load
 from tgen.config import SamplingConfig
 from tgen.engine.base import Engine
 from tgen.engine.torch_engine import TorchEngine
-from tgen.generation.context_window import Request
 from tgen.generation.loop import generate_requests
 from tgen.generation.ngram_drafter import NgramDrafter
+from tgen.generation.sequence import Request
 from tgen.generation.vocabulary import Vocabulary
 
 TOKENS = [bytes([97 + i % 26]) * (1 + i % 3) for i in range(300)]

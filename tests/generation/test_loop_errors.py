@@ -9,9 +9,9 @@ from support.models import cpu_engine, make_model
 from tgen.config import SamplingConfig
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import UsageError
-from tgen.generation.context_window import Request
 from tgen.generation.loop import generate_requests, make_source
 from tgen.generation.ngram_drafter import NgramDrafter
+from tgen.generation.sequence import Request
 from tgen.generation.vocabulary import Vocabulary
 
 TOKENS = [bytes([i]) for i in range(256)] + [b"ab", b"bc"] * 22

@@ -8,9 +8,9 @@ import pytest
 from support.models import cpu_engine, make_model
 from tgen.api import load
 from tgen.benchmark.sweep import compare_precision
-from tgen.generation.context_window import window_start
 from tgen.generation.logprobs import score_stream
 from tgen.generation.sample import softmax
+from tgen.generation.sequence import window_start
 
 
 def test_score_is_the_bits_per_byte_of_the_text(trained):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tgen.errors import TgenError
-from tgen.generation.context_window import Request
+from tgen.generation.sequence import Request
 from tgen.loaded_model import LoadedModel
 from tgen.serve import server
 from tgen.serve.app import ServiceLimits

@@ -169,7 +169,7 @@ def _score(models: "list[LoadedModel]", corpus: "Corpus", options: ScoreOptions)
 
 def _settings(model: "LoadedModel", options: ScoreOptions, *, chat: bool) -> dict[str, Any]:
     """Return a model's name, and how it scores."""
-    from tgen.generation.context_window import default_stride
+    from tgen.generation.sequence import default_stride
     from tgen.scoring import start_ids
 
     length = model.engine.context_length

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from tgen.engine.base import Engine, Logits, reset
 from tgen.engine.cpu.row_sampler import row_sampler
-from tgen.generation.context_window import default_stride
 from tgen.generation.sample import sort_candidates
+from tgen.generation.sequence import default_stride
 from tgen.reports.generation import Finish, RemovedCandidates, Token
 
 

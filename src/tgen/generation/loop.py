@@ -21,13 +21,12 @@ from typing import NamedTuple
 from tgen.config import SamplingConfig
 from tgen.engine.base import Engine, Logits, PromptCache, common_prefix_length, reset
 from tgen.errors import UsageError
-from tgen.generation.context_window import Request, window_start
 from tgen.generation.logits_processors import LogitsProcessors
 from tgen.generation.logprobs import Pick, make_tokens, select_rows
 from tgen.generation.ngram_drafter import NgramDrafter
 from tgen.generation.random_numbers import row_seed
 from tgen.generation.sample import sample
-from tgen.generation.sequence import SequenceState
+from tgen.generation.sequence import Request, SequenceState, window_start
 from tgen.generation.vocabulary import Vocabulary
 from tgen.reports.generation import RemovedCandidates, Token
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from tgen.errors import TgenError
-from tgen.generation.context_window import Request
+from tgen.generation.sequence import Request
 from tgen.loaded_model import LoadedModel
 from tgen.reports.generation import Token
 from tgen.serve.http_error import HttpError, internal_error, queue_full, to_http, unavailable

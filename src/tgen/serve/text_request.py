@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, NoReturn
 from tgen.config import SamplingConfig
 from tgen.config.option import suggest
 from tgen.errors import ModelError
-from tgen.generation.context_window import Request
 from tgen.generation.random_numbers import row_seed, sample_seed
+from tgen.generation.sequence import Request
 from tgen.loaded_model import LoadedModel
 from tgen.serve.http_error import HttpError, bad_request, model_not_found
 

@@ -14,7 +14,7 @@ from tgen.cli.generate.output import JsonWriter, TextWriter
 from tgen.config import SamplingConfig
 from tgen.distributed import Ranks
 from tgen.errors import ModelError, TgenError
-from tgen.generation.context_window import Request
+from tgen.generation.sequence import Request
 from tgen.reports.generation import Token
 
 ENDLESS = SamplingConfig(max_new_tokens=10**9)

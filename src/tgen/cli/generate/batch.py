@@ -17,7 +17,7 @@ from tgen.errors import TgenError
 
 if TYPE_CHECKING:
     from tgen.chat.render_process import Message
-    from tgen.generation.context_window import Request
+    from tgen.generation.sequence import Request
     from tgen.loaded_model import LoadedModel
     from tgen.reports.generation import Token
 
