@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 TOKEN, XTC, ROW, SAMPLE = 0, 1, 2, 3  # purposes
 _BLOCK = 64  # positions whose random numbers are generated together
@@ -40,7 +39,7 @@ def _block(seed: int, block: int, purpose: int) -> list[int]:
     return four_per_position[::4]
 
 
-def uniforms(seeds: Sequence[int], positions: Sequence[int], purpose: int) -> NDArray[np.float64]:
-    """Return a uniform random number in [0, 1) per sequence: (B,)."""
+def uniforms(seeds: Sequence[int], positions: Sequence[int], purpose: int) -> list[float]:
+    """Return a uniform random number in [0, 1) per sequence."""
     pairs = zip(seeds, positions, strict=True)
-    return np.array([uniform(seed, position, purpose) for seed, position in pairs])
+    return [uniform(seed, position, purpose) for seed, position in pairs]

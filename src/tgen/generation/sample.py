@@ -141,7 +141,7 @@ def sample(
     if sampler and _is_compiled(sampling) and logits.dtype == np.float32:
         tokens = sampler.sample(
             logits,
-            uniforms(seeds, positions, TOKEN).tolist(),
+            uniforms(seeds, positions, TOKEN),
             top_k=sampling.top_k,
             top_p=sampling.top_p,
             min_p=sampling.min_p,
@@ -167,7 +167,7 @@ def sample(
         if explanations:
             _explain(name, before, candidates, explanations)
     cumulative = np.cumsum(softmax(candidates), axis=1)
-    u = uniforms(seeds, positions, TOKEN)[:, None]
+    u = np.array(uniforms(seeds, positions, TOKEN))[:, None]
     chosen = (cumulative <= u * cumulative[:, -1:]).sum(axis=1)
     # Rounding may lead past the last candidate that is left.
     last = candidates.shape[1] - 1 - (candidates[:, ::-1] > -np.inf).argmax(axis=1)
@@ -211,7 +211,7 @@ def _apply(
     if name == "top_n_sigma" and sampling.top_n_sigma:
         return top_n_sigma(candidates, sampling.top_n_sigma)
     if name == "xtc" and sampling.xtc_probability:
-        active = uniforms(seeds, positions, XTC) < sampling.xtc_probability
+        active = np.array(uniforms(seeds, positions, XTC)) < sampling.xtc_probability
         return xtc(candidates, sampling.xtc_threshold, active)
     return candidates
 

@@ -1,4 +1,4 @@
-"""What a model is without a text: its configuration and its tensors. Does not import torch."""
+"""A summary of a model's configuration and tensors. Does not import torch."""
 
 import os
 from collections.abc import Collection

@@ -1,1 +1,1 @@
-"""What this computer has: CPUs and their load, memory, limits of a container, devices."""
+"""This computer: its CPUs and their load, memory, container limits and devices."""

@@ -1,4 +1,4 @@
-"""What a run can afford: tokenizer, batch size, number of steps, and the work beside its steps.
+"""Choices within the time budget: tokenizer, batch size, steps, and the work besides steps.
 
 In fine-tuning, samples, evaluations and the general text each have 5% of the minutes: a large model
 writes less.
@@ -37,7 +37,7 @@ _FROZEN_WORK = 4 / 6  # of products, without the gradients of the weights
 _OTHER_SHARE = 0.05  # share of the time for evaluations, samples and saving
 _SAMPLING_SECONDS = 0.3  # at least: one token at a time, however small the model
 _SAMPLE_TOKENS, _MEMORIZATION_SAMPLES, _MEMORIZATION_TOKENS = 120, 8, 128
-_EXIT_SECONDS = 0.9
+EXIT_SECONDS = 0.9  # for the process to end
 _FEWEST_STEPS = 4  # of fine-tuning: windows are left out of a step if fewer steps would fit
 
 
@@ -235,7 +235,7 @@ def choose_budget(
     n_evaluated = min(inputs.val_tokens, side_work.evaluated_tokens or inputs.val_tokens)
     has_rows = inputs.train_rows is not None
     closing = closing_seconds(n_evaluated, step_tokens, speed, side_work, has_rows=has_rows)
-    other = inputs.setup_seconds + closing + _EXIT_SECONDS
+    other = inputs.setup_seconds + closing + EXIT_SECONDS
     other += general_seconds(side_work, speed)
     if fine_tuning and train.batch_size is None and train.steps is None:
         tokens = speed * max(0.0, 60 * train.minutes - other) / _FEWEST_STEPS

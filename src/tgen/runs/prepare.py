@@ -180,7 +180,7 @@ class _Base(NamedTuple):
 
 
 class _Machine(NamedTuple):
-    """What the machines of all ranks can do."""
+    """The measured speed and memory of all ranks' machines."""
 
     device: Device
     speed: float  # FLOP/s in float32

@@ -1,4 +1,4 @@
-"""What tokenizing a corpus yields, its progress, and what it returns."""
+"""Progress while a corpus is tokenized, and the result."""
 
 import time
 from collections.abc import Generator

@@ -6,9 +6,9 @@ so that a resumed run repeats them, unless the machine has become slower: then t
 """
 
 from tgen.config.training import ResolvedTrainConfig
+from tgen.planning.budget import EXIT_SECONDS
 from tgen.training.state import Progress
 
-_EXIT_SECONDS = 0.9  # for the process to end
 _OVERTIME = 1.02  # times the minutes: a run that would end later than this takes fewer steps
 
 
@@ -75,5 +75,5 @@ def seconds_left(progress: Progress, config: ResolvedTrainConfig) -> float:
     closing = progress.closing_seconds
     if progress.planned_step_seconds and progress.steps_taken:
         closing *= max(1.0, seconds_per_step(progress) / progress.planned_step_seconds)
-    closing = max(closing, 2 * progress.evaluation_seconds) + _EXIT_SECONDS
+    closing = max(closing, 2 * progress.evaluation_seconds) + EXIT_SECONDS
     return config.minutes * 60 - closing - progress.seconds
