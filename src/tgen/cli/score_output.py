@@ -8,14 +8,13 @@ from typing import Any
 from rich.text import Text
 
 from tgen.cli import console
-from tgen.drawing.colormap import highlight
+from tgen.drawing.colormap import MAX_BITS, highlight
 from tgen.drawing.terminal_text import count, json_line, label, one_line
 from tgen.reports.json_text import json_value
 from tgen.reports.score import DocumentReport, Score, ScoreDifference, TokenScore, TotalReport
 
 Report = TokenScore | DocumentReport | TotalReport
 _SCHEMA = "tgen.score/1"
-_MAX_BITS = 12.0  # surprisal with the lightest color: a probability of 1/4,096
 _MAX_PERPLEXITY = 1e9  # larger ones do not fit into their column
 _TOKENS = f"{'token':>8} {'id':>7} {'bits':>7} {'rank':>7}  text"
 _ENDING = f"{'bytes':>13}  document"
@@ -47,7 +46,7 @@ class TableWriter:
         """Write a token, colored by its surprisal."""
         bits = -token.logprob / math.log(2)
         line = Text(f"{token.position:>8} {token.id:>7} {bits:>7.2f} {token.rank:>7,}  ")
-        style = highlight(bits / _MAX_BITS) if self._has_color else ""
+        style = highlight(bits / MAX_BITS) if self._has_color else ""
         self._show(line.append(label(token.text), style), header=_TOKENS)
 
     def _write_scores(self, report: DocumentReport | TotalReport, name: str) -> None:

@@ -6,6 +6,7 @@ from rich.color import Color, ColorSystem, ColorType
 from rich.style import Style
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME
 
+MAX_BITS = 12.0  # surprisal with the lightest color: a probability of 1/4,096
 # Viridis at eight points; its lightness rises evenly, so that it also works in grayscale.
 RAMP = [
     (68, 1, 84),

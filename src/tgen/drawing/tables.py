@@ -12,7 +12,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from tgen.drawing.colormap import highlight
+from tgen.drawing.colormap import MAX_BITS, highlight
 from tgen.drawing.terminal_text import count, cut, label
 from tgen.inspection.model_summary import name_layers
 from tgen.reports.inspection import (
@@ -43,7 +43,6 @@ _MAX_BAR = 30  # columns of the longest bar
 _TEXT_COLUMNS = 50  # columns left of the bars
 _LAYER_COLUMNS = 10
 _MIN_CELL, _MAX_CELL = 9, 18  # columns per position
-_MAX_BITS = 12.0  # surprisal with the lightest color: a probability of 1/4,096
 _MIN_WIDTH = 60  # columns; narrower tables have no token ids and byte offsets
 
 
@@ -302,4 +301,4 @@ def _partial_character(token: bytes) -> str:
 def _surprisal_style(token: TokenReport) -> Style:
     if token.surprisal is None:
         return Style()
-    return highlight(token.surprisal / _MAX_BITS)
+    return highlight(token.surprisal / MAX_BITS)
