@@ -40,7 +40,10 @@ NOT_IN_TEXT = {
         ([], NOT_IN_HELP),
         (["train", "--help"], NOT_IN_HELP - {"numpy"}),
         (["generate", "-h"], NOT_IN_HELP | {"tgen.cli.train.command"}),
-        (["generate", "-m", SHIPPED, "-p", "a", "-n", "1", "--threads", "1"], NOT_IN_TEXT),
+        (
+            ["generate", "-m", SHIPPED, "-p", "a", "-n", "1", "--threads", "1"],
+            NOT_IN_TEXT | {"tgen.config.training"},
+        ),
         (["generate", "--top-k", "many"], NOT_IN_TEXT | NOT_IN_HELP),
         (["tokenize", "-m", SHIPPED, "-p", "a", "--ids"], NOT_IN_TEXT | {"llvmlite"}),
         (

@@ -1,6 +1,6 @@
 """Reports of `tgen inspect`. Matrices are NumPy float32: 1,024 tokens have a million weights."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +19,8 @@ class AttentionReport:
     head: int | None  # None: the mean over the heads
     kv_head: int | None  # index of the key/value head it uses; None for the mean
     window: int | None  # keys visible to a query, its own included; None: all up to it
-    weights: Matrix  # (T, T): row i is query i over the keys; each sums to 1, hidden keys are 0
+    # (T, T): row i is query i over the keys; each sums to 1, hidden keys are 0.
+    weights: Matrix = field(metadata={"causal": True})
     measure: Literal["attention", "value"]  # "value": each key's contribution, as a share of 1
     selection: str  # why tgen selected this head; "": the user did
 
@@ -153,7 +154,7 @@ class RolloutReport:
     """The share of each token in each position after a layer (attention rollout)."""
 
     layer: int
-    weights: Matrix  # (T, T), as in AttentionReport
+    weights: Matrix = field(metadata={"causal": True})  # (T, T), as in AttentionReport
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -2,12 +2,12 @@
 
 import base64
 from dataclasses import asdict, fields, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tgen.reports.inspection import AttentionReport, RolloutReport
-from tgen.reports.training import RunReport
+if TYPE_CHECKING:  # `tgen generate` needs no report of a training run
+    from tgen.reports.training import RunReport
 
 
 def json_text(data: bytes, name: str = "text") -> dict[str, str]:
@@ -23,7 +23,7 @@ def json_text(data: bytes, name: str = "text") -> dict[str, str]:
         return {name: data.decode(errors="replace"), bytes_name: encoded}
 
 
-def json_record(report: RunReport) -> dict[str, Any]:
+def json_record(report: "RunReport") -> dict[str, Any]:
     """Return a run report as {"kind": class name, **fields}."""
     record = {"kind": type(report).__name__} | asdict(report)
     for name, value in list(record.items()):
@@ -35,7 +35,7 @@ def json_record(report: RunReport) -> dict[str, Any]:
 def json_value(report: Any) -> Any:
     """Return a report as JSON values: dataclasses become objects, arrays become lists.
 
-    Rows of attention weights end at the diagonal. NaN and infinities become null.
+    Rows of a field with the metadata `causal` end at the diagonal. NaN and infinities become null.
     """
     if is_dataclass(report):
         record: dict[str, Any] = {}
@@ -43,9 +43,9 @@ def json_value(report: Any) -> Any:
             value = getattr(report, field.name)
             if isinstance(value, bytes):
                 record |= json_text(value, field.name)
-            elif field.name == "weights" and isinstance(report, AttentionReport | RolloutReport):
+            elif "causal" in field.metadata:
                 rows = value.tolist() if np.isfinite(value).all() else json_value(value)
-                record["weights"] = [row[: i + 1] for i, row in enumerate(rows)]
+                record[field.name] = [row[: i + 1] for i, row in enumerate(rows)]
             else:
                 record[field.name] = json_value(value)
         return record
