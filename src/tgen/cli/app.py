@@ -116,6 +116,7 @@ def _prepare(command: Callable[..., None]) -> Callable[..., None]:
             message = f"tgen {command.__name__} does not support multiple processes"
             raise UsageError(message, "run it without torchrun")
         signals.listen()
+        gc.freeze()  # what is imported so far stays: no collection needs to look at it
         command(*arguments, **options)
 
     run.__signature__ = command.__signature__  # type: ignore[attr-defined]
