@@ -7,7 +7,8 @@ import json
 import numpy as np
 
 from support.tokens import HOSTILE, printed
-from tgen.cli.inspect.output import csv_rows, csv_text
+from tgen.cli.inspect.output import csv_text
+from tgen.cli.inspect.views import field_rows
 from tgen.drawing.tables import attribution_table, lens_table, prediction_table, token_table
 from tgen.drawing.terminal_text import label
 from tgen.reports.inspection import (
@@ -70,7 +71,7 @@ def test_hostile_tokens_are_shown_as_labels_everywhere():
         assert not {"\x1b", "\u202e", "\u2028", "\0"} & set(shown)
         assert label(token, width=10) in shown
     record = json.loads(json.dumps(json_value(text), allow_nan=False))
-    rows = list(csv.reader(io.StringIO(csv_text(csv_rows(text, range(N), HOSTILE)))))
+    rows = list(csv.reader(io.StringIO(csv_text(field_rows(TokenReport, text.tokens)))))
     for i, token in enumerate(HOSTILE):
         assert rows[i + 1][2] == label(token)
         if i != 6:

@@ -6,11 +6,12 @@ import io
 import numpy as np
 
 from support.tokens import attention_report, random_weights
-from tgen.cli.inspect.output import csv_rows, csv_text
+from tgen.cli.inspect.output import csv_text
+from tgen.cli.inspect.views import weight_rows
 
 
 def test_csv_restores_every_weight_exactly():
     weights = random_weights(30)
-    text = csv_text(csv_rows([attention_report(weights)], range(30), [b"x"] * 30))
+    text = csv_text(weight_rows([attention_report(weights)], range(30), [b"x"] * 30))
     for row in csv.DictReader(io.StringIO(text)):
         assert np.float32(row["weight"]) == weights[int(row["query"]), int(row["key"])]

@@ -54,12 +54,13 @@ def print_training_log(path: Path, *, json_output: bool, quiet: bool) -> None:
     """Print the training figure of the model directory `path`, or its log records as JSON."""
     from tgen.runs import log
 
+    records = log.read(path)
     if json_output:
-        record = {"schema": "tgen.inspect.training/1", "records": json_value(log.read(path))}
+        record = {"schema": "tgen.inspect.training/1", "records": json_value(records)}
         console.print_status(f"{path}", quiet=quiet)
         console.write(json_line(record))
         return
-    lines = training_lines(path)
+    lines = training_lines(records)
     console.print_status(f"{path}", quiet=quiet)
     if out.is_terminal:
         console.show(*lines)
@@ -67,12 +68,10 @@ def print_training_log(path: Path, *, json_output: bool, quiet: bool) -> None:
         console.write("".join(f"{line.plain}\n" for line in lines).encode())
 
 
-def training_lines(path: Path) -> list[Text]:
-    """Return the training figure of the model directory `path`, for stdout's width."""
-    from tgen.runs import log
-
+def training_lines(records: Sequence[dict[str, Any]]) -> list[Text]:
+    """Return the training figure of a log's records, for stdout's width."""
     width = out.width if out.is_terminal else _PIPE_WIDTH
-    return training_figure(training_curves(log.read(path)), width=width)
+    return training_figure(training_curves(records), width=width)
 
 
 def training_curves(records: Sequence[dict[str, Any]]) -> TrainingCurves:

@@ -1,10 +1,15 @@
-"""The views of `tgen inspect`: from options to a report, and from a report to terminal output."""
+"""The views of `tgen inspect`: each computes its report, and draws it or lists it as CSV."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields
+from functools import partial
 
-from tgen.cli.inspect.command import MATRIX_VIEWS, InspectOptions, View
+import numpy as np
+
+from tgen.cli import console
+from tgen.cli.inspect.command import InspectOptions, View
+from tgen.cli.inspect.training_curves import training_lines
 from tgen.config.ranges import parse_indices, parse_slice
 from tgen.drawing.head_tables import heads_table
 from tgen.drawing.heat_map import AUTO_SELECTED, HeatMap, attention_map, positions_map, rollout_map
@@ -20,9 +25,20 @@ from tgen.drawing.tables import (
 from tgen.drawing.terminal_text import label
 from tgen.errors import UsageError
 from tgen.inspection.inspector import Inspector
+from tgen.reports.inspection import (
+    AttentionReport,
+    Contribution,
+    HeadReport,
+    HeadsReport,
+    RolloutReport,
+    TokenReport,
+)
+from tgen.runs import log
 
 _MIN_TOKENS_TO_SELECT = 3  # shorter texts have no token besides the first and the query
 _MAX_TOKEN_ROWS = 40  # in the token table at a terminal, unless --query selects
+
+Row = Sequence[object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,94 +51,218 @@ class Screen:
     has_color: bool  # 256 colors or more: enough for the color ramp
 
 
-def make_report(
-    view: View, inspector: Inspector, options: InspectOptions, progress: Callable[[float], None]
-) -> Any:
-    """Return the report, or list of reports, of a view other than training."""
-    n, top = len(inspector.ids), options.top
-    queries = _selected_queries(options, n) or range(n)
-    if view in (View.predict, View.why) and options.query is not None and len(queries) > 1:
+@dataclass(frozen=True)
+class ViewOutput:
+    """A view's report, and what can be made of it."""
+
+    report: object  # a report or a list of them, for JSON
+    draw: Callable[[Screen], Iterable[object]]  # Rich renderables
+    rows: Iterable[Row] = ()  # of a CSV file, the header first
+    maps: Callable[[], list[HeatMap]] = list  # of its matrices
+
+
+def _attention(inspector: Inspector, options: InspectOptions) -> ViewOutput:
+    is_auto = options.head is None and len(inspector.ids) >= _MIN_TOKENS_TO_SELECT
+    reports = inspector.attention(
+        inspector.select_heads(options.layer, options.head, default="auto"),
+        measure=options.measure,
+        selection=AUTO_SELECTED if is_auto else "",
+    )
+    return _weights(reports, attention_map, inspector, options)
+
+
+def _rollout(inspector: Inspector, options: InspectOptions) -> ViewOutput:
+    layers = parse_indices("--layer", options.layer or "-1", inspector.config.n_layers)
+    reports = [report for report in inspector.rollout() if report.layer in layers]
+    return _weights(reports, rollout_map, inspector, options)
+
+
+def _weights(
+    reports: Sequence[AttentionReport | RolloutReport],
+    to_map: Callable[..., HeatMap],
+    inspector: Inspector,
+    options: InspectOptions,
+) -> ViewOutput:
+    def maps() -> list[HeatMap]:
+        return [to_map(one, inspector.tokens, scale=options.scale) for one in reports]
+
+    draw = partial(_draw_maps, maps, _selected_queries(inspector, options), options)
+    return ViewOutput(reports, draw, weight_rows(reports, inspector.ids, inspector.tokens), maps)
+
+
+def weight_rows(
+    reports: Sequence[AttentionReport | RolloutReport], ids: Sequence[int], tokens: Sequence[bytes]
+) -> Iterator[Row]:
+    """Yield the header and one row per weight up to the diagonal."""
+    numbers = ("layer", "head", "query", "key", "query_id", "key_id")
+    yield *numbers, "query_token", "key_token", "weight"
+    names = [label(token) for token in tokens]
+    for one in reports:
+        head = one.head if isinstance(one, AttentionReport) and one.head is not None else "mean"
+        for i, values in enumerate(one.weights.tolist()):
+            for j, value in enumerate(values[: i + 1]):
+                yield one.layer, head, i, j, ids[i], ids[j], names[i], names[j], value
+
+
+def _positions(inspector: Inspector, options: InspectOptions) -> ViewOutput:
+    reports = inspector.positions()
+
+    def maps() -> list[HeatMap]:
+        return [positions_map(one) for one in reports]
+
+    def rows() -> Iterator[Row]:
+        yield "kind", reports[0].row_name, reports[0].column_name, "value"
+        for one in reports:
+            for (i, j), value in np.ndenumerate(one.values):
+                yield one.kind, i, j, float(value)
+
+    return ViewOutput(reports, partial(_draw_maps, maps, None, options), rows(), maps)
+
+
+def _draw_maps(
+    maps: Callable[[], list[HeatMap]],
+    queries: range | None,
+    options: InspectOptions,
+    screen: Screen,
+) -> list[object]:
+    lines: list[object] = []
+    for heat in maps():
+        n_columns = heat.values.shape[1]
+        keys = None if options.keys is None else parse_slice("--keys", options.keys, n_columns)
+        if keys is None and options.hide_first and n_columns > 1:
+            keys = range(1, n_columns)
+        lines += ["", *draw_heat_map(
+            heat, cells=options.cells, width=screen.width, is_terminal=screen.is_terminal,
+            has_color=screen.has_color, rows=queries, columns=keys, top=options.top or 4,
+        )]  # fmt: skip
+    return lines[1:]
+
+
+def measure_heads(inspector: Inspector, options: InspectOptions) -> HeadsReport:
+    """Return the metrics of the selected heads, by default of all."""
+    if options.head == "mean":
+        raise UsageError(
+            "--head mean: not available for --view heads", "use it with --view attention"
+        )
+    selected = inspector.select_heads(options.layer, options.head, default="all")
+    with ablation_progress(options) as progress:
+        return inspector.heads(ablate=options.ablate, progress=progress, selected=selected)
+
+
+def ablation_progress(options: InspectOptions) -> AbstractContextManager[Callable[[float], None]]:
+    """Show a progress bar if heads are ablated, which takes one pass per head."""
+    return console.progress("ablating heads", quiet=options.quiet or not options.ablate)
+
+
+def _heads(inspector: Inspector, options: InspectOptions) -> ViewOutput:
+    report = measure_heads(inspector, options)
+    return ViewOutput(
+        report,
+        lambda screen: heads_table(report, width=screen.width if screen.limited else None),
+        field_rows(HeadReport, report.heads, without="distance_histogram"),
+    )
+
+
+def _tokens(inspector: Inspector, options: InspectOptions) -> ViewOutput:
+    queries, n = _selected_queries(inspector, options), len(inspector.ids)
+    report = inspector.text
+
+    def draw(screen: Screen) -> Iterable[object]:
+        rows = queries or range(max(0, n - _MAX_TOKEN_ROWS) if screen.is_terminal else 0, n)
+        return token_table(report, rows=rows, width=screen.width, has_color=screen.has_color)
+
+    return ViewOutput(report, draw, field_rows(TokenReport, report.tokens))
+
+
+def field_rows(kind: type, records: Iterable[object], without: str = "") -> Iterator[Row]:
+    """Yield the names of a dataclass's fields but one, and their values in each record."""
+    names = [one.name for one in fields(kind) if one.name != without]
+    yield names
+    for record in records:
+        yield [getattr(record, name) for name in names]
+
+
+def _predict(inspector: Inspector, options: InspectOptions) -> ViewOutput:
+    query = _single_query(View.predict, inspector, options)
+    report = inspector.predictions(query=query, top=options.top or 10)
+    context = f"{query} {label(inspector.tokens[query], width=16)}"
+    rows = ((one.id, one.text, one.probability, one.logit) for one in report)
+    return ViewOutput(
+        report,
+        lambda screen: [prediction_table(report, context=context, width=screen.width)],
+        [("id", "token", "probability", "logit"), *rows],
+    )
+
+
+def _lens(inspector: Inspector, options: InspectOptions) -> ViewOutput:
+    queries = _selected_queries(inspector, options) or range(len(inspector.ids))
+    last = queries[-1]
+    report = inspector.logit_lens(query=last, first=queries[0], last=last, top=options.top or 5)
+
+    def rows() -> Iterator[Row]:
+        yield "layer", "position", "id", "token", "probability"
+        layers = zip(report.layers, report.top_ids, report.top_texts, strict=True)
+        for (name, ids, texts), probabilities in zip(layers, report.top_probabilities, strict=True):
+            cells = zip(ids, texts, probabilities.tolist(), strict=True)
+            yield from ((name, position, *cell) for position, cell in enumerate(cells, queries[0]))
+
+    return ViewOutput(
+        report, lambda screen: lens_table(report, inspector.tokens, width=screen.width), rows()
+    )
+
+
+def _why(inspector: Inspector, options: InspectOptions) -> ViewOutput:
+    query = _single_query(View.why, inspector, options)
+    report = inspector.logit_attribution(query=query, target=options.target_bytes)
+    token, top = inspector.tokens[query], options.top or 15
+    return ViewOutput(
+        report,
+        lambda screen: attribution_table(report, token, top=top, width=screen.width),
+        field_rows(Contribution, report.contributions),
+    )
+
+
+def _model(inspector: Inspector, _: InspectOptions) -> ViewOutput:
+    return ViewOutput(inspector.summary, lambda _: summary_table(inspector.summary))
+
+
+def _training(inspector: Inspector, _: InspectOptions) -> ViewOutput:
+    records = log.read(inspector.bundle.path)
+    return ViewOutput(records, lambda _: training_lines(records))
+
+
+def _verify(inspector: Inspector, _: InspectOptions) -> ViewOutput:
+    checks = inspector.verify()
+    return ViewOutput(checks, lambda _: checks_table(checks))
+
+
+def _selected_queries(inspector: Inspector, options: InspectOptions) -> range | None:
+    """Return the positions of --query; None: all."""
+    n = len(inspector.ids)
+    return None if options.query is None else parse_slice("--query", options.query, n)
+
+
+def _single_query(view: View, inspector: Inspector, options: InspectOptions) -> int:
+    """Return the position of --query, by default the last one."""
+    queries = _selected_queries(inspector, options) or range(len(inspector.ids))[-1:]
+    if len(queries) > 1:
         raise UsageError(
             f"--query: --view {view} takes one position (got {len(queries)})",
             f"use, for example, --query {queries[-1]}",
         )
-    query = queries[-1] if n else -1
-    if view is View.attention:
-        is_auto = options.head is None and n >= _MIN_TOKENS_TO_SELECT
-        return inspector.attention(
-            inspector.select_heads(options.layer, options.head, default="auto"),
-            measure=options.measure,
-            selection=AUTO_SELECTED if is_auto else "",
-        )
-    if view is View.heads:
-        if options.head == "mean":
-            raise UsageError(
-                "--head mean: not available for --view heads", "use it with --view attention"
-            )
-        selected = inspector.select_heads(options.layer, options.head, default="all")
-        return inspector.heads(ablate=options.ablate, progress=progress, selected=selected)
-    if view is View.tokens:
-        return inspector.text
-    if view is View.predict:
-        return inspector.predictions(query=query, top=top or 10)
-    if view is View.lens:
-        return inspector.logit_lens(query=query, first=queries[0], last=query, top=top or 5)
-    if view is View.why:
-        return inspector.logit_attribution(query=query, target=options.target_bytes)
-    if view is View.rollout:
-        layers = parse_indices("--layer", options.layer or "-1", inspector.config.n_layers)
-        return [report for report in inspector.rollout() if report.layer in layers]
-    if view is View.positions:
-        return inspector.positions()
-    return inspector.summary if view is View.model else inspector.verify()
+    return queries[0]
 
 
-def heat_maps(
-    view: View, reports: Any, inspector: Inspector, options: InspectOptions
-) -> list[HeatMap]:
-    """Return the heat maps of a view with matrices."""
-    if view is View.attention:
-        return [attention_map(one, inspector.tokens, scale=options.scale) for one in reports]
-    if view is View.rollout:
-        return [rollout_map(one, inspector.tokens, scale=options.scale) for one in reports]
-    return [positions_map(one) for one in reports]
-
-
-def _selected_queries(options: InspectOptions, n: int) -> range | None:
-    return parse_slice("--query", options.query, n) if options.query is not None and n else None
-
-
-def draw_view(
-    view: View, report: Any, inspector: Inspector, options: InspectOptions, screen: Screen
-) -> list[Any]:
-    """Return a view for the terminal, as Rich renderables."""
-    n, width = len(inspector.ids), screen.width
-    selected = _selected_queries(options, n)
-    if view in MATRIX_VIEWS:
-        lines: list[Any] = []
-        for heat in heat_maps(view, report, inspector, options):
-            n_columns = heat.values.shape[1]
-            keys = None if options.keys is None else parse_slice("--keys", options.keys, n_columns)
-            if keys is None and options.hide_first and n_columns > 1:
-                keys = range(1, n_columns)
-            lines += ["", *draw_heat_map(
-                heat, cells=options.cells, width=width, is_terminal=screen.is_terminal,
-                has_color=screen.has_color, rows=None if view is View.positions else selected,
-                columns=keys, top=options.top or 4,
-            )]  # fmt: skip
-        return lines[1:]
-    if view is View.heads:
-        return list(heads_table(report, width=width if screen.limited else None))
-    if view is View.tokens:
-        rows = selected or range(max(0, n - _MAX_TOKEN_ROWS) if screen.is_terminal else 0, n)
-        return list(token_table(report, rows=rows, width=width, has_color=screen.has_color))
-    query = selected[-1] if selected else n - 1
-    if view is View.predict:
-        context = f"{query} {label(inspector.tokens[query], width=16)}"
-        return [prediction_table(report, context=context, width=width)]
-    if view is View.lens:
-        return list(lens_table(report, inspector.tokens, width=width))
-    if view is View.why:
-        token = inspector.tokens[query]
-        return list(attribution_table(report, token, top=options.top or 15, width=width))
-    return list(summary_table(report) if view is View.model else checks_table(report))
+VIEWS: dict[View, Callable[[Inspector, InspectOptions], ViewOutput]] = {
+    View.attention: _attention,
+    View.heads: _heads,
+    View.tokens: _tokens,
+    View.predict: _predict,
+    View.lens: _lens,
+    View.why: _why,
+    View.positions: _positions,
+    View.rollout: _rollout,
+    View.model: _model,
+    View.training: _training,
+    View.verify: _verify,
+}
