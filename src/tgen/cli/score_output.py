@@ -9,8 +9,9 @@ from rich.text import Text
 
 from tgen.cli import console
 from tgen.drawing.colormap import MAX_BITS, highlight
-from tgen.drawing.terminal_text import count, json_line, label, one_line
+from tgen.drawing.terminal_text import json_line, label, one_line
 from tgen.reports.json_text import json_value
+from tgen.reports.number_format import count
 from tgen.reports.score import DocumentReport, Score, ScoreDifference, TokenScore, TotalReport
 
 Report = TokenScore | DocumentReport | TotalReport

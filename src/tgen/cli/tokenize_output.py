@@ -9,8 +9,9 @@ from rich.text import Text
 
 from tgen.cli import console
 from tgen.drawing.colormap import highlight
-from tgen.drawing.terminal_text import count, json_line, label, one_line, to_json
+from tgen.drawing.terminal_text import json_line, label, one_line, to_json
 from tgen.reports.json_text import json_text
+from tgen.reports.number_format import count
 
 if TYPE_CHECKING:
     from tgen.cli.tokenize import TokenizeOptions

@@ -10,9 +10,9 @@ from itertools import accumulate
 from rich.style import Style
 from rich.text import Text
 
-from tgen.drawing.terminal_text import count
 from tgen.inspection.model_summary import name_layers
 from tgen.reports.inspection import ROLE_THRESHOLD, HeadReport, HeadsReport
+from tgen.reports.number_format import count
 
 _BARS = "▁▂▃▄▅▆▇█"
 _NAME_COLUMNS = 16  # width of a head and its role

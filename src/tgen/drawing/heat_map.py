@@ -14,8 +14,9 @@ from rich.cells import cell_len, set_cell_size
 
 from tgen.drawing import Scale
 from tgen.drawing.colormap import color_at, is_light
-from tgen.drawing.terminal_text import count, label
+from tgen.drawing.terminal_text import label
 from tgen.reports.inspection import AttentionReport, PositionsReport, RolloutReport
+from tgen.reports.number_format import count
 
 AUTO_SELECTED = "auto-selected: most focused head"
 LOG_MIN = 1e-4  # smallest share that the log scale distinguishes from 0

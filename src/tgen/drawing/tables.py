@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tgen.drawing.colormap import MAX_BITS, highlight
-from tgen.drawing.terminal_text import count, cut, label
+from tgen.drawing.terminal_text import cut, label
 from tgen.inspection.model_summary import name_layers
 from tgen.reports.inspection import (
     AttributionReport,
@@ -24,8 +24,8 @@ from tgen.reports.inspection import (
     TextReport,
     TokenReport,
 )
+from tgen.reports.number_format import MIB, count
 
-_MIB = 2**20
 _PLACEMENTS = {
     "pre": "before each sublayer (pre-norm)",
     "post": "after each residual addition (post-norm)",
@@ -88,9 +88,9 @@ def summary_table(summary: ModelSummary) -> list[Table | Text]:
         f"d_ff {config['d_ff']}, vocabulary {config['vocab_size']:,}, "
         f"context {config['context_length']:,}\n"
         f"{'; '.join(_architecture(config))}\n"
-        f"{summary.weight_bytes / _MIB:.1f} MiB of weights, {summary.cache_bytes_per_token:,} "
+        f"{summary.weight_bytes / MIB:.1f} MiB of weights, {summary.cache_bytes_per_token:,} "
         "bytes of KV cache per token, "
-        f"{summary.attention_bytes / _MIB:.1f} MiB for one layer's attention weights over a full "
+        f"{summary.attention_bytes / MIB:.1f} MiB for one layer's attention weights over a full "
         "context (computed only for inspection)"
     )
     return [Text(text), Text(), rows]
@@ -234,8 +234,12 @@ def attribution_table(
         rows.add_row(part.component, f"{part.logit:+z.2f}", bar)
     others = report.contributions[top:]
     if others:
-        name = f"{len(others)} other{'s' * (len(others) > 1)}"
-        rows.add_row(name, f"{sum(part.logit for part in others):+z.2f}", "", style="dim")
+        rows.add_row(
+            count(len(others), "other"),
+            f"{sum(part.logit for part in others):+z.2f}",
+            "",
+            style="dim",
+        )
     norms = "the final norm's scale is"
     if report.normalizes_outputs:
         norms = "the scales of the final norm and of the norms on outputs are"

@@ -52,11 +52,6 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.splitlines()))
 
 
-def count(n: int, noun: str) -> str:
-    """Return a number with its noun: 1 token, 2 tokens."""
-    return f"{n:,} {noun}{'s' * (n != 1)}"
-
-
 def json_line(value: dict[str, Any]) -> bytes:
     """Return a JSON object as one line of `printable` UTF-8: its strings stay the same."""
     return (to_json(value) + "\n").encode()

@@ -15,6 +15,7 @@ from tgen.planning.fine_tuning import WINDOW, max_steps, rows_per_step
 from tgen.planning.memory import USABLE, rank_memory
 from tgen.planning.model_size import ModelChoice, PlanInputs, tokens_per_second
 from tgen.planning.shapes import matmul_params, step_seconds
+from tgen.reports.number_format import count
 
 _MAX_VOCAB_SIZE = 8192  # larger vocabularies need gigabytes
 _MIN_BPE_BYTES = 10_000  # a smaller corpus repeats too few words to learn them as tokens
@@ -64,7 +65,7 @@ def choose_tokenizer(n_bytes: int, alphabet: int) -> tuple[str, int | None, str]
     letters = 1 << max(0, alphabet - 1).bit_length()  # a large alphabet needs a large vocabulary
     vocab_size = max(1024 * 2 ** min(doublings, 4), min(2 * letters, 1 << 14))
     size = f"{n_bytes / 1e6:.1f} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:.0f} KB"
-    why = f"{size} of text, {alphabet:,} distinct character{'s' * (alphabet != 1)}"
+    why = f"{size} of text, {count(alphabet, 'distinct character')}"
     return "bpe", round(vocab_size), why
 
 

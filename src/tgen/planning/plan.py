@@ -35,6 +35,7 @@ from tgen.planning.model_size import (
 )
 from tgen.planning.reasons import explain
 from tgen.planning.shapes import matmul_params, n_parameters
+from tgen.reports.number_format import count
 from tgen.reports.training import Choice
 
 _MIN_TRAIN_TOKENS = 2
@@ -162,7 +163,7 @@ def make_plan(
     notes = []
     if train.steps is None and budget.steps < _FEW_STEPS and budget.steps != config.max_steps:
         notes.append(
-            f"only {budget.steps:,} step{'s' * (budget.steps > 1)} will fit into "
+            f"only {count(budget.steps, 'step')} will fit into "
             f"{train.minutes:g} minute{'s' * (train.minutes != 1)}, which may be exceeded: "
             "a smaller model, shorter or fewer windows, or more --minutes learn more"
         )

@@ -9,7 +9,7 @@ from tgen.planning.fine_tuning import explain_rate
 from tgen.planning.memory import peak_bytes
 from tgen.planning.model_size import EXPLICIT, ModelChoice, PlanInputs
 from tgen.planning.shapes import n_parameters
-from tgen.reports.number_format import format_bytes, format_number
+from tgen.reports.number_format import count, format_bytes, format_number
 from tgen.reports.training import Choice
 
 # Fields of TrainConfig behind a choice.
@@ -35,7 +35,7 @@ def explain(
     fine_tuning: bool,
 ) -> list[Choice]:
     """Return the choices of a plan; `explicit` are the fields of TrainConfig that the user set."""
-    windows = f"{config.batch_size:,} window{'s' * (config.batch_size > 1)}"
+    windows = count(config.batch_size, "window")
     params, epochs = format_number(budget.params_per_token), format_number(budget.epochs)
     is_lora = config.lora is not None
     speed = f"this machine trains at {inputs.flops_per_second / 1e9:,.0f} GFLOP/s"

@@ -1,5 +1,12 @@
 """Numbers and sizes as a report shows them."""
 
+MIB = 2**20  # bytes
+
+
+def count(n: int, noun: str) -> str:
+    """Return a number with its noun: 1 token, 2 tokens."""
+    return f"{n:,} {noun}{'s' * (n != 1)}"
+
 
 def format_number(number: float) -> str:
     """Format a quantity with two significant digits, or as a whole number from 10 on."""

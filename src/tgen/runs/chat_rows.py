@@ -29,6 +29,7 @@ from tgen.checkpoint.chat_template import (
 from tgen.config.training import TrainConfig
 from tgen.corpus import ArrayBuilder, Corpus, Documents, TokenizedCorpus, begin_of_document
 from tgen.errors import CorpusError, ModelError, TgenError, UsageError
+from tgen.reports.number_format import count
 from tgen.reports.training import PhaseReport, RowPart, RowsReport
 from tgen.runs.request import RunRequest
 from tgen.runs.run_record import ChatRecord
@@ -341,9 +342,7 @@ def _notes_on_rows(documents: Documents, result: _RowTokens, context_length: int
             f"{n_examples:,} examples"
         )
     if n := result.tokens.n_replaced:
-        yield (
-            f"replaced {n:,} character{'s' * (n != 1)} that the tokenizer cannot express by U+FFFD"
-        )
+        yield f"replaced {count(n, 'character')} that the tokenizer cannot express by U+FFFD"
 
 
 def _describe_row(documents: Documents, i: int) -> str:

@@ -10,6 +10,7 @@ from tgen.config.training import TrainConfig
 from tgen.corpus import TokenizedCorpus
 from tgen.errors import CorpusError, TrainingError
 from tgen.machine.cpus import cpu_count
+from tgen.reports.number_format import count
 from tgen.reports.training import PhaseReport
 from tgen.runs import saved_state
 from tgen.runs.chat_rows import tokenize_rows
@@ -114,8 +115,7 @@ def tokenize_split(
     split.corpus.close()
     if n_replaced := train.n_replaced + val.n_replaced:
         split.notes.append(
-            f"replaced {n_replaced:,} character{'s' * (n_replaced != 1)} that the tokenizer cannot "
-            "express by U+FFFD"
+            f"replaced {count(n_replaced, 'character')} that the tokenizer cannot express by U+FFFD"
         )
     return train, val
 

@@ -12,9 +12,9 @@ from tgen.cli.bench.output import write_json
 from tgen.cli.rich_console import out
 from tgen.drawing.braille_plot import Axis, Canvas
 from tgen.drawing.tables import table
-from tgen.drawing.terminal_text import count
 from tgen.errors import UsageError
 from tgen.reports.benchmark import CacheVerdict, LengthReport, LinearFit, Timing, TrialReport
+from tgen.reports.number_format import count
 
 _COLUMNS, _ROWS = 60, 12  # plot size in characters
 _MARGIN = 9

@@ -16,7 +16,6 @@ from tgen.cli.bench import llama_bench
 from tgen.cli.bench.command import BenchOptions
 from tgen.cli.rich_console import out
 from tgen.drawing.tables import table
-from tgen.drawing.terminal_text import count
 from tgen.reports.benchmark import (
     Difference,
     Interval,
@@ -28,6 +27,7 @@ from tgen.reports.benchmark import (
 )
 from tgen.reports.inspection import ModelSummary
 from tgen.reports.json_text import json_value
+from tgen.reports.number_format import MIB, count
 from tgen.storage import files
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def footer_lines(
     for setup, peak in peaks:
         lines.append(
             f"peak, {setup}memory: {peak.bytes_per_second / 1e9:.1f} GB/s (reading "
-            f"{peak.read_bytes / 2**20:.1f} MiB, the size of the weights); compute: "
+            f"{peak.read_bytes / MIB:.1f} MiB, the size of the weights); compute: "
             f"{peak.flops_per_second / 1e9:,.0f} GFLOP/s (matrix product)"
         )
     per_token = {r.cache_bytes_per_token for r in reports if r.cache_bytes_per_token is not None}
@@ -102,7 +102,7 @@ def footer_lines(
     computed = " and ".join(f"{n:,.10g}" for n in computed_cache_bytes)
     lines.append(f"KV cache: {measured} bytes per token (measured), {computed} (computed)")
     if peak_memory is not None:
-        lines[-1] += f"; peak RSS of this process: {peak_memory / 2**20:,.0f} MiB"
+        lines[-1] += f"; peak RSS of this process: {peak_memory / MIB:,.0f} MiB"
     warnings = []
     if machine.load is not None and machine.load > machine.n_cpus / 2:
         warnings.append(f"the load average was {machine.load:.1f} before the benchmark")

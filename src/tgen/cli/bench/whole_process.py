@@ -9,9 +9,9 @@ from tgen.config.training import Precision, ResolvedTrainConfig
 from tgen.drawing.tables import table
 from tgen.errors import UsageError
 from tgen.reports.benchmark import EndToEndReport, TrainingStepReport
+from tgen.reports.number_format import MIB
 
 _BAR_WIDTH = 40  # columns for the total
-_MIB = 2**20
 
 
 def run_end_to_end(options: BenchOptions) -> None:
@@ -61,7 +61,7 @@ def phase_table(report: EndToEndReport) -> list[Table | Text]:
         f"{len(report.total.seconds)}"
     )
     if report.peak_memory_bytes is not None:
-        caption += f"; peak RSS {report.peak_memory_bytes / _MIB:,.0f} MiB"
+        caption += f"; peak RSS {report.peak_memory_bytes / MIB:,.0f} MiB"
     return [rows, Text(caption, style="dim")]
 
 
@@ -109,7 +109,7 @@ def training_table(report: TrainingStepReport) -> list[Table | Text]:
         rows.add_row("% of peak", f"{report.utilization:.0%}")
     memory = report.device_memory_bytes or report.peak_memory_bytes
     if memory is not None:
-        rows.add_row("peak memory", f"{memory / _MIB:,.0f} MiB")
+        rows.add_row("peak memory", f"{memory / MIB:,.0f} MiB")
     caption = f"timed blocks: {len(step.seconds)}, steps: {report.steps}, on {report.device}, "
     caption += f"products in {report.precision}"
     return [rows, Text(caption, style="dim")]

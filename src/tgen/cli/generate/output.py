@@ -12,6 +12,7 @@ from tgen.cli import console
 from tgen.cli.generate.input_rows import Generation
 from tgen.reports.generation import Token
 from tgen.reports.json_text import json_text
+from tgen.reports.number_format import count
 
 SCHEMA = "tgen.generate/2"
 _WAITING_BYTES = 4096  # memory per waiting text, besides its output
@@ -197,11 +198,11 @@ def timing_stats(generation: Generation) -> dict[str, float | None]:
 def format_summary(n_rows: int | None, n_failed: int, n_tokens: int, seconds: float) -> str:
     """Return what was generated and how fast; `n_rows` None: a single prompt."""
     rate = f"{n_tokens / seconds:,.0f} tokens/s including prefill"
-    tokens = f"{n_tokens:,} token{'s' * (n_tokens != 1)}"
+    tokens = count(n_tokens, "token")
     if n_rows is None:
         return f"{tokens} · {rate if n_tokens else 'nothing to generate'}"
     failed = f" ({n_failed:,} failed)" if n_failed else ""
-    return f"{n_rows:,} row{'s' * (n_rows != 1)}{failed} · {tokens} · {rate}"
+    return f"{count(n_rows, 'row')}{failed} · {tokens} · {rate}"
 
 
 def format_stats(generation: Generation) -> str:

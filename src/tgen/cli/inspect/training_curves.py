@@ -17,9 +17,10 @@ from rich.text import Text
 from tgen.cli import console
 from tgen.cli.rich_console import out
 from tgen.drawing.braille_plot import Axis, Canvas
-from tgen.drawing.terminal_text import count, json_line
+from tgen.drawing.terminal_text import json_line
 from tgen.errors import TrainingError
 from tgen.reports.json_text import json_value
+from tgen.reports.number_format import count
 
 MIN_WIDTH = 60  # columns
 _PIPE_WIDTH = 80  # columns where stdout is not a terminal

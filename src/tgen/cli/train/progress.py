@@ -18,11 +18,10 @@ from rich.text import Text
 from tgen.cli import console
 from tgen.cli.rich_console import err, out
 from tgen.distributed import ranks
-from tgen.drawing.terminal_text import count
 from tgen.errors import TgenError
 from tgen.machine.cpus import allowed_cpus
 from tgen.reports.json_text import json_record
-from tgen.reports.number_format import format_bytes, format_number
+from tgen.reports.number_format import count, format_bytes, format_number
 from tgen.reports.training import (
     DoneReport,
     EvalReport,
@@ -54,7 +53,7 @@ _PART_CHARACTERS = 400  # of the first row, from the start and the end of each p
 def scaling_table(report: ScalingReport) -> list[tuple[str, str, str]]:
     """Return rows of name, value and explanation."""
     memory = report.device_memory
-    devices = f"{report.n_ranks:,} {'GPU' if report.on_gpu else 'CPU'}{'s' * (report.n_ranks > 1)}"
+    devices = count(report.n_ranks, "GPU" if report.on_gpu else "CPU")
     each = (
         f"with {format_bytes(memory)} each" if memory else "set --device-memory to check what fits"
     )
@@ -62,7 +61,7 @@ def scaling_table(report: ScalingReport) -> list[tuple[str, str, str]]:
         ("ranks", devices, each),
         (
             "global batch",
-            f"{report.batch_size:,} window{'s' * (report.batch_size > 1)}",
+            count(report.batch_size, "window"),
             f"{report.step_tokens:,} tokens per step",
         ),
         *(_memory(rank, report.sent_bytes[rank.parallel]) for rank in report.ranks),

@@ -36,6 +36,7 @@ from tgen.reports.inspection import (
     ModelSummary,
     TextReport,
 )
+from tgen.reports.number_format import count
 
 _SCALE = 65535  # stands for a weight of 1
 _STYLE = "page.css"
@@ -182,7 +183,7 @@ def _facts(
         summary.family,
         f"{summary.n_parameters:,} parameters",
         f"layers × heads: {n_layers} × {n_heads}",
-        f"{len(text.tokens):,} token{'s' * (len(text.tokens) != 1)}",
+        count(len(text.tokens), "token"),
     ]
     if all(report.head is None for report in attention):
         facts.append("means over the heads of each layer")
