@@ -16,9 +16,9 @@ from tgen.cli.inspect.command import VIEWS_WITHOUT_TEXT, InspectOptions, View
 from tgen.cli.inspect.views import (
     VIEWS,
     Row,
-    Screen,
     ViewOutput,
     ablation_progress,
+    fits_lines,
     measure_heads,
 )
 from tgen.cli.rich_console import out
@@ -55,8 +55,8 @@ def print_tables(inspector: Inspector, options: InspectOptions) -> None:
 
     All are computed before the first is printed: an error leaves stdout empty.
     """
-    screen = _screen(options)
-    lines: list[Any] = []
+    console.has_color_ramp()  # turns color off if there is none
+    lines: list[object] = []
     if inspector.n_skipped:
         note = (
             f"tokens skipped at the start of the text: {inspector.n_skipped:,}; positions count "
@@ -65,21 +65,12 @@ def print_tables(inspector: Inspector, options: InspectOptions) -> None:
         lines.append(Text(note, style="dim"))
     for i, view in enumerate(options.views):
         lines += [""] if i else []
-        lines += VIEWS[view](inspector, options).draw(screen)
+        lines += VIEWS[view](inspector, options).draw()
     _ensure_checked(inspector, options)
     if inspector.checks and View.verify not in options.views:
         lines.append(checks_footer(inspector.checks))
-    console.show(*lines, wrap=screen.limited)
+    console.show(*lines, wrap=fits_lines(options))
     _require_passed(inspector)
-
-
-def _screen(options: InspectOptions) -> Screen:
-    return Screen(
-        width=out.width,
-        limited=out.is_terminal or options.width is not None,
-        is_terminal=out.is_terminal,
-        has_color=console.has_color_ramp(),
-    )
 
 
 def _ensure_checked(inspector: Inspector, options: InspectOptions) -> None:
@@ -196,11 +187,11 @@ def print_comparison(inspectors: list[Inspector], options: InspectOptions) -> No
         }
         _print_record(record)
     else:
-        screen = _screen(options)
+        console.has_color_ramp()  # turns color off if there is none
         shifts = [attention_shift(a, b) for a, b in zip(first.heads, second.heads, strict=True)]
-        width = screen.width if screen.limited else None
+        width = out.width if fits_lines(options) else None
         lines = comparison_table(first, second, shifts, width=width)
-        console.show(*lines, checks_footer(inspectors[1].checks), wrap=screen.limited)
+        console.show(*lines, checks_footer(inspectors[1].checks), wrap=fits_lines(options))
     for inspector in inspectors:
         _require_passed(inspector)
 

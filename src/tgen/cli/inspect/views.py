@@ -6,10 +6,13 @@ from dataclasses import dataclass, fields
 from functools import partial
 
 import numpy as np
+from rich.table import Table
+from rich.text import Text
 
 from tgen.cli import console
 from tgen.cli.inspect.command import InspectOptions, View
 from tgen.cli.inspect.training_curves import training_lines
+from tgen.cli.rich_console import out
 from tgen.config.ranges import parse_indices, parse_slice
 from tgen.drawing.head_tables import heads_table
 from tgen.drawing.heat_map import AUTO_SELECTED, HeatMap, attention_map, positions_map, rollout_map
@@ -41,22 +44,12 @@ _MAX_TOKEN_ROWS = 40  # in the token table at a terminal, unless --query selects
 Row = Sequence[object]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Screen:
-    """Properties of stdout that drawing depends on."""
-
-    width: int  # columns
-    limited: bool  # whether lines must fit: at a terminal, or with --width
-    is_terminal: bool
-    has_color: bool  # 256 colors or more: enough for the color ramp
-
-
 @dataclass(frozen=True)
 class ViewOutput:
     """A view's report, and what can be made of it."""
 
     report: object  # a report or a list of them, for JSON
-    draw: Callable[[Screen], Iterable[object]]  # Rich renderables
+    draw: Callable[[], Iterable[object]]  # Rich renderables for stdout
     rows: Iterable[Row] = ()  # of a CSV file, the header first
     maps: Callable[[], list[HeatMap]] = list  # of its matrices
 
@@ -120,10 +113,7 @@ def _positions(inspector: Inspector, options: InspectOptions) -> ViewOutput:
 
 
 def _draw_maps(
-    maps: Callable[[], list[HeatMap]],
-    queries: range | None,
-    options: InspectOptions,
-    screen: Screen,
+    maps: Callable[[], list[HeatMap]], queries: range | None, options: InspectOptions
 ) -> list[object]:
     lines: list[object] = []
     for heat in maps():
@@ -132,10 +122,15 @@ def _draw_maps(
         if keys is None and options.hide_first and n_columns > 1:
             keys = range(1, n_columns)
         lines += ["", *draw_heat_map(
-            heat, cells=options.cells, width=screen.width, is_terminal=screen.is_terminal,
-            has_color=screen.has_color, rows=queries, columns=keys, top=options.top or 4,
+            heat, cells=options.cells, width=out.width, is_terminal=out.is_terminal,
+            has_color=not out.no_color, rows=queries, columns=keys, top=options.top or 4,
         )]  # fmt: skip
     return lines[1:]
+
+
+def fits_lines(options: InspectOptions) -> bool:
+    """Whether lines must fit into the width of stdout: at a terminal, or with --width."""
+    return out.is_terminal or options.width is not None
 
 
 def measure_heads(inspector: Inspector, options: InspectOptions) -> HeadsReport:
@@ -158,7 +153,7 @@ def _heads(inspector: Inspector, options: InspectOptions) -> ViewOutput:
     report = measure_heads(inspector, options)
     return ViewOutput(
         report,
-        lambda screen: heads_table(report, width=screen.width if screen.limited else None),
+        lambda: heads_table(report, width=out.width if fits_lines(options) else None),
         field_rows(HeadReport, report.heads, without="distance_histogram"),
     )
 
@@ -167,9 +162,9 @@ def _tokens(inspector: Inspector, options: InspectOptions) -> ViewOutput:
     queries, n = _selected_queries(inspector, options), len(inspector.ids)
     report = inspector.text
 
-    def draw(screen: Screen) -> Iterable[object]:
-        rows = queries or range(max(0, n - _MAX_TOKEN_ROWS) if screen.is_terminal else 0, n)
-        return token_table(report, rows=rows, width=screen.width, has_color=screen.has_color)
+    def draw() -> list[Table | Text]:
+        rows = queries or range(max(0, n - _MAX_TOKEN_ROWS) if out.is_terminal else 0, n)
+        return token_table(report, rows=rows, width=out.width, has_color=not out.no_color)
 
     return ViewOutput(report, draw, field_rows(TokenReport, report.tokens))
 
@@ -189,7 +184,7 @@ def _predict(inspector: Inspector, options: InspectOptions) -> ViewOutput:
     rows = ((one.id, one.text, one.probability, one.logit) for one in report)
     return ViewOutput(
         report,
-        lambda screen: [prediction_table(report, context=context, width=screen.width)],
+        lambda: [prediction_table(report, context=context, width=out.width)],
         [("id", "token", "probability", "logit"), *rows],
     )
 
@@ -206,9 +201,7 @@ def _lens(inspector: Inspector, options: InspectOptions) -> ViewOutput:
             cells = zip(ids, texts, probabilities.tolist(), strict=True)
             yield from ((name, position, *cell) for position, cell in enumerate(cells, queries[0]))
 
-    return ViewOutput(
-        report, lambda screen: lens_table(report, inspector.tokens, width=screen.width), rows()
-    )
+    return ViewOutput(report, lambda: lens_table(report, inspector.tokens, width=out.width), rows())
 
 
 def _why(inspector: Inspector, options: InspectOptions) -> ViewOutput:
@@ -217,23 +210,23 @@ def _why(inspector: Inspector, options: InspectOptions) -> ViewOutput:
     token, top = inspector.tokens[query], options.top or 15
     return ViewOutput(
         report,
-        lambda screen: attribution_table(report, token, top=top, width=screen.width),
+        lambda: attribution_table(report, token, top=top, width=out.width),
         field_rows(Contribution, report.contributions),
     )
 
 
 def _model(inspector: Inspector, _: InspectOptions) -> ViewOutput:
-    return ViewOutput(inspector.summary, lambda _: summary_table(inspector.summary))
+    return ViewOutput(inspector.summary, lambda: summary_table(inspector.summary))
 
 
 def _training(inspector: Inspector, _: InspectOptions) -> ViewOutput:
     records = log.read(inspector.bundle.path)
-    return ViewOutput(records, lambda _: training_lines(records))
+    return ViewOutput(records, lambda: training_lines(records))
 
 
 def _verify(inspector: Inspector, _: InspectOptions) -> ViewOutput:
     checks = inspector.verify()
-    return ViewOutput(checks, lambda _: checks_table(checks))
+    return ViewOutput(checks, lambda: checks_table(checks))
 
 
 def _selected_queries(inspector: Inspector, options: InspectOptions) -> range | None:
