@@ -169,19 +169,21 @@ def _ollama() -> dict[str, Path]:
     root = Path(folder) if folder else Path(os.path.expanduser("~")) / ".ollama" / "models"
     manifests = root / "manifests"
     models: dict[str, Path] = {}
-    for host in filter(_NAME.fullmatch, entries(manifests)):
-        for owner in filter(_NAME.fullmatch, entries(manifests / host)):
-            for model in filter(_NAME.fullmatch, entries(manifests / host / owner)):
-                name = (
-                    f"{owner}/{model}"
-                    if host == "registry.ollama.ai"
-                    else f"{host}/{owner}/{model}"
-                )
-                for tag in filter(_NAME.fullmatch, entries(manifests / host / owner / model)):
-                    path = _ollama_blob(root, manifests / host / owner / model / tag)
-                    if path is not None:
-                        models[f"{name.removeprefix('library/')}:{tag}"] = path
+    for host, owner, model, tag in _names_below(manifests, 4):
+        path = _ollama_blob(root, manifests / host / owner / model / tag)
+        name = f"{owner}/{model}" if host == "registry.ollama.ai" else f"{host}/{owner}/{model}"
+        if path is not None:
+            models[f"{name.removeprefix('library/')}:{tag}"] = path
     return {name.removesuffix(":latest"): path for name, path in models.items()}
+
+
+def _names_below(folder: Path, depth: int) -> Iterator[tuple[str, ...]]:
+    """Yield the names on every path that is `depth` entries long."""
+    for name in filter(_NAME.fullmatch, entries(folder)):
+        if depth == 1:
+            yield (name,)
+        else:
+            yield from ((name, *rest) for rest in _names_below(folder / name, depth - 1))
 
 
 def _ollama_blob(root: Path, manifest: Path) -> Path | None:

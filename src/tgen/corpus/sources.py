@@ -78,14 +78,7 @@ def open_sources(paths: Sequence[str], skipped: list[str]) -> Iterator[Source]:
         if path == "-":
             yield _read_stdin()
         elif Path(path).is_dir():
-            for file in sorted(Path(path).rglob("*")):
-                hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-                if file.is_file() and not hidden:
-                    source = Source(str(file), file)
-                    if b"\0" in source.read(0, 8192):
-                        skipped.append(str(file))
-                    else:
-                        yield source
+            yield from _open_directory(Path(path), skipped)
         elif not Path(path).exists() and any(wildcard in path for wildcard in "*?["):
             matches = sorted(m for m in glob.glob(path, recursive=True) if Path(m).is_file())
             if not matches:
@@ -94,6 +87,18 @@ def open_sources(paths: Sequence[str], skipped: list[str]) -> Iterator[Source]:
                 yield Source(match, Path(match))
         else:
             yield Source(path, Path(path))
+
+
+def _open_directory(folder: Path, skipped: list[str]) -> Iterator[Source]:
+    for file in sorted(folder.rglob("*")):
+        hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+        if hidden or not file.is_file():
+            continue
+        source = Source(str(file), file)
+        if b"\0" in source.read(0, 8192):
+            skipped.append(str(file))
+        else:
+            yield source
 
 
 def stdin() -> BinaryIO:
