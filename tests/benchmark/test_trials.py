@@ -17,7 +17,6 @@ from tgen.benchmark.trials import (
     check_comparable,
     compare_paired,
     compare_with_saved,
-    find_matching_record,
     is_slower_by,
     run_trial,
     run_trials,
@@ -170,15 +169,6 @@ def test_runs_of_another_machine_or_model_are_not_comparable():
     for name, value in [("cpu_info", "B"), ("model_n_params", 2), ("family", "x")]:
         with pytest.raises(UsageError, match=str(value)):
             check_comparable([facts, facts | {name: value}], facts)
-    test = PP
-    setup = {"engine": "kernels", "dtype": "float32", "type_k": "f32", "threads": 2}
-    row = {
-        "n_prompt": 8, "n_gen": 0, "n_depth": 0, "engine": "kernels", "dtype": "float32",
-        "n_threads": 2, "batch": 1, "type_k": "f32",
-    }  # fmt: skip
-    assert find_matching_record([row | {"batch": 2}, row], test, **setup) == row
-    for name in row:
-        assert find_matching_record([row | {name: "other"}], test, **setup) is None
 
 
 def test_lower_bound_sums_over_passes(family):

@@ -86,30 +86,6 @@ def check_comparable(saved: Sequence[Mapping[str, Any]], current: Mapping[str, A
                 )
 
 
-def find_matching_record(
-    saved: Sequence[Mapping[str, Any]],
-    workload: Workload,
-    *,
-    engine: str,
-    dtype: str,
-    type_k: str,
-    threads: int,
-) -> Mapping[str, Any] | None:
-    """Return the last saved record of the same workload and setup, or None."""
-    expected = {
-        "n_prompt": workload.n_prompt,
-        "n_gen": workload.n_gen,
-        "n_depth": workload.n_depth,
-        "engine": engine,
-        "dtype": dtype,
-        "type_k": type_k,
-        "n_threads": threads,
-        "batch": workload.batch,
-    }
-    same = [record for record in saved if all(record.get(k) == v for k, v in expected.items())]
-    return same[-1] if same else None
-
-
 def is_slower_by(difference: Difference, fraction: float) -> bool:
     """Return whether speed fell significantly by more than a fraction, machine drift excluded."""
     slowest, _ = _machine_drift(difference.probe_ratio)

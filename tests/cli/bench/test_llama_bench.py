@@ -5,6 +5,9 @@ import io
 import json
 import re
 import shutil
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +17,7 @@ from tgen.benchmark.backend import Workload
 from tgen.benchmark.trials import Trial, throughput_report
 from tgen.cli.app import run
 from tgen.cli.bench import llama_bench
+from tgen.cli.bench.throughput import find_record
 from tgen.config.ranges import parse_sizes
 from tgen.errors import UsageError
 from tgen.reports.benchmark import Machine
@@ -203,6 +207,19 @@ def test_saved_run_is_compared(trained, tmp_path, capsysbinary, monkeypatch):
     ):
         assert run([*base, "--compare", str(saved), *more]) == 2
         assert b"has no pp" in capsysbinary.readouterr().err
+
+
+def test_a_saved_record_is_of_the_same_setup_and_workload():
+    setup = SimpleNamespace(engine="kernels", dtype="float32", cache_dtype="float32", threads=2)
+    row = {
+        "n_prompt": 8, "n_gen": 0, "n_depth": 0, "engine": "kernels", "dtype": "float32",
+        "n_threads": 2, "batch": 1, "type_k": "f32",
+    }  # fmt: skip
+    found = partial(find_record, Path("x.json"), setup=setup, workload=Workload(n_prompt=8))
+    assert found([row | {"last": False}, row, row | {"batch": 2}]) is row
+    for name in row:
+        with pytest.raises(UsageError, match="no pp8 with engine kernels"):
+            found([row | {name: "other"}])
 
 
 def test_saved_run_of_many_setups_is_compared(trained, tmp_path, capsysbinary):

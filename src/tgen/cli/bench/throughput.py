@@ -15,7 +15,7 @@ from tgen.cli.bench.command import BenchOptions
 from tgen.cli.bench.output import Comparison, collect_context, write_report
 from tgen.config import STORED_BYTES, CacheDtype, StoredAs
 from tgen.errors import TgenError, UsageError
-from tgen.reports.benchmark import PrecisionReport, ThroughputReport
+from tgen.reports.benchmark import Difference, PrecisionReport, ThroughputReport
 from tgen.storage import files
 
 if TYPE_CHECKING:
@@ -102,12 +102,7 @@ def run_compare(options: BenchOptions, path: Path, max_slowdown: float | None) -
     """
     from tgen.benchmark.backend import Workload
     from tgen.benchmark.sweep import check_trial_count
-    from tgen.benchmark.trials import (
-        check_comparable,
-        compare_with_saved,
-        find_matching_record,
-        is_slower_by,
-    )
+    from tgen.benchmark.trials import check_comparable, compare_with_saved
 
     saved = _read_records(path)
     if max_slowdown is not None:
@@ -115,9 +110,9 @@ def run_compare(options: BenchOptions, path: Path, max_slowdown: float | None) -
             check_trial_count(trials)
     options = replace(
         options,
-        engines=options.engines or [one for (one,) in _unique(saved, "engine")],
-        dtypes=options.dtypes or [one for (one,) in _unique(saved, "dtype")],
-        threads=options.threads or [one for (one,) in _unique(saved, "n_threads")],
+        engines=options.engines or _saved_values(saved, "engine"),
+        dtypes=options.dtypes or _saved_values(saved, "dtype"),
+        threads=options.threads or _saved_values(saved, "n_threads"),
         cache_dtype=options.cache_dtype or _saved_cache_dtype(saved),
     )
     context, setups = collect_context(options), _open_setups(options)
@@ -126,27 +121,9 @@ def run_compare(options: BenchOptions, path: Path, max_slowdown: float | None) -
         workloads = _choose_workloads(options, setups)
     else:
         names = ("n_prompt", "n_gen", "n_depth", "batch")
-        workloads = [
-            Workload(**dict(zip(names, values, strict=True))) for values in _unique(saved, *names)
-        ]
-    before = []
-    for setup, workload in product(setups, workloads):
-        record = find_matching_record(
-            saved,
-            workload,
-            engine=setup.engine,
-            dtype=setup.dtype,
-            type_k=llama_bench.CACHE_TYPES[setup.cache_dtype],
-            threads=setup.threads,
-        )
-        if record is None:
-            raise UsageError(
-                f"--compare: {path} has no {workload.label} with engine {setup.engine}, "
-                f"{setup.dtype} weights, {setup.cache_dtype} KV cache, threads {setup.threads} "
-                f"and batch {workload.batch}",
-                "remove the options that name tests and setups, to repeat those of the file",
-            )
-        before.append(record)
+        repeated = (Workload(**{name: record[name] for name in names}) for record in saved)
+        workloads = list(dict.fromkeys(repeated))
+    before = [find_record(path, saved, *pair) for pair in product(setups, workloads)]
     results = _measure(options, setups, workloads)
     differences = [
         compare_with_saved(report, record)
@@ -161,11 +138,45 @@ def run_compare(options: BenchOptions, path: Path, max_slowdown: float | None) -
         remark=f"models: {model} now, {saved_as} then" if model != saved_as else "",
     )
     write_report(options, context, results, comparison=comparison)
-    if max_slowdown is None:
-        return
-    slower = [d for d in differences if is_slower_by(d, max_slowdown)]
+    if max_slowdown is not None:
+        _check_slowdown(differences, max_slowdown)
+
+
+def find_record(
+    path: Path, saved: Sequence[dict[str, Any]], setup: "Setup", workload: "Workload"
+) -> dict[str, Any]:
+    """Return the last record of this setup and workload in the file `path`.
+
+    Raises UsageError if there is none.
+    """
+    expected = {
+        "n_prompt": workload.n_prompt,
+        "n_gen": workload.n_gen,
+        "n_depth": workload.n_depth,
+        "engine": setup.engine,
+        "dtype": setup.dtype,
+        "type_k": llama_bench.CACHE_TYPES[setup.cache_dtype],
+        "n_threads": setup.threads,
+        "batch": workload.batch,
+    }
+    same = [one for one in saved if all(one.get(k) == value for k, value in expected.items())]
+    if not same:
+        raise UsageError(
+            f"--compare: {path} has no {workload.label} with engine {setup.engine}, "
+            f"{setup.dtype} weights, {setup.cache_dtype} KV cache, threads {setup.threads} "
+            f"and batch {workload.batch}",
+            "remove the options that name tests and setups, to repeat those of the file",
+        )
+    return same[-1]
+
+
+def _check_slowdown(differences: Sequence[Difference], max_slowdown: float) -> None:
+    """Raise TgenError if a workload is significantly slower by more than a fraction."""
+    from tgen.benchmark.trials import is_slower_by
+
+    slower = [one for one in differences if is_slower_by(one, max_slowdown)]
     if slower:
-        worst = min(slower, key=lambda d: d.ratio.estimate)
+        worst = min(slower, key=lambda one: one.ratio.estimate)
         raise TgenError(
             f"--fail-if-slower: {worst.label} runs at {worst.ratio.estimate:.3f} of its saved "
             f"speed, significantly below {1 - max_slowdown:.3f}",
@@ -270,10 +281,10 @@ def _is_record(record: Any) -> bool:
 
 def _saved_cache_dtype(records: Sequence[dict[str, Any]]) -> CacheDtype | None:
     """Return the dtype of all KV caches; None if they differ, as the defaults do."""
-    types = _unique(records, "type_k")
+    types = _saved_values(records, "type_k")
     known = {llama_bench.CACHE_TYPES[dtype]: dtype for dtype in get_args(CacheDtype)}
-    return known.get(types[0][0]) if len(types) == 1 else None
+    return known.get(types[0]) if len(types) == 1 else None
 
 
-def _unique(records: Sequence[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
-    return list(dict.fromkeys(tuple(record.get(name) for name in names) for record in records))
+def _saved_values(records: Sequence[dict[str, Any]], name: str) -> list[Any]:
+    return list(dict.fromkeys(record.get(name) for record in records))
