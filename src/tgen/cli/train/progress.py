@@ -179,40 +179,28 @@ class TrainingProgress:
             self._show_phase(report)
             return
         self._stop_timer()
-        if isinstance(report, EventsReport):
-            console.print_status(
-                f"warning: TensorBoard events stop at step {report.step:,}: {report.failed}; "
-                "training continues"
-            )
-        elif isinstance(report, PlanReport):
-            self._is_chat = report.rows is not None
-            if self._json or not self._plan_only:
-                err.print(*_plan_lines(report, err), sep="\n")
-            for line in report.notes:
-                console.print_status(f"note: {line}")
-            if report.resumed_at_step:
-                console.print_status(f"resuming after step {report.resumed_at_step:,}")
-        elif isinstance(report, StepReport):
-            self._show_step(report)
-        elif isinstance(report, EvalReport):
-            self._show_evaluation(report)
-        elif isinstance(report, SampleReport):
-            prompt = report.prompt.decode(errors="replace")
-            text = report.text.decode(errors="replace")
-            line = " ".join(f"{prompt}│{text}".split())
-            console.print_status(f"  {_shorten(line)}")
-        elif isinstance(report, RollbackReport):
-            scale = f" with {report.learning_rate_scale:g} times the learning rates"
-            console.print_status(
-                f"{report.reason}: continuing from the checkpoint of step {report.step:,}"
-                f"{scale if report.learning_rate_scale < 1 else ''}"
-            )
-        elif isinstance(report, SavingReport):
-            self._show_saving(report)
-        elif isinstance(report, MemorizationReport):
-            console.print_status(report.verdict)
-        else:
-            _print_result(report, chat=self._is_chat)
+        match report:
+            case PlanReport():
+                self._show_plan(report)
+            case StepReport():
+                self._show_step(report)
+            case EvalReport():
+                self._show_evaluation(report)
+            case SavingReport():
+                self._show_saving(report)
+            case DoneReport():
+                _print_result(report, chat=self._is_chat)
+            case _:
+                console.print_status(_status_line(report))
+
+    def _show_plan(self, report: PlanReport) -> None:
+        self._is_chat = report.rows is not None
+        if self._json or not self._plan_only:
+            err.print(*_plan_lines(report, err), sep="\n")
+        for line in report.notes:
+            console.print_status(f"note: {line}")
+        if report.resumed_at_step:
+            console.print_status(f"resuming after step {report.resumed_at_step:,}")
 
     def _write_json(self, report: RunReport) -> None:
         line = json.dumps(json_record(report))
@@ -310,6 +298,28 @@ class _LineColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
         """Return the text."""
         return Text(self._line(task.description))
+
+
+def _status_line(
+    report: EventsReport | SampleReport | RollbackReport | MemorizationReport,
+) -> str:
+    match report:
+        case EventsReport():
+            return (
+                f"warning: TensorBoard events stop at step {report.step:,}: {report.failed}; "
+                "training continues"
+            )
+        case SampleReport():
+            prompt, text = (one.decode(errors="replace") for one in (report.prompt, report.text))
+            return f"  {_shorten(' '.join(f'{prompt}│{text}'.split()))}"
+        case RollbackReport():
+            scale = f" with {report.learning_rate_scale:g} times the learning rates"
+            return (
+                f"{report.reason}: continuing from the checkpoint of step {report.step:,}"
+                f"{scale if report.learning_rate_scale < 1 else ''}"
+            )
+        case MemorizationReport():
+            return report.verdict
 
 
 def _shorten(line: str) -> str:
