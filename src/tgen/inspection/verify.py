@@ -23,11 +23,11 @@ _LOGIT_LIMIT, _SUM_LIMIT = 1e-4, 1e-3
 def basic_checks(recorder: AttentionRecorder) -> list[Check]:
     """Return the checks that every recording makes possible."""
     return [
-        Check(name="attention rows sum to 1", value=recorder.row_sum_error, limit=ROW_LIMIT),
+        Check("attention rows sum to 1", recorder.row_sum_error, ROW_LIMIT),
         Check(
-            name="weights times values equal the fused kernel's output",
-            value=recorder.kernel_error,
-            limit=KERNEL_LIMIT,
+            "weights times values equal the fused kernel's output",
+            recorder.kernel_error,
+            KERNEL_LIMIT,
         ),
     ]
 
@@ -100,47 +100,35 @@ def verify(model: Transformer, tokenizer: Tokenizer, ids: Sequence[int]) -> list
     checks = [
         *basic_checks(recorder),
         Check(
-            name="weights equal the fused kernel's weights",
-            value=recorder.weight_error,
-            limit=KERNEL_LIMIT,
-            note="the kernel returns its attention weights for values that are the identity matrix",
+            "weights equal the fused kernel's weights",
+            recorder.weight_error,
+            KERNEL_LIMIT,
+            "the kernel returns its attention weights for values that are the identity matrix",
         ),
-        Check(name="weight on future keys is 0", value=recorder.future_weight, limit=0.0),
-        Check(name="no weight is negative", value=recorder.negative_weight, limit=0.0),
+        Check("weight on future keys is 0", recorder.future_weight, 0.0),
+        Check("no weight is negative", recorder.negative_weight, 0.0),
         Check(
-            name="logits computed with these weights equal the model's",
-            value=_eager_logit_error(model, tokens, x),
-            limit=_LOGIT_LIMIT,
+            "logits computed with these weights equal the model's",
+            _eager_logit_error(model, tokens, x),
+            _LOGIT_LIMIT,
         ),
         Check(
-            name="causality: the last token does not change earlier vectors",
-            value=_causality_error(model, ids, x),
-            limit=0.0,
+            "causality: the last token does not change earlier vectors",
+            _causality_error(model, ids, x),
+            0.0,
         ),
     ]
     if model.config.sliding_window is not None:
         checks.append(
-            Check(
-                name="weight on keys before the sliding window is 0",
-                value=recorder.past_weight,
-                limit=0.0,
-            )
+            Check("weight on keys before the sliding window is 0", recorder.past_weight, 0.0)
         )
     if not model.config.post_norm:
         lens = logit_lens(model, tokenizer, ids, query=len(ids) - 1, first=len(ids) - 1)
         attribution = attribute_logit(model, tokenizer, ids, query=len(ids) - 1)
         lens_error = abs(lens.candidates[-1][0].logit - float(model.logits(x[-1]).max()))
         checks += [
-            Check(
-                name="the logit lens at the last layer equals the model",
-                value=lens_error,
-                limit=_LOGIT_LIMIT,
-            ),
-            Check(
-                name="logit contributions sum to the logit",
-                value=attribution.difference,
-                limit=_SUM_LIMIT,
-            ),
+            Check("the logit lens at the last layer equals the model", lens_error, _LOGIT_LIMIT),
+            Check("logit contributions sum to the logit", attribution.difference, _SUM_LIMIT),
         ]
     return checks
 

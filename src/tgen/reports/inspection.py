@@ -170,7 +170,7 @@ class PositionsReport:
     columns: list[str]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Check:
     """A self-check that the output equals the model's computation, within a limit."""
 
