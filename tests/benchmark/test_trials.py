@@ -223,37 +223,31 @@ def test_lower_bound_counts_the_keys_that_the_layers_see(family):
     assert cost.min_seconds(test, slow_compute)[0] == pytest.approx(flops)
 
 
+class BusyTorch:
+    """A torch whose products take 4 ticks on one thread, and 1000 on two: one CPU is occupied."""
+
+    float32 = bfloat16 = dtype = None
+    int8 = "int8"
+
+    def __init__(self, clock):
+        self.clock, self.seconds = clock, 4
+
+    def set_num_threads(self, n):
+        self.seconds = {1: 4, 2: 1000}[n]
+
+    def ones(self, *_, **__):
+        return self
+
+    sum = __matmul__ = __getitem__ = lambda self, *_: self
+
+    def item(self):
+        for _ in range(self.seconds):
+            next(self.clock)
+
+
 def test_peak_rates_are_the_best_measured(monkeypatch):
     clock = iter(range(10**6))
-    slow = {1: 4, 2: 1000}  # another process occupies one of two CPUs
-
-    class Torch:
-        float32 = bfloat16 = None
-        int8 = "int8"
-        threads = 1
-
-        def set_num_threads(self, n):
-            self.threads = n
-
-        def ones(self, *_, **__):
-            return FakeTensor(self)
-
-    class FakeTensor:
-        dtype = None
-
-        def __init__(self, torch):
-            self.torch = torch
-
-        def sum(self):
-            return self
-
-        __matmul__ = __getitem__ = lambda self, _: self
-
-        def item(self):
-            for _ in range(slow[self.torch.threads]):
-                next(clock)
-
-    monkeypatch.setitem(sys.modules, "torch", Torch())
+    monkeypatch.setitem(sys.modules, "torch", BusyTorch(clock))
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
     options = {"device": "cpu", "threads": 2, "dtype": "float32", "seconds": 4000}
     peak = measure_peak_rates(1 << 20, **options)

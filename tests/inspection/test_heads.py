@@ -68,9 +68,11 @@ def test_metrics_equal_their_closed_forms(chunks):
     assert sink["distance"] == pytest.approx(np.arange(1, T).mean())
 
 
-def test_hand_built_induction_head_has_its_role_and_a_positional_head_does_not():
+V, P = 16, 40  # tokens, positions
+
+
+def hand_built_model():
     """Layer 0 copies the previous token; layer 1 attends where that copy equals the query."""
-    V, P = 16, 40
     C = V + P + V  # the token, its position, the previous token
     shape = {"n_layers": 2, "d_model": C, "n_heads": 1, "d_ff": 8, "context_length": P}
     model = make_model("gpt2", vocab_size=V, **shape)
@@ -82,35 +84,49 @@ def test_hand_built_induction_head_has_its_role_and_a_positional_head_does_not()
         first, second = (block.attention for block in model.blocks)
         q, k, v = first.qkv_proj.weight.view(3, C, C)
         q[:P, V : V + P] = 10 * torch.eye(P)
-        k[1:P, V : V + P - 1] = 10 * torch.eye(P - 1)  # each key is shifted by one position
         v[:V, :V] = torch.eye(V)
         first.o_proj.weight[V + P :, :V] = torch.eye(V)
         q, k, _ = second.qkv_proj.weight.view(3, C, C)
         q[:V, :V] = 10 * torch.eye(V)
         k[:V, V + P :] = 10 * torch.eye(V)
+    attend_back(model, 1)
+    return model
+
+
+@torch.no_grad()
+def attend_back(model, distance):
+    """Let layer 0 attend `distance` positions back: its keys are shifted by as many."""
+    _, k, _ = model.blocks[0].attention.qkv_proj.weight.view(3, model.config.d_model, -1)
+    k[:P, V : V + P] = 10 * torch.eye(P).roll(distance, dims=0)
+    k[:distance, V : V + P] = 0
+
+
+def test_hand_built_induction_head_has_its_role():
+    model = hand_built_model()
     report, _ = measure_heads(model, [3, 1, 4, 1, 5, 9, 2, 6, 5, 3], candidates=range(V))
-    previous, heads = report.heads
+    previous, induction = report.heads
     assert previous.previous > 0.99
     assert previous.role == "previous"
     assert previous.induction < 0.01
-    assert heads.induction > 0.9
-    assert heads.induction_control < 3 * report.baseline["induction"]
-    assert heads.role == "induction"
-    assert heads.duplicate < 0.1
+    assert induction.induction > 0.9
+    assert induction.induction_control < 3 * report.baseline["induction"]
+    assert induction.role == "induction"
+    assert induction.duplicate < 0.1
     assert report.block_length == V
-    # A prefix before both blocks only shifts positions.
-    shifted = measure_heads(model, [3, 1, 4], candidates=range(1, V), prefix=[0])[0].heads[1]
-    assert shifted.induction > 0.9
-    assert shifted.duplicate < 0.1
-    # A head that always attends equally far back has the same score, but so has its control.
-    with torch.no_grad():
-        far = report.block_length - 1
-        q, k, _ = first.qkv_proj.weight.view(3, C, C)
-        k[:P, V : V + P] = 0
-        k[far:P, V : V + P - far] = 10 * torch.eye(P - far)
-    (positional, _) = measure_heads(model, [3, 1, 4], candidates=range(V))[0].heads
+
+
+def test_prefix_before_both_blocks_only_shifts_positions():
+    report, _ = measure_heads(hand_built_model(), [3, 1, 4], candidates=range(1, V), prefix=[0])
+    assert report.heads[1].induction > 0.9
+    assert report.heads[1].duplicate < 0.1
+
+
+def test_head_that_always_attends_equally_far_back_is_no_induction_head():
+    model = hand_built_model()
+    attend_back(model, V - 1)
+    positional, _ = measure_heads(model, [3, 1, 4], candidates=range(V))[0].heads
     assert positional.induction > 0.99
-    assert positional.induction_control > 0.99
+    assert positional.induction_control > 0.99  # as high as its score
     assert positional.role != "induction"
 
 
@@ -126,23 +142,27 @@ def test_control_of_few_tokens_reorders_them():
     assert (few.same_tokens, many.same_tokens) == (True, False)
 
 
+@torch.no_grad()
+def reverse_heads(model):
+    """Reverse the order of the 4 heads of layer 1, which does not change the output."""
+    attention, D = model.blocks[1].attention, model.config.head_dim
+    order = torch.tensor([3, 2, 1, 0])
+    reversed_weight = attention.qkv_proj.weight.view(3, 4, D, -1)[:, order].flatten(0, 2)
+    attention.qkv_proj.weight.copy_(reversed_weight)
+    vectors = [attention.qkv_proj.bias]
+    if model.config.qk_norm_over_heads:
+        vectors += [attention.q_norm.weight, attention.k_norm.weight]
+    for vector in vectors:
+        if vector is not None:
+            vector.copy_(vector.view(-1, 4, D)[:, order].flatten())
+    W_O = attention.o_proj.weight
+    W_O.copy_(W_O.view(-1, 4, D)[:, order].flatten(1))
+
+
 def test_reversing_the_heads_reverses_their_metrics(family):
     model = make_model(family, n_kv_heads=4)
-    D = model.config.head_dim
     report, _ = measure_heads(model, IDS, candidates=range(1, 300), prefix=[0])
-    attention = model.blocks[1].attention
-    order = torch.tensor([3, 2, 1, 0])
-    with torch.no_grad():
-        reversed_weight = attention.qkv_proj.weight.view(3, 4, D, -1)[:, order].flatten(0, 2)
-        attention.qkv_proj.weight.copy_(reversed_weight)
-        vectors = [attention.qkv_proj.bias]
-        if model.config.qk_norm_over_heads:
-            vectors += [attention.q_norm.weight, attention.k_norm.weight]
-        for vector in vectors:
-            if vector is not None:
-                vector.copy_(vector.view(-1, 4, D)[:, order].flatten())
-        W_O = attention.o_proj.weight
-        W_O.copy_(W_O.view(-1, 4, D)[:, order].flatten(1))
+    reverse_heads(model)
     again, _ = measure_heads(model, IDS, candidates=range(1, 300), prefix=[0])
     names = ("entropy", "self", "previous", "first", "distance", "duplicate", "induction")
     for head in range(4):
