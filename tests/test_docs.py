@@ -54,10 +54,10 @@ def test_links_lead_somewhere(page):
 @each_page
 def test_mentioned_files_exist(page):
     text = page.read_text()
-    for path in re.findall(r"`((?:src|benchmarks|tests|scripts)/[\w./*-]+)`", text):
+    for path in re.findall(r"`((?:src|versus|tests|scripts)/[\w./*-]+)`", text):
         assert [*ROOT.glob(path.rstrip("/"))], path
     for path in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", text):
-        roots = (ROOT, ROOT / "src" / "tgen", ROOT / "benchmarks")
+        roots = (ROOT, ROOT / "src" / "tgen", ROOT / "versus")
         assert any((root / path).exists() for root in roots), path
 
 

@@ -1,1 +1,0 @@
-"""Comparisons with other tools and measurements of tgen. Run as `python -m benchmarks.X.Y`."""

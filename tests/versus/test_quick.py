@@ -1,0 +1,88 @@
+"""Every benchmark script runs with --quick, writes its result file, and leaves results/ alone."""
+
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.command import fork_server, tgen
+from tgen.errors import TgenError
+from versus import harness
+
+LIBRARIES = {
+    *("harness", "decode.model_shapes", "learning.nanogpt", "learning.scoring"),
+    *("serving.http_client", "tuning.chats"),
+}
+ROOT = Path(harness.__file__).parent
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in ROOT.rglob("*.py")
+    if path.name != "__init__.py"
+}
+SCRIPTS = sorted(MODULES - LIBRARIES)
+
+
+def list_results() -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in harness.RESULTS.iterdir()}
+
+
+def test_libraries_exist() -> None:
+    assert LIBRARIES < MODULES
+
+
+def run_process(command: Sequence[str], run: Any = harness.run_process, **options: Any) -> bytes:
+    """Fork commands of tgen and the benchmarks, which is faster than to start Python."""
+    cwd = options.get("cwd")
+    if list(command[:3]) == [sys.executable, "-m", "tgen"]:
+        result = tgen(*command[3:], stdin=options.get("input", b""), cwd=cwd)
+        if result.returncode:
+            raise TgenError(result.stderr.decode(), "")
+        return result.stdout
+    if command[0] != sys.executable or not command[2].startswith("versus."):
+        return bytes(run(command, **options))
+    code = f"import runpy, sys; sys.argv[1:] = {list(command[3:])}\n"
+    code += f"sys.path.insert(0, ''); runpy.run_module({command[2]!r}, run_name='__main__')"
+    with tempfile.TemporaryDirectory() as folder:
+        [status] = fork_server().run([], code=code, n=1, folder=Path(folder), cwd=cwd)
+        if status:
+            raise TgenError(Path(folder, "0.err").read_text(), "")
+        return Path(folder, "0.out").read_bytes()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_quick_mode_runs(
+    name: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(harness.ROOT)
+    monkeypatch.setattr(harness, "run_process", run_process)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the models are too small for more
+    before = list_results()
+    script = import_module(f"versus.{name}")
+    script.main(["--quick", "--out", str(tmp_path / "result.json")])
+    assert len(capsys.readouterr().out.splitlines()) >= 1
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert {"command", "date", "machine", "tgen"} < result.keys()
+    assert list_results() == before
+
+
+def test_quick_mode_writes_no_result_file_without_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    parser = harness.make_parser("A benchmark.", "result.json")
+    parser.add_argument("--rounds", type=int, default=5)
+    quick = harness.parse(parser, ["--quick"], {"rounds": 1})
+    harness.save(quick, {"a": 1})
+    assert quick.rounds == 1
+    assert harness.parse(parser, ["--quick", "--rounds", "2"], {"rounds": 1}).rounds == 2
+    assert list(tmp_path.iterdir()) == []
+    harness.save(harness.make_parser("A benchmark.", "result.json").parse_args([]), {"a": 1})
+    assert json.loads((tmp_path / "result.json").read_text())["a"] == 1

@@ -1,0 +1,1 @@
+"""Comparisons with other tools and measurements of tgen. Run as `python -m versus.X.Y`."""
