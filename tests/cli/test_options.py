@@ -10,7 +10,14 @@ from typer.testing import CliRunner
 
 from tgen.cli.app import COMMANDS as COMMAND_NAMES
 from tgen.cli.app import make_app, run
+from tgen.cli.bench.command import BenchOptions
+from tgen.cli.export import ExportOptions
+from tgen.cli.generate.options import GenerateOptions
+from tgen.cli.models import ModelsOptions
 from tgen.cli.options import Reader, make_command, nested
+from tgen.cli.score import ScoreOptions
+from tgen.cli.tokenize import TokenizeOptions
+from tgen.cli.train.command import TrainOptions
 from tgen.config import SamplingConfig
 from tgen.config.option import check_ranges, option
 from tgen.errors import UsageError
@@ -55,6 +62,10 @@ class Inner:
 @dataclass(frozen=True, kw_only=True)
 class Outer:
     word: str = option("a", "Word.", "--word")
+    color: str = option("no", "Color.", "--color", needs="double word=b")
+    silent: bool = option(
+        False, "Silent.", "--silent", excludes="color=red size", hint="choose one"
+    )
     quiet: bool = option(False, "Quiet.", "--quiet", panel="First")
     inner: dict = nested(Inner, double=Reader(str, lambda text: 2 * int(text)))
 
@@ -84,6 +95,64 @@ def test_only_given_options_of_a_nested_dataclass_are_collected():
 
 def test_an_old_flag_still_sets_the_field():
     assert parse("--old-size", "5") == Outer(inner={"size": 5})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["--silent", "--size", "3"], "--silent cannot be combined with --size", "choose one"),
+        (
+            ["--silent", "--color", "red", "--word", "b"],
+            "--silent cannot be combined with --color red",
+            "choose one",
+        ),
+        (
+            ["--color", "blue"],
+            "--color needs --double or --word b",
+            "add --double, or remove --color",
+        ),
+    ],
+)
+def test_combined_options_are_checked_as_declared(arguments, message, hint):
+    with pytest.raises(UsageError) as error:
+        parse(*arguments)
+    assert error.value.message == message
+    assert error.value.hint == hint
+
+
+def test_other_values_and_options_are_combined():
+    assert parse("--silent", "--color", "blue", "--word", "b").silent
+    assert parse("--color", "red", "--double", "1").color == "red"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        BenchOptions,
+        ExportOptions,
+        GenerateOptions,
+        ModelsOptions,
+        ScoreOptions,
+        TokenizeOptions,
+        TrainOptions,
+    ],
+)
+def test_declared_combinations_name_other_options_of_the_command(options):
+    declared = [one for one in fields(options) if "nested" not in one.metadata]
+    declared += [
+        inner
+        for outer in fields(options)
+        if "nested" in outer.metadata
+        for inner in fields(outer.metadata["nested"])
+    ]
+    names = {one.name for one in declared}
+    combined = 0
+    for one in declared:
+        details = f"{one.metadata.get('excludes', '')} {one.metadata.get('needs', '')}"
+        others = {other.partition("=")[0] for other in details.split()}
+        assert others <= names - {one.name}, one.name
+        combined += len(others)
+    assert combined
 
 
 def test_errors_name_the_flag_where_they_name_the_field():

@@ -189,7 +189,7 @@ def test_options_that_the_source_determines_are_refused(run_here, tmp_path, sour
     for option in (["--family", "gpt2"], ["--size", "tiny"], ["--tokenizer", "char"]):
         refused = run_here("train", "corpus.txt", "--from", source, *option, cwd=tmp_path)
         assert refused.returncode == 2
-        assert f"{option[0]} cannot be combined with --from".encode() in refused.stderr
+        assert f"--from cannot be combined with {option[0]}".encode() in refused.stderr
     shown = tgen("train", "corpus.txt", "--from", source, "--dry-run", cwd=tmp_path)
     assert shown.returncode == 0
     assert b"from the model to fine-tune" in shown.stdout

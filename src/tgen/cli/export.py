@@ -102,16 +102,13 @@ class ExportOptions:
         "--max-shard-size",
         metavar="SIZE",
         shown_default="5GB",
+        excludes="to=gguf",
+        hint="remove --max-shard-size: a GGUF export is one file",
     )
     overwrite: bool = option(False, "Replace the model at --out.", "--overwrite")
     quiet: bool = quiet_option(panel="")
 
     def __post_init__(self) -> None:
-        if self.to == "gguf" and self.max_shard_size is not None:
-            raise UsageError(
-                "--max-shard-size cannot be combined with --to gguf",
-                "remove --max-shard-size: a GGUF export is one file",
-            )
         if self.to == "transformers" and self.dtype not in (None, "f32", "f16", "bf16"):
             raise UsageError(
                 f"--type {self.dtype} cannot be combined with --to transformers",

@@ -15,7 +15,7 @@ import typer
 
 from tgen.cli import console
 from tgen.cli.options import json_option, make_command, quiet_option
-from tgen.config.option import check_ranges, option
+from tgen.config.option import option
 from tgen.errors import TgenError, UsageError
 from tgen.reports.models import ModelReport
 from tgen.reports.number_format import format_bytes
@@ -37,26 +37,20 @@ class ModelsOptions:
         argument=True,
         metavar="[NAME]...",
     )
-    yes: bool = option(False, "Remove without asking.", "--yes -y")
+    yes: bool = option(False, "Remove without asking.", "--yes -y", needs="action=rm")
     check: bool = option(
-        False, "Checksum test of the cached weights; damaged files are removed.", "--check"
+        False,
+        "Checksum test of the cached weights; damaged files are removed.",
+        "--check",
+        excludes="json action=rm",
     )
-    clear_cache: bool = option(False, "Remove the cached weights.", "--clear-cache")
-    json: bool = json_option("Write the list as one JSON object.", panel="")
+    clear_cache: bool = option(
+        False, "Remove the cached weights.", "--clear-cache", excludes="check json action=rm"
+    )
+    json: bool = json_option("Write the list as one JSON object.", panel="", excludes="action=rm")
     quiet: bool = quiet_option(panel="")
 
     def __post_init__(self) -> None:
-        check_ranges(self)
-        exclusive = {
-            "--clear-cache": self.clear_cache,
-            "--check": self.check,
-            "--json": self.json,
-            "rm": self.action == "rm",
-        }
-        given = [name for name, is_given in exclusive.items() if is_given]
-        if len(given) > 1:
-            message = f"{given[0]} cannot be combined with {given[1]}"
-            raise UsageError(message, f"remove {given[0]}")
         if self.action == "rm":
             if not self.names:
                 raise UsageError("no model to remove", "name it: tgen models rm NAME")
@@ -65,8 +59,6 @@ class ModelsOptions:
                 f"tgen models list takes no name (got {self.names[0]!r})",
                 "remove it; tgen inspect --view model describes a model",
             )
-        elif self.yes:
-            raise UsageError("--yes needs rm", "remove --yes, or run: tgen models rm NAME --yes")
 
 
 def describe_models(models: Path = Path("models")) -> Iterator[ModelReport]:

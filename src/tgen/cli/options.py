@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 
 import typer
 
-from tgen.config.option import MAX_THREADS, option
+from tgen.config.option import MAX_THREADS, check_ranges, option
 from tgen.errors import TgenError, UsageError
 from tgen.storage.files import output_problem
 
@@ -117,9 +117,11 @@ def cache_dtype_option(panel: str) -> Any:
     )
 
 
-def json_option(help_text: str = "Write one JSON object to stdout.", panel: str = "Output") -> Any:
+def json_option(
+    help_text: str = "Write one JSON object to stdout.", panel: str = "Output", **changes: Any
+) -> Any:
     """Declare `--json`."""
-    return option(False, help_text, "--json", panel=panel)
+    return option(False, help_text, "--json", panel=panel, **changes)
 
 
 def quiet_option(panel: str = "Output") -> Any:
@@ -165,6 +167,7 @@ def make_command(
     def command(context: typer.Context, **values: Any) -> None:
         with flags_in_errors(options_type):
             options = options_type(**_collect(parameters, context, values))
+            _check(options)
             run(options)
 
     command.__doc__, command.__name__ = help_text(run), run.__name__
@@ -320,6 +323,47 @@ def flag_of(options_type: type, name: str) -> str:
         if one.name == name and one.metadata.get("flags"):
             return str(one.metadata["flags"][0]).partition("/")[0]
     return ""
+
+
+def _check(options: Any) -> None:
+    """Check the values of a command's options, and which are combined; raise UsageError.
+
+    A field's `excludes` are the options that cannot be given with it, and `needs` has those of
+    which it needs one: names of fields or, for a single value, NAME=VALUE. `hint` says what to do.
+    """
+    check_ranges(options)
+    given = _given(options)
+    for name, details in given.items():
+        shown = _shown(options, name)
+        for other in details.get("excludes", "").split():
+            if other in given:
+                message = f"{shown} cannot be combined with {_shown(options, other)}"
+                raise UsageError(message, details.get("hint", "remove one of them"))
+        needs = details.get("needs", "").split()
+        if needs and given.keys().isdisjoint(needs):
+            others = [_shown(options, other) for other in needs]
+            hint = f"add {others[0]}, or remove {shown}"
+            raise UsageError(f"{shown} needs {' or '.join(others)}", hint)
+
+
+def _given(options: Any) -> dict[str, Mapping[str, Any]]:
+    """Return the metadata of the fields with other values than the default, also as NAME=VALUE."""
+    given: dict[str, Mapping[str, Any]] = {}
+    for one in fields(options):
+        value = getattr(options, one.name)
+        if "nested" in one.metadata:
+            inner = fields(one.metadata["nested"])
+            given |= {field.name: field.metadata for field in inner if field.name in value}
+        elif value not in (one.default, []):
+            given |= {one.name: one.metadata, f"{one.name}={value}": {}}
+    return given
+
+
+def _shown(options: Any, name: str) -> str:
+    """Return NAME or NAME=VALUE as typed on the command line."""
+    name, _, value = name.partition("=")
+    flag = flag_of(type(options), name)
+    return f"{flag} {value}".strip() or name
 
 
 def _complete_model(incomplete: str) -> list[str]:

@@ -17,7 +17,7 @@ from tgen.cli.options import (
     threads_option,
 )
 from tgen.config import CacheDtype, StoredAs
-from tgen.config.option import check_ranges, option
+from tgen.config.option import option
 from tgen.errors import UsageError
 from tgen.reports.score import DocumentReport, TokenScore, TotalReport
 
@@ -47,6 +47,7 @@ class ScoreOptions:
         help_text="Second model to score the same texts with, for the difference.",
         flags="--compare",
         shown_default="",
+        excludes="per_token",
     )
     stride: int | None = option(
         None,
@@ -77,11 +78,8 @@ class ScoreOptions:
     )
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         if not self.files:
             raise UsageError("no text", "name a file, or - for stdin")
-        if self.per_token and self.compare is not None:
-            raise UsageError("--per-token cannot be combined with --compare", "remove one of them")
 
 
 def score(options: ScoreOptions) -> None:

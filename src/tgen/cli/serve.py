@@ -19,7 +19,7 @@ from tgen.cli.options import (
     threads_option,
 )
 from tgen.config import CacheDtype, StoredAs
-from tgen.config.option import check_ranges, option
+from tgen.config.option import option
 from tgen.errors import TgenError, UsageError
 
 KEY_VARIABLE = "TGEN_API_KEY"
@@ -85,7 +85,6 @@ class ServeOptions:
     cache_dtype: CacheDtype | None = cache_dtype_option(_SPEED)
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         _ = self.body_bytes
         if self.key == "":
             message = "--api-key: the key is empty"

@@ -51,6 +51,7 @@ class TrainConfig:
         "Number of training steps, instead of --minutes.",
         "--steps",
         shown_default="as many as the minutes allow",
+        excludes="minutes",
     )
     batch_size: int | None = _count(None, "Windows of context_length tokens per step.")
     accumulation: int = _count(1, "Micro-batches per step, to save memory.")
@@ -59,6 +60,7 @@ class TrainConfig:
         "Train a LoRA adapter of this rank instead of all weights; needs --from.",
         "--lora",
         metavar="RANK",
+        needs="start_from adapter",
     )
     lora_alpha: float = _positive(32.0, "Strength of a LoRA adapter: its scale is alpha / rank.")
     lora_targets: LoraTargets = option("all", "Matrices of the blocks that LoRA adapts.")

@@ -21,6 +21,7 @@ _NOT_SET = _HAVE_OPTIONS | {"rope_scaling"}  # read from model files only
 _data = partial(option, panel="Data and tokenizer")
 _output = partial(option, panel="Output")
 _hardware = partial(option, panel="Hardware")
+_OF_BASE = "size family tokenizer vocab_size"  # fixed by the model to fine-tune
 
 
 def parse_overrides(overrides: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -103,12 +104,16 @@ class RunRequest:
         "Model to fine-tune (path or name), with its tokenizer and shape.",
         "--from",
         metavar="NAME",
+        excludes=_OF_BASE,
+        hint="remove one of them: the model has its own",
     )
     adapter: Path | None = option(
         None,
         "LoRA adapter to continue (path or name), on --from or its own base model.",
         "--adapter",
         metavar="DIR",
+        excludes=f"lora {_OF_BASE}",
+        hint="remove one of them: the adapter has its own",
     )
     general: Path | None = option(
         None,
@@ -116,6 +121,7 @@ class RunRequest:
         "--general",
         metavar="FILE",
         shown_default="short texts that the base model writes",
+        needs="start_from adapter",
     )
     overrides: dict[str, str] = option(
         default_factory=dict,
@@ -175,12 +181,14 @@ class RunRequest:
         "--ranks",
         low=1,
         high=1 << 20,
+        needs="dry_run",
     )
     device_memory: int | None = _hardware(  # bytes
         None,
         "Memory of each GPU that --dry-run plans for, for example 80GB.",
         "--device-memory",
         metavar="SIZE",
+        needs="dry_run",
     )
     began: float | None = None  # start of the time budget by time.monotonic; None: now
 

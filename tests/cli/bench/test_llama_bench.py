@@ -269,7 +269,7 @@ def test_saved_run_of_many_setups_is_compared(trained, tmp_path, capsysbinary):
         (["--engine", "gpu"], "--engine"),
         (["--dtype", "int3"], "--dtype"),
         (["--save", "."], "--save"),
-        (["-o", "md", "--kv-cache"], "-o md"),
+        (["-o", "md", "--kv-cache"], "--output md"),
         (["--batch", "0"], "--batch"),
         (["--train", "--batch", "2,4"], "--batch: "),
         (["--end-to-end", "-p", "2,4"], "--n-prompt: "),

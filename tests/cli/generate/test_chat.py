@@ -48,7 +48,7 @@ def test_what_does_not_go_with_a_chat(model, plain_model, capsysbinary, tmp_path
         (["--chat", "--echo"], b"--chat cannot be combined with --echo"),
         (
             ["--chat", "--save-cache", str(tmp_path / "c")],
-            b"--chat cannot be combined with --save-cache",
+            b"--save-cache cannot be combined with --chat",
         ),
     ]:
         assert run([*base, *more]) == 2

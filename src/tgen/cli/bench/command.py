@@ -20,7 +20,7 @@ from tgen.cli.options import (
     quiet_option,
 )
 from tgen.config import CacheDtype, StoredAs
-from tgen.config.option import MAX_THREADS, check_ranges, option
+from tgen.config.option import MAX_THREADS, option
 from tgen.config.ranges import parse_sizes
 from tgen.errors import UsageError
 
@@ -29,6 +29,8 @@ OtherEngine = Literal["self", "transformers", "llama.cpp"]
 _SWEEP, _MODES, _COMPARISON = "Sweep (every combination)", "Other measurements", "Comparison"
 _compare, _mode = partial(option, panel=_COMPARISON), partial(option, panel=_MODES)
 PANELS = (_SWEEP, _COMPARISON, _MODES, "Output")
+_LLAMA_BENCH = "output=md output=csv output=jsonl"  # only for throughput
+_THROUGHPUT = f"pairs depths engines save against baseline {_LLAMA_BENCH}"
 
 
 def _sizes(flag: str) -> Reader:
@@ -165,6 +167,7 @@ class BenchOptions:
         "99%).",
         "--fail-if-slower",
         metavar="PERCENT",
+        needs="baseline",
         reader=Reader(str, _read_percent),
     )
     against: OtherEngine | None = _compare(
@@ -172,9 +175,13 @@ class BenchOptions:
         "Compare with another engine on the same weights: self, transformers or llama.cpp.",
         "--against",
         metavar="ENGINE",
+        excludes=f"baseline {_LLAMA_BENCH}",
     )
     kv_cache: bool = _mode(
-        False, "Measure decoding with and without the KV cache, by text length.", "--kv-cache"
+        False,
+        "Measure decoding with and without the KV cache, by text length.",
+        "--kv-cache",
+        excludes=f"train end_to_end prompts gens batches {_THROUGHPUT}",
     )
     lengths: list[int] | None = _list_option(
         "Text lengths for --kv-cache, in tokens.",
@@ -182,10 +189,19 @@ class BenchOptions:
         _sizes("--length"),
         "powers of two from 16",
         panel=_MODES,
+        needs="kv_cache",
     )
-    train: bool = _mode(False, "Measure a training step.", "--train")
+    train: bool = _mode(
+        False,
+        "Measure a training step.",
+        "--train",
+        excludes=f"end_to_end prompts gens dtypes cache_dtype {_THROUGHPUT}",
+    )
     end_to_end: bool = _mode(
-        False, "Measure a whole `tgen generate` process, by phase.", "--end-to-end"
+        False,
+        "Measure a whole `tgen generate` process, by phase.",
+        "--end-to-end",
+        excludes=f"batches {_THROUGHPUT}",
     )
     limits: bool = option(
         True,
@@ -201,53 +217,8 @@ class BenchOptions:
         "--output -o",
         panel="Output",
     )
-    json_output: bool = json_option("Same as --output json.")
+    json_output: bool = json_option("Same as --output json.", excludes=_LLAMA_BENCH)
     quiet: bool = quiet_option()
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        self._check_modes()
-        if self.lengths and not self.kv_cache:
-            raise UsageError("--length needs --kv-cache", "set the lengths of tests with -p and -n")
-        if self.fail_if_slower is not None and self.baseline is None:
-            raise UsageError("--fail-if-slower needs --compare", "add --compare FILE")
-        if self.json_output:
-            if self.output not in ("table", "json"):
-                message = f"--json cannot be combined with -o {self.output}"
-                raise UsageError(message, "remove one of them")
-            object.__setattr__(self, "output", "json")
-        if self.save:
-            check_output_file("--save", self.save)
-
-    def _check_modes(self) -> None:
-        modes = {
-            "--kv-cache": self.kv_cache,
-            "--train": self.train,
-            "--end-to-end": self.end_to_end,
-        }
-        comparisons = {"--against": self.against, "--compare": self.baseline}
-        given = [flag for flag, value in (modes | comparisons).items() if value]
-        if len(given) > 1:
-            raise UsageError(f"{given[0]} cannot be combined with {given[1]}", "remove one of them")
-        mode = next((flag for flag in given if flag in modes), None)
-        allowed = {"--end-to-end": ("--n-prompt", "--n-gen"), "--train": ("--batch",)}
-        unused = {
-            "--n-prompt": self.prompts,
-            "--n-gen": self.gens,
-            "--pg": self.pairs,
-            "--n-depth": self.depths,
-            "--batch": self.batches,
-            "--engine": self.engines,
-            "--save": self.save,
-            "--dtype": self.dtypes if self.train else None,
-            "--cache-dtype": self.cache_dtype if self.train else None,
-        }
-        for flag, value in unused.items():
-            if mode and value and flag not in allowed.get(mode, ()):
-                raise UsageError(f"{flag} has no effect with {mode}", f"remove {flag}")
-        if given and given != ["--compare"] and self.output not in ("table", "json"):
-            message = f"-o {self.output} is only supported for throughput benchmarks"
-            raise UsageError(message, "use --json")
 
     @cached_property
     def path(self) -> Path:
@@ -290,6 +261,10 @@ def bench(options: BenchOptions) -> None:
     from tgen.cli.bench.whole_process import run_end_to_end, run_train
 
     console.require_stdout()  # before minutes of measurements
+    if options.save:
+        check_output_file("--save", options.save)
+    if options.json_output:
+        options = replace(options, output="json")
     if options.baseline and options.model is None:
         from tgen.cli.bench.throughput import saved_model
 

@@ -24,7 +24,7 @@ from tgen.cli.options import (
     threads_option,
 )
 from tgen.config import DEFAULT_BATCH_SIZE, CacheDtype, Draft, SamplingConfig, StoredAs
-from tgen.config.option import check_ranges, option
+from tgen.config.option import option
 from tgen.errors import TgenError, UsageError
 from tgen.storage import files
 
@@ -32,6 +32,7 @@ MAX_SAMPLES = 1 << 16
 _MAX_FILE_BYTES = 1 << 20  # of a JSON schema or a grammar
 _CHAT, _BATCH, _SPEED = "Chat", "Many prompts", "Performance"
 _chat, _batch, _speed = (partial(option, panel=panel) for panel in (_CHAT, _BATCH, _SPEED))
+_NOT_CACHED = "input_file chat interactive no_kv_cache"  # does not use a cache file
 PANELS = (
     _CHAT,
     _BATCH,
@@ -143,15 +144,25 @@ class GenerateOptions:
         samplers=Reader(str, str),
         penalize_prompt=Reader(bool, lambda given: not given),
     )
-    chat: bool = _chat(False, "Answer the prompt with the model's chat template.", "--chat")
-    interactive: bool = option(False, "Interactive mode in a terminal.", "--interactive -i")
-    system: str | None = _chat(None, "System message for --chat.", "--system", metavar="TEXT")
+    chat: bool = _chat(
+        False, "Answer the prompt with the model's chat template.", "--chat", excludes="echo"
+    )
+    interactive: bool = option(
+        False,
+        "Interactive mode in a terminal.",
+        "--interactive -i",
+        excludes="input_file samples json_output jsonl echo stats",
+    )
+    system: str | None = _chat(
+        None, "System message for --chat.", "--system", metavar="TEXT", needs="chat"
+    )
     input_file: str | None = _batch(
         None,
         "File of prompts: one per line, or one JSON object per line with its own options; "
         "'-' reads stdin.",
         "--input",
         metavar="FILE",
+        excludes="prompt",
     )
     samples: int = _batch(
         1,
@@ -166,7 +177,9 @@ class GenerateOptions:
         "--batch-size",
         low=1,
     )
-    json_output: bool = json_option(panel="")
+    json_output: bool = json_option(
+        panel="", excludes="jsonl input_file samples", hint="use --jsonl for several texts"
+    )
     jsonl: bool = option(
         False, "Write each text as one JSON object per line.", "--jsonl", panel="Output"
     )
@@ -190,40 +203,21 @@ class GenerateOptions:
         "Save the prompt's KV cache, for this model, --dtype and --cache-dtype.",
         "--save-cache",
         metavar="FILE",
+        excludes=_NOT_CACHED,
     )
     load_cache: Path | None = _speed(
         None,
         "Load a KV cache that --save-cache wrote, for the start of the prompt.",
         "--load-cache",
         metavar="FILE",
+        excludes=_NOT_CACHED,
     )
 
     def __post_init__(self) -> None:
-        check_ranges(self)
-        several = self.input_file is not None or self.samples > 1
         as_json = self.json_output or self.jsonl
-        cached = self.save_cache is not None or self.load_cache is not None
-        conflicts = {
-            ("--input", "--prompt"): self.input_file is not None and self.prompt is not None,
-            ("--input", "--save-cache or --load-cache"): self.input_file is not None and cached,
-            ("--no-kv-cache", "--save-cache or --load-cache"): self.no_kv_cache and cached,
-            ("--chat", "--echo"): self.chat and self.echo,
-            ("--chat", "--save-cache or --load-cache"): self.chat and cached,
-            ("--json", "--jsonl"): self.json_output and self.jsonl,
-            ("--interactive", "--input or --samples"): self.interactive and several,
-            ("--interactive", "--json or --jsonl"): self.interactive and as_json,
-            ("--interactive", "--save-cache or --load-cache"): self.interactive and cached,
-            ("--interactive", "--echo"): self.interactive and self.echo,
-            ("--interactive", "--stats"): self.interactive and self.stats,
-            ("--stats", "--quiet without --json"): self.stats and self.quiet and not as_json,
-        }
-        for (one, other), conflict in conflicts.items():
-            if conflict:
-                raise UsageError(f"{one} cannot be combined with {other}", "remove one of them")
-        if self.system is not None and not self.chat:
-            raise UsageError("--system needs --chat", "add --chat, or remove --system")
-        if self.json_output and several:
-            raise UsageError("--json writes a single object", "use --jsonl for several texts")
+        if self.stats and self.quiet and not as_json:
+            message = "--stats cannot be combined with --quiet without --json"
+            raise UsageError(message, "remove one of them")
         for name in ("logprobs", "explain"):
             if self.sampling.get(name) and not as_json:
                 raise UsageError(f"--{name} needs JSON output", "add --json")

@@ -16,7 +16,6 @@ from tgen.cli.options import (
     Device,
     Reader,
     device_option,
-    flag_of,
     json_option,
     make_command,
     nested,
@@ -26,15 +25,15 @@ from tgen.cli.options import (
     threads_option,
 )
 from tgen.cli.signals import StopSignal
-from tgen.config.option import check_ranges, option
+from tgen.config.option import option
 from tgen.config.training import TrainConfig
 from tgen.errors import UsageError
 from tgen.reports.training import PhaseReport, PlanReport, RunReport
 from tgen.runs import ResumeRequest, RunRequest
 
 PANELS = ("Data and tokenizer", "Resume", "Output", "Hardware")
-_RESUMABLE = ("corpus", "out", "overrides", "parallel")  # fields of RunRequest; others are fixed
-_FROM_MODEL = ("tokenizer", "vocab_size", "size", "family")  # fixed by --from
+_RESUMABLE = {one.name for one in fields(ResumeRequest)}
+_FIXED = [one.name for one in fields(RunRequest) if one.name not in _RESUMABLE]
 
 
 def _read_out(text: str) -> Path:
@@ -57,53 +56,27 @@ class TrainOptions:
         device_memory=Reader(str, partial(parse_size, "--device-memory")),
     )
     dry_run: bool = option(False, "Print the plan and exit.", "--dry-run")
-    resume: bool = option(False, "Resume the run in --out.", "--resume", panel="Resume")
+    resume: bool = option(
+        False,
+        "Resume the run in --out.",
+        "--resume",
+        panel="Resume",
+        excludes=" ".join(["dry_run", *_FIXED]),
+        hint="remove one of them, or start a new run with another --out",
+    )
     override: bool = option(
         False,
         "Let --resume change the corpus, --minutes, --steps, --seed or --set.",
         "--override",
         panel="Resume",
+        needs="resume",
     )
     json_output: bool = json_option("Write every report to stdout, one JSON object per line.")
     quiet: bool = quiet_option()
 
     def __post_init__(self) -> None:
-        check_ranges(self)
-        if self.override and not self.resume:
-            raise UsageError("--override needs --resume", "add --resume, or remove --override")
-        if self.resume:
-            self._check_resume()
-            return
-        if not self.run.get("corpus"):
+        if not (self.resume or self.paths):
             raise UsageError("no corpus", "name a text file, or - for stdin")
-        if {"minutes", "steps"} <= set(self.config):
-            raise UsageError("--minutes cannot be combined with --steps", "remove one of them")
-        for name in ("n_ranks", "device_memory"):
-            if name in self.run and not self.dry_run:
-                flag = flag_of(RunRequest, name)
-                raise UsageError(f"{flag} needs --dry-run", "start many ranks with torchrun")
-        for name in _FROM_MODEL:
-            if self._is_fine_tuning and name in self.run:
-                flag = flag_of(RunRequest, name)
-                hint = f"remove {flag}: the model has its own"
-                raise UsageError(f"{flag} cannot be combined with --from", hint)
-        for name in ("lora", "general"):
-            if name in self.run | self.config and not self._is_fine_tuning:
-                raise UsageError(f"--{name} needs --from", "name the base model with --from")
-        if "adapter" in self.run and "lora" in self.config:
-            hint = "remove --lora: the adapter has a rank"
-            raise UsageError("--adapter cannot be combined with --lora", hint)
-
-    def _check_resume(self) -> None:
-        fixed = [name for name in self.run if name not in _RESUMABLE]
-        flags = [flag_of(RunRequest, name) for name in fixed] + ["--dry-run"] * self.dry_run
-        if flags:
-            hint = f"remove {flags[0]}, or start a new run with another --out"
-            raise UsageError(f"{flags[0]} cannot be combined with --resume", hint)
-
-    @property
-    def _is_fine_tuning(self) -> bool:
-        return "start_from" in self.run or "adapter" in self.run
 
     @property
     def paths(self) -> list[str]:
