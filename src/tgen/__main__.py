@@ -3,9 +3,12 @@
 import gc
 import sys
 
+from tgen.cli.phases import end_phase
+
 
 def main() -> None:
     """Run the command line and exit with its status."""
+    end_phase("start")
     gc.set_threshold(50_000)  # imports make 60,000 objects, and no garbage
     try:
         import signal  # inside `try`, so that Ctrl-C is quiet during imports too

@@ -1,5 +1,6 @@
 """The phases of a one-shot command add up, and its text is the model's."""
 
+import json
 import os
 import shutil
 import sys
@@ -14,13 +15,13 @@ from tgen.benchmark.end_to_end import measure_end_to_end
 from tgen.checkpoint import model_dir
 from tgen.errors import TgenError, UsageError
 from tgen.loaded_model import open_model
-from tgen.machine.description import peak_memory_bytes
+from tgen.machine.memory import peak_memory_bytes
 from tgen.reports.benchmark import EndToEndReport, TrialReport
 from tgen.reports.generation import Token
 from tgen.tokenizer import TextStream
 
 PROMPT = b"The king \xff said: \xe2\x82"  # invalid UTF-8, and an incomplete character
-PHASES = ["start", "import", "load", "engine", "prefill", "decode", "detokenize", "exit"]
+PHASES = ["start", "import", "load", "prefill", "decode", "exit"]
 
 
 @pytest.fixture
@@ -29,6 +30,11 @@ def saved(tokenizer, tmp_path) -> Path:
     model = make_model("qwen3", vocab_size=tokenizer.vocab_size, seed=9)
     model_dir.save(tmp_path / "model", model.config, tokenizer, model.to_arrays())
     return tmp_path / "model"
+
+
+def measure(path: Path, prompt: bytes = PROMPT, *options: str, n_gen: int = 3, trials: int = 1):
+    given = ["--model", str(path), "--device", "cpu", *options]
+    return measure_end_to_end(given, prompt, n_gen=n_gen, trials=trials)
 
 
 def greedy(path: Path, n: int) -> list[Token]:
@@ -48,7 +54,7 @@ def test_phases_add_up_and_the_text_is_the_models_greedy_text(saved):
     tokens = greedy(saved, 80)  # past the context of 48
     n_gen = max(n for n in range(1, 80) if inside_a_character(tokens[:n]))
     began = time.monotonic()
-    *rounds, report = measure_end_to_end(saved, PROMPT, n_gen=n_gen, trials=2, device="cpu")
+    *rounds, report = measure(saved, n_gen=n_gen, trials=2)
     whole = time.monotonic() - began
     assert rounds == [TrialReport(trial=i, trials=2) for i in range(3)]
     assert isinstance(report, EndToEndReport)
@@ -66,8 +72,20 @@ def test_phases_add_up_and_the_text_is_the_models_greedy_text(saved):
     assert text.replace("\ufffd", "") == report.text.decode(errors="ignore")
 
 
+def test_the_options_of_bench_reach_the_measured_command(saved, run_here, monkeypatch):
+    options = ["--end-to-end", "-r", "1", "--json", "--threads", "1", "-p", "5", "-n", "4"]
+    done = run_here("bench", "-m", saved, *options)
+    record = json.loads(done.stdout)
+    assert record["schema"] == "tgen.bench.end_to_end/3"
+    assert list(record["phases"]) == PHASES
+    assert record["n_gen"] == 4
+    monkeypatch.setenv("TGEN_KERNELS", "0")
+    refused = run_here("bench", "-m", saved, *options, "--dtype", "int8")
+    assert (refused.returncode, b"--dtype int8 needs the comp" in refused.stderr) == (1, True)
+
+
 def test_generation_stops_at_end_tokens(saved):
-    *_, long = measure_end_to_end(saved, PROMPT, n_gen=20, trials=1, device="cpu", draft="off")
+    *_, long = measure(saved, PROMPT, "--draft", "off", n_gen=20)
     tokenizer = model_dir.load(saved).tokenizer
     ids = [token.id for token in greedy(saved, 20)]
     end = next(i for i in ids if i != ids[0])
@@ -77,7 +95,7 @@ def test_generation_stops_at_end_tokens(saved):
     (saved / "generation_config.json").write_text(
         described.replace(ours, f'"eos_token_id": [{end}]')
     )
-    *_, short = measure_end_to_end(saved, PROMPT, n_gen=20, trials=1, device="cpu")
+    *_, short = measure(saved, n_gen=20)
     n = ids.index(end)
     assert (long.n_gen, short.n_gen) == (20, n + 1)
     assert short.text == tokenizer.decode(ids[:n])
@@ -90,16 +108,16 @@ def test_torch_is_not_imported_on_the_cpu(saved, tmp_path, monkeypatch):
     )
     paths = [str(tmp_path / "path"), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
-    arguments = dict(n_gen=3, trials=1, device="cpu")
-    *_, report = measure_end_to_end(saved, PROMPT, modules=["tgen.cli.app"], **arguments)
+    *_, report = measure(saved)
     assert report.n_gen == 3
+    monkeypatch.setenv("TGEN_KERNELS", "0")
     with pytest.raises(TgenError, match="torch was imported"):  # the trap works
-        list(measure_end_to_end(saved, PROMPT, modules=["torch"], **arguments))
+        list(measure(saved))
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
 def test_peak_memory_is_that_of_the_child(saved):
-    *_, report = measure_end_to_end(saved, PROMPT, n_gen=3, trials=1, device="cpu")
+    *_, report = measure(saved)
     ours = peak_memory_bytes()  # torch is in this process
     assert report.peak_memory_bytes is not None
     assert ours is not None
@@ -107,7 +125,7 @@ def test_peak_memory_is_that_of_the_child(saved):
 
 
 def test_empty_prompt_starts_with_the_start_token(saved):
-    *_, report = measure_end_to_end(saved, b"", n_gen=3, trials=1, device="cpu")
+    *_, report = measure(saved, b"")
     text = tgen.load(saved).generate("", temperature=0, max_new_tokens=3)
     assert report.n_prompt == 1
     assert report.text.decode(errors="replace") == text
@@ -116,21 +134,20 @@ def test_empty_prompt_starts_with_the_start_token(saved):
         described = described.replace("eos_token_id", "missing").replace("<|endoftext|>", "<|a|>")
         (saved / name).write_text(described)
     with pytest.raises(TgenError, match="the prompt is empty"):
-        list(measure_end_to_end(saved, b"", n_gen=3, trials=1, device="cpu"))
+        list(measure(saved, b""))
 
 
 def test_errors_of_the_child_are_one_line(saved, tmp_path, monkeypatch):
-    arguments = dict(n_gen=3, trials=1, device="cpu")
     missing = str(tmp_path / "missing")
     with pytest.raises(TgenError) as caught:
-        list(measure_end_to_end(Path(missing), PROMPT, **arguments))
-    assert caught.value.message == f"model {missing!r} does not exist"
+        list(measure(Path(missing)))
+    assert caught.value.message.startswith(f"model {missing!r} does not exist: not a path")
     with pytest.raises(TgenError) as caught:
-        list(measure_end_to_end(saved, PROMPT, modules=["tgen.missing"], **arguments))
-    assert caught.value.message == "ModuleNotFoundError: No module named 'tgen.missing'"
+        list(measure(saved, PROMPT, "--dtype", "int3"))
+    assert caught.value.message == "--dtype: invalid value 'int3'"
     for wrong in (dict(n_gen=0), dict(trials=0)):
         with pytest.raises(UsageError, match=f"{next(iter(wrong))} must be at least 1"):
-            list(measure_end_to_end(saved, PROMPT, **arguments | wrong))
+            list(measure(saved, **wrong))
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     with pytest.raises(TgenError, match="exited with 1"):
-        list(measure_end_to_end(saved, PROMPT, **arguments))
+        list(measure(saved))

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tgen.machine.description import peak_memory_bytes
+from tgen.machine.memory import peak_memory_bytes
 from versus import harness
 
 _MANY_STEPS = 100_000_000  # so that the plan reads the whole text

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgen.config import ModelConfig
-from tgen.machine.description import peak_memory_bytes
+from tgen.machine.memory import peak_memory_bytes
 from versus import harness
 
 SHAPES: dict[str, dict[str, Any]] = {

@@ -1,72 +1,50 @@
 """Cost of a one-shot `tgen generate`, from spawning the process to its exit, phase by phase.
 
-    start       process creation and Python start-up, until our first line runs
-    import      our modules, and those that the command needs as well
-    load        read the model directory
-    engine      load the kernels; convert the weights to their layout; prepare the vocabulary
-    prefill     tokenize the prompt and process it, until the first token
-    decode      the other tokens
-    detokenize  tokens to whole characters
-    exit        until the parent process continues
+    start    process creation and Python start-up, until our first line runs
+    import   our modules; the options and the prompt
+    load     read the model, or map its cached weights; load the kernels
+    prefill  tokenize the prompt and process it, until the first token
+    decode   the other tokens; write the text
+    exit     until the parent process continues
 
-A child of the same interpreter and environment (`timed_child`) records time.monotonic_ns at the end
-of each phase; this process records it before spawning the child and after its exit. All processes
-of a machine share that clock: its resolution is nanoseconds on Linux and macOS, up to 16 ms on
-Windows. A phase begins where the previous one ends, so the phases add up to the total.
+With the environment variable TGEN_PHASES, the command writes time.monotonic_ns at the end of each
+phase (`tgen.cli.phases`); this process records it before spawning the command and after its exit.
+All processes of a machine share that clock: its resolution is nanoseconds on Linux and macOS, up to
+16 ms on Windows. A phase begins where the previous one ends, so the phases add up to the total.
 """
 
+import base64
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from tgen.benchmark.statistics import timing
-from tgen.config import CacheDtype, Draft, StoredAs
 from tgen.errors import TgenError, UsageError
 from tgen.reports.benchmark import EndToEndReport, TrialReport
 
 
 def measure_end_to_end(
-    path: Path,
-    prompt: bytes,
-    *,
-    n_gen: int,
-    trials: int,
-    device: str = "auto",
-    threads: int | None = None,
-    dtype: StoredAs | None = None,
-    cache_dtype: CacheDtype | None = None,
-    draft: Draft = "auto",
-    modules: Sequence[str] = (),
+    options: Sequence[str], prompt: bytes, *, n_gen: int, trials: int
 ) -> Iterator[TrialReport | EndToEndReport]:
     """Generate up to `n_gen` tokens greedily after `prompt`, in a new process per trial.
 
-    A run before the trials warms up disk caches and compiles kernels. `modules` are imported too:
-    those of the measured command. The other options are those of `tgen generate`. Raises UsageError
-    for no tokens or no trials, and TgenError with the child's message if the child fails.
+    A run before the trials warms up disk caches, compiles kernels and stores packed weights.
+    `options` are others of `tgen generate`. Raises UsageError for no tokens or no trials, and
+    TgenError with the command's message if it fails.
     """
     for name, value in (("n_gen", n_gen), ("trials", trials)):
         if value < 1:
             raise UsageError(f"{name} must be at least 1 (got {value})", f"raise {name}")
-    request = json.dumps(
-        {
-            "path": str(path),
-            "prompt": prompt.decode("latin-1"),
-            "n_gen": n_gen,
-            "device": device,
-            "threads": threads,
-            "dtype": dtype,
-            "cache_dtype": cache_dtype,
-            "draft": draft,
-            "modules": list(modules),
-        }
-    )
+    # -P: as for `tgen`, modules in the current directory are not importable.
+    command = [sys.executable, "-P", "-m", "tgen", "generate", *options, "--prompt", "-", "--json"]
+    command += ["--quiet", "--temperature", "0", "--max-new-tokens", str(n_gen)]
     runs: list[_Run] = []
     for trial in range(trials + 1):
-        runs.append(_run_child(request.encode()))
+        runs.append(_run(command, prompt))
         yield TrialReport(trial=trial, trials=trials)
     yield _report(runs[0], runs[1:])
 
@@ -81,30 +59,35 @@ class _Run:
     peak_memory_bytes: int | None
 
 
-def _run_child(request: bytes) -> _Run:
-    # -P: as for `tgen`, modules in the current directory are not importable.
-    command = [sys.executable, "-P", "-m", "tgen.benchmark.timed_child"]
+def _run(command: Sequence[str], prompt: bytes) -> _Run:
+    environment = os.environ | {"TGEN_PHASES": "1"}
     spawned = time.monotonic_ns()
-    child = subprocess.run(command, input=request, capture_output=True, check=False)
+    child = subprocess.run(command, input=prompt, capture_output=True, check=False, env=environment)
     exited = time.monotonic_ns()
+    lines = child.stderr.decode(errors="replace").splitlines()
     if child.returncode != 0:
-        lines = child.stderr.decode(errors="replace").strip().splitlines()
+        errors = [line for line in lines if line.startswith("error: ")]
         raise TgenError(
-            lines[-1] if lines else f"the measured process exited with {child.returncode}",
+            errors[0].removeprefix("error: ")
+            if errors
+            else f"the measured process exited with {child.returncode}",
             "run `tgen generate` with the same options to see the error",
         )
+    phases, previous, peak = {}, spawned, 0
+    for line in [*lines, f"phase exit {exited} 0"]:
+        if line.startswith("phase "):
+            _, name, end, memory = line.split()
+            phases[name] = (int(end) - previous) / 1e9
+            previous, peak = int(end), max(peak, int(memory))
     answer = json.loads(child.stdout)
-    phases, previous = {}, spawned
-    for name, end in {**answer["phase_ends"], "exit": exited}.items():
-        phases[name] = (end - previous) / 1e9
-        previous = end
+    text = answer["text"].encode()
     return _Run(
         phases=phases,
         total=(exited - spawned) / 1e9,
-        n_prompt=answer["n_prompt"],
-        n_gen=answer["n_gen"],
-        text=answer["text"].encode("latin-1"),
-        peak_memory_bytes=answer["peak_memory_bytes"],
+        n_prompt=answer["prompt_tokens"],
+        n_gen=len(answer["tokens"]),
+        text=base64.b64decode(answer["bytes"]) if "bytes" in answer else text,
+        peak_memory_bytes=peak or None,
     )
 
 

@@ -20,8 +20,8 @@ from tgen.benchmark.statistics import timing
 from tgen.config import ModelConfig
 from tgen.config.training import ResolvedTrainConfig
 from tgen.errors import UsageError
-from tgen.machine.description import peak_memory_bytes
 from tgen.machine.device import choose_device, memory_bytes, set_threads
+from tgen.machine.memory import peak_memory_bytes
 from tgen.planning.memory import check_memory
 from tgen.planning.shapes import flops_per_token
 from tgen.reports.benchmark import TrainingStepReport, TrialReport

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tgen.cli import console
+from tgen.cli.phases import end_phase
 from tgen.config import CacheDtype, StoredAs
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def load_model(
         message = f"warning: using torch, which is slower than the compiled kernels: {reason}"
         console.print_status(message, quiet=quiet)
     announce_compiling(quiet=quiet)
+    end_phase("import")
     model = open_model(
         path,
         adapter=adapter,
@@ -56,6 +58,7 @@ def load_model(
         dtype=dtype,
         cache_dtype=cache_dtype,
     )
+    end_phase("load")
     warnings = list(model.bundle.warnings)
     if model.bundle.quantized and dtype is None and model.engine.dtype == "float32":
         warnings.append(

@@ -1,8 +1,7 @@
-"""The machine of a benchmark: CPU, load, versions, memory, and a probe of its current speed."""
+"""The machine of a benchmark: CPU, load, versions, and a probe of its current speed."""
 
 import os
 import platform
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
@@ -16,7 +15,6 @@ from tgen.reports.benchmark import Machine
 from tgen.storage import files
 
 _PACKAGES = ("tgen-lm", "torch", "numpy", "llvmlite", "transformers", "llama-cpp-python")
-_STATUS = Path("/proc/self/status")
 _PROBE_BYTES = 4 << 20  # per thread
 _PROBE_REPEATS = 3
 
@@ -30,24 +28,6 @@ def describe_machine() -> Machine:
         versions={"python": platform.python_version()}
         | {name: found for name in _PACKAGES if (found := _version(name))},
     )
-
-
-def peak_memory_bytes() -> int | None:
-    """Return the peak RSS of this process in bytes; None if the system does not report it.
-
-    On Linux this is not getrusage's ru_maxrss, which starts at the peak of the parent process: a
-    small child of a large parent would seem as large.
-    """
-    if _STATUS.exists():
-        for line in files.read(_STATUS).splitlines():
-            if line.startswith(b"VmHWM:"):
-                return int(line.split()[1]) * 1024
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # bytes on macOS, KiB elsewhere
 
 
 class MachineProbe:

@@ -1,5 +1,6 @@
-"""The RAM that this process can still allocate, limits of its control groups (containers, batch
-systems) to it and to the CPUs, and the C library's allocator. Works without torch.
+"""The RAM that this process has used and can still allocate, limits of its control groups
+(containers, batch systems) to it and to the CPUs, and the C library's allocator. Works without
+torch.
 
 Linux has two versions of control groups, and a limit may be set at any level of their hierarchy.
 
@@ -20,6 +21,25 @@ from tgen.reports.number_format import format_bytes
 from tgen.storage import files
 
 _ROOT = Path("/")
+_STATUS = Path("/proc/self/status")
+
+
+def peak_memory_bytes() -> int | None:
+    """Return the peak RSS of this process in bytes; None if the system does not report it.
+
+    On Linux this is not getrusage's ru_maxrss, which starts at the peak of the parent process: a
+    small child of a large parent would seem as large.
+    """
+    if _STATUS.exists():
+        for line in files.read(_STATUS).splitlines():
+            if line.startswith(b"VmHWM:"):
+                return int(line.split()[1]) * 1024
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # bytes on macOS, KiB elsewhere
 
 
 def cpu_quota(root: Path = _ROOT) -> float | None:

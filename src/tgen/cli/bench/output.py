@@ -209,7 +209,7 @@ def write_report(
 
     `precision` is the cost of each dtype with fewer bits than the stored weights.
     """
-    from tgen.machine.description import peak_memory_bytes
+    from tgen.machine.memory import peak_memory_bytes
 
     peak_memory = peak_memory_bytes()
     precision = precision or {}

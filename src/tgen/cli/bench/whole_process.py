@@ -31,18 +31,17 @@ def run_end_to_end(options: BenchOptions) -> None:
             "use a smaller -p or -n",
         )
     ids = random_tokens(bundle.config.vocab_size, n_prompt, seed=options.seed)
-    reports = measure_end_to_end(
-        options.path,
-        bundle.tokenizer.decode(ids),
-        n_gen=n_gen,
-        trials=options.trials,
-        device=options.device,
-        threads=options.only("threads", None),
-        dtype=options.only("dtypes", None),
-        cache_dtype=options.cache_dtype,
-        modules=["tgen.cli.app"],
-    )
-    show_last_report(options, "tgen.bench.end_to_end/2", reports, phase_table)
+    flags = {
+        "--model": options.path,
+        "--device": options.device,
+        "--threads": options.only("threads", None),
+        "--dtype": options.only("dtypes", None),
+        "--cache-dtype": options.cache_dtype,
+    }
+    given = [str(word) for pair in flags.items() if pair[1] is not None for word in pair]
+    prompt = bundle.tokenizer.decode(ids)
+    reports = measure_end_to_end(given, prompt, n_gen=n_gen, trials=options.trials)
+    show_last_report(options, "tgen.bench.end_to_end/3", reports, phase_table)
 
 
 def phase_table(report: EndToEndReport) -> list[Table | Text]:

@@ -12,6 +12,7 @@ import typer
 from tgen.cli import console
 from tgen.cli.generate.options import PANELS, GenerateOptions, files_in_errors
 from tgen.cli.options import flags_in_errors, make_command, read_prompt
+from tgen.cli.phases import end_phase
 from tgen.drawing.terminal_text import json_line
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
         queue.finish()
     finally:  # also after Ctrl-C
         writer.close()
+    end_phase("decode")
     if not quiet:
         writer.end_line()
     for line in queue.summary(time.perf_counter() - began):
@@ -129,7 +131,9 @@ def _write(
     visible = sys.stdout is not None and sys.stdout.isatty()
     hidden = quiet or visible or lines is None or lines.fraction is None
     with console.progress("rows", quiet=hidden) as update:
-        for token in tokens:
+        for number, token in enumerate(tokens):
+            if not number:
+                end_phase("prefill")
             queue.on_token(token)
             if token.last and lines is not None:
                 update(lines.fraction or 0.0)
