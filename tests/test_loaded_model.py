@@ -8,6 +8,7 @@ import pytest
 
 from tgen.api import Model
 from tgen.checkpoint import model_dir
+from tgen.config import EngineOptions
 from tgen.engine.open_engine import open_engine
 from tgen.loaded_model import LoadedModel
 
@@ -24,7 +25,7 @@ OPTIONS: list[dict[str, Any]] = [
 def model(trained, request) -> Model:
     bundle = model_dir.load(trained)
     threads = 2 if request.param == "kernels" else 1  # torch's number would stay for other tests
-    engine = open_engine(bundle, device="cpu", threads=threads, kind=request.param)
+    engine = open_engine(bundle, EngineOptions(device="cpu", threads=threads, kind=request.param))
     return Model(LoadedModel(bundle, engine))
 
 

@@ -12,14 +12,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.dtypes import to_float32
 from tgen.checkpoint.hf.families import full_name, head_name, to_hf_arrays
 from tgen.checkpoint.model_lookup import find_model
-from tgen.config import DEFAULT_BATCH_SIZE, CacheDtype, ModelConfig, StoredAs, raw
-from tgen.config.option import MAX_THREADS, check_choice, require, suggest
+from tgen.config import (
+    DEFAULT_BATCH_SIZE,
+    CacheDtype,
+    Device,
+    EngineOptions,
+    ModelConfig,
+    StoredAs,
+    raw,
+)
+from tgen.config.option import check_choice, require, suggest
 from tgen.config.training import TrainConfig
 from tgen.engine.base import PromptCache, common_prefix_length
 from tgen.errors import UsageError
@@ -41,7 +49,7 @@ def load(
     path: str | Path | None = None,
     *,
     adapter: str | Path | None = None,
-    device: str = "auto",
+    device: Device = "auto",
     threads: int | None = None,
     dtype: StoredAs | None = None,
     cache_dtype: CacheDtype | None = None,
@@ -56,15 +64,7 @@ def load(
     if weights is not None:
         warnings.warn("load(weights=...) is now load(dtype=...)", DeprecationWarning, stacklevel=2)
     dtype = dtype or weights
-    names = get_args(StoredAs)
-    require(dtype is None or dtype in names, "dtype", repr(dtype), f"one of {', '.join(names)}")
-    names = get_args(CacheDtype)
-    valid = cache_dtype is None or cache_dtype in names
-    require(valid, "cache_dtype", repr(cache_dtype), f"one of {', '.join(names)}")
-    whole = isinstance(threads, int) and not isinstance(threads, bool)
-    valid = threads is None or (whole and 1 <= threads <= MAX_THREADS)
-    require(valid, "threads", repr(threads), f"a number from 1 to {MAX_THREADS:,}")
-    require(isinstance(device, str), "device", repr(device), "auto, cpu, cuda or mps")
+    options = EngineOptions(device=device, threads=threads, dtype=dtype, cache_dtype=cache_dtype)
     valid = path is None or isinstance(path, (str, Path))
     require(valid, "path", repr(path), "a path or the name of a model")
     valid = adapter is None or isinstance(adapter, (str, Path))
@@ -72,14 +72,8 @@ def load(
     if path is None and adapter is not None:
         path, adapter = Path(adapter), None
     location = path if isinstance(path, Path) else find_model(path).path
-    loaded = open_model(
-        location,
-        adapter=None if adapter is None else Path(adapter),
-        device=device,
-        threads=threads,
-        dtype=dtype,
-        cache_dtype=cache_dtype,
-    )
+    adapter = None if adapter is None else Path(adapter)
+    loaded = open_model(location, options, adapter=adapter)
     for warning in loaded.bundle.warnings:
         warnings.warn(warning, stacklevel=2)
     return Model(loaded)

@@ -16,7 +16,7 @@ from tgen.checkpoint.hf import generation_config
 from tgen.checkpoint.model_dir import ModelBundle, digest, load_without_weights, stored_dtype
 from tgen.checkpoint.ngram_tables import load as load_ngrams
 from tgen.checkpoint.stored_models import is_adapter
-from tgen.config import CacheDtype, Draft, SamplingConfig, StoredAs, raw
+from tgen.config import DEFAULT_ENGINE, Draft, EngineOptions, SamplingConfig, raw
 from tgen.config.option import suggest
 from tgen.engine.base import Engine, PromptCache
 from tgen.engine.open_engine import find_cached, open_engine, prepare_store
@@ -36,31 +36,24 @@ if TYPE_CHECKING:
 
 
 def open_model(
-    path: Path,
-    *,
-    adapter: Path | None = None,
-    device: str = "auto",
-    threads: int | None = None,
-    dtype: StoredAs | None = None,
-    cache_dtype: CacheDtype | None = None,
+    path: Path, options: EngineOptions = DEFAULT_ENGINE, *, adapter: Path | None = None
 ) -> "LoadedModel":
     """Load a model directory or GGUF file, with an adapter merged into it if one is named.
 
     Packed weights come from the cache, or are stored there after the first text. Raises ModelError
     or TokenizerError.
     """
-    how: dict[str, Any] = {"device": device, "threads": threads, "cache_dtype": cache_dtype}
-    cached = None if adapter or is_adapter(path) else find_cached(path, dtype, device)
+    cached = None if adapter or is_adapter(path) else find_cached(path, options)
     if cached:
         bundle = load_without_weights(path, tied_embeddings=cached.tied_embeddings)
         if bundle.stamp == cached.stamp:  # the model has not changed meanwhile
             packed = cached.map(bundle.config)
-            return LoadedModel(bundle, open_engine(bundle, packed=packed, **how))
+            return LoadedModel(bundle, open_engine(bundle, options, packed=packed))
     bundle = load_bundle(path, adapter=adapter)
     n_weights, stored = sum(a.size for a in bundle.arrays.values()), stored_dtype(bundle)
-    engine = open_engine(bundle, dtype=dtype, **how)
+    engine = open_engine(bundle, options)
     bundle = replace(bundle, arrays={})  # the engine has them now, perhaps in fewer bits
-    is_default = dtype in (None, stored)
+    is_default = options.dtype in (None, stored)
     store = prepare_store(bundle, engine, n_weights=n_weights, is_default=is_default)
     return LoadedModel(bundle, engine, store)
 

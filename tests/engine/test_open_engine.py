@@ -10,7 +10,7 @@ from support.models import cpu_engine
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.dtypes import to_bfloat16
 from tgen.checkpoint.model_lookup import shipped_model
-from tgen.config import SamplingConfig
+from tgen.config import EngineOptions, SamplingConfig
 from tgen.engine.cpu.engine import CpuEngine
 from tgen.engine.open_engine import (
     choose_engine,
@@ -79,7 +79,10 @@ def test_kernels_are_the_default_for_small_models_on_a_mac(platform, n_weights, 
 def test_quantized_files_are_stored_as_int8_unless_told():
     for dtype, expected in [(None, "int8"), ("float32", "float32")]:
         quantized = replace(BUNDLE, arrays=dict(BUNDLE.arrays), quantized=True)
-        assert open_engine(quantized, device="cpu", threads=1, dtype=dtype).dtype == expected
+        assert (
+            open_engine(quantized, EngineOptions(device="cpu", threads=1, dtype=dtype)).dtype
+            == expected
+        )
 
 
 def test_greedy_texts_equal_the_torch_engines():
@@ -112,10 +115,12 @@ def test_only_the_kernels_choose_the_dtype_of_the_cache():
         (None, "float16", "float16"),
     ]:
         bundle = replace(BUNDLE, arrays=dict(BUNDLE.arrays))
-        engine = open_engine(bundle, device="cpu", dtype=dtype, cache_dtype=cache, threads=1)
+        engine = open_engine(
+            bundle, EngineOptions(device="cpu", dtype=dtype, cache_dtype=cache, threads=1)
+        )
         assert engine.cache_dtype == expected
     with pytest.raises(UsageError, match="cache_dtype float16 needs the compiled kernels"):
-        open_engine(bundle, device="cpu", kind="torch", cache_dtype="float16")
+        open_engine(bundle, EngineOptions(device="cpu", kind="torch", cache_dtype="float16"))
 
 
 def test_weights_keep_the_dtype_of_the_file_by_default():
@@ -128,7 +133,7 @@ def test_weights_keep_the_dtype_of_the_file_by_default():
         (narrow, "float32", "float32"),
     ]:
         copy = replace(bundle, arrays=dict(bundle.arrays))  # the engine takes them
-        engine = open_engine(copy, device="cpu", threads=1, dtype=dtype)
+        engine = open_engine(copy, EngineOptions(device="cpu", threads=1, dtype=dtype))
         assert isinstance(engine, CpuEngine)
         assert engine.dtype == expected
 
@@ -137,9 +142,9 @@ def test_without_kernels_torch_runs_in_float32(monkeypatch):
     monkeypatch.setenv("TGEN_KERNELS", "0")
     missing_kernels.cache_clear()
     try:
-        assert isinstance(open_engine(BUNDLE, device="cpu", threads=1), TorchEngine)
+        assert isinstance(open_engine(BUNDLE, EngineOptions(device="cpu", threads=1)), TorchEngine)
         with pytest.raises(UsageError, match="dtype int8") as error:
-            open_engine(BUNDLE, device="cpu", dtype="int8")
+            open_engine(BUNDLE, EngineOptions(device="cpu", dtype="int8"))
         assert "TGEN_KERNELS" in error.value.message
     finally:
         missing_kernels.cache_clear()

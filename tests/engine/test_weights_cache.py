@@ -13,6 +13,7 @@ import pytest
 from support.models import cpu_engine, make_model
 from tgen.checkpoint import export, model_dir
 from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix, Rows
+from tgen.config import EngineOptions
 from tgen.engine import weights_cache
 from tgen.engine.cpu import job_layout, weights
 from tgen.engine.cpu.weights import int8_panels, to_panels
@@ -54,7 +55,7 @@ def logits(model):
 
 def open_cpu(path, **how):
     """Open a model, and end its first text, after which its weights are stored."""
-    model = open_model(path, device="cpu", threads=1, **how)
+    model = open_model(path, EngineOptions(device="cpu", threads=1, **how))
     with model._borrow_engine():
         pass
     wait_for_store()
@@ -284,8 +285,8 @@ def test_three_processes_fill_it_at_once(save, folder):
     code = (
         "import sys; from pathlib import Path; from tgen.engine import weights_cache\n"
         "weights_cache.cache_folder = lambda name: Path(sys.argv[2]) / name\n"
-        "from tgen.loaded_model import open_model\n"
-        "model = open_model(Path(sys.argv[1]), device='cpu', threads=1)\n"
+        "from tgen.config import EngineOptions; from tgen.loaded_model import open_model\n"
+        "model = open_model(Path(sys.argv[1]), EngineOptions(device='cpu', threads=1))\n"
         "list(model.tokens([[5]], sampling=model.sampling({'max_new_tokens': 1})))\n"
         "model.engine.rewind([0])\n"
         f"sys.stdout.buffer.write(model.engine.extend({TOKENS}, every_position=True).tobytes())"
@@ -367,7 +368,7 @@ def test_only_files_of_the_cache_are_touched(save, folder, tmp_path):
 
 def test_nothing_is_stored_before_the_first_text(save, folder):
     path = save()
-    model = open_model(path, device="cpu", threads=1)
+    model = open_model(path, EngineOptions(device="cpu", threads=1))
     assert not folder.exists() or not list(folder.iterdir())
     list(model.tokens([[5]], sampling=model.sampling({"max_new_tokens": 1})))
     wait_for_store()

@@ -8,7 +8,7 @@ import numpy as np
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.hf.families import from_hf_arrays, tensor_mappings
 from tgen.checkpoint.model_lookup import find_model
-from tgen.config import ModelConfig, SamplingConfig
+from tgen.config import EngineOptions, ModelConfig, SamplingConfig
 from tgen.loaded_model import LoadedModel, open_model
 from tgen.tokenizer import Tokenizer, train_char
 
@@ -52,7 +52,7 @@ def save_model(
 
 def use_model(path: Path) -> LoadedModel:
     """Load a model as `tgen generate` does, and generate a token."""
-    model = open_model(find_model(str(path)).path, device="cpu", threads=1)
+    model = open_model(find_model(str(path)).path, EngineOptions(device="cpu", threads=1))
     sampling = SamplingConfig(**model.defaults | {"max_new_tokens": 1})
     for _ in model.tokens([model.encode(b"a \xff\xc3\xa9\n")], sampling=sampling):
         pass

@@ -8,7 +8,7 @@ from llguidance import LLParserLimits
 
 from support.command import tgen
 from tgen.api import load
-from tgen.config import SamplingConfig
+from tgen.config import EngineOptions, SamplingConfig
 from tgen.errors import UsageError
 from tgen.generation import constrained
 from tgen.loaded_model import open_model
@@ -58,7 +58,7 @@ def test_json_schema_gives_valid_documents_for_200_seeds(tmp_path):
     ],
 )
 def test_complete_text_matches_the_constraint(trained, options, pattern):
-    model = open_model(trained, threads=1)
+    model = open_model(trained, EngineOptions(threads=1))
     for seed in range(20):
         ids = [model.encode("What is ")]
         sampling = SamplingConfig(temperature=2.0, max_new_tokens=200, seed=seed, **options)

@@ -7,7 +7,7 @@ from support.models import TEXT, make_model
 from support.vocabularies import SMOLLM2_MISSING, smollm2_like
 from tgen.api import Model
 from tgen.checkpoint import model_dir
-from tgen.config import SamplingConfig
+from tgen.config import EngineOptions, SamplingConfig
 from tgen.errors import UsageError
 from tgen.generation.vocabulary import Vocabulary
 from tgen.loaded_model import LoadedModel, open_model
@@ -23,7 +23,7 @@ def model(tmp_path_factory) -> LoadedModel:
     # Models round up the number of rows: these 40 have no tokens.
     random = make_model("llama", vocab_size=tokenizer.vocab_size + 40)
     model_dir.save(path, random.config, tokenizer, random.to_arrays())
-    return open_model(path, device="cpu")
+    return open_model(path, EngineOptions(device="cpu"))
 
 
 def generate(model, prompt="The king", n=40, **options):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.command import tgen
-from tgen.config import SamplingConfig
+from tgen.config import EngineOptions, SamplingConfig
 from tgen.generation.sequence import StopStringMatcher
 from tgen.loaded_model import open_model
 from tgen.tokenizer import TextStream
@@ -37,7 +37,7 @@ def test_stream_writes_every_byte():
 
 
 def test_stop_strings_match_across_token_boundaries(trained):
-    model = open_model(trained, threads=1)
+    model = open_model(trained, EngineOptions(threads=1))
 
     def run(**more):
         sampling = SamplingConfig(temperature=1.0, max_new_tokens=60, seed=2, **more)

@@ -9,6 +9,7 @@ from support.command import tgen
 from support.models import make_model
 from tgen.checkpoint import model_dir, safetensors_file
 from tgen.checkpoint.gguf import reader
+from tgen.config import EngineOptions
 from tgen.engine.open_engine import open_engine
 from tgen.errors import ModelError
 from tgen.machine import memory
@@ -86,17 +87,17 @@ def test_wider_weights_that_do_not_fit_are_not_made(saved, monkeypatch):
         monkeypatch.setattr(memory, "free_ram", lambda free=free: free)
         object.__setattr__(bundle, "arrays", dict(narrow))
         if free == n_more:
-            open_engine(bundle, device="cpu", dtype="float32")
+            open_engine(bundle, EngineOptions(device="cpu", dtype="float32"))
         else:
             with pytest.raises(ModelError, match="storing the weights as float32 needs"):
-                open_engine(bundle, device="cpu", dtype="float32")
+                open_engine(bundle, EngineOptions(device="cpu", dtype="float32"))
     with pytest.raises(ModelError, match="converting the weights to float32 needs"):
         Transformer.from_arrays(bundle.config, narrow)
 
 
 @pytest.mark.parametrize("kind", ["kernels", "torch"])
 def test_kv_cache_that_does_not_fit_is_not_allocated(saved, monkeypatch, kind):
-    engine = open_engine(model_dir.load(saved[0]), device="cpu", kind=kind)
+    engine = open_engine(model_dir.load(saved[0]), EngineOptions(device="cpu", kind=kind))
     before = engine.extend([[1, 2]])
     monkeypatch.setattr(memory, "_SMALL_CACHE", 1)
     monkeypatch.setattr(memory, "free_ram", lambda: 1)

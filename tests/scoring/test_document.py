@@ -9,6 +9,7 @@ import torch
 
 from support.models import TEXT, make_model
 from tgen.checkpoint import model_dir
+from tgen.config import EngineOptions
 from tgen.corpus import TokenDataset, read
 from tgen.loaded_model import LoadedModel, open_model
 from tgen.reports.score import TokenScore
@@ -25,7 +26,7 @@ def open_random(tokenizer, tmp_path):
     def open_family(family: str, tokenizer: Tokenizer = tokenizer, **values: object) -> LoadedModel:
         model = make_model(family, vocab_size=tokenizer.vocab_size, **values)
         model_dir.save(tmp_path / family, model.config, tokenizer, model.to_arrays())
-        return open_model(tmp_path / family, device="cpu", threads=1)
+        return open_model(tmp_path / family, EngineOptions(device="cpu", threads=1))
 
     return open_family
 

@@ -13,6 +13,7 @@ from support.models import make_model
 from support.servers import ServerProcess, serving
 from tgen.api import Model
 from tgen.checkpoint import model_dir
+from tgen.config import EngineOptions
 from tgen.loaded_model import LoadedModel, open_model
 from tgen.tokenizer import Tokenizer
 
@@ -38,7 +39,7 @@ def chat_model(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture(scope="session")
 def loaded(chat_model: Path) -> LoadedModel:
     """Return the same model in this process."""
-    return open_model(chat_model, device="cpu", threads=1)
+    return open_model(chat_model, EngineOptions(device="cpu", threads=1))
 
 
 @pytest.fixture(scope="session")

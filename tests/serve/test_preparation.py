@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tgen.chat import render_process
+from tgen.config import EngineOptions
 from tgen.errors import TgenError
 from tgen.loaded_model import LoadedModel, open_model
 from tgen.serve.http_error import HttpError, to_http
@@ -37,7 +38,7 @@ def test_failing_template_is_a_client_error(
     file = tmp_path / "model" / "tokenizer_config.json"
     config = json.loads(file.read_bytes()) | {"chat_template": TEMPLATES[name]}
     file.write_text(json.dumps(config))
-    model = open_model(tmp_path / "model", device="cpu", threads=1)
+    model = open_model(tmp_path / "model", EngineOptions(device="cpu", threads=1))
     for _ in range(2):
         with pytest.raises(TgenError) as error:
             prepare(model, parse_chat(chat(), "m"), 100)

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.model_lookup import shipped_model
+from tgen.config import EngineKind, EngineOptions
 from tgen.engine.base import Engine, reset
-from tgen.engine.open_engine import EngineKind, open_engine
+from tgen.engine.open_engine import open_engine
 from versus import harness
 
 _CACHED = 3  # tokens of each sequence before the call
@@ -47,7 +48,9 @@ def measure(options: argparse.Namespace) -> None:
     kinds: tuple[EngineKind, ...] = ("torch", "kernels")
     for kind in kinds:
         bundle = model_dir.load(shipped_model())
-        engine = open_engine(bundle, device="cpu", threads=options.threads, kind=kind)
+        engine = open_engine(
+            bundle, EngineOptions(device="cpu", threads=options.threads, kind=kind)
+        )
         for n_rows in options.rows:
             cases = make_cases(n_rows, options.tokens)
             times: dict[str, list[float]] = {name: [] for name in cases}

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from tgen.checkpoint.model_lookup import shipped_model
-from tgen.config import SamplingConfig
+from tgen.config import EngineOptions, SamplingConfig
 from tgen.loaded_model import LoadedModel, open_model
 from versus import harness
 
@@ -33,7 +33,7 @@ def measure_batch(
 
 def measure(options: argparse.Namespace) -> None:
     """Measure, print the table and write the results."""
-    model = open_model(shipped_model(), device="cpu", threads=options.threads)
+    model = open_model(shipped_model(), EngineOptions(device="cpu", threads=options.threads))
     rounds = []
     for number in range(options.rounds + 1):
         results = {size: measure_batch(model, options.prompts, size) for size in options.sizes}

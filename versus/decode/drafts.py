@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tgen.checkpoint.model_lookup import shipped_model
-from tgen.config import Draft, SamplingConfig
+from tgen.config import Draft, EngineOptions, SamplingConfig
 from tgen.loaded_model import LoadedModel, open_model
 from versus import harness
 
@@ -40,7 +40,7 @@ def generate(
 
 def measure(options: argparse.Namespace) -> None:
     """Measure, print the table and write the results."""
-    model = open_model(shipped_model(), device="cpu", threads=options.threads)
+    model = open_model(shipped_model(), EngineOptions(device="cpu", threads=options.threads))
     models = dict.fromkeys(MODES, model)
     without_table = LoadedModel(model.bundle, model.engine)
     without_table.__dict__["ngrams"] = {}

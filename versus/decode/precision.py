@@ -20,7 +20,7 @@ from tgen.benchmark.other_engines import OTHER_ENGINES
 from tgen.checkpoint.gguf.writer import write_gguf
 from tgen.checkpoint.model_dir import load
 from tgen.checkpoint.model_lookup import shipped_model
-from tgen.config import GgufType, StoredAs
+from tgen.config import EngineOptions, GgufType, StoredAs
 from tgen.engine.base import Logits
 from tgen.engine.open_engine import open_engine
 from tgen.generation.logprobs import block_nll, predictions
@@ -36,7 +36,9 @@ TYPES: dict[StoredAs, GgufType] = {
 
 def tgen_nll(path: Path, dtype: StoredAs, windows: Sequence[list[int]]) -> float:
     """Return the nats of all ids but the first of each window."""
-    engine = open_engine(load(path), device="cpu", threads=None, dtype=dtype, kind="kernels")
+    engine = open_engine(
+        load(path), EngineOptions(device="cpu", threads=None, dtype=dtype, kind="kernels")
+    )
     nats = 0.0
     for window in windows:
         for logits, targets in predictions(engine, window, 1):

@@ -24,7 +24,7 @@ from tgen.benchmark.other_engines import OTHER_ENGINES, open_other_engine
 from tgen.benchmark.sweep import max_logit_difference
 from tgen.benchmark.trials import run_trials
 from tgen.checkpoint.model_dir import load
-from tgen.config import STORED_BYTES
+from tgen.config import STORED_BYTES, EngineOptions
 from tgen.engine.open_engine import open_engine
 from tgen.errors import TgenError
 from versus import harness
@@ -47,7 +47,8 @@ def open_backends(
         except TgenError as error:
             harness.skip(name, error.message)
     engine = open_engine(
-        bundle, device="cpu", threads=options.threads, dtype=options.dtype, kind="kernels"
+        bundle,
+        EngineOptions(device="cpu", threads=options.threads, dtype=options.dtype, kind="kernels"),
     )
     ours = EngineBackend(engine, tokens, threads=options.threads)
     prompt = Workload(n_prompt=options.prompt)

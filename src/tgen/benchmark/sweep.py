@@ -14,9 +14,16 @@ import numpy as np
 from tgen.benchmark.backend import Backend, EngineBackend, Workload, random_tokens
 from tgen.benchmark.roofline import PassCost, measure_peak_rates, pass_cost
 from tgen.benchmark.trials import Trial, compare_paired, run_trials, throughput_report
-from tgen.config import STORED_BYTES, CacheDtype, SamplingConfig, StoredAs
+from tgen.config import (
+    DEFAULT_ENGINE,
+    STORED_BYTES,
+    EngineKind,
+    EngineOptions,
+    SamplingConfig,
+    StoredAs,
+)
 from tgen.engine.base import Engine
-from tgen.engine.open_engine import EngineKind, open_engine
+from tgen.engine.open_engine import open_engine
 from tgen.errors import UsageError
 from tgen.generation.logprobs import block_nll, predictions
 from tgen.generation.loop import generate
@@ -96,12 +103,11 @@ class Setup:
 
 def open_setups(
     path: Path,
+    options: EngineOptions = DEFAULT_ENGINE,
     *,
     kinds: Sequence[EngineKind] = ("auto",),
     dtypes: Sequence[StoredAs | None] = (None,),
-    cache_dtype: CacheDtype | None = None,
     threads: Sequence[int | None] = (None,),
-    device: str = "auto",
     seed: int,
     measure_peaks: bool = True,
 ) -> list[Setup]:
@@ -116,9 +122,7 @@ def open_setups(
     for kind, dtype, n in product(kinds, dtypes, threads):
         bundle = load(path)
         shapes = {name: array.shape for name, array in bundle.arrays.items()}
-        engine = open_engine(
-            bundle, device=device, threads=n, dtype=dtype, cache_dtype=cache_dtype, kind=kind
-        )
+        engine = open_engine(bundle, replace(options, kind=kind, dtype=dtype, threads=n))
         n_threads = n or default_threads()
         tokens = random_tokens(bundle.config.vocab_size, engine.context_length, seed=seed)
         setups.append(

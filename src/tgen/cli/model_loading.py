@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tgen.cli import console
 from tgen.cli.phases import end_phase
-from tgen.config import CacheDtype, StoredAs
+from tgen.config import EngineOptions
 
 if TYPE_CHECKING:
     from tgen.loaded_model import LoadedModel
@@ -31,36 +31,22 @@ def announce_compiling(*, quiet: bool) -> None:
 
 
 def load_model(
-    path: Path,
-    *,
-    adapter: Path | None = None,
-    device: str,
-    threads: int | None,
-    dtype: StoredAs | None,
-    cache_dtype: CacheDtype | None = None,
-    quiet: bool,
+    path: Path, options: EngineOptions, *, adapter: Path | None = None, quiet: bool
 ) -> "LoadedModel":
     """Load a model from its path, with an adapter merged into it if one is named."""
     from tgen.engine.open_engine import missing_kernels, runs_on_cpu
     from tgen.loaded_model import open_model
 
-    reason = missing_kernels() if runs_on_cpu(device) else None
+    reason = missing_kernels() if runs_on_cpu(options.device) else None
     if reason:
         message = f"warning: using torch, which is slower than the compiled kernels: {reason}"
         console.print_status(message, quiet=quiet)
     announce_compiling(quiet=quiet)
     end_phase("import")
-    model = open_model(
-        path,
-        adapter=adapter,
-        device=device,
-        threads=threads,
-        dtype=dtype,
-        cache_dtype=cache_dtype,
-    )
+    model = open_model(path, options, adapter=adapter)
     end_phase("load")
     warnings = list(model.bundle.warnings)
-    if model.bundle.quantized and dtype is None and model.engine.dtype == "float32":
+    if model.bundle.quantized and options.dtype is None and model.engine.dtype == "float32":
         warnings.append(
             "the quantized weights are stored as float32: int8 and int4 need the kernels"
         )

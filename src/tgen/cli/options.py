@@ -15,16 +15,15 @@ from contextlib import contextmanager
 from dataclasses import MISSING, field, fields
 from enum import Enum
 from pathlib import Path
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import typer
 
-from tgen.config.option import MAX_THREADS, check_ranges, option
+from tgen.config import DEFAULT_ENGINE, EngineOptions
+from tgen.config.option import check_ranges, option
 from tgen.errors import TgenError, UsageError
 from tgen.storage.files import output_problem
-
-Device = Literal["auto", "cpu", "cuda", "mps"]
 
 
 def prompt_option(help_text: str) -> Any:
@@ -53,6 +52,12 @@ def nested(options_type: type, **readers: Reader) -> Any:
     return field(default_factory=dict, metadata={"nested": options_type, "readers": readers})
 
 
+def engine_options(**help_texts: str) -> Any:
+    """Declare a field with the EngineOptions; `help_texts` replace the help of some of them."""
+    metadata = {"nested": EngineOptions, "readers": {}, "help_texts": help_texts}
+    return field(default=DEFAULT_ENGINE, metadata=metadata)
+
+
 def model_option(help_text: str = "", flags: str = "--model -m", **changes: Any) -> Any:
     """Declare `--model`, or another option that takes a model."""
     details: dict[str, Any] = {
@@ -74,47 +79,6 @@ def adapter_option(**changes: Any) -> Any:
         "LoRA adapter in PEFT's format, used with --model or, without it, with its own base."
     )
     return option(None, help_text, "--adapter", **details | changes)
-
-
-def device_option(panel: str) -> Any:
-    """Declare `--device`."""
-    return option("auto", "Device to run on.", "--device", panel=panel)
-
-
-def threads_option(panel: str) -> Any:
-    """Declare `--threads`."""
-    return option(
-        None,
-        "Number of CPU threads.",
-        "--threads",
-        panel=panel,
-        shown_default="all cores",
-        low=1,
-        high=MAX_THREADS,
-    )
-
-
-def dtype_option(panel: str, **changes: Any) -> Any:
-    """Declare `--dtype` of one model."""
-    return option(
-        None,
-        "Data type of the weights in memory, on a CPU; int4 is smallest, fastest and least exact.",
-        "--dtype",
-        panel=panel,
-        shown_default="as stored",
-        **changes,
-    )
-
-
-def cache_dtype_option(panel: str) -> Any:
-    """Declare `--cache-dtype` of one model."""
-    return option(
-        None,
-        "Data type of the KV cache, on a CPU; long texts are faster with float16.",
-        "--cache-dtype",
-        panel=panel,
-        shown_default="float32 with float32 weights, else float16",
-    )
 
 
 def json_option(
@@ -166,7 +130,10 @@ def make_command(
 
     def command(context: typer.Context, **values: Any) -> None:
         with flags_in_errors(options_type):
-            options = options_type(**_collect(parameters, context, values))
+            given = _collect(parameters, context, values)
+            if "engine" in given:
+                given["engine"] = EngineOptions(**given["engine"])
+            options = options_type(**given)
             _check(options)
             run(options)
 
@@ -185,12 +152,15 @@ def help_text(run: Callable[..., Any]) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
-def _parameters(options_type: type, owner: str = "") -> Iterator[_Parameter]:
+def _parameters(
+    options_type: type, owner: str = "", help_texts: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[_Parameter]:
     hints = get_type_hints(options_type)
     for one in fields(options_type):
         details = one.metadata
         if "nested" in details:
-            for parameter in _parameters(details["nested"], one.name):
+            texts = details.get("help_texts", {})
+            for parameter in _parameters(details["nested"], one.name, texts):
                 reader = details["readers"].get(parameter.field)
                 yield _with_reader(parameter, reader) if reader else parameter
         elif details.get("flags") or "argument" in details:
@@ -202,7 +172,8 @@ def _parameters(options_type: type, owner: str = "") -> Iterator[_Parameter]:
                 default = None
             shown = details.get("shown_default", not required and default is not None)
             how = {name: details[name] for name in ("metavar", "autocompletion") if name in details}
-            how |= {"help": details["help"], "show_default": shown or False}
+            text = help_texts.get(one.name, details["help"])
+            how |= {"help": text, "show_default": shown or False}
             how["rich_help_panel"] = details.get("panel")
             info = (
                 typer.Argument(**how)
@@ -351,7 +322,7 @@ def _given(options: Any) -> dict[str, Mapping[str, Any]]:
     given: dict[str, Mapping[str, Any]] = {}
     for one in fields(options):
         value = getattr(options, one.name)
-        if "nested" in one.metadata:
+        if isinstance(value, dict):
             inner = fields(one.metadata["nested"])
             given |= {field.name: field.metadata for field in inner if field.name in value}
         elif value not in (one.default, []):

@@ -2,21 +2,18 @@
 
 import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tgen.cli import console
 from tgen.cli.options import (
-    Device,
-    device_option,
+    engine_options,
     json_option,
     make_command,
     model_option,
     quiet_option,
-    threads_option,
 )
-from tgen.config import CacheDtype, StoredAs
+from tgen.config import EngineOptions
 from tgen.config.option import option
 from tgen.errors import UsageError
 from tgen.reports.score import DocumentReport, TokenScore, TotalReport
@@ -26,9 +23,7 @@ if TYPE_CHECKING:
     from tgen.loaded_model import LoadedModel
 
 
-_SPEED = "Performance"
-_speed = partial(option, panel=_SPEED)
-PANELS = ("Output", _SPEED)
+PANELS = ("Output", "Performance")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,19 +57,9 @@ class ScoreOptions:
     )
     json: bool = json_option("Write one JSON object per line: per document, and the total.")
     quiet: bool = quiet_option()
-    device: Device = device_option(_SPEED)
-    threads: int | None = threads_option(_SPEED)
-    dtype: StoredAs | None = _speed(
-        None,
-        "Data type of the weights in memory, on a CPU.",
-        "--dtype",
-        shown_default="as stored",
-    )
-    cache_dtype: CacheDtype | None = _speed(
-        None,
-        "Data type of the KV cache, on a CPU.",
-        "--cache-dtype",
-        shown_default="float32 with float32 weights, else float16",
+    engine: EngineOptions = engine_options(
+        dtype="Data type of the weights in memory, on a CPU.",
+        cache_dtype="Data type of the KV cache, on a CPU.",
     )
 
     def __post_init__(self) -> None:
@@ -112,14 +97,7 @@ def score(options: ScoreOptions) -> None:
 def _load_model(path: Path, options: ScoreOptions) -> "LoadedModel":
     from tgen.cli.model_loading import load_model
 
-    model = load_model(
-        path,
-        device=options.device,
-        threads=options.threads,
-        dtype=options.dtype,
-        cache_dtype=options.cache_dtype,
-        quiet=options.quiet,
-    )
+    model = load_model(path, options.engine, quiet=options.quiet)
     length = model.engine.context_length
     if options.stride is not None and options.stride > length:
         message = f"--stride: {options.stride:,} is more than the context of {path} ({length:,})"

@@ -8,17 +8,13 @@ from pathlib import Path
 from tgen.cli import console
 from tgen.cli.model_loading import load_model
 from tgen.cli.options import (
-    Device,
-    cache_dtype_option,
-    device_option,
-    dtype_option,
+    engine_options,
     make_command,
     model_option,
     parse_size,
     quiet_option,
-    threads_option,
 )
-from tgen.config import CacheDtype, StoredAs
+from tgen.config import EngineOptions
 from tgen.config.option import option
 from tgen.errors import TgenError, UsageError
 
@@ -79,10 +75,7 @@ class ServeOptions:
     batch_size: int = _speed(
         16, "Number of texts that are generated together.", "--batch-size", low=1, high=1024
     )
-    device: Device = device_option(_SPEED)
-    threads: int | None = threads_option(_SPEED)
-    dtype: StoredAs | None = dtype_option(_SPEED)
-    cache_dtype: CacheDtype | None = cache_dtype_option(_SPEED)
+    engine: EngineOptions = engine_options()
 
     def __post_init__(self) -> None:
         _ = self.body_bytes
@@ -132,14 +125,7 @@ def serve(options: ServeOptions) -> None:
     path = find_model(options.model).path
     sock = server.listen(options.host, options.port)
     try:
-        model = load_model(
-            path,
-            device=options.device,
-            threads=options.threads,
-            dtype=options.dtype,
-            cache_dtype=options.cache_dtype,
-            quiet=quiet,
-        )
+        model = load_model(path, options.engine, quiet=quiet)
         server.warm_up(model)
         settings = server.ServerSettings(
             name=_model_name(options.model, path),

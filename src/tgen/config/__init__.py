@@ -1,5 +1,6 @@
 """The configurations of the model and of sampling; that of training is in `config.training`."""
 
+from tgen.config.engine import DEFAULT_ENGINE, Device, EngineKind, EngineOptions
 from tgen.config.model import (
     DEFAULT_FAMILY,
     FAMILIES,
@@ -34,6 +35,7 @@ from tgen.config.sampling import (
 __all__ = [
     "CONSTRAINTS",
     "DEFAULT_BATCH_SIZE",
+    "DEFAULT_ENGINE",
     "DEFAULT_FAMILY",
     "FAMILIES",
     "GATED",
@@ -43,7 +45,10 @@ __all__ = [
     "TEXTS",
     "Activation",
     "CacheDtype",
+    "Device",
     "Draft",
+    "EngineKind",
+    "EngineOptions",
     "Family",
     "GgufType",
     "ModelConfig",

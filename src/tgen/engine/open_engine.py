@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tgen.checkpoint.model_dir import ModelBundle, stored_dtype
-from tgen.config import CacheDtype, StoredAs
+from tgen.config import DEFAULT_ENGINE, EngineKind, EngineOptions, StoredAs
 from tgen.engine.base import Engine
 from tgen.errors import UsageError
 from tgen.machine.cpus import cpu_count, default_threads
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from tgen.engine.cpu.weights import PackedWeights
     from tgen.engine.weights_cache import CachedWeights
 
-EngineKind = Literal["auto", "kernels", "torch"]
 _SMALL_MODEL = 500_000_000  # weights
 # Linux device files of GPUs that torch can use: NVIDIA's, AMD's, and GPUs inside WSL.
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
@@ -51,12 +50,8 @@ def prefers_kernels(platform: str, n_weights: int, missing: str | None) -> bool:
 
 def open_engine(
     bundle: ModelBundle,
+    options: EngineOptions = DEFAULT_ENGINE,
     *,
-    device: str = "auto",
-    threads: int | None = None,
-    dtype: StoredAs | None = None,
-    cache_dtype: CacheDtype | None = None,
-    kind: EngineKind = "auto",
     packed: "PackedWeights | None" = None,
 ) -> Engine:
     """Open an engine with one empty sequence; see `choose_engine`.
@@ -68,8 +63,9 @@ def open_engine(
     the bundle's arrays; with `packed` weights, it is the kernels with these. Raises UsageError if
     the device is not available or does not support a dtype.
     """
-    if packed is not None:
-        kind = "kernels"
+    device: str = options.device
+    threads, dtype, cache_dtype = options.threads, options.dtype, options.cache_dtype
+    kind = options.kind if packed is None else "kernels"
     if device == "auto" and kind != "kernels":
         n_weights = sum(array.size for array in bundle.arrays.values())
         small = kind == "auto" and prefers_kernels(sys.platform, n_weights, missing_kernels())
@@ -109,14 +105,14 @@ def open_engine(
     return TorchEngine(model, dtype=dtype)
 
 
-def find_cached(path: Path, dtype: StoredAs | None, device: str) -> "CachedWeights | None":
+def find_cached(path: Path, options: EngineOptions) -> "CachedWeights | None":
     """Return a model's cached weights if the kernels will compute it, or None."""
-    on_cpu = runs_on_cpu(device)
-    if missing_kernels() is not None or not (on_cpu or device == "auto"):
+    on_cpu = runs_on_cpu(options.device)
+    if missing_kernels() is not None or not (on_cpu or options.device == "auto"):
         return None
     from tgen.engine.weights_cache import find
 
-    cached = find(path, dtype)
+    cached = find(path, options.dtype)
     if cached and not on_cpu and not prefers_kernels(sys.platform, cached.n_weights, None):
         return None
     return cached

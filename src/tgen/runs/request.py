@@ -12,7 +12,8 @@ from typing import Any, get_args
 
 from tgen import distributed
 from tgen.config import DEFAULT_FAMILY, SIZES, Family, ModelConfig, Size
-from tgen.config.option import MAX_THREADS, check_ranges, option, suggest
+from tgen.config.engine import Device, device_option, threads_option
+from tgen.config.option import check_ranges, option, suggest
 from tgen.config.training import OLD_FIELD_NAMES, Parallel, TrainConfig
 from tgen.errors import UsageError
 
@@ -160,8 +161,8 @@ class RunRequest:
     ngrams: bool = _output(
         False, "Store n-grams of the corpus with the model, for speculative decoding.", "--ngrams"
     )
-    device: str = "auto"
-    threads: int | None = option(None, low=1, high=MAX_THREADS)
+    device: Device = device_option("Hardware")
+    threads: int | None = threads_option("Hardware")
     compile: bool | None = _hardware(
         None,
         "Compile the training step: slower start, faster steps.",
@@ -211,8 +212,8 @@ class ResumeRequest:
     overrides: dict[str, str] = field(default_factory=dict)  # from --set: field -> value
     override: bool = False  # allow settings and corpus to differ
     parallel: Parallel | None = None
-    device: str = "auto"
-    threads: int | None = option(None, low=1, high=MAX_THREADS)
+    device: Device = device_option("Hardware")
+    threads: int | None = threads_option("Hardware")
 
     def __post_init__(self) -> None:
         check_ranges(self)

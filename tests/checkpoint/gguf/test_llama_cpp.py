@@ -17,7 +17,7 @@ from tgen.api import load
 from tgen.checkpoint import export, model_dir
 from tgen.checkpoint.gguf import pre_tokenizers
 from tgen.checkpoint.model_lookup import shipped_model
-from tgen.config import GgufType, RopeScaling, SamplingConfig
+from tgen.config import EngineOptions, GgufType, RopeScaling, SamplingConfig
 from tgen.loaded_model import open_model
 from tgen.tokenizer import Tokenizer, train_bpe, train_char
 
@@ -140,7 +140,7 @@ def tolerance(family):
 @pytest.mark.parametrize(("family", "values"), MODELS)
 def test_llama_cpp_gives_the_same_ids_and_text(own_tokenizer, family, values, tmp_path):
     path, theirs = export_model(tmp_path, own_tokenizer, family, **values)
-    ours = open_model(path, device="cpu", threads=1, dtype="float32")
+    ours = open_model(path, EngineOptions(device="cpu", threads=1, dtype="float32"))
     for text in TEXTS.values():
         ids = theirs.tokenize(text.encode(), add_bos=True, special=False)
         assert ids == own_tokenizer.encode(text.encode())
@@ -161,7 +161,7 @@ def test_llama_cpp_gives_the_same_ids_and_text(own_tokenizer, family, values, tm
 @pytest.mark.parametrize(("family", "values"), MODELS)
 def test_logits_are_equal(tokenizer, family, values, tmp_path):
     path, theirs = export_model(tmp_path, tokenizer, family, **values)
-    ours = open_model(path, device="cpu", threads=1, dtype="float32")
+    ours = open_model(path, EngineOptions(device="cpu", threads=1, dtype="float32"))
     ids = tokenizer.encode(TEXT)[:100]
     difference = np.abs(logits(theirs, ids, ours) - ours.engine.extend([ids])[0]).max()
     assert difference <= tolerance(family)
@@ -231,7 +231,9 @@ def test_missing_and_older_fields_mean_the_same_in_llama_cpp(own_tokenizer, tmp_
     scaled = RopeScaling(kind="linear", factor=4.0)
     _, theirs = export_model(tmp_path, own_tokenizer, "qwen2", rope_scaling=scaled)
     assert not {"tokenizer.ggml.add_bos_token", "qwen2.rope.scaling.factor"} & set(theirs.metadata)
-    ours = open_model(tmp_path / "model.gguf", device="cpu", threads=1, dtype="float32")
+    ours = open_model(
+        tmp_path / "model.gguf", EngineOptions(device="cpu", threads=1, dtype="float32")
+    )
     ids = theirs.tokenize(b"What is", add_bos=True, special=False)
     assert ids == ours.tokenizer.encode_prompt(b"What is")
     assert np.abs(logits(theirs, ids, ours) - ours.engine.extend([ids])[0]).max() <= 1e-4

@@ -10,6 +10,7 @@ from support.models import cpu_engine, make_model
 from tgen.checkpoint import dtypes, export, model_dir
 from tgen.checkpoint.gguf import header
 from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix, Rows
+from tgen.config import EngineOptions
 from tgen.engine.open_engine import open_engine
 from tgen.errors import ModelError
 from tgen.machine import memory
@@ -84,7 +85,7 @@ def test_engine_gives_the_same_logits_as_from_float32(stored, tokenizer, tmp_pat
     assert stored_bytes < 1.2 * (tmp_path / "model.gguf").stat().st_size
     wide = {name: np.array(array) for name, array in bundle.arrays.items()}
     expected = cpu_engine(bundle.config, wide, n_threads=1, dtype="int8")
-    actual = open_engine(bundle, device="cpu", threads=1, dtype="int8")
+    actual = open_engine(bundle, EngineOptions(device="cpu", threads=1, dtype="int8"))
     tokens = [list(range(30))]
     assert np.array_equal(actual.extend(tokens), expected.extend(tokens))
 
@@ -115,7 +116,7 @@ def test_quantized_files_run_as_they_are_stored(stored, dtype, tokenizer, tmp_pa
     bundle = model_dir.load(export_model(tmp_path, tokenizer, stored))
     wide = {name: np.array(array) for name, array in bundle.arrays.items()}
     expected = cpu_engine(bundle.config, wide, n_threads=1).extend([list(range(30))])
-    engine = open_engine(bundle, device="cpu", threads=1)
+    engine = open_engine(bundle, EngineOptions(device="cpu", threads=1))
     assert engine.dtype == dtype
     error = np.abs(engine.extend([list(range(30))]) - expected).max()  # of rounded inputs
     assert error < 0.05 * np.abs(expected).max()
@@ -135,7 +136,7 @@ def test_matrices_are_never_dequantized_as_a_whole(values, tokenizer, tmp_path, 
         return wide
 
     monkeypatch.setattr(gguf.quants, "dequantize", observe)
-    engine = open_engine(model_dir.load(path), device="cpu", threads=1)
+    engine = open_engine(model_dir.load(path), EngineOptions(device="cpu", threads=1))
     assert engine.dtype == "int4"
     assert 0 < largest <= 4096 * 256 * 4
 
@@ -146,15 +147,15 @@ def test_ram_is_checked_for_what_is_used(tokenizer, tmp_path, monkeypatch):
     n_values = sum(array.size for array in bundle.arrays.values())
     n_bytes = sum(array.nbytes for array in bundle.arrays.values())
     monkeypatch.setattr(memory, "free_ram", lambda: n_bytes + 1000)
-    assert open_engine(model_dir.load(path), device="cpu", threads=1).dtype == "int4"
+    assert open_engine(model_dir.load(path), EngineOptions(device="cpu", threads=1)).dtype == "int4"
     monkeypatch.setattr(memory, "free_ram", lambda: n_bytes - 1000)
     with pytest.raises(ModelError, match=r"loading .* needs"):
         model_dir.load(path)
     monkeypatch.setattr(memory, "free_ram", lambda: 2 * n_values)
     with pytest.raises(ModelError, match="as float32 needs"):
-        open_engine(bundle, device="cpu", threads=1, dtype="float32")
+        open_engine(bundle, EngineOptions(device="cpu", threads=1, dtype="float32"))
     with pytest.raises(ModelError, match="weights to float32 needs"):
-        open_engine(model_dir.load(path), device="cpu", threads=1, kind="torch")
+        open_engine(model_dir.load(path), EngineOptions(device="cpu", threads=1, kind="torch"))
 
 
 def test_cuda_stores_quantized_files_as_bfloat16(tokenizer, tmp_path, monkeypatch):
@@ -162,9 +163,14 @@ def test_cuda_stores_quantized_files_as_bfloat16(tokenizer, tmp_path, monkeypatc
     monkeypatch.setattr(Transformer, "to", lambda self, _: self)
     monkeypatch.setattr("tgen.engine.torch_engine.TorchEngine", lambda _, dtype: dtype)
     path = export_model(tmp_path, tokenizer, "q4_0")
-    assert open_engine(model_dir.load(path), device="cuda") == "bfloat16"
-    assert open_engine(model_dir.load(path), device="cuda", dtype="float32") == "float32"
-    assert open_engine(model_dir.load(tmp_path / "model"), device="cuda") == "float32"
+    assert open_engine(model_dir.load(path), EngineOptions(device="cuda")) == "bfloat16"
+    assert (
+        open_engine(model_dir.load(path), EngineOptions(device="cuda", dtype="float32"))
+        == "float32"
+    )
+    assert (
+        open_engine(model_dir.load(tmp_path / "model"), EngineOptions(device="cuda")) == "float32"
+    )
 
 
 def test_quantized_weights_are_not_silently_stored_as_float32(tokenizer, tmp_path):

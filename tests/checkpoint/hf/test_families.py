@@ -10,7 +10,7 @@ import torch
 
 from support.transformers_models import VARIANTS, make_theirs
 from tgen.checkpoint import model_dir
-from tgen.config import SamplingConfig
+from tgen.config import EngineOptions, SamplingConfig
 from tgen.engine.open_engine import open_engine
 from tgen.inspection.attention import record_attention
 from tgen.loaded_model import LoadedModel
@@ -45,7 +45,7 @@ class Case(SimpleNamespace):
 
     def engine(self, kind: str = "kernels", dtype: str = "float32"):
         bundle = model_dir.load(self.path)
-        return open_engine(bundle, device="cpu", threads=1, kind=kind, dtype=dtype)
+        return open_engine(bundle, EngineOptions(device="cpu", threads=1, kind=kind, dtype=dtype))
 
     def loaded(self, kind: str = "kernels") -> LoadedModel:
         bundle = replace(model_dir.load(self.path), end_ids=frozenset())  # texts of any token

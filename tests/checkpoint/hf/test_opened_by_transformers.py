@@ -15,7 +15,7 @@ from tgen.api import load, train
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.dtypes import to_float32
 from tgen.checkpoint.model_lookup import shipped_model
-from tgen.config import RopeScaling, SamplingConfig
+from tgen.config import EngineOptions, RopeScaling, SamplingConfig
 from tgen.loaded_model import open_model
 from tgen.model.transformer import Transformer
 from tgen.reports.training import DoneReport
@@ -75,7 +75,7 @@ def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
 def assert_same(path: Path, warnings: list[str]) -> None:
     """Compare ids, text, logits and greedy decoding."""
     theirs, tokenizer = open_in_transformers(path, warnings)
-    ours = open_model(path, device="cpu", threads=1, dtype="float32")
+    ours = open_model(path, EngineOptions(device="cpu", threads=1, dtype="float32"))
     ids = ours.tokenizer.encode(MIXED.encode())
     if ours.bundle.config.family != "qwen2":  # version 5 always uses Qwen's own tokenizer
         assert tokenizer.encode(MIXED) == tokenizer.encode(MIXED, add_special_tokens=False) == ids

@@ -9,7 +9,7 @@ import torch
 from support.models import ALL_FAMILIES, make_model
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.hf.config import from_json
-from tgen.config import RopeScaling, SamplingConfig
+from tgen.config import EngineOptions, RopeScaling, SamplingConfig
 from tgen.loaded_model import open_model
 from tgen.model.transformer import Transformer
 
@@ -138,7 +138,7 @@ def test_transformers_models_run_in_tgen(name, values, tied, dtype, sharded, tok
     with torch.no_grad():
         expected = theirs(ids).logits
         assert (our_model(tmp_path)(ids) - expected).abs().max() <= 1e-5
-        model = open_model(tmp_path, device="cpu", threads=1, dtype="float32")
+        model = open_model(tmp_path, EngineOptions(device="cpu", threads=1, dtype="float32"))
         logits = model.engine.extend(ids.tolist(), every_position=True)
         assert np.abs(logits - expected[0].numpy()).max() <= 1e-5
         text = theirs.generate(ids[:, :44], max_new_tokens=20, do_sample=False)[0, 44:]

@@ -9,7 +9,7 @@ import pytest
 from support.command import clean_environment, tgen
 from tgen.api import load
 from tgen.cli.generate.chat import read_line
-from tgen.config import SamplingConfig
+from tgen.config import EngineOptions, SamplingConfig
 from tgen.generation.loop import extract_prompt_cache
 from tgen.loaded_model import open_model
 
@@ -85,7 +85,7 @@ def test_ctrl_c_stops_the_text(trained):
 
 
 def test_what_a_turn_computed_is_kept(trained):
-    model = open_model(trained, threads=1)
+    model = open_model(trained, EngineOptions(threads=1))
     ids = model.encode("What")
     sampling = SamplingConfig(max_new_tokens=8, seed=1)
     text = [*ids, *(token.id for token in model.tokens([ids], sampling=sampling))]

@@ -9,6 +9,7 @@ from fuzz.mutations import ESCAPES, Mutator, dump
 from tgen.chat import render_process
 from tgen.chat.format import ChatFormat
 from tgen.checkpoint.chat_template import read_chat_template
+from tgen.config import EngineOptions
 from tgen.loaded_model import open_model
 from tgen.tokenizer import Tokenizer, train_char
 
@@ -81,7 +82,7 @@ class Chat:
         save_model(
             self._path, "llama", tokenizer=Tokenizer(json.dumps(tokenizer)), context_length=256
         )
-        self._model = open_model(self._path, device="cpu", threads=1)
+        self._model = open_model(self._path, EngineOptions(device="cpu", threads=1))
         own = json.loads((self._path / "tokenizer_config.json").read_bytes())
         special = {"content": "<s>", "lstrip": False, "special": True}
         self._mutators = []

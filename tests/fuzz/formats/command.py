@@ -13,6 +13,7 @@ from tgen.cli import app, console
 from tgen.cli.generate import distributed
 from tgen.cli.generate.command import generate
 from tgen.cli.generate.options import GenerateOptions
+from tgen.config import EngineOptions
 from tgen.loaded_model import LoadedModel, open_model
 
 _MAX_TOKENS = 60  # of a command
@@ -37,7 +38,7 @@ class Command:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "model"
         save_model(self._path, "llama", context_length=32)
-        loaded = open_model(self._path, device="cpu", threads=1)
+        loaded = open_model(self._path, EngineOptions(device="cpu", threads=1))
         self._model = _Model(loaded.bundle, loaded.engine)
         self._write = console.write
         self.written = b""
@@ -58,7 +59,8 @@ class Command:
         """Run the command without its parser, which takes longer than the rest."""
         self.written = b""
         with suppress(Exit):
-            generate(GenerateOptions(model=str(self._path), device="cpu", threads=1, **options))
+            engine = EngineOptions(device="cpu", threads=1)
+            generate(GenerateOptions(model=str(self._path), engine=engine, **options))
 
     def run(self, *arguments: str) -> int:
         """Run the command; an internal error is raised."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from fuzz.models import save_model
 from fuzz.mutations import ESCAPES, Mutator, dump
-from tgen.config import SamplingConfig
+from tgen.config import EngineOptions, SamplingConfig
 from tgen.loaded_model import open_model
 
 _SCHEMAS: list[dict[str, Any]] = [
@@ -98,7 +98,7 @@ class Constraints:
 
     def __init__(self, folder: Path) -> None:
         save_model(folder / "model", "llama", context_length=32)
-        self._model = open_model(folder / "model", device="cpu", threads=1)
+        self._model = open_model(folder / "model", EngineOptions(device="cpu", threads=1))
         self._ids = self._model.encode(b"a")
         self._schemas = [Mutator(schema) for schema in _SCHEMAS]
         self._choices = [Mutator(choices) for choices in _CHOICES]

@@ -12,7 +12,7 @@ from fuzz.formats.safetensors import SafetensorsFile
 from fuzz.models import save_model
 from fuzz.mutations import EXTREMES, corrupt
 from tgen.checkpoint import prompt_cache, safetensors_file
-from tgen.config import SamplingConfig
+from tgen.config import EngineOptions, SamplingConfig
 from tgen.engine.base import PromptCache
 from tgen.errors import UsageError
 from tgen.loaded_model import open_model
@@ -27,7 +27,7 @@ class Cache:
 
     def __init__(self, folder: Path) -> None:
         save_model(folder / "model", "qwen3")
-        self._model = open_model(folder / "model", device="cpu", threads=1)
+        self._model = open_model(folder / "model", EngineOptions(device="cpu", threads=1))
         self._ids = self._model.encode(_PROMPT)
         self._cache = self._model.cache_prompt(self._ids)
         self._path = folder / "prompt.cache"

@@ -8,18 +8,17 @@ from typing import Any, Literal, get_args
 from tgen.cli import console
 from tgen.cli.model_loading import announce_compiling
 from tgen.cli.options import (
-    Device,
     Reader,
     adapter_option,
     check_output_file,
-    device_option,
     flag_of,
     json_option,
     make_command,
     model_option,
     quiet_option,
 )
-from tgen.config import CacheDtype, StoredAs
+from tgen.config import CacheDtype, Device, EngineOptions, StoredAs
+from tgen.config.engine import device_option
 from tgen.config.option import MAX_THREADS, option
 from tgen.config.ranges import parse_sizes
 from tgen.errors import UsageError
@@ -116,7 +115,7 @@ class BenchOptions:
         low=1,
         high=1000,
     )
-    device: Device = device_option("")
+    device: Device = device_option()
     engines: list[Any] | None = _list_option(
         "Engines: kernels, torch.",
         "--engine",
@@ -235,6 +234,16 @@ class BenchOptions:
                 f"--adapter {adapter}: its base is not {path}", "remove --model: speeds are equal"
             )
         return adapter
+
+    @property
+    def engine_options(self) -> EngineOptions:
+        """How one engine computes. Raises UsageError for several."""
+        return EngineOptions(
+            device=self.device,
+            threads=self.only("threads", None),
+            dtype=self.only("dtypes", None),
+            cache_dtype=self.cache_dtype,
+        )
 
     @property
     def names_tests(self) -> bool:

@@ -34,13 +34,7 @@ def run_kv_cache(options: BenchOptions) -> None:
     )
     from tgen.loaded_model import open_model
 
-    model = open_model(
-        options.path,
-        device=options.device,
-        threads=options.only("threads", None),
-        dtype=options.only("dtypes", None),
-        cache_dtype=options.cache_dtype,
-    )
+    model = open_model(options.path, options.engine_options)
     engine = model.engine
     if engine.context_length < 2:
         raise UsageError(

@@ -13,7 +13,7 @@ from tgen.cli import console
 from tgen.cli.bench import llama_bench
 from tgen.cli.bench.command import BenchOptions
 from tgen.cli.bench.output import Comparison, collect_context, write_report
-from tgen.config import STORED_BYTES, CacheDtype, StoredAs
+from tgen.config import STORED_BYTES, CacheDtype, EngineOptions, StoredAs
 from tgen.errors import TgenError, UsageError
 from tgen.reports.benchmark import Difference, PrecisionReport, ThroughputReport
 from tgen.storage import files
@@ -190,11 +190,10 @@ def _open_setups(options: BenchOptions) -> list["Setup"]:
     with console.progress("measuring the machine's peak rates", quiet=options.quiet):
         return open_setups(
             options.path,
+            EngineOptions(device=options.device, cache_dtype=options.cache_dtype),
             kinds=options.engines or ["auto"],
             dtypes=options.dtypes or [None],
-            cache_dtype=options.cache_dtype,
             threads=options.threads or [None],
-            device=options.device,
             seed=options.seed,
             measure_peaks=options.limits,
         )
@@ -236,7 +235,8 @@ def _measure_precision(options: BenchOptions, dtype: StoredAs) -> PrecisionRepor
     from tgen.loaded_model import open_model
 
     model, reference = (
-        open_model(options.path, device=options.device, dtype=one) for one in (dtype, None)
+        open_model(options.path, EngineOptions(device=options.device, dtype=one))
+        for one in (dtype, None)
     )
     return compare_precision(
         model.engine,

@@ -1,10 +1,13 @@
 """`tgen bench --end-to-end` and `tgen bench --train`: run them and draw their tables."""
 
+from dataclasses import fields
+
 from rich.table import Table
 from rich.text import Text
 
 from tgen.cli.bench.command import BenchOptions
 from tgen.cli.bench.output import show_last_report
+from tgen.config import EngineOptions
 from tgen.config.training import Precision, ResolvedTrainConfig
 from tgen.drawing.tables import table
 from tgen.errors import UsageError
@@ -31,14 +34,11 @@ def run_end_to_end(options: BenchOptions) -> None:
             "use a smaller -p or -n",
         )
     ids = random_tokens(bundle.config.vocab_size, n_prompt, seed=options.seed)
-    flags = {
-        "--model": options.path,
-        "--device": options.device,
-        "--threads": options.only("threads", None),
-        "--dtype": options.only("dtypes", None),
-        "--cache-dtype": options.cache_dtype,
-    }
-    given = [str(word) for pair in flags.items() if pair[1] is not None for word in pair]
+    given = ["--model", str(options.path)]
+    for one in fields(EngineOptions):
+        value = getattr(options.engine_options, one.name)
+        if value != one.default:
+            given += [one.metadata["flags"][0], str(value)]
     prompt = bundle.tokenizer.decode(ids)
     reports = measure_end_to_end(given, prompt, n_gen=n_gen, trials=options.trials)
     show_last_report(options, "tgen.bench.end_to_end/3", reports, phase_table)

@@ -7,6 +7,7 @@ send the output of their next rows to rank 0, which sorts it.
 import heapq
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,18 +56,10 @@ def load_shared(
     """Load the model, the same on all ranks; ranks of one machine share its CPU cores."""
     from tgen.checkpoint.model_dir import digest
 
-    threads = options.threads
-    if ranks.world_size > 1 and threads is None:
-        threads = default_threads(shared_by=ranks.local_world_size)
-    model = load_model(
-        path,
-        adapter=adapter,
-        device=options.device,
-        threads=threads,
-        dtype=options.dtype,
-        cache_dtype=options.cache_dtype,
-        quiet=quiet,
-    )
+    engine = options.engine
+    if ranks.world_size > 1 and engine.threads is None:
+        engine = replace(engine, threads=default_threads(shared_by=ranks.local_world_size))
+    model = load_model(path, engine, adapter=adapter, quiet=quiet)
     if ranks.world_size > 1:
         distributed.assert_same(f"the model {path}", digest(model.bundle)[:16])
     return model

@@ -10,20 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from tgen.cli.options import (
-    Device,
     Reader,
     adapter_option,
-    cache_dtype_option,
-    device_option,
-    dtype_option,
+    engine_options,
     json_option,
     model_option,
     nested,
     prompt_option,
     quiet_option,
-    threads_option,
 )
-from tgen.config import DEFAULT_BATCH_SIZE, CacheDtype, Draft, SamplingConfig, StoredAs
+from tgen.config import DEFAULT_BATCH_SIZE, Draft, EngineOptions, SamplingConfig
 from tgen.config.option import option
 from tgen.errors import TgenError, UsageError
 from tgen.storage import files
@@ -188,10 +184,7 @@ class GenerateOptions:
         False, "Report time to first token and tokens per second.", "--stats", panel="Output"
     )
     quiet: bool = quiet_option(panel="")
-    device: Device = device_option(_SPEED)
-    threads: int | None = threads_option(_SPEED)
-    dtype: StoredAs | None = dtype_option(_SPEED, old_flags="--weights")
-    cache_dtype: CacheDtype | None = cache_dtype_option(_SPEED)
+    engine: EngineOptions = engine_options()
     draft: Draft = _speed(
         "auto",
         "Speculative decoding with n-gram drafts where it is faster; the text is the same.",

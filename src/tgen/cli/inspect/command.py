@@ -12,10 +12,8 @@ from typing import Any, Literal
 
 from tgen.cli import console
 from tgen.cli.options import (
-    Device,
     adapter_option,
     check_output_file,
-    device_option,
     json_option,
     make_command,
     model_option,
@@ -23,6 +21,7 @@ from tgen.cli.options import (
     quiet_option,
     read_prompt,
 )
+from tgen.config.engine import Device, device_option
 from tgen.config.option import check_ranges, option
 from tgen.drawing import Cells, Scale
 from tgen.errors import UsageError
@@ -92,7 +91,7 @@ class InspectOptions:
         metavar="VIEW",
         shown_default="attention",
     )
-    device: Device = device_option("")
+    device: Device = device_option()
     layer: str | None = _select("Layers: 0,2-4, -1 for the last, or all.", "--layer", "LAYERS")
     head: str | None = _select(
         "Heads: 0,2-4, -1, all, or mean; of the last layer unless --layer is given.",

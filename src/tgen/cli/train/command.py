@@ -13,16 +13,13 @@ from tgen import distributed, runs
 from tgen.cli import console
 from tgen.cli.distributed import all_ranks
 from tgen.cli.options import (
-    Device,
     Reader,
-    device_option,
     json_option,
     make_command,
     nested,
     parse_settings,
     parse_size,
     quiet_option,
-    threads_option,
 )
 from tgen.cli.signals import StopSignal
 from tgen.config.option import option
@@ -46,8 +43,6 @@ def _read_out(text: str) -> Path:
 class TrainOptions:
     """The options of `tgen train`; `run` and `config` have those that were given."""
 
-    device: Device = device_option("Hardware")
-    threads: int | None = threads_option("Hardware")
     config: dict[str, Any] = nested(TrainConfig)
     run: dict[str, Any] = nested(
         RunRequest,
@@ -90,14 +85,14 @@ class TrainOptions:
 
     def run_request(self, *, began: float) -> RunRequest:
         """Return the request for a new run, whose minutes count from `began`."""
-        given = self.run | {"out": self.out, "device": self.device, "threads": self.threads}
+        given = self.run | {"out": self.out}
         return RunRequest(**given, train=TrainConfig(**self.config), began=began)
 
     def resume_request(self) -> ResumeRequest:
         """Return the request to resume."""
         names = {one.name for one in fields(ResumeRequest)}
         given = {name: value for name, value in self.run.items() if name in names}
-        given |= {"out": self.out, "device": self.device, "threads": self.threads}
+        given["out"] = self.out
         return ResumeRequest(**given, settings=self.config, override=self.override)
 
 
