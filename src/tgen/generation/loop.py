@@ -22,10 +22,9 @@ from tgen.config import SamplingConfig
 from tgen.engine.base import Engine, Logits, PromptCache, common_prefix_length, reset
 from tgen.errors import UsageError
 from tgen.generation.logits_processors import LogitsProcessors
-from tgen.generation.logprobs import Pick, make_tokens, select_rows
 from tgen.generation.ngram_drafter import NgramDrafter
 from tgen.generation.random_numbers import row_seed
-from tgen.generation.sample import sample
+from tgen.generation.sample import describe, most_likely, sample
 from tgen.generation.sequence import Request, SequenceState, window_start
 from tgen.generation.vocabulary import Vocabulary
 from tgen.reports.generation import RemovedCandidates, Token
@@ -125,13 +124,12 @@ def generate_requests(
             active += new
         if not active:
             return
-        picks, errors, logits = _step(
+        tokens, errors = _step(
             engine, active, vocabulary, drafts if kv_cache else None, kv_cache=kv_cache
         )
-        if picks:
-            yield from make_tokens(picks, logits)
+        yield from tokens
         _report(errors, on_error)
-        ended = {pick.sequence for pick in picks if pick.finish} | errors.keys()
+        ended = {token.sequence for token in tokens if token.finish} | errors.keys()
         active = _remove(engine, active, ended, drafts, compact=bool(new))
 
 
@@ -253,9 +251,8 @@ def _step(
     drafter: NgramDrafter | None,
     *,
     kv_cache: bool,
-) -> tuple[list[Pick], dict[int, Exception], Logits]:
-    """Run one pass; return the accepted tokens, the errors of sequences by their number, and the
-    logits (N, V) that the tokens were sampled from."""
+) -> tuple[list[Token], dict[int, Exception]]:
+    """Run one pass; return the accepted tokens, and the errors of sequences by their number."""
     first = {state.slot: state for state in reversed(active)}
     slots = [first[slot] for slot in range(len(first))]  # sequences in one slot are still equal
     new_tokens = _rewind(engine, slots, kv_cache=kv_cache)
@@ -268,7 +265,7 @@ def _step(
     if any(drafts):
         new_tokens = [new + draft for new, draft in zip(new_tokens, drafts, strict=True)]
     logits = vocabulary.only_tokens(engine.extend(new_tokens, every_position=any(drafts)))
-    return *_accept(logits, active, drafts), logits
+    return _accept(logits, active, drafts)
 
 
 def _rewind(engine: Engine, slots: list[SequenceState], *, kv_cache: bool) -> list[list[int]]:
@@ -292,15 +289,16 @@ class _Next(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """A sampled token, and what the samplers removed before."""
+    """A sampled token, what the samplers removed before, and what `describe` returns for it."""
 
     token: int
     removed: list[RemovedCandidates]
+    description: tuple[float, int, float]
 
 
 def _accept(
     logits: Logits, active: list[SequenceState], drafts: list[list[int]]
-) -> tuple[list[Pick], dict[int, Exception]]:
+) -> tuple[list[Token], dict[int, Exception]]:
     """Sample a token for each sequence, and one more after each draft token that was right.
 
     Return the tokens, and the errors of sequences by their number.
@@ -308,68 +306,81 @@ def _accept(
     expected = [token for draft in drafts for token in (*draft, None)]  # per row of the logits
     first_rows = list(accumulate((len(draft) + 1 for draft in drafts), initial=0))
     pending = [_Next(state, first_rows[state.slot]) for state in active]
-    picks: list[Pick] = []
+    tokens: list[Token] = []
     errors: dict[int, Exception] = {}
     while pending:
         confirmed = []
-        samples = _sample(logits, pending)
-        for (state, row), sampled in zip(pending, samples, strict=True):
-            if isinstance(sampled, Exception):
-                errors[state.number] = sampled
+        samples = _sample(logits, pending, errors)
+        for state, row in pending:
+            if state.number in errors:
                 continue
-            token, removed = sampled
+            token, removed, (logprob, rank, entropy) = samples[state.number]
             try:
                 text, finish = state.append(token)
             except Exception as error:
                 errors[state.number] = error
                 continue
-            complete, n_top = not finish or state.complete, state.sampling.logprobs
-            picks.append(Pick(state.number, token, row, text, finish, complete, n_top, removed))
+            tokens.append(
+                Token(
+                    sequence=state.number,
+                    id=token,
+                    text=text,
+                    logprob=logprob,
+                    rank=rank,
+                    entropy=entropy,
+                    top_logprobs=most_likely(logits[row], state.sampling.logprobs, token, logprob),
+                    removed=removed,
+                    finish=finish,
+                    complete=not finish or state.complete,
+                )
+            )
             if token == expected[row] and not finish:
                 confirmed.append(_Next(state, row + 1))
         pending = confirmed
-    return picks, errors
+    return tokens, errors
 
 
-def _sample(logits: Logits, pending: list[_Next]) -> list[_Sample | Exception]:
-    """Sample a token per sequence, together for sequences with equal settings."""
-    samples: dict[int, _Sample | Exception] = {}
-    groups: dict[LogitsProcessors, list[int]] = {}
-    for i, (state, _) in enumerate(pending):
-        groups.setdefault(state.processors, []).append(i)
-    for members in groups.values():
-        group = _sample_group(logits, [pending[i] for i in members])
-        samples |= zip(members, group, strict=True)
-    return [samples[i] for i in range(len(pending))]
+def _sample(
+    logits: Logits, pending: list[_Next], errors: dict[int, Exception]
+) -> dict[int, _Sample]:
+    """Sample a token per sequence, by its number, together for sequences with equal settings.
 
-
-def _sample_group(logits: Logits, group: list[_Next]) -> list[_Sample | Exception]:
-    """Sample for sequences with equal settings; return an error for the sequence that causes it."""
-    try:
-        return [*_sample_together(logits, group)]
-    except Exception as error:
-        if len(group) == 1:
-            return [error]
-        return [sampled for one in group for sampled in _sample_group(logits, [one])]
-
-
-def _sample_together(logits: Logits, group: list[_Next]) -> list[_Sample]:
-    states = [one.state for one in group]
-    sampling = states[0].sampling
-    group_logits = select_rows(logits, [one.row for one in group])
-    if any(state.changes_logits for state in states):
-        group_logits = group_logits.copy()
-        for state, row in zip(states, group_logits, strict=True):
-            state.process_logits(row)
-    removed: list[list[RemovedCandidates]] = [[] for _ in states]
-    tokens = sample(
-        group_logits,
-        sampling,
-        seeds=[state.sampling.seed for state in states],
-        positions=[len(state.tokens) for state in states],
-        explanations=removed if sampling.explain else (),
-    )
-    return [_Sample(token, steps) for token, steps in zip(tokens, removed, strict=True)]
+    If that fails, each is sampled alone; the errors of sequences are added to `errors`.
+    """
+    groups: dict[LogitsProcessors, list[_Next]] = {}
+    for one in pending:
+        groups.setdefault(one.state.processors, []).append(one)
+    samples: dict[int, _Sample] = {}
+    waiting = [*groups.values()]
+    while waiting:
+        group = waiting.pop()
+        states, rows = [one.state for one in group], [one.row for one in group]
+        sampling = states[0].sampling
+        removed: list[list[RemovedCandidates]] = [[] for _ in group]
+        try:
+            chosen = logits if rows == list(range(len(logits))) else logits[rows]
+            processed = chosen
+            if any(state.changes_logits for state in states):
+                processed = chosen.copy()
+                for state, row in zip(states, processed, strict=True):
+                    state.process_logits(row)
+            ids = sample(
+                processed,
+                sampling,
+                seeds=[state.sampling.seed for state in states],
+                positions=[len(state.tokens) for state in states],
+                explanations=removed if sampling.explain else (),
+            )
+            described = describe(chosen, ids)
+        except Exception as error:
+            if len(group) > 1:
+                waiting += [[one] for one in group]
+            else:
+                errors[states[0].number] = error
+            continue
+        numbers = [state.number for state in states]
+        samples |= zip(numbers, map(_Sample, ids, removed, described), strict=True)
+    return samples
 
 
 def extract_prompt_cache(engine: Engine, tokens: Sequence[int]) -> PromptCache | None:

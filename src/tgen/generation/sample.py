@@ -1,4 +1,5 @@
-"""Sampling: logits -> one token per sequence, through samplers that remove or reweight candidates.
+"""Sampling: logits -> one token per sequence, through samplers that remove or reweight candidates,
+and its log-probability, rank and entropy under the model.
 
 It has no state. The random number behind a token is a function of its sequence's seed and its
 position, so a text depends neither on the rest of the batch nor on how it was computed.
@@ -7,7 +8,8 @@ position, so a text depends neither on the rest of the batch nor on how it was c
 to new ones, -inf for removed candidates; at least one candidate per row is left.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -162,8 +164,9 @@ def sample(
     active = [name for name in names if name != "top_n_sigma" or sampling.top_n_sigma]
     first_k = sampling.top_k if active[:1] == ["top_k"] and not explanations else 0
     ids, candidates = sort_candidates(logits, first_k)
-    for name in names:
-        before, candidates = candidates, _apply(name, candidates, sampling, seeds, positions)
+    enabled = _enabled_samplers(sampling, seeds, positions)
+    for name in filter(enabled.get, names):
+        before, candidates = candidates, enabled[name](candidates)
         if explanations:
             _explain(name, before, candidates, explanations)
     cumulative = np.cumsum(softmax(candidates), axis=1)
@@ -190,30 +193,28 @@ def _is_compiled(sampling: SamplingConfig) -> bool:
     )
 
 
-def _apply(
-    name: str,
-    candidates: SortedLogits,
-    sampling: SamplingConfig,
-    seeds: Sequence[int],
-    positions: Sequence[int],
-) -> SortedLogits:
-    """Apply one sampler, or return the same array if it is disabled."""
-    if name == "temperature":
-        return apply_temperature(candidates, sampling.temperature)
-    if name == "top_k" and sampling.top_k:
-        return top_k(candidates, sampling.top_k)
-    if name == "top_p" and sampling.top_p < 1:
-        return top_p(candidates, sampling.top_p)
-    if name == "min_p" and sampling.min_p:
-        return min_p(candidates, sampling.min_p)
-    if name == "typical_p" and sampling.typical_p < 1:
-        return typical_p(candidates, sampling.typical_p)
-    if name == "top_n_sigma" and sampling.top_n_sigma:
-        return top_n_sigma(candidates, sampling.top_n_sigma)
-    if name == "xtc" and sampling.xtc_probability:
-        active = np.array(uniforms(seeds, positions, XTC)) < sampling.xtc_probability
-        return xtc(candidates, sampling.xtc_threshold, active)
-    return candidates
+def _enabled_samplers(
+    sampling: SamplingConfig, seeds: Sequence[int], positions: Sequence[int]
+) -> dict[str, Callable[[SortedLogits], SortedLogits]]:
+    """Return the samplers that are not disabled, by name."""
+    s = sampling
+    samplers: dict[str, Callable[[SortedLogits], SortedLogits]] = {
+        "temperature": partial(apply_temperature, temperature=s.temperature)
+    }
+    if s.top_k:
+        samplers["top_k"] = partial(top_k, k=s.top_k)
+    if s.top_p < 1:
+        samplers["top_p"] = partial(top_p, p=s.top_p)
+    if s.min_p:
+        samplers["min_p"] = partial(min_p, p=s.min_p)
+    if s.typical_p < 1:
+        samplers["typical_p"] = partial(typical_p, p=s.typical_p)
+    if s.top_n_sigma:
+        samplers["top_n_sigma"] = partial(top_n_sigma, n=s.top_n_sigma)
+    if s.xtc_probability:
+        active = np.array(uniforms(seeds, positions, XTC)) < s.xtc_probability
+        samplers["xtc"] = partial(xtc, threshold=s.xtc_threshold, active=active)
+    return samplers
 
 
 def _explain(
@@ -222,12 +223,41 @@ def _explain(
     after: SortedLogits,
     explanations: Sequence[list[RemovedCandidates]],
 ) -> None:
-    """Append per row what a sampler removed; nothing if it is disabled."""
-    if after is before:
-        return
+    """Append per row what a sampler removed."""
     removed = (before > -np.inf) & (after == -np.inf)
     masses = np.where(removed, softmax(before), 0).sum(axis=1)
     left = (after > -np.inf).sum(axis=1)
     rows = zip(explanations, removed.sum(axis=1), masses, left, strict=True)
     for steps, n, mass, n_left in rows:
         steps.append(RemovedCandidates(name, int(n), float(mass), int(n_left)))
+
+
+def describe(logits: Logits, tokens: Sequence[int]) -> list[tuple[float, int, float]]:
+    """Return a token's log-probability, how many are more likely, and the entropy in nats, per row
+    of logits (B, V) before processors and samplers."""
+    sampler = row_sampler()
+    if sampler and logits.dtype == np.float32:
+        return sampler.describe(logits, tokens)
+    with np.errstate(over="ignore"):
+        shifted = logits - logits.max(axis=1, keepdims=True)
+    exponentials = np.exp(shifted)
+    totals = exponentials.sum(axis=1, dtype=np.float64)
+    # With p = w / t and w = exp(s): -sum p log p = log t - sum w s / t.
+    products = exponentials * np.maximum(shifted, -1e30)  # a logit of -inf adds 0
+    entropies = np.log(totals) - products.sum(axis=1, dtype=np.float64) / totals
+    chosen = shifted[np.arange(len(tokens)), tokens]
+    ranks = (shifted > chosen[:, None]).sum(axis=1)
+    columns = (chosen - np.log(totals), ranks, np.maximum(entropies, 0.0))
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def most_likely(
+    logits: NDArray[np.float32], n: int, token: int, logprob: float
+) -> list[tuple[int, float]]:
+    """Return the ids and log-probabilities of the n most likely tokens under the logits (V,), given
+    the log-probability of one token."""
+    if not n:
+        return []
+    ids, values = sort_candidates(logits[None], n)
+    log_total = float(logits[token]) - logprob
+    return [(int(i), float(x) - log_total) for i, x in zip(ids[0], values[0], strict=True)]
