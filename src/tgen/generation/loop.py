@@ -53,7 +53,6 @@ def generate(
     stop: Collection[int] = (),
     kv_cache: bool = True,
     drafts: NgramDrafter | None = None,
-    prompt_cache: PromptCache | None = None,
 ) -> Iterator[Token]:
     """Yield the Tokens that continue all prompts, until a `stop` token or the end by `sampling`.
 
@@ -70,7 +69,6 @@ def generate(
         vocabulary=Vocabulary(ends=stop),
         kv_cache=kv_cache,
         drafts=drafts,
-        prompt_cache=prompt_cache,
     )
 
 
@@ -281,13 +279,6 @@ def _rewind(engine: Engine, slots: list[SequenceState], *, kv_cache: bool) -> li
     return [state.tokens[state.window_start + n :] for state, n in zip(slots, lengths, strict=True)]
 
 
-class _Next(NamedTuple):
-    """A sequence and the row of the logits for its next token."""
-
-    state: SequenceState
-    row: int
-
-
 class _Sample(NamedTuple):
     """A sampled token, what the samplers removed before, and what `describe` returns for it."""
 
@@ -305,7 +296,7 @@ def _accept(
     """
     expected = [token for draft in drafts for token in (*draft, None)]  # per row of the logits
     first_rows = list(accumulate((len(draft) + 1 for draft in drafts), initial=0))
-    pending = [_Next(state, first_rows[state.slot]) for state in active]
+    pending = [(state, first_rows[state.slot]) for state in active]  # and the row of the logits
     tokens: list[Token] = []
     errors: dict[int, Exception] = {}
     while pending:
@@ -335,26 +326,26 @@ def _accept(
                 )
             )
             if token == expected[row] and not finish:
-                confirmed.append(_Next(state, row + 1))
+                confirmed.append((state, row + 1))
         pending = confirmed
     return tokens, errors
 
 
 def _sample(
-    logits: Logits, pending: list[_Next], errors: dict[int, Exception]
+    logits: Logits, pending: list[tuple[SequenceState, int]], errors: dict[int, Exception]
 ) -> dict[int, _Sample]:
     """Sample a token per sequence, by its number, together for sequences with equal settings.
 
     If that fails, each is sampled alone; the errors of sequences are added to `errors`.
     """
-    groups: dict[LogitsProcessors, list[_Next]] = {}
-    for one in pending:
-        groups.setdefault(one.state.processors, []).append(one)
+    groups: dict[LogitsProcessors, list[tuple[SequenceState, int]]] = {}
+    for state, row in pending:
+        groups.setdefault(state.processors, []).append((state, row))
     samples: dict[int, _Sample] = {}
     waiting = [*groups.values()]
     while waiting:
         group = waiting.pop()
-        states, rows = [one.state for one in group], [one.row for one in group]
+        states, rows = map(list, zip(*group, strict=True))
         sampling = states[0].sampling
         removed: list[list[RemovedCandidates]] = [[] for _ in group]
         try:

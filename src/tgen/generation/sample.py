@@ -141,14 +141,7 @@ def sample(
     """
     sampler = None if explanations else row_sampler()
     if sampler and _is_compiled(sampling) and logits.dtype == np.float32:
-        tokens = sampler.sample(
-            logits,
-            uniforms(seeds, positions, TOKEN),
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-            temperature=sampling.temperature,
-        )
+        tokens = sampler.sample(logits, uniforms(seeds, positions, TOKEN), sampling)
         if -1 in tokens:
             raise _not_finite()
         return tokens

@@ -2,11 +2,12 @@
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
 
+from tgen.config import SamplingConfig
 from tgen.engine.base import Logits
 from tgen.engine.cpu.job_layout import (
     CANDIDATE_LOGITS_PTR,
@@ -39,54 +40,40 @@ class RowSampler(threading.local):
         return enter
 
     def sample(
-        self,
-        logits: Logits,
-        uniforms: list[float],
-        *,
-        top_k: int,
-        top_p: float,
-        min_p: float,
-        temperature: float,
+        self, logits: Logits, uniforms: Sequence[float], sampling: SamplingConfig
     ) -> list[int]:
-        """Sample a token per row of float32 logits (B, V) by top-k (0: all), top-p, min-p and
-        temperature, above 0, in this order; -1 if the largest logit is not finite."""
-        request = self._start(logits)
-        request[TOP_K : TEMPERATURE + 1] = (
-            min(top_k, logits.shape[1]),
-            top_p,
-            np.log(min_p) if min_p else -np.inf,
-            temperature,
+        """Sample a token per row of float32 logits (B, V) by top-k, top-p, min-p and temperature,
+        above 0, in this order; -1 if the largest logit is not finite."""
+        self._request[TOP_K : TEMPERATURE + 1] = (
+            min(sampling.top_k, logits.shape[1]),
+            sampling.top_p,
+            np.log(sampling.min_p) if sampling.min_p else -np.inf,
+            sampling.temperature,
         )
-        tokens = []
-        for i, uniform in enumerate(uniforms):
-            request[ROW_PTR] = self._rows + i * self._row_bytes
-            request[UNIFORM] = uniform
-            self._enter(SAMPLE, self._address, 0, 0, 0, 0, 0, 0)
-            tokens.append(int(request[RESULT]))
-        return tokens
+        return [int(result[0]) for result in self._run(SAMPLE, logits, UNIFORM, uniforms)]
 
-    def describe(self, logits: Logits, tokens: list[int]) -> list[tuple[float, int, float]]:
+    def describe(self, logits: Logits, tokens: Sequence[int]) -> list[tuple[float, int, float]]:
         """Return a token's log-probability, how many are more likely, and the entropy in nats, per
         row of float32 logits (B, V)."""
-        request = self._start(logits)
-        described = []
-        for i, token in enumerate(tokens):
-            request[ROW_PTR] = self._rows + i * self._row_bytes
-            request[TOKEN] = token
-            self._enter(DESCRIBE, self._address, 0, 0, 0, 0, 0, 0)
-            logprob, rank, entropy = request[RESULT:].tolist()
-            described.append((logprob, int(rank), entropy))
-        return described
+        results = [result.tolist() for result in self._run(DESCRIBE, logits, TOKEN, tokens)]
+        return [(logprob, int(rank), entropy) for logprob, rank, entropy in results]
 
-    def _start(self, logits: Logits) -> np.ndarray:
+    def _run(
+        self, kernel: int, logits: Logits, argument: int, values: Sequence[float]
+    ) -> Iterator[np.ndarray]:
+        """Call a kernel per row of logits, with its value as `argument`; yield the results."""
         if logits.dtype != np.float32 or logits.strides[1] != 4:
             raise ValueError(f"rows of {logits.dtype} with strides {logits.strides}")
         n = logits.shape[1]
         if n > len(self._ids):
             self._resize(n)
-        self._request[N_CANDIDATES] = n
-        self._rows, self._row_bytes = logits.ctypes.data, logits.strides[0]
-        return self._request
+        request, first_row, row_bytes = self._request, logits.ctypes.data, logits.strides[0]
+        request[N_CANDIDATES] = n
+        for i, value in enumerate(values):
+            request[ROW_PTR] = first_row + i * row_bytes
+            request[argument] = value
+            self._enter(kernel, self._address, 0, 0, 0, 0, 0, 0)
+            yield request[RESULT:]
 
     def _resize(self, n: int) -> None:
         self._ids, self._values = np.zeros(n, np.int64), np.zeros(n, np.float32)
