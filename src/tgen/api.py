@@ -33,7 +33,7 @@ from tgen.engine.base import PromptCache, common_prefix_length
 from tgen.errors import UsageError
 from tgen.generation.loop import make_source
 from tgen.generation.random_numbers import row_seed
-from tgen.loaded_model import LoadedModel, open_model
+from tgen.loaded_model import Decoding, LoadedModel, open_model
 from tgen.lora import merging
 from tgen.reports.generation import Token
 from tgen.reports.training import RunReport
@@ -184,9 +184,8 @@ class Model:
         require(valid, "prompt_cache", repr(prompt_cache), "a result of cache_prompt or load_cache")
         if prompt_cache is not None:
             self._warn_if_unused(prompt_cache, ids)
-        return self._decode(
-            self._loaded.tokens([ids], sampling=sampling, prompt_cache=prompt_cache)
-        )
+        decoding = Decoding(prompt_cache=prompt_cache)
+        return self._decode(self._loaded.tokens([ids], sampling=sampling, decoding=decoding))
 
     def chat(self, messages: Sequence[Mapping[str, str]], **options: Any) -> str:
         """Return the answer to messages, each with a `role` and a `content`.

@@ -1,9 +1,9 @@
 """A model and its engine, ready to generate, shared by the command line and `tgen.api`."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,13 @@ from tgen.engine.base import Engine, PromptCache
 from tgen.engine.open_engine import find_cached, open_engine, prepare_store
 from tgen.errors import UsageError
 from tgen.generation.logprobs import TokenScores, score_stream
-from tgen.generation.loop import RequestSource, compute_prompt_cache, generate_requests, make_source
+from tgen.generation.loop import (
+    ErrorHandler,
+    RequestSource,
+    compute_prompt_cache,
+    generate_requests,
+    make_source,
+)
 from tgen.generation.ngram_drafter import NgramDrafter
 from tgen.generation.random_numbers import row_seed
 from tgen.generation.sequence import Request, check_request
@@ -56,6 +62,18 @@ def open_model(
     is_default = options.dtype in (None, stored)
     store = prepare_store(bundle, engine, n_weights=n_weights, is_default=is_default)
     return LoadedModel(bundle, engine, store)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """How tokens are computed; they are the same in any way."""
+
+    kv_cache: bool = True  # False: compute each window again for every token, without drafts
+    draft: Draft = "auto"
+    prompt_cache: PromptCache | None = None  # of the start of the prompts
+
+
+_DEFAULT = Decoding()
 
 
 class LoadedModel:
@@ -153,11 +171,11 @@ class LoadedModel:
         *,
         sampling: SamplingConfig | None = None,
         batch_size: int | None = None,
-        **how: Any,
+        decoding: Decoding = _DEFAULT,
     ) -> Iterator[Token]:
         """Yield the tokens that continue each prompt, `batch_size` or all prompts at a time.
 
-        Prompt i samples with the seed `row_seed(sampling.seed, i)`. For `how` see `complete`.
+        Prompt i samples with the seed `row_seed(sampling.seed, i)`.
         """
         config = sampling or self.sampling({})
         requests = [
@@ -165,7 +183,7 @@ class LoadedModel:
             for row, ids in enumerate(prompts)
         ]
         yield from self.complete(
-            make_source(requests), batch_size=batch_size or len(prompts), **how
+            make_source(requests), batch_size=batch_size or len(prompts), decoding=decoding
         )
 
     def complete(
@@ -173,17 +191,16 @@ class LoadedModel:
         source: RequestSource,
         *,
         batch_size: int,
-        kv_cache: bool = True,
-        draft: Draft = "auto",
-        prompt_cache: PromptCache | None = None,
-        **how: Any,
+        decoding: Decoding = _DEFAULT,
+        cancelled: Callable[[], Collection[int]] = tuple,
+        on_error: ErrorHandler | None = None,
     ) -> Iterator[Token]:
         """Yield the tokens of requests as they are sampled, up to `batch_size` requests per batch.
 
-        For `how` see `generation.loop.generate_requests`.
+        For `cancelled` and `on_error` see `generation.loop.generate_requests`.
         """
         drafts = None
-        if draft == "auto" and kv_cache:
+        if decoding.draft == "auto" and decoding.kv_cache:
             drafts = NgramDrafter(self.ngrams, self.bundle.config.vocab_size)
         with self._borrow_engine() as engine:
             yield from generate_requests(
@@ -191,10 +208,11 @@ class LoadedModel:
                 source,
                 batch_size=batch_size,
                 vocabulary=self.vocabulary,
-                kv_cache=kv_cache,
+                kv_cache=decoding.kv_cache,
                 drafts=drafts,
-                prompt_cache=prompt_cache,
-                **how,
+                prompt_cache=decoding.prompt_cache,
+                cancelled=cancelled,
+                on_error=on_error,
             )
 
     @contextmanager

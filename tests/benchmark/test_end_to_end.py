@@ -15,7 +15,7 @@ from tgen.benchmark.end_to_end import measure_end_to_end
 from tgen.checkpoint import model_dir
 from tgen.config import EngineOptions
 from tgen.errors import TgenError, UsageError
-from tgen.loaded_model import open_model
+from tgen.loaded_model import Decoding, open_model
 from tgen.machine.memory import peak_memory_bytes
 from tgen.reports.benchmark import EndToEndReport, TrialReport
 from tgen.reports.generation import Token
@@ -41,7 +41,8 @@ def measure(path: Path, prompt: bytes = PROMPT, *options: str, n_gen: int = 3, t
 def greedy(path: Path, n: int) -> list[Token]:
     model = open_model(path, EngineOptions(device="cpu"))
     sampling = tgen.SamplingConfig(temperature=0, max_new_tokens=n)
-    return list(model.tokens([model.encode(PROMPT)], sampling=sampling, draft="off"))
+    without_drafts = Decoding(draft="off")
+    return list(model.tokens([model.encode(PROMPT)], sampling=sampling, decoding=without_drafts))
 
 
 def inside_a_character(tokens: list[Token]) -> bool:

@@ -11,7 +11,7 @@ from tgen.api import load
 from tgen.config import EngineOptions, SamplingConfig
 from tgen.errors import UsageError
 from tgen.generation import constrained
-from tgen.loaded_model import open_model
+from tgen.loaded_model import Decoding, open_model
 
 SCHEMA = {
     "type": "object",
@@ -63,7 +63,7 @@ def test_complete_text_matches_the_constraint(trained, options, pattern):
         ids = [model.encode("What is ")]
         sampling = SamplingConfig(temperature=2.0, max_new_tokens=200, seed=seed, **options)
         for draft in ("off", "auto"):
-            tokens = list(model.tokens(ids, sampling=sampling, draft=draft))
+            tokens = list(model.tokens(ids, sampling=sampling, decoding=Decoding(draft=draft)))
             text = b"".join(token.text for token in tokens).decode()
             if tokens[-1].finish == "stop":
                 assert re.fullmatch(pattern, text)

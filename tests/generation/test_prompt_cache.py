@@ -8,7 +8,7 @@ from tgen.checkpoint import model_dir, prompt_cache
 from tgen.config import SamplingConfig
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import ModelError, UsageError
-from tgen.loaded_model import LoadedModel
+from tgen.loaded_model import Decoding, LoadedModel
 from tgen.model.transformer import Transformer
 
 PROMPT = b"The king said: what is this? 'Tis"
@@ -27,7 +27,8 @@ def model(request, model_directory):
 def text(model, prompts, **options):
     sampling = SamplingConfig(temperature=0.7, max_new_tokens=20, seed=2)
     out = [[] for _ in prompts]
-    for token in model.tokens(prompts, sampling=sampling, draft="off", **options):
+    decoding = Decoding(draft="off", **options)
+    for token in model.tokens(prompts, sampling=sampling, decoding=decoding):
         out[token.sequence].append(token.id)
     return out
 

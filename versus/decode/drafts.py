@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from tgen.checkpoint.model_lookup import shipped_model
 from tgen.config import Draft, EngineOptions, SamplingConfig
-from tgen.loaded_model import LoadedModel, open_model
+from tgen.loaded_model import Decoding, LoadedModel, open_model
 from versus import harness
 
 PROMPTS = ("What is", "ROMEO:\n", "KING RICHARD III:\nNow", "The ", "First Citizen:\nBefore we")
@@ -33,7 +33,8 @@ def generate(
     sampling = replace(sampling, max_new_tokens=n_tokens)
     start = time.perf_counter()
     for prompt in PROMPTS:
-        tokens = model.tokens([model.encode(prompt)], sampling=sampling, draft=draft)
+        decoding = Decoding(draft=draft)
+        tokens = model.tokens([model.encode(prompt)], sampling=sampling, decoding=decoding)
         ids += [token.id for token in tokens]
     return len(ids) / (time.perf_counter() - start), ids
 

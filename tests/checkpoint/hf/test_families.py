@@ -13,7 +13,7 @@ from tgen.checkpoint import model_dir
 from tgen.config import EngineOptions, SamplingConfig
 from tgen.engine.open_engine import open_engine
 from tgen.inspection.attention import record_attention
-from tgen.loaded_model import LoadedModel
+from tgen.loaded_model import Decoding, LoadedModel
 from tgen.model.transformer import Transformer
 
 transformers = pytest.importorskip("transformers")
@@ -69,7 +69,7 @@ def case(request, tokenizer, tmp_path_factory) -> Case:
 def greedy(model: LoadedModel, prompts: list[list[int]], **how: object) -> list[list[int]]:
     texts: list[list[int]] = [[] for _ in prompts]
     sampling = SamplingConfig(temperature=0, max_new_tokens=N_NEW)
-    for token in model.tokens(prompts, sampling=sampling, **how):
+    for token in model.tokens(prompts, sampling=sampling, decoding=Decoding(**how)):
         texts[token.sequence].append(token.id)
     return texts
 

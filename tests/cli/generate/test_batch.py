@@ -1,4 +1,5 @@
-"""The request queue: what it stores of texts, and how many texts may wait for one before them."""
+"""The request queue and its writer: what they store of texts, and how many texts may wait for one
+before them."""
 
 import json
 import tracemalloc
@@ -10,7 +11,7 @@ import pytest
 from tgen.cli.generate import batch
 from tgen.cli.generate.batch import RequestQueue
 from tgen.cli.generate.options import GenerateOptions
-from tgen.cli.generate.output import JsonWriter, TextWriter
+from tgen.cli.generate.output import TextWriter, Writer
 from tgen.config import SamplingConfig
 from tgen.distributed import Ranks
 from tgen.errors import ModelError, TgenError
@@ -72,9 +73,10 @@ def test_endless_text_keeps_no_tokens(monkeypatch):
     monkeypatch.setattr(
         "tgen.cli.console.write", lambda data: written.__setitem__(0, written[0] + len(data))
     )
-    queue = make_queue(TextWriter(several=False))
+    writer = TextWriter(several=False)
+    queue = make_queue(writer)
     assert queue.next(True) is not None
-    assert growth(lambda: queue.on_token(token())) < 20_000
+    assert growth(lambda: writer.add(token())) < 20_000
     assert written[0] == 3000 * 3
 
 
@@ -84,20 +86,20 @@ def test_texts_wait_for_a_slow_one_in_bounded_memory(monkeypatch, as_json):
     monkeypatch.setattr("tgen.cli.console.write", out.append)
     monkeypatch.setattr(batch, "_MAX_WAITING_BYTES", 100_000)
     lines = (b"row %d" % i for i in count())
-    writer = JsonWriter(to_json) if as_json else TextWriter(several=True)
+    writer = Writer(to_json, keep_tokens=True) if as_json else TextWriter(several=True)
     queue = make_queue(writer, lines, jsonl=as_json)
     assert queue.next(True) is not None  # row 0, the slow one
     n = 0
     while queue.next(False) is not None:
         n += 1
         for _ in range(5):
-            queue.on_token(token(n))
-        queue.on_token(token(n, finish="stop"))
+            writer.add(token(n))
+        writer.add(token(n, finish="stop"))
         assert n < 100
     assert n > 10
-    queue.on_token(token(0))
+    writer.add(token(0))
     assert queue.next(False) is None
-    queue.on_token(token(0, finish="length"))
+    writer.add(token(0, finish="length"))
     assert writer.waiting_bytes == 0
     assert b"".join(out).count(b"\n") == n + 1
     assert queue.next(False) is not None
@@ -108,25 +110,26 @@ def test_samples_wait_for_a_slow_text_in_bounded_memory(monkeypatch, max_new_tok
     monkeypatch.setattr("tgen.cli.console.write", lambda _: None)
     monkeypatch.setattr(batch, "_MAX_WAITING_BYTES", 100_000)
     rows = iter([b'{"prompt": "a"}', b'{"prompt": "b", "n": %d, "samples": 500}' % max_new_tokens])
-    writer = JsonWriter(to_json)
+    writer = Writer(to_json, keep_tokens=True)
     queue = make_queue(writer, rows, jsonl=True)
     assert queue.next(True) is not None  # the slow text
     n = 1
     while queue.next(False) is not None:
-        queue.on_token(token(n, finish="stop"))
+        writer.add(token(n, finish="stop"))
         n += 1
     assert 100_000 < writer.waiting_bytes < 120_000
-    queue.on_token(token(0, finish="stop"))
+    writer.add(token(0, finish="stop"))
     assert writer.waiting_bytes == 0
     while queue.next(True) is not None:
-        queue.on_token(token(n, finish="stop"))
+        writer.add(token(n, finish="stop"))
         n += 1
     assert n == (501 if max_new_tokens else 1)
 
 
 def test_finished_json_texts_wait_without_their_tokens(monkeypatch):
     monkeypatch.setattr("tgen.cli.console.write", lambda _: None)
-    queue = make_queue(JsonWriter(to_json), (b"" for _ in count()), jsonl=True)
+    writer = Writer(to_json, keep_tokens=True)
+    queue = make_queue(writer, (b"" for _ in count()), jsonl=True)
     queue.next(True)
     numbers = count(1)
 
@@ -134,8 +137,8 @@ def test_finished_json_texts_wait_without_their_tokens(monkeypatch):
         number = next(numbers)
         queue.next(False)
         for _ in range(50):
-            queue.on_token(token(number))
-        queue.on_token(token(number, finish="stop"))
+            writer.add(token(number))
+        writer.add(token(number, finish="stop"))
 
     assert growth(run, 400) < 200 * 4096
 
@@ -151,14 +154,15 @@ def test_failing_text_and_row_become_errors_in_their_places(monkeypatch, capsys)
 
     calls = count()
     lines = iter([b"a", b"b", b"c", b"d"])
-    queue = make_queue(JsonWriter(to_json), lines, request=request, jsonl=True)
+    writer = Writer(to_json, keep_tokens=True)
+    queue = make_queue(writer, lines, request=request, jsonl=True)
     for _ in range(3):
         assert queue.next(False) is not None
     for number in range(3):
-        queue.on_token(token(number))
-    queue.on_error(1, TgenError("regex: too complex", "simplify it"))
-    queue.on_error(2, ValueError("a bug"))
-    queue.on_token(token(0, finish="stop"))
+        writer.add(token(number))
+    writer.on_error(1, TgenError("regex: too complex", "simplify it"))
+    writer.on_error(2, ValueError("a bug"))
+    writer.add(token(0, finish="stop"))
     records = [json.loads(line) for line in b"".join(out).splitlines()]
     assert [one["row"] for one in records] == [0, 1, 2, 3]
     assert [one["error"] for one in records][:3] == [
@@ -169,5 +173,5 @@ def test_failing_text_and_row_become_errors_in_their_places(monkeypatch, capsys)
     assert "ValueError: a bug" in records[3]["error"]
     assert "error: line 2: regex: too complex" in capsys.readouterr().err
     with pytest.raises(ValueError, match="a bug"):  # once all rows are written
-        queue.finish()
-    assert queue.failed
+        writer.finish(queue.n_rows)
+    assert writer.n_failed == 3

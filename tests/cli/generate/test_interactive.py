@@ -11,7 +11,7 @@ from tgen.api import load
 from tgen.cli.generate.chat import read_line
 from tgen.config import EngineOptions, SamplingConfig
 from tgen.generation.loop import extract_prompt_cache
-from tgen.loaded_model import open_model
+from tgen.loaded_model import Decoding, open_model
 
 pty = pytest.importorskip("pty")
 
@@ -93,7 +93,8 @@ def test_what_a_turn_computed_is_kept(trained):
     assert cache is not None
     assert len(cache.tokens) == len(text) - 1
     more = [*text, *model.encode(" is")]
-    again = [token.id for token in model.tokens([more], sampling=sampling, prompt_cache=cache)]
+    decoding = Decoding(prompt_cache=cache)
+    again = [token.id for token in model.tokens([more], sampling=sampling, decoding=decoding)]
     assert again == [token.id for token in model.tokens([more], sampling=sampling)]
     long = SamplingConfig(max_new_tokens=60, seed=1)
     text = [*ids, *(token.id for token in model.tokens([ids], sampling=long))]

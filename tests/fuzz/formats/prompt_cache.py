@@ -15,7 +15,7 @@ from tgen.checkpoint import prompt_cache, safetensors_file
 from tgen.config import EngineOptions, SamplingConfig
 from tgen.engine.base import PromptCache
 from tgen.errors import UsageError
-from tgen.loaded_model import open_model
+from tgen.loaded_model import Decoding, open_model
 
 _PROMPT = b"the king"
 
@@ -94,6 +94,7 @@ class Cache:
             prompt_cache.check_cache_file(self._path)
         cache: PromptCache = self._model.load_cache(self._path)
         sampling = SamplingConfig(max_new_tokens=1)
-        for _ in self._model.tokens([self._ids], sampling=sampling, prompt_cache=cache):
+        decoding = Decoding(prompt_cache=cache)
+        for _ in self._model.tokens([self._ids], sampling=sampling, decoding=decoding):
             pass
         self._model.cache_prompt(self._ids, known=cache)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tgen.cli import console
 from tgen.config import SamplingConfig
@@ -16,7 +16,7 @@ from tgen.reports.generation import Token
 if TYPE_CHECKING:
     from tgen.chat.render_process import Message
     from tgen.engine.base import PromptCache
-    from tgen.loaded_model import LoadedModel
+    from tgen.loaded_model import Decoding, LoadedModel
 
 
 _PROMPT = "> "
@@ -30,7 +30,9 @@ def require_terminal() -> None:
         raise UsageError("--interactive needs a terminal", hint)
 
 
-def repl(model: "LoadedModel", sampling: SamplingConfig, prompt: bytes, **how: Any) -> None:
+def repl(
+    model: "LoadedModel", sampling: SamplingConfig, prompt: bytes, decoding: "Decoding"
+) -> None:
     """Read lines until the end of input. Ctrl-C stops a text, Ctrl-D on an empty line ends."""
     from tgen.generation.random_numbers import row_seed
 
@@ -54,7 +56,8 @@ def repl(model: "LoadedModel", sampling: SamplingConfig, prompt: bytes, **how: A
         n_turns += 1
         try:
             ids = ids or model.encode(b"")
-            tokens = model.tokens([ids], sampling=config, prompt_cache=cache, **how)
+            cached = replace(decoding, prompt_cache=cache)
+            tokens = model.tokens([ids], sampling=config, decoding=cached)
             turn = write_turn(model, ids, tokens)
             # After an end-of-text token, a new text starts.
             ids, cache = ([], None) if turn.end_of_text else (turn.ids, turn.cache)
@@ -122,15 +125,6 @@ def write_turn(model: "LoadedModel", ids: Sequence[int], tokens: Iterable[Token]
     return Turn(all_ids, text, end_of_text, cache)
 
 
-def initial_messages(model: "LoadedModel", system: str | None) -> "list[Message]":
-    """Return the messages before the first prompt.
-
-    Raises ModelError if the model has no chat template.
-    """
-    _ = model.chat_format  # raises here, before anything else is reported
-    return [] if system is None else [message("system", os.fsencode(system))]
-
-
 def message(role: str, content: bytes) -> "Message":
     """Return one message of a conversation."""
     return {"role": role, "content": content.decode("utf-8", "surrogateescape")}
@@ -140,9 +134,9 @@ def chat_loop(
     model: "LoadedModel",
     sampling: SamplingConfig,
     prompt: bytes,
+    decoding: "Decoding",
     *,
     messages: "list[Message]",
-    **how: Any,
 ) -> None:
     """Read lines as in `repl`; each line and each answer is a message."""
     from tgen.generation.loop import make_source
@@ -159,8 +153,8 @@ def chat_loop(
         conversation.append(message("user", line))
         try:
             request = model.chat_request(conversation, config)
-            source = make_source([request])
-            tokens = model.complete(source, batch_size=1, prompt_cache=cache, **how)
+            source, cached = make_source([request]), replace(decoding, prompt_cache=cache)
+            tokens = model.complete(source, batch_size=1, decoding=cached)
             turn = write_turn(model, request.prompt, tokens)
             conversation.append(message("assistant", turn.text))
             cache = turn.cache

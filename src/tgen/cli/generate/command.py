@@ -1,11 +1,13 @@
 """`tgen generate`: text goes to stdout as it is generated, everything else to stderr."""
 
+import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -17,8 +19,7 @@ from tgen.drawing.terminal_text import json_line
 
 if TYPE_CHECKING:
     from tgen.cli.generate import output
-    from tgen.cli.generate.batch import RequestQueue
-    from tgen.cli.generate.input_rows import Generation, LineReader
+    from tgen.cli.generate.input_rows import LineReader
     from tgen.distributed import Ranks
     from tgen.engine.base import PromptCache
     from tgen.loaded_model import LoadedModel
@@ -59,12 +60,13 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     from tgen.checkpoint.hf import generation_config
     from tgen.cli.generate import output
     from tgen.cli.generate.batch import RequestQueue
-    from tgen.cli.generate.chat import initial_messages
+    from tgen.cli.generate.chat import message
     from tgen.cli.generate.distributed import load_shared
     from tgen.cli.generate.input_rows import LineReader
     from tgen.cli.model_loading import find_paths
     from tgen.config import SamplingConfig
     from tgen.distributed import broadcast
+    from tgen.loaded_model import Decoding
     from tgen.lora.merging import settings_path
 
     quiet = options.quiet or ranks.rank > 0
@@ -89,52 +91,61 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     shown = str(path) if adapter is None else f"{path} + {adapter}"
     for line in output.status_lines(shown, seed, defaults, given=options.sampling):
         console.print_status(line, quiet=quiet)
-    messages = initial_messages(model, options.system) if options.chat else None
-    how: dict[str, Any] = {"kv_cache": not options.no_kv_cache, "draft": options.draft}
+    messages = None
+    if options.chat:
+        _ = model.chat_format  # raises without a template, before anything else is reported
+        messages = (
+            [] if options.system is None else [message("system", os.fsencode(options.system))]
+        )
+    decoding = Decoding(kv_cache=not options.no_kv_cache, draft=options.draft)
     if options.interactive:
         from tgen.cli.generate.chat import chat_loop, repl
 
         talk = repl if messages is None else partial(chat_loop, messages=messages)
-        talk(model, sampling, prompt or b"", **how)
+        talk(model, sampling, prompt or b"", decoding)
         return False
     if messages is not None and prompt and options.prompt in (None, "-"):
         prompt = prompt.removesuffix(b"\n").removesuffix(b"\r")  # ends the line, not the message
     writer = _make_writer(model, shown, options, ranks)
     queue = RequestQueue(model, sampling, writer, options, messages=messages, ranks=ranks)
-    cache = None
     if lines is not None:
         queue.read(lines, jsonl=str(options.input_file).endswith((".jsonl", ".ndjson")))
     elif prompt is not None:
         with flags_in_errors(GenerateOptions), files_in_errors(options.sampling):
             queue.add(prompt)
         cache = _prompt_cache(model, prompt, options, quiet=quiet)
+        decoding = replace(decoding, prompt_cache=cache)
     began = time.perf_counter()
-    how |= {"prompt_cache": cache, "on_error": queue.on_error}
-    tokens = model.complete(queue.next, batch_size=options.batch_size, **how)
+    tokens = model.complete(
+        queue.next, batch_size=options.batch_size, decoding=decoding, on_error=writer.on_error
+    )
     try:
-        _write(tokens, queue, lines, quiet=quiet)
-        queue.finish()
+        _write(tokens, writer, lines, quiet=quiet)
+        writer.finish(queue.n_rows)
     finally:  # also after Ctrl-C
         writer.close()
     end_phase("decode")
     if not quiet:
         writer.end_line()
-    for line in queue.summary(time.perf_counter() - began):
-        console.print_status(line, quiet=quiet)
-    return queue.failed
+    n_rows, seconds = queue.n_rows if lines else None, time.perf_counter() - began
+    summary = output.format_summary(n_rows, writer.n_failed, writer.n_tokens, seconds)
+    console.print_status(summary, quiet=quiet)
+    if options.stats and writer.last and not lines:
+        console.print_status(output.format_stats(writer.last), quiet=quiet)
+    return writer.n_failed > 0
 
 
 def _write(
-    tokens: Iterator["Token"], queue: "RequestQueue", lines: "LineReader | None", *, quiet: bool
+    tokens: Iterator["Token"], writer: "output.Writer", lines: "LineReader | None", *, quiet: bool
 ) -> None:
-    """Pass every token to the queue; show a progress bar unless the texts are shown."""
+    """Pass every token to the writer; show a progress bar unless the texts are shown."""
     visible = sys.stdout is not None and sys.stdout.isatty()
     hidden = quiet or visible or lines is None or lines.fraction is None
     with console.progress("rows", quiet=hidden) as update:
         for number, token in enumerate(tokens):
             if not number:
                 end_phase("prefill")
-            queue.on_token(token)
+            writer.add(token)
             if token.last and lines is not None:
                 update(lines.fraction or 0.0)
 
@@ -145,21 +156,19 @@ def _make_writer(
     from tgen.cli.generate import output
     from tgen.cli.generate.distributed import GatherWriter
 
-    def to_json(generation: "Generation") -> bytes:
-        if generation.error is not None:
-            return json_line(output.error_record(generation))
+    def to_json(generation: output.Generation) -> bytes:
         token_bytes = model.vocabulary.bytes_of
         return json_line(
             output.record(generation, model=name, token_bytes=token_bytes, stats=options.stats)
         )
 
-    to_bytes: Callable[[Generation], bytes] = to_json
-    if not (options.json_output or options.jsonl):
-        to_bytes = output.text_line
+    as_json = options.json_output or options.jsonl
     if ranks.world_size > 1:
-        return GatherWriter(to_bytes, n_rows=ranks.world_size * options.batch_size)
-    if to_bytes is to_json:
-        return output.JsonWriter(to_json)
+        to_bytes = to_json if as_json else output.text_line
+        n_rows = ranks.world_size * options.batch_size
+        return GatherWriter(to_bytes, keep_tokens=as_json, n_rows=n_rows)
+    if as_json:
+        return output.Writer(to_json, keep_tokens=True)
     return output.TextWriter(several=options.input_file is not None or options.samples > 1)
 
 

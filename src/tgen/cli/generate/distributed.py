@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 from tgen import distributed
 from tgen.cli import console
 from tgen.cli.distributed import all_ranks
-from tgen.cli.generate.input_rows import Generation
 from tgen.cli.generate.options import GenerateOptions
-from tgen.cli.generate.output import Writer
+from tgen.cli.generate.output import Generation, Writer
 from tgen.cli.model_loading import load_model
 from tgen.distributed import Ranks
 from tgen.errors import UsageError
@@ -68,9 +67,11 @@ def load_shared(
 class GatherWriter(Writer):
     """A writer that gathers all ranks' output on rank 0, which writes it in row order."""
 
-    def __init__(self, to_bytes: Callable[[Generation], bytes], *, n_rows: int) -> None:
+    def __init__(
+        self, to_bytes: Callable[[Generation], bytes], *, keep_tokens: bool, n_rows: int
+    ) -> None:
         """Make a writer; ranks gather after every `n_rows` rows."""
-        super().__init__(to_bytes)
+        super().__init__(to_bytes, keep_tokens=keep_tokens)
         self._n_rows = self._next_gather = n_rows
         self._output: list[tuple[int, bytes]] = []
 
@@ -89,6 +90,7 @@ class GatherWriter(Writer):
         """Gather the rest of `n_rows` input rows."""
         while self._next_gather - self._n_rows < n_rows:
             self._gather_and_write()
+        super().finish(n_rows)
 
     def _gather_and_write(self) -> None:
         outputs = distributed.gather(self._output)

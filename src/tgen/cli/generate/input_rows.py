@@ -1,4 +1,4 @@
-"""Rows of `tgen generate --input`, read as soon as they arrive, and the text generated for them."""
+"""Rows of `tgen generate --input`, read as soon as they arrive."""
 
 import base64
 import errno
@@ -6,7 +6,7 @@ import json
 import math
 import os
 import threading
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
@@ -15,7 +15,6 @@ from tgen.cli.generate.options import MAX_SAMPLES, GenerateOptions
 from tgen.config import TEXTS, SamplingConfig
 from tgen.config.option import suggest
 from tgen.errors import TgenError, UsageError
-from tgen.reports.generation import Token
 from tgen.storage import files
 
 _BLOCK, _LINES_AHEAD = 1 << 16, 4096
@@ -108,37 +107,6 @@ class LineReader:
         if any(parts):
             self._lines.put(b"".join(parts))
         self._lines.put(end)
-
-
-@dataclass(kw_only=True)
-class Generation:
-    """One text of the output: waiting, in progress, finished or failed."""
-
-    row: int
-    sample: int = 0
-    line: int | None = None  # input line, from 1
-    id: Any = None  # from the row, returned unchanged
-    prompt: bytes = b""
-    prompt_tokens: int = 0
-    echo: bool = False
-    sampling: SamplingConfig = _DEFAULT
-    error: TgenError | None = None
-    text: bytearray = field(default_factory=bytearray)  # bytes that no writer has taken yet
-    n_tokens: int = 0
-    tokens: list[Token] = field(default_factory=list)  # only for JSON output
-    last: Token | None = None
-    seconds: list[float] = field(default_factory=list)  # at the start, first and last token
-    output: bytes | None = None  # a writer's output for the finished text
-
-    @property
-    def finish(self) -> str:
-        """Why the text ended."""
-        return (self.last.finish if self.last else None) or "length"
-
-    @property
-    def complete(self) -> bool:
-        """Whether the text satisfies its constraint."""
-        return self.last.complete if self.last else not self.sampling.constrained
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,15 +1,21 @@
-"""The output of `tgen generate`: text, or JSON objects."""
+"""The output of `tgen generate`: tokens in, text or JSON objects out."""
 
 import math
 import os
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from tgen.checkpoint.hf.generation_config import GenerationDefaults
 from tgen.cli import console
-from tgen.cli.generate.input_rows import Generation
+from tgen.cli.generate.options import GenerateOptions
+from tgen.cli.options import name_flags
+from tgen.config import SamplingConfig
+from tgen.distributed import all_gather
+from tgen.errors import TgenError
 from tgen.reports.generation import Token
 from tgen.reports.json_text import json_text
 from tgen.reports.number_format import count
@@ -33,34 +39,129 @@ def status_lines(
     return lines + defaults.notes
 
 
+@dataclass(kw_only=True)
+class Generation:
+    """One text of the output: waiting, in progress, finished or failed."""
+
+    row: int
+    sample: int = 0
+    line: int | None = None  # input line, from 1
+    id: Any = None  # from the row, returned unchanged
+    prompt: bytes
+    prompt_tokens: int = 0
+    echo: bool
+    sampling: SamplingConfig
+    error: TgenError | None = None
+    text: bytearray = field(default_factory=bytearray)  # bytes that no writer has taken yet
+    n_tokens: int = 0
+    tokens: list[Token] = field(default_factory=list)  # only for JSON output
+    last: Token | None = None
+    seconds: list[float] = field(default_factory=list)  # at the start, first and last token
+    output: bytes | None = None  # a writer's output for the finished text
+
+    @property
+    def where(self) -> str:
+        """The start of a message about it."""
+        return "" if self.line is None else f"line {self.line}: "
+
+    @property
+    def finish(self) -> str:
+        """Why the text ended."""
+        return (self.last.finish if self.last else None) or "length"
+
+    @property
+    def complete(self) -> bool:
+        """Whether the text satisfies its constraint."""
+        return self.last.complete if self.last else not self.sampling.constrained
+
+
 class Writer:
-    """A writer of texts in the order of the rows: finished ones wait for those before them.
+    """A writer of texts in the order of the rows, as soon as all before them are finished.
 
     A waiting text is stored as its output alone; `waiting_bytes` is the memory of all waiting
-    texts. A subclass overrides `update`, and other methods if necessary.
+    texts.
     """
 
-    def __init__(self, to_bytes: Callable[[Generation], bytes]) -> None:
-        self._to_bytes = to_bytes
+    def __init__(self, to_bytes: Callable[[Generation], bytes], *, keep_tokens: bool) -> None:
+        """`to_bytes` returns a text's output, from its tokens if `keep_tokens`."""
+        self._to_bytes, self._keep_tokens = to_bytes, keep_tokens
         self._waiting: deque[Generation] = deque()
+        self._active: dict[int, Generation] = {}  # by number of the request
+        self._n_requests = 0
+        self._bug: Exception | None = None
+        self._failed_rows: set[int] = set()
         self.waiting_bytes = 0
+        self.n_tokens = 0
+        self.n_failed = 0  # rows that were invalid or whose text is incomplete; set by `finish`
+        self.last: Generation | None = None  # that ended
 
     def begin(self, generation: Generation) -> None:
         """Add the next text, or the next error."""
         self._waiting.append(generation)
 
+    def start(self, generation: Generation) -> None:
+        """Take the tokens of the next request for this text."""
+        self._active[self._n_requests] = generation
+        self._n_requests += 1
+        generation.seconds = [time.perf_counter()]
+
+    def add(self, token: Token) -> None:
+        """Take a token from the model."""
+        generation = self._active[token.sequence]
+        generation.last = token
+        generation.n_tokens += 1
+        if self._keep_tokens:
+            generation.tokens.append(token)
+        generation.text += token.text
+        generation.seconds = [*generation.seconds[:2], time.perf_counter()]
+        self.n_tokens += 1
+        if token.last:
+            self.end(self._active.pop(token.sequence))
+        else:
+            self.update()
+
+    def on_error(self, number: int, error: Exception) -> None:
+        """End the text of a request that failed."""
+        self.fail(self._active.pop(number), error)
+
     def end(self, generation: Generation) -> None:
-        """Finish a text whose last token is known, or that failed."""
-        generation.output = self._to_bytes(generation)
-        generation.prompt, generation.text, generation.tokens = b"", bytearray(), []
-        self.waiting_bytes += len(generation.output) + _WAITING_BYTES
-        self.update()
+        """End a text whose last token is known."""
+        self.last = generation
+        self._store(generation)
+        if not generation.complete:
+            n = generation.n_tokens
+            text = f"the text is incomplete after {n} token{'' if n == 1 else 's'}"
+            cut_off = generation.finish == "length"
+            reason = "raise --max-new-tokens" if cut_off else "no token can follow"
+            self._print_error(generation, f"{text}: {reason}")
+
+    def fail(self, generation: Generation, error: Exception) -> None:
+        """End a row with an error; other rows are not affected."""
+        if not isinstance(error, TgenError):
+            self._bug = self._bug or error  # reported once the other rows are done
+            reason = f"{type(error).__name__}: {error}"
+            error = TgenError(f"internal error: {reason[:200]}", "report it as a bug in tgen")
+        if generation.line is None:
+            error = name_flags(GenerateOptions, error)
+        generation.error = error
+        self._store(generation)
+        self._print_error(generation, error.message)
+        if generation.line is None and error.hint:
+            console.print_status(f"hint: {error.hint}")
 
     def update(self) -> None:
         """Write what can be written now."""
+        if lines := b"".join(self._finished()):
+            console.write(lines)
 
-    def finish(self, n_rows: int) -> None:
-        """Write the rest, once all `n_rows` rows of all ranks are done."""
+    def finish(self, n_rows: int) -> None:  # noqa: ARG002  GatherWriter uses it
+        """Finish the output of all `n_rows` rows here, then on all ranks; raise an internal error,
+        if any."""
+        results = all_gather((self.n_tokens, len(self._failed_rows)))
+        self.n_tokens = sum(n for n, _ in results)
+        self.n_failed = sum(n for _, n in results)
+        if self._bug is not None:
+            raise self._bug
 
     def end_line(self) -> None:
         """End the current line before a message on stderr, if it would follow a text there."""
@@ -68,12 +169,23 @@ class Writer:
     def close(self) -> None:
         """End the output."""
 
+    def _store(self, generation: Generation) -> None:
+        generation.output = self._to_bytes(generation)
+        generation.prompt, generation.text, generation.tokens = b"", bytearray(), []
+        self.waiting_bytes += len(generation.output) + _WAITING_BYTES
+        self.update()
+
     def _finished(self) -> Iterator[bytes]:
         """Remove and yield the output of the first texts, as long as they are finished."""
         while self._waiting and (output := self._waiting[0].output) is not None:
             self._waiting.popleft()
             self.waiting_bytes -= len(output) + _WAITING_BYTES
             yield output
+
+    def _print_error(self, generation: Generation, text: str) -> None:
+        self._failed_rows.add(generation.row)
+        self.end_line()
+        console.print_status(f"error: {generation.where}{text}")
 
 
 class TextWriter(Writer):
@@ -83,7 +195,8 @@ class TextWriter(Writer):
     def __init__(self, *, several: bool) -> None:
         from tgen.tokenizer import TextStream
 
-        super().__init__(text_line if several else lambda generation: bytes(generation.text))
+        to_bytes = text_line if several else lambda generation: bytes(generation.text)
+        super().__init__(to_bytes, keep_tokens=False)
         self._stream = TextStream()
         self._at_line_start = True
 
@@ -113,15 +226,6 @@ class TextWriter(Writer):
             self._at_line_start = data.endswith(b"\n")
 
 
-class JsonWriter(Writer):
-    """A writer of one JSON object per text, in order, as soon as all before it are finished."""
-
-    def update(self) -> None:
-        """Write what can be written now."""
-        if lines := b"".join(self._finished()):
-            console.write(lines)
-
-
 def text_line(generation: Generation) -> bytes:
     """Return one of several texts as TextWriter writes it."""
     return bytes(generation.text) + b"\n"
@@ -134,20 +238,14 @@ def _stderr_is_stdout() -> bool:
         return False
 
 
-def error_record(generation: Generation) -> dict[str, Any]:
-    """Return the JSON object for a row that is invalid, or whose text failed."""
-    assert generation.error is not None
-    return {
-        "schema": SCHEMA,
-        **_row_ids(generation),
-        "error": {"message": generation.error.message, "hint": generation.error.hint},
-    }
-
-
 def record(
     generation: Generation, *, model: str, token_bytes: Callable[[int], bytes], stats: bool
 ) -> dict[str, Any]:
-    """Return a text as a JSON object; `token_bytes` maps a token id to its bytes."""
+    """Return a text, or the error in its place, as a JSON object; `token_bytes` maps a token id to
+    its bytes."""
+    if (error := generation.error) is not None:
+        shown = {"message": error.message, "hint": error.hint}
+        return {"schema": SCHEMA, **_row_ids(generation), "error": shown}
     sampling, tokens = generation.sampling, generation.tokens
     fields = {
         "schema": SCHEMA,
