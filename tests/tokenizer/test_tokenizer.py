@@ -17,8 +17,9 @@ from tgen.tokenizer import (
     train_bpe,
     train_char,
 )
-from tgen.tokenizer.chunking import split_blocks, split_long_runs
+from tgen.tokenizer.chunking import split_long_runs
 from tgen.tokenizer.patterns import LINE_STARTS
+from tgen.tokenizer.tokenizer import split_blocks
 
 CHAR, BPE = train_char([TEXT]), train_bpe([TEXT], vocab_size=320)
 KINDS = [CHAR, BPE]
@@ -118,7 +119,7 @@ def test_training_is_deterministic():
 def test_long_texts_are_cut_without_changing_tokens(monkeypatch):
     text = "and more.\n\nWhat,\n\nthree\n four 'tis\r\n\r\nfive!\n\t six\nseven" * 50
     whole = BPE.encode(text.encode())
-    monkeypatch.setattr("tgen.tokenizer.chunking._BLOCK", 7)
+    monkeypatch.setattr("tgen.tokenizer.tokenizer._BLOCK", 7)
     assert len(list(split_blocks(text, LINE_STARTS))) > 50
     assert BPE.encode(text.encode()) == whole
 

@@ -26,7 +26,7 @@ from tgen.inspection.inspector import Inspector
 from tgen.loaded_model import open_model
 from tgen.tokenizer import TextStream, Tokenizer, patterns, train_char
 from tgen.tokenizer.backend import Backend
-from tgen.tokenizer.chunking import split_blocks
+from tgen.tokenizer.tokenizer import split_blocks
 
 KINDS = sorted(files())
 BYTE_LEVEL = [name for name in KINDS if not files()[name][0]["model"]["byte_fallback"]]
@@ -69,7 +69,7 @@ def test_ids_equal_those_of_transformers(name, tmp_path):
 def test_long_texts_are_cut_without_changing_tokens(name, monkeypatch):
     tok, text = tokenizer(name), mixed(1 << 15, seed=5)
     whole = tok.encode(text.encode())
-    monkeypatch.setattr("tgen.tokenizer.chunking._BLOCK", 5)
+    monkeypatch.setattr("tgen.tokenizer.tokenizer._BLOCK", 5)
     n_blocks = len(list(split_blocks(text, tok._cut)))
     assert n_blocks == 1 if name == "always" else n_blocks > 200
     assert tok.encode(text.encode()) == whole
@@ -130,7 +130,7 @@ def test_ids_of_rarer_kinds_equal_those_of_the_library_in_cut_texts_too(name, mo
     text = mixed(1 << 15, seed=3)
     expected = library.encode(text, add_special_tokens=False).ids
     assert tok.encode(text.encode()) == expected
-    monkeypatch.setattr("tgen.tokenizer.chunking._BLOCK", 5)
+    monkeypatch.setattr("tgen.tokenizer.tokenizer._BLOCK", 5)
     assert len(list(split_blocks(text, tok._cut))) > 200
     assert tok.encode(text.encode()) == expected
 
@@ -153,7 +153,7 @@ def test_openai_gpt_gives_ids_and_text_of_the_library(monkeypatch):
         assert tok.encode(part.encode()) == ids
         assert tok.decode(ids).decode() == library.decode(ids)
     assert tok.decode(tok.encode(b"The end"), continuation=True) == b"the end "
-    monkeypatch.setattr("tgen.tokenizer.chunking._BLOCK", 5)
+    monkeypatch.setattr("tgen.tokenizer.tokenizer._BLOCK", 5)
     assert tok.encode(text.encode()) == library.encode(text, add_special_tokens=False).ids
 
 
@@ -172,7 +172,7 @@ def test_flags_of_added_tokens_are_those_of_the_library(flag, special, kind, mon
     library.encode_special_tokens = True
     expected = library.encode(text, add_special_tokens=False).ids
     assert tok.encode(text.encode()) == expected
-    monkeypatch.setattr("tgen.tokenizer.chunking._BLOCK", 5)
+    monkeypatch.setattr("tgen.tokenizer.tokenizer._BLOCK", 5)
     assert tok.encode(text.encode()) == expected
 
 
@@ -219,7 +219,7 @@ def test_text_with_added_tokens_that_get_a_space_prefix_is_not_cut(monkeypatch):
     tok, library = Tokenizer(json.dumps(file)), Backend.from_str(json.dumps(file))
     library.encode_special_tokens = True
     text = "one <tool> two\nthree <tool>\nfour" * 9
-    monkeypatch.setattr("tgen.tokenizer.chunking._BLOCK", 5)
+    monkeypatch.setattr("tgen.tokenizer.tokenizer._BLOCK", 5)
     assert tok.encode(text.encode()) == library.encode(text, add_special_tokens=False).ids
 
 

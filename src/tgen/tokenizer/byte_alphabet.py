@@ -1,7 +1,5 @@
 """How vocabularies write bytes: in GPT-2's characters, or as sentencepiece's byte tokens."""
 
-import codecs
-
 
 def _byte_characters() -> list[str]:
     """Return GPT-2's printable character for each byte, by byte value."""
@@ -15,17 +13,3 @@ def _byte_characters() -> list[str]:
 BYTE_CHARACTERS = _byte_characters()
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]  # sentencepiece's, besides its characters
 SPACE = "▁"  # sentencepiece's space
-_BYTE_VALUES = codecs.charmap_build("".join(BYTE_CHARACTERS))
-
-
-def decode_byte_level(token: str) -> bytes:
-    """Return the bytes of a token written in GPT-2's byte characters."""
-    try:
-        return codecs.charmap_encode(token, "strict", _BYTE_VALUES)[0]
-    except UnicodeEncodeError:  # other characters: no text becomes this token
-        return token.encode()
-
-
-def decode_sentencepiece(token: str) -> bytes:
-    """Return the bytes of a sentencepiece token that is not a byte token."""
-    return token.replace(SPACE, " ").encode()

@@ -1,4 +1,5 @@
-"""Cut long texts into chunks without changing their tokens, so that memory use is bounded.
+"""Where a long text may be cut into chunks without changing its tokens, so that memory use is
+bounded.
 
 A cut must not be inside a word. If the whole text may be one word, the vocabulary may prove that no
 token has a visible character after a line break.
@@ -11,7 +12,6 @@ from tgen.tokenizer.byte_alphabet import BYTE_CHARACTERS, BYTE_TOKENS, SPACE
 from tgen.tokenizer.patterns import CUT_PATTERNS, LINE_STARTS
 from tgen.tokenizer.spec import TokenizerSpec
 
-_BLOCK = 1 << 17  # characters encoded by one thread at a time
 _NEWLINE = BYTE_CHARACTERS[10]
 _WHITE = "".join(BYTE_CHARACTERS[byte] for byte in b"\t\n\v\f\r ")
 _CROSSES_LINES = {  # tokens with a visible character after a line break, by `byte_level`
@@ -38,16 +38,6 @@ def split_long_runs(text: str) -> Iterator[str]:
             yield text[start:end]
             start = end
     yield text[start:]
-
-
-def split_blocks(text: str, cut: re.Pattern[str] | None) -> Iterator[str]:
-    """Split a text into blocks of about `_BLOCK` characters; whole if it must not be cut."""
-    start = 0
-    while start < len(text):
-        match = cut.search(text, start + _BLOCK) if cut and len(text) - start > _BLOCK else None
-        end = match.start() if match else len(text)
-        yield text[start:end]
-        start = end
 
 
 def cut_pattern(spec: TokenizerSpec) -> re.Pattern[str] | None:

@@ -1,5 +1,6 @@
 """The content of a tokenizer.json, checked: vocabulary, merges, and how a text is prepared."""
 
+import codecs
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -17,13 +18,7 @@ from tgen.tokenizer.allowlist import (
     shorten,
     unsupported_error,
 )
-from tgen.tokenizer.byte_alphabet import (
-    BYTE_CHARACTERS,
-    BYTE_TOKENS,
-    SPACE,
-    decode_byte_level,
-    decode_sentencepiece,
-)
+from tgen.tokenizer.byte_alphabet import BYTE_CHARACTERS, BYTE_TOKENS, SPACE
 from tgen.tokenizer.patterns import (
     ASCII_THREE_DIGITS,
     COVERING,
@@ -34,6 +29,7 @@ from tgen.tokenizer.patterns import (
     SINGLE_DIGITS,
 )
 
+_BYTE_VALUES = codecs.charmap_build("".join(BYTE_CHARACTERS))
 _MAX_ADDED, _MAX_ADDED_BYTES = 10_000, 512
 _SPLITTERS = ("ByteLevel", "Split", "Digits", "Punctuation", "Metaspace", "BertPreTokenizer")
 _DIGITS = (SINGLE_DIGITS, DIGIT_RUNS, ASCII_THREE_DIGITS)
@@ -80,10 +76,11 @@ class TokenizerSpec:
     def spell(self, token: str) -> bytes:
         """Return the bytes of a token that is neither an added token nor a byte."""
         if self.byte_level:
-            return decode_byte_level(token)
-        if self.word_end:
-            return token.replace(self.word_end, " ").encode()
-        return decode_sentencepiece(token)
+            try:
+                return codecs.charmap_encode(token, "strict", _BYTE_VALUES)[0]
+            except UnicodeEncodeError:  # other characters: no text becomes this token
+                return token.encode()
+        return token.replace(self.word_end or SPACE, " ").encode()
 
     def spell_special(self) -> tuple[dict[int, bytes], list[int | None]]:
         """Return the bytes of added tokens and of bytes by id, and each byte's token; None if the

@@ -9,7 +9,7 @@ continuation has none, and decoding a whole text removes it.
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from tgen.errors import CorpusError, UsageError
 from tgen.tokenizer.allowlist import parse_json
 from tgen.tokenizer.backend import Backend, BackendPair, Backends, make_backends, make_normalizer
-from tgen.tokenizer.chunking import cut_pattern, prefix_breaks, split_blocks
+from tgen.tokenizer.chunking import cut_pattern, prefix_breaks
 from tgen.tokenizer.expressible import REPLACEMENT, ExpressibleText
 from tgen.tokenizer.merges_of_text import MergesOfText
 from tgen.tokenizer.spec import parse_merges, parse_spec
 
 END_OF_TEXT, PAD = "<|endoftext|>", "<|pad|>"
+_BLOCK = 1 << 17  # characters encoded by one thread at a time
 _MAX_BLOCKS = 4  # encoded at once, by a thread each; the library uses 100 times their bytes
 _INVALID_UTF8 = re.compile("([\udc80-\udcff]+)")  # bytes as decoded with surrogateescape
 
@@ -308,6 +309,16 @@ class TokenBytes(Sequence[bytes]):
         if not 0 <= i < len(self):
             raise IndexError(i)
         return self._tokenizer.token_bytes(i)
+
+
+def split_blocks(text: str, cut: re.Pattern[str] | None) -> Iterator[str]:
+    """Split a text into blocks of about `_BLOCK` characters; whole if it must not be cut."""
+    start = 0
+    while start < len(text):
+        match = cut.search(text, start + _BLOCK) if cut and len(text) - start > _BLOCK else None
+        end = match.start() if match else len(text)
+        yield text[start:end]
+        start = end
 
 
 def _encode_chunks(backend: Backend, chunks: list[str]) -> list[NDArray[np.uint32]]:

@@ -15,9 +15,9 @@ from tgen.storage import files
 from tgen.tokenizer.allowlist import DAMAGED_HINT
 from tgen.tokenizer.backend import Backend
 from tgen.tokenizer.byte_alphabet import BYTE_CHARACTERS
-from tgen.tokenizer.chunking import split_blocks, split_long_runs
+from tgen.tokenizer.chunking import split_long_runs
 from tgen.tokenizer.patterns import LINE_STARTS, LLAMA3
-from tgen.tokenizer.tokenizer import END_OF_TEXT, PAD, Tokenizer
+from tgen.tokenizer.tokenizer import END_OF_TEXT, PAD, Tokenizer, split_blocks
 
 DEFAULT_VOCAB_SIZE = 1024
 _LIMIT = 64 << 20  # bytes of a tokenizer.json

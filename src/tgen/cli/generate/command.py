@@ -66,7 +66,6 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     from tgen.cli.model_loading import find_paths
     from tgen.config import SamplingConfig
     from tgen.distributed import broadcast
-    from tgen.loaded_model import Decoding
     from tgen.lora.merging import settings_path
 
     quiet = options.quiet or ranks.rank > 0
@@ -94,9 +93,10 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     messages = None
     if options.chat:
         _ = model.chat_format  # raises without a template, before anything else is reported
-        messages = (
-            [] if options.system is None else [message("system", os.fsencode(options.system))]
-        )
+        system = options.system
+        messages = [] if system is None else [message("system", os.fsencode(system))]
+    from tgen.loaded_model import Decoding  # slow, but loaded with the model
+
     decoding = Decoding(kv_cache=not options.no_kv_cache, draft=options.draft)
     if options.interactive:
         from tgen.cli.generate.chat import chat_loop, repl
