@@ -15,8 +15,8 @@ reads and writes its files.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
-from typing import NamedTuple
 
 from tgen.config import SamplingConfig
 from tgen.engine.base import Engine, Logits, PromptCache, common_prefix_length, reset
@@ -279,14 +279,6 @@ def _rewind(engine: Engine, slots: list[SequenceState], *, kv_cache: bool) -> li
     return [state.tokens[state.window_start + n :] for state, n in zip(slots, lengths, strict=True)]
 
 
-class _Sample(NamedTuple):
-    """A sampled token, what the samplers removed before, and what `describe` returns for it."""
-
-    token: int
-    removed: list[RemovedCandidates]
-    description: tuple[float, int, float]
-
-
 def _accept(
     logits: Logits, active: list[SequenceState], drafts: list[list[int]]
 ) -> tuple[list[Token], dict[int, Exception]]:
@@ -297,7 +289,7 @@ def _accept(
     expected = [token for draft in drafts for token in (*draft, None)]  # per row of the logits
     first_rows = list(accumulate((len(draft) + 1 for draft in drafts), initial=0))
     pending = [(state, first_rows[state.slot]) for state in active]  # and the row of the logits
-    tokens: list[Token] = []
+    accepted: list[tuple[SequenceState, int, int, partial[Token]]] = []
     errors: dict[int, Exception] = {}
     while pending:
         confirmed = []
@@ -305,43 +297,54 @@ def _accept(
         for state, row in pending:
             if state.number in errors:
                 continue
-            token, removed, (logprob, rank, entropy) = samples[state.number]
+            token, removed = samples[state.number]
             try:
                 text, finish = state.append(token)
             except Exception as error:
                 errors[state.number] = error
                 continue
-            tokens.append(
-                Token(
-                    sequence=state.number,
-                    id=token,
-                    text=text,
-                    logprob=logprob,
-                    rank=rank,
-                    entropy=entropy,
-                    top_logprobs=most_likely(logits[row], state.sampling.logprobs, token, logprob),
-                    removed=removed,
-                    finish=finish,
-                    complete=not finish or state.complete,
-                )
+            make_token = partial(
+                Token,
+                sequence=state.number,
+                id=token,
+                text=text,
+                removed=removed,
+                finish=finish,
+                complete=not finish or state.complete,
             )
+            accepted.append((state, row, token, make_token))
             if token == expected[row] and not finish:
                 confirmed.append((state, row + 1))
         pending = confirmed
+    if not accepted:
+        return [], errors
+    rows, ids = [row for _, row, _, _ in accepted], [token for _, _, token, _ in accepted]
+    described = describe(_select_rows(logits, rows), ids)
+    tokens = []
+    for one, (logprob, rank, entropy) in zip(accepted, described, strict=True):
+        state, row, token, make_token = one
+        top = most_likely(logits[row], state.sampling.logprobs, token, logprob)
+        tokens.append(make_token(logprob=logprob, rank=rank, entropy=entropy, top_logprobs=top))
     return tokens, errors
+
+
+def _select_rows(logits: Logits, rows: list[int]) -> Logits:
+    """Return these rows of the logits, without a copy if they are all rows in order."""
+    return logits if rows == list(range(len(logits))) else logits[rows]
 
 
 def _sample(
     logits: Logits, pending: list[tuple[SequenceState, int]], errors: dict[int, Exception]
-) -> dict[int, _Sample]:
-    """Sample a token per sequence, by its number, together for sequences with equal settings.
+) -> dict[int, tuple[int, list[RemovedCandidates]]]:
+    """Sample a token per sequence, together for sequences with equal settings; if that fails, each
+    alone. Return tokens, and what the samplers removed before, by the sequences' numbers.
 
-    If that fails, each is sampled alone; the errors of sequences are added to `errors`.
+    The errors of sequences are added to `errors`.
     """
     groups: dict[LogitsProcessors, list[tuple[SequenceState, int]]] = {}
     for state, row in pending:
         groups.setdefault(state.processors, []).append((state, row))
-    samples: dict[int, _Sample] = {}
+    samples: dict[int, tuple[int, list[RemovedCandidates]]] = {}
     waiting = [*groups.values()]
     while waiting:
         group = waiting.pop()
@@ -349,20 +352,18 @@ def _sample(
         sampling = states[0].sampling
         removed: list[list[RemovedCandidates]] = [[] for _ in group]
         try:
-            chosen = logits if rows == list(range(len(logits))) else logits[rows]
-            processed = chosen
+            group_logits = _select_rows(logits, rows)
             if any(state.changes_logits for state in states):
-                processed = chosen.copy()
-                for state, row in zip(states, processed, strict=True):
+                group_logits = group_logits.copy()
+                for state, row in zip(states, group_logits, strict=True):
                     state.process_logits(row)
             ids = sample(
-                processed,
+                group_logits,
                 sampling,
                 seeds=[state.sampling.seed for state in states],
                 positions=[len(state.tokens) for state in states],
                 explanations=removed if sampling.explain else (),
             )
-            described = describe(chosen, ids)
         except Exception as error:
             if len(group) > 1:
                 waiting += [[one] for one in group]
@@ -370,7 +371,7 @@ def _sample(
                 errors[states[0].number] = error
             continue
         numbers = [state.number for state in states]
-        samples |= zip(numbers, map(_Sample, ids, removed, described), strict=True)
+        samples |= zip(numbers, zip(ids, removed, strict=True), strict=True)
     return samples
 
 
