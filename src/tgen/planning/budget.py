@@ -5,17 +5,16 @@ writes less.
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 from tgen.config import ModelConfig
-from tgen.config.training import Precision, ResolvedTrainConfig, TrainConfig
+from tgen.config.training import ResolvedTrainConfig, TrainConfig
 from tgen.planning.fine_tuning import WINDOW, max_steps, rows_per_step
 from tgen.planning.memory import USABLE, rank_memory
-from tgen.planning.model_size import ModelChoice, PlanInputs, tokens_per_second
+from tgen.planning.model_size import EXPLICIT, PlanInputs, PlannedRun, tokens_per_second
 from tgen.planning.shapes import matmul_params, step_seconds
-from tgen.reports.number_format import count
+from tgen.reports.number_format import count, format_number
 
 _MAX_VOCAB_SIZE = 8192  # larger vocabularies need gigabytes
 _MIN_BPE_BYTES = 10_000  # a smaller corpus repeats too few words to learn them as tokens
@@ -37,7 +36,8 @@ _MIN_STEPS_PER_TOKEN = 300 / 4096  # of a run per token of a step: fewer, larger
 _FROZEN_WORK = 4 / 6  # of products, without the gradients of the weights
 _OTHER_SHARE = 0.05  # share of the time for evaluations, samples and saving
 _SAMPLING_SECONDS = 0.3  # at least: one token at a time, however small the model
-_SAMPLE_TOKENS, _MEMORIZATION_SAMPLES, _MEMORIZATION_TOKENS = 120, 8, 128
+SAMPLE_TOKENS = 120
+MEMORIZATION_SAMPLES, MEMORIZATION_TOKENS = 8, 128  # to search for in the training text
 EXIT_SECONDS = 0.9  # for the process to end
 _FEWEST_STEPS = 4  # of fine-tuning: windows are left out of a step if fewer steps would fit
 
@@ -127,63 +127,64 @@ def general_seconds(side_work: SideWork, tokens_per_second: float) -> float:
     return seconds
 
 
-def choose_batch_size(
-    model: ModelConfig, context: int, train: TrainConfig, inputs: PlanInputs, precision: Precision
-) -> int:
-    """Return the windows of `context` tokens in a step, a multiple of the ranks."""
-    wanted = MAX_STEP_TOKENS  # with fewer, a GPU is idle
-    if inputs.on_cpu:
-        wanted = _balanced_tokens(model, context, train, inputs, precision)
-    while wanted > _MIN_STEP_TOKENS and not _fits(model, context, train, inputs, precision, wanted):
+def _choose_batch_size(run: PlannedRun) -> int:
+    """Return the windows in a step of a new model, a multiple of the ranks."""
+    inputs = run.inputs
+    wanted = _balanced_tokens(run) if inputs.on_cpu else MAX_STEP_TOKENS  # with fewer, a GPU idles
+    while wanted > _MIN_STEP_TOKENS and not _fits(run, wanted):
         wanted //= 2
-    limit = inputs.train_tokens // (8 * context)  # a step sees an eighth of the corpus at most
-    return inputs.n_ranks * max(1, min(wanted // context, limit // inputs.n_ranks))
+    limit = inputs.train_tokens // (8 * run.context)  # a step sees an eighth of the corpus at most
+    return inputs.n_ranks * max(1, min(wanted // run.context, limit // inputs.n_ranks))
 
 
-def _balanced_tokens(
-    model: ModelConfig, context: int, train: TrainConfig, inputs: PlanInputs, precision: Precision
-) -> int:
+def _balanced_tokens(run: PlannedRun) -> int:
     """Return a rank's tokens per step of which Muon takes a small share, if time allows."""
-    wanted = _MIN_STEP_TOKENS
+    wanted, train = _MIN_STEP_TOKENS, run.train
     if train.steps is not None or train.optimizer != "muon":
         return wanted
-    speed, seconds = inputs.flops_per_second / inputs.n_ranks, 60 * train.minutes
-    if inputs.measured_step is not None:
-        estimate: Callable[..., float] = inputs.measured_step.seconds_of
-    else:
-        estimate = partial(
-            step_seconds, model, flops_per_second=speed, precision=precision, context=context
-        )
+    seconds = partial(_step_seconds, run, n_ranks=run.inputs.n_ranks)
     while wanted < MAX_STEP_TOKENS:
-        step, without = (estimate(wanted, muon=muon) for muon in (True, False))
+        step, without = seconds(wanted), seconds(wanted, without_muon=True)
         is_cheap = step - without <= _MAX_UPDATE_SHARE * step
         min_steps = _MIN_STEPS_PER_TOKEN * 2 * wanted
-        if is_cheap or min_steps * estimate(2 * wanted, muon=True) > seconds:
+        if is_cheap or min_steps * seconds(2 * wanted) > 60 * train.minutes:
             break
         wanted *= 2
     return wanted
 
 
-def _fits(
-    model: ModelConfig,
-    context: int,
-    train: TrainConfig,
-    inputs: PlanInputs,
-    precision: Precision,
-    step_tokens: int,
-) -> bool:
+def _step_seconds(
+    run: PlannedRun, n_tokens: int, *, n_ranks: int = 1, without_muon: bool = False
+) -> float:
+    """Return the measured or estimated seconds of a step of `n_tokens` on one of `n_ranks`."""
+    train, inputs = run.train, run.inputs
+    if inputs.measured_step is not None:
+        return inputs.measured_step.seconds_of(n_tokens, muon=not without_muon)
+    return step_seconds(
+        run.model,
+        n_tokens,
+        inputs.flops_per_second / n_ranks,
+        precision=run.precision,
+        context=run.context,
+        muon=train.optimizer == "muon" and train.lora is None and not without_muon,
+        work=_FROZEN_WORK if train.lora is not None else 1.0,
+    )
+
+
+def _fits(run: PlannedRun, step_tokens: int) -> bool:
+    train, inputs = run.train, run.inputs
     if inputs.rank_memory is None:
         return True
     config = ResolvedTrainConfig(
-        batch_size=max(train.accumulation, step_tokens // context),
+        batch_size=max(train.accumulation, step_tokens // run.context),
         accumulation=train.accumulation,
-        precision=precision,
+        precision=run.precision,
         optimizer=train.optimizer or ResolvedTrainConfig.optimizer,
         activation_checkpointing=bool(train.activation_checkpointing),
         dropout=ResolvedTrainConfig.dropout if train.dropout is None else train.dropout,
     )
     needed = rank_memory(
-        model, config, context=context, n_ranks=1, parallel="ddp", on_gpu=not inputs.on_cpu
+        run.model, config, context=run.context, n_ranks=1, parallel="ddp", on_gpu=not inputs.on_cpu
     )
     return needed.total <= USABLE * inputs.rank_memory
 
@@ -194,71 +195,67 @@ class Budget(NamedTuple):
     tokens_per_second: float
     step_tokens: int
     steps: int
+    why_steps: str
     epochs: float
     params_per_token: float  # parameters per training token
     max_steps: int | None = None  # however many the minutes allow
     side_work: SideWork = SideWork()
 
 
-def choose_budget(
-    choice: ModelChoice,
-    train: TrainConfig,
-    inputs: PlanInputs,
-    precision: Precision,
-    *,
-    fine_tuning: bool = False,
-) -> Budget:
+def choose_budget(run: PlannedRun) -> Budget:
     """Choose the tokens per step and estimate the steps and epochs of a run."""
-    n_params = matmul_params(choice.model)
-    context, batch_size = choice.context_length, train.batch_size
-    if batch_size is None and fine_tuning:
-        batch_size = _fine_tuning_windows(context, inputs)
-    batch_size = batch_size or choose_batch_size(choice.model, context, train, inputs, precision)
+    train, inputs, context = run.train, run.inputs, run.context
+    n_params = matmul_params(run.model)
+    choose = _fine_tuning_windows if run.fine_tuning else _choose_batch_size
+    batch_size = train.batch_size or choose(run)
     step_tokens = batch_size * context
-    speed = tokens_per_second(inputs.flops_per_second, n_params)
-    if inputs.on_cpu:
-        if inputs.measured_step is not None:
-            seconds = inputs.measured_step.seconds_of(step_tokens)
-        else:
-            seconds = step_seconds(
-                choice.model,
-                step_tokens,
-                inputs.flops_per_second,
-                precision=precision,
-                context=context,
-                muon=train.optimizer == "muon" and train.lora is None,
-                work=_FROZEN_WORK if train.lora is not None else 1.0,
-            )
-        speed = (1 - _OTHER_SHARE) * step_tokens / seconds
+    speed = _tokens_per_second(run, step_tokens)
     side_work = choose_side_work(
-        train, speed, general_tokens=inputs.general_tokens if fine_tuning else 0
+        train, speed, general_tokens=inputs.general_tokens if run.fine_tuning else 0
     )
     n_evaluated = min(inputs.val_tokens, side_work.evaluated_tokens or inputs.val_tokens)
     has_rows = inputs.train_rows is not None
     closing = closing_seconds(n_evaluated, step_tokens, speed, side_work, has_rows=has_rows)
     other = inputs.setup_seconds + closing + EXIT_SECONDS
     other += general_seconds(side_work, speed)
-    if fine_tuning and train.batch_size is None and train.steps is None:
+    if run.fine_tuning and train.batch_size is None and train.steps is None:
         tokens = speed * max(0.0, 60 * train.minutes - other) / _FEWEST_STEPS
         windows = int(tokens / context / inputs.n_ranks) * inputs.n_ranks
         step_tokens = context * min(batch_size, max(inputs.n_ranks, windows))
     steps = n_steps(train, speed / step_tokens, other_seconds=other)
     most = train.max_steps
-    if fine_tuning and most is None:
+    if run.fine_tuning and most is None:
         most = _fine_tuning_steps(step_tokens, inputs, n_params)
-    if most is not None and train.steps is None:
-        steps = min(steps, most)
+    why = f"this machine trains at {inputs.flops_per_second / 1e9:,.0f} GFLOP/s"
+    if inputs.measured_step is not None:
+        seconds = inputs.measured_step.seconds_of(step_tokens)
+        why = f"a step takes {format_number(seconds)} seconds here"
+    is_limited = most is not None and train.steps is None and steps >= most
+    if is_limited:
+        steps = most
     epochs = steps * step_tokens / inputs.train_tokens
+    if is_limited:
+        why = f"{format_number(epochs)} epochs; more would increase forgetting"
+    if is_limited and train.max_steps is not None:
+        why = EXPLICIT
     params_per_token = n_params / inputs.train_tokens
-    return Budget(speed, step_tokens, steps, epochs, params_per_token, most, side_work)
+    return Budget(speed, step_tokens, steps, why, epochs, params_per_token, most, side_work)
 
 
-def _fine_tuning_windows(context: int, inputs: PlanInputs) -> int:
+def _tokens_per_second(run: PlannedRun, step_tokens: int) -> float:
+    """Return the expected training speed of all ranks."""
+    if not run.inputs.on_cpu:
+        return tokens_per_second(run.inputs.flops_per_second, matmul_params(run.model))
+    return (1 - _OTHER_SHARE) * step_tokens / _step_seconds(run, step_tokens)
+
+
+def _fine_tuning_windows(run: PlannedRun) -> int:
     """Return the windows with about as many rows as `rows_per_step`; a multiple of the ranks."""
+    inputs = run.inputs
     row = _row_tokens(inputs)
     n_rows = round(inputs.train_tokens / row)
-    windows = round(rows_per_step(n_rows) * row / context)
-    limit = inputs.train_tokens // context  # a step sees the corpus once at most
+    windows = round(rows_per_step(n_rows) * row / run.context)
+    limit = inputs.train_tokens // run.context  # a step sees the corpus once at most
     return inputs.n_ranks * max(1, min(windows, limit) // inputs.n_ranks)
 
 
@@ -289,11 +286,11 @@ def closing_seconds(
     if limit is None:  # a new model, which is small; with steps the time does not matter
         return (0.7 * eval_tokens + 4 * step_tokens) / speed + _SAMPLING_SECONDS
     eval_tokens += side_work.general_tokens
-    seconds = generation_seconds(1, min(_SAMPLE_TOKENS, side_work.generated_tokens), speed)
+    seconds = generation_seconds(1, min(SAMPLE_TOKENS, side_work.generated_tokens), speed)
     if not has_rows:
         eval_tokens += min(6 * step_tokens, limit)
-        n_tokens = min(_MEMORIZATION_TOKENS, side_work.generated_tokens)
-        seconds += generation_seconds(_MEMORIZATION_SAMPLES, n_tokens, speed)
+        n_tokens = min(MEMORIZATION_TOKENS, side_work.generated_tokens)
+        seconds += generation_seconds(MEMORIZATION_SAMPLES, n_tokens, speed)
     return seconds + evaluation_seconds(eval_tokens, speed)
 
 

@@ -7,7 +7,7 @@ parameters.
 
 import math
 
-from tgen.config.training import Optimizer, ResolvedTrainConfig, TrainConfig
+from tgen.config.training import Optimizer, TrainConfig
 
 WINDOW = 512  # tokens that count as a row of plain text, and the windows of plain text
 WEIGHT_DECAY = 0.01  # of all weights; an adapter has none
@@ -72,10 +72,10 @@ def warmup_steps(steps: int) -> int:
     return min(max(_MIN_WARMUP_STEPS, round(_WARMUP * steps)), steps // 4)
 
 
-def explain_rate(config: ResolvedTrainConfig) -> str:
+def explain_rate(train: TrainConfig) -> str:
     """Return the reason for the learning rates."""
-    if config.lora is not None:
+    if train.lora is not None:
         return "by the model's size; higher than for full fine-tuning; "
-    if config.optimizer == "muon":
+    if train.optimizer == "muon":
         return "by the model's size, as it was trained with Muon; "
     return "by the model's size; "

@@ -57,6 +57,27 @@ class ModelChoice(NamedTuple):
     why_context: str
 
 
+class PlannedRun(NamedTuple):
+    """A run whose model and precision are chosen: what its other hyperparameters depend on."""
+
+    choice: ModelChoice
+    train: TrainConfig  # of the user, and the optimizer
+    inputs: PlanInputs  # with the speed in the chosen precision
+    precision: Precision
+    why_precision: str
+    fine_tuning: bool
+
+    @property
+    def model(self) -> ModelConfig:
+        """The chosen model."""
+        return self.choice.model
+
+    @property
+    def context(self) -> int:
+        """Tokens per training window."""
+        return self.choice.context_length
+
+
 def choose_model(
     family: str,
     size: str | None,

@@ -1,14 +1,10 @@
-"""The plan for a corpus, a time budget and a machine: pure functions that also give reasons.
+"""The plan for a corpus, a time budget and a machine, with the reasons for each choice."""
 
-docs/learning.md has the measurements behind the thresholds; some are interpolated.
-"""
-
-import math
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from tgen.config import SIZES, ModelConfig
-from tgen.config.training import Optimizer, Precision, ResolvedTrainConfig, TrainConfig
+from tgen.config.training import ResolvedTrainConfig, TrainConfig
 from tgen.errors import CorpusError, UsageError
 from tgen.planning.budget import (
     MAX_GENERATED_TOKENS,
@@ -18,23 +14,17 @@ from tgen.planning.budget import (
     choose_budget,
     closing_seconds,
 )
-from tgen.planning.fine_tuning import (
-    PATIENCE,
-    WEIGHT_DECAY,
-    choose_optimizer,
-    learning_rate,
-    warmup_steps,
-)
-from tgen.planning.memory import check_memory, peak_bytes
+from tgen.planning.fine_tuning import choose_optimizer
+from tgen.planning.hyperparameters import choose_hyperparameters, choose_precision
+from tgen.planning.memory import check_memory
 from tgen.planning.model_size import (
-    ModelChoice,
     PlanInputs,
+    PlannedRun,
     choose_model,
     keep_model,
     tokens_per_second,
 )
-from tgen.planning.reasons import explain
-from tgen.planning.shapes import matmul_params, n_parameters
+from tgen.planning.shapes import matmul_params
 from tgen.reports.number_format import count
 from tgen.reports.training import Choice
 
@@ -45,44 +35,6 @@ CALIBRATION_SHARE = 0.01  # fraction of the time budget
 _BYTES_PER_TOKEN = 6
 _MIN_CORPUS_BYTES = 1 << 20
 _TOKENIZED_BYTES_PER_SECOND = 2e6
-_EVALUATION_SHARE = 0.05  # fraction of the time
-_EVALUATION_SECONDS = 10.0  # between evaluations at least: each also saves and samples
-_EVALUATION_EPOCHS = 3.0  # between evaluations at most: a small corpus is memorized that fast
-_LR_TIMES_WIDTH = 0.5  # AdamW's learning rate decreases with the width of the updated vectors
-_EMBEDDING_FACTOR = 8  # of the rate of an embedding of its own: a row has few gradients
-_MATRIX_LEARNING_RATE = 0.03
-_MOMENTUM, _MOMENTUM_OF_SHORT_RUNS, _SHORT_STEPS = 0.95, 0.9, 1000
-_WARMUP_STEPS = 50
-_MIN_SPEEDUP = 1.05  # of bfloat16 products: less may be noise
-_EVAL_TOKENS = 1 << 18
-_PATIENCE = 5
-_MIN_EVAL_EVERY = 20  # steps, in long epochs of fine-tuning
-_MEMORY_SHARE = 0.5  # of the memory: a run that needs more computes activations again
-
-
-class Regularization(NamedTuple):
-    """Hyperparameters against memorization, up to a number of epochs times parameters per token."""
-
-    up_to: float
-    dropout: float
-    bpe_dropout: float
-    bpe_dropout_in_decay: bool
-    weight_decay: float
-
-
-_REGULARIZATION = [
-    Regularization(2, 0.0, 0.0, False, 0.1),
-    Regularization(5, 0.0, 0.1, False, 0.1),
-    Regularization(15, 0.0, 0.2, False, 0.1),
-    Regularization(160, 0.1, 0.2, False, 0.1),
-    Regularization(400, 0.2, 0.2, True, 0.1),
-    Regularization(math.inf, 0.3, 0.3, True, 0.1),
-]
-_REGULARIZATION_WITHOUT_BPE_DROPOUT = [
-    Regularization(50, 0.0, 0.0, False, 0.1),
-    Regularization(300, 0.1, 0.0, False, 0.1),
-    Regularization(math.inf, 0.2, 0.0, False, 0.5),
-]
 
 
 @dataclass(frozen=True)
@@ -140,48 +92,20 @@ def make_plan(
             f"the corpus is too short (training tokens: {inputs.train_tokens})",
             f"use a longer text: at least {_MIN_TRAIN_TOKENS} tokens, preferably 100,000 or more",
         )
-    precision = train.precision or choose_precision(train, inputs)
+    precision, why_precision = choose_precision(train, inputs)
     inputs = replace(inputs, flops_per_second=inputs.speed(precision))
-    fine_tuning = start_from is not None
-    explicit = {name: value for name, value in vars(train).items() if value is not None}
-    optimizer: Optimizer = train.optimizer or "muon"
-    if fine_tuning:
-        optimizer = choose_optimizer(train, inputs.source_optimizer)
-    train = replace(train, optimizer=optimizer)
     if start_from is not None:
+        train = replace(train, optimizer=choose_optimizer(train, inputs.source_optimizer))
         choice = keep_model(start_from, fields=model_fields, inputs=inputs)
     else:
+        train = replace(train, optimizer=train.optimizer or "muon")
         choice = choose_model(family, size, train=train, fields=model_fields, inputs=inputs)
-    budget = choose_budget(choice, train, inputs, precision, fine_tuning=fine_tuning)
-    chosen = _choose(choice, train, budget, inputs, fine_tuning=fine_tuning)
-    chosen |= {"precision": precision, "optimizer": optimizer}
-    config = ResolvedTrainConfig(**chosen | explicit)
-    if train.activation_checkpointing is None:
-        config = replace(config, activation_checkpointing=_needs_memory(config, choice, inputs))
-    _check(config, choice, budget, inputs, fine_tuning=fine_tuning)
+    run = PlannedRun(choice, train, inputs, precision, why_precision, start_from is not None)
+    budget = choose_budget(run)
+    config, choices = choose_hyperparameters(run, budget)
+    _check(config, run, budget)
     eval_tokens = min(inputs.val_tokens, config.eval_tokens)
-    notes = []
-    if train.steps is None and budget.steps < _FEW_STEPS and budget.steps != config.max_steps:
-        notes.append(
-            f"only {count(budget.steps, 'step')} will fit into "
-            f"{train.minutes:g} minute{'s' * (train.minutes != 1)}, which may be exceeded: "
-            "a smaller model, shorter or fewer windows, or more --minutes learn more"
-        )
-    if inputs.train_tokens < _FEW_TRAIN_TOKENS:
-        notes.append(
-            f"the corpus is very short ({inputs.train_tokens:,} training tokens): "
-            "the model can only memorize it"
-        )
-    n_more = inputs.val_tokens if eval_tokens < inputs.val_tokens else 0  # see `final_reports`
-    if n_more > (budget.side_work.evaluated_tokens or n_more):
-        n_more = 0
-        notes.append(
-            f"evaluations use about {eval_tokens:,} held-out tokens; all would take too long"
-        )
-    if n_more and config.eval_every < budget.steps:
-        notes.append(
-            f"until the last, evaluations use about {eval_tokens:,} held-out tokens, spread evenly"
-        )
+    n_more = _more_eval_tokens(config, run, budget)
     return Plan(
         choice.size,
         choice.model,
@@ -196,125 +120,41 @@ def make_plan(
         ),
         budget.tokens_per_second,
         **budget.side_work._asdict(),
-        choices=explain(
-            choice, config, budget, inputs, explicit=explicit.keys(), fine_tuning=fine_tuning
-        ),
-        notes=notes,
+        choices=choices,
+        notes=_notes(config, run, budget, n_more),
     )
 
 
-def choose_precision(train: TrainConfig, inputs: PlanInputs) -> Precision:
-    """Return the faster precision of products; float32 if the difference is small.
-
-    With `steps`, measurements must not change the run: bfloat16 where the hardware supports it.
-    """
-    if train.steps is not None and inputs.bfloat16_flops_per_second is not None:
-        return "bfloat16"
-    speed = inputs.bfloat16_flops_per_second or 0.0
-    return "bfloat16" if speed > _MIN_SPEEDUP * inputs.flops_per_second else "float32"
+def _more_eval_tokens(config: ResolvedTrainConfig, run: PlannedRun, budget: Budget) -> int:
+    """Return the tokens to evaluate the saved model on, if that is more than an evaluation's."""
+    n, limit = run.inputs.val_tokens, budget.side_work.evaluated_tokens
+    return n if n > config.eval_tokens and (limit is None or n <= limit) else 0
 
 
-def _choose(
-    choice: ModelChoice,
-    train: TrainConfig,
-    budget: Budget,
-    inputs: PlanInputs,
-    *,
-    fine_tuning: bool,
-) -> dict[str, Any]:
-    """Return all hyperparameters that depend on the corpus, the time and the machine."""
-    if fine_tuning:
-        return _choose_fine_tuning(choice, train, budget, inputs)
-    table = _REGULARIZATION
-    if not inputs.has_merges or train.bpe_dropout == 0:
-        table = _REGULARIZATION_WITHOUT_BPE_DROPOUT
-    repetition = budget.epochs * budget.params_per_token
-    regularization = next(entry for entry in table if repetition <= entry.up_to)._asdict()
-    del regularization["up_to"]
-    eval_tokens = train.eval_tokens or _choose_eval_tokens(train, budget)
-    rate = train.learning_rate or _LR_TIMES_WIDTH / max(64, choice.model.d_model)
-    untied = not choice.model.tied_embeddings
-    return {
-        **regularization,
-        "batch_size": budget.step_tokens // choice.context_length,
-        "learning_rate": rate,
-        "embedding_learning_rate": rate * (_EMBEDDING_FACTOR if untied else 1),
-        "momentum": _MOMENTUM_OF_SHORT_RUNS if budget.steps < _SHORT_STEPS else _MOMENTUM,
-        "beta1": 0.8 if untied else 0.9,
-        "beta2": 0.95 if untied else 0.98,
-        "bigram_start": can_start_from_bigrams(choice.model),
-        "temperature_scaling": not choice.model.post_norm,
-        "matrix_learning_rate": _MATRIX_LEARNING_RATE,
-        "muon_scale": "spectral",
-        "patience": _PATIENCE,
-        "warmup_steps": min(_WARMUP_STEPS, budget.steps // 10),
-        "eval_every": _choose_eval_every(eval_tokens, train, budget, inputs),
-        "eval_tokens": eval_tokens,
-    }
+def _notes(config: ResolvedTrainConfig, run: PlannedRun, budget: Budget, n_more: int) -> list[str]:
+    train, inputs, steps, notes = run.train, run.inputs, budget.steps, []
+    if train.steps is None and steps < _FEW_STEPS and steps != config.max_steps:
+        notes.append(
+            f"only {count(steps, 'step')} will fit into "
+            f"{train.minutes:g} minute{'s' * (train.minutes != 1)}, which may be exceeded: "
+            "a smaller model, shorter or fewer windows, or more --minutes learn more"
+        )
+    if inputs.train_tokens < _FEW_TRAIN_TOKENS:
+        notes.append(
+            f"the corpus is very short ({inputs.train_tokens:,} training tokens): "
+            "the model can only memorize it"
+        )
+    evaluated = f"evaluations use about {config.eval_tokens:,} held-out tokens"
+    if config.eval_tokens < inputs.val_tokens and not n_more:
+        notes.append(f"{evaluated}; all would take too long")
+    if n_more and config.eval_every < steps:
+        notes.append(f"until the last, {evaluated}, spread evenly")
+    return notes
 
 
-def _choose_fine_tuning(
-    choice: ModelChoice, train: TrainConfig, budget: Budget, inputs: PlanInputs
-) -> dict[str, Any]:
-    """Return the hyperparameters of a run from pretrained weights: see `fine_tuning`."""
-    is_lora = train.lora is not None
-    rate = train.learning_rate or learning_rate(n_parameters(choice.model), lora=is_lora)
-    limit = budget.side_work.evaluated_tokens or _EVAL_TOKENS
-    eval_tokens = train.eval_tokens or min(_EVAL_TOKENS, limit)
-    half_epoch = math.ceil(inputs.train_tokens / budget.step_tokens / 2)
-    eval_every = half_epoch  # twice per epoch, and more often in long ones
-    if inputs.val_tokens:
-        share = min(inputs.val_tokens, eval_tokens) / 3 / _EVALUATION_SHARE / budget.step_tokens
-        eval_every = min(half_epoch, max(_MIN_EVAL_EVERY, round(share)))
-    return {
-        "dropout": 0.0,
-        "bpe_dropout": 0.0,
-        "bpe_dropout_in_decay": False,
-        "weight_decay": 0.0 if is_lora else WEIGHT_DECAY,
-        "batch_size": budget.step_tokens // choice.context_length,
-        "learning_rate": rate,
-        "embedding_learning_rate": rate,
-        "matrix_learning_rate": rate,
-        "muon_scale": "adamw",
-        "momentum": _MOMENTUM_OF_SHORT_RUNS if budget.steps < _SHORT_STEPS else _MOMENTUM,
-        "beta1": 0.9,
-        "beta2": 0.98,
-        "bigram_start": False,
-        "temperature_scaling": False,
-        "warmup_steps": warmup_steps(budget.steps),
-        "max_steps": None if train.steps is not None else budget.max_steps,
-        "patience": PATIENCE,
-        # With the clock, the run may have more steps than planned: one evaluation, at its end.
-        "eval_every": max(1, min(eval_every, budget.steps * (1 if train.steps is not None else 2))),
-        "eval_tokens": eval_tokens,
-    }
-
-
-def _needs_memory(config: ResolvedTrainConfig, choice: ModelChoice, inputs: PlanInputs) -> bool:
-    """Whether a step that stores all activations would take most of the memory."""
-    available = inputs.memory if inputs.memory is not None else inputs.rank_memory
-    if available is None:
-        return False
-    needed = peak_bytes(
-        choice.model,
-        config,
-        choice.context_length,
-        inputs.frozen,
-        n_ranks=inputs.n_ranks,
-        on_gpu=not inputs.on_cpu,
-    )
-    return needed > _MEMORY_SHARE * available
-
-
-def _check(
-    config: ResolvedTrainConfig,
-    choice: ModelChoice,
-    budget: Budget,
-    inputs: PlanInputs,
-    *,
-    fine_tuning: bool,
-) -> None:
+def _check(config: ResolvedTrainConfig, run: PlannedRun, budget: Budget) -> None:
     """Reject invalid combinations of valid values."""
+    model, inputs = run.model, run.inputs
     if config.bpe_dropout > 0 and not inputs.has_merges:
         raise UsageError(
             f"bpe_dropout={config.bpe_dropout:g}: this tokenizer has no BPE merges",
@@ -325,18 +165,18 @@ def _check(
             f"max_steps={config.max_steps} cannot be combined with --steps {config.steps}",
             "remove one of them: max_steps limits the steps of --minutes",
         )
-    if config.bigram_start and fine_tuning:
+    if config.bigram_start and run.fine_tuning:
         raise UsageError(
             "bigram_start=true: fine-tuning starts from the base model",
             "remove bigram_start, or train without --from",
         )
-    if config.bigram_start and not can_start_from_bigrams(choice.model):
+    if config.bigram_start and not can_start_from_bigrams(model):
         raise UsageError(
             "bigram_start=true: this model cannot start from bigrams",
             "remove bigram_start: it needs --family qwen3, tied_embeddings=false and a vocabulary "
             "of at most 8,192 tokens",
         )
-    if config.temperature_scaling and (choice.model.post_norm or config.lora is not None):
+    if config.temperature_scaling and (model.post_norm or config.lora is not None):
         raise UsageError(
             "temperature_scaling=true cannot be combined with post-norm models (classic) or LoRA",
             "remove --set temperature_scaling=true",
@@ -346,23 +186,4 @@ def _check(
             f"warmup_steps={config.warmup_steps}: expected fewer than the {budget.steps} steps",
             "set fewer, or let the plan choose",
         )
-    needs = choice.model, config, choice.context_length, inputs.memory
-    check_memory(*needs, frozen=inputs.frozen)
-
-
-def _choose_eval_tokens(train: TrainConfig, budget: Budget) -> int:
-    if train.steps is not None:
-        return _EVAL_TOKENS
-    # A token costs about a third of one in a step. One evaluation must fit into its share.
-    in_time = budget.steps * budget.step_tokens * _EVALUATION_SHARE * 3
-    return max(1, min(_EVAL_TOKENS, round(in_time)))
-
-
-def _choose_eval_every(
-    eval_tokens: int, train: TrainConfig, budget: Budget, inputs: PlanInputs
-) -> int:
-    tokens = min(inputs.val_tokens, eval_tokens) / 3 / _EVALUATION_SHARE
-    if train.steps is None:  # the same number of steps is the same run on every machine
-        tokens = max(tokens, _EVALUATION_SECONDS * budget.tokens_per_second)
-    tokens = min(tokens, _EVALUATION_EPOCHS * inputs.train_tokens)
-    return max(20, round(tokens / budget.step_tokens))
+    check_memory(model, config, run.context, inputs.memory, frozen=inputs.frozen)

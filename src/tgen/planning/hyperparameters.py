@@ -1,0 +1,328 @@
+"""The hyperparameters that follow from a run's model and budget, each with its reason.
+
+docs/learning.md has the measurements behind the thresholds; some are interpolated.
+"""
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+from tgen.config.training import Precision, ResolvedTrainConfig, TrainConfig
+from tgen.planning.budget import SHARE, TEXT_TOKENS, Budget, can_start_from_bigrams
+from tgen.planning.fine_tuning import (
+    PATIENCE,
+    WEIGHT_DECAY,
+    explain_rate,
+    learning_rate,
+    warmup_steps,
+)
+from tgen.planning.memory import peak_bytes
+from tgen.planning.model_size import EXPLICIT, PlanInputs, PlannedRun
+from tgen.planning.shapes import n_parameters
+from tgen.reports.number_format import count, format_bytes, format_number
+from tgen.reports.training import Choice
+
+_EVALUATION_SHARE = 0.05  # fraction of the time
+_EVALUATED_TOKENS = 3  # cost about as much as one in a step
+_EVALUATION_SECONDS = 10.0  # between evaluations at least: each also saves and samples
+_EVALUATION_EPOCHS = 3.0  # between evaluations at most: a small corpus is memorized that fast
+_ROUNDED_EPOCHS = 2.9  # so many may remain of them in whole steps
+_MIN_EVAL_EVERY = 20  # steps
+_EVAL_TOKENS = 1 << 18
+_LR_TIMES_WIDTH = 0.5  # AdamW's learning rate decreases with the width of the updated vectors
+_EMBEDDING_FACTOR = 8  # of the rate of an embedding of its own: a row has few gradients
+_MOMENTUM, _MOMENTUM_OF_SHORT_RUNS, _SHORT_STEPS = 0.95, 0.9, 1000
+_WARMUP_STEPS = 50
+_MIN_SPEEDUP = 1.05  # of bfloat16 products: less may be noise
+_MEMORY_SHARE = 0.5  # of the memory: a run that needs more computes activations again
+
+
+class Regularization(NamedTuple):
+    """Hyperparameters against memorization, up to a number of epochs times parameters per token."""
+
+    up_to: float
+    dropout: float
+    bpe_dropout: float
+    bpe_dropout_in_decay: bool
+    weight_decay: float
+
+
+_REGULARIZATION = [
+    Regularization(2, 0.0, 0.0, False, 0.1),
+    Regularization(5, 0.0, 0.1, False, 0.1),
+    Regularization(15, 0.0, 0.2, False, 0.1),
+    Regularization(160, 0.1, 0.2, False, 0.1),
+    Regularization(400, 0.2, 0.2, True, 0.1),
+    Regularization(math.inf, 0.3, 0.3, True, 0.1),
+]
+_REGULARIZATION_WITHOUT_BPE_DROPOUT = [
+    Regularization(50, 0.0, 0.0, False, 0.1),
+    Regularization(300, 0.1, 0.0, False, 0.1),
+    Regularization(math.inf, 0.2, 0.0, False, 0.5),
+]
+
+
+class Reasons(NamedTuple):
+    """The reasons for hyperparameters that the user did not set."""
+
+    start: str
+    learning_rate: str
+    dropout: str
+    bpe_dropout: str
+    evaluation: str
+
+
+def choose_precision(train: TrainConfig, inputs: PlanInputs) -> tuple[Precision, str]:
+    """Return the faster precision of products, float32 if the difference is small, and the reason.
+
+    With `steps`, measurements must not change the run: bfloat16 where the hardware supports it.
+    """
+    if train.precision is not None:
+        return train.precision, EXPLICIT
+    if inputs.bfloat16_flops_per_second is None:
+        return "float32", "the hardware does not support bfloat16"
+    if train.steps is not None:
+        return "bfloat16", "the hardware supports it; weights are float32"
+    if inputs.bfloat16_flops_per_second > _MIN_SPEEDUP * inputs.flops_per_second:
+        return "bfloat16", "products are faster this way here; weights are float32"
+    return "float32", "products of bfloat16 are not faster here"
+
+
+def choose_hyperparameters(
+    run: PlannedRun, budget: Budget
+) -> tuple[ResolvedTrainConfig, list[Choice]]:
+    """Return a run's hyperparameters, the user's included, and the table of all choices."""
+    explicit = {name: value for name, value in vars(run.train).items() if value is not None}
+    choose = _choose_fine_tuning if run.fine_tuning else _choose_new
+    chosen, reasons = choose(run, budget)
+    config = replace(chosen, **explicit | {"precision": run.precision})
+    if run.train.activation_checkpointing is None:
+        config = replace(config, activation_checkpointing=_needs_memory(config, run))
+    return config, _table(config, run, budget, reasons)
+
+
+def _choose_new(run: PlannedRun, budget: Budget) -> tuple[ResolvedTrainConfig, Reasons]:
+    """Choose the hyperparameters of a new model."""
+    train, inputs, untied = run.train, run.inputs, not run.model.tied_embeddings
+    table = _REGULARIZATION
+    if not inputs.has_merges or train.bpe_dropout == 0:
+        table = _REGULARIZATION_WITHOUT_BPE_DROPOUT
+    repetition = budget.epochs * budget.params_per_token
+    regularization = next(entry for entry in table if repetition <= entry.up_to)
+    bigram_start = can_start_from_bigrams(run.model)
+    rate = train.learning_rate or _LR_TIMES_WIDTH / max(64, run.model.d_model)
+    eval_tokens = _choose_eval_tokens(run, budget)
+    eval_every, why_evaluation = _choose_eval_every(run, budget, eval_tokens)
+    why_start, why_bpe_dropout = "tied embeddings start at random", "the tokenizer has no merges"
+    if bigram_start:
+        why_start = "embedding and LM head predict as the text's pairs do"
+    elif untied:
+        why_start = (
+            "a bigram start needs the family qwen3 or llama and a vocabulary of at most 8,192"
+        )
+    if regularization.bpe_dropout > 0:
+        why_bpe_dropout = "probability of splitting a token, so that epochs differ"
+    elif inputs.has_merges:
+        why_bpe_dropout = "few epochs"
+    params, epochs = format_number(budget.params_per_token), format_number(budget.epochs)
+    why_dropout = f"{params} parameters per training token, {epochs} epochs"
+    config = ResolvedTrainConfig(
+        dropout=regularization.dropout,
+        bpe_dropout=regularization.bpe_dropout,
+        bpe_dropout_in_decay=regularization.bpe_dropout_in_decay,
+        weight_decay=regularization.weight_decay,
+        batch_size=budget.step_tokens // run.context,
+        learning_rate=rate,
+        embedding_learning_rate=rate * (_EMBEDDING_FACTOR if untied else 1),
+        momentum=_MOMENTUM_OF_SHORT_RUNS if budget.steps < _SHORT_STEPS else _MOMENTUM,
+        beta1=0.8 if untied else 0.9,
+        beta2=0.95 if untied else 0.98,
+        bigram_start=bigram_start,
+        temperature_scaling=not run.model.post_norm,
+        warmup_steps=min(_WARMUP_STEPS, budget.steps // 10),
+        eval_every=eval_every,
+        eval_tokens=eval_tokens,
+    )
+    return config, Reasons(why_start, "", why_dropout, why_bpe_dropout, why_evaluation)
+
+
+def _choose_fine_tuning(run: PlannedRun, budget: Budget) -> tuple[ResolvedTrainConfig, Reasons]:
+    """Choose the hyperparameters of a run from pretrained weights: see `fine_tuning`."""
+    train, is_lora = run.train, run.train.lora is not None
+    rate, why_rate = train.learning_rate, ""
+    if rate is None:
+        rate = learning_rate(n_parameters(run.model), lora=is_lora)
+        why_rate = explain_rate(train)
+    eval_tokens = _choose_eval_tokens(run, budget)
+    eval_every, why_evaluation = _choose_eval_every(run, budget, eval_tokens)
+    why_dropout = f"not used for fine-tuning; {format_number(budget.epochs)} epochs"
+    config = ResolvedTrainConfig(
+        weight_decay=0.0 if is_lora else WEIGHT_DECAY,
+        batch_size=budget.step_tokens // run.context,
+        learning_rate=rate,
+        embedding_learning_rate=rate,
+        matrix_learning_rate=rate,
+        muon_scale="adamw",
+        momentum=_MOMENTUM_OF_SHORT_RUNS if budget.steps < _SHORT_STEPS else _MOMENTUM,
+        warmup_steps=warmup_steps(budget.steps),
+        max_steps=None if train.steps is not None else budget.max_steps,
+        patience=PATIENCE,
+        eval_every=eval_every,
+        eval_tokens=eval_tokens,
+    )
+    return config, Reasons(
+        "fine-tuning", why_rate, why_dropout, "not used for fine-tuning", why_evaluation
+    )
+
+
+def _choose_eval_tokens(run: PlannedRun, budget: Budget) -> int:
+    """Return the most tokens of an evaluation."""
+    if run.train.eval_tokens is not None:
+        return run.train.eval_tokens
+    if run.fine_tuning:
+        return min(_EVAL_TOKENS, budget.side_work.evaluated_tokens or _EVAL_TOKENS)
+    if run.train.steps is not None:
+        return _EVAL_TOKENS
+    # One evaluation must fit into its share.
+    in_time = budget.steps * budget.step_tokens * _EVALUATION_SHARE * _EVALUATED_TOKENS
+    return max(1, min(_EVAL_TOKENS, round(in_time)))
+
+
+def _choose_eval_every(run: PlannedRun, budget: Budget, eval_tokens: int) -> tuple[int, str]:
+    """Return the steps between evaluations, and the reason."""
+    train, inputs, step_tokens = run.train, run.inputs, budget.step_tokens
+    cost = min(inputs.val_tokens, eval_tokens) / _EVALUATED_TOKENS
+    tokens = cost / _EVALUATION_SHARE  # to train on in between
+    if run.fine_tuning:
+        every = math.ceil(inputs.train_tokens / step_tokens / 2)  # twice per epoch,
+        if inputs.val_tokens:  # and more often in long ones
+            every = min(every, max(_MIN_EVAL_EVERY, round(tokens / step_tokens)))
+        # With the clock, the run may have more steps than planned: one evaluation, at its end.
+        every = max(1, min(every, budget.steps * (1 if train.steps is not None else 2)))
+    else:
+        if train.steps is None:  # the same number of steps is the same run on every machine
+            tokens = max(tokens, _EVALUATION_SECONDS * budget.tokens_per_second)
+        tokens = min(tokens, _EVALUATION_EPOCHS * inputs.train_tokens)
+        every = max(_MIN_EVAL_EVERY, round(tokens / step_tokens))
+    epochs = every * step_tokens / inputs.train_tokens
+    if cost <= _EVALUATION_SHARE * every * step_tokens and epochs <= _ROUNDED_EPOCHS:
+        return every, f"at most {_EVALUATION_SHARE:.0%} of the time"
+    if run.fine_tuning:
+        return every, "at least twice per epoch"
+    return every, f"{format_number(epochs)} epochs apart"
+
+
+def _needs_memory(config: ResolvedTrainConfig, run: PlannedRun) -> bool:
+    """Whether a step that stores all activations would take most of the memory."""
+    memory = run.inputs.memory
+    available = memory if memory is not None else run.inputs.rank_memory
+    return available is not None and _peak_bytes(config, run) > _MEMORY_SHARE * available
+
+
+def _peak_bytes(config: ResolvedTrainConfig, run: PlannedRun) -> int:
+    inputs = run.inputs
+    return peak_bytes(
+        run.model,
+        config,
+        run.context,
+        inputs.frozen,
+        n_ranks=inputs.n_ranks,
+        on_gpu=not inputs.on_cpu,
+    )
+
+
+def _table(
+    config: ResolvedTrainConfig, run: PlannedRun, budget: Budget, reasons: Reasons
+) -> list[Choice]:
+    """Return the rows of the plan's table."""
+    choice, train = run.choice, run.train
+    windows = count(config.batch_size, "window")
+    start = "bigrams" if config.bigram_start else "random"
+    rates = train.learning_rate, train.embedding_learning_rate, train.matrix_learning_rate
+    rows = [
+        Choice("size", choice.size, choice.why_size),
+        Choice("context", f"{run.context:,} tokens", choice.why_context),
+        _row("batch", windows, f"{budget.step_tokens:,} tokens per step", train.batch_size),
+        Choice("precision", config.precision, run.why_precision),
+        *_lora(config, run),
+        _row(
+            "start",
+            "the base model" if run.fine_tuning else start,
+            reasons.start,
+            train.bigram_start,
+        ),
+        _row("learning rate", *_learning_rate(config, reasons), *rates),
+        _row("dropout", f"{config.dropout:g}", reasons.dropout, train.dropout),
+        _row("BPE-dropout", f"{config.bpe_dropout:.0%}", reasons.bpe_dropout, train.bpe_dropout),
+        Choice("steps", _steps(budget, train), budget.why_steps),
+        _evaluation(config, run, budget, reasons),
+    ]
+    if run.fine_tuning:
+        rows.append(_general_text(run, budget))
+    if run.fine_tuning and run.inputs.on_cpu:
+        why = "all activations are stored"
+        if config.activation_checkpointing:
+            why = "activations are computed again in the backward pass"
+        needed = f"{format_bytes(_peak_bytes(config, run))} at most"
+        rows.append(_row("memory", needed, why, train.activation_checkpointing))
+    return rows
+
+
+def _row(name: str, value: str, why: str, *settings: object) -> Choice:
+    """Return a choice whose reason is `why` unless the user has made all `settings`."""
+    return Choice(name, value, why if None in settings else EXPLICIT)
+
+
+def _lora(config: ResolvedTrainConfig, run: PlannedRun) -> list[Choice]:
+    if config.lora is None or run.inputs.frozen is None:
+        return []
+    n_trained = sum(rows * columns for rows, columns in run.inputs.frozen.adapter)
+    share = n_trained / n_parameters(run.model)
+    parts = {"all": "all matrices of the blocks", "attention": "the matrices of attention"}
+    targets = parts.get(config.lora_targets, "the matrices of the feed-forward layers")
+    value = f"rank {config.lora}, {n_trained / 1e6:.2f} M parameters"
+    return [
+        Choice("LoRA", value, f"{share:.1%} of the model; alpha {config.lora_alpha:g}, {targets}")
+    ]
+
+
+def _learning_rate(config: ResolvedTrainConfig, reasons: Reasons) -> tuple[str, str]:
+    value = f"AdamW {config.learning_rate:g}"
+    if config.embedding_learning_rate != config.learning_rate:
+        value += f", embedding {config.embedding_learning_rate:g}"
+    if config.optimizer == "muon":
+        value = f"Muon {config.matrix_learning_rate:g}, {value}"
+    warmup = f"warmup until step {config.warmup_steps}, " if config.warmup_steps else ""
+    decay = f"decay over the last {config.decay_fraction:.0%}"
+    return value, f"{reasons.learning_rate}{warmup}{decay}"
+
+
+def _steps(budget: Budget, train: TrainConfig) -> str:
+    if train.steps is not None:
+        return f"{budget.steps:,}"
+    if budget.steps == budget.max_steps:
+        return f"at most {budget.steps:,}"
+    return f"about {round(budget.steps, -max(0, len(str(budget.steps)) - 2)):,}"
+
+
+def _evaluation(
+    config: ResolvedTrainConfig, run: PlannedRun, budget: Budget, reasons: Reasons
+) -> Choice:
+    every = f"every {config.eval_every} step{'s' * (config.eval_every > 1)}"
+    if run.inputs.val_tokens == 0:
+        return Choice("evaluation", "none", f"checkpoint {every}")
+    if config.eval_every >= budget.steps:
+        return _row("evaluation", "once", "at the end", run.train.eval_every)
+    return _row("evaluation", every, reasons.evaluation, run.train.eval_every)
+
+
+def _general_text(run: PlannedRun, budget: Budget) -> Choice:
+    n_texts, n_tokens = budget.side_work.general_texts, budget.side_work.general_tokens
+    if not n_tokens:
+        why = "writing one would take too long; --general FILE names one"
+        return Choice("general text", "none", why)
+    value, why = f"{n_tokens:,} tokens", "of the user's text"
+    if n_texts:
+        value, why = f"{n_texts:,} texts of {TEXT_TOKENS} tokens", "written by the base model"
+    share = "" if run.train.steps is not None else f", at most {SHARE:.0%} of the time"
+    return Choice("general text", value, f"{why} to measure forgetting{share}")
