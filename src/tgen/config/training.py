@@ -154,6 +154,11 @@ class TrainConfig:
                 self.accumulation <= self.batch_size, "accumulation", self.accumulation, at_most
             )
 
+    @property
+    def explicit(self) -> dict[str, Any]:
+        """The fields that the plan does not choose."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedTrainConfig(TrainConfig):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tgen.config import ModelConfig
 from tgen.config.training import ResolvedTrainConfig, TrainConfig
-from tgen.planning.fine_tuning import WINDOW, max_steps, rows_per_step
+from tgen.planning.fine_tuning import WINDOW, max_epochs, rows_per_step
 from tgen.planning.memory import USABLE, rank_memory
 from tgen.planning.model_size import EXPLICIT, PlanInputs, PlannedRun, tokens_per_second
 from tgen.planning.shapes import matmul_params, step_seconds
@@ -175,14 +175,9 @@ def _fits(run: PlannedRun, step_tokens: int) -> bool:
     train, inputs = run.train, run.inputs
     if inputs.rank_memory is None:
         return True
-    config = ResolvedTrainConfig(
-        batch_size=max(train.accumulation, step_tokens // run.context),
-        accumulation=train.accumulation,
-        precision=run.precision,
-        optimizer=train.optimizer or ResolvedTrainConfig.optimizer,
-        activation_checkpointing=bool(train.activation_checkpointing),
-        dropout=ResolvedTrainConfig.dropout if train.dropout is None else train.dropout,
-    )
+    batch_size = max(train.accumulation, step_tokens // run.context)
+    chosen = {"batch_size": batch_size, "precision": run.precision}
+    config = ResolvedTrainConfig(**train.explicit | chosen)
     needed = rank_memory(
         run.model, config, context=run.context, n_ranks=1, parallel="ddp", on_gpu=not inputs.on_cpu
     )
@@ -205,7 +200,6 @@ class Budget(NamedTuple):
 def choose_budget(run: PlannedRun) -> Budget:
     """Choose the tokens per step and estimate the steps and epochs of a run."""
     train, inputs, context = run.train, run.inputs, run.context
-    n_params = matmul_params(run.model)
     choose = _fine_tuning_windows if run.fine_tuning else _choose_batch_size
     batch_size = train.batch_size or choose(run)
     step_tokens = batch_size * context
@@ -214,10 +208,8 @@ def choose_budget(run: PlannedRun) -> Budget:
         train, speed, general_tokens=inputs.general_tokens if run.fine_tuning else 0
     )
     n_evaluated = min(inputs.val_tokens, side_work.evaluated_tokens or inputs.val_tokens)
-    has_rows = inputs.train_rows is not None
-    closing = closing_seconds(n_evaluated, step_tokens, speed, side_work, has_rows=has_rows)
-    other = inputs.setup_seconds + closing + EXIT_SECONDS
-    other += general_seconds(side_work, speed)
+    closing = closing_seconds(run, n_evaluated, step_tokens, speed, side_work)
+    other = inputs.setup_seconds + closing + EXIT_SECONDS + general_seconds(side_work, speed)
     if run.fine_tuning and train.batch_size is None and train.steps is None:
         tokens = speed * max(0.0, 60 * train.minutes - other) / _FEWEST_STEPS
         windows = int(tokens / context / inputs.n_ranks) * inputs.n_ranks
@@ -225,21 +217,26 @@ def choose_budget(run: PlannedRun) -> Budget:
     steps = n_steps(train, speed / step_tokens, other_seconds=other)
     most = train.max_steps
     if run.fine_tuning and most is None:
-        most = _fine_tuning_steps(step_tokens, inputs, n_params)
+        most = _fine_tuning_steps(run, step_tokens)
     why = f"this machine trains at {inputs.flops_per_second / 1e9:,.0f} GFLOP/s"
     if inputs.measured_step is not None:
         seconds = inputs.measured_step.seconds_of(step_tokens)
         why = f"a step takes {format_number(seconds)} seconds here"
-    is_limited = most is not None and train.steps is None and steps >= most
-    if is_limited:
-        steps = most
-    epochs = steps * step_tokens / inputs.train_tokens
-    if is_limited:
-        why = f"{format_number(epochs)} epochs; more would increase forgetting"
-    if is_limited and train.max_steps is not None:
-        why = EXPLICIT
-    params_per_token = n_params / inputs.train_tokens
-    return Budget(speed, step_tokens, steps, why, epochs, params_per_token, most, side_work)
+    if most is not None and train.steps is None and steps >= most:
+        steps, why = most, EXPLICIT
+        if train.max_steps is None:
+            epochs = format_number(steps * step_tokens / inputs.train_tokens)
+            why = f"{epochs} epochs; more would increase forgetting"
+    return Budget(
+        speed,
+        step_tokens,
+        steps,
+        why,
+        epochs=steps * step_tokens / inputs.train_tokens,
+        params_per_token=matmul_params(run.model) / inputs.train_tokens,
+        max_steps=most,
+        side_work=side_work,
+    )
 
 
 def _tokens_per_second(run: PlannedRun, step_tokens: int) -> float:
@@ -259,12 +256,12 @@ def _fine_tuning_windows(run: PlannedRun) -> int:
     return inputs.n_ranks * max(1, min(windows, limit) // inputs.n_ranks)
 
 
-def _fine_tuning_steps(step_tokens: int, inputs: PlanInputs, n_params: float) -> int:
+def _fine_tuning_steps(run: PlannedRun, step_tokens: int) -> int:
     """Return the maximum number of steps, from the epochs that suit the rows."""
-    row = _row_tokens(inputs)
-    n_rows = max(1, round(inputs.train_tokens / row))
-    has_rows = inputs.train_rows is not None
-    return max_steps(n_rows, step_tokens / row, has_rows=has_rows, n_parameters=n_params)
+    row, has_rows = _row_tokens(run.inputs), run.inputs.train_rows is not None
+    n_rows = max(1, round(run.inputs.train_tokens / row))
+    epochs = max_epochs(n_rows, has_rows=has_rows, n_parameters=matmul_params(run.model))
+    return max(1, round(n_rows * epochs / (step_tokens / row)))
 
 
 def _row_tokens(inputs: PlanInputs) -> float:
@@ -273,21 +270,16 @@ def _row_tokens(inputs: PlanInputs) -> float:
 
 
 def closing_seconds(
-    eval_tokens: int,
-    step_tokens: int,
-    tokens_per_second: float,
-    side_work: SideWork,
-    *,
-    has_rows: bool,
+    run: PlannedRun, eval_tokens: int, step_tokens: int, speed: float, side_work: SideWork
 ) -> float:
     """Return the seconds after the last step: evaluation of `eval_tokens` held-out tokens and of
     the general text, a sample and, except of rows, memorization."""
-    speed, limit = tokens_per_second, side_work.evaluated_tokens
+    limit = side_work.evaluated_tokens
     if limit is None:  # a new model, which is small; with steps the time does not matter
         return (0.7 * eval_tokens + 4 * step_tokens) / speed + _SAMPLING_SECONDS
     eval_tokens += side_work.general_tokens
     seconds = generation_seconds(1, min(SAMPLE_TOKENS, side_work.generated_tokens), speed)
-    if not has_rows:
+    if run.inputs.train_rows is None:
         eval_tokens += min(6 * step_tokens, limit)
         n_tokens = min(MEMORIZATION_TOKENS, side_work.generated_tokens)
         seconds += generation_seconds(MEMORIZATION_SAMPLES, n_tokens, speed)

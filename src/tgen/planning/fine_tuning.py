@@ -61,12 +61,6 @@ def max_epochs(n_rows: int, *, has_rows: bool, n_parameters: float) -> float:
     return min(_MAX_EPOCHS, epochs)
 
 
-def max_steps(n_rows: int, rows_in_step: float, *, has_rows: bool, n_parameters: float) -> int:
-    """Return the maximum number of steps."""
-    epochs = max_epochs(n_rows, has_rows=has_rows, n_parameters=n_parameters)
-    return max(1, round(n_rows * epochs / rows_in_step))
-
-
 def warmup_steps(steps: int) -> int:
     """Return 5% of the steps, at least 5 if there are enough."""
     return min(max(_MIN_WARMUP_STEPS, round(_WARMUP * steps)), steps // 4)

@@ -92,10 +92,9 @@ def choose_hyperparameters(
     run: PlannedRun, budget: Budget
 ) -> tuple[ResolvedTrainConfig, list[Choice]]:
     """Return a run's hyperparameters, the user's included, and the table of all choices."""
-    explicit = {name: value for name, value in vars(run.train).items() if value is not None}
     choose = _choose_fine_tuning if run.fine_tuning else _choose_new
     chosen, reasons = choose(run, budget)
-    config = replace(chosen, **explicit | {"precision": run.precision})
+    config = replace(chosen, **run.train.explicit | {"precision": run.precision})
     if run.train.activation_checkpointing is None:
         config = replace(config, activation_checkpointing=_needs_memory(config, run))
     return config, _table(config, run, budget, reasons)
@@ -220,15 +219,8 @@ def _needs_memory(config: ResolvedTrainConfig, run: PlannedRun) -> bool:
 
 
 def _peak_bytes(config: ResolvedTrainConfig, run: PlannedRun) -> int:
-    inputs = run.inputs
-    return peak_bytes(
-        run.model,
-        config,
-        run.context,
-        inputs.frozen,
-        n_ranks=inputs.n_ranks,
-        on_gpu=not inputs.on_cpu,
-    )
+    frozen, n, on_gpu = run.inputs.frozen, run.inputs.n_ranks, not run.inputs.on_cpu
+    return peak_bytes(run.model, config, run.context, frozen, n_ranks=n, on_gpu=on_gpu)
 
 
 def _table(
@@ -263,8 +255,8 @@ def _table(
         why = "all activations are stored"
         if config.activation_checkpointing:
             why = "activations are computed again in the backward pass"
-        needed = f"{format_bytes(_peak_bytes(config, run))} at most"
-        rows.append(_row("memory", needed, why, train.activation_checkpointing))
+        value = f"{format_bytes(_peak_bytes(config, run))} at most"
+        rows.append(_row("memory", value, why, train.activation_checkpointing))
     return rows
 
 

@@ -8,6 +8,7 @@ pass works on bfloat16 copies.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from tgen.config import ModelConfig
 from tgen.config.training import Parallel, ResolvedTrainConfig
@@ -214,19 +215,10 @@ def choose_parallel(
     if memory is None:
         return wanted or "ddp"
 
-    def needed(parallel: Parallel, ranks: int) -> int:
-        return rank_memory(
-            model,
-            train,
-            context=context,
-            n_ranks=ranks,
-            parallel=parallel,
-            on_gpu=on_gpu,
-            frozen=frozen,
-        ).total
+    needed = partial(rank_memory, model, train, context=context, on_gpu=on_gpu, frozen=frozen)
 
     def fits(parallel: Parallel, ranks: int) -> bool:
-        return needed(parallel, ranks) <= USABLE * memory
+        return needed(parallel=parallel, n_ranks=ranks).total <= USABLE * memory
 
     candidates: list[Parallel] = ["ddp", "fsdp"] if n_ranks > 1 else ["ddp"]
     if wanted:
@@ -246,8 +238,9 @@ def choose_parallel(
             else "reduce batch_size, context_length or the model; --set accumulation=N splits a "
             "batch into micro-batches"
         )
+    n_bytes = needed(parallel=parallel, n_ranks=n_ranks).total
     raise UsageError(
-        f"each rank (of {n_ranks:,}) needs {format_bytes(needed(parallel, n_ranks))} with "
+        f"each rank (of {n_ranks:,}) needs {format_bytes(n_bytes)} with "
         f"{parallel.upper()}, but only {USABLE:.0%} of {format_bytes(memory)} can be used",
         hint,
     )

@@ -104,19 +104,15 @@ def make_plan(
     budget = choose_budget(run)
     config, choices = choose_hyperparameters(run, budget)
     _check(config, run, budget)
-    eval_tokens = min(inputs.val_tokens, config.eval_tokens)
     n_more = _more_eval_tokens(config, run, budget)
+    eval_tokens = min(inputs.val_tokens, config.eval_tokens) + n_more
     return Plan(
         choice.size,
         choice.model,
         config,
         choice.context_length,
         closing_seconds(
-            eval_tokens + n_more,
-            budget.step_tokens,
-            budget.tokens_per_second,
-            budget.side_work,
-            has_rows=inputs.train_rows is not None,
+            run, eval_tokens, budget.step_tokens, budget.tokens_per_second, budget.side_work
         ),
         budget.tokens_per_second,
         **budget.side_work._asdict(),
