@@ -204,14 +204,6 @@ def test_loss_mask_of_the_text_holds_in_short_windows():
     assert epoch_targets(dataset, 0) == list(range(3, 1000, 3))
 
 
-def test_runs_of_version_0_1_keep_their_windows():
-    dataset = replace(make_dataset(1000, 0, 125), exact_epochs=False)
-    starts = [dataset.batch(step).tokens[:, 0].tolist() for step in range(4)]
-    old = [[643, 268, 518, 393], [18, 768, 143, 779], [404, 279, 654, 154], [29, 529, 502, 127]]
-    assert starts == old
-    assert dataset.batch(0).loss_mask is None
-
-
 @given(st.integers(2, 200), st.integers(1, 200), st.integers(1, 50))
 @settings(deadline=None)
 def test_each_validation_token_is_predicted_exactly_once(n_train, n_val, context_length):

@@ -221,7 +221,7 @@ def test_loss_on_sets_the_loss_mask_saved_with_the_run(rows):
     )
     config = ModelConfig(**run["plan"]["model"])
     untrained = new_state(
-        config, ResolvedTrainConfig.from_dict(run["plan"]["train"]), torch.device("cpu")
+        config, ResolvedTrainConfig(**run["plan"]["train"]), torch.device("cpu")
     ).model
     nats, n = loss_unpacked(untrained, dataset.batch(0))
     assert losses[0] == pytest.approx(nats / n, rel=1e-5)

@@ -123,14 +123,6 @@ def paused(both, tmp_path):
     return tmp_path / "model"
 
 
-def write_old_names(out):
-    """Write the tokens as tgen 0.1 did."""
-    run, described = saved_state.load_record(out)
-    tokens = corpus.to_old_names(saved_state.load_tokens(out, described))
-    assert set(tokens) == {"train", "held_out"}
-    saved_state.save_record(out, run, saved_state.save_tokens(out, run, tokens))
-
-
 def flip_last_bit(path):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -145,14 +137,10 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("damage", "old_names"), [*((damage, False) for damage in DAMAGES), ("a bit", True)]
-)
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_tokens_are_an_error_and_recreated_from_the_same_corpus(
-    tmp_path, paused, finished_run, damage, old_names
+    tmp_path, paused, finished_run, damage
 ):
-    if old_names:
-        write_old_names(paused)
     path = paused / "training" / "tokens.safetensors"
     good = path.read_bytes()
     DAMAGES[damage](path)
@@ -187,13 +175,14 @@ def test_resuming_with_another_tokenizer_is_an_error(paused):
         list(resume(paused, threads=1))
 
 
-def test_run_of_a_version_without_these_records_resumes(paused):
+@pytest.mark.parametrize("name", ["tokens", "tokenizer_sha256", "exact_epochs"])
+def test_run_record_without_what_every_version_wrote_is_an_error(paused, name):
     path = paused / "training" / "run.json"
     run = json.loads(path.read_text())
-    for name in ("tokens", "tokenizer_sha256", "read_bytes"):
-        del run[name]
+    del run[name]
     path.write_text(json.dumps(run))
-    assert list(resume(paused, threads=1))[-1].finished
+    with pytest.raises(TrainingError, match=r"run\.json is damaged"):
+        list(resume(paused, threads=1))
 
 
 @pytest.mark.usefixtures("on_disk")

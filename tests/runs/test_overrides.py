@@ -3,12 +3,11 @@
 import pytest
 
 from tgen.config import SIZES, ModelConfig
-from tgen.config.training import ResolvedTrainConfig, TrainConfig
+from tgen.config.training import TrainConfig
 from tgen.errors import UsageError
 from tgen.planning.model_size import PlanInputs
 from tgen.planning.plan import make_plan
 from tgen.runs.request import parse_overrides
-from tgen.training.state import Progress
 
 
 def test_overrides_set_every_field_and_refuse_the_rest():
@@ -58,26 +57,10 @@ def test_values_get_the_type_of_their_field():
     )
 
 
-def test_old_spellings_are_accepted():
-    old = {"token_split": "0.2", "split_in_decay": "false", "keep": "3"}
-    new = {"bpe_dropout": 0.2, "bpe_dropout_in_decay": False, "keep_checkpoints": 3}
-    assert parse_overrides(old) == ({}, new)
-    values = {"token_split": 0.2, "split_in_decay": False, "keep": 3}
-    assert ResolvedTrainConfig.from_dict(values) == ResolvedTrainConfig(**new, separate_qkv=False)
-    assert Progress.from_dict({"not_better": 2, "ways_back": 1}) == Progress(
-        worse_evals=2, n_rollbacks=1
-    )
-
-
 def test_misspelled_field_gets_a_suggestion():
     with pytest.raises(UsageError, match="--set n_layer: unknown field") as error:
         parse_overrides({"n_layer": "2"})
     assert error.value.hint == "did you mean n_layers?"
-
-
-def test_old_and_new_name_of_a_field_together_are_refused():
-    with pytest.raises(UsageError, match="token_split: old name of bpe_dropout"):
-        parse_overrides({"token_split": "0.1", "bpe_dropout": "0.2"})
 
 
 @pytest.mark.parametrize(

@@ -45,16 +45,11 @@ def test_record_of_a_run_from_any_family_survives_json(written, family):
     assert RunRecord.from_dict(json.loads(json.dumps(record.to_dict()))) == record
 
 
-def test_run_of_version_0_1_keeps_its_windows(written):
-    old = {name: value for name, value in written.items() if name != "exact_epochs"}
-    records = [RunRecord.from_dict(values) for values in (old, written)]
-    assert [record.exact_epochs for record in records] == [False, True]
-
-
 @pytest.mark.parametrize(
     "damage",
     [
         {"sample_prompt": None},
+        {"exact_epochs": False},
         {"sample_prompt": "\ud800"},
         {"plan": {}},
         {"tokenizer": "bpe"},

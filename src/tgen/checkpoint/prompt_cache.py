@@ -63,8 +63,6 @@ def save(path: Path, arrays: Mapping[str, NDArray[Any]], model: ModelIdentity) -
 def load(path: Path, config: ModelConfig, model: ModelIdentity) -> dict[str, NDArray[Any]]:
     """Return the arrays that `save` wrote; raises ModelError if damaged or of another model."""
     header = _read_header(path)
-    if "cache" not in header:
-        raise ModelError(f"{path} was written by an older version of tgen", _RENEW_HINT)
     texts = safetensors_file.read_arrays(path, {name: header[name] for name in _LABELS})
     labels = {name: texts[name].tobytes()[:1000] for name in _LABELS}
     if labels["model"] != f"{VERSION} {model.digest}".encode():
@@ -100,7 +98,6 @@ def load(path: Path, config: ModelConfig, model: ModelIdentity) -> dict[str, NDA
 def _read_header(path: Path) -> dict[str, safetensors_file.TensorEntry]:
     header = safetensors_file.read_header(path, hint=_RENEW_HINT)
     tensors = {name: (entry.dtype, len(entry.shape)) for name, entry in header.items()}
-    tensors.setdefault("cache", ("U8", 1))  # tgen 0.1 did not write it
     if tensors != _ARRAYS | dict.fromkeys(_LABELS, ("U8", 1)):
         raise ModelError(f"{path} is not a prompt cache", _RENEW_HINT)
     return header

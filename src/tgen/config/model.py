@@ -213,8 +213,6 @@ class ModelConfig:
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Return the configuration that `dataclasses.asdict` turned into `values`."""
         values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-        if "post_norm" in values:  # before version 0.2
-            values["norm_placement"] = "post" if values.pop("post_norm") else "pre"
         if scaling := values["rope_scaling"]:
             scaling = {n: tuple(v) if isinstance(v, list) else v for n, v in scaling.items()}
             values["rope_scaling"] = RopeScaling(**scaling)

@@ -1,9 +1,8 @@
 """Hyperparameters of a training run; None means that the plan chooses the value."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from tgen.config.option import check_ranges, option, require
 
@@ -13,13 +12,6 @@ Optimizer = Literal["muon", "adamw"]
 MuonScale = Literal["spectral", "adamw"]  # of its updates: singular values of 1, or AdamW's RMS
 LoraTargets = Literal["all", "attention", "feed_forward"]  # matrices of the blocks
 Parallel = Literal["ddp", "fsdp"]  # replicate the model on every rank, or shard it
-
-# Old spellings, still accepted by --set and in run.json.
-OLD_FIELD_NAMES = {
-    "token_split": "bpe_dropout",
-    "split_in_decay": "bpe_dropout_in_decay",
-    "keep": "keep_checkpoints",
-}
 
 _COUNT, _NOT_NEGATIVE = "a whole number of at least 1", "a number of at least 0"
 _POSITIVE, _FRACTION = "a positive number", "a number from 0 up to, but not including, 1"
@@ -188,12 +180,3 @@ class ResolvedTrainConfig(TrainConfig):
 
     def __post_init__(self) -> None:
         TrainConfig(**vars(self))  # checks the ranges, which the fields above do not declare again
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the configuration that `dataclasses.asdict` turned into `values`."""
-        fields = {OLD_FIELD_NAMES.get(name, name): value for name, value in values.items()}
-        # Runs of versions without these fields.
-        fields.setdefault("embedding_learning_rate", fields.get("learning_rate", cls.learning_rate))
-        fields.setdefault("separate_qkv", False)
-        return cls(**fields)

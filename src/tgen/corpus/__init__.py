@@ -21,8 +21,6 @@ from tgen.corpus.tokenize import (
     ArrayBuilder,
     TokenizedCorpus,
     begin_of_document,
-    from_old_names,
-    to_old_names,
     token_arrays,
     tokenize_documents,
 )
@@ -41,7 +39,6 @@ __all__ = [
     "TrainValSplit",
     "begin_of_document",
     "count_bigrams",
-    "from_old_names",
     "ngram_tables",
     "overlap_fraction",
     "parse_conversation",
@@ -49,7 +46,6 @@ __all__ = [
     "split_rows",
     "split_train_val",
     "subsample_documents",
-    "to_old_names",
     "token_arrays",
     "tokenize_documents",
 ]

@@ -71,7 +71,6 @@ class TokenDataset:
     train_loss_mask: Array | None = None  # (n,) bool; None: every token
     val_loss_mask: Array | None = None  # (m,)
     merge_pairs: NDArray[np.int64] | None = None  # (V, 2), see `split_tokens`
-    exact_epochs: bool = True  # False: the windows of tgen 0.1, which miss some tokens in an epoch
 
     @property
     def train_tokens(self) -> int:
@@ -118,12 +117,6 @@ class TokenDataset:
     def _train_window(self, i: int) -> tuple[int, int]:
         """Return the start and the number of targets of the `i`-th window of the training."""
         length, n_targets = self.context_length, len(self.train) - 1
-        if not self.exact_epochs:
-            n_windows = max(1, n_targets // length)
-            epoch, i = divmod(i, n_windows)
-            n_starts = len(self.train) - length
-            offset, order = _shuffle_epoch(self.seed, epoch, n_windows, range(n_starts))
-            return (offset + int(order[i]) * length) % n_starts, length
         n_windows, first_sizes = _count_windows(n_targets, length)
         epoch, i = divmod(i, n_windows)
         first_size, order = _shuffle_epoch(self.seed, epoch, n_windows, first_sizes)

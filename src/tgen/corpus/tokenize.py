@@ -29,11 +29,6 @@ _CUTS = (  # from cuts that change no token to those that may change one
     re.compile(rb"\n(?=[^\r\n])"),
     re.compile(rb"[A-Za-z](?= [A-Za-z])"),
 )
-_OLD_NAMES = {
-    "held_out": "val",
-    "train_scored": "train_loss_mask",
-    "held_out_scored": "val_loss_mask",
-}
 
 
 class TokenizedCorpus(NamedTuple):
@@ -112,17 +107,6 @@ def token_arrays(train: TokenizedCorpus, val: TokenizedCorpus) -> dict[str, Arra
         "val_lengths": val.row_lengths,
     }
     return {name: values for name, values in arrays.items() if values is not None}
-
-
-def from_old_names(arrays: dict[str, Array]) -> dict[str, Array]:
-    """Rename arrays from a file written by tgen 0.1."""
-    return {_OLD_NAMES.get(name, name): values for name, values in arrays.items()}
-
-
-def to_old_names(arrays: dict[str, Array]) -> dict[str, Array]:
-    """Rename arrays as tgen 0.1 wrote them."""
-    old_names = {new: old for old, new in _OLD_NAMES.items()}
-    return {old_names.get(name, name): values for name, values in arrays.items()}
 
 
 def split_documents(

@@ -131,14 +131,10 @@ def retokenize(
 
     Raise TrainingError if the tokens do not match run.json.
     """
-    again = yield from _tokenize_again(out, text, record, tokenizer, record.read_bytes)
+    again = yield from _tokenize_again(out, text, record, tokenizer)
     arrays = corpus.token_arrays(again.train, again.val)
     name = tokens_entry.get("name", saved_state.TOKENS_FILE)
-    entries = (  # the names of the arrays are part of the file's digest
-        saved_state.save_tokens(out, record.to_dict(), named_arrays, name=name)
-        for named_arrays in (arrays, corpus.to_old_names(arrays))
-    )
-    if not any(entry == tokens_entry for entry in entries):
+    if saved_state.save_tokens(out, record.to_dict(), arrays, name=name) != tokens_entry:
         raise TrainingError(
             f"the corpus does not produce the tokens that the run in {out} started with",
             "check the version of the tokenizers library; " + saved_state.recovery_hint(out),
@@ -146,7 +142,7 @@ def retokenize(
 
 
 def _tokenize_again(
-    out: Path, text: corpus.Corpus, record: RunRecord, tokenizer: Tokenizer, max_bytes: int
+    out: Path, text: corpus.Corpus, record: RunRecord, tokenizer: Tokenizer
 ) -> Generator[PhaseReport, None, PreparedText]:
     """Tokenize a corpus as the run in `out` did."""
     config, folder = record.plan.train, saved_state.folder(out)
@@ -158,11 +154,11 @@ def _tokenize_again(
                 tokenizer,
                 config,
                 context_length=record.plan.context_length,
-                max_bytes=max_bytes,
+                max_bytes=record.read_bytes,
                 folder=folder,
             )
         )
-    split = split_corpus(text, config, max_bytes)
+    split = split_corpus(text, config, record.read_bytes)
     begin_ids = () if record.begin_of_text is None else corpus.begin_of_document(tokenizer)
     train, val = yield from tokenize_split(
         split, tokenizer, config, folder=folder, threads=record.threads, begin_ids=begin_ids
@@ -184,9 +180,7 @@ def tokenize_new_corpus(
             f"new corpus has {'conversations' if text.is_chat else 'text'}",
             "start a new run with another --out",
         )
-    again = yield from _tokenize_again(
-        out, text, record, tokenizer, record.read_bytes or text.n_bytes
-    )
+    again = yield from _tokenize_again(out, text, record, tokenizer)
     train, val = again.train, again.val
     is_short = len(train.tokens) <= record.plan.context_length
     if record.chat is None and (is_short or train.target_bytes == 0):

@@ -17,7 +17,6 @@ from tgen.storage import files
 
 _BUFFERED_LINES = 100  # lost at most when the process is killed
 _LAST = 1 << 62  # step of a line that has none: after all others
-_ROLLBACKS = (RollbackReport.__name__, "BackReport")  # BackReport: until version 0.1
 
 _Report = TypeVar("_Report", bound=RunReport)
 
@@ -80,7 +79,7 @@ class RunLog:
             lines = old.decode(errors="replace").splitlines(keepends=True)
             lines = [line for line in lines if line.endswith("\n") and _step(line) <= self._trim_to]
             kinds = [(_parse(line) or {}).get("kind") for line in lines]
-            rollbacks = [i for i, kind in enumerate(kinds) if kind in _ROLLBACKS]
+            rollbacks = [i for i, kind in enumerate(kinds) if kind == RollbackReport.__name__]
             if self._n_rollbacks is not None and len(rollbacks) > self._n_rollbacks:
                 del lines[rollbacks[self._n_rollbacks] :]
             content = "".join(lines).encode()

@@ -139,7 +139,6 @@ class PreparedRun:
             context_length=plan.context_length,
             batch_size=plan.train.batch_size,
             seed=plan.train.seed,
-            exact_epochs=self.record.exact_epochs,
         )
 
     def environment(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from tgen import distributed
 from tgen.config import DEFAULT_FAMILY, SIZES, Family, ModelConfig, Size
 from tgen.config.engine import Device, device_option, threads_option
 from tgen.config.option import check_ranges, option, suggest
-from tgen.config.training import OLD_FIELD_NAMES, Parallel, TrainConfig
+from tgen.config.training import Parallel, TrainConfig
 from tgen.errors import UsageError
 
 _HAVE_OPTIONS = {"family", "vocab_size", "minutes", "steps", "val_fraction", "seed", "compile"}
@@ -34,10 +34,7 @@ def parse_overrides(overrides: Mapping[str, str]) -> tuple[dict[str, Any], dict[
     train_types = {f.name: f.type for f in fields(TrainConfig) if f.name not in _NOT_SET}
     model: dict[str, Any] = {}
     train: dict[str, Any] = {}
-    for key, text in overrides.items():
-        name = OLD_FIELD_NAMES.get(key, key)
-        if name != key and name in overrides:
-            raise UsageError(f"--set {key}: old name of {name}, which is also set", f"remove {key}")
+    for name, text in overrides.items():
         if name in model_types:
             model[name] = _parse(name, text, model_types[name])
         elif name in train_types:

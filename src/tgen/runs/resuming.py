@@ -39,7 +39,7 @@ def load_tokenizer(out: Path, record: RunRecord) -> Tokenizer:
     """Load a run's tokenizer; raise TrainingError if it has changed."""
     path = run_state.folder(out) / "tokenizer.json"
     text = files.read(path)
-    if record.tokenizer_sha256 not in ("", hashlib.sha256(text).hexdigest()):
+    if record.tokenizer_sha256 != hashlib.sha256(text).hexdigest():
         raise TrainingError(
             f"{path} has changed since the run started", f"restore the file; {out} may have a copy"
         )
@@ -76,7 +76,7 @@ def load_progress(saved: run_state.SavedState, record: RunRecord) -> Progress:
     Raise TrainingError if this version has other counters.
     """
     try:
-        progress = Progress.from_dict(saved.progress)
+        progress = Progress(**saved.progress)
         check_field_types(progress)
         numbers = [v for v in vars(progress).values() if isinstance(v, int | float)]
         if not all(0 <= v < math.inf for v in numbers) or progress.total_steps == 0:

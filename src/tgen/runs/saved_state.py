@@ -135,11 +135,11 @@ def load_record(out: Path) -> tuple[dict[str, Any], Mapping[str, Any]]:
     path = folder(out) / "run.json"
     try:
         run: dict[str, Any] = json.loads(files.read(path))
-        tokens_entry = run.pop(_TOKENS_KEY, {})  # early versions wrote none
+        tokens_entry = run.pop(_TOKENS_KEY)
         name = str(tokens_entry.get("name", TOKENS_FILE))
-        fields = set(tokens_entry) - {"name"}
-        is_valid = fields in (set(), {"bytes", "sha256"}) and _TOKENS_NAME.fullmatch(name)
-    except (ValueError, TypeError, AttributeError, RecursionError):
+        is_entry = set(tokens_entry) - {"name"} == {"bytes", "sha256"}
+        is_valid = is_entry and _TOKENS_NAME.fullmatch(name)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         is_valid = None
     if not is_valid:
         raise TrainingError(f"{path} is damaged", recovery_hint(out))
@@ -159,15 +159,12 @@ def load_tokens(
     `vocab_size`, has ids beyond it.
     """
     path = folder(out) / tokens_entry.get("name", TOKENS_FILE)
-    if tokens_entry:
-        size = path.stat().st_size if path.exists() else 0
-        matches = size == tokens_entry["bytes"]
-        if not matches or (check_digest and files.sha256(path).hex() != tokens_entry["sha256"]):
-            problem = "is damaged or belongs to another run" if path.exists() else "is missing"
-            raise TrainingError(f"{path} {problem}", _TOKENIZE_AGAIN)
-    from tgen.corpus import from_old_names  # here: `tgen train --help` need not import tokenizers
-
-    tokens = from_old_names(safetensors_file.read_vectors(path))
+    size = path.stat().st_size if path.exists() else 0
+    matches = size == tokens_entry["bytes"]
+    if not matches or (check_digest and files.sha256(path).hex() != tokens_entry["sha256"]):
+        problem = "is damaged or belongs to another run" if path.exists() else "is missing"
+        raise TrainingError(f"{path} {problem}", _TOKENIZE_AGAIN)
+    tokens = safetensors_file.read_vectors(path)
     if not _are_tokens(tokens, vocab_size):
         raise TrainingError(f"{path} is damaged", _TOKENIZE_AGAIN)
     return tokens

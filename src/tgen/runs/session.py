@@ -114,7 +114,7 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
         try:
             run_state.load_tokens(out, tokens_entry, vocab_size=record.plan.model.vocab_size)
         except TgenError:
-            if text is None or not record.read_bytes:
+            if text is None:
                 raise
             yield from retokenize(out, text, record, tokenizer, tokens_entry)
     record, tokens_entry = distributed.broadcast((record, tokens_entry))

@@ -6,7 +6,7 @@ There is no random state: batches and dropout are functions of the seed, the ste
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,19 +23,6 @@ from tgen.model.transformer import Transformer
 from tgen.training.bigram_start import start_from_bigrams
 from tgen.training.evaluation import LossModule
 from tgen.training.optimizers import Orthogonalize, make_optimizers, orthogonalize_parts
-
-# Names of counters in the states of earlier versions.
-_OLD_NAMES = {
-    "not_better": "worse_evals",
-    "evals_since_best": "worse_evals",
-    "in_decay": "evaluated_in_decay",
-    "go_back": "restore_best",
-    "skipped": "skipped_steps",
-    "skipped_in_a_row": "consecutive_skips",
-    "rollbacks": "n_divergences",
-    "ways_back": "n_rollbacks",
-    "rate_scale": "learning_rate_scale",
-}
 
 
 @dataclass
@@ -68,11 +55,6 @@ class Progress:
     n_divergences: int = 0  # rollbacks because of divergence
     n_rollbacks: int = 0  # for any reason
     learning_rate_scale: float = 1.0  # halved after each divergence
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return saved counters; raises TypeError for an unknown one."""
-        return cls(**{_OLD_NAMES.get(name, name): value for name, value in values.items()})
 
 
 _CPU = torch.device("cpu")

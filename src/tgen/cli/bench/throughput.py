@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _PROMPT, _GEN = 512, 128  # llama-bench's defaults
 _MAX_SAVED_BYTES = 64 << 20
-_RENAMED = {"weights": "dtype", "yardstick_ns": "probe_ns", "processors": "n_cpus"}  # tgen 0.1
 _ENGINES = ("kernels", "torch")
 
 
@@ -253,8 +252,6 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
         records = json.loads(files.read(path, limit=_MAX_SAVED_BYTES))
     except (ValueError, RecursionError):
         records = None
-    if isinstance(records, list) and all(isinstance(one, dict) for one in records):
-        records = [{_RENAMED.get(name, name): v for name, v in one.items()} for one in records]
     if not records or not isinstance(records, list) or not all(map(_is_record, records)):
         raise UsageError(
             f"--compare: {path} is not a saved benchmark", "make one with --save or -o json"
