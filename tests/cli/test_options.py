@@ -50,7 +50,7 @@ def test_every_sampling_field_is_an_option_of_generate():
 
 @dataclass(frozen=True, kw_only=True)
 class Inner:
-    size: int = option(3, "Size.", "--size -s", old_flags="--old-size", low=1, expected="positive")
+    size: int = option(3, "Size.", "--size -s", low=1, expected="positive")
     names: list[str] = option(default_factory=list, help_text="Names.", flags="--name")
     double: int = option(0, "Twice.", "--double", panel="Last")
     hidden: int = 7
@@ -91,10 +91,6 @@ def test_only_given_options_of_a_nested_dataclass_are_collected():
     assert parse("-s", "4", "--quiet") == Outer(quiet=True, inner={"size": 4})
     assert parse("--name", "a", "--name", "b") == Outer(inner={"names": ["a", "b"]})
     assert parse("--double", "4") == Outer(inner={"double": 8})
-
-
-def test_an_old_flag_still_sets_the_field():
-    assert parse("--old-size", "5") == Outer(inner={"size": 5})
 
 
 @pytest.mark.parametrize(
@@ -191,24 +187,6 @@ def test_help_shows_a_default_of_zero(capsysbinary):
     assert not any("[default: False]" in line for line in lines)
 
 
-def test_old_flags_of_the_commands_are_hidden_and_work(trained, capsysbinary):
-    base = ["generate", "-m", str(trained), "-p", "a", "-n", "8", "--seed", "1", "-q"]
-    outputs = []
-    for flags in (["--dtype", "int8"], ["--weights", "int8"]):
-        assert run([*base, *flags]) == 0
-        outputs.append(capsysbinary.readouterr().out)
-    assert outputs[0] == outputs[1]
-    assert run([*base, "--penalize-prompt", "--repetition-penalty", "1.3"]) == 0
-    counted = capsysbinary.readouterr().out
-    assert run([*base, "--repetition-penalty", "1.3"]) == 0
-    assert capsysbinary.readouterr().out == counted
-    for command in COMMAND_NAMES:
-        assert run([command, "--help"]) == 0
-    shown = capsysbinary.readouterr().out
-    assert b"--weights" not in shown
-    assert b"--penalize-prompt" not in shown.replace(b"--no-penalize-prompt", b"")
-
-
 @pytest.mark.parametrize("columns", ["80", "120"])
 @pytest.mark.parametrize("command", ["", *COMMAND_NAMES])
 def test_help_fits_the_terminal_and_nothing_is_cut(command, columns, capsysbinary, monkeypatch):
@@ -264,23 +242,6 @@ def test_an_option_given_twice_has_its_last_value(trained, capsysbinary):
     expected = capsysbinary.readouterr().out
     assert run([*base, "1", "--seed", "3"]) == 0
     assert capsysbinary.readouterr().out == expected
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["bench", "--weights", "int8", "--dtype", "float32"],
-        ["bench", "--limits", "--no-limits"],
-        ["generate", "--dtype", "int8", "--weights", "int8"],
-        ["generate", "--penalize-prompt", "--no-penalize-prompt"],
-    ],
-)
-def test_an_old_name_beside_the_new_one_is_refused(arguments, capsysbinary):
-    assert run(arguments) == 2
-    err = capsysbinary.readouterr().err.decode()
-    assert "cannot be combined" in err
-    assert "the old name" in err
-    assert all(word in err for word in arguments if word.startswith("--"))
 
 
 @pytest.mark.parametrize("command", ["generate", "bench", "train"])

@@ -106,8 +106,7 @@ class _Parameter(NamedTuple):
     def flag(self) -> str:
         """The main spelling of an option; the name of an argument."""
         spellings = self.details.get("flags") or [self.field]
-        is_old = self.parameter.name != self.field
-        return str(self.details["old_flags"] if is_old else spellings[0]).partition("/")[0]
+        return str(spellings[0]).partition("/")[0]
 
     @property
     def kind(self) -> Any:
@@ -180,23 +179,17 @@ def _parameters(
                 if "argument" in details
                 else typer.Option(*details["flags"], **how)
             )
-            infos = {one.name: info}
-            if "old_flags" in details:
-                infos[f"old_{one.name}"] = typer.Option(details["old_flags"], hidden=True)
-            for name, info in infos.items():
-                typed = inspect.Parameter(
-                    name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    default=default,
-                    annotation=Annotated[kind, info],
-                )
-                made = _Parameter(typed, details, read=None, field=one.name, owner=owner)
-                yield _with_reader(made, details["reader"]) if "reader" in details else made
+            typed = inspect.Parameter(
+                one.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=default,
+                annotation=Annotated[kind, info],
+            )
+            made = _Parameter(typed, details, read=None, field=one.name, owner=owner)
+            yield _with_reader(made, details["reader"]) if "reader" in details else made
 
 
 def _with_reader(one: _Parameter, reader: Reader) -> _Parameter:
-    if reader.type is bool and one.parameter.name != one.field:
-        return one  # the old flag sets the field itself, the new one its reverse
     [info] = one.parameter.annotation.__metadata__
     return one._replace(
         parameter=one.parameter.replace(annotation=Annotated[reader.type, info], default=None),
@@ -209,18 +202,12 @@ def _collect(
 ) -> dict[str, Any]:
     """Return the fields of the options; of nested options, only those given."""
     options: dict[str, Any] = {one.owner: {} for one in parameters if one.owner}
-    given: dict[tuple[str, str], _Parameter] = {}  # by owner and field
     for one in parameters:
         name = one.parameter.name
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             group = options[one.owner] if one.owner else options
-            other = given.setdefault((one.owner, one.field), one)
-            if other is not one:
-                message = f"{one.flag} cannot be combined with {other.flag}"
-                raise UsageError(message, f"remove {one.flag}, the old name")
-            value = _convert(one, values[name])
-            group[one.field] = value
+            group[one.field] = _convert(one, values[name])
     return options
 
 

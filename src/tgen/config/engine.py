@@ -41,7 +41,6 @@ class EngineOptions:
         "--dtype",
         panel=_PANEL,
         shown_default="as stored",
-        old_flags="--weights",
     )
     cache_dtype: CacheDtype | None = option(
         None,

@@ -33,7 +33,7 @@ def option(
     `flags` are its spellings on the command line, separated by spaces; a field without flags is
     set from Python alone. `check_ranges` accepts numbers from `low` to `high`, described by
     `expected`.
-    `cli` goes to `tgen.cli.options`: panel, metavar, shown_default, old_flags, excludes, needs, ...
+    `cli` goes to `tgen.cli.options`: panel, metavar, shown_default, excludes, needs, ...
     """
     if not expected and low > -math.inf:
         expected = f"a number of at least {low:,}"

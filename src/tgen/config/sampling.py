@@ -165,7 +165,6 @@ class SamplingConfig:
         True,
         "Apply penalties to generated tokens only, not to the prompt.",
         "--no-penalize-prompt",
-        old_flags="--penalize-prompt",
     )
     no_repeat_ngram: int = _penalty(
         0,

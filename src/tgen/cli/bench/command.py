@@ -131,7 +131,6 @@ class BenchOptions:
         "as stored",
         panel=_SWEEP,
         metavar="TYPE,...",
-        old_flags="--weights",
     )
     cache_dtype: CacheDtype | None = option(
         None,
@@ -208,7 +207,6 @@ class BenchOptions:
         "--no-limits",
         panel="Output",
         reader=Reader(bool, lambda given: not given),
-        old_flags="--limits",
     )
     output: Output = option(
         "table",

@@ -33,7 +33,7 @@ _MESSAGES = 'a list such as [{"role": "user", "content": "..."}]'
 _GLOBAL_ONLY = {
     flag.lstrip("-").replace("-", "_")
     for one in fields(GenerateOptions)
-    for flag in [*one.metadata.get("flags", ()), one.metadata.get("old_flags", "")]
+    for flag in one.metadata.get("flags", ())
 } - _ROW_FIELDS
 
 
