@@ -111,12 +111,12 @@ def _assumed_speed() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _short_samples() -> Iterator[None]:
     """Generate short samples in training runs: otherwise they take longer than the steps."""
-    from tgen.runs import closing
+    from tgen.planning import budget
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(closing, "_SAMPLE_TOKENS", 4)
-        patch.setattr(closing, "_MEMORIZATION_SAMPLES", 2)
-        patch.setattr(closing, "_MEMORIZATION_TOKENS", 8)
+        patch.setattr(budget, "SAMPLE_TOKENS", 4)
+        patch.setattr(budget, "MEMORIZATION_SAMPLES", 2)
+        patch.setattr(budget, "MEMORIZATION_TOKENS", 8)
         yield
 
 

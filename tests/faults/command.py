@@ -25,9 +25,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def import_everything() -> None:
     """Import what the command imports; make forked commands generate less and skip calibration."""
     import_modules()
-    from tgen.runs import closing, prepare
+    from tgen.planning import budget
+    from tgen.runs import prepare
 
-    closing._MEMORIZATION_SAMPLES = closing._MEMORIZATION_TOKENS = 2
+    budget.MEMORIZATION_SAMPLES = budget.MEMORIZATION_TOKENS = 2
     prepare.measure_speed = lambda *_, **__: 1e9  # type: ignore[attr-defined]
 
 

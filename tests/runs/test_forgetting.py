@@ -11,6 +11,7 @@ from tgen import runs
 from tgen.checkpoint import model_dir
 from tgen.config.training import TrainConfig
 from tgen.lora import merging
+from tgen.planning import budget
 from tgen.planning.budget import TEXT_TOKENS, choose_side_work, evaluation_seconds, general_seconds
 from tgen.reports.training import DoneReport, PhaseReport, PlanReport
 from tgen.runs import closing, prepare
@@ -22,8 +23,8 @@ WRITING = "writing the general text"
 def tuning(tmp_path, tokenizer, monkeypatch):
     for module, name in (
         (closing, "TEXT_TOKENS"),
-        (closing, "_SAMPLE_TOKENS"),
-        (closing, "_MEMORIZATION_TOKENS"),
+        (budget, "SAMPLE_TOKENS"),
+        (budget, "MEMORIZATION_TOKENS"),
     ):
         monkeypatch.setattr(module, name, 4)
     monkeypatch.setattr(prepare, "measure_speed", lambda *_, **__: 1e9)

@@ -20,6 +20,7 @@ from tgen.config.training import TrainConfig
 from tgen.errors import ModelError, TrainingError, UsageError
 from tgen.lora import adapter, merging
 from tgen.model.transformer import Transformer
+from tgen.planning import budget
 from tgen.planning.shapes import n_parameters
 from tgen.reports.training import DoneReport, EvalReport, PlanReport
 from tgen.runs import closing, fine_tuning, prepare
@@ -28,8 +29,8 @@ from tgen.runs import closing, fine_tuning, prepare
 @pytest.fixture(autouse=True)
 def _short_texts(monkeypatch):
     monkeypatch.setattr(closing, "TEXT_TOKENS", 4)
-    monkeypatch.setattr(closing, "_SAMPLE_TOKENS", 4)
-    monkeypatch.setattr(closing, "_MEMORIZATION_TOKENS", 4)
+    monkeypatch.setattr(budget, "SAMPLE_TOKENS", 4)
+    monkeypatch.setattr(budget, "MEMORIZATION_TOKENS", 4)
     monkeypatch.setattr(prepare, "measure_speed", lambda *_, **__: 1e9)
 
 

@@ -11,8 +11,9 @@ import pytest
 from support.runs import request, resume, start_run
 from tgen import runs
 from tgen.errors import UsageError
+from tgen.planning import budget
 from tgen.reports.training import DoneReport, EvalReport, EventsReport, SampleReport, StepReport
-from tgen.runs import closing, tensorboard
+from tgen.runs import tensorboard
 
 
 def shown(out: Path) -> list[tuple[str, int, Any]]:
@@ -69,7 +70,7 @@ def test_events_equal_the_reports(tmp_path):
 
 def test_events_after_stops_and_kills_equal_the_uninterrupted_run(tmp_path, monkeypatch):
     pytest.importorskip("tensorboardX")
-    monkeypatch.setattr(closing, "_SAMPLE_TOKENS", 2)
+    monkeypatch.setattr(budget, "SAMPLE_TOKENS", 2)
     list(runs.start(request(tmp_path, "whole", tensorboard=True)))
     stops = iter([False] * 2 + [True])
     parts = tmp_path / "parts"

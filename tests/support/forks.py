@@ -28,7 +28,8 @@ import tgen.cli.train.command
 import tgen.engine.cpu
 import tgen.training.parallel
 from tgen.__main__ import main as run_command
-from tgen.runs import closing, prepare, session
+from tgen.planning import budget
+from tgen.runs import prepare, session
 
 LIMIT = 1500  # seconds until a process that hangs prints where, and exits
 # Imported once instead of by each rank.
@@ -101,8 +102,8 @@ def fork(request: dict[str, Any], rank: int, n: int, port: int) -> int:
             os.environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
         # Measuring takes longer than training a tiny model; each rank has its own speed.
         prepare.measure_speed = lambda *_, **__: 2e10 * (1 + rank / 10)  # type: ignore[attr-defined]
-        closing._SAMPLE_TOKENS, closing._MEMORIZATION_TOKENS = 8, 24
-        closing._MEMORIZATION_SAMPLES = 2
+        budget.SAMPLE_TOKENS, budget.MEMORIZATION_TOKENS = 8, 24
+        budget.MEMORIZATION_SAMPLES = 2
         # xz clears hundreds of megabytes however short the text is.
         prepare.xz_bits_per_byte = lambda *_: 2.0  # type: ignore[attr-defined]
         if code := request["code"]:

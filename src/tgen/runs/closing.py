@@ -27,6 +27,7 @@ from tgen.generation.loop import generate
 from tgen.lora import adapter as adapters
 from tgen.lora import merging, training
 from tgen.model.transformer import Transformer
+from tgen.planning import budget
 from tgen.planning.budget import TEXT_TOKENS
 from tgen.reports.training import (
     DoneReport,
@@ -42,8 +43,6 @@ from tgen.runs.tokenizing import PhaseProgress
 from tgen.tokenizer import Tokenizer
 from tgen.training.evaluation import evaluate_alone, evaluate_train
 from tgen.training.state import TrainState
-
-_SAMPLE_TOKENS = 120
 
 T = TypeVar("T")
 _WINDOW = 512  # tokens per window of the general text
@@ -62,7 +61,6 @@ _MIN_EPOCHS = 2  # with fewer, two parts of a text differ by chance
 _MEMORIZED_BITS = 0.3  # per byte: a good model of unseen English needs three times as many
 
 _CHUNK = 1 << 22  # bytes of the text whose hashes are in memory at a time
-_MEMORIZATION_SAMPLES, _MEMORIZATION_TOKENS = 8, 128  # to search for in the training text
 _SEARCHED_TOKENS = 1 << 22  # training tokens to search
 _TRAIN_LOSS_TOKENS = 1 << 14  # training tokens to evaluate
 
@@ -74,7 +72,7 @@ def sample(prepared: PreparedRun, state: TrainState) -> Iterator[SampleReport]:
         return
     record, tokenizer = prepared.record, prepared.tokenizer
     prompt, step = record.sample_prompt, state.progress.step
-    n_tokens = min(_SAMPLE_TOKENS, record.plan.generated_tokens)
+    n_tokens = min(budget.SAMPLE_TOKENS, record.plan.generated_tokens)
     if record.chat is not None:
         ids, stop = record.chat.sample_ids, [record.chat.end_id]
         (text,) = run_generator(_generate(model, tokenizer, [ids], n_tokens, stop=stop, seed=step))
@@ -317,8 +315,8 @@ def _memorization(
 ) -> MemorizationReport:
     tokenizer = prepared.tokenizer
     plan = prepared.record.plan
-    prompts = [prepared.record.sample_prompt] * _MEMORIZATION_SAMPLES
-    n_tokens = min(_MEMORIZATION_TOKENS, plan.generated_tokens)
+    prompts = [prepared.record.sample_prompt] * budget.MEMORIZATION_SAMPLES
+    n_tokens = min(budget.MEMORIZATION_TOKENS, plan.generated_tokens)
     texts = run_generator(generate_texts(model, tokenizer, prompts, n_tokens, seed=0))
     generated = b"".join(texts)
     train = tokenizer.decode(dataset.train[:_SEARCHED_TOKENS])
