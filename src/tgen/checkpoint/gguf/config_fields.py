@@ -177,13 +177,34 @@ def read_config(path: Path, header: Header) -> ModelConfig:
         raise ModelError(
             "it is one of several parts", "join them with `llama-gguf-split --merge` of llama.cpp"
         )
-    family = _FAMILIES[architecture]
     prefix = f"{architecture}."
     own = {key.removeprefix(prefix): v for key, v in fields.items() if key.startswith(prefix)}
     if own.get("expert_count", 0) != 0:
         raise ModelError(f"it has {own['expert_count']!r} experts"[:200], _UNSUPPORTED)
     if "token_embd.weight" not in entries:
         raise ModelError("token_embd.weight is missing", "download the file again: it is damaged")
+    values = _read_shape(own) | {
+        "vocab_size": entries["token_embd.weight"].shape[0],
+        "tied_embeddings": "output.weight" not in entries,
+    }
+    family, window = _FAMILIES[architecture], own.get("attention.sliding_window", 0)
+    # llama.cpp runs a mistral as a llama and ignores the window
+    if architecture == "llama" and window != 0:
+        family = "mistral"
+    if window != 0 and family in ("mistral", "phi3", "gemma3", "starcoder2"):
+        values["sliding_window"] = _integer(own, "attention.sliding_window")
+    implied = FAMILIES[family]
+    rms = "_rms" if implied["norm"] == "rms_norm" else ""
+    values["norm_eps"] = _number(own, f"attention.layer_norm{rms}_epsilon")
+    if implied["position"] == "rotary":
+        values |= _read_rope(path, header, own, values)
+    values |= _read_family(family, own, values)
+    if ARCHITECTURES[family].optional_biases:
+        values |= {field: tensor in entries for field, tensor in OPTIONAL_BIASES.items()}
+    return ModelConfig(**implied | values, family=family)
+
+
+def _read_shape(own: Mapping[str, Any]) -> dict[str, Any]:
     d_model, n_heads = _integer(own, "embedding_length"), _integer(own, "attention.head_count")
     n_layers = _integer(own, "block_count")
     require_layers(n_layers, "it has")
@@ -194,8 +215,7 @@ def read_config(path: Path, header: Header) -> ModelConfig:
             f"{own['attention.value_length']!r}"[:200],
             _UNSUPPORTED,
         )
-    values: dict[str, Any] = {
-        "vocab_size": entries["token_embd.weight"].shape[0],
+    return {
         "context_length": _integer(own, "context_length"),
         "n_layers": n_layers,
         "d_model": d_model,
@@ -203,49 +223,51 @@ def read_config(path: Path, header: Header) -> ModelConfig:
         "n_kv_heads": _integer(own, "attention.head_count_kv", n_heads),
         "head_dim": head_dim,
         "d_ff": _integer(own, "feed_forward_length"),
-        "tied_embeddings": "output.weight" not in entries,
     }
-    window = own.get("attention.sliding_window", 0)
-    # llama.cpp runs a mistral as a llama and ignores the window
-    if architecture == "llama" and window != 0:
-        family = "mistral"
-    if window != 0 and family in ("mistral", "phi3", "gemma3", "starcoder2"):
-        values["sliding_window"] = _integer(own, "attention.sliding_window")
-    implied = FAMILIES[family]
-    rms = "_rms" if implied["norm"] == "rms_norm" else ""
-    values["norm_eps"] = _number(own, f"attention.layer_norm{rms}_epsilon")
-    if implied["position"] == "rotary":
-        rotated = _integer(own, "rope.dimension_count", head_dim)
-        if rotated != head_dim:
-            values["rotary_dim"] = rotated
-        values["rope_theta"] = _number(own, "rope.freq_base", 10_000.0)
-        scaling = _rope_scaling(path, header, own, values["rope_theta"], rotated)
-        if scaling and scaling.kind == "longrope":
-            original = scaling.original_context_length
-            values["context_length"] = min(original, values["context_length"])
-        values["rope_scaling"] = scaling
+
+
+def _read_rope(
+    path: Path, header: Header, own: Mapping[str, Any], shape: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the fields of rotary positions; LongRoPE also limits the context length."""
+    rotated = _integer(own, "rope.dimension_count", shape["head_dim"])
+    theta = _number(own, "rope.freq_base", 10_000.0)
+    scaling = _rope_scaling(path, header, own, theta, rotated)
+    values: dict[str, Any] = {"rope_theta": theta, "rope_scaling": scaling}
+    if rotated != shape["head_dim"]:
+        values["rotary_dim"] = rotated
+    if scaling and scaling.kind == "longrope":
+        original = scaling.original_context_length
+        values["context_length"] = min(original, shape["context_length"])
+    return values
+
+
+def _read_family(family: str, own: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that only one family has."""
+    layers = range(shape["n_layers"])
     match family:
         case "gpt_neox":
             parallel = own.get("use_parallel_residual", True) is True
-            values["norm_placement"] = "parallel" if parallel else "pre"
+            return {"norm_placement": "parallel" if parallel else "pre"}
         case "gemma3":
-            values["embedding_scale"] = math.sqrt(d_model)
-            values["attention_scale"] = gemma_scale(
-                n_layers, d_model=d_model, n_heads=n_heads, head_dim=head_dim
-            )
-            values["local_rope_theta"] = _number(own, "rope.freq_base_swa", 10_000.0)
             n = _integer(own, "attention.sliding_window_pattern", _GEMMA_PATTERN)
-            sliding = tuple((layer + 1) % n != 0 for layer in range(n_layers))
-            values["sliding_layers"] = None if all(sliding) else sliding
+            sliding = tuple((layer + 1) % n != 0 for layer in layers)
+            names = ("d_model", "n_heads", "head_dim")
+            return {
+                "embedding_scale": math.sqrt(shape["d_model"]),
+                "attention_scale": gemma_scale(
+                    len(layers), **{name: shape[name] for name in names}
+                ),
+                "local_rope_theta": _number(own, "rope.freq_base_swa", 10_000.0),
+                "sliding_layers": None if all(sliding) else sliding,
+            }
         case "smollm3":
-            rotates = tuple((layer + 1) % NOPE_STEP != 0 for layer in range(n_layers))
-            values["rope_layers"] = None if all(rotates) else rotates
+            rotates = tuple((layer + 1) % NOPE_STEP != 0 for layer in layers)
+            return {"rope_layers": None if all(rotates) else rotates}
         case "granite":
             scales = {name: _number(own, key, 0.0) for key, name in _SCALES.items()}
-            values |= {name: scale for name, scale in scales.items() if scale}
-    if ARCHITECTURES[family].optional_biases:
-        values |= {field: tensor in entries for field, tensor in OPTIONAL_BIASES.items()}
-    return ModelConfig(**implied | values, family=family)
+            return {name: scale for name, scale in scales.items() if scale}
+    return {}
 
 
 def _rope_scaling(

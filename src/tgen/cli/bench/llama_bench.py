@@ -21,6 +21,26 @@ _LAST_CSV_FIELD = "peak_memory_bytes"  # later fields are lists, or describe the
 _WIDTHS = {"model": -30, "size": 10, "params": 10, "backend": -10, "threads": 7}
 _OPTIONAL_WIDTHS = {"engine": -10, "batch": 7}
 _LAST_WIDTHS = {"test": 15, "t/s": 20}
+# Fields for which tgen has no options.
+_CPU_FIELDS = {"cpu_mask": "0x0", "cpu_strict": False, "poll": 0}
+_CONSTANT_FIELDS = {
+    "n_cpu_moe": 0,
+    "split_mode": "none",
+    "main_gpu": 0,
+    "no_kv_offload": False,
+    "flash_attn": True,
+    "devices": "auto",
+    "tensor_split": "0.00",
+    "tensor_buft_overrides": "none",
+    "load_mode": "mmap",
+    "lazy_mode": "none",
+    "embeddings": False,
+    "no_op_offload": 0,
+    "no_host": False,
+    "repack": True,
+    "fit_target": 0,
+    "fit_min_ctx": 0,
+}
 
 
 def format_record(
@@ -40,8 +60,7 @@ def format_record(
     """
     n = summary.n_parameters
     size = f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.1f}M"
-    rates, nanoseconds = report.rates, [round(s * 1e9) for s in report.seconds.seconds]
-    first = report.first_token
+    nanoseconds = _nanoseconds(report.seconds.seconds)
     return {
         "build_commit": __version__,
         "build_number": 0,
@@ -55,37 +74,36 @@ def format_record(
         "n_batch": summary.config["context_length"],
         "n_ubatch": summary.config["context_length"],
         "n_threads": report.threads,
-        "cpu_mask": "0x0",
-        "cpu_strict": False,
-        "poll": 0,
+        **_CPU_FIELDS,
         "type_k": CACHE_TYPES[cache_dtype],
         "type_v": CACHE_TYPES[cache_dtype],
         "n_gpu_layers": summary.config["n_layers"] if gpu else 0,
-        "n_cpu_moe": 0,
-        "split_mode": "none",
-        "main_gpu": 0,
-        "no_kv_offload": False,
-        "flash_attn": True,
-        "devices": "auto",
-        "tensor_split": "0.00",
-        "tensor_buft_overrides": "none",
-        "load_mode": "mmap",
-        "lazy_mode": "none",
-        "embeddings": False,
-        "no_op_offload": 0,
-        "no_host": False,
-        "repack": True,
-        "fit_target": 0,
-        "fit_min_ctx": 0,
+        **_CONSTANT_FIELDS,
         "n_prompt": report.n_prompt,
         "n_gen": report.n_gen,
         "n_depth": report.n_depth,
         "test_time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "avg_ns": round(statistics.fmean(nanoseconds)),
         "stddev_ns": round(_stddev(nanoseconds)),
-        "avg_ts": statistics.fmean(rates),
-        "stddev_ts": _stddev(rates),
+        "avg_ts": statistics.fmean(report.rates),
+        "stddev_ts": _stddev(report.rates),
         "use_mmap": True,  # llama-bench's field before load_mode; its readers expect it
+        **_own_fields(report, summary, machine, peak=peak, seed=seed, peak_memory=peak_memory),
+    }
+
+
+def _own_fields(
+    report: ThroughputReport,
+    summary: ModelSummary,
+    machine: Machine,
+    *,
+    peak: PeakRates | None,
+    seed: int,
+    peak_memory: int | None,
+) -> dict[str, Any]:
+    """Return the fields that llama-bench does not have."""
+    first = report.first_token
+    return {
         "test": report.label,
         "family": summary.family,
         "engine": report.engine,
@@ -108,10 +126,14 @@ def format_record(
         "load": machine.load,
         "versions": machine.versions,
         "warnings": report.warnings,
-        "probe_ns": [round(s * 1e9) for s in report.probe_seconds],
-        "samples_ns": nanoseconds,
-        "samples_ts": rates,
+        "probe_ns": _nanoseconds(report.probe_seconds),
+        "samples_ns": _nanoseconds(report.seconds.seconds),
+        "samples_ts": report.rates,
     }
+
+
+def _nanoseconds(seconds: Sequence[float]) -> list[int]:
+    return [round(s * 1e9) for s in seconds]
 
 
 def to_json(records: Sequence[dict[str, Any]]) -> str:
