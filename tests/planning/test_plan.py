@@ -377,3 +377,25 @@ def test_dry_run_returns_the_plan_and_writes_nothing(tmp_path):
     assert [c.name for c in begun.choices] == [c.name for c in shown.choices]
     (tmp_path / "model" / "config.json").write_text("{}")  # a model is there by now
     assert runs.dry_run(request(tmp_path)).n_parameters == shown.n_parameters
+
+
+@pytest.mark.parametrize(
+    ("train_tokens", "why"),
+    [
+        (40_000_000, "at most 5% of the time"),
+        (5_000, "3 epochs apart"),
+        (400_000, "set by the user"),
+    ],
+)
+def test_evaluations_are_as_far_apart_as_their_reason_says(train_tokens, why):
+    overrides = {"eval_every": "30"} if why == "set by the user" else {}
+    chosen = plan(train_tokens, overrides=overrides)
+    [row] = [choice for choice in chosen.choices if choice.name == "evaluation"]
+    assert row.why == why
+    assert row.value == f"every {chosen.train.eval_every} steps"
+    tokens = chosen.train.eval_every * chosen.train.batch_size * chosen.context_length
+    evaluated = min(train_tokens // 9, chosen.train.eval_tokens)
+    if why == "at most 5% of the time":  # a token costs a third of one in a step
+        assert 0.045 < evaluated / 3 / tokens <= 0.05
+    if why == "3 epochs apart":
+        assert tokens / train_tokens == pytest.approx(3, rel=0.03)
