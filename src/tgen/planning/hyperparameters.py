@@ -230,6 +230,7 @@ def _table(
     choice, train = run.choice, run.train
     windows = count(config.batch_size, "window")
     start = "bigrams" if config.bigram_start else "random"
+    start = "the base model" if run.fine_tuning else start
     rates = train.learning_rate, train.embedding_learning_rate, train.matrix_learning_rate
     rows = [
         Choice("size", choice.size, choice.why_size),
@@ -237,12 +238,7 @@ def _table(
         _row("batch", windows, f"{budget.step_tokens:,} tokens per step", train.batch_size),
         Choice("precision", config.precision, run.why_precision),
         *_lora(config, run),
-        _row(
-            "start",
-            "the base model" if run.fine_tuning else start,
-            reasons.start,
-            train.bigram_start,
-        ),
+        _row("start", start, reasons.start, train.bigram_start),
         _row("learning rate", *_learning_rate(config, reasons), *rates),
         _row("dropout", f"{config.dropout:g}", reasons.dropout, train.dropout),
         _row("BPE-dropout", f"{config.bpe_dropout:.0%}", reasons.bpe_dropout, train.bpe_dropout),
