@@ -49,12 +49,12 @@ def test_changed_settings_are_refused_or_recorded(finished):
 
 
 def test_keep_checkpoints_limits_the_number_of_states(tmp_path):
-    list(runs.start(request(tmp_path, overrides={"eval_every": "2", "keep": "4"})))
+    list(runs.start(request(tmp_path, overrides={"eval_every": "2", "keep_checkpoints": "4"})))
     names = {path.name for path in (tmp_path / "model" / "training").glob("state-*")}
     assert {f"state-{step:08d}" for step in (8, 10, 12, 14)} <= names
     assert len(names) <= 5  # and the best
-    with pytest.raises(UsageError, match="keep"):
-        list(runs.start(request(tmp_path, "none", overrides={"keep": "1"})))
+    with pytest.raises(UsageError, match="keep_checkpoints"):
+        list(runs.start(request(tmp_path, "none", overrides={"keep_checkpoints": "1"})))
 
 
 class KilledError(BaseException):
