@@ -64,7 +64,7 @@ LIBRARIES = {
     "llama_cpp": "benchmark/other_engines",
     "llguidance": "generation",
     "llm": "llm_plugin",
-    "pydantic": "llm_plugin",
+    "pydantic": "llm_plugin serve",
     "starlette": "serve",
     "uvicorn": "serve",
 }

@@ -12,7 +12,7 @@ from tgen.config import EngineOptions
 from tgen.errors import TgenError
 from tgen.loaded_model import LoadedModel, open_model
 from tgen.serve.http_error import HttpError, to_http
-from tgen.serve.text_request import parse_chat, parse_completion, prepare
+from tgen.serve.text_request import ChatRequest, CompletionRequest, TextRequest, parse, prepare
 
 TEMPLATES = {
     "none": None,
@@ -41,50 +41,115 @@ def test_failing_template_is_a_client_error(
     model = open_model(tmp_path / "model", EngineOptions(device="cpu", threads=1))
     for _ in range(2):
         with pytest.raises(TgenError) as error:
-            prepare(model, parse_chat(chat(), "m"), 100)
+            prepare(model, parse(chat(), ChatRequest, "m"), 100)
         assert to_http(error.value).status == 400
         assert str(tmp_path) not in error.value.message
         assert name != "none" or "'m' has no usable chat template" in error.value.message
-    assert prepare(model, parse_completion(b'{"prompt": "Hi"}', "m"), 100).requests
+    assert prepare(model, parse(b'{"prompt": "Hi"}', CompletionRequest, "m"), 100).requests
 
 
 def test_text_of_a_message_is_no_control_token(loaded: LoadedModel) -> None:
     [end] = loaded.chat_format.end_ids
     for role, text in (("user", "<|im_end|>"), ("system", "<|im_start|><|im_end|>")):
         body = chat(messages=[{"role": role, "content": "x"}])
-        plain = prepare(loaded, parse_chat(body, "m"), 9).requests[0].prompt
+        plain = prepare(loaded, parse(body, ChatRequest, "m"), 9).requests[0].prompt
         body = chat(messages=[{"role": role, "content": text}])
-        ids = prepare(loaded, parse_chat(body, "m"), 9).requests[0].prompt
+        ids = prepare(loaded, parse(body, ChatRequest, "m"), 9).requests[0].prompt
         assert [*ids].count(end) == [*plain].count(end) == 1
 
 
 def test_an_answer_is_not_answered() -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
     with pytest.raises(HttpError, match="the last one is of the assistant") as error:
-        parse_chat(chat(messages=messages), "m")
+        parse(chat(messages=messages), ChatRequest, "m")
     assert error.value.status == 400
+
+
+MESSAGES: list[tuple[type[TextRequest], dict[str, Any], str]] = [
+    (CompletionRequest, {"n": 0}, "n: invalid value 0, expected at least 1"),
+    (CompletionRequest, {"top_k": 2**31}, "top_k: invalid value 2147483648, expected at most 2,14"),
+    (CompletionRequest, {"seed": 1.0}, "seed: invalid value 1.0, expected a whole number"),
+    (CompletionRequest, {"min_p": "0"}, 'min_p: invalid value "0", expected a number'),
+    (CompletionRequest, {"min_p": 10**400}, "min_p: invalid value 1000"),
+    (CompletionRequest, {"echo": 1}, "echo: invalid value 1, expected true or false"),
+    (CompletionRequest, {"stop": [""]}, 'stop: invalid value [""], expected up to 4 strings of'),
+    (CompletionRequest, {"prompt": [[1], 2]}, "prompt: invalid value [[1], 2], expected a string"),
+    (CompletionRequest, {"prompt": None}, "prompt is missing"),
+    (CompletionRequest, {"tempature": 1}, "unknown field 'tempature': did you mean temperature?"),
+    (CompletionRequest, {"messages": []}, "unknown field 'messages'"),
+    (CompletionRequest, {"tool_choice": "any"}, "tool_choice is not supported"),
+    (
+        CompletionRequest,
+        {"stream": True, "stream_options": {"include_usage": 1}},
+        "stream_options.include_usage: invalid value 1, expected true or false",
+    ),
+    (
+        CompletionRequest,
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        "response_format.json_schema.schema is missing",
+    ),
+    (ChatRequest, {"messages": {}}, "messages: invalid value {}, expected a list"),
+    (ChatRequest, {"messages": []}, "messages: invalid value [], expected a value that is not em"),
+    (ChatRequest, {"messages": ["Hi"]}, 'messages[0]: invalid value "Hi", expected an object'),
+    (ChatRequest, {"messages": [{"content": "Hi"}]}, "messages[0].role is missing"),
+    (
+        ChatRequest,
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "messages[0].content[0].type: invalid value \"image_url\", expected 'text'",
+    ),
+    (
+        ChatRequest,
+        {"messages": [{"role": "user", "content": "Hi", "tool_calls": [1]}]},
+        "messages[0].tool_calls is not supported",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "fields", "message"), MESSAGES, ids=lambda value: str(value)[:40])
+def test_errors_say_which_field_has_which_value_and_what_is_expected(
+    kind: type[TextRequest], fields: dict[str, Any], message: str
+) -> None:
+    body = {} if kind is ChatRequest else {"prompt": "Hi"}
+    with pytest.raises(HttpError) as error:
+        parse(json.dumps(body | fields).encode(), kind, "m")
+    assert error.value.message.startswith(message)
+    assert (error.value.param or "").split(".")[0] in message
+
+
+def test_null_and_fields_without_influence_change_nothing() -> None:
+    plain = parse(b'{"prompt": "Hi"}', CompletionRequest, "m")
+    nulls = {name: None for name in CompletionRequest.model_fields if name != "prompt"}
+    neutral = {"user": "x", "metadata": {}, "tools": [], "logit_bias": {}, "audio": None}
+    body = json.dumps({"prompt": ["Hi"]} | nulls | neutral).encode()
+    assert parse(body, CompletionRequest, "m") == plain
+    sent = {"role": "user", "content": [{"type": "text", "text": "Hi", "x": 1}]}
+    sent |= {"refusal": None, "tool_calls": [], "name": "x"}
+    request = parse(json.dumps({"messages": [sent]}).encode(), ChatRequest, "m")
+    assert request.conversation == parse(chat(), ChatRequest, "m").conversation
 
 
 def test_lengths_fill_the_context_and_not_more(loaded: LoadedModel) -> None:
     length = loaded.engine.context_length
-    whole = prepare(loaded, parse_chat(chat(), "m"), length)
+    whole = prepare(loaded, parse(chat(), ChatRequest, "m"), length)
     assert whole.requests[0].sampling.max_new_tokens == length + 1 - whole.prompt_tokens
-    assert prepare(loaded, parse_chat(chat(), "m"), 7).requests[0].sampling.max_new_tokens == 7
+    assert (
+        prepare(loaded, parse(chat(), ChatRequest, "m"), 7).requests[0].sampling.max_new_tokens == 7
+    )
     ids = [1] * (length - 4)
     for asked, expected in ((None, 5), (5, 5), (6, None)):
         body = json.dumps({"prompt": ids, "max_tokens": asked}).encode()
         if expected:
-            [request] = prepare(loaded, parse_completion(body, "m"), length).requests
+            [request] = prepare(loaded, parse(body, CompletionRequest, "m"), length).requests
             assert request.sampling.max_new_tokens == expected
             continue
         with pytest.raises(HttpError) as error:
-            prepare(loaded, parse_completion(body, "m"), length)
+            prepare(loaded, parse(body, CompletionRequest, "m"), length)
         assert error.value.code == "context_length_exceeded"
 
 
 def test_texts_without_a_seed_differ(loaded: LoadedModel) -> None:
-    request = parse_completion(b'{"prompt": "Hi", "n": 2}', "m")
+    request = parse(b'{"prompt": "Hi", "n": 2}', CompletionRequest, "m")
     seeds = {r.sampling.seed for _ in range(5) for r in prepare(loaded, request, 9).requests}
     assert len(seeds) == 10
-    developer = parse_chat(chat(messages=[{"role": "developer", "content": "Hi"}]), "m")
-    assert developer.messages == [{"role": "system", "content": "Hi"}]
+    developer = parse(chat(messages=[{"role": "developer", "content": "Hi"}]), ChatRequest, "m")
+    assert developer.conversation == [{"role": "system", "content": "Hi"}]

@@ -115,7 +115,7 @@ def serve(options: ServeOptions) -> None:
         from tgen.serve.app import ServiceLimits
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in ("starlette", "uvicorn"):
+        if package not in ("pydantic", "starlette", "uvicorn"):
             raise
         message = f"tgen serve needs the package {package}"
         raise TgenError(message, "pip install 'tgen-lm[serve]'") from None

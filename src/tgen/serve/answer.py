@@ -26,9 +26,10 @@ class Answer:
         token_bytes: Callable[[int], bytes],
     ) -> None:
         self._request, self._prompt_tokens = request, prepared.prompt_tokens
+        self._with_logprobs = request.n_top is not None
         self._texts = [_Text(token_bytes, chat=request.chat) for _ in prepared.requests]
         for i, text in enumerate(self._texts):
-            text.new = prepared.echoes[i // request.n] if request.echo else ""
+            text.new = prepared.echoes[i // request.n] if prepared.echoes else ""
         kind = "chat.completion" if request.chat else "text_completion"
         self._head = {
             "id": ("chatcmpl-" if request.chat else "cmpl-") + secrets.token_hex(12),
@@ -44,7 +45,7 @@ class Answer:
             if token.finish == "stop" and not token.complete:
                 message = "response_format: the text is incomplete, but no token can follow"
                 raise bad_request(message, "response_format")
-            self._texts[i].add(token, with_logprobs=self._request.logprobs)
+            self._texts[i].add(token, with_logprobs=self._with_logprobs)
 
     @property
     def is_complete(self) -> bool:
@@ -70,7 +71,7 @@ class Answer:
         """Return the answer to a request that is not a stream."""
         choices = []
         for i, text in enumerate(self._texts):
-            content, logprobs = text.take(with_logprobs=self._request.logprobs)
+            content, logprobs = text.take(with_logprobs=self._with_logprobs)
             message = {"role": "assistant", "content": content, "refusal": None}
             body = {"message": message} if self._request.chat else {"text": content}
             choices.append({"index": i, **body, "logprobs": logprobs, "finish_reason": text.finish})
@@ -87,7 +88,7 @@ class Answer:
         for i, text in enumerate(self._texts):
             if not text.has_new_content:
                 continue
-            content, logprobs = text.take(with_logprobs=self._request.logprobs)
+            content, logprobs = text.take(with_logprobs=self._with_logprobs)
             if not self._request.chat:
                 yield self._chunk(i, {"text": content}, logprobs, text.finish)
                 continue
@@ -98,7 +99,7 @@ class Answer:
 
     def last_chunks(self) -> Iterator[dict[str, Any]]:
         """Yield the usage, if requested."""
-        if self._request.include_usage:
+        if self._request.stream_options.include_usage:
             yield self._head | {"choices": [], "usage": self._usage()}
 
     def _chunk(
@@ -109,7 +110,7 @@ class Answer:
         finish: str | None = None,
     ) -> dict[str, Any]:
         choice = {"index": i, **body, "logprobs": logprobs, "finish_reason": finish}
-        usage = {"usage": None} if self._request.include_usage else {}
+        usage = {"usage": None} if self._request.stream_options.include_usage else {}
         return self._head | {"choices": [choice]} | usage
 
     def _usage(self) -> dict[str, Any]:

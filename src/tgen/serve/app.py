@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,13 @@ from tgen.serve.http_error import (
     model_not_found,
     to_http,
 )
-from tgen.serve.text_request import TextRequest, parse_chat, parse_completion, prepare
+from tgen.serve.text_request import (
+    ChatRequest,
+    CompletionRequest,
+    TextRequest,
+    parse,
+    prepare,
+)
 from tgen.serve.text_response import TextResponse
 
 _PREPARING_THREADS = 2
@@ -128,21 +134,19 @@ class Service:
         return model | {"owned_by": "tgen", "max_model_len": length}
 
     async def _completions(self, request: Request) -> Response:
-        return await self._create(request, parse_completion)
+        return await self._create(request, CompletionRequest)
 
     async def _chat(self, request: Request) -> Response:
-        return await self._create(request, parse_chat)
+        return await self._create(request, ChatRequest)
 
-    async def _create(
-        self, request: Request, parse: Callable[[bytes, str], TextRequest]
-    ) -> Response:
+    async def _create(self, request: Request, kind: type[TextRequest]) -> Response:
         """Put the texts of a request into the queue; the response waits for them."""
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if content_type != "application/json":
             raise HttpError(415, "the Content-Type is not application/json")
         body = await self._read_body(request)
         try:
-            text_request = parse(body, self._name)
+            text_request = parse(body, kind, self._name)
         except RecursionError:
             raise bad_request("the body is nested too deeply") from None
         n, limits = text_request.n_texts, self._limits

@@ -6,9 +6,17 @@ runs in worker threads: a long text, a slow template or a large schema delays no
 
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NoReturn, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
 
 from tgen.config import SamplingConfig
 from tgen.config.option import suggest
@@ -16,7 +24,8 @@ from tgen.errors import ModelError
 from tgen.generation.random_numbers import row_seed, sample_seed
 from tgen.generation.sequence import Request
 from tgen.loaded_model import LoadedModel
-from tgen.serve.http_error import HttpError, bad_request, model_not_found
+from tgen.serve.http_error import bad_request, model_not_found
+from tgen.serve.json_object import JsonObject, explain
 
 MAX_CHOICES = 128  # texts per prompt, as in OpenAI's API
 _MAX_STOPS, _MAX_STOP_BYTES = 4, 256
@@ -39,166 +48,235 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("audio", "prediction", "web_search_options"), ()),
     **dict.fromkeys(("chat_template", "chat_template_kwargs"), ()),
 }
-_SAMPLING = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty")
 _COMPLETION_TOKENS = 16  # OpenAI's default
 _MAX_COMPOSED = 4  # maximum number of characters that a normalizer composes into one
 # As in OpenAI's API, penalties ignore the prompt, and a text must fit the context.
 _FIXED = {"penalize_prompt": False, "overflow": "error"}
+_SAMPLING = (  # fields that SamplingConfig has, too
+    *("temperature", "top_p", "top_k", "min_p", "stop"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty"),
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextRequest:
-    """A checked request for texts: of prompts, or of the next message of a chat."""
+def _check_unicode(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("text without unpaired surrogates") from None
+    return text
 
-    model: str  # the name in the API
-    chat: bool
-    prompts: list[str | list[int]]  # empty in a chat
-    messages: list[dict[str, str]]  # empty without a chat
-    n: int  # texts per prompt
-    max_tokens: int | None
-    seed: int | None
-    sampling: dict[str, Any]  # other fields of SamplingConfig
-    logprobs: bool
-    stream: bool
-    include_usage: bool  # as the last event of a stream
-    echo: bool
+
+def _check_prompts(value: Any) -> list[str | list[int]]:
+    """Return the prompts of a string, a list of strings, a list of ids or a list of those."""
+    prompts = [value] if isinstance(value, str) or _is_ids(value) else value
+    is_list = isinstance(prompts, list) and prompts != []
+    if not is_list or not all(isinstance(one, str) or _is_ids(one) for one in prompts):
+        raise ValueError(
+            "a string, a list of strings, a list of token ids, or a list of such lists"
+        )
+    return [_check_unicode(one) if isinstance(one, str) else one for one in prompts]
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and value != [] and all(type(i) is int for i in value)
+
+
+def _check_stops(value: Any) -> list[str]:
+    stops = [value] if isinstance(value, str) else value
+    is_list = isinstance(stops, list) and len(stops) <= _MAX_STOPS
+    if not is_list or not all(
+        isinstance(stop, str) and 1 <= len(_check_unicode(stop).encode()) <= _MAX_STOP_BYTES
+        for stop in stops
+    ):
+        raise ValueError(f"up to {_MAX_STOPS} strings of 1 to {_MAX_STOP_BYTES} bytes")
+    return list(stops)
+
+
+def _check_size(schema: dict[str, Any]) -> dict[str, Any]:
+    if len(json.dumps(schema)) > _MAX_SCHEMA_BYTES:
+        raise ValueError(f"a schema of up to {_MAX_SCHEMA_BYTES:,} bytes")
+    return schema
+
+
+def _list_parts(content: Any) -> Any:
+    if not isinstance(content, (str, list)):
+        raise ValueError("a string or a list of text parts")
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+_Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+_Choices = Annotated[int, Field(ge=1, le=MAX_CHOICES)]
+_Fraction = Annotated[float, Field(ge=0, le=1)]
+_Penalty = Annotated[float, Field(ge=-2, le=2)]
+_Unicode = Annotated[str, AfterValidator(_check_unicode)]
+
+
+class _TextPart(JsonObject, extra="ignore"):
+    type: Literal["text"]
+    text: _Unicode
+
+
+class _Message(JsonObject):
+    role: Annotated[_Unicode, Field(min_length=1)]
+    content: Annotated[list[_TextPart], Field(min_length=1), BeforeValidator(_list_parts)]
+    name: Any = None  # no template uses it
+
+    @property
+    def plain(self) -> dict[str, str]:
+        """Role and text, for the chat template."""
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": "".join(part.text for part in self.content)}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_empty(cls, values: Any) -> Any:
+        """Drop what clients send with every message."""
+        if not isinstance(values, dict):
+            return values
+        return {name: value for name, value in values.items() if value not in (None, [])}
+
+
+class _StreamOptions(JsonObject, extra="ignore"):
+    include_usage: bool | None = None
+
+
+class _JsonSchema(JsonObject, extra="ignore"):
+    definition: Annotated[dict[str, Any], AfterValidator(_check_size)] = Field(alias="schema")
+
+
+class _ResponseFormat(JsonObject, extra="ignore"):
+    type: str = ""
+    json_schema: _JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _check_type(self) -> Self:
+        lacks_schema = self.type == "json_schema" and not self.json_schema
+        if lacks_schema or self.type not in ("text", "json_object", "json_schema"):
+            raise ValueError("the type text, json_object, or json_schema with a schema")
+        return self
+
+    @property
+    def schema_of_text(self) -> dict[str, Any] | None:
+        """The JSON schema that the text must satisfy; None for any text."""
+        if self.type == "json_schema" and self.json_schema:
+            return self.json_schema.definition
+        return {"type": "object"} if self.type == "json_object" else None
+
+
+class _TextRequest(JsonObject, extra="ignore"):
+    """The fields that both endpoints have."""
+
+    model: str
+    n: _Choices = 1  # texts per prompt
+    max_tokens: _Count | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1
+    top_p: _Fraction = 1
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] = 0
+    min_p: _Fraction = 0
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
+    frequency_penalty: _Penalty = 0
+    presence_penalty: _Penalty = 0
+    repetition_penalty: Annotated[float, Field(ge=0.001, le=1000)] = 1
+    stop: Annotated[list[str], PlainValidator(_check_stops)] | None = None
+    stream: bool = False
+    stream_options: _StreamOptions = _StreamOptions()
+    response_format: _ResponseFormat = _ResponseFormat(type="text")
+
+    @model_validator(mode="after")
+    def _check_stream(self) -> Self:
+        if "stream_options" in self.model_fields_set and not self.stream:
+            raise bad_request("stream_options needs stream", "stream_options")
+        return self
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The fields of SamplingConfig that the request sets, besides seed, limit and logprobs."""
+        given = [name for name in _SAMPLING if name in self.model_fields_set]
+        sampling = {name: getattr(self, name) for name in given}
+        if "top_p" in sampling:
+            sampling["top_p"] = max(self.top_p, _TINY)
+        if "top_k" in sampling:
+            sampling["top_k"] = max(self.top_k, 0)  # vLLM's -1 disables it, too
+        if (schema := self.response_format.schema_of_text) is not None:
+            sampling["json_schema"] = schema
+        return sampling
+
+
+class CompletionRequest(_TextRequest):
+    """The body of /v1/completions."""
+
+    chat: ClassVar[bool] = False
+    prompt: Annotated[list[str | list[int]], PlainValidator(_check_prompts)]
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    echo: bool = False
+    best_of: _Choices | None = None
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> Self:
+        if self.best_of not in (None, self.n):
+            message = f"best_of: not supported unless it equals n (got {self.best_of})"
+            raise bad_request(message, "best_of")
+        if self.echo and self.logprobs is not None:
+            message = "echo cannot be combined with logprobs"
+            raise bad_request(message, "echo", "unsupported_parameter")
+        return self
 
     @property
     def n_texts(self) -> int:
         """Number of texts over all prompts."""
-        return self.n * max(1, len(self.prompts))
+        return self.n * len(self.prompt)
+
+    @property
+    def n_top(self) -> int | None:
+        """Number of top tokens in the answer per position; None without logprobs."""
+        return self.logprobs
 
 
-class _Field(NamedTuple):
-    """Which values a field may have."""
+class ChatRequest(_TextRequest):
+    """The body of /v1/chat/completions."""
 
-    is_valid: Callable[[Any], bool]
-    expected: str
+    chat: ClassVar[bool] = True
+    messages: Annotated[list[_Message], Field(min_length=1)]
+    max_completion_tokens: _Count | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
 
+    @model_validator(mode="after")
+    def _check_combinations(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise bad_request("top_logprobs needs logprobs", "top_logprobs")
+        if self.messages[-1].role == "assistant":
+            raise bad_request(
+                "messages: the last one is of the assistant, so nothing is left to answer; "
+                "remove it",
+                "messages",
+            )
+        return self
 
-def _number(low: float, high: float) -> _Field:
-    return _Field(
-        lambda value: (
-            isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
-        ),
-        f"a number from {low:g} to {high:g}",
-    )
+    @property
+    def conversation(self) -> list[dict[str, str]]:
+        """The messages for the chat template."""
+        return [message.plain for message in self.messages]
 
+    @property
+    def n_texts(self) -> int:
+        """Number of texts."""
+        return self.n
 
-def _whole(low: int, high: int, limit: str = "") -> _Field:
-    return _Field(
-        lambda value: type(value) is int and low <= value <= high,
-        f"a whole number from {low} to {limit or f'{high:,}'}",
-    )
-
-
-_FLAG = _Field(lambda value: isinstance(value, bool), "true or false")
-_ANY = _Field(lambda _: True, "")  # checked on its own
-_COUNT = _whole(1, 2**31 - 1, "2^31 - 1")
-_FIELDS = {
-    "model": _Field(lambda value: isinstance(value, str), "the id of a model"),
-    "n": _whole(1, MAX_CHOICES),
-    "max_tokens": _COUNT,
-    "temperature": _number(0, 2),
-    "top_p": _number(0, 1),
-    "top_k": _whole(-1, 2**31 - 1, "2^31 - 1"),
-    "min_p": _number(0, 1),
-    "seed": _whole(0, 2**63 - 1, "2^63 - 1"),
-    "frequency_penalty": _number(-2, 2),
-    "presence_penalty": _number(-2, 2),
-    "repetition_penalty": _number(0.001, 1000),
-    "stop": _ANY,
-    "stream": _FLAG,
-    "stream_options": _ANY,
-    "response_format": _ANY,
-}
-_COMPLETION_FIELDS = _FIELDS | {
-    "prompt": _ANY,
-    "logprobs": _whole(0, 5),
-    "echo": _FLAG,
-    "best_of": _whole(1, MAX_CHOICES),
-}
-_CHAT_FIELDS = _FIELDS | {
-    "messages": _ANY,
-    "max_completion_tokens": _COUNT,
-    "logprobs": _FLAG,
-    "top_logprobs": _whole(0, 20),
-}
+    @property
+    def n_top(self) -> int | None:
+        """As in CompletionRequest."""
+        return self.top_logprobs if self.logprobs else None
 
 
-def parse_completion(body: bytes, model: str) -> TextRequest:
-    """Parse the body of /v1/completions; `model` is the id that is served.
+TextRequest = CompletionRequest | ChatRequest
+
+
+def parse(body: bytes, kind: type[TextRequest], model: str) -> TextRequest:
+    """Parse the body of a request; `model` is the id that is served.
 
     Raises HttpError, and RecursionError for a body that is nested too deeply.
     """
-    values = _parse(body, _COMPLETION_FIELDS, model)
-    n, best_of = values.get("n", 1), values.get("best_of")
-    if best_of not in (None, n):
-        raise bad_request(f"best_of: not supported unless it equals n (got {best_of})", "best_of")
-    echo, logprobs = values.get("echo", False), values.get("logprobs")
-    if echo and logprobs is not None:
-        raise bad_request("echo cannot be combined with logprobs", "echo", "unsupported_parameter")
-    return TextRequest(
-        model=model,
-        chat=False,
-        prompts=_check_prompts(values.get("prompt")),
-        messages=[],
-        max_tokens=values.get("max_tokens"),
-        logprobs=logprobs is not None,
-        echo=echo,
-        **_common(values, logprobs or 0),
-    )
-
-
-def parse_chat(body: bytes, model: str) -> TextRequest:
-    """Parse the body of /v1/chat/completions, as `parse_completion` does."""
-    values = _parse(body, _CHAT_FIELDS, model)
-    logprobs, n_top = values.get("logprobs", False), values.get("top_logprobs", 0)
-    if n_top and not logprobs:
-        raise bad_request("top_logprobs needs logprobs", "top_logprobs")
-    return TextRequest(
-        model=model,
-        chat=True,
-        prompts=[],
-        messages=_check_messages(values.get("messages")),
-        max_tokens=values.get("max_completion_tokens", values.get("max_tokens")),
-        logprobs=logprobs,
-        echo=False,
-        **_common(values, n_top),
-    )
-
-
-def _common(values: Mapping[str, Any], n_top: int) -> dict[str, Any]:
-    """Return the fields of TextRequest that both kinds of request share."""
-    stream = values.get("stream", False)
-    return {
-        "n": values.get("n", 1),
-        "seed": values.get("seed"),
-        "sampling": _sampling(values) | {"logprobs": n_top},
-        "stream": stream,
-        "include_usage": _check_stream_options(values.get("stream_options"), stream=stream),
-    }
-
-
-def _sampling(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of SamplingConfig that the request sets."""
-    sampling: dict[str, Any] = {n: float(values[n]) for n in _SAMPLING if n in values}
-    if "top_p" in sampling:
-        sampling["top_p"] = max(sampling["top_p"], _TINY)
-    if "top_k" in values:
-        sampling["top_k"] = max(values["top_k"], 0)  # vLLM's -1 disables it, too
-    if "repetition_penalty" in values:
-        sampling["repetition_penalty"] = float(values["repetition_penalty"])
-    if "stop" in values:
-        sampling["stop"] = _check_stops(values["stop"])
-    schema = _check_response_format(values.get("response_format"))
-    if schema is not None:
-        sampling["json_schema"] = schema
-    return sampling
-
-
-def _parse(body: bytes, fields: Mapping[str, _Field], model: str) -> dict[str, Any]:
-    """Parse an object; return its fields that are not null and have an influence."""
     try:
         values = json.loads(body.decode(), parse_constant=_reject_constant)
     except ValueError as error:
@@ -206,146 +284,25 @@ def _parse(body: bytes, fields: Mapping[str, _Field], model: str) -> dict[str, A
     if not isinstance(values, dict):
         raise bad_request('the body is not a JSON object such as {"prompt": "What is"}')
     given = {name: value for name, value in values.items() if value is not None}
-    checked = {}
     for name, value in given.items():
-        if name in fields:
-            field = fields[name]
-            if not field.is_valid(value):
-                raise _invalid(name, value, field.expected)
-            checked[name] = value
-        elif name in _NEUTRAL:
-            if value not in _NEUTRAL[name]:
-                raise bad_request(f"{name} is not supported", name, "unsupported_parameter")
-        elif name not in _IGNORED:
-            hint = suggest(name, [*fields, *_NEUTRAL, *_IGNORED])
+        if name in _NEUTRAL and value not in _NEUTRAL[name]:
+            raise bad_request(f"{name} is not supported", name, "unsupported_parameter")
+        if name not in {*kind.model_fields, *_NEUTRAL, *_IGNORED}:
+            hint = suggest(name, [*kind.model_fields, *_NEUTRAL, *_IGNORED])
             message = f"unknown field {name[:60]!r}" + (f": {hint}" if hint else "")
             raise bad_request(message, name[:60], "unknown_parameter")
-    if checked.get("model", model) != model:
-        raise model_not_found(checked["model"], model)
-    return checked
+    try:
+        request = kind.model_validate({"model": model} | given)
+    except ValidationError as error:
+        path, message = explain(error)
+        raise bad_request(message, path) from None
+    if request.model != model:
+        raise model_not_found(request.model, model)
+    return request
 
 
 def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON value")
-
-
-def _check_prompts(value: Any) -> list[str | list[int]]:
-    """Return the prompts of a string, a list of strings, a list of ids or a list of those."""
-    expected = "a string, a list of strings, a list of token ids, or a list of such lists"
-    prompts = [value] if isinstance(value, str) or _is_ids(value) else value
-    if not isinstance(prompts, list) or not prompts:
-        raise _invalid("prompt", value, expected)
-    for prompt in prompts:
-        if isinstance(prompt, str):
-            _check_unicode("prompt", prompt)
-        elif not _is_ids(prompt):
-            raise _invalid("prompt", value, expected)
-    return prompts
-
-
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and value != [] and all(type(i) is int for i in value)
-
-
-def _check_messages(value: Any) -> list[dict[str, str]]:
-    """Return messages that have exactly a role and a text."""
-    if not isinstance(value, list) or not value:
-        raise _invalid("messages", value, 'a list such as [{"role": "user", "content": "Hi"}]')
-    messages = []
-    for i, message in enumerate(value):
-        where = f"messages[{i}]"
-        if not isinstance(message, dict):
-            raise _invalid(where, message, 'an object such as {"role": "user", "content": "Hi"}')
-        given = {name for name, part in message.items() if part not in (None, [])}
-        if unknown := sorted(given - {"role", "content", "name"}):
-            raise bad_request(f"{where}.{unknown[0][:60]} is not supported", where)
-        role = message.get("role")
-        if not isinstance(role, str) or not role:
-            raise _invalid(f"{where}.role", role, "a role such as user or assistant")
-        content = _join_parts(f"{where}.content", message.get("content"))
-        for text in (role, content):
-            _check_unicode(where, text)
-        messages.append({"role": "system" if role == "developer" else role, "content": content})
-    if messages[-1]["role"] == "assistant":
-        raise bad_request(
-            "messages: the last one is of the assistant, so nothing is left to answer; remove it",
-            "messages",
-        )
-    return messages
-
-
-def _join_parts(where: str, content: Any) -> str:
-    """Return the text of a message, which may be a list of parts."""
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    if not isinstance(parts, list) or not parts:
-        raise _invalid(where, content, "a string or a list of text parts")
-    texts = []
-    for part in parts:
-        is_text = isinstance(part, dict) and part.get("type") == "text"
-        if not is_text or not isinstance(part.get("text"), str):
-            raise _invalid(where, content, 'text parts such as {"type": "text", "text": "Hi"}')
-        texts.append(part["text"])
-    return "".join(texts)
-
-
-def _check_stops(value: Any) -> list[str]:
-    stops = [value] if isinstance(value, str) else value
-    expected = f"up to {_MAX_STOPS} strings of 1 to {_MAX_STOP_BYTES} bytes"
-    is_list = isinstance(stops, list) and len(stops) <= _MAX_STOPS
-    if not is_list or not all(isinstance(stop, str) for stop in stops):
-        raise _invalid("stop", value, expected)
-    for stop in stops:
-        _check_unicode("stop", stop)
-        if not 1 <= len(stop.encode()) <= _MAX_STOP_BYTES:
-            raise _invalid("stop", value, expected)
-    return list(stops)
-
-
-def _check_stream_options(value: Any, *, stream: bool) -> bool:
-    """Return whether the stream ends with the usage."""
-    if value is None:
-        return False
-    if not isinstance(value, dict):
-        raise _invalid("stream_options", value, 'an object such as {"include_usage": true}')
-    if not stream:
-        raise bad_request("stream_options needs stream", "stream_options")
-    include = value.get("include_usage")
-    if not isinstance(include, (bool, type(None))):
-        raise _invalid("stream_options.include_usage", include, "true or false")
-    return bool(include)
-
-
-def _check_response_format(value: Any) -> dict[str, Any] | None:
-    """Return the JSON schema of the text; None for any text."""
-    expected = "an object of the type text, json_object or json_schema"
-    kind = value.get("type") if isinstance(value, dict) else None
-    if value is None or kind == "text":
-        return None
-    if kind == "json_object":
-        return {"type": "object"}
-    if kind != "json_schema":
-        raise _invalid("response_format", value, expected)
-    outer = value.get("json_schema")
-    schema = outer.get("schema") if isinstance(outer, dict) else None
-    if not isinstance(schema, dict):
-        name = "response_format.json_schema"
-        raise _invalid(name, outer, 'an object such as {"name": "answer", "schema": {...}}')
-    if len(json.dumps(schema)) > _MAX_SCHEMA_BYTES:
-        message = f"the schema is too large (limit {_MAX_SCHEMA_BYTES:,} bytes)"
-        raise bad_request(message, "response_format")
-    return schema
-
-
-def _check_unicode(name: str, text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise bad_request(f"{name}: unpaired surrogate", name) from None
-
-
-def _invalid(name: str, value: Any, expected: str) -> HttpError:
-    shown = json.dumps(value)[:60]
-    return bad_request(f"{name}: invalid value {shown}, expected {expected}", name)
 
 
 def check_ids(ids: Sequence[int], vocab_size: int) -> None:
@@ -375,7 +332,7 @@ def prepare(model: LoadedModel, request: TextRequest, max_tokens: int) -> Prepar
     requests: list[Request] = []
     echoes: list[str] = []
     for p, ids in enumerate(prompts):
-        options = model.defaults | request.sampling | _FIXED
+        options = model.defaults | request.sampling | {"logprobs": request.n_top or 0} | _FIXED
         options["max_new_tokens"] = _count(model, request, len(ids), max_tokens)
         try:
             sampling = SamplingConfig(**options, seed=row_seed(seed, p))
@@ -385,8 +342,8 @@ def prepare(model: LoadedModel, request: TextRequest, max_tokens: int) -> Prepar
         for c in range(request.n):
             other = sampling.with_seed(sample_seed(sampling.seed, c))
             requests.append(first._replace(sampling=other))
-        if request.echo:
-            prompt = request.prompts[p]
+        if isinstance(request, CompletionRequest) and request.echo:
+            prompt = request.prompt[p]
             decoded = model.tokenizer.decode(ids).decode(errors="replace")
             echoes.append(prompt if isinstance(prompt, str) else decoded)
     return PreparedTexts(requests, sum(map(len, prompts)), echoes)
@@ -394,7 +351,7 @@ def prepare(model: LoadedModel, request: TextRequest, max_tokens: int) -> Prepar
 
 def _encode(model: LoadedModel, request: TextRequest) -> tuple[list[list[int]], frozenset[int]]:
     """Return the ids of each prompt, and the tokens that end a text besides the model's own."""
-    if request.chat:
+    if isinstance(request, ChatRequest):
         try:
             chat = model.chat_format
         except ModelError:
@@ -403,9 +360,9 @@ def _encode(model: LoadedModel, request: TextRequest) -> tuple[list[list[int]], 
                 "a model with a chat template"
             )
             raise bad_request(message, "messages", "no_template") from None
-        return [chat.encode(request.messages)], chat.end_ids
+        return [chat.encode(request.conversation)], chat.end_ids
     prompts = []
-    for prompt in request.prompts:
+    for prompt in request.prompt:
         if isinstance(prompt, str):
             _check_characters(model, prompt)
             prompts.append(model.encode(prompt))
@@ -430,6 +387,8 @@ def _check_characters(model: LoadedModel, prompt: str) -> None:
 def _count(model: LoadedModel, request: TextRequest, n_prompt: int, max_tokens: int) -> int:
     """Return the maximum number of new tokens of a prompt's texts, which fit in the context."""
     length, requested = model.engine.context_length, request.max_tokens
+    if isinstance(request, ChatRequest):
+        requested = request.max_completion_tokens or requested
     if requested is not None and requested > max_tokens:
         message = f"max_tokens: invalid value {requested}, expected at most {max_tokens:,}"
         raise bad_request(message, "max_tokens")
