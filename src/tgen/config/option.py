@@ -5,6 +5,7 @@ Python API all come from the same declaration.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, field, fields
 from difflib import get_close_matches
@@ -53,7 +54,7 @@ def check_ranges(config: Any) -> None:
         if one.metadata.get("check_choices", True):
             check_choice(one.name, value, one.type)
         if one.type is bool:
-            require(isinstance(value, bool), one.name, repr(value), "True or False")
+            require(isinstance(value, bool), one.name, repr(value), "true or false")
         if expected and not (value is None and one.default is None):
             _check_number(one, value, expected)
 
@@ -75,13 +76,20 @@ def _choices(kind: Any) -> tuple[Any, ...]:
 
 
 def _check_number(one: Field[Any], value: Any, expected: str) -> None:
-    require(isinstance(value, Real), one.name, repr(value), expected)
+    require(is_number(value), one.name, repr(value), expected)
+    low, high = one.metadata["low"], one.metadata["high"]
     if "int" in str(one.type):
         require(isinstance(value, Integral), one.name, value, "a whole number")
-    low, high = one.metadata["low"], one.metadata["high"]
+    else:
+        high = min(high, sys.float_info.max)
     if value == math.inf:
         expected = expected.replace("a number", "a finite number", 1)
-    require(low <= value <= high and value < math.inf, one.name, value, expected)
+    require(low <= value <= high, one.name, str(value)[:60], expected)
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a real number; booleans are not."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def require(holds: bool, name: str, value: object, expected: str) -> None:

@@ -3,12 +3,11 @@
 import json
 from collections.abc import Mapping, Sequence, Sized
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
-from numbers import Real
 from typing import Any, Literal
 
-from tgen.config.option import check_ranges, option, require
+from tgen.config.option import check_ranges, is_number, option, require
 from tgen.errors import UsageError
 
 Draft = Literal["auto", "off"]
@@ -238,6 +237,9 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        for one in fields(self):
+            if one.type is float:  # an int of any size would not fit into the arrays
+                self._set(one.name, float(getattr(self, one.name)))
         for name in TEXTS:
             value = getattr(self, name)
             if name == "choices" and value is None:
@@ -255,7 +257,7 @@ class SamplingConfig:
         for name in ("stop", "ban", "require", "bias", "dry_breakers"):
             _check_count(name, getattr(self, name))
         for value in self.biases.values():
-            valid = isinstance(value, Real) and abs(value) <= 1e6
+            valid = is_number(value) and abs(value) <= 1e6
             require(valid, "bias", repr(value), "a number from -1e6 to 1e6")
         names = self.samplers.split(",") if isinstance(self.samplers, str) else self.samplers
         is_list = _is_sequence(names) and all(isinstance(name, str) for name in names)

@@ -72,12 +72,52 @@ def test_hostile_rows_become_errors_in_their_places_and_ids_return(trained):
         ('{"prompt": "a", "id": {"x": 1, "x": 2}}', "x is given twice", "remove one of them"),
         ('{"Prompt": "a"}', "unknown field 'Prompt'", "did you mean prompt?"),
         ('{"PROMPT": "a"}', "unknown field 'PROMPT'", "did you mean prompt?"),
+        (
+            '{"prompt": "a", "top_k": true}',
+            "top_k: invalid value True",
+            "set top_k to a number of at least 0",
+        ),
+        (
+            '{"prompt": "a", "stop": ["b", 1]}',
+            "stop: invalid value 1",
+            "set stop to text",
+        ),
+        (
+            '{"prompt": "a", "explain": 1}',
+            "explain: invalid value 1",
+            "set explain to true or false",
+        ),
+        (
+            '{"prompt": "a", "bias": {"b": false}}',
+            "bias: invalid value False",
+            "set bias to a number from -1e6 to 1e6",
+        ),
+        (
+            '{"prompt": "a", "samples": 1.0}',
+            "samples: invalid value 1.0",
+            "set samples to a whole number from 1 to 65,536",
+        ),
+        (
+            '{"prompt_bytes": "YQ==", "messages": []}',
+            "messages and prompt_bytes are both given",
+            "remove one of them",
+        ),
     ],
 )
-def test_fields_given_twice_or_misspelled_are_refused(line, message, hint):
+def test_invalid_fields_are_refused(line, message, hint):
     with pytest.raises(UsageError) as error:
         read_row(line)
     assert (error.value.message, error.value.hint) == (message, hint)
+
+
+def test_null_is_no_prompt():
+    line = '{"prompt": null, "prompt_bytes": null, "messages": [{"role": "user", "content": "a"}]}'
+    row = check_row(parse_object(line.encode()), samples=1, echo=False)
+    assert (row.prompt, row.messages) == (b"a", [{"role": "user", "content": "a"}])
+    line = '{"prompt": "a", "prompt_bytes": null, "messages": null, "temperature": 1}'
+    row = check_row(parse_object(line.encode()), samples=2, echo=True)
+    assert (row.prompt, row.messages, row.samples, row.echo) == (b"a", None, 2, True)
+    assert row.sampling == {"temperature": 1}
 
 
 def test_summary_counts_failed_rows(trained):

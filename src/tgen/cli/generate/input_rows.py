@@ -12,8 +12,8 @@ from queue import Empty, Queue
 from typing import Any
 
 from tgen.cli.generate.options import MAX_SAMPLES, GenerateOptions
-from tgen.config import TEXTS, SamplingConfig
-from tgen.config.option import suggest
+from tgen.config import SamplingConfig
+from tgen.config.option import require, suggest
 from tgen.errors import TgenError, UsageError
 from tgen.storage import files
 
@@ -176,34 +176,40 @@ def _check_depth(row: dict[str, Any]) -> None:
 
 
 def check_row(values: dict[str, Any], *, samples: int, echo: bool) -> Row:
-    """Check the fields of a row but `id`. Raises UsageError for invalid ones."""
+    """Check the fields of a row but `id`; SamplingConfig checks the values of its own.
+
+    Raises UsageError for invalid ones.
+    """
     for name in values.keys() - _ROW_FIELDS:
         _check_name(name)
-    messages = _pop_messages(values)
-    prompt = _pop_prompt(values) if messages is None else _encode("messages", messages[-1])
-    echo = _check_like("echo", values.pop("echo", echo), echo)
-    if echo and messages is not None:
+    prompts = {name: values.pop(name, None) for name in ("messages", "prompt", "prompt_bytes")}
+    given = [name for name, value in prompts.items() if value is not None]
+    if not given:
+        raise UsageError("no prompt", _EXAMPLE)
+    if len(given) > 1:
+        raise UsageError(f"{given[0]} and {given[1]} are both given", "remove one of them")
+    messages = _check_messages(prompts["messages"]) if given == ["messages"] else None
+    prompt = messages[-1]["content"] if messages else prompts[given[0]]
+    samples, echo = values.pop("samples", samples), values.pop("echo", echo)
+    is_count = type(samples) is int and 1 <= samples <= MAX_SAMPLES
+    _check("samples", samples, is_count, f"a whole number from 1 to {MAX_SAMPLES:,}")
+    _check("echo", echo, isinstance(echo, bool), "true or false")
+    if echo and messages:
         raise UsageError("echo cannot be combined with messages", "remove one of them")
     return Row(
-        prompt=prompt,
+        prompt=_encode(given[0], prompt),
         messages=messages,
-        samples=_pop_samples(values, samples),
+        samples=samples,
         echo=echo,
-        sampling={name: _check_sampling_field(name, value) for name, value in values.items()},
+        sampling=values,
     )
 
 
-def _pop_messages(values: dict[str, Any]) -> list[dict[str, str]] | None:
-    """Return the messages of a chat that the assistant answers; None if the row has none.
+def _check_messages(messages: Any) -> list[dict[str, str]]:
+    """Return the messages of a chat that the assistant answers.
 
     `weight`, which is for training, is ignored.
     """
-    messages = values.pop("messages", None)
-    if messages is None:
-        return None
-    for name in ("prompt", "prompt_bytes"):
-        if values.get(name) is not None:
-            raise UsageError(f"messages and {name} are both given", "remove one of them")
     valid = isinstance(messages, list) and messages and all(isinstance(m, dict) for m in messages)
     _check("messages", messages, bool(valid), _MESSAGES)
     chat = [{k: v for k, v in m.items() if k != "weight" and v is not None} for m in messages]
@@ -219,36 +225,19 @@ def _pop_messages(values: dict[str, Any]) -> list[dict[str, str]] | None:
     return chat
 
 
-def _encode(name: str, message: dict[str, str]) -> bytes:
-    try:
-        return message["content"].encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        raise UsageError(f"{name}: unpaired surrogate", "remove it") from None
-
-
-def _pop_prompt(values: dict[str, Any]) -> bytes:
-    """Return the prompt's bytes; `prompt_bytes` is base64, for prompts that are not UTF-8."""
-    encoded, prompt = values.pop("prompt_bytes", None), values.pop("prompt", None)
-    if encoded is not None and prompt is not None:
-        raise UsageError("prompt and prompt_bytes are both given", "remove one of them")
-    if encoded is not None:
+def _encode(name: str, prompt: Any) -> bytes:
+    """Return a prompt's bytes; `prompt_bytes` is base64, for prompts that are not UTF-8."""
+    if name == "prompt_bytes":
         try:
-            return base64.b64decode(encoded, validate=True)
+            return base64.b64decode(prompt, validate=True)
         except (TypeError, ValueError):
             raise UsageError("prompt_bytes: not base64", "encode the prompt's bytes") from None
-    if prompt is None:
-        raise UsageError("no prompt", _EXAMPLE)
-    text: str = _check("prompt", prompt, isinstance(prompt, str), "a string")
+    _check(name, prompt, isinstance(prompt, str), "a string")
     try:
-        return text.encode()
+        return str(prompt).encode("utf-8", "strict" if name == "prompt" else "surrogateescape")
     except UnicodeEncodeError:
-        raise UsageError("prompt: unpaired surrogate", "pass prompt_bytes instead") from None
-
-
-def _pop_samples(values: dict[str, Any], default: int) -> int:
-    samples: int = _check_like("samples", values.pop("samples", default), default)
-    in_range = 1 <= samples <= MAX_SAMPLES
-    return int(_check("samples", samples, in_range, f"a number from 1 to {MAX_SAMPLES:,}"))
+        hint = "pass prompt_bytes instead" if name == "prompt" else "remove it"
+        raise UsageError(f"{name}: unpaired surrogate", hint) from None
 
 
 def _check_name(name: str) -> None:
@@ -262,48 +251,5 @@ def _check_name(name: str) -> None:
         raise UsageError(f"unknown field {name[:60]!r}", hint)
 
 
-def _check_sampling_field(name: str, value: Any) -> Any:
-    """Check the JSON type of a field of SamplingConfig."""
-    if name == "bias":
-        valid = isinstance(value, dict) and all(map(_is_number, value.values()))
-        _check(name, value, valid, 'an object such as {" king": 2}')
-        return {text: _to_float(name, number) for text, number in value.items()}
-    if name in (*TEXTS, "samplers"):
-        items = value if isinstance(value, list) else [value]
-        valid = all(isinstance(item, str) for item in items)
-        return _check(name, value, valid, "a string or a list of strings")
-    if name == "json_schema":
-        valid = isinstance(value, (str, dict, bool))
-        return _check(name, value, valid, "an object, true, false or a string")
-    return _check_like(name, value, getattr(_DEFAULT, name))
-
-
-def _check_like(name: str, value: Any, default: Any) -> Any:
-    """Check that a value has the type of its default; None stands for a string."""
-    if isinstance(default, bool):
-        return _check(name, value, isinstance(value, bool), "true or false")
-    if isinstance(default, int):
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        return _check(name, value, whole, "a whole number")
-    if isinstance(default, float):
-        return _to_float(name, _check(name, value, _is_number(value), "a number"))
-    return _check(name, value, isinstance(value, str), "a string")
-
-
-def _to_float(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        _check(name, value, False, "a smaller number")
-        raise
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _check(name: str, value: Any, valid: bool, expected: str) -> Any:
-    if not valid:
-        message = f"{name}: invalid value {json.dumps(value)[:60]}"
-        raise UsageError(message, f"set {name} to {expected}")
-    return value
+def _check(name: str, value: Any, valid: bool, expected: str) -> None:
+    require(valid, name, json.dumps(value)[:60], expected)
