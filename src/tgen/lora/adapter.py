@@ -24,9 +24,10 @@ from tgen.checkpoint.hf import families
 from tgen.checkpoint.hf.config import read_json_object
 from tgen.checkpoint.model_lookup import UnknownModelError, find_model, list_models
 from tgen.checkpoint.stored_models import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_adapter, join_names
+from tgen.checkpoint.tensor_mapping import interleave_qkv, separate_qkv
 from tgen.config import ModelConfig
 from tgen.errors import ModelError, TgenError
-from tgen.lora.layout import Floats, Pair, Part, Shape, changes
+from tgen.lora.layout import Pair, Part, Shape, changes
 from tgen.machine.memory import check_ram
 from tgen.storage import files
 
@@ -178,7 +179,7 @@ def read(path: Path, config: ModelConfig, *, model: Path | None = None) -> Adapt
         a, b = (to_float32(arrays[_tensor_name(name, which)]) for which in "AB")
         alpha = _number(path, values, "lora_alpha", 8, pattern="alpha_pattern", name=name)
         scale = alpha / (math.sqrt(rank) if values.get("use_rslora") else rank)
-        pairs[name] = Pair(a, _to_ours(b, heads.get(name, 0)), scale)
+        pairs[name] = Pair(a, separate_qkv(b, heads.get(name, 0)), scale)
     digest = safetensors_file.read_metadata(weights).get(_BASE_DIGEST)
     base = values.get("base_model_name_or_path")
     return Adapter(path, base if isinstance(base, str) and base else None, digest, pairs)
@@ -317,7 +318,8 @@ def build_files(
         factor = pair.scale * len(pair.a) / alpha
         b = pair.b if factor == 1 else pair.b * np.float32(factor)
         arrays[_tensor_name(name, "A")] = pair.a
-        arrays[_tensor_name(name, "B")] = np.ascontiguousarray(_to_theirs(b, heads.get(name, 0)))
+        b = interleave_qkv(b, heads.get(name, 0))
+        arrays[_tensor_name(name, "B")] = np.ascontiguousarray(b)
     ranks = [len(pair.a) for pair in pairs.values()]
     main = max(set(ranks), key=lambda rank: (ranks.count(rank), rank))
     values: dict[str, Any] = {
@@ -491,19 +493,6 @@ def _interleaved_heads(config: ModelConfig) -> dict[str, int]:
         for name in mapping.theirs
         if mapping.interleaved_heads
     }
-
-
-def _to_ours(b: Floats, heads: int) -> Floats:
-    """Reorder the rows of B as `from_hf_arrays` does those of its matrix."""
-    if not heads:
-        return b
-    return np.ascontiguousarray(b.reshape(heads, 3, -1, b.shape[1]).swapaxes(0, 1)).reshape(b.shape)
-
-
-def _to_theirs(b: Floats, heads: int) -> Floats:
-    if not heads:
-        return b
-    return b.reshape(3, heads, -1, b.shape[1]).swapaxes(0, 1).reshape(b.shape)
 
 
 def _digest(array: NDArray[Any]) -> str:

@@ -4,18 +4,16 @@ The rows of q and k are interleaved in architectures that rotate neighbors.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
-import numpy as np
-
-from tgen.checkpoint.dtypes import Array, stack, to_float32
+from tgen.checkpoint.dtypes import Array
 from tgen.checkpoint.gguf.architectures import ARCHITECTURES, shares_head
 from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix
-from tgen.checkpoint.hf import families as hf_families
+from tgen.checkpoint.hf import families
+from tgen.checkpoint.tensor_mapping import Shape, TensorMapping, separate_halves, shapes_by_name
 from tgen.config import ModelConfig
 from tgen.errors import ModelError
-
-Shape = tuple[int, ...]
 
 ROPE_FREQS = "rope_freqs.weight"
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
@@ -39,52 +37,27 @@ _NAMES = {
 }
 
 
-class GgufTensor(NamedTuple):
-    """One of llama.cpp's tensors, a slice of one of tgen's."""
-
-    name: str
-    shape: Shape
-    interleaved_halves: int  # heads whose two halves are interleaved; 0: tgen's order
-
-
-class GgufMapping(NamedTuple):
-    """Some of tgen's tensors and llama.cpp's that contain them, both stacked."""
-
-    ours: tuple[str, ...]
-    rows: tuple[int, ...]  # of each of ours
-    tensors: list[GgufTensor]
-    adds_one: bool  # llama.cpp's are larger by 1
-
-
-def tensor_mappings(config: ModelConfig) -> Iterator[GgufMapping]:
+def tensor_mappings(config: ModelConfig) -> Iterator[TensorMapping]:
     """Yield the mappings of all tensors of a file, but an LM head that equals the embedding."""
-    interleaved = ARCHITECTURES[config.family].rotates_neighbors
-    heads = (config.n_heads, config.n_kv_heads, 0) if interleaved else (0, 0, 0)
-    for mapping in hf_families.tensor_mappings(config):
+    for mapping in families.tensor_mappings(config):
         prefix, stem, part = _split_name(mapping.ours[-1])  # of a fused gate: up_proj
-        shapes = [shape[::-1] if mapping.transposed else shape for shape in mapping.shapes]
-        if len(shapes) == 1:
-            tensors = [GgufTensor(f"{prefix}{_NAMES[stem]}.{part}", shapes[0], 0)]
-        else:
-            names = [f"{prefix}attn_{letter}.{part}" for letter in "qkv"]
-            tensors = list(map(GgufTensor, names, shapes, heads))
-        adds_one = config.norm_adds_one and len(shapes[0]) == 1 and part == "weight"
-        yield GgufMapping(mapping.ours, mapping.rows, tensors, adds_one=adds_one)
+        shapes = tuple(shape[::-1] if mapping.transposed else shape for shape in mapping.shapes)
+        names = [f"attn_{letter}" for letter in "qkv"] if len(shapes) == 3 else [_NAMES[stem]]
+        rotates_neighbors = ARCHITECTURES[config.family].rotates_neighbors and len(shapes) == 3
+        yield TensorMapping(
+            mapping.ours,
+            mapping.rows,
+            tuple(f"{prefix}{name}.{part}" for name in names),
+            shapes,
+            interleaved_halves=(config.n_heads, config.n_kv_heads, 0) if rotates_neighbors else (),
+            adds_one=config.norm_adds_one and len(shapes[0]) == 1 and part == "weight",
+        )
 
 
 def to_gguf_arrays(config: ModelConfig, arrays: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
     """Yield tgen's arrays under llama.cpp's names, contiguous, one at a time."""
-    for ours, _, tensors, adds_one in tensor_mappings(config):
-        stacked = stack([arrays[name] for name in ours])
-        if adds_one:
-            stacked = to_float32(stacked) + np.float32(1)
-        start = 0
-        for name, shape, heads in tensors:
-            part = stacked[start : start + shape[0]]
-            if heads:
-                part = _transpose_heads(part, heads, 2)
-            yield name, np.ascontiguousarray(part)
-            start += shape[0]
+    for mapping in tensor_mappings(config):
+        yield from mapping.to_theirs(arrays)
     if config.tied_embeddings and not shares_head(config):
         yield f"{_NAMES['lm_head']}.weight", arrays["token_embedding.weight"][:]
 
@@ -97,41 +70,28 @@ def from_gguf_arrays(
     A quantized matrix stays quantized. It is used like an array, and typed as one.
     """
     out: dict[str, Any] = {}
-    for ours, rows, tensors, adds_one in tensor_mappings(config):
-        parts = [_to_halves(arrays.pop(name), heads) for name, _, heads in tensors]
-        if any(isinstance(part, QuantizedMatrix) for part in parts):
-            stacked = parts[0] if len(parts) == 1 else QuantizedMatrix.stack(parts)
-            split = stacked.split(rows) if len(rows) > 1 else [stacked]
-            out |= zip(ours, split, strict=True)
-            continue
-        stacked = stack(parts)
-        if adds_one:
-            stacked = to_float32(stacked) - np.float32(1)
-        pieces = np.split(stacked, np.cumsum(rows)[:-1])
-        out |= zip(ours, map(np.ascontiguousarray, pieces), strict=True)
+    for mapping in tensor_mappings(config):
+        parts: list[Any] = [arrays.pop(name) for name in mapping.theirs]
+        quantized = any(isinstance(part, QuantizedMatrix) for part in parts)
+        out |= _stack_quantized(mapping, parts) if quantized else mapping.to_ours(parts)
     return out
 
 
-def _to_halves(part: Any, heads: int) -> Any:
-    """Undo the interleaving of `to_gguf_arrays`."""
-    if not heads:
-        return part
-    if isinstance(part, QuantizedMatrix):
-        return part.map_rows(lambda rows: _to_halves(rows, heads))
-    return _transpose_heads(part, heads, len(part) // heads // 2)
-
-
-def _transpose_heads(rows: Array, heads: int, n: int) -> Array:
-    """Transpose the rows of each head: (heads, n, m, ...) -> (heads, m, n, ...)."""
-    split = rows.reshape(heads, n, -1, *rows.shape[1:])
-    return split.swapaxes(1, 2).reshape(rows.shape)
+def _stack_quantized(mapping: TensorMapping, parts: list[Any]) -> Iterator[tuple[str, Any]]:
+    for i, heads in enumerate(mapping.interleaved_halves):
+        if heads and isinstance(parts[i], QuantizedMatrix):
+            parts[i] = parts[i].map_rows(partial(separate_halves, heads=heads))
+        else:
+            parts[i] = separate_halves(parts[i], heads)
+    stacked = parts[0] if len(parts) == 1 else QuantizedMatrix.stack(parts)
+    split = stacked.split(mapping.rows) if len(mapping.rows) > 1 else [stacked]
+    return zip(mapping.ours, split, strict=True)
 
 
 def check_shapes(config: ModelConfig, shapes: Mapping[str, Shape]) -> None:
     """Raise ModelError with the first differences if these are not the model's tensors."""
-    mappings = tensor_mappings(config)
-    expected = {tensor.name: tensor.shape for m in mappings for tensor in m.tensors}
-    if differences := hf_families.describe_differences(expected, shapes, ROPE_TENSORS):
+    expected = shapes_by_name(tensor_mappings(config))
+    if differences := families.describe_differences(expected, shapes, ROPE_TENSORS):
         raise ModelError(
             f"its tensors and its fields disagree: {differences}",
             "use another model: this one is damaged or not supported",

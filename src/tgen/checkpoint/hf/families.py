@@ -9,16 +9,14 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 from numpy.typing import NDArray
 
-from tgen.checkpoint.dtypes import stack
+from tgen.checkpoint.tensor_mapping import Shape, TensorMapping, shapes_by_name
 from tgen.config import ModelConfig
 from tgen.errors import ModelError
 from tgen.model.rope import sinusoid
 
 Arrays = dict[str, NDArray[Any]]
-Shape = tuple[int, ...]
 
 # Masks and tables that some versions of transformers saved with the weights.
 _NOT_WEIGHTS = re.compile(
@@ -305,18 +303,6 @@ FAMILY_LAYOUTS = {
 }
 
 
-class TensorMapping(NamedTuple):
-    """Some of tgen's tensors and the transformers tensors that contain them, both stacked along
-    the first axis."""
-
-    ours: tuple[str, ...]
-    rows: tuple[int, ...]  # of each of ours
-    theirs: tuple[str, ...]
-    shapes: tuple[Shape, ...]  # stored shape of each of theirs
-    transposed: bool = False
-    interleaved_heads: int = 0  # heads whose query, key and value follow each other in theirs
-
-
 def tensor_mappings(config: ModelConfig) -> list[TensorMapping]:
     """Return the mappings of all tensors that a weights file must contain; the first is the token
     embedding."""
@@ -415,20 +401,9 @@ def to_hf_arrays(config: ModelConfig, arrays: Mapping[str, NDArray[Any]]) -> Arr
     """Rename and split tgen's arrays to the tensors of a file of transformers; contiguous."""
     out: Arrays = {}
     for mapping in tensor_mappings(config):
-        parts = [arrays[name] for name in mapping.ours]
-        stacked = stack(parts)
-        if heads := mapping.interleaved_heads:  # (3, heads, D, ...) -> (heads, 3, D, ...)
-            split = stacked.reshape(3, heads, -1, *stacked.shape[1:])
-            stacked = split.swapaxes(0, 1).reshape(stacked.shape)
-        start = 0
-        for name, shape in zip(mapping.theirs, mapping.shapes, strict=True):
-            n = shape[-1] if mapping.transposed else shape[0]
-            part = stacked[start : start + n]
-            out[name] = np.ascontiguousarray(part.T if mapping.transposed else part)
-            start += n
+        out |= mapping.to_theirs(arrays)
     if config.position == "sinusoidal":  # transformers stores the table that tgen computes
-        table = sinusoid(config.context_length, config.d_model)
-        out[_SINUSOID] = table
+        out[_SINUSOID] = sinusoid(config.context_length, config.d_model)
     if _may_lack_prefix(config) and not config.tied_embeddings:
         # Version 4 refuses a file with a head and names without the prefix.
         out = {full_name(config, name): array for name, array in out.items()}
@@ -451,16 +426,7 @@ def from_hf_arrays(config: ModelConfig, arrays: Arrays) -> Arrays:
     passed."""
     out: Arrays = {}
     for mapping in tensor_mappings(config):
-        parts = [arrays.pop(name) for name in mapping.theirs]
-        parts = [part.T for part in parts] if mapping.transposed else parts
-        stacked = stack(parts)
-        if heads := mapping.interleaved_heads:  # see `to_hf_arrays`
-            split = stacked.reshape(heads, 3, -1, *stacked.shape[1:])
-            stacked = split.swapaxes(0, 1).reshape(stacked.shape)
-        start = 0
-        for name, n in zip(mapping.ours, mapping.rows, strict=True):
-            out[name] = np.ascontiguousarray(stacked[start : start + n])
-            start += n
+        out |= mapping.to_ours([arrays.pop(name) for name in mapping.theirs])
     return out
 
 
@@ -479,11 +445,7 @@ def names_in_file(config: ModelConfig, names: Collection[str]) -> tuple[dict[str
 def check_shapes(config: ModelConfig, shapes: Mapping[str, Shape]) -> None:
     """Raise ModelError with the first differences if these are not the model's tensors."""
     hint = "download or train the model again: the directory mixes two models or is damaged"
-    expected = {
-        name: shape
-        for mapping in tensor_mappings(config)
-        for name, shape in zip(mapping.theirs, mapping.shapes, strict=True)
-    }
+    expected = shapes_by_name(tensor_mappings(config))
     head = head_name(config)
     optional = {head} if config.tied_embeddings else set()
     if optional & shapes.keys():  # it is compared with the embedding

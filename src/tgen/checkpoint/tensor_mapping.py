@@ -1,0 +1,82 @@
+"""How tensors of a file contain tgen's, both stacked along the first axis: in both directions.
+
+`hf.families` has the names and shapes of transformers, `gguf.tensor_names` those of llama.cpp.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tgen.checkpoint.dtypes import Array, stack, to_float32
+
+Shape = tuple[int, ...]
+
+
+class TensorMapping(NamedTuple):
+    """Some of tgen's tensors, and the tensors of a file that contain them."""
+
+    ours: tuple[str, ...]
+    rows: tuple[int, ...]  # of each of ours
+    theirs: tuple[str, ...]
+    shapes: tuple[Shape, ...]  # stored shape of each of theirs
+    transposed: bool = False
+    interleaved_heads: int = 0  # heads whose query, key and value follow each other in theirs
+    interleaved_halves: tuple[int, ...] = ()  # of each of theirs, heads with interleaved halves
+    adds_one: bool = False  # theirs are larger by 1
+
+    def to_theirs(self, arrays: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+        """Yield the tensors of the file, contiguous, from tgen's arrays by name."""
+        stacked = stack([arrays[name] for name in self.ours])
+        if self.adds_one:
+            stacked = to_float32(stacked) + np.float32(1)
+        stacked = interleave_qkv(stacked, self.interleaved_heads)
+        sizes = [shape[-1] if self.transposed else shape[0] for shape in self.shapes]
+        parts = np.split(stacked, np.cumsum(sizes)[:-1])
+        for name, part, heads in zip(self.theirs, parts, self._halves, strict=True):
+            part = _swap(part, (heads, 2), 1) if heads else part
+            yield name, np.ascontiguousarray(part.T if self.transposed else part)
+
+    def to_ours(self, parts: Sequence[Array]) -> Iterator[tuple[str, Array]]:
+        """Yield tgen's tensors, contiguous, from those of the file: the inverse of `to_theirs`."""
+        parts = [part.T for part in parts] if self.transposed else parts
+        stacked = stack([*map(separate_halves, parts, self._halves)])
+        stacked = separate_qkv(stacked, self.interleaved_heads)
+        if self.adds_one:
+            stacked = to_float32(stacked) - np.float32(1)
+        pieces = np.split(stacked, np.cumsum(self.rows)[:-1])
+        yield from zip(self.ours, map(np.ascontiguousarray, pieces), strict=True)
+
+    @property
+    def _halves(self) -> Sequence[int]:
+        return self.interleaved_halves or (0,) * len(self.theirs)
+
+
+def shapes_by_name(mappings: Iterable[TensorMapping]) -> dict[str, Shape]:
+    """Return the stored shape of every tensor that a file must contain."""
+    return {
+        name: shape
+        for mapping in mappings
+        for name, shape in zip(mapping.theirs, mapping.shapes, strict=True)
+    }
+
+
+def interleave_qkv(rows: Array, heads: int) -> Array:
+    """Reorder rows of (3, heads, ...) to (heads, 3, ...), which 0 heads leave as they are."""
+    return _swap(rows, (3, heads), 0) if heads else rows
+
+
+def separate_qkv(rows: Array, heads: int) -> Array:
+    """Undo `interleave_qkv`."""
+    return _swap(rows, (heads, 3), 0) if heads else rows
+
+
+def separate_halves(rows: Array, heads: int) -> Array:
+    """Undo the interleaving of the halves of each head, if there are heads."""
+    return _swap(rows, (heads, len(rows) // heads // 2), 1) if heads else rows
+
+
+def _swap(rows: Array, sizes: tuple[int, int], axis: int) -> Array:
+    """Split the rows into axes of these sizes and the rest, and swap two of them from `axis` on."""
+    split = rows.reshape(*sizes, -1, *rows.shape[1:])
+    return split.swapaxes(axis, axis + 1).reshape(rows.shape)
