@@ -118,11 +118,19 @@ def test_errors_say_which_field_has_which_value_and_what_is_expected(
 
 def test_null_and_fields_without_influence_change_nothing() -> None:
     plain = parse(b'{"prompt": "Hi"}', CompletionRequest, "m")
-    nulls = {name: None for name in CompletionRequest.model_fields if name != "prompt"}
-    neutral = {"user": "x", "metadata": {}, "tools": [], "logit_bias": {}, "audio": None}
+    nulls: dict[str, Any] = {
+        name: None for name in CompletionRequest.model_fields if name != "prompt"
+    }
+    neutral: dict[str, Any] = {
+        "user": "x",
+        "metadata": {},
+        "tools": [],
+        "logit_bias": {},
+        "audio": None,
+    }
     body = json.dumps({"prompt": ["Hi"]} | nulls | neutral).encode()
     assert parse(body, CompletionRequest, "m") == plain
-    sent = {"role": "user", "content": [{"type": "text", "text": "Hi", "x": 1}]}
+    sent: dict[str, Any] = {"role": "user", "content": [{"type": "text", "text": "Hi", "x": 1}]}
     sent |= {"refusal": None, "tool_calls": [], "name": "x"}
     request = parse(json.dumps({"messages": [sent]}).encode(), ChatRequest, "m")
     assert request.conversation == parse(chat(), ChatRequest, "m").conversation
